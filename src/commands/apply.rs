@@ -1,0 +1,25 @@
+//! `DLOCK.APPLY`, the internal effect command: how a replica and the AOF take over what a primary has decided.
+
+use super::args::Args;
+use super::{Call, Reply};
+use crate::engine::Keyspace;
+use crate::error::Error;
+
+/// Applies an effect: `key effect`. Refused from clients.
+pub fn run<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    if !call.caller.is_followed() {
+        return Err(Error::Internal);
+    }
+    let name = call.name(&mut args)?;
+    let effect = args.word()?;
+    args.end()?;
+    let entry = call.keys.entry(name);
+    if entry.foreign {
+        return Err(Error::WrongType);
+    }
+    entry.follow(effect, &mut call.engine.clock)?;
+    // Kept as it came: this server's own AOF and replicas get the same bytes.
+    entry.effect.extend_from_slice(effect);
+    call.engine.follow(name, entry);
+    Ok(Reply::Ok)
+}

@@ -1,0 +1,89 @@
+//! The argument cursor: reads a command's words one after the other, and names what is wrong with one.
+
+use crate::engine::MAX_OWNER;
+use crate::error::{escaped, Error};
+use std::ops::RangeInclusive;
+
+/// The words of a command that are still to be read.
+#[derive(Debug, Clone, Copy)]
+pub struct Args<'a> {
+    command: &'static str,
+    rest: &'a [&'a [u8]],
+}
+
+impl<'a> Args<'a> {
+    /// The words after the command's own name.
+    pub fn new(command: &'static str, rest: &'a [&'a [u8]]) -> Args<'a> {
+        Args { command, rest }
+    }
+
+    /// The next word, if there is one.
+    pub fn next(&mut self) -> Option<&'a [u8]> {
+        let (first, rest) = self.rest.split_first()?;
+        self.rest = rest;
+        Some(first)
+    }
+
+    /// The next word. Errors with the server's arity error if there is none.
+    pub fn word(&mut self) -> Result<&'a [u8], Error> {
+        self.next().ok_or(Error::Arity(self.command))
+    }
+
+    /// The next word as an owner's name: 1 to 1,024 bytes of any kind.
+    pub fn owner(&mut self) -> Result<&'a [u8], Error> {
+        let owner = self.word()?;
+        if owner.is_empty() || owner.len() > MAX_OWNER {
+            return Err(Error::Argument("owner", format!("1 to {MAX_OWNER} bytes long")));
+        }
+        Ok(owner)
+    }
+
+    /// The next word as a decimal integer within `range`; `name` stands in the error.
+    pub fn integer(&mut self, name: &'static str, range: RangeInclusive<u64>) -> Result<u64, Error> {
+        let must = || Error::Argument(name, format!("an integer from {} to {}", range.start(), range.end()));
+        let value = integer(self.next().ok_or_else(must)?).ok_or_else(must)?;
+        let value = u64::try_from(value).map_err(|_| must())?;
+        range.contains(&value).then_some(value).ok_or_else(must)
+    }
+
+    /// Whether the next word is meant as a number: so an optional number is told from an option.
+    pub fn at_number(&self) -> bool {
+        self.rest.first().and_then(|word| word.first()).is_some_and(|c| matches!(c, b'0'..=b'9' | b'-' | b'+' | b'.'))
+    }
+
+    /// Errors with the server's arity error if words are left.
+    pub fn end(self) -> Result<(), Error> {
+        self.rest.is_empty().then_some(()).ok_or(Error::Arity(self.command))
+    }
+}
+
+/// Whether a word is this option, in any case.
+pub fn is(word: &[u8], option: &str) -> bool {
+    word.eq_ignore_ascii_case(option.as_bytes())
+}
+
+/// The error for a word that is no option of the command.
+pub fn unknown(word: &[u8]) -> Error {
+    Error::UnknownOption(escaped(word, 64))
+}
+
+/// Sets an option that may be given once.
+///
+/// Errors if it was set before.
+pub fn once<T>(slot: &mut Option<T>, name: &'static str, value: T) -> Result<(), Error> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(Error::Conflict(name, name)),
+    }
+}
+
+/// A decimal integer as the server itself reads them: no sign but a minus, no leading zero, no blanks.
+fn integer(word: &[u8]) -> Option<i64> {
+    let digits = word.strip_prefix(b"-").unwrap_or(word);
+    let plain = match digits {
+        [b'0'] => word.len() == 1,
+        [b'1'..=b'9', rest @ ..] => rest.iter().all(u8::is_ascii_digit),
+        _ => false,
+    };
+    plain.then(|| std::str::from_utf8(word).ok()?.parse().ok()).flatten()
+}

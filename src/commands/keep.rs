@@ -1,0 +1,63 @@
+//! `DLOCK.RENEW`, `DLOCK.RELEASE`, `DLOCK.FORCERELEASE`.
+
+use super::args::{is, once, unknown, Args};
+use super::{Call, Reply};
+use crate::engine::{Keyspace, Token, MAX_TOKEN};
+use crate::error::Error;
+
+/// Renews a lease: `key owner [lease-ms] [TOKEN t]`.
+pub fn renew<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    let name = call.name(&mut args)?;
+    let owner = args.owner()?;
+    let longest = call.longest_lease();
+    let lease = match args.at_number() {
+        true => args.integer("lease-ms", 1..=longest)?,
+        false => call.defaults.lease_ms.min(longest),
+    };
+    let mut token = None;
+    while let Some(word) = args.next() {
+        read_token(&mut args, word, &mut token)?;
+    }
+    call.engine.renew(call.keys, call.now, name, owner, token, lease).map(Reply::Integer)
+}
+
+/// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
+pub fn release<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    let name = call.name(&mut args)?;
+    let owner = args.owner()?;
+    let (mut token, mut leave) = (None, None);
+    while let Some(word) = args.next() {
+        if is(word, "HOLDS") {
+            let holds = args.integer("HOLDS", 0..=u64::from(u32::MAX))?;
+            once(&mut leave, "HOLDS", holds as u32)?;
+        } else {
+            read_token(&mut args, word, &mut token)?;
+        }
+    }
+    let left = call.engine.release(call.keys, call.now, name, owner, token, leave)?;
+    Ok(Reply::Integer(u64::from(left)))
+}
+
+/// Ends holds by force: `key [owner]`.
+pub fn force<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    let name = call.name(&mut args)?;
+    let rest = args;
+    let owner = match args.next() {
+        Some(_) => {
+            args = rest;
+            Some(args.owner()?)
+        }
+        None => None,
+    };
+    args.end()?;
+    let ended = call.engine.force(call.keys, call.now, name, owner)?;
+    Ok(Reply::Integer(ended as u64))
+}
+
+fn read_token(args: &mut Args, word: &[u8], token: &mut Option<Token>) -> Result<(), Error> {
+    if !is(word, "TOKEN") {
+        return Err(unknown(word));
+    }
+    let value = args.integer("TOKEN", 1..=MAX_TOKEN - 1)?;
+    once(token, "TOKEN", value)
+}

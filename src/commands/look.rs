@@ -1,0 +1,110 @@
+//! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.INFO`, `DLOCK.HELP`.
+
+use super::args::{is, once, unknown, Args};
+use super::table::COMMANDS;
+use super::{Call, Caller, Reply};
+use crate::engine::{HoldView, Keyspace, PlaceKind, PlaceView, State, MAX_TOKEN};
+use crate::error::Error;
+
+/// Holders and places that INFO shows where the request does not say.
+const SHOWN: u64 = 100;
+
+/// An owner's hold: `key owner`.
+pub fn held<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    let name = call.name(&mut args)?;
+    let owner = args.owner()?;
+    args.end()?;
+    let now = call.now;
+    let (engine, lock) = call.lock(name)?;
+    Ok(match engine.held(lock, now, owner) {
+        None => Reply::NullArray,
+        Some(hold) => Reply::Array(vec![
+            Reply::Integer(hold.token),
+            Reply::Integer(u64::from(hold.holds)),
+            Reply::Integer(hold.deadline - now.ms()),
+        ]),
+    })
+}
+
+/// Whether a token still holds: `key token`.
+pub fn check<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    let name = call.name(&mut args)?;
+    let token = args.integer("token", 0..=MAX_TOKEN - 1)?;
+    args.end()?;
+    let now = call.now;
+    let (engine, lock) = call.lock(name)?;
+    engine.check(lock, now, token).map(|()| Reply::Ok)
+}
+
+/// What there is to see of a lock: `key [COUNT n]`.
+pub fn info<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    let name = call.name(&mut args)?;
+    let mut count = None;
+    while let Some(word) = args.next() {
+        if !is(word, "COUNT") {
+            return Err(unknown(word));
+        }
+        let most = args.integer("COUNT", 0..=i64::MAX as u64)?;
+        once(&mut count, "COUNT", most)?;
+    }
+    let most = usize::try_from(count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+    let (now, caller) = (call.now, call.caller);
+    let (engine, lock) = call.lock(name)?;
+    let Some(view) = engine.view(lock, now, name, most) else { return Ok(Reply::NullArray) };
+    let state = match view.state {
+        State::Held => "held",
+        State::Reserved => "reserved",
+        State::Quarantined => "quarantined",
+    };
+    Ok(Reply::Map(vec![
+        ("state", Reply::Text(state)),
+        ("limit", Reply::Integer(u64::from(view.limit.to_wire()))),
+        ("held", Reply::Integer(view.held as u64)),
+        ("queued", Reply::Integer(view.queued as u64)),
+        ("holders", Reply::Array(view.holders.into_iter().map(holder).collect())),
+        ("queue", Reply::Array(view.queue.into_iter().map(|place| queued(place, caller)).collect())),
+    ]))
+}
+
+fn holder(hold: HoldView) -> Reply {
+    Reply::Map(vec![
+        ("owner", Reply::Bulk(hold.owner)),
+        ("token", Reply::Integer(hold.token)),
+        ("holds", Reply::Integer(u64::from(hold.holds))),
+        ("limit", Reply::Integer(u64::from(hold.limit.to_wire()))),
+        ("lease-ms", Reply::Integer(hold.lease_ms)),
+        ("held-ms", Reply::Integer(hold.held_ms)),
+        ("session", Reply::Integer(0)),
+        ("client", Reply::Integer(0)),
+    ])
+}
+
+fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
+    let kind = match place.kind {
+        PlaceKind::Waiter => "waiter",
+        PlaceKind::Ticket => "ticket",
+        PlaceKind::Absent => "absent",
+    };
+    let mut fields = vec![
+        ("owner", Reply::Bulk(place.owner)),
+        ("kind", Reply::Text(kind)),
+        ("limit", Reply::Integer(u64::from(place.limit.to_wire()))),
+        ("waited-ms", Reply::Integer(place.waited_ms)),
+        ("left-ms", place.left_ms.map_or(Reply::Null, Reply::Integer)),
+        ("client", Reply::Integer(place.client)),
+    ];
+    if let Some((addr, name)) = Some(place.client).filter(|id| *id != 0).and_then(|id| caller.describe(id)) {
+        fields.push(("addr", Reply::Bulk(addr)));
+        fields.push(("name", Reply::Bulk(name)));
+    }
+    Reply::Map(fields)
+}
+
+/// The commands and what they take, a line each.
+pub fn help(args: Args) -> Result<Reply, Error> {
+    args.end()?;
+    let lines = COMMANDS.iter().filter(|spec| !spec.internal());
+    Ok(Reply::Array(
+        lines.flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)]).map(|l| Reply::Bulk(l.into())).collect(),
+    ))
+}

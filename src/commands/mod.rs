@@ -1,0 +1,133 @@
+//! The commands: one table, and for each family the way from words to an engine call to a reply.
+//!
+//! Nothing here knows of Redis either: words are byte slices, the keyspace is the engine's trait, a reply is a value.
+
+mod acquire;
+mod apply;
+pub mod args;
+mod keep;
+mod look;
+mod queue;
+pub mod table;
+
+use crate::engine::line::RequestId;
+use crate::engine::{Engine, Keyspace, Millis, NameRef, Now, Token};
+use crate::error::Error;
+use args::Args;
+use table::{Access, Spec, Verb};
+
+/// Who calls, and what can be found out about clients.
+pub trait Caller {
+    /// The connection's client id; 0 if the caller has no connection of its own.
+    fn client(&self) -> u64;
+    /// Whether this caller may be kept waiting: not in MULTI, in a script, or in another module's call.
+    fn may_wait(&self) -> bool;
+    /// Whether this is a primary's stream or the AOF, whose decisions are followed.
+    fn is_followed(&self) -> bool;
+    /// A fresh owner's name: a version-4 UUID.
+    fn fresh_owner(&self) -> String;
+    /// Address and name of a connection, if it is there and the caller may list connections.
+    fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)>;
+}
+
+/// What is taken where a request leaves something out.
+#[derive(Debug, Clone)]
+pub struct Defaults {
+    /// The lease.
+    pub lease_ms: Millis,
+    /// The longest claim window that may be asked for.
+    pub max_claim_ms: Millis,
+}
+
+/// One call of a command.
+pub struct Call<'c, K: Keyspace> {
+    /// The locks' queues.
+    pub engine: &'c mut Engine,
+    /// The locks.
+    pub keys: &'c mut K,
+    /// The time of the call.
+    pub now: Now,
+    /// The caller's database.
+    pub db: u32,
+    /// Who calls.
+    pub caller: &'c dyn Caller,
+    /// What is taken where the request leaves something out.
+    pub defaults: &'c Defaults,
+    /// Whether this server decides, or follows another one.
+    pub primary: bool,
+}
+
+/// What a command answers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Reply {
+    /// Token and hold count, and the owner if the server named it.
+    Grant(Token, u32, Option<String>),
+    /// No answer yet: the request waits under this name; the owner if the server named it.
+    Wait(RequestId, Option<String>),
+    /// Nothing, where an array or a map is the other answer.
+    NullArray,
+    /// Nothing.
+    Null,
+    /// `OK`.
+    Ok,
+    /// An integer.
+    Integer(u64),
+    /// A word or other text of the module's own.
+    Text(&'static str),
+    /// Bytes.
+    Bulk(Vec<u8>),
+    /// A list.
+    Array(Vec<Reply>),
+    /// Names and values.
+    Map(Vec<(&'static str, Reply)>),
+}
+
+/// Runs a command. Takes its words after the command's name.
+///
+/// Errors: every one of [`Error`]; nothing has changed then.
+pub fn execute<K: Keyspace>(spec: &'static Spec, call: &mut Call<K>, words: &[&[u8]]) -> Result<Reply, Error> {
+    let args = Args::new(spec.name, words);
+    if spec.access == Access::Write && !call.primary {
+        return Err(Error::ReadOnly);
+    }
+    match spec.verb {
+        Verb::Acquire => acquire::run(call, args, false),
+        Verb::FairAcquire => acquire::run(call, args, true),
+        Verb::Renew => keep::renew(call, args),
+        Verb::Release => keep::release(call, args),
+        Verb::ForceRelease => keep::force(call, args),
+        Verb::Cancel => queue::cancel(call, args),
+        Verb::Position => queue::position(call, args),
+        Verb::Held => look::held(call, args),
+        Verb::Check => look::check(call, args),
+        Verb::Info => look::info(call, args),
+        Verb::Help => look::help(args),
+        Verb::Apply => apply::run(call, args),
+    }
+}
+
+impl<K: Keyspace> Call<'_, K> {
+    /// The lock that the next word names.
+    fn name<'a>(&self, args: &mut Args<'a>) -> Result<NameRef<'a>, Error> {
+        Ok(NameRef { db: self.db, key: args.word()? })
+    }
+
+    /// The lock at a name as it stands, for commands that only look.
+    ///
+    /// Errors if the key holds something else.
+    fn lock(&mut self, name: NameRef) -> Result<(&Engine, Option<&crate::engine::lock::Lock>), Error> {
+        let entry = self.keys.entry(name);
+        if entry.foreign {
+            return Err(Error::WrongType);
+        }
+        Ok((self.engine, entry.lock.as_deref()))
+    }
+
+    /// The longest lease that may be asked for now: in a server with a quarantine, one that ends within it.
+    fn longest_lease(&self) -> Millis {
+        match self.engine.policy.quarantine_ms {
+            0 => self.engine.policy.max_lease_ms,
+            quarantine => self.engine.policy.max_lease_ms.min(quarantine),
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! `DLOCK.CANCEL`, `DLOCK.POSITION`.
+
+use super::args::Args;
+use super::{Call, Reply};
+use crate::engine::Keyspace;
+use crate::error::Error;
+
+/// Takes an owner out of the queue: `key owner`.
+pub fn cancel<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    let name = call.name(&mut args)?;
+    let owner = args.owner()?;
+    args.end()?;
+    call.engine.cancel(call.keys, call.now, name, owner).map(|removed| Reply::Integer(u64::from(removed)))
+}
+
+/// How many stand before an owner: `key owner`.
+pub fn position<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    let name = call.name(&mut args)?;
+    let owner = args.owner()?;
+    args.end()?;
+    let (engine, lock) = call.lock(name)?;
+    Ok(engine.position(lock, name, owner).map_or(Reply::Null, |rank| Reply::Integer(rank as u64)))
+}

@@ -1,0 +1,270 @@
+//! The command table: the one definition from which registration, `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and
+//! `DLOCK.HELP` are made, and against which the README's reference is checked.
+
+/// Which command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// `DLOCK.ACQUIRE`
+    Acquire,
+    /// `DLOCK.FAIRACQUIRE`
+    FairAcquire,
+    /// `DLOCK.RENEW`
+    Renew,
+    /// `DLOCK.RELEASE`
+    Release,
+    /// `DLOCK.FORCERELEASE`
+    ForceRelease,
+    /// `DLOCK.CANCEL`
+    Cancel,
+    /// `DLOCK.POSITION`
+    Position,
+    /// `DLOCK.HELD`
+    Held,
+    /// `DLOCK.CHECK`
+    Check,
+    /// `DLOCK.INFO`
+    Info,
+    /// `DLOCK.HELP`
+    Help,
+    /// `DLOCK.APPLY`
+    Apply,
+}
+
+/// What a command does to its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// It decides: runs on the primary only, and may change locks.
+    Write,
+    /// It looks.
+    Read,
+    /// It takes over what a primary decided.
+    Follow,
+    /// It has no key.
+    None,
+}
+
+/// What an argument is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// The lock's key.
+    Key,
+    /// Bytes.
+    Text,
+    /// A decimal integer.
+    Integer,
+}
+
+/// One argument of a command.
+#[derive(Debug, Clone, Copy)]
+pub struct Arg {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// The word that goes before it.
+    pub token: Option<&'static str>,
+    /// Whether it may be left out.
+    pub optional: bool,
+}
+
+/// One command.
+#[derive(Debug)]
+pub struct Spec {
+    /// Which one.
+    pub verb: Verb,
+    /// Its name, in lower case as the server keeps it.
+    pub name: &'static str,
+    /// What it does, in a line.
+    pub summary: &'static str,
+    /// How its cost grows.
+    pub complexity: &'static str,
+    /// What it does to its key.
+    pub access: Access,
+    /// The server's flags for it, beside `write` or `readonly`.
+    pub flags: &'static str,
+    /// The ACL categories, where the server has them for modules.
+    pub categories: &'static str,
+    /// What it takes.
+    pub args: &'static [Arg],
+}
+
+const fn arg(name: &'static str, kind: Kind) -> Arg {
+    Arg { name, kind, token: None, optional: false }
+}
+
+const fn maybe(name: &'static str, kind: Kind) -> Arg {
+    Arg { name, kind, token: None, optional: true }
+}
+
+const fn option(token: &'static str, name: &'static str) -> Arg {
+    Arg { name, kind: Kind::Integer, token: Some(token), optional: true }
+}
+
+const KEY: Arg = arg("key", Kind::Key);
+const OWNER: Arg = arg("owner", Kind::Text);
+const LEASE: Arg = maybe("lease-ms", Kind::Integer);
+const BLOCK: Arg = option("BLOCK", "block-ms");
+const HOLDS: Arg = option("HOLDS", "holds");
+const TOKEN: Arg = option("TOKEN", "token");
+
+/// Every command of the module.
+pub static COMMANDS: &[Spec] = &[
+    Spec {
+        verb: Verb::Acquire,
+        name: "dlock.acquire",
+        summary: "Takes a lock, at once or after waiting for it; a holder enters it once more",
+        complexity: "O(1) uncontended; O(log N) with N places in the queue",
+        access: Access::Write,
+        flags: "deny-oom blocking",
+        categories: "write blocking",
+        args: &[KEY, OWNER, LEASE, BLOCK, HOLDS],
+    },
+    Spec {
+        verb: Verb::FairAcquire,
+        name: "dlock.fairacquire",
+        summary: "Takes a lock, or a durable place in its queue that survives disconnection, restart and failover",
+        complexity: "O(1) uncontended; O(log N) with N places in the queue",
+        access: Access::Write,
+        flags: "deny-oom blocking",
+        categories: "write blocking",
+        args: &[KEY, OWNER, LEASE, BLOCK, HOLDS, option("CLAIM", "claim-ms")],
+    },
+    Spec {
+        verb: Verb::Renew,
+        name: "dlock.renew",
+        summary: "Makes the lease of a hold end that long from now",
+        complexity: "O(log N) with N holders",
+        access: Access::Write,
+        flags: "fast",
+        categories: "write fast",
+        args: &[KEY, OWNER, LEASE, TOKEN],
+    },
+    Spec {
+        verb: Verb::Release,
+        name: "dlock.release",
+        summary: "Gives a hold back; the last one hands the lock to the next in the queue in the same step",
+        complexity: "O(log N) with N holders or places in the queue",
+        access: Access::Write,
+        flags: "fast",
+        categories: "write fast",
+        args: &[KEY, OWNER, HOLDS, TOKEN],
+    },
+    Spec {
+        verb: Verb::ForceRelease,
+        name: "dlock.forcerelease",
+        summary: "Ends all holds of a lock, or one owner's, whoever has them",
+        complexity: "O(N) with N holders that are ended",
+        access: Access::Write,
+        flags: "",
+        categories: "write admin dangerous",
+        args: &[KEY, maybe("owner", Kind::Text)],
+    },
+    Spec {
+        verb: Verb::Cancel,
+        name: "dlock.cancel",
+        summary: "Removes an owner's place from the queue and answers whoever waits on it",
+        complexity: "O(log N) with N places in the queue",
+        access: Access::Write,
+        flags: "fast",
+        categories: "write fast",
+        args: &[KEY, OWNER],
+    },
+    Spec {
+        verb: Verb::Position,
+        name: "dlock.position",
+        summary: "Tells how many places stand before an owner's",
+        complexity: "O(log N) with N places in the queue; O(N) on a replica",
+        access: Access::Read,
+        flags: "fast",
+        categories: "read fast",
+        args: &[KEY, OWNER],
+    },
+    Spec {
+        verb: Verb::Held,
+        name: "dlock.held",
+        summary: "Tells an owner's token, hold count and lease left",
+        complexity: "O(log N) with N holders",
+        access: Access::Read,
+        flags: "fast",
+        categories: "read fast",
+        args: &[KEY, OWNER],
+    },
+    Spec {
+        verb: Verb::Check,
+        name: "dlock.check",
+        summary: "Answers OK if the lock is held now under this fencing token",
+        complexity: "O(N) with N holders",
+        access: Access::Read,
+        flags: "fast",
+        categories: "read fast",
+        args: &[KEY, arg("token", Kind::Integer)],
+    },
+    Spec {
+        verb: Verb::Info,
+        name: "dlock.info",
+        summary: "Shows who holds a lock and who waits for it, in order",
+        complexity: "O(N log N) with N holders, O(M) with M places shown",
+        access: Access::Read,
+        flags: "",
+        categories: "read",
+        args: &[KEY, option("COUNT", "count")],
+    },
+    Spec {
+        verb: Verb::Help,
+        name: "dlock.help",
+        summary: "Lists the commands and what they take",
+        complexity: "O(1)",
+        access: Access::None,
+        flags: "fast allow-loading allow-stale",
+        categories: "read fast",
+        args: &[],
+    },
+    Spec {
+        verb: Verb::Apply,
+        name: "dlock.apply",
+        summary: "Internal: carries a primary's decision to replicas and the AOF; refused from clients",
+        complexity: "O(N log M) with N changes and M holders",
+        access: Access::Follow,
+        flags: "",
+        categories: "write admin dangerous",
+        args: &[KEY, arg("effect", Kind::Text)],
+    },
+];
+
+impl Spec {
+    /// The command that goes by this name.
+    pub fn of(verb: Verb) -> Option<&'static Spec> {
+        COMMANDS.iter().find(|spec| spec.verb == verb)
+    }
+
+    /// Whether the command is not for clients.
+    pub fn internal(&self) -> bool {
+        self.access == Access::Follow
+    }
+
+    /// The arity as the server counts it: the command's name included, negative for "at least".
+    pub fn arity(&self) -> i32 {
+        let needed = 1 + self.args.iter().filter(|arg| !arg.optional).count() as i32;
+        if self.args.iter().any(|arg| arg.optional) {
+            -needed
+        } else {
+            needed
+        }
+    }
+
+    /// The command and its arguments as the reference writes them.
+    pub fn syntax(&self) -> String {
+        let word = |arg: &Arg| {
+            let named = match arg.token {
+                Some(token) => format!("{token} {}", arg.name),
+                None => arg.name.to_string(),
+            };
+            if arg.optional {
+                format!(" [{named}]")
+            } else {
+                format!(" {named}")
+            }
+        };
+        self.name.to_uppercase() + &self.args.iter().map(word).collect::<String>()
+    }
+}

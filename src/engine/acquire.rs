@@ -1,0 +1,317 @@
+//! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
+
+use super::change::Change;
+use super::deadline::Due;
+use super::line::{Line, Place, Request, RequestId, UPGRADE};
+use super::lock::Hold;
+use super::token::TokenClock;
+use super::{Counters, Engine, Entry, Event, Grant, Keyspace, Limit, Millis, NameRef, Now, Outcome, Policy};
+use crate::error::{escaped, Error};
+
+/// A request for a lock.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// Who asks.
+    pub owner: &'a [u8],
+    /// The lease, from the grant on.
+    pub lease: Millis,
+    /// Whether and how long it waits.
+    pub wait: Wait,
+    /// `HOLDS n`: make the hold count at least n rather than one more.
+    pub holds: Option<u32>,
+    /// The most owners that may hold at once.
+    pub limit: Limit,
+    /// Whether its place in the queue is a ticket, and how long that is kept while nobody is there for it.
+    pub ticket: Option<Millis>,
+    /// The connection's client id.
+    pub client: u64,
+}
+
+/// Whether a request waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// It is answered at once.
+    No,
+    /// It waits so long, or without bound.
+    For(Option<Millis>),
+}
+
+/// What a request for a lock is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// It is the owner's.
+    Granted(Grant),
+    /// It cannot be granted now.
+    Null,
+    /// It waits under this name; a [`super::Wake`] will tell how the wait ended.
+    Waiting(RequestId),
+}
+
+impl Engine {
+    /// Takes the lock, or a place in its queue, or answers null.
+    ///
+    /// Errors: `WrongType`, `Full` for each cap, `Quarantine` and `Draining` while nothing is granted, `Deadlock` for a
+    /// second waiting upgrade, `Argument` when the hold count would overflow. Nothing has changed then.
+    pub fn acquire(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef, ask: &Ask) -> Result<Answer, Error> {
+        self.settle(keys, now, name);
+        let entry = keys.entry(name);
+        if entry.foreign {
+            return Err(Error::WrongType);
+        }
+        let quarantined = self.policy.quarantined(now);
+        let held = entry.hold(ask.owner).map(|hold| hold.limit);
+        match held {
+            Some(limit) if limit > ask.limit => return self.upgrade(keys, now, name, ask),
+            // A drained server still lets holders re-enter: they could not finish otherwise.
+            Some(_) if !quarantined => return self.grant_now(keys, now, name, ask),
+            _ => {}
+        }
+        if !self.policy.grants {
+            return Err(Error::Draining);
+        }
+        let line = self.lines.get(name);
+        let place = line.and_then(|line| line.number_of(ask.owner));
+        let clear = line.map_or(true, Line::is_empty) && entry.admits(ask.owner, ask.limit);
+        if clear && !quarantined {
+            if entry.lock.as_ref().map_or(0, |lock| lock.holders()) >= self.policy.max_holders {
+                return Err(Error::Full("dlock.max-holders"));
+            }
+            return self.grant_now(keys, now, name, ask);
+        }
+        if ask.wait == Wait::No {
+            if quarantined {
+                return Err(Error::Quarantine);
+            }
+            if place.is_none() && ask.ticket.is_none() {
+                self.counters.refused += 1;
+                return Ok(Answer::Null);
+            }
+        }
+        if place.is_none() {
+            if line.map_or(0, Line::len) >= self.policy.max_queue {
+                return Err(Error::Full("dlock.max-queue"));
+            }
+            if self.places >= self.policy.max_places {
+                return Err(Error::Full("dlock.max-places"));
+            }
+        }
+        let number = self.stand(keys, now, name, ask, place, held.is_some())?;
+        self.wait_at(keys, now, name, ask, number)
+    }
+
+    /// A grant or re-entry that needs no place in the queue.
+    fn grant_now(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef, ask: &Ask) -> Result<Answer, Error> {
+        let entry = keys.entry(name);
+        let grant = take(
+            &mut self.clock,
+            &self.policy,
+            &mut self.counters,
+            entry,
+            now,
+            Claim { owner: ask.owner, limit: ask.limit, lease: ask.lease, holds: ask.holds },
+        )?;
+        if grant.holds == grant.added {
+            self.counters.grants_immediate += 1;
+        }
+        self.rewatch(keys, now, name);
+        Ok(Answer::Granted(grant))
+    }
+
+    /// A holder asks for a stricter limit: it waits only for the other holders, ahead of the queue.
+    fn upgrade(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef, ask: &Ask) -> Result<Answer, Error> {
+        let entry = keys.entry(name);
+        if self.policy.granting(now) && entry.admits(ask.owner, ask.limit) {
+            return self.grant_now(keys, now, name, ask);
+        }
+        if !self.policy.grants {
+            return Err(Error::Draining);
+        }
+        if ask.wait == Wait::No {
+            return if self.policy.quarantined(now) { Err(Error::Quarantine) } else { Ok(Answer::Null) };
+        }
+        let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
+        let line = self.lines.make(&kept);
+        match &mut line.upgrade {
+            Some(place) if *place.owner != *ask.owner => {
+                let circle = format!("'{}' waits to upgrade the same lock already", escaped(&place.owner, 64));
+                return Err(Error::Deadlock(circle));
+            }
+            Some(place) => place.limit = place.limit.min(ask.limit),
+            None => {
+                line.upgrade = Some(Box::new(Place::new(ask, now.ms())));
+                self.places += 1;
+                entry.events.push(Event::Queued);
+            }
+        }
+        self.wait_at(keys, now, name, ask, UPGRADE)
+    }
+
+    /// Finds or makes the owner's place; gives its number. A holder whose re-entry has to wait (in quarantine) stands
+    /// before all others: behind one that waits for this very holder it could never be served.
+    fn stand(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+        place: Option<u64>,
+        holder: bool,
+    ) -> Result<u64, Error> {
+        if ask.wait != Wait::No && self.requests.len() >= self.policy.max_waiters {
+            return Err(Error::Full("dlock.max-waiters"));
+        }
+        let entry = keys.entry(name);
+        let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
+        let line = self.lines.make(&kept);
+        let number = match place {
+            Some(number) => number,
+            None => {
+                let first = line.places.front().map(|(number, _)| number - 1).filter(|_| holder);
+                let number = first.unwrap_or_else(|| self.clock.next(now));
+                let mut fresh = Place::new(ask, now.ms());
+                fresh.claim = fresh.claim.filter(|_| !holder);
+                if line.insert(number, fresh) {
+                    self.places += 1;
+                }
+                entry.events.push(Event::Queued);
+                number
+            }
+        };
+        if let Some(place) = line.places.get_mut(number) {
+            let before = (place.limit, place.claim);
+            place.limit = place.limit.min(ask.limit);
+            place.claim = ask.ticket.filter(|_| !holder).or(place.claim);
+            let known = entry.lock.as_ref().is_some_and(|lock| lock.ticket(number).is_some());
+            if let Some(claim) = place.claim {
+                if !known || before != (place.limit, place.claim) {
+                    entry.commit(&Change::Ticket { number, owner: ask.owner, limit: place.limit, claim });
+                }
+            }
+        }
+        Ok(number)
+    }
+
+    /// Adds the request to its place, lets the queue be served, and answers if that has answered it.
+    fn wait_at(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+        number: u64,
+    ) -> Result<Answer, Error> {
+        self.next_request += 1;
+        let id = self.next_request;
+        let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
+        let until = match ask.wait {
+            Wait::For(Some(ms)) => {
+                let at = now.ms().saturating_add(ms);
+                Some((at, self.deadlines.add(at, Due::Wait(id))))
+            }
+            _ => None,
+        };
+        if let Some(place) = self.lines.get_mut(name).and_then(|line| line.place_mut(number)) {
+            if let Some((_, due)) = place.absent.take() {
+                self.deadlines.remove(due);
+            }
+            place.requests.push(Request {
+                id,
+                client: ask.client,
+                lease: ask.lease,
+                holds: ask.holds,
+                since: now.ms(),
+                until,
+            });
+        }
+        self.requests.insert(id, (kept, number));
+        self.settle(keys, now, name);
+        // The settlement may have answered this very request: then it has not waited.
+        if let Some(at) = self.wakes.iter().rposition(|wake| wake.id == id) {
+            return match self.wakes.swap_remove(at).outcome {
+                Outcome::Granted(grant) => Ok(Answer::Granted(grant)),
+                Outcome::Null => Ok(Answer::Null),
+                Outcome::Refused(error) => Err(error),
+            };
+        }
+        if ask.wait == Wait::No {
+            self.depart(id, now);
+            self.counters.refused += 1;
+            return Ok(Answer::Null);
+        }
+        Ok(Answer::Waiting(id))
+    }
+}
+
+impl Place {
+    fn new(ask: &Ask, since: Millis) -> Place {
+        Place {
+            owner: Box::from(ask.owner),
+            limit: ask.limit,
+            since,
+            claim: ask.ticket,
+            absent: None,
+            requests: Vec::new(),
+        }
+    }
+}
+
+/// What one request claims of a lock that is to be its owner's.
+#[derive(Clone, Copy)]
+pub(super) struct Claim<'a> {
+    pub owner: &'a [u8],
+    pub limit: Limit,
+    pub lease: Millis,
+    pub holds: Option<u32>,
+}
+
+/// Makes the owner a holder, or enters it once more. The caller has seen that the granting rule allows it.
+///
+/// Errors with nothing changed when the hold count would overflow.
+pub(super) fn take(
+    clock: &mut TokenClock,
+    policy: &Policy,
+    counters: &mut Counters,
+    entry: &mut Entry,
+    now: Now,
+    claim: Claim,
+) -> Result<Grant, Error> {
+    let asked = now.ms().saturating_add(claim.lease);
+    let held = entry.hold(claim.owner).map(|hold| (hold.token, hold.holds, hold.deadline, hold.limit));
+    let before = held.map_or(0, |(_, holds, ..)| holds);
+    let holds = match claim.holds {
+        Some(least) => before.max(least),
+        None => before.checked_add(1).ok_or_else(|| {
+            Error::Argument("the hold count", format!("at most {}: it would overflow", u32::MAX))
+        })?,
+    };
+    let (token, limit, deadline) = match held {
+        Some((token, _, deadline, limit)) if limit <= claim.limit => {
+            counters.reentries += 1;
+            (token, limit, deadline.max(asked))
+        }
+        Some((_, _, deadline, _)) => {
+            counters.upgrades += 1;
+            (clock.next(now), claim.limit, deadline.max(asked))
+        }
+        None => (clock.next(now), claim.limit, asked),
+    };
+    let deadline = policy.bounded(token, deadline);
+    if held.map(|(token, ..)| token) != Some(token) {
+        entry.events.push(Event::Acquired(token));
+    }
+    let unchanged = held == Some((token, holds, deadline, limit));
+    if !unchanged {
+        entry.commit(&Change::Hold(Hold { owner: claim.owner, token, deadline, holds, limit }));
+    }
+    Ok(Grant { token, holds, added: holds - before })
+}
+
+impl Policy {
+    /// The deadline, no later than `max-hold-ms` after the grant. The token tells when that was.
+    pub(super) fn bounded(&self, token: super::Token, deadline: Millis) -> Millis {
+        match self.max_hold_ms {
+            0 => deadline,
+            age => deadline.min((token / 1000).saturating_add(age)),
+        }
+    }
+}

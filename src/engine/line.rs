@@ -1,0 +1,177 @@
+//! Who waits, in order: the volatile side of a lock, on the server that decides.
+//!
+//! A `Line` exists for a lock that somebody is queued for, or that has to be watched (see `Lock::needs_watch`). It holds
+//! every place of the queue, tickets and waiters alike; of a ticket the lock's value holds the durable half.
+
+use super::deadline::DueKey;
+use super::roster::Roster;
+use super::{Limit, Millis, Name, NameRef};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Names one waiting request for as long as this server runs.
+pub type RequestId = u64;
+
+/// One request that waits at a place: a blocked connection's.
+#[derive(Debug)]
+pub struct Request {
+    /// Its name towards the server.
+    pub id: RequestId,
+    /// The connection's client id.
+    pub client: u64,
+    /// The lease it asks for, from the grant on.
+    pub lease: Millis,
+    /// `HOLDS n`: make the hold count at least n rather than one more.
+    pub holds: Option<u32>,
+    /// When it began to wait.
+    pub since: Millis,
+    /// When its time is up; none for a wait without bound.
+    pub until: Option<(Millis, DueKey)>,
+}
+
+/// One owner's place in a queue. Several requests of the owner share it.
+#[derive(Debug)]
+pub struct Place {
+    /// Whose place it is.
+    pub owner: Box<[u8]>,
+    /// What is asked for: the strictest of what its requests asked.
+    pub limit: Limit,
+    /// Since when it is there.
+    pub since: Millis,
+    /// Whether it is a ticket, and how long that is kept while nobody is there for it.
+    pub claim: Option<Millis>,
+    /// With no request left, when the ticket is dropped.
+    pub absent: Option<(Millis, DueKey)>,
+    /// Who waits here, in order. Empty: an absent ticket.
+    pub requests: Vec<Request>,
+}
+
+/// The queue of one lock.
+#[derive(Debug, Default)]
+pub struct Line {
+    /// The places, in order of arrival.
+    pub places: Roster<Place>,
+    by_owner: HashMap<Box<[u8]>, u64>,
+    /// The holder that waits for a stricter limit: ahead of the queue, only for the other holders to leave.
+    pub upgrade: Option<Box<Place>>,
+    /// The due entry of the earliest lease.
+    pub lease: Option<(Millis, DueKey)>,
+    /// Absent tickets whose window has ended.
+    pub lapsed: Vec<u64>,
+    /// Waits that ended by time-out since the last settlement; for the events that tell of them.
+    pub timeouts: u32,
+    /// Whether the value at the key may have been replaced behind the line's back.
+    pub stale: bool,
+    /// Whether a settlement is pending.
+    pub dirty: bool,
+}
+
+impl Line {
+    /// Whether nobody is queued.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty() && self.upgrade.is_none()
+    }
+
+    /// How many places there are.
+    pub fn len(&self) -> usize {
+        self.places.len() + usize::from(self.upgrade.is_some())
+    }
+
+    /// The number of this owner's place.
+    pub fn number_of(&self, owner: &[u8]) -> Option<u64> {
+        self.by_owner.get(owner).copied()
+    }
+
+    /// Puts a place at its number. The owner has no place yet and the number is free, or nothing happens.
+    pub fn insert(&mut self, number: u64, place: Place) -> bool {
+        if self.by_owner.contains_key(&place.owner) {
+            return false;
+        }
+        let owner = place.owner.clone();
+        let inserted = self.places.insert(number, Box::new(place)).is_ok();
+        if inserted {
+            self.by_owner.insert(owner, number);
+        }
+        inserted
+    }
+
+    /// Takes a place out.
+    pub fn remove(&mut self, number: u64) -> Option<Box<Place>> {
+        let place = self.places.remove(number)?;
+        self.by_owner.remove(&place.owner);
+        Some(place)
+    }
+
+    /// The place with this number; 0 is the waiting upgrade.
+    pub fn place_mut(&mut self, number: u64) -> Option<&mut Place> {
+        match number {
+            UPGRADE => self.upgrade.as_deref_mut(),
+            _ => self.places.get_mut(number),
+        }
+    }
+}
+
+/// The number that the waiting upgrade goes by: before every other.
+pub const UPGRADE: u64 = 0;
+
+/// All lines, by database and key.
+#[derive(Debug, Default)]
+pub struct Lines {
+    dbs: Vec<HashMap<Rc<[u8]>, Line>>,
+    len: usize,
+}
+
+impl Lines {
+    /// Whether there is no line at all: then nothing is contended and every look-up can be spared.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The line of a lock.
+    pub fn get(&self, name: NameRef) -> Option<&Line> {
+        if self.len == 0 {
+            return None;
+        }
+        self.dbs.get(name.db as usize)?.get(name.key)
+    }
+
+    /// The line of a lock.
+    pub fn get_mut(&mut self, name: NameRef) -> Option<&mut Line> {
+        if self.len == 0 {
+            return None;
+        }
+        self.dbs.get_mut(name.db as usize)?.get_mut(name.key)
+    }
+
+    /// The line of a lock, made if it is not there.
+    pub fn make(&mut self, name: &Name) -> &mut Line {
+        let db = name.db as usize;
+        if self.dbs.len() <= db {
+            self.dbs.resize_with(db + 1, HashMap::new);
+        }
+        let len = &mut self.len;
+        self.dbs[db].entry(name.key.clone()).or_insert_with(|| {
+            *len += 1;
+            Line::default()
+        })
+    }
+
+    /// Takes a line out.
+    pub fn remove(&mut self, name: NameRef) -> Option<Line> {
+        let line = self.dbs.get_mut(name.db as usize)?.remove(name.key)?;
+        self.len -= 1;
+        Some(line)
+    }
+
+    /// The full name under which a line is kept.
+    pub fn name(&self, name: NameRef) -> Option<Name> {
+        let (key, _) = self.dbs.get(name.db as usize)?.get_key_value(name.key)?;
+        Some(Name { db: name.db, key: key.clone() })
+    }
+
+    /// All names of a database, or of all databases.
+    pub fn names(&self, db: Option<u32>) -> Vec<Name> {
+        let chosen = self.dbs.iter().enumerate().filter(|(at, _)| db.map_or(true, |db| db as usize == *at));
+        chosen.flat_map(|(at, lines)| lines.keys().map(move |key| Name { db: at as u32, key: key.clone() })).collect()
+    }
+}

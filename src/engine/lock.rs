@@ -1,0 +1,307 @@
+//! One lock: who holds it and which tickets stand in its queue. The granting rule is here.
+
+use super::change::Change;
+use super::holders::Holders;
+use super::{Limit, Millis, Token};
+use std::collections::BTreeMap;
+use std::num::NonZeroU8;
+
+/// One owner's ownership of a lock, as everyone sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hold<'a> {
+    /// Who holds.
+    pub owner: &'a [u8],
+    /// The fencing token of the grant; it also tells when the grant was made.
+    pub token: Token,
+    /// When the hold ends by itself.
+    pub deadline: Millis,
+    /// The hold count: 1 for a first grant, more by re-entry.
+    pub holds: u32,
+    /// The most owners this owner holds the lock with.
+    pub limit: Limit,
+}
+
+/// A durable place in the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ticket {
+    /// Whose place it is.
+    pub owner: Box<[u8]>,
+    /// What the owner asks for.
+    pub limit: Limit,
+    /// How long the place is kept while nobody is there for it; 0: not at all.
+    pub claim: Millis,
+}
+
+/// The durable state of one lock: the value that stands at its key.
+///
+/// | held | queued | form | the key's TTL |
+/// |---|---|---|---|
+/// | no | no | the key does not exist (a `Lock` is empty only between a change and the deletion of its key) | – |
+/// | by one, with an owner of at most 39 bytes | no | `Sole` | the lease |
+/// | otherwise | no | `Full` | the latest lease |
+/// | any | yes | `Full`, `watched` | none: the module ends the leases |
+///
+/// A queue is the tickets here and the waiters of this server (see `line`); `watched` tells a server that loads the
+/// value that somebody waited, so that it watches the leases itself although the waiters are gone.
+#[derive(Debug)]
+pub enum Lock {
+    /// The usual lock, in one allocation of 64 bytes (a size class of every malloc).
+    Sole(Sole),
+    /// Everything else.
+    Full(Box<Full>),
+}
+
+/// The longest owner of the small form: a UUID, a colon and two more bytes; it fills the 64 bytes.
+const INLINE: usize = 39;
+
+/// One holder with a short owner, or none (`holds` is 0).
+#[derive(Debug)]
+pub struct Sole {
+    token: Token,
+    deadline: Millis,
+    holds: u32,
+    limit: Limit,
+    // Never zero, so that the compiler keeps the enum's discriminant in it.
+    len: NonZeroU8,
+    owner: [u8; INLINE],
+}
+
+const _: () = assert!(std::mem::size_of::<Lock>() == 64);
+
+/// Any number of holders and tickets.
+#[derive(Debug, Default)]
+pub struct Full {
+    pub(super) holders: Holders,
+    pub(super) tickets: BTreeMap<u64, Ticket>,
+    pub(super) watched: bool,
+}
+
+impl Sole {
+    fn new(hold: &Hold) -> Option<Sole> {
+        let len = NonZeroU8::new(u8::try_from(hold.owner.len()).ok()?)?;
+        let mut owner = [0; INLINE];
+        owner.get_mut(..hold.owner.len())?.copy_from_slice(hold.owner);
+        Some(Sole { token: hold.token, deadline: hold.deadline, holds: hold.holds, limit: hold.limit, len, owner })
+    }
+
+    fn owner(&self) -> &[u8] {
+        self.owner.get(..usize::from(self.len.get())).unwrap_or_default()
+    }
+
+    fn hold(&self) -> Option<Hold<'_>> {
+        (self.holds > 0).then(|| Hold {
+            owner: self.owner(),
+            token: self.token,
+            deadline: self.deadline,
+            holds: self.holds,
+            limit: self.limit,
+        })
+    }
+}
+
+impl Default for Lock {
+    /// The lock that nobody holds and nobody waits for.
+    fn default() -> Self {
+        Lock::Sole(Sole {
+            token: 0,
+            deadline: 0,
+            holds: 0,
+            limit: Limit::EXCLUSIVE,
+            len: NonZeroU8::MIN,
+            owner: [0; INLINE],
+        })
+    }
+}
+
+impl Lock {
+    /// Whether nothing is left, so that the key is to go.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Lock::Sole(sole) => sole.holds == 0,
+            Lock::Full(full) => full.holders.is_empty() && full.tickets.is_empty(),
+        }
+    }
+
+    /// Whether the module has to watch this lock by itself: somebody is (or was, when it was saved) queued, or there
+    /// are several leases and the key's TTL is only the latest of them.
+    pub fn needs_watch(&self) -> bool {
+        match self {
+            Lock::Sole(_) => false,
+            Lock::Full(full) => full.watched || !full.tickets.is_empty() || full.holders.len() > 1,
+        }
+    }
+
+    /// Whether somebody was queued at the last change.
+    pub fn watched(&self) -> bool {
+        matches!(self, Lock::Full(full) if full.watched)
+    }
+
+    /// The owner's hold.
+    pub fn hold(&self, owner: &[u8]) -> Option<Hold<'_>> {
+        match self {
+            Lock::Sole(sole) => sole.hold().filter(|hold| hold.owner == owner),
+            Lock::Full(full) => full.holders.get(owner),
+        }
+    }
+
+    /// All holds.
+    pub fn holds(&self) -> impl Iterator<Item = Hold<'_>> {
+        let (sole, full) = match self {
+            Lock::Sole(sole) => (sole.hold(), None),
+            Lock::Full(full) => (None, Some(full.holders.iter())),
+        };
+        sole.into_iter().chain(full.into_iter().flatten())
+    }
+
+    /// How many owners hold it.
+    pub fn holders(&self) -> usize {
+        match self {
+            Lock::Sole(sole) => usize::from(sole.holds > 0),
+            Lock::Full(full) => full.holders.len(),
+        }
+    }
+
+    /// The strictest limit among the holders; none when nobody holds.
+    pub fn strictest(&self) -> Option<Limit> {
+        match self {
+            Lock::Sole(sole) => sole.hold().map(|hold| hold.limit),
+            Lock::Full(full) => full.holders.strictest(),
+        }
+    }
+
+    /// The tickets in order, with their numbers.
+    pub fn tickets(&self) -> impl Iterator<Item = (u64, &Ticket)> {
+        let full = match self {
+            Lock::Sole(_) => None,
+            Lock::Full(full) => Some(full),
+        };
+        full.into_iter().flat_map(|full| full.tickets.iter().map(|(number, ticket)| (*number, ticket)))
+    }
+
+    /// The ticket with this number.
+    pub fn ticket(&self, number: u64) -> Option<&Ticket> {
+        match self {
+            Lock::Sole(_) => None,
+            Lock::Full(full) => full.tickets.get(&number),
+        }
+    }
+
+    /// When the first lease ends.
+    pub fn earliest(&self) -> Option<Millis> {
+        match self {
+            Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
+            Lock::Full(full) => full.holders.earliest().map(|(at, _)| at),
+        }
+    }
+
+    /// The hold whose lease ends first, if it has ended at `now`.
+    pub fn ended(&self, now: Millis) -> Option<Hold<'_>> {
+        match self {
+            Lock::Sole(sole) => sole.hold().filter(|hold| hold.deadline <= now),
+            Lock::Full(full) => {
+                let (at, owner) = full.holders.earliest()?;
+                (at <= now).then(|| full.holders.get(owner)).flatten()
+            }
+        }
+    }
+
+    /// The TTL that the key must have: the latest lease, or none while anybody is queued. Creating a key under
+    /// blocked clients makes the server call every one of them back, so a contended lock must not expire by itself.
+    pub fn expires(&self) -> Option<Millis> {
+        match self {
+            Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
+            Lock::Full(full) if full.watched || !full.tickets.is_empty() => None,
+            Lock::Full(full) => full.holders.latest(),
+        }
+    }
+
+    /// **The granting rule.** Whether `owner` may hold with `limit` beside the other holders: they plus one are no
+    /// more than its limit, and no more than any of theirs. Mutex, read-write lock and semaphore are this one rule
+    /// with limits 1, unbounded and n.
+    pub fn admits(&self, owner: &[u8], limit: Limit) -> bool {
+        let mine = self.hold(owner);
+        let others = self.holders() - usize::from(mine.is_some());
+        if others == 0 {
+            return true;
+        }
+        let theirs = match (self, mine) {
+            (Lock::Full(full), Some(mine)) => full.holders.strictest_beside(mine.limit),
+            _ => self.strictest(),
+        };
+        limit.allows(others + 1) && theirs.map_or(true, |limit| limit.allows(others + 1))
+    }
+
+    /// Moves the state. The only way it ever moves: on the primary, on a replica and from the AOF alike.
+    pub fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Hold(hold) => self.put(hold),
+            Change::Unhold { owner, .. } => match self {
+                Lock::Sole(sole) if sole.owner() == *owner => sole.holds = 0,
+                Lock::Sole(_) => {}
+                Lock::Full(full) => {
+                    full.holders.remove(owner);
+                    self.shrink();
+                }
+            },
+            Change::Ticket { number, owner, limit, claim } => {
+                let ticket = Ticket { owner: Box::from(*owner), limit: *limit, claim: *claim };
+                self.full().tickets.insert(*number, ticket);
+            }
+            Change::Unticket { number } => {
+                if let Lock::Full(full) = self {
+                    full.tickets.remove(number);
+                    self.shrink();
+                }
+            }
+            Change::Watch(watched) => {
+                if *watched || self.watched() {
+                    self.full().watched = *watched;
+                    self.shrink();
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, hold: &Hold) {
+        if let Lock::Sole(sole) = self {
+            if sole.holds == 0 || sole.owner() == hold.owner {
+                if let Some(new) = Sole::new(hold) {
+                    *sole = new;
+                    return;
+                }
+            }
+        }
+        self.full().holders.put(hold);
+        self.shrink();
+    }
+
+    /// The large form, made from the small one where need be.
+    fn full(&mut self) -> &mut Full {
+        if let Lock::Sole(sole) = self {
+            let mut full = Box::<Full>::default();
+            if let Some(hold) = sole.hold() {
+                full.holders.put(&hold);
+            }
+            *self = Lock::Full(full);
+        }
+        match self {
+            Lock::Full(full) => full,
+            Lock::Sole(_) => unreachable!("the small form was replaced above"),
+        }
+    }
+
+    /// Back to the small form as soon as it can say the same, so that equal states have equal forms.
+    fn shrink(&mut self) {
+        let Lock::Full(full) = self else { return };
+        if full.watched || !full.tickets.is_empty() || full.holders.len() > 1 {
+            return;
+        }
+        let small = match full.holders.iter().next() {
+            Some(hold) => Sole::new(&hold).map(Lock::Sole),
+            None => Some(Lock::default()),
+        };
+        if let Some(small) = small {
+            *self = small;
+        }
+    }
+}

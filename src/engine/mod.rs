@@ -1,0 +1,373 @@
+//! The lock itself, and nothing else: no Redis, no clock, no randomness, no I/O, no `unsafe`.
+//!
+//! Time is an argument everywhere; the same inputs give the same outputs. The methods of [`Engine`] fall in four kinds:
+//!
+//! * **requests** (`acquire`, `renew`, `release`, `force`, `cancel`): what a client asks; they bring the lock up to date,
+//!   decide, and answer;
+//! * **events** (`tick`, `leave`, `undelivered`, `stale`, …): what happened outside a request; they only note what is to be
+//!   done, since they may come at a moment when nothing may be changed;
+//! * **settlement** (`settle_dirty`): does what is to be done, when the caller says that changes are possible now;
+//! * **getters** (`held`, `position`, `check`, `view`, `next_wakeup`): change nothing.
+//!
+//! After each of them the caller works through what has piled up: the changed [`Entry`]s of its [`Keyspace`], and the
+//! engine's [`Wake`]s.
+
+pub mod change;
+pub mod codec;
+pub mod deadline;
+mod acquire;
+mod holders;
+mod keep;
+pub mod line;
+pub mod lock;
+mod look;
+pub mod roster;
+mod serve;
+pub mod token;
+
+pub use acquire::{Answer, Ask, Wait};
+pub use look::{HoldView, PlaceKind, PlaceView, State, View};
+
+use crate::error::Error;
+use change::{Change, End};
+use deadline::Deadlines;
+use line::{Lines, RequestId};
+use lock::Lock;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use token::TokenClock;
+
+/// Milliseconds: of the unix epoch for a point in time, else a duration.
+pub type Millis = u64;
+
+/// A fencing token.
+pub type Token = u64;
+
+/// Tokens stay below this, so that every client language holds them exactly (2^53).
+pub const MAX_TOKEN: Token = 1 << 53;
+
+/// The longest owner, in bytes.
+pub const MAX_OWNER: usize = 1024;
+
+/// The wall clock of the server at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Now {
+    /// Microseconds of the unix epoch.
+    pub us: u64,
+}
+
+impl Now {
+    /// Milliseconds of the unix epoch, rounded down.
+    pub fn ms(self) -> Millis {
+        self.us / 1000
+    }
+}
+
+/// The most owners that may hold at once as far as one owner is concerned. The strictest sorts first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Limit(u32);
+
+impl Limit {
+    /// One owner: a mutex.
+    pub const EXCLUSIVE: Limit = Limit(1);
+    /// No bound: the readers of a read-write lock.
+    pub const SHARED: Limit = Limit(u32::MAX);
+
+    /// As it stands in values, effects and replies, where 0 is "no bound".
+    pub fn from_wire(value: u32) -> Option<Limit> {
+        match value {
+            0 => Some(Limit::SHARED),
+            u32::MAX => None,
+            n => Some(Limit(n)),
+        }
+    }
+
+    /// As it stands in values, effects and replies, where 0 is "no bound".
+    pub fn to_wire(self) -> u32 {
+        if self == Limit::SHARED {
+            0
+        } else {
+            self.0
+        }
+    }
+
+    /// Whether so many owners may hold at once.
+    pub fn allows(self, owners: usize) -> bool {
+        self == Limit::SHARED || owners <= self.0 as usize
+    }
+}
+
+/// A lock's name, kept.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name {
+    /// The database.
+    pub db: u32,
+    /// The key.
+    pub key: Rc<[u8]>,
+}
+
+/// A lock's name, lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NameRef<'a> {
+    /// The database.
+    pub db: u32,
+    /// The key.
+    pub key: &'a [u8],
+}
+
+impl Name {
+    /// The same name, lent.
+    pub fn lend(&self) -> NameRef<'_> {
+        NameRef { db: self.db, key: &self.key }
+    }
+}
+
+impl NameRef<'_> {
+    /// The same name, kept.
+    pub fn keep(self) -> Name {
+        Name { db: self.db, key: Rc::from(self.key) }
+    }
+}
+
+/// What the operator has configured, in the units of the configuration table.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// The longest lease that may be asked for.
+    pub max_lease_ms: Millis,
+    /// How long a polled or re-found ticket is kept while nobody is there for it.
+    pub claim_window_ms: Millis,
+    /// Places a lock.
+    pub max_queue: usize,
+    /// Places over all locks.
+    pub max_places: usize,
+    /// Waiting requests over all locks.
+    pub max_waiters: usize,
+    /// Holders a lock.
+    pub max_holders: usize,
+    /// The age beyond which renewals and re-entry cannot carry a hold; 0: none.
+    pub max_hold_ms: Millis,
+    /// `dlock.grants`: no new grants or places when false.
+    pub grants: bool,
+    /// How long nothing is granted after a start or promotion; no longer lease may be asked for. 0: no quarantine.
+    pub quarantine_ms: Millis,
+    /// Until when nothing is granted after a start or promotion; 0: no quarantine.
+    pub quarantine_until: Millis,
+}
+
+/// The place where locks are kept: the caller's keyspace. The engine asks it for each lock it has to do with.
+pub trait Keyspace {
+    /// The entry of this lock, opened on first use, the same one until the event is worked off.
+    fn entry(&mut self, name: NameRef) -> &mut Entry;
+}
+
+/// One lock as an event finds and leaves it.
+#[derive(Debug, Default)]
+pub struct Entry {
+    /// The value at the key. The engine puts a lock here when there was none, but never takes one away: what has
+    /// become empty is for the caller to delete.
+    pub lock: Option<Box<Lock>>,
+    /// The key holds something that is not a lock.
+    pub foreign: bool,
+    /// What replicas and the AOF must be told (see [`change`]); empty if nothing has changed.
+    pub effect: Vec<u8>,
+    /// What observers are to be told, in order.
+    pub events: Vec<Event>,
+}
+
+/// Something that observers are told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A grant.
+    Acquired(Token),
+    /// A hold is gone.
+    Ended(End, Token),
+    /// A new place in the queue.
+    Queued,
+    /// A wait ended by time-out.
+    Timeout,
+}
+
+impl Entry {
+    /// The owner's hold.
+    pub fn hold(&self, owner: &[u8]) -> Option<lock::Hold<'_>> {
+        self.lock.as_ref()?.hold(owner)
+    }
+
+    /// Whether the owner may hold with this limit beside the other holders.
+    pub fn admits(&self, owner: &[u8], limit: Limit) -> bool {
+        self.lock.as_ref().map_or(true, |lock| lock.admits(owner, limit))
+    }
+
+    /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
+    pub fn commit(&mut self, change: &Change) {
+        self.lock.get_or_insert_with(Box::default).apply(change);
+        change.write(&mut self.effect);
+    }
+
+    /// Takes over the primary's decision: moves the state of a replica, or of a server that reads its AOF.
+    ///
+    /// Errors with nothing changed when the effect is not well formed.
+    pub fn follow(&mut self, effect: &[u8], clock: &mut TokenClock) -> Result<(), Error> {
+        let changes = change::read(effect).ok_or(Error::Internal)?;
+        for change in &changes {
+            match change {
+                Change::Hold(hold) => {
+                    clock.follow(hold.token);
+                    let before = self.hold(hold.owner).map(|hold| hold.token);
+                    if before != Some(hold.token) {
+                        self.events.push(Event::Acquired(hold.token));
+                    }
+                }
+                Change::Unhold { token, end, .. } => self.events.push(Event::Ended(*end, *token)),
+                Change::Ticket { number, .. } => {
+                    clock.follow(*number);
+                    self.events.push(Event::Queued);
+                }
+                Change::Unticket { .. } | Change::Watch(_) => {}
+            }
+            self.lock.get_or_insert_with(Box::default).apply(change);
+        }
+        Ok(())
+    }
+}
+
+/// The answer to a request that waited.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wake {
+    /// Which request.
+    pub id: RequestId,
+    /// What it is told.
+    pub outcome: Outcome,
+}
+
+/// How a wait ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// The lock is the owner's.
+    Granted(Grant),
+    /// Time is up, or the place was cancelled.
+    Null,
+    /// It cannot be granted any more.
+    Refused(Error),
+}
+
+/// A grant, or a re-entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The fencing token.
+    pub token: Token,
+    /// The hold count now.
+    pub holds: u32,
+    /// How much of it this request added.
+    pub added: u32,
+}
+
+/// What the engine has done since it was made.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Counters {
+    /// Grants that were made at once.
+    pub grants_immediate: u64,
+    /// Grants to requests that had waited.
+    pub grants_waited: u64,
+    /// Re-entries of a holder.
+    pub reentries: u64,
+    /// Upgrades to a stricter limit.
+    pub upgrades: u64,
+    /// Requests that were answered null at once.
+    pub refused: u64,
+    /// Waits that ended by time-out.
+    pub timeouts: u64,
+    /// Renewals.
+    pub renewals: u64,
+    /// Holds given back.
+    pub released: u64,
+    /// Holds whose lease ran out.
+    pub expired: u64,
+    /// Holds ended by force.
+    pub forced: u64,
+    /// Holds that went with their key.
+    pub removed: u64,
+}
+
+/// All locks' queues and deadlines, and the token clock. See the module's documentation for its use.
+#[derive(Debug, Default)]
+pub struct Engine {
+    /// What the operator has configured. The caller keeps it up to date.
+    pub policy: Policy,
+    /// What has been done so far.
+    pub counters: Counters,
+    /// The token clock.
+    pub clock: TokenClock,
+    /// Answers to waiting requests, for the caller to deliver.
+    pub wakes: Vec<Wake>,
+    lines: Lines,
+    deadlines: Deadlines,
+    requests: HashMap<RequestId, (Name, u64)>,
+    next_request: RequestId,
+    places: usize,
+    dirty: VecDeque<Name>,
+    undelivered: Vec<Undelivered>,
+    // A compatible head was not granted because nothing is granted for now.
+    held_back: bool,
+}
+
+/// A grant whose connection died before it had the answer.
+#[derive(Debug)]
+struct Undelivered {
+    name: Name,
+    owner: Box<[u8]>,
+    grant: Grant,
+}
+
+impl Default for Policy {
+    /// The defaults of the configuration table.
+    fn default() -> Self {
+        Policy {
+            max_lease_ms: 2_592_000_000,
+            claim_window_ms: 5_000,
+            max_queue: 100_000,
+            max_places: 1_000_000,
+            max_waiters: 50_000,
+            max_holders: 100_000,
+            max_hold_ms: 0,
+            grants: true,
+            quarantine_ms: 0,
+            quarantine_until: 0,
+        }
+    }
+}
+
+impl Policy {
+    /// Whether locks are granted to new holders at this time.
+    pub fn granting(&self, now: Now) -> bool {
+        self.grants && !self.quarantined(now)
+    }
+
+    /// Whether the quarantine after a start or promotion lasts.
+    pub fn quarantined(&self, now: Now) -> bool {
+        now.ms() < self.quarantine_until
+    }
+}
+
+impl Engine {
+    /// How many places are queued over all locks.
+    pub fn places(&self) -> usize {
+        self.places
+    }
+
+    /// How many requests wait.
+    pub fn waiting(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether settlements are pending.
+    pub fn unsettled(&self) -> bool {
+        !self.dirty.is_empty() || !self.undelivered.is_empty()
+    }
+
+    /// When something is due next; none if nothing is.
+    pub fn next_wakeup(&self) -> Option<Millis> {
+        let granting = Some(self.policy.quarantine_until).filter(|_| self.held_back && self.policy.grants);
+        [self.deadlines.next(), granting].into_iter().flatten().min()
+    }
+}

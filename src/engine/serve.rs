@@ -1,0 +1,418 @@
+//! Serving: what brings a lock up to date after anything that frees capacity or a place.
+//!
+//! [`Engine::settle`] is the only place where a queue moves. A request settles the locks it has to do with; an event
+//! outside of a request marks them, and [`Engine::settle_dirty`] settles them when changes are possible.
+
+use super::acquire::{take, Claim};
+use super::change::{begin, Change, End};
+use super::deadline::{Deadlines, Due};
+use super::keep::end;
+use super::line::{Line, Place, RequestId};
+use super::lock::Hold;
+use super::{Counters, Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Policy, Token, Wake};
+use crate::error::Error;
+
+/// Grants that one settlement makes at most. A larger mass (readers by the ten thousand) is worked off in steps, so
+/// that the server answers others in between; who is left over still comes before every newcomer.
+const GRANTS_A_STEP: usize = 256;
+
+/// Due entries that one tick works off at most.
+const DUES_A_STEP: usize = 1024;
+
+impl Engine {
+    /// Brings a lock up to date: ends leases that have run out, drops lapsed tickets, grants the head of the queue while
+    /// that is compatible, and keeps the watch over the lock's deadlines.
+    pub(super) fn settle(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
+        let entry = keys.entry(name);
+        if self.lines.get(name).is_none() {
+            let Some(lock) = &entry.lock else { return };
+            if !lock.needs_watch() {
+                expire(entry, now.ms(), &mut self.counters);
+                return;
+            }
+            self.note(&name.keep());
+        }
+        if entry.foreign {
+            self.refuse_all(name);
+            return;
+        }
+        expire(entry, now.ms(), &mut self.counters);
+        self.reconcile(entry, now, name);
+        self.drop_lapsed(entry, now, name);
+        let left_over = self.serve(entry, now, name);
+        self.watch(entry, name, left_over);
+    }
+
+    /// Settles what has been marked, in order, `most` locks at most. To be called only when this server would accept a
+    /// write now. Gives whether something is left.
+    pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
+        self.take_back(keys, now);
+        for _ in 0..most {
+            let Some(name) = self.dirty.pop_front() else { break };
+            if self.lines.get(name.lend()).is_some_and(|line| line.dirty) {
+                self.settle(keys, now, name.lend());
+            }
+        }
+        self.unsettled()
+    }
+
+    /// Works off what is due: marks the locks concerned and answers the waits whose time is up. Changes no lock.
+    /// Gives whether more is due already.
+    pub fn tick(&mut self, now: Now) -> bool {
+        if self.held_back && self.policy.granting(now) {
+            self.held_back = false;
+            self.mark_all(None);
+        }
+        for _ in 0..DUES_A_STEP {
+            match self.deadlines.pop(now.ms()) {
+                None => return false,
+                Some(Due::Lease(name)) => {
+                    if let Some(line) = self.lines.get_mut(name.lend()) {
+                        line.lease = None;
+                    }
+                    self.mark(&name);
+                }
+                Some(Due::Window(name, number)) => {
+                    if let Some(line) = self.lines.get_mut(name.lend()) {
+                        line.lapsed.push(number);
+                    }
+                    self.mark(&name);
+                }
+                Some(Due::Wait(id)) => self.time_out(id, now),
+            }
+        }
+        true
+    }
+
+    fn time_out(&mut self, id: RequestId, now: Now) {
+        let Some((name, _)) = self.requests.get(&id).cloned() else { return };
+        if let Some(line) = self.lines.get_mut(name.lend()) {
+            line.timeouts += 1;
+        }
+        self.counters.timeouts += 1;
+        self.depart(id, now);
+        self.wakes.push(Wake { id, outcome: Outcome::Null });
+        self.mark(&name);
+    }
+
+    /// The connection of a waiting request has ended, or no longer waits.
+    pub fn leave(&mut self, id: RequestId, now: Now) {
+        self.depart(id, now);
+    }
+
+    /// The value at this key may have been removed, replaced or brought: it is looked at again. With nobody queued
+    /// here and nothing to watch this costs one look.
+    pub fn note(&mut self, name: &Name) {
+        self.lines.make(name).stale = true;
+        self.mark(name);
+    }
+
+    /// The value at this key is gone or another: whoever is queued here is to be served.
+    pub fn stale(&mut self, name: NameRef) {
+        if let Some(name) = self.lines.name(name) {
+            self.note(&name);
+        }
+    }
+
+    /// The values of a database (or of all) are gone or others.
+    pub fn stale_all(&mut self, db: Option<u32>) {
+        for name in self.lines.names(db) {
+            self.note(&name);
+        }
+    }
+
+    /// Keeps in mind, on a server that only follows, which locks it has to watch once it decides.
+    pub fn follow(&mut self, name: NameRef, entry: &Entry) {
+        let watch = entry.lock.as_ref().is_some_and(|lock| lock.needs_watch());
+        let known = self.lines.get(name).is_some();
+        if watch && !known {
+            self.lines.make(&name.keep()).stale = true;
+        } else if known && !watch && self.lines.get(name).is_some_and(Line::is_empty) {
+            self.lines.remove(name);
+        }
+    }
+
+    /// This server decides from now on: every lock it knows to watch is looked at, every ticket starts as absent.
+    pub fn promote(&mut self) {
+        self.stale_all(None);
+    }
+
+    /// This server only follows from now on: places and deadlines are the new primary's affair.
+    pub fn demote(&mut self) {
+        let names = self.lines.names(None);
+        self.lines = Default::default();
+        self.deadlines.clear();
+        self.requests.clear();
+        self.dirty.clear();
+        self.undelivered.clear();
+        self.wakes.clear();
+        self.places = 0;
+        for name in names {
+            self.lines.make(&name).stale = true;
+        }
+    }
+
+    /// Marks a lock for settlement.
+    pub(super) fn mark(&mut self, name: &Name) {
+        let Some(line) = self.lines.get_mut(name.lend()) else { return };
+        if !line.dirty {
+            line.dirty = true;
+            self.dirty.push_back(name.clone());
+        }
+    }
+
+    fn mark_all(&mut self, db: Option<u32>) {
+        for name in self.lines.names(db) {
+            self.mark(&name);
+        }
+    }
+
+    /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
+    pub(super) fn rewatch(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
+        let needed = keys.entry(name).lock.as_ref().is_some_and(|lock| lock.needs_watch());
+        if needed || self.lines.get(name).is_some() {
+            self.settle(keys, now, name);
+        }
+    }
+
+    /// The key became something else under those who wait for a lock.
+    fn refuse_all(&mut self, name: NameRef) {
+        let Some(mut line) = self.lines.remove(name) else { return };
+        if let Some((_, due)) = line.lease.take() {
+            self.deadlines.remove(due);
+        }
+        let numbers: Vec<u64> = line.places.iter().map(|(number, _)| number).collect();
+        let places = numbers.into_iter().filter_map(|number| line.places.remove(number)).chain(line.upgrade.take());
+        for place in places.collect::<Vec<_>>() {
+            self.dissolve(*place, &Outcome::Refused(Error::WrongType));
+        }
+    }
+
+    /// Brings the line and a value that came or went behind its back together again. Who is present keeps the place,
+    /// its ticket made anew; who is absent lives and dies with the value; tickets that came with the value begin as
+    /// absent, with a fresh window. A value from outside is bounded: no lease beyond what can be asked for here.
+    fn reconcile(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
+        let Some(line) = self.lines.get_mut(name).filter(|line| line.stale) else { return };
+        line.stale = false;
+        if entry.lock.is_some() {
+            // Even without a change the key's TTL is put right.
+            begin(&mut entry.effect);
+        }
+        clamp(entry, now.ms().saturating_add(self.policy.max_lease_ms));
+        let durable = |number: u64, owner: &[u8]| {
+            entry.lock.as_ref().and_then(|lock| lock.ticket(number)).is_some_and(|ticket| *ticket.owner == *owner)
+        };
+        let lost: Vec<(u64, bool)> = line
+            .places
+            .iter()
+            .filter(|(number, place)| place.claim.is_some() && !durable(*number, &place.owner))
+            .map(|(number, place)| (number, place.requests.is_empty()))
+            .collect();
+        for (number, absent) in lost {
+            if !absent {
+                recreate(entry, line, number);
+            } else if let Some(place) = line.remove(number) {
+                self.places -= 1;
+                if let Some((_, due)) = place.absent {
+                    self.deadlines.remove(due);
+                }
+            }
+        }
+        let brought: Vec<(u64, super::lock::Ticket)> = match &entry.lock {
+            Some(lock) => lock.tickets().map(|(number, ticket)| (number, ticket.clone())).collect(),
+            None => Vec::new(),
+        };
+        for (number, ticket) in brought {
+            if line.number_of(&ticket.owner) == Some(number) {
+                continue;
+            }
+            self.clock.observe(number, now);
+            let until = now.ms().saturating_add(ticket.claim.max(self.policy.claim_window_ms));
+            let name = name.keep();
+            let place = Place {
+                owner: ticket.owner,
+                limit: ticket.limit,
+                since: (number / 1000).min(now.ms()),
+                claim: Some(ticket.claim),
+                absent: Some((until, self.deadlines.add(until, Due::Window(name, number)))),
+                requests: Vec::new(),
+            };
+            let due = place.absent;
+            if line.insert(number, place) {
+                self.places += 1;
+            } else {
+                // The owner stands here already, or the number is taken: one place an owner.
+                if let Some((_, due)) = due {
+                    self.deadlines.remove(due);
+                }
+                entry.commit(&Change::Unticket { number });
+            }
+        }
+    }
+
+    /// Drops the tickets whose claim window has ended with nobody there.
+    fn drop_lapsed(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
+        let Some(line) = self.lines.get_mut(name) else { return };
+        for number in std::mem::take(&mut line.lapsed) {
+            let over = |place: &Place| {
+                place.requests.is_empty() && place.absent.map_or(true, |(until, _)| until <= now.ms())
+            };
+            if line.places.get(number).is_some_and(over) {
+                if let Some((_, due)) = line.remove(number).and_then(|place| place.absent) {
+                    self.deadlines.remove(due);
+                }
+                self.places -= 1;
+                if entry.lock.as_ref().is_some_and(|lock| lock.ticket(number).is_some()) {
+                    entry.commit(&Change::Unticket { number });
+                }
+            }
+        }
+    }
+
+    /// Grants the head while it is compatible: first the waiting upgrade, then the queue. Gives whether a compatible
+    /// head may be left because the step is full.
+    fn serve(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> bool {
+        let Engine { policy, counters, clock, wakes, lines, deadlines, requests, places, held_back, .. } = self;
+        let Some(line) = lines.get_mut(name) else { return false };
+        let mut granter = Granter { policy, counters, clock, wakes, deadlines, requests };
+        if let Some(place) = line.upgrade.take() {
+            if entry.hold(&place.owner).is_none() {
+                *places -= 1;
+                granter.refuse(*place, Error::NotHeld);
+            } else if !entry.admits(&place.owner, place.limit) {
+                line.upgrade = Some(place);
+                return false;
+            } else if granter.policy.granting(now) {
+                *places -= 1;
+                granter.grant(entry, now, *place);
+            } else {
+                *held_back = true;
+                line.upgrade = Some(place);
+                return false;
+            }
+        }
+        for _ in 0..GRANTS_A_STEP {
+            let Some((number, head)) = line.places.front() else { return false };
+            if head.requests.is_empty() || !entry.admits(&head.owner, head.limit) {
+                return false;
+            }
+            if !granter.policy.granting(now) {
+                *held_back = true;
+                return false;
+            }
+            let Some(place) = line.remove(number) else { return false };
+            *places -= 1;
+            if place.claim.is_some() {
+                entry.commit(&Change::Unticket { number });
+            }
+            granter.grant(entry, now, *place);
+        }
+        true
+    }
+
+    /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, the line itself.
+    fn watch(&mut self, entry: &mut Entry, name: NameRef, left_over: bool) {
+        let Some(line) = self.lines.get_mut(name) else { return };
+        line.dirty = false;
+        for _ in 0..std::mem::take(&mut line.timeouts) {
+            entry.events.push(Event::Timeout);
+        }
+        let queued = !line.is_empty();
+        let empty = entry.lock.as_ref().map_or(true, |lock| lock.is_empty());
+        if !empty && entry.lock.as_ref().is_some_and(|lock| lock.watched() != queued) {
+            entry.commit(&Change::Watch(queued));
+        }
+        let lock = entry.lock.as_ref().filter(|lock| !lock.is_empty());
+        let watched = queued || lock.is_some_and(|lock| lock.needs_watch());
+        let earliest = lock.and_then(|lock| lock.earliest()).filter(|_| watched);
+        if line.lease.map(|(at, _)| at) != earliest {
+            if let Some((_, due)) = line.lease.take() {
+                self.deadlines.remove(due);
+            }
+            if let Some(at) = earliest {
+                let due = self.deadlines.add(at, Due::Lease(name.keep()));
+                line.lease = Some((at, due));
+            }
+        }
+        if !watched {
+            self.lines.remove(name);
+        } else if left_over {
+            self.mark(&name.keep());
+        }
+    }
+}
+
+/// The parts of the engine that a grant to a waiting place needs, while its line is borrowed.
+struct Granter<'e> {
+    policy: &'e Policy,
+    counters: &'e mut Counters,
+    clock: &'e mut super::token::TokenClock,
+    wakes: &'e mut Vec<Wake>,
+    deadlines: &'e mut Deadlines,
+    requests: &'e mut std::collections::HashMap<RequestId, (Name, u64)>,
+}
+
+impl Granter<'_> {
+    /// Grants the lock to a place: the first of its requests takes it, the others enter it once more.
+    fn grant(&mut self, entry: &mut Entry, now: Now, place: Place) {
+        for request in &place.requests {
+            let claim =
+                Claim { owner: &place.owner, limit: place.limit, lease: request.lease, holds: request.holds };
+            let outcome = match take(self.clock, self.policy, self.counters, entry, now, claim) {
+                Ok(grant) => {
+                    self.counters.grants_waited += u64::from(grant.holds == grant.added);
+                    Outcome::Granted(grant)
+                }
+                Err(error) => Outcome::Refused(error),
+            };
+            self.answer(request.id, request.until, outcome);
+        }
+    }
+
+    /// Answers everyone at a place that can never be granted.
+    fn refuse(&mut self, place: Place, error: Error) {
+        for request in &place.requests {
+            self.answer(request.id, request.until, Outcome::Refused(error.clone()));
+        }
+    }
+
+    fn answer(&mut self, id: RequestId, until: Option<(Millis, super::deadline::DueKey)>, outcome: Outcome) {
+        if let Some((_, due)) = until {
+            self.deadlines.remove(due);
+        }
+        self.requests.remove(&id);
+        self.wakes.push(Wake { id, outcome });
+    }
+}
+
+/// Ends the holds whose lease has run out.
+fn expire(entry: &mut Entry, now: Millis, counters: &mut Counters) {
+    while let Some((owner, token)) = ended(entry, now) {
+        end(entry, &owner, token, End::Expired);
+        counters.expired += 1;
+    }
+}
+
+fn ended(entry: &Entry, now: Millis) -> Option<(Box<[u8]>, Token)> {
+    entry.lock.as_ref()?.ended(now).map(|hold| (Box::from(hold.owner), hold.token))
+}
+
+/// Bounds the leases of a value that came from outside.
+fn clamp(entry: &mut Entry, latest: Millis) {
+    let Some(lock) = &entry.lock else { return };
+    let beyond: Vec<Box<[u8]>> =
+        lock.holds().filter(|hold| hold.deadline > latest).map(|hold| Box::from(hold.owner)).collect();
+    for owner in beyond {
+        if let Some(hold) = entry.hold(&owner) {
+            let clamped = Hold { owner: &owner, deadline: latest, ..hold };
+            entry.commit(&Change::Hold(clamped));
+        }
+    }
+}
+
+/// Makes the ticket of a place anew in the value that stands at the key now.
+fn recreate(entry: &mut Entry, line: &Line, number: u64) {
+    let Some(place) = line.places.get(number) else { return };
+    let claim = place.claim.unwrap_or(0);
+    entry.commit(&Change::Ticket { number, owner: &place.owner, limit: place.limit, claim });
+}

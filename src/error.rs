@@ -1,0 +1,86 @@
+//! Every error a client can get from the module, with its exact text.
+
+use std::fmt;
+
+/// Why a request was refused. Nothing has changed when one of these is answered.
+///
+/// `Display` is the text on the wire: the first word is the code that clients dispatch on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Error {
+    /// The owner does not hold the lock, or not under the token it named, or no longer.
+    NotHeld,
+    /// `DLOCK.CHECK`: nobody holds the lock under that token now.
+    Fenced,
+    /// Waiting would never end; the text names the circle.
+    Deadlock(String),
+    /// One of the caps of the configuration is reached; the field names it.
+    Full(&'static str),
+    /// The server grants nothing for now (`dlock.quarantine-ms` after a start or promotion).
+    Quarantine,
+    /// The server grants nothing for now (`dlock.grants no`).
+    Draining,
+    /// The key holds something that is not a lock.
+    WrongType,
+    /// Decisions are made on the primary only.
+    ReadOnly,
+    /// The internal effect command came from a client.
+    Internal,
+    /// An earlier panic left the module's state in doubt; it refuses everything until a restart.
+    Poisoned,
+    /// Wrong arity, as the server words it.
+    Arity(&'static str),
+    /// An argument is not what it may be: its name, and what it may be.
+    Argument(&'static str, String),
+    /// An option that the command does not know.
+    UnknownOption(String),
+    /// The same option, or two options that exclude each other.
+    Conflict(&'static str, &'static str),
+    /// A documented option that this version does not offer.
+    NotBuilt(&'static str),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NotHeld => f.write_str("NOTHELD the owner does not hold this lock (under this token)"),
+            Error::Fenced => f.write_str("FENCED the lock is not held under this token"),
+            Error::Deadlock(circle) => write!(f, "DEADLOCK waiting would never end: {circle}"),
+            Error::Full(cap) => write!(f, "QUEUEFULL {cap} is reached"),
+            Error::Quarantine => {
+                f.write_str("QUARANTINE no grants yet: dlock.quarantine-ms since the start or promotion is not over")
+            }
+            Error::Draining => f.write_str("QUARANTINE no grants: dlock.grants is no"),
+            Error::WrongType => f.write_str("WRONGTYPE the key holds a value that is not a lock"),
+            Error::ReadOnly => f.write_str("READONLY locks are taken and given back on the primary only"),
+            Error::Internal => f.write_str("ERR DLOCK.APPLY is for replication and the AOF only"),
+            Error::Poisoned => f.write_str(
+                "ERR dlock stopped serving after an internal fault; see the server log and restart the server",
+            ),
+            Error::Arity(command) => write!(f, "ERR wrong number of arguments for '{command}' command"),
+            Error::Argument(name, must) => write!(f, "ERR {name} must be {must}"),
+            Error::UnknownOption(option) => write!(f, "ERR unknown option '{option}'"),
+            Error::Conflict(first, second) if first == second => write!(f, "ERR {first} is given twice"),
+            Error::Conflict(first, second) => write!(f, "ERR {first} cannot be combined with {second}"),
+            Error::NotBuilt(option) => write!(f, "ERR {option} is not supported by this version of dlock"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Bytes of a client as they may stand in an error or a log line: printable ASCII as it is, the rest as `\xhh`,
+/// cut after `most` bytes of input.
+pub fn escaped(bytes: &[u8], most: usize) -> String {
+    let mut text = String::new();
+    for &byte in bytes.iter().take(most) {
+        match byte {
+            b'\\' | b'\'' | b'"' => text.extend(['\\', byte as char]),
+            0x20..=0x7e => text.push(byte as char),
+            _ => text.push_str(&format!("\\x{byte:02x}")),
+        }
+    }
+    if bytes.len() > most {
+        text.push_str("...");
+    }
+    text
+}
