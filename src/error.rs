@@ -25,6 +25,8 @@ pub enum Error {
     ReadOnly,
     /// The internal effect command came from a client.
     Internal,
+    /// The command was called from within an event of the module itself (by another module's callback).
+    Busy,
     /// An earlier panic left the module's state in doubt; it refuses everything until a restart.
     Poisoned,
     /// Wrong arity, as the server words it.
@@ -53,6 +55,7 @@ impl fmt::Display for Error {
             Error::WrongType => f.write_str("WRONGTYPE the key holds a value that is not a lock"),
             Error::ReadOnly => f.write_str("READONLY locks are taken and given back on the primary only"),
             Error::Internal => f.write_str("ERR DLOCK.APPLY is for replication and the AOF only"),
+            Error::Busy => f.write_str("ERR dlock cannot be called from within its own events"),
             Error::Poisoned => f.write_str(
                 "ERR dlock stopped serving after an internal fault; see the server log and restart the server",
             ),

@@ -35,7 +35,10 @@ pub fn run<K: Keyspace>(call: &mut Call<K>, mut args: Args, fair: bool) -> Resul
     };
     let ask = Ask {
         owner: named.as_ref().map_or(owner, |named| named.as_bytes()),
-        lease: options.lease.unwrap_or(call.defaults.lease_ms).min(call.longest_lease()),
+        lease: options
+            .lease
+            .unwrap_or(call.defaults.lease_ms)
+            .min(call.longest_lease()),
         wait: match options.block.filter(|_| waits) {
             None => Wait::No,
             Some(0) => Wait::For(None),
@@ -68,7 +71,10 @@ fn parse<K: Keyspace>(call: &Call<K>, mut args: Args, fair: bool) -> Result<Opti
         } else if fair && is(word, "CLAIM") {
             let ms = args.integer("CLAIM", 1..=call.defaults.max_claim_ms)?;
             once(&mut options.claim, "CLAIM", ms)?;
-        } else if let Some(option) = ["SHARED", "LIMIT", "SESSION", "NOTIFY"].into_iter().find(|o| is(word, o)) {
+        } else if let Some(option) = ["SHARED", "LIMIT", "SESSION", "NOTIFY"]
+            .into_iter()
+            .find(|o| is(word, o))
+        {
             return Err(Error::NotBuilt(option));
         } else {
             return Err(unknown(word));

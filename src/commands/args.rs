@@ -33,14 +33,26 @@ impl<'a> Args<'a> {
     pub fn owner(&mut self) -> Result<&'a [u8], Error> {
         let owner = self.word()?;
         if owner.is_empty() || owner.len() > MAX_OWNER {
-            return Err(Error::Argument("owner", format!("1 to {MAX_OWNER} bytes long")));
+            return Err(Error::Argument(
+                "owner",
+                format!("1 to {MAX_OWNER} bytes long"),
+            ));
         }
         Ok(owner)
     }
 
     /// The next word as a decimal integer within `range`; `name` stands in the error.
-    pub fn integer(&mut self, name: &'static str, range: RangeInclusive<u64>) -> Result<u64, Error> {
-        let must = || Error::Argument(name, format!("an integer from {} to {}", range.start(), range.end()));
+    pub fn integer(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<u64>,
+    ) -> Result<u64, Error> {
+        let must = || {
+            Error::Argument(
+                name,
+                format!("an integer from {} to {}", range.start(), range.end()),
+            )
+        };
         let value = integer(self.next().ok_or_else(must)?).ok_or_else(must)?;
         let value = u64::try_from(value).map_err(|_| must())?;
         range.contains(&value).then_some(value).ok_or_else(must)
@@ -48,12 +60,18 @@ impl<'a> Args<'a> {
 
     /// Whether the next word is meant as a number: so an optional number is told from an option.
     pub fn at_number(&self) -> bool {
-        self.rest.first().and_then(|word| word.first()).is_some_and(|c| matches!(c, b'0'..=b'9' | b'-' | b'+' | b'.'))
+        self.rest
+            .first()
+            .and_then(|word| word.first())
+            .is_some_and(|c| matches!(c, b'0'..=b'9' | b'-' | b'+' | b'.'))
     }
 
     /// Errors with the server's arity error if words are left.
     pub fn end(self) -> Result<(), Error> {
-        self.rest.is_empty().then_some(()).ok_or(Error::Arity(self.command))
+        self.rest
+            .is_empty()
+            .then_some(())
+            .ok_or(Error::Arity(self.command))
     }
 }
 
@@ -85,5 +103,7 @@ fn integer(word: &[u8]) -> Option<i64> {
         [b'1'..=b'9', rest @ ..] => rest.iter().all(u8::is_ascii_digit),
         _ => false,
     };
-    plain.then(|| std::str::from_utf8(word).ok()?.parse().ok()).flatten()
+    plain
+        .then(|| std::str::from_utf8(word).ok()?.parse().ok())
+        .flatten()
 }

@@ -18,7 +18,9 @@ pub fn renew<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, E
     while let Some(word) = args.next() {
         read_token(&mut args, word, &mut token)?;
     }
-    call.engine.renew(call.keys, call.now, name, owner, token, lease).map(Reply::Integer)
+    call.engine
+        .renew(call.keys, call.now, name, owner, token, lease)
+        .map(Reply::Integer)
 }
 
 /// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
@@ -34,7 +36,9 @@ pub fn release<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply,
             read_token(&mut args, word, &mut token)?;
         }
     }
-    let left = call.engine.release(call.keys, call.now, name, owner, token, leave)?;
+    let left = call
+        .engine
+        .release(call.keys, call.now, name, owner, token, leave)?;
     Ok(Reply::Integer(u64::from(left)))
 }
 

@@ -50,7 +50,9 @@ pub fn info<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Er
     let most = usize::try_from(count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     let (now, caller) = (call.now, call.caller);
     let (engine, lock) = call.lock(name)?;
-    let Some(view) = engine.view(lock, now, name, most) else { return Ok(Reply::NullArray) };
+    let Some(view) = engine.view(lock, now, name, most) else {
+        return Ok(Reply::NullArray);
+    };
     let state = match view.state {
         State::Held => "held",
         State::Reserved => "reserved",
@@ -61,8 +63,19 @@ pub fn info<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Er
         ("limit", Reply::Integer(u64::from(view.limit.to_wire()))),
         ("held", Reply::Integer(view.held as u64)),
         ("queued", Reply::Integer(view.queued as u64)),
-        ("holders", Reply::Array(view.holders.into_iter().map(holder).collect())),
-        ("queue", Reply::Array(view.queue.into_iter().map(|place| queued(place, caller)).collect())),
+        (
+            "holders",
+            Reply::Array(view.holders.into_iter().map(holder).collect()),
+        ),
+        (
+            "queue",
+            Reply::Array(
+                view.queue
+                    .into_iter()
+                    .map(|place| queued(place, caller))
+                    .collect(),
+            ),
+        ),
     ]))
 }
 
@@ -93,7 +106,10 @@ fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
         ("left-ms", place.left_ms.map_or(Reply::Null, Reply::Integer)),
         ("client", Reply::Integer(place.client)),
     ];
-    if let Some((addr, name)) = Some(place.client).filter(|id| *id != 0).and_then(|id| caller.describe(id)) {
+    if let Some((addr, name)) = Some(place.client)
+        .filter(|id| *id != 0)
+        .and_then(|id| caller.describe(id))
+    {
         fields.push(("addr", Reply::Bulk(addr)));
         fields.push(("name", Reply::Bulk(name)));
     }
@@ -105,6 +121,9 @@ pub fn help(args: Args) -> Result<Reply, Error> {
     args.end()?;
     let lines = COMMANDS.iter().filter(|spec| !spec.internal());
     Ok(Reply::Array(
-        lines.flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)]).map(|l| Reply::Bulk(l.into())).collect(),
+        lines
+            .flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)])
+            .map(|l| Reply::Bulk(l.into()))
+            .collect(),
     ))
 }

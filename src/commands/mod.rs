@@ -85,7 +85,11 @@ pub enum Reply {
 /// Runs a command. Takes its words after the command's name.
 ///
 /// Errors: every one of [`Error`]; nothing has changed then.
-pub fn execute<K: Keyspace>(spec: &'static Spec, call: &mut Call<K>, words: &[&[u8]]) -> Result<Reply, Error> {
+pub fn execute<K: Keyspace>(
+    spec: &'static Spec,
+    call: &mut Call<K>,
+    words: &[&[u8]],
+) -> Result<Reply, Error> {
     let args = Args::new(spec.name, words);
     if spec.access == Access::Write && !call.primary {
         return Err(Error::ReadOnly);
@@ -109,13 +113,19 @@ pub fn execute<K: Keyspace>(spec: &'static Spec, call: &mut Call<K>, words: &[&[
 impl<K: Keyspace> Call<'_, K> {
     /// The lock that the next word names.
     fn name<'a>(&self, args: &mut Args<'a>) -> Result<NameRef<'a>, Error> {
-        Ok(NameRef { db: self.db, key: args.word()? })
+        Ok(NameRef {
+            db: self.db,
+            key: args.word()?,
+        })
     }
 
     /// The lock at a name as it stands, for commands that only look.
     ///
     /// Errors if the key holds something else.
-    fn lock(&mut self, name: NameRef) -> Result<(&Engine, Option<&crate::engine::lock::Lock>), Error> {
+    fn lock(
+        &mut self,
+        name: NameRef,
+    ) -> Result<(&Engine, Option<&crate::engine::lock::Lock>), Error> {
         let entry = self.keys.entry(name);
         if entry.foreign {
             return Err(Error::WrongType);

@@ -10,7 +10,9 @@ pub fn cancel<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, 
     let name = call.name(&mut args)?;
     let owner = args.owner()?;
     args.end()?;
-    call.engine.cancel(call.keys, call.now, name, owner).map(|removed| Reply::Integer(u64::from(removed)))
+    call.engine
+        .cancel(call.keys, call.now, name, owner)
+        .map(|removed| Reply::Integer(u64::from(removed)))
 }
 
 /// How many stand before an owner: `key owner`.
@@ -19,5 +21,7 @@ pub fn position<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply
     let owner = args.owner()?;
     args.end()?;
     let (engine, lock) = call.lock(name)?;
-    Ok(engine.position(lock, name, owner).map_or(Reply::Null, |rank| Reply::Integer(rank as u64)))
+    Ok(engine
+        .position(lock, name, owner)
+        .map_or(Reply::Null, |rank| Reply::Integer(rank as u64)))
 }

@@ -89,15 +89,30 @@ pub struct Spec {
 }
 
 const fn arg(name: &'static str, kind: Kind) -> Arg {
-    Arg { name, kind, token: None, optional: false }
+    Arg {
+        name,
+        kind,
+        token: None,
+        optional: false,
+    }
 }
 
 const fn maybe(name: &'static str, kind: Kind) -> Arg {
-    Arg { name, kind, token: None, optional: true }
+    Arg {
+        name,
+        kind,
+        token: None,
+        optional: true,
+    }
 }
 
 const fn option(token: &'static str, name: &'static str) -> Arg {
-    Arg { name, kind: Kind::Integer, token: Some(token), optional: true }
+    Arg {
+        name,
+        kind: Kind::Integer,
+        token: Some(token),
+        optional: true,
+    }
 }
 
 const KEY: Arg = arg("key", Kind::Key);

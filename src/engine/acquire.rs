@@ -5,7 +5,9 @@ use super::deadline::Due;
 use super::line::{Line, Place, Request, RequestId, UPGRADE};
 use super::lock::Hold;
 use super::token::TokenClock;
-use super::{Counters, Engine, Entry, Event, Grant, Keyspace, Limit, Millis, NameRef, Now, Outcome, Policy};
+use super::{
+    Counters, Engine, Entry, Event, Grant, Keyspace, Limit, Millis, NameRef, Now, Outcome, Policy,
+};
 use crate::error::{escaped, Error};
 
 /// A request for a lock.
@@ -52,7 +54,13 @@ impl Engine {
     ///
     /// Errors: `WrongType`, `Full` for each cap, `Quarantine` and `Draining` while nothing is granted, `Deadlock` for a
     /// second waiting upgrade, `Argument` when the hold count would overflow. Nothing has changed then.
-    pub fn acquire(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef, ask: &Ask) -> Result<Answer, Error> {
+    pub fn acquire(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+    ) -> Result<Answer, Error> {
         self.settle(keys, now, name);
         let entry = keys.entry(name);
         if entry.foreign {
@@ -100,7 +108,13 @@ impl Engine {
     }
 
     /// A grant or re-entry that needs no place in the queue.
-    fn grant_now(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef, ask: &Ask) -> Result<Answer, Error> {
+    fn grant_now(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+    ) -> Result<Answer, Error> {
         let entry = keys.entry(name);
         let grant = take(
             &mut self.clock,
@@ -108,7 +122,12 @@ impl Engine {
             &mut self.counters,
             entry,
             now,
-            Claim { owner: ask.owner, limit: ask.limit, lease: ask.lease, holds: ask.holds },
+            Claim {
+                owner: ask.owner,
+                limit: ask.limit,
+                lease: ask.lease,
+                holds: ask.holds,
+            },
         )?;
         if grant.holds == grant.added {
             self.counters.grants_immediate += 1;
@@ -118,7 +137,13 @@ impl Engine {
     }
 
     /// A holder asks for a stricter limit: it waits only for the other holders, ahead of the queue.
-    fn upgrade(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef, ask: &Ask) -> Result<Answer, Error> {
+    fn upgrade(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+    ) -> Result<Answer, Error> {
         let entry = keys.entry(name);
         if self.policy.granting(now) && entry.admits(ask.owner, ask.limit) {
             return self.grant_now(keys, now, name, ask);
@@ -127,13 +152,20 @@ impl Engine {
             return Err(Error::Draining);
         }
         if ask.wait == Wait::No {
-            return if self.policy.quarantined(now) { Err(Error::Quarantine) } else { Ok(Answer::Null) };
+            return if self.policy.quarantined(now) {
+                Err(Error::Quarantine)
+            } else {
+                Ok(Answer::Null)
+            };
         }
         let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
         let line = self.lines.make(&kept);
         match &mut line.upgrade {
             Some(place) if *place.owner != *ask.owner => {
-                let circle = format!("'{}' waits to upgrade the same lock already", escaped(&place.owner, 64));
+                let circle = format!(
+                    "'{}' waits to upgrade the same lock already",
+                    escaped(&place.owner, 64)
+                );
                 return Err(Error::Deadlock(circle));
             }
             Some(place) => place.limit = place.limit.min(ask.limit),
@@ -166,7 +198,11 @@ impl Engine {
         let number = match place {
             Some(number) => number,
             None => {
-                let first = line.places.front().map(|(number, _)| number - 1).filter(|_| holder);
+                let first = line
+                    .places
+                    .front()
+                    .map(|(number, _)| number - 1)
+                    .filter(|_| holder);
                 let number = first.unwrap_or_else(|| self.clock.next(now));
                 let mut fresh = Place::new(ask, now.ms());
                 fresh.claim = fresh.claim.filter(|_| !holder);
@@ -181,10 +217,18 @@ impl Engine {
             let before = (place.limit, place.claim);
             place.limit = place.limit.min(ask.limit);
             place.claim = ask.ticket.filter(|_| !holder).or(place.claim);
-            let known = entry.lock.as_ref().is_some_and(|lock| lock.ticket(number).is_some());
+            let known = entry
+                .lock
+                .as_ref()
+                .is_some_and(|lock| lock.ticket(number).is_some());
             if let Some(claim) = place.claim {
                 if !known || before != (place.limit, place.claim) {
-                    entry.commit(&Change::Ticket { number, owner: ask.owner, limit: place.limit, claim });
+                    entry.commit(&Change::Ticket {
+                        number,
+                        owner: ask.owner,
+                        limit: place.limit,
+                        claim,
+                    });
                 }
             }
         }
@@ -210,7 +254,11 @@ impl Engine {
             }
             _ => None,
         };
-        if let Some(place) = self.lines.get_mut(name).and_then(|line| line.place_mut(number)) {
+        if let Some(place) = self
+            .lines
+            .get_mut(name)
+            .and_then(|line| line.place_mut(number))
+        {
             if let Some((_, due)) = place.absent.take() {
                 self.deadlines.remove(due);
             }
@@ -276,12 +324,17 @@ pub(super) fn take(
     claim: Claim,
 ) -> Result<Grant, Error> {
     let asked = now.ms().saturating_add(claim.lease);
-    let held = entry.hold(claim.owner).map(|hold| (hold.token, hold.holds, hold.deadline, hold.limit));
+    let held = entry
+        .hold(claim.owner)
+        .map(|hold| (hold.token, hold.holds, hold.deadline, hold.limit));
     let before = held.map_or(0, |(_, holds, ..)| holds);
     let holds = match claim.holds {
         Some(least) => before.max(least),
         None => before.checked_add(1).ok_or_else(|| {
-            Error::Argument("the hold count", format!("at most {}: it would overflow", u32::MAX))
+            Error::Argument(
+                "the hold count",
+                format!("at most {}: it would overflow", u32::MAX),
+            )
         })?,
     };
     let (token, limit, deadline) = match held {
@@ -301,9 +354,19 @@ pub(super) fn take(
     }
     let unchanged = held == Some((token, holds, deadline, limit));
     if !unchanged {
-        entry.commit(&Change::Hold(Hold { owner: claim.owner, token, deadline, holds, limit }));
+        entry.commit(&Change::Hold(Hold {
+            owner: claim.owner,
+            token,
+            deadline,
+            holds,
+            limit,
+        }));
     }
-    Ok(Grant { token, holds, added: holds - before })
+    Ok(Grant {
+        token,
+        holds,
+        added: holds - before,
+    })
 }
 
 impl Policy {

@@ -45,16 +45,25 @@ impl End {
     ];
 
     fn letter(self) -> u8 {
-        Self::ALL.iter().find(|(end, ..)| *end == self).map_or(b'd', |(_, letter, _)| *letter)
+        Self::ALL
+            .iter()
+            .find(|(end, ..)| *end == self)
+            .map_or(b'd', |(_, letter, _)| *letter)
     }
 
     fn of(letter: u8) -> Option<End> {
-        Self::ALL.iter().find(|(_, l, _)| *l == letter).map(|(end, ..)| *end)
+        Self::ALL
+            .iter()
+            .find(|(_, l, _)| *l == letter)
+            .map(|(end, ..)| *end)
     }
 
     /// The word that unlock messages and events use.
     pub fn word(self) -> &'static str {
-        Self::ALL.iter().find(|(end, ..)| *end == self).map_or("removed", |(.., word)| word)
+        Self::ALL
+            .iter()
+            .find(|(end, ..)| *end == self)
+            .map_or("removed", |(.., word)| word)
     }
 }
 
@@ -114,7 +123,12 @@ impl Change<'_> {
                 number(effect, *token);
                 bytes(effect, owner);
             }
-            Change::Ticket { number: at, owner, limit, claim } => {
+            Change::Ticket {
+                number: at,
+                owner,
+                limit,
+                claim,
+            } => {
                 effect.push(b't');
                 number(effect, *at);
                 field(effect, *claim);
@@ -125,7 +139,9 @@ impl Change<'_> {
                 effect.push(b'u');
                 number(effect, *at);
             }
-            Change::Watch(watched) => effect.extend_from_slice(if *watched { b"w1" } else { b"w0" }),
+            Change::Watch(watched) => {
+                effect.extend_from_slice(if *watched { b"w1" } else { b"w0" })
+            }
         }
     }
 }
@@ -148,7 +164,13 @@ pub fn rebuild(lock: &Lock) -> Vec<u8> {
         Change::Hold(hold).write(&mut effect);
     }
     for (number, ticket) in lock.tickets() {
-        Change::Ticket { number, owner: &ticket.owner, limit: ticket.limit, claim: ticket.claim }.write(&mut effect);
+        Change::Ticket {
+            number,
+            owner: &ticket.owner,
+            limit: ticket.limit,
+            claim: ticket.claim,
+        }
+        .write(&mut effect);
     }
     effect
 }
@@ -176,15 +198,30 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
             let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
             let owner = read_bytes(rest)?;
             let sound = first > 0 && first < MAX_TOKEN && holds > 0;
-            sound.then_some(Change::Hold(Hold { owner, token: first, deadline, holds, limit }))
+            sound.then_some(Change::Hold(Hold {
+                owner,
+                token: first,
+                deadline,
+                holds,
+                limit,
+            }))
         }
         b't' => {
             let claim = read_field(rest)?;
             let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
             let owner = read_bytes(rest)?;
-            (first > 0 && first < MAX_TOKEN).then_some(Change::Ticket { number: first, owner, limit, claim })
+            (first > 0 && first < MAX_TOKEN).then_some(Change::Ticket {
+                number: first,
+                owner,
+                limit,
+                claim,
+            })
         }
-        letter => Some(Change::Unhold { token: first, end: End::of(*letter)?, owner: read_bytes(rest)? }),
+        letter => Some(Change::Unhold {
+            token: first,
+            end: End::of(*letter)?,
+            owner: read_bytes(rest)?,
+        }),
     }
 }
 
@@ -227,7 +264,9 @@ fn read_number(rest: &mut &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
     }
-    text.iter().try_fold(0_u64, |sum, digit| sum.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
+    text.iter().try_fold(0_u64, |sum, digit| {
+        sum.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
+    })
 }
 
 fn read_field(rest: &mut &[u8]) -> Option<u64> {

@@ -46,24 +46,44 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
     let mut before: Option<&[u8]> = None;
     for _ in 0..read_number(&mut rest)? {
         let (token, deadline) = (read_number(&mut rest)?, read_number(&mut rest)?);
-        let (holds, limit) = (read_small(&mut rest)?, Limit::from_wire(read_small(&mut rest)?)?);
+        let (holds, limit) = (
+            read_small(&mut rest)?,
+            Limit::from_wire(read_small(&mut rest)?)?,
+        );
         let owner = read_owner(&mut rest)?;
-        let sound = token > 0 && token < MAX_TOKEN && holds > 0 && before.map_or(true, |before| before < owner);
+        let sound = token > 0
+            && token < MAX_TOKEN
+            && holds > 0
+            && before.map_or(true, |before| before < owner);
         if !sound {
             return None;
         }
         before = Some(owner);
-        lock.apply(&Change::Hold(Hold { owner, token, deadline, holds, limit }));
+        lock.apply(&Change::Hold(Hold {
+            owner,
+            token,
+            deadline,
+            holds,
+            limit,
+        }));
     }
     let mut last = 0;
     for _ in 0..read_number(&mut rest)? {
         let (at, claim) = (read_number(&mut rest)?, read_number(&mut rest)?);
-        let (limit, owner) = (Limit::from_wire(read_small(&mut rest)?)?, read_owner(&mut rest)?);
+        let (limit, owner) = (
+            Limit::from_wire(read_small(&mut rest)?)?,
+            read_owner(&mut rest)?,
+        );
         if at <= last || at >= MAX_TOKEN {
             return None;
         }
         last = at;
-        lock.apply(&Change::Ticket { number: at, owner, limit, claim });
+        lock.apply(&Change::Ticket {
+            number: at,
+            owner,
+            limit,
+            claim,
+        });
     }
     (rest.is_empty() && !lock.is_empty()).then_some(lock)
 }

@@ -62,13 +62,23 @@ impl Holders {
     /// The strictest limit when one holder with `mine` is left out.
     pub fn strictest_beside(&self, mine: Limit) -> Option<Limit> {
         let counted = |(limit, count): (&Limit, &usize)| *count > usize::from(*limit == mine);
-        self.by_limit.iter().find(|entry| counted(*entry)).map(|(limit, _)| *limit)
+        self.by_limit
+            .iter()
+            .find(|entry| counted(*entry))
+            .map(|(limit, _)| *limit)
     }
 
     /// Makes this owner's hold exactly this one.
     pub fn put(&mut self, hold: &Hold) {
-        let owner = self.remove(hold.owner).unwrap_or_else(|| Arc::from(hold.owner));
-        let kept = Kept { token: hold.token, deadline: hold.deadline, holds: hold.holds, limit: hold.limit };
+        let owner = self
+            .remove(hold.owner)
+            .unwrap_or_else(|| Arc::from(hold.owner));
+        let kept = Kept {
+            token: hold.token,
+            deadline: hold.deadline,
+            holds: hold.holds,
+            limit: hold.limit,
+        };
         self.by_deadline.insert((hold.deadline, owner.clone()));
         *self.by_limit.entry(hold.limit).or_default() += 1;
         self.by_owner.insert(owner, kept);
@@ -90,5 +100,11 @@ impl Holders {
 }
 
 fn view<'a>((owner, kept): (&'a Arc<[u8]>, &'a Kept)) -> Hold<'a> {
-    Hold { owner, token: kept.token, deadline: kept.deadline, holds: kept.holds, limit: kept.limit }
+    Hold {
+        owner,
+        token: kept.token,
+        deadline: kept.deadline,
+        holds: kept.holds,
+        limit: kept.limit,
+    }
 }

@@ -3,7 +3,10 @@
 use super::change::{Change, End};
 use super::line::{RequestId, UPGRADE};
 use super::lock::Hold;
-use super::{Engine, Entry, Event, Grant, Keyspace, Millis, Name, NameRef, Now, Outcome, Token, Undelivered, Wake};
+use super::{
+    Engine, Entry, Event, Grant, Keyspace, Millis, Name, NameRef, Now, Outcome, Token, Undelivered,
+    Wake,
+};
 use crate::error::Error;
 
 impl Engine {
@@ -21,9 +24,15 @@ impl Engine {
     ) -> Result<Millis, Error> {
         let entry = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
-        let deadline = self.policy.bounded(hold.token, now.ms().saturating_add(lease));
+        let deadline = self
+            .policy
+            .bounded(hold.token, now.ms().saturating_add(lease));
         if deadline != hold.deadline {
-            entry.commit(&Change::Hold(Hold { owner, deadline, ..hold }));
+            entry.commit(&Change::Hold(Hold {
+                owner,
+                deadline,
+                ..hold
+            }));
         }
         self.counters.renewals += 1;
         self.rewatch(keys, now, name);
@@ -48,7 +57,10 @@ impl Engine {
             None => hold.holds - 1,
             Some(left) if left <= hold.holds => left,
             Some(_) => {
-                let most = format!("an integer from 0 to the hold count, which is {}", hold.holds);
+                let most = format!(
+                    "an integer from 0 to the hold count, which is {}",
+                    hold.holds
+                );
                 return Err(Error::Argument("HOLDS", most));
             }
         };
@@ -71,10 +83,15 @@ impl Engine {
         owner: Option<&[u8]>,
     ) -> Result<usize, Error> {
         let entry = self.settled(keys, now, name)?;
-        let Some(lock) = &entry.lock else { return Ok(0) };
+        let Some(lock) = &entry.lock else {
+            return Ok(0);
+        };
         let chosen = |hold: &Hold| owner.map_or(true, |owner| owner == hold.owner);
-        let ended: Vec<(Vec<u8>, Token)> =
-            lock.holds().filter(chosen).map(|hold| (hold.owner.to_vec(), hold.token)).collect();
+        let ended: Vec<(Vec<u8>, Token)> = lock
+            .holds()
+            .filter(chosen)
+            .map(|hold| (hold.owner.to_vec(), hold.token))
+            .collect();
         for (owner, token) in &ended {
             end(entry, owner, *token, End::Forced);
             self.counters.forced += 1;
@@ -86,17 +103,35 @@ impl Engine {
     /// Removes the owner's place from the queue; whoever waits on it is answered null. Gives whether there was one.
     ///
     /// Errors: `WrongType`.
-    pub fn cancel(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef, owner: &[u8]) -> Result<bool, Error> {
+    pub fn cancel(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        owner: &[u8],
+    ) -> Result<bool, Error> {
         let entry = self.settled(keys, now, name)?;
-        let Some(line) = self.lines.get_mut(name) else { return Ok(false) };
+        let Some(line) = self.lines.get_mut(name) else {
+            return Ok(false);
+        };
         let place = match line.number_of(owner) {
             Some(number) => {
-                if entry.lock.as_ref().is_some_and(|lock| lock.ticket(number).is_some()) {
+                if entry
+                    .lock
+                    .as_ref()
+                    .is_some_and(|lock| lock.ticket(number).is_some())
+                {
                     entry.commit(&Change::Unticket { number });
                 }
                 line.remove(number)
             }
-            None if line.upgrade.as_ref().is_some_and(|place| *place.owner == *owner) => line.upgrade.take(),
+            None if line
+                .upgrade
+                .as_ref()
+                .is_some_and(|place| *place.owner == *owner) =>
+            {
+                line.upgrade.take()
+            }
             None => None,
         };
         let Some(place) = place else { return Ok(false) };
@@ -113,8 +148,12 @@ impl Engine {
     /// Takes back what undelivered grants added, and no more: other connections of the owner keep theirs.
     pub(super) fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
         for Undelivered { name, owner, grant } in std::mem::take(&mut self.undelivered) {
-            let Ok(entry) = self.settled(keys, now, name.lend()) else { continue };
-            let Ok(hold) = held(entry, &owner, Some(grant.token)) else { continue };
+            let Ok(entry) = self.settled(keys, now, name.lend()) else {
+                continue;
+            };
+            let Ok(hold) = held(entry, &owner, Some(grant.token)) else {
+                continue;
+            };
             let left = hold.holds.saturating_sub(grant.added);
             lower(entry, &owner, left);
             if left == 0 {
@@ -135,16 +174,25 @@ impl Engine {
                 self.deadlines.remove(due);
             }
             self.requests.remove(&request.id);
-            self.wakes.push(Wake { id: request.id, outcome: outcome.clone() });
+            self.wakes.push(Wake {
+                id: request.id,
+                outcome: outcome.clone(),
+            });
         }
     }
 
     /// The request with this name leaves its place: its time is up or its connection has ended. The place stays while
     /// others wait on it, or as an absent ticket for its claim window.
     pub(super) fn depart(&mut self, id: RequestId, now: Now) {
-        let Some((name, number)) = self.requests.remove(&id) else { return };
-        let Some(line) = self.lines.get_mut(name.lend()) else { return };
-        let Some(place) = line.place_mut(number) else { return };
+        let Some((name, number)) = self.requests.remove(&id) else {
+            return;
+        };
+        let Some(line) = self.lines.get_mut(name.lend()) else {
+            return;
+        };
+        let Some(place) = line.place_mut(number) else {
+            return;
+        };
         if let Some(at) = place.requests.iter().position(|request| request.id == id) {
             if let Some((_, due)) = place.requests.remove(at).until {
                 self.deadlines.remove(due);
@@ -157,12 +205,18 @@ impl Engine {
             Some(0) => line.lapsed.push(number),
             Some(claim) => {
                 let until = now.ms().saturating_add(claim);
-                let due = self.deadlines.add(until, super::deadline::Due::Window(name, number));
+                let due = self
+                    .deadlines
+                    .add(until, super::deadline::Due::Window(name, number));
                 place.absent = Some((until, due));
                 return;
             }
             None => {
-                let gone = if number == UPGRADE { line.upgrade.take() } else { line.remove(number) };
+                let gone = if number == UPGRADE {
+                    line.upgrade.take()
+                } else {
+                    line.remove(number)
+                };
                 self.places -= usize::from(gone.is_some());
             }
         }
@@ -196,11 +250,17 @@ fn held(entry: &Entry, owner: &[u8], token: Option<Token>) -> Result<Hold<'stati
 
 /// Brings the owner's hold count down; at 0 the hold is given up. The deadline stays.
 fn lower(entry: &mut Entry, owner: &[u8], holds: u32) {
-    let Ok(hold) = held(entry, owner, None) else { return };
+    let Ok(hold) = held(entry, owner, None) else {
+        return;
+    };
     if holds == 0 {
         end(entry, owner, hold.token, End::Released);
     } else if holds != hold.holds {
-        entry.commit(&Change::Hold(Hold { owner, holds, ..hold }));
+        entry.commit(&Change::Hold(Hold {
+            owner,
+            holds,
+            ..hold
+        }));
     }
 }
 

@@ -166,12 +166,26 @@ impl Lines {
     /// The full name under which a line is kept.
     pub fn name(&self, name: NameRef) -> Option<Name> {
         let (key, _) = self.dbs.get(name.db as usize)?.get_key_value(name.key)?;
-        Some(Name { db: name.db, key: key.clone() })
+        Some(Name {
+            db: name.db,
+            key: key.clone(),
+        })
     }
 
     /// All names of a database, or of all databases.
     pub fn names(&self, db: Option<u32>) -> Vec<Name> {
-        let chosen = self.dbs.iter().enumerate().filter(|(at, _)| db.map_or(true, |db| db as usize == *at));
-        chosen.flat_map(|(at, lines)| lines.keys().map(move |key| Name { db: at as u32, key: key.clone() })).collect()
+        let chosen = self
+            .dbs
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| db.map_or(true, |db| db as usize == *at));
+        chosen
+            .flat_map(|(at, lines)| {
+                lines.keys().map(move |key| Name {
+                    db: at as u32,
+                    key: key.clone(),
+                })
+            })
+            .collect()
     }
 }

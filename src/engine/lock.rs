@@ -80,12 +80,23 @@ impl Sole {
     fn new(hold: &Hold) -> Option<Sole> {
         let len = NonZeroU8::new(u8::try_from(hold.owner.len()).ok()?)?;
         let mut owner = [0; INLINE];
-        owner.get_mut(..hold.owner.len())?.copy_from_slice(hold.owner);
-        Some(Sole { token: hold.token, deadline: hold.deadline, holds: hold.holds, limit: hold.limit, len, owner })
+        owner
+            .get_mut(..hold.owner.len())?
+            .copy_from_slice(hold.owner);
+        Some(Sole {
+            token: hold.token,
+            deadline: hold.deadline,
+            holds: hold.holds,
+            limit: hold.limit,
+            len,
+            owner,
+        })
     }
 
     fn owner(&self) -> &[u8] {
-        self.owner.get(..usize::from(self.len.get())).unwrap_or_default()
+        self.owner
+            .get(..usize::from(self.len.get()))
+            .unwrap_or_default()
     }
 
     fn hold(&self) -> Option<Hold<'_>> {
@@ -175,7 +186,11 @@ impl Lock {
             Lock::Sole(_) => None,
             Lock::Full(full) => Some(full),
         };
-        full.into_iter().flat_map(|full| full.tickets.iter().map(|(number, ticket)| (*number, ticket)))
+        full.into_iter().flat_map(|full| {
+            full.tickets
+                .iter()
+                .map(|(number, ticket)| (*number, ticket))
+        })
     }
 
     /// The ticket with this number.
@@ -243,8 +258,17 @@ impl Lock {
                     self.shrink();
                 }
             },
-            Change::Ticket { number, owner, limit, claim } => {
-                let ticket = Ticket { owner: Box::from(*owner), limit: *limit, claim: *claim };
+            Change::Ticket {
+                number,
+                owner,
+                limit,
+                claim,
+            } => {
+                let ticket = Ticket {
+                    owner: Box::from(*owner),
+                    limit: *limit,
+                    claim: *claim,
+                };
                 self.full().tickets.insert(*number, ticket);
             }
             Change::Unticket { number } => {
@@ -258,6 +282,24 @@ impl Lock {
                     self.full().watched = *watched;
                     self.shrink();
                 }
+            }
+        }
+    }
+
+    /// Roughly the memory it takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        let own = std::mem::size_of::<Lock>();
+        match self {
+            Lock::Sole(_) => own,
+            Lock::Full(full) => {
+                // A holder stands in three ordered maps and shares its name among them; half a node's room is air.
+                let holders: usize = full.holders.iter().map(|hold| 200 + hold.owner.len()).sum();
+                let tickets: usize = full
+                    .tickets
+                    .values()
+                    .map(|ticket| 80 + ticket.owner.len())
+                    .sum();
+                own + std::mem::size_of::<Full>() + holders + tickets
             }
         }
     }

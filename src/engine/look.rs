@@ -89,7 +89,9 @@ impl Engine {
     /// Errors: `Fenced` if nobody does.
     pub fn check(&self, lock: Option<&Lock>, now: Now, token: Token) -> Result<(), Error> {
         let held = |hold: Hold| hold.token == token && hold.deadline > now.ms();
-        lock.is_some_and(|lock| lock.holds().any(held)).then_some(()).ok_or(Error::Fenced)
+        lock.is_some_and(|lock| lock.holds().any(held))
+            .then_some(())
+            .ok_or(Error::Fenced)
     }
 
     /// How many places stand before the owner's; none if it has no place.
@@ -98,14 +100,20 @@ impl Engine {
         match line.and_then(|line| line.places.rank(line.number_of(owner)?)) {
             Some(rank) => Some(rank),
             // On a replica, and right after a load, only the value knows the tickets.
-            None => lock?.tickets().position(|(_, ticket)| *ticket.owner == *owner),
+            None => lock?
+                .tickets()
+                .position(|(_, ticket)| *ticket.owner == *owner),
         }
     }
 
     /// What there is to see, `most` holders and places at most; none if nobody holds and nobody waits.
     pub fn view(&self, lock: Option<&Lock>, now: Now, name: NameRef, most: usize) -> Option<View> {
         let live = |hold: &Hold| hold.deadline > now.ms();
-        let mut holds: Vec<Hold> = lock.into_iter().flat_map(Lock::holds).filter(live).collect();
+        let mut holds: Vec<Hold> = lock
+            .into_iter()
+            .flat_map(Lock::holds)
+            .filter(live)
+            .collect();
         holds.sort_by_key(|hold| hold.token);
         let (queued, queue, head) = self.queue(lock, now, name, most);
         if holds.is_empty() && queued == 0 {
@@ -154,9 +162,18 @@ impl Engine {
                 left_ms: None,
                 client: 0,
             });
-            return (tickets().count(), shown.collect(), tickets().next().map(|(_, ticket)| ticket.limit));
+            return (
+                tickets().count(),
+                shown.collect(),
+                tickets().next().map(|(_, ticket)| ticket.limit),
+            );
         };
-        let places = || line.upgrade.as_deref().into_iter().chain(line.places.iter().map(|(_, place)| place));
+        let places = || {
+            line.upgrade
+                .as_deref()
+                .into_iter()
+                .chain(line.places.iter().map(|(_, place)| place))
+        };
         let shown = places().take(most).map(|place| place.view(now)).collect();
         (line.len(), shown, places().next().map(|place| place.limit))
     }

@@ -12,10 +12,10 @@
 //! After each of them the caller works through what has piled up: the changed [`Entry`]s of its [`Keyspace`], and the
 //! engine's [`Wake`]s.
 
+mod acquire;
 pub mod change;
 pub mod codec;
 pub mod deadline;
-mod acquire;
 mod holders;
 mod keep;
 pub mod line;
@@ -26,7 +26,7 @@ mod serve;
 pub mod token;
 
 pub use acquire::{Answer, Ask, Wait};
-pub use look::{HoldView, PlaceKind, PlaceView, State, View};
+pub use look::{HoldView, PlaceKind, PlaceView, State};
 
 use crate::error::Error;
 use change::{Change, End};
@@ -118,14 +118,20 @@ pub struct NameRef<'a> {
 impl Name {
     /// The same name, lent.
     pub fn lend(&self) -> NameRef<'_> {
-        NameRef { db: self.db, key: &self.key }
+        NameRef {
+            db: self.db,
+            key: &self.key,
+        }
     }
 }
 
 impl NameRef<'_> {
     /// The same name, kept.
     pub fn keep(self) -> Name {
-        Name { db: self.db, key: Rc::from(self.key) }
+        Name {
+            db: self.db,
+            key: Rc::from(self.key),
+        }
     }
 }
 
@@ -158,6 +164,12 @@ pub struct Policy {
 pub trait Keyspace {
     /// The entry of this lock, opened on first use, the same one until the event is worked off.
     fn entry(&mut self, name: NameRef) -> &mut Entry;
+
+    /// Whether this lock may be changed outside of a request now. The caller has seen to all that does not depend on
+    /// the key; a node of a cluster asks whether the key's slot is its own.
+    fn accepts(&mut self, _name: NameRef) -> bool {
+        true
+    }
 }
 
 /// One lock as an event finds and leaves it.
@@ -195,7 +207,9 @@ impl Entry {
 
     /// Whether the owner may hold with this limit beside the other holders.
     pub fn admits(&self, owner: &[u8], limit: Limit) -> bool {
-        self.lock.as_ref().map_or(true, |lock| lock.admits(owner, limit))
+        self.lock
+            .as_ref()
+            .map_or(true, |lock| lock.admits(owner, limit))
     }
 
     /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
@@ -350,6 +364,14 @@ impl Policy {
 }
 
 impl Engine {
+    /// Counts a hold that ended with its key.
+    pub fn count(&mut self, end: End) {
+        match end {
+            End::Expired => self.counters.expired += 1,
+            _ => self.counters.removed += 1,
+        }
+    }
+
     /// How many places are queued over all locks.
     pub fn places(&self) -> usize {
         self.places
@@ -367,7 +389,11 @@ impl Engine {
 
     /// When something is due next; none if nothing is.
     pub fn next_wakeup(&self) -> Option<Millis> {
-        let granting = Some(self.policy.quarantine_until).filter(|_| self.held_back && self.policy.grants);
-        [self.deadlines.next(), granting].into_iter().flatten().min()
+        let granting =
+            Some(self.policy.quarantine_until).filter(|_| self.held_back && self.policy.grants);
+        [self.deadlines.next(), granting]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }

@@ -16,7 +16,10 @@ pub struct Roster<T> {
 
 impl<T> Default for Roster<T> {
     fn default() -> Self {
-        Roster { chunks: VecDeque::new(), len: 0 }
+        Roster {
+            chunks: VecDeque::new(),
+            len: 0,
+        }
     }
 }
 
@@ -33,18 +36,27 @@ impl<T> Roster<T> {
 
     /// The first, with its number.
     pub fn front(&self) -> Option<(u64, &T)> {
-        self.chunks.front()?.front().map(|(number, value)| (*number, &**value))
+        self.chunks
+            .front()?
+            .front()
+            .map(|(number, value)| (*number, &**value))
     }
 
     /// All in order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
-        self.chunks.iter().flatten().map(|(number, value)| (*number, &**value))
+        self.chunks
+            .iter()
+            .flatten()
+            .map(|(number, value)| (*number, &**value))
     }
 
     /// The one with this number.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
         let (chunk, at) = self.find(number)?;
-        self.chunks.get_mut(chunk)?.get_mut(at).map(|(_, value)| &mut **value)
+        self.chunks
+            .get_mut(chunk)?
+            .get_mut(at)
+            .map(|(_, value)| &mut **value)
     }
 
     /// The one with this number.
@@ -56,7 +68,14 @@ impl<T> Roster<T> {
     /// How many stand before this number; none if it is not here.
     pub fn rank(&self, number: u64) -> Option<usize> {
         let (chunk, at) = self.find(number)?;
-        Some(self.chunks.iter().take(chunk).map(VecDeque::len).sum::<usize>() + at)
+        Some(
+            self.chunks
+                .iter()
+                .take(chunk)
+                .map(VecDeque::len)
+                .sum::<usize>()
+                + at,
+        )
     }
 
     /// Puts a value in its place by number. A number that is here already keeps its value: the new one comes back.
@@ -71,7 +90,8 @@ impl<T> Roster<T> {
             Ok(_) => return Err(value),
             // Arrival at the end of a full last chunk, the usual case: a fresh chunk rather than a split.
             Err(at) if at == chunk.len() && chunk.len() >= CHUNK => {
-                self.chunks.insert(index + 1, VecDeque::from([(number, value)]));
+                self.chunks
+                    .insert(index + 1, VecDeque::from([(number, value)]));
             }
             Err(at) => {
                 chunk.insert(at, (number, value));
@@ -99,13 +119,18 @@ impl<T> Roster<T> {
 
     /// The chunk that holds or would hold the number: the last one that starts at or before it.
     fn chunk_of(&self, number: u64) -> usize {
-        let starts_before = |chunk: &VecDeque<(u64, Box<T>)>| chunk.front().is_some_and(|(n, _)| *n <= number);
+        let starts_before =
+            |chunk: &VecDeque<(u64, Box<T>)>| chunk.front().is_some_and(|(n, _)| *n <= number);
         self.chunks.partition_point(starts_before).saturating_sub(1)
     }
 
     fn find(&self, number: u64) -> Option<(usize, usize)> {
         let index = self.chunk_of(number);
-        let at = self.chunks.get(index)?.binary_search_by_key(&number, |(n, _)| *n).ok()?;
+        let at = self
+            .chunks
+            .get(index)?
+            .binary_search_by_key(&number, |(n, _)| *n)
+            .ok()?;
         Some((index, at))
     }
 }

@@ -9,7 +9,10 @@ use super::deadline::{Deadlines, Due};
 use super::keep::end;
 use super::line::{Line, Place, RequestId};
 use super::lock::Hold;
-use super::{Counters, Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Policy, Token, Wake};
+use super::{
+    Counters, Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Policy, Token,
+    Wake,
+};
 use crate::error::Error;
 
 /// Grants that one settlement makes at most. A larger mass (readers by the ten thousand) is worked off in steps, so
@@ -44,16 +47,37 @@ impl Engine {
     }
 
     /// Settles what has been marked, in order, `most` locks at most. To be called only when this server would accept a
-    /// write now. Gives whether something is left.
+    /// write now. Gives whether something is left that could go on at once; what the keyspace does not accept now
+    /// stays marked (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.take_back(keys, now);
+        let mut refused = Vec::new();
         for _ in 0..most {
-            let Some(name) = self.dirty.pop_front() else { break };
-            if self.lines.get(name.lend()).is_some_and(|line| line.dirty) {
+            let Some(name) = self.dirty.pop_front() else {
+                break;
+            };
+            let Some(line) = self.lines.get(name.lend()).filter(|line| line.dirty) else {
+                continue;
+            };
+            let idle = line.is_empty();
+            if keys.accepts(name.lend()) {
                 self.settle(keys, now, name.lend());
+            } else if idle && keys.entry(name.lend()).lock.is_none() {
+                // Nobody waits here, and the lock has left with its slot.
+                self.drop_line(name.lend());
+            } else {
+                refused.push(name);
             }
         }
-        self.unsettled()
+        let more = !self.dirty.is_empty();
+        self.dirty.extend(refused);
+        more
+    }
+
+    fn drop_line(&mut self, name: NameRef) {
+        if let Some((_, due)) = self.lines.remove(name).and_then(|line| line.lease) {
+            self.deadlines.remove(due);
+        }
     }
 
     /// Works off what is due: marks the locks concerned and answers the waits whose time is up. Changes no lock.
@@ -85,13 +109,18 @@ impl Engine {
     }
 
     fn time_out(&mut self, id: RequestId, now: Now) {
-        let Some((name, _)) = self.requests.get(&id).cloned() else { return };
+        let Some((name, _)) = self.requests.get(&id).cloned() else {
+            return;
+        };
         if let Some(line) = self.lines.get_mut(name.lend()) {
             line.timeouts += 1;
         }
         self.counters.timeouts += 1;
         self.depart(id, now);
-        self.wakes.push(Wake { id, outcome: Outcome::Null });
+        self.wakes.push(Wake {
+            id,
+            outcome: Outcome::Null,
+        });
         self.mark(&name);
     }
 
@@ -154,7 +183,9 @@ impl Engine {
 
     /// Marks a lock for settlement.
     pub(super) fn mark(&mut self, name: &Name) {
-        let Some(line) = self.lines.get_mut(name.lend()) else { return };
+        let Some(line) = self.lines.get_mut(name.lend()) else {
+            return;
+        };
         if !line.dirty {
             line.dirty = true;
             self.dirty.push_back(name.clone());
@@ -169,7 +200,11 @@ impl Engine {
 
     /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
     pub(super) fn rewatch(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
-        let needed = keys.entry(name).lock.as_ref().is_some_and(|lock| lock.needs_watch());
+        let needed = keys
+            .entry(name)
+            .lock
+            .as_ref()
+            .is_some_and(|lock| lock.needs_watch());
         if needed || self.lines.get(name).is_some() {
             self.settle(keys, now, name);
         }
@@ -177,12 +212,17 @@ impl Engine {
 
     /// The key became something else under those who wait for a lock.
     fn refuse_all(&mut self, name: NameRef) {
-        let Some(mut line) = self.lines.remove(name) else { return };
+        let Some(mut line) = self.lines.remove(name) else {
+            return;
+        };
         if let Some((_, due)) = line.lease.take() {
             self.deadlines.remove(due);
         }
         let numbers: Vec<u64> = line.places.iter().map(|(number, _)| number).collect();
-        let places = numbers.into_iter().filter_map(|number| line.places.remove(number)).chain(line.upgrade.take());
+        let places = numbers
+            .into_iter()
+            .filter_map(|number| line.places.remove(number))
+            .chain(line.upgrade.take());
         for place in places.collect::<Vec<_>>() {
             self.dissolve(*place, &Outcome::Refused(Error::WrongType));
         }
@@ -192,7 +232,9 @@ impl Engine {
     /// its ticket made anew; who is absent lives and dies with the value; tickets that came with the value begin as
     /// absent, with a fresh window. A value from outside is bounded: no lease beyond what can be asked for here.
     fn reconcile(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
-        let Some(line) = self.lines.get_mut(name).filter(|line| line.stale) else { return };
+        let Some(line) = self.lines.get_mut(name).filter(|line| line.stale) else {
+            return;
+        };
         line.stale = false;
         if entry.lock.is_some() {
             // Even without a change the key's TTL is put right.
@@ -200,7 +242,11 @@ impl Engine {
         }
         clamp(entry, now.ms().saturating_add(self.policy.max_lease_ms));
         let durable = |number: u64, owner: &[u8]| {
-            entry.lock.as_ref().and_then(|lock| lock.ticket(number)).is_some_and(|ticket| *ticket.owner == *owner)
+            entry
+                .lock
+                .as_ref()
+                .and_then(|lock| lock.ticket(number))
+                .is_some_and(|ticket| *ticket.owner == *owner)
         };
         let lost: Vec<(u64, bool)> = line
             .places
@@ -219,7 +265,10 @@ impl Engine {
             }
         }
         let brought: Vec<(u64, super::lock::Ticket)> = match &entry.lock {
-            Some(lock) => lock.tickets().map(|(number, ticket)| (number, ticket.clone())).collect(),
+            Some(lock) => lock
+                .tickets()
+                .map(|(number, ticket)| (number, ticket.clone()))
+                .collect(),
             None => Vec::new(),
         };
         for (number, ticket) in brought {
@@ -227,7 +276,9 @@ impl Engine {
                 continue;
             }
             self.clock.observe(number, now);
-            let until = now.ms().saturating_add(ticket.claim.max(self.policy.claim_window_ms));
+            let until = now
+                .ms()
+                .saturating_add(ticket.claim.max(self.policy.claim_window_ms));
             let name = name.keep();
             let place = Place {
                 owner: ticket.owner,
@@ -252,17 +303,24 @@ impl Engine {
 
     /// Drops the tickets whose claim window has ended with nobody there.
     fn drop_lapsed(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
-        let Some(line) = self.lines.get_mut(name) else { return };
+        let Some(line) = self.lines.get_mut(name) else {
+            return;
+        };
         for number in std::mem::take(&mut line.lapsed) {
             let over = |place: &Place| {
-                place.requests.is_empty() && place.absent.map_or(true, |(until, _)| until <= now.ms())
+                place.requests.is_empty()
+                    && place.absent.map_or(true, |(until, _)| until <= now.ms())
             };
             if line.places.get(number).is_some_and(over) {
                 if let Some((_, due)) = line.remove(number).and_then(|place| place.absent) {
                     self.deadlines.remove(due);
                 }
                 self.places -= 1;
-                if entry.lock.as_ref().is_some_and(|lock| lock.ticket(number).is_some()) {
+                if entry
+                    .lock
+                    .as_ref()
+                    .is_some_and(|lock| lock.ticket(number).is_some())
+                {
                     entry.commit(&Change::Unticket { number });
                 }
             }
@@ -272,9 +330,29 @@ impl Engine {
     /// Grants the head while it is compatible: first the waiting upgrade, then the queue. Gives whether a compatible
     /// head may be left because the step is full.
     fn serve(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> bool {
-        let Engine { policy, counters, clock, wakes, lines, deadlines, requests, places, held_back, .. } = self;
-        let Some(line) = lines.get_mut(name) else { return false };
-        let mut granter = Granter { policy, counters, clock, wakes, deadlines, requests };
+        let Engine {
+            policy,
+            counters,
+            clock,
+            wakes,
+            lines,
+            deadlines,
+            requests,
+            places,
+            held_back,
+            ..
+        } = self;
+        let Some(line) = lines.get_mut(name) else {
+            return false;
+        };
+        let mut granter = Granter {
+            policy,
+            counters,
+            clock,
+            wakes,
+            deadlines,
+            requests,
+        };
         if let Some(place) = line.upgrade.take() {
             if entry.hold(&place.owner).is_none() {
                 *places -= 1;
@@ -292,7 +370,9 @@ impl Engine {
             }
         }
         for _ in 0..GRANTS_A_STEP {
-            let Some((number, head)) = line.places.front() else { return false };
+            let Some((number, head)) = line.places.front() else {
+                return false;
+            };
             if head.requests.is_empty() || !entry.admits(&head.owner, head.limit) {
                 return false;
             }
@@ -300,7 +380,9 @@ impl Engine {
                 *held_back = true;
                 return false;
             }
-            let Some(place) = line.remove(number) else { return false };
+            let Some(place) = line.remove(number) else {
+                return false;
+            };
             *places -= 1;
             if place.claim.is_some() {
                 entry.commit(&Change::Unticket { number });
@@ -312,14 +394,21 @@ impl Engine {
 
     /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, the line itself.
     fn watch(&mut self, entry: &mut Entry, name: NameRef, left_over: bool) {
-        let Some(line) = self.lines.get_mut(name) else { return };
+        let Some(line) = self.lines.get_mut(name) else {
+            return;
+        };
         line.dirty = false;
         for _ in 0..std::mem::take(&mut line.timeouts) {
             entry.events.push(Event::Timeout);
         }
         let queued = !line.is_empty();
         let empty = entry.lock.as_ref().map_or(true, |lock| lock.is_empty());
-        if !empty && entry.lock.as_ref().is_some_and(|lock| lock.watched() != queued) {
+        if !empty
+            && entry
+                .lock
+                .as_ref()
+                .is_some_and(|lock| lock.watched() != queued)
+        {
             entry.commit(&Change::Watch(queued));
         }
         let lock = entry.lock.as_ref().filter(|lock| !lock.is_empty());
@@ -356,8 +445,12 @@ impl Granter<'_> {
     /// Grants the lock to a place: the first of its requests takes it, the others enter it once more.
     fn grant(&mut self, entry: &mut Entry, now: Now, place: Place) {
         for request in &place.requests {
-            let claim =
-                Claim { owner: &place.owner, limit: place.limit, lease: request.lease, holds: request.holds };
+            let claim = Claim {
+                owner: &place.owner,
+                limit: place.limit,
+                lease: request.lease,
+                holds: request.holds,
+            };
             let outcome = match take(self.clock, self.policy, self.counters, entry, now, claim) {
                 Ok(grant) => {
                     self.counters.grants_waited += u64::from(grant.holds == grant.added);
@@ -376,7 +469,12 @@ impl Granter<'_> {
         }
     }
 
-    fn answer(&mut self, id: RequestId, until: Option<(Millis, super::deadline::DueKey)>, outcome: Outcome) {
+    fn answer(
+        &mut self,
+        id: RequestId,
+        until: Option<(Millis, super::deadline::DueKey)>,
+        outcome: Outcome,
+    ) {
         if let Some((_, due)) = until {
             self.deadlines.remove(due);
         }
@@ -394,17 +492,28 @@ fn expire(entry: &mut Entry, now: Millis, counters: &mut Counters) {
 }
 
 fn ended(entry: &Entry, now: Millis) -> Option<(Box<[u8]>, Token)> {
-    entry.lock.as_ref()?.ended(now).map(|hold| (Box::from(hold.owner), hold.token))
+    entry
+        .lock
+        .as_ref()?
+        .ended(now)
+        .map(|hold| (Box::from(hold.owner), hold.token))
 }
 
 /// Bounds the leases of a value that came from outside.
 fn clamp(entry: &mut Entry, latest: Millis) {
     let Some(lock) = &entry.lock else { return };
-    let beyond: Vec<Box<[u8]>> =
-        lock.holds().filter(|hold| hold.deadline > latest).map(|hold| Box::from(hold.owner)).collect();
+    let beyond: Vec<Box<[u8]>> = lock
+        .holds()
+        .filter(|hold| hold.deadline > latest)
+        .map(|hold| Box::from(hold.owner))
+        .collect();
     for owner in beyond {
         if let Some(hold) = entry.hold(&owner) {
-            let clamped = Hold { owner: &owner, deadline: latest, ..hold };
+            let clamped = Hold {
+                owner: &owner,
+                deadline: latest,
+                ..hold
+            };
             entry.commit(&Change::Hold(clamped));
         }
     }
@@ -412,7 +521,14 @@ fn clamp(entry: &mut Entry, latest: Millis) {
 
 /// Makes the ticket of a place anew in the value that stands at the key now.
 fn recreate(entry: &mut Entry, line: &Line, number: u64) {
-    let Some(place) = line.places.get(number) else { return };
+    let Some(place) = line.places.get(number) else {
+        return;
+    };
     let claim = place.claim.unwrap_or(0);
-    entry.commit(&Change::Ticket { number, owner: &place.owner, limit: place.limit, claim });
+    entry.commit(&Change::Ticket {
+        number,
+        owner: &place.owner,
+        limit: place.limit,
+        claim,
+    });
 }

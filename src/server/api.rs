@@ -1,0 +1,205 @@
+//! The server's API as this module uses it: raw calls behind names, and nothing decided.
+//!
+//! The crate's own wrappers cover neither blocking with callbacks nor most events, and they copy every argument, which
+//! costs a fifth of an uncontended command; so the raw calls are used throughout.
+
+use redis_module::raw;
+pub use redis_module::raw::{
+    RedisModuleBlockedClient as Blocked, RedisModuleCtx as Ctx, RedisModuleKey as Key,
+    RedisModuleString as Str,
+};
+use std::ffi::{c_int, c_longlong, c_void, CStr};
+use std::ptr;
+
+/// Calls a function of the server's API by name. To be used within `unsafe`: the arguments are the caller's promise.
+macro_rules! api {
+    ($name:ident($($arg:expr),* $(,)?)) => {
+        match redis_module::raw::$name {
+            Some(call) => call($($arg),*),
+            None => $crate::server::api::missing(stringify!($name)),
+        }
+    };
+}
+pub(crate) use api;
+
+/// A function that was seen at load is gone: cannot happen, and if it does the caller's door answers it.
+pub fn missing(name: &str) -> ! {
+    panic!("the server has no {name}")
+}
+
+/// The server's word for success.
+pub const OK: c_int = raw::REDISMODULE_OK as c_int;
+/// The server's word for failure.
+pub const ERR: c_int = raw::REDISMODULE_ERR as c_int;
+
+/// Whether this server offers everything the module cannot do without.
+pub fn complete() -> Result<(), &'static str> {
+    macro_rules! need {
+        ($($name:ident)*) => {
+            $(
+                // SAFETY: a pointer that the server has set before this and never changes.
+                if unsafe { raw::$name }.is_none() {
+                    return Err(stringify!($name));
+                }
+            )*
+        };
+    }
+    need! {
+        RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call RedisModule_CloseKey
+        RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateTimer RedisModule_DeleteKey
+        RedisModule_GetClientId RedisModule_GetContextFlags RedisModule_GetDbIdFromIO
+        RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext RedisModule_GetKeyNameFromOptCtx
+        RedisModule_NotifyKeyspaceEvent RedisModule_PublishMessage RedisModule_PublishMessageShard
+        RedisModule_Replicate RedisModule_SetAbsExpire RedisModule_SetCommandInfo RedisModule_SignalModifiedKey
+        RedisModule_SubscribeToServerEvent RedisModule_UnblockClient RedisModule_RegisterNumericConfig
+    }
+    Ok(())
+}
+
+/// The bytes of a server string.
+///
+/// # Safety
+/// `string` is a live string of the server, and outlives the slice.
+pub unsafe fn bytes<'a>(string: *const Str) -> &'a [u8] {
+    let mut len = 0;
+    let start = api!(RedisModule_StringPtrLen(string, &mut len));
+    if start.is_null() {
+        return &[];
+    }
+    std::slice::from_raw_parts(start.cast(), len)
+}
+
+/// A server string of one's own, freed on drop.
+pub struct Text(*mut Str);
+
+impl Text {
+    /// A copy of these bytes.
+    pub fn new(bytes: &[u8]) -> Text {
+        // SAFETY: the server copies the bytes; without a context the string is the caller's to free.
+        Text(unsafe {
+            api!(RedisModule_CreateString(
+                ptr::null_mut(),
+                bytes.as_ptr().cast(),
+                bytes.len()
+            ))
+        })
+    }
+
+    /// The string, for calls; it stays this value's.
+    pub fn raw(&self) -> *mut Str {
+        self.0
+    }
+}
+
+impl Drop for Text {
+    fn drop(&mut self) {
+        // SAFETY: made by `new` without a context and freed once.
+        unsafe { api!(RedisModule_FreeString(ptr::null_mut(), self.0)) }
+    }
+}
+
+/// What the server says of itself and of the caller (`REDISMODULE_CTX_FLAGS_*`).
+pub fn flags(ctx: *mut Ctx) -> u32 {
+    // SAFETY: any context, or none, may be asked.
+    unsafe { api!(RedisModule_GetContextFlags(ctx)) as u32 }
+}
+
+/// The database that a context works in.
+pub fn selected(ctx: *mut Ctx) -> u32 {
+    // SAFETY: a live context.
+    unsafe { api!(RedisModule_GetSelectedDb(ctx)) as u32 }
+}
+
+/// Makes a context work in a database.
+pub fn select(ctx: *mut Ctx, db: u32) {
+    // SAFETY: a live context; a database out of range is refused by the server.
+    unsafe { api!(RedisModule_SelectDb(ctx, db as c_int)) };
+}
+
+/// Whether anything that would reach replicas must wait: the server is paused, fails over or shuts down.
+pub fn must_hold_back() -> bool {
+    // SAFETY: takes nothing.
+    unsafe { api!(RedisModule_AvoidReplicaTraffic()) != 0 }
+}
+
+/// Tells subscribers something; `shard` for the sharded kind.
+pub fn publish(ctx: *mut Ctx, channel: &[u8], message: &[u8], shard: bool) {
+    let (channel, message) = (Text::new(channel), Text::new(message));
+    // SAFETY: the server keeps its own references to the strings where it needs them.
+    unsafe {
+        if shard {
+            api!(RedisModule_PublishMessageShard(
+                ctx,
+                channel.raw(),
+                message.raw()
+            ));
+        } else {
+            api!(RedisModule_PublishMessage(
+                ctx,
+                channel.raw(),
+                message.raw()
+            ));
+        }
+    }
+}
+
+/// Raises a keyspace event of the module class.
+pub fn notify(ctx: *mut Ctx, event: &CStr, key: *mut Str) {
+    // SAFETY: a live context and string; the event's name is copied.
+    unsafe {
+        api!(RedisModule_NotifyKeyspaceEvent(
+            ctx,
+            raw::REDISMODULE_NOTIFY_MODULE as c_int,
+            event.as_ptr(),
+            key
+        ))
+    };
+}
+
+/// One field of a section of INFO, as text; none if the server does not have it.
+pub fn server_info(ctx: *mut Ctx, section: &CStr, field: &CStr) -> Option<String> {
+    // SAFETY: the data is freed below, after the field has been copied out of it.
+    unsafe {
+        let data = api!(RedisModule_GetServerInfo(ctx, section.as_ptr()));
+        let value = api!(RedisModule_ServerInfoGetFieldC(data, field.as_ptr()));
+        let text = (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned());
+        api!(RedisModule_FreeServerInfo(ctx, data));
+        text
+    }
+}
+
+/// Integer reply.
+pub fn reply_integer(ctx: *mut Ctx, value: u64) {
+    // SAFETY: a live context that is owed a reply.
+    unsafe { api!(RedisModule_ReplyWithLongLong(ctx, value as c_longlong)) };
+}
+
+/// Bulk reply.
+pub fn reply_bulk(ctx: *mut Ctx, value: &[u8]) {
+    // SAFETY: as above; the bytes are copied.
+    unsafe {
+        api!(RedisModule_ReplyWithStringBuffer(
+            ctx,
+            value.as_ptr().cast(),
+            value.len()
+        ))
+    };
+}
+
+/// Error reply. The text begins with its code.
+pub fn reply_error(ctx: *mut Ctx, text: &str) {
+    // Error texts are the module's own, with client bytes escaped; a NUL or line break would still break the protocol.
+    let clean: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    let text = std::ffi::CString::new(clean).unwrap_or_default();
+    // SAFETY: as above; the text is copied.
+    unsafe { api!(RedisModule_ReplyWithError(ctx, text.as_ptr())) };
+}
+
+/// Frees what the server's allocator made.
+pub fn free(memory: *mut c_void) {
+    // SAFETY: memory of the server's allocator, given up by its owner.
+    unsafe { api!(RedisModule_Free(memory)) }
+}

@@ -1,0 +1,206 @@
+//! Connections that wait.
+//!
+//! A waiting connection is blocked on its lock's key, so that the server itself redirects it when the slot moves, ends its wait
+//! on CLIENT UNBLOCK and tells of its death; but it is never woken through the key, which would call back every
+//! connection that is blocked there. A grant unblocks the one connection directly; the server then has its answer
+//! written by the *timeout* callback. No timeout is given to the server: on Redis 7.0 one that falls together with
+//! a grant loses the reply, and it would be late by up to 1000/hz ms.
+//!
+//! | state | grant or null decided | CLIENT UNBLOCK TIMEOUT | connection ends |
+//! |---|---|---|---|
+//! | `Waiting` | → `Answered`, unblocked | null, → `Over`; posts `Gone` | → `Over`; posts `Gone` |
+//! | `Answered` | – | the answer | → `Over`; a grant posts `Undelivered` |
+//! | `Over` | nobody is there any more | – | – |
+
+use super::api::{self, api, Blocked, Ctx, Str, ERR, OK};
+use super::inbox::{self, Notice};
+use super::{door, reply};
+use crate::commands::Reply;
+use crate::engine::line::RequestId;
+use crate::engine::{Grant, Name, Outcome, Wake};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+/// One blocked connection. Owned by the server, as its private data, until `free`.
+pub struct Waiter {
+    id: RequestId,
+    handle: *mut Blocked,
+    state: State,
+    name: Name,
+    owner: Box<[u8]>,
+    // Set where the server named the owner: then the reply tells it.
+    named: Option<String>,
+}
+
+enum State {
+    Waiting,
+    Answered(Outcome),
+    Over,
+}
+
+/// The waiting connections, by request. An entry is taken out when its answer is decided or its end is read from the
+/// inbox, both before the server can have freed it unseen.
+#[derive(Default)]
+pub struct Waiters(HashMap<RequestId, *mut Waiter>);
+
+impl Waiters {
+    /// How many connections wait.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Blocks the calling connection until its request is answered. Gives whether the server lets it wait.
+    pub fn block(
+        &mut self,
+        ctx: *mut Ctx,
+        key: *mut Str,
+        id: RequestId,
+        name: Name,
+        owner: &[u8],
+        named: Option<String>,
+    ) -> bool {
+        let waiter = Waiter {
+            id,
+            handle: ptr::null_mut(),
+            state: State::Waiting,
+            name,
+            owner: Box::from(owner),
+            named,
+        };
+        let waiter = Box::into_raw(Box::new(waiter));
+        let mut keys = [key];
+        // SAFETY: the context is the command's; the waiter lives until `free`, which the server calls once.
+        unsafe {
+            let handle = api!(RedisModule_BlockClientOnKeys(
+                ctx,
+                Some(pass),
+                Some(wake),
+                Some(free),
+                0,
+                keys.as_mut_ptr(),
+                1,
+                waiter.cast()
+            ));
+            if handle.is_null() {
+                drop(Box::from_raw(waiter));
+                return false;
+            }
+            (*waiter).handle = handle;
+            api!(RedisModule_SetDisconnectCallback(
+                handle,
+                Some(disconnected)
+            ));
+        }
+        self.0.insert(id, waiter);
+        true
+    }
+
+    /// Notes that a request waits no longer.
+    pub fn forget(&mut self, id: RequestId) {
+        self.0.remove(&id);
+    }
+
+    /// Takes out the connections that are to be answered.
+    pub fn pick(&mut self, wakes: &mut Vec<Wake>, answers: &mut Vec<Answered>) {
+        for wake in wakes.drain(..) {
+            if let Some(waiter) = self.0.remove(&wake.id) {
+                answers.push(Answered {
+                    waiter,
+                    outcome: wake.outcome,
+                });
+            }
+        }
+    }
+}
+
+/// A connection and what it is to be told.
+pub struct Answered {
+    waiter: *mut Waiter,
+    outcome: Outcome,
+}
+
+impl Answered {
+    /// Has the connection answered. To be called with nothing lent: the server may call back from within.
+    pub fn deliver(self) {
+        // SAFETY: taken out of `Waiters` in this event, in which the server has freed nothing.
+        unsafe {
+            (*self.waiter).state = State::Answered(self.outcome);
+            api!(RedisModule_UnblockClient(
+                (*self.waiter).handle,
+                ptr::null_mut()
+            ));
+        }
+    }
+}
+
+/// Nothing is ever served through the key: whoever is called back because something was created there waits on.
+extern "C" fn pass(_ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
+    ERR
+}
+
+/// Writes the answer: after a decision, or for CLIENT UNBLOCK TIMEOUT.
+extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
+    door(ctx, || {
+        let Some(waiter) = waiter(ctx) else { return };
+        match std::mem::replace(&mut waiter.state, State::Over) {
+            State::Answered(Outcome::Granted(Grant { token, holds, .. })) => {
+                reply::write(ctx, Ok(Reply::Grant(token, holds, waiter.named.take())));
+            }
+            State::Answered(Outcome::Refused(error)) => reply::write(ctx, Err(error)),
+            State::Answered(Outcome::Null) => reply::write(ctx, Ok(Reply::NullArray)),
+            State::Waiting => {
+                reply::write(ctx, Ok(Reply::NullArray));
+                inbox::post(Notice::Gone(waiter.id));
+            }
+            State::Over => {}
+        }
+    });
+    OK
+}
+
+/// The connection has ended before its answer was written, or CLIENT UNBLOCK ERROR has answered it.
+extern "C" fn disconnected(ctx: *mut Ctx, _handle: *mut Blocked) {
+    door(ctx, || {
+        let Some(waiter) = waiter(ctx) else { return };
+        match std::mem::replace(&mut waiter.state, State::Over) {
+            State::Waiting => inbox::post(Notice::Gone(waiter.id)),
+            State::Answered(Outcome::Granted(grant)) => {
+                let (name, owner) = (waiter.name.clone(), waiter.owner.clone());
+                inbox::post(Notice::Undelivered { name, owner, grant });
+            }
+            State::Answered(_) | State::Over => {}
+        }
+    });
+}
+
+extern "C" fn free(_ctx: *mut Ctx, data: *mut c_void) {
+    // SAFETY: made by `block`; the server gives it back once.
+    drop(unsafe { Box::from_raw(data.cast::<Waiter>()) });
+}
+
+fn waiter<'a>(ctx: *mut Ctx) -> Option<&'a mut Waiter> {
+    // SAFETY: the private data of a connection that `block` has blocked; used only for the length of a callback.
+    unsafe {
+        api!(RedisModule_GetBlockedClientPrivateData(ctx))
+            .cast::<Waiter>()
+            .as_mut()
+    }
+}
+
+/// The client id of a context's connection.
+pub fn client(ctx: *mut Ctx) -> u64 {
+    // SAFETY: a live context.
+    unsafe { api!(RedisModule_GetClientId(ctx)) }
+}
+
+/// Whether the server lets this caller wait.
+pub fn may_wait(ctx: *mut Ctx) -> bool {
+    use redis_module::raw;
+    let barred = raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING
+        | raw::REDISMODULE_CTX_FLAGS_LUA
+        | raw::REDISMODULE_CTX_FLAGS_MULTI
+        | raw::REDISMODULE_CTX_FLAGS_REPLICATED
+        | raw::REDISMODULE_CTX_FLAGS_LOADING;
+    api::flags(ctx) & barred == 0
+}

@@ -1,0 +1,86 @@
+//! Who calls, as the commands see it.
+
+use super::api::{self, api, Ctx, Str, Text};
+use super::blocking;
+use crate::commands::Caller;
+use redis_module::raw;
+use std::ffi::CStr;
+use std::ptr;
+
+/// The caller of a command: its context.
+pub struct Client(pub *mut Ctx);
+
+impl Caller for Client {
+    fn client(&self) -> u64 {
+        blocking::client(self.0)
+    }
+
+    fn may_wait(&self) -> bool {
+        blocking::may_wait(self.0)
+    }
+
+    fn is_followed(&self) -> bool {
+        let followed = raw::REDISMODULE_CTX_FLAGS_REPLICATED | raw::REDISMODULE_CTX_FLAGS_LOADING;
+        api::flags(self.0) & followed != 0
+    }
+
+    fn fresh_owner(&self) -> String {
+        uuid::Uuid::new_v4().to_string()
+    }
+
+    fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)> {
+        if !may_list_clients(self.0) {
+            return None;
+        }
+        // SAFETY: the structure is the server's, with the version that says which; the name is freed by `Text`-like use.
+        unsafe {
+            let mut info: raw::RedisModuleClientInfo = std::mem::zeroed();
+            info.version = raw::REDISMODULE_CLIENTINFO_VERSION as u64;
+            let found = api!(RedisModule_GetClientInfoById(
+                ptr::from_mut(&mut info).cast(),
+                client
+            ));
+            if found != api::OK {
+                return None;
+            }
+            let host = CStr::from_ptr(info.addr.as_ptr())
+                .to_string_lossy()
+                .into_owned();
+            let name = api!(RedisModule_GetClientNameById(self.0, client));
+            let named = if name.is_null() {
+                Vec::new()
+            } else {
+                api::bytes(name).to_vec()
+            };
+            if !name.is_null() {
+                api!(RedisModule_FreeString(self.0, name));
+            }
+            Some((format!("{host}:{}", info.port).into_bytes(), named))
+        }
+    }
+}
+
+/// Whether the calling user could see the same with CLIENT LIST.
+fn may_list_clients(ctx: *mut Ctx) -> bool {
+    let words = [Text::new(b"client"), Text::new(b"list")];
+    let mut argv: [*mut Str; 2] = [words[0].raw(), words[1].raw()];
+    // SAFETY: name and user are freed here; the words live until the end.
+    unsafe {
+        let name = api!(RedisModule_GetCurrentUserName(ctx));
+        if name.is_null() {
+            return false;
+        }
+        let user = api!(RedisModule_GetModuleUserFromUserName(name));
+        api!(RedisModule_FreeString(ctx, name));
+        if user.is_null() {
+            return false;
+        }
+        let allowed = api!(RedisModule_ACLCheckCommandPermissions(
+            user,
+            argv.as_mut_ptr(),
+            2
+        )) == api::OK;
+        api!(RedisModule_FreeModuleUser(user));
+        allowed
+    }
+}

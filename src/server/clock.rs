@@ -1,0 +1,96 @@
+//! The wall clock. It is read once an event; within MULTI and scripts it stands still.
+
+use super::api::{self, api, Ctx};
+use super::cell::MainThread;
+use super::log;
+use crate::engine::Now;
+use redis_module::raw;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// The time of a command that ran within MULTI or a script, for those that follow it there: where it was read (the
+/// turn of the event loop and the client) and what it was.
+struct Frozen {
+    turn: u64,
+    within: (u64, u64),
+    now: Now,
+}
+
+static FROZEN: MainThread<Frozen> = MainThread::new(Frozen {
+    turn: 1,
+    within: (0, 0),
+    now: Now { us: 0 },
+});
+
+/// The time now.
+pub fn wall() -> Now {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    Now {
+        us: since.as_micros() as u64,
+    }
+}
+
+/// The time of a command: the server's own, which stands still within MULTI and scripts. Redis 7.0 does not tell it; there
+/// the first command of such a unit reads the clock for all.
+pub fn of_command(ctx: *mut Ctx) -> Now {
+    // SAFETY: a live context; the function takes nothing.
+    unsafe {
+        if let Some(cached) = raw::RedisModule_CachedMicroseconds {
+            return Now {
+                us: cached() as u64,
+            };
+        }
+        let within = raw::REDISMODULE_CTX_FLAGS_MULTI | raw::REDISMODULE_CTX_FLAGS_LUA;
+        if api::flags(ctx) & within == 0 {
+            return wall();
+        }
+        let client = api!(RedisModule_GetClientId(ctx));
+        let Some(mut frozen) = FROZEN.lend() else {
+            return wall();
+        };
+        if frozen.within != (frozen.turn, client) {
+            frozen.within = (frozen.turn, client);
+            frozen.now = wall();
+        }
+        frozen.now
+    }
+}
+
+/// The event loop has made a turn: no unit of execution lasts beyond it.
+pub fn turn() {
+    if let Some(mut frozen) = FROZEN.lend() {
+        frozen.turn += 1;
+    }
+}
+
+/// Sees steps of the wall clock, by holding it against one that cannot step.
+#[derive(Default)]
+pub struct Steps {
+    last: Option<(Now, Instant)>,
+    /// How many have been seen.
+    pub count: u64,
+}
+
+/// A wall clock that drifts from the steady one by less than this between two looks has only been slewed (1 s).
+const STEP_US: i64 = 1_000_000;
+
+impl Steps {
+    /// Compares the clocks once more, and logs a step.
+    pub fn look(&mut self, now: Now) {
+        let steady = Instant::now();
+        if let Some((then, since)) = self.last.replace((now, steady)) {
+            let passed = steady.duration_since(since).as_micros() as i64;
+            let step = (now.us as i64)
+                .wrapping_sub(then.us as i64)
+                .wrapping_sub(passed);
+            if step.abs() >= STEP_US {
+                self.count += 1;
+                log::warning(&format!(
+                    "the wall clock stepped by {} ms; leases follow it",
+                    step / 1000
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What the server tells its modules: only noted here, worked off by the module's next event.
+
+use super::api::{self, api, Ctx, Str, OK};
+use super::inbox::{self, Notice};
+use super::{clock, door, gate, log, persist};
+use crate::engine::{Name, NameRef};
+use redis_module::raw;
+use std::ffi::{c_char, c_int, c_void, CStr};
+
+/// Subscribes to everything that concerns locks.
+pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
+    let mut wanted: Vec<(u64, raw::RedisModuleEventCallback, &'static str)> = vec![
+        (raw::REDISMODULE_EVENT_FLUSHDB, Some(flushed), "FlushDB"),
+        (raw::REDISMODULE_EVENT_SWAPDB, Some(swapped), "SwapDB"),
+        (
+            raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+            Some(role_changed),
+            "ReplicationRoleChanged",
+        ),
+        (raw::REDISMODULE_EVENT_LOADING, Some(loading), "Loading"),
+    ];
+    // SAFETY: pointers that the server set before this.
+    if unsafe { raw::RedisModule_CachedMicroseconds }.is_none() {
+        wanted.push((raw::REDISMODULE_EVENT_EVENTLOOP, Some(turned), "EventLoop"));
+    }
+    for (id, callback, name) in wanted {
+        let event = raw::RedisModuleEvent { id, dataver: 1 };
+        // SAFETY: the context of the load, and a callback that lives as long as the module, which is never unloaded.
+        if unsafe { api!(RedisModule_SubscribeToServerEvent(ctx, event, callback)) } != OK {
+            return Err(name);
+        }
+    }
+    let mut classes = raw::REDISMODULE_NOTIFY_EVICTED as c_int;
+    if generic_events_are_safe(ctx) {
+        classes |= raw::REDISMODULE_NOTIFY_GENERIC as c_int;
+    } else {
+        log::notice(
+            "this server's version moves a client to another database when a module listens to its generic keyspace events, \
+             so dlock does not: RENAME, MOVE, EXPIRE and PERSIST of a lock take effect when the lock is next used",
+        );
+    }
+    // SAFETY: as above.
+    if unsafe {
+        api!(RedisModule_SubscribeToKeyspaceEvents(
+            ctx,
+            classes,
+            Some(keyspace_event)
+        ))
+    } != OK
+    {
+        return Err("keyspace events");
+    }
+    Ok(())
+}
+
+/// Valkey 8.0 and 8.1 run such callbacks with the calling client selected to the event's database and leave it there (MOVE and COPY
+/// then move the *client*).
+fn generic_events_are_safe(ctx: *mut Ctx) -> bool {
+    let version = api::server_info(ctx, c"server", c"valkey_version").unwrap_or_default();
+    !version.starts_with("8.")
+}
+
+extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, data: *mut c_void) {
+    door(ctx, || {
+        if sub == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
+            // SAFETY: this event comes with this structure.
+            let db = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() }
+                .map_or(-1, |info| info.dbnum);
+            inbox::post(Notice::Flushed(u32::try_from(db).ok()));
+        }
+    });
+}
+
+extern "C" fn swapped(ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, data: *mut c_void) {
+    door(ctx, || {
+        // SAFETY: this event comes with this structure.
+        if let Some(info) = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
+            inbox::post(Notice::Swapped(
+                info.dbnum_first as u32,
+                info.dbnum_second as u32,
+            ));
+        }
+    });
+}
+
+extern "C" fn role_changed(
+    ctx: *mut Ctx,
+    _event: raw::RedisModuleEvent,
+    sub: u64,
+    _data: *mut c_void,
+) {
+    door(ctx, || {
+        let primary = sub == u64::from(raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
+        gate::set_primary(primary);
+        inbox::post(Notice::Role { primary });
+    });
+}
+
+extern "C" fn loading(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
+    door(ctx, || {
+        if sub == raw::REDISMODULE_SUBEVENT_LOADING_ENDED {
+            inbox::post(Notice::Loaded);
+        }
+    });
+}
+
+extern "C" fn turned(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {
+    clock::turn();
+}
+
+extern "C" fn keyspace_event(
+    ctx: *mut Ctx,
+    _class: c_int,
+    event: *const c_char,
+    key: *mut Str,
+) -> c_int {
+    door(ctx, || {
+        // SAFETY: the server's own event name.
+        let notice: fn(Name) -> Notice = match unsafe { CStr::from_ptr(event) }.to_bytes() {
+            b"expire" | b"persist" => Notice::Retimed,
+            b"rename_to" | b"move_to" => Notice::Brought,
+            // What was evicted is known from its unlinking to be a lock or not; here only that it was evicted.
+            b"evicted" => |_| Notice::Evicted,
+            _ => return,
+        };
+        let name = NameRef {
+            db: api::selected(ctx),
+            key: unsafe { api::bytes(key) },
+        };
+        if is_lock(ctx, key) {
+            inbox::post(notice(name.keep()));
+        }
+    });
+    OK
+}
+
+/// Whether a lock is at the key: other keys' events are none of the module's.
+fn is_lock(ctx: *mut Ctx, key: *mut Str) -> bool {
+    // SAFETY: opened for reading, looked at, closed.
+    unsafe {
+        let opened = api!(RedisModule_OpenKey(
+            ctx,
+            key,
+            raw::REDISMODULE_READ as c_int
+        ));
+        if opened.is_null() {
+            return false;
+        }
+        let is = api!(RedisModule_ModuleTypeGetType(opened)) == persist::lock_type();
+        api!(RedisModule_CloseKey(opened));
+        is
+    }
+}

@@ -1,0 +1,119 @@
+//! What callbacks have to say. A disconnection, a removed key, a change of role may come in the middle of anything, at
+//! a moment when nothing may be changed: they are only written down here. The next event of the module reads them.
+
+use super::cell::MainThread;
+use super::timer;
+use crate::engine::line::RequestId;
+use crate::engine::lock::Lock;
+use crate::engine::{Grant, Millis, Name, Token};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Something that has happened.
+#[derive(Debug)]
+pub enum Notice {
+    /// The connection of a waiting request has ended, or waits no longer.
+    Gone(RequestId),
+    /// A grant was decided but did not reach its connection.
+    Undelivered {
+        /// Where.
+        name: Name,
+        /// Whose.
+        owner: Box<[u8]>,
+        /// What.
+        grant: Grant,
+    },
+    /// A key that held a lock is gone from its name.
+    Unlinked {
+        /// Which.
+        name: Name,
+        /// Its holds: token and deadline.
+        holds: Vec<(Token, Millis)>,
+        /// Whether the lock lives on under another name.
+        moved: bool,
+    },
+    /// A lock has come to this name.
+    Brought(Name),
+    /// A lock's TTL was set or cleared from outside.
+    Retimed(Name),
+    /// A database was emptied, or all.
+    Flushed(Option<u32>),
+    /// Two databases were exchanged.
+    Swapped(u32, u32),
+    /// This server became a primary (or a replica).
+    Role {
+        /// Whether it decides now.
+        primary: bool,
+    },
+    /// Loading has ended.
+    Loaded,
+    /// A key was evicted to free memory.
+    Evicted,
+}
+
+static INBOX: MainThread<Vec<Notice>> = MainThread::new(Vec::new());
+
+/// The last value that was unlinked and not yet seen freed. A rename unlinks a value and keeps it; a removal frees it
+/// right after, in the same thread and before the next.
+static UNLINKED: AtomicPtr<Lock> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Writes something down and sees to it that it is read soon.
+pub fn post(notice: Notice) {
+    if let Some(mut inbox) = INBOX.lend() {
+        settle_unlinked(&mut inbox);
+        inbox.push(notice);
+    }
+    timer::soon();
+}
+
+/// Writes down that a value was unlinked from its name.
+pub fn post_unlinked(name: Name, lock: &Lock) {
+    let holds = lock
+        .holds()
+        .map(|hold| (hold.token, hold.deadline))
+        .collect();
+    post(Notice::Unlinked {
+        name,
+        holds,
+        moved: false,
+    });
+    UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);
+}
+
+/// A value is freed; the server may do this on any thread. Touches nothing but the one atomic.
+pub fn freed(value: *mut Lock) {
+    let _ = UNLINKED.compare_exchange(
+        value,
+        std::ptr::null_mut(),
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    );
+}
+
+/// Takes out all that was written down, in order.
+pub fn take() -> Vec<Notice> {
+    let Some(mut inbox) = INBOX.lend() else {
+        return Vec::new();
+    };
+    if inbox.is_empty() {
+        return Vec::new();
+    }
+    settle_unlinked(&mut inbox);
+    std::mem::take(&mut *inbox)
+}
+
+/// If the last unlinked value has not been freed by now, it has only moved.
+fn settle_unlinked(inbox: &mut [Notice]) {
+    if UNLINKED
+        .swap(std::ptr::null_mut(), Ordering::Relaxed)
+        .is_null()
+    {
+        return;
+    }
+    let last = inbox.iter_mut().rev().find_map(|notice| match notice {
+        Notice::Unlinked { moved, .. } => Some(moved),
+        _ => None,
+    });
+    if let Some(moved) = last {
+        *moved = true;
+    }
+}

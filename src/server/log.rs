@@ -1,0 +1,29 @@
+//! The server's log. The crate's own functions hand the message over as a format, so that a `%n` in a lock's name
+//! would bring the server down; here it is always an argument.
+
+use super::api::{api, Ctx};
+use std::ffi::{CStr, CString};
+use std::ptr;
+
+/// Something the operator should act on.
+pub fn warning(text: &str) {
+    write(c"warning", text);
+}
+
+/// Something the operator may want to know.
+pub fn notice(text: &str) {
+    write(c"notice", text);
+}
+
+fn write(level: &CStr, text: &str) {
+    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    // SAFETY: no context is needed to log; the format takes the one string that follows it.
+    unsafe {
+        api!(RedisModule_Log(
+            ptr::null_mut::<Ctx>(),
+            level.as_ptr(),
+            c"%s".as_ptr(),
+            text.as_ptr()
+        ))
+    }
+}

@@ -1,0 +1,331 @@
+//! Everything that touches the server; all `unsafe` is here.
+//!
+//! [`run`] is the one way in for whatever happens: it takes the state once, reads the clock once, hands the inbox to the
+//! engine, lets it decide, and then performs what was decided, in this order:
+//!
+//! 1. write the keys and replicate, lock by lock (`keyspace::write`): nobody may be told of what is not yet so;
+//! 2. arm the timer for what is due next;
+//! 3. with nothing lent any more, answer who waited (`blocking`), since the server may call back from within;
+//! 4. tell observers (`observers`): last, because it is the only part that nobody depends on.
+
+pub mod api;
+mod blocking;
+mod caller;
+mod cell;
+mod clock;
+pub mod config;
+mod events;
+mod gate;
+mod inbox;
+mod info;
+mod keyspace;
+pub mod log;
+mod observers;
+pub mod persist;
+mod register;
+mod reply;
+mod timer;
+
+use crate::commands::table::{Access, Spec};
+use crate::commands::{self, Call, Reply};
+use crate::engine::change::End;
+use crate::engine::{Engine, Event, Now, Token};
+use crate::error::Error;
+use api::{Ctx, Str};
+use blocking::{Answered, Waiters};
+use caller::Client;
+use cell::MainThread;
+use inbox::Notice;
+use keyspace::{Mode, OpenKeys, Told};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+pub use register::init;
+
+/// Locks that one event settles beyond those it is about, so that a mass of them does not hold the server up.
+const SETTLED_A_STEP: usize = 256;
+
+/// How long to wait before asking again whether changes are possible (the server tells when a pause begins or ends to
+/// nobody).
+const RETRY_MS: u64 = 10;
+
+/// All that the module keeps between events.
+struct State {
+    engine: Engine,
+    keys: OpenKeys,
+    waiters: Waiters,
+    steps: clock::Steps,
+    settings: config::Settings,
+    /// Since when this server decides, for the quarantine.
+    since: u64,
+    evicted: u64,
+    // Kept between events for their room.
+    told: Vec<Told>,
+    answers: Vec<Answered>,
+}
+
+lazy_static::lazy_static! {
+    static ref STATE: MainThread<State> = MainThread::new(State {
+        engine: Engine::default(),
+        keys: OpenKeys::new(),
+        waiters: Waiters::default(),
+        steps: clock::Steps::default(),
+        settings: config::Settings::default(),
+        since: clock::wall().ms(),
+        evicted: 0,
+        told: Vec::new(),
+        answers: Vec::new(),
+    });
+}
+
+/// An unexpected panic left the state in doubt.
+static POISONED: AtomicBool = AtomicBool::new(false);
+
+/// The highest token in values that were loaded, until an event tells the engine.
+static SEEN: AtomicU64 = AtomicU64::new(0);
+
+/// Notes a token in a loaded value.
+pub fn seen(token: Token) {
+    SEEN.fetch_max(token, Ordering::Relaxed);
+}
+
+/// The door that every callback of the server comes in by: a panic stops here. What it has left half done may have been
+/// replicated, so nothing is decided any more; the log says so, and every command.
+fn door(ctx: *mut Ctx, work: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() && !POISONED.swap(true, Ordering::Relaxed) {
+        let _ = ctx;
+        log::warning(
+            "dlock: internal fault; nothing is granted or released until the server restarts",
+        );
+    }
+}
+
+/// Whether a panic has happened.
+fn poisoned() -> bool {
+    POISONED.load(Ordering::Relaxed)
+}
+
+/// A command of a client, of the primary, or of the AOF. `argv` begins with the command's name.
+fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &[*mut Str]) {
+    if poisoned() {
+        return reply::write(ctx, Err(Error::Poisoned));
+    }
+    let mut words: [&[u8]; 16] = [&[]; 16];
+    let mut many = Vec::new();
+    // SAFETY: the server's arguments live as long as the command.
+    let read = argv.iter().skip(1).map(|word| unsafe { api::bytes(*word) });
+    let words: &[&[u8]] = match words.get_mut(..argv.len().saturating_sub(1)) {
+        Some(words) => {
+            words.iter_mut().zip(read).for_each(|(at, word)| *at = word);
+            words
+        }
+        None => {
+            many.extend(read);
+            &many
+        }
+    };
+    let key = argv.get(1).copied();
+    let mode = if matches!(spec.access, Access::Write | Access::Follow) {
+        Mode::Write
+    } else {
+        Mode::Read
+    };
+    if spec.access == Access::Follow && gate::probing() {
+        return reply::write(ctx, Ok(Reply::Ok));
+    }
+    let answer = run(ctx, mode, key, clock::of_command(ctx), |state, now| {
+        let caller = Client(ctx);
+        let mut call = Call {
+            engine: &mut state.engine,
+            keys: &mut state.keys,
+            now,
+            db: api::selected(ctx),
+            caller: &caller,
+            defaults: &state.settings.defaults,
+            primary: gate::primary(),
+        };
+        let reply = commands::execute(spec, &mut call, words)?;
+        match (reply, key) {
+            (Reply::Wait(id, named), Some(key)) => Ok(state.block(ctx, key, id, named, words, now)),
+            (reply, _) => Ok(Some(reply)),
+        }
+    });
+    match answer {
+        Some(Ok(Some(reply))) => reply::write(ctx, Ok(reply)),
+        // The connection is blocked: its answer comes later.
+        Some(Ok(None)) => {}
+        Some(Err(error)) => reply::write(ctx, Err(error)),
+        // Another module's callback has called from within an event of this module, while that holds the state.
+        None => reply::write(ctx, Err(Error::Busy)),
+    }
+}
+
+/// The module's own event: time has come, or a callback has left something in the inbox.
+fn event(ctx: *mut Ctx) {
+    if poisoned() {
+        return;
+    }
+    let open = gate::open(ctx);
+    let mode = if open { Mode::Write } else { Mode::Read };
+    run(ctx, mode, None, clock::wall(), |state, now| {
+        let due = state.engine.tick(now);
+        state.steps.look(now);
+        let left = open
+            && state
+                .engine
+                .settle_dirty(&mut state.keys, now, SETTLED_A_STEP);
+        if due || left {
+            timer::arm(now.ms(), now.ms());
+        } else if state.engine.unsettled() {
+            timer::arm(now.ms() + RETRY_MS, now.ms());
+        }
+    });
+}
+
+/// The one way in. Takes the state, lets `work` decide, performs what was decided. None if the state is lent already.
+fn run<T>(
+    ctx: *mut Ctx,
+    mode: Mode,
+    key: Option<*mut Str>,
+    now: Now,
+    work: impl FnOnce(&mut State, Now) -> T,
+) -> Option<T> {
+    let mut guard = STATE.lend()?;
+    let state = &mut *guard;
+    state
+        .settings
+        .refresh(&mut state.engine.policy, state.since);
+    state.keys.begin(ctx, mode, key);
+    state.read_inbox(now);
+    let result = work(state, now);
+    state.keys.write(&mut state.told);
+    if state.engine.wakes.is_empty() && state.told.is_empty() {
+        state.arm(now);
+        return Some(result);
+    }
+    state
+        .waiters
+        .pick(&mut state.engine.wakes, &mut state.answers);
+    state.arm(now);
+    let (mut answers, mut told) = (
+        std::mem::take(&mut state.answers),
+        std::mem::take(&mut state.told),
+    );
+    let channel = state.settings.channel;
+    drop(guard);
+    answers.drain(..).for_each(Answered::deliver);
+    observers::tell(ctx, channel, &mut told);
+    if let Some(mut state) = STATE.lend() {
+        // Given back for their room; what a nested event has left there meanwhile is not to be lost.
+        if state.answers.is_empty() && state.told.is_empty() {
+            (state.answers, state.told) = (answers, told);
+        }
+    }
+    Some(result)
+}
+
+impl State {
+    /// Has the calling connection wait for its request. Gives the reply if it cannot.
+    fn block(
+        &mut self,
+        ctx: *mut Ctx,
+        key: *mut Str,
+        id: u64,
+        named: Option<String>,
+        words: &[&[u8]],
+        now: Now,
+    ) -> Option<Reply> {
+        let name = crate::engine::NameRef {
+            db: api::selected(ctx),
+            key: words.first()?,
+        }
+        .keep();
+        let owner = match &named {
+            Some(named) => named.clone().into_bytes(),
+            None => words.get(1)?.to_vec(),
+        };
+        if self.waiters.block(ctx, key, id, name, &owner, named) {
+            return None;
+        }
+        // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
+        self.engine.leave(id, now);
+        Some(Reply::NullArray)
+    }
+
+    /// Tells the engine what callbacks have left.
+    fn read_inbox(&mut self, now: Now) {
+        match SEEN.load(Ordering::Relaxed) {
+            0 => {}
+            _ => self
+                .engine
+                .clock
+                .observe(SEEN.swap(0, Ordering::Relaxed), now),
+        }
+        for notice in inbox::take() {
+            match notice {
+                Notice::Gone(id) => {
+                    self.waiters.forget(id);
+                    self.engine.leave(id, now);
+                }
+                Notice::Undelivered { name, owner, grant } => {
+                    self.engine.undelivered(name, owner, grant)
+                }
+                Notice::Unlinked { name, holds, moved } => {
+                    self.engine.stale(name.lend());
+                    for (token, deadline) in holds.into_iter().filter(|_| !moved) {
+                        let end = if deadline <= now.ms() {
+                            End::Expired
+                        } else {
+                            End::Removed
+                        };
+                        self.engine.count(end);
+                        self.told
+                            .push(Told::Lock(name.clone(), Event::Ended(end, token)));
+                    }
+                }
+                Notice::Brought(name) => self.engine.note(&name),
+                Notice::Flushed(db) => {
+                    self.engine.stale_all(db);
+                    let all = 0..self.settings.databases;
+                    self.told.extend(
+                        all.filter(|at| db.map_or(true, |db| db == *at))
+                            .map(Told::Flush),
+                    );
+                }
+                Notice::Swapped(one, other) => {
+                    self.engine.stale_all(Some(one));
+                    self.engine.stale_all(Some(other));
+                }
+                Notice::Retimed(name) => {
+                    if self.keys.mistimed(name.lend(), now) {
+                        self.engine.note(&name);
+                    }
+                }
+                Notice::Role { primary: true } => {
+                    self.decide_from(now);
+                    self.engine.promote();
+                }
+                Notice::Role { primary: false } => self.engine.demote(),
+                Notice::Loaded => self.decide_from(now),
+                Notice::Evicted => self.evicted += 1,
+            }
+        }
+    }
+
+    /// This server decides from now on: a quarantine begins.
+    fn decide_from(&mut self, now: Now) {
+        self.since = now.ms();
+        self.settings.forget();
+        self.settings.refresh(&mut self.engine.policy, self.since);
+    }
+
+    /// Sees to it that the module's event comes when something is due.
+    fn arm(&mut self, now: Now) {
+        if let Some(at) = self.engine.next_wakeup() {
+            timer::arm(at, now.ms());
+        }
+        if self.engine.unsettled() {
+            timer::arm(now.ms() + RETRY_MS, now.ms());
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! The data type: how locks are saved, loaded, rewritten, digested and freed.
+
+use super::api::{self, api};
+use super::inbox::{self, Notice};
+use super::{clock, gate};
+use crate::engine::lock::Lock;
+use crate::engine::{change, codec, token, Name, NameRef};
+use redis_module::native_types::RedisType;
+use redis_module::raw;
+use redis_module::raw::{
+    RedisModuleDigest, RedisModuleIO, RedisModuleKeyOptCtx, RedisModuleString,
+};
+use std::ffi::{c_int, c_void};
+use std::panic::catch_unwind;
+use std::ptr;
+
+/// The version of the encoding that the server keeps beside a value. The bytes carry their own (see `codec`).
+const ENCODING: i32 = 1;
+
+/// The type of a lock's value. `copy` is missing on purpose: COPY would hand one token to two keys.
+pub static LOCK_TYPE: RedisType = RedisType::new(
+    "dlock-obj",
+    ENCODING,
+    raw::RedisModuleTypeMethods {
+        version: raw::REDISMODULE_TYPE_METHOD_VERSION as u64,
+        rdb_load: Some(load),
+        rdb_save: Some(save),
+        aof_rewrite: Some(rewrite),
+        free: Some(free),
+        mem_usage: None,
+        digest: Some(digest),
+        aux_load: None,
+        aux_save: None,
+        aux_save_triggers: 0,
+        free_effort: None,
+        unlink: None,
+        copy: None,
+        defrag: None,
+        mem_usage2: Some(memory),
+        free_effort2: Some(effort),
+        unlink2: Some(unlinked),
+        copy2: None,
+        aux_save2: None,
+    },
+);
+
+/// The type as the server knows it.
+pub fn lock_type() -> *mut raw::RedisModuleType {
+    *LOCK_TYPE.raw_type.borrow()
+}
+
+/// Reads a value. A server that loads its own data, or its primary's, believes it; RESTORE is open to every user, so a
+/// value that no healthy server could have written is refused there.
+unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
+    let loaded = catch_unwind(|| {
+        if version > ENCODING {
+            return None;
+        }
+        let mut len = 0;
+        let bytes = api!(RedisModule_LoadStringBuffer(io, &mut len));
+        if bytes.is_null() || api!(RedisModule_IsIOError(io)) != 0 {
+            return None;
+        }
+        let lock = codec::decode(std::slice::from_raw_parts(bytes.cast(), len));
+        api::free(bytes.cast());
+        let lock = lock?;
+        let flags = api::flags(api!(RedisModule_GetContextFromIO(io)));
+        let believed =
+            raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
+        let from_a_user = flags & believed == 0 && gate::primary();
+        let numbers = || {
+            lock.holds()
+                .map(|hold| hold.token)
+                .chain(lock.tickets().map(|(number, _)| number))
+        };
+        if from_a_user && !numbers().all(|number| token::plausible(number, clock::wall())) {
+            return None;
+        }
+        if let Some(latest) = numbers().max() {
+            super::seen(latest);
+        }
+        // A lock with one holder and no queue needs nothing but its key's TTL, which comes with it from a file; what
+        // RESTORE brings has the TTL that the user gave.
+        if from_a_user || lock.needs_watch() {
+            if let Some(name) = name_of(io) {
+                inbox::post(Notice::Brought(name));
+            }
+        }
+        Some(Box::into_raw(Box::new(lock)).cast())
+    });
+    loaded.ok().flatten().unwrap_or(ptr::null_mut())
+}
+
+unsafe fn name_of(io: *mut RedisModuleIO) -> Option<Name> {
+    let (key, db) = (
+        api!(RedisModule_GetKeyNameFromIO(io)),
+        api!(RedisModule_GetDbIdFromIO(io)),
+    );
+    let db = u32::try_from(db).ok()?;
+    (!key.is_null()).then(|| {
+        NameRef {
+            db,
+            key: api::bytes(key),
+        }
+        .keep()
+    })
+}
+
+unsafe extern "C" fn save(io: *mut RedisModuleIO, value: *mut c_void) {
+    let _ = catch_unwind(|| {
+        let Some(lock) = value.cast::<Lock>().as_ref() else {
+            return;
+        };
+        let bytes = codec::encode(lock);
+        api!(RedisModule_SaveStringBuffer(
+            io,
+            bytes.as_ptr().cast(),
+            bytes.len()
+        ));
+    });
+}
+
+/// Writes the value as one effect; the server itself adds the key's TTL.
+unsafe extern "C" fn rewrite(
+    io: *mut RedisModuleIO,
+    key: *mut RedisModuleString,
+    value: *mut c_void,
+) {
+    let _ = catch_unwind(|| {
+        let Some(lock) = value.cast::<Lock>().as_ref() else {
+            return;
+        };
+        let effect = change::rebuild(lock);
+        let start = effect.as_ptr().cast::<std::ffi::c_char>();
+        api!(RedisModule_EmitAOF(
+            io,
+            c"DLOCK.APPLY".as_ptr(),
+            c"sb".as_ptr(),
+            key,
+            start,
+            effect.len()
+        ));
+    });
+}
+
+unsafe extern "C" fn digest(digest: *mut RedisModuleDigest, value: *mut c_void) {
+    let _ = catch_unwind(|| {
+        let Some(lock) = value.cast::<Lock>().as_ref() else {
+            return;
+        };
+        let bytes = codec::encode(lock);
+        api!(RedisModule_DigestAddStringBuffer(
+            digest,
+            bytes.as_ptr().cast(),
+            bytes.len()
+        ));
+        api!(RedisModule_DigestEndSequence(digest));
+    });
+}
+
+/// May run on any thread: a flush frees whole databases in the background.
+unsafe extern "C" fn free(value: *mut c_void) {
+    let value = value.cast::<Lock>();
+    if !value.is_null() {
+        inbox::freed(value);
+        drop(Box::from_raw(value));
+    }
+}
+
+unsafe extern "C" fn memory(
+    _ctx: *mut RedisModuleKeyOptCtx,
+    value: *const c_void,
+    _samples: usize,
+) -> usize {
+    value.cast::<Lock>().as_ref().map_or(0, Lock::bytes)
+}
+
+/// Always cheap to free, so that a single removal frees in the main thread: the inbox tells a removal from a rename by it.
+unsafe extern "C" fn effort(_ctx: *mut RedisModuleKeyOptCtx, _value: *const c_void) -> usize {
+    1
+}
+
+/// A value leaves its name, in whatever way.
+unsafe extern "C" fn unlinked(ctx: *mut RedisModuleKeyOptCtx, value: *const c_void) {
+    let _ = catch_unwind(|| {
+        // The module's own deletion is no news to it.
+        if super::keyspace::deleting() {
+            return;
+        }
+        let key = api!(RedisModule_GetKeyNameFromOptCtx(ctx));
+        let db = u32::try_from(api!(RedisModule_GetDbIdFromOptCtx(ctx)));
+        let (Some(lock), Ok(db), false) = (value.cast::<Lock>().as_ref(), db, key.is_null()) else {
+            return;
+        };
+        inbox::post_unlinked(
+            NameRef {
+                db,
+                key: api::bytes(key),
+            }
+            .keep(),
+            lock,
+        );
+    });
+}

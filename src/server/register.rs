@@ -1,0 +1,229 @@
+//! Registration: the command table turned into what the server keeps of commands.
+
+use super::api::{self, api, Ctx, Str, OK};
+use super::{config, door, events, gate, info, log, timer, STATE};
+use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
+use redis_module::{raw, Context, RedisString, Status};
+use std::ffi::{c_char, c_int, CString};
+use std::ptr;
+
+/// Prepares the module, after the crate has set up types and configuration.
+pub fn init(context: &Context, args: &Vec<RedisString>) -> Status {
+    let ctx = context.ctx.cast::<Ctx>();
+    match prepare(context, ctx, args) {
+        Ok(()) => Status::Ok,
+        Err(why) => {
+            log::warning(&format!("dlock cannot be loaded: {why}"));
+            Status::Err
+        }
+    }
+}
+
+/// Declares that locks may travel in Valkey's atomic slot migration (9.0 and later; other servers ignore the bit).
+const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
+
+fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(), String> {
+    api::complete().map_err(|name| {
+        format!("this server has no {name}; it must be Redis 7.0 or Valkey 8.0, or later")
+    })?;
+    let flags = api::flags(ctx);
+    gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
+    if let Some(mut state) = STATE.lend() {
+        state.settings.cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
+        let cluster = state.settings.cluster;
+        state.keys.set_cluster(cluster);
+        state.settings.databases = databases(ctx).unwrap_or(16);
+    }
+    // SAFETY: the context of the load; the callbacks live as long as the module, which is never unloaded.
+    unsafe {
+        let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS as c_int
+            | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int
+            | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int
+            | ATOMIC_SLOT_MIGRATION;
+        api!(RedisModule_SetModuleOptions(ctx, options));
+        api!(RedisModule_RegisterInfoFunc(ctx, Some(info::report)));
+    }
+    timer::init(ctx);
+    config::register(context, args)?;
+    events::subscribe(ctx)
+        .map_err(|name| format!("the server refuses a subscription to {name}"))?;
+    for spec in COMMANDS {
+        register(ctx, spec)
+            .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
+    }
+    log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
+    Ok(())
+}
+
+/// How many databases the server has.
+fn databases(ctx: *mut Ctx) -> Option<u32> {
+    // SAFETY: a call of CONFIG with constant words; the reply is freed.
+    unsafe {
+        let reply = api!(RedisModule_Call(
+            ctx,
+            c"CONFIG".as_ptr(),
+            c"cc".as_ptr(),
+            c"GET".as_ptr(),
+            c"databases".as_ptr()
+        ));
+        if reply.is_null() {
+            return None;
+        }
+        let mut len = 0;
+        let value = api!(RedisModule_CallReplyArrayElement(reply, 1));
+        let text = if value.is_null() {
+            ptr::null()
+        } else {
+            api!(RedisModule_CallReplyStringPtr(value, &mut len))
+        };
+        let bytes = if text.is_null() {
+            &[]
+        } else {
+            std::slice::from_raw_parts(text.cast::<u8>(), len)
+        };
+        let count = std::str::from_utf8(bytes)
+            .ok()
+            .and_then(|text| text.parse().ok());
+        api!(RedisModule_FreeCallReply(reply));
+        count
+    }
+}
+
+fn register(ctx: *mut Ctx, spec: &'static Spec) -> Result<(), &'static str> {
+    let name = text(spec.name);
+    let access = match spec.access {
+        Access::Write | Access::Follow => "write",
+        Access::Read => "readonly",
+        Access::None => "",
+    };
+    let flags = text(format!("{access} {}", spec.flags).trim());
+    let (first, last, step) = if spec.access == Access::None {
+        (0, 0, 0)
+    } else {
+        (1, 1, 1)
+    };
+    // SAFETY: the context of the load; names and descriptions are leaked, as the server may keep what it is given.
+    unsafe {
+        let created = api!(RedisModule_CreateCommand(
+            ctx,
+            name,
+            Some(callback(spec)),
+            flags,
+            first,
+            last,
+            step
+        ));
+        if created != OK {
+            return Err("the registration");
+        }
+        let command = api!(RedisModule_GetCommand(ctx, name));
+        if command.is_null() || api!(RedisModule_SetCommandInfo(command, description(spec))) != OK {
+            return Err("the description");
+        }
+        if let Some(set) = raw::RedisModule_SetCommandACLCategories {
+            if set(command, text(spec.categories)) != OK {
+                return Err("the ACL categories");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The callback of a command: one for each, since the server gives it nothing to tell the command by but its name.
+fn callback(spec: &'static Spec) -> unsafe extern "C" fn(*mut Ctx, *mut *mut Str, c_int) -> c_int {
+    macro_rules! callbacks {
+        ($($at:literal)*) => {
+            match COMMANDS.iter().position(|other| other.verb == spec.verb) {
+                $(Some($at) => at::<$at>,)*
+                _ => at::<{ usize::MAX }>,
+            }
+        };
+    }
+    callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31)
+}
+
+/// Runs the command at this place of the table.
+unsafe extern "C" fn at<const AT: usize>(ctx: *mut Ctx, argv: *mut *mut Str, argc: c_int) -> c_int {
+    door(ctx, || {
+        if let Some(spec) = COMMANDS.get(AT) {
+            super::command(
+                ctx,
+                spec,
+                std::slice::from_raw_parts(argv, argc.max(0) as usize),
+            );
+        }
+    });
+    OK
+}
+
+/// What COMMAND DOCS, COMMAND INFO, COMMAND GETKEYS and the ACL's key patterns are made from.
+fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
+    static VERSION: raw::RedisModuleCommandInfoVersion = raw::RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: std::mem::size_of::<raw::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: std::mem::size_of::<raw::RedisModuleCommandKeySpec>(),
+        sizeof_arg: std::mem::size_of::<raw::RedisModuleCommandArg>(),
+    };
+    let mut args: Vec<raw::RedisModuleCommandArg> = spec.args.iter().map(argument).collect();
+    // SAFETY: all-zero is the end mark of the list, and "left out" in every field.
+    args.push(unsafe { std::mem::zeroed() });
+    let info = raw::RedisModuleCommandInfo {
+        version: &VERSION,
+        summary: text(spec.summary),
+        complexity: text(spec.complexity),
+        since: text("0.1.0"),
+        history: ptr::null_mut(),
+        tips: ptr::null(),
+        arity: spec.arity(),
+        key_specs: key_specs(spec),
+        args: if spec.args.is_empty() {
+            ptr::null_mut()
+        } else {
+            Box::leak(args.into_boxed_slice()).as_mut_ptr()
+        },
+    };
+    Box::leak(Box::new(info))
+}
+
+fn key_specs(spec: &Spec) -> *mut raw::RedisModuleCommandKeySpec {
+    let access = match spec.access {
+        Access::None => return ptr::null_mut(),
+        Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+        Access::Write | Access::Follow => {
+            raw::REDISMODULE_CMD_KEY_RW
+                | raw::REDISMODULE_CMD_KEY_ACCESS
+                | raw::REDISMODULE_CMD_KEY_UPDATE
+        }
+    };
+    // SAFETY: all-zero is the end mark of the list, and "left out" in every field.
+    let mut specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
+    specs[0].flags = u64::from(access);
+    specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+    specs[0].bs.index.pos = 1;
+    specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+    specs[0].fk.range.lastkey = 0;
+    specs[0].fk.range.keystep = 1;
+    Box::leak(Box::new(specs)).as_mut_ptr()
+}
+
+fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
+    // SAFETY: all-zero is "left out" in every field.
+    let mut described: raw::RedisModuleCommandArg = unsafe { std::mem::zeroed() };
+    described.name = text(arg.name);
+    described.type_ = match arg.kind {
+        Kind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+        Kind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+        Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+    };
+    described.key_spec_index = if arg.kind == Kind::Key { 0 } else { -1 };
+    described.token = arg.token.map_or(ptr::null(), text);
+    if arg.optional {
+        described.flags = raw::REDISMODULE_CMD_ARG_OPTIONAL as c_int;
+    }
+    described
+}
+
+/// A constant as the server wants it, for as long as it may want it.
+fn text(text: &str) -> *const c_char {
+    CString::new(text).unwrap_or_default().into_raw()
+}

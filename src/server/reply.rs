@@ -1,0 +1,57 @@
+//! Replies on the wire, in the caller's version of the protocol.
+
+use super::api::{self, api, Ctx};
+use crate::commands::Reply;
+use crate::error::Error;
+use std::ffi::c_long;
+
+/// Writes the answer to a command.
+pub fn write(ctx: *mut Ctx, reply: Result<Reply, Error>) {
+    match reply {
+        Ok(reply) => value(ctx, &reply),
+        Err(error) => api::reply_error(ctx, &error.to_string()),
+    }
+}
+
+fn value(ctx: *mut Ctx, reply: &Reply) {
+    // SAFETY: a live context that is owed a reply; lengths match what follows; bytes are copied.
+    unsafe {
+        match reply {
+            Reply::Grant(token, holds, named) => {
+                api!(RedisModule_ReplyWithArray(
+                    ctx,
+                    if named.is_some() { 3 } else { 2 }
+                ));
+                api::reply_integer(ctx, *token);
+                api::reply_integer(ctx, u64::from(*holds));
+                if let Some(owner) = named {
+                    api::reply_bulk(ctx, owner.as_bytes());
+                }
+            }
+            Reply::NullArray => {
+                api!(RedisModule_ReplyWithNullArray(ctx));
+            }
+            // A request that waits is answered later; where it must not be, it was not let wait.
+            Reply::Wait(..) | Reply::Null => {
+                api!(RedisModule_ReplyWithNull(ctx));
+            }
+            Reply::Ok => {
+                api!(RedisModule_ReplyWithSimpleString(ctx, c"OK".as_ptr()));
+            }
+            Reply::Integer(number) => api::reply_integer(ctx, *number),
+            Reply::Text(text) => api::reply_bulk(ctx, text.as_bytes()),
+            Reply::Bulk(bytes) => api::reply_bulk(ctx, bytes),
+            Reply::Array(items) => {
+                api!(RedisModule_ReplyWithArray(ctx, items.len() as c_long));
+                items.iter().for_each(|item| value(ctx, item));
+            }
+            Reply::Map(fields) => {
+                api!(RedisModule_ReplyWithMap(ctx, fields.len() as c_long));
+                for (name, field) in fields {
+                    api::reply_bulk(ctx, name.as_bytes());
+                    value(ctx, field);
+                }
+            }
+        }
+    }
+}
