@@ -19,6 +19,7 @@ pub fn run<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Err
     }
     entry.follow(effect, &mut call.engine.clock)?;
     // Kept as it came: this server's own AOF and replicas get the same bytes.
+    entry.changed = true;
     entry.effect.extend_from_slice(effect);
     call.engine.follow(name, entry);
     Ok(Reply::Ok)

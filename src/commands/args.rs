@@ -97,13 +97,21 @@ pub fn once<T>(slot: &mut Option<T>, name: &'static str, value: T) -> Result<(),
 
 /// A decimal integer as the server itself reads them: no sign but a minus, no leading zero, no blanks.
 fn integer(word: &[u8]) -> Option<i64> {
-    let digits = word.strip_prefix(b"-").unwrap_or(word);
-    let plain = match digits {
-        [b'0'] => word.len() == 1,
-        [b'1'..=b'9', rest @ ..] => rest.iter().all(u8::is_ascii_digit),
-        _ => false,
+    let (digits, negative) = match word.strip_prefix(b"-") {
+        Some(digits) => (digits, true),
+        None => (word, false),
     };
-    plain
-        .then(|| std::str::from_utf8(word).ok()?.parse().ok())
-        .flatten()
+    if matches!(digits, [b'0', ..]) && word.len() > 1 || digits.is_empty() {
+        return None;
+    }
+    // Summed up below zero, where the one number more is.
+    let below = digits.iter().try_fold(0_i64, |sum, digit| {
+        let digit = digit.is_ascii_digit().then(|| i64::from(digit - b'0'))?;
+        sum.checked_mul(10)?.checked_sub(digit)
+    })?;
+    if negative {
+        Some(below)
+    } else {
+        below.checked_neg()
+    }
 }

@@ -247,11 +247,6 @@ pub static COMMANDS: &[Spec] = &[
 ];
 
 impl Spec {
-    /// The command that goes by this name.
-    pub fn of(verb: Verb) -> Option<&'static Spec> {
-        COMMANDS.iter().find(|spec| spec.verb == verb)
-    }
-
     /// Whether the command is not for clients.
     pub fn internal(&self) -> bool {
         self.access == Access::Follow

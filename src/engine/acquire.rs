@@ -267,7 +267,6 @@ impl Engine {
                 client: ask.client,
                 lease: ask.lease,
                 holds: ask.holds,
-                since: now.ms(),
                 until,
             });
         }

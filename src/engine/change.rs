@@ -35,35 +35,37 @@ pub enum End {
 }
 
 impl End {
-    /// Every way, with its letter in the effect and its word in messages and events.
-    const ALL: [(End, u8, &'static str); 5] = [
-        (End::Released, b'r', "released"),
-        (End::Expired, b'x', "expired"),
-        (End::Forced, b'f', "forced"),
-        (End::Session, b's', "session"),
-        (End::Removed, b'd', "removed"),
-    ];
-
+    /// Its letter in an effect.
     fn letter(self) -> u8 {
-        Self::ALL
-            .iter()
-            .find(|(end, ..)| *end == self)
-            .map_or(b'd', |(_, letter, _)| *letter)
+        match self {
+            End::Released => b'r',
+            End::Expired => b'x',
+            End::Forced => b'f',
+            End::Session => b's',
+            End::Removed => b'd',
+        }
     }
 
     fn of(letter: u8) -> Option<End> {
-        Self::ALL
-            .iter()
-            .find(|(_, l, _)| *l == letter)
-            .map(|(end, ..)| *end)
+        let all = [
+            End::Released,
+            End::Expired,
+            End::Forced,
+            End::Session,
+            End::Removed,
+        ];
+        all.into_iter().find(|end| end.letter() == letter)
     }
 
     /// The word that unlock messages and events use.
     pub fn word(self) -> &'static str {
-        Self::ALL
-            .iter()
-            .find(|(end, ..)| *end == self)
-            .map_or("removed", |(.., word)| word)
+        match self {
+            End::Released => "released",
+            End::Expired => "expired",
+            End::Forced => "forced",
+            End::Session => "session",
+            End::Removed => "removed",
+        }
     }
 }
 
@@ -225,19 +227,26 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
     }
 }
 
-fn number(effect: &mut Vec<u8>, mut value: u64) {
-    // Hand-made because it runs in every grant and release: the standard formatter takes several times as long.
-    let mut digits = [0_u8; 20];
-    let mut used = 0;
-    for digit in digits.iter_mut().rev() {
+/// The most digits that a number has.
+pub const DIGITS: usize = 20;
+
+/// A number in decimal. Hand-made because it runs in every grant and release: the standard formatter takes several
+/// times as long.
+pub fn decimal(mut value: u64, digits: &mut [u8; DIGITS]) -> &[u8] {
+    let mut first = DIGITS;
+    for (at, digit) in digits.iter_mut().enumerate().rev() {
         *digit = b'0' + (value % 10) as u8;
+        first = at;
         value /= 10;
-        used += 1;
         if value == 0 {
             break;
         }
     }
-    effect.extend_from_slice(digits.get(20 - used..).unwrap_or_default());
+    digits.get(first..).unwrap_or_default()
+}
+
+fn number(effect: &mut Vec<u8>, value: u64) {
+    effect.extend_from_slice(decimal(value, &mut [0; DIGITS]));
 }
 
 fn field(effect: &mut Vec<u8>, value: u64) {

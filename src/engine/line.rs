@@ -23,8 +23,6 @@ pub struct Request {
     pub lease: Millis,
     /// `HOLDS n`: make the hold count at least n rather than one more.
     pub holds: Option<u32>,
-    /// When it began to wait.
-    pub since: Millis,
     /// When its time is up; none for a wait without bound.
     pub until: Option<(Millis, DueKey)>,
 }
@@ -122,11 +120,6 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Whether there is no line at all: then nothing is contended and every look-up can be spared.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// The line of a lock.
     pub fn get(&self, name: NameRef) -> Option<&Line> {
         if self.len == 0 {

@@ -180,7 +180,11 @@ pub struct Entry {
     pub lock: Option<Box<Lock>>,
     /// The key holds something that is not a lock.
     pub foreign: bool,
-    /// What replicas and the AOF must be told (see [`change`]); empty if nothing has changed.
+    /// Whether anything has changed, or the key's TTL is to be put right.
+    pub changed: bool,
+    /// Whether nobody is to be told of changes: then no effect is written.
+    pub unheard: bool,
+    /// What replicas and the AOF must be told (see [`change`]).
     pub effect: Vec<u8>,
     /// What observers are to be told, in order.
     pub events: Vec<Event>,
@@ -215,7 +219,18 @@ impl Entry {
     /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
     pub fn commit(&mut self, change: &Change) {
         self.lock.get_or_insert_with(Box::default).apply(change);
-        change.write(&mut self.effect);
+        self.changed = true;
+        if !self.unheard {
+            change.write(&mut self.effect);
+        }
+    }
+
+    /// Has the key's TTL put right even if nothing else changes, here and on replicas.
+    pub fn retime(&mut self) {
+        self.changed = true;
+        if !self.unheard {
+            change::begin(&mut self.effect);
+        }
     }
 
     /// Takes over the primary's decision: moves the state of a replica, or of a server that reads its AOF.
@@ -375,11 +390,6 @@ impl Engine {
     /// How many places are queued over all locks.
     pub fn places(&self) -> usize {
         self.places
-    }
-
-    /// How many requests wait.
-    pub fn waiting(&self) -> usize {
-        self.requests.len()
     }
 
     /// Whether settlements are pending.

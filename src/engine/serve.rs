@@ -4,7 +4,7 @@
 //! outside of a request marks them, and [`Engine::settle_dirty`] settles them when changes are possible.
 
 use super::acquire::{take, Claim};
-use super::change::{begin, Change, End};
+use super::change::{Change, End};
 use super::deadline::{Deadlines, Due};
 use super::keep::end;
 use super::line::{Line, Place, RequestId};
@@ -237,8 +237,7 @@ impl Engine {
         };
         line.stale = false;
         if entry.lock.is_some() {
-            // Even without a change the key's TTL is put right.
-            begin(&mut entry.effect);
+            entry.retime();
         }
         clamp(entry, now.ms().saturating_add(self.policy.max_lease_ms));
         let durable = |number: u64, owner: &[u8]| {

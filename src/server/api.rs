@@ -143,6 +143,13 @@ pub fn publish(ctx: *mut Ctx, channel: &[u8], message: &[u8], shard: bool) {
     }
 }
 
+/// Whether the server passes keyspace events of the module class on (`notify-keyspace-events` has a `d`).
+pub fn notifies_of_modules() -> bool {
+    // SAFETY: takes nothing.
+    let classes = unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) };
+    classes & raw::REDISMODULE_NOTIFY_MODULE as c_int != 0
+}
+
 /// Raises a keyspace event of the module class.
 pub fn notify(ctx: *mut Ctx, event: &CStr, key: *mut Str) {
     // SAFETY: a live context and string; the event's name is copied.

@@ -31,15 +31,25 @@ pub fn wall() -> Now {
     }
 }
 
-/// The time of a command: the server's own, which stands still within MULTI and scripts. Redis 7.0 does not tell it; there
-/// the first command of such a unit reads the clock for all.
-pub fn of_command(ctx: *mut Ctx) -> Now {
-    // SAFETY: a live context; the function takes nothing.
+/// The time of a command that decides: the server's own where it tells it, which spares a reading of the clock.
+pub fn of_command() -> Now {
+    // SAFETY: the function takes nothing.
+    match unsafe { raw::RedisModule_CachedMicroseconds } {
+        Some(cached) => Now {
+            us: unsafe { cached() } as u64,
+        },
+        None => wall(),
+    }
+}
+
+/// The time of a command that looks. It stands still within MULTI and scripts, so that what one check has seen there holds for
+/// what follows. Redis 7.0 does not tell its own time; there the first look in such a unit reads the clock for all.
+pub fn of_look(ctx: *mut Ctx) -> Now {
+    // SAFETY: a live context; the pointer was set before this.
     unsafe {
-        if let Some(cached) = raw::RedisModule_CachedMicroseconds {
-            return Now {
-                us: cached() as u64,
-            };
+        let cached = raw::RedisModule_CachedMicroseconds;
+        if cached.is_some() {
+            return of_command();
         }
         let within = raw::REDISMODULE_CTX_FLAGS_MULTI | raw::REDISMODULE_CTX_FLAGS_LUA;
         if api::flags(ctx) & within == 0 {

@@ -202,18 +202,15 @@ pub fn register(context: &Context, args: &[RedisString]) -> Result<(), String> {
     for number in NUMBERS {
         let default =
             get_i64_default_config_value(args, number.name, number.default).map_err(wrong)?;
-        let (least, most) = (number.least, number.most);
-        let on_change: Box<dyn Fn(&ConfigurationContext, &str, &'static AtomicI64)> =
-            Box::new(|_, _, _| changed());
         register_i64_configuration(
             context,
             number.name,
             &number.value,
             default,
-            least,
-            most,
+            number.least,
+            number.most,
             flags(),
-            Some(on_change),
+            Some(Box::new(|_, _, _| changed())),
         );
     }
     let grants = get_bool_default_config_value(args, "grants", true).map_err(wrong)?;

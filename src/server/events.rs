@@ -2,7 +2,7 @@
 
 use super::api::{self, api, Ctx, Str, OK};
 use super::inbox::{self, Notice};
-use super::{clock, door, gate, log, persist};
+use super::{clock, door, gate, log, persist, replicate};
 use crate::engine::{Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -18,6 +18,16 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
             "ReplicationRoleChanged",
         ),
         (raw::REDISMODULE_EVENT_LOADING, Some(loading), "Loading"),
+        (
+            raw::REDISMODULE_EVENT_FORK_CHILD,
+            Some(listener),
+            "ForkChild",
+        ),
+        (
+            raw::REDISMODULE_EVENT_REPLICA_CHANGE,
+            Some(listener),
+            "ReplicaChange",
+        ),
     ];
     // SAFETY: pointers that the server set before this.
     if unsafe { raw::RedisModule_CachedMicroseconds }.is_none() {
@@ -90,8 +100,9 @@ extern "C" fn role_changed(
     _data: *mut c_void,
 ) {
     door(ctx, || {
-        let primary = sub == u64::from(raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER);
+        let primary = sub == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER;
         gate::set_primary(primary);
+        replicate::somebody_may_listen();
         inbox::post(Notice::Role { primary });
     });
 }
@@ -102,6 +113,16 @@ extern "C" fn loading(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _d
             inbox::post(Notice::Loaded);
         }
     });
+}
+
+/// A child was forked, or a replica came or went: somebody may listen to changes now.
+extern "C" fn listener(
+    _ctx: *mut Ctx,
+    _event: raw::RedisModuleEvent,
+    _sub: u64,
+    _data: *mut c_void,
+) {
+    replicate::somebody_may_listen();
 }
 
 extern "C" fn turned(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {
@@ -136,6 +157,9 @@ extern "C" fn keyspace_event(
 
 /// Whether a lock is at the key: other keys' events are none of the module's.
 fn is_lock(ctx: *mut Ctx, key: *mut Str) -> bool {
+    if !persist::any() {
+        return false;
+    }
     // SAFETY: opened for reading, looked at, closed.
     unsafe {
         let opened = api!(RedisModule_OpenKey(

@@ -1,7 +1,7 @@
 //! The module's sections of INFO.
 
 use super::api::api;
-use super::STATE;
+use super::{persist, STATE};
 use redis_module::raw::RedisModuleInfoCtx;
 use std::ffi::{c_int, CStr};
 
@@ -13,6 +13,7 @@ pub extern "C" fn report(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) 
     let Some(state) = STATE.lend() else { return };
     let counters = &state.engine.counters;
     let fields: &[(&CStr, u64)] = &[
+        (c"locks", persist::live() as u64),
         (c"places_queued", state.engine.places() as u64),
         (c"connections_waiting", state.waiters.len() as u64),
         (c"grants_immediate_total", counters.grants_immediate),

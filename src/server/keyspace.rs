@@ -1,9 +1,10 @@
 //! The server's keyspace as the engine sees it: locks, opened on first use, written back when the event is worked off.
 
 use super::api::{self, api, Ctx, Key, Str, Text};
-use super::{gate, persist};
+use super::news::News;
+use super::{gate, persist, replicate};
 use crate::engine::lock::Lock;
-use crate::engine::{Entry, Event, Keyspace, Name, NameRef, Now};
+use crate::engine::{Entry, Keyspace, NameRef, Now};
 use redis_module::raw;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,28 +26,27 @@ pub enum Mode {
     Write,
 }
 
-/// Something to tell observers, once it is so.
-pub enum Told {
-    /// Something of one lock.
-    Lock(Name, Event),
-    /// A database was emptied.
-    Flush(u32),
-}
-
 /// The keys that an event has opened. Kept between events, so that their buffers are.
 pub struct OpenKeys {
     ctx: *mut Ctx,
     mode: Mode,
-    // The server's own string of the key that a command names: spares making one.
-    named: *mut Str,
+    // The database of the context when the event began, and the one it works in now.
+    home: u32,
+    selected: u32,
+    // The server's own string of the key that a command names, and its bytes: spares making one.
+    named: Option<(*mut Str, *const [u8])>,
     open: Vec<Open>,
     used: usize,
     cluster: bool,
+    // Nobody listens: changes are counted, not told.
+    unheard: bool,
 }
 
 struct Open {
     db: u32,
     name: *mut Str,
+    // The bytes of `name`, for comparing.
+    bytes: *const [u8],
     made: Option<Text>,
     key: *mut Key,
     stored: bool,
@@ -59,10 +59,13 @@ impl OpenKeys {
         OpenKeys {
             ctx: ptr::null_mut(),
             mode: Mode::Read,
-            named: ptr::null_mut(),
+            home: 0,
+            selected: 0,
+            named: None,
             open: Vec::new(),
             used: 0,
             cluster: false,
+            unheard: false,
         }
     }
 
@@ -70,7 +73,17 @@ impl OpenKeys {
     pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, named: Option<*mut Str>) {
         self.ctx = ctx;
         self.mode = mode;
-        self.named = named.unwrap_or(ptr::null_mut());
+        self.home = api::selected(ctx);
+        self.selected = self.home;
+        // SAFETY: the command's own argument, which lives until the event is worked off.
+        self.named = named.map(|key| (key, unsafe { api::bytes(key) } as *const [u8]));
+        // Only a command has words of its own that can be counted; other events are rare enough.
+        self.unheard = named.is_some() && !replicate::listening();
+    }
+
+    /// The database that the event began in.
+    pub fn home(&self) -> u32 {
+        self.home
     }
 
     /// Tells whether the server is a node of a cluster.
@@ -100,6 +113,7 @@ impl OpenKeys {
             self.open.push(Open {
                 db: 0,
                 name: ptr::null_mut(),
+                bytes: &[],
                 made: None,
                 key: ptr::null_mut(),
                 stored: false,
@@ -111,14 +125,19 @@ impl OpenKeys {
         };
         self.used += 1;
         open.db = name.db;
+        open.entry.unheard = self.unheard;
         // SAFETY: the context is the one of the event that is being worked off, the strings live until it is.
         unsafe {
-            open.name = match self.named {
-                named if !named.is_null() && api::bytes(named) == name.key => named,
-                _ => open.made.insert(Text::new(name.key)).raw(),
-            };
-            if api::selected(self.ctx) != name.db {
+            match self.named {
+                Some((key, bytes)) if *bytes == *name.key => (open.name, open.bytes) = (key, bytes),
+                _ => {
+                    open.name = open.made.insert(Text::new(name.key)).raw();
+                    open.bytes = api::bytes(open.name);
+                }
+            }
+            if self.selected != name.db {
                 api::select(self.ctx, name.db);
+                self.selected = name.db;
             }
             let read = raw::REDISMODULE_READ as i32;
             let mode = if self.mode == Mode::Write {
@@ -147,19 +166,20 @@ impl OpenKeys {
     /// Works off the event's changes, in one fixed order for each lock: the value before the effect, since the key's
     /// deletion or TTL must be this server's own when replicas hear of it; the key is closed last, since a handle
     /// must not outlive a change of its value by somebody else. Observers are told later, when nothing is lent any
-    /// more: what they do may come back here. Their list is appended to `told`.
-    pub fn write(&mut self, told: &mut Vec<Told>) {
-        let home = api::selected(self.ctx);
+    /// more: what they do may come back here. What they are to be told is added to `news`.
+    pub fn write(&mut self, news: &mut News) {
         for open in self.open.iter_mut().take(self.used) {
-            if api::selected(self.ctx) != open.db {
+            if self.selected != open.db {
                 api::select(self.ctx, open.db);
+                self.selected = open.db;
             }
-            open.write(self.ctx, told);
+            open.write(self.ctx, self.unheard, news);
         }
         self.used = 0;
-        self.named = ptr::null_mut();
-        if api::selected(self.ctx) != home {
-            api::select(self.ctx, home);
+        self.named = None;
+        if self.selected != self.home {
+            api::select(self.ctx, self.home);
+            self.selected = self.home;
         }
     }
 }
@@ -167,68 +187,58 @@ impl OpenKeys {
 impl Open {
     fn is(&self, name: NameRef) -> bool {
         // SAFETY: the string lives until the event is worked off.
-        self.db == name.db && unsafe { api::bytes(self.name) } == name.key
+        let bytes = unsafe { &*self.bytes };
+        // The very same bytes, in the usual case.
+        let same = ptr::eq(bytes, name.key) || bytes == name.key;
+        same && self.db == name.db
     }
 
-    fn write(&mut self, ctx: *mut Ctx, told: &mut Vec<Told>) {
-        let changed = !self.entry.effect.is_empty();
+    fn write(&mut self, ctx: *mut Ctx, unheard: bool, news: &mut News) {
+        let changed = std::mem::take(&mut self.entry.changed);
         let lock = self.entry.lock.take();
         // SAFETY: the key was opened in this event; `lock` is the value that it holds (`stored`) or a new one.
         unsafe {
             if let Some(lock) = lock {
                 let (empty, expires) = (lock.is_empty(), lock.expires());
-                let keep = !empty || self.stored;
-                let value = if keep {
-                    Box::into_raw(lock)
-                } else {
-                    ptr::null_mut()
-                };
+                if self.stored {
+                    // Lent by the keyspace, which has pointed at it all the time.
+                    let _ = Box::into_raw(lock);
+                } else if changed && !empty {
+                    let value = persist::give(lock);
+                    api!(RedisModule_ModuleTypeSetValue(
+                        self.key,
+                        persist::lock_type(),
+                        value
+                    ));
+                }
                 if empty && self.stored {
                     DELETING.store(true, Ordering::Relaxed);
                     api!(RedisModule_DeleteKey(self.key));
                     DELETING.store(false, Ordering::Relaxed);
-                } else if !empty && changed {
-                    if !self.stored {
-                        api!(RedisModule_ModuleTypeSetValue(
-                            self.key,
-                            persist::lock_type(),
-                            value.cast()
-                        ));
-                    }
+                } else if changed && !empty && (self.stored || expires.is_some()) {
                     let at = expires.map_or(raw::REDISMODULE_NO_EXPIRE as i64, |at| at as i64);
-                    if self.stored || expires.is_some() {
-                        api!(RedisModule_SetAbsExpire(self.key, at));
-                    }
+                    api!(RedisModule_SetAbsExpire(self.key, at));
                 }
             }
             if changed {
                 api!(RedisModule_SignalModifiedKey(ctx, self.name));
-                let (effect, len) = (self.entry.effect.as_ptr(), self.entry.effect.len());
-                api!(RedisModule_Replicate(
-                    ctx,
-                    c"DLOCK.APPLY".as_ptr(),
-                    c"sb".as_ptr(),
-                    self.name,
-                    effect.cast::<std::ffi::c_char>(),
-                    len
-                ));
+                if unheard {
+                    replicate::nothing(ctx);
+                } else {
+                    replicate::effect(ctx, self.name, &self.entry.effect);
+                }
             }
             if !self.key.is_null() {
                 api!(RedisModule_CloseKey(self.key));
                 self.key = ptr::null_mut();
             }
-            if !self.entry.events.is_empty() {
-                let name = NameRef {
-                    db: self.db,
-                    key: api::bytes(self.name),
-                }
-                .keep();
-                told.extend(
-                    self.entry
-                        .events
-                        .drain(..)
-                        .map(|event| Told::Lock(name.clone(), event)),
-                );
+        }
+        if !self.entry.events.is_empty() {
+            for event in self.entry.events.drain(..) {
+                news.add(self.db, self.name, event);
+            }
+            if let Some(made) = self.made.take() {
+                news.keep(made);
             }
         }
         self.entry.effect.clear();

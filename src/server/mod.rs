@@ -20,9 +20,11 @@ mod inbox;
 mod info;
 mod keyspace;
 pub mod log;
+mod news;
 mod observers;
 pub mod persist;
 mod register;
+mod replicate;
 mod reply;
 mod timer;
 
@@ -36,7 +38,8 @@ use blocking::{Answered, Waiters};
 use caller::Client;
 use cell::MainThread;
 use inbox::Notice;
-use keyspace::{Mode, OpenKeys, Told};
+use keyspace::{Mode, OpenKeys};
+use news::News;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -49,6 +52,9 @@ const SETTLED_A_STEP: usize = 256;
 /// nobody).
 const RETRY_MS: u64 = 10;
 
+/// How often the module looks at what nothing tells it of: a step of the clock, the last listener's leaving.
+const HEARTBEAT_MS: u64 = 1000;
+
 /// All that the module keeps between events.
 struct State {
     engine: Engine,
@@ -59,8 +65,9 @@ struct State {
     /// Since when this server decides, for the quarantine.
     since: u64,
     evicted: u64,
+    heartbeat: u64,
     // Kept between events for their room.
-    told: Vec<Told>,
+    news: News,
     answers: Vec<Answered>,
 }
 
@@ -73,7 +80,8 @@ lazy_static::lazy_static! {
         settings: config::Settings::default(),
         since: clock::wall().ms(),
         evicted: 0,
-        told: Vec::new(),
+        heartbeat: 0,
+        news: News::default(),
         answers: Vec::new(),
     });
 }
@@ -133,13 +141,19 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &[*mut Str]) {
     if spec.access == Access::Follow && gate::probing() {
         return reply::write(ctx, Ok(Reply::Ok));
     }
-    let answer = run(ctx, mode, key, clock::of_command(ctx), |state, now| {
+    let now = if mode == Mode::Read {
+        clock::of_look(ctx)
+    } else {
+        clock::of_command()
+    };
+    let answer = run(ctx, mode, key, now, |state, now| {
         let caller = Client(ctx);
+        let db = state.keys.home();
         let mut call = Call {
             engine: &mut state.engine,
             keys: &mut state.keys,
             now,
-            db: api::selected(ctx),
+            db,
             caller: &caller,
             defaults: &state.settings.defaults,
             primary: gate::primary(),
@@ -169,7 +183,12 @@ fn event(ctx: *mut Ctx) {
     let mode = if open { Mode::Write } else { Mode::Read };
     run(ctx, mode, None, clock::wall(), |state, now| {
         let due = state.engine.tick(now);
-        state.steps.look(now);
+        if now.ms() >= state.heartbeat {
+            state.heartbeat = now.ms() + HEARTBEAT_MS;
+            state.steps.look(now);
+            replicate::look(ctx);
+        }
+        timer::arm(state.heartbeat, now.ms());
         let left = open
             && state
                 .engine
@@ -198,27 +217,27 @@ fn run<T>(
     state.keys.begin(ctx, mode, key);
     state.read_inbox(now);
     let result = work(state, now);
-    state.keys.write(&mut state.told);
-    if state.engine.wakes.is_empty() && state.told.is_empty() {
+    state.keys.write(&mut state.news);
+    if state.engine.wakes.is_empty() && state.news.is_empty() {
         state.arm(now);
         return Some(result);
     }
-    state
-        .waiters
-        .pick(&mut state.engine.wakes, &mut state.answers);
+    if !state.engine.wakes.is_empty() {
+        state
+            .waiters
+            .pick(&mut state.engine.wakes, &mut state.answers);
+    }
     state.arm(now);
-    let (mut answers, mut told) = (
-        std::mem::take(&mut state.answers),
-        std::mem::take(&mut state.told),
-    );
-    let channel = state.settings.channel;
+    let mut answers = std::mem::take(&mut state.answers);
+    let mut news = std::mem::take(&mut state.news);
+    let (channel, home) = (state.settings.channel, state.keys.home());
     drop(guard);
     answers.drain(..).for_each(Answered::deliver);
-    observers::tell(ctx, channel, &mut told);
+    observers::tell(ctx, home, channel, &mut news);
     if let Some(mut state) = STATE.lend() {
         // Given back for their room; what a nested event has left there meanwhile is not to be lost.
-        if state.answers.is_empty() && state.told.is_empty() {
-            (state.answers, state.told) = (answers, told);
+        if state.answers.is_empty() && state.news.is_empty() {
+            (state.answers, state.news) = (answers, news);
         }
     }
     Some(result)
@@ -236,7 +255,7 @@ impl State {
         now: Now,
     ) -> Option<Reply> {
         let name = crate::engine::NameRef {
-            db: api::selected(ctx),
+            db: self.keys.home(),
             key: words.first()?,
         }
         .keep();
@@ -279,18 +298,15 @@ impl State {
                             End::Removed
                         };
                         self.engine.count(end);
-                        self.told
-                            .push(Told::Lock(name.clone(), Event::Ended(end, token)));
+                        self.news.add_named(&name, Event::Ended(end, token));
                     }
                 }
                 Notice::Brought(name) => self.engine.note(&name),
                 Notice::Flushed(db) => {
                     self.engine.stale_all(db);
                     let all = 0..self.settings.databases;
-                    self.told.extend(
-                        all.filter(|at| db.map_or(true, |db| db == *at))
-                            .map(Told::Flush),
-                    );
+                    all.filter(|at| db.map_or(true, |db| db == *at))
+                        .for_each(|at| self.news.add_flush(at));
                 }
                 Notice::Swapped(one, other) => {
                     self.engine.stale_all(Some(one));

@@ -1,10 +1,10 @@
 //! Telling observers: unlock messages and keyspace events.
 
-use super::api::{self, Ctx, Text};
+use super::api::{self, Ctx};
 use super::gate;
-use super::keyspace::Told;
-use crate::engine::change::End;
-use crate::engine::{Event, Name};
+use super::news::{Item, News};
+use crate::engine::change::{self, End};
+use crate::engine::{Event, Token};
 use std::ffi::CStr;
 
 /// How unlock messages go out (`dlock.notify`, with `auto` resolved).
@@ -20,33 +20,30 @@ pub enum Channel {
     Sharded,
 }
 
-/// Tells all of it, in order, and empties the list.
-pub fn tell(ctx: *mut Ctx, channel: Channel, told: &mut Vec<Told>) {
-    let home = api::selected(ctx);
-    for told in told.drain(..) {
-        let (name, event) = match told {
-            Told::Lock(name, event) => (name, event),
-            Told::Flush(db) => {
-                publish_flush(ctx, channel, db);
-                continue;
-            }
+/// Tells all of it, in order, and empties the list. `home` is the context's database.
+pub fn tell(ctx: *mut Ctx, home: u32, channel: Channel, news: &mut News) {
+    let mut selected = home;
+    let keyspace_events = api::notifies_of_modules();
+    news.work_off(|item| {
+        let (db, key, event) = match item {
+            Item::Lock(db, key, event) => (db, key, event),
+            Item::Flush(db) => return publish_flush(ctx, channel, db),
         };
-        if api::selected(ctx) != name.db {
-            api::select(ctx, name.db);
+        if selected != db {
+            api::select(ctx, db);
+            selected = db;
         }
-        if let Some(event) = keyspace_event(event) {
-            api::notify(ctx, event, Text::new(&name.key).raw());
+        if keyspace_events {
+            if let Some(event) = keyspace_event(event) {
+                api::notify(ctx, event, key);
+            }
         }
         if let Event::Ended(end, token) = event {
-            publish(
-                ctx,
-                channel,
-                &name,
-                format!("{} {token}", end.word()).as_bytes(),
-            );
+            // SAFETY: the list keeps its keys alive.
+            publish(ctx, channel, db, unsafe { api::bytes(key) }, end, token);
         }
-    }
-    if api::selected(ctx) != home {
+    });
+    if selected != home {
         api::select(ctx, home);
     }
 }
@@ -66,24 +63,28 @@ fn keyspace_event(event: Event) -> Option<&'static CStr> {
 }
 
 /// One message of one lock: on `__dlock@<db>__:<key>`, or on the sharded channel of its slot.
-fn publish(ctx: *mut Ctx, channel: Channel, name: &Name, message: &[u8]) {
-    let mut to = format!("__dlock@{}__:", name.db).into_bytes();
-    match channel {
-        Channel::None => return,
-        // A replica tells its own subscribers as it follows; in a cluster the primary's message reaches them.
-        Channel::Plain => {}
-        Channel::PlainInCluster | Channel::Sharded if !gate::primary() => return,
-        Channel::PlainInCluster => {}
-        Channel::Sharded if !has_hash_tag(&name.key) => {
-            to.push(b'{');
-            to.extend_from_slice(&name.key);
-            to.push(b'}');
-            return api::publish(ctx, &to, message, true);
-        }
-        Channel::Sharded => {}
+fn publish(ctx: *mut Ctx, channel: Channel, db: u32, key: &[u8], end: End, token: Token) {
+    // A replica tells its own subscribers as it follows; in a cluster the primary's message reaches them.
+    let to_cluster = matches!(channel, Channel::PlainInCluster | Channel::Sharded);
+    if channel == Channel::None || (to_cluster && !gate::primary()) {
+        return;
     }
-    to.extend_from_slice(&name.key);
-    api::publish(ctx, &to, message, channel == Channel::Sharded);
+    let braced = channel == Channel::Sharded && !has_hash_tag(key);
+    let mut line = Line::new();
+    line.add(b"__dlock@").number(u64::from(db)).add(b"__:");
+    if braced {
+        line.add(b"{").add(key).add(b"}");
+    } else {
+        line.add(key);
+    }
+    let mut message = Line::new();
+    message.add(end.word().as_bytes()).add(b" ").number(token);
+    api::publish(
+        ctx,
+        line.bytes(),
+        message.bytes(),
+        channel == Channel::Sharded,
+    );
 }
 
 /// A flush is one message for its database. It belongs to no slot, so it always goes out plain.
@@ -100,4 +101,50 @@ fn has_hash_tag(key: &[u8]) -> bool {
     };
     let close = key.iter().skip(open + 1).position(|byte| *byte == b'}');
     close.is_some_and(|len| len > 0)
+}
+
+/// A short text without an allocation of its own where it is short indeed: every release makes two.
+struct Line {
+    short: [u8; 96],
+    used: usize,
+    long: Vec<u8>,
+}
+
+impl Line {
+    fn new() -> Line {
+        Line {
+            short: [0; 96],
+            used: 0,
+            long: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, bytes: &[u8]) -> &mut Line {
+        match self.short.get_mut(self.used..self.used + bytes.len()) {
+            Some(room) if self.long.is_empty() => {
+                room.copy_from_slice(bytes);
+                self.used += bytes.len();
+            }
+            _ => {
+                if self.long.is_empty() {
+                    self.long.extend_from_slice(&self.short[..self.used]);
+                }
+                self.long.extend_from_slice(bytes);
+            }
+        }
+        self
+    }
+
+    fn number(&mut self, value: u64) -> &mut Line {
+        let mut digits = [0; change::DIGITS];
+        self.add(change::decimal(value, &mut digits))
+    }
+
+    fn bytes(&self) -> &[u8] {
+        if self.long.is_empty() {
+            &self.short[..self.used]
+        } else {
+            &self.long
+        }
+    }
 }

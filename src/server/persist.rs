@@ -13,6 +13,7 @@ use redis_module::raw::{
 use std::ffi::{c_int, c_void};
 use std::panic::catch_unwind;
 use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The version of the encoding that the server keeps beside a value. The bytes carry their own (see `codec`).
 const ENCODING: i32 = 1;
@@ -47,6 +48,25 @@ pub static LOCK_TYPE: RedisType = RedisType::new(
 /// The type as the server knows it.
 pub fn lock_type() -> *mut raw::RedisModuleType {
     *LOCK_TYPE.raw_type.borrow()
+}
+
+/// How many locks the server keeps.
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether there is any lock at all.
+pub fn any() -> bool {
+    LIVE.load(Ordering::Relaxed) > 0
+}
+
+/// How many locks there are.
+pub fn live() -> usize {
+    LIVE.load(Ordering::Relaxed)
+}
+
+/// Makes a lock the server's: a value that it will free.
+pub fn give(lock: Box<Lock>) -> *mut c_void {
+    LIVE.fetch_add(1, Ordering::Relaxed);
+    Box::into_raw(lock).cast()
 }
 
 /// Reads a value. A server that loads its own data, or its primary's, believes it; RESTORE is open to every user, so a
@@ -86,7 +106,7 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
                 inbox::post(Notice::Brought(name));
             }
         }
-        Some(Box::into_raw(Box::new(lock)).cast())
+        Some(give(Box::new(lock)))
     });
     loaded.ok().flatten().unwrap_or(ptr::null_mut())
 }
@@ -162,6 +182,7 @@ unsafe extern "C" fn digest(digest: *mut RedisModuleDigest, value: *mut c_void) 
 unsafe extern "C" fn free(value: *mut c_void) {
     let value = value.cast::<Lock>();
     if !value.is_null() {
+        LIVE.fetch_sub(1, Ordering::Relaxed);
         inbox::freed(value);
         drop(Box::from_raw(value));
     }

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, CString};
 use std::ptr;
 
 /// Prepares the module, after the crate has set up types and configuration.
-pub fn init(context: &Context, args: &Vec<RedisString>) -> Status {
+pub fn init(context: &Context, args: &[RedisString]) -> Status {
     let ctx = context.ctx.cast::<Ctx>();
     match prepare(context, ctx, args) {
         Ok(()) => Status::Ok,
@@ -51,6 +51,8 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
         register(ctx, spec)
             .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
     }
+    // The first event is the first heartbeat.
+    timer::soon();
     log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
     Ok(())
 }
