@@ -69,7 +69,7 @@ fn parse<K: Keyspace>(call: &Call<K>, mut args: Args, fair: bool) -> Result<Opti
             let holds = args.integer("HOLDS", 1..=u64::from(u32::MAX))?;
             once(&mut options.holds, "HOLDS", holds as u32)?;
         } else if fair && is(word, "CLAIM") {
-            let ms = args.integer("CLAIM", 1..=call.defaults.max_claim_ms)?;
+            let ms = args.integer("CLAIM", 1..=call.engine.policy.max_claim_ms)?;
             once(&mut options.claim, "CLAIM", ms)?;
         } else if let Some(option) = ["SHARED", "LIMIT", "SESSION", "NOTIFY"]
             .into_iter()

@@ -35,8 +35,6 @@ pub trait Caller {
 pub struct Defaults {
     /// The lease.
     pub lease_ms: Millis,
-    /// The longest claim window that may be asked for.
-    pub max_claim_ms: Millis,
 }
 
 /// One call of a command.

@@ -61,7 +61,7 @@ impl Engine {
         name: NameRef,
         ask: &Ask,
     ) -> Result<Answer, Error> {
-        self.settle(keys, now, name);
+        self.freshen(keys, now, name);
         let entry = keys.entry(name);
         if entry.foreign {
             return Err(Error::WrongType);

@@ -145,6 +145,29 @@ impl Engine {
         self.undelivered.push(Undelivered { name, owner, grant });
     }
 
+    /// The server does not let this request wait after all: as if it had not asked to. A ticket stays as a polled one
+    /// does.
+    pub fn unblocked(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
+        let Some((name, number)) = self.requests.get(&id).cloned() else {
+            return;
+        };
+        let window = self.policy.claim_window_ms;
+        let line = self.lines.get_mut(name.lend());
+        if let Some(place) = line.and_then(|line| line.place_mut(number)) {
+            if place.claim == Some(0) {
+                place.claim = Some(window);
+                keys.entry(name.lend()).commit(&Change::Ticket {
+                    number,
+                    owner: &place.owner,
+                    limit: place.limit,
+                    claim: window,
+                });
+            }
+        }
+        self.depart(id, now);
+        self.settle(keys, now, name.lend());
+    }
+
     /// Takes back what undelivered grants added, and no more: other connections of the owner keep theirs.
     pub(super) fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
         for Undelivered { name, owner, grant } in std::mem::take(&mut self.undelivered) {
@@ -230,7 +253,7 @@ impl Engine {
         now: Now,
         name: NameRef,
     ) -> Result<&'k mut Entry, Error> {
-        self.settle(keys, now, name);
+        self.freshen(keys, now, name);
         let entry = keys.entry(name);
         if entry.foreign {
             return Err(Error::WrongType);

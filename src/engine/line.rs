@@ -58,6 +58,9 @@ pub struct Line {
     pub lapsed: Vec<u64>,
     /// Waits that ended by time-out since the last settlement; for the events that tell of them.
     pub timeouts: u32,
+    /// An end that the key was given from outside (EXPIRE), earlier than its leases. As long as nothing else touches the
+    /// lock the server removes the key then; the next request makes it the leases' own end.
+    pub ends: Option<Millis>,
     /// Whether the value at the key may have been replaced behind the line's back.
     pub stale: bool,
     /// Whether a settlement is pending.

@@ -246,6 +246,12 @@ impl Lock {
         limit.allows(others + 1) && theirs.map_or(true, |limit| limit.allows(others + 1))
     }
 
+    /// Whether the holders are such as the granting rule could have let in together.
+    pub fn obeys_the_rule(&self) -> bool {
+        self.strictest()
+            .map_or(true, |limit| limit.allows(self.holders()))
+    }
+
     /// Moves the state. The only way it ever moves: on the primary, on a replica and from the AOF alike.
     pub fn apply(&mut self, change: &Change) {
         match change {

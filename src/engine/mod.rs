@@ -140,6 +140,8 @@ impl NameRef<'_> {
 pub struct Policy {
     /// The longest lease that may be asked for.
     pub max_lease_ms: Millis,
+    /// The longest claim window.
+    pub max_claim_ms: Millis,
     /// How long a polled or re-found ticket is kept while nobody is there for it.
     pub claim_window_ms: Millis,
     /// Places a lock.
@@ -353,6 +355,7 @@ impl Default for Policy {
     fn default() -> Self {
         Policy {
             max_lease_ms: 2_592_000_000,
+            max_claim_ms: 600_000,
             claim_window_ms: 5_000,
             max_queue: 100_000,
             max_places: 1_000_000,

@@ -136,6 +136,19 @@ impl Engine {
         self.mark(name);
     }
 
+    /// The key was given an end from outside that is earlier than its leases.
+    pub fn ends(&mut self, name: &Name, end: Millis) {
+        self.lines.make(name).ends = Some(end);
+    }
+
+    /// Brings the lock that a request is about up to date.
+    pub(super) fn freshen(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
+        if let Some(end) = self.lines.get_mut(name).and_then(|line| line.ends.take()) {
+            shorten(keys.entry(name), end);
+        }
+        self.settle(keys, now, name);
+    }
+
     /// The value at this key is gone or another: whoever is queued here is to be served.
     pub fn stale(&mut self, name: NameRef) {
         if let Some(name) = self.lines.name(name) {
@@ -143,11 +156,9 @@ impl Engine {
         }
     }
 
-    /// The values of a database (or of all) are gone or others.
-    pub fn stale_all(&mut self, db: Option<u32>) {
-        for name in self.lines.names(db) {
-            self.note(&name);
-        }
+    /// The locks of a database (or of all) that somebody is queued for or that are watched.
+    pub fn watched(&self, db: Option<u32>) -> Vec<Name> {
+        self.lines.names(db)
     }
 
     /// Keeps in mind, on a server that only follows, which locks it has to watch once it decides.
@@ -163,7 +174,9 @@ impl Engine {
 
     /// This server decides from now on: every lock it knows to watch is looked at, every ticket starts as absent.
     pub fn promote(&mut self) {
-        self.stale_all(None);
+        for name in self.watched(None) {
+            self.note(&name);
+        }
     }
 
     /// This server only follows from now on: places and deadlines are the new primary's affair.
@@ -193,7 +206,7 @@ impl Engine {
     }
 
     fn mark_all(&mut self, db: Option<u32>) {
-        for name in self.lines.names(db) {
+        for name in self.watched(db) {
             self.mark(&name);
         }
     }
@@ -239,7 +252,7 @@ impl Engine {
         if entry.lock.is_some() {
             entry.retime();
         }
-        clamp(entry, now.ms().saturating_add(self.policy.max_lease_ms));
+        shorten(entry, now.ms().saturating_add(self.policy.max_lease_ms));
         let durable = |number: u64, owner: &[u8]| {
             entry
                 .lock
@@ -275,21 +288,24 @@ impl Engine {
                 continue;
             }
             self.clock.observe(number, now);
-            let until = now
-                .ms()
-                .saturating_add(ticket.claim.max(self.policy.claim_window_ms));
+            let claim = ticket.claim.min(self.policy.max_claim_ms);
+            let window = claim.max(self.policy.claim_window_ms);
+            let until = now.ms().saturating_add(window);
             let name = name.keep();
             let place = Place {
                 owner: ticket.owner,
                 limit: ticket.limit,
                 since: (number / 1000).min(now.ms()),
-                claim: Some(ticket.claim),
+                claim: Some(claim),
                 absent: Some((until, self.deadlines.add(until, Due::Window(name, number)))),
                 requests: Vec::new(),
             };
             let due = place.absent;
             if line.insert(number, place) {
                 self.places += 1;
+                if claim != ticket.claim {
+                    recreate(entry, line, number);
+                }
             } else {
                 // The owner stands here already, or the number is taken: one place an owner.
                 if let Some((_, due)) = due {
@@ -422,7 +438,8 @@ impl Engine {
                 line.lease = Some((at, due));
             }
         }
-        if !watched {
+        let ends = line.ends.is_some() && lock.is_some();
+        if !watched && !ends {
             self.lines.remove(name);
         } else if left_over {
             self.mark(&name.keep());
@@ -498,8 +515,8 @@ fn ended(entry: &Entry, now: Millis) -> Option<(Box<[u8]>, Token)> {
         .map(|hold| (Box::from(hold.owner), hold.token))
 }
 
-/// Bounds the leases of a value that came from outside.
-fn clamp(entry: &mut Entry, latest: Millis) {
+/// Bounds the leases of a value by something from outside.
+fn shorten(entry: &mut Entry, latest: Millis) {
     let Some(lock) = &entry.lock else { return };
     let beyond: Vec<Box<[u8]>> = lock
         .holds()

@@ -6,19 +6,25 @@
 //! written by the *timeout* callback. No timeout is given to the server: on Redis 7.0 one that falls together with
 //! a grant loses the reply, and it would be late by up to 1000/hz ms.
 //!
-//! | state | grant or null decided | CLIENT UNBLOCK TIMEOUT | connection ends |
+//! | state | grant or null decided | CLIENT UNBLOCK TIMEOUT | connection ends, CLIENT UNBLOCK ERROR |
 //! |---|---|---|---|
-//! | `Waiting` | → `Answered`, unblocked | null, → `Over`; posts `Gone` | → `Over`; posts `Gone` |
-//! | `Answered` | – | the answer | → `Over`; a grant posts `Undelivered` |
+//! | `Waiting` | → `Answered` | null, → `Over`; posts `Gone` | → `Over`; posts `Gone` |
+//! | `Answered` | – | the answer, → `Over` | → `Over`; a grant posts `Undelivered` |
 //! | `Over` | nobody is there any more | – | – |
+//!
+//! When an answered connection is unblocked depends on the server. Redis 7.0 writes the answer at once but takes the
+//! connection for a blocked one until it goes to sleep, and a CLIENT UNBLOCK ERROR in between would add a second reply; so
+//! there connections are unblocked right before it does, by the event that it raises for it, which costs no time: no reply
+//! leaves earlier. Later servers raise that event too late in their turn; there it is done at once.
 
 use super::api::{self, api, Blocked, Ctx, Str, ERR, OK};
+use super::cell::MainThread;
 use super::inbox::{self, Notice};
 use super::{door, reply};
 use crate::commands::Reply;
 use crate::engine::line::RequestId;
 use crate::engine::{Grant, Name, Outcome, Wake};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
@@ -39,98 +45,112 @@ enum State {
     Over,
 }
 
-/// The waiting connections, by request. An entry is taken out when its answer is decided or its end is read from the
-/// inbox, both before the server can have freed it unseen.
+/// The waiting connections.
 #[derive(Default)]
-pub struct Waiters(HashMap<RequestId, *mut Waiter>);
+struct Waiters {
+    // Taken out as soon as the connection is unblocked or ends: the server frees a waiter only after that.
+    by_request: HashMap<RequestId, *mut Waiter>,
+    answered: VecDeque<RequestId>,
+}
 
-impl Waiters {
-    /// How many connections wait.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
+lazy_static::lazy_static! {
+    static ref WAITERS: MainThread<Waiters> = MainThread::new(Waiters::default());
+}
 
-    /// Blocks the calling connection until its request is answered. Gives whether the server lets it wait.
-    pub fn block(
-        &mut self,
-        ctx: *mut Ctx,
-        key: *mut Str,
-        id: RequestId,
-        name: Name,
-        owner: &[u8],
-        named: Option<String>,
-    ) -> bool {
-        let waiter = Waiter {
-            id,
-            handle: ptr::null_mut(),
-            state: State::Waiting,
-            name,
-            owner: Box::from(owner),
-            named,
-        };
-        let waiter = Box::into_raw(Box::new(waiter));
-        let mut keys = [key];
-        // SAFETY: the context is the command's; the waiter lives until `free`, which the server calls once.
-        unsafe {
-            let handle = api!(RedisModule_BlockClientOnKeys(
-                ctx,
-                Some(pass),
-                Some(wake),
-                Some(free),
-                0,
-                keys.as_mut_ptr(),
-                1,
-                waiter.cast()
-            ));
-            if handle.is_null() {
-                drop(Box::from_raw(waiter));
-                return false;
-            }
-            (*waiter).handle = handle;
-            api!(RedisModule_SetDisconnectCallback(
-                handle,
-                Some(disconnected)
-            ));
+/// How many connections wait.
+pub fn waiting() -> usize {
+    WAITERS.lend().map_or(0, |waiters| waiters.by_request.len())
+}
+
+/// Blocks the calling connection until its request is answered. Gives whether the server lets it wait.
+pub fn block(
+    ctx: *mut Ctx,
+    key: *mut Str,
+    id: RequestId,
+    name: Name,
+    owner: &[u8],
+    named: Option<String>,
+) -> bool {
+    let Some(mut waiters) = WAITERS.lend() else {
+        return false;
+    };
+    let waiter = Waiter {
+        id,
+        handle: ptr::null_mut(),
+        state: State::Waiting,
+        name,
+        owner: Box::from(owner),
+        named,
+    };
+    let waiter = Box::into_raw(Box::new(waiter));
+    let mut keys = [key];
+    // SAFETY: the context is the command's; the waiter lives until `free`, which the server calls once.
+    unsafe {
+        let handle = api!(RedisModule_BlockClientOnKeys(
+            ctx,
+            Some(pass),
+            Some(wake),
+            Some(free),
+            0,
+            keys.as_mut_ptr(),
+            1,
+            waiter.cast()
+        ));
+        if handle.is_null() {
+            drop(Box::from_raw(waiter));
+            return false;
         }
-        self.0.insert(id, waiter);
-        true
+        (*waiter).handle = handle;
+        api!(RedisModule_SetDisconnectCallback(
+            handle,
+            Some(disconnected)
+        ));
     }
+    waiters.by_request.insert(id, waiter);
+    true
+}
 
-    /// Notes that a request waits no longer.
-    pub fn forget(&mut self, id: RequestId) {
-        self.0.remove(&id);
-    }
-
-    /// Takes out the connections that are to be answered.
-    pub fn pick(&mut self, wakes: &mut Vec<Wake>, answers: &mut Vec<Answered>) {
-        for wake in wakes.drain(..) {
-            if let Some(waiter) = self.0.remove(&wake.id) {
-                answers.push(Answered {
-                    waiter,
-                    outcome: wake.outcome,
-                });
-            }
+/// Notes the answers that were decided. A connection that has ended meanwhile is passed over: the inbox tells of it.
+pub fn answer(wakes: &mut Vec<Wake>) {
+    let Some(mut waiters) = WAITERS.lend() else {
+        return;
+    };
+    let Waiters {
+        by_request,
+        answered,
+    } = &mut *waiters;
+    for Wake { id, outcome } in wakes.drain(..) {
+        if let Some(waiter) = by_request.get(&id) {
+            // SAFETY: what is in the map is alive.
+            unsafe { (**waiter).state = State::Answered(outcome) };
+            answered.push_back(id);
         }
     }
 }
 
-/// A connection and what it is to be told.
-pub struct Answered {
-    waiter: *mut Waiter,
-    outcome: Outcome,
+/// Unblocks the connections that are answered. To be called with nothing lent: the server may call back from within.
+pub fn deliver() {
+    loop {
+        let waiter = WAITERS.lend().and_then(|mut waiters| {
+            let id = waiters.answered.pop_front()?;
+            Some(waiters.by_request.remove(&id))
+        });
+        match waiter {
+            None => return,
+            // Its connection has ended since.
+            Some(None) => {}
+            // SAFETY: alive until it has been unblocked.
+            Some(Some(waiter)) => unsafe {
+                api!(RedisModule_UnblockClient((*waiter).handle, ptr::null_mut()));
+            },
+        }
+    }
 }
 
-impl Answered {
-    /// Has the connection answered. To be called with nothing lent: the server may call back from within.
-    pub fn deliver(self) {
-        // SAFETY: taken out of `Waiters` in this event, in which the server has freed nothing.
-        unsafe {
-            (*self.waiter).state = State::Answered(self.outcome);
-            api!(RedisModule_UnblockClient(
-                (*self.waiter).handle,
-                ptr::null_mut()
-            ));
-        }
+/// A connection is unblocked or has ended: nothing must reach it any more.
+fn forget(id: RequestId) {
+    if let Some(mut waiters) = WAITERS.lend() {
+        waiters.by_request.remove(&id);
     }
 }
 
@@ -143,6 +163,7 @@ extern "C" fn pass(_ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int 
 extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
     door(ctx, || {
         let Some(waiter) = waiter(ctx) else { return };
+        forget(waiter.id);
         match std::mem::replace(&mut waiter.state, State::Over) {
             State::Answered(Outcome::Granted(Grant { token, holds, .. })) => {
                 reply::write(ctx, Ok(Reply::Grant(token, holds, waiter.named.take())));
@@ -163,6 +184,7 @@ extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
 extern "C" fn disconnected(ctx: *mut Ctx, _handle: *mut Blocked) {
     door(ctx, || {
         let Some(waiter) = waiter(ctx) else { return };
+        forget(waiter.id);
         match std::mem::replace(&mut waiter.state, State::Over) {
             State::Waiting => inbox::post(Notice::Gone(waiter.id)),
             State::Answered(Outcome::Granted(grant)) => {

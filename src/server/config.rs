@@ -137,10 +137,7 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             epoch: 0,
-            defaults: Defaults {
-                lease_ms: 0,
-                max_claim_ms: 0,
-            },
+            defaults: Defaults { lease_ms: 0 },
             channel: Channel::Plain,
             cluster: false,
             databases: 16,
@@ -164,7 +161,6 @@ impl Settings {
         let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
         self.defaults = Defaults {
             lease_ms: value(&DEFAULT_LEASE_MS),
-            max_claim_ms: value(&MAX_CLAIM_MS),
         };
         self.channel = match (NOTIFY.current(), self.cluster) {
             (Notify::none, _) => Channel::None,
@@ -175,6 +171,7 @@ impl Settings {
         let quarantine = value(&QUARANTINE_MS);
         *policy = Policy {
             max_lease_ms: value(&MAX_LEASE_MS),
+            max_claim_ms: value(&MAX_CLAIM_MS),
             claim_window_ms: value(&CLAIM_WINDOW_MS),
             max_queue: value(&MAX_QUEUE) as usize,
             max_waiters: value(&MAX_WAITERS) as usize,

@@ -2,7 +2,7 @@
 
 use super::api::{self, api, Ctx, Str, OK};
 use super::inbox::{self, Notice};
-use super::{clock, door, gate, log, persist, replicate};
+use super::{blocking, clock, door, gate, log, persist, replicate};
 use crate::engine::{Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -29,8 +29,7 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
             "ReplicaChange",
         ),
     ];
-    // SAFETY: pointers that the server set before this.
-    if unsafe { raw::RedisModule_CachedMicroseconds }.is_none() {
+    if tells_of_sleep() {
         wanted.push((raw::REDISMODULE_EVENT_EVENTLOOP, Some(turned), "EventLoop"));
     }
     for (id, callback, name) in wanted {
@@ -63,11 +62,18 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Valkey 8.0 and 8.1 run such callbacks with the calling client selected to the event's database and leave it there (MOVE and COPY
+/// Whether this server raises an event right before it works off unblocked connections and goes to sleep: Redis 7.0
+/// (told by a function that came with 7.2).
+pub fn tells_of_sleep() -> bool {
+    // SAFETY: a pointer that the server set before this.
+    unsafe { raw::RedisModule_CachedMicroseconds }.is_none()
+}
+
+/// Valkey 8.1 runs such callbacks with the calling client selected to the event's database and leave it there (MOVE and COPY
 /// then move the *client*).
 fn generic_events_are_safe(ctx: *mut Ctx) -> bool {
     let version = api::server_info(ctx, c"server", c"valkey_version").unwrap_or_default();
-    !version.starts_with("8.")
+    !version.starts_with("8.1.")
 }
 
 extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, data: *mut c_void) {
@@ -125,8 +131,11 @@ extern "C" fn listener(
     replicate::somebody_may_listen();
 }
 
-extern "C" fn turned(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {
-    clock::turn();
+extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
+    if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+        clock::turn();
+        door(ctx, blocking::deliver);
+    }
 }
 
 extern "C" fn keyspace_event(
@@ -136,19 +145,25 @@ extern "C" fn keyspace_event(
     key: *mut Str,
 ) -> c_int {
     door(ctx, || {
-        // SAFETY: the server's own event name.
-        let notice: fn(Name) -> Notice = match unsafe { CStr::from_ptr(event) }.to_bytes() {
+        // SAFETY: the server's own event name, and the event's key.
+        let (event, bytes) = unsafe { (CStr::from_ptr(event).to_bytes(), api::bytes(key)) };
+        let notice: fn(Name) -> Notice = match event {
             b"expire" | b"persist" => Notice::Retimed,
             b"rename_to" | b"move_to" => Notice::Brought,
-            // What was evicted is known from its unlinking to be a lock or not; here only that it was evicted.
-            b"evicted" => |_| Notice::Evicted,
+            b"evicted" => {
+                // The key is gone by now: that it was a lock was seen when it left its name.
+                if inbox::just_unlinked(api::selected(ctx), bytes) {
+                    inbox::post(Notice::Evicted);
+                }
+                return;
+            }
             _ => return,
         };
-        let name = NameRef {
-            db: api::selected(ctx),
-            key: unsafe { api::bytes(key) },
-        };
         if is_lock(ctx, key) {
+            let name = NameRef {
+                db: api::selected(ctx),
+                key: bytes,
+            };
             inbox::post(notice(name.keep()));
         }
     });

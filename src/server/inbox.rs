@@ -89,6 +89,14 @@ pub fn freed(value: *mut Lock) {
     );
 }
 
+/// Whether the last thing written down is that a lock has left this name.
+pub fn just_unlinked(db: u32, key: &[u8]) -> bool {
+    let inbox = INBOX.lend();
+    inbox.is_some_and(|inbox| {
+        matches!(inbox.last(), Some(Notice::Unlinked { name, .. }) if name.db == db && *name.key == *key)
+    })
+}
+
 /// Takes out all that was written down, in order.
 pub fn take() -> Vec<Notice> {
     let Some(mut inbox) = INBOX.lend() else {

@@ -1,7 +1,7 @@
 //! The module's sections of INFO.
 
 use super::api::api;
-use super::{persist, STATE};
+use super::{blocking, persist, STATE};
 use redis_module::raw::RedisModuleInfoCtx;
 use std::ffi::{c_int, CStr};
 
@@ -15,7 +15,7 @@ pub extern "C" fn report(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) 
     let fields: &[(&CStr, u64)] = &[
         (c"locks", persist::live() as u64),
         (c"places_queued", state.engine.places() as u64),
-        (c"connections_waiting", state.waiters.len() as u64),
+        (c"connections_waiting", blocking::waiting() as u64),
         (c"grants_immediate_total", counters.grants_immediate),
         (c"grants_waited_total", counters.grants_waited),
         (c"null_replies_total", counters.refused),

@@ -4,7 +4,7 @@ use super::api::{self, api, Ctx, Key, Str, Text};
 use super::news::News;
 use super::{gate, persist, replicate};
 use crate::engine::lock::Lock;
-use crate::engine::{Entry, Keyspace, NameRef, Now};
+use crate::engine::{Entry, Keyspace, Millis, NameRef, Now};
 use redis_module::raw;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +24,17 @@ pub enum Mode {
     Read,
     /// Change them.
     Write,
+}
+
+/// What a TTL that was set from outside means for a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retimed {
+    /// It is as it should be.
+    Right,
+    /// It is to be put right.
+    Wrong,
+    /// It ends the holds earlier than their leases do.
+    Earlier(Millis),
 }
 
 /// The keys that an event has opened. Kept between events, so that their buffers are.
@@ -91,20 +102,26 @@ impl OpenKeys {
         self.cluster = cluster;
     }
 
-    /// Whether a TTL that was set from outside is to be put right. An earlier end of the key stands: it ends the holds
-    /// then. A later one, or none, has no effect on the leases.
-    pub fn mistimed(&mut self, name: NameRef, now: Now) -> bool {
+    /// What a TTL that was set from outside means. An earlier end of the key stands: it ends the holds then. A later one,
+    /// or none, has no effect on the leases.
+    pub fn retimed(&mut self, name: NameRef, now: Now) -> Retimed {
         let lock = self.entry(name).lock.as_ref();
         let Some(last) = lock.and_then(|lock| lock.holds().map(|hold| hold.deadline).max()) else {
-            return false;
+            return Retimed::Right;
         };
         let wanted = lock.and_then(|lock| lock.expires());
         let at = self.open.iter().take(self.used).find(|open| open.is(name));
         // SAFETY: the key was opened in this event.
         let left = at.map_or(-1, |open| unsafe { api!(RedisModule_GetExpire(open.key)) });
-        match (u64::try_from(left), wanted) {
-            (Ok(left), _) => now.ms().saturating_add(left) > last,
-            (Err(_), wanted) => wanted.is_some(),
+        let end = u64::try_from(left)
+            .ok()
+            .map(|left| now.ms().saturating_add(left));
+        match (end, wanted) {
+            // The server tells what is left; the clock may have gone on by a millisecond since.
+            (Some(end), Some(wanted)) if end.abs_diff(wanted) <= 1 => Retimed::Right,
+            (Some(end), _) if end < last => Retimed::Earlier(end),
+            (None, None) => Retimed::Right,
+            _ => Retimed::Wrong,
         }
     }
 

@@ -4,6 +4,15 @@
 use super::api::{api, Ctx};
 use std::ffi::{CStr, CString};
 use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A context of the module's own, by which the server knows whose message it is.
+static CONTEXT: AtomicPtr<Ctx> = AtomicPtr::new(ptr::null_mut());
+
+/// Takes the context to log in.
+pub fn init(ctx: *mut Ctx) {
+    CONTEXT.store(ctx, Ordering::Relaxed);
+}
 
 /// Something the operator should act on.
 pub fn warning(text: &str) {
@@ -17,10 +26,11 @@ pub fn notice(text: &str) {
 
 fn write(level: &CStr, text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-    // SAFETY: no context is needed to log; the format takes the one string that follows it.
+    let ctx = CONTEXT.load(Ordering::Relaxed);
+    // SAFETY: a context of the module's own, or none; the format takes the one string that follows it.
     unsafe {
         api!(RedisModule_Log(
-            ptr::null_mut::<Ctx>(),
+            ctx,
             level.as_ptr(),
             c"%s".as_ptr(),
             text.as_ptr()

@@ -31,14 +31,13 @@ mod timer;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
 use crate::engine::change::End;
-use crate::engine::{Engine, Event, Now, Token};
+use crate::engine::{Engine, Event, Keyspace, Name, Now, Token};
 use crate::error::Error;
 use api::{Ctx, Str};
-use blocking::{Answered, Waiters};
 use caller::Client;
 use cell::MainThread;
 use inbox::Notice;
-use keyspace::{Mode, OpenKeys};
+use keyspace::{Mode, OpenKeys, Retimed};
 use news::News;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -59,30 +58,26 @@ const HEARTBEAT_MS: u64 = 1000;
 struct State {
     engine: Engine,
     keys: OpenKeys,
-    waiters: Waiters,
     steps: clock::Steps,
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
     since: u64,
     evicted: u64,
     heartbeat: u64,
-    // Kept between events for their room.
+    // Kept between events for its room.
     news: News,
-    answers: Vec<Answered>,
 }
 
 lazy_static::lazy_static! {
     static ref STATE: MainThread<State> = MainThread::new(State {
         engine: Engine::default(),
         keys: OpenKeys::new(),
-        waiters: Waiters::default(),
         steps: clock::Steps::default(),
         settings: config::Settings::default(),
         since: clock::wall().ms(),
         evicted: 0,
         heartbeat: 0,
         news: News::default(),
-        answers: Vec::new(),
     });
 }
 
@@ -195,8 +190,6 @@ fn event(ctx: *mut Ctx) {
                 .settle_dirty(&mut state.keys, now, SETTLED_A_STEP);
         if due || left {
             timer::arm(now.ms(), now.ms());
-        } else if state.engine.unsettled() {
-            timer::arm(now.ms() + RETRY_MS, now.ms());
         }
     });
 }
@@ -218,26 +211,25 @@ fn run<T>(
     state.read_inbox(now);
     let result = work(state, now);
     state.keys.write(&mut state.news);
-    if state.engine.wakes.is_empty() && state.news.is_empty() {
-        state.arm(now);
+    state.arm(now);
+    let answered = !state.engine.wakes.is_empty();
+    if answered {
+        blocking::answer(&mut state.engine.wakes);
+    }
+    if !answered && state.news.is_empty() {
         return Some(result);
     }
-    if !state.engine.wakes.is_empty() {
-        state
-            .waiters
-            .pick(&mut state.engine.wakes, &mut state.answers);
-    }
-    state.arm(now);
-    let mut answers = std::mem::take(&mut state.answers);
     let mut news = std::mem::take(&mut state.news);
     let (channel, home) = (state.settings.channel, state.keys.home());
     drop(guard);
-    answers.drain(..).for_each(Answered::deliver);
+    if answered && !events::tells_of_sleep() {
+        blocking::deliver();
+    }
     observers::tell(ctx, home, channel, &mut news);
     if let Some(mut state) = STATE.lend() {
-        // Given back for their room; what a nested event has left there meanwhile is not to be lost.
-        if state.answers.is_empty() && state.news.is_empty() {
-            (state.answers, state.news) = (answers, news);
+        // Given back for its room; what a nested event has left there meanwhile is not to be lost.
+        if state.news.is_empty() {
+            state.news = news;
         }
     }
     Some(result)
@@ -263,11 +255,11 @@ impl State {
             Some(named) => named.clone().into_bytes(),
             None => words.get(1)?.to_vec(),
         };
-        if self.waiters.block(ctx, key, id, name, &owner, named) {
+        if blocking::block(ctx, key, id, name, &owner, named) {
             return None;
         }
         // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
-        self.engine.leave(id, now);
+        self.engine.unblocked(&mut self.keys, now, id);
         Some(Reply::NullArray)
     }
 
@@ -280,17 +272,18 @@ impl State {
                 .clock
                 .observe(SEEN.swap(0, Ordering::Relaxed), now),
         }
-        for notice in inbox::take() {
+        let notices = inbox::take();
+        let reloaded = notices
+            .iter()
+            .any(|notice| matches!(notice, Notice::Loaded));
+        for notice in notices {
             match notice {
-                Notice::Gone(id) => {
-                    self.waiters.forget(id);
-                    self.engine.leave(id, now);
-                }
+                Notice::Gone(id) => self.engine.leave(id, now),
                 Notice::Undelivered { name, owner, grant } => {
                     self.engine.undelivered(name, owner, grant)
                 }
                 Notice::Unlinked { name, holds, moved } => {
-                    self.engine.stale(name.lend());
+                    self.look_again(&name, false);
                     for (token, deadline) in holds.into_iter().filter(|_| !moved) {
                         let end = if deadline <= now.ms() {
                             End::Expired
@@ -301,20 +294,30 @@ impl State {
                         self.news.add_named(&name, Event::Ended(end, token));
                     }
                 }
-                Notice::Brought(name) => self.engine.note(&name),
+                Notice::Brought(name) => self.look_again(&name, true),
                 Notice::Flushed(db) => {
-                    self.engine.stale_all(db);
-                    let all = 0..self.settings.databases;
+                    self.look_all_again(db);
+                    // A server that loads its data anew empties itself first: nothing is gone for good.
+                    let all = 0..if reloaded { 0 } else { self.settings.databases };
                     all.filter(|at| db.map_or(true, |db| db == *at))
                         .for_each(|at| self.news.add_flush(at));
                 }
                 Notice::Swapped(one, other) => {
-                    self.engine.stale_all(Some(one));
-                    self.engine.stale_all(Some(other));
+                    // Who waits stays at the name; the locks have gone over to the other database.
+                    for (from, to) in [(one, other), (other, one)] {
+                        for name in self.engine.watched(Some(from)) {
+                            self.look_again(&name, true);
+                            self.look_again(&Name { db: to, ..name }, true);
+                        }
+                    }
                 }
                 Notice::Retimed(name) => {
-                    if self.keys.mistimed(name.lend(), now) {
-                        self.engine.note(&name);
+                    if gate::primary() {
+                        match self.keys.retimed(name.lend(), now) {
+                            Retimed::Right => {}
+                            Retimed::Wrong => self.engine.note(&name),
+                            Retimed::Earlier(end) => self.engine.ends(&name, end),
+                        }
                     }
                 }
                 Notice::Role { primary: true } => {
@@ -322,9 +325,34 @@ impl State {
                     self.engine.promote();
                 }
                 Notice::Role { primary: false } => self.engine.demote(),
-                Notice::Loaded => self.decide_from(now),
+                Notice::Loaded => {
+                    self.decide_from(now);
+                    if gate::primary() {
+                        self.engine.promote();
+                    }
+                }
                 Notice::Evicted => self.evicted += 1,
             }
+        }
+    }
+
+    /// The value at this name has gone or come (`brought`). A server that decides has the queue served; one that
+    /// follows only keeps in mind whether the lock will have to be watched.
+    fn look_again(&mut self, name: &Name, brought: bool) {
+        if !gate::primary() {
+            self.engine
+                .follow(name.lend(), self.keys.entry(name.lend()));
+        } else if brought {
+            self.engine.note(name);
+        } else {
+            self.engine.stale(name.lend());
+        }
+    }
+
+    /// The values of a database (or of all) have gone, or are others.
+    fn look_all_again(&mut self, db: Option<u32>) {
+        for name in self.engine.watched(db) {
+            self.look_again(&name, true);
         }
     }
 
@@ -340,7 +368,8 @@ impl State {
         if let Some(at) = self.engine.next_wakeup() {
             timer::arm(at, now.ms());
         }
-        if self.engine.unsettled() {
+        // A replica has nothing to settle until it is promoted, of which it is told.
+        if self.engine.unsettled() && gate::primary() {
             timer::arm(now.ms() + RETRY_MS, now.ms());
         }
     }

@@ -50,6 +50,10 @@ pub fn lock_type() -> *mut raw::RedisModuleType {
     *LOCK_TYPE.raw_type.borrow()
 }
 
+/// No server has ever handed out a lower number for a place: numbers are microseconds of the wall clock. A holder that
+/// has to wait before all others counts down from the first in the queue, and must never come to 0.
+const FIRST_PLACE: u64 = 1 << 40;
+
 /// How many locks the server keeps.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
@@ -93,7 +97,11 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
                 .map(|hold| hold.token)
                 .chain(lock.tickets().map(|(number, _)| number))
         };
-        if from_a_user && !numbers().all(|number| token::plausible(number, clock::wall())) {
+        let now = clock::wall();
+        let plausible = lock.obeys_the_rule()
+            && numbers().all(|number| token::plausible(number, now))
+            && lock.tickets().all(|(number, _)| number >= FIRST_PLACE);
+        if from_a_user && !plausible {
             return None;
         }
         if let Some(latest) = numbers().max() {

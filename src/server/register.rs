@@ -43,7 +43,10 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
         api!(RedisModule_SetModuleOptions(ctx, options));
         api!(RedisModule_RegisterInfoFunc(ctx, Some(info::report)));
     }
-    timer::init(ctx);
+    // SAFETY: called once, with the context of the load; the context it gives lives as long as the module.
+    let own = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx)) };
+    log::init(own);
+    timer::init(own);
     config::register(context, args)?;
     events::subscribe(ctx)
         .map_err(|name| format!("the server refuses a subscription to {name}"))?;

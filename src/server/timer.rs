@@ -13,16 +13,19 @@ struct Armed {
     timer: Option<(u64, Millis)>,
 }
 
+/// The longest time that a timer is set for: a day. The server counts in microseconds, and one that overflows is due
+/// at once for ever. Going off too early does no harm: the event sets the next.
+const LONGEST_MS: u64 = 86_400_000;
+
 static ARMED: MainThread<Armed> = MainThread::new(Armed {
     ctx: ptr::null_mut(),
     timer: None,
 });
 
 /// Takes the context that timers are made in: one of the module's own, since callbacks may have none.
-pub fn init(ctx: *mut Ctx) {
+pub fn init(own: *mut Ctx) {
     if let Some(mut armed) = ARMED.lend() {
-        // SAFETY: called once at load with the context of the load.
-        armed.ctx = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx)) };
+        armed.ctx = own;
     }
 }
 
@@ -40,7 +43,7 @@ pub fn arm(at: Millis, now: Millis) {
         if let Some((id, _)) = armed.timer.take() {
             api!(RedisModule_StopTimer(armed.ctx, id, ptr::null_mut()));
         }
-        let wait = at.saturating_sub(now).min(i64::MAX as u64) as i64;
+        let wait = at.saturating_sub(now).min(LONGEST_MS) as i64;
         let id = api!(RedisModule_CreateTimer(
             armed.ctx,
             wait,
