@@ -156,6 +156,11 @@ impl Engine {
         }
     }
 
+    /// Whether somebody is queued for this lock, or it is watched.
+    pub fn watches(&self, name: NameRef) -> bool {
+        self.lines.get(name).is_some()
+    }
+
     /// The locks of a database (or of all) that somebody is queued for or that are watched.
     pub fn watched(&self, db: Option<u32>) -> Vec<Name> {
         self.lines.names(db)

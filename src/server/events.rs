@@ -6,6 +6,15 @@ use super::{blocking, clock, door, gate, log, persist, replicate};
 use crate::engine::{Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether the module hears of RENAME, MOVE, EXPIRE and PERSIST.
+static HEARS_GENERIC: AtomicBool = AtomicBool::new(true);
+
+/// Whether the module hears of RENAME, MOVE, EXPIRE and PERSIST.
+pub fn hears_generic() -> bool {
+    HEARS_GENERIC.load(Ordering::Relaxed)
+}
 
 /// Subscribes to everything that concerns locks.
 pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
@@ -40,12 +49,13 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
         }
     }
     let mut classes = raw::REDISMODULE_NOTIFY_EVICTED as c_int;
-    if generic_events_are_safe(ctx) {
+    HEARS_GENERIC.store(generic_events_are_safe(ctx), Ordering::Relaxed);
+    if hears_generic() {
         classes |= raw::REDISMODULE_NOTIFY_GENERIC as c_int;
     } else {
         log::notice(
             "this server's version moves a client to another database when a module listens to its generic keyspace events, \
-             so dlock does not: RENAME, MOVE, EXPIRE and PERSIST of a lock take effect when the lock is next used",
+              so dlock does not: what RENAME, MOVE, EXPIRE and PERSIST do to a lock is found by a slow sweep",
         );
     }
     // SAFETY: as above.

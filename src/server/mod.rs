@@ -26,6 +26,7 @@ pub mod persist;
 mod register;
 mod replicate;
 mod reply;
+mod sweep;
 mod timer;
 
 use crate::commands::table::{Access, Spec};
@@ -59,6 +60,7 @@ struct State {
     engine: Engine,
     keys: OpenKeys,
     steps: clock::Steps,
+    sweep: sweep::Sweep,
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
     since: u64,
@@ -73,6 +75,7 @@ lazy_static::lazy_static! {
         engine: Engine::default(),
         keys: OpenKeys::new(),
         steps: clock::Steps::default(),
+        sweep: sweep::Sweep::default(),
         settings: config::Settings::default(),
         since: clock::wall().ms(),
         evicted: 0,
@@ -182,6 +185,9 @@ fn event(ctx: *mut Ctx) {
             state.heartbeat = now.ms() + HEARTBEAT_MS;
             state.steps.look(now);
             replicate::look(ctx);
+            if open && !events::hears_generic() {
+                state.sweep(ctx, now);
+            }
         }
         timer::arm(state.heartbeat, now.ms());
         let left = open
@@ -346,6 +352,22 @@ impl State {
             self.engine.note(name);
         } else {
             self.engine.stale(name.lend());
+        }
+    }
+
+    /// Goes one step further through the keyspace, where the server cannot tell what happens to keys.
+    fn sweep(&mut self, ctx: *mut Ctx, now: Now) {
+        let found = self.sweep.step(ctx, self.settings.databases);
+        api::select(ctx, self.keys.home());
+        for name in found {
+            let entry = self.keys.entry(name.lend());
+            let unwatched = entry.lock.as_ref().is_some_and(|lock| lock.needs_watch())
+                && !self.engine.watches(name.lend());
+            match self.keys.retimed(name.lend(), now) {
+                Retimed::Earlier(end) => self.engine.ends(&name, end),
+                Retimed::Right if !unwatched => {}
+                Retimed::Right | Retimed::Wrong => self.engine.note(&name),
+            }
         }
     }
 
