@@ -1,6 +1,6 @@
 //! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`.
 
-use super::args::{is, once, unknown, Args};
+use super::args::{is, once, sharing, unknown, Args};
 use super::{Call, Reply};
 use crate::engine::{Answer, Ask, Keyspace, Limit, Millis, Wait};
 use crate::error::Error;
@@ -12,12 +12,13 @@ struct Options {
     block: Option<Millis>,
     holds: Option<u32>,
     claim: Option<Millis>,
+    limit: Option<Limit>,
 }
 
 /// The longest wait that may be asked for: a century. Beyond, sums with the clock would have to be watched.
 const MAX_BLOCK_MS: u64 = 3_155_760_000_000;
 
-/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [HOLDS n]`, with `fair` also `[CLAIM ms]`.
+/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n]`, with `fair` also `[CLAIM ms]`.
 pub fn run<K: Keyspace>(call: &mut Call<K>, mut args: Args, fair: bool) -> Result<Reply, Error> {
     let name = call.name(&mut args)?;
     let owner = args.owner()?;
@@ -45,7 +46,7 @@ pub fn run<K: Keyspace>(call: &mut Call<K>, mut args: Args, fair: bool) -> Resul
             Some(ms) => Wait::For(Some(ms)),
         },
         holds: options.holds,
-        limit: Limit::EXCLUSIVE,
+        limit: options.limit.unwrap_or(Limit::EXCLUSIVE),
         ticket,
         client: call.caller.client(),
     };
@@ -71,10 +72,9 @@ fn parse<K: Keyspace>(call: &Call<K>, mut args: Args, fair: bool) -> Result<Opti
         } else if fair && is(word, "CLAIM") {
             let ms = args.integer("CLAIM", 1..=call.engine.policy.max_claim_ms)?;
             once(&mut options.claim, "CLAIM", ms)?;
-        } else if let Some(option) = ["SHARED", "LIMIT", "SESSION", "NOTIFY"]
-            .into_iter()
-            .find(|o| is(word, o))
-        {
+        } else if sharing(word, &mut args, &mut options.limit)? {
+            continue;
+        } else if let Some(option) = ["SESSION", "NOTIFY"].into_iter().find(|o| is(word, o)) {
             return Err(Error::NotBuilt(option));
         } else {
             return Err(unknown(word));

@@ -1,6 +1,6 @@
 //! The argument cursor: reads a command's words one after the other, and names what is wrong with one.
 
-use crate::engine::MAX_OWNER;
+use crate::engine::{Limit, MAX_LIMIT, MAX_OWNER};
 use crate::error::{escaped, Error};
 use std::ops::RangeInclusive;
 
@@ -72,6 +72,29 @@ impl<'a> Args<'a> {
             .is_empty()
             .then_some(())
             .ok_or(Error::Arity(self.command))
+    }
+}
+
+/// Reads `SHARED` or `LIMIT n` if the word begins one. At most one of them may be given.
+pub fn sharing(word: &[u8], args: &mut Args, limit: &mut Option<Limit>) -> Result<bool, Error> {
+    let given = if is(word, "SHARED") {
+        Limit::SHARED
+    } else if is(word, "LIMIT") {
+        let n = args.integer("LIMIT", 1..=MAX_LIMIT)?;
+        Limit::from_wire(n as u32).unwrap_or(Limit::EXCLUSIVE)
+    } else {
+        return Ok(false);
+    };
+    let kind = |limit: Limit| {
+        if limit == Limit::SHARED {
+            "SHARED"
+        } else {
+            "LIMIT"
+        }
+    };
+    match limit.replace(given) {
+        None => Ok(true),
+        Some(before) => Err(Error::Conflict(kind(before), kind(given))),
     }
 }
 

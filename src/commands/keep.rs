@@ -1,9 +1,26 @@
-//! `DLOCK.RENEW`, `DLOCK.RELEASE`, `DLOCK.FORCERELEASE`.
+//! `DLOCK.DOWNGRADE`, `DLOCK.RENEW`, `DLOCK.RELEASE`, `DLOCK.FORCERELEASE`.
 
-use super::args::{is, once, unknown, Args};
+use super::args::{is, once, sharing, unknown, Args};
 use super::{Call, Reply};
-use crate::engine::{Keyspace, Token, MAX_TOKEN};
+use crate::engine::{Keyspace, Limit, Token, MAX_TOKEN};
 use crate::error::Error;
+
+/// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
+pub fn downgrade<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    let name = call.name(&mut args)?;
+    let owner = args.owner()?;
+    let mut limit = None;
+    let word = args.word()?;
+    if !sharing(word, &mut args, &mut limit)? {
+        return Err(unknown(word));
+    }
+    args.end()?;
+    let limit = limit.unwrap_or(Limit::EXCLUSIVE);
+    let hold = call
+        .engine
+        .downgrade(call.keys, call.now, name, owner, limit)?;
+    Ok(Reply::Grant(hold.token, hold.holds, None))
+}
 
 /// Renews a lease: `key owner [lease-ms] [TOKEN t]`.
 pub fn renew<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {

@@ -95,6 +95,7 @@ pub fn execute<K: Keyspace>(
     match spec.verb {
         Verb::Acquire => acquire::run(call, args, false),
         Verb::FairAcquire => acquire::run(call, args, true),
+        Verb::Downgrade => keep::downgrade(call, args),
         Verb::Renew => keep::renew(call, args),
         Verb::Release => keep::release(call, args),
         Verb::ForceRelease => keep::force(call, args),

@@ -8,6 +8,8 @@ pub enum Verb {
     Acquire,
     /// `DLOCK.FAIRACQUIRE`
     FairAcquire,
+    /// `DLOCK.DOWNGRADE`
+    Downgrade,
     /// `DLOCK.RENEW`
     Renew,
     /// `DLOCK.RELEASE`
@@ -52,10 +54,14 @@ pub enum Kind {
     Text,
     /// A decimal integer.
     Integer,
+    /// A word that stands for itself: its token.
+    Flag,
+    /// One of these.
+    OneOf(&'static [Arg]),
 }
 
 /// One argument of a command.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arg {
     /// Its name.
     pub name: &'static str,
@@ -115,6 +121,31 @@ const fn option(token: &'static str, name: &'static str) -> Arg {
     }
 }
 
+const LIMITS: &[Arg] = &[
+    Arg {
+        name: "shared",
+        kind: Kind::Flag,
+        token: Some("SHARED"),
+        optional: false,
+    },
+    Arg {
+        name: "limit",
+        kind: Kind::Integer,
+        token: Some("LIMIT"),
+        optional: false,
+    },
+];
+
+/// How many may hold at once.
+const fn sharing(optional: bool) -> Arg {
+    Arg {
+        name: "sharing",
+        kind: Kind::OneOf(LIMITS),
+        token: None,
+        optional,
+    }
+}
+
 const KEY: Arg = arg("key", Kind::Key);
 const OWNER: Arg = arg("owner", Kind::Text);
 const LEASE: Arg = maybe("lease-ms", Kind::Integer);
@@ -132,7 +163,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Write,
         flags: "deny-oom blocking",
         categories: "write blocking",
-        args: &[KEY, OWNER, LEASE, BLOCK, HOLDS],
+        args: &[KEY, OWNER, LEASE, BLOCK, HOLDS, sharing(true)],
     },
     Spec {
         verb: Verb::FairAcquire,
@@ -142,7 +173,25 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Write,
         flags: "deny-oom blocking",
         categories: "write blocking",
-        args: &[KEY, OWNER, LEASE, BLOCK, HOLDS, option("CLAIM", "claim-ms")],
+        args: &[
+            KEY,
+            OWNER,
+            LEASE,
+            BLOCK,
+            HOLDS,
+            sharing(true),
+            option("CLAIM", "claim-ms"),
+        ],
+    },
+    Spec {
+        verb: Verb::Downgrade,
+        name: "dlock.downgrade",
+        summary: "Weakens a hold's limit, keeping its token and count, and lets in who may now share",
+        complexity: "O(log N) with N holders or places in the queue",
+        access: Access::Write,
+        flags: "fast",
+        categories: "write fast",
+        args: &[KEY, OWNER, sharing(false)],
     },
     Spec {
         verb: Verb::Renew,
@@ -265,16 +314,24 @@ impl Spec {
     /// The command and its arguments as the reference writes them.
     pub fn syntax(&self) -> String {
         let word = |arg: &Arg| {
-            let named = match arg.token {
-                Some(token) => format!("{token} {}", arg.name),
-                None => arg.name.to_string(),
-            };
             if arg.optional {
-                format!(" [{named}]")
+                format!(" [{}]", arg.plain())
             } else {
-                format!(" {named}")
+                format!(" {}", arg.plain())
             }
         };
         self.name.to_uppercase() + &self.args.iter().map(word).collect::<String>()
+    }
+}
+
+impl Arg {
+    /// The argument as the reference writes it, without the brackets of an optional one.
+    fn plain(&self) -> String {
+        match (self.kind, self.token) {
+            (Kind::OneOf(args), _) => args.iter().map(Arg::plain).collect::<Vec<_>>().join(" | "),
+            (Kind::Flag, Some(token)) => token.to_string(),
+            (_, Some(token)) => format!("{token} {}", self.name),
+            (_, None) => self.name.to_string(),
+        }
     }
 }

@@ -4,12 +4,52 @@ use super::change::{Change, End};
 use super::line::{RequestId, UPGRADE};
 use super::lock::Hold;
 use super::{
-    Engine, Entry, Event, Grant, Keyspace, Millis, Name, NameRef, Now, Outcome, Token, Undelivered,
-    Wake,
+    Engine, Entry, Event, Grant, Keyspace, Limit, Millis, Name, NameRef, Now, Outcome, Token,
+    Undelivered, Wake,
 };
 use crate::error::Error;
 
 impl Engine {
+    /// Weakens the limit of the owner's hold; token, count and deadline stay. Others may come in then. Gives the token and
+    /// the count.
+    ///
+    /// Errors: `NotHeld` if the owner does not hold the lock; `Argument` if the limit would not be weaker or equal;
+    /// `WrongType`.
+    pub fn downgrade(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        owner: &[u8],
+        limit: Limit,
+    ) -> Result<Grant, Error> {
+        let entry = self.settled(keys, now, name)?;
+        let hold = held(entry, owner, None)?;
+        if limit < hold.limit {
+            let least = match hold.limit {
+                Limit::SHARED => "SHARED, as the hold is".to_string(),
+                limit => format!(
+                    "{} or more, or SHARED: it can only be weakened here",
+                    limit.to_wire()
+                ),
+            };
+            return Err(Error::Argument("LIMIT", least));
+        }
+        if limit != hold.limit {
+            entry.commit(&Change::Hold(Hold {
+                owner,
+                limit,
+                ..hold
+            }));
+        }
+        self.rewatch(keys, now, name);
+        Ok(Grant {
+            token: hold.token,
+            holds: hold.holds,
+            added: 0,
+        })
+    }
+
     /// Sets the deadline of the owner's hold to now + lease; gives the milliseconds that are left.
     ///
     /// Errors: `NotHeld` if the owner does not hold the lock, or not under this token; `WrongType`.

@@ -46,6 +46,9 @@ pub type Token = u64;
 /// Tokens stay below this, so that every client language holds them exactly (2^53).
 pub const MAX_TOKEN: Token = 1 << 53;
 
+/// The largest limit that is not "no bound".
+pub const MAX_LIMIT: u64 = u32::MAX as u64 - 1;
+
 /// The longest owner, in bytes.
 pub const MAX_OWNER: usize = 1024;
 

@@ -169,9 +169,6 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
         sizeof_keyspec: std::mem::size_of::<raw::RedisModuleCommandKeySpec>(),
         sizeof_arg: std::mem::size_of::<raw::RedisModuleCommandArg>(),
     };
-    let mut args: Vec<raw::RedisModuleCommandArg> = spec.args.iter().map(argument).collect();
-    // SAFETY: all-zero is the end mark of the list, and "left out" in every field.
-    args.push(unsafe { std::mem::zeroed() });
     let info = raw::RedisModuleCommandInfo {
         version: &VERSION,
         summary: text(spec.summary),
@@ -181,11 +178,7 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
         tips: ptr::null(),
         arity: spec.arity(),
         key_specs: key_specs(spec),
-        args: if spec.args.is_empty() {
-            ptr::null_mut()
-        } else {
-            Box::leak(args.into_boxed_slice()).as_mut_ptr()
-        },
+        args: arguments(spec.args),
     };
     Box::leak(Box::new(info))
 }
@@ -211,6 +204,17 @@ fn key_specs(spec: &Spec) -> *mut raw::RedisModuleCommandKeySpec {
     Box::leak(Box::new(specs)).as_mut_ptr()
 }
 
+/// A list of arguments, none for an empty one.
+fn arguments(args: &[Arg]) -> *mut raw::RedisModuleCommandArg {
+    if args.is_empty() {
+        return ptr::null_mut();
+    }
+    let mut list: Vec<raw::RedisModuleCommandArg> = args.iter().map(argument).collect();
+    // SAFETY: all-zero is the end mark of the list, and "left out" in every field.
+    list.push(unsafe { std::mem::zeroed() });
+    Box::leak(list.into_boxed_slice()).as_mut_ptr()
+}
+
 fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
     // SAFETY: all-zero is "left out" in every field.
     let mut described: raw::RedisModuleCommandArg = unsafe { std::mem::zeroed() };
@@ -219,7 +223,12 @@ fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
         Kind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
         Kind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
         Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        Kind::Flag => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+        Kind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
     };
+    if let Kind::OneOf(choices) = arg.kind {
+        described.subargs = arguments(choices);
+    }
     described.key_spec_index = if arg.kind == Kind::Key { 0 } else { -1 };
     described.token = arg.token.map_or(ptr::null(), text);
     if arg.optional {
