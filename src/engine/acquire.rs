@@ -81,7 +81,7 @@ impl Engine {
         let place = line.and_then(|line| line.number_of(ask.owner));
         let clear = line.map_or(true, Line::is_empty) && entry.admits(ask.owner, ask.limit);
         if clear && !quarantined {
-            if entry.lock.as_ref().map_or(0, |lock| lock.holders()) >= self.policy.max_holders {
+            if entry.holders() >= self.policy.max_holders {
                 return Err(Error::Full("dlock.max-holders"));
             }
             return self.grant_now(keys, now, name, ask);
@@ -95,14 +95,7 @@ impl Engine {
                 return Ok(Answer::Null);
             }
         }
-        if place.is_none() {
-            if line.map_or(0, Line::len) >= self.policy.max_queue {
-                return Err(Error::Full("dlock.max-queue"));
-            }
-            if self.places >= self.policy.max_places {
-                return Err(Error::Full("dlock.max-places"));
-            }
-        }
+        self.room(name, ask, place.is_some())?;
         let number = self.stand(keys, now, name, ask, place, held.is_some())?;
         self.wait_at(keys, now, name, ask, number)
     }
@@ -158,6 +151,10 @@ impl Engine {
                 Ok(Answer::Null)
             };
         }
+        let waits = self.lines.get(name).and_then(|line| line.upgrade.as_ref());
+        if waits.map_or(true, |place| *place.owner == *ask.owner) {
+            self.room(name, ask, waits.is_some())?;
+        }
         let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
         let line = self.lines.make(&kept);
         match &mut line.upgrade {
@@ -170,12 +167,34 @@ impl Engine {
             }
             Some(place) => place.limit = place.limit.min(ask.limit),
             None => {
-                line.upgrade = Some(Box::new(Place::new(ask, now.ms())));
+                line.upgrade = Some(Box::new(Place::new(
+                    &Ask {
+                        ticket: None,
+                        ..*ask
+                    },
+                    now.ms(),
+                )));
                 self.places += 1;
                 entry.events.push(Event::Queued);
             }
         }
         self.wait_at(keys, now, name, ask, UPGRADE)
+    }
+
+    /// Whether the caps allow one more place (unless the owner has it already) and one more waiting request.
+    fn room(&self, name: NameRef, ask: &Ask, known: bool) -> Result<(), Error> {
+        if !known {
+            if self.lines.get(name).map_or(0, Line::len) >= self.policy.max_queue {
+                return Err(Error::Full("dlock.max-queue"));
+            }
+            if self.places >= self.policy.max_places {
+                return Err(Error::Full("dlock.max-places"));
+            }
+        }
+        if ask.wait != Wait::No && self.requests.len() >= self.policy.max_waiters {
+            return Err(Error::Full("dlock.max-waiters"));
+        }
+        Ok(())
     }
 
     /// Finds or makes the owner's place; gives its number. A holder whose re-entry has to wait (in quarantine) stands
@@ -189,9 +208,6 @@ impl Engine {
         place: Option<u64>,
         holder: bool,
     ) -> Result<u64, Error> {
-        if ask.wait != Wait::No && self.requests.len() >= self.policy.max_waiters {
-            return Err(Error::Full("dlock.max-waiters"));
-        }
         let entry = keys.entry(name);
         let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
         let line = self.lines.make(&kept);
@@ -202,7 +218,7 @@ impl Engine {
                     .places
                     .front()
                     .map(|(number, _)| number - 1)
-                    .filter(|_| holder);
+                    .filter(|number| holder && *number > UPGRADE);
                 let number = first.unwrap_or_else(|| self.clock.next(now));
                 let mut fresh = Place::new(ask, now.ms());
                 fresh.claim = fresh.claim.filter(|_| !holder);
@@ -217,10 +233,7 @@ impl Engine {
             let before = (place.limit, place.claim);
             place.limit = place.limit.min(ask.limit);
             place.claim = ask.ticket.filter(|_| !holder).or(place.claim);
-            let known = entry
-                .lock
-                .as_ref()
-                .is_some_and(|lock| lock.ticket(number).is_some());
+            let known = entry.has_ticket(number);
             if let Some(claim) = place.claim {
                 if !known || before != (place.limit, place.claim) {
                     entry.commit(&Change::Ticket {

@@ -113,7 +113,8 @@ fn read_number(rest: &mut &[u8]) -> Option<u64> {
         let next = byte(rest)?;
         value |= u64::from(next & 0x7f) << shift;
         if next < 0x80 {
-            return Some(value);
+            // A number has one form: no zeros ahead.
+            return (next > 0 || shift == 0).then_some(value);
         }
     }
     None

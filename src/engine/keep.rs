@@ -156,11 +156,7 @@ impl Engine {
         };
         let place = match line.number_of(owner) {
             Some(number) => {
-                if entry
-                    .lock
-                    .as_ref()
-                    .is_some_and(|lock| lock.ticket(number).is_some())
-                {
+                if entry.has_ticket(number) {
                     entry.commit(&Change::Unticket { number });
                 }
                 line.remove(number)
@@ -211,6 +207,10 @@ impl Engine {
     /// Takes back what undelivered grants added, and no more: other connections of the owner keep theirs.
     pub(super) fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
         for Undelivered { name, owner, grant } in std::mem::take(&mut self.undelivered) {
+            if !keys.accepts(name.lend()) {
+                self.undelivered.push(Undelivered { name, owner, grant });
+                continue;
+            }
             let Ok(entry) = self.settled(keys, now, name.lend()) else {
                 continue;
             };

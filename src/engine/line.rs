@@ -175,13 +175,16 @@ impl Lines {
             .iter()
             .enumerate()
             .filter(|(at, _)| db.map_or(true, |db| db as usize == *at));
-        chosen
+        let mut names: Vec<Name> = chosen
             .flat_map(|(at, lines)| {
                 lines.keys().map(move |key| Name {
                     db: at as u32,
                     key: key.clone(),
                 })
             })
-            .collect()
+            .collect();
+        // The same inputs give the same outputs: the map's own order differs from process to process.
+        names.sort_unstable();
+        names
     }
 }

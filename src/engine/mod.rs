@@ -214,6 +214,18 @@ impl Entry {
         self.lock.as_ref()?.hold(owner)
     }
 
+    /// How many owners hold it.
+    pub fn holders(&self) -> usize {
+        self.lock.as_ref().map_or(0, |lock| lock.holders())
+    }
+
+    /// Whether a ticket stands at this number.
+    pub fn has_ticket(&self, number: u64) -> bool {
+        self.lock
+            .as_ref()
+            .is_some_and(|lock| lock.ticket(number).is_some())
+    }
+
     /// Whether the owner may hold with this limit beside the other holders.
     pub fn admits(&self, owner: &[u8], limit: Limit) -> bool {
         self.lock

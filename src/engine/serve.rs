@@ -52,7 +52,8 @@ impl Engine {
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.take_back(keys, now);
         let mut refused = Vec::new();
-        for _ in 0..most {
+        let mut settled = 0;
+        while settled < most {
             let Some(name) = self.dirty.pop_front() else {
                 break;
             };
@@ -61,6 +62,7 @@ impl Engine {
             };
             let idle = line.is_empty();
             if keys.accepts(name.lend()) {
+                settled += 1;
                 self.settle(keys, now, name.lend());
             } else if idle && keys.entry(name.lend()).lock.is_none() {
                 // Nobody waits here, and the lock has left with its slot.
@@ -168,7 +170,8 @@ impl Engine {
 
     /// Keeps in mind, on a server that only follows, which locks it has to watch once it decides.
     pub fn follow(&mut self, name: NameRef, entry: &Entry) {
-        let watch = entry.lock.as_ref().is_some_and(|lock| lock.needs_watch());
+        let lock = entry.lock.as_ref();
+        let watch = lock.is_some_and(|lock| lock.needs_watch() && !lock.is_empty());
         let known = self.lines.get(name).is_some();
         if watch && !known {
             self.lines.make(&name.keep()).stale = true;
@@ -194,6 +197,7 @@ impl Engine {
         self.undelivered.clear();
         self.wakes.clear();
         self.places = 0;
+        self.held_back = false;
         for name in names {
             self.lines.make(&name).stale = true;
         }
@@ -321,28 +325,39 @@ impl Engine {
         }
     }
 
-    /// Drops the tickets whose claim window has ended with nobody there.
+    /// Drops the tickets whose claim window has ended with nobody there. While nothing is granted, polls are refused and
+    /// could not keep a place: windows then run from the end of that.
     fn drop_lapsed(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
+        let granting = self.policy.granting(now);
         let Some(line) = self.lines.get_mut(name) else {
             return;
         };
         for number in std::mem::take(&mut line.lapsed) {
-            let over = |place: &Place| {
-                place.requests.is_empty()
-                    && place.absent.map_or(true, |(until, _)| until <= now.ms())
+            let Some(place) = line.places.get_mut(number) else {
+                continue;
             };
-            if line.places.get(number).is_some_and(over) {
-                if let Some((_, due)) = line.remove(number).and_then(|place| place.absent) {
-                    self.deadlines.remove(due);
-                }
-                self.places -= 1;
-                if entry
-                    .lock
-                    .as_ref()
-                    .is_some_and(|lock| lock.ticket(number).is_some())
-                {
-                    entry.commit(&Change::Unticket { number });
-                }
+            if !place.requests.is_empty() {
+                continue;
+            }
+            let claim = place.claim.unwrap_or(0);
+            let mut until = place.absent.map_or(now.ms(), |(until, _)| until);
+            if claim > 0 && !granting {
+                let window = claim.max(self.policy.claim_window_ms);
+                until = now.ms().max(self.policy.quarantine_until) + window;
+            }
+            if let Some((_, due)) = place.absent.take() {
+                self.deadlines.remove(due);
+            }
+            if until > now.ms() {
+                // Also where the clock has stepped back since the window's end was seen.
+                let due = Due::Window(name.keep(), number);
+                place.absent = Some((until, self.deadlines.add(until, due)));
+                continue;
+            }
+            line.remove(number);
+            self.places -= 1;
+            if entry.has_ticket(number) {
+                entry.commit(&Change::Unticket { number });
             }
         }
     }
@@ -393,7 +408,9 @@ impl Engine {
             let Some((number, head)) = line.places.front() else {
                 return false;
             };
-            if head.requests.is_empty() || !entry.admits(&head.owner, head.limit) {
+            let newcomer = entry.hold(&head.owner).is_none();
+            let full = newcomer && entry.holders() >= granter.policy.max_holders;
+            if head.requests.is_empty() || full || !entry.admits(&head.owner, head.limit) {
                 return false;
             }
             if !granter.policy.granting(now) {

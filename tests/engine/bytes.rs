@@ -1,0 +1,307 @@
+//! Stored values and effects: what is written is what is read, and nothing that is read does harm.
+
+use crate::client::Client;
+use crate::commands::Reply;
+use crate::engine::change::{self, Change, End};
+use crate::engine::lock::{Hold, Lock};
+use crate::engine::{codec, Limit, Policy, MAX_TOKEN};
+use crate::error::Error;
+use crate::random::{for_seeds, Random};
+use crate::server::Server;
+use crate::world::{name, Op, World};
+
+/// Any lock that can come about.
+fn some_lock(random: &mut Random) -> Lock {
+    let mut lock = Lock::default();
+    for _ in 0..1 + random.below(6) {
+        let owner = some_owner(random);
+        let number = some_number(random, MAX_TOKEN - 1);
+        let limit = Limit::from_wire(random.below(4) as u32).expect("a limit");
+        let deadline = some_number(random, 1 << 50);
+        let holds = some_number(random, u64::from(u32::MAX)) as u32;
+        match random.below(5) {
+            0..=1 => lock.apply(&Change::Hold(Hold {
+                owner: &owner,
+                token: number,
+                deadline,
+                holds,
+                limit,
+            })),
+            2 => lock.apply(&Change::Ticket {
+                number,
+                owner: &owner,
+                limit,
+                claim: deadline,
+            }),
+            3 => lock.apply(&Change::Watch(random.chance(50))),
+            _ => lock.apply(&Change::Unhold {
+                owner: &owner,
+                token: number,
+                end: End::Released,
+            }),
+        }
+    }
+    lock
+}
+
+fn some_owner(random: &mut Random) -> Vec<u8> {
+    let len = match random.below(10) {
+        0 => 1024,
+        1..=2 => 38 + random.below(4),
+        _ => 1 + random.below(3),
+    };
+    (0..len).map(|_| random.next() as u8).collect()
+}
+
+/// From 1 to `most`, of any magnitude.
+fn some_number(random: &mut Random, most: u64) -> u64 {
+    (random.next() >> random.below(64)).clamp(1, most)
+}
+
+/// Changes a few bytes: flips, cuts, repeats, overwrites.
+fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
+    for _ in 0..1 + random.below(3) {
+        if bytes.is_empty() {
+            return;
+        }
+        let at = random.below(bytes.len() as u64) as usize;
+        match random.below(6) {
+            0 => bytes[at] ^= 1 << random.below(8),
+            1 => bytes[at] = *random.pick(&[0, 1, 0x7f, 0x80, 0xff, b'0', b'9', b' ', b':']),
+            2 => drop(bytes.remove(at)),
+            3 => bytes.insert(at, random.next() as u8),
+            4 => bytes.truncate(at),
+            _ => bytes.extend_from_within(at..),
+        }
+    }
+}
+
+#[test]
+fn values_come_back_as_they_were() {
+    for_seeds(2_000, |seed| {
+        let lock = some_lock(&mut Random::new(seed));
+        let bytes = codec::encode(&lock);
+        match codec::decode(&bytes) {
+            None if lock.is_empty() => Ok(()),
+            Some(again) if codec::encode(&again) == bytes && again.expires() == lock.expires() => {
+                Ok(())
+            }
+            other => Err(format!("{lock:?}\nbecame {other:?}")),
+        }
+    });
+}
+
+#[test]
+fn a_value_cut_short_is_refused() {
+    for_seeds(200, |seed| {
+        let bytes = codec::encode(&some_lock(&mut Random::new(seed)));
+        match (0..bytes.len()).find(|cut| codec::decode(&bytes[..*cut]).is_some()) {
+            Some(cut) => Err(format!("{cut} bytes of {bytes:?}")),
+            None => Ok(()),
+        }
+    });
+}
+
+#[test]
+fn a_mangled_value_is_refused_or_taken_for_what_it_says() {
+    for_seeds(20_000, |seed| {
+        let mut random = Random::new(seed);
+        let mut bytes = codec::encode(&some_lock(&mut random));
+        mutate(&mut random, &mut bytes);
+        match codec::decode(&bytes) {
+            Some(lock) if codec::encode(&lock) != bytes => Err(format!(
+                "{bytes:?} was read as {lock:?}, which is written {:?}",
+                codec::encode(&lock)
+            )),
+            _ => Ok(()),
+        }
+    });
+}
+
+/// A value that counts more than there is must not make room for what it counts.
+#[test]
+fn counts_are_not_believed() {
+    let huge = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
+    for before in [vec![1, 0], vec![1, 0, 0], vec![1, 0, 1, 1, 1, 1, 1]] {
+        let value = [before, huge.to_vec()].concat();
+        assert!(codec::decode(&value).is_none(), "{value:?}");
+    }
+}
+
+/// Whatever RESTORE brings, the engine goes on working with it: somebody waits, asks, gives back.
+#[test]
+fn a_mangled_value_does_no_harm_when_it_is_restored() {
+    for_seeds(3_000, |seed| {
+        let mut random = Random::new(seed);
+        let mut world = World::new(Policy::default());
+        // The replica is another test's; it would follow the same bytes.
+        world.lag = true;
+        let mut bytes = codec::encode(&some_lock(&mut random));
+        if random.chance(70) {
+            mutate(&mut random, &mut bytes);
+        }
+        if codec::decode(&bytes).is_none() {
+            return Ok(());
+        }
+        let send =
+            |world: &mut World, id, words: &[&[u8]]| world.send(Client::connection(id), 0, words);
+        if random.chance(50) {
+            drop(send(
+                &mut world,
+                1,
+                &[b"ACQUIRE", b"shop", b"a", b"BLOCK", b"0"],
+            ));
+            drop(send(
+                &mut world,
+                2,
+                &[b"FAIRACQUIRE", b"shop", b"b", b"BLOCK", b"0"],
+            ));
+        }
+        if random.chance(30) {
+            let until = world.now.ms() + 100;
+            world.configure(|policy| policy.quarantine_until = until);
+        }
+        world.alter(Op::Restore(name(0, "shop"), bytes.clone()));
+        let owner = world
+            .primary
+            .keys
+            .lock(&name(0, "shop"))
+            .and_then(|lock| Some(lock.holds().next()?.owner.to_vec()));
+        drop(send(
+            &mut world,
+            3,
+            &[
+                b"ACQUIRE",
+                b"shop",
+                &owner.unwrap_or(b"c".to_vec()),
+                b"BLOCK",
+                b"0",
+            ],
+        ));
+        drop(send(
+            &mut world,
+            4,
+            &[b"FAIRACQUIRE", b"shop", b"d", b"BLOCK", b"0"],
+        ));
+        drop(send(&mut world, 5, &[b"INFO", b"shop"]));
+        drop(send(&mut world, 6, &[b"RELEASE", b"shop", b"a"]));
+        world.pass(1_000);
+        // Leases from outside are bounded, so that all of them end some day, and everyone is served.
+        world.pass(3_000_000_000_000);
+        match world.waits.len() {
+            0 => Ok(()),
+            _ => Err(format!("{bytes:?}: {:?} wait for ever", world.waits)),
+        }
+    });
+}
+
+#[test]
+fn effects_come_back_as_they_were() {
+    for_seeds(2_000, |seed| {
+        let mut random = Random::new(seed);
+        let lock = some_lock(&mut random);
+        let effect = change::rebuild(&lock);
+        let Some(changes) = change::read(&effect) else {
+            return Err(format!("{effect:?}"));
+        };
+        let mut again = Lock::default();
+        changes.iter().for_each(|change| again.apply(change));
+        let same = codec::encode(&again) == codec::encode(&lock) || lock.is_empty();
+        same.then_some(())
+            .ok_or(format!("{lock:?}\nbecame {again:?}"))
+    });
+}
+
+#[test]
+fn a_mangled_effect_is_refused_whole() {
+    for_seeds(20_000, |seed| {
+        let mut random = Random::new(seed);
+        let before = some_lock(&mut random);
+        let mut effect = change::rebuild(&some_lock(&mut random));
+        mutate(&mut random, &mut effect);
+        let mut server = Server::new(false, Policy::default());
+        let now = World::new(Policy::default()).now;
+        let shop = name(0, "shop");
+        if !before.is_empty() {
+            server.bring(&shop, &codec::encode(&before), None, now);
+        }
+        let data = server.data();
+        let answer = server.run(now, 0, Client::primary(), &[b"apply", b"shop", &effect]);
+        server.work_off();
+        match (answer, change::read(&effect)) {
+            (Err(Error::Internal), None) if server.data() == data => Ok(()),
+            (Ok(Reply::Ok), Some(changes)) => {
+                // What it says is said again by what it is written as.
+                let mut written = Vec::new();
+                change::begin(&mut written);
+                changes.iter().for_each(|change| change.write(&mut written));
+                (change::read(&written) == Some(changes))
+                    .then_some(())
+                    .ok_or(format!("{effect:?} {written:?}"))
+            }
+            (answer, read) => Err(format!(
+                "{effect:?} was answered {answer:?}, read as {read:?}"
+            )),
+        }
+    });
+}
+
+#[test]
+fn an_effect_with_an_impossible_part_is_refused() {
+    let impossible: [&[u8]; 16] = [
+        b"",
+        b"2",
+        b"2 w1",
+        b"1 ",
+        b"1  w1",
+        b"1 w2",
+        b"1 w",
+        b"1 q5 1:a",
+        b"1 h0 5 1 1 1:a",
+        b"1 h9007199254740992 5 1 1 1:a",
+        b"1 h5 5 0 1 1:a",
+        b"1 h5 5 4294967296 1 1:a",
+        b"1 h5 5 1 4294967295 1:a",
+        b"1 h5 5 1 1 0:",
+        b"1 h5 5 1 1 2:a",
+        b"1 h99999999999999999999 5 1 1 1:a",
+    ];
+    for effect in impossible {
+        assert_eq!(
+            change::read(effect),
+            None,
+            "{}",
+            String::from_utf8_lossy(effect)
+        );
+    }
+}
+
+/// A holder whose re-entry has to wait stands before all others, even before a ticket with the lowest number there is.
+#[test]
+fn the_lowest_ticket_leaves_room_before_it() {
+    let mut value = Lock::default();
+    let hold = Hold {
+        owner: b"a",
+        token: 9,
+        deadline: 1 << 40,
+        holds: 1,
+        limit: Limit::EXCLUSIVE,
+    };
+    value.apply(&Change::Hold(hold));
+    value.apply(&Change::Ticket {
+        number: 1,
+        owner: b"t",
+        limit: Limit::EXCLUSIVE,
+        claim: 100,
+    });
+    let mut world = World::new(Policy::default());
+    let until = world.now.ms() + 1_000;
+    world.configure(|policy| policy.quarantine_until = until);
+    world.alter(Op::Restore(name(0, "shop"), codec::encode(&value)));
+    let words: [&[u8]; 5] = [b"ACQUIRE", b"shop", b"a", b"BLOCK", b"0"];
+    let answer = world.send(Client::connection(1), 0, &words);
+    assert!(matches!(answer, Ok(Reply::Wait(..))), "{answer:?}");
+    // Beyond the quarantine, and the window of the ticket that was brought.
+    world.pass(10_000);
+    assert!(world.waits.is_empty(), "{:?}", world.waits);
+}

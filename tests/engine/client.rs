@@ -1,0 +1,62 @@
+//! A caller as the commands see it.
+
+use crate::commands::Caller;
+
+/// A connection, or the stream of a primary.
+#[derive(Debug, Clone, Copy)]
+pub struct Client {
+    /// Its client id.
+    pub id: u64,
+    /// Whether it may be kept waiting: not in MULTI or a script.
+    pub may_wait: bool,
+    /// Whether it is a primary's stream.
+    pub followed: bool,
+}
+
+impl Client {
+    pub fn connection(id: u64) -> Client {
+        Client {
+            id,
+            may_wait: true,
+            followed: false,
+        }
+    }
+
+    pub fn script(id: u64) -> Client {
+        Client {
+            id,
+            may_wait: false,
+            followed: false,
+        }
+    }
+
+    pub fn primary() -> Client {
+        Client {
+            id: 0,
+            may_wait: false,
+            followed: true,
+        }
+    }
+}
+
+impl Caller for Client {
+    fn client(&self) -> u64 {
+        self.id
+    }
+
+    fn may_wait(&self) -> bool {
+        self.may_wait
+    }
+
+    fn is_followed(&self) -> bool {
+        self.followed
+    }
+
+    fn fresh_owner(&self) -> String {
+        format!("uuid-of-{}", self.id)
+    }
+
+    fn describe(&self, _client: u64) -> Option<(Vec<u8>, Vec<u8>)> {
+        None
+    }
+}

@@ -1,0 +1,629 @@
+//! The engine against the [`model`](crate::model): the same random requests, deaths, removals and times to both, and
+//! every answer, every wake with its moment, and everything that can be seen of the locks compared.
+
+use crate::client::Client;
+use crate::commands::Reply;
+use crate::engine::line::RequestId;
+use crate::engine::{self, Ask, Limit, Millis, Outcome, PlaceKind, Policy, State, Token};
+use crate::error::Error;
+use crate::faults::Fault;
+use crate::model::{Answer, Model, Request, SHARED};
+use crate::random::{for_seeds, Random};
+use crate::world::{name, Op, World, BEGIN_MS};
+use std::collections::HashMap;
+
+const CLIENTS: u64 = 10;
+const OWNERS: [&str; 5] = ["ada", "ben", "cyd", "dan", "eve"];
+const KEYS: [&str; 3] = ["shop", "yard", "mill"];
+
+struct Comparison {
+    random: Random,
+    world: World,
+    model: Model,
+    /// Whether limits are asked for, past the commands.
+    limits: bool,
+    tokens: HashMap<u64, Token>,
+    /// The highest token before this step.
+    highest: Token,
+    waits: HashMap<u64, (u64, RequestId)>,
+    diary: Vec<String>,
+}
+
+impl Comparison {
+    fn new(seed: u64, limits: bool) -> Comparison {
+        let mut random = Random::new(seed);
+        let many = 1_000_000;
+        let mut cap = |percent, few: u64| {
+            if random.chance(percent) {
+                1 + random.below(few) as usize
+            } else {
+                many
+            }
+        };
+        let (max_queue, max_places, max_waiters) = (cap(20, 3), cap(10, 6), cap(10, 5));
+        let max_hold = if random.chance(20) { 500 } else { 0 };
+        let policy = Policy {
+            claim_window_ms: 200,
+            max_queue,
+            max_places,
+            max_waiters,
+            max_hold_ms: max_hold,
+            ..Policy::default()
+        };
+        let model = Model {
+            now: BEGIN_MS,
+            grants: true,
+            claim_window: 200,
+            max_hold,
+            max_queue,
+            max_places,
+            max_waiters,
+            ..Model::default()
+        };
+        let mut world = World::new(policy);
+        // What is decided does not depend on whether anybody is told.
+        world.primary.keys.unheard = seed % 3 == 0;
+        let (tokens, waits, highest) = (HashMap::new(), HashMap::new(), 0);
+        Comparison {
+            random,
+            world,
+            model,
+            limits,
+            tokens,
+            highest,
+            waits,
+            diary: Vec::new(),
+        }
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        self.highest = self.tokens.values().max().copied().unwrap_or(0);
+        match self.random.below(100) {
+            0..=39 => self.acquire()?,
+            40..=54 => self.release()?,
+            55..=60 => self.renew()?,
+            61..=63 => self.cancel()?,
+            64..=65 => self.force()?,
+            66..=85 => self.pass(),
+            86..=90 => self.death(),
+            91..=92 => self.cut(),
+            93..=96 => self.surgery(),
+            _ => self.configure(),
+        }
+        self.compare_wakes()?;
+        self.compare_views()
+    }
+
+    fn key(&mut self) -> String {
+        self.random.pick(&KEYS).to_string()
+    }
+
+    fn owner(&mut self) -> String {
+        self.random.pick(&OWNERS).to_string()
+    }
+
+    fn free_client(&mut self) -> u64 {
+        let first = self.random.below(CLIENTS);
+        let busy = |id: &u64| {
+            self.world.waits.values().any(|wait| wait.client == *id) || self.world.cut.contains(id)
+        };
+        (0..CLIENTS)
+            .map(|at| 1 + (first + at) % CLIENTS)
+            .find(|id| !busy(id))
+            .unwrap_or(CLIENTS + 1)
+    }
+
+    fn run(&mut self, client: Client, words: &[String]) -> Result<Reply, Error> {
+        let bytes: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        let reply = self.world.send(client, 0, &bytes);
+        self.diary.push(format!(
+            "+{} {}: {} -> {reply:?}",
+            self.elapsed(),
+            client.id,
+            words.join(" ")
+        ));
+        reply
+    }
+
+    fn elapsed(&self) -> Millis {
+        self.world.now.ms() - BEGIN_MS
+    }
+
+    fn acquire(&mut self) -> Result<(), String> {
+        let id = self.free_client();
+        let (key, owner) = (self.key(), self.owner());
+        let random = &mut self.random;
+        // One more client than there are stands for those who may not be kept waiting.
+        let block = (id <= CLIENTS && random.chance(70)).then(|| random.below(400));
+        let fair = random.chance(50);
+        let claim = (fair && random.chance(40)).then(|| 1 + random.below(500));
+        let ticket = match (fair, claim) {
+            (false, _) => None,
+            (true, Some(claim)) => Some(claim),
+            (true, None) => Some(if block.is_some() { 0 } else { 200 }),
+        };
+        let limit = match random.below(4) {
+            _ if !self.limits => 1,
+            0 => SHARED,
+            1 => 1,
+            _ => 2 + random.below(2) as usize,
+        };
+        let request = Request {
+            client: id,
+            key,
+            owner,
+            lease: 1 + random.below(600),
+            wait: block.map(|ms| Some(ms).filter(|ms| *ms > 0)),
+            holds: random.chance(30).then(|| 1 + random.below(3) as u32),
+            limit,
+            ticket,
+        };
+        let got = match self.limits {
+            true => self.ask(&request),
+            false => self.command(&request, fair, claim),
+        };
+        let must = self.model.acquire(&request);
+        self.compare_answer(&request, must, got)
+    }
+
+    fn command(
+        &mut self,
+        request: &Request,
+        fair: bool,
+        claim: Option<Millis>,
+    ) -> Result<Reply, Error> {
+        let verb = if fair { "FAIRACQUIRE" } else { "ACQUIRE" };
+        let Request {
+            client,
+            key,
+            owner,
+            lease,
+            wait,
+            holds,
+            ..
+        } = request;
+        let mut words = vec![
+            verb.to_string(),
+            key.clone(),
+            owner.clone(),
+            lease.to_string(),
+        ];
+        let mut option = |word: &str, value: Option<u64>| {
+            words.extend(
+                value
+                    .into_iter()
+                    .flat_map(|value| [word.to_string(), value.to_string()]),
+            );
+        };
+        option("CLAIM", claim);
+        option("BLOCK", wait.map(|wait| wait.unwrap_or(0)));
+        option("HOLDS", holds.map(u64::from));
+        self.run(Client::connection(*client), &words)
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Reply, Error> {
+        let ask = Ask {
+            owner: request.owner.as_bytes(),
+            lease: request.lease,
+            wait: match request.wait {
+                None => engine::Wait::No,
+                Some(wait) => engine::Wait::For(wait),
+            },
+            holds: request.holds,
+            limit: wire(request.limit),
+            ticket: request.ticket,
+            client: request.client,
+        };
+        let answer = self.world.ask(&name(0, &request.key), &ask);
+        self.diary
+            .push(format!("+{} {request:?} -> {answer:?}", self.elapsed()));
+        answer.map(|answer| match answer {
+            engine::Answer::Granted(grant) => Reply::Grant(grant.token, grant.holds, None),
+            engine::Answer::Null => Reply::NullArray,
+            engine::Answer::Waiting(id) => Reply::Wait(id, None),
+        })
+    }
+
+    fn compare_answer(
+        &mut self,
+        request: &Request,
+        must: Answer,
+        got: Result<Reply, Error>,
+    ) -> Result<(), String> {
+        let same = match (&must, &got) {
+            (Answer::Granted { grant, holds }, Ok(Reply::Grant(token, count, None))) => {
+                holds == count && self.stands_for(*grant, *token)
+            }
+            (Answer::Null, Ok(Reply::NullArray)) => true,
+            (Answer::Refused(Error::Deadlock(_)), Err(Error::Deadlock(_))) => true,
+            (Answer::Refused(must), Err(got)) => must == got,
+            (Answer::Waits(wait), Ok(Reply::Wait(id, None))) => {
+                self.waits.insert(*wait, (request.client, *id));
+                true
+            }
+            _ => false,
+        };
+        same.then_some(())
+            .ok_or(format!("the model answers {must:?}, the engine {got:?}"))
+    }
+
+    /// Whether this token is the one of that grant: for a new grant, one above all that were seen.
+    fn stands_for(&mut self, grant: u64, token: Token) -> bool {
+        if let Some(known) = self.tokens.get(&grant) {
+            return *known == token;
+        }
+        // Grants of one moment may be made in another order, lock by lock.
+        let fresh = token > self.highest && self.tokens.values().all(|other| *other != token);
+        self.tokens.insert(grant, token);
+        fresh
+    }
+
+    fn compare_wakes(&mut self) -> Result<(), String> {
+        let mut musts = std::mem::take(&mut self.model.told);
+        let news = std::mem::take(&mut self.world.news);
+        let ids: HashMap<u64, (u64, RequestId)> = std::mem::take(&mut self.waits);
+        musts.retain(|told| !self.model.cut.contains(&ids[&told.wait].0));
+        for news in &news {
+            let must = musts
+                .iter()
+                .position(|told| ids[&told.wait] == (news.client, news.id));
+            let Some(must) = must.map(|at| musts.remove(at)) else {
+                return Err(format!("the model does not answer this: {news:?}"));
+            };
+            let same = must.at == news.at
+                && match (&must.answer, &news.outcome) {
+                    (Answer::Granted { grant, holds }, Outcome::Granted(got)) => {
+                        *holds == got.holds && self.stands_for(*grant, got.token)
+                    }
+                    (Answer::Null, Outcome::Null) => true,
+                    (Answer::Refused(must), Outcome::Refused(got)) => must == got,
+                    _ => false,
+                };
+            if !same {
+                return Err(format!("the model tells {must:?}, the engine {news:?}"));
+            }
+        }
+        self.waits = ids;
+        match musts.is_empty() {
+            true => Ok(()),
+            false => Err(format!("the engine does not tell {musts:?}")),
+        }
+    }
+
+    /// Compares all that DLOCK.INFO, DLOCK.HELD and DLOCK.POSITION show.
+    fn compare_views(&mut self) -> Result<(), String> {
+        if self.model.places() != self.world.engine().places() {
+            let (must, is) = (self.model.places(), self.world.engine().places());
+            return Err(format!("the model has {must} places, the engine {is}"));
+        }
+        for key in KEYS {
+            let must = self.model_view(key);
+            let is = self.engine_view(key);
+            if must != is {
+                return Err(format!("{key}\nmodel  {must:#?}\nengine {is:#?}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn model_view(&mut self, key: &str) -> Vec<String> {
+        let (now, quarantined) = (self.model.now, self.model.quarantined());
+        let Some(lock) = self.model.locks.get(key) else {
+            return Vec::new();
+        };
+        let mut holds = lock.holds.clone();
+        holds.sort_by_key(|hold| hold.grant);
+        let mut lines = Vec::new();
+        match (holds.is_empty(), lock.places()) {
+            (true, 0) => return lines,
+            (false, _) => lines.push("held".to_string()),
+            (true, _) => lines.push(
+                if quarantined {
+                    "quarantined"
+                } else {
+                    "reserved"
+                }
+                .to_string(),
+            ),
+        }
+        for hold in &holds {
+            let (limit, left, since) = (wire(hold.limit), hold.deadline - now, now - hold.since);
+            lines.push(format!(
+                "{} holds {} {limit:?} for {left} since {since}",
+                hold.owner, hold.holds
+            ));
+        }
+        for place in lock.upgrade.iter().chain(&lock.queue) {
+            let until = match place.waits.first() {
+                Some(wait) => wait.until,
+                None => place.kept_until,
+            };
+            let kind = match (place.claim, place.waits.is_empty()) {
+                (_, true) => PlaceKind::Absent,
+                (Some(_), _) => PlaceKind::Ticket,
+                _ => PlaceKind::Waiter,
+            };
+            let (left, since) = (until.map(|until| until - now), now - place.since);
+            lines.push(format!(
+                "{} waits {kind:?} {:?} for {left:?} since {since}",
+                place.owner,
+                wire(place.limit)
+            ));
+        }
+        lines.extend(
+            lock.queue
+                .iter()
+                .enumerate()
+                .map(|(at, place)| format!("{} is at {at}", place.owner)),
+        );
+        lines
+    }
+
+    fn engine_view(&mut self, key: &str) -> Vec<String> {
+        let (world, name) = (&self.world, name(0, key));
+        let (engine, lock) = (&world.primary.engine, world.primary.keys.lock(&name));
+        let mut lines = Vec::new();
+        let Some(view) = engine.view(lock, world.now, name.lend(), usize::MAX) else {
+            return lines;
+        };
+        lines.push(match view.state {
+            State::Held => "held".to_string(),
+            State::Reserved => "reserved".to_string(),
+            State::Quarantined => "quarantined".to_string(),
+        });
+        for hold in &view.holders {
+            let owner = String::from_utf8_lossy(&hold.owner);
+            let engine::HoldView {
+                holds,
+                limit,
+                lease_ms,
+                held_ms,
+                ..
+            } = hold;
+            lines.push(format!(
+                "{owner} holds {holds} {limit:?} for {lease_ms} since {held_ms}"
+            ));
+        }
+        let upgrade = usize::from(world.primary.upgrade_waits(world.now, &name));
+        for place in &view.queue {
+            let owner = String::from_utf8_lossy(&place.owner);
+            let engine::PlaceView {
+                kind,
+                limit,
+                waited_ms,
+                left_ms,
+                ..
+            } = place;
+            lines.push(format!(
+                "{owner} waits {kind:?} {limit:?} for {left_ms:?} since {waited_ms}"
+            ));
+        }
+        for place in view.queue.iter().skip(upgrade) {
+            let at = engine
+                .position(lock, name.lend(), &place.owner)
+                .unwrap_or(usize::MAX);
+            lines.push(format!(
+                "{} is at {at}",
+                String::from_utf8_lossy(&place.owner)
+            ));
+        }
+        lines
+    }
+
+    fn compare_number(
+        &mut self,
+        must: Result<u64, Error>,
+        got: Result<Reply, Error>,
+    ) -> Result<(), String> {
+        let same = match (&must, &got) {
+            (Ok(must), Ok(Reply::Integer(got))) => must == got,
+            (Err(Error::Argument(must, _)), Err(Error::Argument(got, _))) => must == got,
+            (Err(must), Err(got)) => must == got,
+            _ => false,
+        };
+        same.then_some(())
+            .ok_or(format!("the model answers {must:?}, the engine {got:?}"))
+    }
+
+    /// A token to name: none, the right one, or one of another grant.
+    fn grant(&mut self, key: &str, owner: &str) -> Option<u64> {
+        let holds = self
+            .model
+            .locks
+            .get(key)
+            .map(|lock| lock.holds.clone())
+            .unwrap_or_default();
+        let right = holds
+            .iter()
+            .find(|hold| hold.owner == owner)
+            .map(|hold| hold.grant);
+        let known = |grant: &u64| self.tokens.contains_key(grant);
+        match self.random.below(4) {
+            0 => right.filter(known),
+            1 => self.tokens.keys().max().copied(),
+            _ => None,
+        }
+    }
+
+    fn owner_of(&mut self, key: &str) -> String {
+        let holders: Vec<String> = match self.model.locks.get(key) {
+            Some(lock) => lock.holds.iter().map(|hold| hold.owner.clone()).collect(),
+            None => Vec::new(),
+        };
+        match holders.is_empty() || self.random.chance(20) {
+            true => self.owner(),
+            false => self.random.pick(&holders).clone(),
+        }
+    }
+
+    fn release(&mut self) -> Result<(), String> {
+        let key = self.key();
+        let owner = self.owner_of(&key);
+        let grant = self.grant(&key, &owner);
+        let leave = self.random.chance(40).then(|| self.random.below(3) as u32);
+        let mut words = vec!["RELEASE".to_string(), key.clone(), owner.clone()];
+        words.extend(
+            leave
+                .into_iter()
+                .flat_map(|leave| ["holds".to_string(), leave.to_string()]),
+        );
+        words.extend(
+            grant
+                .into_iter()
+                .flat_map(|grant| ["token".to_string(), self.tokens[&grant].to_string()]),
+        );
+        let got = self.run(Client::script(0), &words);
+        let must = self.model.release(&key, &owner, grant, leave);
+        self.compare_number(must, got)
+    }
+
+    fn renew(&mut self) -> Result<(), String> {
+        let key = self.key();
+        let owner = self.owner_of(&key);
+        let grant = self.grant(&key, &owner);
+        let lease = 1 + self.random.below(600);
+        let mut words = vec![
+            "RENEW".to_string(),
+            key.clone(),
+            owner.clone(),
+            lease.to_string(),
+        ];
+        words.extend(
+            grant
+                .into_iter()
+                .flat_map(|grant| ["TOKEN".to_string(), self.tokens[&grant].to_string()]),
+        );
+        let got = self.run(Client::script(0), &words);
+        let must = self.model.renew(&key, &owner, grant, lease);
+        self.compare_number(must, got)
+    }
+
+    fn cancel(&mut self) -> Result<(), String> {
+        let (key, owner) = (self.key(), self.owner());
+        let got = self.run(
+            Client::script(0),
+            &["CANCEL".to_string(), key.clone(), owner.clone()],
+        );
+        let must = self.model.cancel(&key, &owner);
+        self.compare_number(must, got)
+    }
+
+    fn force(&mut self) -> Result<(), String> {
+        let key = self.key();
+        let owner = self.random.chance(50).then(|| self.owner_of(&key));
+        let words: Vec<String> = ["FORCERELEASE".to_string(), key.clone()]
+            .into_iter()
+            .chain(owner.clone())
+            .collect();
+        let got = self.run(Client::script(0), &words);
+        let must = self.model.force(&key, owner.as_deref());
+        self.compare_number(must, got)
+    }
+
+    fn pass(&mut self) {
+        let ms = match self.random.below(3) {
+            0 => self.random.below(5),
+            1 => self.random.below(60),
+            _ => self.random.below(500),
+        };
+        self.diary.push(format!("+{} {ms} ms pass", self.elapsed()));
+        self.world.pass(ms);
+        self.world.expire_keys();
+        self.model.pass(ms);
+    }
+
+    fn death(&mut self) {
+        let client = 1 + self.random.below(CLIENTS);
+        self.diary.push(format!("{client} dies"));
+        self.world.dies(client);
+        self.model.dies(client);
+    }
+
+    fn cut(&mut self) {
+        let client = 1 + self.random.below(CLIENTS);
+        self.diary.push(format!("{client} is cut off"));
+        self.world.cut.insert(client);
+        self.model.cut.insert(client);
+    }
+
+    fn surgery(&mut self) {
+        let (one, other) = (self.key(), self.key());
+        let op = match self.random.below(8) {
+            0..=2 => Op::Del(name(0, &one)),
+            3..=5 if one != other => Op::Rename(name(0, &one), name(0, &other)),
+            6 => Op::Overwrite(name(0, &one)),
+            _ => Op::Flush(None),
+        };
+        self.diary.push(format!("+{} {op:?}", self.elapsed()));
+        match &op {
+            Op::Del(_) => self.model.del(&one),
+            Op::Rename(..) => self.model.rename(&one, &other),
+            Op::Overwrite(_) => self.model.overwrite(&one),
+            _ => KEYS.iter().for_each(|key| self.model.del(key)),
+        }
+        self.world.alter(op);
+    }
+
+    fn configure(&mut self) {
+        let grants = self.random.chance(75);
+        let quarantine_until = if self.random.chance(20) {
+            self.world.now.ms() + self.random.below(300)
+        } else {
+            0
+        };
+        self.diary.push(format!(
+            "grants {grants}, quarantine until {quarantine_until}"
+        ));
+        self.world.configure(|policy| {
+            policy.grants = grants;
+            policy.quarantine_until = quarantine_until;
+        });
+        self.model.configure(grants, quarantine_until);
+    }
+
+    fn story(&self) -> String {
+        let from = self.diary.len().saturating_sub(30);
+        self.diary[from..].join("\n")
+    }
+}
+
+fn wire(limit: usize) -> Limit {
+    let wire = if limit == SHARED { 0 } else { limit as u32 };
+    Limit::from_wire(wire).expect("a limit")
+}
+
+/// Compares engine and model over so many steps. A fault is planted half-way.
+fn compare(seed: u64, limits: bool, steps: usize, fault: Option<Fault>) -> Result<(), String> {
+    let mut comparison = Comparison::new(seed, limits);
+    for step in 0..steps {
+        if step == steps / 2 {
+            comparison.world.fault = fault;
+        }
+        comparison
+            .step()
+            .map_err(|fault| format!("{}\n\n{fault}", comparison.story()))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn exclusive_locks_do_what_the_model_does() {
+    for_seeds(150, |seed| compare(seed, false, 150, None));
+}
+
+#[test]
+fn shared_locks_do_what_the_model_does() {
+    for_seeds(150, |seed| compare(seed, true, 150, None));
+}
+
+#[test]
+fn the_comparison_finds_faults() {
+    for fault in [
+        Fault::LostWake,
+        Fault::SkippedTick,
+        Fault::SkippedSettlement,
+    ] {
+        let found = (1..=5).any(|seed| compare(seed, false, 200, Some(fault)).is_err());
+        assert!(found, "{fault:?}");
+    }
+}

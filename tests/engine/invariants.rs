@@ -1,0 +1,399 @@
+//! What must hold after every step, whatever happened. Each rule is written from what users are promised, in terms of a
+//! [`Picture`]; `faults` shows of each that it can fail.
+
+use crate::engine::{Limit, Millis, Name, Token};
+use crate::picture::{Holder, Picture, Place, Row};
+use crate::world::World;
+use std::collections::BTreeSet;
+
+/// A promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// There are never more holders than any holder's limit.
+    Limits,
+    /// Tokens rise strictly over all grants.
+    TokensRise,
+    /// Places are granted in order of arrival, and no newcomer passes them.
+    NoOvertaking,
+    /// Nobody is queued while the lock is free for the head, and the head is present.
+    NobodyIdle,
+    /// Replica and primary agree byte for byte.
+    Replica,
+    /// Nobody keeps a place who is not there, but for a ticket within its claim window.
+    Ghost,
+    /// An owner has one place in a queue.
+    OnePlace,
+    /// The engine counts its places right.
+    Places,
+    /// The engine asks to be woken no later than the first thing that must happen.
+    Wakeup,
+    /// The value says that somebody is queued exactly if somebody is.
+    Watched,
+    /// The key's TTL is what the value says it must be.
+    Ttl,
+    /// Every request that waits has a place, and at every place but an absent ticket's somebody waits.
+    Answered,
+    /// What was saved is what is read.
+    RoundTrip,
+    /// With everything given back, nothing is kept.
+    NoLeak,
+}
+
+/// A promise that was broken, and how.
+#[derive(Debug)]
+pub struct Broken(pub Rule, pub String);
+
+/// Checks everything that can be seen in one picture, given the one before. `orderly` says that no key came or went in
+/// between by other means than the module's: then queues can be compared.
+pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Broken> {
+    tokens_rise(before.last_token, &after.grants)?;
+    for (name, row) in &after.rows {
+        limits(name, row)?;
+        one_place(name, row)?;
+    }
+    places(after)?;
+    answered(after)?;
+    if after.settled {
+        wakeup(after)?;
+    }
+    for (name, row) in &after.rows {
+        if after.settled {
+            if after.granting {
+                nobody_idle(name, row, after.now)?;
+            }
+            ghost(name, row, after.now)?;
+            watched(name, row)?;
+            ttl(name, row)?;
+        }
+        if orderly {
+            let none = Row::default();
+            no_overtaking(name, before.rows.get(name).unwrap_or(&none), row, after)?;
+        }
+    }
+    replica(after)
+}
+
+fn broken<T>(rule: Rule, what: String) -> Result<T, Broken> {
+    Err(Broken(rule, what))
+}
+
+fn shown(owner: &[u8]) -> String {
+    String::from_utf8_lossy(owner).into_owned()
+}
+
+fn label(name: &Name) -> String {
+    format!("{}:{}", name.db, shown(&name.key))
+}
+
+/// Within one step grants of several locks are recorded lock by lock: each must be above all that were granted before,
+/// and rise within its lock.
+fn tokens_rise(last: Token, grants: &[(Name, Vec<u8>, Token)]) -> Result<(), Broken> {
+    for (at, (name, owner, token)) in grants.iter().enumerate() {
+        let sooner = grants[..at]
+            .iter()
+            .filter(|(lock, ..)| lock == name)
+            .map(|(.., token)| *token)
+            .max();
+        if *token <= last.max(sooner.unwrap_or(0)) {
+            let what = format!(
+                "{} was granted to {} with token {token}, not above {last}",
+                label(name),
+                shown(owner)
+            );
+            return broken(Rule::TokensRise, what);
+        }
+    }
+    Ok(())
+}
+
+fn allows(limit: Limit, owners: usize) -> bool {
+    limit.to_wire() == 0 || owners <= limit.to_wire() as usize
+}
+
+fn limits(name: &Name, row: &Row) -> Result<(), Broken> {
+    let count = row.holders.len();
+    match row.holders.iter().find(|hold| !allows(hold.limit, count)) {
+        None => Ok(()),
+        Some(hold) => broken(
+            Rule::Limits,
+            format!(
+                "{count} hold {} beside {:?}",
+                label(name),
+                shown(&hold.owner)
+            ),
+        ),
+    }
+}
+
+fn one_place(name: &Name, row: &Row) -> Result<(), Broken> {
+    let mut seen = BTreeSet::new();
+    match row.queue.iter().find(|place| !seen.insert(&place.owner)) {
+        None => Ok(()),
+        Some(place) => broken(
+            Rule::OnePlace,
+            format!(
+                "{} is queued twice for {}",
+                shown(&place.owner),
+                label(name)
+            ),
+        ),
+    }
+}
+
+fn nobody_idle(name: &Name, row: &Row, now: Millis) -> Result<(), Broken> {
+    let Some(head) = row.upgrade.as_ref().or(row.queue.first()) else {
+        return Ok(());
+    };
+    let others: Vec<&Holder> = row
+        .holders
+        .iter()
+        .filter(|hold| hold.deadline > now && hold.owner != head.owner)
+        .collect();
+    let count = others.len() + 1;
+    let free = count == 1
+        || (allows(head.limit, count) && others.iter().all(|hold| allows(hold.limit, count)));
+    if head.present && free {
+        return broken(
+            Rule::NobodyIdle,
+            format!(
+                "{} waits for {}, which is free",
+                shown(&head.owner),
+                label(name)
+            ),
+        );
+    }
+    Ok(())
+}
+
+fn ghost(name: &Name, row: &Row, now: Millis) -> Result<(), Broken> {
+    let over = |place: &&Place| !place.present && place.until.map_or(true, |until| until <= now);
+    let upgrade = row.upgrade.iter().find(|place| !place.present);
+    match row.queue.iter().find(over).or(upgrade) {
+        None => Ok(()),
+        Some(place) => {
+            let what = format!(
+                "{}'s place for {} has nobody",
+                shown(&place.owner),
+                label(name)
+            );
+            broken(Rule::Ghost, what)
+        }
+    }
+}
+
+fn watched(name: &Name, row: &Row) -> Result<(), Broken> {
+    let queued = row.upgrade.is_some() || !row.queue.is_empty();
+    match row.watched {
+        Some(watched) if watched != queued => broken(
+            Rule::Watched,
+            format!("{}: watched {watched}, queued {queued}", label(name)),
+        ),
+        _ => Ok(()),
+    }
+}
+
+fn ttl(name: &Name, row: &Row) -> Result<(), Broken> {
+    match row.ttl {
+        Some((is, must)) if is != must => broken(
+            Rule::Ttl,
+            format!("{}: TTL is {is:?} and must be {must:?}", label(name)),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Compares a queue with what it was: who stays keeps the order, who is new stands at the end, and nobody was granted
+/// the lock while somebody who stood before is still there.
+fn no_overtaking(name: &Name, before: &Row, after: &Row, picture: &Picture) -> Result<(), Broken> {
+    let rank = |queue: &[Place], owner: &[u8]| queue.iter().position(|place| place.owner == owner);
+    let ranks: Vec<usize> = after
+        .queue
+        .iter()
+        .map(|place| rank(&before.queue, &place.owner).unwrap_or(usize::MAX))
+        .collect();
+    // In quarantine a holder's re-entry stands before all others.
+    if picture.granting && ranks.windows(2).any(|pair| pair[0] > pair[1]) {
+        return broken(
+            Rule::NoOvertaking,
+            format!("the queue for {} changed its order", label(name)),
+        );
+    }
+    let grants = picture.grants.iter().filter(|(lock, ..)| lock == name);
+    for (_, owner, token) in grants {
+        // A holder's upgrade is not the queue's affair.
+        let holds = before
+            .holders
+            .iter()
+            .any(|hold| hold.owner == *owner && hold.deadline > picture.now);
+        if holds
+            || before
+                .upgrade
+                .as_ref()
+                .is_some_and(|place| place.owner == *owner)
+        {
+            continue;
+        }
+        let stood = rank(&before.queue, owner).unwrap_or(usize::MAX);
+        if let Some(passed) = ranks.iter().find(|rank| **rank < stood) {
+            let passed = shown(&before.queue[*passed].owner);
+            let what = format!(
+                "{} got {} ({token}) before {passed}, who still waits",
+                shown(owner),
+                label(name)
+            );
+            return broken(Rule::NoOvertaking, what);
+        }
+    }
+    Ok(())
+}
+
+fn places(after: &Picture) -> Result<(), Broken> {
+    let count: usize = after
+        .rows
+        .values()
+        .map(|row| row.queue.len() + usize::from(row.upgrade.is_some()))
+        .sum();
+    if count != after.places {
+        return broken(
+            Rule::Places,
+            format!(
+                "there are {count} places, and the engine counts {}",
+                after.places
+            ),
+        );
+    }
+    Ok(())
+}
+
+fn answered(after: &Picture) -> Result<(), Broken> {
+    let mut places = BTreeSet::new();
+    for (name, row) in &after.rows {
+        let present = row
+            .queue
+            .iter()
+            .chain(&row.upgrade)
+            .filter(|place| place.present);
+        places.extend(present.map(|place| (name, &place.owner)));
+    }
+    let waits: BTreeSet<_> = after
+        .waits
+        .iter()
+        .map(|(name, owner, _)| (name, owner))
+        .collect();
+    match waits.symmetric_difference(&places).next() {
+        None => Ok(()),
+        Some((name, owner)) => {
+            let what = format!("{} waits for {}, or does not", shown(owner), label(name));
+            broken(Rule::Answered, what)
+        }
+    }
+}
+
+fn wakeup(after: &Picture) -> Result<(), Broken> {
+    let mut musts: Vec<Millis> = after
+        .waits
+        .iter()
+        .filter_map(|(.., until)| *until)
+        .collect();
+    for row in after.rows.values() {
+        musts.extend(
+            row.queue
+                .iter()
+                .filter(|place| !place.present)
+                .filter_map(|place| place.until),
+        );
+        if !row.queue.is_empty() || row.upgrade.is_some() || row.holders.len() > 1 {
+            musts.extend(row.holders.iter().map(|hold| hold.deadline));
+        }
+    }
+    // What should have happened already is for the other rules to find.
+    let first = musts.into_iter().filter(|at| *at > after.now).min();
+    let next = after.next_wakeup;
+    if first.is_some_and(|first| next.map_or(true, |next| next > first)) {
+        return broken(
+            Rule::Wakeup,
+            format!("{first:?} is due, and the engine sleeps until {next:?}"),
+        );
+    }
+    if next.is_some_and(|next| next <= after.now) {
+        return broken(
+            Rule::Wakeup,
+            format!(
+                "{next:?} is over at {}, and nothing has come of it",
+                after.now
+            ),
+        );
+    }
+    Ok(())
+}
+
+fn replica(after: &Picture) -> Result<(), Broken> {
+    let Some(replica) = &after.replica else {
+        return Ok(());
+    };
+    let names: BTreeSet<&Name> = after.primary.keys().chain(replica.keys()).collect();
+    match names
+        .into_iter()
+        .find(|name| after.primary.get(name) != replica.get(name))
+    {
+        None => Ok(()),
+        Some(name) => {
+            let (one, other) = (after.primary.get(name), replica.get(name));
+            broken(
+                Rule::Replica,
+                format!(
+                    "{}: the primary has {one:?}, the replica {other:?}",
+                    label(name)
+                ),
+            )
+        }
+    }
+}
+
+/// A saved value read again, and a rewritten AOF replayed, give the same data.
+pub fn round_trip(world: &World) -> Result<(), Broken> {
+    let (here, read, replayed) = (
+        world.primary.data(),
+        world.primary.reload(world.now).data(),
+        world.primary.rewrite(world.now).data(),
+    );
+    if here != read || here != replayed {
+        return broken(
+            Rule::RoundTrip,
+            format!("saved {here:?}\nread {read:?}\nreplayed {replayed:?}"),
+        );
+    }
+    Ok(())
+}
+
+/// To be asked when everything was given back and everyone is gone.
+pub fn no_leak(world: &World) -> Result<(), Broken> {
+    let engine = &world.primary.engine;
+    let left = (engine.places(), engine.next_wakeup(), engine.unsettled());
+    if left != (0, None, false) {
+        return broken(
+            Rule::NoLeak,
+            format!("places, next wake-up, unsettled: {left:?}"),
+        );
+    }
+    if !world.primary.keys.values.is_empty() {
+        return broken(
+            Rule::NoLeak,
+            format!("keys: {:?}", world.primary.keys.values),
+        );
+    }
+    // The engine has no getters for what only a leak would show; its debug form tells.
+    let inside = format!("{engine:?}");
+    match [
+        "len: 0 }, deadlines: Deadlines { index: {}",
+        "requests: {}",
+        "dirty: []",
+        "undelivered: []",
+    ]
+    .into_iter()
+    .find(|part| !inside.contains(part))
+    {
+        None => Ok(()),
+        Some(part) => broken(Rule::NoLeak, format!("no {part:?} in {inside}")),
+    }
+}

@@ -1,0 +1,118 @@
+//! A keyspace: what stands at each key, and the entries that an event has opened.
+
+use crate::engine::lock::Lock;
+use crate::engine::{Entry, Event, Keyspace, Millis, Name, NameRef};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What stands at a key.
+#[derive(Debug)]
+pub enum Value {
+    /// A lock, and when the key expires.
+    Lock(Box<Lock>, Option<Millis>),
+    /// Something else, a string for instance.
+    Other,
+}
+
+/// All keys of all databases.
+#[derive(Debug, Default)]
+pub struct Keys {
+    pub values: BTreeMap<Name, Value>,
+    /// Locks whose slot has left this node.
+    pub away: BTreeSet<Name>,
+    /// Whether there are no replicas and no AOF.
+    pub unheard: bool,
+    open: Vec<Opened>,
+}
+
+#[derive(Debug)]
+struct Opened {
+    name: Name,
+    entry: Entry,
+    ttl: Option<Millis>,
+}
+
+/// What an event did to one lock.
+#[derive(Debug)]
+pub struct Closed {
+    pub name: Name,
+    pub effect: Vec<u8>,
+    pub events: Vec<Event>,
+}
+
+impl Keyspace for Keys {
+    fn entry(&mut self, name: NameRef) -> &mut Entry {
+        let at = match self
+            .open
+            .iter()
+            .position(|opened| opened.name.lend() == name)
+        {
+            Some(at) => at,
+            None => {
+                let name = name.keep();
+                let mut entry = Entry {
+                    unheard: self.unheard,
+                    ..Entry::default()
+                };
+                let mut ttl = None;
+                match self.values.remove(&name) {
+                    Some(Value::Lock(lock, at)) => (entry.lock, ttl) = (Some(lock), at),
+                    Some(Value::Other) => entry.foreign = true,
+                    None => {}
+                }
+                self.open.push(Opened { name, entry, ttl });
+                self.open.len() - 1
+            }
+        };
+        &mut self.open[at].entry
+    }
+
+    fn accepts(&mut self, name: NameRef) -> bool {
+        self.away.iter().all(|away| away.lend() != name)
+    }
+}
+
+impl Keys {
+    /// Works the opened entries off: what has become empty is deleted, what has changed gets its TTL.
+    pub fn close(&mut self) -> Vec<Closed> {
+        let mut closed = Vec::new();
+        for Opened { name, entry, ttl } in std::mem::take(&mut self.open) {
+            let Entry {
+                lock,
+                foreign,
+                changed,
+                unheard,
+                effect,
+                events,
+            } = entry;
+            assert_eq!(
+                !effect.is_empty(),
+                changed && !unheard,
+                "an effect tells of a change"
+            );
+            if foreign {
+                assert!(
+                    lock.is_none() && !changed,
+                    "the engine wrote to a key of another type"
+                );
+                self.values.insert(name.clone(), Value::Other);
+            } else if let Some(lock) = lock.filter(|lock| !lock.is_empty()) {
+                let ttl = if changed { lock.expires() } else { ttl };
+                self.values.insert(name.clone(), Value::Lock(lock, ttl));
+            }
+            closed.push(Closed {
+                name,
+                effect,
+                events,
+            });
+        }
+        closed
+    }
+
+    /// The lock at a key.
+    pub fn lock(&self, name: &Name) -> Option<&Lock> {
+        match self.values.get(name) {
+            Some(Value::Lock(lock, _)) => Some(lock),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! The engine and the commands alone: no server, no clock but the tests' own.
+//!
+//! The sources are included by path. That they compile here shows that they know nothing of a server.
+//!
+//! | file | what it shows |
+//! |---|---|
+//! | `scenarios` | conversations in `tests/scenarios/*.txt`, word for word |
+//! | `comparison` | the engine against a naive `model`, with random commands and times |
+//! | `simulation` | primary, replica, crash and promotion by a seed; `invariants` after each step |
+//! | `faults` | that each of these checks rejects what it is there for |
+//! | `bytes`, `arguments` | hostile stored values, effects and words |
+//! | `slots` | locks whose slot has left this node |
+//! | `reference` | the command table, and that README.md agrees with it |
+
+// The server uses more of these sources than the tests do.
+#[allow(dead_code)]
+#[path = "../../src/commands/mod.rs"]
+mod commands;
+#[allow(dead_code)]
+#[path = "../../src/engine/mod.rs"]
+mod engine;
+#[allow(dead_code)]
+#[path = "../../src/error.rs"]
+mod error;
+
+mod arguments;
+mod bytes;
+mod client;
+mod comparison;
+mod faults;
+mod invariants;
+mod keys;
+mod model;
+mod picture;
+mod random;
+mod reference;
+mod scenarios;
+mod server;
+mod simulation;
+mod slots;
+mod transcript;
+mod world;

@@ -1,0 +1,667 @@
+//! What the engine must do, written from the promises and as plainly as can be: vectors, linear scans, and every
+//! millisecond looked at.
+
+use crate::engine::Millis;
+use crate::error::Error;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// No bound.
+pub const SHARED: usize = usize::MAX;
+
+#[derive(Debug, Default)]
+pub struct Model {
+    pub now: Millis,
+    pub grants: bool,
+    pub quarantine_until: Millis,
+    pub claim_window: Millis,
+    pub max_hold: Millis,
+    pub max_queue: usize,
+    pub max_places: usize,
+    pub max_waiters: usize,
+    pub locks: BTreeMap<String, Lock>,
+    /// Connections that nothing reaches any more.
+    pub cut: BTreeSet<u64>,
+    /// What was told to whom since it was last read.
+    pub told: Vec<Told>,
+    pub taken_back: Vec<(String, String, u64, u32)>,
+    pub grants_made: u64,
+    pub arrivals: i64,
+    pub waits_made: u64,
+}
+
+#[derive(Debug, Default)]
+pub struct Lock {
+    pub foreign: bool,
+    pub holds: Vec<Hold>,
+    pub upgrade: Option<Place>,
+    pub queue: Vec<Place>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Hold {
+    pub owner: String,
+    /// Stands for the token: the first grant of all is 1.
+    pub grant: u64,
+    pub since: Millis,
+    pub holds: u32,
+    pub deadline: Millis,
+    pub limit: usize,
+}
+
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub owner: String,
+    pub limit: usize,
+    pub since: Millis,
+    pub arrival: i64,
+    /// It is a ticket, kept so long while nobody is there for it.
+    pub claim: Option<Millis>,
+    /// Nobody is there for it; it is kept until then.
+    pub kept_until: Option<Millis>,
+    pub waits: Vec<Wait>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Wait {
+    pub id: u64,
+    pub client: u64,
+    pub lease: Millis,
+    pub holds: Option<u32>,
+    pub until: Option<Millis>,
+}
+
+#[derive(Debug, Clone)]
+pub struct Request {
+    pub client: u64,
+    pub key: String,
+    pub owner: String,
+    pub lease: Millis,
+    /// None: not at all; some of none: without bound.
+    pub wait: Option<Option<Millis>>,
+    pub holds: Option<u32>,
+    pub limit: usize,
+    pub ticket: Option<Millis>,
+}
+
+/// What a request is answered, at once or later.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    Granted { grant: u64, holds: u32 },
+    Null,
+    Refused(Error),
+    Waits(u64),
+}
+
+/// An answer to a request that waited.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Told {
+    pub at: Millis,
+    pub wait: u64,
+    pub answer: Answer,
+}
+
+impl Lock {
+    fn hold(&mut self, owner: &str) -> Option<&mut Hold> {
+        self.holds.iter_mut().find(|hold| hold.owner == owner)
+    }
+
+    /// The rule of granting.
+    fn compatible(&self, owner: &str, limit: usize) -> bool {
+        let others: Vec<&Hold> = self
+            .holds
+            .iter()
+            .filter(|hold| hold.owner != owner)
+            .collect();
+        let count = others.len() + 1;
+        others.is_empty() || (count <= limit && others.iter().all(|hold| count <= hold.limit))
+    }
+
+    pub fn places(&self) -> usize {
+        self.queue.len() + usize::from(self.upgrade.is_some())
+    }
+
+    /// Whether a key is there.
+    fn stands(&self) -> bool {
+        self.foreign
+            || !self.holds.is_empty()
+            || self.queue.iter().any(|place| place.claim.is_some())
+    }
+}
+
+impl Model {
+    pub fn quarantined(&self) -> bool {
+        self.now < self.quarantine_until
+    }
+
+    fn granting(&self) -> bool {
+        self.grants && !self.quarantined()
+    }
+
+    fn lock(&mut self, key: &str) -> &mut Lock {
+        self.locks.entry(key.to_string()).or_default()
+    }
+
+    fn waiting(&self) -> usize {
+        let places = self
+            .locks
+            .values()
+            .flat_map(|lock| lock.queue.iter().chain(&lock.upgrade));
+        places.map(|place| place.waits.len()).sum()
+    }
+
+    pub fn places(&self) -> usize {
+        self.locks.values().map(Lock::places).sum()
+    }
+
+    pub fn acquire(&mut self, request: &Request) -> Answer {
+        let (granting, quarantined, grants) = (self.granting(), self.quarantined(), self.grants);
+        let (key, owner) = (request.key.clone(), request.owner.clone());
+        let lock = self.lock(&key);
+        if lock.foreign {
+            return Answer::Refused(Error::WrongType);
+        }
+        let held = lock.hold(&owner).map(|hold| hold.limit);
+        let compatible = lock.compatible(&owner, request.limit);
+        if held.is_some_and(|limit| limit > request.limit) {
+            if granting && compatible {
+                return self.grant(request);
+            }
+            if !grants {
+                return Answer::Refused(Error::Draining);
+            }
+            if request.wait.is_none() {
+                return if quarantined {
+                    Answer::Refused(Error::Quarantine)
+                } else {
+                    Answer::Null
+                };
+            }
+            return self.wait_for_upgrade(request);
+        }
+        if held.is_some() && !quarantined {
+            return self.grant(request);
+        }
+        if !grants {
+            return Answer::Refused(Error::Draining);
+        }
+        if lock.places() == 0 && compatible && !quarantined {
+            return self.grant(request);
+        }
+        let known = lock.queue.iter().any(|place| place.owner == owner);
+        if request.wait.is_none() && quarantined {
+            return Answer::Refused(Error::Quarantine);
+        }
+        if request.wait.is_none() && request.ticket.is_none() && !known {
+            return Answer::Null;
+        }
+        if let Some(cap) = self.cap(request, known) {
+            return Answer::Refused(Error::Full(cap));
+        }
+        self.arrivals += 1;
+        let (arrival, now) = (self.arrivals, self.now);
+        let lock = self.lock(&key);
+        if !known {
+            let front = lock
+                .queue
+                .first()
+                .map(|place| place.arrival - 1)
+                .filter(|_| held.is_some());
+            let place = Place {
+                owner: owner.clone(),
+                limit: request.limit,
+                since: now,
+                arrival: front.unwrap_or(arrival),
+                claim: None,
+                kept_until: None,
+                waits: Vec::new(),
+            };
+            lock.queue.push(place);
+            lock.queue.sort_by_key(|place| place.arrival);
+        }
+        let place = lock
+            .queue
+            .iter_mut()
+            .find(|place| place.owner == owner)
+            .expect("it was put there");
+        place.limit = place.limit.min(request.limit);
+        if held.is_none() && request.ticket.is_some() {
+            place.claim = request.ticket;
+        }
+        self.wait_at(request, false)
+    }
+
+    fn wait_for_upgrade(&mut self, request: &Request) -> Answer {
+        let other = self.lock(&request.key).upgrade.clone();
+        if other
+            .as_ref()
+            .is_some_and(|place| place.owner != request.owner)
+        {
+            return Answer::Refused(Error::Deadlock(String::new()));
+        }
+        if let Some(cap) = self.cap(request, other.is_some()) {
+            return Answer::Refused(Error::Full(cap));
+        }
+        let now = self.now;
+        let place = self
+            .lock(&request.key)
+            .upgrade
+            .get_or_insert_with(|| Place {
+                owner: request.owner.clone(),
+                limit: request.limit,
+                since: now,
+                arrival: 0,
+                claim: None,
+                kept_until: None,
+                waits: Vec::new(),
+            });
+        place.limit = place.limit.min(request.limit);
+        self.wait_at(request, true)
+    }
+
+    /// The cap that this request would exceed.
+    fn cap(&mut self, request: &Request, known: bool) -> Option<&'static str> {
+        if !known && self.lock(&request.key).places() >= self.max_queue {
+            return Some("dlock.max-queue");
+        }
+        if !known && self.places() >= self.max_places {
+            return Some("dlock.max-places");
+        }
+        (request.wait.is_some() && self.waiting() >= self.max_waiters)
+            .then_some("dlock.max-waiters")
+    }
+
+    fn wait_at(&mut self, request: &Request, upgrade: bool) -> Answer {
+        self.waits_made += 1;
+        let wait = Wait {
+            id: self.waits_made,
+            client: request.client,
+            lease: request.lease,
+            holds: request.holds,
+            until: request.wait.flatten().map(|ms| self.now + ms),
+        };
+        let id = wait.id;
+        let lock = self.lock(&request.key);
+        let place = match upgrade {
+            true => lock.upgrade.as_mut(),
+            false => lock
+                .queue
+                .iter_mut()
+                .find(|place| place.owner == request.owner),
+        };
+        let place = place.expect("the place is there");
+        place.kept_until = None;
+        place.waits.push(wait);
+        self.settle();
+        if let Some(at) = self.told.iter().position(|told| told.wait == id) {
+            return self.told.remove(at).answer;
+        }
+        if request.wait.is_some() {
+            return Answer::Waits(id);
+        }
+        self.depart(|wait| wait.id == id);
+        Answer::Null
+    }
+
+    fn grant(&mut self, request: &Request) -> Answer {
+        let Request {
+            key,
+            owner,
+            lease,
+            holds,
+            limit,
+            ..
+        } = request;
+        let answer = self.take(key, owner, *limit, *lease, *holds);
+        self.settle();
+        answer
+    }
+
+    /// Makes the owner a holder, or enters it once more.
+    fn take(
+        &mut self,
+        key: &str,
+        owner: &str,
+        limit: usize,
+        lease: Millis,
+        holds: Option<u32>,
+    ) -> Answer {
+        let (now, max_hold) = (self.now, self.max_hold);
+        let bounded = |since: Millis, at: Millis| {
+            if max_hold == 0 {
+                at
+            } else {
+                at.min(since + max_hold)
+            }
+        };
+        let fresh = self.grants_made + 1;
+        let lock = self.lock(key);
+        let before = lock.hold(owner).cloned();
+        let count = match (holds, before.as_ref().map_or(0, |hold| hold.holds)) {
+            (Some(least), before) => before.max(least),
+            (None, before) => before + 1,
+        };
+        let deadline = before
+            .as_ref()
+            .map_or(0, |hold| hold.deadline)
+            .max(now + lease);
+        let owner = owner.to_string();
+        let hold = match before {
+            Some(hold) if hold.limit <= limit => Hold {
+                holds: count,
+                deadline: bounded(hold.since, deadline),
+                ..hold
+            },
+            _ => {
+                let deadline = bounded(now, deadline);
+                Hold {
+                    owner: owner.clone(),
+                    grant: fresh,
+                    since: now,
+                    holds: count,
+                    deadline,
+                    limit,
+                }
+            }
+        };
+        lock.holds.retain(|hold| hold.owner != owner);
+        let grant = hold.grant;
+        lock.holds.push(hold);
+        self.grants_made = self.grants_made.max(grant);
+        Answer::Granted {
+            grant,
+            holds: count,
+        }
+    }
+
+    /// Brings all locks up to date.
+    fn settle(&mut self) {
+        let keys: Vec<String> = self.locks.keys().cloned().collect();
+        loop {
+            let before = self.told.len();
+            for key in &keys {
+                self.settle_one(key);
+            }
+            for (key, owner, grant, added) in std::mem::take(&mut self.taken_back) {
+                let lock = self.lock(&key);
+                if let Some(hold) = lock.hold(&owner).filter(|hold| hold.grant == grant) {
+                    hold.holds -= added.min(hold.holds);
+                }
+                lock.holds.retain(|hold| hold.holds > 0);
+            }
+            if self.told.len() == before && self.taken_back.is_empty() {
+                // One more round, for what was taken back last.
+                keys.iter().for_each(|key| self.settle_one(key));
+                if self.told.len() == before && self.taken_back.is_empty() {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn settle_one(&mut self, key: &str) {
+        let (now, granting) = (self.now, self.granting());
+        let (window, resumed) = (self.claim_window, now.max(self.quarantine_until));
+        let lock = self.lock(key);
+        lock.holds.retain(|hold| hold.deadline > now);
+        lock.queue.retain_mut(|place| {
+            let claim = place.claim.unwrap_or(0);
+            let over = place.kept_until.is_some_and(|until| until <= now);
+            // Polls are refused while nothing is granted: nobody could keep a place by asking.
+            if over && claim > 0 && !granting {
+                place.kept_until = Some(resumed + claim.max(window));
+                return true;
+            }
+            !over
+        });
+        if lock.foreign {
+            let gone: Vec<Place> = lock.queue.drain(..).chain(lock.upgrade.take()).collect();
+            gone.iter()
+                .for_each(|place| self.refuse(place, Error::WrongType));
+            return;
+        }
+        if let Some(place) = lock.upgrade.clone() {
+            if lock.hold(&place.owner).is_none() {
+                lock.upgrade = None;
+                self.refuse(&place, Error::NotHeld);
+            } else if granting && lock.compatible(&place.owner, place.limit) {
+                lock.upgrade = None;
+                self.grant_place(key, &place);
+            } else {
+                return;
+            }
+        }
+        loop {
+            let lock = self.lock(key);
+            let Some(head) = lock.queue.first().cloned() else {
+                return;
+            };
+            if head.waits.is_empty() || !granting || !lock.compatible(&head.owner, head.limit) {
+                return;
+            }
+            lock.queue.remove(0);
+            self.grant_place(key, &head);
+        }
+    }
+
+    fn grant_place(&mut self, key: &str, place: &Place) {
+        for wait in &place.waits {
+            let before = self
+                .lock(key)
+                .hold(&place.owner)
+                .map_or((0, 0), |hold| (hold.grant, hold.holds));
+            let answer = self.take(key, &place.owner, place.limit, wait.lease, wait.holds);
+            let Answer::Granted { grant, holds } = answer else {
+                unreachable!("take grants")
+            };
+            if self.cut.contains(&wait.client) {
+                let added = holds - before.1;
+                self.taken_back
+                    .push((key.to_string(), place.owner.clone(), grant, added));
+            }
+            self.tell(wait, answer);
+        }
+    }
+
+    fn refuse(&mut self, place: &Place, error: Error) {
+        place
+            .waits
+            .iter()
+            .for_each(|wait| self.tell(wait, Answer::Refused(error.clone())));
+    }
+
+    fn tell(&mut self, wait: &Wait, answer: Answer) {
+        self.told.push(Told {
+            at: self.now,
+            wait: wait.id,
+            answer,
+        });
+    }
+
+    /// Those who are chosen wait no longer.
+    fn depart(&mut self, chosen: impl Fn(&Wait) -> bool) {
+        let now = self.now;
+        for lock in self.locks.values_mut() {
+            for place in lock.queue.iter_mut().chain(&mut lock.upgrade) {
+                let before = place.waits.len();
+                place.waits.retain(|wait| !chosen(wait));
+                if place.waits.is_empty() && before > 0 {
+                    place.kept_until = Some(now + place.claim.unwrap_or(0));
+                }
+            }
+            lock.upgrade = lock.upgrade.take().filter(|place| !place.waits.is_empty());
+        }
+        self.settle();
+    }
+
+    pub fn dies(&mut self, client: u64) {
+        self.depart(|wait| wait.client == client);
+        self.cut.remove(&client);
+    }
+
+    /// Time passes, a millisecond at a time.
+    pub fn pass(&mut self, ms: Millis) {
+        for _ in 0..ms {
+            self.now += 1;
+            let now = self.now;
+            let over = |wait: &Wait| wait.until.is_some_and(|until| until <= now);
+            let places = self
+                .locks
+                .values()
+                .flat_map(|lock| lock.queue.iter().chain(&lock.upgrade));
+            let late: Vec<Wait> = places
+                .flat_map(|place| &place.waits)
+                .filter(|wait| over(wait))
+                .cloned()
+                .collect();
+            late.iter().for_each(|wait| self.tell(wait, Answer::Null));
+            self.depart(over);
+        }
+    }
+
+    /// The owner's hold under this token, for commands that need one.
+    fn held(&mut self, key: &str, owner: &str, grant: Option<u64>) -> Result<&mut Hold, Error> {
+        let lock = self.lock(key);
+        if lock.foreign {
+            return Err(Error::WrongType);
+        }
+        lock.hold(owner)
+            .filter(|hold| grant.map_or(true, |grant| grant == hold.grant))
+            .ok_or(Error::NotHeld)
+    }
+
+    pub fn renew(
+        &mut self,
+        key: &str,
+        owner: &str,
+        grant: Option<u64>,
+        lease: Millis,
+    ) -> Result<u64, Error> {
+        let (now, max_hold) = (self.now, self.max_hold);
+        let hold = self.held(key, owner, grant)?;
+        hold.deadline = now + lease;
+        if max_hold > 0 {
+            hold.deadline = hold.deadline.min(hold.since + max_hold);
+        }
+        let left = hold.deadline.saturating_sub(now);
+        self.settle();
+        Ok(left)
+    }
+
+    pub fn release(
+        &mut self,
+        key: &str,
+        owner: &str,
+        grant: Option<u64>,
+        leave: Option<u32>,
+    ) -> Result<u64, Error> {
+        let hold = self.held(key, owner, grant)?;
+        let left = leave.unwrap_or(hold.holds - 1);
+        if left > hold.holds {
+            return Err(Error::Argument("HOLDS", String::new()));
+        }
+        hold.holds = left;
+        self.lock(key).holds.retain(|hold| hold.holds > 0);
+        self.settle();
+        Ok(u64::from(left))
+    }
+
+    pub fn force(&mut self, key: &str, owner: Option<&str>) -> Result<u64, Error> {
+        let lock = self.lock(key);
+        if lock.foreign {
+            return Err(Error::WrongType);
+        }
+        let before = lock.holds.len();
+        lock.holds
+            .retain(|hold| owner.is_some_and(|owner| owner != hold.owner));
+        let ended = before - lock.holds.len();
+        self.settle();
+        Ok(ended as u64)
+    }
+
+    pub fn cancel(&mut self, key: &str, owner: &str) -> Result<u64, Error> {
+        let lock = self.lock(key);
+        if lock.foreign {
+            return Err(Error::WrongType);
+        }
+        let place = match lock.queue.iter().position(|place| place.owner == owner) {
+            Some(at) => Some(lock.queue.remove(at)),
+            None if lock
+                .upgrade
+                .as_ref()
+                .is_some_and(|place| place.owner == owner) =>
+            {
+                lock.upgrade.take()
+            }
+            None => None,
+        };
+        for wait in place.iter().flat_map(|place| &place.waits) {
+            self.tell(wait, Answer::Null);
+        }
+        self.settle();
+        Ok(u64::from(place.is_some()))
+    }
+
+    /// The key is removed.
+    pub fn del(&mut self, key: &str) {
+        let lock = self.lock(key);
+        lock.foreign = false;
+        lock.holds.clear();
+        lock.queue.retain(|place| !place.waits.is_empty());
+        self.settle();
+    }
+
+    /// The key becomes something else.
+    pub fn overwrite(&mut self, key: &str) {
+        self.lock(key).foreign = true;
+        self.lock(key).holds.clear();
+        self.settle();
+    }
+
+    /// Holders and tickets go to another name; who waits stays.
+    pub fn rename(&mut self, from: &str, to: &str) {
+        let lock = self.lock(from);
+        if !lock.stands() || from == to {
+            return;
+        }
+        let (foreign, holds) = (lock.foreign, std::mem::take(&mut lock.holds));
+        lock.foreign = false;
+        let tickets: Vec<Place> = lock
+            .queue
+            .iter()
+            .filter(|place| place.claim.is_some())
+            .cloned()
+            .collect();
+        lock.queue.retain(|place| !place.waits.is_empty());
+        let (now, window) = (self.now, self.claim_window);
+        let lock = self.lock(to);
+        lock.foreign = foreign;
+        lock.holds = holds;
+        // A ticket that came here once before is the one that is here already.
+        let comes = |place: &Place| {
+            tickets
+                .iter()
+                .any(|ticket| (&ticket.owner, ticket.arrival) == (&place.owner, place.arrival))
+        };
+        lock.queue
+            .retain(|place| !place.waits.is_empty() || comes(place));
+        for ticket in tickets {
+            if lock.queue.iter().all(|place| place.owner != ticket.owner) {
+                let kept_until = Some(now + ticket.claim.unwrap_or(0).max(window));
+                lock.queue.push(Place {
+                    kept_until,
+                    waits: Vec::new(),
+                    ..ticket
+                });
+            }
+        }
+        lock.queue.sort_by_key(|place| place.arrival);
+        self.settle();
+    }
+
+    /// The operator changes something.
+    pub fn configure(&mut self, grants: bool, quarantine_until: Millis) {
+        self.grants = grants;
+        self.quarantine_until = quarantine_until;
+        self.settle();
+    }
+}

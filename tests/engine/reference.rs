@@ -1,0 +1,99 @@
+//! The command table, and what is made of it.
+
+use crate::commands::table::{Access, Kind, Spec, COMMANDS};
+use std::collections::BTreeSet;
+
+#[test]
+fn every_command_is_described() {
+    let mut names = BTreeSet::new();
+    for spec in COMMANDS {
+        let Spec {
+            name,
+            summary,
+            complexity,
+            ..
+        } = spec;
+        assert!(names.insert(name), "{name} stands twice in the table");
+        assert!(
+            name.starts_with("dlock.") && name.to_lowercase() == *name,
+            "{name}"
+        );
+        assert!(
+            !summary.is_empty() && !summary.ends_with('.') && summary.len() <= 120,
+            "{name}: {summary}"
+        );
+        assert!(complexity.starts_with("O("), "{name}: {complexity}");
+        assert!(!spec.categories.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn the_key_stands_first() {
+    for spec in COMMANDS {
+        let keys: Vec<usize> = (0..spec.args.len())
+            .filter(|at| spec.args[*at].kind == Kind::Key)
+            .collect();
+        let must: &[usize] = if spec.access == Access::None {
+            &[]
+        } else {
+            &[0]
+        };
+        assert_eq!(keys, must, "{}", spec.name);
+    }
+}
+
+#[test]
+fn what_may_be_left_out_comes_last() {
+    for spec in COMMANDS {
+        let optional: Vec<bool> = spec.args.iter().map(|arg| arg.optional).collect();
+        assert!(
+            optional.windows(2).all(|pair| pair[0] <= pair[1]),
+            "{}",
+            spec.name
+        );
+        let needed = optional.iter().filter(|optional| !**optional).count() as i32 + 1;
+        let must = if optional.contains(&true) {
+            -needed
+        } else {
+            needed
+        };
+        assert_eq!(spec.arity(), must, "{}", spec.name);
+    }
+}
+
+#[test]
+fn the_readme_has_every_command() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    let readme = std::fs::read_to_string(file).expect("README.md");
+    let missing: Vec<String> = COMMANDS
+        .iter()
+        .filter(|spec| !spec.internal())
+        .map(Spec::syntax)
+        .filter(|syntax| !readme.lines().any(|line| says(line, syntax)))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "README.md does not have:\n{}",
+        missing.join("\n")
+    );
+}
+
+/// Whether the line has this syntax, and not a longer one that begins with it.
+fn says(line: &str, syntax: &str) -> bool {
+    line.match_indices(syntax)
+        .any(|(at, _)| !line[at + syntax.len()..].starts_with(" ["))
+}
+
+#[test]
+fn a_longer_syntax_is_another() {
+    for (line, says_it) in [
+        ("### `DLOCK.CANCEL key owner`", true),
+        ("DLOCK.CANCEL key owner", true),
+        ("DLOCK.CANCEL key owner takes a place away", true),
+        ("DLOCK.CANCEL key owner [lease-ms]", false),
+        ("DLOCK.CANCEL key", false),
+        ("dlock.cancel key owner", false),
+    ] {
+        assert_eq!(says(line, "DLOCK.CANCEL key owner"), says_it, "{line}");
+    }
+}

@@ -1,0 +1,520 @@
+//! A primary, its replica, the link between them, connections, and a clock that only the test moves.
+
+use crate::client::Client;
+use crate::commands::Reply;
+use crate::engine::change::{self, Change};
+use crate::engine::line::RequestId;
+use crate::engine::{
+    Answer, Ask, Engine, Event, Millis, Name, NameRef, Now, Outcome, Policy, Token, Wait,
+};
+use crate::error::Error;
+use crate::faults::Fault;
+use crate::keys::Value;
+use crate::server::Server;
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::rc::Rc;
+
+/// When the world begins, in milliseconds of the unix epoch: small, so that numbers in failures can be read.
+pub const BEGIN_MS: Millis = 1_000_000_000;
+
+/// More rounds than this at one moment, or ticks on the way to another, and the engine spins.
+const PATIENCE: usize = 100_000;
+
+#[derive(Debug)]
+pub struct World {
+    pub now: Now,
+    pub primary: Server,
+    pub replica: Server,
+    /// What the primary has sent and the replica has not yet.
+    pub link: VecDeque<Op>,
+    /// Whether the replica lags: then the link is worked off by `sync` only.
+    pub lag: bool,
+    /// Whether the primary would accept a write now: not while it is paused.
+    pub writable: bool,
+    /// The requests that wait, as their connections know them.
+    pub waits: BTreeMap<RequestId, Waiting>,
+    /// Connections that are gone without the server's notice: nothing reaches them.
+    pub cut: BTreeSet<u64>,
+    /// What connections were told since it was last read.
+    pub news: Vec<News>,
+    /// What observers were told since it was last read.
+    pub events: Vec<(Name, Event)>,
+    /// The grants since it was last read.
+    pub grants: Vec<(Name, Vec<u8>, Token)>,
+    /// A fault that is planted in this fixture, to see that it is found.
+    pub fault: Option<Fault>,
+    /// Every lock that there ever was.
+    pub known: BTreeSet<Name>,
+    /// The highest token of all grants.
+    pub last_token: Token,
+    /// The highest token that the replica has seen.
+    replica_knows: Token,
+    tokens: HashSet<Token>,
+}
+
+/// A request that waits.
+#[derive(Debug, Clone)]
+pub struct Waiting {
+    pub client: u64,
+    pub name: Name,
+    pub owner: Vec<u8>,
+    pub until: Option<Millis>,
+}
+
+/// The answer to a request that waited.
+#[derive(Debug, Clone, PartialEq)]
+pub struct News {
+    pub at: Millis,
+    pub id: RequestId,
+    pub client: u64,
+    pub name: Name,
+    pub owner: Vec<u8>,
+    pub outcome: Outcome,
+}
+
+/// What goes from a primary to its replica: decisions, and commands that are none of the module's.
+#[derive(Debug, Clone)]
+pub enum Op {
+    Effect(Name, Vec<u8>),
+    Del(Name),
+    Rename(Name, Name),
+    Overwrite(Name),
+    Flush(Option<u32>),
+    Swap(u32, u32),
+    Restore(Name, Vec<u8>),
+}
+
+pub fn name(db: u32, key: &str) -> Name {
+    Name {
+        db,
+        key: Rc::from(key.as_bytes()),
+    }
+}
+
+impl World {
+    pub fn new(policy: Policy) -> World {
+        World {
+            now: Now {
+                us: BEGIN_MS * 1000,
+            },
+            primary: Server::new(true, policy.clone()),
+            replica: Server::new(false, policy),
+            link: VecDeque::new(),
+            lag: false,
+            writable: true,
+            waits: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            news: Vec::new(),
+            events: Vec::new(),
+            grants: Vec::new(),
+            fault: None,
+            known: BTreeSet::new(),
+            last_token: 0,
+            replica_knows: 0,
+            tokens: HashSet::new(),
+        }
+    }
+
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.primary.engine
+    }
+
+    /// A connection sends a command.
+    pub fn send(&mut self, client: Client, db: u32, words: &[&[u8]]) -> Result<Reply, Error> {
+        let answer = self.primary.run(self.now, db, client, words);
+        if let Ok(Reply::Wait(id, named)) = &answer {
+            let owner = named
+                .as_ref()
+                .map_or(words[2], |named| named.as_bytes())
+                .to_vec();
+            let name = NameRef { db, key: words[1] }.keep();
+            let block = words
+                .iter()
+                .position(|word| word.eq_ignore_ascii_case(b"BLOCK"));
+            let ms = block
+                .and_then(|at| std::str::from_utf8(words[at + 1]).ok()?.parse().ok())
+                .unwrap_or(0);
+            let until = Some(ms)
+                .filter(|ms| *ms > 0)
+                .map(|ms: Millis| self.now.ms() + ms);
+            self.waits.insert(
+                *id,
+                Waiting {
+                    client: client.id,
+                    name,
+                    owner,
+                    until,
+                },
+            );
+        }
+        self.perform();
+        answer
+    }
+
+    /// A connection asks for a lock with a limit, which the commands do not offer yet.
+    pub fn ask(&mut self, name: &Name, ask: &Ask) -> Result<Answer, Error> {
+        let now = self.now;
+        let answer = self
+            .primary
+            .engine
+            .acquire(&mut self.primary.keys, now, name.lend(), ask);
+        if let Ok(Answer::Waiting(id)) = answer {
+            let until = match ask.wait {
+                Wait::For(Some(ms)) => Some(now.ms() + ms),
+                _ => None,
+            };
+            let owner = ask.owner.to_vec();
+            self.waits.insert(
+                id,
+                Waiting {
+                    client: ask.client,
+                    name: name.clone(),
+                    owner,
+                    until,
+                },
+            );
+        }
+        self.perform();
+        answer
+    }
+
+    /// A connection ends, and the server notices.
+    pub fn dies(&mut self, client: u64) {
+        let its: Vec<RequestId> = self
+            .waits
+            .iter()
+            .filter(|(_, wait)| wait.client == client)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in its {
+            self.waits.remove(&id);
+            let now = self.now;
+            self.engine().leave(id, now);
+        }
+        self.cut.remove(&client);
+        self.perform();
+    }
+
+    /// Time passes on a server that is never late: it wakes whenever it asked for it.
+    pub fn pass(&mut self, ms: Millis) {
+        let target = self.now.ms() + ms;
+        for _ in 0..PATIENCE {
+            let due = self.primary.engine.next_wakeup().filter(|at| *at <= target);
+            let Some(at) = due.filter(|_| !self.skips_tick()) else {
+                self.now.us = self.now.us.max(target * 1000);
+                return;
+            };
+            self.now.us = self.now.us.max(at * 1000);
+            self.tick();
+        }
+        panic!(
+            "the engine wants to be woken again and again: {:?}",
+            self.primary.engine.next_wakeup()
+        );
+    }
+
+    /// Time passes on a server that is busy elsewhere and comes to nothing.
+    pub fn jump(&mut self, ms: Millis) {
+        self.now.us += ms * 1000;
+    }
+
+    /// The server looks at what is due.
+    pub fn tick(&mut self) {
+        let now = self.now;
+        while !self.skips_tick() && self.engine().tick(now) {}
+        self.perform();
+    }
+
+    fn skips_tick(&self) -> bool {
+        self.fault == Some(Fault::SkippedTick)
+    }
+
+    /// The operator changes the configuration.
+    pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
+        change(&mut self.engine().policy);
+        self.tick();
+    }
+
+    /// The server can be written to again.
+    pub fn resume(&mut self) {
+        self.writable = true;
+        self.perform();
+    }
+
+    /// Something other than the module works on keys.
+    pub fn alter(&mut self, op: Op) {
+        self.primary.alter(&op, self.now);
+        self.known.extend(self.primary.keys.values.keys().cloned());
+        self.link.push_back(op);
+        self.perform();
+    }
+
+    /// Redis' own expiry: keys whose TTL has run out go.
+    pub fn expire_keys(&mut self) {
+        let now = self.now.ms();
+        let over = |value: &Value| matches!(value, Value::Lock(_, Some(ttl)) if *ttl <= now);
+        let gone: Vec<Name> = self
+            .primary
+            .keys
+            .values
+            .iter()
+            .filter(|(_, value)| over(value))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in gone {
+            self.alter(Op::Del(name));
+        }
+    }
+
+    /// The replica takes over what the primary has sent.
+    pub fn sync(&mut self) {
+        while let Some(op) = self.link.pop_front() {
+            match op {
+                Op::Effect(name, effect) => {
+                    let tokens = granted(&effect).map(|(_, token)| token);
+                    self.replica_knows = tokens.fold(self.replica_knows, Token::max);
+                    let passed_on = self.replica.follow(&name, &effect, self.now);
+                    assert_eq!(
+                        passed_on, effect,
+                        "a replica's own replicas and AOF get the same bytes"
+                    );
+                }
+                op => self.replica.alter(&op, self.now),
+            }
+        }
+        let (_, wakes) = self.replica.work_off();
+        assert_eq!(wakes, [], "a replica answers nobody");
+    }
+
+    /// Whether tokens will rise if the replica decides from now on, its clock being so far off: it has seen the last
+    /// grant, or its clock is ahead of it. Otherwise they are no promise.
+    pub fn replica_may_decide(&self, offset_ms: i64) -> bool {
+        let last = self.last_token;
+        self.replica_knows >= last || self.now.us.saturating_add_signed(offset_ms * 1000) > last
+    }
+
+    /// The primary crashes, with what it had not sent yet; the replica decides from now on, on its own clock.
+    pub fn crash(&mut self, offset_ms: i64, quarantine_ms: Millis) {
+        self.link.clear();
+        let policy = self.primary.engine.policy.clone();
+        self.primary = std::mem::replace(&mut self.replica, Server::new(false, policy.clone()));
+        self.primary.engine.policy = policy;
+        self.now.us = self.now.us.saturating_add_signed(offset_ms * 1000);
+        if quarantine_ms > 0 {
+            self.engine().policy.quarantine_until = self.now.ms() + quarantine_ms;
+        }
+        self.take_over();
+    }
+
+    /// `FAILOVER`: the replica has everything, and the two change roles.
+    pub fn failover(&mut self) {
+        self.sync();
+        self.engine().demote();
+        self.primary.primary = false;
+        self.replica.engine.policy = self.primary.engine.policy.clone();
+        std::mem::swap(&mut self.primary, &mut self.replica);
+        self.replica_knows = 0;
+        self.begin();
+    }
+
+    /// The primary starts again with what its RDB file says.
+    pub fn restart(&mut self) {
+        self.link.clear();
+        self.primary = self.primary.reload(self.now);
+        self.take_over();
+    }
+
+    /// The primary begins to decide; its replica copies it in full.
+    fn take_over(&mut self) {
+        self.link.clear();
+        self.replica = self.primary.reload(self.now);
+        self.replica_knows = 0;
+        self.begin();
+    }
+
+    fn begin(&mut self) {
+        self.primary.primary = true;
+        self.engine().promote();
+        // The server tells everyone who was blocked that it is over.
+        self.waits.clear();
+        self.cut.clear();
+        self.perform();
+    }
+
+    /// Works off what the engine has decided, and has it settle what is left to settle, if that is possible now.
+    pub fn perform(&mut self) {
+        let mut stuck = false;
+        for _ in 0..PATIENCE {
+            let (closed, wakes) = self.primary.work_off();
+            for closed in closed {
+                self.known.insert(closed.name.clone());
+                self.events.extend(
+                    closed
+                        .events
+                        .iter()
+                        .map(|event| (closed.name.clone(), *event)),
+                );
+                self.record(&closed.name, &closed.effect);
+                if !closed.effect.is_empty()
+                    && !self.loses(Fault::LostEffect, closed.effect != b"1")
+                {
+                    self.link.push_back(Op::Effect(closed.name, closed.effect));
+                }
+            }
+            let answered = !wakes.is_empty();
+            for wake in wakes {
+                if !self.loses(Fault::LostWake, true) {
+                    self.deliver(wake.id, wake.outcome);
+                }
+            }
+            let left = self.primary.engine.unsettled() && (answered || !stuck);
+            if !self.writable || !left || self.fault == Some(Fault::SkippedSettlement) {
+                if !self.lag {
+                    self.sync();
+                }
+                return;
+            }
+            let now = self.now;
+            // What is left then is of slots that have left, unless an answer brings up something new.
+            stuck = !self
+                .primary
+                .engine
+                .settle_dirty(&mut self.primary.keys, now, 16);
+        }
+        panic!("settlement does not come to an end");
+    }
+
+    fn loses(&mut self, fault: Fault, fits: bool) -> bool {
+        let loses = fits && self.fault == Some(fault);
+        if loses {
+            self.fault = Some(Fault::Done);
+        }
+        loses
+    }
+
+    fn deliver(&mut self, id: RequestId, outcome: Outcome) {
+        let wait = self
+            .waits
+            .remove(&id)
+            .expect("an answer for a request that waits");
+        let Waiting {
+            client,
+            name,
+            owner,
+            ..
+        } = wait;
+        if !self.cut.contains(&client) {
+            let at = self.now.ms();
+            self.news.push(News {
+                at,
+                id,
+                client,
+                name,
+                owner,
+                outcome,
+            });
+        } else if let Outcome::Granted(grant) = outcome {
+            self.engine()
+                .undelivered(name, owner.into_boxed_slice(), grant);
+        }
+    }
+
+    /// Notes the grants that an effect tells of.
+    fn record(&mut self, name: &Name, effect: &[u8]) {
+        for (owner, token) in granted(effect) {
+            if self.tokens.insert(token) {
+                self.last_token = self.last_token.max(token);
+                self.grants.push((name.clone(), owner, token));
+            }
+        }
+    }
+
+    /// The bytes of a lock, as DUMP gives them.
+    pub fn dump(&self, name: &Name) -> Option<Vec<u8>> {
+        self.primary
+            .keys
+            .lock(name)
+            .map(crate::engine::codec::encode)
+    }
+}
+
+/// The holds that an effect tells of.
+fn granted(effect: &[u8]) -> impl Iterator<Item = (Vec<u8>, Token)> + '_ {
+    let changes = match effect {
+        [] => Vec::new(),
+        _ => change::read(effect).expect("a well-formed effect"),
+    };
+    changes.into_iter().filter_map(|change| match change {
+        Change::Hold(hold) => Some((hold.owner.to_vec(), hold.token)),
+        _ => None,
+    })
+}
+
+impl Server {
+    /// Does what is none of the module's, and tells the engine what the server would.
+    fn alter(&mut self, op: &Op, now: Now) {
+        match op {
+            Op::Effect(name, effect) => drop(self.follow(name, effect, now)),
+            Op::Del(name) => {
+                if self.keys.values.remove(name).is_some() {
+                    self.look_again(name, false);
+                }
+            }
+            Op::Rename(from, to) => {
+                if let Some(value) = self.keys.values.remove(from) {
+                    self.keys.values.insert(to.clone(), value);
+                    self.look_again(from, false);
+                    self.look_again(to, true);
+                }
+            }
+            Op::Overwrite(name) => {
+                self.keys.values.insert(name.clone(), Value::Other);
+                self.look_again(name, false);
+            }
+            Op::Flush(db) => {
+                self.keys
+                    .values
+                    .retain(|name, _| db.is_some_and(|db| name.db != db));
+                for name in self.engine.watched(*db) {
+                    self.look_again(&name, true);
+                }
+            }
+            Op::Swap(one, other) => {
+                let swapped = |db: u32| {
+                    if db == *one {
+                        *other
+                    } else if db == *other {
+                        *one
+                    } else {
+                        db
+                    }
+                };
+                let values = std::mem::take(&mut self.keys.values);
+                let moved = values.into_iter().map(|(name, value)| {
+                    (
+                        Name {
+                            db: swapped(name.db),
+                            ..name
+                        },
+                        value,
+                    )
+                });
+                self.keys.values = moved.collect();
+                for db in [*one, *other] {
+                    for name in self.engine.watched(Some(db)) {
+                        let there = Name {
+                            db: swapped(db),
+                            key: name.key.clone(),
+                        };
+                        self.look_again(&name, true);
+                        self.look_again(&there, true);
+                    }
+                }
+            }
+            Op::Restore(name, bytes) => {
+                self.bring(name, bytes, None, now);
+                self.look_again(name, true);
+            }
+        }
+    }
+}
