@@ -1,0 +1,70 @@
+# `make` alone lists what can be made: the text after `##` is the help.
+
+SHELL := /bin/bash
+
+PORT   ?= 6379
+PREFIX ?= /usr/local
+
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+MODULE := libdlock.$(if $(filter Darwin,$(shell uname)),dylib,so)
+BUILT  := $(TARGET)/release/$(MODULE)
+PLACE  := $(PREFIX)/lib/redis/modules
+
+PEERS  := $(TARGET)/peers
+BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release --package dlock-integration --bin bench --
+
+# The server that `make run` starts and that the tests use.
+export DLOCK_REDIS_SERVER ?= redis-server
+export DLOCK_MODULE := $(BUILT)
+
+.PHONY: help run test demo bench bench-check peers check install clean build servers test-servers deps
+
+help: ## List what can be made
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
+
+run: build ## Start a server with the module in the foreground (PORT=6379)
+	@integration/run.sh '$(BUILT)' '$(PORT)' $(if $(filter file,$(origin PORT)),or-next)
+
+test: build ## Run all tests
+	cargo test --workspace
+
+demo: build ## The shop: 6,000 orders by 100 clients, without a lock, with a client-side lock, with dlock
+	@cargo run --quiet --package dlock-integration --bin demo
+
+bench: build peers ## Measure dlock side by side with what it replaces (QUICK=1: in two minutes)
+	@$(BENCH) $(if $(QUICK),--quick)
+
+bench-check: build peers ## Fail when a ratio has grown by more than its tolerance since the committed benchmark
+	@$(BENCH) --quick --check
+
+check: build ## What a change must pass: formatting, lints, all tests
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo test --workspace
+
+install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr/local)
+	@test -e '$(BUILT)' || $(MAKE) build
+	install -d '$(DESTDIR)$(PLACE)'
+	install -m 755 '$(BUILT)' '$(DESTDIR)$(PLACE)/$(MODULE)'
+	@echo 'To load it, add this line to redis.conf and restart the server:'
+	@echo '    loadmodule $(PLACE)/$(MODULE)'
+
+clean: ## Remove all that was built and fetched
+	cargo clean
+
+build: deps ## Build the module
+	cargo build --release --package dlock
+
+servers: ## Fetch other versions of Redis and Valkey into target/servers
+	@integration/servers.sh '$(TARGET)/servers'
+
+test-servers: build ## Run the integration tests against each fetched server
+	@integration/test-servers.sh '$(TARGET)/servers'
+
+# The Python libraries that the benchmark compares with.
+peers:
+	@integration/bench/peers/install.sh '$(PEERS)'
+
+# Installs what is missing on a fresh machine; says and does nothing when all is there.
+deps:
+	@integration/deps.sh

@@ -1,0 +1,151 @@
+//! The ways to place an order.
+
+use std::thread;
+use std::time::Duration;
+
+use dlock_integration::redis::{self, cmd, Connection, RedisResult};
+use dlock_integration::Grant;
+
+/// Where the stock is kept.
+pub const STOCK: &str = "stock";
+
+const LOCK: &str = "stock-lock";
+
+/// A lock that its holder forgot is free again after this time. Nobody forgets here.
+const LEASE_MS: u64 = 10_000;
+
+/// Between reading the stock and writing it back: a price to work out, another service to ask.
+const THINKING: Duration = Duration::from_millis(1);
+
+/// Between two tries to get a lock that cannot be waited for.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// A way to place an order: a row of the table.
+pub struct Way {
+    /// What the table calls it.
+    pub name: &'static str,
+    /// Does it promise that no order is lost?
+    pub promises: bool,
+    /// What customer number so-and-so uses.
+    pub checkout: fn(customer: usize) -> Box<dyn Checkout>,
+}
+
+/// One customer's way to place orders.
+pub trait Checkout {
+    /// Places one order.
+    fn order(&mut self, connection: &mut Connection) -> RedisResult<()>;
+}
+
+/// All rows of the table, in order.
+pub const WAYS: [Way; 3] = [
+    Way {
+        name: "no lock",
+        promises: false,
+        checkout: |_| Box::new(Unlocked),
+    },
+    Way {
+        name: "SET NX PX, retry",
+        promises: true,
+        checkout: |customer| {
+            Box::new(ClientSide {
+                owner: owner(customer),
+            })
+        },
+    },
+    Way {
+        name: "DLOCK",
+        promises: true,
+        checkout: |customer| {
+            Box::new(Dlock {
+                owner: owner(customer),
+            })
+        },
+    },
+];
+
+fn owner(customer: usize) -> String {
+    format!("customer-{customer}")
+}
+
+/// What needs the lock.
+fn sell_one(connection: &mut Connection) -> RedisResult<()> {
+    let stock: i64 = cmd("GET").arg(STOCK).query(connection)?;
+    thread::sleep(THINKING);
+    cmd("SET").arg(STOCK).arg(stock - 1).query(connection)
+}
+
+/// Without a lock.
+struct Unlocked;
+
+impl Checkout for Unlocked {
+    fn order(&mut self, connection: &mut Connection) -> RedisResult<()> {
+        sell_one(connection)
+    }
+}
+
+/// With a lock as clients make it of a plain key: whoever can set it has it, whoever cannot tries again.
+struct ClientSide {
+    owner: String,
+}
+
+impl ClientSide {
+    /// Deletes the key only if it is still ours.
+    const RELEASE: &'static str =
+        "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
+}
+
+impl Checkout for ClientSide {
+    fn order(&mut self, connection: &mut Connection) -> RedisResult<()> {
+        let mut acquire = cmd("SET");
+        acquire
+            .arg(LOCK)
+            .arg(&self.owner)
+            .arg("NX")
+            .arg("PX")
+            .arg(LEASE_MS);
+        while acquire.query::<Option<String>>(connection)?.is_none() {
+            thread::sleep(PAUSE);
+        }
+        sell_one(connection)?;
+        let deleted: u64 = cmd("EVAL")
+            .arg(Self::RELEASE)
+            .arg(1)
+            .arg(LOCK)
+            .arg(&self.owner)
+            .query(connection)?;
+        expect_held(deleted == 1)
+    }
+}
+
+/// With this module's lock: the server says when it is our turn.
+struct Dlock {
+    owner: String,
+}
+
+impl Checkout for Dlock {
+    fn order(&mut self, connection: &mut Connection) -> RedisResult<()> {
+        let _: Grant = cmd("DLOCK.ACQUIRE")
+            .arg(LOCK)
+            .arg(&self.owner)
+            .arg(LEASE_MS)
+            .arg("BLOCK")
+            .arg(0)
+            .query(connection)?;
+        sell_one(connection)?;
+        let holds: u64 = cmd("DLOCK.RELEASE")
+            .arg(LOCK)
+            .arg(&self.owner)
+            .query(connection)?;
+        expect_held(holds == 0)
+    }
+}
+
+fn expect_held(held: bool) -> RedisResult<()> {
+    match held {
+        true => Ok(()),
+        false => Err(redis::RedisError::from((
+            redis::ErrorKind::ClientError,
+            "the lock was lost",
+        ))),
+    }
+}

@@ -1,0 +1,53 @@
+//! What the user sees in the end.
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, Table};
+
+use crate::shop::{Outcome, ORDERS};
+
+const HEADER: [&str; 9] = [
+    "", "orders", "lost", "mean ms", "p50 ms", "p90 ms", "p99 ms", "max ms", "orders/s",
+];
+
+/// One row for each run.
+pub fn table(outcomes: &[Outcome]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(UTF8_FULL_CONDENSED).set_header(HEADER);
+    for outcome in outcomes {
+        let latency = |quantile| outcome.latencies.value_at_quantile(quantile) as f64;
+        table.add_row([
+            outcome.way.name.to_owned(),
+            ORDERS.to_string(),
+            outcome.lost.to_string(),
+            millis(outcome.latencies.mean()),
+            millis(latency(0.5)),
+            millis(latency(0.9)),
+            millis(latency(0.99)),
+            millis(outcome.latencies.max() as f64),
+            format!("{:.0}", outcome.rate()),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// What the numbers of a run mean, where they need a word.
+pub fn remark(outcome: &Outcome) -> Option<String> {
+    let name = outcome.way.name;
+    match (outcome.way.promises, outcome.lost) {
+        (false, 0) => None,
+        (false, lost) => Some(format!(
+            "{name}: {lost} of {ORDERS} orders left no trace in the stock."
+        )),
+        (true, 0) => Some(format!("{name}: the stock ended at exactly 0.")),
+        (true, left) => Some(format!(
+            "{name}: WRONG, the stock ended at {left} and not at 0."
+        )),
+    }
+}
+
+fn millis(micros: f64) -> String {
+    format!("{:.1}", micros / 1_000.0)
+}

@@ -1,0 +1,124 @@
+//! One run: all customers, all orders.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::Connection;
+use dlock_integration::{Ask, Server};
+use hdrhistogram::Histogram;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::checkout::{Way, STOCK};
+
+/// Orders in all, and pieces in stock at the beginning.
+pub const ORDERS: usize = 6_000;
+
+/// Who place them, each with a connection of its own.
+pub const CUSTOMERS: usize = 100;
+
+/// A customer looks around before each order, for this time on average and at most twice as long. It keeps
+/// the shop busy (without it, all would stand in line all the time, and what a row shows is its length)
+/// but not beyond what one cashier can do.
+pub const LOOKING_AROUND: Duration = Duration::from_millis(130);
+
+/// Latencies are kept to three digits.
+const DIGITS: u8 = 3;
+
+/// What came of a run.
+pub struct Outcome {
+    /// How the orders were placed.
+    pub way: &'static Way,
+    /// Orders that left no trace in the stock.
+    pub lost: i64,
+    /// Microseconds from wanting an order to having it.
+    pub latencies: Histogram<u64>,
+    /// How long all of it took.
+    pub duration: Duration,
+}
+
+impl Outcome {
+    /// Orders a second.
+    pub fn rate(&self) -> f64 {
+        ORDERS as f64 / self.duration.as_secs_f64()
+    }
+
+    /// Were no orders lost, if none should be?
+    pub fn is_as_promised(&self) -> bool {
+        !self.way.promises || self.lost == 0
+    }
+}
+
+/// Opens the shop until everything is sold.
+pub fn open(server: &Server, way: &'static Way) -> Outcome {
+    let mut connection = server.connection();
+    connection.run(&format!("SET {STOCK} {ORDERS}"));
+    let progress = progress_bar(way.name);
+    // Everybody is in the shop before it opens, the cashier with the stop-watch too.
+    let door = Barrier::new(CUSTOMERS + 1);
+    let (latencies, duration) = thread::scope(|shop| {
+        let customers: Vec<_> = (0..CUSTOMERS)
+            .map(|customer| {
+                let (connection, door, progress) = (server.connection(), &door, &progress);
+                shop.spawn(move || {
+                    door.wait();
+                    buy(way, customer, connection, progress)
+                })
+            })
+            .collect();
+        door.wait();
+        let opened = Instant::now();
+        let mut all = empty_histogram();
+        for customer in customers {
+            let latencies = customer.join().expect("a customer does not panic");
+            all.add(latencies)
+                .expect("all histograms have the same bounds");
+        }
+        (all, opened.elapsed())
+    });
+    progress.finish_and_clear();
+    Outcome {
+        way,
+        lost: connection.ask(&format!("GET {STOCK}")),
+        latencies,
+        duration,
+    }
+}
+
+fn buy(
+    way: &Way,
+    customer: usize,
+    mut connection: Connection,
+    progress: &ProgressBar,
+) -> Histogram<u64> {
+    let mut checkout = (way.checkout)(customer);
+    let mut latencies = empty_histogram();
+    let mut random = fastrand::Rng::with_seed(customer as u64);
+    for _ in 0..ORDERS / CUSTOMERS {
+        thread::sleep(LOOKING_AROUND.mul_f64(2.0 * random.f64()));
+        let wanted = Instant::now();
+        if let Err(error) = checkout.order(&mut connection) {
+            panic!("{}: {error}", way.name);
+        }
+        latencies.saturating_record(micros(wanted.elapsed()));
+        progress.inc(1);
+    }
+    latencies
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn empty_histogram() -> Histogram<u64> {
+    Histogram::new_with_max(micros(Duration::from_secs(600)), DIGITS)
+        .expect("bounds that are in order")
+}
+
+fn progress_bar(name: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix:18} {bar:40} {pos}/{len} {per_sec}")
+        .expect("a correct template");
+    ProgressBar::new(ORDERS as u64)
+        .with_style(style)
+        .with_prefix(name)
+}

@@ -1,0 +1,151 @@
+//! What a server is started with.
+
+use std::ffi::OsString;
+use std::fmt::{self, Write as _};
+use std::path::Path;
+
+use crate::port;
+use crate::program::{module_path, server_program, version_of};
+use crate::server::Server;
+
+/// What a server is started with. A server that nothing was said about has the module, keeps nothing on
+/// disk and is no part of a cluster.
+#[derive(Clone, Debug)]
+pub struct ServerBuilder {
+    program: OsString,
+    with_module: bool,
+    module_arguments: Vec<String>,
+    settings: Vec<(String, String)>,
+    cluster: bool,
+}
+
+/// Why a server did not start.
+#[derive(Debug)]
+pub struct StartError {
+    /// What it logged.
+    pub log: String,
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the server ended before it was ready; its log:\n{}",
+            self.log
+        )
+    }
+}
+
+impl std::error::Error for StartError {}
+
+impl ServerBuilder {
+    pub(crate) fn new() -> ServerBuilder {
+        ServerBuilder {
+            program: server_program(),
+            with_module: true,
+            module_arguments: Vec::new(),
+            settings: Vec::new(),
+            cluster: false,
+        }
+    }
+
+    /// Another server program than the environment's.
+    pub fn program(mut self, program: impl Into<OsString>) -> Self {
+        self.program = program.into();
+        self
+    }
+
+    /// A server as it comes, without the module.
+    pub fn without_module(mut self) -> Self {
+        self.with_module = false;
+        self
+    }
+
+    /// An argument after the module's path in `loadmodule`; arguments come in pairs (`max-queue`, `10`).
+    pub fn module_argument(mut self, argument: impl ToString) -> Self {
+        self.module_arguments.push(argument.to_string());
+        self
+    }
+
+    /// A line of the configuration file: `config("appendonly", "yes")`. Later ones win.
+    pub fn config(mut self, name: &str, value: impl ToString) -> Self {
+        self.settings.push((name.to_owned(), value.to_string()));
+        self
+    }
+
+    /// A cluster node. It serves no slot until [`Server::serve_all_slots`] or the test itself says so.
+    pub fn cluster(mut self) -> Self {
+        self.cluster = true;
+        self
+    }
+
+    /// Starts the server and returns when it answers.
+    ///
+    /// # Panics
+    /// When it does not; the message has its log.
+    #[track_caller]
+    pub fn start(self) -> Server {
+        self.try_start().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Starts the server and returns when it answers.
+    ///
+    /// # Errors
+    /// When the server ends instead, as it does over a bad configuration.
+    #[track_caller]
+    pub fn try_start(self) -> Result<Server, StartError> {
+        if self.with_module {
+            let module = module_path();
+            assert!(
+                module.exists(),
+                "there is no module at {}: run `make build`",
+                module.display()
+            );
+        }
+        Server::launch(self)
+    }
+
+    pub(crate) fn program_name(&self) -> &OsString {
+        &self.program
+    }
+
+    /// The configuration file. Settings go through a file, not the command line, so that CONFIG REWRITE works.
+    pub(crate) fn config_file(&self, port: u16, directory: &Path) -> String {
+        let version = version_of(&self.program);
+        let mut file = String::new();
+        let mut line =
+            |name: &str, value: &str| writeln!(file, "{name} {value}").expect("a String takes all");
+        line("bind", "127.0.0.1");
+        line("port", &port.to_string());
+        line("dir", &quoted(directory));
+        line("save", "\"\"");
+        // A replica should not wait for others that might want the same transfer.
+        line("repl-diskless-sync-delay", "0");
+        if version.has_redis_api(7, 0) {
+            line("enable-module-command", "yes");
+            line("enable-debug-command", "yes");
+        }
+        if self.cluster {
+            line("cluster-enabled", "yes");
+            // By default it is the port + 10000, which nobody has checked to be free.
+            line("cluster-port", &port::free().to_string());
+            line("cluster-node-timeout", "2000");
+        }
+        if self.with_module {
+            let module = module_path();
+            let module = module.canonicalize().unwrap_or(module);
+            line(
+                "loadmodule",
+                &format!("{} {}", quoted(&module), self.module_arguments.join(" ")),
+            );
+        }
+        for (name, value) in &self.settings {
+            line(name, if value.is_empty() { "\"\"" } else { value });
+        }
+        file
+    }
+}
+
+fn quoted(path: &Path) -> String {
+    format!("\"{}\"", path.display())
+}

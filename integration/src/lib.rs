@@ -1,0 +1,75 @@
+//! The harness: real servers for tests, one or many a test, and ways to wait for what they do.
+//!
+//! ```no_run
+//! use dlock_integration::{Ask, Blocked, Grant, Server};
+//!
+//! let server = Server::builder().start();
+//! let mut alice = server.connection();
+//! let (token, holds): Grant = alice.ask("DLOCK.ACQUIRE stock alice 10000");
+//! assert_eq!(holds, 1);
+//!
+//! // Returns when the server has blocked the client, not when it has answered.
+//! let bob = Blocked::start(&server, "DLOCK.ACQUIRE stock bob 10000 BLOCK 0");
+//! let left: u64 = alice.ask("DLOCK.RELEASE stock alice");
+//! assert_eq!(left, 0);
+//! let (next, _): Grant = bob.reply();
+//! assert!(next > token);
+//! assert!(alice.refusal("DLOCK.RELEASE stock alice").starts_with("NOTHELD"));
+//! ```
+//!
+//! What a test can rely on:
+//!
+//! * A server has a directory and a port of its own on the loopback interface, and is gone when its
+//!   [`Server`] is dropped, or when the test process dies, however it dies (on Linux).
+//! * When a test panics, the log of each of its servers is printed.
+//! * Nothing waits without a bound. Every wait says what it waited for when it gives up.
+//! * No test needs to sleep: [`await_until`] polls a condition, [`Blocked`] and [`Subscriber`] deliver
+//!   what the server sends.
+//!
+//! Which server and which module is said by the environment:
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `DLOCK_REDIS_SERVER` | the server's program | `redis-server` in `PATH` |
+//! | `DLOCK_MODULE` | the module's library | `release/libdlock.so` in the target directory |
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `builder.rs` | [`ServerBuilder`]: what a server is started with |
+//! | `server.rs` | [`Server`]: a running server, its end and its restart |
+//! | `process.rs` | child processes that do not outlive this one |
+//! | `port.rs` | free ports |
+//! | `program.rs` | which server program, which module |
+//! | `version.rs` | [`Version`] of a server |
+//! | `info.rs` | [`Info`]: a section of INFO |
+//! | `ask.rs` | [`Ask`]: commands as lines of text |
+//! | `wire.rs` | [`Wire`]: a connection of which a test sees every byte |
+//! | `blocked.rs` | [`Blocked`]: a command whose reply is awaited |
+//! | `subscriber.rs` | [`Subscriber`]: messages in order |
+//! | `patience.rs` | [`await_until`] and its bounds |
+
+mod ask;
+mod blocked;
+mod builder;
+mod info;
+mod patience;
+mod port;
+mod process;
+mod program;
+mod server;
+mod subscriber;
+mod version;
+mod wire;
+
+pub use ask::{command, reply_of, Ask, Grant};
+pub use blocked::Blocked;
+pub use builder::{ServerBuilder, StartError};
+pub use info::Info;
+pub use patience::{await_until, PATIENCE};
+pub use program::{module_path, server_program};
+pub use server::Server;
+pub use subscriber::{Message, Subscriber};
+pub use version::{Product, Version};
+pub use wire::Wire;
+
+pub use redis;

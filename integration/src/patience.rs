@@ -1,0 +1,27 @@
+//! Waiting with a bound.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long anything that should happen at once may take before a test gives up on it. Long, because a
+/// loaded machine is no fault of the module; a test that is about time uses bounds of its own.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Time between two looks at a condition: well below what a test could notice, well above a round trip.
+const INTERVAL: Duration = Duration::from_millis(1);
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// When it does not hold within `timeout`; the message says `what` was awaited.
+#[track_caller]
+pub fn await_until(what: &str, timeout: Duration, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + timeout;
+    while !condition() {
+        assert!(
+            Instant::now() < end,
+            "gave up after {timeout:?} waiting until {what}"
+        );
+        thread::sleep(INTERVAL);
+    }
+}

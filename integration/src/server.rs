@@ -1,0 +1,410 @@
+//! A running server, its end and its restart.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+use redis::{
+    Client, Connection, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisConnectionInfo,
+};
+use tempfile::TempDir;
+
+use crate::ask::Ask;
+use crate::builder::{ServerBuilder, StartError};
+use crate::info::Info;
+use crate::patience::{await_until, PATIENCE};
+use crate::port;
+use crate::process;
+use crate::program::version_of;
+use crate::version::Version;
+use crate::wire::Wire;
+
+/// How often another port is tried when the one that was free a moment ago is not any more.
+const PORT_TRIES: u32 = 10;
+
+/// So many lines at the end of a log are printed when a test fails.
+const LOG_LINES: usize = 200;
+
+/// A server of this test alone. It is killed when this value is dropped.
+pub struct Server {
+    builder: ServerBuilder,
+    port: u16,
+    directory: TempDir,
+    child: Option<Child>,
+    /// The harness' own connection, for INFO. Made when it is first needed.
+    observer: Mutex<Option<Connection>>,
+}
+
+/// What became of a server that was just started.
+enum Launch {
+    Ready,
+    PortTaken,
+    Ended,
+}
+
+impl Server {
+    /// A server to be: [`ServerBuilder::start`] starts it.
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::new()
+    }
+
+    /// A server with the module and nothing else said about it.
+    #[track_caller]
+    pub fn start() -> Server {
+        Server::builder().start()
+    }
+
+    pub(crate) fn launch(builder: ServerBuilder) -> Result<Server, StartError> {
+        let directory = tempfile::Builder::new()
+            .prefix("dlock-")
+            .tempdir()
+            .expect("a directory in the temporary one");
+        let mut server = Server {
+            builder,
+            port: 0,
+            directory,
+            child: None,
+            observer: Mutex::new(None),
+        };
+        for _ in 0..PORT_TRIES {
+            server.port = port::free();
+            let config = server.builder.config_file(server.port, server.dir());
+            fs::write(server.config_path(), config).expect("the directory can be written to");
+            match server.spawn() {
+                Launch::Ready => return Ok(server),
+                Launch::PortTaken => {}
+                Launch::Ended => break,
+            }
+        }
+        Err(StartError { log: server.log() })
+    }
+
+    /// Starts the program and waits until it is ready or has ended.
+    fn spawn(&mut self) -> Launch {
+        let logged_before = self.log().len();
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.log_path())
+            .expect("the log can be written");
+        let mut command = Command::new(self.builder.program_name());
+        command
+            .arg(self.config_path())
+            .current_dir(self.dir())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a spare file descriptor"))
+            .stderr(log);
+        let child = process::spawn(command).expect("the server's program can be started");
+        self.child = Some(child);
+        self.forget_observer();
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if self.has_ended() {
+                self.child = None;
+                let log = self.log();
+                let taken = log
+                    .get(logged_before..)
+                    .is_some_and(|log| log.contains("Address already in use"));
+                return if taken {
+                    Launch::PortTaken
+                } else {
+                    Launch::Ended
+                };
+            }
+            if self.is_ready() {
+                return Launch::Ready;
+            }
+            assert!(
+                Instant::now() < end,
+                "the server was not ready within {PATIENCE:?}; its log:\n{}",
+                self.log()
+            );
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        match &mut self.child {
+            Some(child) => child
+                .try_wait()
+                .expect("a child can be waited for")
+                .is_some(),
+            None => true,
+        }
+    }
+
+    /// It has loaded its data, and it is ours: while our child fails to get a port, another server on that
+    /// port may answer.
+    fn is_ready(&self) -> bool {
+        // The client library takes longer to give up than a socket, so we knock first.
+        let address = (Ipv4Addr::LOCALHOST, self.port).into();
+        if TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err() {
+            return false;
+        }
+        let Ok(mut connection) = self.try_connection(RedisConnectionInfo::default()) else {
+            return false;
+        };
+        let Ok(text) = redis::cmd("INFO").query::<String>(&mut connection) else {
+            return false;
+        };
+        let info = Info::parse(&text);
+        info.get("process_id") == Some(&self.pid().to_string()) && info.get("loading") == Some("0")
+    }
+
+    fn try_connection(&self, redis: RedisConnectionInfo) -> redis::RedisResult<Connection> {
+        let addr = ConnectionAddr::Tcp(Ipv4Addr::LOCALHOST.to_string(), self.port);
+        let connection =
+            Client::open(ConnectionInfo { addr, redis })?.get_connection_with_timeout(PATIENCE)?;
+        connection.set_read_timeout(Some(PATIENCE))?;
+        connection.set_write_timeout(Some(PATIENCE))?;
+        Ok(connection)
+    }
+
+    #[track_caller]
+    fn connect(&self, redis: RedisConnectionInfo) -> Connection {
+        match self.try_connection(redis) {
+            Ok(connection) => connection,
+            Err(error) => panic!("cannot connect to port {}: {error}", self.port),
+        }
+    }
+
+    /// A connection that speaks RESP2. A read that takes longer than [`PATIENCE`] fails.
+    #[track_caller]
+    pub fn connection(&self) -> Connection {
+        self.connect(RedisConnectionInfo::default())
+    }
+
+    /// A connection that speaks RESP3.
+    #[track_caller]
+    pub fn connection_resp3(&self) -> Connection {
+        self.connect(RedisConnectionInfo {
+            protocol: ProtocolVersion::RESP3,
+            ..Default::default()
+        })
+    }
+
+    /// A connection to a database other than 0.
+    #[track_caller]
+    pub fn connection_in(&self, db: i64) -> Connection {
+        self.connect(RedisConnectionInfo {
+            db,
+            ..Default::default()
+        })
+    }
+
+    /// A connection of a user other than the default one.
+    #[track_caller]
+    pub fn connection_as(&self, user: &str, password: &str) -> Connection {
+        let username = Some(user.to_owned());
+        let password = Some(password.to_owned());
+        self.connect(RedisConnectionInfo {
+            username,
+            password,
+            ..Default::default()
+        })
+    }
+
+    /// A connection of which the test sees every byte.
+    #[track_caller]
+    pub fn wire(&self) -> Wire {
+        Wire::connect(self.port)
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its process.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("the server runs").id()
+    }
+
+    /// Its working directory, where its files are.
+    pub fn dir(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Its configuration file. What is written there holds from the next [`restart`](Server::restart) on.
+    pub fn config_path(&self) -> PathBuf {
+        self.dir().join("server.conf")
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.dir().join("server.log")
+    }
+
+    /// What it has logged since its first start.
+    pub fn log(&self) -> String {
+        let bytes = fs::read(self.log_path()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Its version, as the program says.
+    pub fn version(&self) -> Version {
+        version_of(self.builder.program_name())
+    }
+
+    /// A section of INFO.
+    #[track_caller]
+    pub fn info(&self, section: &str) -> Info {
+        let mut observer = self.observer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connection = observer.take().unwrap_or_else(|| self.connection());
+        let text: String = connection.ask(&format!("INFO {section}"));
+        *observer = Some(connection);
+        Info::parse(&text)
+    }
+
+    fn forget_observer(&self) {
+        *self.observer.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Waits until exactly `count` clients are blocked, by whatever command.
+    #[track_caller]
+    pub fn await_blocked_clients(&self, count: usize) {
+        await_until(&format!("{count} clients are blocked"), PATIENCE, || {
+            self.info("clients").number::<usize>("blocked_clients") == count
+        });
+    }
+
+    /// Kills it as a power cut would: nothing is saved, nobody is told.
+    pub fn kill9(&mut self) {
+        self.forget_observer();
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("a child can be killed");
+            child.wait().expect("a child can be waited for");
+        }
+    }
+
+    /// Ends it by SHUTDOWN, which saves what is configured to be saved.
+    ///
+    /// # Panics
+    /// When it refuses or takes too long.
+    #[track_caller]
+    pub fn stop(&mut self) -> ExitStatus {
+        let mut connection = self.connection();
+        // It answers only when it refuses; else the connection ends.
+        if let Ok(reply) =
+            redis::ConnectionLike::req_command(&mut connection, &redis::cmd("SHUTDOWN"))
+        {
+            panic!("SHUTDOWN was answered {reply:?}");
+        }
+        self.await_exit()
+    }
+
+    /// Waits until it has ended by itself.
+    ///
+    /// # Panics
+    /// When it still runs after [`PATIENCE`].
+    #[track_caller]
+    pub fn await_exit(&mut self) -> ExitStatus {
+        self.forget_observer();
+        let child = self.child.as_mut().expect("the server runs");
+        let mut status = None;
+        await_until("the server has ended", PATIENCE, || {
+            status = child.try_wait().expect("a child can be waited for");
+            status.is_some()
+        });
+        self.child = None;
+        status.expect("the loop ended because of it")
+    }
+
+    /// Starts it again in the same directory, on the same port, with the same configuration file; stops it
+    /// before if it still runs. Connections of before are dead.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    #[track_caller]
+    pub fn restart(&mut self) {
+        if self.child.is_some() {
+            self.stop();
+        }
+        await_until("the port is free again", PATIENCE, || match self.spawn() {
+            Launch::Ready => true,
+            Launch::PortTaken => false,
+            Launch::Ended => panic!("the server did not come up again; its log:\n{}", self.log()),
+        });
+    }
+
+    /// Stops the process without ending it, as a machine that hangs. [`thaw`](Server::thaw) lets it go on.
+    pub fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets a frozen process go on.
+    pub fn thaw(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = i32::try_from(self.pid()).expect("a process id is an i32");
+        kill(Pid::from_raw(pid), signal).expect("a child can be signalled");
+    }
+
+    /// Makes it a replica of `primary` and waits until it has all that the primary has.
+    #[track_caller]
+    pub fn replica_of(&self, primary: &Server) {
+        self.connection()
+            .run(&format!("REPLICAOF 127.0.0.1 {}", primary.port));
+        self.wait_in_sync(primary);
+    }
+
+    /// Waits until the link to `primary` is up and nothing is on its way.
+    #[track_caller]
+    pub fn wait_in_sync(&self, primary: &Server) {
+        await_until("the replica is in sync", PATIENCE, || {
+            let ours = self.info("replication");
+            ours.get("master_link_status") == Some("up")
+                && ours.get("master_port") == Some(&primary.port.to_string())
+                && ours.get("slave_repl_offset")
+                    == primary.info("replication").get("master_repl_offset")
+        });
+    }
+
+    /// Makes a replica a primary.
+    #[track_caller]
+    pub fn promote(&self) {
+        self.connection().run("REPLICAOF NO ONE");
+    }
+
+    /// Makes a cluster node that is alone serve all slots, and waits until it does.
+    #[track_caller]
+    pub fn serve_all_slots(&self) {
+        let mut connection = self.connection();
+        connection.run("CLUSTER ADDSLOTSRANGE 0 16383");
+        await_until("the cluster is up", PATIENCE, || {
+            connection
+                .ask::<String>("CLUSTER INFO")
+                .contains("cluster_state:ok")
+        });
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // It may have ended by itself; then there is nothing to kill.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
+            eprintln!(
+                "--- end of the log of the server on port {} ---\n{}\n---",
+                self.port,
+                tail.join("\n")
+            );
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! A connection of which a test sees every byte.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::time::Duration;
+
+use redis::{Cmd, FromRedisValue, Parser, Value};
+
+use crate::ask::{command, decode, reply_of};
+use crate::patience::PATIENCE;
+
+/// A plain TCP connection: sending and reading are two steps, so a test can pipeline, leave in the middle
+/// or send what no client would. It speaks RESP2 until it has sent `HELLO 3`.
+pub struct Wire {
+    stream: TcpStream,
+    parser: Parser,
+}
+
+impl Wire {
+    pub(crate) fn connect(port: u16) -> Wire {
+        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
+            .unwrap_or_else(|error| panic!("cannot connect to port {port}: {error}"));
+        stream.set_nodelay(true).expect("a TCP option");
+        stream
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a timeout that is not zero");
+        stream
+            .set_write_timeout(Some(PATIENCE))
+            .expect("a timeout that is not zero");
+        Wire {
+            stream,
+            parser: Parser::new(),
+        }
+    }
+
+    /// Sends a command given as a line of words and does not wait for its reply.
+    #[track_caller]
+    pub fn send(&mut self, line: &str) {
+        self.send_command(&command(line));
+    }
+
+    /// Sends a command and does not wait for its reply.
+    #[track_caller]
+    pub fn send_command(&mut self, command: &Cmd) {
+        self.send_bytes(&command.get_packed_command())
+            .expect("the server reads");
+    }
+
+    /// Sends bytes as they are.
+    pub fn send_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
+    /// The next reply or push.
+    ///
+    /// # Errors
+    /// When the connection is closed or broken, or nothing came within [`PATIENCE`].
+    pub fn read_value(&mut self) -> redis::RedisResult<Value> {
+        self.parser.parse_value(&mut self.stream)
+    }
+
+    /// The next reply, or the text of the error that it is.
+    ///
+    /// # Panics
+    /// When no reply comes.
+    #[track_caller]
+    pub fn read(&mut self) -> Result<Value, String> {
+        match self.read_value() {
+            Ok(value) => reply_of(value),
+            Err(error) => panic!("no reply: {error}"),
+        }
+    }
+
+    /// Sends a line and reads its reply, as a `T`.
+    ///
+    /// # Panics
+    /// When the reply is an error or not a `T`.
+    #[track_caller]
+    pub fn ask<T: FromRedisValue>(&mut self, line: &str) -> T {
+        self.send(line);
+        match self.read() {
+            Ok(value) => decode(line, value),
+            Err(error) => panic!("{line:?} was refused: {error}"),
+        }
+    }
+
+    /// One line as it comes, without its CR LF: `*-1` tells a null array from a null bulk, `$-1`, which
+    /// clients show as the same. To be used when every earlier reply was read completely: what the parser
+    /// has read ahead is not seen here.
+    #[track_caller]
+    pub fn read_line(&mut self) -> String {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\r\n") {
+            let mut byte = [0];
+            self.stream
+                .read_exact(&mut byte)
+                .expect("a line that ends with CR LF");
+            line.extend(byte);
+        }
+        line.truncate(line.len() - 2);
+        String::from_utf8_lossy(&line).into_owned()
+    }
+
+    /// How long a read waits; `None` is for ever.
+    pub(crate) fn set_read_timeout(&self, timeout: Option<Duration>) {
+        self.stream
+            .set_read_timeout(timeout)
+            .expect("a timeout that is not zero");
+    }
+
+    /// This client's id at the server.
+    #[track_caller]
+    pub fn client_id(&mut self) -> u64 {
+        self.ask("CLIENT ID")
+    }
+
+    /// Closes the connection in both directions.
+    pub fn close(&self) {
+        // It may be closed by the server already; then there is nothing to do.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Closes the sending direction only: the server sees the end of the stream.
+    pub fn close_sending(&self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// A second handle to the same socket, to close it while the first one reads.
+    pub(crate) fn stream(&self) -> TcpStream {
+        self.stream.try_clone().expect("a spare file descriptor")
+    }
+}

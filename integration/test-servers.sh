@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# test-servers.sh DIRECTORY: the integration tests against each server that servers.sh fetched there.
+set -euo pipefail
+
+directory=$1
+failed=()
+tested=0
+
+for server in "$directory"/*/server; do
+    [ -x "$server" ] || continue
+    name=$(basename "$(dirname "$server")")
+    echo "=== $name ==="
+    tested=$((tested + 1))
+    DLOCK_REDIS_SERVER=$server cargo test --package dlock-integration --no-fail-fast || failed+=("$name")
+done
+
+if [ "$tested" -eq 0 ]; then
+    echo "dlock: no servers in $directory; run 'make servers' first" >&2
+    exit 1
+fi
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "failed: ${failed[*]}" >&2
+    exit 1
+fi
+echo "all of $tested servers passed"

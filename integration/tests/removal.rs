@@ -1,0 +1,408 @@
+//! The key disappears, is overwritten or goes elsewhere: holds end, waiters are served, nobody is forgotten.
+
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::{cmd, Connection, Value};
+use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
+
+/// A server where alice holds `k` and bob and carol wait for it.
+struct Scene {
+    server: Server,
+    alice: Connection,
+    token: u64,
+    bob: Blocked,
+    carol: Blocked,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let server = Server::start();
+        let mut alice = server.connection();
+        let (token, _): Grant = alice.ask("DLOCK.ACQUIRE k alice 600000");
+        let wait =
+            |owner| Blocked::start(&server, &format!("DLOCK.ACQUIRE k {owner} 600000 BLOCK 0"));
+        let (bob, carol) = (wait("bob"), wait("carol"));
+        Scene {
+            server,
+            alice,
+            token,
+            bob,
+            carol,
+        }
+    }
+
+    /// The removal freed the lock: bob has it now, by a new token, then carol, and alice does not.
+    #[track_caller]
+    fn assert_served_in_order(mut self) {
+        let (first, _): Grant = self.bob.reply();
+        assert!(first > self.token);
+        assert!(self
+            .alice
+            .refusal("DLOCK.RELEASE k alice")
+            .starts_with("NOTHELD "));
+        assert!(self.carol.is_blocked(&self.server));
+        assert_eq!(self.alice.ask::<u64>("DLOCK.RELEASE k bob"), 0);
+        assert!(self.carol.reply::<Grant>().0 > first);
+    }
+
+    /// Alice's hold goes on under another name or in another database.
+    #[track_caller]
+    fn assert_alice_holds(&mut self, db: i64, key: &str) {
+        let mut connection = self.server.connection_in(db);
+        let held: Option<(u64, u64, u64)> = connection.ask(&format!("DLOCK.HELD {key} alice"));
+        assert_eq!(held.map(|hold| (hold.0, hold.1)), Some((self.token, 1)));
+        assert_eq!(
+            connection.ask::<u64>(&format!("DLOCK.RELEASE {key} alice")),
+            0
+        );
+    }
+}
+
+#[test]
+fn removing_the_key_serves_the_queue() {
+    for line in [
+        "DEL k",
+        "UNLINK k",
+        "EXPIRE k -1",
+        "PEXPIRE k 0",
+        "EXPIREAT k 1",
+        "PEXPIREAT k 1",
+        "FLUSHALL",
+        "FLUSHALL ASYNC",
+        "FLUSHALL SYNC",
+        "FLUSHDB",
+        "FLUSHDB ASYNC",
+    ] {
+        println!("{line}");
+        let mut scene = Scene::new();
+        scene.alice.run(line);
+        scene.assert_served_in_order();
+    }
+}
+
+#[test]
+fn removing_the_key_in_a_transaction_serves_the_queue() {
+    let mut scene = Scene::new();
+    scene.alice.run("MULTI");
+    scene.alice.run("DEL k");
+    scene.alice.run("SET other v");
+    scene.alice.run("EXEC");
+    scene.assert_served_in_order();
+}
+
+#[test]
+fn removing_the_key_in_a_script_serves_the_queue() {
+    let mut scene = Scene::new();
+    let script = "return redis.call('DEL', KEYS[1])";
+    assert_eq!(
+        scene.alice.answer(cmd("EVAL").arg(script).arg(1).arg("k")),
+        Ok(Value::Int(1))
+    );
+    scene.assert_served_in_order();
+}
+
+/// Removed and taken again in one step by somebody else: who waits has waited longer.
+#[test]
+fn removing_the_key_lets_nobody_overtake() {
+    let mut scene = Scene::new();
+    let script = "redis.call('DEL', KEYS[1]) return redis.call('DLOCK.ACQUIRE', KEYS[1], 'newcomer', '1000')";
+    let reply = scene.alice.answer(cmd("EVAL").arg(script).arg(1).arg("k"));
+    assert_eq!(reply, Ok(Value::Nil));
+    scene.assert_served_in_order();
+}
+
+#[test]
+fn an_earlier_expire_ends_the_hold_then() {
+    let mut scene = Scene::new();
+    let sent = Instant::now();
+    scene.alice.run("PEXPIRE k 200");
+    let (reply, at) = scene.bob.outcome_at();
+    assert!(reply.is_ok(), "{reply:?}");
+    // The server's clock counts whole milliseconds. The upper bound is for a loaded machine.
+    let waited = at - sent;
+    assert!(
+        waited >= Duration::from_millis(199) && waited < Duration::from_millis(600),
+        "{waited:?}"
+    );
+    assert!(scene
+        .alice
+        .refusal("DLOCK.RELEASE k alice")
+        .starts_with("NOTHELD "));
+}
+
+#[test]
+fn an_earlier_expire_ends_the_hold_without_waiters_too() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("PEXPIRE k 100");
+    await_until("the hold has ended", PATIENCE, || {
+        c.try_ask("DLOCK.HELD k alice") == Ok(Value::Nil)
+    });
+    assert!(c.refusal("DLOCK.RELEASE k alice").starts_with("NOTHELD "));
+}
+
+#[test]
+fn a_later_expire_has_no_effect() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 60000");
+    c.run("EXPIRE k 1000");
+    await_until("the time to live is the lease again", PATIENCE, || {
+        c.ask::<i64>("PTTL k") <= 60_000
+    });
+    let (_, _, left): (u64, u64, u64) = c.ask("DLOCK.HELD k alice");
+    assert!(left > 40_000 && left <= 60_000, "{left} ms left");
+}
+
+#[test]
+fn persist_has_no_effect() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 60000");
+    c.run("PERSIST k");
+    await_until("the time to live is the lease again", PATIENCE, || {
+        let left: i64 = c.ask("PTTL k");
+        left > 30_000 && left <= 60_000
+    });
+}
+
+#[test]
+fn persist_does_not_keep_a_hold() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 300");
+    c.run("PERSIST k");
+    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob BLOCK 0");
+    bob.reply::<Grant>();
+}
+
+#[test]
+fn overwriting_the_key_tells_who_waits() {
+    for line in [
+        "SET k v",
+        "RENAME s k",
+        "SUNIONSTORE k set",
+        "COPY s k REPLACE",
+    ] {
+        println!("{line}");
+        let mut scene = Scene::new();
+        scene.alice.run("SADD set member");
+        scene.alice.run("SET s v");
+        scene.alice.run(line);
+        assert!(scene.bob.refusal().starts_with("WRONGTYPE "));
+        assert!(scene.carol.refusal().starts_with("WRONGTYPE "));
+        assert!(scene
+            .alice
+            .refusal("DLOCK.RELEASE k alice")
+            .starts_with("WRONGTYPE "));
+        assert_ne!(scene.alice.ask::<String>("TYPE k"), "dlock-obj");
+    }
+}
+
+#[test]
+fn a_lock_restored_over_the_key_is_waited_for() {
+    let mut scene = Scene::new();
+    let (token, _): Grant = scene.alice.ask("DLOCK.ACQUIRE other dave 600000");
+    let payload: Vec<u8> = scene.alice.ask("DUMP other");
+    scene
+        .alice
+        .ask_command::<()>(command("RESTORE k 0").arg(payload).arg("REPLACE"));
+    assert!(scene
+        .alice
+        .refusal("DLOCK.RELEASE k alice")
+        .starts_with("NOTHELD "));
+    assert_eq!(
+        scene.alice.try_ask(&format!("DLOCK.CHECK k {token}")),
+        Ok(Value::Okay)
+    );
+    assert!(scene.bob.is_blocked(&scene.server));
+    assert_eq!(scene.alice.ask::<u64>("DLOCK.RELEASE k dave"), 0);
+    scene.assert_served_in_order();
+}
+
+#[test]
+fn a_string_restored_over_the_key_tells_who_waits() {
+    let mut scene = Scene::new();
+    scene.alice.run("SET s v");
+    let payload: Vec<u8> = scene.alice.ask("DUMP s");
+    scene
+        .alice
+        .ask_command::<()>(command("RESTORE k 0").arg(payload).arg("REPLACE"));
+    assert!(scene.bob.refusal().starts_with("WRONGTYPE "));
+}
+
+#[test]
+fn a_renamed_lock_takes_its_holder_along() {
+    for line in ["RENAME k new", "RENAMENX k new"] {
+        let mut scene = Scene::new();
+        scene.alice.run(line);
+        scene.assert_alice_holds(0, "new");
+        // Who waits stays at the old name, and there the lock is free.
+        scene.assert_served_in_order();
+    }
+}
+
+#[test]
+fn a_renamed_lock_takes_its_tickets_along() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
+    c.run("DLOCK.FAIRACQUIRE k carol CLAIM 600000");
+    c.run("RENAME k new");
+    let positions: Vec<Option<u64>> = ["new bob", "new carol", "k bob"]
+        .iter()
+        .map(|place| c.ask(&format!("DLOCK.POSITION {place}")))
+        .collect();
+    assert_eq!(positions, [Some(0), Some(1), None]);
+    c.run("DLOCK.RELEASE new alice");
+    assert_eq!(
+        c.try_ask("DLOCK.FAIRACQUIRE new carol CLAIM 600000"),
+        Ok(Value::Nil)
+    );
+    assert_eq!(c.ask::<Grant>("DLOCK.FAIRACQUIRE new bob").1, 1);
+}
+
+/// A lock renamed to a name where somebody waits: that lock's holder is gone, and they wait for the new one.
+#[test]
+fn a_lock_renamed_over_another_is_waited_for() {
+    let mut scene = Scene::new();
+    let (token, _): Grant = scene.alice.ask("DLOCK.ACQUIRE other dave 600000");
+    scene.alice.run("RENAME other k");
+    assert!(scene
+        .alice
+        .refusal("DLOCK.RELEASE k alice")
+        .starts_with("NOTHELD "));
+    assert_eq!(
+        scene.alice.try_ask(&format!("DLOCK.CHECK k {token}")),
+        Ok(Value::Okay)
+    );
+    assert!(scene.bob.is_blocked(&scene.server));
+    assert_eq!(scene.alice.ask::<u64>("DLOCK.RELEASE k dave"), 0);
+    scene.assert_served_in_order();
+}
+
+/// There and back in one step: nothing has happened.
+#[test]
+fn a_lock_renamed_and_back_is_as_before() {
+    let mut scene = Scene::new();
+    scene.alice.run("MULTI");
+    scene.alice.run("RENAME k new");
+    scene.alice.run("RENAME new k");
+    scene.alice.run("EXEC");
+    assert!(scene.bob.is_blocked(&scene.server));
+    scene.assert_alice_holds(0, "k");
+    scene.bob.reply::<Grant>();
+}
+
+#[test]
+fn a_moved_lock_takes_its_holder_along() {
+    let mut scene = Scene::new();
+    assert_eq!(scene.alice.ask::<u64>("MOVE k 1"), 1);
+    scene.assert_alice_holds(1, "k");
+    scene.assert_served_in_order();
+}
+
+#[test]
+fn swapped_databases_swap_their_locks() {
+    let mut scene = Scene::new();
+    scene.alice.run("SWAPDB 0 1");
+    // The connection is in database 0, as before; the lock is not.
+    scene.assert_alice_holds(1, "k");
+    scene.assert_served_in_order();
+}
+
+#[test]
+fn a_lock_swapped_in_is_waited_for() {
+    let mut scene = Scene::new();
+    let (token, _): Grant = scene
+        .server
+        .connection_in(1)
+        .ask("DLOCK.ACQUIRE k dave 600000");
+    scene.alice.run("SWAPDB 0 1");
+    assert_eq!(
+        scene.alice.try_ask(&format!("DLOCK.CHECK k {token}")),
+        Ok(Value::Okay)
+    );
+    assert!(scene.bob.is_blocked(&scene.server));
+    scene.assert_alice_holds(1, "k");
+    assert_eq!(scene.alice.ask::<u64>("DLOCK.RELEASE k dave"), 0);
+    scene.assert_served_in_order();
+}
+
+/// A flush of one database does not touch the locks of another.
+#[test]
+fn a_flush_elsewhere_has_no_effect() {
+    let mut scene = Scene::new();
+    scene.server.connection_in(1).run("FLUSHDB");
+    assert!(scene.bob.is_blocked(&scene.server));
+    scene.assert_alice_holds(0, "k");
+    scene.bob.reply::<Grant>();
+}
+
+#[test]
+fn eviction_serves_the_queue() {
+    let mut scene = Scene::new();
+    scene
+        .alice
+        .run("CONFIG SET maxmemory-policy allkeys-random");
+    // In one batch, so that the server is over its limit for these commands only.
+    let mut wire = scene.server.wire();
+    let lines = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"];
+    let batch: Vec<u8> = lines
+        .iter()
+        .flat_map(|line| command(line).get_packed_command())
+        .collect();
+    wire.send_bytes(&batch).expect("the server reads");
+    for line in lines {
+        assert!(wire.read().is_ok(), "{line}");
+    }
+    assert!(scene.server.info("stats").number::<u64>("evicted_keys") >= 1);
+    let (token, _): Grant = scene.bob.reply();
+    assert!(token > scene.token);
+    assert!(scene
+        .alice
+        .refusal("DLOCK.RELEASE k alice")
+        .starts_with("NOTHELD "));
+}
+
+/// It would hand one token to two keys.
+#[test]
+fn copy_is_refused() {
+    let mut scene = Scene::new();
+    for line in ["COPY k new", "COPY k new REPLACE", "COPY k new DB 1"] {
+        scene.alice.refusal(line);
+    }
+    assert_eq!(scene.alice.ask::<u64>("EXISTS new"), 0);
+    assert!(scene.bob.is_blocked(&scene.server));
+}
+
+/// What other commands may not do to a lock.
+#[test]
+fn commands_of_other_types_are_refused() {
+    let mut scene = Scene::new();
+    for line in ["GET k", "APPEND k x", "LPUSH k x", "HSET k f v", "INCR k"] {
+        assert!(
+            scene.alice.refusal(line).starts_with("WRONGTYPE "),
+            "{line}"
+        );
+    }
+    assert!(scene.bob.is_blocked(&scene.server));
+    scene.assert_alice_holds(0, "k");
+}
+
+/// A holder whose lock was removed and who comes again queues like everybody.
+#[test]
+fn the_old_holder_queues_again() {
+    let mut scene = Scene::new();
+    scene.alice.run("DEL k");
+    assert_eq!(scene.alice.try_ask("DLOCK.ACQUIRE k alice"), Ok(Value::Nil));
+    let again = Blocked::start(&scene.server, "DLOCK.ACQUIRE k alice BLOCK 0");
+    assert_eq!(
+        scene.alice.ask::<Option<u64>>("DLOCK.POSITION k alice"),
+        Some(1)
+    );
+    scene.assert_served_in_order();
+    drop(again);
+}

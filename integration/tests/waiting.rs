@@ -1,0 +1,529 @@
+//! Waiting by BLOCK: in order, for as long as was said, and for nobody who has left.
+
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::{cmd, Connection, Value};
+use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
+
+/// A server where alice holds `k`, and her connection and token.
+fn held() -> (Server, Connection, u64) {
+    let server = Server::start();
+    let (alice, token) = hold_anew(&server);
+    (server, alice, token)
+}
+
+/// Alice holds `k`, whatever was before.
+fn hold_anew(server: &Server) -> (Connection, u64) {
+    let mut alice = server.connection();
+    alice.run("FLUSHALL");
+    let (token, _): Grant = alice.ask("DLOCK.ACQUIRE k alice 600000");
+    (alice, token)
+}
+
+fn wait_as(server: &Server, owner: &str) -> Blocked {
+    Blocked::start(server, &format!("DLOCK.ACQUIRE k {owner} 600000 BLOCK 0"))
+}
+
+fn position(connection: &mut Connection, owner: &str) -> Option<u64> {
+    connection.ask(&format!("DLOCK.POSITION k {owner}"))
+}
+
+#[test]
+fn a_release_hands_the_lock_over() {
+    let (server, mut alice, token) = held();
+    let bob = wait_as(&server, "bob");
+    assert_eq!(position(&mut alice, "bob"), Some(0));
+    assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k alice"), 0);
+    let (next, holds): Grant = bob.reply();
+    assert!(next > token && holds == 1);
+    assert_eq!(alice.try_ask("DLOCK.ACQUIRE k alice"), Ok(Value::Nil));
+    assert_eq!(position(&mut alice, "bob"), None);
+}
+
+#[test]
+fn only_the_last_release_hands_over() {
+    let (server, mut alice, _) = held();
+    alice.run("DLOCK.ACQUIRE k alice");
+    let bob = wait_as(&server, "bob");
+    assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k alice"), 1);
+    assert!(bob.is_blocked(&server));
+    assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k alice"), 0);
+    bob.reply::<Grant>();
+}
+
+#[test]
+fn block_on_a_free_lock_is_granted_at_once() {
+    let server = Server::start();
+    let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob BLOCK 0");
+    assert_eq!(bob.reply::<Grant>().1, 1);
+}
+
+/// The lease is the waiter's own and starts when it is granted, however long it has waited.
+#[test]
+fn the_lease_starts_at_the_grant() {
+    let (server, mut alice, _) = held();
+    let waiting = Instant::now();
+    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 5000 BLOCK 0");
+    await_until("bob has waited a while", PATIENCE, || {
+        waiting.elapsed() > Duration::from_millis(300)
+    });
+    let released = Instant::now();
+    alice.run("DLOCK.RELEASE k alice");
+    bob.reply::<Grant>();
+    let (_, _, left): (u64, u64, u64) = alice.ask("DLOCK.HELD k bob");
+    let spent = u64::try_from(released.elapsed().as_millis()).expect("not that long");
+    assert!(
+        left <= 5_000 && left + spent + 2 >= 5_000,
+        "{left} ms left, {spent} ms after the release"
+    );
+}
+
+#[test]
+fn time_is_up_after_the_milliseconds_given() {
+    let (server, mut alice, _) = held();
+    for block in [1, 20, 130] {
+        let line = format!("DLOCK.ACQUIRE k bob BLOCK {block}");
+        let sent = Instant::now();
+        let (reply, at) = Blocked::send(&server, &line).outcome_at();
+        assert_eq!(reply, Ok(Value::Nil));
+        let waited = at - sent;
+        // The server's clock counts whole milliseconds. The upper bound is for a loaded machine; Redis' own
+        // time-outs would be late by up to 100 ms on an idle one.
+        let asked = Duration::from_millis(block);
+        assert!(
+            waited + Duration::from_millis(1) >= asked,
+            "{line} waited {waited:?}"
+        );
+        assert!(
+            waited < asked + Duration::from_millis(80),
+            "{line} waited {waited:?}"
+        );
+        assert_eq!(position(&mut alice, "bob"), None);
+    }
+}
+
+#[test]
+fn a_wait_that_ends_makes_room_behind_it() {
+    let (server, mut alice, _) = held();
+    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob BLOCK 200");
+    let carol = wait_as(&server, "carol");
+    assert_eq!(
+        (position(&mut alice, "bob"), position(&mut alice, "carol")),
+        (Some(0), Some(1))
+    );
+    assert_eq!(bob.outcome(), Ok(Value::Nil));
+    assert_eq!(position(&mut alice, "carol"), Some(0));
+    alice.run("DLOCK.RELEASE k alice");
+    carol.reply::<Grant>();
+}
+
+#[test]
+fn two_hundred_wait_in_order() {
+    let (server, mut alice, mut last) = held();
+    let waiters: Vec<_> = (0..200)
+        .map(|number| wait_as(&server, &format!("owner-{number}")))
+        .collect();
+    server.await_blocked_clients(200);
+    for number in [0, 1, 100, 199] {
+        assert_eq!(
+            position(&mut alice, &format!("owner-{number}")),
+            Some(number)
+        );
+    }
+    alice.run("DLOCK.RELEASE k alice");
+    for (number, waiter) in waiters.iter().enumerate() {
+        let (token, holds): Grant = waiter.reply();
+        assert!(token > last && holds == 1);
+        last = token;
+        let behind = waiters.len() - number - 1;
+        // The reply is the hand-over: nobody else has moved.
+        server.await_blocked_clients(behind);
+        assert_eq!(
+            alice.ask::<u64>(&format!("DLOCK.RELEASE k owner-{number}")),
+            0
+        );
+    }
+    assert_eq!(alice.ask::<u64>("EXISTS k"), 0);
+}
+
+/// Between a release and the next holder no newcomer ever finds the lock free.
+#[test]
+fn nobody_is_overtaken() {
+    let (server, mut alice, _) = held();
+    let waiters: Vec<_> = (0..20)
+        .map(|number| wait_as(&server, &format!("owner-{number}")))
+        .collect();
+    alice.run("DLOCK.RELEASE k alice");
+    for (number, waiter) in waiters.iter().enumerate() {
+        waiter.reply::<Grant>();
+        // A release and a newcomer in one batch, so that nothing can happen between them but the hand-over.
+        let mut wire = server.wire();
+        let release = command(&format!("DLOCK.RELEASE k owner-{number}")).get_packed_command();
+        let newcomer = command("DLOCK.ACQUIRE k newcomer").get_packed_command();
+        wire.send_bytes(&[release, newcomer].concat())
+            .expect("the server reads");
+        assert_eq!(wire.read(), Ok(Value::Int(0)));
+        let last = number + 1 == waiters.len();
+        assert_eq!(wire.read() == Ok(Value::Nil), !last);
+    }
+}
+
+#[test]
+fn the_dead_do_not_get_the_lock() {
+    let (server, mut alice, _) = held();
+    let closes = wait_as(&server, "closes");
+    let is_killed = wait_as(&server, "is-killed");
+    let lives = wait_as(&server, "lives");
+    closes.kill();
+    alice.run(&format!("CLIENT KILL ID {}", is_killed.client_id()));
+    await_until("the dead have lost their places", PATIENCE, || {
+        position(&mut alice, "lives") == Some(0)
+    });
+    assert_eq!(is_killed.last_words(), []);
+    alice.run("DLOCK.RELEASE k alice");
+    lives.reply::<Grant>();
+}
+
+/// A waiter that is killed in the same breath as it is granted: whoever is next gets the lock, at the latest
+/// when the lease of the dead one ends.
+#[test]
+fn a_grant_to_a_client_killed_at_once_is_not_lost() {
+    let server = Server::start();
+    for with_kill_first in [true, false] {
+        for _ in 0..20 {
+            hold_anew(&server);
+            let dies = Blocked::start(&server, "DLOCK.ACQUIRE k dies 100 BLOCK 0");
+            let next = wait_as(&server, "next");
+            let release = command("DLOCK.RELEASE k alice").get_packed_command();
+            let kill =
+                command(&format!("CLIENT KILL ID {}", dies.client_id())).get_packed_command();
+            let batch = if with_kill_first {
+                [kill, release].concat()
+            } else {
+                [release, kill].concat()
+            };
+            let mut wire = server.wire();
+            wire.send_bytes(&batch).expect("the server reads");
+            let replies = (wire.read(), wire.read());
+            assert!(replies.0.is_ok() && replies.1.is_ok(), "{replies:?}");
+            next.reply::<Grant>();
+        }
+    }
+}
+
+#[test]
+fn client_unblock_ends_a_wait() {
+    let (server, mut alice, _) = held();
+    let times_out = wait_as(&server, "times-out");
+    let fails = wait_as(&server, "fails");
+    let waits = wait_as(&server, "waits");
+    assert_eq!(
+        alice.ask::<u64>(&format!("CLIENT UNBLOCK {} TIMEOUT", times_out.client_id())),
+        1
+    );
+    assert_eq!(times_out.outcome(), Ok(Value::Nil));
+    assert_eq!(
+        alice.ask::<u64>(&format!("CLIENT UNBLOCK {} ERROR", fails.client_id())),
+        1
+    );
+    assert!(fails.refusal().starts_with("UNBLOCKED "));
+    await_until("their places are gone", PATIENCE, || {
+        position(&mut alice, "waits") == Some(0)
+    });
+    assert_eq!(
+        (
+            position(&mut alice, "times-out"),
+            position(&mut alice, "fails")
+        ),
+        (None, None)
+    );
+    alice.run("DLOCK.RELEASE k alice");
+    waits.reply::<Grant>();
+}
+
+/// What CLIENT UNBLOCK and a release come to that arrive in one batch.
+struct Race {
+    reason: &'static str,
+    unblock_first: bool,
+}
+
+impl Race {
+    /// However it ends, the client gets exactly one reply and the lock is not lost.
+    fn run(&self) {
+        let server = Server::start();
+        for _ in 0..20 {
+            let (mut observer, _) = hold_anew(&server);
+            let mut torn = server.wire();
+            let id = torn.client_id();
+            torn.send("DLOCK.ACQUIRE k torn 100 BLOCK 0");
+            await_until("torn waits", PATIENCE, || {
+                position(&mut observer, "torn") == Some(0)
+            });
+            let next = wait_as(&server, "next");
+
+            let release = command("DLOCK.RELEASE k alice").get_packed_command();
+            let unblock =
+                command(&format!("CLIENT UNBLOCK {id} {}", self.reason)).get_packed_command();
+            let batch = if self.unblock_first {
+                [unblock, release].concat()
+            } else {
+                [release, unblock].concat()
+            };
+            let mut other = server.wire();
+            other.send_bytes(&batch).expect("the server reads");
+            let replies = (other.read(), other.read());
+            assert!(replies.0.is_ok() && replies.1.is_ok(), "{replies:?}");
+
+            match torn.read() {
+                Ok(Value::Array(grant)) => assert_eq!(grant.len(), 2),
+                Ok(Value::Nil) => assert_eq!(self.reason, "TIMEOUT"),
+                Ok(reply) => panic!("neither granted nor refused, but {reply:?}"),
+                Err(error) => {
+                    assert!(
+                        self.reason == "ERROR" && error.starts_with("UNBLOCKED "),
+                        "{error}"
+                    );
+                }
+            }
+            // Exactly one reply, so the next command's own is the next to come.
+            assert_eq!(torn.ask::<String>("PING"), "PONG");
+            next.reply::<Grant>();
+        }
+    }
+}
+
+#[test]
+fn unblocked_by_timeout_just_before_the_grant() {
+    let (reason, unblock_first) = ("TIMEOUT", true);
+    Race {
+        reason,
+        unblock_first,
+    }
+    .run();
+}
+
+#[test]
+fn unblocked_by_timeout_just_after_the_grant() {
+    let (reason, unblock_first) = ("TIMEOUT", false);
+    Race {
+        reason,
+        unblock_first,
+    }
+    .run();
+}
+
+#[test]
+fn unblocked_by_error_just_before_the_grant() {
+    let (reason, unblock_first) = ("ERROR", true);
+    Race {
+        reason,
+        unblock_first,
+    }
+    .run();
+}
+
+#[test]
+fn unblocked_by_error_just_after_the_grant() {
+    let (reason, unblock_first) = ("ERROR", false);
+    Race {
+        reason,
+        unblock_first,
+    }
+    .run();
+}
+
+#[test]
+fn requests_of_one_owner_share_a_place() {
+    let (server, mut alice, _) = held();
+    let first = wait_as(&server, "bob");
+    let carol = wait_as(&server, "carol");
+    let second = wait_as(&server, "bob");
+    assert_eq!(
+        (position(&mut alice, "bob"), position(&mut alice, "carol")),
+        (Some(0), Some(1))
+    );
+    alice.run("DLOCK.RELEASE k alice");
+    let (token, holds): Grant = first.reply();
+    assert_eq!(holds, 1);
+    assert_eq!(second.reply::<Grant>(), (token, 2));
+    assert!(carol.is_blocked(&server));
+    assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k bob"), 1);
+    assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k bob"), 0);
+    carol.reply::<Grant>();
+}
+
+#[test]
+fn a_joined_request_survives_the_first() {
+    let (server, mut alice, _) = held();
+    let first = wait_as(&server, "bob");
+    let carol = wait_as(&server, "carol");
+    let second = wait_as(&server, "bob");
+    let id = first.client_id();
+    first.kill();
+    await_until("the first is gone", PATIENCE, || {
+        alice
+            .ask::<String>(&format!("CLIENT LIST ID {id}"))
+            .is_empty()
+    });
+    assert_eq!(position(&mut alice, "bob"), Some(0));
+    alice.run("DLOCK.RELEASE k alice");
+    assert_eq!(second.reply::<Grant>().1, 1);
+    assert!(carol.is_blocked(&server));
+}
+
+#[test]
+fn a_joined_request_can_time_out_alone() {
+    let (server, mut alice, _) = held();
+    let first = wait_as(&server, "bob");
+    let second = Blocked::send(&server, "DLOCK.ACQUIRE k bob BLOCK 30");
+    assert_eq!(second.outcome(), Ok(Value::Nil));
+    assert_eq!(position(&mut alice, "bob"), Some(0));
+    alice.run("DLOCK.RELEASE k alice");
+    assert_eq!(first.reply::<Grant>().1, 1);
+}
+
+#[test]
+fn joined_requests_with_holds_do_not_add_up() {
+    let (server, mut alice, _) = held();
+    let line = "DLOCK.ACQUIRE k bob 600000 BLOCK 0 HOLDS 1";
+    let (first, second) = (Blocked::start(&server, line), Blocked::start(&server, line));
+    alice.run("DLOCK.RELEASE k alice");
+    let (token, holds): Grant = first.reply();
+    assert_eq!(holds, 1);
+    assert_eq!(second.reply::<Grant>(), (token, 1));
+}
+
+#[test]
+fn a_transaction_does_not_wait() {
+    let (_server, mut alice, _) = held();
+    alice.run("MULTI");
+    alice.run("DLOCK.ACQUIRE k bob BLOCK 0");
+    alice.run("DLOCK.FAIRACQUIRE k carol BLOCK 0");
+    alice.run("DLOCK.ACQUIRE free bob BLOCK 0");
+    let Value::Array(replies) = alice.ask::<Value>("EXEC") else {
+        panic!("no array")
+    };
+    assert_eq!(replies[..2], [Value::Nil, Value::Nil]);
+    assert!(matches!(replies[2], Value::Array(_)), "{replies:?}");
+    assert_eq!(position(&mut alice, "bob"), None);
+}
+
+#[test]
+fn a_script_does_not_wait() {
+    let (_server, mut alice, _) = held();
+    let script = "return redis.call('DLOCK.ACQUIRE', KEYS[1], 'bob', '1000', 'BLOCK', '0')";
+    let reply = alice.answer(cmd("EVAL").arg(script).arg(1).arg("k"));
+    // A script sees a null array as false, and false becomes a null.
+    assert_eq!(reply, Ok(Value::Nil));
+    assert!(matches!(
+        alice.answer(cmd("EVAL").arg(script).arg(1).arg("free")),
+        Ok(Value::Array(_))
+    ));
+    assert_eq!(position(&mut alice, "bob"), None);
+}
+
+#[test]
+fn a_release_in_a_transaction_or_script_hands_over() {
+    let (server, mut alice, _) = held();
+    let bob = wait_as(&server, "bob");
+    let carol = wait_as(&server, "carol");
+    alice.run("MULTI");
+    alice.run("DLOCK.RELEASE k alice");
+    alice.run("DLOCK.ACQUIRE k alice");
+    let Value::Array(replies) = alice.ask::<Value>("EXEC") else {
+        panic!("no array")
+    };
+    assert_eq!(replies, [Value::Int(0), Value::Nil]);
+    bob.reply::<Grant>();
+    let script = "return redis.call('DLOCK.RELEASE', KEYS[1], 'bob')";
+    assert_eq!(
+        alice.answer(cmd("EVAL").arg(script).arg(1).arg("k")),
+        Ok(Value::Int(0))
+    );
+    carol.reply::<Grant>();
+}
+
+#[test]
+fn forced_release_hands_over() {
+    let (server, mut alice, _) = held();
+    let bob = wait_as(&server, "bob");
+    assert_eq!(alice.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
+    bob.reply::<Grant>();
+    assert!(alice
+        .refusal("DLOCK.RELEASE k alice")
+        .starts_with("NOTHELD "));
+}
+
+#[test]
+fn commands_behind_a_wait_follow_it() {
+    let (server, mut alice, _) = held();
+    let mut wire = server.wire();
+    wire.send("DLOCK.ACQUIRE k bob BLOCK 0");
+    wire.send("DLOCK.RELEASE k bob");
+    wire.send("PING");
+    await_until("bob waits", PATIENCE, || {
+        position(&mut alice, "bob") == Some(0)
+    });
+    alice.run("DLOCK.RELEASE k alice");
+    assert!(matches!(wire.read(), Ok(Value::Array(_))));
+    assert_eq!(wire.read(), Ok(Value::Int(0)));
+    assert_eq!(wire.read(), Ok(Value::SimpleString("PONG".into())));
+}
+
+#[test]
+fn resp3_waits_too() {
+    let (server, mut alice, token) = held();
+    let mut wire = server.wire();
+    wire.ask::<Value>("HELLO 3");
+    let bob = Blocked::send_on(wire, &command("DLOCK.ACQUIRE k bob BLOCK 0"), "bob");
+    await_until("bob waits", PATIENCE, || {
+        position(&mut alice, "bob") == Some(0)
+    });
+    alice.run("DLOCK.RELEASE k alice");
+    assert!(bob.reply::<Grant>().0 > token);
+}
+
+/// The server's own name for a waiter is one of the client that it has granted.
+#[test]
+fn an_owner_named_by_the_server_can_wait() {
+    let (server, mut alice, token) = held();
+    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k * 5000 BLOCK 0");
+    alice.run("DLOCK.RELEASE k alice");
+    let (next, holds, owner): (u64, u64, String) = bob.reply();
+    assert!(next > token && holds == 1);
+    assert_eq!(alice.ask::<u64>(&format!("DLOCK.RELEASE k {owner}")), 0);
+}
+
+#[test]
+fn a_holder_re_enters_past_the_queue() {
+    let (server, mut alice, token) = held();
+    let bob = wait_as(&server, "bob");
+    assert_eq!(alice.ask::<Grant>("DLOCK.ACQUIRE k alice"), (token, 2));
+    assert_eq!(
+        alice.ask::<Grant>("DLOCK.ACQUIRE k alice BLOCK 0"),
+        (token, 3)
+    );
+    assert!(bob.is_blocked(&server));
+}
+
+#[test]
+fn info_shows_who_waits() {
+    let (server, mut alice, _) = held();
+    let bob = wait_as(&server, "bob");
+    let info: std::collections::HashMap<String, Value> = alice.ask("DLOCK.INFO k");
+    assert_eq!(info["queued"], Value::Int(1));
+    let queue: Vec<std::collections::HashMap<String, Value>> =
+        dlock_integration::redis::from_redis_value(&info["queue"]).expect("an array of maps");
+    let [place] = queue.as_slice() else {
+        panic!("one place, not {queue:?}")
+    };
+    assert_eq!(place["owner"], Value::BulkString(b"bob".to_vec()));
+    assert_eq!(place["limit"], Value::Int(1));
+    assert_eq!(
+        place["client"],
+        Value::Int(i64::try_from(bob.client_id()).expect("a small number"))
+    );
+    let kind: String = dlock_integration::redis::from_redis_value(&place["kind"]).expect("a text");
+    assert_eq!(kind, "waiter");
+    assert!(place.contains_key("waited-ms") && place.contains_key("left-ms"));
+}
