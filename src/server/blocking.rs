@@ -161,7 +161,7 @@ extern "C" fn pass(_ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int 
 
 /// Writes the answer: after a decision, or for CLIENT UNBLOCK TIMEOUT.
 extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
-    door(ctx, || {
+    door(|| {
         let Some(waiter) = waiter(ctx) else { return };
         forget(waiter.id);
         match std::mem::replace(&mut waiter.state, State::Over) {
@@ -182,7 +182,7 @@ extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
 
 /// The connection has ended before its answer was written, or CLIENT UNBLOCK ERROR has answered it.
 extern "C" fn disconnected(ctx: *mut Ctx, _handle: *mut Blocked) {
-    door(ctx, || {
+    door(|| {
         let Some(waiter) = waiter(ctx) else { return };
         forget(waiter.id);
         match std::mem::replace(&mut waiter.state, State::Over) {

@@ -2,7 +2,7 @@
 
 use super::api::{self, api, Ctx, Str, OK};
 use super::inbox::{self, Notice};
-use super::{blocking, clock, door, gate, log, persist, replicate};
+use super::{blocking, clock, door, eviction, gate, log, persist, replicate};
 use crate::engine::{Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -32,6 +32,7 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
             Some(listener),
             "ForkChild",
         ),
+        (raw::REDISMODULE_EVENT_CONFIG, Some(configured), "Config"),
         (
             raw::REDISMODULE_EVENT_REPLICA_CHANGE,
             Some(listener),
@@ -86,8 +87,8 @@ fn generic_events_are_safe(ctx: *mut Ctx) -> bool {
     !version.starts_with("8.1.")
 }
 
-extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, data: *mut c_void) {
-    door(ctx, || {
+extern "C" fn flushed(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, data: *mut c_void) {
+    door(|| {
         if sub == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
             // SAFETY: this event comes with this structure.
             let db = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() }
@@ -97,8 +98,8 @@ extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, da
     });
 }
 
-extern "C" fn swapped(ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, data: *mut c_void) {
-    door(ctx, || {
+extern "C" fn swapped(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, data: *mut c_void) {
+    door(|| {
         // SAFETY: this event comes with this structure.
         if let Some(info) = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
             inbox::post(Notice::Swapped(
@@ -110,12 +111,12 @@ extern "C" fn swapped(ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, d
 }
 
 extern "C" fn role_changed(
-    ctx: *mut Ctx,
+    _ctx: *mut Ctx,
     _event: raw::RedisModuleEvent,
     sub: u64,
     _data: *mut c_void,
 ) {
-    door(ctx, || {
+    door(|| {
         let primary = sub == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER;
         gate::set_primary(primary);
         replicate::somebody_may_listen();
@@ -123,10 +124,32 @@ extern "C" fn role_changed(
     });
 }
 
-extern "C" fn loading(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
-    door(ctx, || {
+extern "C" fn loading(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
+    door(|| {
         if sub == raw::REDISMODULE_SUBEVENT_LOADING_ENDED {
             inbox::post(Notice::Loaded);
+        }
+    });
+}
+
+extern "C" fn configured(
+    ctx: *mut Ctx,
+    _event: raw::RedisModuleEvent,
+    _sub: u64,
+    data: *mut c_void,
+) {
+    door(|| {
+        // SAFETY: this event comes with this structure, whose names are C strings.
+        let policy = unsafe {
+            let change = data.cast::<raw::RedisModuleConfigChangeV1>().as_ref();
+            change.is_some_and(|change| {
+                (0..change.num_changes as usize).any(|at| {
+                    CStr::from_ptr(*change.config_names.add(at)).to_bytes() == b"maxmemory-policy"
+                })
+            })
+        };
+        if policy {
+            eviction::look(ctx);
         }
     });
 }
@@ -141,10 +164,10 @@ extern "C" fn listener(
     replicate::somebody_may_listen();
 }
 
-extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
+extern "C" fn turned(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
     if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
         clock::turn();
-        door(ctx, blocking::deliver);
+        door(blocking::deliver);
     }
 }
 
@@ -154,7 +177,7 @@ extern "C" fn keyspace_event(
     event: *const c_char,
     key: *mut Str,
 ) -> c_int {
-    door(ctx, || {
+    door(|| {
         // SAFETY: the server's own event name, and the event's key.
         let (event, bytes) = unsafe { (CStr::from_ptr(event).to_bytes(), api::bytes(key)) };
         let notice: fn(Name) -> Notice = match event {

@@ -1,7 +1,7 @@
 //! The module's sections of INFO.
 
 use super::api::api;
-use super::{blocking, persist, STATE};
+use super::{blocking, eviction, persist, STATE};
 use redis_module::raw::RedisModuleInfoCtx;
 use std::ffi::{c_int, CStr};
 
@@ -26,6 +26,7 @@ pub extern "C" fn report(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) 
         (c"expired_total", counters.expired),
         (c"forced_total", counters.forced),
         (c"removed_total", counters.removed),
+        (c"eviction_possible", u64::from(eviction::possible())),
         (c"evicted_total", state.evicted),
         (c"clock_steps_total", state.steps.count),
     ];

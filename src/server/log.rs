@@ -24,6 +24,13 @@ pub fn notice(text: &str) {
     write(c"notice", text);
 }
 
+/// Has panics written to the log: where the server runs as a daemon, nobody sees its standard error.
+pub fn panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        warning(&format!("internal fault: {panic}"))
+    }));
+}
+
 fn write(level: &CStr, text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     let ctx = CONTEXT.load(Ordering::Relaxed);

@@ -15,6 +15,7 @@ mod cell;
 mod clock;
 pub mod config;
 mod events;
+mod eviction;
 mod gate;
 mod inbox;
 mod info;
@@ -97,12 +98,9 @@ pub fn seen(token: Token) {
 
 /// The door that every callback of the server comes in by: a panic stops here. What it has left half done may have been
 /// replicated, so nothing is decided any more; the log says so, and every command.
-fn door(ctx: *mut Ctx, work: impl FnOnce()) {
+fn door(work: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() && !POISONED.swap(true, Ordering::Relaxed) {
-        let _ = ctx;
-        log::warning(
-            "dlock: internal fault; nothing is granted or released until the server restarts",
-        );
+        log::warning("nothing is granted or released any more until the server restarts");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Registration: the command table turned into what the server keeps of commands.
 
 use super::api::{self, api, Ctx, Str, OK};
-use super::{config, door, events, gate, info, log, timer, STATE};
+use super::{config, door, events, eviction, gate, info, log, timer, STATE};
 use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
 use std::ffi::{c_char, c_int, CString};
@@ -46,6 +46,7 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     // SAFETY: called once, with the context of the load; the context it gives lives as long as the module.
     let own = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx)) };
     log::init(own);
+    log::panics();
     timer::init(own);
     config::register(context, args)?;
     events::subscribe(ctx)
@@ -54,6 +55,7 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
         register(ctx, spec)
             .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
     }
+    eviction::look(ctx);
     // The first event is the first heartbeat.
     timer::soon();
     log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
@@ -149,7 +151,7 @@ fn callback(spec: &'static Spec) -> unsafe extern "C" fn(*mut Ctx, *mut *mut Str
 
 /// Runs the command at this place of the table.
 unsafe extern "C" fn at<const AT: usize>(ctx: *mut Ctx, argv: *mut *mut Str, argc: c_int) -> c_int {
-    door(ctx, || {
+    door(|| {
         if let Some(spec) = COMMANDS.get(AT) {
             super::command(
                 ctx,

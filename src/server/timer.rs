@@ -61,7 +61,7 @@ pub fn soon() {
 }
 
 extern "C" fn elapsed(ctx: *mut Ctx, _data: *mut c_void) {
-    super::door(ctx, || {
+    super::door(|| {
         if let Some(mut armed) = ARMED.lend() {
             armed.timer = None;
         }

@@ -1,0 +1,24 @@
+//! Whether the server may evict locks to free memory: the operator is told, since nothing else can be done about it.
+
+use super::api::{self, Ctx};
+use super::log;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static POSSIBLE: AtomicBool = AtomicBool::new(false);
+
+/// Whether the server's policy can take a lock.
+pub fn possible() -> bool {
+    POSSIBLE.load(Ordering::Relaxed)
+}
+
+/// Looks at the server's policy, and warns when it has become one that can take a lock.
+pub fn look(ctx: *mut Ctx) {
+    let policy = api::server_info(ctx, c"memory", c"maxmemory_policy").unwrap_or_default();
+    let possible = !policy.is_empty() && policy != "noeviction";
+    if possible && !POSSIBLE.swap(possible, Ordering::Relaxed) {
+        log::warning(&format!(
+            "maxmemory-policy {policy} can evict locks while they are held; noeviction is the safe one for a lock server"
+        ));
+    }
+    POSSIBLE.store(possible, Ordering::Relaxed);
+}
