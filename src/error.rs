@@ -29,6 +29,12 @@ pub enum Error {
     Busy,
     /// An earlier panic left the module's state in doubt; it refuses everything until a restart.
     Poisoned,
+    /// `DLOCK.GUARD` does not run this command.
+    Unguarded(String),
+    /// The calling user may not run the inner command, or not on these keys.
+    NoPermission(String),
+    /// `DLOCK.GUARD` was called by something that has no user.
+    NoUser,
     /// Wrong arity, as the server words it.
     Arity(&'static str),
     /// An argument is not what it may be: its name, and what it may be.
@@ -59,6 +65,15 @@ impl fmt::Display for Error {
             Error::Poisoned => f.write_str(
                 "ERR dlock stopped serving after an internal fault; see the server log and restart the server",
             ),
+            Error::Unguarded(command) => write!(
+                f,
+                "ERR '{command}' cannot be run by DLOCK.GUARD: it blocks, or is a DLOCK command, SELECT, or not for scripts"
+            ),
+            Error::NoPermission(command) => write!(
+                f,
+                "NOPERM the user may not run '{command}' with these arguments"
+            ),
+            Error::NoUser => f.write_str("ERR DLOCK.GUARD needs a calling user"),
             Error::Arity(command) => write!(f, "ERR wrong number of arguments for '{command}' command"),
             Error::Argument(name, must) => write!(f, "ERR {name} must be {must}"),
             Error::UnknownOption(option) => write!(f, "ERR unknown option '{option}'"),

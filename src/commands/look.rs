@@ -36,6 +36,16 @@ pub fn check<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, E
     engine.check(lock, now, token).map(|()| Reply::Ok)
 }
 
+/// Whether a token still holds, so that a command may run: `key token command [arg ...]`.
+pub fn guard<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+    let name = call.name(&mut args)?;
+    let token = args.integer("token", 0..=MAX_TOKEN - 1)?;
+    args.word()?;
+    let now = call.now;
+    let (engine, lock) = call.lock(name)?;
+    engine.check(lock, now, token).map(|()| Reply::Run)
+}
+
 /// What there is to see of a lock: `key [COUNT n]`.
 pub fn info<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
     let name = call.name(&mut args)?;

@@ -62,6 +62,8 @@ pub enum Reply {
     Grant(Token, u32, Option<String>),
     /// No answer yet: the request waits under this name; the owner if the server named it.
     Wait(RequestId, Option<String>),
+    /// The inner command may run: its reply is the answer.
+    Run,
     /// Nothing, where an array or a map is the other answer.
     NullArray,
     /// Nothing.
@@ -89,7 +91,7 @@ pub fn execute<K: Keyspace>(
     words: &[&[u8]],
 ) -> Result<Reply, Error> {
     let args = Args::new(spec.name, words);
-    if spec.access == Access::Write && !call.primary {
+    if matches!(spec.access, Access::Write | Access::Guard) && !call.primary {
         return Err(Error::ReadOnly);
     }
     match spec.verb {
@@ -103,6 +105,7 @@ pub fn execute<K: Keyspace>(
         Verb::Position => queue::position(call, args),
         Verb::Held => look::held(call, args),
         Verb::Check => look::check(call, args),
+        Verb::Guard => look::guard(call, args),
         Verb::Info => look::info(call, args),
         Verb::Help => look::help(args),
         Verb::Apply => apply::run(call, args),

@@ -24,6 +24,8 @@ pub enum Verb {
     Held,
     /// `DLOCK.CHECK`
     Check,
+    /// `DLOCK.GUARD`
+    Guard,
     /// `DLOCK.INFO`
     Info,
     /// `DLOCK.HELP`
@@ -39,6 +41,8 @@ pub enum Access {
     Write,
     /// It looks.
     Read,
+    /// It looks, and runs another command, which may write.
+    Guard,
     /// It takes over what a primary decided.
     Follow,
     /// It has no key.
@@ -52,6 +56,8 @@ pub enum Kind {
     Key,
     /// Bytes.
     Text,
+    /// Any number of words.
+    Words,
     /// A decimal integer.
     Integer,
     /// A word that stands for itself: its token.
@@ -264,6 +270,21 @@ pub static COMMANDS: &[Spec] = &[
         args: &[KEY, arg("token", Kind::Integer)],
     },
     Spec {
+        verb: Verb::Guard,
+        name: "dlock.guard",
+        summary: "Runs a command if, and only if, the lock is held now under this fencing token",
+        complexity: "O(N) with N holders, and the command's own",
+        access: Access::Guard,
+        flags: "getkeys-api",
+        categories: "write",
+        args: &[
+            KEY,
+            arg("token", Kind::Integer),
+            arg("command", Kind::Text),
+            maybe("arg", Kind::Words),
+        ],
+    },
+    Spec {
         verb: Verb::Info,
         name: "dlock.info",
         summary: "Shows who holds a lock and who waits for it, in order",
@@ -330,6 +351,7 @@ impl Arg {
         match (self.kind, self.token) {
             (Kind::OneOf(args), _) => args.iter().map(Arg::plain).collect::<Vec<_>>().join(" | "),
             (Kind::Flag, Some(token)) => token.to_string(),
+            (Kind::Words, _) => format!("{} ...", self.name),
             (_, Some(token)) => format!("{token} {}", self.name),
             (_, None) => self.name.to_string(),
         }

@@ -2,6 +2,7 @@
 
 use super::api::{self, api, Ctx, Str, Text};
 use super::blocking;
+use super::user::User;
 use crate::commands::Caller;
 use redis_module::raw;
 use std::ffi::CStr;
@@ -64,23 +65,5 @@ impl Caller for Client {
 fn may_list_clients(ctx: *mut Ctx) -> bool {
     let words = [Text::new(b"client"), Text::new(b"list")];
     let mut argv: [*mut Str; 2] = [words[0].raw(), words[1].raw()];
-    // SAFETY: name and user are freed here; the words live until the end.
-    unsafe {
-        let name = api!(RedisModule_GetCurrentUserName(ctx));
-        if name.is_null() {
-            return false;
-        }
-        let user = api!(RedisModule_GetModuleUserFromUserName(name));
-        api!(RedisModule_FreeString(ctx, name));
-        if user.is_null() {
-            return false;
-        }
-        let allowed = api!(RedisModule_ACLCheckCommandPermissions(
-            user,
-            argv.as_mut_ptr(),
-            2
-        )) == api::OK;
-        api!(RedisModule_FreeModuleUser(user));
-        allowed
-    }
+    User::calling(ctx).is_some_and(|user| !user.may_not(&mut argv))
 }

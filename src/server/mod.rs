@@ -17,6 +17,7 @@ pub mod config;
 mod events;
 mod eviction;
 mod gate;
+mod guard;
 mod inbox;
 mod info;
 mod keyspace;
@@ -29,6 +30,7 @@ mod replicate;
 mod reply;
 mod sweep;
 mod timer;
+mod user;
 
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
@@ -110,7 +112,7 @@ fn poisoned() -> bool {
 }
 
 /// A command of a client, of the primary, or of the AOF. `argv` begins with the command's name.
-fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &[*mut Str]) {
+fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     if poisoned() {
         return reply::write(ctx, Err(Error::Poisoned));
     }
@@ -161,6 +163,9 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &[*mut Str]) {
         }
     });
     match answer {
+        Some(Ok(Some(Reply::Run))) => {
+            guard::run(ctx, argv.get_mut(guard::INNER..).unwrap_or_default())
+        }
         Some(Ok(Some(reply))) => reply::write(ctx, Ok(reply)),
         // The connection is blocked: its answer comes later.
         Some(Ok(None)) => {}

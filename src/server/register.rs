@@ -1,7 +1,7 @@
 //! Registration: the command table turned into what the server keeps of commands.
 
 use super::api::{self, api, Ctx, Str, OK};
-use super::{config, door, events, eviction, gate, info, log, timer, STATE};
+use super::{config, door, events, eviction, gate, guard, info, log, timer, STATE};
 use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
 use std::ffi::{c_char, c_int, CString};
@@ -99,7 +99,7 @@ fn databases(ctx: *mut Ctx) -> Option<u32> {
 fn register(ctx: *mut Ctx, spec: &'static Spec) -> Result<(), &'static str> {
     let name = text(spec.name);
     let access = match spec.access {
-        Access::Write | Access::Follow => "write",
+        Access::Write | Access::Follow | Access::Guard => "write",
         Access::Read => "readonly",
         Access::None => "",
     };
@@ -153,11 +153,11 @@ fn callback(spec: &'static Spec) -> unsafe extern "C" fn(*mut Ctx, *mut *mut Str
 unsafe extern "C" fn at<const AT: usize>(ctx: *mut Ctx, argv: *mut *mut Str, argc: c_int) -> c_int {
     door(|| {
         if let Some(spec) = COMMANDS.get(AT) {
-            super::command(
-                ctx,
-                spec,
-                std::slice::from_raw_parts(argv, argc.max(0) as usize),
-            );
+            let argv = std::slice::from_raw_parts_mut(argv, argc.max(0) as usize);
+            if spec.access == Access::Guard && api!(RedisModule_IsKeysPositionRequest(ctx)) != 0 {
+                return guard::give_keys(ctx, argv);
+            }
+            super::command(ctx, spec, argv);
         }
     });
     OK
@@ -189,6 +189,12 @@ fn key_specs(spec: &Spec) -> *mut raw::RedisModuleCommandKeySpec {
     let access = match spec.access {
         Access::None => return ptr::null_mut(),
         Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+        // The inner command's keys are handed out when they are asked for.
+        Access::Guard => {
+            raw::REDISMODULE_CMD_KEY_RO
+                | raw::REDISMODULE_CMD_KEY_ACCESS
+                | raw::REDISMODULE_CMD_KEY_INCOMPLETE
+        }
         Access::Write | Access::Follow => {
             raw::REDISMODULE_CMD_KEY_RW
                 | raw::REDISMODULE_CMD_KEY_ACCESS
@@ -223,7 +229,7 @@ fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
     described.name = text(arg.name);
     described.type_ = match arg.kind {
         Kind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
-        Kind::Text => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
+        Kind::Text | Kind::Words => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
         Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
         Kind::Flag => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
         Kind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
@@ -234,7 +240,10 @@ fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
     described.key_spec_index = if arg.kind == Kind::Key { 0 } else { -1 };
     described.token = arg.token.map_or(ptr::null(), text);
     if arg.optional {
-        described.flags = raw::REDISMODULE_CMD_ARG_OPTIONAL as c_int;
+        described.flags |= raw::REDISMODULE_CMD_ARG_OPTIONAL as c_int;
+    }
+    if arg.kind == Kind::Words {
+        described.flags |= raw::REDISMODULE_CMD_ARG_MULTIPLE as c_int;
     }
     described
 }

@@ -31,8 +31,8 @@ fn value(ctx: *mut Ctx, reply: &Reply) {
             Reply::NullArray => {
                 api!(RedisModule_ReplyWithNullArray(ctx));
             }
-            // A request that waits is answered later; where it must not be, it was not let wait.
-            Reply::Wait(..) | Reply::Null => {
+            // A request that waits is answered later, one that runs another command by that.
+            Reply::Wait(..) | Reply::Run | Reply::Null => {
                 api!(RedisModule_ReplyWithNull(ctx));
             }
             Reply::Ok => {

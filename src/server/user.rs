@@ -1,0 +1,54 @@
+//! The user that calls, and what the ACL lets it do.
+
+use super::api::{self, api, Ctx, Str};
+use redis_module::raw::{self, RedisModuleUser};
+use std::ffi::c_int;
+use std::io;
+
+/// A user of the server's.
+pub struct User(*mut RedisModuleUser);
+
+impl User {
+    /// The user of the calling connection, or of the connection that runs the calling script. None if there is neither:
+    /// another module calls.
+    pub fn calling(ctx: *mut Ctx) -> Option<User> {
+        // SAFETY: a live context; names are the server's and freed here. Only a script's client is asked for its user
+        // without a look-up: a module's may have none, which the server does not check.
+        unsafe {
+            let name = if api::flags(ctx) & raw::REDISMODULE_CTX_FLAGS_LUA != 0 {
+                api!(RedisModule_GetCurrentUserName(ctx))
+            } else {
+                let client = api!(RedisModule_GetClientId(ctx));
+                api!(RedisModule_GetClientUserNameById(ctx, client))
+            };
+            if name.is_null() {
+                return None;
+            }
+            let user = api!(RedisModule_GetModuleUserFromUserName(name));
+            api!(RedisModule_FreeString(ctx, name));
+            (!user.is_null()).then_some(User(user))
+        }
+    }
+
+    /// Whether the ACL keeps the user from running this command, on these keys. A command that there is not is not kept
+    /// from anybody.
+    pub fn may_not(&self, argv: &mut [*mut Str]) -> bool {
+        // SAFETY: the user lives until the drop, the arguments until the call returns.
+        unsafe {
+            let checked = api!(RedisModule_ACLCheckCommandPermissions(
+                self.0,
+                argv.as_mut_ptr(),
+                argv.len() as c_int
+            ));
+            checked != api::OK
+                && io::Error::last_os_error().kind() == io::ErrorKind::PermissionDenied
+        }
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        // SAFETY: got by `calling` and freed once.
+        unsafe { api!(RedisModule_FreeModuleUser(self.0)) }
+    }
+}
