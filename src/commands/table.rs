@@ -324,12 +324,11 @@ impl Spec {
 
     /// The arity as the server counts it: the command's name included, negative for "at least".
     pub fn arity(&self) -> i32 {
-        let needed = 1 + self.args.iter().filter(|arg| !arg.optional).count() as i32;
-        if self.args.iter().any(|arg| arg.optional) {
-            -needed
-        } else {
-            needed
-        }
+        let needed = self.args.iter().filter(|arg| !arg.optional).count();
+        // One of several may take more words than another.
+        let varies = |arg: &Arg| arg.optional || matches!(arg.kind, Kind::OneOf(_));
+        let sign = if self.args.iter().any(varies) { -1 } else { 1 };
+        sign * (1 + needed as i32)
     }
 
     /// The command and its arguments as the reference writes them.

@@ -146,8 +146,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Has everything worked out anew by the next refresh.
-    pub fn forget(&mut self) {
+    /// Has everything worked out anew by the next refresh, and a quarantine begun.
+    pub fn begin(&mut self) {
         self.epoch = 0;
     }
 
@@ -157,6 +157,7 @@ impl Settings {
         if self.epoch == epoch {
             return;
         }
+        let begins = self.epoch == 0;
         self.epoch = epoch;
         let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
         self.defaults = Defaults {
@@ -169,6 +170,14 @@ impl Settings {
             (Notify::auto, true) | (Notify::sharded, _) => Channel::Sharded,
         };
         let quarantine = value(&QUARANTINE_MS);
+        // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
+        let until = match quarantine {
+            0 => 0,
+            _ if begins => since.saturating_add(quarantine),
+            _ => policy
+                .quarantine_until
+                .min(since.saturating_add(quarantine)),
+        };
         *policy = Policy {
             max_lease_ms: value(&MAX_LEASE_MS),
             max_claim_ms: value(&MAX_CLAIM_MS),
@@ -180,11 +189,7 @@ impl Settings {
             max_hold_ms: value(&MAX_HOLD_MS),
             grants: GRANTS.load(Ordering::Relaxed),
             quarantine_ms: quarantine,
-            quarantine_until: if quarantine == 0 {
-                0
-            } else {
-                since.saturating_add(quarantine)
-            },
+            quarantine_until: until,
         };
     }
 }

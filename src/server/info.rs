@@ -21,6 +21,7 @@ pub extern "C" fn report(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) 
         (c"null_replies_total", counters.refused),
         (c"timeouts_total", counters.timeouts),
         (c"reentries_total", counters.reentries),
+        (c"upgrades_total", counters.upgrades),
         (c"renewals_total", counters.renewals),
         (c"released_total", counters.released),
         (c"expired_total", counters.expired),
