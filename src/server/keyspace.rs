@@ -253,9 +253,10 @@ impl Open {
             }
         }
         if !self.entry.events.is_empty() {
-            for event in self.entry.events.drain(..) {
+            for event in &self.entry.events {
                 news.add(self.db, self.name, event);
             }
+            self.entry.events.clear();
             if let Some(made) = self.made.take() {
                 news.keep(made);
             }

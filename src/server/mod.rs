@@ -167,7 +167,9 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &[*mut Str]) {
         };
         let reply = commands::execute(spec, &mut call, words)?;
         match (reply, key) {
-            (Reply::Wait(id, named), Some((key, _))) => Ok(state.block(ctx, key, id, named, words, now)),
+            (Reply::Wait(id, named), Some((key, _))) => {
+                Ok(state.block(ctx, key, id, named, words, now))
+            }
             (reply, _) => Ok(Some(reply)),
         }
     });

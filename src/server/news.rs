@@ -37,10 +37,10 @@ impl News {
     }
 
     /// Adds what happened to a lock whose key is the command's own argument, which lives until the command returns.
-    pub fn add(&mut self, db: u32, key: *mut Str, event: Event) {
+    pub fn add(&mut self, db: u32, key: *mut Str, event: &Event) {
         // Only the end of a hold is told by a message too.
         if self.keyspace_events || matches!(event, Event::Ended(..)) {
-            self.items.push(Item::Lock(db, key, event));
+            self.items.push(Item::Lock(db, key, *event));
         }
     }
 
@@ -52,7 +52,7 @@ impl News {
     /// Adds what happened to a lock by its name.
     pub fn add_named(&mut self, name: &Name, event: Event) {
         let key = Text::new(&name.key);
-        self.add(name.db, key.raw(), event);
+        self.add(name.db, key.raw(), &event);
         self.keep(key);
     }
 
@@ -62,8 +62,9 @@ impl News {
     }
 
     /// Hands every item over, in order, and is empty then.
-    pub fn work_off(&mut self, tell: impl FnMut(Item)) {
-        self.items.drain(..).for_each(tell);
+    pub fn work_off(&mut self, tell: impl FnMut(&Item)) {
+        self.items.iter().for_each(tell);
+        self.items.clear();
         self.kept.clear();
     }
 }

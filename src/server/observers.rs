@@ -26,8 +26,8 @@ pub fn tell(ctx: *mut Ctx, home: u32, channel: Channel, news: &mut News, texts: 
     let keyspace_events = news.keyspace_events();
     news.work_off(|item| {
         let (db, key, event) = match item {
-            Item::Lock(db, key, event) => (db, key, event),
-            Item::Flush(db) => return publish_flush(ctx, channel, db),
+            Item::Lock(db, key, event) => (*db, *key, event),
+            Item::Flush(db) => return publish_flush(ctx, channel, *db),
         };
         if selected != db {
             api::select(ctx, db);
@@ -40,7 +40,15 @@ pub fn tell(ctx: *mut Ctx, home: u32, channel: Channel, news: &mut News, texts: 
         }
         if let Event::Ended(end, token) = event {
             // SAFETY: the list keeps its keys alive.
-            publish(ctx, channel, texts, db, unsafe { api::bytes(key) }, end, token);
+            publish(
+                ctx,
+                channel,
+                texts,
+                db,
+                unsafe { api::bytes(key) },
+                *end,
+                *token,
+            );
         }
     });
     if selected != home {
@@ -49,7 +57,7 @@ pub fn tell(ctx: *mut Ctx, home: u32, channel: Channel, news: &mut News, texts: 
 }
 
 /// The keyspace event of the module class that goes with something. A removal has the server's own event already.
-fn keyspace_event(event: Event) -> Option<&'static CStr> {
+fn keyspace_event(event: &Event) -> Option<&'static CStr> {
     match event {
         Event::Acquired(_) => Some(c"dlock.acquired"),
         Event::Queued => Some(c"dlock.queued"),
