@@ -19,8 +19,9 @@ struct Options {
 const MAX_BLOCK_MS: u64 = 3_155_760_000_000;
 
 /// Takes a lock: `key owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n]`, with `fair` also `[CLAIM ms]`.
-pub fn run<K: Keyspace>(call: &mut Call<K>, mut args: Args, fair: bool) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
+#[inline(never)]
+pub fn run<K: Keyspace>(call: &mut Call<K>, args: &mut Args, fair: bool) -> Result<Reply, Error> {
+    let name = call.name(args)?;
     let owner = args.owner()?;
     let options = parse(call, args, fair)?;
     let named = (owner == b"*").then(|| call.caller.fresh_owner());
@@ -57,7 +58,7 @@ pub fn run<K: Keyspace>(call: &mut Call<K>, mut args: Args, fair: bool) -> Resul
     }
 }
 
-fn parse<K: Keyspace>(call: &Call<K>, mut args: Args, fair: bool) -> Result<Options, Error> {
+fn parse<K: Keyspace>(call: &Call<K>, args: &mut Args, fair: bool) -> Result<Options, Error> {
     let mut options = Options::default();
     if args.at_number() {
         options.lease = Some(args.integer("lease-ms", 1..=call.longest_lease())?);
@@ -72,7 +73,7 @@ fn parse<K: Keyspace>(call: &Call<K>, mut args: Args, fair: bool) -> Result<Opti
         } else if fair && is(word, "CLAIM") {
             let ms = args.integer("CLAIM", 1..=call.engine.policy.max_claim_ms)?;
             once(&mut options.claim, "CLAIM", ms)?;
-        } else if sharing(word, &mut args, &mut options.limit)? {
+        } else if sharing(word, args, &mut options.limit)? {
             continue;
         } else if let Some(option) = ["SESSION", "NOTIFY"].into_iter().find(|o| is(word, o)) {
             return Err(Error::NotBuilt(option));

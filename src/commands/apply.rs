@@ -6,11 +6,12 @@ use crate::engine::Keyspace;
 use crate::error::Error;
 
 /// Applies an effect: `key effect`. Refused from clients.
-pub fn run<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
+#[inline(never)]
+pub fn run<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
     if !call.caller.is_followed() {
         return Err(Error::Internal);
     }
-    let name = call.name(&mut args)?;
+    let name = call.name(args)?;
     let effect = args.word()?;
     args.end()?;
     let entry = call.keys.entry(name);

@@ -127,14 +127,20 @@ fn integer(word: &[u8]) -> Option<i64> {
     if matches!(digits, [b'0', ..]) && word.len() > 1 || digits.is_empty() {
         return None;
     }
-    // Summed up below zero, where the one number more is.
-    let below = digits.iter().try_fold(0_i64, |sum, digit| {
-        let digit = digit.is_ascii_digit().then(|| i64::from(digit - b'0'))?;
-        sum.checked_mul(10)?.checked_sub(digit)
-    })?;
+    // Nineteen digits cannot overflow 64 bits without a sign, and more are no number that is wanted.
+    if digits.len() > 19 {
+        return None;
+    }
+    let mut sum = 0_u64;
+    for digit in digits {
+        if !digit.is_ascii_digit() {
+            return None;
+        }
+        sum = sum * 10 + u64::from(digit - b'0');
+    }
     if negative {
-        Some(below)
+        0_i64.checked_sub_unsigned(sum)
     } else {
-        below.checked_neg()
+        i64::try_from(sum).ok()
     }
 }

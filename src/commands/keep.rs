@@ -6,12 +6,13 @@ use crate::engine::{Keyspace, Limit, Token, MAX_TOKEN};
 use crate::error::Error;
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
-pub fn downgrade<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
+#[inline(never)]
+pub fn downgrade<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let name = call.name(args)?;
     let owner = args.owner()?;
     let mut limit = None;
     let word = args.word()?;
-    if !sharing(word, &mut args, &mut limit)? {
+    if !sharing(word, args, &mut limit)? {
         return Err(unknown(word));
     }
     args.end()?;
@@ -23,8 +24,9 @@ pub fn downgrade<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Repl
 }
 
 /// Renews a lease: `key owner [lease-ms] [TOKEN t]`.
-pub fn renew<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
+#[inline(never)]
+pub fn renew<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let name = call.name(args)?;
     let owner = args.owner()?;
     let longest = call.longest_lease();
     let lease = match args.at_number() {
@@ -33,7 +35,7 @@ pub fn renew<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, E
     };
     let mut token = None;
     while let Some(word) = args.next() {
-        read_token(&mut args, word, &mut token)?;
+        read_token(args, word, &mut token)?;
     }
     call.engine
         .renew(call.keys, call.now, name, owner, token, lease)
@@ -41,8 +43,9 @@ pub fn renew<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, E
 }
 
 /// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
-pub fn release<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
+#[inline(never)]
+pub fn release<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let name = call.name(args)?;
     let owner = args.owner()?;
     let (mut token, mut leave) = (None, None);
     while let Some(word) = args.next() {
@@ -50,7 +53,7 @@ pub fn release<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply,
             let holds = args.integer("HOLDS", 0..=u64::from(u32::MAX))?;
             once(&mut leave, "HOLDS", holds as u32)?;
         } else {
-            read_token(&mut args, word, &mut token)?;
+            read_token(args, word, &mut token)?;
         }
     }
     let left = call
@@ -60,12 +63,13 @@ pub fn release<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply,
 }
 
 /// Ends holds by force: `key [owner]`.
-pub fn force<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
-    let rest = args;
+#[inline(never)]
+pub fn force<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let name = call.name(args)?;
+    let rest = *args;
     let owner = match args.next() {
         Some(_) => {
-            args = rest;
+            *args = rest;
             Some(args.owner()?)
         }
         None => None,

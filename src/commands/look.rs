@@ -10,8 +10,9 @@ use crate::error::Error;
 const SHOWN: u64 = 100;
 
 /// An owner's hold: `key owner`.
-pub fn held<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
+#[inline(never)]
+pub fn held<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let name = call.name(args)?;
     let owner = args.owner()?;
     args.end()?;
     let now = call.now;
@@ -27,8 +28,9 @@ pub fn held<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Er
 }
 
 /// Whether a token still holds: `key token`.
-pub fn check<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
+#[inline(never)]
+pub fn check<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let name = call.name(args)?;
     let token = args.integer("token", 0..=MAX_TOKEN - 1)?;
     args.end()?;
     let now = call.now;
@@ -37,8 +39,9 @@ pub fn check<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, E
 }
 
 /// Whether a token still holds, so that a command may run: `key token command [arg ...]`.
-pub fn guard<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
+#[inline(never)]
+pub fn guard<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let name = call.name(args)?;
     let token = args.integer("token", 0..=MAX_TOKEN - 1)?;
     args.word()?;
     let now = call.now;
@@ -47,8 +50,9 @@ pub fn guard<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, E
 }
 
 /// What there is to see of a lock: `key [COUNT n]`.
-pub fn info<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
+#[inline(never)]
+pub fn info<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let name = call.name(args)?;
     let mut count = None;
     while let Some(word) = args.next() {
         if !is(word, "COUNT") {
@@ -127,7 +131,8 @@ fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
 }
 
 /// The commands and what they take, a line each.
-pub fn help(args: Args) -> Result<Reply, Error> {
+#[inline(never)]
+pub fn help(args: &mut Args) -> Result<Reply, Error> {
     args.end()?;
     let lines = COMMANDS.iter().filter(|spec| !spec.internal());
     Ok(Reply::Array(

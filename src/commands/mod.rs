@@ -82,7 +82,8 @@ pub enum Reply {
     Map(Vec<(&'static str, Reply)>),
 }
 
-/// Runs a command. Takes its words after the command's name.
+/// Runs a command. Takes its words after the command's name. The commands are not inlined here: the short ones would pay
+/// for the stack of the long ones.
 ///
 /// Errors: every one of [`Error`]; nothing has changed then.
 pub fn execute<K: Keyspace>(
@@ -90,7 +91,7 @@ pub fn execute<K: Keyspace>(
     call: &mut Call<K>,
     words: &[&[u8]],
 ) -> Result<Reply, Error> {
-    let args = Args::new(spec.name, words);
+    let args = &mut Args::new(spec.name, words);
     if matches!(spec.access, Access::Write | Access::Guard) && !call.primary {
         return Err(Error::ReadOnly);
     }

@@ -6,8 +6,9 @@ use crate::engine::Keyspace;
 use crate::error::Error;
 
 /// Takes an owner out of the queue: `key owner`.
-pub fn cancel<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
+#[inline(never)]
+pub fn cancel<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let name = call.name(args)?;
     let owner = args.owner()?;
     args.end()?;
     call.engine
@@ -16,8 +17,9 @@ pub fn cancel<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, 
 }
 
 /// How many stand before an owner: `key owner`.
-pub fn position<K: Keyspace>(call: &mut Call<K>, mut args: Args) -> Result<Reply, Error> {
-    let name = call.name(&mut args)?;
+#[inline(never)]
+pub fn position<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let name = call.name(args)?;
     let owner = args.owner()?;
     args.end()?;
     let (engine, lock) = call.lock(name)?;

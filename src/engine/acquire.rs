@@ -61,17 +61,16 @@ impl Engine {
         name: NameRef,
         ask: &Ask,
     ) -> Result<Answer, Error> {
-        self.freshen(keys, now, name);
-        let entry = keys.entry(name);
+        let entry = self.freshen(keys, now, name);
         if entry.foreign {
             return Err(Error::WrongType);
         }
         let quarantined = self.policy.quarantined(now);
         let held = entry.hold(ask.owner).map(|hold| hold.limit);
         match held {
-            Some(limit) if limit > ask.limit => return self.upgrade(keys, now, name, ask),
+            Some(limit) if limit > ask.limit => return self.upgrade(entry, now, name, ask),
             // A drained server still lets holders re-enter: they could not finish otherwise.
-            Some(_) if !quarantined => return self.grant_now(keys, now, name, ask),
+            Some(_) if !quarantined => return self.grant_now(entry, now, name, ask),
             _ => {}
         }
         if !self.policy.grants {
@@ -84,7 +83,7 @@ impl Engine {
             if entry.holders() >= self.policy.max_holders {
                 return Err(Error::Full("dlock.max-holders"));
             }
-            return self.grant_now(keys, now, name, ask);
+            return self.grant_now(entry, now, name, ask);
         }
         if ask.wait == Wait::No {
             if quarantined {
@@ -96,19 +95,19 @@ impl Engine {
             }
         }
         self.room(name, ask, place.is_some())?;
-        let number = self.stand(keys, now, name, ask, place, held.is_some())?;
-        self.wait_at(keys, now, name, ask, number)
+        let number = self.stand(entry, now, name, ask, place, held.is_some())?;
+        self.wait_at(entry, now, name, ask, number)
     }
 
     /// A grant or re-entry that needs no place in the queue.
+    #[inline]
     fn grant_now(
         &mut self,
-        keys: &mut impl Keyspace,
+        entry: &mut Entry,
         now: Now,
         name: NameRef,
         ask: &Ask,
     ) -> Result<Answer, Error> {
-        let entry = keys.entry(name);
         let grant = take(
             &mut self.clock,
             &self.policy,
@@ -125,21 +124,20 @@ impl Engine {
         if grant.holds == grant.added {
             self.counters.grants_immediate += 1;
         }
-        self.rewatch(keys, now, name);
+        self.rewatch(entry, now, name);
         Ok(Answer::Granted(grant))
     }
 
     /// A holder asks for a stricter limit: it waits only for the other holders, ahead of the queue.
     fn upgrade(
         &mut self,
-        keys: &mut impl Keyspace,
+        entry: &mut Entry,
         now: Now,
         name: NameRef,
         ask: &Ask,
     ) -> Result<Answer, Error> {
-        let entry = keys.entry(name);
         if self.policy.granting(now) && entry.admits(ask.owner, ask.limit) {
-            return self.grant_now(keys, now, name, ask);
+            return self.grant_now(entry, now, name, ask);
         }
         if !self.policy.grants {
             return Err(Error::Draining);
@@ -178,7 +176,7 @@ impl Engine {
                 entry.events.push(Event::Queued);
             }
         }
-        self.wait_at(keys, now, name, ask, UPGRADE)
+        self.wait_at(entry, now, name, ask, UPGRADE)
     }
 
     /// Whether the caps allow one more place (unless the owner has it already) and one more waiting request.
@@ -201,14 +199,13 @@ impl Engine {
     /// before all others: behind one that waits for this very holder it could never be served.
     fn stand(
         &mut self,
-        keys: &mut impl Keyspace,
+        entry: &mut Entry,
         now: Now,
         name: NameRef,
         ask: &Ask,
         place: Option<u64>,
         holder: bool,
     ) -> Result<u64, Error> {
-        let entry = keys.entry(name);
         let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
         let line = self.lines.make(&kept);
         let number = match place {
@@ -251,7 +248,7 @@ impl Engine {
     /// Adds the request to its place, lets the queue be served, and answers if that has answered it.
     fn wait_at(
         &mut self,
-        keys: &mut impl Keyspace,
+        entry: &mut Entry,
         now: Now,
         name: NameRef,
         ask: &Ask,
@@ -284,7 +281,7 @@ impl Engine {
             });
         }
         self.requests.insert(id, (kept, number));
-        self.settle(keys, now, name);
+        self.settle_entry(entry, now, name);
         // The settlement may have answered this very request: then it has not waited.
         if let Some(at) = self.wakes.iter().rposition(|wake| wake.id == id) {
             return match self.wakes.swap_remove(at).outcome {

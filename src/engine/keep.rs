@@ -42,7 +42,7 @@ impl Engine {
                 ..hold
             }));
         }
-        self.rewatch(keys, now, name);
+        self.rewatch(entry, now, name);
         Ok(Grant {
             token: hold.token,
             holds: hold.holds,
@@ -75,7 +75,7 @@ impl Engine {
             }));
         }
         self.counters.renewals += 1;
-        self.rewatch(keys, now, name);
+        self.rewatch(entry, now, name);
         Ok(deadline.saturating_sub(now.ms()))
     }
 
@@ -104,10 +104,10 @@ impl Engine {
                 return Err(Error::Argument("HOLDS", most));
             }
         };
-        lower(entry, owner, left);
+        lower(entry, owner, hold, left);
         if left == 0 {
             self.counters.released += 1;
-            self.rewatch(keys, now, name);
+            self.rewatch(entry, now, name);
         }
         Ok(left)
     }
@@ -136,7 +136,7 @@ impl Engine {
             end(entry, owner, *token, End::Forced);
             self.counters.forced += 1;
         }
-        self.rewatch(keys, now, name);
+        self.rewatch(entry, now, name);
         Ok(ended.len())
     }
 
@@ -172,7 +172,7 @@ impl Engine {
         };
         let Some(place) = place else { return Ok(false) };
         self.dissolve(*place, &Outcome::Null);
-        self.rewatch(keys, now, name);
+        self.rewatch(entry, now, name);
         Ok(true)
     }
 
@@ -218,11 +218,11 @@ impl Engine {
                 continue;
             };
             let left = hold.holds.saturating_sub(grant.added);
-            lower(entry, &owner, left);
+            lower(entry, &owner, hold, left);
             if left == 0 {
                 self.counters.released += 1;
             }
-            self.rewatch(keys, now, name.lend());
+            self.rewatch(entry, now, name.lend());
         }
     }
 
@@ -293,8 +293,7 @@ impl Engine {
         now: Now,
         name: NameRef,
     ) -> Result<&'k mut Entry, Error> {
-        self.freshen(keys, now, name);
-        let entry = keys.entry(name);
+        let entry = self.freshen(keys, now, name);
         if entry.foreign {
             return Err(Error::WrongType);
         }
@@ -311,11 +310,8 @@ fn held(entry: &Entry, owner: &[u8], token: Option<Token>) -> Result<Hold<'stati
     Ok(Hold { owner: &[], ..hold })
 }
 
-/// Brings the owner's hold count down; at 0 the hold is given up. The deadline stays.
-fn lower(entry: &mut Entry, owner: &[u8], holds: u32) {
-    let Ok(hold) = held(entry, owner, None) else {
-        return;
-    };
+/// Brings the owner's hold count down from what it is; at 0 the hold is given up. The deadline stays.
+fn lower(entry: &mut Entry, owner: &[u8], hold: Hold, holds: u32) {
     if holds == 0 {
         end(entry, owner, hold.token, End::Released);
     } else if holds != hold.holds {

@@ -77,20 +77,30 @@ pub struct Full {
 }
 
 impl Sole {
-    fn new(hold: &Hold) -> Option<Sole> {
-        let len = NonZeroU8::new(u8::try_from(hold.owner.len()).ok()?)?;
-        let mut owner = [0; INLINE];
-        owner
-            .get_mut(..hold.owner.len())?
-            .copy_from_slice(hold.owner);
-        Some(Sole {
-            token: hold.token,
-            deadline: hold.deadline,
-            holds: hold.holds,
-            limit: hold.limit,
-            len,
-            owner,
-        })
+    /// Held by nobody.
+    const FREE: Sole = Sole {
+        token: 0,
+        deadline: 0,
+        holds: 0,
+        limit: Limit::EXCLUSIVE,
+        len: NonZeroU8::MIN,
+        owner: [0; INLINE],
+    };
+
+    /// Makes this the hold, in place: a value that is made elsewhere and then moved costs as much again. Gives false,
+    /// with nothing changed, if the owner is too long for it.
+    fn put(&mut self, hold: &Hold) -> bool {
+        let len = u8::try_from(hold.owner.len()).ok().and_then(NonZeroU8::new);
+        let (Some(len), Some(owner)) = (len, self.owner.get_mut(..hold.owner.len())) else {
+            return false;
+        };
+        owner.copy_from_slice(hold.owner);
+        self.len = len;
+        self.token = hold.token;
+        self.deadline = hold.deadline;
+        self.holds = hold.holds;
+        self.limit = hold.limit;
+        true
     }
 
     fn owner(&self) -> &[u8] {
@@ -113,14 +123,7 @@ impl Sole {
 impl Default for Lock {
     /// The lock that nobody holds and nobody waits for.
     fn default() -> Self {
-        Lock::Sole(Sole {
-            token: 0,
-            deadline: 0,
-            holds: 0,
-            limit: Limit::EXCLUSIVE,
-            len: NonZeroU8::MIN,
-            owner: [0; INLINE],
-        })
+        Lock::Sole(Sole::FREE)
     }
 }
 
@@ -312,11 +315,8 @@ impl Lock {
 
     fn put(&mut self, hold: &Hold) {
         if let Lock::Sole(sole) = self {
-            if sole.holds == 0 || sole.owner() == hold.owner {
-                if let Some(new) = Sole::new(hold) {
-                    *sole = new;
-                    return;
-                }
+            if (sole.holds == 0 || sole.owner() == hold.owner) && sole.put(hold) {
+                return;
             }
         }
         self.full().holders.put(hold);
@@ -344,12 +344,14 @@ impl Lock {
         if full.watched || !full.tickets.is_empty() || full.holders.len() > 1 {
             return;
         }
-        let small = match full.holders.iter().next() {
-            Some(hold) => Sole::new(&hold).map(Lock::Sole),
-            None => Some(Lock::default()),
-        };
-        if let Some(small) = small {
-            *self = small;
+        let mut small = Sole::FREE;
+        if full
+            .holders
+            .iter()
+            .next()
+            .map_or(true, |hold| small.put(&hold))
+        {
+            *self = Lock::Sole(small);
         }
     }
 }

@@ -419,9 +419,9 @@ impl Engine {
     pub fn next_wakeup(&self) -> Option<Millis> {
         let granting =
             Some(self.policy.quarantine_until).filter(|_| self.held_back && self.policy.grants);
-        [self.deadlines.next(), granting]
-            .into_iter()
-            .flatten()
-            .min()
+        match (self.deadlines.next(), granting) {
+            (Some(due), Some(granting)) => Some(due.min(granting)),
+            (due, granting) => due.or(granting),
+        }
     }
 }

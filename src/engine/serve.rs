@@ -26,7 +26,12 @@ impl Engine {
     /// Brings a lock up to date: ends leases that have run out, drops lapsed tickets, grants the head of the queue while
     /// that is compatible, and keeps the watch over the lock's deadlines.
     pub(super) fn settle(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
-        let entry = keys.entry(name);
+        self.settle_entry(keys.entry(name), now, name);
+    }
+
+    /// The same for an entry that is at hand.
+    #[inline]
+    pub(super) fn settle_entry(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         if self.lines.get(name).is_none() {
             let Some(lock) = &entry.lock else { return };
             if !lock.needs_watch() {
@@ -35,6 +40,12 @@ impl Engine {
             }
             self.note(&name.keep());
         }
+        self.settle_line(entry, now, name);
+    }
+
+    /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
+    #[inline(never)]
+    fn settle_line(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         if entry.foreign {
             self.refuse_all(name);
             return;
@@ -143,12 +154,19 @@ impl Engine {
         self.lines.make(name).ends = Some(end);
     }
 
-    /// Brings the lock that a request is about up to date.
-    pub(super) fn freshen(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
+    /// Brings the lock that a request is about up to date, and gives its entry.
+    pub(super) fn freshen<'k>(
+        &mut self,
+        keys: &'k mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+    ) -> &'k mut Entry {
+        let entry = keys.entry(name);
         if let Some(end) = self.lines.get_mut(name).and_then(|line| line.ends.take()) {
-            shorten(keys.entry(name), end);
+            shorten(entry, end);
         }
-        self.settle(keys, now, name);
+        self.settle_entry(entry, now, name);
+        entry
     }
 
     /// The value at this key is gone or another: whoever is queued here is to be served.
@@ -221,14 +239,11 @@ impl Engine {
     }
 
     /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
-    pub(super) fn rewatch(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
-        let needed = keys
-            .entry(name)
-            .lock
-            .as_ref()
-            .is_some_and(|lock| lock.needs_watch());
+    #[inline]
+    pub(super) fn rewatch(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
+        let needed = entry.lock.as_ref().is_some_and(|lock| lock.needs_watch());
         if needed || self.lines.get(name).is_some() {
-            self.settle(keys, now, name);
+            self.settle_entry(entry, now, name);
         }
     }
 
@@ -529,6 +544,7 @@ fn expire(entry: &mut Entry, now: Millis, counters: &mut Counters) {
     }
 }
 
+#[inline]
 fn ended(entry: &Entry, now: Millis) -> Option<(Box<[u8]>, Token)> {
     entry
         .lock

@@ -27,7 +27,7 @@ pub fn wall() -> Now {
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     Now {
-        us: since.as_micros() as u64,
+        us: since.as_secs() * 1_000_000 + u64::from(since.subsec_micros()),
     }
 }
 

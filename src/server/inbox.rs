@@ -79,8 +79,12 @@ pub fn post_unlinked(name: Name, lock: &Lock) {
     UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);
 }
 
-/// A value is freed; the server may do this on any thread. Touches nothing but the one atomic.
+/// A value is freed; the server may do this on any thread. Touches nothing but the one atomic, and only reads it in
+/// the usual case: an exchange costs as much as the rest of the freeing.
 pub fn freed(value: *mut Lock) {
+    if UNLINKED.load(Ordering::Relaxed) != value {
+        return;
+    }
     let _ = UNLINKED.compare_exchange(
         value,
         std::ptr::null_mut(),
@@ -97,16 +101,14 @@ pub fn just_unlinked(db: u32, key: &[u8]) -> bool {
     })
 }
 
-/// Takes out all that was written down, in order.
-pub fn take() -> Vec<Notice> {
-    let Some(mut inbox) = INBOX.lend() else {
-        return Vec::new();
-    };
+/// Takes out all that was written down, in order; none if there is nothing, the usual case.
+pub fn take() -> Option<Vec<Notice>> {
+    let mut inbox = INBOX.lend()?;
     if inbox.is_empty() {
-        return Vec::new();
+        return None;
     }
     settle_unlinked(&mut inbox);
-    std::mem::take(&mut *inbox)
+    Some(std::mem::take(&mut *inbox))
 }
 
 /// If the last unlinked value has not been freed by now, it has only moved.

@@ -81,13 +81,13 @@ impl OpenKeys {
     }
 
     /// Begins an event: in this context, with this freedom, and with the key that the command names, if one does.
-    pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, named: Option<*mut Str>) {
+    pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, named: Option<(*mut Str, &[u8])>) {
         self.ctx = ctx;
         self.mode = mode;
         self.home = api::selected(ctx);
         self.selected = self.home;
-        // SAFETY: the command's own argument, which lives until the event is worked off.
-        self.named = named.map(|key| (key, unsafe { api::bytes(key) } as *const [u8]));
+        // The command's own argument, which lives until the event is worked off.
+        self.named = named.map(|(key, bytes)| (key, bytes as *const [u8]));
         // Only a command has words of its own that can be counted; other events are rare enough.
         self.unheard = named.is_some() && !replicate::listening();
     }
@@ -146,7 +146,9 @@ impl OpenKeys {
         // SAFETY: the context is the one of the event that is being worked off, the strings live until it is.
         unsafe {
             match self.named {
-                Some((key, bytes)) if *bytes == *name.key => (open.name, open.bytes) = (key, bytes),
+                Some((key, bytes)) if ptr::eq(bytes, name.key) || *bytes == *name.key => {
+                    (open.name, open.bytes) = (key, bytes);
+                }
                 _ => {
                     open.name = open.made.insert(Text::new(name.key)).raw();
                     open.bytes = api::bytes(open.name);
@@ -251,9 +253,10 @@ impl Open {
             }
         }
         if !self.entry.events.is_empty() {
-            for event in self.entry.events.drain(..) {
+            for event in &self.entry.events {
                 news.add(self.db, self.name, event);
             }
+            self.entry.events.clear();
             if let Some(made) = self.made.take() {
                 news.keep(made);
             }
@@ -266,12 +269,8 @@ impl Open {
 
 impl Keyspace for OpenKeys {
     fn entry(&mut self, name: NameRef) -> &mut Entry {
-        let at = match self
-            .open
-            .iter()
-            .take(self.used)
-            .position(|open| open.is(name))
-        {
+        let opened = self.open.get(..self.used).unwrap_or_default();
+        let at = match opened.iter().position(|open| open.is(name)) {
             Some(at) => at,
             None => {
                 self.open(name);

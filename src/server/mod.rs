@@ -69,8 +69,15 @@ struct State {
     since: u64,
     evicted: u64,
     heartbeat: u64,
-    // Kept between events for its room.
+    // Kept between events for its room; not there while it is worked off.
+    outbox: Option<Box<Outbox>>,
+}
+
+/// What observers are left to be told once nothing is lent any more.
+#[derive(Default)]
+struct Outbox {
     news: News,
+    texts: observers::Texts,
 }
 
 lazy_static::lazy_static! {
@@ -83,7 +90,7 @@ lazy_static::lazy_static! {
         since: clock::wall().ms(),
         evicted: 0,
         heartbeat: 0,
-        news: News::default(),
+        outbox: None,
     });
 }
 
@@ -116,21 +123,25 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     if poisoned() {
         return reply::write(ctx, Err(Error::Poisoned));
     }
-    let mut words: [&[u8]; 16] = [&[]; 16];
-    let mut many = Vec::new();
     // SAFETY: the server's arguments live as long as the command.
-    let read = argv.iter().skip(1).map(|word| unsafe { api::bytes(*word) });
-    let words: &[&[u8]] = match words.get_mut(..argv.len().saturating_sub(1)) {
-        Some(words) => {
-            words.iter_mut().zip(read).for_each(|(at, word)| *at = word);
-            words
+    let read = |word: &*mut Str| unsafe { api::bytes(*word) };
+    // Key and owner, and a lease, are all that most commands have: they need no allocation.
+    let (two, three, many);
+    let words: &[&[u8]] = match argv {
+        [_, key, owner] => {
+            two = [read(key), read(owner)];
+            &two
         }
-        None => {
-            many.extend(read);
+        [_, key, owner, lease] => {
+            three = [read(key), read(owner), read(lease)];
+            &three
+        }
+        _ => {
+            many = argv.iter().skip(1).map(read).collect::<Vec<_>>();
             &many
         }
     };
-    let key = argv.get(1).copied();
+    let key = argv.get(1).copied().zip(words.first().copied());
     let mode = if matches!(spec.access, Access::Write | Access::Follow) {
         Mode::Write
     } else {
@@ -158,7 +169,9 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         };
         let reply = commands::execute(spec, &mut call, words)?;
         match (reply, key) {
-            (Reply::Wait(id, named), Some(key)) => Ok(state.block(ctx, key, id, named, words, now)),
+            (Reply::Wait(id, named), Some((key, _))) => {
+                Ok(state.block(ctx, key, id, named, words, now))
+            }
             (reply, _) => Ok(Some(reply)),
         }
     });
@@ -207,39 +220,39 @@ fn event(ctx: *mut Ctx) {
 fn run<T>(
     ctx: *mut Ctx,
     mode: Mode,
-    key: Option<*mut Str>,
+    key: Option<(*mut Str, &[u8])>,
     now: Now,
     work: impl FnOnce(&mut State, Now) -> T,
 ) -> Option<T> {
     let mut guard = STATE.lend()?;
     let state = &mut *guard;
+    // An event within the working off of another one finds none and makes its own.
+    let mut outbox = state.outbox.take().unwrap_or_default();
+    outbox.news.begin();
     state
         .settings
         .refresh(&mut state.engine.policy, state.since);
     state.keys.begin(ctx, mode, key);
-    state.read_inbox(now);
+    state.read_inbox(now, &mut outbox.news);
     let result = work(state, now);
-    state.keys.write(&mut state.news);
+    state.keys.write(&mut outbox.news);
     state.arm(now);
     let answered = !state.engine.wakes.is_empty();
     if answered {
         blocking::answer(&mut state.engine.wakes);
     }
-    if !answered && state.news.is_empty() {
+    if !answered && outbox.news.is_empty() {
+        state.outbox = Some(outbox);
         return Some(result);
     }
-    let mut news = std::mem::take(&mut state.news);
     let (channel, home) = (state.settings.channel, state.keys.home());
     drop(guard);
     if answered && !events::tells_of_sleep() {
         blocking::deliver();
     }
-    observers::tell(ctx, home, channel, &mut news);
+    observers::tell(ctx, home, channel, &mut outbox.news, &mut outbox.texts);
     if let Some(mut state) = STATE.lend() {
-        // Given back for its room; what a nested event has left there meanwhile is not to be lost.
-        if state.news.is_empty() {
-            state.news = news;
-        }
+        state.outbox = Some(outbox);
     }
     Some(result)
 }
@@ -272,16 +285,19 @@ impl State {
         Some(Reply::NullArray)
     }
 
-    /// Tells the engine what callbacks have left.
-    fn read_inbox(&mut self, now: Now) {
-        match SEEN.load(Ordering::Relaxed) {
-            0 => {}
-            _ => self
-                .engine
-                .clock
-                .observe(SEEN.swap(0, Ordering::Relaxed), now),
+    /// Tells the engine what callbacks have left; mostly nothing.
+    fn read_inbox(&mut self, now: Now, news: &mut News) {
+        if SEEN.load(Ordering::Relaxed) != 0 {
+            let seen = SEEN.swap(0, Ordering::Relaxed);
+            self.engine.clock.observe(seen, now);
         }
-        let notices = inbox::take();
+        if let Some(notices) = inbox::take() {
+            self.read_notices(notices, now, news);
+        }
+    }
+
+    #[inline(never)]
+    fn read_notices(&mut self, notices: Vec<Notice>, now: Now, news: &mut News) {
         let reloaded = notices
             .iter()
             .any(|notice| matches!(notice, Notice::Loaded));
@@ -300,7 +316,7 @@ impl State {
                             End::Removed
                         };
                         self.engine.count(end);
-                        self.news.add_named(&name, Event::Ended(end, token));
+                        news.add_named(&name, Event::Ended(end, token));
                     }
                 }
                 Notice::Brought(name) => self.look_again(&name, true),
@@ -309,7 +325,7 @@ impl State {
                     // A server that loads its data anew empties itself first: nothing is gone for good.
                     let all = 0..if reloaded { 0 } else { self.settings.databases };
                     all.filter(|at| db.map_or(true, |db| db == *at))
-                        .for_each(|at| self.news.add_flush(at));
+                        .for_each(|at| news.add_flush(at));
                 }
                 Notice::Swapped(one, other) => {
                     // Who waits stays at the name; the locks have gone over to the other database.

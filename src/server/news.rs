@@ -1,6 +1,6 @@
 //! What observers are to be told once an event has been worked off.
 
-use super::api::{Str, Text};
+use super::api::{self, Str, Text};
 use crate::engine::{Event, Name};
 
 /// A list of news, in order. It is kept between events for its room: an uncontended command allocates nothing here.
@@ -8,6 +8,8 @@ use crate::engine::{Event, Name};
 pub struct News {
     items: Vec<Item>,
     kept: Vec<Text>,
+    // Whether the server passes the module's keyspace events on: what nobody can hear is no news.
+    keyspace_events: bool,
 }
 
 /// One piece of news.
@@ -19,14 +21,27 @@ pub enum Item {
 }
 
 impl News {
+    /// Begins an event.
+    pub fn begin(&mut self) {
+        self.keyspace_events = api::notifies_of_modules();
+    }
+
+    /// Whether keyspace events are to be raised.
+    pub fn keyspace_events(&self) -> bool {
+        self.keyspace_events
+    }
+
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
     /// Adds what happened to a lock whose key is the command's own argument, which lives until the command returns.
-    pub fn add(&mut self, db: u32, key: *mut Str, event: Event) {
-        self.items.push(Item::Lock(db, key, event));
+    pub fn add(&mut self, db: u32, key: *mut Str, event: &Event) {
+        // Only the end of a hold is told by a message too.
+        if self.keyspace_events || matches!(event, Event::Ended(..)) {
+            self.items.push(Item::Lock(db, key, *event));
+        }
     }
 
     /// Keeps a key alive until the list has been worked off.
@@ -37,7 +52,7 @@ impl News {
     /// Adds what happened to a lock by its name.
     pub fn add_named(&mut self, name: &Name, event: Event) {
         let key = Text::new(&name.key);
-        self.add(name.db, key.raw(), event);
+        self.add(name.db, key.raw(), &event);
         self.keep(key);
     }
 
@@ -47,8 +62,9 @@ impl News {
     }
 
     /// Hands every item over, in order, and is empty then.
-    pub fn work_off(&mut self, mut tell: impl FnMut(Item)) {
-        self.items.drain(..).for_each(&mut tell);
+    pub fn work_off(&mut self, tell: impl FnMut(&Item)) {
+        self.items.iter().for_each(tell);
+        self.items.clear();
         self.kept.clear();
     }
 }

@@ -21,13 +21,13 @@ pub enum Channel {
 }
 
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
-pub fn tell(ctx: *mut Ctx, home: u32, channel: Channel, news: &mut News) {
+pub fn tell(ctx: *mut Ctx, home: u32, channel: Channel, news: &mut News, texts: &mut Texts) {
     let mut selected = home;
-    let keyspace_events = api::notifies_of_modules();
+    let keyspace_events = news.keyspace_events();
     news.work_off(|item| {
         let (db, key, event) = match item {
-            Item::Lock(db, key, event) => (db, key, event),
-            Item::Flush(db) => return publish_flush(ctx, channel, db),
+            Item::Lock(db, key, event) => (*db, *key, event),
+            Item::Flush(db) => return publish_flush(ctx, channel, *db),
         };
         if selected != db {
             api::select(ctx, db);
@@ -40,7 +40,15 @@ pub fn tell(ctx: *mut Ctx, home: u32, channel: Channel, news: &mut News) {
         }
         if let Event::Ended(end, token) = event {
             // SAFETY: the list keeps its keys alive.
-            publish(ctx, channel, db, unsafe { api::bytes(key) }, end, token);
+            publish(
+                ctx,
+                channel,
+                texts,
+                db,
+                unsafe { api::bytes(key) },
+                *end,
+                *token,
+            );
         }
     });
     if selected != home {
@@ -49,7 +57,7 @@ pub fn tell(ctx: *mut Ctx, home: u32, channel: Channel, news: &mut News) {
 }
 
 /// The keyspace event of the module class that goes with something. A removal has the server's own event already.
-fn keyspace_event(event: Event) -> Option<&'static CStr> {
+fn keyspace_event(event: &Event) -> Option<&'static CStr> {
     match event {
         Event::Acquired(_) => Some(c"dlock.acquired"),
         Event::Queued => Some(c"dlock.queued"),
@@ -63,28 +71,24 @@ fn keyspace_event(event: Event) -> Option<&'static CStr> {
 }
 
 /// One message of one lock: on `__dlock@<db>__:<key>`, or on the sharded channel of its slot.
-fn publish(ctx: *mut Ctx, channel: Channel, db: u32, key: &[u8], end: End, token: Token) {
+fn publish(
+    ctx: *mut Ctx,
+    channel: Channel,
+    texts: &mut Texts,
+    db: u32,
+    key: &[u8],
+    end: End,
+    token: Token,
+) {
     // A replica tells its own subscribers as it follows; in a cluster the primary's message reaches them.
     let to_cluster = matches!(channel, Channel::PlainInCluster | Channel::Sharded);
     if channel == Channel::None || (to_cluster && !gate::primary()) {
         return;
     }
-    let braced = channel == Channel::Sharded && !has_hash_tag(key);
-    let mut line = Line::new();
-    line.add(b"__dlock@").number(u64::from(db)).add(b"__:");
-    if braced {
-        line.add(b"{").add(key).add(b"}");
-    } else {
-        line.add(key);
-    }
-    let mut message = Line::new();
-    message.add(end.word().as_bytes()).add(b" ").number(token);
-    api::publish(
-        ctx,
-        line.bytes(),
-        message.bytes(),
-        channel == Channel::Sharded,
-    );
+    let sharded = channel == Channel::Sharded;
+    texts.name(db, key, sharded && !has_hash_tag(key));
+    texts.say(end, token);
+    api::publish(ctx, &texts.channel, &texts.message, sharded);
 }
 
 /// A flush is one message for its database. It belongs to no slot, so it always goes out plain.
@@ -103,48 +107,46 @@ fn has_hash_tag(key: &[u8]) -> bool {
     close.is_some_and(|len| len > 0)
 }
 
-/// A short text without an allocation of its own where it is short indeed: every release makes two.
-struct Line {
-    short: [u8; 96],
-    used: usize,
-    long: Vec<u8>,
+/// The texts of a message, kept from one to the next for their room: every release makes them.
+#[derive(Default)]
+pub struct Texts {
+    channel: Vec<u8>,
+    message: Vec<u8>,
+    // What stands at the channel's beginning, from one message to the next in the same database.
+    prefix: Option<(u32, usize)>,
 }
 
-impl Line {
-    fn new() -> Line {
-        Line {
-            short: [0; 96],
-            used: 0,
-            long: Vec::new(),
-        }
-    }
-
-    fn add(&mut self, bytes: &[u8]) -> &mut Line {
-        match self.short.get_mut(self.used..self.used + bytes.len()) {
-            Some(room) if self.long.is_empty() => {
-                room.copy_from_slice(bytes);
-                self.used += bytes.len();
-            }
+impl Texts {
+    /// Makes the channel's name.
+    fn name(&mut self, db: u32, key: &[u8], braced: bool) {
+        match self.prefix {
+            Some((same, len)) if same == db => self.channel.truncate(len),
             _ => {
-                if self.long.is_empty() {
-                    self.long.extend_from_slice(&self.short[..self.used]);
-                }
-                self.long.extend_from_slice(bytes);
+                self.channel.clear();
+                self.channel.extend_from_slice(b"__dlock@");
+                let mut digits = [0; change::DIGITS];
+                self.channel
+                    .extend_from_slice(change::decimal(u64::from(db), &mut digits));
+                self.channel.extend_from_slice(b"__:");
+                self.prefix = Some((db, self.channel.len()));
             }
         }
-        self
-    }
-
-    fn number(&mut self, value: u64) -> &mut Line {
-        let mut digits = [0; change::DIGITS];
-        self.add(change::decimal(value, &mut digits))
-    }
-
-    fn bytes(&self) -> &[u8] {
-        if self.long.is_empty() {
-            &self.short[..self.used]
-        } else {
-            &self.long
+        if braced {
+            self.channel.push(b'{');
         }
+        self.channel.extend_from_slice(key);
+        if braced {
+            self.channel.push(b'}');
+        }
+    }
+
+    /// Makes the message.
+    fn say(&mut self, end: End, token: Token) {
+        self.message.clear();
+        self.message.extend_from_slice(end.word().as_bytes());
+        self.message.push(b' ');
+        let mut digits = [0; change::DIGITS];
+        self.message
+            .extend_from_slice(change::decimal(token, &mut digits));
     }
 }

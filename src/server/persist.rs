@@ -211,11 +211,11 @@ unsafe extern "C" fn effort(_ctx: *mut RedisModuleKeyOptCtx, _value: *const c_vo
 
 /// A value leaves its name, in whatever way.
 unsafe extern "C" fn unlinked(ctx: *mut RedisModuleKeyOptCtx, value: *const c_void) {
+    // The module's own deletion is no news to it.
+    if super::keyspace::deleting() {
+        return;
+    }
     let _ = catch_unwind(|| {
-        // The module's own deletion is no news to it.
-        if super::keyspace::deleting() {
-            return;
-        }
         let key = api!(RedisModule_GetKeyNameFromOptCtx(ctx));
         let db = u32::try_from(api!(RedisModule_GetDbIdFromOptCtx(ctx)));
         let (Some(lock), Ok(db), false) = (value.cast::<Lock>().as_ref(), db, key.is_null()) else {
