@@ -2,7 +2,7 @@
 
 use super::api::{self, api, Ctx, Str, OK};
 use super::inbox::{self, Notice};
-use super::{blocking, clock, door, eviction, gate, log, persist, replicate};
+use super::{audience, blocking, clock, door, eviction, gate, log, persist, replicate};
 use crate::engine::{Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -18,7 +18,7 @@ pub fn hears_generic() -> bool {
 
 /// Subscribes to everything that concerns locks.
 pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
-    let mut wanted: Vec<(u64, raw::RedisModuleEventCallback, &'static str)> = vec![
+    let wanted: Vec<(u64, raw::RedisModuleEventCallback, &'static str)> = vec![
         (raw::REDISMODULE_EVENT_FLUSHDB, Some(flushed), "FlushDB"),
         (raw::REDISMODULE_EVENT_SWAPDB, Some(swapped), "SwapDB"),
         (
@@ -38,10 +38,8 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
             Some(listener),
             "ReplicaChange",
         ),
+        (raw::REDISMODULE_EVENT_EVENTLOOP, Some(turned), "EventLoop"),
     ];
-    if tells_of_sleep() {
-        wanted.push((raw::REDISMODULE_EVENT_EVENTLOOP, Some(turned), "EventLoop"));
-    }
     for (id, callback, name) in wanted {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
         // SAFETY: the context of the load, and a callback that lives as long as the module, which is never unloaded.
@@ -167,7 +165,10 @@ extern "C" fn listener(
 extern "C" fn turned(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
     if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
         clock::turn();
-        door(blocking::deliver);
+        audience::turn();
+        if tells_of_sleep() {
+            door(blocking::deliver);
+        }
     }
 }
 

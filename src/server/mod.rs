@@ -9,6 +9,7 @@
 //! 4. tell observers (`observers`): last, because it is the only part that nobody depends on.
 
 pub mod api;
+mod audience;
 mod blocking;
 mod caller;
 mod cell;
@@ -201,6 +202,7 @@ fn event(ctx: *mut Ctx) {
             state.heartbeat = now.ms() + HEARTBEAT_MS;
             state.steps.look(now);
             replicate::look(ctx);
+            audience::heartbeat(ctx);
             if open && !events::hears_generic() {
                 state.sweep(ctx, now);
             }

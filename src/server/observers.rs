@@ -1,8 +1,8 @@
 //! Telling observers: unlock messages and keyspace events.
 
 use super::api::{self, Ctx};
-use super::gate;
 use super::news::{Item, News};
+use super::{audience, gate};
 use crate::engine::change::{self, End};
 use crate::engine::{Event, Token};
 use std::ffi::CStr;
@@ -82,7 +82,7 @@ fn publish(
 ) {
     // A replica tells its own subscribers as it follows; in a cluster the primary's message reaches them.
     let to_cluster = matches!(channel, Channel::PlainInCluster | Channel::Sharded);
-    if channel == Channel::None || (to_cluster && !gate::primary()) {
+    if channel == Channel::None || (to_cluster && !gate::primary()) || !audience::may_hear(ctx) {
         return;
     }
     let sharded = channel == Channel::Sharded;
