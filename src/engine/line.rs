@@ -61,6 +61,8 @@ pub struct Line {
     /// An end that the key was given from outside (EXPIRE), earlier than its leases. As long as nothing else touches the
     /// lock the server removes the key then; the next request makes it the leases' own end.
     pub ends: Option<Millis>,
+    /// Whether the queue has to stand still, as its slot is migrating away.
+    pub closed: bool,
     /// Whether the value at the key may have been replaced behind the line's back.
     pub stale: bool,
     /// Whether a settlement is pending.

@@ -185,6 +185,8 @@ pub struct Entry {
     pub lock: Option<Box<Lock>>,
     /// The key holds something that is not a lock.
     pub foreign: bool,
+    /// An end that the key was given from outside, earlier than the leases, where nothing else tells of it.
+    pub ends: Option<Millis>,
     /// Whether anything has changed, or the key's TTL is to be put right.
     pub changed: bool,
     /// Whether nobody is to be told of changes: then no effect is written.
@@ -267,7 +269,9 @@ impl Entry {
                 Change::Unhold { token, end, .. } => self.events.push(Event::Ended(*end, *token)),
                 Change::Ticket { number, .. } => {
                     clock.follow(*number);
-                    self.events.push(Event::Queued);
+                    if !self.has_ticket(*number) {
+                        self.events.push(Event::Queued);
+                    }
                 }
                 Change::Unticket { .. } | Change::Watch(_) => {}
             }

@@ -32,6 +32,9 @@ impl Engine {
     /// The same for an entry that is at hand.
     #[inline]
     pub(super) fn settle_entry(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
+        if let Some(end) = entry.ends.take() {
+            shorten(entry, end);
+        }
         if self.lines.get(name).is_none() {
             let Some(lock) = &entry.lock else { return };
             if !lock.needs_watch() {
@@ -49,6 +52,9 @@ impl Engine {
         if entry.foreign {
             self.refuse_all(name);
             return;
+        }
+        if let Some(end) = self.lines.get_mut(name).and_then(|line| line.ends.take()) {
+            shorten(entry, end);
         }
         expire(entry, now.ms(), &mut self.counters);
         self.reconcile(entry, now, name);
@@ -74,6 +80,7 @@ impl Engine {
             let idle = line.is_empty();
             if keys.accepts(name.lend()) {
                 settled += 1;
+                self.close(name.lend(), false);
                 self.settle(keys, now, name.lend());
             } else if idle && keys.entry(name.lend()).lock.is_none() {
                 // Nobody waits here, and the lock has left with its slot.
@@ -145,8 +152,18 @@ impl Engine {
     /// The value at this key may have been removed, replaced or brought: it is looked at again. With nobody queued
     /// here and nothing to watch this costs one look.
     pub fn note(&mut self, name: &Name) {
-        self.lines.make(name).stale = true;
+        let line = self.lines.make(name);
+        line.stale = true;
+        // What was said of the value that was here does not hold for the next.
+        line.ends = None;
         self.mark(name);
+    }
+
+    /// Whether this lock's queue has to stand still: its slot is migrating away.
+    pub fn close(&mut self, name: NameRef, closed: bool) {
+        if let Some(line) = self.lines.get_mut(name) {
+            line.closed = closed;
+        }
     }
 
     /// The key was given an end from outside that is earlier than its leases.
@@ -162,9 +179,6 @@ impl Engine {
         name: NameRef,
     ) -> &'k mut Entry {
         let entry = keys.entry(name);
-        if let Some(end) = self.lines.get_mut(name).and_then(|line| line.ends.take()) {
-            shorten(entry, end);
-        }
         self.settle_entry(entry, now, name);
         entry
     }
@@ -410,6 +424,9 @@ impl Engine {
             } else if !entry.admits(&place.owner, place.limit) {
                 line.upgrade = Some(place);
                 return false;
+            } else if line.closed {
+                line.upgrade = Some(place);
+                return true;
             } else if granter.policy.granting(now) {
                 *places -= 1;
                 granter.grant(entry, now, *place);
@@ -427,6 +444,9 @@ impl Engine {
             let full = newcomer && entry.holders() >= granter.policy.max_holders;
             if head.requests.is_empty() || full || !entry.admits(&head.owner, head.limit) {
                 return false;
+            }
+            if line.closed {
+                return true;
             }
             if !granter.policy.granting(now) {
                 *held_back = true;

@@ -1,6 +1,7 @@
 //! Whether this server would accept a write now: what is decided outside of a command must pass the same gate.
 
 use super::api::{self, api, Ctx, Text};
+use super::slot;
 use crate::engine::NameRef;
 use redis_module::raw;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,9 +43,14 @@ pub fn open(ctx: *mut Ctx) -> bool {
     flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0 || probe(ctx, b"dlock")
 }
 
-/// Whether changes of this key are possible now, in a cluster: the slot is this node's, and the cluster is up.
+/// Whether the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.
 pub fn accepts_key(ctx: *mut Ctx, name: NameRef) -> bool {
-    probe(ctx, name.key)
+    // In a slot that is migrating away the server still serves the keys that are left, but no others: so it is asked for one
+    // that is not there.
+    match slot::neighbour(name.key) {
+        Some(neighbour) => probe(ctx, &neighbour),
+        None => probe(ctx, name.key),
+    }
 }
 
 /// Asks the server to run a write command that does nothing, under the rules that scripts are held to.

@@ -13,6 +13,7 @@ use redis_module::raw::{self, RedisModuleCallReply};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where the inner command begins: after GUARD's name, the lock's key and the token.
 pub const INNER: usize = 3;
@@ -60,8 +61,7 @@ pub fn run(ctx: *mut Ctx, argv: &mut [*mut Str]) {
 fn allowed(ctx: *mut Ctx, name: &[u8], argv: &mut [*mut Str]) -> Result<(), Error> {
     let lower = name.to_ascii_lowercase();
     let inner = inner(ctx, &lower);
-    let own = lower.starts_with(b"dlock.") || lower == b"select";
-    if own || inner.blocks {
+    if is_refused(&lower) || inner.blocks {
         return Err(Error::Unguarded(escaped(name, 64)));
     }
     if !inner.takes(argv.len()) {
@@ -73,6 +73,11 @@ fn allowed(ctx: *mut Ctx, name: &[u8], argv: &mut [*mut Str]) -> Result<(), Erro
     refused
         .then(|| Error::NoPermission(escaped(name, 64)))
         .map_or(Ok(()), Err)
+}
+
+/// Commands that are never run, whatever the server says of them: Redis 7.2 does not count WAIT among those that block.
+fn is_refused(lower: &[u8]) -> bool {
+    lower.starts_with(b"dlock.") || matches!(lower, b"select" | b"wait" | b"waitaof")
 }
 
 /// What has to be known of an inner command.
@@ -99,7 +104,9 @@ fn inner(ctx: *mut Ctx, lower: &[u8]) -> Inner {
         return known;
     }
     let asked = ask(ctx, lower);
-    if let Some(mut known) = KNOWN.lend().filter(|known| known.len() < REMEMBERED) {
+    // A command that is not there may come with another module.
+    let known = KNOWN.lend().filter(|known| known.len() < REMEMBERED);
+    if let Some(mut known) = known.filter(|_| asked.arity != 0) {
         known.insert(lower.to_vec(), asked);
     }
     asked
@@ -168,6 +175,9 @@ unsafe fn text<'a>(reply: *mut RedisModuleCallReply) -> &'a [u8] {
     }
 }
 
+/// Set while the server is asked for an inner command's keys: also a renamed GUARD in a GUARD goes no deeper.
+static GIVING: AtomicBool = AtomicBool::new(false);
+
 /// Hands out the keys of a GUARD: the lock, and those of the inner command, each as that command itself declares it.
 pub fn give_keys(ctx: *mut Ctx, argv: &mut [*mut Str]) {
     // SAFETY: a context that asks for keys; positions are within the arguments; the lists are the server's and freed.
@@ -175,7 +185,13 @@ pub fn give_keys(ctx: *mut Ctx, argv: &mut [*mut Str]) {
         let looked_at = raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS;
         api!(RedisModule_KeyAtPosWithFlags(ctx, 1, looked_at as c_int));
         let inner = argv.get_mut(INNER..).unwrap_or_default();
-        if inner.is_empty() {
+        // A GUARD in a GUARD is refused, and asking for its keys would come back here, as deep as a client likes.
+        let own = |name: &*mut Str| {
+            api::bytes(*name)
+                .to_ascii_lowercase()
+                .starts_with(b"dlock.")
+        };
+        if inner.first().map_or(true, own) || GIVING.swap(true, Ordering::Relaxed) {
             return;
         }
         let (mut count, mut flags) = (0, ptr::null_mut());
@@ -186,6 +202,7 @@ pub fn give_keys(ctx: *mut Ctx, argv: &mut [*mut Str]) {
             &mut count,
             &mut flags
         ));
+        GIVING.store(false, Ordering::Relaxed);
         if keys.is_null() {
             return;
         }

@@ -49,6 +49,9 @@ pub struct OpenKeys {
     open: Vec<Open>,
     used: usize,
     cluster: bool,
+    // The server tells when it is given a TTL from outside; else that is seen when a lock is opened.
+    hears_generic: bool,
+    now: Now,
     // Nobody listens: changes are counted, not told.
     unheard: bool,
 }
@@ -76,14 +79,17 @@ impl OpenKeys {
             open: Vec::new(),
             used: 0,
             cluster: false,
+            hears_generic: true,
+            now: Now { us: 0 },
             unheard: false,
         }
     }
 
     /// Begins an event: in this context, with this freedom, and with the key that the command names, if one does.
-    pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, named: Option<(*mut Str, &[u8])>) {
+    pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, named: Option<(*mut Str, &[u8])>, now: Now) {
         self.ctx = ctx;
         self.mode = mode;
+        self.now = now;
         self.home = api::selected(ctx);
         self.selected = self.home;
         // The command's own argument, which lives until the event is worked off.
@@ -97,9 +103,15 @@ impl OpenKeys {
         self.home
     }
 
-    /// Tells whether the server is a node of a cluster.
-    pub fn set_cluster(&mut self, cluster: bool) {
+    /// Tells what server it is: whether a node of a cluster, and whether it tells of TTLs set from outside.
+    pub fn set_server(&mut self, cluster: bool, hears_generic: bool) {
         self.cluster = cluster;
+        self.hears_generic = hears_generic;
+    }
+
+    /// Whether the server is a node of a cluster.
+    pub fn in_cluster(&self) -> bool {
+        self.cluster
     }
 
     /// What a TTL that was set from outside means. An earlier end of the key stands: it ends the holds then. A later one,
@@ -179,6 +191,9 @@ impl OpenKeys {
             // The box is lent to the engine and given back by `write`; the keyspace goes on pointing at it.
             open.entry.lock = (!value.is_null()).then(|| Box::from_raw(value));
             open.stored = open.entry.lock.is_some();
+            if !self.hears_generic && self.mode == Mode::Write {
+                open.entry.ends = open.earlier_end(self.now);
+            }
         }
     }
 
@@ -204,6 +219,22 @@ impl OpenKeys {
 }
 
 impl Open {
+    /// When the server will remove the key, if that is before its leases end.
+    ///
+    /// # Safety
+    /// The key is open.
+    unsafe fn earlier_end(&self, now: Now) -> Option<Millis> {
+        let last = self
+            .entry
+            .lock
+            .as_ref()?
+            .holds()
+            .map(|hold| hold.deadline)
+            .max()?;
+        let left = u64::try_from(api!(RedisModule_GetExpire(self.key))).ok()?;
+        Some(now.ms().saturating_add(left)).filter(|end| end + 1 < last)
+    }
+
     fn is(&self, name: NameRef) -> bool {
         // SAFETY: the string lives until the event is worked off.
         let bytes = unsafe { &*self.bytes };

@@ -29,6 +29,7 @@ pub mod persist;
 mod register;
 mod replicate;
 mod reply;
+mod slot;
 mod sweep;
 mod timer;
 mod user;
@@ -36,7 +37,7 @@ mod user;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
 use crate::engine::change::End;
-use crate::engine::{Engine, Event, Keyspace, Name, Now, Token};
+use crate::engine::{Engine, Event, Keyspace, Name, NameRef, Now, Token};
 use crate::error::Error;
 use api::{Ctx, Str};
 use caller::Client;
@@ -168,6 +169,13 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
             defaults: &state.settings.defaults,
             primary: gate::primary(),
         };
+        if spec.access == Access::Write && call.keys.in_cluster() {
+            // A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
+            let name = words.first().map(|key| NameRef { db, key });
+            if let Some(name) = name.filter(|name| call.engine.watches(*name)) {
+                call.engine.close(name, !gate::accepts_key(ctx, name));
+            }
+        }
         let reply = commands::execute(spec, &mut call, words)?;
         match (reply, key) {
             (Reply::Wait(id, named), Some((key, _))) => {
@@ -234,7 +242,7 @@ fn run<T>(
     state
         .settings
         .refresh(&mut state.engine.policy, state.since);
-    state.keys.begin(ctx, mode, key);
+    state.keys.begin(ctx, mode, key, now);
     state.read_inbox(now, &mut outbox.news);
     let result = work(state, now);
     state.keys.write(&mut outbox.news);
@@ -270,7 +278,7 @@ impl State {
         words: &[&[u8]],
         now: Now,
     ) -> Option<Reply> {
-        let name = crate::engine::NameRef {
+        let name = NameRef {
             db: self.keys.home(),
             key: words.first()?,
         }

@@ -2,7 +2,7 @@
 
 use super::api::{self, Ctx};
 use super::news::{Item, News};
-use super::{audience, gate};
+use super::{audience, gate, slot};
 use crate::engine::change::{self, End};
 use crate::engine::{Event, Token};
 use std::ffi::CStr;
@@ -85,8 +85,10 @@ fn publish(
     if channel == Channel::None || (to_cluster && !gate::primary()) || !audience::may_hear(ctx) {
         return;
     }
-    let sharded = channel == Channel::Sharded;
-    texts.name(db, key, sharded && !has_hash_tag(key));
+    // The sharded channel is in the lock's slot; where no name can be made that is, the message goes out plain.
+    let braced = channel == Channel::Sharded && slot::can_be_braced(key);
+    let sharded = braced || (channel == Channel::Sharded && slot::tag(key).is_some());
+    texts.name(db, key, braced);
     texts.say(end, token);
     api::publish(ctx, &texts.channel, &texts.message, sharded);
 }
@@ -96,15 +98,6 @@ fn publish_flush(ctx: *mut Ctx, channel: Channel, db: u32) {
     if channel != Channel::None {
         api::publish(ctx, format!("__dlock@{db}__").as_bytes(), b"flushed", false);
     }
-}
-
-/// Whether the cluster hashes only a part of the key.
-fn has_hash_tag(key: &[u8]) -> bool {
-    let Some(open) = key.iter().position(|byte| *byte == b'{') else {
-        return false;
-    };
-    let close = key.iter().skip(open + 1).position(|byte| *byte == b'}');
-    close.is_some_and(|len| len > 0)
 }
 
 /// The texts of a message, kept from one to the next for their room: every release makes them.

@@ -30,8 +30,6 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
     if let Some(mut state) = STATE.lend() {
         state.settings.cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
-        let cluster = state.settings.cluster;
-        state.keys.set_cluster(cluster);
         state.settings.databases = databases(ctx).unwrap_or(16);
     }
     // SAFETY: the context of the load; the callbacks live as long as the module, which is never unloaded.
@@ -51,6 +49,10 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     config::register(context, args)?;
     events::subscribe(ctx)
         .map_err(|name| format!("the server refuses a subscription to {name}"))?;
+    if let Some(mut state) = STATE.lend() {
+        let cluster = state.settings.cluster;
+        state.keys.set_server(cluster, events::hears_generic());
+    }
     for spec in COMMANDS {
         register(ctx, spec)
             .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;

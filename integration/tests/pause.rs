@@ -1,0 +1,731 @@
+//! Times at which the server may change nothing: CLIENT PAUSE, FAILOVER, SHUTDOWN, too few replicas, a disk that fails.
+//! What should have happened meanwhile happens right after, in order, and the server survives.
+
+mod sound;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::{Connection, Value};
+use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
+use sound::{assert_sound, assert_sound_log};
+
+/// So long nothing must come of what cannot be.
+const WHILE: Duration = Duration::from_millis(250);
+
+/// How much later than a pause's end its consequences may come, on a loaded machine.
+const SOON: Duration = Duration::from_millis(150);
+
+fn position(connection: &mut Connection, key: &str, owner: &str) -> Option<u64> {
+    connection.ask(&format!("DLOCK.POSITION {key} {owner}"))
+}
+
+fn wait_as(server: &Server, owner: &str) -> Blocked {
+    Blocked::start(server, &format!("DLOCK.ACQUIRE k {owner} 600000 BLOCK 0"))
+}
+
+fn fair_as(server: &Server, owner: &str) -> Blocked {
+    Blocked::start(
+        server,
+        &format!("DLOCK.FAIRACQUIRE k {owner} 600000 BLOCK 0"),
+    )
+}
+
+/// A server where alice holds `k` for so many milliseconds, and her connection.
+fn held_for(lease_ms: u64) -> (Server, Connection) {
+    let server = Server::start();
+    let mut alice = server.connection();
+    alice.run(&format!("DLOCK.ACQUIRE k alice {lease_ms}"));
+    (server, alice)
+}
+
+#[track_caller]
+fn assert_unanswered(blocked: &Blocked) {
+    assert_eq!(blocked.outcome_within(WHILE), None);
+}
+
+fn await_moment(moment: Instant) {
+    await_until("that moment has come", PATIENCE, || {
+        Instant::now() >= moment
+    });
+}
+
+#[test]
+fn a_lease_that_ends_in_a_pause_is_handed_over_after_it() {
+    for mode in ["WRITE", "ALL"] {
+        let (server, mut alice) = held_for(150);
+        let bob = wait_as(&server, "bob");
+        let carol = wait_as(&server, "carol");
+        let begin = Instant::now();
+        alice.run(&format!("CLIENT PAUSE 500 {mode}"));
+        let (reply, at) = bob.outcome_at();
+        assert!(matches!(reply, Ok(Value::Array(_))), "{mode}: {reply:?}");
+        let after = at - begin;
+        let pause = Duration::from_millis(500);
+        // The server counts the pause in whole milliseconds.
+        assert!(
+            after + Duration::from_millis(2) >= pause,
+            "{mode}: {after:?}"
+        );
+        assert!(after < pause + SOON, "{mode}: {after:?}");
+        let (_, holds, left): (u64, u64, u64) = alice.ask("DLOCK.HELD k bob");
+        // Its lease is full from the grant on, not from the moment the old one ended.
+        assert!(holds == 1 && left > 590_000);
+        assert_eq!(position(&mut alice, "k", "carol"), Some(0));
+        drop(carol);
+        assert_sound(&server);
+    }
+}
+
+/// Hundreds of leases and of tickets' windows end during the pause: all of them are over after it, and who waits is served.
+#[test]
+fn many_leases_that_end_in_a_pause_are_all_handed_over() {
+    let server = Server::start();
+    let mut c = server.connection();
+    const LOCKS: usize = 300;
+    for lock in 0..LOCKS {
+        c.run(&format!("DLOCK.ACQUIRE lock{lock} alice 400"));
+        c.run(&format!("DLOCK.FAIRACQUIRE lock{lock} polls CLAIM 1"));
+    }
+    let firsts: Vec<Blocked> = (0..LOCKS / 10)
+        .map(|lock| {
+            Blocked::start(
+                &server,
+                &format!("DLOCK.ACQUIRE lock{lock} bob 600000 BLOCK 0"),
+            )
+        })
+        .collect();
+    c.run("CONFIG SET dlock.claim-window-ms 1");
+    c.run("CLIENT PAUSE 60000 WRITE");
+    let over = Instant::now() + Duration::from_millis(450);
+    await_moment(over);
+    assert_unanswered(&firsts[0]);
+    c.run("CLIENT UNPAUSE");
+    await_until("every lease has ended", PATIENCE, || {
+        c.ask::<usize>("DBSIZE") <= LOCKS / 10
+    });
+    for first in &firsts {
+        first.reply::<Grant>();
+    }
+    assert_sound(&server);
+}
+
+#[test]
+fn requests_made_in_a_pause_are_served_after_it_in_order() {
+    let (server, mut alice) = held_for(600_000);
+    let bob = wait_as(&server, "bob");
+    alice.run("CLIENT PAUSE 60000 WRITE");
+    let mut wire = server.wire();
+    for line in [
+        "DLOCK.RELEASE k alice",
+        "DLOCK.ACQUIRE k alice 600000",
+        "DLOCK.FAIRACQUIRE k dave 600000 CLAIM 600000",
+    ] {
+        wire.send(line);
+    }
+    let carol = Blocked::send(&server, "DLOCK.ACQUIRE k carol 600000 BLOCK 0");
+    assert_unanswered(&bob);
+    assert_unanswered(&carol);
+    // Reading goes on.
+    assert_eq!(position(&mut alice, "k", "bob"), Some(0));
+    assert_eq!(position(&mut alice, "k", "carol"), None);
+    assert!(alice
+        .ask::<Option<Vec<u64>>>("DLOCK.HELD k alice")
+        .is_some());
+    alice.run("CLIENT UNPAUSE");
+    assert_eq!(wire.read(), Ok(Value::Int(0)));
+    assert_eq!(wire.read(), Ok(Value::Nil));
+    assert_eq!(wire.read(), Ok(Value::Nil));
+    bob.reply::<Grant>();
+    await_until("carol waits", PATIENCE, || {
+        position(&mut alice, "k", "carol").is_some()
+    });
+    assert_sound(&server);
+}
+
+/// That time is up is no change of the lock, at least not of one that keeps no ticket of it: the answer does not wait.
+#[test]
+fn time_is_up_during_a_pause() {
+    let (server, mut alice) = held_for(600_000);
+    let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k waiter BLOCK 150");
+    let ticket = Blocked::start(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 150");
+    let claimed = Blocked::start(
+        &server,
+        "DLOCK.FAIRACQUIRE k claimed BLOCK 150 CLAIM 600000",
+    );
+    let last = wait_as(&server, "last");
+    alice.run("CLIENT PAUSE 60000 WRITE");
+    for blocked in [&waiter, &ticket, &claimed] {
+        assert_eq!(blocked.outcome(), Ok(Value::Nil));
+    }
+    alice.run("CLIENT UNPAUSE");
+    await_until("the places are gone", PATIENCE, || {
+        position(&mut alice, "k", "last") == Some(1)
+    });
+    for (owner, at) in [("waiter", None), ("ticket", None), ("claimed", Some(0))] {
+        assert_eq!(position(&mut alice, "k", owner), at, "{owner}");
+    }
+    alice.run("DLOCK.RELEASE k alice");
+    assert_unanswered(&last);
+    alice.run("DLOCK.CANCEL k claimed");
+    last.reply::<Grant>();
+    assert_sound(&server);
+}
+
+#[test]
+fn time_is_up_during_a_pause_of_all() {
+    let (server, mut alice) = held_for(600_000);
+    let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k waiter BLOCK 100");
+    let ticket = Blocked::start(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 100");
+    alice.run("CLIENT PAUSE 400 ALL");
+    assert_eq!(waiter.outcome(), Ok(Value::Nil));
+    assert_eq!(ticket.outcome(), Ok(Value::Nil));
+    await_until("the places are gone", PATIENCE, || {
+        (
+            position(&mut alice, "k", "waiter"),
+            position(&mut alice, "k", "ticket"),
+        ) == (None, None)
+    });
+    assert_sound(&server);
+}
+
+/// Waiters of every kind that die, or are sent away, in the pause in which the lease ends as well.
+#[test]
+fn the_dead_of_a_pause_do_not_get_the_lock() {
+    for mode in ["WRITE", "ALL"] {
+        let (server, mut alice) = held_for(300);
+        let mut control = server.wire();
+        let waiter = wait_as(&server, "waiter");
+        let ticket = fair_as(&server, "ticket");
+        let claimed = Blocked::start(
+            &server,
+            "DLOCK.FAIRACQUIRE k claimed 600000 BLOCK 0 CLAIM 1",
+        );
+        let killed = fair_as(&server, "killed");
+        let lives = wait_as(&server, "lives");
+        // One batch, so that nothing of it waits for the pause's end.
+        let lines = [
+            format!("CLIENT KILL ID {}", killed.client_id()),
+            format!("CLIENT PAUSE 700 {mode}"),
+        ];
+        let batch: Vec<u8> = lines
+            .iter()
+            .flat_map(|line| command(line).get_packed_command())
+            .collect();
+        control.send_bytes(&batch).expect("the server reads");
+        assert_eq!(control.read(), Ok(Value::Int(1)));
+        assert_eq!(control.read(), Ok(Value::Okay));
+        waiter.kill();
+        ticket.kill();
+        claimed.kill();
+        lives.reply::<Grant>();
+        for owner in ["waiter", "ticket", "claimed", "killed"] {
+            assert_eq!(position(&mut alice, "k", owner), None, "{mode}: {owner}");
+        }
+        assert_sound(&server);
+    }
+}
+
+#[test]
+fn client_unblock_in_a_pause() {
+    let (server, mut alice) = held_for(600_000);
+    for word in ["TIMEOUT", "ERROR"] {
+        let waiter = wait_as(&server, "waiter");
+        let ticket = fair_as(&server, "ticket");
+        let last = wait_as(&server, "last");
+        alice.run("CLIENT PAUSE 60000 WRITE");
+        for blocked in [&waiter, &ticket] {
+            let line = format!("CLIENT UNBLOCK {} {word}", blocked.client_id());
+            assert_eq!(alice.ask::<u64>(&line), 1);
+            match blocked.outcome() {
+                Ok(reply) => assert!(word == "TIMEOUT" && reply == Value::Nil),
+                Err(error) => assert!(word == "ERROR" && error.starts_with("UNBLOCKED")),
+            }
+        }
+        alice.run("CLIENT UNPAUSE");
+        await_until("the places are gone", PATIENCE, || {
+            position(&mut alice, "k", "last") == Some(0)
+        });
+        drop(last);
+        await_until("nobody is queued", PATIENCE, || {
+            position(&mut alice, "k", "last").is_none()
+        });
+    }
+    assert_sound(&server);
+}
+
+/// A ticket's claim window ends in the pause, at the head of the queue of a free lock.
+#[test]
+fn a_window_that_ends_in_a_pause_is_over_after_it() {
+    let server = Server::builder()
+        .config("dlock.claim-window-ms", 200)
+        .start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("DLOCK.FAIRACQUIRE k polls CLAIM 200");
+    let bob = wait_as(&server, "bob");
+    c.run("DLOCK.RELEASE k alice");
+    c.run("CLIENT PAUSE 60000 WRITE");
+    assert_unanswered(&bob);
+    c.run("CLIENT UNPAUSE");
+    bob.reply::<Grant>();
+    assert_eq!(position(&mut c, "k", "polls"), None);
+    assert_sound(&server);
+}
+
+/// The pause begins in the same turn of the server's loop as a hand-over, before its answer is written.
+#[test]
+fn a_pause_that_begins_with_a_hand_over() {
+    for dies in [false, true] {
+        for ticket in [false, true] {
+            let (server, mut alice) = held_for(600_000);
+            let bob = if ticket {
+                fair_as(&server, "bob")
+            } else {
+                wait_as(&server, "bob")
+            };
+            let carol = wait_as(&server, "carol");
+            let mut control = server.wire();
+            let mut lines = vec!["DLOCK.RELEASE k alice".to_owned()];
+            if dies {
+                lines.push(format!("CLIENT KILL ID {}", bob.client_id()));
+            }
+            lines.push("CLIENT PAUSE 400 WRITE".to_owned());
+            let batch: Vec<u8> = lines
+                .iter()
+                .flat_map(|line| command(line).get_packed_command())
+                .collect();
+            control.send_bytes(&batch).expect("the server reads");
+            for _ in &lines {
+                control.read().expect("none of it is refused");
+            }
+            if dies {
+                // Where the server had not told bob yet, the lock goes on to carol; where it had, he holds it.
+                await_until("one of them holds the lock", PATIENCE, || {
+                    alice
+                        .ask::<Option<Vec<u64>>>("DLOCK.HELD k carol")
+                        .is_some()
+                        || alice.ask::<Option<Vec<u64>>>("DLOCK.HELD k bob").is_some()
+                });
+                alice.run("CLIENT UNPAUSE");
+                alice.try_ask("DLOCK.RELEASE k bob").ok();
+                carol.reply::<Grant>();
+            } else {
+                bob.reply::<Grant>();
+                assert!(carol.is_blocked(&server));
+            }
+            assert_sound(&server);
+        }
+    }
+}
+
+/// In a transaction the commands behind CLIENT PAUSE still run, and hand over as ever.
+#[test]
+fn a_hand_over_behind_a_pause_in_a_transaction() {
+    let (server, mut alice) = held_for(600_000);
+    let bob = fair_as(&server, "bob");
+    for line in [
+        "MULTI",
+        "CLIENT PAUSE 300 WRITE",
+        "DLOCK.RELEASE k alice",
+        "DLOCK.ACQUIRE k dave",
+        "EXEC",
+    ] {
+        alice.run(line);
+    }
+    bob.reply::<Grant>();
+    assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k bob"), 0);
+    assert_eq!(alice.ask::<Grant>("DLOCK.ACQUIRE k dave").1, 1);
+    assert_sound(&server);
+}
+
+/// Keys that Redis itself removes, or that commands remove right before the pause, are noticed in it.
+#[test]
+fn a_key_removed_as_a_pause_begins() {
+    for removal in [
+        "DEL k",
+        "FLUSHALL",
+        "RENAME k elsewhere",
+        "MOVE k 1",
+        "PEXPIRE k 1",
+    ] {
+        let (server, mut alice) = held_for(600_000);
+        let bob = fair_as(&server, "bob");
+        let carol = wait_as(&server, "carol");
+        let mut control = server.wire();
+        let batch: Vec<u8> = [removal, "CLIENT PAUSE 300 WRITE"]
+            .iter()
+            .flat_map(|line| command(line).get_packed_command())
+            .collect();
+        control.send_bytes(&batch).expect("the server reads");
+        for _ in 0..2 {
+            control.read().expect("none of it is refused");
+        }
+        bob.reply::<Grant>();
+        let released = alice.try_ask("DLOCK.RELEASE k bob");
+        assert_eq!(released, Ok(Value::Int(0)), "{removal}");
+        carol.reply::<Grant>();
+        assert_sound(&server);
+    }
+}
+
+#[test]
+fn a_pause_of_a_server_with_an_aof_and_a_replica() {
+    let primary = Server::builder()
+        .config("appendonly", "yes")
+        .config("appendfsync", "always")
+        .start();
+    let replica = Server::start();
+    replica.replica_of(&primary);
+    let mut c = primary.connection();
+    c.run("DLOCK.ACQUIRE k alice 150");
+    let bob = fair_as(&primary, "bob");
+    let dies = fair_as(&primary, "dies");
+    let carol = wait_as(&primary, "carol");
+    c.run("CLIENT PAUSE 60000 WRITE");
+    let offset = |server: &Server| {
+        server
+            .info("replication")
+            .number::<u64>("master_repl_offset")
+    };
+    replica.wait_in_sync(&primary);
+    let before = offset(&primary);
+    dies.kill();
+    assert_unanswered(&bob);
+    // Pings of the primary stop with a pause too; nothing at all has been sent.
+    assert_eq!(offset(&primary), before);
+    c.run("CLIENT UNPAUSE");
+    bob.reply::<Grant>();
+    await_until("the dead has no place", PATIENCE, || {
+        position(&mut c, "k", "dies").is_none()
+    });
+    assert_eq!(c.ask::<u64>("DLOCK.RELEASE k bob"), 0);
+    carol.reply::<Grant>();
+    replica.wait_in_sync(&primary);
+    let kept = |server: &Server| {
+        server
+            .connection()
+            .ask::<Vec<String>>("DEBUG DIGEST-VALUE k")
+    };
+    assert_eq!(kept(&primary), kept(&replica));
+    assert_sound(&primary);
+    assert_sound(&replica);
+}
+
+/// A primary with a replica, alice's hold of `k`, and everything on its way that can go wrong in a failover: waiters that
+/// live and die, time-outs, an ending lease.
+struct Scene {
+    primary: Server,
+    replica: Server,
+    bob: Blocked,
+    carol: Blocked,
+    dies: Blocked,
+    dies_too: Blocked,
+    times_out: Blocked,
+    other: Blocked,
+}
+
+fn scene() -> Scene {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    let mut c = primary.connection();
+    // For up to a second after a full synchronisation a primary holds the effects back.
+    c.run("SET x 0");
+    replica.wait_in_sync(&primary);
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("DLOCK.ACQUIRE other alice 1000");
+    let bob = fair_as(&primary, "bob");
+    let dies = fair_as(&primary, "dies");
+    let dies_too = wait_as(&primary, "dies-too");
+    let carol = wait_as(&primary, "carol");
+    let times_out = Blocked::start(&primary, "DLOCK.FAIRACQUIRE k times-out BLOCK 900");
+    let other = Blocked::start(&primary, "DLOCK.ACQUIRE other dave 600000 BLOCK 0");
+    replica.wait_in_sync(&primary);
+    Scene {
+        primary,
+        replica,
+        bob,
+        carol,
+        dies,
+        dies_too,
+        times_out,
+        other,
+    }
+}
+
+/// Waits until alice's lease of this lock has run out, whether or not anything could be done about it.
+fn await_over(connection: &mut Connection, key: &str) {
+    await_until("the lease has run out", PATIENCE, || {
+        let held: Option<Vec<u64>> = connection.ask(&format!("DLOCK.HELD {key} alice"));
+        held.is_none()
+    });
+}
+
+fn await_state(server: &Server, state: &str) {
+    await_until(state, PATIENCE, || {
+        server.info("replication").text("master_failover_state") == state
+    });
+}
+
+/// The replica hangs, so the failover waits for it, and then is given up.
+#[test]
+fn a_failover_that_is_given_up() {
+    let scene = scene();
+    let mut c = scene.primary.connection();
+    scene.replica.freeze();
+    // Something that the replica has not got yet.
+    c.run("SET x 1");
+    let target = format!("127.0.0.1 {}", scene.replica.port());
+    c.run(&format!("FAILOVER TO {target} TIMEOUT 60000"));
+    await_state(&scene.primary, "waiting-for-sync");
+    scene.dies.kill();
+    scene.dies_too.kill();
+    let mut release = scene.primary.wire();
+    release.send("DLOCK.RELEASE k alice");
+    assert_eq!(scene.times_out.outcome(), Ok(Value::Nil));
+    await_over(&mut c, "other");
+    assert_unanswered(&scene.other);
+    assert_unanswered(&scene.bob);
+    c.run("FAILOVER ABORT");
+    assert_eq!(release.read(), Ok(Value::Int(0)));
+    scene.bob.reply::<Grant>();
+    scene.other.reply::<Grant>();
+    await_until("the dead have no place", PATIENCE, || {
+        position(&mut c, "k", "carol") == Some(0)
+    });
+    c.run("DLOCK.RELEASE k bob");
+    scene.carol.reply::<Grant>();
+    scene.replica.thaw();
+    scene.replica.wait_in_sync(&scene.primary);
+    assert_sound(&scene.primary);
+    assert_sound(&scene.replica);
+}
+
+#[test]
+fn a_failover_with_waiters() {
+    for held_up in [false, true] {
+        let scene = scene();
+        let mut c = scene.primary.connection();
+        let target = format!("127.0.0.1 {}", scene.replica.port());
+        if held_up {
+            scene.replica.freeze();
+            c.run("SET x 1");
+        }
+        c.run(&format!("FAILOVER TO {target}"));
+        if held_up {
+            await_state(&scene.primary, "waiting-for-sync");
+            scene.dies.kill();
+            scene.dies_too.kill();
+            assert_eq!(scene.times_out.outcome(), Ok(Value::Nil));
+            await_over(&mut c, "other");
+            assert_unanswered(&scene.other);
+            scene.replica.thaw();
+        } else {
+            drop((scene.dies, scene.dies_too));
+        }
+        await_until("the replica has taken over", PATIENCE, || {
+            scene.replica.info("replication").text("role") == "master"
+        });
+        for blocked in [&scene.bob, &scene.carol, &scene.other] {
+            let words = blocked.last_words();
+            assert!(
+                matches!(&words[..], [Err(error)] if error.starts_with("UNBLOCKED")),
+                "{words:?}"
+            );
+        }
+        scene.primary.wait_in_sync(&scene.replica);
+        // The new primary goes on with what it knows: the ticket stands, the lease that has run out is over.
+        let mut r = scene.replica.connection();
+        assert_eq!(position(&mut r, "k", "bob"), Some(0));
+        await_over(&mut r, "other");
+        let dave = Blocked::send(&scene.replica, "DLOCK.ACQUIRE other dave 600000 BLOCK 0");
+        dave.reply::<Grant>();
+        let bob = fair_as(&scene.replica, "bob");
+        r.run("DLOCK.RELEASE k alice");
+        bob.reply::<Grant>();
+        scene.primary.wait_in_sync(&scene.replica);
+        assert_sound(&scene.primary);
+        assert_sound(&scene.replica);
+    }
+}
+
+/// SHUTDOWN waits for a replica that lags, as a pause does; then the waiters go, and their tickets stay.
+#[test]
+fn a_shutdown_that_waits_for_a_replica() {
+    let mut scene = scene();
+    let mut c = scene.primary.connection();
+    c.run("CONFIG SET shutdown-timeout 60");
+    scene.replica.freeze();
+    c.run("SET x 1");
+    let mut control = scene.primary.wire();
+    control.send("SHUTDOWN NOSAVE");
+    await_until("the shutdown waits", PATIENCE, || {
+        scene
+            .primary
+            .log()
+            .contains("Waiting for replicas before shutting down")
+    });
+    scene.dies.kill();
+    scene.dies_too.kill();
+    assert_eq!(scene.times_out.outcome(), Ok(Value::Nil));
+    await_over(&mut c, "other");
+    assert_unanswered(&scene.other);
+    scene.replica.thaw();
+    let status = scene.primary.await_exit();
+    assert!(status.success(), "{status}");
+    assert_eq!(scene.bob.last_words(), []);
+    assert_sound_log(&scene.primary);
+    let mut r = scene.replica.connection();
+    assert_eq!(position(&mut r, "k", "bob"), Some(0));
+    assert_sound(&scene.replica);
+}
+
+#[test]
+fn a_shutdown_that_is_given_up() {
+    let scene = scene();
+    let mut c = scene.primary.connection();
+    c.run("CONFIG SET shutdown-timeout 60");
+    scene.replica.freeze();
+    c.run("SET x 1");
+    let mut control = scene.primary.wire();
+    control.send("SHUTDOWN NOSAVE");
+    await_until("the shutdown waits", PATIENCE, || {
+        scene
+            .primary
+            .log()
+            .contains("Waiting for replicas before shutting down")
+    });
+    scene.dies.kill();
+    scene.dies_too.kill();
+    await_over(&mut c, "other");
+    assert_unanswered(&scene.other);
+    c.run("SHUTDOWN ABORT");
+    scene.other.reply::<Grant>();
+    await_until("the dead have no place", PATIENCE, || {
+        position(&mut c, "k", "carol") == Some(1)
+    });
+    c.run("DLOCK.RELEASE k alice");
+    scene.bob.reply::<Grant>();
+    scene.replica.thaw();
+    scene.replica.wait_in_sync(&scene.primary);
+    assert_sound(&scene.primary);
+    assert_sound(&scene.replica);
+}
+
+/// What a server that refuses writes does with its locks: everything but a change of them.
+#[track_caller]
+fn assert_held_back(server: &Server, code: &str, refuse: impl FnOnce(), accept: impl FnOnce()) {
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 1000");
+    c.run("DLOCK.ACQUIRE held alice 600000");
+    let bob = fair_as(server, "bob");
+    let dies = fair_as(server, "dies");
+    let times_out = Blocked::start(server, "DLOCK.ACQUIRE k times-out BLOCK 900");
+    let carol = wait_as(server, "carol");
+    refuse();
+    await_until("the server refuses writes", PATIENCE, || {
+        c.try_ask("SET x 1")
+            .is_err_and(|error| error.starts_with(code))
+    });
+    dies.kill();
+    assert_eq!(times_out.outcome(), Ok(Value::Nil));
+    await_over(&mut c, "k");
+    assert_unanswered(&bob);
+    assert_eq!(position(&mut c, "k", "bob"), Some(0));
+    assert!(c.refusal("DLOCK.ACQUIRE free alice").starts_with(code));
+    assert!(c.refusal("DLOCK.RELEASE held alice").starts_with(code));
+    assert!(c.ask::<Option<Vec<u64>>>("DLOCK.HELD held alice").is_some());
+    accept();
+    bob.reply::<Grant>();
+    assert_eq!(c.ask::<u64>("DLOCK.RELEASE k bob"), 0);
+    carol.reply::<Grant>();
+    assert_sound(server);
+}
+
+#[test]
+fn too_few_replicas() {
+    let server = Server::start();
+    let set = |least: u64| {
+        server
+            .connection()
+            .run(&format!("CONFIG SET min-replicas-to-write {least}"))
+    };
+    assert_held_back(&server, "NOREPLICAS", || set(1), || set(0));
+}
+
+/// The replica that was missing comes back.
+#[test]
+fn a_replica_that_was_missed() {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    primary
+        .connection()
+        .run("CONFIG SET min-replicas-to-write 1");
+    await_until("the replica counts", PATIENCE, || {
+        primary.connection().try_ask("SET x 1").is_ok()
+    });
+    assert_held_back(
+        &primary,
+        "NOREPLICAS",
+        || replica.promote(),
+        || {
+            replica
+                .connection()
+                .run(&format!("REPLICAOF 127.0.0.1 {}", primary.port()))
+        },
+    );
+    replica.wait_in_sync(&primary);
+    let kept = |server: &Server| {
+        server
+            .connection()
+            .ask::<Vec<String>>("DEBUG DIGEST-VALUE k")
+    };
+    assert_eq!(kept(&primary), kept(&replica));
+    assert_sound(&replica);
+}
+
+/// A save fails, since something stands where the file should.
+#[test]
+fn a_disk_that_fails() {
+    let server = Server::builder().config("save", "3600 1000000").start();
+    let obstacle = server.dir().join("dump.rdb");
+    let save = |status: &str| {
+        server.connection().run("BGSAVE");
+        await_until("the save has ended", PATIENCE, || {
+            let state = server.info("persistence");
+            state.number::<u64>("rdb_bgsave_in_progress") == 0
+                && state.text("rdb_last_bgsave_status") == status
+        });
+    };
+    assert_held_back(
+        &server,
+        "MISCONF",
+        || {
+            fs::create_dir_all(obstacle.join("in-the-way"))
+                .expect("the directory can be written to");
+            save("err");
+        },
+        || {
+            fs::remove_dir_all(&obstacle).expect("it is there");
+            save("ok");
+        },
+    );
+}
+
+/// Two reasons at once, of which one goes first.
+#[test]
+fn a_pause_while_replicas_are_missing() {
+    let (server, mut alice) = held_for(100);
+    let bob = wait_as(&server, "bob");
+    alice.run("CONFIG SET min-replicas-to-write 1");
+    alice.run("CLIENT PAUSE 60000 WRITE");
+    assert_unanswered(&bob);
+    alice.run("CLIENT UNPAUSE");
+    assert_unanswered(&bob);
+    alice.run("CLIENT PAUSE 60000 WRITE");
+    alice.run("CONFIG SET min-replicas-to-write 0");
+    assert_unanswered(&bob);
+    alice.run("CLIENT UNPAUSE");
+    bob.reply::<Grant>();
+    assert_sound(&server);
+}

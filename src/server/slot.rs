@@ -1,0 +1,26 @@
+//! Which part of a key a cluster hashes, and names in the same slot.
+
+/// The part of the key that alone decides on its slot, if it has one: what stands between the first `{` and the next `}`,
+/// unless that is nothing.
+pub fn tag(key: &[u8]) -> Option<&[u8]> {
+    let open = key.iter().position(|byte| *byte == b'{')?;
+    let rest = key.get(open + 1..)?;
+    let close = rest.iter().position(|byte| *byte == b'}')?;
+    rest.get(..close).filter(|tag| !tag.is_empty())
+}
+
+/// Whether braces around the whole key keep it in its slot. A key without a tag of its own that contains a `}` has no
+/// other names in its slot that could be made of it.
+pub fn can_be_braced(key: &[u8]) -> bool {
+    tag(key).is_none() && !key.contains(&b'}')
+}
+
+/// A name in the key's slot that nobody uses, if one can be made.
+pub fn neighbour(key: &[u8]) -> Option<Vec<u8>> {
+    let tag = match tag(key) {
+        Some(tag) => tag,
+        None if can_be_braced(key) => key,
+        None => return None,
+    };
+    Some([b"{", tag, b"}\0dlock\0nobody"].concat())
+}
