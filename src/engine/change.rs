@@ -12,7 +12,8 @@
 //! │ └ h: this owner's hold is now exactly this, under this token
 //! └ version of the format
 //! ```
-//! The others: `r|x|f|s|d<token> <owner>` the hold is gone (released, expired, forced, session, removed),
+//! The others: `r|x|f|s|d<token> [<owner>]` the hold is gone (released, expired, forced, session, removed; the only
+//! holder is left unnamed: the effect of the usual release then fits in one allocation of the server, 44 bytes),
 //! `t<number> <claim> <limit> <owner>` a ticket, `u<number>` no such ticket any more, `w1`/`w0` somebody is (nobody
 //! is) queued. A line with no change puts the key's TTL right.
 
@@ -76,9 +77,9 @@ pub enum Change<'a> {
     Hold(Hold<'a>),
     /// This owner holds no longer.
     Unhold {
-        /// Whose hold it was.
+        /// Whose hold it was; empty: the only holder's.
         owner: &'a [u8],
-        /// Its token, for the message that tells of it.
+        /// Its token.
         token: Token,
         /// Why it ended.
         end: End,
@@ -123,7 +124,9 @@ impl Change<'_> {
             Change::Unhold { owner, token, end } => {
                 effect.push(end.letter());
                 number(effect, *token);
-                bytes(effect, owner);
+                if !owner.is_empty() {
+                    bytes(effect, owner);
+                }
             }
             Change::Ticket {
                 number: at,
@@ -151,6 +154,8 @@ impl Change<'_> {
 /// Begins an effect that may stay without a change.
 pub fn begin(effect: &mut Vec<u8>) {
     if effect.is_empty() {
+        // As much as the longest usual effect takes, at once.
+        effect.reserve(128);
         effect.extend_from_slice(VERSION);
     }
 }
@@ -222,7 +227,11 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
         letter => Some(Change::Unhold {
             token: first,
             end: End::of(*letter)?,
-            owner: read_bytes(rest)?,
+            owner: match **rest {
+                // A change begins with a letter.
+                [b' ', b'0'..=b'9', ..] => read_bytes(rest)?,
+                _ => &[],
+            },
         }),
     }
 }

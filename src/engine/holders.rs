@@ -84,6 +84,16 @@ impl Holders {
         self.by_owner.insert(owner, kept);
     }
 
+    /// Takes the only hold out, if it is held under this token.
+    pub fn remove_only(&mut self, token: Token) {
+        let only = self.by_owner.first_key_value().filter(|_| self.len() == 1);
+        let Some((owner, kept)) = only else { return };
+        if kept.token == token {
+            let owner = owner.clone();
+            self.remove(&owner);
+        }
+    }
+
     /// Takes an owner's hold out; gives the owner back for further use.
     pub fn remove(&mut self, owner: &[u8]) -> Option<Arc<[u8]>> {
         let (owner, kept) = self.by_owner.remove_entry(owner)?;

@@ -325,6 +325,7 @@ fn lower(entry: &mut Entry, owner: &[u8], hold: Hold, holds: u32) {
 
 /// Ends a hold, and tells.
 pub(super) fn end(entry: &mut Entry, owner: &[u8], token: Token, end: End) {
+    let owner = if entry.holders() > 1 { owner } else { &[] };
     entry.commit(&Change::Unhold { owner, token, end });
     entry.events.push(Event::Ended(end, token));
 }

@@ -259,11 +259,21 @@ impl Lock {
     pub fn apply(&mut self, change: &Change) {
         match change {
             Change::Hold(hold) => self.put(hold),
-            Change::Unhold { owner, .. } => match self {
-                Lock::Sole(sole) if sole.owner() == *owner => sole.holds = 0,
-                Lock::Sole(_) => {}
+            Change::Unhold { owner, token, .. } => match self {
+                Lock::Sole(sole) => {
+                    let meant = match owner {
+                        [] => sole.token == *token,
+                        owner => sole.owner() == *owner,
+                    };
+                    if meant {
+                        sole.holds = 0;
+                    }
+                }
                 Lock::Full(full) => {
-                    full.holders.remove(owner);
+                    match owner {
+                        [] => full.holders.remove_only(*token),
+                        owner => drop(full.holders.remove(owner)),
+                    }
                     self.shrink();
                 }
             },
