@@ -28,7 +28,7 @@ run: build ## Start a server with the module in the foreground (PORT=6379)
 test: build ## Run all tests
 	cargo test --workspace
 
-demo: build ## The shop: 6,000 orders by 100 clients, without a lock, with a client-side lock, with dlock
+demo: build ## The shop: 6,000 orders by 100 clients, without a lock, with a client-side lock, with dlock, with GUARD
 	@cargo run --quiet --package dlock-integration --bin demo
 
 bench: build peers ## Measure dlock side by side with what it replaces (QUICK=1: in two minutes)

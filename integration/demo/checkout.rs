@@ -14,6 +14,15 @@ const LOCK: &str = "stock-lock";
 /// A lock that its holder forgot is free again after this time. Nobody forgets here.
 const LEASE_MS: u64 = 10_000;
 
+/// The lease where customers do freeze: all others wait so long for one that did.
+const SHORT_LEASE_MS: u64 = 40;
+
+/// Longer than the lease: who was frozen so long has lost the lock without knowing.
+const FREEZE: Duration = Duration::from_millis(100);
+
+/// One order in so many is frozen in the middle.
+const FREEZES_ONE_IN: u32 = 120;
+
 /// Between reading the stock and writing it back: a price to work out, another service to ask.
 const THINKING: Duration = Duration::from_millis(1);
 
@@ -34,10 +43,20 @@ pub struct Way {
 pub trait Checkout {
     /// Places one order.
     fn order(&mut self, connection: &mut Connection) -> RedisResult<()>;
+
+    /// How often this customer was frozen in the middle of an order.
+    fn frozen(&self) -> u64 {
+        0
+    }
+
+    /// How many writes of this customer were fenced.
+    fn fenced(&self) -> u64 {
+        0
+    }
 }
 
 /// All rows of the table, in order.
-pub const WAYS: [Way; 3] = [
+pub const WAYS: [Way; 4] = [
     Way {
         name: "no lock",
         promises: false,
@@ -58,6 +77,18 @@ pub const WAYS: [Way; 3] = [
         checkout: |customer| {
             Box::new(Dlock {
                 owner: owner(customer),
+            })
+        },
+    },
+    Way {
+        name: "GUARD, some freeze",
+        promises: true,
+        checkout: |customer| {
+            Box::new(Guarded {
+                owner: owner(customer),
+                random: fastrand::Rng::with_seed(customer as u64),
+                frozen: 0,
+                fenced: 0,
             })
         },
     },
@@ -138,6 +169,77 @@ impl Checkout for Dlock {
             .query(connection)?;
         expect_held(holds == 0)
     }
+}
+
+/// With this module's lock and a short lease, by customers that are frozen in the middle now and then: the write
+/// names the token of the lock, and the server takes it only from who still holds it.
+struct Guarded {
+    owner: String,
+    random: fastrand::Rng,
+    frozen: u64,
+    fenced: u64,
+}
+
+impl Guarded {
+    /// One try. False when the lock was lost before the stock was written.
+    fn try_order(&mut self, connection: &mut Connection) -> RedisResult<bool> {
+        let (token, _): Grant = cmd("DLOCK.ACQUIRE")
+            .arg(LOCK)
+            .arg(&self.owner)
+            .arg(SHORT_LEASE_MS)
+            .arg("BLOCK")
+            .arg(0)
+            .query(connection)?;
+        let stock: i64 = cmd("GET").arg(STOCK).query(connection)?;
+        thread::sleep(THINKING);
+        if self.random.u32(..FREEZES_ONE_IN) == 0 {
+            self.frozen += 1;
+            thread::sleep(FREEZE);
+        }
+        let written = cmd("DLOCK.GUARD")
+            .arg(LOCK)
+            .arg(token)
+            .arg("SET")
+            .arg(STOCK)
+            .arg(stock - 1)
+            .query::<()>(connection);
+        if is_refused(&written, "FENCED") {
+            return Ok(false);
+        }
+        written?;
+        // The stock is written. If the lease ends only now, there is nothing left to give back.
+        let released = cmd("DLOCK.RELEASE")
+            .arg(LOCK)
+            .arg(&self.owner)
+            .arg("TOKEN")
+            .arg(token)
+            .query::<u64>(connection);
+        if !is_refused(&released, "NOTHELD") {
+            expect_held(released? == 0)?;
+        }
+        Ok(true)
+    }
+}
+
+impl Checkout for Guarded {
+    fn order(&mut self, connection: &mut Connection) -> RedisResult<()> {
+        while !self.try_order(connection)? {
+            self.fenced += 1;
+        }
+        Ok(())
+    }
+
+    fn frozen(&self) -> u64 {
+        self.frozen
+    }
+
+    fn fenced(&self) -> u64 {
+        self.fenced
+    }
+}
+
+fn is_refused<T>(reply: &RedisResult<T>, code: &str) -> bool {
+    matches!(reply, Err(error) if error.code() == Some(code))
 }
 
 fn expect_held(held: bool) -> RedisResult<()> {

@@ -2,7 +2,8 @@
 //!
 //! A hundred customers buy six thousand pieces of one article. Each order reads the stock, thinks, and writes
 //! the stock less one: exactly the program that needs a lock. It is run with each way to [`checkout`]; in the
-//! end no piece may be left, or orders were lost.
+//! end no piece may be left, or orders were lost. In the last run some customers are frozen in the middle of an
+//! order until their lease is over, and then go on as if nothing had been.
 
 mod checkout;
 mod report;

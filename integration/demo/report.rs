@@ -36,16 +36,20 @@ pub fn table(outcomes: &[Outcome]) -> Table {
 /// What the numbers of a run mean, where they need a word.
 pub fn remark(outcome: &Outcome) -> Option<String> {
     let name = outcome.way.name;
-    match (outcome.way.promises, outcome.lost) {
-        (false, 0) => None,
-        (false, lost) => Some(format!(
-            "{name}: {lost} of {ORDERS} orders left no trace in the stock."
-        )),
-        (true, 0) => Some(format!("{name}: the stock ended at exactly 0.")),
-        (true, left) => Some(format!(
-            "{name}: WRONG, the stock ended at {left} and not at 0."
-        )),
-    }
+    let fenced = match (outcome.frozen, outcome.fenced) {
+        (0, 0) => String::new(),
+        (frozen, fenced) => format!(
+            " {frozen} times a customer froze past its lease, {fenced} writes were fenced and their orders placed again."
+        ),
+    };
+    let end = match (outcome.way.promises, outcome.lost) {
+        (false, 0) => return None,
+        (false, lost) => format!("{lost} of {ORDERS} orders left no trace in the stock."),
+        (true, 0) if outcome.is_as_promised() => "the stock ended at exactly 0.".to_owned(),
+        (true, 0) => "WRONG, a frozen customer has written.".to_owned(),
+        (true, left) => format!("WRONG, the stock ended at {left} and not at 0."),
+    };
+    Some(format!("{name}: {end}{fenced}"))
 }
 
 fn millis(micros: f64) -> String {

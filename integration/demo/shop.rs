@@ -35,6 +35,17 @@ pub struct Outcome {
     pub latencies: Histogram<u64>,
     /// How long all of it took.
     pub duration: Duration,
+    /// Customers that were frozen in the middle of an order.
+    pub frozen: u64,
+    /// Writes that came too late and were refused; their orders were placed again.
+    pub fenced: u64,
+}
+
+/// What came of one customer's orders.
+struct Bought {
+    latencies: Histogram<u64>,
+    frozen: u64,
+    fenced: u64,
 }
 
 impl Outcome {
@@ -43,9 +54,9 @@ impl Outcome {
         ORDERS as f64 / self.duration.as_secs_f64()
     }
 
-    /// Were no orders lost, if none should be?
+    /// Were no orders lost or doubled, if none should be, and was each frozen customer kept from writing?
     pub fn is_as_promised(&self) -> bool {
-        !self.way.promises || self.lost == 0
+        !self.way.promises || (self.lost == 0 && self.fenced >= self.frozen)
     }
 }
 
@@ -56,7 +67,7 @@ pub fn open(server: &Server, way: &'static Way) -> Outcome {
     let progress = progress_bar(way.name);
     // Everybody is in the shop before it opens, the cashier with the stop-watch too.
     let door = Barrier::new(CUSTOMERS + 1);
-    let (latencies, duration) = thread::scope(|shop| {
+    let (bought, duration) = thread::scope(|shop| {
         let customers: Vec<_> = (0..CUSTOMERS)
             .map(|customer| {
                 let (connection, door, progress) = (server.connection(), &door, &progress);
@@ -68,11 +79,18 @@ pub fn open(server: &Server, way: &'static Way) -> Outcome {
             .collect();
         door.wait();
         let opened = Instant::now();
-        let mut all = empty_histogram();
+        let mut all = Bought {
+            latencies: empty_histogram(),
+            frozen: 0,
+            fenced: 0,
+        };
         for customer in customers {
-            let latencies = customer.join().expect("a customer does not panic");
-            all.add(latencies)
+            let bought = customer.join().expect("a customer does not panic");
+            all.latencies
+                .add(bought.latencies)
                 .expect("all histograms have the same bounds");
+            all.frozen += bought.frozen;
+            all.fenced += bought.fenced;
         }
         (all, opened.elapsed())
     });
@@ -80,17 +98,14 @@ pub fn open(server: &Server, way: &'static Way) -> Outcome {
     Outcome {
         way,
         lost: connection.ask(&format!("GET {STOCK}")),
-        latencies,
+        latencies: bought.latencies,
         duration,
+        frozen: bought.frozen,
+        fenced: bought.fenced,
     }
 }
 
-fn buy(
-    way: &Way,
-    customer: usize,
-    mut connection: Connection,
-    progress: &ProgressBar,
-) -> Histogram<u64> {
+fn buy(way: &Way, customer: usize, mut connection: Connection, progress: &ProgressBar) -> Bought {
     let mut checkout = (way.checkout)(customer);
     let mut latencies = empty_histogram();
     let mut random = fastrand::Rng::with_seed(customer as u64);
@@ -103,7 +118,11 @@ fn buy(
         latencies.saturating_record(micros(wanted.elapsed()));
         progress.inc(1);
     }
-    latencies
+    Bought {
+        latencies,
+        frozen: checkout.frozen(),
+        fenced: checkout.fenced(),
+    }
 }
 
 fn micros(duration: Duration) -> u64 {

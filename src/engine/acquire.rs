@@ -96,7 +96,34 @@ impl Engine {
         }
         self.room(name, ask, place.is_some())?;
         let number = self.stand(entry, now, name, ask, place, held.is_some())?;
+        if ask.wait == Wait::No && place.is_some() && self.stays(name, number, now) {
+            self.counters.refused += 1;
+            return Ok(Answer::Null);
+        }
         self.wait_at(entry, now, name, ask, number)
+    }
+
+    /// A polled ticket that is not at the head only begins its window anew. Gives whether it was one: another place has to
+    /// be looked at as a waiting request's.
+    fn stays(&mut self, name: NameRef, number: u64, now: Now) -> bool {
+        let Some(kept) = self.lines.name(name) else {
+            return false;
+        };
+        let Some(line) = self.lines.get_mut(name) else {
+            return false;
+        };
+        let first = line.places.front().is_some_and(|(at, _)| at == number);
+        let Some(place) = line.places.get_mut(number).filter(|_| !first) else {
+            return false;
+        };
+        match place.claim {
+            Some(claim) if claim > 0 && place.requests.is_empty() => {
+                let until = now.ms().saturating_add(claim);
+                place.keep_until(until, &kept, number, &mut self.deadlines);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// A grant or re-entry that needs no place in the queue.
@@ -269,9 +296,7 @@ impl Engine {
             .get_mut(name)
             .and_then(|line| line.place_mut(number))
         {
-            if let Some((_, due)) = place.absent.take() {
-                self.deadlines.remove(due);
-            }
+            place.absent = None;
             place.requests.push(Request {
                 id,
                 client: ask.client,
@@ -307,6 +332,7 @@ impl Place {
             since,
             claim: ask.ticket,
             absent: None,
+            window: None,
             requests: Vec::new(),
         }
     }

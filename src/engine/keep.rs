@@ -229,7 +229,7 @@ impl Engine {
     /// Answers everyone at a place that is gone, and forgets their times.
     pub(super) fn dissolve(&mut self, place: super::line::Place, outcome: &Outcome) {
         self.places -= 1;
-        if let Some((_, due)) = place.absent {
+        if let Some((_, due)) = place.window {
             self.deadlines.remove(due);
         }
         for request in place.requests {
@@ -268,10 +268,7 @@ impl Engine {
             Some(0) => line.lapsed.push(number),
             Some(claim) => {
                 let until = now.ms().saturating_add(claim);
-                let due = self
-                    .deadlines
-                    .add(until, super::deadline::Due::Window(name, number));
-                place.absent = Some((until, due));
+                place.keep_until(until, &name, number, &mut self.deadlines);
                 return;
             }
             None => {

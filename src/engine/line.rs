@@ -3,7 +3,7 @@
 //! A `Line` exists for a lock that somebody is queued for, or that has to be watched (see `Lock::needs_watch`). It holds
 //! every place of the queue, tickets and waiters alike; of a ticket the lock's value holds the durable half.
 
-use super::deadline::DueKey;
+use super::deadline::{Deadlines, Due, DueKey};
 use super::roster::Roster;
 use super::{Limit, Millis, Name, NameRef};
 use std::collections::HashMap;
@@ -39,9 +39,35 @@ pub struct Place {
     /// Whether it is a ticket, and how long that is kept while nobody is there for it.
     pub claim: Option<Millis>,
     /// With no request left, when the ticket is dropped.
-    pub absent: Option<(Millis, DueKey)>,
+    pub absent: Option<Millis>,
+    /// The due entry that looks after that. It may come earlier than `absent` says, and is set anew then: a ticket that is
+    /// polled again and again moves no entry.
+    pub window: Option<(Millis, DueKey)>,
     /// Who waits here, in order. Empty: an absent ticket.
     pub requests: Vec<Request>,
+}
+
+impl Place {
+    /// Keeps the ticket until then although nobody is there for it.
+    pub fn keep_until(
+        &mut self,
+        until: Millis,
+        name: &Name,
+        number: u64,
+        deadlines: &mut Deadlines,
+    ) {
+        self.absent = Some(until);
+        match self.window {
+            Some((at, _)) if at <= until => {}
+            late => {
+                if let Some((_, due)) = late {
+                    deadlines.remove(due);
+                }
+                let due = deadlines.add(until, Due::Window(name.clone(), number));
+                self.window = Some((until, due));
+            }
+        }
+    }
 }
 
 /// The queue of one lock.

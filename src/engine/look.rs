@@ -184,7 +184,7 @@ impl Place {
         let first = self.requests.first();
         let until = match first {
             Some(request) => request.until.map(|(at, _)| at),
-            None => self.absent.map(|(at, _)| at),
+            None => self.absent,
         };
         PlaceView {
             owner: self.owner.to_vec(),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// Members a chunk: small enough that moving its pointers costs less than a cache miss or two, large enough that a
 /// rank among 100,000 adds up only some hundred lengths.
-const CHUNK: usize = 256;
+const CHUNK: usize = 512;
 
 /// Values in the order of their numbers. Front, look-up, insertion and removal are a binary search and a short move;
 /// the rank adds the lengths of the chunks before.

@@ -105,7 +105,7 @@ impl Engine {
     pub fn tick(&mut self, now: Now) -> bool {
         if self.held_back && self.policy.granting(now) {
             self.held_back = false;
-            self.mark_all(None);
+            self.mark_all();
         }
         for _ in 0..DUES_A_STEP {
             match self.deadlines.pop(now.ms()) {
@@ -246,8 +246,9 @@ impl Engine {
         }
     }
 
-    fn mark_all(&mut self, db: Option<u32>) {
-        for name in self.watched(db) {
+    /// Marks every watched lock for settlement: the rules have changed.
+    pub fn mark_all(&mut self) {
+        for name in self.watched(None) {
             self.mark(&name);
         }
     }
@@ -309,7 +310,7 @@ impl Engine {
                 recreate(entry, line, number);
             } else if let Some(place) = line.remove(number) {
                 self.places -= 1;
-                if let Some((_, due)) = place.absent {
+                if let Some((_, due)) = place.window {
                     self.deadlines.remove(due);
                 }
             }
@@ -329,16 +330,17 @@ impl Engine {
             let claim = ticket.claim.min(self.policy.max_claim_ms);
             let window = claim.max(self.policy.claim_window_ms);
             let until = now.ms().saturating_add(window);
-            let name = name.keep();
-            let place = Place {
+            let mut place = Place {
                 owner: ticket.owner,
                 limit: ticket.limit,
                 since: (number / 1000).min(now.ms()),
                 claim: Some(claim),
-                absent: Some((until, self.deadlines.add(until, Due::Window(name, number)))),
+                absent: None,
+                window: None,
                 requests: Vec::new(),
             };
-            let due = place.absent;
+            place.keep_until(until, &name.keep(), number, &mut self.deadlines);
+            let due = place.window;
             if line.insert(number, place) {
                 self.places += 1;
                 if claim != ticket.claim {
@@ -365,22 +367,21 @@ impl Engine {
             let Some(place) = line.places.get_mut(number) else {
                 continue;
             };
+            if let Some((_, due)) = place.window.take() {
+                self.deadlines.remove(due);
+            }
             if !place.requests.is_empty() {
                 continue;
             }
             let claim = place.claim.unwrap_or(0);
-            let mut until = place.absent.map_or(now.ms(), |(until, _)| until);
-            if claim > 0 && !granting {
+            let mut until = place.absent.unwrap_or(now.ms());
+            if until <= now.ms() && claim > 0 && !granting {
                 let window = claim.max(self.policy.claim_window_ms);
                 until = now.ms().max(self.policy.quarantine_until) + window;
             }
-            if let Some((_, due)) = place.absent.take() {
-                self.deadlines.remove(due);
-            }
             if until > now.ms() {
-                // Also where the clock has stepped back since the window's end was seen.
-                let due = Due::Window(name.keep(), number);
-                place.absent = Some((until, self.deadlines.add(until, due)));
+                // The owner has asked since, or the clock has stepped back.
+                place.keep_until(until, &name.keep(), number, &mut self.deadlines);
                 continue;
             }
             line.remove(number);
@@ -517,6 +518,9 @@ struct Granter<'e> {
 impl Granter<'_> {
     /// Grants the lock to a place: the first of its requests takes it, the others enter it once more.
     fn grant(&mut self, entry: &mut Entry, now: Now, place: Place) {
+        if let Some((_, due)) = place.window {
+            self.deadlines.remove(due);
+        }
         for request in &place.requests {
             let claim = Claim {
                 owner: &place.owner,

@@ -151,11 +151,11 @@ impl Settings {
         self.epoch = 0;
     }
 
-    /// Brings itself and the engine's policy up to date. `since` is when this server began to decide.
-    pub fn refresh(&mut self, policy: &mut Policy, since: u64) {
+    /// Brings itself and the engine's policy up to date; gives whether anything had changed. `since` is when this server began to decide.
+    pub fn refresh(&mut self, policy: &mut Policy, since: u64) -> bool {
         let epoch = EPOCH.load(Ordering::Relaxed);
         if self.epoch == epoch {
-            return;
+            return false;
         }
         let begins = self.epoch == 0;
         self.epoch = epoch;
@@ -191,6 +191,7 @@ impl Settings {
             quarantine_ms: quarantine,
             quarantine_until: until,
         };
+        true
     }
 }
 

@@ -239,9 +239,13 @@ fn run<T>(
     // An event within the working off of another one finds none and makes its own.
     let mut outbox = state.outbox.take().unwrap_or_default();
     outbox.news.begin();
-    state
+    if state
         .settings
-        .refresh(&mut state.engine.policy, state.since);
+        .refresh(&mut state.engine.policy, state.since)
+    {
+        // More may be granted now than before.
+        state.engine.mark_all();
+    }
     state.keys.begin(ctx, mode, key, now);
     state.read_inbox(now, &mut outbox.news);
     let result = work(state, now);

@@ -79,11 +79,13 @@ impl Keys {
             let Entry {
                 lock,
                 foreign,
+                ends,
                 changed,
                 unheard,
                 effect,
                 events,
             } = entry;
+            assert!(ends.is_none(), "an end from outside was passed over");
             assert_eq!(
                 !effect.is_empty(),
                 changed && !unheard,

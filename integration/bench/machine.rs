@@ -1,0 +1,78 @@
+//! Where it was measured.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+
+use dlock_integration::redis::Value;
+use dlock_integration::{Ask, Server};
+use serde::{Deserialize, Serialize};
+
+/// Where it was measured, and what.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model of the processor.
+    pub cpu: String,
+    /// How many of them this process may use.
+    pub cores: usize,
+    /// Operating system.
+    pub kernel: String,
+    /// How many processes wanted to run just before, on average over a minute, if that can be known. With more
+    /// than a few tenths something else was going on.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub load: Option<f64>,
+    /// The server's version.
+    pub server: String,
+    /// The module's version.
+    pub module: String,
+}
+
+const UNKNOWN: &str = "unknown";
+
+impl Machine {
+    /// This one.
+    pub fn this() -> Machine {
+        let server = Server::start();
+        Machine {
+            cpu: cpu().unwrap_or_else(|| UNKNOWN.to_owned()),
+            cores: thread::available_parallelism().map_or(1, usize::from),
+            kernel: output("uname", &["-sr"]).unwrap_or_else(|| UNKNOWN.to_owned()),
+            load: load(),
+            server: server.version().to_string(),
+            module: module_version(&server).unwrap_or_else(|| UNKNOWN.to_owned()),
+        }
+    }
+}
+
+fn cpu() -> Option<String> {
+    let Ok(text) = fs::read_to_string("/proc/cpuinfo") else {
+        return output("sysctl", &["-n", "machdep.cpu.brand_string"]);
+    };
+    let line = text.lines().find(|line| line.starts_with("model name"))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+fn load() -> Option<f64> {
+    let text = fs::read_to_string("/proc/loadavg").ok()?;
+    text.split_whitespace().next()?.parse().ok()
+}
+
+fn output(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// As the server has it, in three parts of which the last two have two digits: 1.2.3 is 10203.
+fn module_version(server: &Server) -> Option<String> {
+    let modules: Vec<Vec<Value>> = server.connection().ask("MODULE LIST");
+    let number = modules.first()?.iter().find_map(|value| match value {
+        Value::Int(number) => Some(*number),
+        _ => None,
+    })?;
+    Some(format!(
+        "{}.{}.{}",
+        number / 10_000,
+        number / 100 % 100,
+        number % 100
+    ))
+}

@@ -1,0 +1,210 @@
+//! `make bench`: what dlock costs, side by side with what it replaces.
+//!
+//! A *way* is something that is measured, a *group* some ways that are measured in turn on the same servers, a
+//! *round* one sample of each of them, and a *row* a line of the result: mostly the ratio of two ways. The plan
+//! lists groups and rows; all else is how each way is done.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `plan.rs` | all groups and rows: start here |
+//! | `way.rs`, `round.rs` | what a way and a group are, and the one loop that measures them |
+//! | `series.rs`, `spread.rs`, `percentile.rs` | samples, and what they say together |
+//! | `row.rs`, `outcome.rs` | rows, and what came of them |
+//! | `report.rs`, `plot.rs`, `check.rs` | what the user sees |
+//! | `machine.rs` | where it was measured |
+//! | `line.rs`, `replies.rs` | a fast client that checks every reply |
+//! | `meter.rs`, `setting.rs` | the server's accounts, and how it keeps its data |
+//! | `locking.rs` | ways to take a lock and give it back |
+//! | `pair.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `memory.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs` | what is measured |
+
+mod check;
+mod contest;
+mod crowd;
+mod expiry;
+mod failure;
+mod handover;
+mod hot;
+mod line;
+mod locking;
+mod machine;
+mod mass;
+mod memory;
+mod meter;
+mod outcome;
+mod pair;
+mod percentile;
+mod plan;
+mod plot;
+mod replies;
+mod report;
+mod round;
+mod row;
+mod series;
+mod setting;
+mod spread;
+mod ticket;
+mod way;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+use nix::sys::resource::{getrlimit, setrlimit, Resource};
+
+use crate::failure::Failure;
+use crate::machine::Machine;
+use crate::outcome::Outcome;
+use crate::plan::ROWS;
+use crate::row::Row;
+use crate::series::Records;
+use crate::way::Group;
+
+/// Measures dlock side by side with what it replaces.
+#[derive(Parser)]
+struct Options {
+    /// Fewer rounds: under two minutes
+    #[arg(long)]
+    quick: bool,
+    /// Compare with the committed result, and fail where a ratio has grown by more than its tolerance
+    #[arg(long)]
+    check: bool,
+    /// Only groups whose name contains this; the result is not kept
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Only ways whose name contains this, to profile them; the result is not kept
+    #[arg(long, value_name = "TEXT")]
+    way: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    match run(&options) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether all is as it should be.
+fn run(options: &Options) -> Result<bool, Failure> {
+    allow_many_connections()?;
+    let mut groups = plan::groups();
+    if let Some(text) = &options.only {
+        groups.retain(|group| group.name.contains(text.as_str()));
+    }
+    let (outcome, is_complete) = measure_and_report(&groups, options);
+    if options.check {
+        let committed = Outcome::load(&directory("full").join(RESULT))?;
+        return Ok(is_complete && check(&committed, &outcome, groups, options));
+    }
+    let is_whole = is_complete && options.only.is_none() && options.way.is_none();
+    if is_whole {
+        keep(&outcome)?;
+    }
+    Ok(is_complete)
+}
+
+fn measure_and_report(groups: &[Group], options: &Options) -> (Outcome, bool) {
+    let machine = Machine::this();
+    let (records, failures) = measure(groups, options);
+    let outcome = Outcome::new(machine, options.quick, &records);
+    println!("{}", report::text(&outcome));
+    for failure in &failures {
+        println!("NOT MEASURED: {failure}");
+    }
+    (outcome, failures.is_empty())
+}
+
+/// Compares with the committed result. What is worse is measured once more before it is believed.
+fn check(
+    committed: &Outcome,
+    outcome: &Outcome,
+    mut groups: Vec<Group>,
+    options: &Options,
+) -> bool {
+    let changes = check::changes(committed, outcome);
+    changes.iter().for_each(|change| println!("{change}"));
+    let is_worse = |name: &str| {
+        let of_name = |change: &&check::Change| change.name == name;
+        changes.iter().find(of_name).is_some_and(|c| !c.is_good())
+    };
+    let worse: Vec<&Row> = ROWS.iter().filter(|row| is_worse(row.name)).collect();
+    groups.retain(|group| worse.iter().any(|row| row.group() == group.name));
+    if groups.is_empty() {
+        return true;
+    }
+    println!("\nOnce more, what seems worse:");
+    let (again, is_complete) = measure_and_report(&groups, options);
+    let changes = check::changes(committed, &again);
+    let again: Vec<_> = changes
+        .iter()
+        .filter(|change| worse.iter().any(|row| row.name == change.name))
+        .collect();
+    again.iter().for_each(|change| println!("{change}"));
+    is_complete && again.iter().all(|change| change.is_good())
+}
+
+fn keep(outcome: &Outcome) -> Result<(), Failure> {
+    let directory = directory(if outcome.quick { "quick" } else { "full" });
+    fs::create_dir_all(&directory)?;
+    outcome.save(&directory.join(RESULT))?;
+    plot::draw_all(outcome, &directory)?;
+    println!("Kept in {}", directory.display());
+    Ok(())
+}
+
+const RESULT: &str = "bench.json";
+
+fn directory(kind: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("bench/results")
+        .join(kind)
+}
+
+fn measure(groups: &[Group], options: &Options) -> (Records, Vec<String>) {
+    let mut records = Records::default();
+    let mut failures = Vec::new();
+    let is_wanted = |way: &str| match &options.way {
+        Some(text) => way.contains(text.as_str()),
+        None => true,
+    };
+    for group in groups {
+        let effort = if options.quick {
+            group.effort.quick
+        } else {
+            group.effort.full
+        };
+        let progress = progress_bar(group.name, effort.0 * effort.1);
+        let failed = round::measure(group, effort, is_wanted, &mut records, &progress);
+        progress.finish_and_clear();
+        failures.extend(
+            failed
+                .iter()
+                .map(|error| format!("{}: {error}", group.name)),
+        );
+    }
+    (records, failures)
+}
+
+fn progress_bar(name: &'static str, rounds: usize) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix:22} {bar:40} {pos}/{len} rounds, {eta} left")
+        .expect("a correct template");
+    ProgressBar::new(rounds as u64)
+        .with_style(style)
+        .with_prefix(name)
+}
+
+/// As many as the longest queue needs, and some more.
+const CONNECTIONS: u64 = 20_000;
+
+/// Thousands of connections, here and in the servers, which inherit it.
+fn allow_many_connections() -> Result<(), Failure> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let wanted = hard.min(CONNECTIONS).max(soft);
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)?)
+}

@@ -1,0 +1,195 @@
+//! Masses: ten thousand who wait, and all of them are to be served or buried at once.
+
+use std::net::Shutdown;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use dlock_integration::redis::{self, Connection};
+use dlock_integration::{await_until, command, Ask, Grant, Server, PATIENCE};
+
+use crate::failure::Failure;
+use crate::line::Line;
+use crate::replies::Pattern;
+use crate::way::{Figure, Opened, Way};
+
+/// Who wait.
+const WAITERS: u64 = 10_000;
+
+/// The way in which all leases end within a second.
+pub const LEASES: &str = "10,000 leases end in one second";
+/// The way in which all who wait die.
+pub const DEATHS: &str = "10,000 waiters die at once";
+
+/// How late the last one has the lock, after the end of the lease that it waited for.
+pub const LATEST: &str = "latest ms";
+/// How long it takes until the server has forgotten all of them.
+pub const GONE: &str = "gone after ms";
+/// The longest time for which the server did not answer a PING.
+pub const PAUSE: &str = "longest pause ms";
+
+/// A server for each, with room for so many connections.
+pub fn open() -> Opened {
+    Ok(vec![
+        Box::new(Leases { server: start() }),
+        Box::new(Deaths { server: start() }),
+    ])
+}
+
+/// A server that takes more connections than it does by default.
+pub fn start() -> Server {
+    Server::builder().config("maxclients", 15_000).start()
+}
+
+fn connect(server: &Server) -> Result<Vec<Line>, Failure> {
+    (0..WAITERS).map(|_| Line::narrow(server.port())).collect()
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// All leases end within a second, each with somebody who waits for it.
+struct Leases {
+    server: Server,
+}
+
+impl Leases {
+    /// The first lease ends this long after the first lock was taken: when all wait.
+    const LEAD_MS: u64 = 5_000;
+    const ENDS_PER_MS: u64 = WAITERS / 1_000;
+}
+
+impl Way for Leases {
+    fn name(&self) -> &str {
+        LEASES
+    }
+
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        let mut lines = connect(&self.server)?;
+        let mut connection = self.server.connection();
+        let start = now_ms()?;
+        for number in 0..WAITERS {
+            let end = start + Leases::LEAD_MS + number / Leases::ENDS_PER_MS;
+            let lease_ms = end.saturating_sub(now_ms()?).max(1);
+            let _: Grant = connection.ask(&format!("DLOCK.ACQUIRE mass:{number} first {lease_ms}"));
+        }
+        let deadlines_ms = deadlines(&mut connection)?;
+        for (number, line) in lines.iter_mut().enumerate() {
+            let acquire = format!("DLOCK.ACQUIRE mass:{number} second 3600000 BLOCK 0");
+            line.send(&command(&acquire).get_packed_command())?;
+        }
+        self.server.await_blocked_clients(lines.len());
+        if now_ms()? >= start + Leases::LEAD_MS {
+            return Err("it took too long to queue up".into());
+        }
+        let (latest, pause) = with_pings(&self.server, || watch(&mut lines, &deadlines_ms))?;
+        for number in 0..WAITERS {
+            let _: u64 = connection.ask(&format!("DLOCK.RELEASE mass:{number} second"));
+        }
+        Ok(vec![
+            (LATEST, milliseconds(latest)),
+            (PAUSE, milliseconds(pause)),
+        ])
+    }
+}
+
+fn deadlines(connection: &mut Connection) -> Result<Vec<u64>, Failure> {
+    let mut pipeline = redis::pipe();
+    for number in 0..WAITERS {
+        pipeline.cmd("PEXPIRETIME").arg(format!("mass:{number}"));
+    }
+    Ok(pipeline.query(connection)?)
+}
+
+/// Reads in the order of the deadlines. What comes out of order is found late, so the truth may be better.
+fn watch(lines: &mut [Line], deadlines_ms: &[u64]) -> Result<Duration, Failure> {
+    let granted = Pattern::new("*2\r\n:#\r\n:1\r\n");
+    let mut latest = Duration::ZERO;
+    for (line, deadline_ms) in lines.iter_mut().zip(deadlines_ms) {
+        line.expect(&granted, 1)?;
+        let lateness = SystemTime::now()
+            .duration_since(UNIX_EPOCH)?
+            .checked_sub(Duration::from_millis(*deadline_ms))
+            .ok_or("a lock was granted before the lease of its holder had ended")?;
+        latest = latest.max(lateness);
+    }
+    Ok(latest)
+}
+
+fn now_ms() -> Result<u64, Failure> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+    Ok(u64::try_from(now.as_millis())?)
+}
+
+/// All who wait for one lock are gone from one moment to the next.
+struct Deaths {
+    server: Server,
+}
+
+impl Way for Deaths {
+    fn name(&self) -> &str {
+        DEATHS
+    }
+
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        let mut connection = self.server.connection();
+        let _: Grant = connection.ask("DLOCK.ACQUIRE deaths holder 3600000");
+        let mut lines = connect(&self.server)?;
+        for (number, line) in lines.iter_mut().enumerate() {
+            let acquire = format!("DLOCK.ACQUIRE deaths waiter-{number} 3600000 BLOCK 0");
+            line.send(&command(&acquire).get_packed_command())?;
+        }
+        self.server.await_blocked_clients(lines.len());
+        let (gone, pause) = with_pings(&self.server, || {
+            let start = Instant::now();
+            for line in &lines {
+                line.close(Shutdown::Both)?;
+            }
+            await_until("nobody waits any more", PATIENCE, || {
+                queued(&mut connection) == 0
+            });
+            Ok(start.elapsed())
+        })?;
+        let _: u64 = connection.ask("DLOCK.RELEASE deaths holder");
+        Ok(vec![
+            (GONE, milliseconds(gone)),
+            (PAUSE, milliseconds(pause)),
+        ])
+    }
+}
+
+fn queued(connection: &mut Connection) -> u64 {
+    let info: std::collections::HashMap<String, redis::Value> =
+        connection.ask("DLOCK.INFO deaths COUNT 1");
+    info.get("queued")
+        .and_then(|value| redis::from_redis_value(value).ok())
+        .unwrap_or(u64::MAX)
+}
+
+/// Does something, and tells the longest time that a PING took meanwhile.
+fn with_pings<T>(
+    server: &Server,
+    work: impl FnOnce() -> Result<T, Failure>,
+) -> Result<(T, Duration), Failure> {
+    let mut line = Line::narrow(server.port())?;
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let pings = scope.spawn(|| -> Result<Duration, Failure> {
+            let ping = command("PING").get_packed_command();
+            let pong = Pattern::new("+PONG\r\n");
+            let mut longest = Duration::ZERO;
+            while !is_over.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                line.exchange(&ping, &pong)?;
+                longest = longest.max(start.elapsed());
+                thread::sleep(Duration::from_micros(500));
+            }
+            Ok(longest)
+        });
+        let done = work();
+        is_over.store(true, Ordering::Relaxed);
+        let longest = pings.join().map_err(|_| "the pings have panicked")??;
+        Ok((done?, longest))
+    })
+}

@@ -1,0 +1,34 @@
+//! What a server says about its own expenses.
+
+use dlock_integration::Server;
+
+/// What a server has used since its start.
+#[derive(Clone, Copy)]
+pub struct Meter {
+    cpu_s: f64,
+    net_bytes: f64,
+}
+
+impl Meter {
+    /// Reads it: all threads of the server, in user and in kernel mode, to the microsecond (getrusage).
+    pub fn read(server: &Server) -> Meter {
+        let cpu = server.info("cpu");
+        let stats = server.info("stats");
+        let seconds = |field| cpu.number::<f64>(field);
+        let bytes = |field| stats.number::<f64>(field);
+        Meter {
+            cpu_s: seconds("used_cpu_user") + seconds("used_cpu_sys"),
+            net_bytes: bytes("total_net_input_bytes") + bytes("total_net_output_bytes"),
+        }
+    }
+
+    /// Microseconds of CPU time since an earlier reading.
+    pub fn cpu_us_since(&self, earlier: &Meter) -> f64 {
+        (self.cpu_s - earlier.cpu_s) * 1e6
+    }
+
+    /// Bytes received and sent since an earlier reading.
+    pub fn net_bytes_since(&self, earlier: &Meter) -> f64 {
+        self.net_bytes - earlier.net_bytes
+    }
+}

@@ -1,0 +1,149 @@
+//! An uncontended lock: what it costs to be granted and taken back.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use crate::failure::Failure;
+use crate::line::{Batch, Line};
+use crate::locking::{Loaded, Locking, LOCKINGS};
+use crate::meter::Meter;
+use crate::percentile::Durations;
+use crate::setting::{Setting, Stage};
+use crate::way::{Figure, Opened, Way};
+
+/// The locks that are taken in turn.
+const NAMES: usize = 1_000;
+
+/// Pairs that are sent at once.
+const PAIRS_IN_BATCH: usize = 500;
+
+/// The CPU time that the server needs for a pair.
+pub const CPU: &str = "cpu µs";
+
+/// All ways to lock on one server, many pairs sent at once: what the commands cost, and little else.
+pub fn pipelined(setting: Setting, pairs: usize) -> Opened {
+    on_one_server(setting, |locking, stage| {
+        Ok(Box::new(Pipelined::new(locking, stage, pairs)?))
+    })
+}
+
+/// All ways to lock on one server, each command sent when the one before was answered, as a single client does.
+pub fn single(setting: Setting, pairs: usize) -> Opened {
+    on_one_server(setting, |locking, stage| {
+        Ok(Box::new(Single::new(locking, stage, pairs)?))
+    })
+}
+
+fn on_one_server(
+    setting: Setting,
+    make: impl Fn(&Locking, Rc<Stage>) -> Result<Box<dyn Way>, Failure>,
+) -> Opened {
+    let stage = Rc::new(setting.start());
+    LOCKINGS
+        .iter()
+        .map(|locking| make(locking, Rc::clone(&stage)))
+        .collect()
+}
+
+fn names() -> Vec<String> {
+    (0..NAMES)
+        .map(|number| format!("stock:item:{number:06}"))
+        .collect()
+}
+
+/// A way, many pairs at once.
+pub struct Pipelined {
+    name: &'static str,
+    stage: Rc<Stage>,
+    line: Line,
+    batches: Vec<Batch>,
+    pairs: usize,
+}
+
+impl Pipelined {
+    /// On this server, so many pairs in a sample.
+    pub fn new(locking: &Locking, stage: Rc<Stage>, pairs: usize) -> Result<Pipelined, Failure> {
+        let loaded = locking.load(&stage.server);
+        let batches = names()
+            .chunks(PAIRS_IN_BATCH)
+            .map(|names| Batch {
+                bytes: names
+                    .iter()
+                    .flat_map(|name| [loaded.take(name), loaded.give(name)].concat())
+                    .collect(),
+                reply: loaded.pair(),
+                times: names.len(),
+            })
+            .collect();
+        Ok(Pipelined {
+            name: locking.name,
+            line: Line::wide(stage.server.port())?,
+            stage,
+            batches,
+            pairs,
+        })
+    }
+}
+
+impl Way for Pipelined {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        let before = Meter::read(&self.stage.server);
+        let batches = self.batches.iter().cycle();
+        for batch in batches.take(self.pairs / PAIRS_IN_BATCH) {
+            self.line.run(batch)?;
+        }
+        let cpu_us = Meter::read(&self.stage.server).cpu_us_since(&before);
+        Ok(vec![(CPU, cpu_us / self.pairs as f64)])
+    }
+}
+
+struct Single {
+    name: &'static str,
+    stage: Rc<Stage>,
+    line: Line,
+    loaded: Loaded,
+    commands: Vec<(Vec<u8>, Vec<u8>)>,
+    pairs: usize,
+}
+
+impl Single {
+    fn new(locking: &Locking, stage: Rc<Stage>, pairs: usize) -> Result<Single, Failure> {
+        let loaded = locking.load(&stage.server);
+        Ok(Single {
+            name: locking.name,
+            line: Line::narrow(stage.server.port())?,
+            stage,
+            commands: names()
+                .iter()
+                .map(|name| (loaded.take(name), loaded.give(name)))
+                .collect(),
+            loaded,
+            pairs,
+        })
+    }
+}
+
+impl Way for Single {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        let mut durations = Durations::new();
+        let before = Meter::read(&self.stage.server);
+        for (take, give) in self.commands.iter().cycle().take(self.pairs) {
+            let start = Instant::now();
+            self.line.exchange(take, &self.loaded.taken)?;
+            self.line.exchange(give, &self.loaded.given)?;
+            durations.record(start.elapsed());
+        }
+        let cpu_us = Meter::read(&self.stage.server).cpu_us_since(&before);
+        let mut figures = vec![(CPU, cpu_us / self.pairs as f64)];
+        figures.extend(durations.figures());
+        Ok(figures)
+    }
+}

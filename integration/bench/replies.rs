@@ -1,0 +1,179 @@
+//! What the server should answer, and whether it does.
+
+use std::fmt;
+
+/// What a reply should look like, byte for byte, but for numbers that nobody can foretell: `#` stands for any
+/// number of digits, as in `*2\r\n:#\r\n:1\r\n`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pattern(Vec<u8>);
+
+impl Pattern {
+    /// A pattern ends with a fixed byte, as every reply does.
+    pub fn new(text: &str) -> Pattern {
+        assert!(
+            text.ends_with("\r\n"),
+            "the pattern {text:?} is no whole reply"
+        );
+        Pattern(text.as_bytes().to_vec())
+    }
+
+    /// First this, then that.
+    pub fn then(mut self, next: &Pattern) -> Pattern {
+        self.0.extend_from_slice(&next.0);
+        self
+    }
+}
+
+/// Compares what comes with what should come, in pieces of any size.
+pub struct Check<'p> {
+    pattern: &'p [u8],
+    at: usize,
+    in_digits: bool,
+    times_left: usize,
+}
+
+/// The server answered something else.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    got: String,
+    wanted: String,
+}
+
+impl std::error::Error for Mismatch {}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Mismatch { got, wanted } = self;
+        write!(
+            f,
+            "the server answered {got:?} where {wanted:?} should have come"
+        )
+    }
+}
+
+impl<'p> Check<'p> {
+    /// Expects `pattern` so many times.
+    pub fn new(pattern: &'p Pattern, times: usize) -> Check<'p> {
+        Check {
+            pattern: &pattern.0,
+            at: 0,
+            in_digits: false,
+            times_left: times,
+        }
+    }
+
+    /// Has all come that should?
+    pub fn is_complete(&self) -> bool {
+        self.times_left == 0
+    }
+
+    /// Takes the next bytes.
+    ///
+    /// # Errors
+    /// When a byte is not what should have come, or nothing should come any more.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<(), Mismatch> {
+        for (offset, &byte) in bytes.iter().enumerate() {
+            if !self.accepts(byte) {
+                return Err(self.mismatch(bytes, offset));
+            }
+        }
+        Ok(())
+    }
+
+    fn accepts(&mut self, byte: u8) -> bool {
+        if self.times_left == 0 {
+            return false;
+        }
+        let mut wanted = self.pattern[self.at];
+        if wanted == b'#' {
+            if byte.is_ascii_digit() {
+                self.in_digits = true;
+                return true;
+            }
+            if !self.in_digits {
+                return false;
+            }
+            self.in_digits = false;
+            self.at += 1;
+            wanted = self.pattern[self.at];
+        }
+        if byte != wanted {
+            return false;
+        }
+        self.at += 1;
+        if self.at == self.pattern.len() {
+            self.at = 0;
+            self.times_left -= 1;
+        }
+        true
+    }
+
+    /// Shows the line in which it happened, as far as it is in this piece.
+    fn mismatch(&self, bytes: &[u8], offset: usize) -> Mismatch {
+        let is_end = |&byte: &u8| byte == b'\n';
+        let start = bytes[..offset]
+            .iter()
+            .rposition(is_end)
+            .map_or(0, |end| end + 1);
+        let end = bytes[offset..]
+            .iter()
+            .position(is_end)
+            .map_or(bytes.len(), |length| offset + length + 1);
+        let wanted = if self.is_complete() {
+            ""
+        } else {
+            &String::from_utf8_lossy(self.pattern)
+        };
+        Mismatch {
+            got: String::from_utf8_lossy(&bytes[start..end]).into_owned(),
+            wanted: wanted.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRANT: &str = "*2\r\n:#\r\n:1\r\n";
+
+    /// Feeds byte by byte, and in one piece: both must come to the same.
+    fn check(pattern: &str, times: usize, bytes: &str) -> Result<bool, Mismatch> {
+        let pattern = Pattern::new(pattern);
+        let mut whole = Check::new(&pattern, times);
+        let of_whole = whole.feed(bytes.as_bytes()).map(|()| whole.is_complete());
+        let mut pieces = Check::new(&pattern, times);
+        let of_pieces = bytes
+            .as_bytes()
+            .chunks(1)
+            .try_for_each(|piece| pieces.feed(piece))
+            .map(|()| pieces.is_complete());
+        assert_eq!(of_whole.is_ok(), of_pieces.is_ok(), "{bytes:?}");
+        of_whole
+    }
+
+    #[test]
+    fn replies_as_they_should_be() {
+        assert_eq!(check(GRANT, 1, "*2\r\n:1732\r\n:1\r\n"), Ok(true));
+        assert_eq!(
+            check(GRANT, 2, "*2\r\n:1\r\n:1\r\n*2\r\n:22\r\n:1\r\n"),
+            Ok(true)
+        );
+        assert_eq!(check(GRANT, 2, "*2\r\n:1\r\n:1\r\n*2\r\n:2"), Ok(false));
+    }
+
+    #[test]
+    fn replies_of_another_kind() {
+        for wrong in [
+            "-ERR no\r\n",
+            "*2\r\n:\r\n",
+            "*2\r\n:x\r\n",
+            "*2\r\n:1\r\n:2\r\n",
+            "*2\r\n:1\r\n:1\r\n+",
+        ] {
+            assert!(check(GRANT, 1, wrong).is_err(), "{wrong:?}");
+        }
+        let error = check(GRANT, 1, "-ERR no\r\n").unwrap_err();
+        assert!(error.to_string().contains("-ERR no"), "{error}");
+    }
+}

@@ -1,0 +1,105 @@
+//! The one loop that measures everything.
+
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+use indicatif::ProgressBar;
+
+use crate::failure::Failure;
+use crate::series::Records;
+use crate::way::{Group, Opened, Way};
+
+/// Measures the wanted ways of a group, so many times.
+///
+/// Every round takes one sample of each way, so that all ways see the same weather; the order changes from
+/// round to round, so that none always comes after the same other. Before the first round each is run once to
+/// warm up, and a way that cannot do that is left out; the failures say why.
+pub fn measure(
+    group: &Group,
+    (sittings, rounds): (usize, usize),
+    is_wanted: impl Fn(&str) -> bool,
+    records: &mut Records,
+    progress: &ProgressBar,
+) -> Vec<Failure> {
+    let mut failures = Vec::new();
+    for _ in 0..sittings {
+        let sitting = || {
+            let ways = open(group, &is_wanted, &mut failures)?;
+            sit(group, ways, rounds, records, progress)
+        };
+        // The harness panics when a server does not do as it should; it has said why then.
+        let sat = catch_unwind(AssertUnwindSafe(sitting));
+        if let Err(failure) = sat.unwrap_or_else(|_| Err("given up".into())) {
+            failures.push(failure);
+            break;
+        }
+    }
+    failures
+}
+
+fn open(group: &Group, is_wanted: impl Fn(&str) -> bool, failures: &mut Vec<Failure>) -> Opened {
+    let mut ways = (group.open)()?;
+    ways.retain_mut(|way| match is_wanted(way.name()).then(|| way.sample()) {
+        Some(Ok(_)) => true,
+        Some(Err(error)) => {
+            failures.push(format!("{}: {error}", way.name()).into());
+            false
+        }
+        None => false,
+    });
+    Ok(ways)
+}
+
+fn sit(
+    group: &Group,
+    mut ways: Vec<Box<dyn Way>>,
+    rounds: usize,
+    records: &mut Records,
+    progress: &ProgressBar,
+) -> Result<(), Failure> {
+    for round in 0..rounds {
+        for turn in order(round, ways.len()) {
+            let way = &mut ways[turn];
+            let figures = way
+                .sample()
+                .map_err(|error| format!("{}: {error}", way.name()))?;
+            for (figure, value) in figures {
+                records.add(group.name, way.name(), figure, value);
+            }
+        }
+        progress.inc(1);
+    }
+    Ok(())
+}
+
+/// Who is measured when: each round begins with another way, and every second one goes backwards.
+fn order(round: usize, ways: usize) -> impl Iterator<Item = usize> {
+    (0..ways).map(move |turn| {
+        if round % 2 == 0 {
+            (round + turn) % ways
+        } else {
+            (round + ways - turn) % ways
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_round_measures_every_way_once() {
+        for ways in 1..6 {
+            for round in 0..20 {
+                let mut turns: Vec<_> = order(round, ways).collect();
+                turns.sort_unstable();
+                assert_eq!(turns, (0..ways).collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_changes() {
+        let rounds: Vec<Vec<_>> = (0..4).map(|round| order(round, 3).collect()).collect();
+        assert_eq!(rounds, [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 2, 1]]);
+    }
+}
