@@ -305,3 +305,48 @@ fn the_lowest_ticket_leaves_room_before_it() {
     world.pass(10_000);
     assert!(world.waits.is_empty(), "{:?}", world.waits);
 }
+
+/// The only holder's end names its token alone; that of one among several names the owner. Both are read.
+#[test]
+fn the_end_of_a_hold_is_told_with_and_without_its_owner() {
+    let long = [b'o'; 40];
+    for owner in [&b"ann"[..], &long] {
+        let held = |others: &[&[u8]]| {
+            let mut lock = Lock::default();
+            for (at, owner) in [owner]
+                .into_iter()
+                .chain(others.iter().copied())
+                .enumerate()
+            {
+                lock.apply(&Change::Hold(Hold {
+                    owner,
+                    token: 700 + at as u64,
+                    deadline: 9,
+                    holds: 2,
+                    limit: Limit::SHARED,
+                }));
+            }
+            lock
+        };
+        let told = |lock: &mut Lock, effect: &[u8]| {
+            for change in change::read(effect).expect("an effect") {
+                lock.apply(&change);
+            }
+            lock.holders()
+        };
+        let named = [format!("1 r700 {}:", owner.len()).as_bytes(), owner].concat();
+
+        assert_eq!(told(&mut held(&[]), b"1 r700"), 0);
+        assert_eq!(told(&mut held(&[]), &named), 0);
+        // Another token is another hold: one that is gone already.
+        assert_eq!(told(&mut held(&[]), b"1 r701"), 1);
+        assert_eq!(told(&mut held(&[b"bob"]), &named), 1);
+        // Unnamed, it can only be an only holder's.
+        assert_eq!(told(&mut held(&[b"bob"]), b"1 r700"), 2);
+        // What follows is not taken for the owner.
+        let mut handed = held(&[]);
+        let effect = b"1 x700 h800 9 1 1 3:bob w1";
+        assert_eq!(told(&mut handed, effect), 1);
+        assert!(handed.hold(b"bob").is_some() && handed.watched());
+    }
+}
