@@ -56,7 +56,12 @@ impl Caller for Client {
             if !name.is_null() {
                 api!(RedisModule_FreeString(self.0, name));
             }
-            Some((format!("{host}:{}", info.port).into_bytes(), named))
+            // As CLIENT LIST writes it.
+            let at = match host.contains(':') {
+                true => format!("[{host}]:{}", info.port),
+                false => format!("{host}:{}", info.port),
+            };
+            Some((at.into_bytes(), named))
         }
     }
 }

@@ -157,7 +157,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     } else {
         clock::of_command()
     };
-    let answer = run(ctx, mode, key, now, |state, now| {
+    let next = run(ctx, mode, key, now, |state, now| {
         let caller = Client(ctx);
         let db = state.keys.home();
         let mut call = Call {
@@ -176,25 +176,32 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
                 call.engine.close(name, !gate::accepts_key(ctx, name));
             }
         }
-        let reply = commands::execute(spec, &mut call, words)?;
-        match (reply, key) {
-            (Reply::Wait(id, named), Some((key, _))) => {
-                Ok(state.block(ctx, key, id, named, words, now))
+        match commands::execute(spec, &mut call, words) {
+            Ok(Reply::Run) => return Next::Run,
+            Ok(Reply::Wait(id, named)) => {
+                if let Some((key, _)) = key {
+                    state.block(ctx, key, id, named, words, now);
+                }
             }
-            (reply, _) => Ok(Some(reply)),
+            // Written from here, where it is: the server does not call back for a reply.
+            answer => reply::write(ctx, answer),
         }
+        Next::Done
     });
-    match answer {
-        Some(Ok(Some(Reply::Run))) => {
-            guard::run(ctx, argv.get_mut(guard::INNER..).unwrap_or_default())
-        }
-        Some(Ok(Some(reply))) => reply::write(ctx, Ok(reply)),
-        // The connection is blocked: its answer comes later.
-        Some(Ok(None)) => {}
-        Some(Err(error)) => reply::write(ctx, Err(error)),
+    match next {
+        Some(Next::Done) => {}
+        Some(Next::Run) => guard::run(ctx, argv.get_mut(guard::INNER..).unwrap_or_default()),
         // Another module's callback has called from within an event of this module, while that holds the state.
         None => reply::write(ctx, Err(Error::Busy)),
     }
+}
+
+/// What is left to do for a command once its event has been worked off.
+enum Next {
+    /// Nothing: it is answered, or its connection waits.
+    Done,
+    /// To run the command that it guards.
+    Run,
 }
 
 /// The module's own event: time has come, or a callback has left something in the inbox.
@@ -272,7 +279,7 @@ fn run<T>(
 }
 
 impl State {
-    /// Has the calling connection wait for its request. Gives the reply if it cannot.
+    /// Has the calling connection wait for its request, or answers it if the server does not let it.
     fn block(
         &mut self,
         ctx: *mut Ctx,
@@ -281,22 +288,23 @@ impl State {
         named: Option<String>,
         words: &[&[u8]],
         now: Now,
-    ) -> Option<Reply> {
+    ) {
+        let [lock, owner, ..] = words else {
+            return;
+        };
         let name = NameRef {
             db: self.keys.home(),
-            key: words.first()?,
-        }
-        .keep();
+            key: lock,
+        };
         let owner = match &named {
             Some(named) => named.clone().into_bytes(),
-            None => words.get(1)?.to_vec(),
+            None => owner.to_vec(),
         };
-        if blocking::block(ctx, key, id, name, &owner, named) {
-            return None;
+        if !blocking::block(ctx, key, id, name.keep(), &owner, named) {
+            // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
+            self.engine.unblocked(&mut self.keys, now, id);
+            reply::write(ctx, Ok(Reply::NullArray));
         }
-        // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
-        self.engine.unblocked(&mut self.keys, now, id);
-        Some(Reply::NullArray)
     }
 
     /// Tells the engine what callbacks have left; mostly nothing.
