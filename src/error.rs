@@ -43,8 +43,10 @@ pub enum Error {
     UnknownOption(String),
     /// The same option, or two options that exclude each other.
     Conflict(&'static str, &'static str),
-    /// A documented option that this version does not offer.
-    NotBuilt(&'static str),
+    /// An option that belongs to a connection, from a caller that has none.
+    NoConnection(&'static str),
+    /// The calling user may not publish on this channel.
+    NoChannel(String),
 }
 
 impl fmt::Display for Error {
@@ -79,7 +81,11 @@ impl fmt::Display for Error {
             Error::UnknownOption(option) => write!(f, "ERR unknown option '{option}'"),
             Error::Conflict(first, second) if first == second => write!(f, "ERR {first} is given twice"),
             Error::Conflict(first, second) => write!(f, "ERR {first} cannot be combined with {second}"),
-            Error::NotBuilt(option) => write!(f, "ERR {option} is not supported by this version of dlock"),
+            Error::NoConnection(option) => write!(
+                f,
+                "ERR {option} needs a connection of the caller's own: not in a script, not from another module"
+            ),
+            Error::NoChannel(channel) => write!(f, "NOPERM the user may not use the channel '{channel}'"),
         }
     }
 }

@@ -1,85 +1,167 @@
-//! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`.
+//! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, and the options that `DLOCK.MACQUIRE` shares with them.
 
 use super::args::{is, once, sharing, unknown, Args};
 use super::{Call, Reply};
 use crate::engine::{Answer, Ask, Keyspace, Limit, Millis, Wait};
-use crate::error::Error;
+use crate::error::{escaped, Error};
+
+/// Which command of the family is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// `DLOCK.ACQUIRE`
+    Plain,
+    /// `DLOCK.FAIRACQUIRE`
+    Fair,
+    /// `DLOCK.MACQUIRE`
+    Many,
+}
 
 /// What the words after key and owner say.
 #[derive(Debug, Default)]
-struct Options {
+pub struct Options<'a> {
     lease: Option<Millis>,
     block: Option<Millis>,
     holds: Option<u32>,
     claim: Option<Millis>,
     limit: Option<Limit>,
+    notify: Option<&'a [u8]>,
+    session: Option<()>,
 }
 
 /// The longest wait that may be asked for: a century. Beyond, sums with the clock would have to be watched.
 const MAX_BLOCK_MS: u64 = 3_155_760_000_000;
 
-/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n]`, with `fair` also `[CLAIM ms]`.
+/// The longest channel name, in bytes.
+const MAX_CHANNEL: usize = 1024;
+
+/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n] [SESSION]`, in the fair
+/// family also `[CLAIM ms]`.
 #[inline(never)]
-pub fn run<K: Keyspace>(call: &mut Call<K>, args: &mut Args, fair: bool) -> Result<Reply, Error> {
+pub fn run<K: Keyspace>(
+    call: &mut Call<K>,
+    args: &mut Args,
+    family: Family,
+) -> Result<Reply, Error> {
     let name = call.name(args)?;
     let owner = args.owner()?;
-    let options = parse(call, args, fair)?;
+    let options = Options::read(call, args, family)?;
     let named = (owner == b"*").then(|| call.caller.fresh_owner());
-    if named.is_some() && options.holds.is_some() {
-        return Err(Error::Conflict("HOLDS", "owner *"));
+    if named.is_some() {
+        let excluded = [
+            (options.holds.is_some(), "HOLDS"),
+            (options.notify.is_some(), "NOTIFY"),
+        ];
+        if let Some((_, option)) = excluded.into_iter().find(|(given, _)| *given) {
+            return Err(Error::Conflict(option, "owner *"));
+        }
     }
-    let waits = options.block.is_some() && call.caller.may_wait();
-    let ticket = match (fair, options.claim) {
-        (false, _) => None,
-        (true, Some(claim)) => Some(claim),
-        (true, None) if waits => Some(0),
-        (true, None) => Some(call.engine.policy.claim_window_ms),
-    };
-    let ask = Ask {
-        owner: named.as_ref().map_or(owner, |named| named.as_bytes()),
-        lease: options
-            .lease
-            .unwrap_or(call.defaults.lease_ms)
-            .min(call.longest_lease()),
-        wait: match options.block.filter(|_| waits) {
-            None => Wait::No,
-            Some(0) => Wait::For(None),
-            Some(ms) => Wait::For(Some(ms)),
-        },
-        holds: options.holds,
-        limit: options.limit.unwrap_or(Limit::EXCLUSIVE),
-        ticket,
-        client: call.caller.client(),
-    };
+    let owner = named.as_ref().map_or(owner, |named| named.as_bytes());
+    let ask = options.ask(call, owner, family)?;
     match call.engine.acquire(call.keys, call.now, name, &ask)? {
         Answer::Granted(grant) => Ok(Reply::Grant(grant.token, grant.holds, named)),
         Answer::Null => Ok(Reply::NullArray),
+        Answer::Waiting(id) if ask.channel.is_some() => Ok(Reply::Array(vec![
+            Reply::Integer(0),
+            Reply::Integer(call.engine.rank(id) as u64),
+        ])),
         Answer::Waiting(id) => Ok(Reply::Wait(id, named)),
     }
 }
 
-fn parse<K: Keyspace>(call: &Call<K>, args: &mut Args, fair: bool) -> Result<Options, Error> {
-    let mut options = Options::default();
-    if args.at_number() {
-        options.lease = Some(args.integer("lease-ms", 1..=call.longest_lease())?);
+impl<'a> Options<'a> {
+    /// Reads what is left of the words.
+    pub fn read<K: Keyspace>(
+        call: &Call<K>,
+        args: &mut Args<'a>,
+        family: Family,
+    ) -> Result<Options<'a>, Error> {
+        let mut options = Options::default();
+        if args.at_number() {
+            options.lease = Some(args.integer("lease-ms", 1..=call.longest_lease())?);
+        }
+        while let Some(word) = args.next() {
+            if is(word, "BLOCK") {
+                let ms = args.integer("BLOCK", 0..=MAX_BLOCK_MS)?;
+                once(&mut options.block, "BLOCK", ms)?;
+            } else if is(word, "HOLDS") {
+                let holds = args.integer("HOLDS", 1..=u64::from(u32::MAX))?;
+                once(&mut options.holds, "HOLDS", holds as u32)?;
+            } else if family == Family::Fair && is(word, "CLAIM") {
+                let ms = args.integer("CLAIM", 1..=call.engine.policy.max_claim_ms)?;
+                once(&mut options.claim, "CLAIM", ms)?;
+            } else if family != Family::Many && is(word, "NOTIFY") {
+                let channel = channel(args)?;
+                once(&mut options.notify, "NOTIFY", channel)?;
+            } else if is(word, "SESSION") {
+                once(&mut options.session, "SESSION", ())?;
+            } else if !sharing(word, args, &mut options.limit)? {
+                return Err(unknown(word));
+            }
+        }
+        Ok(options)
     }
-    while let Some(word) = args.next() {
-        if is(word, "BLOCK") {
-            let ms = args.integer("BLOCK", 0..=MAX_BLOCK_MS)?;
-            once(&mut options.block, "BLOCK", ms)?;
-        } else if is(word, "HOLDS") {
-            let holds = args.integer("HOLDS", 1..=u64::from(u32::MAX))?;
-            once(&mut options.holds, "HOLDS", holds as u32)?;
-        } else if fair && is(word, "CLAIM") {
-            let ms = args.integer("CLAIM", 1..=call.engine.policy.max_claim_ms)?;
-            once(&mut options.claim, "CLAIM", ms)?;
-        } else if sharing(word, args, &mut options.limit)? {
-            continue;
-        } else if let Some(option) = ["SESSION", "NOTIFY"].into_iter().find(|o| is(word, o)) {
-            return Err(Error::NotBuilt(option));
-        } else {
-            return Err(unknown(word));
+
+    /// What is asked of the engine. Errors if the caller may not ask for it.
+    pub fn ask<K: Keyspace>(
+        self,
+        call: &Call<K>,
+        owner: &'a [u8],
+        family: Family,
+    ) -> Result<Ask<'a>, Error> {
+        if self.session.is_some() || self.notify.is_some() {
+            self.check_caller(call)?;
+        }
+        let waits = self.notify.is_some() || self.block.is_some() && call.caller.may_wait();
+        Ok(Ask {
+            owner,
+            lease: self
+                .lease
+                .unwrap_or(call.defaults.lease_ms)
+                .min(call.longest_lease()),
+            wait: match self.block.filter(|ms| waits && *ms > 0) {
+                Some(ms) => Wait::For(Some(ms)),
+                None if waits => Wait::For(None),
+                None => Wait::No,
+            },
+            holds: self.holds,
+            limit: self.limit.unwrap_or(Limit::EXCLUSIVE),
+            ticket: match (family, self.claim) {
+                (Family::Plain | Family::Many, _) => None,
+                (Family::Fair, Some(claim)) => Some(claim),
+                (Family::Fair, None) if waits => Some(0),
+                (Family::Fair, None) => Some(call.engine.policy.claim_window_ms),
+            },
+            session: self.session.is_some(),
+            channel: self.notify,
+            client: call.caller.client(),
+        })
+    }
+
+    /// What belongs to a connection needs one, and who has the module publish must be allowed to.
+    #[inline(never)]
+    fn check_caller<K: Keyspace>(&self, call: &Call<K>) -> Result<(), Error> {
+        if !call.caller.own_connection() {
+            let option = if self.session.is_some() {
+                "SESSION"
+            } else {
+                "NOTIFY"
+            };
+            return Err(Error::NoConnection(option));
+        }
+        match self.notify.filter(|name| !call.caller.may_publish(name)) {
+            Some(channel) => Err(Error::NoChannel(escaped(channel, 64))),
+            None => Ok(()),
         }
     }
-    Ok(options)
+}
+
+fn channel<'a>(args: &mut Args<'a>) -> Result<&'a [u8], Error> {
+    let channel = args.next().unwrap_or_default();
+    if channel.is_empty() || channel.len() > MAX_CHANNEL {
+        return Err(Error::Argument(
+            "NOTIFY",
+            format!("a channel of 1 to {MAX_CHANNEL} bytes"),
+        ));
+    }
+    Ok(channel)
 }

@@ -4,6 +4,9 @@ use crate::engine::{Limit, MAX_LIMIT, MAX_OWNER};
 use crate::error::{escaped, Error};
 use std::ops::RangeInclusive;
 
+/// The most keys that one command may name.
+pub const MAX_KEYS: usize = 1024;
+
 /// The words of a command that are still to be read.
 #[derive(Debug, Clone, Copy)]
 pub struct Args<'a> {
@@ -58,6 +61,22 @@ impl<'a> Args<'a> {
         range.contains(&value).then_some(value).ok_or_else(must)
     }
 
+    /// A count and as many keys: `numkeys key [key …]`. No key may be named twice.
+    pub fn keys(&mut self) -> Result<&'a [&'a [u8]], Error> {
+        let count = self.integer("numkeys", 1..=MAX_KEYS as u64)? as usize;
+        let (keys, rest) = self
+            .rest
+            .split_at_checked(count)
+            .ok_or(Error::Arity(self.command))?;
+        self.rest = rest;
+        let mut sorted = keys.to_vec();
+        sorted.sort_unstable();
+        if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::Argument("key", "named only once".to_string()));
+        }
+        Ok(keys)
+    }
+
     /// Whether the next word is meant as a number: so an optional number is told from an option.
     pub fn at_number(&self) -> bool {
         self.rest
@@ -73,6 +92,14 @@ impl<'a> Args<'a> {
             .then_some(())
             .ok_or(Error::Arity(self.command))
     }
+}
+
+/// A count of keys as it stands before them; 0 if it is none.
+pub fn count(word: &[u8]) -> usize {
+    integer(word)
+        .and_then(|count| usize::try_from(count).ok())
+        .filter(|count| *count <= MAX_KEYS)
+        .unwrap_or(0)
 }
 
 /// Reads `SHARED` or `LIMIT n` if the word begins one. At most one of them may be given.

@@ -79,7 +79,12 @@ pub fn info<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, E
         ("queued", Reply::Integer(view.queued as u64)),
         (
             "holders",
-            Reply::Array(view.holders.into_iter().map(holder).collect()),
+            Reply::Array(
+                view.holders
+                    .into_iter()
+                    .map(|hold| holder(hold, caller))
+                    .collect(),
+            ),
         ),
         (
             "queue",
@@ -93,41 +98,51 @@ pub fn info<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, E
     ]))
 }
 
-fn holder(hold: HoldView) -> Reply {
-    Reply::Map(vec![
+fn holder(hold: HoldView, caller: &dyn Caller) -> Reply {
+    let (client, described) = connection(hold.client, caller);
+    let mut fields = vec![
         ("owner", Reply::Bulk(hold.owner)),
         ("token", Reply::Integer(hold.token)),
         ("holds", Reply::Integer(u64::from(hold.holds))),
         ("limit", Reply::Integer(u64::from(hold.limit.to_wire()))),
         ("lease-ms", Reply::Integer(hold.lease_ms)),
         ("held-ms", Reply::Integer(hold.held_ms)),
-        ("session", Reply::Integer(0)),
-        ("client", Reply::Integer(0)),
-    ])
+        ("session", Reply::Integer(u64::from(hold.session))),
+        ("client", Reply::Integer(client)),
+    ];
+    fields.extend(described);
+    Reply::Map(fields)
 }
 
 fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
     let kind = match place.kind {
         PlaceKind::Waiter => "waiter",
+        PlaceKind::Notify => "notify",
         PlaceKind::Ticket => "ticket",
         PlaceKind::Absent => "absent",
     };
+    let (client, described) = connection(place.client, caller);
     let mut fields = vec![
         ("owner", Reply::Bulk(place.owner)),
         ("kind", Reply::Text(kind)),
         ("limit", Reply::Integer(u64::from(place.limit.to_wire()))),
         ("waited-ms", Reply::Integer(place.waited_ms)),
         ("left-ms", place.left_ms.map_or(Reply::Null, Reply::Integer)),
-        ("client", Reply::Integer(place.client)),
+        ("client", Reply::Integer(client)),
     ];
-    if let Some((addr, name)) = Some(place.client)
-        .filter(|id| *id != 0)
-        .and_then(|id| caller.describe(id))
-    {
-        fields.push(("addr", Reply::Bulk(addr)));
-        fields.push(("name", Reply::Bulk(name)));
-    }
+    fields.extend(described);
     Reply::Map(fields)
+}
+
+/// A connection as far as the caller may know it: its id, 0 if it is gone, and its address and name.
+fn connection(client: u64, caller: &dyn Caller) -> (u64, Vec<(&'static str, Reply)>) {
+    if client == 0 || !caller.connected(client) {
+        return (0, Vec::new());
+    }
+    let described = caller
+        .describe(client)
+        .map(|(addr, name)| vec![("addr", Reply::Bulk(addr)), ("name", Reply::Bulk(name))]);
+    (client, described.unwrap_or_default())
 }
 
 /// The commands and what they take, a line each.

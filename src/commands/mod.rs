@@ -7,12 +7,14 @@ mod apply;
 pub mod args;
 mod keep;
 mod look;
+mod many;
 mod queue;
 pub mod table;
 
 use crate::engine::line::RequestId;
 use crate::engine::{Engine, Keyspace, Millis, NameRef, Now, Token};
 use crate::error::Error;
+use acquire::Family;
 use args::Args;
 use table::{Access, Spec, Verb};
 
@@ -24,8 +26,15 @@ pub trait Caller {
     fn may_wait(&self) -> bool;
     /// Whether this is a primary's stream or the AOF, whose decisions are followed.
     fn is_followed(&self) -> bool;
+    /// Whether the caller has a connection of its own, whose end the server will tell of: not a script, not another
+    /// module.
+    fn own_connection(&self) -> bool;
+    /// Whether the caller may publish on this channel.
+    fn may_publish(&self, channel: &[u8]) -> bool;
     /// A fresh owner's name: a version-4 UUID.
     fn fresh_owner(&self) -> String;
+    /// Whether this connection is there.
+    fn connected(&self, client: u64) -> bool;
     /// Address and name of a connection, if it is there and the caller may list connections.
     fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)>;
 }
@@ -96,8 +105,11 @@ pub fn execute<K: Keyspace>(
         return Err(Error::ReadOnly);
     }
     match spec.verb {
-        Verb::Acquire => acquire::run(call, args, false),
-        Verb::FairAcquire => acquire::run(call, args, true),
+        Verb::Acquire => acquire::run(call, args, Family::Plain),
+        Verb::FairAcquire => acquire::run(call, args, Family::Fair),
+        Verb::AcquireMany => many::acquire(call, args),
+        Verb::RenewMany => many::renew(call, args),
+        Verb::ReleaseMany => many::release(call, args),
         Verb::Downgrade => keep::downgrade(call, args),
         Verb::Renew => keep::renew(call, args),
         Verb::Release => keep::release(call, args),

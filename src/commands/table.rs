@@ -1,6 +1,9 @@
 //! The command table: the one definition from which registration, `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and
 //! `DLOCK.HELP` are made, and against which the README's reference is checked.
 
+use super::args;
+use std::ops::Range;
+
 /// Which command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
@@ -16,6 +19,12 @@ pub enum Verb {
     Release,
     /// `DLOCK.FORCERELEASE`
     ForceRelease,
+    /// `DLOCK.MACQUIRE`
+    AcquireMany,
+    /// `DLOCK.MRENEW`
+    RenewMany,
+    /// `DLOCK.MRELEASE`
+    ReleaseMany,
     /// `DLOCK.CANCEL`
     Cancel,
     /// `DLOCK.POSITION`
@@ -54,6 +63,8 @@ pub enum Access {
 pub enum Kind {
     /// The lock's key.
     Key,
+    /// The keys of locks, as many as the number before says.
+    Keys,
     /// Bytes.
     Text,
     /// Any number of words.
@@ -152,7 +163,23 @@ const fn sharing(optional: bool) -> Arg {
     }
 }
 
+/// Where a channel is named.
+const NOTIFY: Arg = Arg {
+    name: "channel",
+    kind: Kind::Text,
+    token: Some("NOTIFY"),
+    optional: true,
+};
+/// A word that stands for itself.
+const SESSION: Arg = Arg {
+    name: "session",
+    kind: Kind::Flag,
+    token: Some("SESSION"),
+    optional: true,
+};
 const KEY: Arg = arg("key", Kind::Key);
+const NUMKEYS: Arg = arg("numkeys", Kind::Integer);
+const KEYS: Arg = arg("key", Kind::Keys);
 const OWNER: Arg = arg("owner", Kind::Text);
 const LEASE: Arg = maybe("lease-ms", Kind::Integer);
 const BLOCK: Arg = option("BLOCK", "block-ms");
@@ -169,7 +196,16 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Write,
         flags: "deny-oom blocking",
         categories: "write blocking",
-        args: &[KEY, OWNER, LEASE, BLOCK, HOLDS, sharing(true)],
+        args: &[
+            KEY,
+            OWNER,
+            LEASE,
+            BLOCK,
+            NOTIFY,
+            HOLDS,
+            sharing(true),
+            SESSION,
+        ],
     },
     Spec {
         verb: Verb::FairAcquire,
@@ -184,10 +220,51 @@ pub static COMMANDS: &[Spec] = &[
             OWNER,
             LEASE,
             BLOCK,
+            NOTIFY,
             HOLDS,
             sharing(true),
+            SESSION,
             option("CLAIM", "claim-ms"),
         ],
+    },
+    Spec {
+        verb: Verb::AcquireMany,
+        name: "dlock.macquire",
+        summary: "Takes many locks or none of them, at once or after waiting for all",
+        complexity: "O(N log M) with N keys and M places in their queues",
+        access: Access::Write,
+        flags: "deny-oom blocking",
+        categories: "write blocking",
+        args: &[
+            NUMKEYS,
+            KEYS,
+            OWNER,
+            LEASE,
+            BLOCK,
+            HOLDS,
+            sharing(true),
+            SESSION,
+        ],
+    },
+    Spec {
+        verb: Verb::RenewMany,
+        name: "dlock.mrenew",
+        summary: "Makes the leases of many holds end that long from now, or of none if one is not held",
+        complexity: "O(N log M) with N keys and M holders",
+        access: Access::Write,
+        flags: "",
+        categories: "write",
+        args: &[NUMKEYS, KEYS, OWNER, LEASE],
+    },
+    Spec {
+        verb: Verb::ReleaseMany,
+        name: "dlock.mrelease",
+        summary: "Gives back one hold of each of many locks that is held",
+        complexity: "O(N log M) with N keys and M holders or places in their queues",
+        access: Access::Write,
+        flags: "",
+        categories: "write",
+        args: &[NUMKEYS, KEYS, OWNER],
     },
     Spec {
         verb: Verb::Downgrade,
@@ -322,11 +399,31 @@ impl Spec {
         self.access == Access::Follow
     }
 
+    /// Whether the command names any number of keys.
+    pub fn many_keys(&self) -> bool {
+        self.args.iter().any(|arg| arg.kind == Kind::Keys)
+    }
+
+    /// Where the keys of locks stand among a command's words; nowhere if the words are not what they should be.
+    pub fn keys(&self, words: &[&[u8]]) -> Range<usize> {
+        let keys = match words.first() {
+            Some(_) if self.access == Access::None => 0..0,
+            Some(count) if self.many_keys() => 1..args::count(count).saturating_add(1),
+            Some(_) => 0..1,
+            None => 0..0,
+        };
+        if keys.end <= words.len() {
+            keys
+        } else {
+            0..0
+        }
+    }
+
     /// The arity as the server counts it: the command's name included, negative for "at least".
     pub fn arity(&self) -> i32 {
         let needed = self.args.iter().filter(|arg| !arg.optional).count();
         // One of several may take more words than another.
-        let varies = |arg: &Arg| arg.optional || matches!(arg.kind, Kind::OneOf(_));
+        let varies = |arg: &Arg| arg.optional || matches!(arg.kind, Kind::OneOf(_) | Kind::Keys);
         let sign = if self.args.iter().any(varies) { -1 } else { 1 };
         sign * (1 + needed as i32)
     }
@@ -351,6 +448,7 @@ impl Arg {
             (Kind::OneOf(args), _) => args.iter().map(Arg::plain).collect::<Vec<_>>().join(" | "),
             (Kind::Flag, Some(token)) => token.to_string(),
             (Kind::Words, _) => format!("{} ...", self.name),
+            (Kind::Keys, _) => format!("{0} [{0} ...]", self.name),
             (_, Some(token)) => format!("{token} {}", self.name),
             (_, None) => self.name.to_string(),
         }

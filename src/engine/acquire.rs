@@ -4,11 +4,14 @@ use super::change::Change;
 use super::deadline::Due;
 use super::line::{Line, Place, Request, RequestId, UPGRADE};
 use super::lock::Hold;
+use super::requests::Stand;
+use super::sessions::{Session, Sessions};
 use super::token::TokenClock;
 use super::{
     Counters, Engine, Entry, Event, Grant, Keyspace, Limit, Millis, NameRef, Now, Outcome, Policy,
 };
-use crate::error::{escaped, Error};
+use crate::error::Error;
+use std::rc::Rc;
 
 /// A request for a lock.
 #[derive(Debug, Clone, Copy)]
@@ -25,6 +28,10 @@ pub struct Ask<'a> {
     pub limit: Limit,
     /// Whether its place in the queue is a ticket, and how long that is kept while nobody is there for it.
     pub ticket: Option<Millis>,
+    /// Whether the hold is to end with the connection.
+    pub session: bool,
+    /// The channel that is to be told of the outcome, rather than a blocked connection.
+    pub channel: Option<&'a [u8]>,
     /// The connection's client id.
     pub client: u64,
 }
@@ -45,15 +52,17 @@ pub enum Answer {
     Granted(Grant),
     /// It cannot be granted now.
     Null,
-    /// It waits under this name; a [`super::Wake`] will tell how the wait ended.
+    /// It waits under this name; a [`super::Wake`] will tell how the wait ended, or a [`super::Message`] if it waits by a
+    /// channel.
     Waiting(RequestId),
 }
 
 impl Engine {
     /// Takes the lock, or a place in its queue, or answers null.
     ///
-    /// Errors: `WrongType`, `Full` for each cap, `Quarantine` and `Draining` while nothing is granted, `Deadlock` for a
-    /// second waiting upgrade, `Argument` when the hold count would overflow. Nothing has changed then.
+    /// Errors: `WrongType`, `Full` for each cap, `Quarantine` and `Draining` while nothing is granted, `Deadlock` for a wait
+    /// that could never end and for a second waiting upgrade, `Argument` when the hold count would overflow. Nothing has
+    /// changed then.
     pub fn acquire(
         &mut self,
         keys: &mut impl Keyspace,
@@ -68,7 +77,7 @@ impl Engine {
         let quarantined = self.policy.quarantined(now);
         let held = entry.hold(ask.owner).map(|hold| hold.limit);
         match held {
-            Some(limit) if limit > ask.limit => return self.upgrade(entry, now, name, ask),
+            Some(limit) if limit > ask.limit => return self.upgrade(keys, now, name, ask),
             // A drained server still lets holders re-enter: they could not finish otherwise.
             Some(_) if !quarantined => return self.grant_now(entry, now, name, ask),
             _ => {}
@@ -95,12 +104,16 @@ impl Engine {
             }
         }
         self.room(name, ask, place.is_some())?;
-        let number = self.stand(entry, now, name, ask, place, held.is_some())?;
+        if ask.wait != Wait::No {
+            self.escape(keys, &[(name, place)], ask)?;
+        }
+        let entry = keys.entry(name);
+        let number = self.stand(entry, now, name, ask, place, held.is_some());
         if ask.wait == Wait::No && place.is_some() && self.stays(name, number, now) {
             self.counters.refused += 1;
             return Ok(Answer::Null);
         }
-        self.wait_at(entry, now, name, ask, number)
+        self.wait_at(keys, now, name, ask, number)
     }
 
     /// A polled ticket that is not at the head only begins its window anew. Gives whether it was one: another place has to
@@ -139,6 +152,7 @@ impl Engine {
             &mut self.clock,
             &self.policy,
             &mut self.counters,
+            &mut self.sessions,
             entry,
             now,
             Claim {
@@ -146,23 +160,39 @@ impl Engine {
                 limit: ask.limit,
                 lease: ask.lease,
                 holds: ask.holds,
+                client: ask.client,
             },
         )?;
         if grant.holds == grant.added {
             self.counters.grants_immediate += 1;
         }
+        if ask.session {
+            self.tie(name, ask.owner, ask.client, grant.token);
+        }
         self.rewatch(entry, now, name);
         Ok(Answer::Granted(grant))
+    }
+
+    /// Ties a hold to a connection.
+    #[inline(never)]
+    pub(super) fn tie(&mut self, name: NameRef, owner: &[u8], client: u64, token: super::Token) {
+        let session = Session {
+            client,
+            name: name.keep(),
+            owner: Rc::from(owner),
+        };
+        self.sessions.tie(token, session);
     }
 
     /// A holder asks for a stricter limit: it waits only for the other holders, ahead of the queue.
     fn upgrade(
         &mut self,
-        entry: &mut Entry,
+        keys: &mut impl Keyspace,
         now: Now,
         name: NameRef,
         ask: &Ask,
     ) -> Result<Answer, Error> {
+        let entry = keys.entry(name);
         if self.policy.granting(now) && entry.admits(ask.owner, ask.limit) {
             return self.grant_now(entry, now, name, ask);
         }
@@ -170,44 +200,46 @@ impl Engine {
             return Err(Error::Draining);
         }
         if ask.wait == Wait::No {
-            return if self.policy.quarantined(now) {
-                Err(Error::Quarantine)
-            } else {
-                Ok(Answer::Null)
-            };
+            if self.policy.quarantined(now) {
+                return Err(Error::Quarantine);
+            }
+            self.counters.refused += 1;
+            return Ok(Answer::Null);
         }
+        self.upgrade_is_free(name, ask)?;
         let waits = self.lines.get(name).and_then(|line| line.upgrade.as_ref());
-        if waits.map_or(true, |place| *place.owner == *ask.owner) {
-            self.room(name, ask, waits.is_some())?;
-        }
+        self.room(name, ask, waits.is_some())?;
+        self.escape(keys, &[(name, Some(UPGRADE))], ask)?;
+        self.stand_to_upgrade(keys.entry(name), now, name, ask);
+        self.wait_at(keys, now, name, ask, UPGRADE)
+    }
+
+    /// Finds or makes the place of the waiting upgrade. The caller has seen that it is nobody else's.
+    pub(super) fn stand_to_upgrade(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+    ) {
         let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
         let line = self.lines.make(&kept);
         match &mut line.upgrade {
-            Some(place) if *place.owner != *ask.owner => {
-                let circle = format!(
-                    "'{}' waits to upgrade the same lock already",
-                    escaped(&place.owner, 64)
-                );
-                return Err(Error::Deadlock(circle));
-            }
             Some(place) => place.limit = place.limit.min(ask.limit),
             None => {
-                line.upgrade = Some(Box::new(Place::new(
-                    &Ask {
-                        ticket: None,
-                        ..*ask
-                    },
-                    now.ms(),
-                )));
+                let ask = Ask {
+                    ticket: None,
+                    ..*ask
+                };
+                line.upgrade = Some(Box::new(Place::new(&ask, now.ms())));
                 self.places += 1;
                 entry.events.push(Event::Queued);
             }
         }
-        self.wait_at(entry, now, name, ask, UPGRADE)
     }
 
     /// Whether the caps allow one more place (unless the owner has it already) and one more waiting request.
-    fn room(&self, name: NameRef, ask: &Ask, known: bool) -> Result<(), Error> {
+    pub(super) fn room(&self, name: NameRef, ask: &Ask, known: bool) -> Result<(), Error> {
         if !known {
             if self.lines.get(name).map_or(0, Line::len) >= self.policy.max_queue {
                 return Err(Error::Full("dlock.max-queue"));
@@ -216,7 +248,12 @@ impl Engine {
                 return Err(Error::Full("dlock.max-places"));
             }
         }
-        if ask.wait != Wait::No && self.requests.len() >= self.policy.max_waiters {
+        // Requests that share a place are bounded too: those that wait by a channel as the places are.
+        if ask.channel.is_some() {
+            if self.requests.notifies() >= self.policy.max_places {
+                return Err(Error::Full("dlock.max-places"));
+            }
+        } else if ask.wait != Wait::No && self.requests.blocked() >= self.policy.max_waiters {
             return Err(Error::Full("dlock.max-waiters"));
         }
         Ok(())
@@ -224,7 +261,7 @@ impl Engine {
 
     /// Finds or makes the owner's place; gives its number. A holder whose re-entry has to wait (in quarantine) stands
     /// before all others: behind one that waits for this very holder it could never be served.
-    fn stand(
+    pub(super) fn stand(
         &mut self,
         entry: &mut Entry,
         now: Now,
@@ -232,7 +269,7 @@ impl Engine {
         ask: &Ask,
         place: Option<u64>,
         holder: bool,
-    ) -> Result<u64, Error> {
+    ) -> u64 {
         let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
         let line = self.lines.make(&kept);
         let number = match place {
@@ -269,50 +306,54 @@ impl Engine {
                 }
             }
         }
-        Ok(number)
+        number
     }
 
     /// Adds the request to its place, lets the queue be served, and answers if that has answered it.
     fn wait_at(
         &mut self,
-        entry: &mut Entry,
+        keys: &mut impl Keyspace,
         now: Now,
         name: NameRef,
         ask: &Ask,
         number: u64,
     ) -> Result<Answer, Error> {
-        self.next_request += 1;
-        let id = self.next_request;
+        let id = self.requests.fresh();
         let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
         let until = match ask.wait {
             Wait::For(Some(ms)) => {
                 let at = now.ms().saturating_add(ms);
-                Some((at, self.deadlines.add(at, Due::Wait(id))))
+                Some(self.deadlines.add(at, Due::Wait(id)))
             }
             _ => None,
         };
-        if let Some(place) = self
-            .lines
-            .get_mut(name)
-            .and_then(|line| line.place_mut(number))
-        {
-            place.absent = None;
-            place.requests.push(Request {
+        let channel = ask
+            .channel
+            .map(|channel| self.requests.channel(ask.client, channel));
+        let line = self.lines.get_mut(name);
+        if let Some(place) = line.and_then(|line| line.place_mut(number)) {
+            place.join(Request {
                 id,
                 client: ask.client,
                 lease: ask.lease,
                 holds: ask.holds,
                 until,
+                session: ask.session,
+                many: false,
+                channel: channel.clone(),
             });
         }
-        self.requests.insert(id, (kept, number));
-        self.settle_entry(entry, now, name);
+        let stand = Stand::One(kept, number);
+        self.requests
+            .add(id, ask.owner, ask.client, channel.as_ref(), stand);
+        self.settle(keys, now, name);
+        self.follow_up(keys, now);
         // The settlement may have answered this very request: then it has not waited.
-        if let Some(at) = self.wakes.iter().rposition(|wake| wake.id == id) {
-            return match self.wakes.swap_remove(at).outcome {
+        if let Some(outcome) = self.answered(id) {
+            return match outcome {
                 Outcome::Granted(grant) => Ok(Answer::Granted(grant)),
-                Outcome::Null => Ok(Answer::Null),
                 Outcome::Refused(error) => Err(error),
+                _ => Ok(Answer::Null),
             };
         }
         if ask.wait == Wait::No {
@@ -322,12 +363,21 @@ impl Engine {
         }
         Ok(Answer::Waiting(id))
     }
+
+    /// Takes back what a request was told in the event in which it began to wait.
+    pub(super) fn answered(&mut self, id: RequestId) -> Option<Outcome> {
+        if let Some(at) = self.wakes.iter().rposition(|wake| wake.id == id) {
+            return Some(self.wakes.swap_remove(at).outcome);
+        }
+        let at = self.messages.iter().rposition(|message| message.id == id)?;
+        Some(self.messages.swap_remove(at).outcome)
+    }
 }
 
 impl Place {
-    fn new(ask: &Ask, since: Millis) -> Place {
+    pub(super) fn new(ask: &Ask, since: Millis) -> Place {
         Place {
-            owner: Box::from(ask.owner),
+            owner: Rc::from(ask.owner),
             limit: ask.limit,
             since,
             claim: ask.ticket,
@@ -345,6 +395,7 @@ pub(super) struct Claim<'a> {
     pub limit: Limit,
     pub lease: Millis,
     pub holds: Option<u32>,
+    pub client: u64,
 }
 
 /// Makes the owner a holder, or enters it once more. The caller has seen that the granting rule allows it.
@@ -354,6 +405,7 @@ pub(super) fn take(
     clock: &mut TokenClock,
     policy: &Policy,
     counters: &mut Counters,
+    sessions: &mut Sessions,
     entry: &mut Entry,
     now: Now,
     claim: Claim,
@@ -365,21 +417,18 @@ pub(super) fn take(
     let before = held.map_or(0, |(_, holds, ..)| holds);
     let holds = match claim.holds {
         Some(least) => before.max(least),
-        None => before.checked_add(1).ok_or_else(|| {
-            Error::Argument(
-                "the hold count",
-                format!("at most {}: it would overflow", u32::MAX),
-            )
-        })?,
+        None => before.checked_add(1).ok_or_else(overflow)?,
     };
     let (token, limit, deadline) = match held {
         Some((token, _, deadline, limit)) if limit <= claim.limit => {
             counters.reentries += 1;
             (token, limit, deadline.max(asked))
         }
-        Some((_, _, deadline, _)) => {
+        Some((old, _, deadline, _)) => {
             counters.upgrades += 1;
-            (clock.next(now), claim.limit, deadline.max(asked))
+            let token = clock.next(now);
+            sessions.succeed(old, token);
+            (token, claim.limit, deadline.max(asked))
         }
         None => (clock.next(now), claim.limit, asked),
     };
@@ -395,6 +444,7 @@ pub(super) fn take(
             deadline,
             holds,
             limit,
+            client: claim.client,
         }));
     }
     Ok(Grant {
@@ -402,6 +452,14 @@ pub(super) fn take(
         holds,
         added: holds - before,
     })
+}
+
+/// The error for a hold count that cannot be raised.
+pub(super) fn overflow() -> Error {
+    Error::Argument(
+        "the hold count",
+        format!("at most {}: it would overflow", u32::MAX),
+    )
 }
 
 impl Policy {

@@ -211,6 +211,7 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
                 deadline,
                 holds,
                 limit,
+                client: 0,
             }))
         }
         b't' => {

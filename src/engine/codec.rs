@@ -65,6 +65,7 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
             deadline,
             holds,
             limit,
+            client: 0,
         }));
     }
     let mut last = 0;

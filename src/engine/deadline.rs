@@ -3,6 +3,7 @@
 use super::line::RequestId;
 use super::{Millis, Name};
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 /// Something that happens by itself at a time.
 #[derive(Debug, Clone)]
@@ -15,10 +16,16 @@ pub enum Due {
     Window(Name, u64),
 }
 
-/// The handle of an entry, for taking it out again.
-pub type DueKey = (Millis, u64);
+/// The handle of an entry, for taking it out again. The sequence number keeps entries of one millisecond apart, in order
+/// of arrival; that it is never zero makes an optional handle as small as a handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DueKey {
+    /// When the entry is due.
+    pub at: Millis,
+    sequence: NonZeroU64,
+}
 
-/// Entries in order of time. The sequence number keeps entries of one millisecond apart, in order of arrival.
+/// Entries in order of time.
 #[derive(Debug, Default)]
 pub struct Deadlines {
     index: BTreeMap<DueKey, Due>,
@@ -28,8 +35,9 @@ pub struct Deadlines {
 impl Deadlines {
     /// Adds an entry that is due at `at`.
     pub fn add(&mut self, at: Millis, due: Due) -> DueKey {
+        let sequence = NonZeroU64::MIN.saturating_add(self.sequence);
         self.sequence += 1;
-        let key = (at, self.sequence);
+        let key = DueKey { at, sequence };
         self.index.insert(key, due);
         key
     }
@@ -41,13 +49,13 @@ impl Deadlines {
 
     /// The time of the earliest entry.
     pub fn next(&self) -> Option<Millis> {
-        self.index.first_key_value().map(|((at, _), _)| *at)
+        self.index.first_key_value().map(|(key, _)| key.at)
     }
 
     /// Takes out the earliest entry if it is due at `now`.
     pub fn pop(&mut self, now: Millis) -> Option<Due> {
         let first = self.index.first_entry()?;
-        (first.key().0 <= now).then(|| first.remove())
+        (first.key().at <= now).then(|| first.remove())
     }
 
     /// Forgets everything.

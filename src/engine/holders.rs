@@ -12,6 +12,7 @@ struct Kept {
     deadline: Millis,
     holds: u32,
     limit: Limit,
+    client: u64,
 }
 
 /// All holders of a lock. Their order is the owners', so that a primary and a replica agree byte for byte however
@@ -78,6 +79,7 @@ impl Holders {
             deadline: hold.deadline,
             holds: hold.holds,
             limit: hold.limit,
+            client: hold.client,
         };
         self.by_deadline.insert((hold.deadline, owner.clone()));
         *self.by_limit.entry(hold.limit).or_default() += 1;
@@ -116,5 +118,6 @@ fn view<'a>((owner, kept): (&'a Arc<[u8]>, &'a Kept)) -> Hold<'a> {
         deadline: kept.deadline,
         holds: kept.holds,
         limit: kept.limit,
+        client: kept.client,
     }
 }

@@ -1,13 +1,18 @@
 //! Keeping a lock and giving it back.
 
 use super::change::{Change, End};
-use super::line::{RequestId, UPGRADE};
+use super::line::{Place, Request, RequestId};
 use super::lock::Hold;
+use super::many::Next;
+use super::requests::Stand;
+use super::sessions::{Session, Sessions};
 use super::{
-    Engine, Entry, Event, Grant, Keyspace, Limit, Millis, Name, NameRef, Now, Outcome, Token,
-    Undelivered, Wake,
+    Engine, Entry, Event, Grant, Keyspace, Limit, Message, Millis, Name, NameRef, Now, Outcome,
+    Token, Undelivered, Wake,
 };
 use crate::error::Error;
+use std::collections::BTreeSet;
+use std::rc::Rc;
 
 impl Engine {
     /// Weakens the limit of the owner's hold; token, count and deadline stay. Others may come in then. Gives the token and
@@ -43,6 +48,7 @@ impl Engine {
             }));
         }
         self.rewatch(entry, now, name);
+        self.follow_up(keys, now);
         Ok(Grant {
             token: hold.token,
             holds: hold.holds,
@@ -76,6 +82,7 @@ impl Engine {
         }
         self.counters.renewals += 1;
         self.rewatch(entry, now, name);
+        self.follow_up(keys, now);
         Ok(deadline.saturating_sub(now.ms()))
     }
 
@@ -104,10 +111,11 @@ impl Engine {
                 return Err(Error::Argument("HOLDS", most));
             }
         };
-        lower(entry, owner, hold, left);
+        lower(entry, &mut self.sessions, owner, hold, left);
         if left == 0 {
             self.counters.released += 1;
             self.rewatch(entry, now, name);
+            self.follow_up(keys, now);
         }
         Ok(left)
     }
@@ -133,10 +141,11 @@ impl Engine {
             .map(|hold| (hold.owner.to_vec(), hold.token))
             .collect();
         for (owner, token) in &ended {
-            end(entry, owner, *token, End::Forced);
+            end(entry, &mut self.sessions, owner, *token, End::Forced);
             self.counters.forced += 1;
         }
         self.rewatch(entry, now, name);
+        self.follow_up(keys, now);
         Ok(ended.len())
     }
 
@@ -154,25 +163,18 @@ impl Engine {
         let Some(line) = self.lines.get_mut(name) else {
             return Ok(false);
         };
-        let place = match line.number_of(owner) {
-            Some(number) => {
-                if entry.has_ticket(number) {
-                    entry.commit(&Change::Unticket { number });
-                }
-                line.remove(number)
-            }
-            None if line
-                .upgrade
-                .as_ref()
-                .is_some_and(|place| *place.owner == *owner) =>
-            {
-                line.upgrade.take()
-            }
-            None => None,
+        let Some(number) = line.stand_of(owner) else {
+            return Ok(false);
         };
-        let Some(place) = place else { return Ok(false) };
-        self.dissolve(*place, &Outcome::Null);
+        if entry.has_ticket(number) {
+            entry.commit(&Change::Unticket { number });
+        }
+        let Some(place) = line.take(number) else {
+            return Ok(false);
+        };
+        self.dissolve(now, name, *place, &Outcome::Cancelled);
         self.rewatch(entry, now, name);
+        self.follow_up(keys, now);
         Ok(true)
     }
 
@@ -184,24 +186,31 @@ impl Engine {
     /// The server does not let this request wait after all: as if it had not asked to. A ticket stays as a polled one
     /// does.
     pub fn unblocked(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
-        let Some((name, number)) = self.requests.get(&id).cloned() else {
-            return;
-        };
-        let window = self.policy.claim_window_ms;
-        let line = self.lines.get_mut(name.lend());
-        if let Some(place) = line.and_then(|line| line.place_mut(number)) {
-            if place.claim == Some(0) {
-                place.claim = Some(window);
-                keys.entry(name.lend()).commit(&Change::Ticket {
-                    number,
-                    owner: &place.owner,
-                    limit: place.limit,
-                    claim: window,
-                });
+        let names: Vec<Name> = match self.requests.get(id) {
+            None => return,
+            Some(Stand::Many(many)) => many.locks.iter().map(|(name, _)| name.clone()).collect(),
+            Some(Stand::One(name, number)) => {
+                let (name, number, window) = (name.clone(), *number, self.policy.claim_window_ms);
+                let line = self.lines.get_mut(name.lend());
+                if let Some(place) = line.and_then(|line| line.place_mut(number)) {
+                    if place.claim == Some(0) {
+                        place.claim = Some(window);
+                        keys.entry(name.lend()).commit(&Change::Ticket {
+                            number,
+                            owner: &place.owner,
+                            limit: place.limit,
+                            claim: window,
+                        });
+                    }
+                }
+                vec![name]
             }
-        }
+        };
         self.depart(id, now);
-        self.settle(keys, now, name.lend());
+        for name in names {
+            self.settle(keys, now, name.lend());
+        }
+        self.follow_up(keys, now);
     }
 
     /// Takes back what undelivered grants added, and no more: other connections of the owner keep theirs.
@@ -218,7 +227,7 @@ impl Engine {
                 continue;
             };
             let left = hold.holds.saturating_sub(grant.added);
-            lower(entry, &owner, hold, left);
+            lower(entry, &mut self.sessions, &owner, hold, left);
             if left == 0 {
                 self.counters.released += 1;
             }
@@ -226,65 +235,186 @@ impl Engine {
         }
     }
 
-    /// Answers everyone at a place that is gone, and forgets their times.
-    pub(super) fn dissolve(&mut self, place: super::line::Place, outcome: &Outcome) {
+    /// A connection has ended: its sessions and what waits by a channel for it are cleared away as soon as changes are
+    /// possible. What blocked it ends by [`Engine::leave`].
+    pub fn ended(&mut self, client: u64) {
+        if self.sessions.next_of(client).is_some() || self.requests.notified(client).is_some() {
+            self.leaving.insert(client);
+        }
+    }
+
+    /// Clears away what belonged to connections that have ended: `most` holds and places at most.
+    pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) {
+        let mut refused = BTreeSet::new();
+        for _ in 0..most {
+            let Some(client) = self.leaving.first().copied() else {
+                break;
+            };
+            if let Some(id) = self.requests.notified(client) {
+                self.depart(id, now);
+                continue;
+            }
+            let Some((token, session)) = self.sessions.next_of(client) else {
+                self.leaving.pop_first();
+                continue;
+            };
+            if !keys.accepts(session.name.lend()) {
+                // Its slot is migrating away, and the hold with it; it is asked again, after the others.
+                self.leaving.pop_first();
+                refused.insert(client);
+                continue;
+            }
+            self.end_session(keys, now, token, &session);
+        }
+        self.leaving.append(&mut refused);
+    }
+
+    fn end_session(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, session: &Session) {
+        let name = session.name.lend();
+        if let Ok(entry) = self.settled(keys, now, name) {
+            if held(entry, &session.owner, Some(token)).is_ok() {
+                end(
+                    entry,
+                    &mut self.sessions,
+                    &session.owner,
+                    token,
+                    End::Session,
+                );
+                self.counters.sessions += 1;
+                self.rewatch(entry, now, name);
+            }
+        }
+        self.sessions.untie(token);
+        // An owner that could act through this connection may have become part of a circle.
+        for id in self.requests.of_owner(&session.owner).to_vec() {
+            self.suspect_stand(id);
+        }
+    }
+
+    /// Answers everyone at a place that is gone, and forgets their times. A request for many locks leaves the others.
+    pub(super) fn dissolve(&mut self, now: Now, name: NameRef, place: Place, outcome: &Outcome) {
         self.places -= 1;
-        if let Some((_, due)) = place.window {
+        if let Some(due) = place.window {
             self.deadlines.remove(due);
         }
         for request in place.requests {
-            if let Some((_, due)) = request.until {
+            let stand = self
+                .requests
+                .remove(request.id, &place.owner, request.client);
+            let mut until = request.until;
+            if let Some(Stand::Many(many)) = stand {
+                until = many.until;
+                if let Some(line) = self.lines.get_mut(name) {
+                    line.many -= 1;
+                }
+                for (lock, number) in &many.locks {
+                    if let Some(number) = number.filter(|_| lock.lend() != name) {
+                        self.part(request.id, lock, number, now);
+                        self.next.push(Next::Lock(lock.clone()));
+                    }
+                }
+            }
+            if let Some(due) = until {
                 self.deadlines.remove(due);
             }
-            self.requests.remove(&request.id);
-            self.wakes.push(Wake {
-                id: request.id,
-                outcome: outcome.clone(),
-            });
+            let kept = || name.keep();
+            let told = (request.id, request.channel, &place.owner);
+            tell(
+                &mut self.wakes,
+                &mut self.messages,
+                told,
+                kept,
+                outcome.clone(),
+            );
         }
     }
 
-    /// The request with this name leaves its place: its time is up or its connection has ended. The place stays while
-    /// others wait on it, or as an absent ticket for its claim window.
-    pub(super) fn depart(&mut self, id: RequestId, now: Now) {
-        let Some((name, number)) = self.requests.remove(&id) else {
-            return;
-        };
-        let Some(line) = self.lines.get_mut(name.lend()) else {
-            return;
-        };
-        let Some(place) = line.place_mut(number) else {
-            return;
-        };
-        if let Some(at) = place.requests.iter().position(|request| request.id == id) {
-            if let Some((_, due)) = place.requests.remove(at).until {
-                self.deadlines.remove(due);
+    /// The request with this name leaves its place, or all of its places: its time is up or its connection has ended. A
+    /// place stays while others wait on it, or as an absent ticket for its claim window. Gives who waited for what, and
+    /// by which channel.
+    pub(super) fn depart(&mut self, id: RequestId, now: Now) -> Option<Departed> {
+        let (name, owner, request, until) = match self.requests.get(id)? {
+            Stand::One(name, number) => {
+                let (name, number) = (name.clone(), *number);
+                let (owner, request) = self.part(id, &name, number, now)?;
+                let until = request.until;
+                (name, owner, request, until)
             }
+            Stand::Many(many) => {
+                let (until, owner) = (many.until, many.owner.clone());
+                let places: Vec<(Name, u64)> = many
+                    .locks
+                    .iter()
+                    .filter_map(|(name, number)| Some((name.clone(), (*number)?)))
+                    .collect();
+                let first = many.locks.first().map(|(name, _)| name.clone())?;
+                let client = many.client;
+                for (name, number) in places {
+                    self.part(id, &name, number, now);
+                    self.mark(&name);
+                }
+                if let Some(due) = until {
+                    self.deadlines.remove(due);
+                }
+                self.requests.remove(id, &owner, client);
+                return Some(Departed {
+                    name: first,
+                    owner,
+                    channel: None,
+                });
+            }
+        };
+        if let Some(due) = until {
+            self.deadlines.remove(due);
         }
-        if !place.requests.is_empty() {
-            return;
+        self.requests.remove(id, &owner, request.client);
+        Some(Departed {
+            name,
+            owner,
+            channel: request.channel,
+        })
+    }
+
+    /// Takes a request out of one place. With nobody left there the place goes too, unless it is a ticket that is kept for
+    /// its window (which begins `now`).
+    fn part(
+        &mut self,
+        id: RequestId,
+        name: &Name,
+        number: u64,
+        now: Now,
+    ) -> Option<(Rc<[u8]>, Request)> {
+        let line = self.lines.get_mut(name.lend())?;
+        let place = line.place_mut(number)?;
+        let at = place.requests.iter().position(|other| other.id == id)?;
+        let request = place.requests.remove(at);
+        let owner = place.owner.clone();
+        let alone = place.requests.is_empty();
+        let claim = place.claim;
+        line.many -= usize::from(request.many);
+        if !alone {
+            if request.many {
+                // Who shares the place may be grantable by itself now.
+                self.mark(name);
+            }
+            return Some((owner, request));
         }
-        match place.claim {
+        match claim {
             Some(0) => line.lapsed.push(number),
             Some(claim) => {
+                let place = line.place_mut(number)?;
                 let until = now.ms().saturating_add(claim);
-                place.keep_until(until, &name, number, &mut self.deadlines);
-                return;
+                place.keep_until(until, name, number, &mut self.deadlines);
+                return Some((owner, request));
             }
-            None => {
-                let gone = if number == UPGRADE {
-                    line.upgrade.take()
-                } else {
-                    line.remove(number)
-                };
-                self.places -= usize::from(gone.is_some());
-            }
+            None => self.places -= usize::from(line.take(number).is_some()),
         }
-        self.mark(&name);
+        self.mark(name);
+        Some((owner, request))
     }
 
     /// The lock brought up to date, unless something else is at the key.
-    fn settled<'k>(
+    pub(super) fn settled<'k>(
         &mut self,
         keys: &'k mut impl Keyspace,
         now: Now,
@@ -298,8 +428,42 @@ impl Engine {
     }
 }
 
+/// A request that has left.
+pub(super) struct Departed {
+    /// What it waited for.
+    pub name: Name,
+    /// Who waited.
+    pub owner: Rc<[u8]>,
+    /// The channel that it waited by.
+    pub channel: Option<Rc<[u8]>>,
+}
+
+/// Tells a request how its wait ended: its connection, or the channel that it waits by.
+pub(super) fn tell(
+    wakes: &mut Vec<Wake>,
+    messages: &mut Vec<Message>,
+    (id, channel, owner): (RequestId, Option<Rc<[u8]>>, &Rc<[u8]>),
+    name: impl FnOnce() -> Name,
+    outcome: Outcome,
+) {
+    match channel {
+        None => wakes.push(Wake { id, outcome }),
+        Some(channel) => messages.push(Message {
+            id,
+            channel,
+            name: name(),
+            owner: owner.clone(),
+            outcome,
+        }),
+    }
+}
+
 /// The owner's hold, if it is held under this token. The owner is left out: it would borrow the entry.
-fn held(entry: &Entry, owner: &[u8], token: Option<Token>) -> Result<Hold<'static>, Error> {
+pub(super) fn held(
+    entry: &Entry,
+    owner: &[u8],
+    token: Option<Token>,
+) -> Result<Hold<'static>, Error> {
     let hold = entry.hold(owner).ok_or(Error::NotHeld)?;
     if token.is_some_and(|token| token != hold.token) {
         return Err(Error::NotHeld);
@@ -308,9 +472,15 @@ fn held(entry: &Entry, owner: &[u8], token: Option<Token>) -> Result<Hold<'stati
 }
 
 /// Brings the owner's hold count down from what it is; at 0 the hold is given up. The deadline stays.
-fn lower(entry: &mut Entry, owner: &[u8], hold: Hold, holds: u32) {
+pub(super) fn lower(
+    entry: &mut Entry,
+    sessions: &mut Sessions,
+    owner: &[u8],
+    hold: Hold,
+    holds: u32,
+) {
     if holds == 0 {
-        end(entry, owner, hold.token, End::Released);
+        end(entry, sessions, owner, hold.token, End::Released);
     } else if holds != hold.holds {
         entry.commit(&Change::Hold(Hold {
             owner,
@@ -321,7 +491,14 @@ fn lower(entry: &mut Entry, owner: &[u8], hold: Hold, holds: u32) {
 }
 
 /// Ends a hold, and tells.
-pub(super) fn end(entry: &mut Entry, owner: &[u8], token: Token, end: End) {
+pub(super) fn end(
+    entry: &mut Entry,
+    sessions: &mut Sessions,
+    owner: &[u8],
+    token: Token,
+    end: End,
+) {
+    sessions.untie(token);
     let owner = if entry.holders() > 1 { owner } else { &[] };
     entry.commit(&Change::Unhold { owner, token, end });
     entry.events.push(Event::Ended(end, token));

@@ -5,6 +5,7 @@
 
 use super::deadline::{Deadlines, Due, DueKey};
 use super::roster::Roster;
+use super::stakes::Stakes;
 use super::{Limit, Millis, Name, NameRef};
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -12,7 +13,7 @@ use std::rc::Rc;
 /// Names one waiting request for as long as this server runs.
 pub type RequestId = u64;
 
-/// One request that waits at a place: a blocked connection's.
+/// One request that waits at a place.
 #[derive(Debug)]
 pub struct Request {
     /// Its name towards the server.
@@ -23,15 +24,21 @@ pub struct Request {
     pub lease: Millis,
     /// `HOLDS n`: make the hold count at least n rather than one more.
     pub holds: Option<u32>,
-    /// When its time is up; none for a wait without bound.
-    pub until: Option<(Millis, DueKey)>,
+    /// When its time is up; none for a wait without bound, and for a part of a request for many locks.
+    pub until: Option<DueKey>,
+    /// Whether the hold is to end with the connection.
+    pub session: bool,
+    /// Whether it is a part of a request for many locks: then it is granted only together with the others.
+    pub many: bool,
+    /// The channel that is told of the outcome; none for a blocked connection.
+    pub channel: Option<Rc<[u8]>>,
 }
 
 /// One owner's place in a queue. Several requests of the owner share it.
 #[derive(Debug)]
 pub struct Place {
     /// Whose place it is.
-    pub owner: Box<[u8]>,
+    pub owner: Rc<[u8]>,
     /// What is asked for: the strictest of what its requests asked.
     pub limit: Limit,
     /// Since when it is there.
@@ -42,7 +49,7 @@ pub struct Place {
     pub absent: Option<Millis>,
     /// The due entry that looks after that. It may come earlier than `absent` says, and is set anew then: a ticket that is
     /// polled again and again moves no entry.
-    pub window: Option<(Millis, DueKey)>,
+    pub window: Option<DueKey>,
     /// Who waits here, in order. Empty: an absent ticket.
     pub requests: Vec<Request>,
 }
@@ -58,15 +65,27 @@ impl Place {
     ) {
         self.absent = Some(until);
         match self.window {
-            Some((at, _)) if at <= until => {}
+            Some(window) if window.at <= until => {}
             late => {
-                if let Some((_, due)) = late {
+                if let Some(due) = late {
                     deadlines.remove(due);
                 }
-                let due = deadlines.add(until, Due::Window(name.clone(), number));
-                self.window = Some((until, due));
+                let due = Due::Window(name.clone(), number);
+                self.window = Some(deadlines.add(until, due));
             }
         }
+    }
+
+    /// Adds a request. Most places never have a second, and there may be many places: no room is kept for one.
+    pub fn join(&mut self, request: Request) {
+        self.absent = None;
+        self.requests.reserve_exact(1);
+        self.requests.push(request);
+    }
+
+    /// Whether all who wait here ask for other locks as well: then it is served only together with those.
+    pub fn only_many(&self) -> bool {
+        !self.requests.is_empty() && self.requests.iter().all(|request| request.many)
     }
 }
 
@@ -75,11 +94,15 @@ impl Place {
 pub struct Line {
     /// The places, in order of arrival.
     pub places: Roster<Place>,
-    by_owner: HashMap<Box<[u8]>, u64>,
+    by_owner: HashMap<Rc<[u8]>, u64>,
     /// The holder that waits for a stricter limit: ahead of the queue, only for the other holders to leave.
     pub upgrade: Option<Box<Place>>,
     /// The due entry of the earliest lease.
-    pub lease: Option<(Millis, DueKey)>,
+    pub lease: Option<DueKey>,
+    /// How many parts of requests for many locks wait here.
+    pub many: usize,
+    /// What it has put down in the index of stakes.
+    pub stakes: Stakes,
     /// Absent tickets whose window has ended.
     pub lapsed: Vec<u64>,
     /// Waits that ended by time-out since the last settlement; for the events that tell of them.
@@ -129,6 +152,45 @@ impl Line {
         let place = self.places.remove(number)?;
         self.by_owner.remove(&place.owner);
         Some(place)
+    }
+
+    /// The place with this number; 0 is the waiting upgrade.
+    pub fn place(&self, number: u64) -> Option<&Place> {
+        match number {
+            UPGRADE => self.upgrade.as_deref(),
+            _ => self.places.get(number),
+        }
+    }
+
+    /// Takes out the place with this number; 0 is the waiting upgrade.
+    pub fn take(&mut self, number: u64) -> Option<Box<Place>> {
+        match number {
+            UPGRADE => self.upgrade.take(),
+            _ => self.remove(number),
+        }
+    }
+
+    /// The number of this owner's place, the waiting upgrade's included.
+    pub fn stand_of(&self, owner: &[u8]) -> Option<u64> {
+        let upgrades = |place: &Place| *place.owner == *owner;
+        match self.upgrade.as_deref() {
+            Some(place) if upgrades(place) => Some(UPGRADE),
+            _ => self.number_of(owner),
+        }
+    }
+
+    /// The place that is served next: the waiting upgrade, or the first in order.
+    pub fn head(&self) -> Option<(u64, &Place)> {
+        match self.upgrade.as_deref() {
+            Some(place) => Some((UPGRADE, place)),
+            None => self.places.front(),
+        }
+    }
+
+    /// All places as they are served: the waiting upgrade first.
+    pub fn in_order(&self) -> impl Iterator<Item = (u64, &Place)> {
+        let upgrade = self.upgrade.as_deref().map(|place| (UPGRADE, place));
+        upgrade.into_iter().chain(self.places.iter())
     }
 
     /// The place with this number; 0 is the waiting upgrade.

@@ -19,6 +19,9 @@ pub struct Hold<'a> {
     pub holds: u32,
     /// The most owners this owner holds the lock with.
     pub limit: Limit,
+    /// The client id of the connection that last took or entered it; 0 if this server does not know: then it did not grant it
+    /// since it runs. Not part of the durable state.
+    pub client: u64,
 }
 
 /// A durable place in the queue.
@@ -37,7 +40,7 @@ pub struct Ticket {
 /// | held | queued | form | the key's TTL |
 /// |---|---|---|---|
 /// | no | no | the key does not exist (a `Lock` is empty only between a change and the deletion of its key) | – |
-/// | by one, with an owner of at most 39 bytes | no | `Sole` | the lease |
+/// | by one, with an owner of at most 39 bytes, hold count and limit at most 65,535 | no | `Sole` | the lease |
 /// | otherwise | no | `Full` | the latest lease |
 /// | any | yes | `Full`, `watched` | none: the module ends the leases |
 ///
@@ -59,8 +62,11 @@ const INLINE: usize = 39;
 pub struct Sole {
     token: Token,
     deadline: Millis,
-    holds: u32,
-    limit: Limit,
+    holds: u16,
+    // As `Limit::to_wire` writes it.
+    limit: u16,
+    // Ids beyond 32 bits are not remembered.
+    client: u32,
     // Never zero, so that the compiler keeps the enum's discriminant in it.
     len: NonZeroU8,
     owner: [u8; INLINE],
@@ -82,24 +88,32 @@ impl Sole {
         token: 0,
         deadline: 0,
         holds: 0,
-        limit: Limit::EXCLUSIVE,
+        limit: 1,
+        client: 0,
         len: NonZeroU8::MIN,
         owner: [0; INLINE],
     };
 
     /// Makes this the hold, in place: a value that is made elsewhere and then moved costs as much again. Gives false,
-    /// with nothing changed, if the owner is too long for it.
+    /// with nothing changed, if the owner is too long for it or a number too large.
     fn put(&mut self, hold: &Hold) -> bool {
         let len = u8::try_from(hold.owner.len()).ok().and_then(NonZeroU8::new);
         let (Some(len), Some(owner)) = (len, self.owner.get_mut(..hold.owner.len())) else {
+            return false;
+        };
+        let (Ok(holds), Ok(limit)) = (
+            u16::try_from(hold.holds),
+            u16::try_from(hold.limit.to_wire()),
+        ) else {
             return false;
         };
         owner.copy_from_slice(hold.owner);
         self.len = len;
         self.token = hold.token;
         self.deadline = hold.deadline;
-        self.holds = hold.holds;
-        self.limit = hold.limit;
+        self.holds = holds;
+        self.limit = limit;
+        self.client = u32::try_from(hold.client).unwrap_or(0);
         true
     }
 
@@ -114,8 +128,9 @@ impl Sole {
             owner: self.owner(),
             token: self.token,
             deadline: self.deadline,
-            holds: self.holds,
-            limit: self.limit,
+            holds: u32::from(self.holds),
+            limit: Limit::from_wire(u32::from(self.limit)).unwrap_or(Limit::EXCLUSIVE),
+            client: u64::from(self.client),
         })
     }
 }

@@ -1,7 +1,8 @@
 //! Looking at a lock: changes nothing, ends nothing, and may be done on a replica.
 
-use super::line::Place;
+use super::line::{Place, RequestId};
 use super::lock::{Hold, Lock};
+use super::requests::Stand;
 use super::{Engine, Limit, Millis, NameRef, Now, Token};
 use crate::error::Error;
 
@@ -48,6 +49,10 @@ pub struct HoldView {
     pub lease_ms: Millis,
     /// Milliseconds since the grant.
     pub held_ms: Millis,
+    /// Whether it ends with a connection.
+    pub session: bool,
+    /// The client id of that connection, else of the one that last took or entered it; 0 if it is not known.
+    pub client: u64,
 }
 
 /// One place in the queue.
@@ -70,8 +75,10 @@ pub struct PlaceView {
 /// Kinds of places.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlaceKind {
-    /// A connection's place.
+    /// A blocked connection's place.
     Waiter,
+    /// The place of a request that waits by a channel.
+    Notify,
     /// A ticket with a connection waiting on it.
     Ticket,
     /// A ticket with nobody there.
@@ -104,6 +111,18 @@ impl Engine {
                 .tickets()
                 .position(|(_, ticket)| *ticket.owner == *owner),
         }
+    }
+
+    /// How many places stand before a waiting request's at one lock; 0 for a waiting upgrade.
+    pub fn rank(&self, id: RequestId) -> usize {
+        let rank = match self.requests.get(id) {
+            Some(Stand::One(name, number)) => {
+                let line = self.lines.get(name.lend());
+                line.and_then(|line| line.places.rank(*number))
+            }
+            _ => None,
+        };
+        rank.unwrap_or(0)
     }
 
     /// What there is to see, `most` holders and places at most; none if nobody holds and nobody waits.
@@ -139,6 +158,8 @@ impl Engine {
                     limit: hold.limit,
                     lease_ms: hold.deadline - now.ms(),
                     held_ms: now.ms().saturating_sub(hold.token / 1000),
+                    session: self.sessions.client(hold.token).is_some(),
+                    client: self.sessions.client(hold.token).unwrap_or(hold.client),
                 })
                 .collect(),
             queue,
@@ -183,7 +204,7 @@ impl Place {
     fn view(&self, now: Now) -> PlaceView {
         let first = self.requests.first();
         let until = match first {
-            Some(request) => request.until.map(|(at, _)| at),
+            Some(request) => request.until.map(|due| due.at),
             None => self.absent,
         };
         PlaceView {
@@ -191,6 +212,7 @@ impl Place {
             kind: match (self.claim, first) {
                 (_, None) => PlaceKind::Absent,
                 (Some(_), _) => PlaceKind::Ticket,
+                (None, Some(request)) if request.channel.is_some() => PlaceKind::Notify,
                 (None, _) => PlaceKind::Waiter,
             },
             limit: self.limit,

@@ -2,15 +2,15 @@
 //!
 //! Time is an argument everywhere; the same inputs give the same outputs. The methods of [`Engine`] fall in four kinds:
 //!
-//! * **requests** (`acquire`, `renew`, `release`, `force`, `cancel`): what a client asks; they bring the lock up to date,
-//!   decide, and answer;
-//! * **events** (`tick`, `leave`, `undelivered`, `stale`, …): what happened outside a request; they only note what is to be
+//! * **requests** (`acquire`, `acquire_many`, `renew`, `release`, `force`, `cancel`, …): what a client asks; they bring the
+//!   lock up to date, decide, and answer;
+//! * **events** (`tick`, `leave`, `ended`, `undelivered`, `stale`, …): what happened outside a request; they only note what is to be
 //!   done, since they may come at a moment when nothing may be changed;
 //! * **settlement** (`settle_dirty`): does what is to be done, when the caller says that changes are possible now;
 //! * **getters** (`held`, `position`, `check`, `view`, `next_wakeup`): change nothing.
 //!
 //! After each of them the caller works through what has piled up: the changed [`Entry`]s of its [`Keyspace`], and the
-//! engine's [`Wake`]s.
+//! engine's [`Wake`]s and [`Message`]s.
 
 mod acquire;
 pub mod change;
@@ -21,19 +21,29 @@ mod keep;
 pub mod line;
 pub mod lock;
 mod look;
+mod many;
+mod requests;
 pub mod roster;
 mod serve;
+mod sessions;
+mod stakes;
 pub mod token;
+mod waits;
 
 pub use acquire::{Answer, Ask, Wait};
 pub use look::{HoldView, PlaceKind, PlaceView, State};
+pub use many::ManyAnswer;
 
 use crate::error::Error;
 use change::{Change, End};
 use deadline::Deadlines;
 use line::{Lines, RequestId};
 use lock::Lock;
-use std::collections::{HashMap, VecDeque};
+use many::Next;
+use requests::Requests;
+use sessions::Sessions;
+use stakes::StakeIndex;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 use token::TokenClock;
 
@@ -157,6 +167,10 @@ pub struct Policy {
     pub max_holders: usize,
     /// The age beyond which renewals and re-entry cannot carry a hold; 0: none.
     pub max_hold_ms: Millis,
+    /// Whether a wait that could never end is refused.
+    pub deadlock_detection: bool,
+    /// Holders and places that one look for a circle of waiting owners passes at most.
+    pub deadlock_max_steps: usize,
     /// `dlock.grants`: no new grants or places when false.
     pub grants: bool,
     /// How long nothing is granted after a start or promotion; no longer lease may be asked for. 0: no quarantine.
@@ -173,6 +187,28 @@ pub trait Keyspace {
     /// Whether this lock may be changed outside of a request now. The caller has seen to all that does not depend on
     /// the key; a node of a cluster asks whether the key's slot is its own.
     fn accepts(&mut self, _name: NameRef) -> bool {
+        true
+    }
+
+    /// Whether the key's slot is served elsewhere now, so that nothing will ever be granted here.
+    fn moved(&mut self, _name: NameRef) -> bool {
+        false
+    }
+
+    /// Shows the lock as it stands, without opening it for a change.
+    fn look(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) {
+        if let Some(lock) = &self.entry(name).lock {
+            see(lock);
+        }
+    }
+
+    /// Whether the caller may read this key, so that an error may name it. Outside of a command there is no caller.
+    fn readable(&mut self, _name: NameRef) -> bool {
+        true
+    }
+
+    /// Whether this connection is still there.
+    fn connected(&self, _client: u64) -> bool {
         true
     }
 }
@@ -281,11 +317,26 @@ impl Entry {
     }
 }
 
-/// The answer to a request that waited.
+/// The answer to a request whose connection is blocked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wake {
     /// Which request.
     pub id: RequestId,
+    /// What it is told.
+    pub outcome: Outcome,
+}
+
+/// What a request that waits by a channel is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Which request.
+    pub id: RequestId,
+    /// The channel.
+    pub channel: Rc<[u8]>,
+    /// The lock.
+    pub name: Name,
+    /// Who asked for it.
+    pub owner: Rc<[u8]>,
     /// What it is told.
     pub outcome: Outcome,
 }
@@ -295,8 +346,14 @@ pub struct Wake {
 pub enum Outcome {
     /// The lock is the owner's.
     Granted(Grant),
-    /// Time is up, or the place was cancelled.
+    /// All of the locks are, in the order of the request.
+    GrantedAll(Vec<Grant>),
+    /// Time is up.
     Null,
+    /// The place was cancelled.
+    Cancelled,
+    /// The lock's slot is served elsewhere now, or all locks are: this server decides no longer.
+    Moved,
     /// It cannot be granted any more.
     Refused(Error),
 }
@@ -337,6 +394,12 @@ pub struct Counters {
     pub forced: u64,
     /// Holds that went with their key.
     pub removed: u64,
+    /// Holds that ended with the connection that they were tied to.
+    pub sessions: u64,
+    /// Waits that were refused or ended because they could never end otherwise.
+    pub deadlocks: u64,
+    /// Looks for a circle of waiting owners that were given up after `dlock.deadlock-max-steps`.
+    pub deadlocks_unknown: u64,
 }
 
 /// All locks' queues and deadlines, and the token clock. See the module's documentation for its use.
@@ -348,15 +411,26 @@ pub struct Engine {
     pub counters: Counters,
     /// The token clock.
     pub clock: TokenClock,
-    /// Answers to waiting requests, for the caller to deliver.
+    /// Answers to blocked connections, for the caller to deliver.
     pub wakes: Vec<Wake>,
+    /// What is to be published to those who wait by a channel.
+    pub messages: Vec<Message>,
     lines: Lines,
     deadlines: Deadlines,
-    requests: HashMap<RequestId, (Name, u64)>,
-    next_request: RequestId,
+    requests: Requests,
+    sessions: Sessions,
+    stakes: StakeIndex,
     places: usize,
     dirty: VecDeque<Name>,
+    // What a settlement has made possible elsewhere: worked off before the event ends.
+    next: Vec<Next>,
     undelivered: Vec<Undelivered>,
+    // Connections that have ended, while what belonged to them is being cleared away.
+    leaving: BTreeSet<u64>,
+    // Locks whose queue may have become part of a circle other than by a request.
+    suspects: BTreeSet<Name>,
+    // Locks that somebody was let wait for only because an owner can act by another connection: looked at again.
+    relying: BTreeSet<Name>,
     // A compatible head was not granted because nothing is granted for now.
     held_back: bool,
 }
@@ -381,6 +455,8 @@ impl Default for Policy {
             max_waiters: 50_000,
             max_holders: 100_000,
             max_hold_ms: 0,
+            deadlock_detection: true,
+            deadlock_max_steps: 100_000,
             grants: true,
             quarantine_ms: 0,
             quarantine_until: 0,
@@ -401,12 +477,33 @@ impl Policy {
 }
 
 impl Engine {
-    /// Counts a hold that ended with its key.
-    pub fn count(&mut self, end: End) {
+    /// A hold has ended with its key.
+    pub fn gone(&mut self, token: Token, end: End) {
+        self.sessions.untie(token);
         match end {
             End::Expired => self.counters.expired += 1,
             _ => self.counters.removed += 1,
         }
+    }
+
+    /// All values of a database (or of all) have gone, and are not to come back.
+    pub fn flushed(&mut self, db: Option<u32>) {
+        self.sessions.flush(db);
+    }
+
+    /// Two databases were exchanged.
+    pub fn swapped(&mut self, one: u32, other: u32) {
+        self.sessions.swap(one, other);
+    }
+
+    /// How many holds are tied to connections.
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// How many requests wait by a channel.
+    pub fn notifies(&self) -> usize {
+        self.requests.notifies()
     }
 
     /// How many places are queued over all locks.
@@ -416,7 +513,7 @@ impl Engine {
 
     /// Whether settlements are pending.
     pub fn unsettled(&self) -> bool {
-        !self.dirty.is_empty() || !self.undelivered.is_empty()
+        !self.dirty.is_empty() || !self.undelivered.is_empty() || !self.leaving.is_empty()
     }
 
     /// When something is due next; none if nothing is.

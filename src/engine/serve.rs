@@ -5,15 +5,16 @@
 
 use super::acquire::{take, Claim};
 use super::change::{Change, End};
-use super::deadline::{Deadlines, Due};
-use super::keep::end;
-use super::line::{Line, Place, RequestId};
+use super::deadline::Due;
+use super::keep::{end, tell, Departed};
+use super::line::{Line, Place, Request, RequestId, UPGRADE};
 use super::lock::Hold;
-use super::{
-    Counters, Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Policy, Token,
-    Wake,
-};
+use super::many::Next;
+use super::requests::Stand;
+use super::sessions::Sessions;
+use super::{Counters, Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Token};
 use crate::error::Error;
+use std::rc::Rc;
 
 /// Grants that one settlement makes at most. A larger mass (readers by the ten thousand) is worked off in steps, so
 /// that the server answers others in between; who is left over still comes before every newcomer.
@@ -38,7 +39,7 @@ impl Engine {
         if self.lines.get(name).is_none() {
             let Some(lock) = &entry.lock else { return };
             if !lock.needs_watch() {
-                expire(entry, now.ms(), &mut self.counters);
+                expire(entry, now.ms(), &mut self.counters, &mut self.sessions);
                 return;
             }
             self.note(&name.keep());
@@ -50,13 +51,13 @@ impl Engine {
     #[inline(never)]
     fn settle_line(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         if entry.foreign {
-            self.refuse_all(name);
+            self.refuse_all(now, name);
             return;
         }
         if let Some(end) = self.lines.get_mut(name).and_then(|line| line.ends.take()) {
             shorten(entry, end);
         }
-        expire(entry, now.ms(), &mut self.counters);
+        expire(entry, now.ms(), &mut self.counters, &mut self.sessions);
         self.reconcile(entry, now, name);
         self.drop_lapsed(entry, now, name);
         let left_over = self.serve(entry, now, name);
@@ -68,6 +69,7 @@ impl Engine {
     /// stays marked (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.take_back(keys, now);
+        self.clear_away(keys, now, most);
         let mut refused = Vec::new();
         let mut settled = 0;
         while settled < most {
@@ -82,21 +84,69 @@ impl Engine {
                 settled += 1;
                 self.close(name.lend(), false);
                 self.settle(keys, now, name.lend());
+                self.follow_up(keys, now);
             } else if idle && keys.entry(name.lend()).lock.is_none() {
                 // Nobody waits here, and the lock has left with its slot.
                 self.drop_line(name.lend());
             } else {
+                if !idle && self.requests.notifies() > 0 && keys.moved(name.lend()) {
+                    self.move_away(&name, now);
+                }
                 refused.push(name);
             }
         }
-        let more = !self.dirty.is_empty();
+        let more = !self.dirty.is_empty() || settled == most;
         self.dirty.extend(refused);
         more
     }
 
-    fn drop_line(&mut self, name: NameRef) {
-        if let Some((_, due)) = self.lines.remove(name).and_then(|line| line.lease) {
+    /// Takes a line out, and what other indexes know of it.
+    fn drop_line(&mut self, name: NameRef) -> Option<Line> {
+        let mut line = self.lines.remove(name)?;
+        if let Some(due) = line.lease.take() {
             self.deadlines.remove(due);
+        }
+        self.stakes.take_back(|| name.keep(), &mut line.stakes);
+        if self.suspicious() {
+            let name = name.keep();
+            self.suspects.remove(&name);
+            self.relying.remove(&name);
+        }
+        Some(line)
+    }
+
+    /// The lock's slot is served elsewhere now. The server itself tells blocked connections; who waits by a channel is told
+    /// here.
+    fn move_away(&mut self, name: &Name, now: Now) {
+        let Some(line) = self.lines.get(name.lend()) else {
+            return;
+        };
+        let waits = |(_, place): (u64, &Place)| {
+            let by_channel = |request: &&Request| request.channel.is_some();
+            let ids = place.requests.iter().filter(by_channel);
+            ids.map(|request| request.id).collect::<Vec<_>>()
+        };
+        let ids: Vec<RequestId> = line.in_order().flat_map(waits).collect();
+        for id in ids {
+            self.dismiss(id, now, Outcome::Moved);
+        }
+    }
+
+    /// A request leaves its place, and is told why.
+    pub(super) fn dismiss(&mut self, id: RequestId, now: Now, outcome: Outcome) {
+        if let Some(Departed {
+            name,
+            owner,
+            channel,
+        }) = self.depart(id, now)
+        {
+            tell(
+                &mut self.wakes,
+                &mut self.messages,
+                (id, channel, &owner),
+                || name,
+                outcome,
+            );
         }
     }
 
@@ -129,19 +179,19 @@ impl Engine {
     }
 
     fn time_out(&mut self, id: RequestId, now: Now) {
-        let Some((name, _)) = self.requests.get(&id).cloned() else {
-            return;
+        let names: Vec<Name> = match self.requests.get(id) {
+            None => return,
+            Some(Stand::One(name, _)) => vec![name.clone()],
+            Some(Stand::Many(many)) => many.locks.iter().map(|(name, _)| name.clone()).collect(),
         };
-        if let Some(line) = self.lines.get_mut(name.lend()) {
-            line.timeouts += 1;
+        for name in &names {
+            if let Some(line) = self.lines.get_mut(name.lend()) {
+                line.timeouts += 1;
+            }
         }
         self.counters.timeouts += 1;
-        self.depart(id, now);
-        self.wakes.push(Wake {
-            id,
-            outcome: Outcome::Null,
-        });
-        self.mark(&name);
+        self.dismiss(id, now, Outcome::Null);
+        names.iter().for_each(|name| self.mark(name));
     }
 
     /// The connection of a waiting request has ended, or no longer waits.
@@ -180,7 +230,8 @@ impl Engine {
     ) -> &'k mut Entry {
         let entry = keys.entry(name);
         self.settle_entry(entry, now, name);
-        entry
+        self.follow_up(keys, now);
+        keys.entry(name)
     }
 
     /// The value at this key is gone or another: whoever is queued here is to be served.
@@ -208,7 +259,7 @@ impl Engine {
         if watch && !known {
             self.lines.make(&name.keep()).stale = true;
         } else if known && !watch && self.lines.get(name).is_some_and(Line::is_empty) {
-            self.lines.remove(name);
+            self.drop_line(name);
         }
     }
 
@@ -219,14 +270,26 @@ impl Engine {
         }
     }
 
-    /// This server only follows from now on: places and deadlines are the new primary's affair.
-    pub fn demote(&mut self) {
+    /// This server only follows from now on: places and deadlines are the new primary's affair. The server itself tells
+    /// blocked connections; who waits by a channel is told that the lock has moved.
+    pub fn demote(&mut self, now: Now) {
         let names = self.lines.names(None);
+        for name in &names {
+            if self.requests.notifies() > 0 {
+                self.move_away(name, now);
+            }
+        }
         self.lines = Default::default();
         self.deadlines.clear();
         self.requests.clear();
+        self.sessions.clear();
+        self.stakes.clear();
         self.dirty.clear();
+        self.next.clear();
         self.undelivered.clear();
+        self.leaving.clear();
+        self.suspects.clear();
+        self.relying.clear();
         self.wakes.clear();
         self.places = 0;
         self.held_back = false;
@@ -263,21 +326,18 @@ impl Engine {
     }
 
     /// The key became something else under those who wait for a lock.
-    fn refuse_all(&mut self, name: NameRef) {
-        let Some(mut line) = self.lines.remove(name) else {
+    fn refuse_all(&mut self, now: Now, name: NameRef) {
+        let Some(line) = self.lines.get_mut(name) else {
             return;
         };
-        if let Some((_, due)) = line.lease.take() {
-            self.deadlines.remove(due);
+        let numbers: Vec<u64> = line.in_order().map(|(number, _)| number).collect();
+        for number in numbers {
+            let line = self.lines.get_mut(name);
+            if let Some(place) = line.and_then(|line| line.take(number)) {
+                self.dissolve(now, name, *place, &Outcome::Refused(Error::WrongType));
+            }
         }
-        let numbers: Vec<u64> = line.places.iter().map(|(number, _)| number).collect();
-        let places = numbers
-            .into_iter()
-            .filter_map(|number| line.places.remove(number))
-            .chain(line.upgrade.take());
-        for place in places.collect::<Vec<_>>() {
-            self.dissolve(*place, &Outcome::Refused(Error::WrongType));
-        }
+        self.drop_line(name);
     }
 
     /// Brings the line and a value that came or went behind its back together again. Who is present keeps the place,
@@ -288,6 +348,16 @@ impl Engine {
             return;
         };
         line.stale = false;
+        if !line.is_empty() {
+            // The holders may be others than those that a wait was found to end with.
+            self.suspects.insert(name.keep());
+        }
+        if let Some(lock) = entry.lock.as_ref().filter(|_| !self.sessions.is_empty()) {
+            let name = name.keep();
+            for hold in lock.holds() {
+                self.sessions.rename(hold.token, &name);
+            }
+        }
         if entry.lock.is_some() {
             entry.retime();
         }
@@ -310,7 +380,7 @@ impl Engine {
                 recreate(entry, line, number);
             } else if let Some(place) = line.remove(number) {
                 self.places -= 1;
-                if let Some((_, due)) = place.window {
+                if let Some(due) = place.window {
                     self.deadlines.remove(due);
                 }
             }
@@ -331,7 +401,7 @@ impl Engine {
             let window = claim.max(self.policy.claim_window_ms);
             let until = now.ms().saturating_add(window);
             let mut place = Place {
-                owner: ticket.owner,
+                owner: Rc::from(ticket.owner),
                 limit: ticket.limit,
                 since: (number / 1000).min(now.ms()),
                 claim: Some(claim),
@@ -348,7 +418,7 @@ impl Engine {
                 }
             } else {
                 // The owner stands here already, or the number is taken: one place an owner.
-                if let Some((_, due)) = due {
+                if let Some(due) = due {
                     self.deadlines.remove(due);
                 }
                 entry.commit(&Change::Unticket { number });
@@ -367,7 +437,7 @@ impl Engine {
             let Some(place) = line.places.get_mut(number) else {
                 continue;
             };
-            if let Some((_, due)) = place.window.take() {
+            if let Some(due) = place.window.take() {
                 self.deadlines.remove(due);
             }
             if !place.requests.is_empty() {
@@ -395,74 +465,138 @@ impl Engine {
     /// Grants the head while it is compatible: first the waiting upgrade, then the queue. Gives whether a compatible
     /// head may be left because the step is full.
     fn serve(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> bool {
-        let Engine {
-            policy,
-            counters,
-            clock,
-            wakes,
-            lines,
-            deadlines,
-            requests,
-            places,
-            held_back,
-            ..
-        } = self;
-        let Some(line) = lines.get_mut(name) else {
-            return false;
-        };
-        let mut granter = Granter {
-            policy,
-            counters,
-            clock,
-            wakes,
-            deadlines,
-            requests,
-        };
-        if let Some(place) = line.upgrade.take() {
-            if entry.hold(&place.owner).is_none() {
-                *places -= 1;
-                granter.refuse(*place, Error::NotHeld);
-            } else if !entry.admits(&place.owner, place.limit) {
-                line.upgrade = Some(place);
-                return false;
-            } else if line.closed {
-                line.upgrade = Some(place);
-                return true;
-            } else if granter.policy.granting(now) {
-                *places -= 1;
-                granter.grant(entry, now, *place);
-            } else {
-                *held_back = true;
-                line.upgrade = Some(place);
-                return false;
-            }
-        }
         for _ in 0..GRANTS_A_STEP {
-            let Some((number, head)) = line.places.front() else {
-                return false;
-            };
-            let newcomer = entry.hold(&head.owner).is_none();
-            let full = newcomer && entry.holders() >= granter.policy.max_holders;
-            if head.requests.is_empty() || full || !entry.admits(&head.owner, head.limit) {
-                return false;
+            if !self.leaving.is_empty() {
+                self.forsake(entry, now, name);
             }
-            if line.closed {
-                return true;
+            match self.serve_head(entry, now, name) {
+                Served::Granted => {}
+                Served::Refused(place, error) => {
+                    self.dissolve(now, name, *place, &Outcome::Refused(error));
+                }
+                Served::Stands => return false,
+                Served::Later => return true,
             }
-            if !granter.policy.granting(now) {
-                *held_back = true;
-                return false;
-            }
-            let Some(place) = line.remove(number) else {
-                return false;
-            };
-            *places -= 1;
-            if place.claim.is_some() {
-                entry.commit(&Change::Unticket { number });
-            }
-            granter.grant(entry, now, *place);
         }
         true
+    }
+
+    /// Whoever stands at the head by a connection that has ended is not served any more.
+    fn forsake(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
+        loop {
+            let Some((_, head)) = self.lines.get(name).and_then(Line::head) else {
+                return;
+            };
+            let ended = |request: &&Request| self.leaving.contains(&request.client);
+            let Some(id) = head.requests.iter().find(ended).map(|request| request.id) else {
+                return;
+            };
+            self.depart(id, now);
+            self.drop_lapsed(entry, now, name);
+        }
+    }
+
+    /// One step of serving a queue.
+    fn serve_head(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> Served {
+        let Some(line) = self.lines.get_mut(name) else {
+            return Served::Stands;
+        };
+        let Some((number, head)) = line.head() else {
+            return Served::Stands;
+        };
+        let held = entry.hold(&head.owner).is_some();
+        if number == UPGRADE && !held {
+            return match line.upgrade.take() {
+                Some(place) => Served::Refused(place, Error::NotHeld),
+                None => Served::Stands,
+            };
+        }
+        let full = !held && entry.holders() >= self.policy.max_holders;
+        if head.requests.is_empty() || full || !entry.admits(&head.owner, head.limit) {
+            return Served::Stands;
+        }
+        if line.closed {
+            return Served::Later;
+        }
+        if !self.policy.granting(now) {
+            self.held_back = true;
+            return Served::Stands;
+        }
+        if head.only_many() {
+            // Granted together with their other locks, or not at all.
+            let ids = head.requests.iter().map(|request| request.id);
+            self.next.extend(ids.map(Next::Many));
+            return Served::Stands;
+        }
+        let Some(place) = line.take(number) else {
+            return Served::Stands;
+        };
+        self.places -= 1;
+        if place.claim.is_some() {
+            entry.commit(&Change::Unticket { number });
+        }
+        self.grant(entry, now, name, *place);
+        Served::Granted
+    }
+
+    /// Grants the lock to a place: the first of its requests takes it, the others enter it once more. A request for many
+    /// locks that shares the place finds the lock held by its owner from now on.
+    pub(super) fn grant(&mut self, entry: &mut Entry, now: Now, name: NameRef, place: Place) {
+        if let Some(due) = place.window {
+            self.deadlines.remove(due);
+        }
+        for request in place.requests {
+            if request.many {
+                if let Some(line) = self.lines.get_mut(name) {
+                    line.many -= 1;
+                }
+                let many = self.requests.many_mut(request.id);
+                if let Some(number) = many.and_then(|many| many.number(name)) {
+                    *number = None;
+                }
+                self.next.push(Next::Many(request.id));
+                continue;
+            }
+            let claim = Claim {
+                owner: &place.owner,
+                limit: place.limit,
+                lease: request.lease,
+                holds: request.holds,
+                client: request.client,
+            };
+            let taken = take(
+                &mut self.clock,
+                &self.policy,
+                &mut self.counters,
+                &mut self.sessions,
+                entry,
+                now,
+                claim,
+            );
+            let outcome = match taken {
+                Ok(grant) => {
+                    self.counters.grants_waited += u64::from(grant.holds == grant.added);
+                    if request.session {
+                        self.tie(name, &place.owner, request.client, grant.token);
+                    }
+                    Outcome::Granted(grant)
+                }
+                Err(error) => Outcome::Refused(error),
+            };
+            if let Some(due) = request.until {
+                self.deadlines.remove(due);
+            }
+            self.requests
+                .remove(request.id, &place.owner, request.client);
+            let told = (request.id, request.channel, &place.owner);
+            tell(
+                &mut self.wakes,
+                &mut self.messages,
+                told,
+                || name.keep(),
+                outcome,
+            );
+        }
     }
 
     /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, the line itself.
@@ -487,83 +621,49 @@ impl Engine {
         let lock = entry.lock.as_ref().filter(|lock| !lock.is_empty());
         let watched = queued || lock.is_some_and(|lock| lock.needs_watch());
         let earliest = lock.and_then(|lock| lock.earliest()).filter(|_| watched);
-        if line.lease.map(|(at, _)| at) != earliest {
-            if let Some((_, due)) = line.lease.take() {
+        if line.lease.map(|due| due.at) != earliest {
+            if let Some(due) = line.lease.take() {
                 self.deadlines.remove(due);
             }
             if let Some(at) = earliest {
-                let due = self.deadlines.add(at, Due::Lease(name.keep()));
-                line.lease = Some((at, due));
+                line.lease = Some(self.deadlines.add(at, Due::Lease(name.keep())));
             }
         }
+        let staked = lock.filter(|_| queued && self.policy.deadlock_detection);
+        self.stakes.put(
+            || name.keep(),
+            staked.map_or(0, |lock| lock.holders()),
+            staked
+                .into_iter()
+                .flat_map(|lock| lock.holds())
+                .map(|hold| hold.owner),
+            &mut line.stakes,
+        );
         let ends = line.ends.is_some() && lock.is_some();
         if !watched && !ends {
-            self.lines.remove(name);
+            self.drop_line(name);
         } else if left_over {
             self.mark(&name.keep());
         }
     }
 }
 
-/// The parts of the engine that a grant to a waiting place needs, while its line is borrowed.
-struct Granter<'e> {
-    policy: &'e Policy,
-    counters: &'e mut Counters,
-    clock: &'e mut super::token::TokenClock,
-    wakes: &'e mut Vec<Wake>,
-    deadlines: &'e mut Deadlines,
-    requests: &'e mut std::collections::HashMap<RequestId, (Name, u64)>,
-}
-
-impl Granter<'_> {
-    /// Grants the lock to a place: the first of its requests takes it, the others enter it once more.
-    fn grant(&mut self, entry: &mut Entry, now: Now, place: Place) {
-        if let Some((_, due)) = place.window {
-            self.deadlines.remove(due);
-        }
-        for request in &place.requests {
-            let claim = Claim {
-                owner: &place.owner,
-                limit: place.limit,
-                lease: request.lease,
-                holds: request.holds,
-            };
-            let outcome = match take(self.clock, self.policy, self.counters, entry, now, claim) {
-                Ok(grant) => {
-                    self.counters.grants_waited += u64::from(grant.holds == grant.added);
-                    Outcome::Granted(grant)
-                }
-                Err(error) => Outcome::Refused(error),
-            };
-            self.answer(request.id, request.until, outcome);
-        }
-    }
-
-    /// Answers everyone at a place that can never be granted.
-    fn refuse(&mut self, place: Place, error: Error) {
-        for request in &place.requests {
-            self.answer(request.id, request.until, Outcome::Refused(error.clone()));
-        }
-    }
-
-    fn answer(
-        &mut self,
-        id: RequestId,
-        until: Option<(Millis, super::deadline::DueKey)>,
-        outcome: Outcome,
-    ) {
-        if let Some((_, due)) = until {
-            self.deadlines.remove(due);
-        }
-        self.requests.remove(&id);
-        self.wakes.push(Wake { id, outcome });
-    }
+/// What one step of serving a queue came to.
+enum Served {
+    /// The head was granted: the next is to be looked at.
+    Granted,
+    /// The head can never be granted: it has been taken out, and is to be told.
+    Refused(Box<Place>, Error),
+    /// The head has to wait, or there is none.
+    Stands,
+    /// The head could be granted, but not now.
+    Later,
 }
 
 /// Ends the holds whose lease has run out.
-fn expire(entry: &mut Entry, now: Millis, counters: &mut Counters) {
+fn expire(entry: &mut Entry, now: Millis, counters: &mut Counters, sessions: &mut Sessions) {
     while let Some((owner, token)) = ended(entry, now) {
-        end(entry, &owner, token, End::Expired);
+        end(entry, sessions, &owner, token, End::Expired);
         counters.expired += 1;
     }
 }

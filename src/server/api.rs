@@ -143,6 +143,41 @@ pub fn publish(ctx: *mut Ctx, channel: &[u8], message: &[u8], shard: bool) {
     }
 }
 
+/// What the server answers to a question of two constant words, if that is one text.
+pub fn ask(ctx: *mut Ctx, command: &CStr, word: &CStr) -> Option<String> {
+    // SAFETY: a live context and constants; the reply is copied from and freed.
+    unsafe {
+        let reply = api!(RedisModule_Call(
+            ctx,
+            command.as_ptr(),
+            c"c".as_ptr(),
+            word.as_ptr()
+        ));
+        if reply.is_null() {
+            return None;
+        }
+        let mut len = 0;
+        let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
+        let text = (!start.is_null()).then(|| {
+            let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
+            String::from_utf8_lossy(bytes).into_owned()
+        });
+        api!(RedisModule_FreeCallReply(reply));
+        text
+    }
+}
+
+/// Whether the connection with this client id is there.
+pub fn connected(client: u64) -> bool {
+    // SAFETY: without a structure to fill in, the server only looks the id up.
+    unsafe { api!(RedisModule_GetClientInfoById(ptr::null_mut(), client)) == OK }
+}
+
+/// Whether a script calls.
+pub fn in_script(ctx: *mut Ctx) -> bool {
+    flags(ctx) & raw::REDISMODULE_CTX_FLAGS_LUA != 0
+}
+
 /// Whether the server passes keyspace events of the module class on (`notify-keyspace-events` has a `d`).
 pub fn notifies_of_modules() -> bool {
     // SAFETY: takes nothing.

@@ -33,7 +33,8 @@ pub struct Waiter {
     id: RequestId,
     handle: *mut Blocked,
     state: State,
-    name: Name,
+    // The locks that it waits for: one, or those of a request for many in their order.
+    names: Box<[Name]>,
     owner: Box<[u8]>,
     // Set where the server named the owner: then the reply tells it.
     named: Option<String>,
@@ -65,9 +66,9 @@ pub fn waiting() -> usize {
 /// Blocks the calling connection until its request is answered. Gives whether the server lets it wait.
 pub fn block(
     ctx: *mut Ctx,
-    key: *mut Str,
+    keys: &mut [*mut Str],
     id: RequestId,
-    name: Name,
+    names: Box<[Name]>,
     owner: &[u8],
     named: Option<String>,
 ) -> bool {
@@ -78,12 +79,11 @@ pub fn block(
         id,
         handle: ptr::null_mut(),
         state: State::Waiting,
-        name,
+        names,
         owner: Box::from(owner),
         named,
     };
     let waiter = Box::into_raw(Box::new(waiter));
-    let mut keys = [key];
     // SAFETY: the context is the command's; the waiter lives until `free`, which the server calls once.
     unsafe {
         let handle = api!(RedisModule_BlockClientOnKeys(
@@ -93,7 +93,7 @@ pub fn block(
             Some(free),
             0,
             keys.as_mut_ptr(),
-            1,
+            keys.len() as c_int,
             waiter.cast()
         ));
         if handle.is_null() {
@@ -168,8 +168,14 @@ extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
             State::Answered(Outcome::Granted(Grant { token, holds, .. })) => {
                 reply::write(ctx, Ok(Reply::Grant(token, holds, waiter.named.take())));
             }
+            State::Answered(Outcome::GrantedAll(grants)) => {
+                let tokens = grants.iter().map(|grant| Reply::Integer(grant.token));
+                reply::write(ctx, Ok(Reply::Array(tokens.collect())));
+            }
             State::Answered(Outcome::Refused(error)) => reply::write(ctx, Err(error)),
-            State::Answered(Outcome::Null) => reply::write(ctx, Ok(Reply::NullArray)),
+            State::Answered(Outcome::Null | Outcome::Cancelled | Outcome::Moved) => {
+                reply::write(ctx, Ok(Reply::NullArray));
+            }
             State::Waiting => {
                 reply::write(ctx, Ok(Reply::NullArray));
                 inbox::post(Notice::Gone(waiter.id));
@@ -187,13 +193,24 @@ extern "C" fn disconnected(ctx: *mut Ctx, _handle: *mut Blocked) {
         forget(waiter.id);
         match std::mem::replace(&mut waiter.state, State::Over) {
             State::Waiting => inbox::post(Notice::Gone(waiter.id)),
-            State::Answered(Outcome::Granted(grant)) => {
-                let (name, owner) = (waiter.name.clone(), waiter.owner.clone());
-                inbox::post(Notice::Undelivered { name, owner, grant });
-            }
+            State::Answered(Outcome::Granted(grant)) => waiter.give_back(&[grant]),
+            State::Answered(Outcome::GrantedAll(grants)) => waiter.give_back(&grants),
             State::Answered(_) | State::Over => {}
         }
     });
+}
+
+impl Waiter {
+    /// What was granted has not reached the connection.
+    fn give_back(&self, grants: &[Grant]) {
+        for (name, grant) in self.names.iter().zip(grants) {
+            inbox::post(Notice::Undelivered {
+                name: name.clone(),
+                owner: self.owner.clone(),
+                grant: *grant,
+            });
+        }
+    }
 }
 
 extern "C" fn free(_ctx: *mut Ctx, data: *mut c_void) {

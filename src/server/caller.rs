@@ -2,6 +2,7 @@
 
 use super::api::{self, api, Ctx, Str, Text};
 use super::blocking;
+use super::events;
 use super::user::User;
 use crate::commands::Caller;
 use redis_module::raw;
@@ -23,6 +24,23 @@ impl Caller for Client {
     fn is_followed(&self) -> bool {
         let followed = raw::REDISMODULE_CTX_FLAGS_REPLICATED | raw::REDISMODULE_CTX_FLAGS_LOADING;
         api::flags(self.0) & followed != 0
+    }
+
+    fn own_connection(&self) -> bool {
+        // A script, or another module's call, runs with a client that the server's list does not have.
+        let own = self.connected(self.client()) && !api::in_script(self.0);
+        if own {
+            events::hear_of_ends(self.0);
+        }
+        own
+    }
+
+    fn may_publish(&self, channel: &[u8]) -> bool {
+        User::calling(self.0).is_some_and(|user| user.may_publish(channel))
+    }
+
+    fn connected(&self, client: u64) -> bool {
+        api::connected(client)
     }
 
     fn fresh_owner(&self) -> String {

@@ -69,12 +69,23 @@ numbers! {
     MAX_HOLDERS "max-holders" = 100_000 in 1 ..= MANY;
     /// The age beyond which renewals and re-entry cannot carry a hold, in ms; 0: none.
     MAX_HOLD_MS "max-hold-ms" = 0 in 0 ..= CENTURY_MS;
+    /// Holders and places that one look for a circle of waiting owners passes at most.
+    DEADLOCK_MAX_STEPS "deadlock-max-steps" = 100_000 in 1 ..= MANY;
     /// How long nothing is granted after a start or promotion, in ms; 0: no quarantine.
     QUARANTINE_MS "quarantine-ms" = 0 in 0 ..= CENTURY_MS;
 }
 
 /// `dlock.grants`.
 pub static GRANTS: AtomicBool = AtomicBool::new(true);
+
+/// `dlock.deadlock-detection`.
+pub static DEADLOCK_DETECTION: AtomicBool = AtomicBool::new(true);
+
+/// Every setting that is yes or no, and `yes` until it is set.
+pub static SWITCHES: &[(&str, &AtomicBool)] = &[
+    ("grants", &GRANTS),
+    ("deadlock-detection", &DEADLOCK_DETECTION),
+];
 
 enum_configuration! {
     /// `dlock.notify`: how unlock messages go out. The names are the words of the configuration.
@@ -187,6 +198,8 @@ impl Settings {
             max_places: value(&MAX_PLACES) as usize,
             max_holders: value(&MAX_HOLDERS) as usize,
             max_hold_ms: value(&MAX_HOLD_MS),
+            deadlock_detection: DEADLOCK_DETECTION.load(Ordering::Relaxed),
+            deadlock_max_steps: value(&DEADLOCK_MAX_STEPS) as usize,
             grants: GRANTS.load(Ordering::Relaxed),
             quarantine_ms: quarantine,
             quarantine_until: until,
@@ -216,15 +229,17 @@ pub fn register(context: &Context, args: &[RedisString]) -> Result<(), String> {
             Some(Box::new(|_, _, _| changed())),
         );
     }
-    let grants = get_bool_default_config_value(args, "grants", true).map_err(wrong)?;
-    register_bool_configuration(
-        context,
-        "grants",
-        &GRANTS,
-        grants,
-        flags(),
-        Some(Box::new(|_, _, _| changed())),
-    );
+    for &(name, value) in SWITCHES {
+        let default = get_bool_default_config_value(args, name, true).map_err(wrong)?;
+        register_bool_configuration(
+            context,
+            name,
+            value,
+            default,
+            flags(),
+            Some(Box::new(|_, _, _| changed())),
+        );
+    }
     let notify = get_enum_default_config_value(args, "notify", Notify::auto).map_err(wrong)?;
     register_enum_configuration(
         context,
@@ -261,7 +276,7 @@ fn check_arguments(args: &[RedisString]) -> Result<(), String> {
                     number.least, number.most
                 ));
             }
-        } else if name == "grants" {
+        } else if SWITCHES.iter().any(|(switch, _)| *switch == name) {
             if !["yes", "no"].contains(&value.as_str()) {
                 return Err(format!("{name} must be yes or no"));
             }

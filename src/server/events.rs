@@ -71,6 +71,51 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Set once the module hears of connections that end.
+static HEARS_OF_ENDS: AtomicBool = AtomicBool::new(false);
+
+/// Has the server tell of connections that end, from the first one on to which something is tied: the server asks for the
+/// address of each connection that it tells of, which those who use none of this need not pay for.
+pub fn hear_of_ends(ctx: *mut Ctx) {
+    if HEARS_OF_ENDS.swap(true, Ordering::Relaxed) {
+        return;
+    }
+    let event = raw::RedisModuleEvent {
+        id: raw::REDISMODULE_EVENT_CLIENT_CHANGE,
+        dataver: 1,
+    };
+    // SAFETY: a live context of this module, and a callback that lives as long as it.
+    let heard = unsafe {
+        api!(RedisModule_SubscribeToServerEvent(
+            ctx,
+            event,
+            Some(client_changed)
+        ))
+    };
+    if heard != OK {
+        log::warning(
+            "the server does not tell of connections that end: sessions last until their leases",
+        );
+    }
+}
+
+extern "C" fn client_changed(
+    _ctx: *mut Ctx,
+    _event: raw::RedisModuleEvent,
+    sub: u64,
+    data: *mut c_void,
+) {
+    door(|| {
+        if sub != raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
+            return;
+        }
+        // SAFETY: this event comes with this structure.
+        if let Some(info) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
+            inbox::post(Notice::Ended(info.id));
+        }
+    });
+}
+
 /// Whether this server raises an event right before it works off unblocked connections and goes to sleep: Redis 7.0
 /// (told by a function that came with 7.2).
 pub fn tells_of_sleep() -> bool {

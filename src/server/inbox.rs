@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 pub enum Notice {
     /// The connection of a waiting request has ended, or waits no longer.
     Gone(RequestId),
+    /// The connection with this client id has ended: what was tied to it ends too.
+    Ended(u64),
     /// A grant was decided but did not reach its connection.
     Undelivered {
         /// Where.

@@ -2,7 +2,8 @@
 
 use super::api::{self, api, Ctx, Key, Str, Text};
 use super::news::News;
-use super::{gate, persist, replicate};
+use super::user::User;
+use super::{gate, persist, replicate, slot};
 use crate::engine::lock::Lock;
 use crate::engine::{Entry, Keyspace, Millis, NameRef, Now};
 use redis_module::raw;
@@ -313,5 +314,52 @@ impl Keyspace for OpenKeys {
 
     fn accepts(&mut self, name: NameRef) -> bool {
         !self.cluster || gate::accepts_key(self.ctx, name)
+    }
+
+    fn moved(&mut self, name: NameRef) -> bool {
+        self.cluster && !slot::is_served_here(self.ctx, name.key)
+    }
+
+    /// Opens the key for this look only: a search through many locks leaves none open behind it.
+    fn look(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) {
+        let opened = self.open.get(..self.used).unwrap_or_default();
+        if let Some(open) = opened.iter().find(|open| open.is(name)) {
+            if let Some(lock) = &open.entry.lock {
+                see(lock);
+            }
+            return;
+        }
+        if self.selected != name.db {
+            api::select(self.ctx, name.db);
+            self.selected = name.db;
+        }
+        let key = Text::new(name.key);
+        // SAFETY: the context is the one of the event that is being worked off; the value is looked at while the key is
+        // open, and nothing is called meanwhile that could change it.
+        unsafe {
+            let open = api!(RedisModule_OpenKey(
+                self.ctx,
+                key.raw(),
+                raw::REDISMODULE_READ as i32
+            ));
+            if open.is_null() {
+                return;
+            }
+            if api!(RedisModule_ModuleTypeGetType(open)) == persist::lock_type() {
+                let value = api!(RedisModule_ModuleTypeGetValue(open)).cast::<Lock>();
+                if let Some(lock) = value.as_ref() {
+                    see(lock);
+                }
+            }
+            api!(RedisModule_CloseKey(open));
+        }
+    }
+
+    fn readable(&mut self, name: NameRef) -> bool {
+        User::calling(self.ctx).is_some_and(|user| user.may_read(name.key))
+    }
+
+    fn connected(&self, client: u64) -> bool {
+        api::connected(client)
     }
 }

@@ -6,7 +6,7 @@
 //! 1. write the keys and replicate, lock by lock (`keyspace::write`): nobody may be told of what is not yet so;
 //! 2. arm the timer for what is due next;
 //! 3. with nothing lent any more, answer who waited (`blocking`), since the server may call back from within;
-//! 4. tell observers (`observers`): last, because it is the only part that nobody depends on.
+//! 4. tell observers (`observers`), and who waits by a channel (`notify`): last, since what they hear must be so by then.
 
 pub mod api;
 mod audience;
@@ -24,6 +24,7 @@ mod info;
 mod keyspace;
 pub mod log;
 mod news;
+mod notify;
 mod observers;
 pub mod persist;
 mod register;
@@ -37,7 +38,7 @@ mod user;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
 use crate::engine::change::End;
-use crate::engine::{Engine, Event, Keyspace, Name, NameRef, Now, Token};
+use crate::engine::{Engine, Event, Keyspace, Message, Name, NameRef, Now, Token};
 use crate::error::Error;
 use api::{Ctx, Str};
 use caller::Client;
@@ -80,6 +81,7 @@ struct State {
 struct Outbox {
     news: News,
     texts: observers::Texts,
+    messages: Vec<Message>,
 }
 
 lazy_static::lazy_static! {
@@ -143,7 +145,11 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
             &many
         }
     };
-    let key = argv.get(1).copied().zip(words.first().copied());
+    let key = argv
+        .get(1)
+        .copied()
+        .zip(words.first().copied())
+        .filter(|_| !spec.many_keys());
     let mode = if matches!(spec.access, Access::Write | Access::Follow) {
         Mode::Write
     } else {
@@ -171,16 +177,22 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         };
         if spec.access == Access::Write && call.keys.in_cluster() {
             // A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
-            let name = words.first().map(|key| NameRef { db, key });
-            if let Some(name) = name.filter(|name| call.engine.watches(*name)) {
-                call.engine.close(name, !gate::accepts_key(ctx, name));
+            for key in words.get(spec.keys(words)).unwrap_or_default() {
+                let name = NameRef { db, key };
+                if call.engine.watches(name) {
+                    call.engine.close(name, !gate::accepts_key(ctx, name));
+                }
             }
         }
         match commands::execute(spec, &mut call, words) {
             Ok(Reply::Run) => return Next::Run,
             Ok(Reply::Wait(id, named)) => {
-                if let Some((key, _)) = key {
-                    state.block(ctx, key, id, named, words, now);
+                let keys = spec.keys(words);
+                let owner = words.get(keys.end).copied().unwrap_or_default();
+                let strings = argv.get_mut(keys.start + 1..keys.end + 1);
+                let names = words.get(keys).unwrap_or_default();
+                if let Some(strings) = strings {
+                    state.block(ctx, strings, names, owner, id, named, now);
                 }
             }
             // Written from here, where it is: the server does not call back for a reply.
@@ -218,6 +230,9 @@ fn event(ctx: *mut Ctx) {
             state.steps.look(now);
             replicate::look(ctx);
             audience::heartbeat(ctx);
+            if open && state.engine.suspicious() {
+                state.engine.break_circles(&mut state.keys, now);
+            }
             if open && !events::hears_generic() {
                 state.sweep(ctx, now);
             }
@@ -250,8 +265,9 @@ fn run<T>(
         .settings
         .refresh(&mut state.engine.policy, state.since)
     {
-        // More may be granted now than before.
+        // More may be granted now than before, and a circle may matter that did not.
         state.engine.mark_all();
+        state.engine.suspect_all();
     }
     state.keys.begin(ctx, mode, key, now);
     state.read_inbox(now, &mut outbox.news);
@@ -262,7 +278,8 @@ fn run<T>(
     if answered {
         blocking::answer(&mut state.engine.wakes);
     }
-    if !answered && outbox.news.is_empty() {
+    std::mem::swap(&mut state.engine.messages, &mut outbox.messages);
+    if !answered && outbox.news.is_empty() && outbox.messages.is_empty() {
         state.outbox = Some(outbox);
         return Some(result);
     }
@@ -272,6 +289,9 @@ fn run<T>(
         blocking::deliver();
     }
     observers::tell(ctx, home, channel, &mut outbox.news, &mut outbox.texts);
+    for message in outbox.messages.drain(..) {
+        notify::publish(ctx, &message);
+    }
     if let Some(mut state) = STATE.lend() {
         state.outbox = Some(outbox);
     }
@@ -283,24 +303,20 @@ impl State {
     fn block(
         &mut self,
         ctx: *mut Ctx,
-        key: *mut Str,
+        strings: &mut [*mut Str],
+        keys: &[&[u8]],
+        owner: &[u8],
         id: u64,
         named: Option<String>,
-        words: &[&[u8]],
         now: Now,
     ) {
-        let [lock, owner, ..] = words else {
-            return;
-        };
-        let name = NameRef {
-            db: self.keys.home(),
-            key: lock,
-        };
+        let db = self.keys.home();
+        let names = keys.iter().map(|key| NameRef { db, key }.keep()).collect();
         let owner = match &named {
             Some(named) => named.clone().into_bytes(),
             None => owner.to_vec(),
         };
-        if !blocking::block(ctx, key, id, name.keep(), &owner, named) {
+        if !blocking::block(ctx, strings, id, names, &owner, named) {
             // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
             self.engine.unblocked(&mut self.keys, now, id);
             reply::write(ctx, Ok(Reply::NullArray));
@@ -326,6 +342,7 @@ impl State {
         for notice in notices {
             match notice {
                 Notice::Gone(id) => self.engine.leave(id, now),
+                Notice::Ended(client) => self.engine.ended(client),
                 Notice::Undelivered { name, owner, grant } => {
                     self.engine.undelivered(name, owner, grant)
                 }
@@ -337,19 +354,23 @@ impl State {
                         } else {
                             End::Removed
                         };
-                        self.engine.count(end);
+                        self.engine.gone(token, end);
                         news.add_named(&name, Event::Ended(end, token));
                     }
                 }
                 Notice::Brought(name) => self.look_again(&name, true),
                 Notice::Flushed(db) => {
                     self.look_all_again(db);
+                    if !reloaded {
+                        self.engine.flushed(db);
+                    }
                     // A server that loads its data anew empties itself first: nothing is gone for good.
                     let all = 0..if reloaded { 0 } else { self.settings.databases };
                     all.filter(|at| db.map_or(true, |db| db == *at))
                         .for_each(|at| news.add_flush(at));
                 }
                 Notice::Swapped(one, other) => {
+                    self.engine.swapped(one, other);
                     // Who waits stays at the name; the locks have gone over to the other database.
                     for (from, to) in [(one, other), (other, one)] {
                         for name in self.engine.watched(Some(from)) {
@@ -371,7 +392,7 @@ impl State {
                     self.decide_from(now);
                     self.engine.promote();
                 }
-                Notice::Role { primary: false } => self.engine.demote(),
+                Notice::Role { primary: false } => self.engine.demote(now),
                 Notice::Loaded => {
                     self.decide_from(now);
                     if gate::primary() {

@@ -106,7 +106,8 @@ fn register(ctx: *mut Ctx, spec: &'static Spec) -> Result<(), &'static str> {
         Access::None => "",
     };
     let flags = text(format!("{access} {}", spec.flags).trim());
-    let (first, last, step) = if spec.access == Access::None {
+    // Keys that a number tells of are found by the description only.
+    let (first, last, step) = if spec.access == Access::None || spec.many_keys() {
         (0, 0, 0)
     } else {
         (1, 1, 1)
@@ -208,9 +209,16 @@ fn key_specs(spec: &Spec) -> *mut raw::RedisModuleCommandKeySpec {
     specs[0].flags = u64::from(access);
     specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     specs[0].bs.index.pos = 1;
-    specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
-    specs[0].fk.range.lastkey = 0;
-    specs[0].fk.range.keystep = 1;
+    if spec.many_keys() {
+        specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
+        specs[0].fk.keynum.keynumidx = 0;
+        specs[0].fk.keynum.firstkey = 1;
+        specs[0].fk.keynum.keystep = 1;
+    } else {
+        specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+        specs[0].fk.range.lastkey = 0;
+        specs[0].fk.range.keystep = 1;
+    }
     Box::leak(Box::new(specs)).as_mut_ptr()
 }
 
@@ -230,7 +238,7 @@ fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
     let mut described: raw::RedisModuleCommandArg = unsafe { std::mem::zeroed() };
     described.name = text(arg.name);
     described.type_ = match arg.kind {
-        Kind::Key => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+        Kind::Key | Kind::Keys => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
         Kind::Text | Kind::Words => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
         Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
         Kind::Flag => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
@@ -239,12 +247,13 @@ fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
     if let Kind::OneOf(choices) = arg.kind {
         described.subargs = arguments(choices);
     }
-    described.key_spec_index = if arg.kind == Kind::Key { 0 } else { -1 };
+    let key = matches!(arg.kind, Kind::Key | Kind::Keys);
+    described.key_spec_index = if key { 0 } else { -1 };
     described.token = arg.token.map_or(ptr::null(), text);
     if arg.optional {
         described.flags |= raw::REDISMODULE_CMD_ARG_OPTIONAL as c_int;
     }
-    if arg.kind == Kind::Words {
+    if matches!(arg.kind, Kind::Words | Kind::Keys) {
         described.flags |= raw::REDISMODULE_CMD_ARG_MULTIPLE as c_int;
     }
     described

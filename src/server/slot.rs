@@ -1,4 +1,6 @@
-//! Which part of a key a cluster hashes, and names in the same slot.
+//! Which part of a key a cluster hashes, names in the same slot, and which slots are this node's.
+
+use super::api::{self, Ctx};
 
 /// The part of the key that alone decides on its slot, if it has one: what stands between the first `{` and the next `}`,
 /// unless that is nothing.
@@ -23,4 +25,45 @@ pub fn neighbour(key: &[u8]) -> Option<Vec<u8>> {
         None => return None,
     };
     Some([b"{", tag, b"}\0dlock\0nobody"].concat())
+}
+
+/// How many slots a cluster has.
+const SLOTS: u16 = 16_384;
+
+/// The key's slot: CRC16 (XMODEM) of what the cluster hashes of it.
+pub fn of(key: &[u8]) -> u16 {
+    let crc = tag(key).unwrap_or(key).iter().fold(0_u16, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            (crc << 1) ^ if crc & 0x8000 != 0 { 0x1021 } else { 0 }
+        })
+    });
+    crc % SLOTS
+}
+
+/// Whether this node serves the key's slot, be it that the slot is on its way to another. Asks the server for its view of
+/// the cluster: for rare questions only.
+pub fn is_served_here(ctx: *mut Ctx, key: &[u8]) -> bool {
+    match api::ask(ctx, c"CLUSTER", c"NODES") {
+        // No answer is no reason to turn anybody away.
+        None => true,
+        Some(nodes) => own(&nodes).any(|(first, last)| (first..=last).contains(&of(key))),
+    }
+}
+
+/// The ranges of slots that the node which calls itself `myself` has: the ninth word on of its line, without those in
+/// brackets, which tell of slots under way.
+fn own(nodes: &str) -> impl Iterator<Item = (u16, u16)> + '_ {
+    let myself = |line: &&str| {
+        let flags = line.split(' ').nth(2).unwrap_or_default();
+        flags.split(',').any(|flag| flag == "myself")
+    };
+    let words = nodes
+        .lines()
+        .find(myself)
+        .into_iter()
+        .flat_map(|line| line.split(' ').skip(8));
+    words.filter_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        Some((first.parse().ok()?, last.parse().ok()?))
+    })
 }

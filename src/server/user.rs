@@ -1,6 +1,6 @@
 //! The user that calls, and what the ACL lets it do.
 
-use super::api::{self, api, Ctx, Str};
+use super::api::{self, api, Ctx, Str, Text};
 use redis_module::raw::{self, RedisModuleUser};
 use std::ffi::c_int;
 use std::io;
@@ -27,6 +27,30 @@ impl User {
             let user = api!(RedisModule_GetModuleUserFromUserName(name));
             api!(RedisModule_FreeString(ctx, name));
             (!user.is_null()).then_some(User(user))
+        }
+    }
+
+    /// Whether the ACL lets the user publish on this channel.
+    pub fn may_publish(&self, channel: &[u8]) -> bool {
+        let channel = Text::new(channel);
+        // SAFETY: the user lives until the drop, the name until the call returns.
+        unsafe {
+            let flags = raw::REDISMODULE_CMD_CHANNEL_PUBLISH as c_int;
+            api!(RedisModule_ACLCheckChannelPermissions(
+                self.0,
+                channel.raw(),
+                flags
+            )) == api::OK
+        }
+    }
+
+    /// Whether the ACL lets the user read this key.
+    pub fn may_read(&self, key: &[u8]) -> bool {
+        let key = Text::new(key);
+        // SAFETY: as above.
+        unsafe {
+            let flags = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
+            api!(RedisModule_ACLCheckKeyPermissions(self.0, key.raw(), flags)) == api::OK
         }
     }
 

@@ -26,6 +26,7 @@ fn some_lock(random: &mut Random) -> Lock {
                 deadline,
                 holds,
                 limit,
+                client: 0,
             })),
             2 => lock.apply(&Change::Ticket {
                 number,
@@ -286,6 +287,7 @@ fn the_lowest_ticket_leaves_room_before_it() {
         deadline: 1 << 40,
         holds: 1,
         limit: Limit::EXCLUSIVE,
+        client: 0,
     };
     value.apply(&Change::Hold(hold));
     value.apply(&Change::Ticket {
@@ -324,6 +326,7 @@ fn the_end_of_a_hold_is_told_with_and_without_its_owner() {
                     deadline: 9,
                     holds: 2,
                     limit: Limit::SHARED,
+                    client: 7,
                 }));
             }
             lock

@@ -52,6 +52,18 @@ impl Caller for Client {
         self.followed
     }
 
+    fn own_connection(&self) -> bool {
+        self.may_wait
+    }
+
+    fn may_publish(&self, channel: &[u8]) -> bool {
+        channel != b"forbidden"
+    }
+
+    fn connected(&self, _client: u64) -> bool {
+        true
+    }
+
     fn fresh_owner(&self) -> String {
         format!("uuid-of-{}", self.id)
     }

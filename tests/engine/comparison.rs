@@ -48,6 +48,7 @@ impl Comparison {
             max_places,
             max_waiters,
             max_hold_ms: max_hold,
+            deadlock_detection: false,
             ..Policy::default()
         };
         let model = Model {
@@ -212,6 +213,8 @@ impl Comparison {
             holds: request.holds,
             limit: wire(request.limit),
             ticket: request.ticket,
+            session: false,
+            channel: None,
             client: request.client,
         };
         let answer = self.world.ask(&name(0, &request.key), &ask);
@@ -275,7 +278,7 @@ impl Comparison {
                     (Answer::Granted { grant, holds }, Outcome::Granted(got)) => {
                         *holds == got.holds && self.stands_for(*grant, got.token)
                     }
-                    (Answer::Null, Outcome::Null) => true,
+                    (Answer::Null, Outcome::Null | Outcome::Cancelled) => true,
                     (Answer::Refused(must), Outcome::Refused(got)) => must == got,
                     _ => false,
                 };

@@ -19,6 +19,8 @@ pub struct Keys {
     pub values: BTreeMap<Name, Value>,
     /// Locks whose slot has left this node.
     pub away: BTreeSet<Name>,
+    /// Connections that have ended.
+    pub ended: BTreeSet<u64>,
     /// Whether there are no replicas and no AOF.
     pub unheard: bool,
     open: Vec<Opened>,
@@ -68,6 +70,14 @@ impl Keyspace for Keys {
 
     fn accepts(&mut self, name: NameRef) -> bool {
         self.away.iter().all(|away| away.lend() != name)
+    }
+
+    fn moved(&mut self, name: NameRef) -> bool {
+        !self.accepts(name)
+    }
+
+    fn connected(&self, client: u64) -> bool {
+        !self.ended.contains(&client)
     }
 }
 

@@ -14,6 +14,8 @@ pub struct Picture {
     pub next_wakeup: Option<Millis>,
     /// The requests that connections wait for: the lock, the owner, when the time is up.
     pub waits: Vec<(Name, Vec<u8>, Option<Millis>)>,
+    /// The parts of requests for many locks: the lock and the owner, and all locks of the request.
+    pub together: BTreeMap<(Name, Vec<u8>), Vec<Name>>,
     pub granting: bool,
     /// Whether the server could settle all there was to settle.
     pub settled: bool,
@@ -70,7 +72,26 @@ impl Picture {
             places: engine.places(),
             next_wakeup: engine.next_wakeup(),
             waits: waits
-                .map(|wait| (wait.name.clone(), wait.owner.clone(), wait.until))
+                .flat_map(|wait| {
+                    let entry = |name: &Name| (name.clone(), wait.owner.clone(), wait.until);
+                    wait.names.iter().map(entry).collect::<Vec<_>>()
+                })
+                .chain(
+                    world
+                        .noted
+                        .iter()
+                        .map(|noted| (noted.name.clone(), noted.owner.clone(), noted.until)),
+                )
+                .collect(),
+            together: world
+                .waits
+                .values()
+                .filter(|wait| wait.names.len() > 1)
+                .flat_map(|wait| {
+                    let part =
+                        |name: &Name| ((name.clone(), wait.owner.clone()), wait.names.clone());
+                    wait.names.iter().map(part).collect::<Vec<_>>()
+                })
                 .collect(),
             granting: engine.policy.granting(now),
             settled: world.writable && world.primary.keys.away.is_empty(),

@@ -31,12 +31,13 @@ fn every_command_is_described() {
 fn the_key_stands_first() {
     for spec in COMMANDS {
         let keys: Vec<usize> = (0..spec.args.len())
-            .filter(|at| spec.args[*at].kind == Kind::Key)
+            .filter(|at| matches!(spec.args[*at].kind, Kind::Key | Kind::Keys))
             .collect();
-        let must: &[usize] = if spec.access == Access::None {
-            &[]
-        } else {
-            &[0]
+        let must: &[usize] = match spec.access {
+            Access::None => &[],
+            // Their number stands before them.
+            _ if spec.many_keys() => &[1],
+            _ => &[0],
         };
         assert_eq!(keys, must, "{}", spec.name);
     }
@@ -53,7 +54,7 @@ fn what_may_be_left_out_comes_last() {
         );
         let needed = optional.iter().filter(|optional| !**optional).count() as i32 + 1;
         // `A | B n` is one word or two.
-        let varies = optional.contains(&true) || spec.syntax().contains('|');
+        let varies = optional.contains(&true) || spec.syntax().contains('|') || spec.many_keys();
         assert_eq!(
             spec.arity(),
             if varies { -needed } else { needed },

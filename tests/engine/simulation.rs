@@ -236,6 +236,8 @@ impl Simulation {
             holds: None,
             limit,
             ticket,
+            session: false,
+            channel: None,
             client: client.id,
         };
         let answer = self.world.ask(name, &ask);
@@ -351,7 +353,7 @@ impl Simulation {
             self.diary.push(format!(
                 "  {} hears of {}: {outcome}",
                 news.client,
-                String::from_utf8_lossy(&news.name.key)
+                String::from_utf8_lossy(&news.names[0].key)
             ));
         }
     }

@@ -11,6 +11,8 @@
 //!   bob <- [#2, 1]                  whoever was waiting hears something
 //! ann dies                          the server notices the end of a connection
 //! ann is cut off                    it has not noticed yet: answers are lost
+//! shop-news <- granted #2 shop bert  the channel of a request that waits by one (NOTIFY) hears something
+//! heartbeat                         the server looks for circles that have closed other than by a request
 //! slot of shop leaves               and `returns`: the node may not change the lock outside of a command
 //! ```
 //! Other lines: `stall` (as `wait`, by a server that is busy elsewhere), `del`, `rename`, `move` (to another database),
@@ -133,6 +135,22 @@ impl Transcript {
             self.said
                 .push_back(format!("{who} <- {}", outcome(&news.outcome)));
         }
+        for message in std::mem::take(&mut self.world.messages) {
+            let text = |bytes: &[u8]| crate::error::escaped(bytes, 64);
+            let what = match &message.outcome {
+                Outcome::Granted(grant) => format!("granted {}", grant.token),
+                Outcome::Null => "timeout".into(),
+                Outcome::Cancelled => "cancelled".into(),
+                Outcome::Moved => "moved".into(),
+                other => outcome(other),
+            };
+            self.said.push_back(format!(
+                "{} <- {what} {} {}",
+                text(&message.channel),
+                text(&message.name.key),
+                text(&message.owner)
+            ));
+        }
         let after = Picture::take(&mut self.world);
         let checked = invariants::check(&self.before, &after, false);
         self.before = after;
@@ -207,6 +225,7 @@ impl Transcript {
                 }
             }
             ["stall", ms] => world.jump(number(ms)?),
+            ["heartbeat"] => world.heartbeat(),
             [who, "dies"] => world.dies(*self.clients.get(*who).ok_or("who?")?),
             [who, "is", "cut", "off"] => {
                 world.cut.insert(*self.clients.get(*who).ok_or("who?")?);
@@ -255,6 +274,9 @@ impl Transcript {
             "max-queue" => policy.max_queue = number as usize,
             "max-places" => policy.max_places = number as usize,
             "max-waiters" => policy.max_waiters = number as usize,
+            "max-holders" => policy.max_holders = number as usize,
+            "deadlock-detection" => policy.deadlock_detection = value == "yes",
+            "deadlock-max-steps" => policy.deadlock_max_steps = number as usize,
             "quarantine-ms" => policy.quarantine_ms = number,
             _ => known = false,
         });
@@ -290,7 +312,11 @@ fn described(event: &Event) -> String {
 fn outcome(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Granted(grant) => format!("[{}, {}]", grant.token, grant.holds),
-        Outcome::Null => "null".into(),
+        Outcome::GrantedAll(grants) => {
+            let tokens: Vec<String> = grants.iter().map(|grant| grant.token.to_string()).collect();
+            format!("[{}]", tokens.join(", "))
+        }
+        Outcome::Null | Outcome::Cancelled | Outcome::Moved => "null".into(),
         Outcome::Refused(error) => Error::to_string(error),
     }
 }

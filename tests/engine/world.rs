@@ -2,10 +2,10 @@
 
 use crate::client::Client;
 use crate::commands::Reply;
-use crate::engine::change::{self, Change};
+use crate::engine::change::{self, Change, End};
 use crate::engine::line::RequestId;
 use crate::engine::{
-    Answer, Ask, Engine, Event, Millis, Name, NameRef, Now, Outcome, Policy, Token, Wait,
+    Answer, Ask, Engine, Event, Message, Millis, Name, NameRef, Now, Outcome, Policy, Token, Wait,
 };
 use crate::error::Error;
 use crate::faults::Fault;
@@ -33,10 +33,16 @@ pub struct World {
     pub writable: bool,
     /// The requests that wait, as their connections know them.
     pub waits: BTreeMap<RequestId, Waiting>,
+    /// The requests that wait by a channel.
+    pub noted: Vec<Noted>,
+    /// Connections that have ended.
+    ended: BTreeSet<u64>,
     /// Connections that are gone without the server's notice: nothing reaches them.
     pub cut: BTreeSet<u64>,
     /// What connections were told since it was last read.
     pub news: Vec<News>,
+    /// What channels were told since it was last read.
+    pub messages: Vec<Message>,
     /// What observers were told since it was last read.
     pub events: Vec<(Name, Event)>,
     /// The grants since it was last read.
@@ -56,6 +62,17 @@ pub struct World {
 #[derive(Debug, Clone)]
 pub struct Waiting {
     pub client: u64,
+    /// The locks that it waits for: one, or those of a request for many in their order.
+    pub names: Vec<Name>,
+    pub owner: Vec<u8>,
+    pub until: Option<Millis>,
+}
+
+/// A request that waits by a channel.
+#[derive(Debug, Clone)]
+pub struct Noted {
+    pub client: u64,
+    pub channel: Vec<u8>,
     pub name: Name,
     pub owner: Vec<u8>,
     pub until: Option<Millis>,
@@ -67,7 +84,7 @@ pub struct News {
     pub at: Millis,
     pub id: RequestId,
     pub client: u64,
-    pub name: Name,
+    pub names: Vec<Name>,
     pub owner: Vec<u8>,
     pub outcome: Outcome,
 }
@@ -103,8 +120,11 @@ impl World {
             lag: false,
             writable: true,
             waits: BTreeMap::new(),
+            noted: Vec::new(),
+            ended: BTreeSet::new(),
             cut: BTreeSet::new(),
             news: Vec::new(),
+            messages: Vec::new(),
             events: Vec::new(),
             grants: Vec::new(),
             fault: None,
@@ -121,27 +141,43 @@ impl World {
 
     /// A connection sends a command.
     pub fn send(&mut self, client: Client, db: u32, words: &[&[u8]]) -> Result<Reply, Error> {
+        // A name that is used again is a new connection.
+        self.ended.remove(&client.id);
+        self.primary.keys.ended.remove(&client.id);
         let answer = self.primary.run(self.now, db, client, words);
+        let after = |option: &str| {
+            let at = words
+                .iter()
+                .position(|word| word.eq_ignore_ascii_case(option.as_bytes()))?;
+            words.get(at + 1).copied()
+        };
+        let ms = after("BLOCK").and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
+        let until = ms.filter(|ms| *ms > 0).map(|ms: Millis| self.now.ms() + ms);
+        if let (Ok(Reply::Array(_)), Some(channel)) = (&answer, after("NOTIFY")) {
+            self.noted.push(Noted {
+                client: client.id,
+                channel: channel.to_vec(),
+                name: NameRef { db, key: words[1] }.keep(),
+                owner: words[2].to_vec(),
+                until,
+            });
+        }
         if let Ok(Reply::Wait(id, named)) = &answer {
+            let spec = crate::server::command(&String::from_utf8_lossy(words[0]));
+            let keys = spec.expect("a command of the table").keys(&words[1..]);
             let owner = named
                 .as_ref()
-                .map_or(words[2], |named| named.as_bytes())
+                .map_or(words[1 + keys.end], |named| named.as_bytes())
                 .to_vec();
-            let name = NameRef { db, key: words[1] }.keep();
-            let block = words
+            let names = words[1..][keys]
                 .iter()
-                .position(|word| word.eq_ignore_ascii_case(b"BLOCK"));
-            let ms = block
-                .and_then(|at| std::str::from_utf8(words[at + 1]).ok()?.parse().ok())
-                .unwrap_or(0);
-            let until = Some(ms)
-                .filter(|ms| *ms > 0)
-                .map(|ms: Millis| self.now.ms() + ms);
+                .map(|key| NameRef { db, key }.keep())
+                .collect();
             self.waits.insert(
                 *id,
                 Waiting {
                     client: client.id,
-                    name,
+                    names,
                     owner,
                     until,
                 },
@@ -168,7 +204,7 @@ impl World {
                 id,
                 Waiting {
                     client: ask.client,
-                    name: name.clone(),
+                    names: vec![name.clone()],
                     owner,
                     until,
                 },
@@ -192,6 +228,19 @@ impl World {
             self.engine().leave(id, now);
         }
         self.cut.remove(&client);
+        self.engine().ended(client);
+        self.ended.insert(client);
+        self.primary.keys.ended.insert(client);
+        self.perform();
+    }
+
+    /// What the server does once a second.
+    pub fn heartbeat(&mut self) {
+        let now = self.now;
+        if self.writable {
+            let Server { engine, keys, .. } = &mut self.primary;
+            engine.break_circles(keys, now);
+        }
         self.perform();
     }
 
@@ -232,6 +281,8 @@ impl World {
     /// The operator changes the configuration.
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
         change(&mut self.engine().policy);
+        self.engine().mark_all();
+        self.engine().suspect_all();
         self.tick();
     }
 
@@ -309,7 +360,11 @@ impl World {
     /// `FAILOVER`: the replica has everything, and the two change roles.
     pub fn failover(&mut self) {
         self.sync();
-        self.engine().demote();
+        let now = self.now;
+        self.engine().demote(now);
+        for message in std::mem::take(&mut self.engine().messages) {
+            self.hear(message);
+        }
         self.primary.primary = false;
         self.replica.engine.policy = self.primary.engine.policy.clone();
         std::mem::swap(&mut self.primary, &mut self.replica);
@@ -337,6 +392,7 @@ impl World {
         self.engine().promote();
         // The server tells everyone who was blocked that it is over.
         self.waits.clear();
+        self.noted.clear();
         self.cut.clear();
         self.perform();
     }
@@ -361,6 +417,9 @@ impl World {
                     self.link.push_back(Op::Effect(closed.name, closed.effect));
                 }
             }
+            for message in std::mem::take(&mut self.primary.engine.messages) {
+                self.hear(message);
+            }
             let answered = !wakes.is_empty();
             for wake in wakes {
                 if !self.loses(Fault::LostWake, true) {
@@ -368,6 +427,10 @@ impl World {
                 }
             }
             let left = self.primary.engine.unsettled() && (answered || !stuck);
+            if self.writable {
+                let ended = &self.ended;
+                self.noted.retain(|noted| !ended.contains(&noted.client));
+            }
             if !self.writable || !left || self.fault == Some(Fault::SkippedSettlement) {
                 if !self.lag {
                     self.sync();
@@ -382,6 +445,19 @@ impl World {
                 .settle_dirty(&mut self.primary.keys, now, 16);
         }
         panic!("settlement does not come to an end");
+    }
+
+    /// A channel is told how a wait ended.
+    fn hear(&mut self, message: Message) {
+        let its = |noted: &Noted| {
+            *noted.channel == *message.channel
+                && noted.name == message.name
+                && *noted.owner == *message.owner
+        };
+        let at = self.noted.iter().position(its);
+        self.noted
+            .remove(at.expect("a message for a request that waits by this channel"));
+        self.messages.push(message);
     }
 
     fn loses(&mut self, fault: Fault, fits: bool) -> bool {
@@ -399,7 +475,7 @@ impl World {
             .expect("an answer for a request that waits");
         let Waiting {
             client,
-            name,
+            names,
             owner,
             ..
         } = wait;
@@ -409,13 +485,20 @@ impl World {
                 at,
                 id,
                 client,
-                name,
+                names,
                 owner,
                 outcome,
             });
-        } else if let Outcome::Granted(grant) = outcome {
-            self.engine()
-                .undelivered(name, owner.into_boxed_slice(), grant);
+            return;
+        }
+        let grants = match outcome {
+            Outcome::Granted(grant) => vec![grant],
+            Outcome::GrantedAll(grants) => grants,
+            _ => Vec::new(),
+        };
+        for (name, grant) in names.into_iter().zip(grants) {
+            let owner = owner.clone().into_boxed_slice();
+            self.engine().undelivered(name, owner, grant);
         }
     }
 
@@ -456,7 +539,10 @@ impl Server {
         match op {
             Op::Effect(name, effect) => drop(self.follow(name, effect, now)),
             Op::Del(name) => {
-                if self.keys.values.remove(name).is_some() {
+                if let Some(Value::Lock(lock, _)) = self.keys.values.remove(name) {
+                    for hold in lock.holds() {
+                        self.engine.gone(hold.token, End::Removed);
+                    }
                     self.look_again(name, false);
                 }
             }
@@ -468,7 +554,13 @@ impl Server {
                 }
             }
             Op::Overwrite(name) => {
-                self.keys.values.insert(name.clone(), Value::Other);
+                if let Some(Value::Lock(lock, _)) =
+                    self.keys.values.insert(name.clone(), Value::Other)
+                {
+                    for hold in lock.holds() {
+                        self.engine.gone(hold.token, End::Removed);
+                    }
+                }
                 self.look_again(name, false);
             }
             Op::Flush(db) => {
@@ -478,6 +570,7 @@ impl Server {
                 for name in self.engine.watched(*db) {
                     self.look_again(&name, true);
                 }
+                self.engine.flushed(*db);
             }
             Op::Swap(one, other) => {
                 let swapped = |db: u32| {
@@ -500,6 +593,7 @@ impl Server {
                     )
                 });
                 self.keys.values = moved.collect();
+                self.engine.swapped(*one, *other);
                 for db in [*one, *other] {
                     for name in self.engine.watched(Some(db)) {
                         let there = Name {

@@ -1,0 +1,516 @@
+//! Many locks at once: all of them or none, in one step.
+//!
+//! A request for many locks that cannot be granted enters the queues of all of them in the same event, with a place in each
+//! and one name for all. It is granted when each of its places is one that could be granted by itself: compatible,
+//! with nobody before it. Until then a place that heads its queue keeps that lock reserved. Two such requests stand in
+//! the same order in all queues they share, so neither can wait for the other in one queue and be waited for in another.
+//!
+//! A lock that the owner holds already is entered once more, not queued for. If that hold ends while the request waits, the
+//! lock is taken with the others if nobody is before it then, and queued for if somebody is.
+
+use super::acquire::{overflow, take, Ask, Claim, Wait};
+use super::change::Change;
+use super::deadline::Due;
+use super::keep::{held, lower, tell};
+use super::line::{Line, Request, RequestId, UPGRADE};
+use super::requests::{Many, Stand};
+use super::waits::two_upgrades;
+use super::{Engine, Entry, Grant, Keyspace, Millis, Name, NameRef, Now, Outcome};
+use crate::error::Error;
+use std::rc::Rc;
+
+/// What a settlement has made possible elsewhere.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// A request for many locks may be grantable: it heads a queue.
+    Many(RequestId),
+    /// A place in this lock's queue has gone with one elsewhere.
+    Lock(Name),
+}
+
+/// What a request for many locks is answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ManyAnswer {
+    /// They are the owner's: a grant for each, in the order of the request.
+    Granted(Vec<Grant>),
+    /// They cannot be granted now.
+    Null,
+    /// It waits under this name.
+    Waiting(RequestId),
+}
+
+/// How one lock stands towards a request for it among others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Access {
+    /// It can be taken, or entered once more.
+    Open,
+    /// The owner holds it with a weaker limit, and others beside: to be waited for ahead of the queue.
+    ToUpgrade,
+    /// To be queued for.
+    Closed,
+}
+
+impl Engine {
+    /// Takes all of the locks, or waits for all of them, or answers null. No lock is named twice.
+    ///
+    /// Errors as for [`Engine::acquire`], for any of the locks. Nothing has changed then.
+    pub fn acquire_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef],
+        ask: &Ask,
+    ) -> Result<ManyAnswer, Error> {
+        for name in names {
+            if self.freshen(keys, now, *name).foreign {
+                return Err(Error::WrongType);
+            }
+        }
+        let quarantined = self.policy.quarantined(now);
+        let mut ways = Vec::with_capacity(names.len());
+        for name in names {
+            ways.push(self.way(keys.entry(*name), *name, ask)?);
+        }
+        let held: Vec<bool> = names
+            .iter()
+            .map(|name| keys.entry(*name).hold(ask.owner).is_some())
+            .collect();
+        let open = ways.iter().all(|way| *way == Access::Open);
+        if !self.policy.grants && !(open && held.iter().all(|held| *held)) {
+            return Err(Error::Draining);
+        }
+        if !quarantined && open {
+            return self
+                .grant_many(keys, now, names, ask)
+                .map(ManyAnswer::Granted);
+        }
+        if ask.wait == Wait::No {
+            if quarantined {
+                return Err(Error::Quarantine);
+            }
+            self.counters.refused += 1;
+            return Ok(ManyAnswer::Null);
+        }
+        let mut wanted = Vec::with_capacity(names.len());
+        let mut fresh = 0;
+        for ((name, way), held) in names.iter().zip(&ways).zip(&held) {
+            if *way == Access::ToUpgrade {
+                self.upgrade_is_free(*name, ask)?;
+            }
+            let line = self.lines.get(*name);
+            let place = match way {
+                Access::ToUpgrade => Some(UPGRADE),
+                Access::Open if *held && !quarantined => continue,
+                Access::Open | Access::Closed => line.and_then(|line| line.number_of(ask.owner)),
+            };
+            let known =
+                place.is_some_and(|number| line.is_some_and(|line| line.place(number).is_some()));
+            self.room(*name, ask, known)?;
+            fresh += usize::from(!known);
+            wanted.push((*name, place));
+        }
+        if self.places + fresh > self.policy.max_places {
+            return Err(Error::Full("dlock.max-places"));
+        }
+        self.escape(keys, &wanted, ask)?;
+        self.wait_for_many(keys, now, names, &wanted, ask)
+    }
+
+    /// How a lock stands towards the request.
+    ///
+    /// Errors: `Full`, `Argument` when it could be taken but for a bound.
+    fn way(&self, entry: &Entry, name: NameRef, ask: &Ask) -> Result<Access, Error> {
+        let compatible = entry.admits(ask.owner, ask.limit);
+        match entry.hold(ask.owner) {
+            Some(hold) if hold.limit <= ask.limit || compatible => {
+                if ask.holds.is_none() && hold.holds == u32::MAX {
+                    return Err(overflow());
+                }
+                Ok(Access::Open)
+            }
+            Some(_) => Ok(Access::ToUpgrade),
+            None if compatible && self.lines.get(name).map_or(true, Line::is_empty) => {
+                if entry.holders() >= self.policy.max_holders {
+                    return Err(Error::Full("dlock.max-holders"));
+                }
+                Ok(Access::Open)
+            }
+            None => Ok(Access::Closed),
+        }
+    }
+
+    /// Errors if another owner waits to upgrade this lock: each would wait for the other to leave.
+    pub(super) fn upgrade_is_free(&mut self, name: NameRef, ask: &Ask) -> Result<(), Error> {
+        let place = self.lines.get(name).and_then(|line| line.upgrade.as_ref());
+        match place {
+            Some(place) if *place.owner != *ask.owner => {
+                self.counters.deadlocks += 1;
+                Err(two_upgrades(ask.owner, &place.owner))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes all of the locks. The caller has seen that nothing stands against it.
+    fn grant_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef],
+        ask: &Ask,
+    ) -> Result<Vec<Grant>, Error> {
+        let mut grants = Vec::with_capacity(names.len());
+        for name in names {
+            let grant = self.take_one(keys.entry(*name), now, *name, ask)?;
+            self.counters.grants_immediate += u64::from(grant.holds == grant.added);
+            grants.push(grant);
+        }
+        for name in names {
+            self.rewatch(keys.entry(*name), now, *name);
+        }
+        self.follow_up(keys, now);
+        Ok(grants)
+    }
+
+    fn take_one(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+    ) -> Result<Grant, Error> {
+        let claim = Claim {
+            owner: ask.owner,
+            limit: ask.limit,
+            lease: ask.lease,
+            holds: ask.holds,
+            client: ask.client,
+        };
+        let grant = take(
+            &mut self.clock,
+            &self.policy,
+            &mut self.counters,
+            &mut self.sessions,
+            entry,
+            now,
+            claim,
+        )?;
+        if ask.session {
+            self.tie(name, ask.owner, ask.client, grant.token);
+        }
+        Ok(grant)
+    }
+
+    /// Enters the queues of the locks that are wanted, all in this event.
+    fn wait_for_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef],
+        wanted: &[(NameRef, Option<u64>)],
+        ask: &Ask,
+    ) -> Result<ManyAnswer, Error> {
+        let id = self.requests.fresh();
+        let until = match ask.wait {
+            Wait::For(Some(ms)) => {
+                let at = now.ms().saturating_add(ms);
+                Some(self.deadlines.add(at, Due::Wait(id)))
+            }
+            _ => None,
+        };
+        let mut locks: Vec<(Name, Option<u64>)> = Vec::with_capacity(names.len());
+        for name in names {
+            let place = wanted.iter().find(|(other, _)| other == name);
+            let number = place
+                .map(|(_, place)| self.queue_up(keys.entry(*name), now, *name, ask, id, *place));
+            let kept = self.lines.name(*name).unwrap_or_else(|| name.keep());
+            locks.push((kept, number));
+        }
+        let many = Many {
+            owner: Rc::from(ask.owner),
+            client: ask.client,
+            lease: ask.lease,
+            holds: ask.holds,
+            limit: ask.limit,
+            session: ask.session,
+            until,
+            locks,
+        };
+        self.requests
+            .add(id, ask.owner, ask.client, None, Stand::Many(Box::new(many)));
+        for (name, _) in wanted {
+            self.settle(keys, now, *name);
+        }
+        self.follow_up(keys, now);
+        match self.answered(id) {
+            Some(Outcome::GrantedAll(grants)) => Ok(ManyAnswer::Granted(grants)),
+            Some(Outcome::Refused(error)) => Err(error),
+            Some(_) => Ok(ManyAnswer::Null),
+            None => Ok(ManyAnswer::Waiting(id)),
+        }
+    }
+
+    /// Takes a place in the queue of one of many locks; gives its number.
+    fn queue_up(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+        id: RequestId,
+        place: Option<u64>,
+    ) -> u64 {
+        let number = match place {
+            Some(UPGRADE) => {
+                self.stand_to_upgrade(entry, now, name, ask);
+                UPGRADE
+            }
+            place => {
+                let holder = entry.hold(ask.owner).is_some();
+                self.stand(entry, now, name, ask, place, holder)
+            }
+        };
+        if let Some(line) = self.lines.get_mut(name) {
+            if let Some(place) = line.place_mut(number) {
+                place.join(Request {
+                    id,
+                    client: ask.client,
+                    lease: ask.lease,
+                    holds: ask.holds,
+                    until: None,
+                    session: ask.session,
+                    many: true,
+                    channel: None,
+                });
+                line.many += 1;
+            }
+        }
+        number
+    }
+
+    /// Works off what settlements have made possible elsewhere, to a fixed point.
+    #[inline]
+    pub(super) fn follow_up(&mut self, keys: &mut impl Keyspace, now: Now) {
+        if !self.next.is_empty() {
+            self.follow_up_all(keys, now);
+        }
+    }
+
+    #[inline(never)]
+    fn follow_up_all(&mut self, keys: &mut impl Keyspace, now: Now) {
+        while let Some(next) = self.next.pop() {
+            match next {
+                Next::Lock(name) => self.settle(keys, now, name.lend()),
+                Next::Many(id) => self.serve_many(keys, now, id),
+            }
+        }
+    }
+
+    /// Grants a waiting request for many locks if each of them could be granted by itself now.
+    fn serve_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
+        let Some(Stand::Many(many)) = self.requests.get(id) else {
+            return;
+        };
+        let locks = many.locks.clone();
+        let owner = many.owner.clone();
+        let ask = Ask {
+            owner: &owner,
+            lease: many.lease,
+            wait: Wait::For(None),
+            holds: many.holds,
+            limit: many.limit,
+            ticket: None,
+            session: many.session,
+            channel: None,
+            client: many.client,
+        };
+        if !self.policy.granting(now) {
+            self.held_back = true;
+            return;
+        }
+        for (name, number) in &locks {
+            match self.opens(keys.entry(name.lend()), name.lend(), &ask, *number) {
+                Ok(true) => {}
+                Ok(false) if number.is_some() => return,
+                Ok(false) => {
+                    self.queue_late(keys, now, id, name, &ask);
+                    return;
+                }
+                Err(error) => {
+                    self.dismiss(id, now, Outcome::Refused(error));
+                    return;
+                }
+            }
+        }
+        self.grant_waiting_many(keys, now, id, &locks, &ask);
+    }
+
+    /// Whether one of many locks could be granted by itself: the place heads the queue, or none is needed.
+    ///
+    /// Errors when it never can be.
+    fn opens(
+        &self,
+        entry: &Entry,
+        name: NameRef,
+        ask: &Ask,
+        number: Option<u64>,
+    ) -> Result<bool, Error> {
+        let line = self.lines.get(name);
+        if line.is_some_and(|line| line.closed) {
+            return Ok(false);
+        }
+        if entry.foreign {
+            return Err(Error::WrongType);
+        }
+        let Some(number) = number else {
+            return match self.way(entry, name, ask) {
+                Ok(way) => Ok(way == Access::Open),
+                Err(Error::Full(_)) => Ok(false),
+                Err(error) => Err(error),
+            };
+        };
+        let first = line.and_then(Line::head).map(|(first, _)| first);
+        let hold = entry.hold(ask.owner);
+        if ask.holds.is_none() && hold.is_some_and(|hold| hold.holds == u32::MAX) {
+            return Err(overflow());
+        }
+        let full = hold.is_none() && entry.holders() >= self.policy.max_holders;
+        Ok(first == Some(number) && !full && entry.admits(ask.owner, ask.limit))
+    }
+
+    /// The owner no longer holds a lock that needed no place: from now on it does. The wait was looked at without this lock,
+    /// so a circle may have closed.
+    fn queue_late(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        id: RequestId,
+        name: &Name,
+        ask: &Ask,
+    ) {
+        let entry = keys.entry(name.lend());
+        let line = self.lines.get(name.lend());
+        let weaker = entry
+            .hold(ask.owner)
+            .is_some_and(|hold| hold.limit > ask.limit);
+        let place = if weaker {
+            Some(UPGRADE)
+        } else {
+            line.and_then(|line| line.number_of(ask.owner))
+        };
+        if weaker {
+            if let Err(error) = self.upgrade_is_free(name.lend(), ask) {
+                return self.dismiss(id, now, Outcome::Refused(error));
+            }
+        }
+        let number = self.queue_up(entry, now, name.lend(), ask, id, place);
+        let many = self.requests.many_mut(id);
+        if let Some(slot) = many.and_then(|many| many.number(name.lend())) {
+            *slot = Some(number);
+        }
+        self.suspects.insert(name.clone());
+        self.settle(keys, now, name.lend());
+    }
+
+    /// Grants all locks to a request that heads all of their queues, and has the queues served on.
+    fn grant_waiting_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        id: RequestId,
+        locks: &[(Name, Option<u64>)],
+        ask: &Ask,
+    ) {
+        let Some(Stand::Many(many)) = self.requests.remove(id, ask.owner, ask.client) else {
+            return;
+        };
+        if let Some(due) = many.until {
+            self.deadlines.remove(due);
+        }
+        let mut grants = Vec::with_capacity(locks.len());
+        for (name, number) in locks {
+            let (name, entry) = (name.lend(), keys.entry(name.lend()));
+            if let Ok(grant) = self.take_one(entry, now, name, ask) {
+                self.counters.grants_waited += u64::from(grant.holds == grant.added);
+                grants.push(grant);
+            }
+            let Some(number) = *number else { continue };
+            let Some(line) = self.lines.get_mut(name) else {
+                continue;
+            };
+            let Some(mut place) = line.take(number) else {
+                continue;
+            };
+            line.many -= 1;
+            place.requests.retain(|request| request.id != id);
+            self.places -= 1;
+            if place.claim.is_some() {
+                entry.commit(&Change::Unticket { number });
+            }
+            // Other requests of the owner that share the place.
+            self.grant(entry, now, name, *place);
+        }
+        let told = (id, None, &many.owner);
+        let outcome = Outcome::GrantedAll(grants);
+        let none = || unreachable!("a request for many locks blocks its connection");
+        tell(&mut self.wakes, &mut self.messages, told, none, outcome);
+        for (name, _) in locks {
+            self.settle(keys, now, name.lend());
+        }
+    }
+
+    /// Sets the deadlines of the owner's holds of all locks to now + lease; gives the milliseconds that are left: the
+    /// least of them, where `max-hold-ms` bounds them differently.
+    ///
+    /// Errors: `NotHeld` if any of them is not held; `WrongType`. Nothing has changed then.
+    pub fn renew_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef],
+        owner: &[u8],
+        lease: Millis,
+    ) -> Result<Millis, Error> {
+        for name in names {
+            held(self.settled(keys, now, *name)?, owner, None)?;
+        }
+        let mut least = lease;
+        for name in names {
+            least = least.min(self.renew(keys, now, *name, owner, None, lease)?);
+        }
+        Ok(least)
+    }
+
+    /// Gives back one hold of each lock that the owner holds; gives what remains of each, none where nothing was held.
+    ///
+    /// Errors: `WrongType`. Nothing has changed then.
+    pub fn release_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef],
+        owner: &[u8],
+    ) -> Result<Vec<Option<u32>>, Error> {
+        for name in names {
+            self.settled(keys, now, *name)?;
+        }
+        let mut left = Vec::with_capacity(names.len());
+        // First all of them go, then the queues are served: whoever waits for several of them gets them together.
+        for name in names {
+            let entry = keys.entry(*name);
+            let Ok(hold) = held(entry, owner, None) else {
+                left.push(None);
+                continue;
+            };
+            let holds = hold.holds - 1;
+            lower(entry, &mut self.sessions, owner, hold, holds);
+            self.counters.released += u64::from(holds == 0);
+            left.push(Some(holds));
+        }
+        for name in names {
+            self.rewatch(keys.entry(*name), now, *name);
+        }
+        self.follow_up(keys, now);
+        Ok(left)
+    }
+}
