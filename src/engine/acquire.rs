@@ -11,6 +11,7 @@ use super::{
     Counters, Engine, Entry, Event, Grant, Keyspace, Limit, Millis, NameRef, Now, Outcome, Policy,
 };
 use crate::error::Error;
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// A request for a lock.
@@ -129,7 +130,7 @@ impl Engine {
         let Some(place) = line.places.get_mut(number).filter(|_| !first) else {
             return false;
         };
-        match place.claim {
+        match place.claim() {
             Some(claim) if claim > 0 && place.requests.is_empty() => {
                 let until = now.ms().saturating_add(claim);
                 place.keep_until(until, &kept, number, &mut self.deadlines);
@@ -281,8 +282,8 @@ impl Engine {
                     .map(|(number, _)| number - 1)
                     .filter(|number| holder && *number > UPGRADE);
                 let number = first.unwrap_or_else(|| self.clock.next(now));
-                let mut fresh = Place::new(ask, now.ms());
-                fresh.claim = fresh.claim.filter(|_| !holder);
+                let ticket = ask.ticket.filter(|_| !holder);
+                let fresh = Place::new(&Ask { ticket, ..*ask }, now.ms());
                 if line.insert(number, fresh) {
                     self.places += 1;
                 }
@@ -291,12 +292,14 @@ impl Engine {
             }
         };
         if let Some(place) = line.places.get_mut(number) {
-            let before = (place.limit, place.claim);
+            let before = (place.limit, place.claim());
             place.limit = place.limit.min(ask.limit);
-            place.claim = ask.ticket.filter(|_| !holder).or(place.claim);
+            if let Some(claim) = ask.ticket.filter(|_| !holder) {
+                place.set_claim(claim);
+            }
             let known = entry.has_ticket(number);
-            if let Some(claim) = place.claim {
-                if !known || before != (place.limit, place.claim) {
+            if let Some(claim) = place.claim() {
+                if !known || before != (place.limit, Some(claim)) {
                     entry.commit(&Change::Ticket {
                         number,
                         owner: ask.owner,
@@ -336,7 +339,7 @@ impl Engine {
                 id,
                 client: ask.client,
                 lease: ask.lease,
-                holds: ask.holds,
+                holds: ask.holds.and_then(NonZeroU32::new),
                 until,
                 session: ask.session,
                 many: false,
@@ -376,15 +379,17 @@ impl Engine {
 
 impl Place {
     pub(super) fn new(ask: &Ask, since: Millis) -> Place {
-        Place {
+        let mut place = Place {
             owner: Rc::from(ask.owner),
             limit: ask.limit,
             since,
-            claim: ask.ticket,
-            absent: None,
-            window: None,
+            ticket: None,
             requests: Vec::new(),
+        };
+        if let Some(claim) = ask.ticket {
+            place.set_claim(claim);
         }
+        place
     }
 }
 

@@ -5,6 +5,7 @@ use super::line::{Place, Request, RequestId};
 use super::lock::Hold;
 use super::many::Next;
 use super::requests::Stand;
+use super::serve::CLEARED_A_STEP;
 use super::sessions::{Session, Sessions};
 use super::{
     Engine, Entry, Event, Grant, Keyspace, Limit, Message, Millis, Name, NameRef, Now, Outcome,
@@ -193,8 +194,8 @@ impl Engine {
                 let (name, number, window) = (name.clone(), *number, self.policy.claim_window_ms);
                 let line = self.lines.get_mut(name.lend());
                 if let Some(place) = line.and_then(|line| line.place_mut(number)) {
-                    if place.claim == Some(0) {
-                        place.claim = Some(window);
+                    if place.claim() == Some(0) {
+                        place.set_claim(window);
                         keys.entry(name.lend()).commit(&Change::Ticket {
                             number,
                             owner: &place.owner,
@@ -243,13 +244,13 @@ impl Engine {
         }
     }
 
-    /// Clears away what belonged to connections that have ended: `most` holds and places at most.
-    pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) {
+    /// Clears away what belonged to connections that have ended, one step of it. Gives whether something is left that could
+    /// go on at once.
+    pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let mut refused = BTreeSet::new();
-        for _ in 0..most {
-            let Some(client) = self.leaving.first().copied() else {
-                break;
-            };
+        let mut room = CLEARED_A_STEP;
+        while let Some(client) = self.leaving.first().copied().filter(|_| room > 0) {
+            room -= 1;
             if let Some(id) = self.requests.notified(client) {
                 self.depart(id, now);
                 continue;
@@ -264,9 +265,13 @@ impl Engine {
                 refused.insert(client);
                 continue;
             }
+            // The end of a hold opens a key and hands a lock over; a place only goes.
+            room = room.saturating_sub(3);
             self.end_session(keys, now, token, &session);
         }
+        let left = !self.leaving.is_empty();
         self.leaving.append(&mut refused);
+        left
     }
 
     fn end_session(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, session: &Session) {
@@ -292,9 +297,15 @@ impl Engine {
     }
 
     /// Answers everyone at a place that is gone, and forgets their times. A request for many locks leaves the others.
-    pub(super) fn dissolve(&mut self, now: Now, name: NameRef, place: Place, outcome: &Outcome) {
+    pub(super) fn dissolve(
+        &mut self,
+        now: Now,
+        name: NameRef,
+        mut place: Place,
+        outcome: &Outcome,
+    ) {
         self.places -= 1;
-        if let Some(due) = place.window {
+        if let Some(due) = place.take_window() {
             self.deadlines.remove(due);
         }
         for request in place.requests {
@@ -390,7 +401,7 @@ impl Engine {
         let request = place.requests.remove(at);
         let owner = place.owner.clone();
         let alone = place.requests.is_empty();
-        let claim = place.claim;
+        let claim = place.claim();
         line.many -= usize::from(request.many);
         if !alone {
             if request.many {

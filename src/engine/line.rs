@@ -8,6 +8,7 @@ use super::roster::Roster;
 use super::stakes::Stakes;
 use super::{Limit, Millis, Name, NameRef};
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// Names one waiting request for as long as this server runs.
@@ -23,7 +24,7 @@ pub struct Request {
     /// The lease it asks for, from the grant on.
     pub lease: Millis,
     /// `HOLDS n`: make the hold count at least n rather than one more.
-    pub holds: Option<u32>,
+    pub holds: Option<NonZeroU32>,
     /// When its time is up; none for a wait without bound, and for a part of a request for many locks.
     pub until: Option<DueKey>,
     /// Whether the hold is to end with the connection.
@@ -43,19 +44,48 @@ pub struct Place {
     pub limit: Limit,
     /// Since when it is there.
     pub since: Millis,
-    /// Whether it is a ticket, and how long that is kept while nobody is there for it.
-    pub claim: Option<Millis>,
-    /// With no request left, when the ticket is dropped.
-    pub absent: Option<Millis>,
-    /// The due entry that looks after that. It may come earlier than `absent` says, and is set anew then: a ticket that is
-    /// polled again and again moves no entry.
-    pub window: Option<DueKey>,
+    /// Whether it is a ticket. Kept apart, as most places are none, and there may be many places.
+    pub ticket: Option<Box<Keeping>>,
     /// Who waits here, in order. Empty: an absent ticket.
     pub requests: Vec<Request>,
 }
 
+/// How long a ticket is kept.
+#[derive(Debug, Default)]
+pub struct Keeping {
+    /// For how long while nobody is there for it.
+    pub claim: Millis,
+    /// With no request left, when it is dropped.
+    pub absent: Option<Millis>,
+    /// The due entry that looks after that. It may come earlier than `absent` says, and is set anew then: a ticket that is
+    /// polled again and again moves no entry.
+    pub window: Option<DueKey>,
+}
+
 impl Place {
-    /// Keeps the ticket until then although nobody is there for it.
+    /// How long it is kept while nobody is there for it; none if it is no ticket.
+    pub fn claim(&self) -> Option<Millis> {
+        self.ticket.as_deref().map(|ticket| ticket.claim)
+    }
+
+    /// Makes it a ticket, or one that is kept so long.
+    pub fn set_claim(&mut self, claim: Millis) {
+        self.ticket.get_or_insert_with(Box::default).claim = claim;
+    }
+
+    /// With no request left, when it is dropped.
+    pub fn absent(&self) -> Option<Millis> {
+        self.ticket.as_deref().and_then(|ticket| ticket.absent)
+    }
+
+    /// Takes out the due entry that looks after its window.
+    pub fn take_window(&mut self) -> Option<DueKey> {
+        self.ticket
+            .as_deref_mut()
+            .and_then(|ticket| ticket.window.take())
+    }
+
+    /// Keeps the ticket until then although nobody is there for it. A place that is none has nothing to keep.
     pub fn keep_until(
         &mut self,
         until: Millis,
@@ -63,22 +93,27 @@ impl Place {
         number: u64,
         deadlines: &mut Deadlines,
     ) {
-        self.absent = Some(until);
-        match self.window {
+        let Some(ticket) = self.ticket.as_deref_mut() else {
+            return;
+        };
+        ticket.absent = Some(until);
+        match ticket.window {
             Some(window) if window.at <= until => {}
             late => {
                 if let Some(due) = late {
                     deadlines.remove(due);
                 }
                 let due = Due::Window(name.clone(), number);
-                self.window = Some(deadlines.add(until, due));
+                ticket.window = Some(deadlines.add(until, due));
             }
         }
     }
 
     /// Adds a request. Most places never have a second, and there may be many places: no room is kept for one.
     pub fn join(&mut self, request: Request) {
-        self.absent = None;
+        if let Some(ticket) = self.ticket.as_deref_mut() {
+            ticket.absent = None;
+        }
         self.requests.reserve_exact(1);
         self.requests.push(request);
     }

@@ -205,11 +205,11 @@ impl Place {
         let first = self.requests.first();
         let until = match first {
             Some(request) => request.until.map(|due| due.at),
-            None => self.absent,
+            None => self.absent(),
         };
         PlaceView {
             owner: self.owner.to_vec(),
-            kind: match (self.claim, first) {
+            kind: match (&self.ticket, first) {
                 (_, None) => PlaceKind::Absent,
                 (Some(_), _) => PlaceKind::Ticket,
                 (None, Some(request)) if request.channel.is_some() => PlaceKind::Notify,

@@ -17,6 +17,7 @@ use super::requests::{Many, Stand};
 use super::waits::two_upgrades;
 use super::{Engine, Entry, Grant, Keyspace, Millis, Name, NameRef, Now, Outcome};
 use crate::error::Error;
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// What a settlement has made possible elsewhere.
@@ -276,7 +277,7 @@ impl Engine {
                     id,
                     client: ask.client,
                     lease: ask.lease,
-                    holds: ask.holds,
+                    holds: ask.holds.and_then(NonZeroU32::new),
                     until: None,
                     session: ask.session,
                     many: true,
@@ -444,7 +445,7 @@ impl Engine {
             line.many -= 1;
             place.requests.retain(|request| request.id != id);
             self.places -= 1;
-            if place.claim.is_some() {
+            if place.ticket.is_some() {
                 entry.commit(&Change::Unticket { number });
             }
             // Other requests of the owner that share the place.

@@ -14,11 +14,18 @@ use super::requests::Stand;
 use super::sessions::Sessions;
 use super::{Counters, Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Token};
 use crate::error::Error;
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// Grants that one settlement makes at most. A larger mass (readers by the ten thousand) is worked off in steps, so
 /// that the server answers others in between; who is left over still comes before every newcomer.
 const GRANTS_A_STEP: usize = 256;
+
+/// Outcomes after which a settlement of marked locks leaves the others to the next step.
+const TOLD_A_STEP: usize = 1024;
+
+/// Holds and places of connections that have ended which one settlement clears away at most.
+pub(super) const CLEARED_A_STEP: usize = 1024;
 
 /// Due entries that one tick works off at most.
 const DUES_A_STEP: usize = 1024;
@@ -69,10 +76,13 @@ impl Engine {
     /// stays marked (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.take_back(keys, now);
-        self.clear_away(keys, now, most);
+        let clearing = self.clear_away(keys, now);
         let mut refused = Vec::new();
         let mut settled = 0;
-        while settled < most {
+        // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.
+        let mut left = self.dirty.len();
+        while settled < most && left > 0 && self.told() < TOLD_A_STEP {
+            left -= 1;
             let Some(name) = self.dirty.pop_front() else {
                 break;
             };
@@ -95,9 +105,14 @@ impl Engine {
                 refused.push(name);
             }
         }
-        let more = !self.dirty.is_empty() || settled == most;
+        let more = !self.dirty.is_empty() || clearing;
         self.dirty.extend(refused);
         more
+    }
+
+    /// How many are to be told of an outcome in this event so far.
+    fn told(&self) -> usize {
+        self.wakes.len() + self.messages.len()
     }
 
     /// Takes a line out, and what other indexes know of it.
@@ -372,15 +387,15 @@ impl Engine {
         let lost: Vec<(u64, bool)> = line
             .places
             .iter()
-            .filter(|(number, place)| place.claim.is_some() && !durable(*number, &place.owner))
+            .filter(|(number, place)| place.ticket.is_some() && !durable(*number, &place.owner))
             .map(|(number, place)| (number, place.requests.is_empty()))
             .collect();
         for (number, absent) in lost {
             if !absent {
                 recreate(entry, line, number);
-            } else if let Some(place) = line.remove(number) {
+            } else if let Some(mut place) = line.remove(number) {
                 self.places -= 1;
-                if let Some(due) = place.window {
+                if let Some(due) = place.take_window() {
                     self.deadlines.remove(due);
                 }
             }
@@ -404,13 +419,12 @@ impl Engine {
                 owner: Rc::from(ticket.owner),
                 limit: ticket.limit,
                 since: (number / 1000).min(now.ms()),
-                claim: Some(claim),
-                absent: None,
-                window: None,
+                ticket: None,
                 requests: Vec::new(),
             };
+            place.set_claim(claim);
             place.keep_until(until, &name.keep(), number, &mut self.deadlines);
-            let due = place.window;
+            let due = place.ticket.as_ref().and_then(|ticket| ticket.window);
             if line.insert(number, place) {
                 self.places += 1;
                 if claim != ticket.claim {
@@ -437,14 +451,14 @@ impl Engine {
             let Some(place) = line.places.get_mut(number) else {
                 continue;
             };
-            if let Some(due) = place.window.take() {
+            if let Some(due) = place.take_window() {
                 self.deadlines.remove(due);
             }
             if !place.requests.is_empty() {
                 continue;
             }
-            let claim = place.claim.unwrap_or(0);
-            let mut until = place.absent.unwrap_or(now.ms());
+            let claim = place.claim().unwrap_or(0);
+            let mut until = place.absent().unwrap_or(now.ms());
             if until <= now.ms() && claim > 0 && !granting {
                 let window = claim.max(self.policy.claim_window_ms);
                 until = now.ms().max(self.policy.quarantine_until) + window;
@@ -466,8 +480,8 @@ impl Engine {
     /// head may be left because the step is full.
     fn serve(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> bool {
         for _ in 0..GRANTS_A_STEP {
-            if !self.leaving.is_empty() {
-                self.forsake(entry, now, name);
+            if !self.leaving.is_empty() && self.forsake(entry, now, name) {
+                continue;
             }
             match self.serve_head(entry, now, name) {
                 Served::Granted => {}
@@ -481,19 +495,18 @@ impl Engine {
         true
     }
 
-    /// Whoever stands at the head by a connection that has ended is not served any more.
-    fn forsake(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
-        loop {
-            let Some((_, head)) = self.lines.get(name).and_then(Line::head) else {
-                return;
-            };
-            let ended = |request: &&Request| self.leaving.contains(&request.client);
-            let Some(id) = head.requests.iter().find(ended).map(|request| request.id) else {
-                return;
-            };
-            self.depart(id, now);
-            self.drop_lapsed(entry, now, name);
-        }
+    /// Whoever stands at the head by a connection that has ended is not served any more. Gives whether there was one.
+    fn forsake(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> bool {
+        let Some((_, head)) = self.lines.get(name).and_then(Line::head) else {
+            return false;
+        };
+        let ended = |request: &&Request| self.leaving.contains(&request.client);
+        let Some(id) = head.requests.iter().find(ended).map(|request| request.id) else {
+            return false;
+        };
+        self.depart(id, now);
+        self.drop_lapsed(entry, now, name);
+        true
     }
 
     /// One step of serving a queue.
@@ -532,7 +545,7 @@ impl Engine {
             return Served::Stands;
         };
         self.places -= 1;
-        if place.claim.is_some() {
+        if place.ticket.is_some() {
             entry.commit(&Change::Unticket { number });
         }
         self.grant(entry, now, name, *place);
@@ -541,8 +554,8 @@ impl Engine {
 
     /// Grants the lock to a place: the first of its requests takes it, the others enter it once more. A request for many
     /// locks that shares the place finds the lock held by its owner from now on.
-    pub(super) fn grant(&mut self, entry: &mut Entry, now: Now, name: NameRef, place: Place) {
-        if let Some(due) = place.window {
+    pub(super) fn grant(&mut self, entry: &mut Entry, now: Now, name: NameRef, mut place: Place) {
+        if let Some(due) = place.take_window() {
             self.deadlines.remove(due);
         }
         for request in place.requests {
@@ -561,7 +574,7 @@ impl Engine {
                 owner: &place.owner,
                 limit: place.limit,
                 lease: request.lease,
-                holds: request.holds,
+                holds: request.holds.map(NonZeroU32::get),
                 client: request.client,
             };
             let taken = take(
@@ -702,7 +715,7 @@ fn recreate(entry: &mut Entry, line: &Line, number: u64) {
     let Some(place) = line.places.get(number) else {
         return;
     };
-    let claim = place.claim.unwrap_or(0);
+    let claim = place.claim().unwrap_or(0);
     entry.commit(&Change::Ticket {
         number,
         owner: &place.owner,

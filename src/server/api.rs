@@ -10,6 +10,7 @@ pub use redis_module::raw::{
 };
 use std::ffi::{c_int, c_longlong, c_void, CStr};
 use std::ptr;
+use std::time::Duration;
 
 /// Calls a function of the server's API by name. To be used within `unsafe`: the arguments are the caller's promise.
 macro_rules! api {
@@ -165,6 +166,17 @@ pub fn ask(ctx: *mut Ctx, command: &CStr, word: &CStr) -> Option<String> {
         api!(RedisModule_FreeCallReply(reply));
         text
     }
+}
+
+/// Tells the server's latency monitor, which passes over what is below its threshold.
+pub fn latency(event: &CStr, took: Duration) {
+    // SAFETY: the server copies the name.
+    unsafe {
+        api!(RedisModule_LatencyAddSample(
+            event.as_ptr(),
+            took.as_millis() as i64
+        ))
+    };
 }
 
 /// Whether the connection with this client id is there.

@@ -48,6 +48,7 @@ use keyspace::{Mode, OpenKeys, Retimed};
 use news::News;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
 pub use register::init;
 
@@ -223,6 +224,7 @@ fn event(ctx: *mut Ctx) {
     }
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
+    let began = Instant::now();
     run(ctx, mode, None, clock::wall(), |state, now| {
         let due = state.engine.tick(now);
         if now.ms() >= state.heartbeat {
@@ -246,6 +248,8 @@ fn event(ctx: *mut Ctx) {
             timer::arm(now.ms(), now.ms());
         }
     });
+    // Commands have their own samples; what the module does by itself nobody else could tell of.
+    api::latency(c"dlock-event", began.elapsed());
 }
 
 /// The one way in. Takes the state, lets `work` decide, performs what was decided. None if the state is lent already.
