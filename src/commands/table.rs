@@ -399,9 +399,12 @@ impl Spec {
         self.access == Access::Follow
     }
 
-    /// Whether the command names any number of keys.
+    /// Whether the command names any number of keys. Asked for each command, so not of its arguments.
     pub fn many_keys(&self) -> bool {
-        self.args.iter().any(|arg| arg.kind == Kind::Keys)
+        matches!(
+            self.verb,
+            Verb::AcquireMany | Verb::RenewMany | Verb::ReleaseMany
+        )
     }
 
     /// Where the keys of locks stand among a command's words; nowhere if the words are not what they should be.

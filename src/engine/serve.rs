@@ -243,10 +243,17 @@ impl Engine {
         now: Now,
         name: NameRef,
     ) -> &'k mut Entry {
+        // Only a lock with a line can have something to follow up elsewhere.
+        let watched = self.lines.get(name).is_some();
+        if watched {
+            self.settle(keys, now, name);
+            self.follow_up(keys, now);
+        }
         let entry = keys.entry(name);
-        self.settle_entry(entry, now, name);
-        self.follow_up(keys, now);
-        keys.entry(name)
+        if !watched {
+            self.settle_entry(entry, now, name);
+        }
+        entry
     }
 
     /// The value at this key is gone or another: whoever is queued here is to be served.

@@ -282,7 +282,9 @@ fn run<T>(
     if answered {
         blocking::answer(&mut state.engine.wakes);
     }
-    std::mem::swap(&mut state.engine.messages, &mut outbox.messages);
+    if !state.engine.messages.is_empty() {
+        std::mem::swap(&mut state.engine.messages, &mut outbox.messages);
+    }
     if !answered && outbox.news.is_empty() && outbox.messages.is_empty() {
         state.outbox = Some(outbox);
         return Some(result);

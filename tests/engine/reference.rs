@@ -40,6 +40,8 @@ fn the_key_stands_first() {
             _ => &[0],
         };
         assert_eq!(keys, must, "{}", spec.name);
+        let many = spec.args.iter().any(|arg| arg.kind == Kind::Keys);
+        assert_eq!(spec.many_keys(), many, "{}", spec.name);
     }
 }
 
