@@ -8,6 +8,7 @@ pub mod args;
 mod keep;
 mod look;
 mod queue;
+pub mod stats;
 pub mod table;
 
 use crate::engine::line::RequestId;
@@ -28,6 +29,25 @@ pub trait Caller {
     fn fresh_owner(&self) -> String;
     /// Address and name of a connection, if it is there and the caller may list connections.
     fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)>;
+    /// Which of these keys the calling user may read.
+    fn may_read(&self, keys: &[&[u8]]) -> Vec<bool>;
+    /// Whether the calling user may reset the server's own statistics.
+    fn may_reset(&self) -> bool;
+    /// What the server counts.
+    fn census(&self) -> Census;
+}
+
+/// What there is now, where it is not the engine that knows.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Census {
+    /// Keys that are locks.
+    pub locks: u64,
+    /// Holds that came with loaded values, less those that went with removed ones.
+    pub stored_holds: i64,
+    /// Blocked connections.
+    pub connections_waiting: u64,
+    /// Whether the server's policy can take a lock.
+    pub eviction_possible: bool,
 }
 
 /// What is taken where a request leaves something out.
@@ -108,6 +128,8 @@ pub fn execute<K: Keyspace>(
         Verb::Check => look::check(call, args),
         Verb::Guard => look::guard(call, args),
         Verb::Info => look::info(call, args),
+        Verb::Stats => stats::stats(call, args),
+        Verb::Top => stats::top(call, args),
         Verb::Help => look::help(args),
         Verb::Apply => apply::run(call, args),
     }

@@ -28,6 +28,10 @@ pub enum Verb {
     Guard,
     /// `DLOCK.INFO`
     Info,
+    /// `DLOCK.STATS`
+    Stats,
+    /// `DLOCK.TOP`
+    Top,
     /// `DLOCK.HELP`
     Help,
     /// `DLOCK.APPLY`
@@ -122,6 +126,15 @@ const fn option(token: &'static str, name: &'static str) -> Arg {
     Arg {
         name,
         kind: Kind::Integer,
+        token: Some(token),
+        optional: true,
+    }
+}
+
+const fn flag(token: &'static str, name: &'static str) -> Arg {
+    Arg {
+        name,
+        kind: Kind::Flag,
         token: Some(token),
         optional: true,
     }
@@ -293,6 +306,26 @@ pub static COMMANDS: &[Spec] = &[
         flags: "",
         categories: "read",
         args: &[KEY, option("COUNT", "count")],
+    },
+    Spec {
+        verb: Verb::Top,
+        name: "dlock.top",
+        summary: "Shows the locks that were waited for most",
+        complexity: "O(1), as at most 1,000 locks are counted",
+        access: Access::None,
+        flags: "readonly",
+        categories: "read",
+        args: &[option("COUNT", "count")],
+    },
+    Spec {
+        verb: Verb::Stats,
+        name: "dlock.stats",
+        summary: "Shows what was counted and timed since the start or the last reset",
+        complexity: "O(1)",
+        access: Access::None,
+        flags: "readonly allow-loading allow-stale",
+        categories: "read",
+        args: &[flag("RESET", "reset")],
     },
     Spec {
         verb: Verb::Help,

@@ -1,13 +1,12 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
 use super::change::Change;
+use super::counters::Counters;
 use super::deadline::Due;
 use super::line::{Line, Place, Request, RequestId, UPGRADE};
 use super::lock::Hold;
 use super::token::TokenClock;
-use super::{
-    Counters, Engine, Entry, Event, Grant, Keyspace, Limit, Millis, NameRef, Now, Outcome, Policy,
-};
+use super::{Engine, Entry, Event, Grant, Keyspace, Limit, Millis, NameRef, Now, Outcome, Policy};
 use crate::error::{escaped, Error};
 
 /// A request for a lock.
@@ -173,6 +172,7 @@ impl Engine {
             return if self.policy.quarantined(now) {
                 Err(Error::Quarantine)
             } else {
+                self.counters.refused += 1;
                 Ok(Answer::Null)
             };
         }
@@ -188,6 +188,7 @@ impl Engine {
                     "'{}' waits to upgrade the same lock already",
                     escaped(&place.owner, 64)
                 );
+                self.counters.deadlocks += 1;
                 return Err(Error::Deadlock(circle));
             }
             Some(place) => place.limit = place.limit.min(ask.limit),
@@ -200,6 +201,7 @@ impl Engine {
                     now.ms(),
                 )));
                 self.places += 1;
+                self.counters.top.queued(name);
                 entry.events.push(Event::Queued);
             }
         }
@@ -250,6 +252,7 @@ impl Engine {
                     self.places += 1;
                 }
                 entry.events.push(Event::Queued);
+                self.counters.top.queued(name);
                 number
             }
         };
@@ -381,7 +384,10 @@ pub(super) fn take(
             counters.upgrades += 1;
             (clock.next(now), claim.limit, deadline.max(asked))
         }
-        None => (clock.next(now), claim.limit, asked),
+        None => {
+            counters.held += 1;
+            (clock.next(now), claim.limit, asked)
+        }
     };
     let deadline = policy.bounded(token, deadline);
     if held.map(|(token, ..)| token) != Some(token) {

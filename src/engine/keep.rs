@@ -106,7 +106,7 @@ impl Engine {
         };
         lower(entry, owner, hold, left);
         if left == 0 {
-            self.counters.released += 1;
+            self.counters.ended(End::Released, hold.token, now);
             self.rewatch(entry, now, name);
         }
         Ok(left)
@@ -134,7 +134,7 @@ impl Engine {
             .collect();
         for (owner, token) in &ended {
             end(entry, owner, *token, End::Forced);
-            self.counters.forced += 1;
+            self.counters.ended(End::Forced, *token, now);
         }
         self.rewatch(entry, now, name);
         Ok(ended.len())
@@ -220,7 +220,7 @@ impl Engine {
             let left = hold.holds.saturating_sub(grant.added);
             lower(entry, &owner, hold, left);
             if left == 0 {
-                self.counters.released += 1;
+                self.counters.ended(End::Released, hold.token, now);
             }
             self.rewatch(entry, now, name.lend());
         }
@@ -263,6 +263,10 @@ impl Engine {
         }
         if !place.requests.is_empty() {
             return;
+        }
+        if place.claim.unwrap_or(0) == 0 {
+            let since = place.since_us(number);
+            self.counters.waited_in_vain(name.lend(), since, now);
         }
         match place.claim {
             Some(0) => line.lapsed.push(number),

@@ -48,6 +48,11 @@ pub struct Place {
 }
 
 impl Place {
+    /// Since when it is there, to the microsecond: a place's number is that, but for the waiting upgrade's.
+    pub fn since_us(&self, number: u64) -> u64 {
+        number.max(self.since.saturating_mul(1000))
+    }
+
     /// Keeps the ticket until then although nobody is there for it.
     pub fn keep_until(
         &mut self,

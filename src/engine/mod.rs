@@ -15,6 +15,7 @@
 mod acquire;
 pub mod change;
 pub mod codec;
+pub mod counters;
 pub mod deadline;
 mod holders;
 mod keep;
@@ -30,6 +31,7 @@ pub use look::{HoldView, PlaceKind, PlaceView, State};
 
 use crate::error::Error;
 use change::{Change, End};
+use counters::Counters;
 use deadline::Deadlines;
 use line::{Lines, RequestId};
 use lock::Lock;
@@ -312,33 +314,6 @@ pub struct Grant {
     pub added: u32,
 }
 
-/// What the engine has done since it was made.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct Counters {
-    /// Grants that were made at once.
-    pub grants_immediate: u64,
-    /// Grants to requests that had waited.
-    pub grants_waited: u64,
-    /// Re-entries of a holder.
-    pub reentries: u64,
-    /// Upgrades to a stricter limit.
-    pub upgrades: u64,
-    /// Requests that were answered null at once.
-    pub refused: u64,
-    /// Waits that ended by time-out.
-    pub timeouts: u64,
-    /// Renewals.
-    pub renewals: u64,
-    /// Holds given back.
-    pub released: u64,
-    /// Holds whose lease ran out.
-    pub expired: u64,
-    /// Holds ended by force.
-    pub forced: u64,
-    /// Holds that went with their key.
-    pub removed: u64,
-}
-
 /// All locks' queues and deadlines, and the token clock. See the module's documentation for its use.
 #[derive(Debug, Default)]
 pub struct Engine {
@@ -402,11 +377,8 @@ impl Policy {
 
 impl Engine {
     /// Counts a hold that ended with its key.
-    pub fn count(&mut self, end: End) {
-        match end {
-            End::Expired => self.counters.expired += 1,
-            _ => self.counters.removed += 1,
-        }
+    pub fn gone(&mut self, end: End, token: Token, now: Now) {
+        self.counters.gone(end, token, now);
     }
 
     /// How many places are queued over all locks.

@@ -5,13 +5,13 @@
 
 use super::acquire::{take, Claim};
 use super::change::{Change, End};
+use super::counters::Counters;
 use super::deadline::{Deadlines, Due};
 use super::keep::end;
-use super::line::{Line, Place, RequestId};
+use super::line::{Line, Place, RequestId, UPGRADE};
 use super::lock::Hold;
 use super::{
-    Counters, Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Policy, Token,
-    Wake,
+    Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Policy, Token, Wake,
 };
 use crate::error::Error;
 
@@ -430,6 +430,8 @@ impl Engine {
                 return true;
             } else if granter.policy.granting(now) {
                 *places -= 1;
+                let since = place.since_us(UPGRADE);
+                granter.counters.waited(name, since, now);
                 granter.grant(entry, now, *place);
             } else {
                 *held_back = true;
@@ -460,6 +462,8 @@ impl Engine {
             if place.claim.is_some() {
                 entry.commit(&Change::Unticket { number });
             }
+            let since = place.since_us(number);
+            granter.counters.waited(name, since, now);
             granter.grant(entry, now, *place);
         }
         true
@@ -564,7 +568,7 @@ impl Granter<'_> {
 fn expire(entry: &mut Entry, now: Millis, counters: &mut Counters) {
     while let Some((owner, token)) = ended(entry, now) {
         end(entry, &owner, token, End::Expired);
-        counters.expired += 1;
+        counters.ended(End::Expired, token, Now { us: now * 1000 });
     }
 }
 

@@ -30,6 +30,7 @@ mod register;
 mod replicate;
 mod reply;
 mod slot;
+mod stored;
 mod sweep;
 mod timer;
 mod user;
@@ -69,7 +70,6 @@ struct State {
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
     since: u64,
-    evicted: u64,
     heartbeat: u64,
     // Kept between events for its room; not there while it is worked off.
     outbox: Option<Box<Outbox>>,
@@ -90,7 +90,6 @@ lazy_static::lazy_static! {
         sweep: sweep::Sweep::default(),
         settings: config::Settings::default(),
         since: clock::wall().ms(),
-        evicted: 0,
         heartbeat: 0,
         outbox: None,
     });
@@ -215,7 +214,9 @@ fn event(ctx: *mut Ctx) {
         let due = state.engine.tick(now);
         if now.ms() >= state.heartbeat {
             state.heartbeat = now.ms() + HEARTBEAT_MS;
+            let steps = state.steps.count;
             state.steps.look(now);
+            state.engine.counters.clock_steps += state.steps.count - steps;
             replicate::look(ctx);
             audience::heartbeat(ctx);
             if open && !events::hears_generic() {
@@ -337,7 +338,7 @@ impl State {
                         } else {
                             End::Removed
                         };
-                        self.engine.count(end);
+                        self.engine.gone(end, token, now);
                         news.add_named(&name, Event::Ended(end, token));
                     }
                 }
@@ -378,7 +379,7 @@ impl State {
                         self.engine.promote();
                     }
                 }
-                Notice::Evicted => self.evicted += 1,
+                Notice::Evicted => self.engine.counters.evicted += 1,
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The user that calls, and what the ACL lets it do.
 
-use super::api::{self, api, Ctx, Str};
+use super::api::{self, api, Ctx, Str, Text};
 use redis_module::raw::{self, RedisModuleUser};
 use std::ffi::c_int;
 use std::io;
@@ -43,6 +43,14 @@ impl User {
             checked != api::OK
                 && io::Error::last_os_error().kind() == io::ErrorKind::PermissionDenied
         }
+    }
+
+    /// Whether the ACL lets the user read this key.
+    pub fn may_read(&self, key: &[u8]) -> bool {
+        let key = Text::new(key);
+        let read = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
+        // SAFETY: the user lives until the drop, the key until the call returns.
+        unsafe { api!(RedisModule_ACLCheckKeyPermissions(self.0, key.raw(), read)) == api::OK }
     }
 }
 
