@@ -132,6 +132,14 @@ const COMMANDS: &[Expected] = &[
         example: "DLOCK.INFO k",
     },
     Expected {
+        syntax: "DLOCK.LIST [cursor=integer] [MATCH pattern=string] [COUNT count=integer] [OWNER owner=string] [CONTENDED]",
+        arity: -1,
+        needs: Nothing,
+        flags: "readonly",
+        categories: "@read",
+        example: "DLOCK.LIST",
+    },
+    Expected {
         syntax: "DLOCK.TOP [COUNT count=integer]",
         arity: -1,
         needs: Nothing,
@@ -478,7 +486,7 @@ fn a_wrong_number_of_words_is_the_server_s_to_refuse() {
         }
     }
     // What there is not.
-    for name in ["MACQUIRE", "MRENEW", "MRELEASE", "LIST", "GRAPH"] {
+    for name in ["MACQUIRE", "MRENEW", "MRELEASE", "GRAPH"] {
         let error = c.refusal(&format!("DLOCK.{name} k"));
         assert!(
             error.starts_with("ERR unknown command") && error.contains(name),
@@ -578,7 +586,7 @@ fn the_users_of_the_readme_can_do_what_they_are_for() {
         .split_once("ACL SETUSER ops on >secret ")
         .expect("README.md has both users");
     let app_may = "acquire fairacquire downgrade renew release cancel position held check info";
-    let ops_may = "info top stats cancel forcerelease";
+    let ops_may = "info list top stats cancel forcerelease";
     let server = Server::start();
     let mut admin = server.connection();
     let (token, _): Grant = admin.ask("DLOCK.ACQUIRE lock:k alice 600000");

@@ -347,3 +347,299 @@ fn top_tells_databases_apart() {
     let rows: Vec<Hot> = server.connection().ask("DLOCK.TOP");
     assert_eq!(rows, [("k".to_owned(), 1, 0, 0, 0, 7)]);
 }
+
+/// A row of LIST: key, owner, holders, queued, lease.
+type Row = (String, Option<String>, u64, u64, Option<u64>);
+
+/// All pages of a list, and how many there were. `line` goes on with options.
+fn pages(c: &mut Connection, options: &str) -> (Vec<Row>, usize) {
+    let (mut rows, mut cursor, mut pages) = (Vec::new(), "0".to_owned(), 0);
+    loop {
+        let (next, page): (String, Vec<Row>) = c.ask(&format!("DLOCK.LIST {cursor} {options}"));
+        rows.extend(page);
+        pages += 1;
+        if next == "0" {
+            return (rows, pages);
+        }
+        cursor = next;
+    }
+}
+
+/// The keys that are listed, in order.
+fn listed(c: &mut Connection, options: &str) -> Vec<String> {
+    let (rows, _) = pages(c, options);
+    let mut keys: Vec<String> = rows.into_iter().map(|row| row.0).collect();
+    keys.sort();
+    keys
+}
+
+#[test]
+fn a_list_has_every_lock_and_nothing_else() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for at in 0..500 {
+        c.run(&format!("SET other-{at} x"));
+        c.run(&format!("DLOCK.ACQUIRE lock-{at} owner-{} 600000", at % 5));
+    }
+    server.connection_in(1).run("DLOCK.ACQUIRE elsewhere alice");
+    let mut all: Vec<String> = (0..500).map(|at| format!("lock-{at}")).collect();
+    all.sort();
+    assert_eq!(listed(&mut c, ""), all);
+    assert_eq!(listed(&mut c, "MATCH *"), all);
+    let (rows, few) = pages(&mut c, "COUNT 1000");
+    let (_, many) = pages(&mut c, "COUNT 10");
+    assert!(few < 10 && many > 20, "{few} pages, {many} pages");
+    for (key, owner, holders, queued, lease) in rows {
+        let at: usize = key["lock-".len()..].parse().expect("a number");
+        assert_eq!(owner, Some(format!("owner-{}", at % 5)));
+        assert_eq!((holders, queued), (1, 0));
+        assert!((1..=600_000).contains(&lease.expect("a lease")));
+    }
+    assert_eq!(listed(&mut c, "OWNER owner-2").len(), 100);
+    let teens: Vec<String> = (10..20).map(|at| format!("lock-{at}")).collect();
+    assert_eq!(listed(&mut c, "MATCH lock-1?"), teens);
+    assert_eq!(listed(&mut c, "CONTENDED"), [""; 0]);
+    assert_eq!(listed(&mut server.connection_in(1), ""), ["elsewhere"]);
+    // The first page needs no cursor, and no client a connection of its own.
+    assert_eq!(
+        c.ask::<(String, Vec<Row>)>("DLOCK.LIST COUNT 10000")
+            .1
+            .len(),
+        500
+    );
+    let script = "EVAL return{redis.call('DLOCK.LIST','0','COUNT','10000')} 0";
+    let nested: Vec<(String, Vec<Row>)> = c.ask(script);
+    assert_eq!(nested[0].1.len(), 500);
+}
+
+#[test]
+fn a_list_shows_who_holds_and_how_many_wait() {
+    let server = Server::start();
+    let mut c = server.connection_resp3();
+    let _waiters = crowd(&server, "contended", 3);
+    c.run("DLOCK.ACQUIRE readers ann 300000 SHARED");
+    c.run("DLOCK.ACQUIRE readers ben 600000 SHARED");
+    c.run("DLOCK.ACQUIRE reserved ann 600000");
+    c.run("DLOCK.FAIRACQUIRE reserved ben CLAIM 600000");
+    c.run("DLOCK.RELEASE reserved ann");
+    let (mut rows, _) = pages(&mut c, "");
+    rows.sort();
+    let shown: Vec<_> = rows
+        .iter()
+        .map(|row| (row.0.as_str(), row.1.as_deref(), row.2, row.3))
+        .collect();
+    let contended = ("contended", Some("holder"), 1, 3);
+    let reserved = ("reserved", None, 0, 1);
+    assert_eq!(shown, [contended, ("readers", Some("ben"), 2, 0), reserved]);
+    assert!(rows[1].4 > Some(300_000), "{rows:?}");
+    assert_eq!(rows[2].4, None);
+    let (mut again, _) = pages(&mut c, "CONTENDED");
+    again.sort();
+    let keys = |rows: &[Row]| rows.iter().map(|row| row.0.clone()).collect::<Vec<_>>();
+    assert_eq!(keys(&again), ["contended", "reserved"]);
+    assert_eq!(listed(&mut c, "CONTENDED OWNER holder"), ["contended"]);
+    assert_eq!(listed(&mut c, "OWNER ann"), ["readers"]);
+    // Null is the protocol's own.
+    let mut wire = server.wire();
+    for (hello, null) in [("HELLO 2", "$-1"), ("HELLO 3", "_")] {
+        wire.send(hello);
+        wire.read().expect("a hello");
+        wire.send("DLOCK.LIST 0 MATCH reserved COUNT 10000");
+        let lines: Vec<String> = (0..11).map(|_| wire.read_line()).collect();
+        assert_eq!(
+            lines.iter().filter(|line| *line == null).count(),
+            2,
+            "{lines:?}"
+        );
+    }
+}
+
+/// Those who wait for a lock that nobody may have yet wait for a key that is not there.
+#[test]
+fn locks_without_a_key_are_listed() {
+    let server = Server::builder()
+        .module_argument("quarantine-ms")
+        .module_argument(600_000)
+        .start();
+    let mut c = server.connection();
+    let _waiters: Vec<Blocked> = (0..30)
+        .map(|at| Blocked::start(&server, &format!("DLOCK.ACQUIRE lock-{at} ann BLOCK 0")))
+        .collect();
+    c.run("SET lock x");
+    assert_eq!(c.ask::<u64>("DBSIZE"), 1);
+    for options in ["", "CONTENDED", "COUNT 7", "COUNT 7 CONTENDED"] {
+        let (rows, pages) = pages(&mut c, options);
+        assert_eq!(rows.len(), 30, "{options}");
+        assert!(rows
+            .iter()
+            .all(|row| (row.2, row.3) == (0, 1) && row.1.is_none()));
+        assert_eq!(pages > 1, options.contains("COUNT"), "{options}");
+    }
+    assert_eq!(listed(&mut c, "MATCH *-2"), ["lock-2"]);
+    assert_eq!(listed(&mut c, "OWNER ann"), [""; 0]);
+    let mut worker = worker(&server, "~*9");
+    assert_eq!(listed(&mut worker, ""), ["lock-19", "lock-29", "lock-9"]);
+}
+
+#[test]
+fn keys_that_the_user_may_not_read_are_not_listed() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for key in ["open-a", "open-b", "hidden", "written"] {
+        c.run(&format!("DLOCK.ACQUIRE {key} ann 600000"));
+        c.run(&format!("DLOCK.FAIRACQUIRE {key} ben CLAIM 600000"));
+    }
+    let mut worker = worker(&server, "%W~written");
+    for options in ["", "CONTENDED", "OWNER ann", "MATCH *"] {
+        assert_eq!(
+            listed(&mut worker, options),
+            ["open-a", "open-b"],
+            "{options}"
+        );
+        assert_eq!(listed(&mut c, options).len(), 4, "{options}");
+    }
+    // It is asked each time, and needs no other command.
+    c.run("ACL SETUSER worker reset on >secret +dlock.list %R~hidden");
+    let mut worker = server.connection_as("worker", "secret");
+    assert_eq!(listed(&mut worker, ""), ["hidden"]);
+}
+
+/// The module has to match the keys of contended locks itself. It does it as the server does.
+#[test]
+fn a_pattern_means_what_it_means_to_the_server() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for key in [
+        "a", "b", "ab", "abc", "a-c", "a*c", "a?c", "a[c", "a]c", "a\\c", "]", "-", "^", "\\",
+        "aXbXc", "[ab",
+    ] {
+        c.run(&format!("DLOCK.ACQUIRE {key} ann 600000"));
+        c.run(&format!("DLOCK.FAIRACQUIRE {key} ben CLAIM 600000"));
+    }
+    let mut differing = BTreeSet::new();
+    for pattern in [
+        "*", "?", "a*", "*c", "a?c", "a*b*c", "[ab]", "[a-b]*", "[b-a]", "[^a]*", "a[^-]c",
+        "a\\*c", "a\\?c", "a[*]c", "a\\[c", "a[]]c", "a[\\]]c", "[]", "[^]", "[", "[ab", "[a",
+        "a[", "\\", "\\\\", "a\\\\c", "[a-", "[-]", "[--a]", "**", "*?*?*", "[\\]-a]", "x",
+    ] {
+        let mut keys: Vec<String> = c.ask(&format!("KEYS {pattern}"));
+        keys.sort();
+        assert_eq!(
+            listed(&mut c, &format!("CONTENDED MATCH {pattern}")),
+            keys,
+            "{pattern}"
+        );
+        assert_eq!(
+            listed(&mut c, &format!("MATCH {pattern}")),
+            keys,
+            "{pattern}"
+        );
+        differing.insert(keys);
+    }
+    assert!(differing.len() > 15, "{differing:?}");
+}
+
+/// What is there all the time is listed, whatever comes and goes between the pages, tables that grow and shrink included.
+#[test]
+fn a_list_misses_nothing_that_stays() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut other = server.connection();
+    for at in 0..100 {
+        c.run(&format!("DLOCK.ACQUIRE stay-{at} ann 600000"));
+        c.run(&format!("DLOCK.FAIRACQUIRE stay-{at} ben CLAIM 600000"));
+    }
+    for options in ["COUNT 5", "COUNT 5 CONTENDED"] {
+        let mut met: BTreeMap<String, usize> = BTreeMap::new();
+        let (mut cursor, mut round) = ("0".to_owned(), 0);
+        loop {
+            let (next, rows): (String, Vec<Row>) = c.ask(&format!("DLOCK.LIST {cursor} {options}"));
+            for row in rows {
+                *met.entry(row.0).or_default() += 1;
+            }
+            // Locks and other keys come in some rounds and go in others.
+            for at in 0..60 {
+                if round % 6 < 3 {
+                    other.run(&format!("SET key-{round}-{at} x"));
+                    other.run(&format!("DLOCK.ACQUIRE go-{round}-{at} ann 600000"));
+                    other.run(&format!(
+                        "DLOCK.FAIRACQUIRE go-{round}-{at} ben CLAIM 600000"
+                    ));
+                } else {
+                    other.run(&format!("DEL key-{}-{at} go-{}-{at}", round - 3, round - 3));
+                }
+            }
+            round += 1;
+            if next == "0" {
+                break;
+            }
+            cursor = next;
+        }
+        assert!(round > 10, "{options}: {round} pages");
+        for at in 0..100 {
+            let times = met.get(&format!("stay-{at}")).copied().unwrap_or(0);
+            assert!(times >= 1, "{options}: stay-{at} was missed");
+            if options.ends_with("CONTENDED") {
+                assert_eq!(times, 1, "stay-{at}");
+            }
+        }
+        c.run("FLUSHALL");
+        for at in 0..100 {
+            c.run(&format!("DLOCK.ACQUIRE stay-{at} ann 600000"));
+            c.run(&format!("DLOCK.FAIRACQUIRE stay-{at} ben CLAIM 600000"));
+        }
+    }
+}
+
+#[test]
+fn a_lock_whose_lease_has_run_out_is_not_listed() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DEBUG SET-ACTIVE-EXPIRE 0");
+    c.run("DLOCK.ACQUIRE gone ann 1");
+    c.run("DLOCK.ACQUIRE here ann 600000");
+    await_until("the lease has run out", PATIENCE, || {
+        c.ask::<i64>("PTTL gone") == -2
+    });
+    c.run("DLOCK.ACQUIRE gone ann 1");
+    await_until("it is gone from the list", PATIENCE, || {
+        listed(&mut c, "") == ["here"]
+    });
+}
+
+#[test]
+fn a_server_without_scan_says_so() {
+    let server = Server::builder()
+        .config("rename-command", "SCAN \"\"")
+        .start();
+    let mut c = server.connection();
+    let error = c.refusal("DLOCK.LIST");
+    let own = "ERR DLOCK.LIST needs the server's SCAN, which is refused: ";
+    assert!(error.starts_with(own) && error.len() > own.len(), "{error}");
+    assert_eq!(listed(&mut c, "CONTENDED"), [""; 0]);
+}
+
+#[test]
+fn a_replica_lists_what_it_knows() {
+    let primary = Server::start();
+    let mut p = primary.connection();
+    p.run("DLOCK.ACQUIRE plain ann 600000");
+    p.run("DLOCK.ACQUIRE contended ann 600000");
+    p.run("DLOCK.FAIRACQUIRE contended ben CLAIM 600000");
+    let replica = Server::builder()
+        .config("replicaof", format!("127.0.0.1 {}", primary.port()))
+        .start();
+    let mut r = replica.connection();
+    await_until("the replica has it all", PATIENCE, || {
+        r.try_ask("DBSIZE") == Ok(Value::Int(2))
+    });
+    assert_eq!(listed(&mut r, ""), ["contended", "plain"]);
+    assert_eq!(listed(&mut r, "CONTENDED"), ["contended"]);
+    assert_eq!(population(&replica), (2, 2));
+    p.run("DLOCK.RELEASE plain ann");
+    p.run("DLOCK.ACQUIRE more ann 600000 SHARED");
+    p.run("DLOCK.ACQUIRE more ben 600000 SHARED");
+    await_until("the replica follows", PATIENCE, || {
+        population(&replica) == (2, 3)
+    });
+}

@@ -5,7 +5,9 @@
 mod acquire;
 mod apply;
 pub mod args;
+pub mod glob;
 mod keep;
+pub mod list;
 mod look;
 mod queue;
 pub mod stats;
@@ -84,6 +86,8 @@ pub enum Reply {
     Wait(RequestId, Option<String>),
     /// The inner command may run: its reply is the answer.
     Run,
+    /// The page of a list that this asks for is the answer.
+    List(Box<list::Listing>),
     /// Nothing, where an array or a map is the other answer.
     NullArray,
     /// Nothing.
@@ -128,6 +132,7 @@ pub fn execute<K: Keyspace>(
         Verb::Check => look::check(call, args),
         Verb::Guard => look::guard(call, args),
         Verb::Info => look::info(call, args),
+        Verb::List => list::run(args),
         Verb::Stats => stats::stats(call, args),
         Verb::Top => stats::top(call, args),
         Verb::Help => look::help(args),

@@ -28,6 +28,8 @@ pub enum Verb {
     Guard,
     /// `DLOCK.INFO`
     Info,
+    /// `DLOCK.LIST`
+    List,
     /// `DLOCK.STATS`
     Stats,
     /// `DLOCK.TOP`
@@ -306,6 +308,28 @@ pub static COMMANDS: &[Spec] = &[
         flags: "",
         categories: "read",
         args: &[KEY, option("COUNT", "count")],
+    },
+    Spec {
+        verb: Verb::List,
+        name: "dlock.list",
+        summary: "Lists the locks of the database page by page, with who holds them and how many wait",
+        complexity: "O(N) with N keys looked at, which COUNT says",
+        access: Access::None,
+        flags: "readonly",
+        categories: "read",
+        args: &[
+            maybe("cursor", Kind::Integer),
+            Arg {
+                kind: Kind::Text,
+                ..option("MATCH", "pattern")
+            },
+            option("COUNT", "count"),
+            Arg {
+                kind: Kind::Text,
+                ..option("OWNER", "owner")
+            },
+            flag("CONTENDED", "contended"),
+        ],
     },
     Spec {
         verb: Verb::Top,

@@ -22,12 +22,13 @@ mod keep;
 pub mod line;
 pub mod lock;
 mod look;
+pub mod order;
 pub mod roster;
 mod serve;
 pub mod token;
 
 pub use acquire::{Answer, Ask, Wait};
-pub use look::{HoldView, PlaceKind, PlaceView, State};
+pub use look::{HoldView, PlaceKind, PlaceView, Row, State};
 
 use crate::error::Error;
 use change::{Change, End};

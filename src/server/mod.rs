@@ -22,6 +22,7 @@ mod guard;
 mod inbox;
 mod info;
 mod keyspace;
+mod list;
 pub mod log;
 mod news;
 mod observers;
@@ -35,6 +36,7 @@ mod sweep;
 mod timer;
 mod user;
 
+use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
 use crate::engine::change::End;
@@ -158,25 +160,17 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     };
     let next = run(ctx, mode, key, now, |state, now| {
         let caller = Client(ctx);
-        let db = state.keys.home();
-        let mut call = Call {
-            engine: &mut state.engine,
-            keys: &mut state.keys,
-            now,
-            db,
-            caller: &caller,
-            defaults: &state.settings.defaults,
-            primary: gate::primary(),
-        };
+        let mut call = state.call(&caller, now);
         if spec.access == Access::Write && call.keys.in_cluster() {
             // A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
-            let name = words.first().map(|key| NameRef { db, key });
+            let name = words.first().map(|key| NameRef { db: call.db, key });
             if let Some(name) = name.filter(|name| call.engine.watches(*name)) {
                 call.engine.close(name, !gate::accepts_key(ctx, name));
             }
         }
         match commands::execute(spec, &mut call, words) {
             Ok(Reply::Run) => return Next::Run,
+            Ok(Reply::List(listing)) => return Next::List(listing),
             Ok(Reply::Wait(id, named)) => {
                 if let Some((key, _)) = key {
                     state.block(ctx, key, id, named, words, now);
@@ -189,6 +183,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     });
     match next {
         Some(Next::Done) => {}
+        Some(Next::List(listing)) => list::run(ctx, &listing),
         Some(Next::Run) => guard::run(ctx, argv.get_mut(guard::INNER..).unwrap_or_default()),
         // Another module's callback has called from within an event of this module, while that holds the state.
         None => reply::write(ctx, Err(Error::Busy)),
@@ -201,6 +196,8 @@ enum Next {
     Done,
     /// To run the command that it guards.
     Run,
+    /// To make the page that it asks for.
+    List(Box<Listing>),
 }
 
 /// The module's own event: time has come, or a callback has left something in the inbox.
@@ -280,6 +277,19 @@ fn run<T>(
 }
 
 impl State {
+    /// A call of a command in this event.
+    fn call<'c>(&'c mut self, caller: &'c Client, now: Now) -> Call<'c, OpenKeys> {
+        Call {
+            db: self.keys.home(),
+            engine: &mut self.engine,
+            keys: &mut self.keys,
+            now,
+            caller,
+            defaults: &self.settings.defaults,
+            primary: gate::primary(),
+        }
+    }
+
     /// Has the calling connection wait for its request, or answers it if the server does not let it.
     fn block(
         &mut self,

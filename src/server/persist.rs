@@ -17,9 +17,12 @@ use std::ptr;
 /// The version of the encoding that the server keeps beside a value. The bytes carry their own (see `codec`).
 const ENCODING: i32 = 1;
 
+/// What TYPE says of a lock.
+pub const NAME: &str = "dlock-obj";
+
 /// The type of a lock's value. `copy` is missing on purpose: COPY would hand one token to two keys.
 pub static LOCK_TYPE: RedisType = RedisType::new(
-    "dlock-obj",
+    NAME,
     ENCODING,
     raw::RedisModuleTypeMethods {
         version: raw::REDISMODULE_TYPE_METHOD_VERSION as u64,

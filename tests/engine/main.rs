@@ -11,6 +11,7 @@
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
 //! | `slots` | locks whose slot has left this node |
 //! | `counting` | numbers, percentiles, the most contended locks |
+//! | `listing` | DLOCK.LIST: rows, scans, patterns |
 //! | `reference` | the command table, and that README.md agrees with it |
 
 // The server uses more of these sources than the tests do.
@@ -32,6 +33,7 @@ mod counting;
 mod faults;
 mod invariants;
 mod keys;
+mod listing;
 mod model;
 mod picture;
 mod random;
