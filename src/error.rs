@@ -35,6 +35,8 @@ pub enum Error {
     NoPermission(String),
     /// `DLOCK.GUARD` was called by something that has no user.
     NoUser,
+    /// The server does not run SCAN for `DLOCK.LIST`.
+    NoScan(String),
     /// Wrong arity, as the server words it.
     Arity(&'static str),
     /// An argument is not what it may be: its name, and what it may be.
@@ -76,6 +78,7 @@ impl fmt::Display for Error {
                 "NOPERM the user may not run '{command}' with these arguments"
             ),
             Error::NoUser => f.write_str("ERR DLOCK.GUARD needs a calling user"),
+            Error::NoScan(why) => write!(f, "ERR DLOCK.LIST needs the server's SCAN, which is refused: {why}"),
             Error::Arity(command) => write!(f, "ERR wrong number of arguments for '{command}' command"),
             Error::Argument(name, must) => write!(f, "ERR {name} must be {must}"),
             Error::UnknownOption(option) => write!(f, "ERR unknown option '{option}'"),

@@ -266,10 +266,7 @@ fn an_evicted_lock_is_counted() {
         assert!(wire.read().is_ok());
     }
     await_until("the eviction is counted", PATIENCE / 4, || {
-        server
-            .info("dlock_locks")
-            .number::<u64>("dlock_evicted_total")
-            == 1
+        server.info("dlock").number::<u64>("dlock_evicted_total") == 1
     });
 }
 
@@ -937,7 +934,7 @@ fn random_words_do_no_harm() {
     assert!(failed.load(Ordering::Relaxed) > 500, "some of it was wrong");
     await_until("nobody waits but carol", PATIENCE, || {
         server
-            .info("dlock_locks")
+            .info("dlock")
             .number::<u64>("dlock_connections_waiting")
             == 1
     });
@@ -1247,7 +1244,7 @@ fn a_thousand_die_while_others_work() {
     assert_eq!(counted, worked);
     assert!(worked > 20, "{worked} turns");
     await_until("only the guarded lock is left", PATIENCE, || {
-        let info = server.info("dlock_locks");
+        let info = server.info("dlock");
         info.number::<u64>("dlock_connections_waiting") == 1
             && info.number::<u64>("dlock_places_queued") == 2
             && info.number::<u64>("dlock_locks") == 1

@@ -456,7 +456,7 @@ fn an_aof_rewritten_under_load_is_complete() {
         };
         await_until("nobody waits", PATIENCE, || {
             server
-                .info("dlock_locks")
+                .info("dlock")
                 .number::<u64>("dlock_connections_waiting")
                 == 0
         });

@@ -18,7 +18,9 @@ pub fn run<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Er
     if entry.foreign {
         return Err(Error::WrongType);
     }
+    let before = entry.holders() as i64;
     entry.follow(effect, &mut call.engine.clock)?;
+    call.engine.counters.held += entry.holders() as i64 - before;
     // Kept as it came: this server's own AOF and replicas get the same bytes.
     entry.changed = true;
     entry.effect.extend_from_slice(effect);

@@ -3,7 +3,7 @@
 use super::args::{is, once, unknown, Args};
 use super::table::COMMANDS;
 use super::{Call, Caller, Reply};
-use crate::engine::{HoldView, Keyspace, PlaceKind, PlaceView, State, MAX_TOKEN};
+use crate::engine::{HoldView, Keyspace, NameRef, PlaceKind, PlaceView, State, Token, MAX_TOKEN};
 use crate::error::Error;
 
 /// Holders and places that INFO shows where the request does not say.
@@ -33,9 +33,7 @@ pub fn check<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, 
     let name = call.name(args)?;
     let token = args.integer("token", 0..=MAX_TOKEN - 1)?;
     args.end()?;
-    let now = call.now;
-    let (engine, lock) = call.lock(name)?;
-    engine.check(lock, now, token).map(|()| Reply::Ok)
+    live(call, name, token).map(|()| Reply::Ok)
 }
 
 /// Whether a token still holds, so that a command may run: `key token command [arg ...]`.
@@ -44,9 +42,16 @@ pub fn guard<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, 
     let name = call.name(args)?;
     let token = args.integer("token", 0..=MAX_TOKEN - 1)?;
     args.word()?;
+    live(call, name, token).map(|()| Reply::Run)
+}
+
+/// Whether the lock is held under this token; one that is not is counted.
+fn live<K: Keyspace>(call: &mut Call<K>, name: NameRef, token: Token) -> Result<(), Error> {
     let now = call.now;
     let (engine, lock) = call.lock(name)?;
-    engine.check(lock, now, token).map(|()| Reply::Run)
+    let checked = engine.check(lock, now, token);
+    call.engine.counters.fenced += u64::from(checked.is_err());
+    checked
 }
 
 /// What there is to see of a lock: `key [COUNT n]`.

@@ -5,10 +5,13 @@
 mod acquire;
 mod apply;
 pub mod args;
+pub mod glob;
 mod keep;
+pub mod list;
 mod look;
 mod many;
 mod queue;
+pub mod stats;
 pub mod table;
 
 use crate::engine::line::RequestId;
@@ -37,6 +40,25 @@ pub trait Caller {
     fn connected(&self, client: u64) -> bool;
     /// Address and name of a connection, if it is there and the caller may list connections.
     fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)>;
+    /// Which of these keys the calling user may read.
+    fn may_read(&self, keys: &[&[u8]]) -> Vec<bool>;
+    /// Whether the calling user may reset the server's own statistics.
+    fn may_reset(&self) -> bool;
+    /// What the server counts.
+    fn census(&self) -> Census;
+}
+
+/// What there is now, where it is not the engine that knows.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Census {
+    /// Keys that are locks.
+    pub locks: u64,
+    /// Holds that came with loaded values, less those that went with removed ones.
+    pub stored_holds: i64,
+    /// Blocked connections.
+    pub connections_waiting: u64,
+    /// Whether the server's policy can take a lock.
+    pub eviction_possible: bool,
 }
 
 /// What is taken where a request leaves something out.
@@ -73,6 +95,8 @@ pub enum Reply {
     Wait(RequestId, Option<String>),
     /// The inner command may run: its reply is the answer.
     Run,
+    /// The page of a list that this asks for is the answer.
+    List(Box<list::Listing>),
     /// Nothing, where an array or a map is the other answer.
     NullArray,
     /// Nothing.
@@ -120,6 +144,9 @@ pub fn execute<K: Keyspace>(
         Verb::Check => look::check(call, args),
         Verb::Guard => look::guard(call, args),
         Verb::Info => look::info(call, args),
+        Verb::List => list::run(args),
+        Verb::Stats => stats::stats(call, args),
+        Verb::Top => stats::top(call, args),
         Verb::Help => look::help(args),
         Verb::Apply => apply::run(call, args),
     }

@@ -37,6 +37,12 @@ pub enum Verb {
     Guard,
     /// `DLOCK.INFO`
     Info,
+    /// `DLOCK.LIST`
+    List,
+    /// `DLOCK.STATS`
+    Stats,
+    /// `DLOCK.TOP`
+    Top,
     /// `DLOCK.HELP`
     Help,
     /// `DLOCK.APPLY`
@@ -133,6 +139,15 @@ const fn option(token: &'static str, name: &'static str) -> Arg {
     Arg {
         name,
         kind: Kind::Integer,
+        token: Some(token),
+        optional: true,
+    }
+}
+
+const fn flag(token: &'static str, name: &'static str) -> Arg {
+    Arg {
+        name,
+        kind: Kind::Flag,
         token: Some(token),
         optional: true,
     }
@@ -370,6 +385,48 @@ pub static COMMANDS: &[Spec] = &[
         flags: "",
         categories: "read",
         args: &[KEY, option("COUNT", "count")],
+    },
+    Spec {
+        verb: Verb::List,
+        name: "dlock.list",
+        summary: "Lists the locks of the database page by page, with who holds them and how many wait",
+        complexity: "O(N) with N keys looked at, which COUNT says",
+        access: Access::None,
+        flags: "readonly",
+        categories: "read",
+        args: &[
+            maybe("cursor", Kind::Integer),
+            Arg {
+                kind: Kind::Text,
+                ..option("MATCH", "pattern")
+            },
+            option("COUNT", "count"),
+            Arg {
+                kind: Kind::Text,
+                ..option("OWNER", "owner")
+            },
+            flag("CONTENDED", "contended"),
+        ],
+    },
+    Spec {
+        verb: Verb::Top,
+        name: "dlock.top",
+        summary: "Shows the locks that were waited for most",
+        complexity: "O(1), as at most 1,000 locks are counted",
+        access: Access::None,
+        flags: "readonly",
+        categories: "read",
+        args: &[option("COUNT", "count")],
+    },
+    Spec {
+        verb: Verb::Stats,
+        name: "dlock.stats",
+        summary: "Shows what was counted and timed since the start or the last reset",
+        complexity: "O(1)",
+        access: Access::None,
+        flags: "readonly allow-loading allow-stale",
+        categories: "read",
+        args: &[flag("RESET", "reset")],
     },
     Spec {
         verb: Verb::Help,

@@ -1,15 +1,14 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
 use super::change::Change;
+use super::counters::Counters;
 use super::deadline::Due;
 use super::line::{Line, Place, Request, RequestId, UPGRADE};
 use super::lock::Hold;
 use super::requests::Stand;
 use super::sessions::{Session, Sessions};
 use super::token::TokenClock;
-use super::{
-    Counters, Engine, Entry, Event, Grant, Keyspace, Limit, Millis, NameRef, Now, Outcome, Policy,
-};
+use super::{Engine, Entry, Event, Grant, Keyspace, Limit, Millis, NameRef, Now, Outcome, Policy};
 use crate::error::Error;
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -234,6 +233,7 @@ impl Engine {
                 };
                 line.upgrade = Some(Box::new(Place::new(&ask, now.ms())));
                 self.places += 1;
+                self.counters.top.queued(name);
                 entry.events.push(Event::Queued);
             }
         }
@@ -288,6 +288,7 @@ impl Engine {
                     self.places += 1;
                 }
                 entry.events.push(Event::Queued);
+                self.counters.top.queued(name);
                 number
             }
         };
@@ -435,7 +436,10 @@ pub(super) fn take(
             sessions.succeed(old, token);
             (token, claim.limit, deadline.max(asked))
         }
-        None => (clock.next(now), claim.limit, asked),
+        None => {
+            counters.held += 1;
+            (clock.next(now), claim.limit, asked)
+        }
     };
     let deadline = policy.bounded(token, deadline);
     if held.map(|(token, ..)| token) != Some(token) {

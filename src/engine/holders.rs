@@ -55,6 +55,17 @@ impl Holders {
         self.by_deadline.last().map(|(at, _)| *at)
     }
 
+    /// The hold whose lease ends last.
+    pub fn last(&self) -> Option<Hold<'_>> {
+        self.get(&self.by_deadline.last()?.1)
+    }
+
+    /// How many leases have not run out. Takes time by the number of those that have, which are soon taken out.
+    pub fn live(&self, now: Millis) -> usize {
+        let ended = |dated: &&(Millis, Arc<[u8]>)| dated.0 <= now;
+        self.len() - self.by_deadline.iter().take_while(ended).count()
+    }
+
     /// The strictest limit of all.
     pub fn strictest(&self) -> Option<Limit> {
         self.by_limit.first_key_value().map(|(limit, _)| *limit)

@@ -114,7 +114,7 @@ impl Engine {
         };
         lower(entry, &mut self.sessions, owner, hold, left);
         if left == 0 {
-            self.counters.released += 1;
+            self.counters.ended(End::Released, hold.token, now);
             self.rewatch(entry, now, name);
             self.follow_up(keys, now);
         }
@@ -143,7 +143,7 @@ impl Engine {
             .collect();
         for (owner, token) in &ended {
             end(entry, &mut self.sessions, owner, *token, End::Forced);
-            self.counters.forced += 1;
+            self.counters.ended(End::Forced, *token, now);
         }
         self.rewatch(entry, now, name);
         self.follow_up(keys, now);
@@ -230,7 +230,7 @@ impl Engine {
             let left = hold.holds.saturating_sub(grant.added);
             lower(entry, &mut self.sessions, &owner, hold, left);
             if left == 0 {
-                self.counters.released += 1;
+                self.counters.ended(End::Released, hold.token, now);
             }
             self.rewatch(entry, now, name.lend());
         }
@@ -285,7 +285,7 @@ impl Engine {
                     token,
                     End::Session,
                 );
-                self.counters.sessions += 1;
+                self.counters.ended(End::Session, token, now);
                 self.rewatch(entry, now, name);
             }
         }
@@ -409,6 +409,12 @@ impl Engine {
                 self.mark(name);
             }
             return Some((owner, request));
+        }
+        if claim.unwrap_or(0) == 0 {
+            if let Some(place) = line.place(number) {
+                let since = place.since_us(number);
+                self.counters.waited_in_vain(name.lend(), since, now);
+            }
         }
         match claim {
             Some(0) => line.lapsed.push(number),

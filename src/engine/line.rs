@@ -4,6 +4,7 @@
 //! every place of the queue, tickets and waiters alike; of a ticket the lock's value holds the durable half.
 
 use super::deadline::{Deadlines, Due, DueKey};
+use super::order::Order;
 use super::roster::Roster;
 use super::stakes::Stakes;
 use super::{Limit, Millis, Name, NameRef};
@@ -63,6 +64,11 @@ pub struct Keeping {
 }
 
 impl Place {
+    /// Since when it is there, to the microsecond: a place's number is that, but for the waiting upgrade's.
+    pub fn since_us(&self, number: u64) -> u64 {
+        number.max(self.since.saturating_mul(1000))
+    }
+
     /// How long it is kept while nobody is there for it; none if it is no ticket.
     pub fn claim(&self) -> Option<Millis> {
         self.ticket.as_deref().map(|ticket| ticket.claim)
@@ -244,6 +250,8 @@ pub const UPGRADE: u64 = 0;
 #[derive(Debug, Default)]
 pub struct Lines {
     dbs: Vec<HashMap<Rc<[u8]>, Line>>,
+    // The keys of each database once more, for scans.
+    orders: Vec<Order>,
     len: usize,
 }
 
@@ -269,19 +277,31 @@ impl Lines {
         let db = name.db as usize;
         if self.dbs.len() <= db {
             self.dbs.resize_with(db + 1, HashMap::new);
+            self.orders.resize_with(db + 1, Order::default);
         }
-        let len = &mut self.len;
+        let (len, order) = (&mut self.len, &mut self.orders[db]);
         self.dbs[db].entry(name.key.clone()).or_insert_with(|| {
             *len += 1;
+            order.insert(&name.key);
             Line::default()
         })
     }
 
     /// Takes a line out.
     pub fn remove(&mut self, name: NameRef) -> Option<Line> {
-        let line = self.dbs.get_mut(name.db as usize)?.remove(name.key)?;
+        let db = name.db as usize;
+        let (key, line) = self.dbs.get_mut(db)?.remove_entry(name.key)?;
         self.len -= 1;
+        if let Some(order) = self.orders.get_mut(db) {
+            order.remove(&key);
+        }
         Some(line)
+    }
+
+    /// About `most` keys of a database from this point of their order on, and the point to go on from.
+    pub fn from(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
+        let order = self.orders.get(db as usize);
+        order.map_or((Vec::new(), None), |order| order.from(from, most))
     }
 
     /// The full name under which a line is kept.

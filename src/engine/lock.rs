@@ -190,6 +190,32 @@ impl Lock {
         }
     }
 
+    /// How many hold it whose lease has not run out.
+    pub fn live(&self, now: Millis) -> usize {
+        match self {
+            Lock::Sole(sole) => sole
+                .hold()
+                .map_or(0, |hold| usize::from(hold.deadline > now)),
+            Lock::Full(full) => full.holders.live(now),
+        }
+    }
+
+    /// The hold whose lease ends last.
+    pub fn last(&self) -> Option<Hold<'_>> {
+        match self {
+            Lock::Sole(sole) => sole.hold(),
+            Lock::Full(full) => full.holders.last(),
+        }
+    }
+
+    /// How many tickets there are.
+    pub fn queued(&self) -> usize {
+        match self {
+            Lock::Sole(_) => 0,
+            Lock::Full(full) => full.tickets.len(),
+        }
+    }
+
     /// The strictest limit among the holders; none when nobody holds.
     pub fn strictest(&self) -> Option<Limit> {
         match self {

@@ -5,6 +5,7 @@ use super::lock::{Hold, Lock};
 use super::requests::Stand;
 use super::{Engine, Limit, Millis, NameRef, Now, Token};
 use crate::error::Error;
+use std::rc::Rc;
 
 /// What `DLOCK.INFO` shows of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +86,48 @@ pub enum PlaceKind {
     Absent,
 }
 
+/// One line of `DLOCK.LIST`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// The holder that was asked for, or the one whose lease ends last: who, and milliseconds until that.
+    pub hold: Option<(Vec<u8>, Millis)>,
+    /// How many hold it.
+    pub holders: usize,
+    /// How many places its queue has.
+    pub queued: usize,
+}
+
 impl Engine {
+    /// The locks of a database that somebody is queued for or that are watched: about `most` of them from this point of
+    /// their order on, and the point to go on from; none if these were the last.
+    pub fn in_line(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
+        self.lines.from(db, from, most)
+    }
+
+    /// What is listed of a lock; none if nobody holds it (or not this owner) and nobody waits. Takes no longer for a lock
+    /// with many holders or places.
+    pub fn row(
+        &self,
+        lock: Option<&Lock>,
+        now: Now,
+        name: NameRef,
+        owner: Option<&[u8]>,
+    ) -> Option<Row> {
+        let hold = match owner {
+            Some(owner) => Some(self.held(lock, now, owner)?),
+            None => lock
+                .and_then(Lock::last)
+                .filter(|hold| hold.deadline > now.ms()),
+        };
+        let line = self.lines.get(name).filter(|line| !line.is_empty());
+        let row = Row {
+            hold: hold.map(|hold| (hold.owner.to_vec(), hold.deadline - now.ms())),
+            holders: lock.map_or(0, |lock| lock.live(now.ms())),
+            queued: line.map_or_else(|| lock.map_or(0, Lock::queued), |line| line.len()),
+        };
+        (row.holders > 0 || row.queued > 0).then_some(row)
+    }
+
     /// The owner's hold, if its lease has not run out.
     pub fn held<'l>(&self, lock: Option<&'l Lock>, now: Now, owner: &[u8]) -> Option<Hold<'l>> {
         lock?.hold(owner).filter(|hold| hold.deadline > now.ms())

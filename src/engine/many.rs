@@ -9,7 +9,7 @@
 //! lock is taken with the others if nobody is before it then, and queued for if somebody is.
 
 use super::acquire::{overflow, take, Ask, Claim, Wait};
-use super::change::Change;
+use super::change::{Change, End};
 use super::deadline::Due;
 use super::keep::{held, lower, tell};
 use super::line::{Line, Request, RequestId, UPGRADE};
@@ -445,6 +445,8 @@ impl Engine {
             line.many -= 1;
             place.requests.retain(|request| request.id != id);
             self.places -= 1;
+            let since = place.since_us(number);
+            self.counters.waited(name, since, now);
             if place.ticket.is_some() {
                 entry.commit(&Change::Unticket { number });
             }
@@ -503,9 +505,11 @@ impl Engine {
                 left.push(None);
                 continue;
             };
-            let holds = hold.holds - 1;
+            let (holds, token) = (hold.holds - 1, hold.token);
             lower(entry, &mut self.sessions, owner, hold, holds);
-            self.counters.released += u64::from(holds == 0);
+            if holds == 0 {
+                self.counters.ended(End::Released, token, now);
+            }
             left.push(Some(holds));
         }
         for name in names {

@@ -15,6 +15,7 @@
 mod acquire;
 pub mod change;
 pub mod codec;
+pub mod counters;
 pub mod deadline;
 mod holders;
 mod keep;
@@ -22,6 +23,7 @@ pub mod line;
 pub mod lock;
 mod look;
 mod many;
+pub mod order;
 mod requests;
 pub mod roster;
 mod serve;
@@ -31,11 +33,12 @@ pub mod token;
 mod waits;
 
 pub use acquire::{Answer, Ask, Wait};
-pub use look::{HoldView, PlaceKind, PlaceView, State};
+pub use look::{HoldView, PlaceKind, PlaceView, Row, State};
 pub use many::ManyAnswer;
 
 use crate::error::Error;
 use change::{Change, End};
+use counters::Counters;
 use deadline::Deadlines;
 use line::{Lines, RequestId};
 use lock::Lock;
@@ -369,39 +372,6 @@ pub struct Grant {
     pub added: u32,
 }
 
-/// What the engine has done since it was made.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct Counters {
-    /// Grants that were made at once.
-    pub grants_immediate: u64,
-    /// Grants to requests that had waited.
-    pub grants_waited: u64,
-    /// Re-entries of a holder.
-    pub reentries: u64,
-    /// Upgrades to a stricter limit.
-    pub upgrades: u64,
-    /// Requests that were answered null at once.
-    pub refused: u64,
-    /// Waits that ended by time-out.
-    pub timeouts: u64,
-    /// Renewals.
-    pub renewals: u64,
-    /// Holds given back.
-    pub released: u64,
-    /// Holds whose lease ran out.
-    pub expired: u64,
-    /// Holds ended by force.
-    pub forced: u64,
-    /// Holds that went with their key.
-    pub removed: u64,
-    /// Holds that ended with the connection that they were tied to.
-    pub sessions: u64,
-    /// Waits that were refused or ended because they could never end otherwise.
-    pub deadlocks: u64,
-    /// Looks for a circle of waiting owners that were given up after `dlock.deadlock-max-steps`.
-    pub deadlocks_unknown: u64,
-}
-
 /// All locks' queues and deadlines, and the token clock. See the module's documentation for its use.
 #[derive(Debug, Default)]
 pub struct Engine {
@@ -478,12 +448,9 @@ impl Policy {
 
 impl Engine {
     /// A hold has ended with its key.
-    pub fn gone(&mut self, token: Token, end: End) {
+    pub fn gone(&mut self, end: End, token: Token, now: Now) {
         self.sessions.untie(token);
-        match end {
-            End::Expired => self.counters.expired += 1,
-            _ => self.counters.removed += 1,
-        }
+        self.counters.gone(end, token, now);
     }
 
     /// All values of a database (or of all) have gone, and are not to come back.

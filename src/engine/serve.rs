@@ -5,6 +5,7 @@
 
 use super::acquire::{take, Claim};
 use super::change::{Change, End};
+use super::counters::Counters;
 use super::deadline::Due;
 use super::keep::{end, tell, Departed};
 use super::line::{Line, Place, Request, RequestId, UPGRADE};
@@ -12,7 +13,7 @@ use super::lock::Hold;
 use super::many::Next;
 use super::requests::Stand;
 use super::sessions::Sessions;
-use super::{Counters, Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Token};
+use super::{Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Token};
 use crate::error::Error;
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -555,6 +556,8 @@ impl Engine {
         if place.ticket.is_some() {
             entry.commit(&Change::Unticket { number });
         }
+        let since = place.since_us(number);
+        self.counters.waited(name, since, now);
         self.grant(entry, now, name, *place);
         Served::Granted
     }
@@ -684,7 +687,7 @@ enum Served {
 fn expire(entry: &mut Entry, now: Millis, counters: &mut Counters, sessions: &mut Sessions) {
     while let Some((owner, token)) = ended(entry, now) {
         end(entry, sessions, &owner, token, End::Expired);
-        counters.expired += 1;
+        counters.ended(End::Expired, token, Now { us: now * 1000 });
     }
 }
 

@@ -4,7 +4,8 @@ use super::api::{self, api, Ctx, Str, Text};
 use super::blocking;
 use super::events;
 use super::user::User;
-use crate::commands::Caller;
+use super::{eviction, stored};
+use crate::commands::{Caller, Census};
 use redis_module::raw;
 use std::ffi::CStr;
 use std::ptr;
@@ -48,7 +49,7 @@ impl Caller for Client {
     }
 
     fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)> {
-        if !may_list_clients(self.0) {
+        if !may_run(self.0, &[b"client", b"list"]) {
             return None;
         }
         // SAFETY: the structure is the server's, with the version that says which; the name is freed by `Text`-like use.
@@ -82,11 +83,35 @@ impl Caller for Client {
             Some((at.into_bytes(), named))
         }
     }
+
+    fn may_read(&self, keys: &[&[u8]]) -> Vec<bool> {
+        let user = User::calling(self.0);
+        let may = |key: &&[u8]| user.as_ref().is_some_and(|user| user.may_read(key));
+        keys.iter().map(may).collect()
+    }
+
+    fn may_reset(&self) -> bool {
+        may_run(self.0, &[b"config", b"resetstat"])
+    }
+
+    fn census(&self) -> Census {
+        census()
+    }
 }
 
-/// Whether the calling user could see the same with CLIENT LIST.
-fn may_list_clients(ctx: *mut Ctx) -> bool {
-    let words = [Text::new(b"client"), Text::new(b"list")];
-    let mut argv: [*mut Str; 2] = [words[0].raw(), words[1].raw()];
+/// What there is now.
+pub fn census() -> Census {
+    Census {
+        locks: stored::locks(),
+        stored_holds: stored::holds(),
+        connections_waiting: blocking::waiting() as u64,
+        eviction_possible: eviction::possible(),
+    }
+}
+
+/// Whether the calling user may run this command.
+fn may_run(ctx: *mut Ctx, words: &[&[u8]]) -> bool {
+    let words: Vec<Text> = words.iter().map(|word| Text::new(word)).collect();
+    let mut argv: Vec<*mut Str> = words.iter().map(Text::raw).collect();
     User::calling(ctx).is_some_and(|user| !user.may_not(&mut argv))
 }

@@ -2,7 +2,9 @@
 
 use super::api::{self, api, Ctx, Str, OK};
 use super::inbox::{self, Notice};
-use super::{audience, blocking, clock, door, eviction, gate, log, persist, replicate};
+use super::{
+    audience, blocking, clock, door, eviction, gate, log, persist, replicate, stored, STATE,
+};
 use crate::engine::{Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -130,13 +132,18 @@ fn generic_events_are_safe(ctx: *mut Ctx) -> bool {
     !version.starts_with("8.1.")
 }
 
-extern "C" fn flushed(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, data: *mut c_void) {
+extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, data: *mut c_void) {
     door(|| {
+        // SAFETY: this event comes with this structure.
+        let db = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() }
+            .map_or(-1, |info| info.dbnum);
+        let db = u32::try_from(db).ok();
         if sub == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
-            // SAFETY: this event comes with this structure.
-            let db = unsafe { data.cast::<raw::RedisModuleFlushInfo>().as_ref() }
-                .map_or(-1, |info| info.dbnum);
-            inbox::post(Notice::Flushed(u32::try_from(db).ok()));
+            stored::flushed();
+            inbox::post(Notice::Flushed(db));
+        } else if let Some(state) = STATE.lend() {
+            let held = stored::holds() + state.engine.counters.held;
+            stored::flushing(ctx, db, state.settings.databases, held);
         }
     });
 }
@@ -251,7 +258,7 @@ extern "C" fn keyspace_event(
 
 /// Whether a lock is at the key: other keys' events are none of the module's.
 fn is_lock(ctx: *mut Ctx, key: *mut Str) -> bool {
-    if !persist::any() {
+    if !stored::any() {
         return false;
     }
     // SAFETY: opened for reading, looked at, closed.

@@ -22,6 +22,7 @@ mod guard;
 mod inbox;
 mod info;
 mod keyspace;
+mod list;
 pub mod log;
 mod news;
 mod notify;
@@ -31,10 +32,12 @@ mod register;
 mod replicate;
 mod reply;
 mod slot;
+mod stored;
 mod sweep;
 mod timer;
 mod user;
 
+use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
 use crate::engine::change::End;
@@ -71,7 +74,6 @@ struct State {
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
     since: u64,
-    evicted: u64,
     heartbeat: u64,
     // Kept between events for its room; not there while it is worked off.
     outbox: Option<Box<Outbox>>,
@@ -93,7 +95,6 @@ lazy_static::lazy_static! {
         sweep: sweep::Sweep::default(),
         settings: config::Settings::default(),
         since: clock::wall().ms(),
-        evicted: 0,
         heartbeat: 0,
         outbox: None,
     });
@@ -166,20 +167,11 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     };
     let next = run(ctx, mode, key, now, |state, now| {
         let caller = Client(ctx);
-        let db = state.keys.home();
-        let mut call = Call {
-            engine: &mut state.engine,
-            keys: &mut state.keys,
-            now,
-            db,
-            caller: &caller,
-            defaults: &state.settings.defaults,
-            primary: gate::primary(),
-        };
+        let mut call = state.call(&caller, now);
         if spec.access == Access::Write && call.keys.in_cluster() {
             // A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
             for key in words.get(spec.keys(words)).unwrap_or_default() {
-                let name = NameRef { db, key };
+                let name = NameRef { db: call.db, key };
                 if call.engine.watches(name) {
                     call.engine.close(name, !gate::accepts_key(ctx, name));
                 }
@@ -187,6 +179,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         }
         match commands::execute(spec, &mut call, words) {
             Ok(Reply::Run) => return Next::Run,
+            Ok(Reply::List(listing)) => return Next::List(listing),
             Ok(Reply::Wait(id, named)) => {
                 let keys = spec.keys(words);
                 let owner = words.get(keys.end).copied().unwrap_or_default();
@@ -203,6 +196,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     });
     match next {
         Some(Next::Done) => {}
+        Some(Next::List(listing)) => list::run(ctx, &listing),
         Some(Next::Run) => guard::run(ctx, argv.get_mut(guard::INNER..).unwrap_or_default()),
         // Another module's callback has called from within an event of this module, while that holds the state.
         None => reply::write(ctx, Err(Error::Busy)),
@@ -215,6 +209,8 @@ enum Next {
     Done,
     /// To run the command that it guards.
     Run,
+    /// To make the page that it asks for.
+    List(Box<Listing>),
 }
 
 /// The module's own event: time has come, or a callback has left something in the inbox.
@@ -229,7 +225,9 @@ fn event(ctx: *mut Ctx) {
         let due = state.engine.tick(now);
         if now.ms() >= state.heartbeat {
             state.heartbeat = now.ms() + HEARTBEAT_MS;
+            let steps = state.steps.count;
             state.steps.look(now);
+            state.engine.counters.clock_steps += state.steps.count - steps;
             replicate::look(ctx);
             audience::heartbeat(ctx);
             if open && state.engine.suspicious() {
@@ -305,6 +303,19 @@ fn run<T>(
 }
 
 impl State {
+    /// A call of a command in this event.
+    fn call<'c>(&'c mut self, caller: &'c Client, now: Now) -> Call<'c, OpenKeys> {
+        Call {
+            db: self.keys.home(),
+            engine: &mut self.engine,
+            keys: &mut self.keys,
+            now,
+            caller,
+            defaults: &self.settings.defaults,
+            primary: gate::primary(),
+        }
+    }
+
     /// Has the calling connection wait for its request, or answers it if the server does not let it.
     fn block(
         &mut self,
@@ -360,7 +371,7 @@ impl State {
                         } else {
                             End::Removed
                         };
-                        self.engine.gone(token, end);
+                        self.engine.gone(end, token, now);
                         news.add_named(&name, Event::Ended(end, token));
                     }
                 }
@@ -405,7 +416,7 @@ impl State {
                         self.engine.promote();
                     }
                 }
-                Notice::Evicted => self.evicted += 1,
+                Notice::Evicted => self.engine.counters.evicted += 1,
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use super::api::{self, api};
 use super::inbox::{self, Notice};
-use super::{clock, gate};
+use super::{clock, gate, stored};
 use crate::engine::lock::Lock;
 use crate::engine::{change, codec, token, Name, NameRef};
 use redis_module::native_types::RedisType;
@@ -13,14 +13,16 @@ use redis_module::raw::{
 use std::ffi::{c_int, c_void};
 use std::panic::catch_unwind;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The version of the encoding that the server keeps beside a value. The bytes carry their own (see `codec`).
 const ENCODING: i32 = 1;
 
+/// What TYPE says of a lock.
+pub const NAME: &str = "dlock-obj";
+
 /// The type of a lock's value. `copy` is missing on purpose: COPY would hand one token to two keys.
 pub static LOCK_TYPE: RedisType = RedisType::new(
-    "dlock-obj",
+    NAME,
     ENCODING,
     raw::RedisModuleTypeMethods {
         version: raw::REDISMODULE_TYPE_METHOD_VERSION as u64,
@@ -54,22 +56,9 @@ pub fn lock_type() -> *mut raw::RedisModuleType {
 /// has to wait before all others counts down from the first in the queue, and must never come to 0.
 const FIRST_PLACE: u64 = 1 << 40;
 
-/// How many locks the server keeps.
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-
-/// Whether there is any lock at all.
-pub fn any() -> bool {
-    LIVE.load(Ordering::Relaxed) > 0
-}
-
-/// How many locks there are.
-pub fn live() -> usize {
-    LIVE.load(Ordering::Relaxed)
-}
-
 /// Makes a lock the server's: a value that it will free.
 pub fn give(lock: Box<Lock>) -> *mut c_void {
-    LIVE.fetch_add(1, Ordering::Relaxed);
+    stored::given(0);
     Box::into_raw(lock).cast()
 }
 
@@ -114,7 +103,8 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
                 inbox::post(Notice::Brought(name));
             }
         }
-        Some(give(Box::new(lock)))
+        stored::given(lock.holders());
+        Some(Box::into_raw(Box::new(lock)).cast())
     });
     loaded.ok().flatten().unwrap_or(ptr::null_mut())
 }
@@ -190,9 +180,9 @@ unsafe extern "C" fn digest(digest: *mut RedisModuleDigest, value: *mut c_void) 
 unsafe extern "C" fn free(value: *mut c_void) {
     let value = value.cast::<Lock>();
     if !value.is_null() {
-        LIVE.fetch_sub(1, Ordering::Relaxed);
         inbox::freed(value);
-        drop(Box::from_raw(value));
+        let lock = Box::from_raw(value);
+        stored::freed(lock.holders());
     }
 }
 

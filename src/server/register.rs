@@ -1,7 +1,7 @@
 //! Registration: the command table turned into what the server keeps of commands.
 
 use super::api::{self, api, Ctx, Str, OK};
-use super::{config, door, events, eviction, gate, guard, info, log, timer, STATE};
+use super::{config, door, events, eviction, gate, guard, info, log, stored, timer, STATE};
 use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
 use std::ffi::{c_char, c_int, CString};
@@ -43,6 +43,7 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     }
     // SAFETY: called once, with the context of the load; the context it gives lives as long as the module.
     let own = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx)) };
+    stored::init();
     log::init(own);
     log::panics();
     timer::init(own);

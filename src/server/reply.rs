@@ -32,7 +32,7 @@ fn value(ctx: *mut Ctx, reply: &Reply) {
                 api!(RedisModule_ReplyWithNullArray(ctx));
             }
             // A request that waits is answered later, one that runs another command by that.
-            Reply::Wait(..) | Reply::Run | Reply::Null => {
+            Reply::Wait(..) | Reply::Run | Reply::List(_) | Reply::Null => {
                 api!(RedisModule_ReplyWithNull(ctx));
             }
             Reply::Ok => {

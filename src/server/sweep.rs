@@ -2,7 +2,7 @@
 //! `events`): it finds the locks that were renamed or moved, or whose TTL was changed, behind the module's back.
 
 use super::api::{self, api, Ctx, Key, Str};
-use super::persist;
+use super::{persist, stored};
 use crate::engine::{Name, NameRef};
 use redis_module::raw::RedisModuleScanCursor;
 use std::ffi::c_void;
@@ -32,7 +32,7 @@ impl Sweep {
     /// database.
     pub fn step(&mut self, ctx: *mut Ctx, databases: u32) -> Vec<Name> {
         let mut found = Vec::new();
-        if !persist::any() {
+        if !stored::any() {
             return found;
         }
         let begun = Instant::now();

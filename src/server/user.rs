@@ -44,16 +44,6 @@ impl User {
         }
     }
 
-    /// Whether the ACL lets the user read this key.
-    pub fn may_read(&self, key: &[u8]) -> bool {
-        let key = Text::new(key);
-        // SAFETY: as above.
-        unsafe {
-            let flags = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
-            api!(RedisModule_ACLCheckKeyPermissions(self.0, key.raw(), flags)) == api::OK
-        }
-    }
-
     /// Whether the ACL keeps the user from running this command, on these keys. A command that there is not is not kept
     /// from anybody.
     pub fn may_not(&self, argv: &mut [*mut Str]) -> bool {
@@ -67,6 +57,14 @@ impl User {
             checked != api::OK
                 && io::Error::last_os_error().kind() == io::ErrorKind::PermissionDenied
         }
+    }
+
+    /// Whether the ACL lets the user read this key.
+    pub fn may_read(&self, key: &[u8]) -> bool {
+        let key = Text::new(key);
+        let read = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
+        // SAFETY: the user lives until the drop, the key until the call returns.
+        unsafe { api!(RedisModule_ACLCheckKeyPermissions(self.0, key.raw(), read)) == api::OK }
     }
 }
 

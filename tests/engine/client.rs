@@ -1,6 +1,6 @@
 //! A caller as the commands see it.
 
-use crate::commands::Caller;
+use crate::commands::{Caller, Census};
 
 /// A connection, or the stream of a primary.
 #[derive(Debug, Clone, Copy)]
@@ -70,5 +70,18 @@ impl Caller for Client {
 
     fn describe(&self, _client: u64) -> Option<(Vec<u8>, Vec<u8>)> {
         None
+    }
+
+    /// Keys that begin with `secret` are nobody's to read.
+    fn may_read(&self, keys: &[&[u8]]) -> Vec<bool> {
+        keys.iter().map(|key| !key.starts_with(b"secret")).collect()
+    }
+
+    fn may_reset(&self) -> bool {
+        self.may_wait
+    }
+
+    fn census(&self) -> Census {
+        Census::default()
     }
 }

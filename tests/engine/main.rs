@@ -10,6 +10,8 @@
 //! | `faults` | that each of these checks rejects what it is there for |
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
 //! | `slots` | locks whose slot has left this node |
+//! | `counting` | numbers, percentiles, the most contended locks |
+//! | `listing` | DLOCK.LIST: rows, scans, patterns |
 //! | `reference` | the command table, and that README.md agrees with it |
 
 // The server uses more of these sources than the tests do.
@@ -27,9 +29,11 @@ mod arguments;
 mod bytes;
 mod client;
 mod comparison;
+mod counting;
 mod faults;
 mod invariants;
 mod keys;
+mod listing;
 mod model;
 mod picture;
 mod random;

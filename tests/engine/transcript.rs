@@ -324,6 +324,7 @@ fn outcome(outcome: &Outcome) -> String {
 fn shown(reply: &Reply) -> String {
     let list = |items: Vec<String>| items.join(", ");
     match reply {
+        Reply::List(_) => "a page".into(),
         Reply::Run => "runs".into(),
         Reply::Grant(token, holds, None) => format!("[{token}, {holds}]"),
         Reply::Grant(token, holds, Some(owner)) => format!("[{token}, {holds}, {owner}]"),

@@ -541,7 +541,7 @@ impl Server {
             Op::Del(name) => {
                 if let Some(Value::Lock(lock, _)) = self.keys.values.remove(name) {
                     for hold in lock.holds() {
-                        self.engine.gone(hold.token, End::Removed);
+                        self.engine.gone(End::Removed, hold.token, now);
                     }
                     self.look_again(name, false);
                 }
@@ -558,7 +558,7 @@ impl Server {
                     self.keys.values.insert(name.clone(), Value::Other)
                 {
                     for hold in lock.holds() {
-                        self.engine.gone(hold.token, End::Removed);
+                        self.engine.gone(End::Removed, hold.token, now);
                     }
                 }
                 self.look_again(name, false);

@@ -1,0 +1,645 @@
+//! What a server shows of its locks as a whole: STATS, TOP, LIST and the fields of INFO.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dlock_integration::redis::{Connection, Value};
+use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
+
+/// One of the server's numbers now.
+fn number(server: &Server, field: &str) -> u64 {
+    server.info("dlock").number(&format!("dlock_{field}"))
+}
+
+/// The gauges that tell how many locks there are and how many holds.
+fn population(server: &Server) -> (u64, u64) {
+    (number(server, "locks"), number(server, "holders"))
+}
+
+fn stats(c: &mut Connection, line: &str) -> BTreeMap<String, u64> {
+    c.ask(line)
+}
+
+/// A row of TOP: key, waits, milliseconds in all, the longest, error, database.
+type Hot = (String, u64, u64, u64, u64, u64);
+
+/// Takes `key` for a holder and lets so many wait for it.
+fn crowd(server: &Server, key: &str, waiters: usize) -> Vec<Blocked> {
+    server
+        .connection()
+        .run(&format!("DLOCK.ACQUIRE {key} holder 600000"));
+    (0..waiters)
+        .map(|at| {
+            let line = format!("DLOCK.ACQUIRE {key} waiter-{at} 600000 BLOCK 0");
+            Blocked::start(server, &line)
+        })
+        .collect()
+}
+
+/// The connection of a user who may run everything on keys that begin with `open`, but for what `rules` add.
+fn worker(server: &Server, rules: &str) -> Connection {
+    let mut admin = server.connection();
+    admin.run(&format!(
+        "ACL SETUSER worker reset on >secret +@all ~open* {rules}"
+    ));
+    server.connection_as("worker", "secret")
+}
+
+#[test]
+fn stats_are_the_fields_of_info() {
+    let server = Server::start();
+    let _waiters = crowd(&server, "k", 2);
+    let plain = stats(&mut server.connection(), "DLOCK.STATS");
+    assert_eq!(plain, stats(&mut server.connection_resp3(), "DLOCK.STATS"));
+    let info = server.info("dlock");
+    for (name, value) in &plain {
+        assert_eq!(
+            info.number::<u64>(&format!("dlock_{name}")),
+            *value,
+            "{name}"
+        );
+    }
+    for (name, value) in [
+        ("locks", 1),
+        ("holders", 1),
+        ("places_queued", 2),
+        ("connections_waiting", 2),
+        ("grants_immediate_total", 1),
+        ("waits_total", 0),
+    ] {
+        assert_eq!(plain[name], value, "{name}");
+    }
+    // RESP3 has maps.
+    let mut wire = server.wire();
+    wire.send("HELLO 3");
+    wire.read().expect("a hello");
+    wire.send("DLOCK.STATS");
+    assert!(wire.read_line().starts_with('%'));
+}
+
+#[test]
+fn info_has_three_sections() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let fields = |text: String| -> BTreeSet<String> {
+        let lines = text.lines().filter_map(|line| line.split_once(':'));
+        lines.map(|(name, _)| name.to_owned()).collect()
+    };
+    let whole = fields(c.ask("INFO dlock"));
+    let mut parts = BTreeSet::new();
+    for section in ["dlock_locks", "dlock_totals", "dlock_times"] {
+        let text: String = c.ask(&format!("INFO {section}"));
+        assert_eq!(text.lines().next(), Some(format!("# {section}").as_str()));
+        for field in fields(text) {
+            assert!(parts.insert(field.clone()), "{field} stands twice");
+        }
+    }
+    assert_eq!(whole, parts);
+    assert!(parts.contains("dlock_wait_p99_us") && parts.contains("dlock_fenced_total"));
+}
+
+#[test]
+fn waits_and_holds_are_timed() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    let begun = std::time::Instant::now();
+    await_until("bob has waited", PATIENCE, || {
+        begun.elapsed().as_millis() >= 20
+    });
+    c.run("DLOCK.RELEASE k alice");
+    waiter.reply::<Grant>();
+    let seen = stats(&mut c, "DLOCK.STATS");
+    for name in ["wait", "hold"] {
+        let percentiles =
+            ["p50", "p99", "p999", "max"].map(|part| seen[&format!("{name}_{part}_us")]);
+        let longest = percentiles[3];
+        assert!((20_000..10_000_000).contains(&longest), "{name}: {seen:?}");
+        // There was but one.
+        assert_eq!(percentiles, [longest; 4], "{name}");
+        assert_eq!(seen[&format!("{name}_us_total")], longest, "{name}");
+        assert_eq!(seen[&format!("{name}s_total")], 1, "{name}");
+    }
+}
+
+#[test]
+fn a_reset_is_for_those_who_may_reset_the_server() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let _waiters = crowd(&server, "open", 1);
+    let mut plain = worker(&server, "-config|resetstat");
+    let before = stats(&mut plain, "DLOCK.STATS");
+    assert_eq!(
+        plain.refusal("DLOCK.STATS RESET"),
+        "NOPERM the user may not run 'dlock.stats reset' with these arguments"
+    );
+    assert_eq!(stats(&mut plain, "DLOCK.STATS"), before);
+    assert_eq!(stats(&mut c, "DLOCK.STATS RESET"), before);
+    let left: BTreeMap<String, u64> = stats(&mut c, "DLOCK.STATS")
+        .into_iter()
+        .filter(|(_, value)| *value > 0)
+        .collect();
+    let now = ["connections_waiting", "holders", "locks", "places_queued"];
+    assert_eq!(left, now.map(|name| (name.to_owned(), 1)).into());
+    assert_eq!(c.ask::<Vec<Value>>("DLOCK.TOP"), []);
+    let mut ops = worker(&server, "");
+    stats(&mut ops, "DLOCK.STATS reset");
+}
+
+/// However locks come and go, the server counts those that there are.
+#[test]
+fn locks_and_holds_are_counted_whatever_becomes_of_them() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let is = |locks, holds, after: &str| assert_eq!(population(&server), (locks, holds), "{after}");
+    is(0, 0, "start");
+    for key in ["a", "b", "c", "d", "e"] {
+        c.run(&format!("DLOCK.ACQUIRE {key} alice 600000"));
+    }
+    is(5, 5, "ACQUIRE");
+    for owner in ["x", "y", "z"] {
+        c.run(&format!("DLOCK.ACQUIRE shared {owner} 600000 SHARED"));
+    }
+    is(6, 8, "SHARED");
+    c.run("DLOCK.ACQUIRE shared x 600000 SHARED");
+    c.run("DLOCK.RENEW shared y 600000");
+    is(6, 8, "a re-entry");
+    c.run("DLOCK.RELEASE shared y");
+    is(6, 7, "RELEASE");
+    c.run("RENAME a renamed");
+    c.run("MOVE renamed 3");
+    is(6, 7, "RENAME, MOVE");
+    c.run("DEL b");
+    is(5, 6, "DEL");
+    c.run("SET c other");
+    is(4, 5, "SET");
+    let dump: Vec<u8> = c.ask("DUMP shared");
+    c.run("DEL shared");
+    is(3, 3, "DEL of a shared one");
+    c.ask_command::<()>(command("RESTORE shared 600000").arg(&dump));
+    is(4, 5, "RESTORE");
+    c.ask_command::<()>(command("RESTORE shared 600000").arg(&dump).arg("REPLACE"));
+    is(4, 5, "RESTORE REPLACE");
+    assert!(c
+        .answer(command("RESTORE shared 600000").arg(&dump))
+        .is_err());
+    assert!(c
+        .answer(command("RESTORE broken 600000").arg(&dump[..dump.len() - 1]))
+        .is_err());
+    is(4, 5, "RESTORE refused");
+    c.run("DEBUG RELOAD");
+    is(4, 5, "DEBUG RELOAD");
+    c.run("PEXPIRE d 1");
+    await_until("the server has expired it", PATIENCE, || {
+        population(&server) == (3, 4)
+    });
+    c.run("DLOCK.FORCERELEASE shared");
+    is(2, 2, "FORCERELEASE");
+    c.run("SWAPDB 0 3");
+    is(2, 2, "SWAPDB");
+    c.run("DLOCK.ACQUIRE fresh alice 600000");
+    c.run("FLUSHALL ASYNC");
+    is(0, 0, "FLUSHALL ASYNC");
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    is(1, 1, "after the flush");
+    c.run("DLOCK.RELEASE k alice");
+    is(0, 0, "RELEASE after the flush");
+}
+
+#[test]
+fn a_flush_of_any_kind_leaves_none() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let fill = |c: &mut Connection| {
+        for at in 0..300 {
+            c.run(&format!("DLOCK.ACQUIRE lock-{at} alice 600000"));
+        }
+    };
+    for flush in [
+        "FLUSHALL SYNC",
+        "FLUSHALL ASYNC",
+        "FLUSHDB SYNC",
+        "FLUSHDB ASYNC",
+    ] {
+        fill(&mut c);
+        assert_eq!(population(&server), (300, 300), "{flush}");
+        c.run(flush);
+        assert_eq!(population(&server), (0, 0), "{flush}");
+    }
+    // What is freed in the background is not what came since.
+    fill(&mut c);
+    c.run("FLUSHALL ASYNC");
+    fill(&mut c);
+    c.run("DLOCK.FORCERELEASE lock-0");
+    assert_eq!(population(&server), (299, 299));
+    // One database of several: what is in the others stays, and the rest goes when it is freed.
+    server
+        .connection_in(5)
+        .run("DLOCK.ACQUIRE other alice 600000");
+    c.run("FLUSHDB ASYNC");
+    await_until("the server has freed them", PATIENCE, || {
+        population(&server) == (1, 1)
+    });
+}
+
+#[test]
+fn a_restart_counts_what_it_loads() {
+    for aof in ["no", "yes"] {
+        let mut server = Server::builder()
+            .config("appendonly", aof)
+            .config("aof-use-rdb-preamble", "no")
+            .config("save", "3600 1")
+            .start();
+        let mut c = server.connection();
+        for at in 0..50 {
+            c.run(&format!("DLOCK.ACQUIRE lock-{at} alice 600000"));
+        }
+        c.run("DLOCK.ACQUIRE gone alice 1");
+        for owner in ["x", "y", "z"] {
+            c.run(&format!("DLOCK.ACQUIRE shared {owner} 600000 SHARED"));
+        }
+        c.run("DLOCK.RELEASE shared z");
+        c.run("DLOCK.FORCERELEASE lock-0");
+        await_until("the lease has run out", PATIENCE, || {
+            population(&server) == (50, 51)
+        });
+        server.restart();
+        assert_eq!(population(&server), (50, 51), "appendonly {aof}");
+        server.connection().run("FLUSHALL ASYNC");
+        assert_eq!(population(&server), (0, 0), "appendonly {aof}");
+    }
+}
+
+#[test]
+fn an_evicted_lock_is_held_no_longer() {
+    let server = Server::builder()
+        .config("maxmemory-policy", "allkeys-random")
+        .start();
+    let mut c = server.connection();
+    for at in 0..100 {
+        c.run(&format!("DLOCK.ACQUIRE lock-{at} alice 600000"));
+    }
+    // Everything has to go, and the next write sees to it.
+    c.run("CONFIG SET maxmemory 1");
+    assert!(c.refusal("DLOCK.ACQUIRE more alice").starts_with("OOM "));
+    c.run("CONFIG SET maxmemory 0");
+    let (locks, holds) = population(&server);
+    let evicted = number(&server, "evicted_total");
+    assert_eq!((locks, holds), (100 - evicted, 100 - evicted));
+    assert!(evicted > 0);
+}
+
+#[test]
+fn top_shows_the_most_contended_locks_first() {
+    let server = Server::start();
+    let (some, many) = (
+        crowd(&server, "open-some", 2),
+        crowd(&server, "open-many", 3),
+    );
+    let hidden = crowd(&server, "hidden", 4);
+    server
+        .connection_in(2)
+        .run("DLOCK.ACQUIRE open-cold alice 600000");
+    let elsewhere = server.wire();
+    let mut admin = server.connection();
+    let rows = |c: &mut Connection, line: &str| c.ask::<Vec<Hot>>(line);
+    let keys = |rows: Vec<Hot>| -> Vec<(String, u64)> {
+        rows.into_iter().map(|row| (row.0, row.1)).collect()
+    };
+    let seen = |key: &str, waits| (key.to_owned(), waits);
+    assert_eq!(
+        keys(rows(&mut admin, "DLOCK.TOP")),
+        [
+            seen("hidden", 4),
+            seen("open-many", 3),
+            seen("open-some", 2)
+        ]
+    );
+    assert_eq!(
+        keys(rows(&mut admin, "DLOCK.TOP COUNT 1")),
+        [seen("hidden", 4)]
+    );
+    // Who may not read a key does not see it, and sees as many others.
+    let mut worker = worker(&server, "");
+    assert_eq!(
+        keys(rows(&mut worker, "DLOCK.TOP COUNT 1")),
+        [seen("open-many", 3)]
+    );
+    let in_script: Vec<Vec<Hot>> = worker.ask("EVAL return{redis.call('DLOCK.TOP')} 0");
+    let in_script = in_script.concat();
+    assert_eq!(
+        keys(in_script),
+        [seen("open-many", 3), seen("open-some", 2)]
+    );
+    admin.run("ACL SETUSER worker resetkeys %W~*");
+    assert_eq!(rows(&mut worker, "DLOCK.TOP"), []);
+    admin.run("ACL SETUSER worker %R~open-some");
+    assert_eq!(keys(rows(&mut worker, "DLOCK.TOP")), [seen("open-some", 2)]);
+    drop((some, many, hidden, elsewhere));
+}
+
+#[test]
+fn top_tells_databases_apart() {
+    let server = Server::start();
+    let mut there = server.connection_in(7);
+    there.run("DLOCK.ACQUIRE k alice 600000");
+    there.run("DLOCK.FAIRACQUIRE k bob 600000");
+    let rows: Vec<Hot> = server.connection().ask("DLOCK.TOP");
+    assert_eq!(rows, [("k".to_owned(), 1, 0, 0, 0, 7)]);
+}
+
+/// A row of LIST: key, owner, holders, queued, lease.
+type Row = (String, Option<String>, u64, u64, Option<u64>);
+
+/// All pages of a list, and how many there were. `line` goes on with options.
+fn pages(c: &mut Connection, options: &str) -> (Vec<Row>, usize) {
+    let (mut rows, mut cursor, mut pages) = (Vec::new(), "0".to_owned(), 0);
+    loop {
+        let (next, page): (String, Vec<Row>) = c.ask(&format!("DLOCK.LIST {cursor} {options}"));
+        rows.extend(page);
+        pages += 1;
+        if next == "0" {
+            return (rows, pages);
+        }
+        cursor = next;
+    }
+}
+
+/// The keys that are listed, in order.
+fn listed(c: &mut Connection, options: &str) -> Vec<String> {
+    let (rows, _) = pages(c, options);
+    let mut keys: Vec<String> = rows.into_iter().map(|row| row.0).collect();
+    keys.sort();
+    keys
+}
+
+#[test]
+fn a_list_has_every_lock_and_nothing_else() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for at in 0..500 {
+        c.run(&format!("SET other-{at} x"));
+        c.run(&format!("DLOCK.ACQUIRE lock-{at} owner-{} 600000", at % 5));
+    }
+    server.connection_in(1).run("DLOCK.ACQUIRE elsewhere alice");
+    let mut all: Vec<String> = (0..500).map(|at| format!("lock-{at}")).collect();
+    all.sort();
+    assert_eq!(listed(&mut c, ""), all);
+    assert_eq!(listed(&mut c, "MATCH *"), all);
+    let (rows, few) = pages(&mut c, "COUNT 1000");
+    let (_, many) = pages(&mut c, "COUNT 10");
+    assert!(few < 10 && many > 20, "{few} pages, {many} pages");
+    for (key, owner, holders, queued, lease) in rows {
+        let at: usize = key["lock-".len()..].parse().expect("a number");
+        assert_eq!(owner, Some(format!("owner-{}", at % 5)));
+        assert_eq!((holders, queued), (1, 0));
+        assert!((1..=600_000).contains(&lease.expect("a lease")));
+    }
+    assert_eq!(listed(&mut c, "OWNER owner-2").len(), 100);
+    let teens: Vec<String> = (10..20).map(|at| format!("lock-{at}")).collect();
+    assert_eq!(listed(&mut c, "MATCH lock-1?"), teens);
+    assert_eq!(listed(&mut c, "CONTENDED"), [""; 0]);
+    assert_eq!(listed(&mut server.connection_in(1), ""), ["elsewhere"]);
+    // The first page needs no cursor, and no client a connection of its own.
+    assert_eq!(
+        c.ask::<(String, Vec<Row>)>("DLOCK.LIST COUNT 10000")
+            .1
+            .len(),
+        500
+    );
+    let script = "EVAL return{redis.call('DLOCK.LIST','0','COUNT','10000')} 0";
+    let nested: Vec<(String, Vec<Row>)> = c.ask(script);
+    assert_eq!(nested[0].1.len(), 500);
+}
+
+#[test]
+fn a_list_shows_who_holds_and_how_many_wait() {
+    let server = Server::start();
+    let mut c = server.connection_resp3();
+    let _waiters = crowd(&server, "contended", 3);
+    c.run("DLOCK.ACQUIRE readers ann 300000 SHARED");
+    c.run("DLOCK.ACQUIRE readers ben 600000 SHARED");
+    c.run("DLOCK.ACQUIRE reserved ann 600000");
+    c.run("DLOCK.FAIRACQUIRE reserved ben CLAIM 600000");
+    c.run("DLOCK.RELEASE reserved ann");
+    let (mut rows, _) = pages(&mut c, "");
+    rows.sort();
+    let shown: Vec<_> = rows
+        .iter()
+        .map(|row| (row.0.as_str(), row.1.as_deref(), row.2, row.3))
+        .collect();
+    let contended = ("contended", Some("holder"), 1, 3);
+    let reserved = ("reserved", None, 0, 1);
+    assert_eq!(shown, [contended, ("readers", Some("ben"), 2, 0), reserved]);
+    assert!(rows[1].4 > Some(300_000), "{rows:?}");
+    assert_eq!(rows[2].4, None);
+    let (mut again, _) = pages(&mut c, "CONTENDED");
+    again.sort();
+    let keys = |rows: &[Row]| rows.iter().map(|row| row.0.clone()).collect::<Vec<_>>();
+    assert_eq!(keys(&again), ["contended", "reserved"]);
+    assert_eq!(listed(&mut c, "CONTENDED OWNER holder"), ["contended"]);
+    assert_eq!(listed(&mut c, "OWNER ann"), ["readers"]);
+    // Null is the protocol's own.
+    let mut wire = server.wire();
+    for (hello, null) in [("HELLO 2", "$-1"), ("HELLO 3", "_")] {
+        wire.send(hello);
+        wire.read().expect("a hello");
+        wire.send("DLOCK.LIST 0 MATCH reserved COUNT 10000");
+        let lines: Vec<String> = (0..11).map(|_| wire.read_line()).collect();
+        assert_eq!(
+            lines.iter().filter(|line| *line == null).count(),
+            2,
+            "{lines:?}"
+        );
+    }
+}
+
+/// Those who wait for a lock that nobody may have yet wait for a key that is not there.
+#[test]
+fn locks_without_a_key_are_listed() {
+    let server = Server::builder()
+        .module_argument("quarantine-ms")
+        .module_argument(600_000)
+        .start();
+    let mut c = server.connection();
+    let _waiters: Vec<Blocked> = (0..30)
+        .map(|at| Blocked::start(&server, &format!("DLOCK.ACQUIRE lock-{at} ann BLOCK 0")))
+        .collect();
+    c.run("SET lock x");
+    assert_eq!(c.ask::<u64>("DBSIZE"), 1);
+    for options in ["", "CONTENDED", "COUNT 7", "COUNT 7 CONTENDED"] {
+        let (rows, pages) = pages(&mut c, options);
+        assert_eq!(rows.len(), 30, "{options}");
+        assert!(rows
+            .iter()
+            .all(|row| (row.2, row.3) == (0, 1) && row.1.is_none()));
+        assert_eq!(pages > 1, options.contains("COUNT"), "{options}");
+    }
+    assert_eq!(listed(&mut c, "MATCH *-2"), ["lock-2"]);
+    assert_eq!(listed(&mut c, "OWNER ann"), [""; 0]);
+    let mut worker = worker(&server, "~*9");
+    assert_eq!(listed(&mut worker, ""), ["lock-19", "lock-29", "lock-9"]);
+}
+
+#[test]
+fn keys_that_the_user_may_not_read_are_not_listed() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for key in ["open-a", "open-b", "hidden", "written"] {
+        c.run(&format!("DLOCK.ACQUIRE {key} ann 600000"));
+        c.run(&format!("DLOCK.FAIRACQUIRE {key} ben CLAIM 600000"));
+    }
+    let mut worker = worker(&server, "%W~written");
+    for options in ["", "CONTENDED", "OWNER ann", "MATCH *"] {
+        assert_eq!(
+            listed(&mut worker, options),
+            ["open-a", "open-b"],
+            "{options}"
+        );
+        assert_eq!(listed(&mut c, options).len(), 4, "{options}");
+    }
+    // It is asked each time, and needs no other command.
+    c.run("ACL SETUSER worker reset on >secret +dlock.list %R~hidden");
+    let mut worker = server.connection_as("worker", "secret");
+    assert_eq!(listed(&mut worker, ""), ["hidden"]);
+}
+
+/// The module has to match the keys of contended locks itself. It does it as the server does.
+#[test]
+fn a_pattern_means_what_it_means_to_the_server() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for key in [
+        "a", "b", "ab", "abc", "a-c", "a*c", "a?c", "a[c", "a]c", "a\\c", "]", "-", "^", "\\",
+        "aXbXc", "[ab",
+    ] {
+        c.run(&format!("DLOCK.ACQUIRE {key} ann 600000"));
+        c.run(&format!("DLOCK.FAIRACQUIRE {key} ben CLAIM 600000"));
+    }
+    let mut differing = BTreeSet::new();
+    for pattern in [
+        "*", "?", "a*", "*c", "a?c", "a*b*c", "[ab]", "[a-b]*", "[b-a]", "[^a]*", "a[^-]c",
+        "a\\*c", "a\\?c", "a[*]c", "a\\[c", "a[]]c", "a[\\]]c", "[]", "[^]", "[", "[ab", "[a",
+        "a[", "\\", "\\\\", "a\\\\c", "[a-", "[-]", "[--a]", "**", "*?*?*", "[\\]-a]", "x",
+    ] {
+        let mut keys: Vec<String> = c.ask(&format!("KEYS {pattern}"));
+        keys.sort();
+        assert_eq!(
+            listed(&mut c, &format!("CONTENDED MATCH {pattern}")),
+            keys,
+            "{pattern}"
+        );
+        assert_eq!(
+            listed(&mut c, &format!("MATCH {pattern}")),
+            keys,
+            "{pattern}"
+        );
+        differing.insert(keys);
+    }
+    assert!(differing.len() > 15, "{differing:?}");
+}
+
+/// What is there all the time is listed, whatever comes and goes between the pages, tables that grow and shrink included.
+#[test]
+fn a_list_misses_nothing_that_stays() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut other = server.connection();
+    for at in 0..100 {
+        c.run(&format!("DLOCK.ACQUIRE stay-{at} ann 600000"));
+        c.run(&format!("DLOCK.FAIRACQUIRE stay-{at} ben CLAIM 600000"));
+    }
+    for options in ["COUNT 5", "COUNT 5 CONTENDED"] {
+        let mut met: BTreeMap<String, usize> = BTreeMap::new();
+        let (mut cursor, mut round) = ("0".to_owned(), 0);
+        loop {
+            let (next, rows): (String, Vec<Row>) = c.ask(&format!("DLOCK.LIST {cursor} {options}"));
+            for row in rows {
+                *met.entry(row.0).or_default() += 1;
+            }
+            // Locks and other keys come in some rounds and go in others.
+            for at in 0..60 {
+                if round % 6 < 3 {
+                    other.run(&format!("SET key-{round}-{at} x"));
+                    other.run(&format!("DLOCK.ACQUIRE go-{round}-{at} ann 600000"));
+                    other.run(&format!(
+                        "DLOCK.FAIRACQUIRE go-{round}-{at} ben CLAIM 600000"
+                    ));
+                } else {
+                    other.run(&format!("DEL key-{}-{at} go-{}-{at}", round - 3, round - 3));
+                }
+            }
+            round += 1;
+            if next == "0" {
+                break;
+            }
+            cursor = next;
+        }
+        assert!(round > 10, "{options}: {round} pages");
+        for at in 0..100 {
+            let times = met.get(&format!("stay-{at}")).copied().unwrap_or(0);
+            assert!(times >= 1, "{options}: stay-{at} was missed");
+            if options.ends_with("CONTENDED") {
+                assert_eq!(times, 1, "stay-{at}");
+            }
+        }
+        c.run("FLUSHALL");
+        for at in 0..100 {
+            c.run(&format!("DLOCK.ACQUIRE stay-{at} ann 600000"));
+            c.run(&format!("DLOCK.FAIRACQUIRE stay-{at} ben CLAIM 600000"));
+        }
+    }
+}
+
+#[test]
+fn a_lock_whose_lease_has_run_out_is_not_listed() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DEBUG SET-ACTIVE-EXPIRE 0");
+    c.run("DLOCK.ACQUIRE gone ann 1");
+    c.run("DLOCK.ACQUIRE here ann 600000");
+    await_until("the lease has run out", PATIENCE, || {
+        c.ask::<i64>("PTTL gone") == -2
+    });
+    c.run("DLOCK.ACQUIRE gone ann 1");
+    await_until("it is gone from the list", PATIENCE, || {
+        listed(&mut c, "") == ["here"]
+    });
+}
+
+#[test]
+fn a_server_without_scan_says_so() {
+    let server = Server::builder()
+        .config("rename-command", "SCAN \"\"")
+        .start();
+    let mut c = server.connection();
+    let error = c.refusal("DLOCK.LIST");
+    let own = "ERR DLOCK.LIST needs the server's SCAN, which is refused: ";
+    assert!(error.starts_with(own) && error.len() > own.len(), "{error}");
+    assert_eq!(listed(&mut c, "CONTENDED"), [""; 0]);
+}
+
+#[test]
+fn a_replica_lists_what_it_knows() {
+    let primary = Server::start();
+    let mut p = primary.connection();
+    p.run("DLOCK.ACQUIRE plain ann 600000");
+    p.run("DLOCK.ACQUIRE contended ann 600000");
+    p.run("DLOCK.FAIRACQUIRE contended ben CLAIM 600000");
+    let replica = Server::builder()
+        .config("replicaof", format!("127.0.0.1 {}", primary.port()))
+        .start();
+    let mut r = replica.connection();
+    await_until("the replica has it all", PATIENCE, || {
+        r.try_ask("DBSIZE") == Ok(Value::Int(2))
+    });
+    assert_eq!(listed(&mut r, ""), ["contended", "plain"]);
+    assert_eq!(listed(&mut r, "CONTENDED"), ["contended"]);
+    assert_eq!(population(&replica), (2, 2));
+    p.run("DLOCK.RELEASE plain ann");
+    p.run("DLOCK.ACQUIRE more ann 600000 SHARED");
+    p.run("DLOCK.ACQUIRE more ben 600000 SHARED");
+    await_until("the replica follows", PATIENCE, || {
+        population(&replica) == (2, 3)
+    });
+}

@@ -1,0 +1,170 @@
+//! `DLOCK.LIST`: all locks, page by page, with nothing kept between the pages.
+//!
+//! Two sources make the list. The server's own SCAN goes through the keys: its cursor and its guarantees are the list's. A
+//! lock that nobody holds and that has waiters but no ticket has no key; and only the engine knows without looking at all
+//! keys which locks are contended. So the second source is the engine's lines, in an order that never changes. A cursor of
+//! theirs is marked.
+
+use super::args::{is, once, unknown, Args};
+use super::{glob, Call, Reply};
+use crate::engine::{order, Keyspace, NameRef, Row, MAX_OWNER};
+use crate::error::Error;
+
+/// Keys that one call looks at where the request does not say.
+const LOOKED_AT: u64 = 100;
+
+/// The most that a request may say: so a call takes some milliseconds at most.
+const MOST: u64 = 10_000;
+
+/// Cursors of the lines have this bit; the server's own count the places of its tables, and have not.
+const OF_LINES: u64 = 1 << order::BITS;
+
+/// One request for a page.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listing {
+    source: Source,
+    /// What keys have to match.
+    pub pattern: Option<Vec<u8>>,
+    /// How many keys to look at.
+    pub count: usize,
+    owner: Option<Vec<u8>>,
+    contended: bool,
+}
+
+/// Where a page comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The server's keys, from this cursor on.
+    Keys(u64),
+    /// The engine's lines, from this hash on.
+    Lines(u64),
+}
+
+impl Source {
+    /// As the client sees it: 0 is the beginning, and the end.
+    pub fn cursor(self) -> u64 {
+        match self {
+            Source::Keys(cursor) => cursor,
+            Source::Lines(from) => OF_LINES | from,
+        }
+    }
+}
+
+/// Reads a request: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [CONTENDED]`.
+#[inline(never)]
+pub fn run(args: &mut Args) -> Result<Reply, Error> {
+    let cursor = match args.at_number() {
+        true => args.integer("cursor", 0..=i64::MAX as u64)?,
+        false => 0,
+    };
+    let (mut pattern, mut count, mut owner, mut contended) = (None, None, None, None);
+    while let Some(word) = args.next() {
+        if is(word, "MATCH") {
+            let given = args.next().ok_or_else(|| must("MATCH", "a pattern"))?;
+            once(&mut pattern, "MATCH", given.to_vec())?;
+        } else if is(word, "COUNT") {
+            let most = args.integer("COUNT", 1..=MOST)?;
+            once(&mut count, "COUNT", most)?;
+        } else if is(word, "OWNER") {
+            let given = args.next().filter(fits);
+            let long = || must("OWNER", &format!("1 to {MAX_OWNER} bytes long"));
+            once(&mut owner, "OWNER", given.ok_or_else(long)?.to_vec())?;
+        } else if is(word, "CONTENDED") {
+            once(&mut contended, "CONTENDED", ())?;
+        } else {
+            return Err(unknown(word));
+        }
+    }
+    let contended = contended.is_some();
+    let source = match cursor {
+        0 if contended => Source::Lines(0),
+        marked if marked & OF_LINES != 0 => Source::Lines(marked & (OF_LINES - 1)),
+        _ if contended => return Err(must("cursor", "0, or one that CONTENDED has given")),
+        cursor => Source::Keys(cursor),
+    };
+    Ok(Reply::List(Box::new(Listing {
+        source,
+        pattern,
+        count: count.unwrap_or(LOOKED_AT) as usize,
+        owner,
+        contended,
+    })))
+}
+
+fn must(name: &'static str, be: &str) -> Error {
+    Error::Argument(name, be.to_string())
+}
+
+fn fits(owner: &&[u8]) -> bool {
+    (1..=MAX_OWNER).contains(&owner.len())
+}
+
+impl Listing {
+    /// Where its page begins.
+    pub fn source(&self) -> Source {
+        self.source
+    }
+
+    /// Where in the lines the list goes on after the last of the keys: with the locks that have none, if those can be
+    /// meant.
+    pub fn after_keys(&self) -> Option<u64> {
+        self.owner.is_none().then_some(0)
+    }
+
+    /// The rows of these locks: those that are what was asked for, and that the user may read. The caller has seen to the
+    /// pattern of keys that come from the server.
+    pub fn rows<K: Keyspace>(
+        &self,
+        call: &mut Call<K>,
+        source: Source,
+        keys: &[&[u8]],
+    ) -> Vec<Reply> {
+        let of_lines = matches!(source, Source::Lines(_));
+        let readable = call.caller.may_read(keys);
+        let shown = keys.iter().zip(readable).filter(|(_, may)| *may);
+        shown
+            .filter(|(key, _)| !of_lines || self.is_meant(key))
+            .filter_map(|(key, _)| self.row(call, of_lines, key))
+            .collect()
+    }
+
+    fn is_meant(&self, key: &[u8]) -> bool {
+        let pattern = self.pattern.as_ref();
+        pattern.map_or(true, |pattern| glob::matches(pattern, key))
+    }
+
+    fn row<K: Keyspace>(&self, call: &mut Call<K>, of_lines: bool, key: &[u8]) -> Option<Reply> {
+        let name = NameRef { db: call.db, key };
+        let now = call.now;
+        let (engine, lock) = call.lock(name).ok()?;
+        if of_lines && !self.contended && lock.is_some() {
+            // It has a key, and stands among those.
+            return None;
+        }
+        let row = engine.row(lock, now, name, self.owner.as_deref())?;
+        if self.contended && row.queued == 0 {
+            return None;
+        }
+        Some(shape(key, row))
+    }
+}
+
+fn shape(key: &[u8], row: Row) -> Reply {
+    let (owner, lease_ms) = match row.hold {
+        Some((owner, lease_ms)) => (Reply::Bulk(owner), Reply::Integer(lease_ms)),
+        None => (Reply::Null, Reply::Null),
+    };
+    Reply::Array(vec![
+        Reply::Bulk(key.to_vec()),
+        owner,
+        Reply::Integer(row.holders as u64),
+        Reply::Integer(row.queued as u64),
+        lease_ms,
+    ])
+}
+
+/// The page: where to go on (nowhere: it was the last), and the rows.
+pub fn page(next: Option<Source>, rows: Vec<Reply>) -> Reply {
+    let cursor = next.map_or(0, Source::cursor).to_string();
+    Reply::Array(vec![Reply::Bulk(cursor.into_bytes()), Reply::Array(rows)])
+}

@@ -1,0 +1,182 @@
+//! `DLOCK.STATS`, `DLOCK.TOP`, and the numbers that INFO shows: one list for all of them.
+
+use super::args::{is, once, unknown, Args};
+use super::{Call, Census, Reply};
+use crate::engine::counters::Hot;
+use crate::engine::{Engine, Keyspace};
+use crate::error::Error;
+
+/// Locks that TOP shows where the request does not say.
+const SHOWN: u64 = 10;
+
+/// How a number moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// What is now: up and down.
+    Gauge,
+    /// How often, or how long altogether: up only, but for a reset or restart.
+    Counter,
+}
+
+/// One number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    /// Its name. INFO puts `dlock_` before it.
+    pub name: &'static str,
+    /// How it moves.
+    pub kind: Kind,
+    /// What it is at.
+    pub value: u64,
+}
+
+/// The numbers that are shown together: a section of INFO.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section {
+    /// Its name. INFO puts `dlock_` before it.
+    pub name: &'static str,
+    /// Its numbers, in order.
+    pub fields: Vec<Field>,
+}
+
+/// Every number there is. Names are stable: exporters and dashboards rely on them.
+pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
+    let counters = &engine.counters;
+    let held = census.stored_holds.saturating_add(counters.held);
+    let now = [
+        ("locks", census.locks),
+        ("holders", u64::try_from(held).unwrap_or(0)),
+        ("places_queued", engine.places() as u64),
+        ("connections_waiting", census.connections_waiting),
+        ("notify_waiting", engine.notifies() as u64),
+        ("sessions", engine.sessions() as u64),
+        ("eviction_possible", u64::from(census.eviction_possible)),
+    ];
+    let totals = [
+        ("grants_immediate_total", counters.grants_immediate),
+        ("grants_waited_total", counters.grants_waited),
+        ("null_replies_total", counters.refused),
+        ("timeouts_total", counters.timeouts),
+        ("reentries_total", counters.reentries),
+        ("upgrades_total", counters.upgrades),
+        ("renewals_total", counters.renewals),
+        ("released_total", counters.released),
+        ("expired_total", counters.expired),
+        ("forced_total", counters.forced),
+        ("sessions_ended_total", counters.sessions),
+        ("removed_total", counters.removed),
+        ("evicted_total", counters.evicted),
+        ("deadlocks_total", counters.deadlocks),
+        ("deadlock_checks_given_up_total", counters.deadlocks_unknown),
+        ("fenced_total", counters.fenced),
+        ("clock_steps_total", counters.clock_steps),
+    ];
+    let all = |kind, fields: &[(&'static str, u64)]| {
+        let field = |&(name, value): &(&'static str, u64)| Field { name, kind, value };
+        fields.iter().map(field).collect::<Vec<_>>()
+    };
+    let (waits, holds) = (&counters.waits, &counters.holds);
+    let mut times = Vec::new();
+    times.extend(all(
+        Kind::Gauge,
+        &[
+            ("wait_p50_us", waits.per_mille(500)),
+            ("wait_p99_us", waits.per_mille(990)),
+            ("wait_p999_us", waits.per_mille(999)),
+            ("wait_max_us", waits.longest_us()),
+        ],
+    ));
+    times.extend(all(
+        Kind::Counter,
+        &[
+            ("waits_total", waits.count()),
+            ("wait_us_total", waits.sum_us()),
+        ],
+    ));
+    times.extend(all(
+        Kind::Gauge,
+        &[
+            ("hold_p50_us", holds.per_mille(500)),
+            ("hold_p99_us", holds.per_mille(990)),
+            ("hold_p999_us", holds.per_mille(999)),
+            ("hold_max_us", holds.longest_us()),
+        ],
+    ));
+    times.extend(all(
+        Kind::Counter,
+        &[
+            ("holds_total", holds.count()),
+            ("hold_us_total", holds.sum_us()),
+        ],
+    ));
+    vec![
+        Section {
+            name: "locks",
+            fields: all(Kind::Gauge, &now),
+        },
+        Section {
+            name: "totals",
+            fields: all(Kind::Counter, &totals),
+        },
+        Section {
+            name: "times",
+            fields: times,
+        },
+    ]
+}
+
+/// Every number: `[RESET]`, which begins them anew once they have been read.
+#[inline(never)]
+pub fn stats<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let mut reset = None;
+    while let Some(word) = args.next() {
+        if !is(word, "RESET") {
+            return Err(unknown(word));
+        }
+        once(&mut reset, "RESET", ())?;
+    }
+    if reset.is_some() && !call.caller.may_reset() {
+        return Err(Error::NoPermission("dlock.stats reset".into()));
+    }
+    let sections = sections(call.engine, &call.caller.census());
+    if reset.is_some() {
+        call.engine.counters.reset();
+    }
+    let fields = sections.into_iter().flat_map(|section| section.fields);
+    Ok(Reply::Map(
+        fields
+            .map(|field| (field.name, Reply::Integer(field.value)))
+            .collect(),
+    ))
+}
+
+/// The locks that were waited for most, of those that the user may read: `[COUNT n]`.
+#[inline(never)]
+pub fn top<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+    let mut count = None;
+    while let Some(word) = args.next() {
+        if !is(word, "COUNT") {
+            return Err(unknown(word));
+        }
+        let most = args.integer("COUNT", 1..=i64::MAX as u64)?;
+        once(&mut count, "COUNT", most)?;
+    }
+    let most = usize::try_from(count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+    let ranked: Vec<&Hot> = call.engine.counters.top.ranked().collect();
+    let keys: Vec<&[u8]> = ranked.iter().map(|hot| &*hot.name.key).collect();
+    let readable = call.caller.may_read(&keys);
+    let shown = ranked.iter().zip(readable).filter(|(_, may)| *may);
+    Ok(Reply::Array(
+        shown.take(most).map(|(hot, _)| row(hot)).collect(),
+    ))
+}
+
+fn row(hot: &Hot) -> Reply {
+    Reply::Array(vec![
+        Reply::Bulk(hot.name.key.to_vec()),
+        Reply::Integer(hot.waits),
+        Reply::Integer(hot.total_us / 1000),
+        Reply::Integer(hot.longest_us / 1000),
+        Reply::Integer(hot.error),
+        Reply::Integer(u64::from(hot.name.db)),
+    ])
+}

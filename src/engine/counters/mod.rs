@@ -1,0 +1,101 @@
+//! What the engine has done: counted, and timed, in memory that does not grow.
+
+mod times;
+mod top;
+
+pub use times::Times;
+pub use top::{Hot, Top};
+
+use super::change::End;
+use super::{NameRef, Now, Token};
+
+/// Everything that is counted. Numbers begin at 0 with the server, and again by `DLOCK.STATS RESET`; `held` alone is what
+/// there is now.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Grants that were made at once.
+    pub grants_immediate: u64,
+    /// Grants to requests that had waited.
+    pub grants_waited: u64,
+    /// Re-entries of a holder.
+    pub reentries: u64,
+    /// Upgrades to a stricter limit.
+    pub upgrades: u64,
+    /// Requests that were answered null at once.
+    pub refused: u64,
+    /// Waits that ended by time-out.
+    pub timeouts: u64,
+    /// Renewals.
+    pub renewals: u64,
+    /// Holds given back.
+    pub released: u64,
+    /// Holds whose lease ran out.
+    pub expired: u64,
+    /// Holds ended by force.
+    pub forced: u64,
+    /// Holds that ended with the connection that they were tied to.
+    pub sessions: u64,
+    /// Holds that went with their key.
+    pub removed: u64,
+    /// Locks that the server evicted.
+    pub evicted: u64,
+    /// Waits that were refused or ended because they could never end otherwise.
+    pub deadlocks: u64,
+    /// Looks for a circle of waiting owners that were given up.
+    pub deadlocks_unknown: u64,
+    /// Tokens that were found dead by CHECK or GUARD.
+    pub fenced: u64,
+    /// Steps of the wall clock.
+    pub clock_steps: u64,
+    /// How long those who were granted a lock had waited for it.
+    pub waits: Times,
+    /// How long holds lasted.
+    pub holds: Times,
+    /// The locks that were waited for most.
+    pub top: Top,
+    /// Holds that were made here less those that were ended here. What values bring and take with them the caller adds.
+    pub held: i64,
+}
+
+impl Counters {
+    /// Begins anew; what is held stays so.
+    pub fn reset(&mut self) {
+        let held = self.held;
+        *self = Counters {
+            held,
+            ..Counters::default()
+        };
+    }
+
+    /// A hold was ended.
+    #[inline]
+    pub fn ended(&mut self, end: End, token: Token, now: Now) {
+        self.held -= 1;
+        self.gone(end, token, now);
+    }
+
+    /// A hold went with its value. The token tells when it was granted.
+    #[inline]
+    pub fn gone(&mut self, end: End, token: Token, now: Now) {
+        match end {
+            End::Released => self.released += 1,
+            End::Expired => self.expired += 1,
+            End::Forced => self.forced += 1,
+            End::Session => self.sessions += 1,
+            End::Removed => self.removed += 1,
+        }
+        self.holds.record(now.us.saturating_sub(token));
+    }
+
+    /// A wait ended with a grant; `since` is when it began, in microseconds.
+    pub fn waited(&mut self, name: NameRef, since: u64, now: Now) {
+        let us = now.us.saturating_sub(since);
+        self.waits.record(us);
+        self.top.waited(name, us);
+    }
+
+    /// A wait ended with nothing.
+    pub fn waited_in_vain(&mut self, name: NameRef, since: u64, now: Now) {
+        self.top.waited(name, now.us.saturating_sub(since));
+    }
+}

@@ -1,0 +1,143 @@
+//! `DLOCK.LIST`'s other half: the server's own SCAN. It may call back (keys that have expired are removed on the way), so
+//! it runs with nothing lent; the locks that it names are looked at afterwards.
+
+use super::api::{self, api, Ctx, Str, Text};
+use super::caller::Client;
+use super::keyspace::Mode;
+use super::{clock, persist, reply, State};
+use crate::commands::list::{self, Listing, Source};
+use crate::commands::Reply;
+use crate::engine::Now;
+use crate::error::Error;
+use redis_module::raw::{self, RedisModuleCallReply};
+use std::ffi::c_int;
+use std::ops::Deref;
+
+/// Locks that are looked at together. Those that are open at once are told apart by looking through all of them.
+const A_TIME: usize = 32;
+
+/// Answers the request.
+pub fn run(ctx: *mut Ctx, listing: &Listing) {
+    reply::write(ctx, page(ctx, listing));
+}
+
+/// A page. The last one of the keys goes on with the first of the lines.
+fn page(ctx: *mut Ctx, listing: &Listing) -> Result<Reply, Error> {
+    let cursor = match listing.source() {
+        Source::Keys(cursor) => cursor,
+        Source::Lines(from) => return lines(ctx, listing, from, Vec::new()),
+    };
+    let (next, keys) = scan(ctx, cursor, listing)?;
+    let rows = rows(ctx, listing, Source::Keys(cursor), &keys)?;
+    match (next, listing.after_keys()) {
+        (0, Some(from)) => lines(ctx, listing, from, rows),
+        (0, None) => Ok(list::page(None, rows)),
+        (next, _) => Ok(list::page(Some(Source::Keys(next)), rows)),
+    }
+}
+
+/// A page of the lines, after the rows that there are already.
+fn lines(
+    ctx: *mut Ctx,
+    listing: &Listing,
+    from: u64,
+    mut before: Vec<Reply>,
+) -> Result<Reply, Error> {
+    let db = api::selected(ctx);
+    let found = look(ctx, |state, _| {
+        state.engine.in_line(db, from, listing.count)
+    });
+    let (keys, next) = found?;
+    before.extend(rows(ctx, listing, Source::Lines(from), &keys)?);
+    Ok(list::page(next.map(Source::Lines), before))
+}
+
+fn rows<B: Deref<Target = [u8]>>(
+    ctx: *mut Ctx,
+    listing: &Listing,
+    source: Source,
+    keys: &[B],
+) -> Result<Vec<Reply>, Error> {
+    let caller = Client(ctx);
+    let mut rows = Vec::new();
+    for keys in keys.chunks(A_TIME) {
+        let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+        rows.extend(look(ctx, |state, now| {
+            listing.rows(&mut state.call(&caller, now), source, &keys)
+        })?);
+    }
+    Ok(rows)
+}
+
+/// An event that only looks.
+fn look<T>(ctx: *mut Ctx, work: impl FnOnce(&mut State, Now) -> T) -> Result<T, Error> {
+    super::run(ctx, Mode::Read, None, clock::of_look(ctx), work).ok_or(Error::Busy)
+}
+
+/// The next cursor and the names of locks.
+fn scan(ctx: *mut Ctx, cursor: u64, listing: &Listing) -> Result<(u64, Vec<Vec<u8>>), Error> {
+    let (cursor, count) = (cursor.to_string(), listing.count.to_string());
+    let mut words: Vec<&[u8]> = vec![
+        cursor.as_bytes(),
+        b"TYPE",
+        persist::NAME.as_bytes(),
+        b"COUNT",
+        count.as_bytes(),
+    ];
+    if let Some(pattern) = &listing.pattern {
+        words.extend([&b"MATCH"[..], pattern]);
+    }
+    let words: Vec<Text> = words.into_iter().map(Text::new).collect();
+    let mut argv: Vec<*mut Str> = words.iter().map(Text::raw).collect();
+    // SAFETY: `E` gives refusals as replies, `v` takes the arguments and their number; what the reply has is copied, and
+    // the reply freed.
+    unsafe {
+        let reply = api!(RedisModule_Call(
+            ctx,
+            c"SCAN".as_ptr(),
+            c"Ev".as_ptr(),
+            argv.as_mut_ptr(),
+            argv.len()
+        ));
+        if reply.is_null() {
+            return Err(Error::NoScan("there is none".into()));
+        }
+        let answer = read(reply);
+        api!(RedisModule_FreeCallReply(reply));
+        answer
+    }
+}
+
+/// Reads what SCAN answers: the next cursor, and names.
+///
+/// # Safety
+/// The reply is live.
+unsafe fn read(reply: *mut RedisModuleCallReply) -> Result<(u64, Vec<Vec<u8>>), Error> {
+    let refused = |reply| Error::NoScan(String::from_utf8_lossy(&text(reply)).into_owned());
+    if api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ARRAY as c_int {
+        return Err(refused(reply));
+    }
+    let next = api!(RedisModule_CallReplyArrayElement(reply, 0));
+    let names = api!(RedisModule_CallReplyArrayElement(reply, 1));
+    let cursor = String::from_utf8_lossy(&text(next)).parse();
+    let cursor = cursor.map_err(|_| refused(next))?;
+    let all = 0..api!(RedisModule_CallReplyLength(names));
+    let name = |at| text(api!(RedisModule_CallReplyArrayElement(names, at)));
+    Ok((cursor, all.map(name).collect()))
+}
+
+/// A copy of a string or an error.
+///
+/// # Safety
+/// The reply is live, or null.
+unsafe fn text(reply: *mut RedisModuleCallReply) -> Vec<u8> {
+    let mut len = 0;
+    if reply.is_null() {
+        return Vec::new();
+    }
+    let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
+    if start.is_null() {
+        return Vec::new();
+    }
+    std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec()
+}
