@@ -329,7 +329,11 @@ impl Engine {
                 self.deadlines.remove(due);
             }
             let kept = || name.keep();
-            let told = (request.id, request.channel, &place.owner);
+            let told = Recipient {
+                id: request.id,
+                channel: request.channel,
+                owner: &place.owner,
+            };
             tell(
                 &mut self.wakes,
                 &mut self.messages,
@@ -455,14 +459,25 @@ pub(super) struct Departed {
     pub channel: Option<Rc<[u8]>>,
 }
 
+/// Who is told of an outcome.
+pub(super) struct Recipient<'o> {
+    /// The request.
+    pub id: RequestId,
+    /// The channel that it waits by; none if it blocks its connection.
+    pub channel: Option<Rc<[u8]>>,
+    /// Who asked.
+    pub owner: &'o Rc<[u8]>,
+}
+
 /// Tells a request how its wait ended: its connection, or the channel that it waits by.
 pub(super) fn tell(
     wakes: &mut Vec<Wake>,
     messages: &mut Vec<Message>,
-    (id, channel, owner): (RequestId, Option<Rc<[u8]>>, &Rc<[u8]>),
+    to: Recipient,
     name: impl FnOnce() -> Name,
     outcome: Outcome,
 ) {
+    let Recipient { id, channel, owner } = to;
     match channel {
         None => wakes.push(Wake { id, outcome }),
         Some(channel) => messages.push(Message {

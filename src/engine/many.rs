@@ -11,7 +11,7 @@
 use super::acquire::{overflow, take, Ask, Claim, Wait};
 use super::change::{Change, End};
 use super::deadline::Due;
-use super::keep::{held, lower, tell};
+use super::keep::{held, lower, tell, Recipient};
 use super::line::{Line, Request, RequestId, UPGRADE};
 use super::requests::{Many, Stand};
 use super::waits::two_upgrades;
@@ -77,7 +77,8 @@ impl Engine {
             .map(|name| keys.entry(*name).hold(ask.owner).is_some())
             .collect();
         let open = ways.iter().all(|way| *way == Access::Open);
-        if !self.policy.grants && !(open && held.iter().all(|held| *held)) {
+        let enters = open && held.iter().all(|held| *held);
+        if !self.policy.grants && !enters {
             return Err(Error::Draining);
         }
         if !quarantined && open {
@@ -453,7 +454,11 @@ impl Engine {
             // Other requests of the owner that share the place.
             self.grant(entry, now, name, *place);
         }
-        let told = (id, None, &many.owner);
+        let told = Recipient {
+            id,
+            channel: None,
+            owner: &many.owner,
+        };
         let outcome = Outcome::GrantedAll(grants);
         let none = || unreachable!("a request for many locks blocks its connection");
         tell(&mut self.wakes, &mut self.messages, told, none, outcome);

@@ -53,6 +53,8 @@ impl Many {
 #[derive(Debug)]
 enum Ids {
     One(RequestId),
+    // A thin pointer: with it the usual entry is as small as it can be.
+    #[allow(clippy::box_collection)]
     More(Box<Vec<RequestId>>),
 }
 

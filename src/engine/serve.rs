@@ -7,7 +7,7 @@ use super::acquire::{take, Claim};
 use super::change::{Change, End};
 use super::counters::Counters;
 use super::deadline::Due;
-use super::keep::{end, tell, Departed};
+use super::keep::{end, tell, Departed, Recipient};
 use super::line::{Line, Place, Request, RequestId, UPGRADE};
 use super::lock::Hold;
 use super::many::Next;
@@ -156,10 +156,11 @@ impl Engine {
             channel,
         }) = self.depart(id, now)
         {
+            let owner = &owner;
             tell(
                 &mut self.wakes,
                 &mut self.messages,
-                (id, channel, &owner),
+                Recipient { id, channel, owner },
                 || name,
                 outcome,
             );
@@ -611,7 +612,11 @@ impl Engine {
             }
             self.requests
                 .remove(request.id, &place.owner, request.client);
-            let told = (request.id, request.channel, &place.owner);
+            let told = Recipient {
+                id: request.id,
+                channel: request.channel,
+                owner: &place.owner,
+            };
             tell(
                 &mut self.wakes,
                 &mut self.messages,

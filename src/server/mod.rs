@@ -41,6 +41,7 @@ use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
 use crate::engine::change::End;
+use crate::engine::line::RequestId;
 use crate::engine::{Engine, Event, Keyspace, Message, Name, NameRef, Now, Token};
 use crate::error::Error;
 use api::{Ctx, Str};
@@ -185,8 +186,14 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
                 let owner = words.get(keys.end).copied().unwrap_or_default();
                 let strings = argv.get_mut(keys.start + 1..keys.end + 1);
                 let names = words.get(keys).unwrap_or_default();
+                let wait = Wait {
+                    id,
+                    keys: names,
+                    owner,
+                    named,
+                };
                 if let Some(strings) = strings {
-                    state.block(ctx, strings, names, owner, id, named, now);
+                    state.block(ctx, strings, wait, now);
                 }
             }
             // Written from here, where it is: the server does not call back for a reply.
@@ -201,6 +208,15 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         // Another module's callback has called from within an event of this module, while that holds the state.
         None => reply::write(ctx, Err(Error::Busy)),
     }
+}
+
+/// A request that has to wait, by the words of its command.
+struct Wait<'w> {
+    id: RequestId,
+    keys: &'w [&'w [u8]],
+    owner: &'w [u8],
+    // The owner, where the server named it.
+    named: Option<String>,
 }
 
 /// What is left to do for a command once its event has been worked off.
@@ -317,17 +333,14 @@ impl State {
     }
 
     /// Has the calling connection wait for its request, or answers it if the server does not let it.
-    fn block(
-        &mut self,
-        ctx: *mut Ctx,
-        strings: &mut [*mut Str],
-        keys: &[&[u8]],
-        owner: &[u8],
-        id: u64,
-        named: Option<String>,
-        now: Now,
-    ) {
+    fn block(&mut self, ctx: *mut Ctx, strings: &mut [*mut Str], wait: Wait, now: Now) {
         let db = self.keys.home();
+        let Wait {
+            id,
+            keys,
+            owner,
+            named,
+        } = wait;
         let names = keys.iter().map(|key| NameRef { db, key }.keep()).collect();
         let owner = match &named {
             Some(named) => named.clone().into_bytes(),
