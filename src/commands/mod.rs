@@ -6,6 +6,7 @@ mod acquire;
 mod apply;
 pub mod args;
 pub mod glob;
+mod graph;
 mod keep;
 pub mod list;
 mod look;
@@ -147,6 +148,7 @@ pub fn execute<K: Keyspace>(
         Verb::List => list::run(args),
         Verb::Stats => stats::stats(call, args),
         Verb::Top => stats::top(call, args),
+        Verb::Graph => graph::run(call, args),
         Verb::Help => look::help(args),
         Verb::Apply => apply::run(call, args),
     }

@@ -41,6 +41,8 @@ pub enum Verb {
     List,
     /// `DLOCK.STATS`
     Stats,
+    /// `DLOCK.GRAPH`
+    Graph,
     /// `DLOCK.TOP`
     Top,
     /// `DLOCK.HELP`
@@ -406,6 +408,24 @@ pub static COMMANDS: &[Spec] = &[
                 ..option("OWNER", "owner")
             },
             flag("CONTENDED", "contended"),
+        ],
+    },
+    Spec {
+        verb: Verb::Graph,
+        name: "dlock.graph",
+        summary: "Shows who waits for whom",
+        complexity: "O(N) with N pairs that are shown; at most 100,000 contended locks are looked at",
+        access: Access::None,
+        flags: "readonly",
+        categories: "read",
+        args: &[
+            Arg {
+                name: "dot",
+                kind: Kind::Flag,
+                token: Some("DOT"),
+                optional: true,
+            },
+            option("COUNT", "count"),
         ],
     },
     Spec {

@@ -17,6 +17,7 @@ pub mod change;
 pub mod codec;
 pub mod counters;
 pub mod deadline;
+mod graph;
 mod holders;
 mod keep;
 pub mod line;
@@ -33,6 +34,7 @@ pub mod token;
 mod waits;
 
 pub use acquire::{Answer, Ask, Wait};
+pub use graph::Edge;
 pub use look::{HoldView, PlaceKind, PlaceView, Row, State};
 pub use many::ManyAnswer;
 

@@ -1,0 +1,119 @@
+//! Who waits for whom, for people to look at.
+
+use super::line::Place;
+use super::lock::Lock;
+use super::{Engine, Keyspace, Millis, Name, NameRef, Now};
+use std::rc::Rc;
+
+/// Somebody waits for somebody.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edge {
+    /// Who waits.
+    pub waiter: Rc<[u8]>,
+    /// For which lock.
+    pub name: Name,
+    /// For whom: a holder that the waiter cannot hold beside, or whoever stands before it.
+    pub blocker: Rc<[u8]>,
+    /// Since how many milliseconds.
+    pub waited_ms: Millis,
+}
+
+/// Locks that are looked at together.
+const PAGE: usize = 256;
+
+/// Locks that are looked at in all: those that are only watched have nobody waiting, and there may be many.
+const MOST_LOCKS: usize = 100_000;
+
+impl Engine {
+    /// Who waits for whom in a database, `most` pairs of them at most. A waiter has a pair with each holder in its way, or, with
+    /// none, with whoever stands right before it. Locks that are not `readable` are left out. Absent tickets wait for
+    /// nobody, but stand before others.
+    pub fn graph(
+        &self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        db: u32,
+        most: usize,
+        readable: &mut dyn FnMut(&[u8]) -> bool,
+    ) -> Vec<Edge> {
+        let mut edges = Vec::new();
+        let (mut next, mut looked) = (Some(0), 0);
+        while let Some(from) = next.filter(|_| looked < MOST_LOCKS && edges.len() < most) {
+            let (page, after) = self.lines.from(db, from, PAGE);
+            looked += page.len();
+            next = after;
+            for key in page {
+                let line = self.lines.get(NameRef { db, key: &key });
+                let queued = line.is_some_and(|line| !line.is_empty());
+                if queued && edges.len() < most && readable(&key) {
+                    self.waits_for(keys, now, Name { db, key }, most, &mut edges);
+                }
+            }
+        }
+        edges
+    }
+
+    /// Adds the pairs of one lock.
+    fn waits_for(
+        &self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: Name,
+        most: usize,
+        edges: &mut Vec<Edge>,
+    ) {
+        let Some(line) = self.lines.get(name.lend()) else {
+            return;
+        };
+        let mut before: Option<&Rc<[u8]>> = None;
+        let mut none = Some(());
+        let mut add = |lock: Option<&Lock>| {
+            for (_, place) in line.in_order() {
+                let first = before.replace(&place.owner);
+                if place.requests.is_empty() {
+                    continue;
+                }
+                let mut edge = |blocker: Rc<[u8]>| {
+                    edges.push(Edge {
+                        waiter: place.owner.clone(),
+                        name: name.clone(),
+                        blocker,
+                        waited_ms: now.ms().saturating_sub(place.since),
+                    });
+                    edges.len() < most
+                };
+                let mut holders = in_the_way(lock, now, place).peekable();
+                let more = match (holders.peek(), first) {
+                    (Some(_), _) => holders.all(&mut edge),
+                    (None, Some(first)) => edge(first.clone()),
+                    (None, None) => true,
+                };
+                if !more {
+                    return;
+                }
+            }
+        };
+        keys.look(name.lend(), &mut |lock| {
+            none = None;
+            add(Some(lock));
+        });
+        if none.is_some() {
+            // Nobody holds it: it is reserved for the head.
+            add(None);
+        }
+    }
+}
+
+/// The holders that this place's owner cannot hold beside.
+fn in_the_way<'l>(
+    lock: Option<&'l Lock>,
+    now: Now,
+    place: &'l Place,
+) -> impl Iterator<Item = Rc<[u8]>> + 'l {
+    let lock = lock.filter(|lock| !lock.admits(&place.owner, place.limit));
+    let others = lock
+        .into_iter()
+        .flat_map(|lock| lock.holds())
+        .filter(move |hold| hold.deadline > now.ms() && *hold.owner != *place.owner);
+    others.map(|hold| Rc::from(hold.owner))
+}
