@@ -69,8 +69,7 @@ struct Notified {
 #[derive(Debug, Default)]
 pub struct Requests {
     by_id: HashMap<RequestId, Stand>,
-    // By the hash of the owner's name: owners are kept with their places, and there may be many. Two owners of one hash
-    // are told apart where the requests are looked at.
+    // By the hash of the owner's name: owners are kept with their places, and there may be many.
     by_owner: HashMap<u64, Ids>,
     hash: RandomState,
     // How many requests block each connection. One, unless a connection is not what it should be.
@@ -116,9 +115,14 @@ impl Requests {
         }
     }
 
-    /// The names of the requests of an owner (and of any whose name has the same hash).
-    pub fn of_owner(&self, owner: &[u8]) -> &[RequestId] {
-        match self.by_owner.get(&self.hash.hash_one(owner)) {
+    /// What stands for an owner in the indexes. Owners cannot choose it, so two with the same one are not to be expected.
+    pub fn hash(&self, owner: &[u8]) -> u64 {
+        self.hash.hash_one(owner)
+    }
+
+    /// The names of the requests of an owner, given by the hash of its name.
+    pub fn of_owner(&self, owner: u64) -> &[RequestId] {
+        match self.by_owner.get(&owner) {
             None => &[],
             Some(Ids::One(id)) => std::slice::from_ref(id),
             Some(Ids::More(ids)) => ids,

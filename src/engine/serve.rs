@@ -13,6 +13,7 @@ use super::lock::Hold;
 use super::many::Next;
 use super::requests::Stand;
 use super::sessions::Sessions;
+use super::stakes::Stake;
 use super::{Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Token};
 use crate::error::Error;
 use std::num::NonZeroU32;
@@ -658,13 +659,12 @@ impl Engine {
             }
         }
         let staked = lock.filter(|_| queued && self.policy.deadlock_detection);
+        let requests = &self.requests;
+        let stake = |hold: Hold| Stake::of(&hold, |owner| requests.hash(owner));
         self.stakes.put(
             || name.keep(),
             staked.map_or(0, |lock| lock.holders()),
-            staked
-                .into_iter()
-                .flat_map(|lock| lock.holds())
-                .map(|hold| hold.owner),
+            staked.into_iter().flat_map(|lock| lock.holds()).map(stake),
             &mut line.stakes,
         );
         let ends = line.ends.is_some() && lock.is_some();

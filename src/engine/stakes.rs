@@ -2,16 +2,39 @@
 //!
 //! A request can only close a circle of waiting owners if its owner has a stake: a hold of a lock that somebody is queued
 //! for, or a place in another queue. Most that wait have none, and this index tells so in a look-up or two, however
-//! many hold and wait. Locks with a queue keep it; uncontended locks know nothing of it.
+//! many hold and wait. A lock with a queue also keeps here what a search for circles must know of its holders, so that it
+//! opens no keys. Uncontended locks know nothing of it.
 
-use super::Name;
-use std::collections::hash_map::{Entry as Slot, RandomState};
+use super::lock::Hold;
+use super::{Limit, Name};
+use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeSet, HashMap};
-use std::hash::BuildHasher;
 
 /// Holders whose stakes are kept one by one. A lock with more is listed as a whole, and asked itself: to keep account of
 /// tens of thousands at each change would cost more than that.
 const FEW: usize = 16;
+
+/// A holder as far as circles are concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stake {
+    /// The holder, by the hash of its name (see `Requests::hash`).
+    pub owner: u64,
+    /// The limit it holds with.
+    pub limit: Limit,
+    /// The connection that last took or entered the lock.
+    pub client: u64,
+}
+
+impl Stake {
+    /// What a hold is to circles.
+    pub fn of(hold: &Hold, hash: impl FnOnce(&[u8]) -> u64) -> Stake {
+        Stake {
+            owner: hash(hold.owner),
+            limit: hold.limit,
+            client: hold.client,
+        }
+    }
+}
 
 /// What one lock has put down.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -19,48 +42,68 @@ pub enum Stakes {
     /// Nothing: nobody is queued, or nobody holds.
     #[default]
     None,
-    /// Its only holder, by the hash of the name.
-    One(u64),
+    /// Its only holder.
+    One(Stake),
     /// Its few holders.
-    Few(Vec<u64>),
+    Few(Vec<Stake>),
     /// That it has many.
     Many,
+}
+
+impl Stakes {
+    /// The holders, where they were put down one by one.
+    pub fn each(&self) -> Option<&[Stake]> {
+        match self {
+            Stakes::None | Stakes::Many => None,
+            Stakes::One(stake) => Some(std::slice::from_ref(stake)),
+            Stakes::Few(stakes) => Some(stakes),
+        }
+    }
 }
 
 /// All stakes.
 #[derive(Debug, Default)]
 pub struct StakeIndex {
-    hash: RandomState,
     holders: HashMap<u64, u32>,
     crowded: BTreeSet<Name>,
 }
 
 impl StakeIndex {
     /// Brings what a lock has put down up to date with its holders; none are given when nobody is queued.
-    pub fn put<'h>(
+    pub fn put(
         &mut self,
         name: impl FnOnce() -> Name,
         count: usize,
-        owners: impl Iterator<Item = &'h [u8]>,
+        mut holders: impl Iterator<Item = Stake>,
         put: &mut Stakes,
     ) {
-        let hash = |owner: &[u8]| self.hash.hash_one(owner);
         let now = match count {
             0 => Stakes::None,
-            1 => owners.map(hash).next().map_or(Stakes::None, Stakes::One),
-            2..=FEW => Stakes::Few(owners.map(hash).collect()),
+            1 => holders.next().map_or(Stakes::None, Stakes::One),
+            2..=FEW => Stakes::Few(holders.collect()),
             _ => Stakes::Many,
         };
         if now == *put {
             return;
         }
         let before = std::mem::replace(put, now);
-        let name = match (&before, &*put) {
-            (Stakes::Many, _) | (_, Stakes::Many) => Some(name()),
-            _ => None,
-        };
-        self.change(&before, name.as_ref(), false);
-        self.change(put, name.as_ref(), true);
+        let crowds = (before == Stakes::Many, *put == Stakes::Many);
+        match crowds {
+            (false, true) => drop(self.crowded.insert(name())),
+            (true, false) => drop(self.crowded.remove(&name())),
+            _ => {}
+        }
+        for stake in put.each().unwrap_or_default() {
+            *self.holders.entry(stake.owner).or_default() += 1;
+        }
+        for stake in before.each().unwrap_or_default() {
+            if let Slot::Occupied(mut count) = self.holders.entry(stake.owner) {
+                match count.get() {
+                    0 | 1 => drop(count.remove()),
+                    _ => *count.get_mut() -= 1,
+                }
+            }
+        }
     }
 
     /// Takes back all that a lock has put down.
@@ -69,8 +112,8 @@ impl StakeIndex {
     }
 
     /// Whether this owner is known to hold a lock with a queue.
-    pub fn has(&self, owner: &[u8]) -> bool {
-        !self.holders.is_empty() && self.holders.contains_key(&self.hash.hash_one(owner))
+    pub fn has(&self, owner: u64) -> bool {
+        self.holders.contains_key(&owner)
     }
 
     /// The locks that have a queue and many holders.
@@ -81,30 +124,5 @@ impl StakeIndex {
     /// Forgets everything.
     pub fn clear(&mut self) {
         *self = StakeIndex::default();
-    }
-
-    fn change(&mut self, stakes: &Stakes, name: Option<&Name>, add: bool) {
-        let hashes = match stakes {
-            Stakes::None => &[],
-            Stakes::One(hash) => std::slice::from_ref(hash),
-            Stakes::Few(hashes) => hashes.as_slice(),
-            Stakes::Many => {
-                match name {
-                    Some(name) if add => drop(self.crowded.insert(name.clone())),
-                    Some(name) => drop(self.crowded.remove(name)),
-                    None => {}
-                }
-                return;
-            }
-        };
-        for hash in hashes {
-            match self.holders.entry(*hash) {
-                Slot::Vacant(slot) if add => drop(slot.insert(1)),
-                Slot::Vacant(_) => {}
-                Slot::Occupied(mut slot) if add => *slot.get_mut() += 1,
-                Slot::Occupied(mut slot) if *slot.get() > 1 => *slot.get_mut() -= 1,
-                Slot::Occupied(slot) => drop(slot.remove()),
-            }
-        }
     }
 }

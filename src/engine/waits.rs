@@ -11,9 +11,11 @@
 use super::acquire::Ask;
 use super::line::{Line, Place, RequestId, UPGRADE};
 use super::requests::Stand;
+use super::stakes::Stake;
 use super::{Engine, Keyspace, Limit, Name, NameRef, Now, Outcome};
 use crate::error::{escaped, Error};
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 use std::rc::Rc;
 
 /// Steps of a circle that an error names.
@@ -28,12 +30,13 @@ const SUSPECTS_A_STEP: usize = 64;
 /// The name that the request goes by that is not queued yet.
 const ASKED: RequestId = 0;
 
-/// The part of the world that a wait depends on.
+/// The part of the world that a wait depends on. Owners go by the hash of their names.
 struct Graph {
     locks: Vec<LockNode>,
-    lock_at: HashMap<Name, usize>,
+    // By database and address of the name: a lock with a queue has its name in one place.
+    lock_at: HashMap<(u32, *const u8), usize>,
     owners: Vec<OwnerNode>,
-    owner_at: HashMap<Rc<[u8]>, usize>,
+    owner_at: HashMap<u64, usize>,
     waits: Vec<WaitNode>,
     wait_at: HashMap<RequestId, usize>,
     // The connection that would be blocked by the request that is asked for.
@@ -45,25 +48,37 @@ struct Graph {
 
 struct LockNode {
     name: Name,
-    // Only those who cannot act as far as is known.
+    // Only those who wait for something themselves.
     holders: Vec<(usize, Limit)>,
-    // Up to which number of its queue requests for many locks have been looked at.
-    explored: u64,
+    // Up to which number of its queue requests for many locks have been looked at; none: its holders have not been, either.
+    explored: Option<u64>,
 }
 
 struct OwnerNode {
-    owner: Rc<[u8]>,
-    // The connections that it waits by.
-    by: Vec<u64>,
+    owner: u64,
+    // Its waits stand together.
+    waits: Range<usize>,
     acts: bool,
 }
 
 /// A waiting request, with the places it needs.
 struct WaitNode {
     id: RequestId,
+    client: u64,
     owner: usize,
-    targets: Vec<Target>,
+    // Mostly one, which needs no room of its own then.
+    target: Option<Target>,
+    others: Vec<Target>,
     granted: bool,
+}
+
+impl WaitNode {
+    fn nth(&self, at: usize) -> Option<Target> {
+        match at {
+            0 => self.target,
+            at => self.others.get(at - 1).copied(),
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -73,11 +88,13 @@ struct Target {
     limit: Limit,
 }
 
-/// A wait as it stands in the queues.
-struct Waiting {
+/// The request that is asked for, or looked at.
+struct Asked<'a> {
     id: RequestId,
+    owner: u64,
     client: u64,
-    targets: Vec<(Name, u64, Limit)>,
+    // The places it would take: the lock, the number, the limit.
+    places: &'a [(Name, u64, Limit)],
 }
 
 /// What keeps a place from being granted.
@@ -128,13 +145,14 @@ impl Engine {
 
     /// Whether anybody may wait for this owner, so that its wait could close a circle.
     fn has_stake(&self, keys: &mut impl Keyspace, owner: &[u8]) -> bool {
+        let hash = self.requests.hash(owner);
         let mut holds = |name: &Name| {
             let mut found = false;
             keys.look(name.lend(), &mut |lock| found = lock.hold(owner).is_some());
             found
         };
-        self.stakes.has(owner)
-            || !self.requests.of_owner(owner).is_empty()
+        self.stakes.has(hash)
+            || !self.requests.of_owner(hash).is_empty()
             || self.stakes.crowded().any(&mut holds)
     }
 
@@ -145,23 +163,22 @@ impl Engine {
         wanted: &[(NameRef, Option<u64>)],
         ask: &Ask,
     ) -> Result<(), Error> {
-        let targets = wanted
-            .iter()
-            .map(|(name, number)| {
-                let line = self.lines.get(*name);
-                let place = line.and_then(|line| line.place((*number)?));
-                let limit = place.map_or(ask.limit, |place| place.limit.min(ask.limit));
-                let kept = self.lines.name(*name).unwrap_or_else(|| name.keep());
-                (kept, number.unwrap_or(u64::MAX), limit)
-            })
-            .collect();
-        let waiting = Waiting {
+        let place = |(name, number): &(NameRef, Option<u64>)| {
+            let line = self.lines.get(*name);
+            let place = line.and_then(|line| line.place((*number)?));
+            let limit = place.map_or(ask.limit, |place| place.limit.min(ask.limit));
+            let kept = self.lines.name(*name).unwrap_or_else(|| name.keep());
+            (kept, number.unwrap_or(u64::MAX), limit)
+        };
+        let places: Vec<_> = wanted.iter().map(place).collect();
+        let asked = Asked {
             id: ASKED,
+            owner: self.requests.hash(ask.owner),
             client: ask.client,
-            targets,
+            places: &places,
         };
         let asker = Some(ask.client).filter(|_| ask.channel.is_none());
-        match self.circle(keys, Rc::from(ask.owner), waiting, asker) {
+        match self.circle(keys, &asked, Some(ask.owner), asker) {
             Ok(None) => Ok(()),
             Ok(Some(circle)) => {
                 self.counters.deadlocks += 1;
@@ -246,16 +263,17 @@ impl Engine {
         name: &Name,
     ) -> Option<(RequestId, Vec<Step>)> {
         let line = self.lines.get(name.lend())?;
-        let (_, last) = line
-            .in_order()
-            .filter(|(_, place)| !place.requests.is_empty())
-            .last()?;
-        let (owner, id) = (last.owner.clone(), last.requests.first()?.id);
-        let waiting = self
-            .waits_of(&owner)
-            .into_iter()
-            .find(|wait| wait.id == id)?;
-        match self.circle(keys, owner, waiting, None) {
+        let present = |(_, place): &(u64, &Place)| !place.requests.is_empty();
+        let (number, last) = line.in_order().filter(present).last()?;
+        let request = last.requests.first()?;
+        let places = [(name.clone(), number, last.limit)];
+        let asked = Asked {
+            id: request.id,
+            owner: self.requests.hash(&last.owner),
+            client: request.client,
+            places: &places,
+        };
+        match self.circle(keys, &asked, None, None) {
             Ok(circle) => {
                 let circle = circle?;
                 let youngest = circle.iter().map(|step| step.id).max()?;
@@ -268,12 +286,13 @@ impl Engine {
         }
     }
 
-    /// The circle that keeps this wait from ever ending, if one does.
+    /// The circle that keeps this wait from ever ending, if one does. A request that does not stand in any queue yet comes
+    /// with the name of its owner.
     fn circle(
         &mut self,
         keys: &mut impl Keyspace,
-        owner: Rc<[u8]>,
-        waiting: Waiting,
+        asked: &Asked,
+        fresh: Option<&[u8]>,
         asker: Option<u64>,
     ) -> Result<Option<Vec<Step>>, TooFar> {
         let mut graph = Graph {
@@ -287,9 +306,7 @@ impl Engine {
             steps_left: self.policy.deadlock_max_steps,
             relied: false,
         };
-        let id = waiting.id;
-        let at = graph.owner(self, keys, &owner, Some(waiting.client));
-        graph.wait(waiting, at);
+        graph.owner(self, keys, asked.owner, fresh.map(|_| asked));
         // What is found on the way is looked at in its turn.
         let mut next = 0;
         while next < graph.waits.len() {
@@ -297,55 +314,27 @@ impl Engine {
             next += 1;
         }
         graph.reduce(self)?;
-        let asked = graph.wait_at.get(&id).copied().unwrap_or(0);
-        if graph.waits.get(asked).map_or(true, |wait| wait.granted) {
+        let at = graph.wait_at.get(&asked.id).copied().unwrap_or(0);
+        if graph.waits.get(at).map_or(true, |wait| wait.granted) {
             if graph.relied {
                 // Looked at again as long as that is so: the server does not tell of every connection that ends.
-                let names = graph
-                    .waits
-                    .get(asked)
-                    .into_iter()
-                    .flat_map(|wait| &wait.targets);
-                let names = names.filter_map(|target| graph.locks.get(target.lock));
-                self.relying.extend(names.map(|lock| lock.name.clone()));
+                let names = asked.places.iter().map(|(name, ..)| name.clone());
+                self.relying.extend(names);
             }
             return Ok(None);
         }
-        graph.trace(self, asked).map(Some)
+        graph.trace(self, at, fresh).map(Some)
     }
 
-    /// The waiting requests of an owner.
-    fn waits_of(&self, owner: &[u8]) -> Vec<Waiting> {
-        let of = |id: &RequestId| {
-            let (client, targets) = match self.requests.get(*id)? {
-                Stand::One(name, number) => {
-                    let place = self.lines.get(name.lend())?.place(*number)?;
-                    let own = *place.owner == *owner;
-                    let request = place.requests.iter().find(|request| request.id == *id);
-                    let client = request.filter(|_| own)?.client;
-                    (client, vec![(name.clone(), *number, place.limit)])
-                }
-                Stand::Many(many) => {
-                    if *many.owner != *owner {
-                        return None;
-                    }
-                    let target = |(name, number): &(Name, Option<u64>)| {
-                        Some((name.clone(), (*number)?, many.limit))
-                    };
-                    (many.client, many.locks.iter().filter_map(target).collect())
-                }
-            };
-            Some(Waiting {
-                id: *id,
-                client,
-                targets,
-            })
-        };
-        self.requests
-            .of_owner(owner)
-            .iter()
-            .filter_map(of)
-            .collect()
+    /// Who asks in a waiting request.
+    fn owner_of(&self, id: RequestId) -> Option<Rc<[u8]>> {
+        match self.requests.get(id)? {
+            Stand::One(name, number) => {
+                let place = self.lines.get(name.lend())?.place(*number)?;
+                Some(place.owner.clone())
+            }
+            Stand::Many(many) => Some(many.owner.clone()),
+        }
     }
 }
 
@@ -355,85 +344,126 @@ impl Graph {
         Ok(())
     }
 
-    /// The node of an owner; one that is new brings all its waits with it. `by`: a connection that it is about to wait by.
+    /// The node of an owner; one that is new brings all its waits with it, and the one that is asked for.
     fn owner(
         &mut self,
         engine: &Engine,
         keys: &mut impl Keyspace,
-        owner: &[u8],
-        by: Option<u64>,
+        owner: u64,
+        asked: Option<&Asked>,
     ) -> usize {
-        if let Some(at) = self.owner_at.get(owner) {
+        if let Some(at) = self.owner_at.get(&owner) {
             return *at;
         }
-        let waits = engine.waits_of(owner);
-        let node = OwnerNode {
-            owner: Rc::from(owner),
-            by: waits.iter().map(|wait| wait.client).chain(by).collect(),
-            acts: false,
-        };
-        let mut tied = engine.sessions.clients_of(owner);
-        let by_session = tied.any(|client| self.is_free(engine, keys, &node, client));
-        let waits_for_nothing = node.by.is_empty();
-        self.relied |= by_session && !waits_for_nothing;
-        let acts = by_session || waits_for_nothing;
         let at = self.owners.len();
-        self.owner_at.insert(node.owner.clone(), at);
-        self.owners.push(OwnerNode { acts, ..node });
-        for wait in waits {
-            self.wait(wait, at);
+        self.owner_at.insert(owner, at);
+        let first = self.waits.len();
+        if let Some(asked) = asked {
+            self.wait(at, asked.id, asked.client, asked.places.iter().cloned());
+        }
+        for id in engine.requests.of_owner(owner) {
+            self.wait_of(engine, at, *id);
+        }
+        let waits = first..self.waits.len();
+        self.owners.push(OwnerNode {
+            owner,
+            acts: waits.is_empty(),
+            waits,
+        });
+        if !engine.sessions.is_empty() {
+            let id = engine.requests.of_owner(owner).first();
+            let name = id.and_then(|id| engine.owner_of(*id));
+            let clients = name
+                .iter()
+                .flat_map(|name| engine.sessions.clients_of(name));
+            for client in clients {
+                self.can_act_by(engine, keys, at, client);
+            }
         }
         at
     }
 
-    /// Whether the owner can act by this connection.
-    fn is_free(
-        &self,
-        engine: &Engine,
-        keys: &mut impl Keyspace,
-        node: &OwnerNode,
-        client: u64,
-    ) -> bool {
-        client != 0
-            && self.asker != Some(client)
-            && !node.by.contains(&client)
-            && !engine.requests.blocks(client)
-            && keys.connected(client)
+    /// Adds a request that waits.
+    fn wait_of(&mut self, engine: &Engine, owner: usize, id: RequestId) {
+        match engine.requests.get(id) {
+            None => {}
+            Some(Stand::One(name, number)) => {
+                let line = engine.lines.get(name.lend());
+                let Some(place) = line.and_then(|line| line.place(*number)) else {
+                    return;
+                };
+                let request = place.requests.iter().find(|request| request.id == id);
+                let client = request.map_or(0, |request| request.client);
+                let target = (name.clone(), *number, place.limit);
+                self.wait(owner, id, client, std::iter::once(target));
+            }
+            Some(Stand::Many(many)) => {
+                let target = |(name, number): &(Name, Option<u64>)| {
+                    Some((name.clone(), (*number)?, many.limit))
+                };
+                let targets = many.locks.iter().filter_map(target);
+                self.wait(owner, id, many.client, targets);
+            }
+        }
     }
 
-    fn wait(&mut self, waiting: Waiting, owner: usize) {
-        if self.wait_at.contains_key(&waiting.id) {
-            return;
-        }
-        let targets = waiting
-            .targets
-            .into_iter()
-            .map(|(name, number, limit)| Target {
-                lock: self.lock(name),
+    fn wait(
+        &mut self,
+        owner: usize,
+        id: RequestId,
+        client: u64,
+        targets: impl Iterator<Item = (Name, u64, Limit)>,
+    ) {
+        let mut targets = targets.map(|(name, number, limit)| {
+            let lock = self.lock(name);
+            Target {
+                lock,
                 number,
                 limit,
-            })
-            .collect();
-        self.wait_at.insert(waiting.id, self.waits.len());
+            }
+        });
+        let target = targets.next();
+        let others = targets.collect();
+        self.wait_at.insert(id, self.waits.len());
         self.waits.push(WaitNode {
-            id: waiting.id,
+            id,
+            client,
             owner,
-            targets,
+            target,
+            others,
             granted: false,
         });
     }
 
     fn lock(&mut self, name: Name) -> usize {
         let fresh = self.locks.len();
-        let at = *self.lock_at.entry(name.clone()).or_insert(fresh);
+        let known = self.lock_at.entry((name.db, name.key.as_ptr()));
+        let at = *known.or_insert(fresh);
         if at == fresh {
             self.locks.push(LockNode {
                 name,
                 holders: Vec::new(),
-                explored: u64::MAX,
+                explored: None,
             });
         }
         at
+    }
+
+    /// Notes that an owner can act if it can by this connection: it is there, is not blocked, and the owner does not wait
+    /// by it.
+    fn can_act_by(&mut self, engine: &Engine, keys: &mut impl Keyspace, owner: usize, client: u64) {
+        let Some(node) = self.owners.get_mut(owner) else {
+            return;
+        };
+        if node.acts || client == 0 || self.asker == Some(client) {
+            return;
+        }
+        let waits = self.waits.get(node.waits.clone()).unwrap_or_default();
+        let by_it = waits.iter().any(|wait| wait.client == client);
+        if !by_it && !engine.requests.blocks(client) && keys.connected(client) {
+            node.acts = true;
+            self.relied = true;
+        }
     }
 
     /// Finds out what a wait depends on.
@@ -443,70 +473,74 @@ impl Graph {
         keys: &mut impl Keyspace,
         wait: usize,
     ) -> Result<(), TooFar> {
-        let targets = match self.waits.get(wait) {
-            Some(wait) => wait.targets.clone(),
-            None => return Ok(()),
-        };
-        for target in targets {
+        let mut nth = 0;
+        while let Some(target) = self.waits.get(wait).and_then(|wait| wait.nth(nth)) {
+            nth += 1;
             self.step()?;
             let Some(node) = self.locks.get_mut(target.lock) else {
                 continue;
             };
+            let from = node.explored;
+            node.explored = Some(from.unwrap_or(0).max(target.number));
             let name = node.name.clone();
-            let fresh = node.explored == u64::MAX;
-            let from = if fresh { 0 } else { node.explored };
-            node.explored = from.max(target.number);
-            if fresh {
-                self.explore_holders(engine, keys, target.lock, &name)?;
+            let line = engine.lines.get(name.lend());
+            if from.is_none() {
+                self.explore_holders(engine, keys, target.lock, line)?;
             }
-            let line = engine.lines.get(name.lend()).filter(|line| line.many > 0);
-            let places = line.into_iter().flat_map(Line::in_order);
+            let from = from.unwrap_or(0);
+            let places = line.filter(|line| line.many > 0);
             for (_, place) in places
+                .into_iter()
+                .flat_map(Line::in_order)
                 .skip_while(|(number, _)| *number < from)
                 .take_while(|(number, _)| *number < target.number)
             {
                 self.step()?;
                 if place.only_many() {
-                    self.owner(engine, keys, &place.owner, None);
+                    let owner = engine.requests.hash(&place.owner);
+                    self.owner(engine, keys, owner, None);
                 }
             }
         }
         Ok(())
     }
 
+    /// Notes the holders of a lock that wait for something themselves: the others give it back.
     fn explore_holders(
         &mut self,
         engine: &Engine,
         keys: &mut impl Keyspace,
         at: usize,
-        name: &Name,
+        line: Option<&Line>,
     ) -> Result<(), TooFar> {
-        // Most holders wait for nothing: these give the lock back, and are not even noted.
-        let (mut seen, most) = (0, self.steps_left);
-        let mut waiting: Vec<(Rc<[u8]>, Limit, u64)> = Vec::new();
-        let asks = |owner: &[u8]| self.owner_at.contains_key(owner);
-        keys.look(name.lend(), &mut |lock| {
-            for hold in lock.holds().take(most + 1) {
-                seen += 1;
-                if asks(hold.owner) || !engine.requests.of_owner(hold.owner).is_empty() {
-                    waiting.push((Rc::from(hold.owner), hold.limit, hold.client));
-                }
+        let Some(lock) = self.locks.get(at) else {
+            return Ok(());
+        };
+        // A lock with a queue has put its holders down, unless there are many.
+        let put = line.and_then(|line| line.stakes.each());
+        let mut found = Vec::new();
+        let stakes = match put {
+            Some(stakes) => stakes,
+            None => {
+                let most = self.steps_left;
+                let hash = |owner: &[u8]| engine.requests.hash(owner);
+                keys.look(lock.name.lend(), &mut |lock| {
+                    let holds = lock.holds().take(most + 1);
+                    found.extend(holds.map(|hold| Stake::of(&hold, hash)));
+                });
+                found.as_slice()
             }
-        });
-        self.steps_left = most.checked_sub(seen).ok_or(TooFar)?;
-        for (owner, limit, client) in waiting {
-            let index = self.owner(engine, keys, &owner, None);
-            let Some(node) = self.owners.get(index) else {
+        };
+        self.steps_left = self.steps_left.checked_sub(stakes.len()).ok_or(TooFar)?;
+        for stake in stakes {
+            let known = self.owner_at.contains_key(&stake.owner);
+            if !known && engine.requests.of_owner(stake.owner).is_empty() {
                 continue;
-            };
-            let free = !node.acts && self.is_free(engine, keys, node, client);
-            self.relied |= free;
-            let acts = node.acts || free;
-            if let Some(node) = self.owners.get_mut(index) {
-                node.acts = acts;
             }
+            let owner = self.owner(engine, keys, stake.owner, None);
+            self.can_act_by(engine, keys, owner, stake.client);
             if let Some(lock) = self.locks.get_mut(at) {
-                lock.holders.push((index, limit));
+                lock.holders.push((owner, stake.limit));
             }
         }
         Ok(())
@@ -518,23 +552,16 @@ impl Graph {
             let mut moved = false;
             // What was found last is what the others depend on: a chain resolves in one pass.
             for at in (0..self.waits.len()).rev() {
-                let Some(wait) = self.waits.get(at).filter(|wait| !wait.granted) else {
+                if self.waits.get(at).map_or(true, |wait| wait.granted) {
                     continue;
-                };
-                let (owner, targets) = (wait.owner, wait.targets.clone());
-                let mut passes = true;
-                for target in &targets {
-                    if self.blocker(engine, owner, target)?.is_some() {
-                        passes = false;
-                        break;
-                    }
                 }
-                if passes {
-                    moved = true;
-                    if let Some(wait) = self.waits.get_mut(at) {
-                        wait.granted = true;
-                    }
-                    if let Some(node) = self.owners.get_mut(owner) {
+                if self.obstacle(engine, at)?.is_some() {
+                    continue;
+                }
+                moved = true;
+                if let Some(wait) = self.waits.get_mut(at) {
+                    wait.granted = true;
+                    if let Some(node) = self.owners.get_mut(wait.owner) {
                         node.acts = true;
                     }
                 }
@@ -545,12 +572,32 @@ impl Graph {
         }
     }
 
+    /// What keeps a wait from being granted as things stand, if anything does: the first place that is blocked, and by what.
+    fn obstacle(
+        &mut self,
+        engine: &Engine,
+        wait: usize,
+    ) -> Result<Option<(Target, Blocker)>, TooFar> {
+        let mut nth = 0;
+        while let Some((owner, target)) = self
+            .waits
+            .get(wait)
+            .and_then(|wait| Some((wait.owner, wait.nth(nth)?)))
+        {
+            nth += 1;
+            if let Some(blocker) = self.blocker(engine, owner, target)? {
+                return Ok(Some((target, blocker)));
+            }
+        }
+        Ok(None)
+    }
+
     /// What keeps this place from being granted as things stand, if anything does.
     fn blocker(
         &mut self,
         engine: &Engine,
         owner: usize,
-        target: &Target,
+        target: Target,
     ) -> Result<Option<Blocker>, TooFar> {
         self.step()?;
         if let Some(holder) = self.incompatible(target.lock, owner, target.limit) {
@@ -578,9 +625,9 @@ impl Graph {
                 };
                 place.requests.iter().any(|request| waits(request.id))
             } else {
-                let owner = self.owner_at.get(&place.owner).copied();
-                self.incompatible(target.lock, owner.unwrap_or(usize::MAX), place.limit)
-                    .is_some()
+                let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
+                let owner = owner.copied().unwrap_or(usize::MAX);
+                self.incompatible(target.lock, owner, place.limit).is_some()
             };
             if stands {
                 return Ok(Some(Blocker::Place(number)));
@@ -606,97 +653,85 @@ impl Graph {
         (!strictest.allows(count + 1)).then_some(*first)
     }
 
-    /// Follows what blocks what until an owner comes up a second time.
-    fn trace(&mut self, engine: &Engine, asked: usize) -> Result<Vec<Step>, TooFar> {
+    /// Follows what blocks what until an owner comes up a second time. `fresh` is the owner of a request that stands in no
+    /// queue yet.
+    fn trace(
+        &mut self,
+        engine: &Engine,
+        asked: usize,
+        fresh: Option<&[u8]>,
+    ) -> Result<Vec<Step>, TooFar> {
         let mut steps: Vec<Step> = Vec::new();
-        let mut seen: HashMap<Rc<[u8]>, usize> = HashMap::new();
-        let mut at = match self.waits.get(asked) {
-            Some(wait) => (wait.id, wait.owner, wait.targets.clone()),
-            None => return Ok(steps),
+        let mut seen: HashMap<u64, usize> = HashMap::new();
+        let mut at = asked;
+        let named = |id: RequestId| match fresh {
+            Some(owner) if id == ASKED => Some(Rc::from(owner)),
+            _ => engine.owner_of(id),
         };
         loop {
-            let (id, owner, targets) = at;
-            let waiter = match self.owners.get(owner) {
-                Some(node) => node.owner.clone(),
-                None => return Ok(steps),
-            };
-            if let Some(first) = seen.insert(waiter.clone(), steps.len()) {
-                return Ok(steps.split_off(first));
-            }
-            let mut found = None;
-            for target in &targets {
-                if let Some(blocker) = self.blocker(engine, owner, target)? {
-                    found = Some((*target, blocker));
-                    break;
-                }
-            }
-            let Some((target, blocker)) = found else {
+            let Some(wait) = self.waits.get(at) else {
                 return Ok(steps);
             };
-            let name = match self.locks.get(target.lock) {
-                Some(node) => node.name.clone(),
-                None => return Ok(steps),
+            let (id, owner) = (wait.id, wait.owner);
+            let hash = self.owners.get(owner).map_or(0, |node| node.owner);
+            if let Some(first) = seen.insert(hash, steps.len()) {
+                return Ok(steps.split_off(first));
+            }
+            let Some((target, blocker)) = self.obstacle(engine, at)? else {
+                return Ok(steps);
             };
-            let line = engine.lines.get(name.lend());
-            let (blocker, queued, next) = match blocker {
+            let Some(name) = self.locks.get(target.lock).map(|lock| lock.name.clone()) else {
+                return Ok(steps);
+            };
+            let queued = matches!(blocker, Blocker::Place(_));
+            let next = match blocker {
                 Blocker::Holder(holder) => {
-                    let stuck = |wait: &&WaitNode| wait.owner == holder && !wait.granted;
-                    let wait = self.waits.iter().find(stuck);
-                    let next = wait.map(|wait| (wait.id, holder, wait.targets.clone()));
-                    (holder, false, next)
+                    let waits = self.owners.get(holder).map(|node| node.waits.clone());
+                    let stuck = |at: &usize| self.waits.get(*at).is_some_and(|wait| !wait.granted);
+                    waits.into_iter().flatten().find(stuck)
                 }
-                Blocker::Place(number) => {
-                    let place = line.and_then(|line| line.place(number));
-                    let Some((place, request)) =
-                        place.and_then(|place| Some((place, place.requests.first()?)))
-                    else {
-                        return Ok(steps);
-                    };
-                    let holder = self.owner_of(&place.owner);
-                    let known = self
-                        .wait_at
-                        .get(&request.id)
-                        .and_then(|at| self.waits.get(*at));
-                    let targets = match known {
-                        Some(wait) => wait.targets.clone(),
-                        None => vec![Target {
-                            number,
-                            limit: place.limit,
-                            ..target
-                        }],
-                    };
-                    (holder, true, Some((request.id, holder, targets)))
-                }
+                Blocker::Place(number) => self.wait_at_place(engine, &name, number),
+            };
+            let Some((next, blocking)) =
+                next.and_then(|next| Some((next, named(self.waits.get(next)?.id)?)))
+            else {
+                return Ok(steps);
+            };
+            let Some(waiter) = named(id) else {
+                return Ok(steps);
             };
             steps.push(Step {
                 id,
                 waiter,
                 name,
-                blocker: match self.owners.get(blocker) {
-                    Some(node) => node.owner.clone(),
-                    None => return Ok(steps),
-                },
+                blocker: blocking,
                 queued,
             });
-            at = match next {
-                Some(next) => next,
-                None => return Ok(steps),
-            };
+            at = next;
         }
     }
 
-    /// The node of an owner that has come up in a queue only.
-    fn owner_of(&mut self, owner: &Rc<[u8]>) -> usize {
-        let fresh = self.owners.len();
-        let at = *self.owner_at.entry(owner.clone()).or_insert(fresh);
-        if at == fresh {
-            self.owners.push(OwnerNode {
-                owner: owner.clone(),
-                by: Vec::new(),
-                acts: false,
-            });
+    /// The first wait of a place, which may have come up only now.
+    fn wait_at_place(&mut self, engine: &Engine, name: &Name, number: u64) -> Option<usize> {
+        let place = engine.lines.get(name.lend())?.place(number)?;
+        let id = place.requests.first()?.id;
+        if let Some(at) = self.wait_at.get(&id) {
+            return Some(*at);
         }
-        at
+        let hash = engine.requests.hash(&place.owner);
+        let owner = match self.owner_at.get(&hash) {
+            Some(owner) => *owner,
+            None => {
+                self.owners.push(OwnerNode {
+                    owner: hash,
+                    waits: 0..0,
+                    acts: false,
+                });
+                self.owners.len() - 1
+            }
+        };
+        self.wait_of(engine, owner, id);
+        self.wait_at.get(&id).copied()
     }
 }
 
