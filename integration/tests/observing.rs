@@ -402,12 +402,10 @@ fn a_list_has_every_lock_and_nothing_else() {
     assert_eq!(listed(&mut server.connection_in(1), ""), ["elsewhere"]);
     // The first page needs no cursor, and no client a connection of its own.
     assert_eq!(
-        c.ask::<(String, Vec<Row>)>("DLOCK.LIST COUNT 10000")
-            .1
-            .len(),
+        c.ask::<(String, Vec<Row>)>("DLOCK.LIST COUNT 1000").1.len(),
         500
     );
-    let script = "EVAL return{redis.call('DLOCK.LIST','0','COUNT','10000')} 0";
+    let script = "EVAL return{redis.call('DLOCK.LIST','0','COUNT','1000')} 0";
     let nested: Vec<(String, Vec<Row>)> = c.ask(script);
     assert_eq!(nested[0].1.len(), 500);
 }
@@ -444,7 +442,7 @@ fn a_list_shows_who_holds_and_how_many_wait() {
     for (hello, null) in [("HELLO 2", "$-1"), ("HELLO 3", "_")] {
         wire.send(hello);
         wire.read().expect("a hello");
-        wire.send("DLOCK.LIST 0 MATCH reserved COUNT 10000");
+        wire.send("DLOCK.LIST 0 MATCH reserved COUNT 1000");
         let lines: Vec<String> = (0..11).map(|_| wire.read_line()).collect();
         assert_eq!(
             lines.iter().filter(|line| *line == null).count(),

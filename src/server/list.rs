@@ -14,7 +14,7 @@ use std::ffi::c_int;
 use std::ops::Deref;
 
 /// Locks that are looked at together. Those that are open at once are told apart by looking through all of them.
-const A_TIME: usize = 32;
+const A_TIME: usize = 16;
 
 /// Answers the request.
 pub fn run(ctx: *mut Ctx, listing: &Listing) {
