@@ -4,11 +4,11 @@
 //! every place of the queue, tickets and waiters alike; of a ticket the lock's value holds the durable half.
 
 use super::deadline::{Deadlines, Due, DueKey};
+use super::index::Index;
 use super::order::Order;
 use super::roster::Roster;
 use super::stakes::Stakes;
 use super::{Limit, Millis, Name, NameRef};
-use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 
@@ -135,7 +135,7 @@ impl Place {
 pub struct Line {
     /// The places, in order of arrival.
     pub places: Roster<Place>,
-    by_owner: HashMap<Rc<[u8]>, u64>,
+    by_owner: Index<Rc<[u8]>, u64>,
     /// The holder that waits for a stricter limit: ahead of the queue, only for the other holders to leave.
     pub upgrade: Option<Box<Place>>,
     /// The due entry of the earliest lease.
@@ -177,7 +177,7 @@ impl Line {
 
     /// Puts a place at its number. The owner has no place yet and the number is free, or nothing happens.
     pub fn insert(&mut self, number: u64, place: Place) -> bool {
-        if self.by_owner.contains_key(&place.owner) {
+        if self.by_owner.get(&place.owner).is_some() {
             return false;
         }
         let owner = place.owner.clone();
@@ -249,7 +249,7 @@ pub const UPGRADE: u64 = 0;
 /// All lines, by database and key.
 #[derive(Debug, Default)]
 pub struct Lines {
-    dbs: Vec<HashMap<Rc<[u8]>, Line>>,
+    dbs: Vec<Index<Rc<[u8]>, Line>>,
     // The keys of each database once more, for scans.
     orders: Vec<Order>,
     len: usize,
@@ -276,11 +276,11 @@ impl Lines {
     pub fn make(&mut self, name: &Name) -> &mut Line {
         let db = name.db as usize;
         if self.dbs.len() <= db {
-            self.dbs.resize_with(db + 1, HashMap::new);
+            self.dbs.resize_with(db + 1, Index::default);
             self.orders.resize_with(db + 1, Order::default);
         }
         let (len, order) = (&mut self.len, &mut self.orders[db]);
-        self.dbs[db].entry(name.key.clone()).or_insert_with(|| {
+        self.dbs[db].or_insert_with(name.key.clone(), || {
             *len += 1;
             order.insert(&name.key);
             Line::default()
@@ -290,7 +290,7 @@ impl Lines {
     /// Takes a line out.
     pub fn remove(&mut self, name: NameRef) -> Option<Line> {
         let db = name.db as usize;
-        let (key, line) = self.dbs.get_mut(db)?.remove_entry(name.key)?;
+        let (key, line) = self.dbs.get_mut(db)?.remove(name.key)?;
         self.len -= 1;
         if let Some(order) = self.orders.get_mut(db) {
             order.remove(&key);
@@ -306,7 +306,7 @@ impl Lines {
 
     /// The full name under which a line is kept.
     pub fn name(&self, name: NameRef) -> Option<Name> {
-        let (key, _) = self.dbs.get(name.db as usize)?.get_key_value(name.key)?;
+        let key = self.dbs.get(name.db as usize)?.key(name.key)?;
         Some(Name {
             db: name.db,
             key: key.clone(),

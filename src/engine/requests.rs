@@ -1,6 +1,7 @@
 //! The requests that wait, over all locks: found by name, by owner and by connection.
 
 use super::deadline::DueKey;
+use super::index::Index;
 use super::line::RequestId;
 use super::{Limit, Millis, Name, NameRef};
 use std::collections::hash_map::{Entry as Slot, RandomState};
@@ -68,9 +69,9 @@ struct Notified {
 /// All waiting requests.
 #[derive(Debug, Default)]
 pub struct Requests {
-    by_id: HashMap<RequestId, Stand>,
+    by_id: Index<RequestId, Stand>,
     // By the hash of the owner's name: owners are kept with their places, and there may be many.
-    by_owner: HashMap<u64, Ids>,
+    by_owner: Index<u64, Ids>,
     hash: RandomState,
     // How many requests block each connection. One, unless a connection is not what it should be.
     blocked: HashMap<u64, u32>,
@@ -153,15 +154,15 @@ impl Requests {
         at: Stand,
     ) {
         self.by_id.insert(id, at);
-        match self.by_owner.entry(self.hash.hash_one(owner)) {
-            Slot::Vacant(slot) => drop(slot.insert(Ids::One(id))),
-            Slot::Occupied(mut slot) => match slot.get_mut() {
-                Ids::More(ids) => ids.push(id),
-                Ids::One(first) => {
-                    let both = vec![*first, id];
-                    slot.insert(Ids::More(Box::new(both)));
+        let hash = self.hash(owner);
+        match self.by_owner.get_mut(&hash) {
+            None => drop(self.by_owner.insert(hash, Ids::One(id))),
+            Some(Ids::More(ids)) => ids.push(id),
+            Some(ids) => {
+                if let Ids::One(first) = *ids {
+                    *ids = Ids::More(Box::new(vec![first, id]));
                 }
-            },
+            }
         }
         if let Some(channel) = channel {
             let notified = self.notified.entry(client).or_insert_with(|| Notified {
@@ -177,17 +178,11 @@ impl Requests {
 
     /// Takes a request of this owner and connection out. Gives where it stood.
     pub fn remove(&mut self, id: RequestId, owner: &[u8], client: u64) -> Option<Stand> {
-        let stand = self.by_id.remove(&id)?;
-        if let Slot::Occupied(mut slot) = self.by_owner.entry(self.hash.hash_one(owner)) {
-            match slot.get_mut() {
-                Ids::One(_) => drop(slot.remove()),
-                Ids::More(ids) => {
-                    ids.retain(|other| *other != id);
-                    if let [only] = ids[..] {
-                        slot.insert(Ids::One(only));
-                    }
-                }
-            }
+        let (_, stand) = self.by_id.remove(&id)?;
+        let hash = self.hash(owner);
+        match self.by_owner.get_mut(&hash) {
+            Some(Ids::More(ids)) if ids.len() > 1 => ids.retain(|other| *other != id),
+            _ => drop(self.by_owner.remove(&hash)),
         }
         if let Slot::Occupied(mut notified) = self.notified.entry(client) {
             if notified.get_mut().ids.remove(&id) {

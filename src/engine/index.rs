@@ -1,0 +1,152 @@
+//! A hash map that grows in small steps.
+
+use std::borrow::Borrow;
+use std::collections::hash_map::{Entry, RandomState};
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+
+/// Entries up to which one map holds them all. To move so many takes a fraction of a millisecond.
+const FEW: usize = 4096;
+
+/// Maps among which more than that are divided: with a million entries each of them moves four thousand when it grows.
+const SHARDS: usize = 256;
+
+/// A map from keys to values. A plain hash map moves all its entries at once when it grows, which with a hundred thousand
+/// queued would hold the server up for tens of milliseconds.
+pub struct Index<K, V> {
+    // The only map, or the first of many.
+    first: HashMap<K, V>,
+    others: Vec<HashMap<K, V>>,
+    hash: RandomState,
+    len: usize,
+}
+
+impl<K, V> Default for Index<K, V> {
+    fn default() -> Self {
+        Index {
+            first: HashMap::new(),
+            others: Vec::new(),
+            hash: RandomState::new(),
+            len: 0,
+        }
+    }
+}
+
+impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for Index<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let maps = [&self.first].into_iter().chain(&self.others);
+        f.debug_map().entries(maps.flatten()).finish()
+    }
+}
+
+impl<K: Hash + Eq, V> Index<K, V> {
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The value at a key.
+    pub fn get<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        self.map(key).get(key)
+    }
+
+    /// The value at a key.
+    pub fn get_mut<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        self.map_mut(key).get_mut(key)
+    }
+
+    /// The key as it is kept.
+    pub fn key<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&K>
+    where
+        K: Borrow<Q>,
+    {
+        self.map(key).get_key_value(key).map(|(key, _)| key)
+    }
+
+    /// Puts a value at a key; gives the one that was there.
+    pub fn insert(&mut self, key: K, value: V) -> Option<V> {
+        self.divide();
+        let before = self.map_mut(&key).insert(key, value);
+        self.len += usize::from(before.is_none());
+        before
+    }
+
+    /// The value at a key, made if there is none.
+    pub fn or_insert_with(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
+        self.divide();
+        let Index {
+            first,
+            others,
+            hash,
+            len,
+        } = self;
+        let shard = shard(hash, others.len(), &key);
+        let map = match others.get_mut(shard) {
+            Some(map) => map,
+            None => first,
+        };
+        match map.entry(key) {
+            Entry::Occupied(slot) => slot.into_mut(),
+            Entry::Vacant(slot) => {
+                *len += 1;
+                slot.insert(make())
+            }
+        }
+    }
+
+    /// Takes a key out, with its value.
+    pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<(K, V)>
+    where
+        K: Borrow<Q>,
+    {
+        let taken = self.map_mut(key).remove_entry(key)?;
+        self.len -= 1;
+        if self.len == 0 && !self.others.is_empty() {
+            self.first = HashMap::new();
+            self.others = Vec::new();
+        }
+        Some(taken)
+    }
+
+    /// All keys.
+    pub fn keys(&self) -> impl Iterator<Item = &K> {
+        let maps = [&self.first].into_iter().chain(&self.others);
+        maps.flat_map(HashMap::keys)
+    }
+
+    /// Divides the entries among many maps once they are not few any more.
+    fn divide(&mut self) {
+        if self.len < FEW || !self.others.is_empty() {
+            return;
+        }
+        self.others.resize_with(SHARDS - 1, HashMap::new);
+        for (key, value) in std::mem::take(&mut self.first) {
+            self.map_mut(&key).insert(key, value);
+        }
+    }
+
+    fn map<Q: Hash + ?Sized>(&self, key: &Q) -> &HashMap<K, V> {
+        let shard = shard(&self.hash, self.others.len(), key);
+        self.others.get(shard).unwrap_or(&self.first)
+    }
+
+    fn map_mut<Q: Hash + ?Sized>(&mut self, key: &Q) -> &mut HashMap<K, V> {
+        let shard = shard(&self.hash, self.others.len(), key);
+        self.others.get_mut(shard).unwrap_or(&mut self.first)
+    }
+}
+
+/// Which of the other maps has a key; beyond them: the first.
+fn shard<Q: Hash + ?Sized>(hash: &RandomState, others: usize, key: &Q) -> usize {
+    match others {
+        0 => 0,
+        others => (hash.hash_one(key) >> 32) as usize % (others + 1),
+    }
+}
