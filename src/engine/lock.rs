@@ -313,7 +313,7 @@ impl Lock {
                 Lock::Full(full) => {
                     match owner {
                         [] => full.holders.remove_only(*token),
-                        owner => drop(full.holders.remove(owner)),
+                        owner => full.holders.remove(owner),
                     }
                     self.shrink();
                 }
@@ -352,8 +352,7 @@ impl Lock {
         match self {
             Lock::Sole(_) => own,
             Lock::Full(full) => {
-                // A holder stands in three ordered maps and shares its name among them; half a node's room is air.
-                let holders: usize = full.holders.iter().map(|hold| 200 + hold.owner.len()).sum();
+                let holders = full.holders.bytes();
                 let tickets: usize = full
                     .tickets
                     .values()
