@@ -22,6 +22,9 @@ const STEPS_NAMED: usize = 8;
 /// Bytes of an owner or key that an error shows.
 const BYTES_NAMED: usize = 64;
 
+/// Holders of a lock that are looked at without counting.
+const FEW_HOLDERS: usize = 16;
+
 /// Locks that the periodic check looks at in one go.
 const SUSPECTS_A_STEP: usize = 64;
 
@@ -55,6 +58,8 @@ struct OwnerNode {
     owner: Rc<[u8]>,
     // The connections that it waits by.
     by: Vec<u64>,
+    // Its waits, by their places in the list.
+    waits: Vec<usize>,
     acts: bool,
 }
 
@@ -161,7 +166,7 @@ impl Engine {
             targets,
         };
         let asker = Some(ask.client).filter(|_| ask.channel.is_none());
-        match self.circle(keys, Rc::from(ask.owner), waiting, asker) {
+        match self.circle(keys, Rc::from(ask.owner), waiting, asker, &mut 0) {
             Ok(None) => Ok(()),
             Ok(Some(circle)) => {
                 self.counters.deadlocks += 1;
@@ -183,11 +188,16 @@ impl Engine {
             self.suspects.clear();
             return;
         }
+        // All of them together may take as many steps as the check of one request.
+        let mut steps = 0;
         for _ in 0..SUSPECTS_A_STEP {
+            if steps >= self.policy.deadlock_max_steps {
+                break;
+            }
             let Some(name) = self.suspects.pop_first() else {
                 break;
             };
-            while let Some((victim, mut circle)) = self.standing_circle(keys, &name) {
+            while let Some((victim, mut circle)) = self.standing_circle(keys, &name, &mut steps) {
                 let first = circle.iter().position(|step| step.id == victim);
                 circle.rotate_left(first.unwrap_or(0));
                 self.counters.deadlocks += 1;
@@ -244,6 +254,7 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         name: &Name,
+        steps: &mut usize,
     ) -> Option<(RequestId, Vec<Step>)> {
         let line = self.lines.get(name.lend())?;
         let (_, last) = line
@@ -255,7 +266,7 @@ impl Engine {
             .waits_of(&owner)
             .into_iter()
             .find(|wait| wait.id == id)?;
-        match self.circle(keys, owner, waiting, None) {
+        match self.circle(keys, owner, waiting, None, steps) {
             Ok(circle) => {
                 let circle = circle?;
                 let youngest = circle.iter().map(|step| step.id).max()?;
@@ -268,14 +279,19 @@ impl Engine {
         }
     }
 
-    /// The circle that keeps this wait from ever ending, if one does.
+    /// The circle that keeps this wait from ever ending, if one does. The steps that it took to find out are added up.
     fn circle(
         &mut self,
         keys: &mut impl Keyspace,
         owner: Rc<[u8]>,
         waiting: Waiting,
         asker: Option<u64>,
+        steps: &mut usize,
     ) -> Result<Option<Vec<Step>>, TooFar> {
+        if self.ends_plainly(keys, &owner, &waiting) {
+            *steps += waiting.targets.len();
+            return Ok(None);
+        }
         let mut graph = Graph {
             locks: Vec::new(),
             lock_at: HashMap::new(),
@@ -290,13 +306,9 @@ impl Engine {
         let id = waiting.id;
         let at = graph.owner(self, keys, &owner, Some(waiting.client));
         graph.wait(waiting, at);
-        // What is found on the way is looked at in its turn.
-        let mut next = 0;
-        while next < graph.waits.len() {
-            graph.explore(self, keys, next)?;
-            next += 1;
-        }
-        graph.reduce(self)?;
+        let played = graph.play(self, keys);
+        *steps += self.policy.deadlock_max_steps - graph.steps_left;
+        played?;
         let asked = graph.wait_at.get(&id).copied().unwrap_or(0);
         if graph.waits.get(asked).map_or(true, |wait| wait.granted) {
             if graph.relied {
@@ -312,6 +324,23 @@ impl Engine {
             return Ok(None);
         }
         graph.trace(self, asked).map(Some)
+    }
+
+    /// Whether those who hold what is waited for wait for nothing, and nobody stands there for other locks as well. Then
+    /// it does not matter what else the owner waits for, which may be a lot: by a channel it can wait for thousands.
+    fn ends_plainly(&self, keys: &mut impl Keyspace, owner: &[u8], waiting: &Waiting) -> bool {
+        waiting.targets.iter().all(|(name, ..)| {
+            let line = self.lines.get(name.lend());
+            let mut plain = line.map_or(true, |line| line.many == 0);
+            keys.look(name.lend(), &mut |lock| {
+                let waits =
+                    |holder: &[u8]| holder != owner && !self.requests.of_owner(holder).is_empty();
+                // A crowd of holders is looked through once, and that is counted.
+                plain &=
+                    lock.holders() <= FEW_HOLDERS && !lock.holds().any(|hold| waits(hold.owner));
+            });
+            plain
+        })
     }
 
     /// The waiting requests of an owner.
@@ -350,6 +379,16 @@ impl Engine {
 }
 
 impl Graph {
+    /// Finds out what the waits depend on, and plays it through. What is found on the way is looked at in its turn.
+    fn play(&mut self, engine: &Engine, keys: &mut impl Keyspace) -> Result<(), TooFar> {
+        let mut next = 0;
+        while next < self.waits.len() {
+            self.explore(engine, keys, next)?;
+            next += 1;
+        }
+        self.reduce(engine)
+    }
+
     fn step(&mut self) -> Result<(), TooFar> {
         self.steps_left = self.steps_left.checked_sub(1).ok_or(TooFar)?;
         Ok(())
@@ -370,6 +409,7 @@ impl Graph {
         let node = OwnerNode {
             owner: Rc::from(owner),
             by: waits.iter().map(|wait| wait.client).chain(by).collect(),
+            waits: Vec::new(),
             acts: false,
         };
         let mut tied = engine.sessions.clients_of(owner);
@@ -415,6 +455,9 @@ impl Graph {
             })
             .collect();
         self.wait_at.insert(waiting.id, self.waits.len());
+        if let Some(node) = self.owners.get_mut(owner) {
+            node.waits.push(self.waits.len());
+        }
         self.waits.push(WaitNode {
             id: waiting.id,
             owner,
@@ -640,8 +683,12 @@ impl Graph {
             let line = engine.lines.get(name.lend());
             let (blocker, queued, next) = match blocker {
                 Blocker::Holder(holder) => {
-                    let stuck = |wait: &&WaitNode| wait.owner == holder && !wait.granted;
-                    let wait = self.waits.iter().find(stuck);
+                    let waits = self.owners.get(holder).map(|node| &node.waits);
+                    let mut waits = waits
+                        .into_iter()
+                        .flatten()
+                        .filter_map(|at| self.waits.get(*at));
+                    let wait = waits.find(|wait| !wait.granted);
                     let next = wait.map(|wait| (wait.id, holder, wait.targets.clone()));
                     (holder, false, next)
                 }
@@ -693,6 +740,7 @@ impl Graph {
             self.owners.push(OwnerNode {
                 owner: owner.clone(),
                 by: Vec::new(),
+                waits: Vec::new(),
                 acts: false,
             });
         }
