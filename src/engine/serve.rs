@@ -79,6 +79,7 @@ impl Engine {
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.take_back(keys, now);
         let clearing = self.clear_away(keys, now);
+        self.follow_up(keys, now);
         let mut refused = Vec::new();
         let mut settled = 0;
         // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.

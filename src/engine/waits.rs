@@ -30,6 +30,14 @@ const SUSPECTS_A_STEP: usize = 64;
 /// The name that the request goes by that is not queued yet.
 const ASKED: RequestId = 0;
 
+/// The place of the request that is not queued yet, and after it that of a request for many locks that will have to queue
+/// for one of them, as its owner holds it no longer.
+const LAST: u64 = u64::MAX - 1;
+const LATE: u64 = u64::MAX;
+
+/// Holders of a lock that are looked at without counting.
+const FEW_HOLDERS: usize = 16;
+
 /// The part of the world that a wait depends on. Owners go by the hash of their names.
 struct Graph {
     locks: Vec<LockNode>,
@@ -73,6 +81,10 @@ struct WaitNode {
 }
 
 impl WaitNode {
+    fn targets(&self) -> impl Iterator<Item = &Target> {
+        self.target.iter().chain(&self.others)
+    }
+
     fn nth(&self, at: usize) -> Option<Target> {
         match at {
             0 => self.target,
@@ -137,7 +149,14 @@ impl Engine {
         wanted: &[(NameRef, Option<u64>)],
         ask: &Ask,
     ) -> Result<(), Error> {
-        if !self.policy.deadlock_detection || !self.has_stake(keys, ask.owner) {
+        if !self.policy.deadlock_detection {
+            return Ok(());
+        }
+        // By a ticket that nobody was there for it may stand before those that it waits for elsewhere.
+        let returns = wanted.len() > 1 && wanted.iter().any(|(_, number)| number.is_some());
+        // It may block the connection by which another owner could have acted.
+        let relied = !self.relying.is_empty();
+        if !(returns || relied || self.has_stake(keys, ask.owner)) {
             return Ok(());
         }
         self.look_for_circle(keys, wanted, ask)
@@ -168,7 +187,11 @@ impl Engine {
             let place = line.and_then(|line| line.place((*number)?));
             let limit = place.map_or(ask.limit, |place| place.limit.min(ask.limit));
             let kept = self.lines.name(*name).unwrap_or_else(|| name.keep());
-            (kept, number.unwrap_or(u64::MAX), limit)
+            let mut held = false;
+            keys.look(*name, &mut |lock| held = lock.hold(ask.owner).is_some());
+            // A holder whose re-entry has to wait (in quarantine) stands before all others.
+            let last = if held { UPGRADE + 1 } else { LAST };
+            (kept, number.unwrap_or(last), limit)
         };
         let places: Vec<_> = wanted.iter().map(place).collect();
         let asked = Asked {
@@ -178,7 +201,7 @@ impl Engine {
             places: &places,
         };
         let asker = Some(ask.client).filter(|_| ask.channel.is_none());
-        match self.circle(keys, &asked, Some(ask.owner), asker) {
+        match self.circle(keys, &asked, Some(ask.owner), asker, &mut 0) {
             Ok(None) => Ok(()),
             Ok(Some(circle)) => {
                 self.counters.deadlocks += 1;
@@ -200,11 +223,22 @@ impl Engine {
             self.suspects.clear();
             return;
         }
+        // Those that rely on a connection are looked at again as long as they do; all of them in turn, if they are many.
+        if self.suspects.len() < SUSPECTS_A_STEP {
+            let relying = std::mem::take(&mut self.relying);
+            let queued = |name: &Name| self.lines.get(name.lend()).is_some();
+            self.suspects.extend(relying.into_iter().filter(queued));
+        }
+        // All of them together may take as many steps as the check of one request.
+        let mut steps = 0;
         for _ in 0..SUSPECTS_A_STEP {
+            if steps >= self.policy.deadlock_max_steps {
+                break;
+            }
             let Some(name) = self.suspects.pop_first() else {
                 break;
             };
-            while let Some((victim, mut circle)) = self.standing_circle(keys, &name) {
+            while let Some((victim, mut circle)) = self.standing_circle(keys, &name, &mut steps) {
                 let first = circle.iter().position(|step| step.id == victim);
                 circle.rotate_left(first.unwrap_or(0));
                 self.counters.deadlocks += 1;
@@ -224,13 +258,6 @@ impl Engine {
                 self.follow_up(keys, now);
             }
         }
-        let relying = std::mem::take(&mut self.relying);
-        let lines = &self.lines;
-        self.suspects.extend(
-            relying
-                .into_iter()
-                .filter(|name| lines.get(name.lend()).is_some()),
-        );
     }
 
     /// Whether circles are to be looked for (see [`Engine::break_circles`]).
@@ -261,6 +288,7 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         name: &Name,
+        steps: &mut usize,
     ) -> Option<(RequestId, Vec<Step>)> {
         let line = self.lines.get(name.lend())?;
         let present = |(_, place): &(u64, &Place)| !place.requests.is_empty();
@@ -273,7 +301,7 @@ impl Engine {
             client: request.client,
             places: &places,
         };
-        match self.circle(keys, &asked, None, None) {
+        match self.circle(keys, &asked, None, None, steps) {
             Ok(circle) => {
                 let circle = circle?;
                 let youngest = circle.iter().map(|step| step.id).max()?;
@@ -287,14 +315,19 @@ impl Engine {
     }
 
     /// The circle that keeps this wait from ever ending, if one does. A request that does not stand in any queue yet comes
-    /// with the name of its owner.
+    /// with the name of its owner. The steps that it took to find out are added up.
     fn circle(
         &mut self,
         keys: &mut impl Keyspace,
         asked: &Asked,
         fresh: Option<&[u8]>,
         asker: Option<u64>,
+        steps: &mut usize,
     ) -> Result<Option<Vec<Step>>, TooFar> {
+        if self.ends_plainly(keys, asked) {
+            *steps += asked.places.len();
+            return Ok(None);
+        }
         let mut graph = Graph {
             locks: Vec::new(),
             lock_at: HashMap::new(),
@@ -307,13 +340,9 @@ impl Engine {
             relied: false,
         };
         graph.owner(self, keys, asked.owner, fresh.map(|_| asked));
-        // What is found on the way is looked at in its turn.
-        let mut next = 0;
-        while next < graph.waits.len() {
-            graph.explore(self, keys, next)?;
-            next += 1;
-        }
-        graph.reduce(self)?;
+        let played = graph.play(self, keys);
+        *steps += self.policy.deadlock_max_steps - graph.steps_left;
+        played?;
         let at = graph.wait_at.get(&asked.id).copied().unwrap_or(0);
         if graph.waits.get(at).map_or(true, |wait| wait.granted) {
             if graph.relied {
@@ -323,7 +352,29 @@ impl Engine {
             }
             return Ok(None);
         }
-        graph.trace(self, at, fresh).map(Some)
+        graph.trace(self, keys, at, fresh).map(Some)
+    }
+
+    /// Whether those who hold what is waited for wait for nothing, and nobody stands there for other locks as well. Then
+    /// it does not matter what else the owner waits for, which may be a lot: by a channel it can wait for thousands.
+    fn ends_plainly(&self, keys: &mut impl Keyspace, asked: &Asked) -> bool {
+        let waits = |owner: u64| owner != asked.owner && !self.requests.of_owner(owner).is_empty();
+        asked.places.iter().all(|(name, ..)| {
+            let line = self.lines.get(name.lend());
+            if line.is_some_and(|line| line.many > 0) {
+                return false;
+            }
+            if let Some(stakes) = line.and_then(|line| line.stakes.each()) {
+                return !stakes.iter().any(|stake| waits(stake.owner));
+            }
+            let mut plain = true;
+            keys.look(name.lend(), &mut |lock| {
+                let mut owners = lock.holds().map(|hold| self.requests.hash(hold.owner));
+                // A crowd of holders is looked through once, and that is counted.
+                plain = lock.holders() <= FEW_HOLDERS && !owners.any(waits);
+            });
+            plain
+        })
     }
 
     /// Who asks in a waiting request.
@@ -339,6 +390,16 @@ impl Engine {
 }
 
 impl Graph {
+    /// Finds out what the waits depend on, and plays it through. What is found on the way is looked at in its turn.
+    fn play(&mut self, engine: &Engine, keys: &mut impl Keyspace) -> Result<(), TooFar> {
+        let mut next = 0;
+        while next < self.waits.len() {
+            self.explore(engine, keys, next)?;
+            next += 1;
+        }
+        self.reduce(engine)
+    }
+
     fn step(&mut self) -> Result<(), TooFar> {
         self.steps_left = self.steps_left.checked_sub(1).ok_or(TooFar)?;
         Ok(())
@@ -362,9 +423,11 @@ impl Graph {
             self.wait(at, asked.id, asked.client, asked.places.iter().cloned());
         }
         for id in engine.requests.of_owner(owner) {
-            self.wait_of(engine, at, *id);
+            self.wait_of(engine, keys, at, *id);
         }
         let waits = first..self.waits.len();
+        // Of several waits one may end, and the owner could act by its connection; or time runs out for that one.
+        self.relied |= waits.len() > 1;
         self.owners.push(OwnerNode {
             owner,
             acts: waits.is_empty(),
@@ -384,7 +447,7 @@ impl Graph {
     }
 
     /// Adds a request that waits.
-    fn wait_of(&mut self, engine: &Engine, owner: usize, id: RequestId) {
+    fn wait_of(&mut self, engine: &Engine, keys: &mut impl Keyspace, owner: usize, id: RequestId) {
         match engine.requests.get(id) {
             None => {}
             Some(Stand::One(name, number)) => {
@@ -399,7 +462,20 @@ impl Graph {
             }
             Some(Stand::Many(many)) => {
                 let target = |(name, number): &(Name, Option<u64>)| {
-                    Some((name.clone(), (*number)?, many.limit))
+                    let line = engine.lines.get(name.lend());
+                    let number = number.or_else(|| {
+                        let mut open = false;
+                        keys.look(name.lend(), &mut |lock| {
+                            open = lock.hold(&many.owner).is_some_and(|hold| {
+                                hold.limit <= many.limit || lock.admits(&many.owner, many.limit)
+                            });
+                        });
+                        let known = || line.and_then(|line| line.stand_of(&many.owner));
+                        (!open).then(|| known().unwrap_or(LATE))
+                    })?;
+                    let place = line.and_then(|line| line.place(number));
+                    let limit = place.map_or(many.limit, |place| place.limit.min(many.limit));
+                    Some((name.clone(), number, limit))
                 };
                 let targets = many.locks.iter().filter_map(target);
                 self.wait(owner, id, many.client, targets);
@@ -610,30 +686,50 @@ impl Graph {
         let Some(line) = engine.lines.get(node.name.lend()) else {
             return Ok(None);
         };
-        if free && line.many == 0 {
+        // The request that is asked for is in no queue yet, but may come to stand before this place.
+        let asked = self.node(ASKED).and_then(|wait| {
+            let here = |own: &&Target| own.lock == target.lock && own.number < target.number;
+            Some((wait, wait.targets().find(here)?.number))
+        });
+        if free && line.many == 0 && asked.is_none() {
             return Ok(None);
         }
+        if let Some((_, number)) = asked.filter(|(wait, _)| !wait.granted) {
+            let place = line.place(number);
+            if place.map_or(true, |place| place.requests.is_empty()) {
+                return Ok(Some(Blocker::Place(number)));
+            }
+        }
         let before = |(number, _): &(u64, &Place)| *number < target.number;
+        let (mut steps, mut found) = (0, None);
         for (number, place) in line.in_order().take_while(before) {
-            self.step()?;
+            steps += 1;
+            let joins = asked.filter(|(_, own)| *own == number);
+            let joins = joins.map(|(wait, _)| wait);
+            let alone = joins.is_some_and(|wait| wait.others.is_empty());
             let stands = if place.requests.is_empty() {
                 false
-            } else if place.only_many() {
-                let waits = |id: RequestId| {
-                    let wait = self.wait_at.get(&id).and_then(|at| self.waits.get(*at));
-                    wait.is_some_and(|wait| !wait.granted)
-                };
-                place.requests.iter().any(|request| waits(request.id))
+            } else if place.only_many() && !alone {
+                // The first of them that is granted takes the place with it.
+                let served = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
+                let ids = place.requests.iter().map(|request| self.node(request.id));
+                !ids.chain(joins.map(Some)).any(served)
             } else {
                 let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
                 let owner = owner.copied().unwrap_or(usize::MAX);
                 self.incompatible(target.lock, owner, place.limit).is_some()
             };
             if stands {
-                return Ok(Some(Blocker::Place(number)));
+                found = Some(Blocker::Place(number));
+                break;
             }
         }
-        Ok(None)
+        self.steps_left = self.steps_left.checked_sub(steps).ok_or(TooFar)?;
+        Ok(found)
+    }
+
+    fn node(&self, id: RequestId) -> Option<&WaitNode> {
+        self.waits.get(*self.wait_at.get(&id)?)
     }
 
     fn acts(&self, owner: usize) -> bool {
@@ -658,6 +754,7 @@ impl Graph {
     fn trace(
         &mut self,
         engine: &Engine,
+        keys: &mut impl Keyspace,
         asked: usize,
         fresh: Option<&[u8]>,
     ) -> Result<Vec<Step>, TooFar> {
@@ -690,7 +787,7 @@ impl Graph {
                     let stuck = |at: &usize| self.waits.get(*at).is_some_and(|wait| !wait.granted);
                     waits.into_iter().flatten().find(stuck)
                 }
-                Blocker::Place(number) => self.wait_at_place(engine, &name, number),
+                Blocker::Place(number) => self.wait_at_place(engine, keys, &name, number),
             };
             let Some((next, blocking)) =
                 next.and_then(|next| Some((next, named(self.waits.get(next)?.id)?)))
@@ -711,10 +808,23 @@ impl Graph {
         }
     }
 
-    /// The first wait of a place, which may have come up only now.
-    fn wait_at_place(&mut self, engine: &Engine, name: &Name, number: u64) -> Option<usize> {
-        let place = engine.lines.get(name.lend())?.place(number)?;
-        let id = place.requests.first()?.id;
+    /// The first wait of a place, which may have come up only now. With nobody there it is the place of the one that is
+    /// asked for.
+    fn wait_at_place(
+        &mut self,
+        engine: &Engine,
+        keys: &mut impl Keyspace,
+        name: &Name,
+        number: u64,
+    ) -> Option<usize> {
+        let line = engine.lines.get(name.lend());
+        let present = line
+            .and_then(|line| line.place(number))
+            .and_then(|place| Some((place, place.requests.first()?)));
+        let Some((place, request)) = present else {
+            return self.wait_at.get(&ASKED).copied();
+        };
+        let id = request.id;
         if let Some(at) = self.wait_at.get(&id) {
             return Some(*at);
         }
@@ -730,7 +840,7 @@ impl Graph {
                 self.owners.len() - 1
             }
         };
-        self.wait_of(engine, owner, id);
+        self.wait_of(engine, keys, owner, id);
         self.wait_at.get(&id).copied()
     }
 }

@@ -106,8 +106,12 @@ fn register(ctx: *mut Ctx, spec: &'static Spec) -> Result<(), &'static str> {
         Access::Read => "readonly",
         Access::None => "",
     };
-    let flags = text(format!("{access} {}", spec.flags).trim());
-    // Keys that a number tells of are found by the description only.
+    // Where the first key is and where the last is what a cluster goes by, on every server that there is: from keys that a
+    // number tells of it would see none, and neither redirect nor refuse. So it asks the module for them.
+    let asks = if spec.many_keys() { "getkeys-api" } else { "" };
+    let words = [access, spec.flags, asks].into_iter();
+    let flags = words.filter(|word| !word.is_empty()).collect::<Vec<_>>();
+    let flags = text(&flags.join(" "));
     let (first, last, step) = if spec.access == Access::None || spec.many_keys() {
         (0, 0, 0)
     } else {
@@ -158,13 +162,32 @@ unsafe extern "C" fn at<const AT: usize>(ctx: *mut Ctx, argv: *mut *mut Str, arg
     door(|| {
         if let Some(spec) = COMMANDS.get(AT) {
             let argv = std::slice::from_raw_parts_mut(argv, argc.max(0) as usize);
-            if spec.access == Access::Guard && api!(RedisModule_IsKeysPositionRequest(ctx)) != 0 {
-                return guard::give_keys(ctx, argv);
+            let tells = spec.access == Access::Guard || spec.many_keys();
+            if tells && api!(RedisModule_IsKeysPositionRequest(ctx)) != 0 {
+                return match spec.many_keys() {
+                    true => give_keys(ctx, spec, argv),
+                    false => guard::give_keys(ctx, argv),
+                };
             }
             super::command(ctx, spec, argv);
         }
     });
     OK
+}
+
+/// Hands out the keys of a command that a number tells of.
+fn give_keys(ctx: *mut Ctx, spec: &Spec, argv: &[*mut Str]) {
+    // SAFETY: a context that asks for keys, and the server's arguments; the positions are within these.
+    unsafe {
+        let words: Vec<&[u8]> = argv.iter().skip(1).map(|word| api::bytes(*word)).collect();
+        for at in spec.keys(&words) {
+            api!(RedisModule_KeyAtPosWithFlags(
+                ctx,
+                at as c_int + 1,
+                access(spec) as c_int
+            ));
+        }
+    }
 }
 
 /// What COMMAND DOCS, COMMAND INFO, COMMAND GETKEYS and the ACL's key patterns are made from.
@@ -189,9 +212,10 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
     Box::leak(Box::new(info))
 }
 
-fn key_specs(spec: &Spec) -> *mut raw::RedisModuleCommandKeySpec {
-    let access = match spec.access {
-        Access::None => return ptr::null_mut(),
+/// What a command does to its keys.
+fn access(spec: &Spec) -> u32 {
+    match spec.access {
+        Access::None => 0,
         Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
         // The inner command's keys are handed out when they are asked for.
         Access::Guard => {
@@ -204,10 +228,16 @@ fn key_specs(spec: &Spec) -> *mut raw::RedisModuleCommandKeySpec {
                 | raw::REDISMODULE_CMD_KEY_ACCESS
                 | raw::REDISMODULE_CMD_KEY_UPDATE
         }
-    };
+    }
+}
+
+fn key_specs(spec: &Spec) -> *mut raw::RedisModuleCommandKeySpec {
+    if spec.access == Access::None {
+        return ptr::null_mut();
+    }
     // SAFETY: all-zero is the end mark of the list, and "left out" in every field.
     let mut specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
-    specs[0].flags = u64::from(access);
+    specs[0].flags = u64::from(access(spec));
     specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     specs[0].bs.index.pos = 1;
     if spec.many_keys() {
