@@ -70,6 +70,7 @@ impl Engine {
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.take_back(keys, now);
         self.clear_away(keys, now, most);
+        self.follow_up(keys, now);
         let mut refused = Vec::new();
         let mut settled = 0;
         while settled < most {
