@@ -28,6 +28,11 @@ const SUSPECTS_A_STEP: usize = 64;
 /// The name that the request goes by that is not queued yet.
 const ASKED: RequestId = 0;
 
+/// The place of the request that is not queued yet, and after it that of a request for many locks that will have to queue
+/// for one of them, as its owner holds it no longer.
+const LAST: u64 = u64::MAX - 1;
+const LATE: u64 = u64::MAX;
+
 /// The part of the world that a wait depends on.
 struct Graph {
     locks: Vec<LockNode>,
@@ -47,8 +52,8 @@ struct LockNode {
     name: Name,
     // Only those who cannot act as far as is known.
     holders: Vec<(usize, Limit)>,
-    // Up to which number of its queue requests for many locks have been looked at.
-    explored: u64,
+    // Up to which number of its queue requests for many locks have been looked at; none before the holders have.
+    explored: Option<u64>,
 }
 
 struct OwnerNode {
@@ -120,7 +125,14 @@ impl Engine {
         wanted: &[(NameRef, Option<u64>)],
         ask: &Ask,
     ) -> Result<(), Error> {
-        if !self.policy.deadlock_detection || !self.has_stake(keys, ask.owner) {
+        if !self.policy.deadlock_detection {
+            return Ok(());
+        }
+        // By a ticket that nobody was there for it may stand before those that it waits for elsewhere.
+        let returns = wanted.len() > 1 && wanted.iter().any(|(_, number)| number.is_some());
+        // It may block the connection by which another owner could have acted.
+        let relied = !self.relying.is_empty();
+        if !(returns || relied || self.has_stake(keys, ask.owner)) {
             return Ok(());
         }
         self.look_for_circle(keys, wanted, ask)
@@ -152,7 +164,11 @@ impl Engine {
                 let place = line.and_then(|line| line.place((*number)?));
                 let limit = place.map_or(ask.limit, |place| place.limit.min(ask.limit));
                 let kept = self.lines.name(*name).unwrap_or_else(|| name.keep());
-                (kept, number.unwrap_or(u64::MAX), limit)
+                let mut held = false;
+                keys.look(*name, &mut |lock| held = lock.hold(ask.owner).is_some());
+                // A holder whose re-entry has to wait (in quarantine) stands before all others.
+                let last = if held { UPGRADE + 1 } else { LAST };
+                (kept, number.unwrap_or(last), limit)
             })
             .collect();
         let waiting = Waiting {
@@ -183,6 +199,12 @@ impl Engine {
             self.suspects.clear();
             return;
         }
+        // Those that rely on a connection are looked at again as long as they do; all of them in turn, if they are many.
+        if self.suspects.len() < SUSPECTS_A_STEP {
+            let relying = std::mem::take(&mut self.relying);
+            let queued = |name: &Name| self.lines.get(name.lend()).is_some();
+            self.suspects.extend(relying.into_iter().filter(queued));
+        }
         for _ in 0..SUSPECTS_A_STEP {
             let Some(name) = self.suspects.pop_first() else {
                 break;
@@ -207,13 +229,6 @@ impl Engine {
                 self.follow_up(keys, now);
             }
         }
-        let relying = std::mem::take(&mut self.relying);
-        let lines = &self.lines;
-        self.suspects.extend(
-            relying
-                .into_iter()
-                .filter(|name| lines.get(name.lend()).is_some()),
-        );
     }
 
     /// Whether circles are to be looked for (see [`Engine::break_circles`]).
@@ -252,7 +267,7 @@ impl Engine {
             .last()?;
         let (owner, id) = (last.owner.clone(), last.requests.first()?.id);
         let waiting = self
-            .waits_of(&owner)
+            .waits_of(keys, &owner)
             .into_iter()
             .find(|wait| wait.id == id)?;
         match self.circle(keys, owner, waiting, None) {
@@ -315,8 +330,8 @@ impl Engine {
     }
 
     /// The waiting requests of an owner.
-    fn waits_of(&self, owner: &[u8]) -> Vec<Waiting> {
-        let of = |id: &RequestId| {
+    fn waits_of(&self, keys: &mut impl Keyspace, owner: &[u8]) -> Vec<Waiting> {
+        let mut of = |id: &RequestId| {
             let (client, targets) = match self.requests.get(*id)? {
                 Stand::One(name, number) => {
                     let place = self.lines.get(name.lend())?.place(*number)?;
@@ -330,7 +345,21 @@ impl Engine {
                         return None;
                     }
                     let target = |(name, number): &(Name, Option<u64>)| {
-                        Some((name.clone(), (*number)?, many.limit))
+                        let line = self.lines.get(name.lend());
+                        let number = number.or_else(|| {
+                            let mut open = false;
+                            keys.look(name.lend(), &mut |lock| {
+                                open = lock.hold(owner).is_some_and(|hold| {
+                                    hold.limit <= many.limit || lock.admits(owner, many.limit)
+                                });
+                            });
+                            let late =
+                                || line.and_then(|line| line.stand_of(owner)).unwrap_or(LATE);
+                            (!open).then(late)
+                        })?;
+                        let place = line.and_then(|line| line.place(number));
+                        let limit = place.map_or(many.limit, |place| place.limit);
+                        Some((name.clone(), number, limit.min(many.limit)))
                     };
                     (many.client, many.locks.iter().filter_map(target).collect())
                 }
@@ -341,11 +370,8 @@ impl Engine {
                 targets,
             })
         };
-        self.requests
-            .of_owner(owner)
-            .iter()
-            .filter_map(of)
-            .collect()
+        let ids = self.requests.of_owner(owner).iter();
+        ids.filter_map(&mut of).collect()
     }
 }
 
@@ -366,7 +392,7 @@ impl Graph {
         if let Some(at) = self.owner_at.get(owner) {
             return *at;
         }
-        let waits = engine.waits_of(owner);
+        let waits = engine.waits_of(keys, owner);
         let node = OwnerNode {
             owner: Rc::from(owner),
             by: waits.iter().map(|wait| wait.client).chain(by).collect(),
@@ -375,7 +401,8 @@ impl Graph {
         let mut tied = engine.sessions.clients_of(owner);
         let by_session = tied.any(|client| self.is_free(engine, keys, &node, client));
         let waits_for_nothing = node.by.is_empty();
-        self.relied |= by_session && !waits_for_nothing;
+        // Of several waits one may end, and the owner could act by its connection; or time runs out for that one.
+        self.relied |= (by_session && !waits_for_nothing) || node.by.len() > 1;
         let acts = by_session || waits_for_nothing;
         let at = self.owners.len();
         self.owner_at.insert(node.owner.clone(), at);
@@ -430,7 +457,7 @@ impl Graph {
             self.locks.push(LockNode {
                 name,
                 holders: Vec::new(),
-                explored: u64::MAX,
+                explored: None,
             });
         }
         at
@@ -453,9 +480,9 @@ impl Graph {
                 continue;
             };
             let name = node.name.clone();
-            let fresh = node.explored == u64::MAX;
-            let from = if fresh { 0 } else { node.explored };
-            node.explored = from.max(target.number);
+            let fresh = node.explored.is_none();
+            let from = node.explored.unwrap_or(0);
+            node.explored = Some(from.max(target.number));
             if fresh {
                 self.explore_holders(engine, keys, target.lock, &name)?;
             }
@@ -563,30 +590,53 @@ impl Graph {
         let Some(line) = engine.lines.get(node.name.lend()) else {
             return Ok(None);
         };
-        if free && line.many == 0 {
+        // The request that is asked for is in no queue yet, but may come to stand before this place.
+        let asked = self.node(ASKED).and_then(|wait| {
+            let here = |own: &&Target| own.lock == target.lock && own.number < target.number;
+            Some((wait, wait.targets.iter().find(here)?.number))
+        });
+        if free && line.many == 0 && asked.is_none() {
             return Ok(None);
         }
+        if let Some((_, number)) = asked.filter(|(wait, _)| !wait.granted) {
+            if line
+                .place(number)
+                .map_or(true, |place| place.requests.is_empty())
+            {
+                return Ok(Some(Blocker::Place(number)));
+            }
+        }
         let before = |(number, _): &(u64, &Place)| *number < target.number;
+        let (mut steps, mut found) = (0, None);
         for (number, place) in line.in_order().take_while(before) {
-            self.step()?;
+            steps += 1;
+            let joins = asked
+                .filter(|(_, own)| *own == number)
+                .map(|(wait, _)| wait);
+            let alone = joins.is_some_and(|wait| wait.targets.len() == 1);
             let stands = if place.requests.is_empty() {
                 false
-            } else if place.only_many() {
-                let waits = |id: RequestId| {
-                    let wait = self.wait_at.get(&id).and_then(|at| self.waits.get(*at));
-                    wait.is_some_and(|wait| !wait.granted)
-                };
-                place.requests.iter().any(|request| waits(request.id))
+            } else if place.only_many() && !alone {
+                // The first of them that is granted takes the place with it.
+                let served = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
+                let ids = place.requests.iter().map(|request| self.node(request.id));
+                !ids.chain(joins.map(Some)).any(served)
             } else {
                 let owner = self.owner_at.get(&place.owner).copied();
                 self.incompatible(target.lock, owner.unwrap_or(usize::MAX), place.limit)
                     .is_some()
             };
             if stands {
-                return Ok(Some(Blocker::Place(number)));
+                found = Some(Blocker::Place(number));
+                break;
             }
         }
-        Ok(None)
+        self.steps_left = self.steps_left.checked_sub(steps).ok_or(TooFar)?;
+        Ok(found)
+    }
+
+    fn node(&self, id: RequestId) -> Option<&WaitNode> {
+        self.waits.get(*self.wait_at.get(&id)?)
     }
 
     fn acts(&self, owner: usize) -> bool {
@@ -646,26 +696,25 @@ impl Graph {
                     (holder, false, next)
                 }
                 Blocker::Place(number) => {
+                    // With nobody there it is the place of the one that is asked for.
                     let place = line.and_then(|line| line.place(number));
-                    let Some((place, request)) =
-                        place.and_then(|place| Some((place, place.requests.first()?)))
-                    else {
-                        return Ok(steps);
+                    let request = place.and_then(|place| Some((place, place.requests.first()?)));
+                    let (id, holder, limit) = match (request, self.node(ASKED)) {
+                        (Some((place, request)), _) => {
+                            (request.id, self.owner_of(&place.owner), place.limit)
+                        }
+                        (None, Some(asked)) => (ASKED, asked.owner, target.limit),
+                        (None, None) => return Ok(steps),
                     };
-                    let holder = self.owner_of(&place.owner);
-                    let known = self
-                        .wait_at
-                        .get(&request.id)
-                        .and_then(|at| self.waits.get(*at));
-                    let targets = match known {
+                    let targets = match self.node(id) {
                         Some(wait) => wait.targets.clone(),
                         None => vec![Target {
                             number,
-                            limit: place.limit,
+                            limit,
                             ..target
                         }],
                     };
-                    (holder, true, Some((request.id, holder, targets)))
+                    (holder, true, Some((id, holder, targets)))
                 }
             };
             steps.push(Step {
