@@ -371,13 +371,15 @@ impl Engine {
                 Err(error) => Err(error),
             };
         };
-        let first = line.and_then(Line::head).map(|(first, _)| first);
+        let Some((first, head)) = line.and_then(Line::head) else {
+            return Ok(false);
+        };
         let hold = entry.hold(ask.owner);
         if ask.holds.is_none() && hold.is_some_and(|hold| hold.holds == u32::MAX) {
             return Err(overflow());
         }
         let full = hold.is_none() && entry.holders() >= self.policy.max_holders;
-        Ok(first == Some(number) && !full && entry.admits(ask.owner, ask.limit))
+        Ok(first == number && !full && entry.admits(ask.owner, head.limit))
     }
 
     /// The owner no longer holds a lock that needed no place: from now on it does. The wait was looked at without this lock,
@@ -432,7 +434,12 @@ impl Engine {
         let mut grants = Vec::with_capacity(locks.len());
         for (name, number) in locks {
             let (name, entry) = (name.lend(), keys.entry(name.lend()));
-            if let Ok(grant) = self.take_one(entry, now, name, ask) {
+            let line = self.lines.get(name);
+            let place = line.and_then(|line| line.place((*number)?));
+            // With the limit of all who share the place: theirs are re-entries then.
+            let limit = place.map_or(ask.limit, |place| place.limit);
+            let ask = Ask { limit, ..*ask };
+            if let Ok(grant) = self.take_one(entry, now, name, &ask) {
                 self.counters.grants_waited += u64::from(grant.holds == grant.added);
                 grants.push(grant);
             }

@@ -4,7 +4,7 @@
 use crate::client::Client;
 use crate::commands::Reply;
 use crate::engine::line::RequestId;
-use crate::engine::{self, Ask, Limit, Millis, Outcome, PlaceKind, Policy, State, Token};
+use crate::engine::{self, Limit, Millis, Outcome, PlaceKind, Policy, State, Token};
 use crate::error::Error;
 use crate::faults::Fault;
 use crate::model::{Answer, Model, Request, SHARED};
@@ -20,7 +20,7 @@ struct Comparison {
     random: Random,
     world: World,
     model: Model,
-    /// Whether limits are asked for, past the commands.
+    /// Whether limits are asked for.
     limits: bool,
     tokens: HashMap<u64, Token>,
     /// The highest token before this step.
@@ -159,10 +159,7 @@ impl Comparison {
             limit,
             ticket,
         };
-        let got = match self.limits {
-            true => self.ask(&request),
-            false => self.command(&request, fair, claim),
-        };
+        let got = self.command(&request, fair, claim);
         let must = self.model.acquire(&request);
         self.compare_answer(&request, must, got)
     }
@@ -181,6 +178,7 @@ impl Comparison {
             lease,
             wait,
             holds,
+            limit,
             ..
         } = request;
         let mut words = vec![
@@ -199,32 +197,12 @@ impl Comparison {
         option("CLAIM", claim);
         option("BLOCK", wait.map(|wait| wait.unwrap_or(0)));
         option("HOLDS", holds.map(u64::from));
+        match *limit {
+            1 => {}
+            SHARED => words.push("SHARED".into()),
+            n => option("LIMIT", Some(n as u64)),
+        }
         self.run(Client::connection(*client), &words)
-    }
-
-    fn ask(&mut self, request: &Request) -> Result<Reply, Error> {
-        let ask = Ask {
-            owner: request.owner.as_bytes(),
-            lease: request.lease,
-            wait: match request.wait {
-                None => engine::Wait::No,
-                Some(wait) => engine::Wait::For(wait),
-            },
-            holds: request.holds,
-            limit: wire(request.limit),
-            ticket: request.ticket,
-            session: false,
-            channel: None,
-            client: request.client,
-        };
-        let answer = self.world.ask(&name(0, &request.key), &ask);
-        self.diary
-            .push(format!("+{} {request:?} -> {answer:?}", self.elapsed()));
-        answer.map(|answer| match answer {
-            engine::Answer::Granted(grant) => Reply::Grant(grant.token, grant.holds, None),
-            engine::Answer::Null => Reply::NullArray,
-            engine::Answer::Waiting(id) => Reply::Wait(id, None),
-        })
     }
 
     fn compare_answer(

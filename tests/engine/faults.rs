@@ -1,12 +1,13 @@
 //! Faults, planted in the tests' own fixture: a check that has never rejected anything proves nothing.
 
 use crate::client::Client;
+use crate::engine::change::End;
 use crate::engine::{Grant, Limit, Policy};
 use crate::invariants::{no_leak, round_trip, Broken, Rule};
 use crate::keys::Value;
 use crate::picture::{Holder, Picture};
 use crate::simulation::Simulation;
-use crate::world::{name, World};
+use crate::world::{name, Answered, Waiting, World};
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +40,22 @@ pub enum Fault {
     Unwatched,
     /// A key keeps the TTL it had.
     WrongTtl,
+    /// A message does not reach its channel.
+    LostMessage,
+    /// A channel is told twice.
+    TwoMessages,
+    /// The server does not notice the end of a connection that a hold is tied to.
+    ForgottenSession,
+    /// A hold ends with a connection that it is not tied to.
+    StraySession,
+    /// A request for many locks has one of them already.
+    Partly,
+    /// A request for many locks is told of some of them.
+    ToldPartly,
+    /// The engine looks for no circles.
+    Blind,
+    /// A request that could be granted some time is refused.
+    FalseAlarm,
     /// It has been planted.
     Done,
 }
@@ -48,7 +65,15 @@ impl Fault {
     pub fn in_the_world(self) -> bool {
         matches!(
             self,
-            Fault::LostEffect | Fault::LostWake | Fault::SkippedTick | Fault::SkippedSettlement
+            Fault::LostEffect
+                | Fault::LostWake
+                | Fault::SkippedTick
+                | Fault::SkippedSettlement
+                | Fault::LostMessage
+                | Fault::TwoMessages
+                | Fault::ForgottenSession
+                | Fault::Blind
+                | Fault::FalseAlarm
         )
     }
 
@@ -84,13 +109,22 @@ impl Fault {
                     .rows
                     .get(name)
                     .is_some_and(|row| row.queue == before.rows[name].queue);
+                let second = &before.rows[name].queue[1].owner;
+                let single = |wait: &Waiting| wait.names.len() == 1 && wait.channel.is_none();
+                let same = same && after.waits_at(name, second).all(single);
                 if same {
                     let row = after.rows.get_mut(name).expect("the row is there");
                     let second = row.queue.remove(1);
                     after
                         .waits
-                        .retain(|(lock, owner, _)| (lock, owner) != (name, &second.owner));
+                        .retain(|wait| wait.owner != second.owner || !wait.names.contains(name));
                     after.places -= 1;
+                    after.answers.push(Answered {
+                        at_once: false,
+                        names: vec![name.clone()],
+                        owner: second.owner.clone(),
+                        tokens: vec![u64::MAX],
+                    });
                     after.grants.push((name.clone(), second.owner, u64::MAX));
                 }
                 same
@@ -135,8 +169,7 @@ impl Fault {
             }
             Fault::LateWakeup => {
                 let real = after.settled
-                    && after.waits.iter().filter_map(|(.., until)| *until).min()
-                        == after.next_wakeup;
+                    && after.waits.iter().filter_map(|wait| wait.until).min() == after.next_wakeup;
                 if let Some(at) = after.next_wakeup.as_mut().filter(|_| real) {
                     *at += 1;
                     return true;
@@ -164,6 +197,34 @@ impl Fault {
                 }
                 _ => false,
             },
+            Fault::StraySession => {
+                let holds = before.rows.values().flat_map(|row| &row.holders);
+                match { holds }.find(|hold| hold.tied.is_none()) {
+                    Some(hold) => {
+                        after.over.push((End::Session, hold.token));
+                        true
+                    }
+                    None => false,
+                }
+            }
+            Fault::Partly => match after.waits.iter().find(|wait| wait.names.len() > 1) {
+                Some(wait) => {
+                    let token = after.last_token + 1;
+                    let (name, owner) = (wait.names[0].clone(), wait.owner.clone());
+                    after.grants.push((name, owner, token));
+                    true
+                }
+                None => false,
+            },
+            Fault::ToldPartly => {
+                match { after.answers.iter_mut() }.find(|answer| answer.names.len() > 1) {
+                    Some(answer) => {
+                        answer.tokens.pop();
+                        true
+                    }
+                    None => false,
+                }
+            }
             _ => false,
         }
     }
@@ -171,9 +232,17 @@ impl Fault {
 
 /// Plants a fault in simulations until one offers the occasion, and requires that exactly this rule rejects it.
 fn check(fault: Fault, rule: Rule) {
+    check_among(fault, rule, &[]);
+}
+
+/// The same for a fault that shows in more than one way: until this rule rejects it.
+fn check_among(fault: Fault, rule: Rule, others: &[Rule]) {
     for seed in 1..=20 {
         let mut simulation = Simulation::new(seed, Some(fault));
         if let Err(Broken(found, what)) = simulation.run(200) {
+            if others.contains(&found) {
+                continue;
+            }
             assert_eq!(found, rule, "seed {seed}: {what}\n{}", simulation.story());
             return;
         }
@@ -198,7 +267,15 @@ fn a_server_that_sleeps_on_is_found_late() {
 
 #[test]
 fn a_lock_that_is_not_handed_on_is_found_free() {
-    check(Fault::SkippedSettlement, Rule::NobodyIdle);
+    let others = [
+        Rule::Watched,
+        Rule::Ttl,
+        Rule::Ghost,
+        Rule::Places,
+        Rule::SessionEnds,
+        Rule::NotifyTold,
+    ];
+    check_among(Fault::SkippedSettlement, Rule::NobodyIdle, &others);
 }
 
 #[test]
@@ -245,6 +322,30 @@ fn a_lock_that_nobody_watches_is_seen() {
 #[test]
 fn a_wrong_ttl_is_seen() {
     check(Fault::WrongTtl, Rule::Ttl);
+}
+
+#[test]
+fn a_message_that_is_lost_or_told_twice_is_seen() {
+    check(Fault::LostMessage, Rule::NotifyTold);
+    check(Fault::TwoMessages, Rule::NotifyTold);
+}
+
+#[test]
+fn a_session_that_is_forgotten_or_ends_a_strangers_hold_is_seen() {
+    check(Fault::ForgottenSession, Rule::SessionEnds);
+    check(Fault::StraySession, Rule::SessionEnds);
+}
+
+#[test]
+fn a_part_of_many_locks_is_seen() {
+    check(Fault::Partly, Rule::AllOrNone);
+    check(Fault::ToldPartly, Rule::AllOrNone);
+}
+
+#[test]
+fn a_circle_is_seen_and_a_false_alarm_too() {
+    check(Fault::Blind, Rule::NoCircle);
+    check(Fault::FalseAlarm, Rule::NoCircle);
 }
 
 #[test]

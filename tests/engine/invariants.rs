@@ -1,9 +1,11 @@
 //! What must hold after every step, whatever happened. Each rule is written from what users are promised, in terms of a
 //! [`Picture`]; `faults` shows of each that it can fail.
 
+use crate::circles::{second_upgrade, stuck, would_be_stuck, Reading};
+use crate::engine::change::End;
 use crate::engine::{Limit, Millis, Name, Token};
 use crate::picture::{Holder, Picture, Place, Row};
-use crate::world::World;
+use crate::world::{Waiting, World};
 use std::collections::BTreeSet;
 
 /// A promise.
@@ -33,6 +35,14 @@ pub enum Rule {
     Ttl,
     /// Every request that waits has a place, and at every place but an absent ticket's somebody waits.
     Answered,
+    /// Every grant is answered to somebody; a request for many locks is granted all of them in one event, or none.
+    AllOrNone,
+    /// No wait stands that could never end, once that was looked for; and none is refused that could.
+    NoCircle,
+    /// A hold that is tied to a connection ends with it, and no other does.
+    SessionEnds,
+    /// A wait by a channel ends with one message, or silently with its connection.
+    NotifyTold,
     /// What was saved is what is read.
     RoundTrip,
     /// With everything given back, nothing is kept.
@@ -52,7 +62,11 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
         one_place(name, row)?;
     }
     places(after)?;
+    notify_told(after)?;
     answered(after)?;
+    all_or_none(after)?;
+    session_ends(before, after)?;
+    no_circle(before, after)?;
     if after.settled {
         wakeup(after)?;
     }
@@ -106,7 +120,8 @@ fn tokens_rise(last: Token, grants: &[(Name, Vec<u8>, Token)]) -> Result<(), Bro
     Ok(())
 }
 
-fn allows(limit: Limit, owners: usize) -> bool {
+/// Whether a limit allows so many owners.
+pub fn allows(limit: Limit, owners: usize) -> bool {
     limit.to_wire() == 0 || owners <= limit.to_wire() as usize
 }
 
@@ -151,16 +166,22 @@ fn nobody_idle(name: &Name, after: &Picture) -> Result<(), Broken> {
     };
     let free = |name: &Name| match head(name) {
         Some((row, place)) if place.owner == first.owner => compatible(row, place, after.now),
-        // Of many locks those that the owner holds are not queued for.
+        // Of many locks those that the owner holds are not queued for, unless it came to hold them later (RENAME).
         _ => after.rows.get(name).is_some_and(|row| {
             let mine = |hold: &Holder| hold.owner == first.owner && hold.deadline > after.now;
-            row.holders.iter().any(mine)
+            let queued = row.queue.iter().any(|place| place.owner == first.owner);
+            row.holders.iter().any(mine) && !queued
         }),
     };
-    let part = (name.clone(), first.owner.clone());
-    let idle = match after.together.get(&part) {
-        Some(names) => names.iter().all(free),
-        None => free(name),
+    let mut waits = after.waits_at(name, &first.owner).peekable();
+    // Alone among all that wait there, those who ask for other locks as well need those too.
+    let alone = waits.peek().is_none()
+        || after
+            .waits_at(name, &first.owner)
+            .any(|wait| wait.names.len() == 1);
+    let idle = match alone {
+        true => free(name),
+        false => waits.any(|wait| wait.names.iter().all(free)),
     };
     if idle {
         return broken(
@@ -228,10 +249,18 @@ fn ttl(name: &Name, row: &Row) -> Result<(), Broken> {
 /// the lock while somebody who stood before is still there.
 fn no_overtaking(name: &Name, before: &Row, after: &Row, picture: &Picture) -> Result<(), Broken> {
     let rank = |queue: &[Place], owner: &[u8]| queue.iter().position(|place| place.owner == owner);
+    let granted = |owner: &[u8]| {
+        let its = |grant: &&(Name, Vec<u8>, Token)| grant.0 == *name && grant.1 == owner;
+        picture.grants.iter().any(|grant| its(&grant))
+    };
     let ranks: Vec<usize> = after
         .queue
         .iter()
-        .map(|place| rank(&before.queue, &place.owner).unwrap_or(usize::MAX))
+        .map(|place| match granted(&place.owner) {
+            // It has left its place by a grant, and come to wait again.
+            true => usize::MAX,
+            false => rank(&before.queue, &place.owner).unwrap_or(usize::MAX),
+        })
         .collect();
     // In quarantine a holder's re-entry stands before all others.
     if picture.granting && ranks.windows(2).any(|pair| pair[0] > pair[1]) {
@@ -297,32 +326,199 @@ fn answered(after: &Picture) -> Result<(), Broken> {
             .filter(|place| place.present);
         places.extend(present.map(|place| (name, &place.owner)));
     }
-    let waits: BTreeSet<_> = after
+    let waits: BTreeSet<(&Name, &Vec<u8>)> = after
         .waits
         .iter()
-        .map(|(name, owner, _)| (name, owner))
+        .flat_map(|wait| wait.names.iter().map(move |name| (name, &wait.owner)))
         .collect();
     // Of many locks those that the owner held when it was last looked at are not queued for.
     let optional = |(name, owner): &(&Name, &Vec<u8>)| {
-        let part = ((*name).clone(), (*owner).clone());
-        after.together.contains_key(&part) && waits.contains(&(*name, *owner))
+        let mut its = after.waits_at(name, owner).peekable();
+        its.peek().is_some() && its.all(|wait| wait.names.len() > 1)
     };
     let mut different = waits.symmetric_difference(&places);
-    match different.find(|part| !optional(part)) {
+    if let Some((name, owner)) = different.find(|part| !optional(part)) {
+        let what = format!("{} waits for {}, or does not", shown(owner), label(name));
+        return broken(Rule::Answered, what);
+    }
+    // But one of them at least is, or nothing keeps it from all of them.
+    let nowhere = |wait: &&Waiting| {
+        let mut names = wait.names.iter();
+        !names.any(|name| places.contains(&(name, &wait.owner)))
+    };
+    match after.waits.iter().find(nowhere) {
         None => Ok(()),
-        Some((name, owner)) => {
-            let what = format!("{} waits for {}, or does not", shown(owner), label(name));
+        Some(wait) => {
+            let what = format!("{} waits nowhere: {wait:?}", shown(&wait.owner));
             broken(Rule::Answered, what)
         }
     }
 }
 
+/// Every message was waited for, and the engine knows of no other waits by a channel than those who wait.
+fn notify_told(after: &Picture) -> Result<(), Broken> {
+    if let Some(message) = after.unasked.first() {
+        return broken(
+            Rule::NotifyTold,
+            format!("nobody waited for {message:?}, or was told already"),
+        );
+    }
+    let waits = after.waits.iter().filter(|wait| wait.channel.is_some());
+    let count = waits.count();
+    if after.settled && count != after.notifies {
+        let what = format!(
+            "{count} wait by a channel, and the engine will tell {}",
+            after.notifies
+        );
+        return broken(Rule::NotifyTold, what);
+    }
+    Ok(())
+}
+
+fn all_or_none(after: &Picture) -> Result<(), Broken> {
+    let told = |name: &Name, owner: &[u8], token: Token| {
+        after.answers.iter().any(|answer| {
+            let mut parts = answer.names.iter().zip(&answer.tokens);
+            answer.owner == owner && parts.any(|part| part == (name, &token))
+        })
+    };
+    for (name, owner, token) in &after.grants {
+        if !told(name, owner, *token) {
+            let what = format!(
+                "{} was granted {} ({token}), and nobody was told",
+                shown(owner),
+                label(name)
+            );
+            return broken(Rule::AllOrNone, what);
+        }
+    }
+    for answer in &after.answers {
+        let owner = shown(&answer.owner);
+        if answer.names.len() != answer.tokens.len() {
+            let what = format!("{owner} was told of some of its locks: {answer:?}");
+            return broken(Rule::AllOrNone, what);
+        }
+    }
+    match after.stale.first() {
+        None => Ok(()),
+        Some(answer) => broken(
+            Rule::AllOrNone,
+            format!(
+                "{} was told of a token that is dead: {answer:?}",
+                shown(&answer.owner)
+            ),
+        ),
+    }
+}
+
+fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
+    for (name, row) in &after.rows {
+        for hold in &row.holders {
+            let ended =
+                |clients: &BTreeSet<u64>| !clients.is_empty() && clients.is_subset(&after.ended);
+            if after.settled && hold.tied.as_ref().is_some_and(ended) {
+                let what = format!(
+                    "{} still holds {}, and the connection of the session is gone",
+                    shown(&hold.owner),
+                    label(name)
+                );
+                return broken(Rule::SessionEnds, what);
+            }
+        }
+    }
+    let sessions = after.over.iter().filter(|(end, _)| *end == End::Session);
+    for (_, token) in sessions {
+        let holds = before.rows.values().flat_map(|row| &row.holders);
+        let untied = |hold: &Holder| hold.token == *token && hold.tied.is_none();
+        if { holds }.any(untied) {
+            let what = format!("{token} was taken without SESSION, and ended with a connection");
+            return broken(Rule::SessionEnds, what);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a request for many locks has come to queue for one that its owner held when it began to wait.
+fn queued_late(before: &Picture, after: &Picture) -> bool {
+    let place = |picture: &Picture, name: &Name, owner: &[u8]| {
+        let row = picture.rows.get(name);
+        row.is_some_and(|row| {
+            let mut places = row.queue.iter().chain(&row.upgrade);
+            places.any(|place| place.owner == owner)
+        })
+    };
+    before.waits.iter().any(|wait| {
+        let late =
+            |name: &Name| place(after, name, &wait.owner) && !place(before, name, &wait.owner);
+        wait.names.len() > 1 && wait.names.iter().any(late)
+    })
+}
+
+fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
+    let told = |wait: &Waiting| {
+        let keys: Vec<String> = wait.names.iter().map(label).collect();
+        let by = wait.channel.as_ref().map_or("", |_| ", by a channel");
+        format!(
+            "{} for {} ({}{by})",
+            shown(&wait.owner),
+            keys.join(" and "),
+            wait.client
+        )
+    };
+    for (asked, waits) in &after.refused {
+        let then = Picture {
+            waits: waits.clone(),
+            ..after.clone()
+        };
+        let stuck = after.detection && would_be_stuck(&then, asked, Reading::Narrow);
+        if !stuck && !second_upgrade(after, asked) {
+            let (asked, queues) = (told(asked), after.queues());
+            let what = format!("a wait could end, and was refused: {asked}\n{queues}");
+            return broken(Rule::NoCircle, what);
+        }
+    }
+    if !after.broken.is_empty() {
+        let stuck = stuck(before, Reading::Narrow);
+        for ended in &after.broken {
+            let its = |at: &usize| before.waits[*at] == *ended;
+            if !stuck.iter().any(its) && ![before, after].iter().any(|at| second_upgrade(at, ended))
+            {
+                let (ended, queues) = (told(ended), before.queues());
+                let what = format!("a wait could end, and was ended: {ended}\n{queues}");
+                return broken(Rule::NoCircle, what);
+            }
+        }
+    }
+    if !after.detection || !after.thorough || !after.settled {
+        return Ok(());
+    }
+    let fresh = |wait: &Waiting| wait.event > before.event;
+    if !after.looked && !after.waits.iter().any(fresh) {
+        return Ok(());
+    }
+    // Who comes to wait behind a circle that has closed by other means waits for that to be broken.
+    let mut without = after.clone();
+    without.waits.retain(|wait| !fresh(wait));
+    if !after.looked && (queued_late(before, after) || !stuck(&without, Reading::Wide).is_empty()) {
+        return Ok(());
+    }
+    let stuck = stuck(after, Reading::Wide);
+    let mut missed = stuck.iter().map(|at| &after.waits[*at]);
+    match missed.find(|wait| after.looked || fresh(wait)) {
+        None => Ok(()),
+        Some(wait) => broken(
+            Rule::NoCircle,
+            format!(
+                "this wait can never end: {}\n{}",
+                told(wait),
+                after.queues()
+            ),
+        ),
+    }
+}
+
 fn wakeup(after: &Picture) -> Result<(), Broken> {
-    let mut musts: Vec<Millis> = after
-        .waits
-        .iter()
-        .filter_map(|(.., until)| *until)
-        .collect();
+    let mut musts: Vec<Millis> = after.waits.iter().filter_map(|wait| wait.until).collect();
     for row in after.rows.values() {
         musts.extend(
             row.queue

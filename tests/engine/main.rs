@@ -7,6 +7,7 @@
 //! | `scenarios` | conversations in `tests/scenarios/*.txt`, word for word |
 //! | `comparison` | the engine against a naive `model`, with random commands and times |
 //! | `simulation` | primary, replica, crash and promotion by a seed; `invariants` after each step |
+//! | `circles` | who can never get what is waited for, played through naively |
 //! | `faults` | that each of these checks rejects what it is there for |
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
 //! | `slots` | locks whose slot has left this node |
@@ -27,6 +28,7 @@ mod error;
 
 mod arguments;
 mod bytes;
+mod circles;
 mod client;
 mod comparison;
 mod counting;

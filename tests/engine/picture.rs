@@ -1,9 +1,10 @@
 //! What can be seen of a world at one moment: plain data for the invariants, so that a test can also forge it.
 
-use crate::engine::{Limit, Millis, Name, PlaceKind, Token};
+use crate::engine::change::End;
+use crate::engine::{Limit, Message, Millis, Name, PlaceKind, Policy, Token};
 use crate::server::Data;
-use crate::world::World;
-use std::collections::BTreeMap;
+use crate::world::{Answered, Waiting, World};
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Clone)]
 pub struct Picture {
@@ -12,10 +13,10 @@ pub struct Picture {
     /// What the engine says of places and of the next wake-up.
     pub places: usize,
     pub next_wakeup: Option<Millis>,
-    /// The requests that connections wait for: the lock, the owner, when the time is up.
-    pub waits: Vec<(Name, Vec<u8>, Option<Millis>)>,
-    /// The parts of requests for many locks: the lock and the owner, and all locks of the request.
-    pub together: BTreeMap<(Name, Vec<u8>), Vec<Name>>,
+    /// The requests that connections wait for, blocked or by a channel.
+    pub waits: Vec<Waiting>,
+    /// How many wait by a channel, as the engine says.
+    pub notifies: usize,
     pub granting: bool,
     /// Whether the server could settle all there was to settle.
     pub settled: bool,
@@ -26,6 +27,27 @@ pub struct Picture {
     pub last_token: Token,
     /// Grants since the picture before.
     pub grants: Vec<(Name, Vec<u8>, Token)>,
+    /// What was answered with grants since the picture before.
+    pub answers: Vec<Answered>,
+    /// Those of them that told of a grant that was none any more.
+    pub stale: Vec<Answered>,
+    /// How holds ended since the picture before, as far as the engine has ended them.
+    pub over: Vec<(End, Token)>,
+    /// The requests that were refused with DEADLOCK since the picture before, and who waited then.
+    pub refused: Vec<(Waiting, Vec<Waiting>)>,
+    /// The waits that were ended with it.
+    pub broken: Vec<Waiting>,
+    /// Messages that nobody waited for, since the picture before.
+    pub unasked: Vec<Message>,
+    /// Whether the last event was a look for circles.
+    pub looked: bool,
+    /// Whether deadlocks are to be detected; and whether each look may go as far as it has to.
+    pub detection: bool,
+    pub thorough: bool,
+    /// Connections that have ended.
+    pub ended: BTreeSet<u64>,
+    /// Counts the events.
+    pub event: u64,
 }
 
 /// One lock.
@@ -47,6 +69,12 @@ pub struct Holder {
     pub token: Token,
     pub deadline: Millis,
     pub limit: Limit,
+    /// The connection that last took or entered it.
+    pub client: u64,
+    /// The connection that it is tied to, as the engine says.
+    pub session: Option<u64>,
+    /// The connections that it must be tied to one of.
+    pub tied: Option<BTreeSet<u64>>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -58,10 +86,9 @@ pub struct Place {
 }
 
 impl Picture {
-    /// Takes the picture, and with it the record of grants.
+    /// Takes the picture, and with it the records of what has happened since the one before.
     pub fn take(world: &mut World) -> Picture {
         let (engine, now) = (&world.primary.engine, world.now);
-        let waits = world.waits.values();
         Picture {
             now: now.ms(),
             rows: world
@@ -71,35 +98,68 @@ impl Picture {
                 .collect(),
             places: engine.places(),
             next_wakeup: engine.next_wakeup(),
-            waits: waits
-                .flat_map(|wait| {
-                    let entry = |name: &Name| (name.clone(), wait.owner.clone(), wait.until);
-                    wait.names.iter().map(entry).collect::<Vec<_>>()
-                })
-                .chain(
-                    world
-                        .noted
-                        .iter()
-                        .map(|noted| (noted.name.clone(), noted.owner.clone(), noted.until)),
-                )
-                .collect(),
-            together: world
-                .waits
-                .values()
-                .filter(|wait| wait.names.len() > 1)
-                .flat_map(|wait| {
-                    let part =
-                        |name: &Name| ((name.clone(), wait.owner.clone()), wait.names.clone());
-                    wait.names.iter().map(part).collect::<Vec<_>>()
-                })
-                .collect(),
+            waits: world.waits.values().chain(&world.noted).cloned().collect(),
+            notifies: engine.notifies(),
             granting: engine.policy.granting(now),
             settled: world.writable && world.primary.keys.away.is_empty(),
             primary: world.primary.data(),
             replica: world.link.is_empty().then(|| world.replica.data()),
             last_token: world.last_token,
+            looked: world.looked,
+            detection: world.detection,
+            thorough: engine.policy.deadlock_max_steps >= Policy::default().deadlock_max_steps,
+            ended: world.ended.clone(),
+            event: world.event,
             grants: std::mem::take(&mut world.grants),
+            answers: std::mem::take(&mut world.answers),
+            stale: std::mem::take(&mut world.stale),
+            over: std::mem::take(&mut world.over),
+            refused: std::mem::take(&mut world.refused),
+            broken: std::mem::take(&mut world.broken),
+            unasked: std::mem::take(&mut world.unasked),
         }
+    }
+
+    /// Who holds and who waits, to be read.
+    pub fn queues(&self) -> String {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let mut lines = Vec::new();
+        for (name, row) in &self.rows {
+            let holders = row.holders.iter().map(|hold| {
+                let limit = hold.limit.to_wire();
+                format!("{} ({limit}, by {})", text(&hold.owner), hold.client)
+            });
+            let places = row.upgrade.iter().chain(&row.queue).map(|place| {
+                let there = if place.present { "" } else { ", absent" };
+                format!("{} ({}{there})", text(&place.owner), place.limit.to_wire())
+            });
+            let (holders, places): (Vec<_>, Vec<_>) = (holders.collect(), places.collect());
+            if !holders.is_empty() || !places.is_empty() {
+                let (db, key) = (name.db, text(&name.key));
+                let (holders, places) = (holders.join(", "), places.join(", "));
+                lines.push(format!("{db}:{key} held by {holders}; queue: {places}"));
+            }
+        }
+        for wait in &self.waits {
+            let keys: Vec<String> = wait.names.iter().map(|name| text(&name.key)).collect();
+            let (owner, client, limit) = (text(&wait.owner), wait.client, wait.limit.to_wire());
+            let by = wait.channel.as_ref().map_or("", |_| " on a channel");
+            lines.push(format!(
+                "{owner} waits for {} ({limit}) by {client}{by}",
+                keys.join(", ")
+            ));
+        }
+        lines.join("\n")
+    }
+
+    /// The requests of an owner that wait for this lock, alone or among others.
+    pub fn waits_at<'p>(
+        &'p self,
+        name: &'p Name,
+        owner: &'p [u8],
+    ) -> impl Iterator<Item = &'p Waiting> {
+        let its = move |wait: &&Waiting| wait.owner == owner && wait.names.contains(name);
+        self.waits.iter().filter(its)
     }
 }
 
@@ -121,6 +181,16 @@ fn row(world: &World, name: &Name) -> Row {
             token: hold.token,
             deadline: hold.deadline,
             limit: hold.limit,
+            client: hold.client,
+            session: view
+                .iter()
+                .flat_map(|view| &view.holders)
+                .find(|seen| seen.token == hold.token && seen.session)
+                .map(|seen| seen.client),
+            tied: match world.copied.contains(&hold.token) {
+                true => Some(BTreeSet::new()),
+                false => world.ties.get(&hold.token).map(|tie| tie.clients.clone()),
+            },
         });
     }
     let mut queue = view

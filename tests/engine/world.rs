@@ -1,15 +1,17 @@
 //! A primary, its replica, the link between them, connections, and a clock that only the test moves.
 
 use crate::client::Client;
+use crate::commands::table::Verb;
 use crate::commands::Reply;
 use crate::engine::change::{self, Change, End};
 use crate::engine::line::RequestId;
+use crate::engine::lock::Hold;
 use crate::engine::{
-    Answer, Ask, Engine, Event, Message, Millis, Name, NameRef, Now, Outcome, Policy, Token, Wait,
+    Engine, Event, Grant, Limit, Message, Millis, Name, NameRef, Now, Outcome, Policy, Token,
 };
 use crate::error::Error;
 use crate::faults::Fault;
-use crate::keys::Value;
+use crate::keys::{Closed, Value};
 use crate::server::Server;
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
@@ -34,9 +36,17 @@ pub struct World {
     /// The requests that wait, as their connections know them.
     pub waits: BTreeMap<RequestId, Waiting>,
     /// The requests that wait by a channel.
-    pub noted: Vec<Noted>,
+    pub noted: Vec<Waiting>,
     /// Connections that have ended.
-    ended: BTreeSet<u64>,
+    pub ended: BTreeSet<u64>,
+    /// The holds that were taken with SESSION, by their tokens.
+    pub ties: BTreeMap<Token, Tie>,
+    /// Tokens that were brought to a second key.
+    pub copied: BTreeSet<Token>,
+    /// Who holds what, as of the last event.
+    held: BTreeMap<(Name, Vec<u8>), Token>,
+    /// Counts the events.
+    pub event: u64,
     /// Connections that are gone without the server's notice: nothing reaches them.
     pub cut: BTreeSet<u64>,
     /// What connections were told since it was last read.
@@ -47,6 +57,24 @@ pub struct World {
     pub events: Vec<(Name, Event)>,
     /// The grants since it was last read.
     pub grants: Vec<(Name, Vec<u8>, Token)>,
+    /// What was answered with grants since it was last read.
+    pub answers: Vec<Answered>,
+    /// Answers that told of a grant that was none any more when they were given.
+    pub stale: Vec<Answered>,
+    /// How many answers have been looked at for that.
+    seen: usize,
+    /// How holds ended since it was last read, as far as the engine has ended them.
+    pub over: Vec<(End, Token)>,
+    /// The requests that were refused with DEADLOCK since it was last read, and who waited then.
+    pub refused: Vec<(Waiting, Vec<Waiting>)>,
+    /// The waits that were ended with DEADLOCK since it was last read.
+    pub broken: Vec<Waiting>,
+    /// Messages that nobody waited for, since it was last read.
+    pub unasked: Vec<Message>,
+    /// Whether the last event was a look for circles.
+    pub looked: bool,
+    /// Whether the operator wants deadlocks to be detected.
+    pub detection: bool,
     /// A fault that is planted in this fixture, to see that it is found.
     pub fault: Option<Fault>,
     /// Every lock that there ever was.
@@ -58,24 +86,36 @@ pub struct World {
     tokens: HashSet<Token>,
 }
 
-/// A request that waits.
-#[derive(Debug, Clone)]
+/// A request that waits, or would.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
     pub client: u64,
     /// The locks that it waits for: one, or those of a request for many in their order.
     pub names: Vec<Name>,
     pub owner: Vec<u8>,
+    pub limit: Limit,
     pub until: Option<Millis>,
+    pub session: bool,
+    /// The channel that it waits by.
+    pub channel: Option<Vec<u8>>,
+    /// The event in which it began to wait.
+    pub event: u64,
 }
 
-/// A request that waits by a channel.
+/// An answer that tells of grants.
 #[derive(Debug, Clone)]
-pub struct Noted {
-    pub client: u64,
-    pub channel: Vec<u8>,
-    pub name: Name,
+pub struct Answered {
+    pub at_once: bool,
+    pub names: Vec<Name>,
     pub owner: Vec<u8>,
-    pub until: Option<Millis>,
+    pub tokens: Vec<Token>,
+}
+
+/// A hold that was taken with SESSION: by which connections, if several were answered in one event, and in which.
+#[derive(Debug, Clone)]
+pub struct Tie {
+    event: u64,
+    pub clients: BTreeSet<u64>,
 }
 
 /// The answer to a request that waited.
@@ -110,6 +150,7 @@ pub fn name(db: u32, key: &str) -> Name {
 
 impl World {
     pub fn new(policy: Policy) -> World {
+        let detection = policy.deadlock_detection;
         World {
             now: Now {
                 us: BEGIN_MS * 1000,
@@ -122,11 +163,24 @@ impl World {
             waits: BTreeMap::new(),
             noted: Vec::new(),
             ended: BTreeSet::new(),
+            ties: BTreeMap::new(),
+            copied: BTreeSet::new(),
+            held: BTreeMap::new(),
+            event: 0,
             cut: BTreeSet::new(),
             news: Vec::new(),
             messages: Vec::new(),
             events: Vec::new(),
             grants: Vec::new(),
+            answers: Vec::new(),
+            stale: Vec::new(),
+            seen: 0,
+            over: Vec::new(),
+            refused: Vec::new(),
+            broken: Vec::new(),
+            unasked: Vec::new(),
+            looked: false,
+            detection,
             fault: None,
             known: BTreeSet::new(),
             last_token: 0,
@@ -144,74 +198,119 @@ impl World {
         // A name that is used again is a new connection.
         self.ended.remove(&client.id);
         self.primary.keys.ended.remove(&client.id);
-        let answer = self.primary.run(self.now, db, client, words);
-        let after = |option: &str| {
-            let at = words
-                .iter()
-                .position(|word| word.eq_ignore_ascii_case(option.as_bytes()))?;
-            words.get(at + 1).copied()
+        self.event += 1;
+        self.blindfold();
+        let now = self.now.ms();
+        let late = self.engine().next_wakeup().is_some_and(|due| due <= now);
+        let mut answer = self.primary.run(self.now, db, client, words);
+        let Some(asked) = self.asked(client, db, words) else {
+            self.perform();
+            return answer;
         };
-        let ms = after("BLOCK").and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
-        let until = ms.filter(|ms| *ms > 0).map(|ms: Millis| self.now.ms() + ms);
-        if let (Ok(Reply::Array(_)), Some(channel)) = (&answer, after("NOTIFY")) {
-            self.noted.push(Noted {
-                client: client.id,
-                channel: channel.to_vec(),
-                name: NameRef { db, key: words[1] }.keep(),
-                owner: words[2].to_vec(),
-                until,
-            });
-        }
-        if let Ok(Reply::Wait(id, named)) = &answer {
-            let spec = crate::server::command(&String::from_utf8_lossy(words[0]));
-            let keys = spec.expect("a command of the table").keys(&words[1..]);
-            let owner = named
-                .as_ref()
-                .map_or(words[1 + keys.end], |named| named.as_bytes())
-                .to_vec();
-            let names = words[1..][keys]
-                .iter()
-                .map(|key| NameRef { db, key }.keep())
-                .collect();
-            self.waits.insert(
-                *id,
-                Waiting {
-                    client: client.id,
-                    names,
-                    owner,
-                    until,
-                },
-            );
+        match &answer {
+            Ok(Reply::Wait(id, named)) => {
+                let owner = named.as_ref().map(|named| named.as_bytes().to_vec());
+                if self.loses(Fault::FalseAlarm, asked.names.len() == 1) {
+                    let (id, now) = (*id, self.now);
+                    let Server { engine, keys, .. } = &mut self.primary;
+                    engine.unblocked(keys, now, id);
+                    answer = Err(Error::Deadlock(String::new()));
+                    self.refuse(asked);
+                } else {
+                    let owner = owner.unwrap_or(asked.owner);
+                    self.waits.insert(*id, Waiting { owner, ..asked });
+                }
+            }
+            // Only a wait by a channel is answered with a place; many locks have a token each.
+            Ok(Reply::Array(_)) if asked.channel.is_some() => self.noted.push(asked),
+            Ok(Reply::Array(tokens)) => {
+                let number = |token: &Reply| match token {
+                    Reply::Integer(token) => *token,
+                    other => panic!("a token, not {other:?}"),
+                };
+                self.granted(&asked, tokens.iter().map(number).collect(), true);
+            }
+            Ok(Reply::Grant(token, _, named)) => {
+                let owner = named.as_ref().map(|named| named.as_bytes().to_vec());
+                let owner = owner.unwrap_or_else(|| asked.owner.clone());
+                self.granted(&Waiting { owner, ..asked }, vec![*token], true);
+            }
+            // What is overdue when the command comes is not looked at by it, and stands in the way of others.
+            Err(Error::Deadlock(_)) if !late => self.refuse(asked),
+            _ => {}
         }
         self.perform();
         answer
     }
 
-    /// A connection asks for a lock with a limit, which the commands do not offer yet.
-    pub fn ask(&mut self, name: &Name, ask: &Ask) -> Result<Answer, Error> {
-        let now = self.now;
-        let answer = self
-            .primary
-            .engine
-            .acquire(&mut self.primary.keys, now, name.lend(), ask);
-        if let Ok(Answer::Waiting(id)) = answer {
-            let until = match ask.wait {
-                Wait::For(Some(ms)) => Some(now.ms() + ms),
-                _ => None,
-            };
-            let owner = ask.owner.to_vec();
-            self.waits.insert(
-                id,
-                Waiting {
-                    client: ask.client,
-                    names: vec![name.clone()],
-                    owner,
-                    until,
-                },
-            );
+    fn refuse(&mut self, asked: Waiting) {
+        let waits = self.waits.values().chain(&self.noted);
+        self.refused.push((asked, waits.cloned().collect()));
+    }
+
+    /// What a command of the ACQUIRE family asks for.
+    fn asked(&self, client: Client, db: u32, words: &[&[u8]]) -> Option<Waiting> {
+        let spec = crate::server::command(&String::from_utf8_lossy(words[0]))?;
+        if !matches!(
+            spec.verb,
+            Verb::Acquire | Verb::FairAcquire | Verb::AcquireMany
+        ) {
+            return None;
         }
-        self.perform();
-        answer
+        let keys = spec.keys(&words[1..]);
+        let owner = words[1..].get(keys.end)?.to_vec();
+        let options = words[1..].get(keys.end + 1..)?;
+        let at = |option: &str| {
+            let is = |word: &&[u8]| word.eq_ignore_ascii_case(option.as_bytes());
+            options.iter().position(is)
+        };
+        let after = |option: &str| options.get(at(option)? + 1).copied();
+        let number = |option: &str| {
+            let text = std::str::from_utf8(after(option)?).ok()?;
+            text.parse::<u64>().ok()
+        };
+        let limit = match number("LIMIT") {
+            _ if at("SHARED").is_some() => Some(Limit::SHARED),
+            Some(n) => Limit::from_wire(n as u32),
+            None => Some(Limit::EXCLUSIVE),
+        };
+        Some(Waiting {
+            client: client.id,
+            names: words[1..][keys]
+                .iter()
+                .map(|key| NameRef { db, key }.keep())
+                .collect(),
+            owner,
+            limit: limit?,
+            until: number("BLOCK")
+                .filter(|ms| *ms > 0)
+                .map(|ms| self.now.ms() + ms),
+            session: at("SESSION").is_some(),
+            channel: after("NOTIFY").map(<[u8]>::to_vec),
+            event: self.event,
+        })
+    }
+
+    /// A request was answered with these tokens.
+    fn granted(&mut self, asked: &Waiting, tokens: Vec<Token>, at_once: bool) {
+        for token in tokens.iter().filter(|_| asked.session) {
+            let event = self.event;
+            let tie = self.ties.entry(*token).or_insert_with(|| Tie {
+                event,
+                clients: BTreeSet::new(),
+            });
+            if tie.event != event {
+                tie.clients.clear();
+                tie.event = event;
+            }
+            tie.clients.insert(asked.client);
+        }
+        self.answers.push(Answered {
+            at_once,
+            names: asked.names.clone(),
+            owner: asked.owner.clone(),
+            tokens,
+        });
     }
 
     /// A connection ends, and the server notices.
@@ -228,20 +327,32 @@ impl World {
             self.engine().leave(id, now);
         }
         self.cut.remove(&client);
-        self.engine().ended(client);
+        let tied = |tie: &Tie| tie.clients.contains(&client);
+        let noted = self.noted.iter().any(|noted| noted.client == client);
+        let fits = !noted && self.ties.values().any(tied) && self.writable;
+        if !self.loses(Fault::ForgottenSession, fits) {
+            self.engine().ended(client);
+        }
         self.ended.insert(client);
         self.primary.keys.ended.insert(client);
         self.perform();
     }
 
+    fn blindfold(&mut self) {
+        let sees = self.detection && self.fault != Some(Fault::Blind);
+        self.engine().policy.deadlock_detection = sees;
+    }
+
     /// What the server does once a second.
     pub fn heartbeat(&mut self) {
+        self.blindfold();
         let now = self.now;
         if self.writable {
             let Server { engine, keys, .. } = &mut self.primary;
             engine.break_circles(keys, now);
         }
         self.perform();
+        self.looked = self.writable;
     }
 
     /// Time passes on a server that is never late: it wakes whenever it asked for it.
@@ -280,7 +391,12 @@ impl World {
 
     /// The operator changes the configuration.
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
-        change(&mut self.engine().policy);
+        let detection = self.detection;
+        let policy = &mut self.engine().policy;
+        policy.deadlock_detection = detection;
+        change(policy);
+        let detection = policy.deadlock_detection;
+        self.detection = detection;
         self.engine().mark_all();
         self.engine().suspect_all();
         self.tick();
@@ -294,7 +410,14 @@ impl World {
 
     /// Something other than the module works on keys.
     pub fn alter(&mut self, op: Op) {
+        if let Op::Restore(_, bytes) = &op {
+            // One token at two keys, as is documented: which of the two is meant by the session is anybody's guess.
+            let lock =
+                crate::engine::codec::decode(bytes).expect("what was encoded can be decoded");
+            self.copied.extend(lock.holds().map(|hold| hold.token));
+        }
         self.primary.alter(&op, self.now);
+        self.held = self.holders();
         self.known.extend(self.primary.keys.values.keys().cloned());
         self.link.push_back(op);
         self.perform();
@@ -394,13 +517,30 @@ impl World {
         self.waits.clear();
         self.noted.clear();
         self.cut.clear();
+        self.ties.clear();
+        self.held = self.holders();
         self.perform();
+    }
+
+    fn holders(&self) -> BTreeMap<(Name, Vec<u8>), Token> {
+        let values = self.primary.keys.values.iter();
+        let locks = values.filter_map(|(name, value)| match value {
+            Value::Lock(lock, _) => Some((name, lock)),
+            Value::Other => None,
+        });
+        let holds = locks.flat_map(|(name, lock)| {
+            let held = |hold: Hold| ((name.clone(), hold.owner.to_vec()), hold.token);
+            lock.holds().map(held).collect::<Vec<_>>()
+        });
+        holds.collect()
     }
 
     /// Works off what the engine has decided, and has it settle what is left to settle, if that is possible now.
     pub fn perform(&mut self) {
         let mut stuck = false;
+        self.looked = false;
         for _ in 0..PATIENCE {
+            self.event += 1;
             let (closed, wakes) = self.primary.work_off();
             for closed in closed {
                 self.known.insert(closed.name.clone());
@@ -410,15 +550,26 @@ impl World {
                         .iter()
                         .map(|event| (closed.name.clone(), *event)),
                 );
-                self.record(&closed.name, &closed.effect);
+                let over = closed.events.iter().filter_map(|event| match event {
+                    Event::Ended(end, token) => Some((*end, *token)),
+                    _ => None,
+                });
+                self.over.extend(over);
+                self.record(&closed);
                 if !closed.effect.is_empty()
                     && !self.loses(Fault::LostEffect, closed.effect != b"1")
                 {
                     self.link.push_back(Op::Effect(closed.name, closed.effect));
                 }
             }
+            self.held = self.holders();
             for message in std::mem::take(&mut self.primary.engine.messages) {
-                self.hear(message);
+                if self.loses(Fault::TwoMessages, true) {
+                    self.hear(message.clone());
+                }
+                if !self.loses(Fault::LostMessage, true) {
+                    self.hear(message);
+                }
             }
             let answered = !wakes.is_empty();
             for wake in wakes {
@@ -426,6 +577,7 @@ impl World {
                     self.deliver(wake.id, wake.outcome);
                 }
             }
+            self.verify();
             let left = self.primary.engine.unsettled() && (answered || !stuck);
             if self.writable {
                 let ended = &self.ended;
@@ -447,16 +599,46 @@ impl World {
         panic!("settlement does not come to an end");
     }
 
+    /// Looks whether what was answered in this event is so.
+    fn verify(&mut self) {
+        let seen = self.seen.min(self.answers.len());
+        self.seen = self.answers.len();
+        let fresh = &self.answers[seen..];
+        let lives = |answer: &Answered, name: &Name, token: &Token| {
+            let part = (name.clone(), answer.owner.clone());
+            // A command of the same owner may have upgraded it in the event that granted it.
+            let another = |other: &&Answered| other.at_once && other.owner == answer.owner;
+            self.held.get(&part) == Some(token)
+                || self.over.iter().any(|(_, over)| over == token)
+                || (!answer.at_once && fresh.iter().find(another).is_some())
+        };
+        let stale = fresh.iter().filter(|answer| {
+            let mut parts = answer.names.iter().zip(&answer.tokens);
+            !parts.all(|(name, token)| lives(answer, name, token))
+        });
+        self.stale.extend(stale.cloned());
+    }
+
     /// A channel is told how a wait ended.
     fn hear(&mut self, message: Message) {
-        let its = |noted: &Noted| {
-            *noted.channel == *message.channel
-                && noted.name == message.name
+        let late = message.outcome == Outcome::Null;
+        let now = self.now.ms();
+        let its = |noted: &Waiting| {
+            noted.channel.as_deref() == Some(&*message.channel)
+                && noted.names[0] == message.name
                 && *noted.owner == *message.owner
+                && (!late || noted.until.is_some_and(|until| until <= now))
         };
-        let at = self.noted.iter().position(its);
-        self.noted
-            .remove(at.expect("a message for a request that waits by this channel"));
+        let Some(at) = self.noted.iter().position(its) else {
+            self.unasked.push(message);
+            return;
+        };
+        let noted = self.noted.remove(at);
+        match &message.outcome {
+            Outcome::Granted(grant) => self.granted(&noted, vec![grant.token], false),
+            Outcome::Refused(Error::Deadlock(_)) => self.broken.push(noted),
+            _ => {}
+        }
         self.messages.push(message);
     }
 
@@ -473,6 +655,22 @@ impl World {
             .waits
             .remove(&id)
             .expect("an answer for a request that waits");
+        let grants: Vec<Grant> = match &outcome {
+            Outcome::Granted(grant) => vec![*grant],
+            Outcome::GrantedAll(grants) => grants.clone(),
+            Outcome::Refused(Error::Deadlock(_)) => {
+                self.broken.push(wait.clone());
+                Vec::new()
+            }
+            _ => Vec::new(),
+        };
+        if !grants.is_empty() {
+            self.granted(
+                &wait,
+                grants.iter().map(|grant| grant.token).collect(),
+                false,
+            );
+        }
         let Waiting {
             client,
             names,
@@ -491,23 +689,33 @@ impl World {
             });
             return;
         }
-        let grants = match outcome {
-            Outcome::Granted(grant) => vec![grant],
-            Outcome::GrantedAll(grants) => grants,
-            _ => Vec::new(),
-        };
         for (name, grant) in names.into_iter().zip(grants) {
             let owner = owner.clone().into_boxed_slice();
             self.engine().undelivered(name, owner, grant);
         }
     }
 
-    /// Notes the grants that an effect tells of.
-    fn record(&mut self, name: &Name, effect: &[u8]) {
-        for (owner, token) in granted(effect) {
+    /// Notes the grants that an effect tells of. An owner's new grant that no end went before is an upgrade: the session
+    /// goes on.
+    fn record(&mut self, closed: &Closed) {
+        let ended = |token: Token| {
+            let end = |event: &Event| matches!(event, Event::Ended(_, other) if *other == token);
+            closed.events.iter().any(end)
+        };
+        for (owner, token) in granted(&closed.effect) {
+            let part = (closed.name.clone(), owner);
+            let before = self.held.insert(part.clone(), token);
+            if let Some(old) = before.filter(|old| *old != token && !ended(*old)) {
+                if self.copied.contains(&old) {
+                    self.copied.insert(token);
+                }
+                if let Some(tie) = self.ties.remove(&old) {
+                    self.ties.entry(token).or_insert(tie);
+                }
+            }
             if self.tokens.insert(token) {
                 self.last_token = self.last_token.max(token);
-                self.grants.push((name.clone(), owner, token));
+                self.grants.push((part.0, part.1, token));
             }
         }
     }
