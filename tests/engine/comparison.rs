@@ -1,5 +1,9 @@
 //! The engine against the [`model`](crate::model): the same random requests, deaths, removals and times to both, and
 //! every answer, every wake with its moment, and everything that can be seen of the locks compared.
+//!
+//! Locks are asked for one at a time here, and deadlock detection is off: the definition leaves room as to which connections
+//! are an owner's own, so that a model could not say of each request whether it must be refused. Sessions, waits by a channel,
+//! many locks at once and deadlocks are the `simulation`'s, with the two readings of `circles`.
 
 use crate::client::Client;
 use crate::commands::Reply;

@@ -251,7 +251,8 @@ fn no_overtaking(name: &Name, before: &Row, after: &Row, picture: &Picture) -> R
     let rank = |queue: &[Place], owner: &[u8]| queue.iter().position(|place| place.owner == owner);
     let granted = |owner: &[u8]| {
         let its = |grant: &&(Name, Vec<u8>, Token)| grant.0 == *name && grant.1 == owner;
-        picture.grants.iter().any(|grant| its(&grant))
+        let held = before.holders.iter().any(|hold| hold.owner == owner);
+        !held && picture.grants.iter().any(|grant| its(&grant))
     };
     let ranks: Vec<usize> = after
         .queue
@@ -266,7 +267,12 @@ fn no_overtaking(name: &Name, before: &Row, after: &Row, picture: &Picture) -> R
     if picture.granting && ranks.windows(2).any(|pair| pair[0] > pair[1]) {
         return broken(
             Rule::NoOvertaking,
-            format!("the queue for {} changed its order", label(name)),
+            format!(
+                "the queue for {} changed its order: {:?}, {:?}",
+                label(name),
+                shown_queue(before),
+                shown_queue(after)
+            ),
         );
     }
     let grants = picture.grants.iter().filter(|(lock, ..)| lock == name);
@@ -296,6 +302,10 @@ fn no_overtaking(name: &Name, before: &Row, after: &Row, picture: &Picture) -> R
         }
     }
     Ok(())
+}
+
+fn shown_queue(row: &Row) -> Vec<String> {
+    row.queue.iter().map(|place| shown(&place.owner)).collect()
 }
 
 fn places(after: &Picture) -> Result<(), Broken> {

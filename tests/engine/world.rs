@@ -105,6 +105,7 @@ pub struct Waiting {
 /// An answer that tells of grants.
 #[derive(Debug, Clone)]
 pub struct Answered {
+    /// Whether it did not have to wait.
     pub at_once: bool,
     pub names: Vec<Name>,
     pub owner: Vec<u8>,
@@ -606,11 +607,16 @@ impl World {
         let fresh = &self.answers[seen..];
         let lives = |answer: &Answered, name: &Name, token: &Token| {
             let part = (name.clone(), answer.owner.clone());
-            // A command of the same owner may have upgraded it in the event that granted it.
-            let another = |other: &&Answered| other.at_once && other.owner == answer.owner;
-            self.held.get(&part) == Some(token)
+            let held = self.held.get(&part);
+            // Another request of the same owner may have been granted in the same event, as an upgrade.
+            let another = |other: &Answered| {
+                let mut parts = other.names.iter().zip(&other.tokens);
+                other.owner == answer.owner
+                    && parts.any(|(lock, token)| lock == name && held == Some(token))
+            };
+            held == Some(token)
                 || self.over.iter().any(|(_, over)| over == token)
-                || (!answer.at_once && fresh.iter().find(another).is_some())
+                || fresh.iter().any(another)
         };
         let stale = fresh.iter().filter(|answer| {
             let mut parts = answer.names.iter().zip(&answer.tokens);
