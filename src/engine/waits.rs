@@ -104,6 +104,8 @@ struct Target {
 struct Asked<'a> {
     id: RequestId,
     owner: u64,
+    // The owner's name, if the request does not stand in any queue yet.
+    fresh: Option<&'a [u8]>,
     client: u64,
     // The places it would take: the lock, the number, the limit.
     places: &'a [(Name, u64, Limit)],
@@ -197,11 +199,12 @@ impl Engine {
         let asked = Asked {
             id: ASKED,
             owner: self.requests.hash(ask.owner),
+            fresh: Some(ask.owner),
             client: ask.client,
             places: &places,
         };
         let asker = Some(ask.client).filter(|_| ask.channel.is_none());
-        match self.circle(keys, &asked, Some(ask.owner), asker, &mut 0) {
+        match self.circle(keys, &asked, asker, &mut 0) {
             Ok(None) => Ok(()),
             Ok(Some(circle)) => {
                 self.counters.deadlocks += 1;
@@ -298,10 +301,11 @@ impl Engine {
         let asked = Asked {
             id: request.id,
             owner: self.requests.hash(&last.owner),
+            fresh: None,
             client: request.client,
             places: &places,
         };
-        match self.circle(keys, &asked, None, None, steps) {
+        match self.circle(keys, &asked, None, steps) {
             Ok(circle) => {
                 let circle = circle?;
                 let youngest = circle.iter().map(|step| step.id).max()?;
@@ -314,13 +318,11 @@ impl Engine {
         }
     }
 
-    /// The circle that keeps this wait from ever ending, if one does. A request that does not stand in any queue yet comes
-    /// with the name of its owner. The steps that it took to find out are added up.
+    /// The circle that keeps this wait from ever ending, if one does. The steps that it took to find out are added up.
     fn circle(
         &mut self,
         keys: &mut impl Keyspace,
         asked: &Asked,
-        fresh: Option<&[u8]>,
         asker: Option<u64>,
         steps: &mut usize,
     ) -> Result<Option<Vec<Step>>, TooFar> {
@@ -339,7 +341,7 @@ impl Engine {
             steps_left: self.policy.deadlock_max_steps,
             relied: false,
         };
-        graph.owner(self, keys, asked.owner, fresh.map(|_| asked));
+        graph.owner(self, keys, asked.owner, Some(asked));
         let played = graph.play(self, keys);
         *steps += self.policy.deadlock_max_steps - graph.steps_left;
         played?;
@@ -352,7 +354,7 @@ impl Engine {
             }
             return Ok(None);
         }
-        graph.trace(self, keys, at, fresh).map(Some)
+        graph.trace(self, keys, at, asked.fresh).map(Some)
     }
 
     /// Whether those who hold what is waited for wait for nothing, and nobody stands there for other locks as well. Then
@@ -419,7 +421,8 @@ impl Graph {
         let at = self.owners.len();
         self.owner_at.insert(owner, at);
         let first = self.waits.len();
-        if let Some(asked) = asked {
+        let fresh = asked.and_then(|asked| asked.fresh);
+        if let Some(asked) = asked.filter(|_| fresh.is_some()) {
             self.wait(at, asked.id, asked.client, asked.places.iter().cloned());
         }
         for id in engine.requests.of_owner(owner) {
@@ -435,7 +438,8 @@ impl Graph {
         });
         if !engine.sessions.is_empty() {
             let id = engine.requests.of_owner(owner).first();
-            let name = id.and_then(|id| engine.owner_of(*id));
+            let name = fresh.map(Rc::from);
+            let name = name.or_else(|| engine.owner_of(*id?));
             let clients = name
                 .iter()
                 .flat_map(|name| engine.sessions.clients_of(name));
