@@ -9,6 +9,7 @@
 //! | `simulation` | primary, replica, crash and promotion by a seed; `invariants` after each step |
 //! | `faults` | that each of these checks rejects what it is there for |
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
+//! | `hostile` | the same, of any bytes: what `fuzz/` runs, too |
 //! | `slots` | locks whose slot has left this node |
 //! | `counting` | numbers, percentiles, the most contended locks |
 //! | `listing` | DLOCK.LIST: rows, scans, patterns |
@@ -31,6 +32,7 @@ mod client;
 mod comparison;
 mod counting;
 mod faults;
+pub mod hostile;
 mod invariants;
 mod keys;
 mod listing;

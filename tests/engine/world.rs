@@ -145,15 +145,14 @@ impl World {
         self.ended.remove(&client.id);
         self.primary.keys.ended.remove(&client.id);
         let answer = self.primary.run(self.now, db, client, words);
-        let after = |option: &str| {
-            let at = words
-                .iter()
-                .position(|word| word.eq_ignore_ascii_case(option.as_bytes()))?;
-            words.get(at + 1).copied()
-        };
-        let ms = after("BLOCK").and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
+        let spec = crate::server::command(&String::from_utf8_lossy(words[0]));
+        let spec = spec.expect("a command of the table");
+        let keys = spec.keys(&words[1..]);
+        let options = words.get(keys.end + 2..).unwrap_or_default();
+        let ms =
+            said(options, "BLOCK").and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
         let until = ms.filter(|ms| *ms > 0).map(|ms: Millis| self.now.ms() + ms);
-        if let (Ok(Reply::Array(_)), Some(channel)) = (&answer, after("NOTIFY")) {
+        if let (Ok(Reply::Array(_)), Some(channel)) = (&answer, said(options, "NOTIFY")) {
             self.noted.push(Noted {
                 client: client.id,
                 channel: channel.to_vec(),
@@ -163,8 +162,6 @@ impl World {
             });
         }
         if let Ok(Reply::Wait(id, named)) = &answer {
-            let spec = crate::server::command(&String::from_utf8_lossy(words[0]));
-            let keys = spec.expect("a command of the table").keys(&words[1..]);
             let owner = named
                 .as_ref()
                 .map_or(words[1 + keys.end], |named| named.as_bytes())
@@ -519,6 +516,25 @@ impl World {
             .lock(name)
             .map(crate::engine::codec::encode)
     }
+}
+
+/// What an option of the ACQUIRE family says, among the words after the owner.
+fn said<'a>(options: &[&'a [u8]], option: &str) -> Option<&'a [u8]> {
+    let mut words = options.iter();
+    while let Some(word) = words.next() {
+        let is = |option: &str| word.eq_ignore_ascii_case(option.as_bytes());
+        // What follows one of these is its value, even if it looks like an option: a channel may have any name.
+        if ["BLOCK", "NOTIFY", "HOLDS", "LIMIT", "CLAIM"]
+            .into_iter()
+            .any(is)
+        {
+            let value = words.next().copied();
+            if is(option) {
+                return value;
+            }
+        }
+    }
+    None
 }
 
 /// The holds that an effect tells of.
