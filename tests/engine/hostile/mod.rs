@@ -40,7 +40,7 @@ fn check(target: &str, property: fn(&[u8])) {
             resume_unwind(panic);
         }
     }
-    for_seeds(300, |seed| {
+    for_seeds(200, |seed| {
         let mut random = Random::new(seed);
         let mut bytes = random.pick(&seeds).1.clone();
         crate::bytes::mutate(&mut random, &mut bytes);
