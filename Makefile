@@ -19,7 +19,7 @@ BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release -
 export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
-.PHONY: help run test demo bench bench-check peers check fuzz install clean build servers test-servers deps
+.PHONY: help run test demo bench bench-check peers check observe fuzz install clean build servers test-servers deps
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
@@ -43,6 +43,10 @@ check: build ## What a change must pass: formatting, lints, all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace
+	@integration/observability/run.sh '$(TARGET)/observability' exporter
+
+observe: build ## Test the dashboard with Prometheus and its exporters for Redis, fetched into target/observability
+	@integration/observability/run.sh '$(TARGET)/observability'
 
 fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ_SECONDS=60)
 	@fuzz/run.sh '$(FUZZ_SECONDS)' '$(TARGET)/fuzz'
