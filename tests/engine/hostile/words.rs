@@ -8,7 +8,7 @@
 //! | `+70`, `!70` | so many milliseconds pass; pass with the server busy until the next line |
 //! | `x1`, `c1` | connection 1 ends; is cut off without the server's notice |
 //! | `d shop`, `o shop`, `r shop yard`, `f` | a key is deleted, overwritten, renamed; all are |
-//! | `e` | Redis removes the keys whose TTL has run out |
+//! | `e`, `t` | Redis removes the keys whose TTL has run out; a second is over |
 //! | `q 70`, `g`, `h 70`, `l 2` | quarantine begins; `grants` is turned; `max-hold-ms`; the caps |
 //!
 //! In a word `%41` is the byte 0x41, `@` the last token, `^` 1,024 bytes and `^^` one more.
@@ -105,6 +105,7 @@ fn happen(story: &mut Story, what: u8, rest: &[u8]) -> bool {
             match what {
                 b'+' => story.world.pass(ms),
                 b'x' => story.world.dies(id),
+                b't' => story.world.heartbeat(),
                 b'c' => drop(story.world.cut.insert(id)),
                 b'q' => {
                     let until = story.world.now.ms() + ms;
