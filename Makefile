@@ -5,6 +5,8 @@ SHELL := /bin/bash
 PORT   ?= 6379
 PREFIX ?= /usr/local
 
+FUZZ_SECONDS ?= 60
+
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 MODULE := libdlock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 BUILT  := $(TARGET)/release/$(MODULE)
@@ -17,7 +19,7 @@ BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release -
 export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
-.PHONY: help run test demo bench bench-check peers check install clean build servers test-servers deps
+.PHONY: help run test demo bench bench-check peers check observe fuzz install clean build servers test-servers deps
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
@@ -41,6 +43,13 @@ check: build ## What a change must pass: formatting, lints, all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace
+	@integration/observability/run.sh '$(TARGET)/observability' exporter
+
+observe: build ## Test the dashboard with Prometheus and its exporters for Redis, fetched into target/observability
+	@integration/observability/run.sh '$(TARGET)/observability'
+
+fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ_SECONDS=60)
+	@fuzz/run.sh '$(FUZZ_SECONDS)' '$(TARGET)/fuzz'
 
 install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr/local)
 	@test -e '$(BUILT)' || $(MAKE) build

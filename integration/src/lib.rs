@@ -37,6 +37,7 @@
 //! |---|---|
 //! | `builder.rs` | [`ServerBuilder`]: what a server is started with |
 //! | `server.rs` | [`Server`]: a running server, its end and its restart |
+//! | `daemon.rs` | [`Daemon`]: another program beside it that answers HTTP |
 //! | `process.rs` | child processes that do not outlive this one |
 //! | `port.rs` | free ports |
 //! | `program.rs` | which server program, which module |
@@ -51,6 +52,7 @@
 mod ask;
 mod blocked;
 mod builder;
+mod daemon;
 mod info;
 mod patience;
 mod port;
@@ -64,6 +66,7 @@ mod wire;
 pub use ask::{command, reply_of, Ask, Grant};
 pub use blocked::Blocked;
 pub use builder::{ServerBuilder, StartError};
+pub use daemon::Daemon;
 pub use info::Info;
 pub use patience::{await_until, PATIENCE};
 pub use program::{module_path, server_program};

@@ -18,7 +18,7 @@
 //! is) queued. A line with no change puts the key's TTL right.
 
 use super::lock::{Hold, Lock};
-use super::{Limit, Millis, Token, MAX_OWNER, MAX_TOKEN};
+use super::{Limit, Millis, Token, MAX_NUMBER, MAX_OWNER, MAX_TOKEN};
 
 /// Why a hold is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -295,9 +295,11 @@ fn read_number(rest: &mut &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
     }
-    text.iter().try_fold(0_u64, |sum, digit| {
+    let value = text.iter().try_fold(0_u64, |sum, digit| {
         sum.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
-    })
+    })?;
+    // The bytes of a value (see `codec`) have no more room.
+    (value <= MAX_NUMBER).then_some(value)
 }
 
 fn read_field(rest: &mut &[u8]) -> Option<u64> {

@@ -233,6 +233,7 @@ impl Engine {
                 self.counters.ended(End::Released, hold.token, now);
             }
             self.rewatch(entry, now, name.lend());
+            self.follow_up(keys, now);
         }
     }
 
@@ -287,6 +288,7 @@ impl Engine {
                 );
                 self.counters.ended(End::Session, token, now);
                 self.rewatch(entry, now, name);
+                self.follow_up(keys, now);
             }
         }
         self.sessions.untie(token);

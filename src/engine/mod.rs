@@ -65,6 +65,9 @@ pub const MAX_TOKEN: Token = 1 << 53;
 /// The largest limit that is not "no bound".
 pub const MAX_LIMIT: u64 = u32::MAX as u64 - 1;
 
+/// The largest number that values and effects may contain: what both, and the server itself, can say.
+pub const MAX_NUMBER: u64 = i64::MAX as u64;
+
 /// The longest owner, in bytes.
 pub const MAX_OWNER: usize = 1024;
 

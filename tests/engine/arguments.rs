@@ -91,7 +91,7 @@ fn hostile_words_are_answered() {
 }
 
 /// Whether an error says on one line of printable text what is wrong, a code first.
-fn clear(error: &Error) -> bool {
+pub fn clear(error: &Error) -> bool {
     let text = error.to_string();
     let code = text.split(' ').next().unwrap_or_default();
     !code.is_empty()

@@ -60,7 +60,7 @@ fn some_number(random: &mut Random, most: u64) -> u64 {
 }
 
 /// Changes a few bytes: flips, cuts, repeats, overwrites.
-fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
+pub fn mutate(random: &mut Random, bytes: &mut Vec<u8>) {
     for _ in 0..1 + random.below(3) {
         if bytes.is_empty() {
             return;
@@ -249,7 +249,7 @@ fn a_mangled_effect_is_refused_whole() {
 
 #[test]
 fn an_effect_with_an_impossible_part_is_refused() {
-    let impossible: [&[u8]; 16] = [
+    let impossible: [&[u8]; 18] = [
         b"",
         b"2",
         b"2 w1",
@@ -265,6 +265,8 @@ fn an_effect_with_an_impossible_part_is_refused() {
         b"1 h5 5 1 4294967295 1:a",
         b"1 h5 5 1 1 0:",
         b"1 h5 5 1 1 2:a",
+        b"1 h5 9223372036854775808 1 1 1:a",
+        b"1 t5 9223372036854775808 1 1:a",
         b"1 h99999999999999999999 5 1 1 1:a",
     ];
     for effect in impossible {

@@ -10,6 +10,7 @@
 //! | `circles` | who can never get what is waited for, played through naively |
 //! | `faults` | that each of these checks rejects what it is there for |
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
+//! | `hostile` | the same, of any bytes: what `fuzz/` runs, too |
 //! | `slots` | locks whose slot has left this node |
 //! | `counting` | numbers, percentiles, the most contended locks |
 //! | `listing` | DLOCK.LIST: rows, scans, patterns |
@@ -33,6 +34,7 @@ mod client;
 mod comparison;
 mod counting;
 mod faults;
+pub mod hostile;
 mod invariants;
 mod keys;
 mod listing;

@@ -261,11 +261,9 @@ impl World {
         let keys = spec.keys(&words[1..]);
         let owner = words[1..].get(keys.end)?.to_vec();
         let options = words[1..].get(keys.end + 1..)?;
-        let at = |option: &str| {
-            let is = |word: &&[u8]| word.eq_ignore_ascii_case(option.as_bytes());
-            options.iter().position(is)
-        };
-        let after = |option: &str| options.get(at(option)? + 1).copied();
+        let said = said(options);
+        let at = |option: &str| said.iter().find(|(word, _)| word == option);
+        let after = |option: &str| at(option)?.1;
         let number = |option: &str| {
             let text = std::str::from_utf8(after(option)?).ok()?;
             text.parse::<u64>().ok()
@@ -733,6 +731,23 @@ impl World {
             .lock(name)
             .map(crate::engine::codec::encode)
     }
+}
+
+/// The options of a command, in upper case, each with its value if it has one. What follows one that has a value is that, even
+/// if it looks like an option: a channel may have any name.
+fn said<'a>(options: &[&'a [u8]]) -> Vec<(String, Option<&'a [u8]>)> {
+    let mut words = options.iter();
+    let mut said = Vec::new();
+    while let Some(word) = words.next() {
+        let option = String::from_utf8_lossy(word).to_ascii_uppercase();
+        let valued = ["BLOCK", "NOTIFY", "HOLDS", "LIMIT", "CLAIM"].contains(&option.as_str());
+        let value = words.as_slice().first().copied().filter(|_| valued);
+        if value.is_some() {
+            words.next();
+        }
+        said.push((option, value));
+    }
+    said
 }
 
 /// The holds that an effect tells of.

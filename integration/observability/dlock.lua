@@ -1,0 +1,49 @@
+-- For the Prometheus exporter of Redis (prometheus-redis-exporter -script dlock.lua), which runs this on the server at
+-- each scrape, by EVAL or EVAL_RO. It wants names and values in turn, all of them strings, and makes of each pair
+--
+--     redis_script_values{key="dlock_locks"} 3
+--
+-- (later versions with a label `filename` beside `key`). The pairs are
+--
+--     dlock_…                         each field of INFO dlock, under its own name
+--     dlock_top_waits:<db>:<lock>     of the ten locks that were waited for most: how often,
+--     dlock_top_wait_ms:<db>:<lock>   and how long altogether
+--
+-- On a server without the module there are none. The exporter's user needs +eval +info +dlock.top, and read access to
+-- the locks that may be named (%R~*).
+
+local MOST_LOCKS = '10'
+local LONGEST_NAME = 100
+
+local result = {}
+
+local function add(name, value)
+    table.insert(result, name)
+    -- Not tostring: it would round what has more than 14 digits.
+    table.insert(result, string.format('%.0f', value))
+end
+
+-- A label is text, a key any bytes: what is not printable is written as in a URL.
+local function shown(key)
+    local function escape(byte)
+        return string.format('%%%02x', string.byte(byte))
+    end
+    return (string.gsub(string.sub(key, 1, LONGEST_NAME), '[^!-$&-~]', escape))
+end
+
+for name, value in string.gmatch(redis.call('INFO', 'dlock'), '(dlock_[%w_]+):(%d+)\r\n') do
+    add(name, value)
+end
+
+-- Without the module, or without the permission, there is no such command.
+local top = #result > 0 and redis.pcall('DLOCK.TOP', 'COUNT', MOST_LOCKS)
+if top and not top.err then
+    for _, row in ipairs(top) do
+        local key, waits, wait_ms, database = row[1], row[2], row[3], row[6]
+        local lock = string.format('%d:%s', database, shown(key))
+        add('dlock_top_waits:' .. lock, waits)
+        add('dlock_top_wait_ms:' .. lock, wait_ms)
+    end
+end
+
+return result
