@@ -2,7 +2,8 @@
 //!
 //! The server tells its modules of no subscription, and the look at its tables costs as much as a few messages. So the first
 //! messages of a turn of the event loop go out unasked, and only a burst looks first, once a turn: whoever subscribes
-//! within that same turn has not been answered yet. Where somebody was seen nothing is asked until the next heartbeat.
+//! within that same turn has not been answered yet. A turn that follows a burst is taken for one from its first message
+//! on. Where somebody was seen nothing is asked until the next heartbeat.
 
 use super::api::{self, api, Ctx};
 use super::cell::MainThread;
@@ -17,17 +18,21 @@ static SEEN: AtomicBool = AtomicBool::new(true);
 
 struct Turn {
     messages: u32,
+    // How many of them go out unasked in this turn.
+    unasked: u32,
     nobody: bool,
 }
 
 static TURN: MainThread<Turn> = MainThread::new(Turn {
     messages: 0,
+    unasked: UNASKED,
     nobody: false,
 });
 
 /// The event loop has made a turn.
 pub fn turn() {
     if let Some(mut turn) = TURN.lend() {
+        turn.unasked = if turn.messages > UNASKED { 0 } else { UNASKED };
         turn.messages = 0;
         turn.nobody = false;
     }
@@ -48,6 +53,14 @@ pub fn heartbeat(ctx: *mut Ctx) {
     SEEN.store(!fields.into_iter().all(none), Ordering::Relaxed);
 }
 
+/// Whether one more message is known to be heard by nobody. Asks the server nothing.
+pub fn known_deaf() -> bool {
+    TURN.lend().is_some_and(|mut turn| {
+        turn.messages += u32::from(turn.nobody);
+        turn.nobody
+    })
+}
+
 /// Whether one more message may be heard.
 pub fn may_hear(ctx: *mut Ctx) -> bool {
     if SEEN.load(Ordering::Relaxed) {
@@ -57,7 +70,7 @@ pub fn may_hear(ctx: *mut Ctx) -> bool {
         return true;
     };
     turn.messages += 1;
-    if turn.messages == UNASKED + 1 {
+    if turn.messages == turn.unasked + 1 {
         turn.nobody = !subscribed(ctx);
         SEEN.store(!turn.nobody, Ordering::Relaxed);
     }

@@ -1,6 +1,7 @@
 //! What observers are to be told once an event has been worked off.
 
 use super::api::{self, Str, Text};
+use super::audience;
 use crate::engine::{Event, Name};
 
 /// A list of news, in order. It is kept between events for its room: an uncontended command allocates nothing here.
@@ -39,7 +40,8 @@ impl News {
     /// Adds what happened to a lock whose key is the command's own argument, which lives until the command returns.
     pub fn add(&mut self, db: u32, key: *mut Str, event: &Event) {
         // Only the end of a hold is told by a message too.
-        if self.keyspace_events || matches!(event, Event::Ended(..)) {
+        let ended = matches!(event, Event::Ended(..));
+        if self.keyspace_events || (ended && !audience::known_deaf()) {
             self.items.push(Item::Lock(db, key, *event));
         }
     }
