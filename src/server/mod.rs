@@ -42,7 +42,7 @@ use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
 use crate::engine::change::End;
 use crate::engine::line::RequestId;
-use crate::engine::{Engine, Event, Keyspace, Message, Name, NameRef, Now, Token};
+use crate::engine::{Engine, Event, Keyspace, Name, NameRef, Now, Token};
 use crate::error::Error;
 use api::{Ctx, Str};
 use caller::Client;
@@ -50,6 +50,7 @@ use cell::MainThread;
 use inbox::Notice;
 use keyspace::{Mode, OpenKeys, Retimed};
 use news::News;
+use std::cell::RefMut;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -76,16 +77,9 @@ struct State {
     /// Since when this server decides, for the quarantine.
     since: u64,
     heartbeat: u64,
-    // Kept between events for its room; not there while it is worked off.
-    outbox: Option<Box<Outbox>>,
-}
-
-/// What observers are left to be told once nothing is lent any more.
-#[derive(Default)]
-struct Outbox {
+    // Kept between events for their room; empty ones are in their places while these are worked off.
     news: News,
     texts: observers::Texts,
-    messages: Vec<Message>,
 }
 
 lazy_static::lazy_static! {
@@ -97,7 +91,8 @@ lazy_static::lazy_static! {
         settings: config::Settings::default(),
         since: clock::wall().ms(),
         heartbeat: 0,
-        outbox: None,
+        news: News::default(),
+        texts: observers::Texts::default(),
     });
 }
 
@@ -276,9 +271,7 @@ fn run<T>(
 ) -> Option<T> {
     let mut guard = STATE.lend()?;
     let state = &mut *guard;
-    // An event within the working off of another one finds none and makes its own.
-    let mut outbox = state.outbox.take().unwrap_or_default();
-    outbox.news.begin();
+    state.news.begin();
     if state
         .settings
         .refresh(&mut state.engine.policy, state.since)
@@ -288,34 +281,38 @@ fn run<T>(
         state.engine.suspect_all();
     }
     state.keys.begin(ctx, mode, key, now);
-    state.read_inbox(now, &mut outbox.news);
+    state.read_inbox(now);
     let result = work(state, now);
-    state.keys.write(&mut outbox.news);
+    state.keys.write(&mut state.news);
     state.arm(now);
+    let engine = &state.engine;
+    if !(engine.wakes.is_empty() && engine.messages.is_empty() && state.news.is_empty()) {
+        tell(ctx, guard);
+    }
+    Some(result)
+}
+
+/// Answers who waited, and tells observers: with nothing lent, since the server may call back from within.
+fn tell(ctx: *mut Ctx, mut state: RefMut<State>) {
     let answered = !state.engine.wakes.is_empty();
     if answered {
         blocking::answer(&mut state.engine.wakes);
     }
-    if !state.engine.messages.is_empty() {
-        std::mem::swap(&mut state.engine.messages, &mut outbox.messages);
-    }
-    if !answered && outbox.news.is_empty() && outbox.messages.is_empty() {
-        state.outbox = Some(outbox);
-        return Some(result);
-    }
     let (channel, home) = (state.settings.channel, state.keys.home());
-    drop(guard);
+    let mut news = std::mem::take(&mut state.news);
+    let mut texts = std::mem::take(&mut state.texts);
+    let mut messages = std::mem::take(&mut state.engine.messages);
+    drop(state);
     if answered && !events::tells_of_sleep() {
         blocking::deliver();
     }
-    observers::tell(ctx, home, channel, &mut outbox.news, &mut outbox.texts);
-    for message in outbox.messages.drain(..) {
+    observers::tell(ctx, home, channel, &mut news, &mut texts);
+    for message in messages.drain(..) {
         notify::publish(ctx, &message);
     }
     if let Some(mut state) = STATE.lend() {
-        state.outbox = Some(outbox);
+        (state.news, state.texts) = (news, texts);
     }
-    Some(result)
 }
 
 impl State {
@@ -354,18 +351,18 @@ impl State {
     }
 
     /// Tells the engine what callbacks have left; mostly nothing.
-    fn read_inbox(&mut self, now: Now, news: &mut News) {
+    fn read_inbox(&mut self, now: Now) {
         if SEEN.load(Ordering::Relaxed) != 0 {
             let seen = SEEN.swap(0, Ordering::Relaxed);
             self.engine.clock.observe(seen, now);
         }
         if let Some(notices) = inbox::take() {
-            self.read_notices(notices, now, news);
+            self.read_notices(notices, now);
         }
     }
 
     #[inline(never)]
-    fn read_notices(&mut self, notices: Vec<Notice>, now: Now, news: &mut News) {
+    fn read_notices(&mut self, notices: Vec<Notice>, now: Now) {
         let reloaded = notices
             .iter()
             .any(|notice| matches!(notice, Notice::Loaded));
@@ -385,7 +382,7 @@ impl State {
                             End::Removed
                         };
                         self.engine.gone(end, token, now);
-                        news.add_named(&name, Event::Ended(end, token));
+                        self.news.add_named(&name, Event::Ended(end, token));
                     }
                 }
                 Notice::Brought(name) => self.look_again(&name, true),
@@ -397,7 +394,7 @@ impl State {
                     // A server that loads its data anew empties itself first: nothing is gone for good.
                     let all = 0..if reloaded { 0 } else { self.settings.databases };
                     all.filter(|at| db.map_or(true, |db| db == *at))
-                        .for_each(|at| news.add_flush(at));
+                        .for_each(|at| self.news.add_flush(at));
                 }
                 Notice::Swapped(one, other) => {
                     self.engine.swapped(one, other);
@@ -478,6 +475,7 @@ impl State {
     }
 
     /// Sees to it that the module's event comes when something is due.
+    #[inline]
     fn arm(&mut self, now: Now) {
         if let Some(at) = self.engine.next_wakeup() {
             timer::arm(at, now.ms());
