@@ -2,14 +2,37 @@
 
 use super::api::{self, api, Ctx};
 use crate::commands::Reply;
+use crate::engine::Token;
 use crate::error::Error;
 use std::ffi::c_long;
 
 /// Writes the answer to a command.
 pub fn write(ctx: *mut Ctx, reply: Result<Reply, Error>) {
+    match &reply {
+        Ok(Reply::Integer(number)) => api::reply_integer(ctx, *number),
+        Ok(Reply::Grant(token, holds, None)) => grant(ctx, *token, *holds, None),
+        _ => return write_other(ctx, reply),
+    }
+    // The usual answers own nothing; a drop would go through all that an answer may own.
+    std::mem::forget(reply);
+}
+
+#[inline(never)]
+fn write_other(ctx: *mut Ctx, reply: Result<Reply, Error>) {
     match reply {
         Ok(reply) => value(ctx, &reply),
         Err(error) => api::reply_error(ctx, &error.to_string()),
+    }
+}
+
+fn grant(ctx: *mut Ctx, token: Token, holds: u32, named: Option<&str>) {
+    let len = if named.is_some() { 3 } else { 2 };
+    // SAFETY: a live context; the length matches what follows.
+    unsafe { api!(RedisModule_ReplyWithArray(ctx, len)) };
+    api::reply_integer(ctx, token);
+    api::reply_integer(ctx, u64::from(holds));
+    if let Some(owner) = named {
+        api::reply_bulk(ctx, owner.as_bytes());
     }
 }
 
@@ -17,17 +40,7 @@ fn value(ctx: *mut Ctx, reply: &Reply) {
     // SAFETY: a live context that is owed a reply; lengths match what follows; bytes are copied.
     unsafe {
         match reply {
-            Reply::Grant(token, holds, named) => {
-                api!(RedisModule_ReplyWithArray(
-                    ctx,
-                    if named.is_some() { 3 } else { 2 }
-                ));
-                api::reply_integer(ctx, *token);
-                api::reply_integer(ctx, u64::from(*holds));
-                if let Some(owner) = named {
-                    api::reply_bulk(ctx, owner.as_bytes());
-                }
-            }
+            Reply::Grant(token, holds, named) => grant(ctx, *token, *holds, named.as_deref()),
             Reply::NullArray => {
                 api!(RedisModule_ReplyWithNullArray(ctx));
             }
