@@ -138,21 +138,13 @@ impl OpenKeys {
         }
     }
 
-    fn open(&mut self, name: NameRef) {
-        if self.used == self.open.len() {
-            self.open.push(Open {
-                db: 0,
-                name: ptr::null_mut(),
-                bytes: &[],
-                made: None,
-                key: ptr::null_mut(),
-                stored: false,
-                entry: Entry::default(),
-            });
+    /// Opens a lock's key; gives its place among the open ones.
+    fn open(&mut self, name: NameRef) -> usize {
+        let at = self.used;
+        if at == self.open.len() {
+            self.open.push(Open::default());
         }
-        let Some(open) = self.open.get_mut(self.used) else {
-            return;
-        };
+        let open = &mut self.open[at];
         self.used += 1;
         open.db = name.db;
         open.entry.unheard = self.unheard;
@@ -182,11 +174,11 @@ impl OpenKeys {
             if open.key.is_null()
                 || api!(RedisModule_KeyType(open.key)) == raw::REDISMODULE_KEYTYPE_EMPTY as i32
             {
-                return;
+                return at;
             }
             if api!(RedisModule_ModuleTypeGetType(open.key)) != persist::lock_type() {
                 open.entry.foreign = true;
-                return;
+                return at;
             }
             let value = api!(RedisModule_ModuleTypeGetValue(open.key)).cast::<Lock>();
             // The box is lent to the engine and given back by `write`; the keyspace goes on pointing at it.
@@ -196,6 +188,7 @@ impl OpenKeys {
                 open.entry.ends = open.earlier_end(self.now);
             }
         }
+        at
     }
 
     /// Works off the event's changes, in one fixed order for each lock: the value before the effect, since the key's
@@ -215,6 +208,21 @@ impl OpenKeys {
         if self.selected != self.home {
             api::select(self.ctx, self.home);
             self.selected = self.home;
+        }
+    }
+}
+
+impl Default for Open {
+    /// Not open.
+    fn default() -> Open {
+        Open {
+            db: 0,
+            name: ptr::null_mut(),
+            bytes: &[],
+            made: None,
+            key: ptr::null_mut(),
+            stored: false,
+            entry: Entry::default(),
         }
     }
 }
@@ -301,14 +309,8 @@ impl Open {
 
 impl Keyspace for OpenKeys {
     fn entry(&mut self, name: NameRef) -> &mut Entry {
-        let opened = self.open.get(..self.used).unwrap_or_default();
-        let at = match opened.iter().position(|open| open.is(name)) {
-            Some(at) => at,
-            None => {
-                self.open(name);
-                self.used - 1
-            }
-        };
+        let at = (0..self.used).find(|at| self.open[*at].is(name));
+        let at = at.unwrap_or_else(|| self.open(name));
         &mut self.open[at].entry
     }
 
