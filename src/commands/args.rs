@@ -36,10 +36,7 @@ impl<'a> Args<'a> {
     pub fn owner(&mut self) -> Result<&'a [u8], Error> {
         let owner = self.word()?;
         if owner.is_empty() || owner.len() > MAX_OWNER {
-            return Err(Error::Argument(
-                "owner",
-                format!("1 to {MAX_OWNER} bytes long"),
-            ));
+            return Err(no_owner());
         }
         Ok(owner)
     }
@@ -50,15 +47,12 @@ impl<'a> Args<'a> {
         name: &'static str,
         range: RangeInclusive<u64>,
     ) -> Result<u64, Error> {
-        let must = || {
-            Error::Argument(
-                name,
-                format!("an integer from {} to {}", range.start(), range.end()),
-            )
-        };
-        let value = integer(self.next().ok_or_else(must)?).ok_or_else(must)?;
-        let value = u64::try_from(value).map_err(|_| must())?;
-        range.contains(&value).then_some(value).ok_or_else(must)
+        let value = self.next().and_then(integer);
+        let value = value.and_then(|value| u64::try_from(value).ok());
+        match value.filter(|value| range.contains(value)) {
+            Some(value) => Ok(value),
+            None => Err(no_integer(name, range)),
+        }
     }
 
     /// A count and as many keys: `numkeys key [key …]`. No key may be named twice.
@@ -102,6 +96,17 @@ pub fn count(word: &[u8]) -> usize {
         .unwrap_or(0)
 }
 
+#[cold]
+fn no_owner() -> Error {
+    Error::Argument("owner", format!("1 to {MAX_OWNER} bytes long"))
+}
+
+#[cold]
+fn no_integer(name: &'static str, range: RangeInclusive<u64>) -> Error {
+    let (least, most) = range.into_inner();
+    Error::Argument(name, format!("an integer from {least} to {most}"))
+}
+
 /// Reads `SHARED` or `LIMIT n` if the word begins one. At most one of them may be given.
 pub fn sharing(word: &[u8], args: &mut Args, limit: &mut Option<Limit>) -> Result<bool, Error> {
     let given = if is(word, "SHARED") {
@@ -131,6 +136,7 @@ pub fn is(word: &[u8], option: &str) -> bool {
 }
 
 /// The error for a word that is no option of the command.
+#[cold]
 pub fn unknown(word: &[u8]) -> Error {
     Error::UnknownOption(escaped(word, 64))
 }

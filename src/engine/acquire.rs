@@ -57,6 +57,7 @@ pub enum Answer {
     Waiting(RequestId),
 }
 
+// What only a contended lock needs is not inlined: it would stand between the few lines that every grant runs through.
 impl Engine {
     /// Takes the lock, or a place in its queue, or answers null.
     ///
@@ -118,6 +119,7 @@ impl Engine {
 
     /// A polled ticket that is not at the head only begins its window anew. Gives whether it was one: another place has to
     /// be looked at as a waiting request's.
+    #[inline(never)]
     fn stays(&mut self, name: NameRef, number: u64, now: Now) -> bool {
         let Some(kept) = self.lines.name(name) else {
             return false;
@@ -185,6 +187,7 @@ impl Engine {
     }
 
     /// A holder asks for a stricter limit: it waits only for the other holders, ahead of the queue.
+    #[inline(never)]
     fn upgrade(
         &mut self,
         keys: &mut impl Keyspace,
@@ -240,6 +243,7 @@ impl Engine {
     }
 
     /// Whether the caps allow one more place (unless the owner has it already) and one more waiting request.
+    #[inline(never)]
     pub(super) fn room(&self, name: NameRef, ask: &Ask, known: bool) -> Result<(), Error> {
         if !known {
             if self.lines.get(name).map_or(0, Line::len) >= self.policy.max_queue {
@@ -262,6 +266,7 @@ impl Engine {
 
     /// Finds or makes the owner's place; gives its number. A holder whose re-entry has to wait (in quarantine) stands
     /// before all others: behind one that waits for this very holder it could never be served.
+    #[inline(never)]
     pub(super) fn stand(
         &mut self,
         entry: &mut Entry,
@@ -314,6 +319,7 @@ impl Engine {
     }
 
     /// Adds the request to its place, lets the queue be served, and answers if that has answered it.
+    #[inline(never)]
     fn wait_at(
         &mut self,
         keys: &mut impl Keyspace,

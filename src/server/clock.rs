@@ -33,6 +33,7 @@ static LAST: MainThread<Option<(u64, Now)>> = MainThread::new(None);
 const SERVES: u64 = 1 << 18;
 
 /// The time now.
+#[inline(never)]
 pub fn wall() -> Now {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -293,6 +293,7 @@ fn run<T>(
 }
 
 /// Answers who waited, and tells observers: with nothing lent, since the server may call back from within.
+#[inline(never)]
 fn tell(ctx: *mut Ctx, mut state: RefMut<State>) {
     let answered = !state.engine.wakes.is_empty();
     if answered {
@@ -330,6 +331,7 @@ impl State {
     }
 
     /// Has the calling connection wait for its request, or answers it if the server does not let it.
+    #[inline(never)]
     fn block(&mut self, ctx: *mut Ctx, strings: &mut [*mut Str], wait: Wait, now: Now) {
         let db = self.keys.home();
         let Wait {
