@@ -82,7 +82,11 @@ fn publish(
 ) {
     // A replica tells its own subscribers as it follows; in a cluster the primary's message reaches them.
     let to_cluster = matches!(channel, Channel::PlainInCluster | Channel::Sharded);
-    if channel == Channel::None || (to_cluster && !gate::primary()) || !audience::may_hear(ctx) {
+    if channel == Channel::None || (to_cluster && !gate::primary()) {
+        return;
+    }
+    // Who subscribes at another node of a cluster is not counted here.
+    if !to_cluster && !audience::may_hear(ctx) {
         return;
     }
     // The sharded channel is in the lock's slot; where no name can be made that is, the message goes out plain.
