@@ -718,6 +718,7 @@ impl Graph {
                 let served = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
                 let ids = place.requests.iter().map(|request| self.node(request.id));
                 !ids.chain(joins.map(Some)).any(served)
+                    && !self.late_comer_served(&place.owner, target.lock, number)
             } else {
                 let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
                 let owner = owner.copied().unwrap_or(usize::MAX);
@@ -730,6 +731,19 @@ impl Graph {
         }
         self.steps_left = self.steps_left.checked_sub(steps).ok_or(TooFar)?;
         Ok(found)
+    }
+
+    /// Whether another request of the owner for many locks, which will have to queue for this one too, would have taken the
+    /// place with it.
+    fn late_comer_served(&self, owner: &[u8], lock: usize, number: u64) -> bool {
+        let several = |at: &&usize| self.owners.get(**at).is_some_and(|node| node.by.len() > 1);
+        let Some(owner) = self.owner_at.get(owner).filter(several) else {
+            return false;
+        };
+        let at_it = |target: &Target| target.lock == lock && target.number == number;
+        let its = |wait: &&WaitNode| wait.owner == *owner && wait.granted;
+        let mut waits = self.waits.iter().filter(its);
+        waits.any(|wait| wait.targets.iter().any(at_it))
     }
 
     fn node(&self, id: RequestId) -> Option<&WaitNode> {

@@ -72,8 +72,9 @@ pub fn would_be_stuck(picture: &Picture, asked: &Waiting, reading: Reading) -> b
                 place.present = true;
             }
             None if upgrade => row.upgrade = Some(place),
-            // A holder enters its lock once more; when nothing is granted at all it waits before the others for that.
-            None if held.is_some() => {}
+            // A holder enters its lock once more; in quarantine it waits for that, before the others.
+            None if held.is_some() && picture.granting => {}
+            None if held.is_some() => row.queue.insert(0, place),
             None => row.queue.push(place),
         }
     }

@@ -65,7 +65,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
     notify_told(after)?;
     answered(after)?;
     all_or_none(after)?;
-    session_ends(before, after)?;
+    session_ends(after)?;
     no_circle(before, after)?;
     if after.settled {
         wakeup(after)?;
@@ -421,7 +421,7 @@ fn all_or_none(after: &Picture) -> Result<(), Broken> {
     }
 }
 
-fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
+fn session_ends(after: &Picture) -> Result<(), Broken> {
     for (name, row) in &after.rows {
         for hold in &row.holders {
             let ended =
@@ -438,9 +438,7 @@ fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
     }
     let sessions = after.over.iter().filter(|(end, _)| *end == End::Session);
     for (_, token) in sessions {
-        let holds = before.rows.values().flat_map(|row| &row.holders);
-        let untied = |hold: &Holder| hold.token == *token && hold.tied.is_none();
-        if { holds }.any(untied) {
+        if !after.sessions.contains(token) {
             let what = format!("{token} was taken without SESSION, and ended with a connection");
             return broken(Rule::SessionEnds, what);
         }

@@ -44,6 +44,8 @@ pub struct Picture {
     /// Whether deadlocks are to be detected; and whether each look may go as far as it has to.
     pub detection: bool,
     pub thorough: bool,
+    /// The tokens that were ever answered to a request with SESSION, or brought to a second key.
+    pub sessions: BTreeSet<Token>,
     /// Connections that have ended.
     pub ended: BTreeSet<u64>,
     /// Counts the events.
@@ -108,6 +110,7 @@ impl Picture {
             looked: world.looked,
             detection: world.detection,
             thorough: engine.policy.deadlock_max_steps >= Policy::default().deadlock_max_steps,
+            sessions: world.ties.keys().chain(&world.copied).copied().collect(),
             ended: world.ended.clone(),
             event: world.event,
             grants: std::mem::take(&mut world.grants),
