@@ -718,7 +718,11 @@ impl Graph {
                 let served = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
                 let ids = place.requests.iter().map(|request| self.node(request.id));
                 !ids.chain(joins.map(Some)).any(served)
-                    && !self.late_comer_served(&place.owner, target.lock, number)
+                    && !self.late_comer_served(
+                        engine.requests.hash(&place.owner),
+                        target.lock,
+                        number,
+                    )
             } else {
                 let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
                 let owner = owner.copied().unwrap_or(usize::MAX);
@@ -735,15 +739,15 @@ impl Graph {
 
     /// Whether another request of the owner for many locks, which will have to queue for this one too, would have taken the
     /// place with it.
-    fn late_comer_served(&self, owner: &[u8], lock: usize, number: u64) -> bool {
-        let several = |at: &&usize| self.owners.get(**at).is_some_and(|node| node.by.len() > 1);
-        let Some(owner) = self.owner_at.get(owner).filter(several) else {
-            return false;
-        };
+    fn late_comer_served(&self, owner: u64, lock: usize, number: u64) -> bool {
+        let node = self
+            .owner_at
+            .get(&owner)
+            .and_then(|at| self.owners.get(*at));
+        let waits = node.and_then(|node| self.waits.get(node.waits.clone()));
         let at_it = |target: &Target| target.lock == lock && target.number == number;
-        let its = |wait: &&WaitNode| wait.owner == *owner && wait.granted;
-        let mut waits = self.waits.iter().filter(its);
-        waits.any(|wait| wait.targets.iter().any(at_it))
+        let mut served = waits.into_iter().flatten().filter(|wait| wait.granted);
+        served.any(|wait| wait.targets().any(at_it))
     }
 
     fn node(&self, id: RequestId) -> Option<&WaitNode> {
