@@ -243,8 +243,9 @@ impl Engine {
         }
     }
 
-    /// Clears away what belonged to connections that have ended: `most` holds and places at most.
-    pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) {
+    /// Clears away what belonged to connections that have ended: `most` holds and places at most. Gives whether something is
+    /// left that could go on at once.
+    pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         let mut refused = BTreeSet::new();
         for _ in 0..most {
             let Some(client) = self.leaving.first().copied() else {
@@ -266,7 +267,9 @@ impl Engine {
             }
             self.end_session(keys, now, token, &session);
         }
+        let more = !self.leaving.is_empty();
         self.leaving.append(&mut refused);
+        more
     }
 
     fn end_session(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, session: &Session) {

@@ -69,7 +69,7 @@ impl Engine {
     /// stays marked (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         self.take_back(keys, now);
-        self.clear_away(keys, now, most);
+        let leaving = self.clear_away(keys, now, most);
         self.follow_up(keys, now);
         let mut refused = Vec::new();
         let mut settled = 0;
@@ -96,7 +96,7 @@ impl Engine {
                 refused.push(name);
             }
         }
-        let more = !self.dirty.is_empty() || settled == most;
+        let more = leaving || !self.dirty.is_empty() || settled == most;
         self.dirty.extend(refused);
         more
     }
