@@ -291,7 +291,8 @@ impl Engine {
         }
         self.sessions.untie(token);
         // An owner that could act through this connection may have become part of a circle.
-        for id in self.requests.of_owner(&session.owner).to_vec() {
+        let waits: Vec<_> = self.requests.of_owner(&session.owner).collect();
+        for id in waits {
             self.suspect_stand(id);
         }
     }

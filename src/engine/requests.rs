@@ -5,7 +5,7 @@ use super::line::RequestId;
 use super::{Limit, Millis, Name, NameRef};
 use std::collections::hash_map::{Entry as Slot, RandomState};
 use std::collections::{BTreeSet, HashMap};
-use std::hash::BuildHasher;
+use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
 use std::rc::Rc;
 
 /// Where a waiting request stands.
@@ -53,7 +53,10 @@ impl Many {
 #[derive(Debug)]
 enum Ids {
     One(RequestId),
-    More(Box<Vec<RequestId>>),
+    // An owner may wait for a hundred thousand locks by a channel, and be granted each by itself. Boxed, since this is rare
+    // and would make the usual case half as large again.
+    #[allow(clippy::box_collection)]
+    More(Box<BTreeSet<RequestId>>),
 }
 
 /// The requests of one connection that wait by a channel: mostly always the same one, so its name is shared.
@@ -63,10 +66,34 @@ struct Notified {
     ids: BTreeSet<RequestId>,
 }
 
+/// Something for each of many requests.
+pub type ById<T> = HashMap<RequestId, T, BuildHasherDefault<Counted>>;
+
+/// A hash of the numbers that requests go by. They are this module's own and rise one by one, so nobody can choose them to
+/// collide, and one multiplication spreads them: a look along a chain of waits spends much of its time on hashes.
+#[derive(Debug, Default)]
+pub struct Counted(u64);
+
+impl Hasher for Counted {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// All waiting requests.
 #[derive(Debug, Default)]
 pub struct Requests {
-    by_id: HashMap<RequestId, Stand>,
+    by_id: ById<Stand>,
     // By the hash of the owner's name: owners are kept with their places, and there may be many. Two owners of one hash
     // are told apart where the requests are looked at.
     by_owner: HashMap<u64, Ids>,
@@ -115,12 +142,18 @@ impl Requests {
     }
 
     /// The names of the requests of an owner (and of any whose name has the same hash).
-    pub fn of_owner(&self, owner: &[u8]) -> &[RequestId] {
-        match self.by_owner.get(&self.hash.hash_one(owner)) {
-            None => &[],
-            Some(Ids::One(id)) => std::slice::from_ref(id),
-            Some(Ids::More(ids)) => ids,
-        }
+    pub fn of_owner(&self, owner: &[u8]) -> impl Iterator<Item = RequestId> + '_ {
+        let (one, more) = match self.by_owner.get(&self.hash.hash_one(owner)) {
+            None => (None, None),
+            Some(Ids::One(id)) => (Some(*id), None),
+            Some(Ids::More(ids)) => (None, Some(ids.iter().copied())),
+        };
+        one.into_iter().chain(more.into_iter().flatten())
+    }
+
+    /// Whether an owner (or one whose name has the same hash) waits for anything.
+    pub fn waits(&self, owner: &[u8]) -> bool {
+        self.by_owner.contains_key(&self.hash.hash_one(owner))
     }
 
     /// The next of the requests by which this connection waits on a channel.
@@ -150,9 +183,9 @@ impl Requests {
         match self.by_owner.entry(self.hash.hash_one(owner)) {
             Slot::Vacant(slot) => drop(slot.insert(Ids::One(id))),
             Slot::Occupied(mut slot) => match slot.get_mut() {
-                Ids::More(ids) => ids.push(id),
+                Ids::More(ids) => drop(ids.insert(id)),
                 Ids::One(first) => {
-                    let both = vec![*first, id];
+                    let both = BTreeSet::from([*first, id]);
                     slot.insert(Ids::More(Box::new(both)));
                 }
             },
@@ -176,8 +209,8 @@ impl Requests {
             match slot.get_mut() {
                 Ids::One(_) => drop(slot.remove()),
                 Ids::More(ids) => {
-                    ids.retain(|other| *other != id);
-                    if let [only] = ids[..] {
+                    ids.remove(&id);
+                    if let (1, Some(only)) = (ids.len(), ids.first().copied()) {
                         slot.insert(Ids::One(only));
                     }
                 }

@@ -10,9 +10,10 @@
 
 use super::acquire::Ask;
 use super::line::{Line, Place, RequestId, UPGRADE};
-use super::requests::Stand;
+use super::requests::{ById, Stand};
 use super::{Engine, Keyspace, Limit, Name, NameRef, Now, Outcome};
 use crate::error::{escaped, Error};
+use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
@@ -25,6 +26,9 @@ const BYTES_NAMED: usize = 64;
 /// Locks that the periodic check looks at in one go.
 const SUSPECTS_A_STEP: usize = 64;
 
+/// Holders of a lock that are asked at once whether they wait. Where there are more the look itself does, which counts.
+const HOLDERS_AT_ONCE: usize = 16;
+
 /// The name that the request goes by that is not queued yet.
 const ASKED: RequestId = 0;
 
@@ -35,7 +39,7 @@ struct Graph {
     owners: Vec<OwnerNode>,
     owner_at: HashMap<Rc<[u8]>, usize>,
     waits: Vec<WaitNode>,
-    wait_at: HashMap<RequestId, usize>,
+    wait_at: ById<usize>,
     // The connection that would be blocked by the request that is asked for.
     asker: Option<u64>,
     steps_left: usize,
@@ -49,12 +53,16 @@ struct LockNode {
     holders: Vec<(usize, Limit)>,
     // Up to which number of its queue requests for many locks have been looked at.
     explored: u64,
+    // Whether there are any of these: else a place depends on the holders alone.
+    entangled: bool,
 }
 
 struct OwnerNode {
     owner: Rc<[u8]>,
     // The connections that it waits by.
     by: Vec<u64>,
+    // Where its waits are, in the order in which they were found.
+    waits: Vec<usize>,
     acts: bool,
 }
 
@@ -120,10 +128,37 @@ impl Engine {
         wanted: &[(NameRef, Option<u64>)],
         ask: &Ask,
     ) -> Result<(), Error> {
-        if !self.policy.deadlock_detection || !self.has_stake(keys, ask.owner) {
+        if !self.policy.deadlock_detection
+            || !self.has_stake(keys, ask.owner)
+            || self.depends_on_nobody(keys, wanted, ask.owner)
+        {
             return Ok(());
         }
         self.look_for_circle(keys, wanted, ask)
+    }
+
+    /// Whether those who hold these locks wait for nothing themselves, which is mostly so: then there is no circle, however
+    /// much else the owner waits for.
+    fn depends_on_nobody(
+        &self,
+        keys: &mut impl Keyspace,
+        wanted: &[(NameRef, Option<u64>)],
+        owner: &[u8],
+    ) -> bool {
+        wanted.iter().all(|(name, _)| {
+            // A place before this one that stands in other queues too depends on their locks.
+            if self.lines.get(*name).is_some_and(|line| line.many > 0) {
+                return false;
+            }
+            let mut free = true;
+            keys.look(*name, &mut |lock| {
+                let mut holds = lock.holds();
+                let mut few = holds.by_ref().take(HOLDERS_AT_ONCE);
+                free = few.all(|hold| hold.owner == owner || !self.requests.waits(hold.owner))
+                    && holds.next().is_none();
+            });
+            free
+        })
     }
 
     /// Whether anybody may wait for this owner, so that its wait could close a circle.
@@ -134,7 +169,7 @@ impl Engine {
             found
         };
         self.stakes.has(owner)
-            || !self.requests.of_owner(owner).is_empty()
+            || self.requests.waits(owner)
             || self.stakes.crowded().any(&mut holds)
     }
 
@@ -282,7 +317,7 @@ impl Engine {
             owners: Vec::new(),
             owner_at: HashMap::new(),
             waits: Vec::new(),
-            wait_at: HashMap::new(),
+            wait_at: ById::default(),
             asker,
             steps_left: self.policy.deadlock_max_steps,
             relied: false,
@@ -316,12 +351,12 @@ impl Engine {
 
     /// The waiting requests of an owner.
     fn waits_of(&self, owner: &[u8]) -> Vec<Waiting> {
-        let of = |id: &RequestId| {
-            let (client, targets) = match self.requests.get(*id)? {
+        let of = |id: RequestId| {
+            let (client, targets) = match self.requests.get(id)? {
                 Stand::One(name, number) => {
                     let place = self.lines.get(name.lend())?.place(*number)?;
                     let own = *place.owner == *owner;
-                    let request = place.requests.iter().find(|request| request.id == *id);
+                    let request = place.requests.iter().find(|request| request.id == id);
                     let client = request.filter(|_| own)?.client;
                     (client, vec![(name.clone(), *number, place.limit)])
                 }
@@ -336,16 +371,12 @@ impl Engine {
                 }
             };
             Some(Waiting {
-                id: *id,
+                id,
                 client,
                 targets,
             })
         };
-        self.requests
-            .of_owner(owner)
-            .iter()
-            .filter_map(of)
-            .collect()
+        self.requests.of_owner(owner).filter_map(of).collect()
     }
 }
 
@@ -370,6 +401,7 @@ impl Graph {
         let node = OwnerNode {
             owner: Rc::from(owner),
             by: waits.iter().map(|wait| wait.client).chain(by).collect(),
+            waits: Vec::with_capacity(waits.len()),
             acts: false,
         };
         let mut tied = engine.sessions.clients_of(owner);
@@ -402,8 +434,12 @@ impl Graph {
     }
 
     fn wait(&mut self, waiting: Waiting, owner: usize) {
-        if self.wait_at.contains_key(&waiting.id) {
+        let Slot::Vacant(slot) = self.wait_at.entry(waiting.id) else {
             return;
+        };
+        let at = *slot.insert(self.waits.len());
+        if let Some(node) = self.owners.get_mut(owner) {
+            node.waits.push(at);
         }
         let targets = waiting
             .targets
@@ -414,7 +450,6 @@ impl Graph {
                 limit,
             })
             .collect();
-        self.wait_at.insert(waiting.id, self.waits.len());
         self.waits.push(WaitNode {
             id: waiting.id,
             owner,
@@ -431,6 +466,7 @@ impl Graph {
                 name,
                 holders: Vec::new(),
                 explored: u64::MAX,
+                entangled: true,
             });
         }
         at
@@ -460,6 +496,9 @@ impl Graph {
                 self.explore_holders(engine, keys, target.lock, &name)?;
             }
             let line = engine.lines.get(name.lend()).filter(|line| line.many > 0);
+            if let Some(node) = self.locks.get_mut(target.lock) {
+                node.entangled = line.is_some();
+            }
             let places = line.into_iter().flat_map(Line::in_order);
             for (_, place) in places
                 .skip_while(|(number, _)| *number < from)
@@ -488,7 +527,7 @@ impl Graph {
         keys.look(name.lend(), &mut |lock| {
             for hold in lock.holds().take(most + 1) {
                 seen += 1;
-                if asks(hold.owner) || !engine.requests.of_owner(hold.owner).is_empty() {
+                if asks(hold.owner) || engine.requests.waits(hold.owner) {
                     waiting.push((Rc::from(hold.owner), hold.limit, hold.client));
                 }
             }
@@ -560,12 +599,12 @@ impl Graph {
             return Ok(None);
         };
         let free = node.holders.iter().all(|(holder, _)| self.acts(*holder));
+        if free && !node.entangled {
+            return Ok(None);
+        }
         let Some(line) = engine.lines.get(node.name.lend()) else {
             return Ok(None);
         };
-        if free && line.many == 0 {
-            return Ok(None);
-        }
         let before = |(number, _): &(u64, &Place)| *number < target.number;
         for (number, place) in line.in_order().take_while(before) {
             self.step()?;
@@ -640,8 +679,10 @@ impl Graph {
             let line = engine.lines.get(name.lend());
             let (blocker, queued, next) = match blocker {
                 Blocker::Holder(holder) => {
-                    let stuck = |wait: &&WaitNode| wait.owner == holder && !wait.granted;
-                    let wait = self.waits.iter().find(stuck);
+                    let node = self.owners.get(holder);
+                    let own = node.into_iter().flat_map(|node| &node.waits);
+                    let mut own = own.filter_map(|at| self.waits.get(*at));
+                    let wait = own.find(|wait| !wait.granted);
                     let next = wait.map(|wait| (wait.id, holder, wait.targets.clone()));
                     (holder, false, next)
                 }
@@ -693,6 +734,7 @@ impl Graph {
             self.owners.push(OwnerNode {
                 owner: owner.clone(),
                 by: Vec::new(),
+                waits: Vec::new(),
                 acts: false,
             });
         }
