@@ -202,7 +202,7 @@ mod tests {
 
     const HEADER: &[u8] = b"*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$";
     const GRANT: &str =
-        "*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$26\r\ngranted 12345 5:stock 3:bob\r\n";
+        "*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$27\r\ngranted 12345 5:stock 3:bob\r\n";
 
     #[test]
     fn messages_are_read_when_they_are_complete() {
