@@ -78,7 +78,7 @@ pub fn groups() -> Vec<Group> {
     };
     let of_kind = |name, lockings: &'static [Locking]| Group {
         name,
-        effort: effort((3, 24), (1, 12)),
+        effort: effort((3, 24), (1, 8)),
         open: Box::new(move || pair::pipelined(Setting::Memory, lockings, PAIRS)),
     };
     let single = |name, setting, pairs| Group {
@@ -112,7 +112,7 @@ pub fn groups() -> Vec<Group> {
         of_kind(PAIR_SESSION, &TIED),
         Group {
             name: GUARD,
-            effort: effort((3, 24), (1, 12)),
+            effort: effort((3, 24), (1, 8)),
             open: Box::new(|| guard::open(PAIRS)),
         },
         single(SINGLE, Setting::Memory, SINGLES),
@@ -174,11 +174,11 @@ fn of_the_family() -> [Group; 8] {
     };
     [
         group(HOLDERS, effort((3, 7), (1, 5)), holders::open),
-        group(NOTIFY, effort((3, 7), (1, 5)), notice::open),
+        group(NOTIFY, effort((3, 7), (1, 3)), notice::open),
         group(MEMORY_NOTIFY, effort((1, 3), (1, 1)), memory::open_notify),
         group(MEMORY_BLOCKED, effort((1, 3), (0, 0)), memory::open_blocked),
         group(CHAIN, effort((3, 4), (1, 3)), deadlock::open_chain),
-        group(DETECTION, effort((3, 12), (1, 6)), deadlock::open_wait),
+        group(DETECTION, effort((3, 12), (1, 4)), deadlock::open_wait),
         group(LAPSE, effort((1, 5), (1, 1)), lapse::open),
         group(SESSION, effort((1, 5), (1, 1)), session::open),
     ]
