@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use dlock_integration::PATIENCE;
+use dlock_integration::{command, PATIENCE};
 
 use crate::failure::Failure;
 use crate::replies::{Check, Pattern};
@@ -115,6 +115,33 @@ impl Line {
     pub fn run(&mut self, batch: &Batch) -> Result<(), Failure> {
         self.send(&batch.bytes)?;
         self.expect(&batch.reply, batch.times)
+    }
+
+    /// Sends a command for each of the numbers, many at once, and waits for the replies, all of which are alike.
+    pub fn run_each(
+        &mut self,
+        count: usize,
+        reply: &str,
+        line_of: impl Fn(usize) -> String,
+    ) -> Result<(), Failure> {
+        const AT_ONCE: usize = 1_000;
+        let reply = Pattern::new(reply);
+        for start in (0..count).step_by(AT_ONCE) {
+            let numbers = start..count.min(start + AT_ONCE);
+            self.run(&Batch {
+                times: numbers.len(),
+                reply: reply.clone(),
+                bytes: numbers
+                    .flat_map(|number| command(&line_of(number)).get_packed_command())
+                    .collect(),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The connection itself. Nothing that the server has sent so far is left to be read.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
     }
 }
 

@@ -1,8 +1,14 @@
 //! Ways to take a lock and give it back, as commands.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use dlock_integration::{command, Ask, Server};
 
 use crate::replies::Pattern;
+use crate::scripts::{
+    COMPARE_AND_DELETE, COMPARE_AND_DELETE_ALL, COUNTED_GIVE, COUNTED_TAKE, READ_GIVE, READ_TAKE,
+    SET_ALL, SLOT_TAKE,
+};
 
 /// A name for `uuid:thread`, as clients make them: 39 bytes.
 pub const OWNER: &str = "6f9619ff-8b86-d011-b42d-00cf4fc964ff:17";
@@ -11,7 +17,7 @@ pub const OWNER: &str = "6f9619ff-8b86-d011-b42d-00cf4fc964ff:17";
 const LEASE_MS: u64 = 30_000;
 
 /// A way to take a lock and give it back when nobody else wants it. In the commands `{key}`, `{owner}`,
-/// `{lease}` and `{script0}` (its SHA-1) stand for what differs.
+/// `{lease}`, `{now}` (unix ms) and `{script0}` (its SHA-1) stand for what differs.
 pub struct Locking {
     /// What the tables call it.
     pub name: &'static str,
@@ -26,32 +32,6 @@ struct Step {
     reply: &'static str,
 }
 
-/// Deletes a plain key if it is still ours.
-const COMPARE_AND_DELETE: &str =
-    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
-
-/// A lock that its owner can take again, as scripts over a hash of owner and count: nil when it is ours, else
-/// the milliseconds that its lease lasts.
-const COUNTED_TAKE: &str = "\
-    if redis.call('EXISTS', KEYS[1]) == 0 or redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then \
-      redis.call('HINCRBY', KEYS[1], ARGV[2], 1); \
-      redis.call('PEXPIRE', KEYS[1], ARGV[1]); \
-      return nil; \
-    end; \
-    return redis.call('PTTL', KEYS[1]);";
-
-/// The counterpart: nil when it was not ours, 0 when holds remain, 1 when it is free and those who wait were
-/// told on the channel.
-const COUNTED_GIVE: &str = "\
-    if redis.call('HEXISTS', KEYS[1], ARGV[3]) == 0 then return nil; end; \
-    if redis.call('HINCRBY', KEYS[1], ARGV[3], -1) > 0 then \
-      redis.call('PEXPIRE', KEYS[1], ARGV[2]); \
-      return 0; \
-    end; \
-    redis.call('DEL', KEYS[1]); \
-    redis.call('PUBLISH', KEYS[2], ARGV[1]); \
-    return 1;";
-
 /// This module.
 pub const DLOCK: &str = "dlock";
 /// A plain key, deleted blindly.
@@ -60,8 +40,29 @@ pub const SET_DEL: &str = "SET NX PX + DEL";
 pub const SET_SCRIPT: &str = "SET NX PX + script";
 /// Two scripts over a hash.
 pub const COUNTED_HASH: &str = "counted-hash scripts";
+/// This module, shared.
+pub const DLOCK_SHARED: &str = "dlock, SHARED";
+/// Two scripts over a hash with a mode, and a timeout for each hold of a reader.
+pub const READ_WRITE_HASH: &str = "read-write-hash scripts";
+/// This module, counted.
+pub const DLOCK_LIMIT: &str = "dlock, LIMIT 10";
+/// A sorted set of holders by time: a script and a command.
+pub const SORTED_SET: &str = "sorted-set script + ZREM";
+/// This module, three locks at once.
+pub const DLOCK_MANY: &str = "dlock, 3 locks";
+/// Three plain keys: a script that sets all or none, and one that deletes what is ours.
+pub const MANY_SCRIPTS: &str = "3 keys, scripts";
+/// This module, with a hold that ends with the connection.
+pub const DLOCK_SESSION: &str = "dlock, SESSION";
 /// Two commands that do nothing.
 pub const PING: &str = "PING + PING";
+
+const GRANTED: &str = "*2\r\n:#\r\n:1\r\n";
+
+const RELEASE: Step = Step {
+    command: "DLOCK.RELEASE {key} {owner}",
+    reply: ":0\r\n",
+};
 
 const SET: Step = Step {
     command: "SET {key} {owner} NX PX {lease}",
@@ -73,20 +74,29 @@ const PONG: Step = Step {
     reply: "+PONG\r\n",
 };
 
-/// All of them.
-pub const LOCKINGS: [Locking; 5] = [
-    Locking {
-        name: DLOCK,
-        scripts: &[],
-        take: Step {
-            command: "DLOCK.ACQUIRE {key} {owner} {lease}",
-            reply: "*2\r\n:#\r\n:1\r\n",
-        },
-        give: Step {
-            command: "DLOCK.RELEASE {key} {owner}",
-            reply: ":0\r\n",
-        },
+const PLAIN: Locking = Locking {
+    name: DLOCK,
+    scripts: &[],
+    take: Step {
+        command: "DLOCK.ACQUIRE {key} {owner} {lease}",
+        reply: GRANTED,
     },
+    give: RELEASE,
+};
+
+const SET_AND_SCRIPT: Locking = Locking {
+    name: SET_SCRIPT,
+    scripts: &[COMPARE_AND_DELETE],
+    take: SET,
+    give: Step {
+        command: "EVALSHA {script0} 1 {key} {owner}",
+        reply: ":1\r\n",
+    },
+};
+
+/// An exclusive lock.
+pub const LOCKINGS: [Locking; 5] = [
+    PLAIN,
     Locking {
         name: SET_DEL,
         scripts: &[],
@@ -96,15 +106,7 @@ pub const LOCKINGS: [Locking; 5] = [
             reply: ":1\r\n",
         },
     },
-    Locking {
-        name: SET_SCRIPT,
-        scripts: &[COMPARE_AND_DELETE],
-        take: SET,
-        give: Step {
-            command: "EVALSHA {script0} 1 {key} {owner}",
-            reply: ":1\r\n",
-        },
-    },
+    SET_AND_SCRIPT,
     Locking {
         name: COUNTED_HASH,
         scripts: &[COUNTED_TAKE, COUNTED_GIVE],
@@ -123,6 +125,99 @@ pub const LOCKINGS: [Locking; 5] = [
         take: PONG,
         give: PONG,
     },
+];
+
+/// A lock that is shared by readers: one of them.
+pub const READING: [Locking; 2] = [
+    Locking {
+        name: DLOCK_SHARED,
+        scripts: &[],
+        take: Step {
+            command: "DLOCK.ACQUIRE {key} {owner} {lease} SHARED",
+            reply: GRANTED,
+        },
+        give: RELEASE,
+    },
+    Locking {
+        name: READ_WRITE_HASH,
+        scripts: &[READ_TAKE, READ_GIVE],
+        take: Step {
+            command: "EVALSHA {script0} 2 {key} timeout:{key}:{owner} {lease} {owner} {owner}:write",
+            reply: "$-1\r\n",
+        },
+        give: Step {
+            command: "EVALSHA {script1} 4 {key} timeout:{key}:{owner} timeout:{key} unlocked:{key} {owner} 0",
+            reply: ":1\r\n",
+        },
+    },
+];
+
+/// A semaphore of ten.
+pub const COUNTING: [Locking; 2] = [
+    Locking {
+        name: DLOCK_LIMIT,
+        scripts: &[],
+        take: Step {
+            command: "DLOCK.ACQUIRE {key} {owner} {lease} LIMIT 10",
+            reply: GRANTED,
+        },
+        give: RELEASE,
+    },
+    Locking {
+        name: SORTED_SET,
+        scripts: &[SLOT_TAKE],
+        take: Step {
+            command: "EVALSHA {script0} 1 {key} 10 {owner} {lease} {now}",
+            reply: ":1\r\n",
+        },
+        give: Step {
+            command: "ZREM {key} {owner}",
+            reply: ":1\r\n",
+        },
+    },
+];
+
+/// Three locks at once, or none.
+pub const MANY: [Locking; 2] = [
+    Locking {
+        name: DLOCK_MANY,
+        scripts: &[],
+        take: Step {
+            command: "DLOCK.MACQUIRE 3 {key}:a {key}:b {key}:c {owner} {lease}",
+            reply: "*3\r\n:#\r\n:#\r\n:#\r\n",
+        },
+        give: Step {
+            command: "DLOCK.MRELEASE 3 {key}:a {key}:b {key}:c {owner}",
+            reply: "*3\r\n:0\r\n:0\r\n:0\r\n",
+        },
+    },
+    Locking {
+        name: MANY_SCRIPTS,
+        scripts: &[SET_ALL, COMPARE_AND_DELETE_ALL],
+        take: Step {
+            command: "EVALSHA {script0} 3 {key}:a {key}:b {key}:c {owner} {lease}",
+            reply: ":1\r\n",
+        },
+        give: Step {
+            command: "EVALSHA {script1} 3 {key}:a {key}:b {key}:c {owner}",
+            reply: ":3\r\n",
+        },
+    },
+];
+
+/// A hold that ends with the connection.
+pub const TIED: [Locking; 3] = [
+    Locking {
+        name: DLOCK_SESSION,
+        scripts: &[],
+        take: Step {
+            command: "DLOCK.ACQUIRE {key} {owner} {lease} SESSION",
+            reply: GRANTED,
+        },
+        give: RELEASE,
+    },
+    PLAIN,
+    SET_AND_SCRIPT,
 ];
 
 /// A way that a server is ready for.
@@ -145,7 +240,8 @@ impl Locking {
     pub fn load_with_lease(&self, server: &Server, lease_ms: u64) -> Loaded {
         let mut connection = server.connection();
         let lease = lease_ms.to_string();
-        let mut take = self.take.command.replace("{lease}", &lease);
+        let take = self.take.command.replace("{lease}", &lease);
+        let mut take = take.replace("{now}", &now_ms().to_string());
         let mut give = self.give.command.replace("{lease}", &lease);
         for (number, script) in self.scripts.iter().enumerate() {
             let sha1: String = connection.ask_command(command("SCRIPT LOAD").arg(script));
@@ -187,6 +283,12 @@ impl Loaded {
     pub fn pair(&self) -> Pattern {
         self.taken.clone().then(&self.given)
     }
+}
+
+fn now_ms() -> u128 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |now| now.as_millis())
 }
 
 fn fill(template: &str, key: &str, owner: &str) -> Vec<u8> {

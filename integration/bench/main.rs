@@ -13,25 +13,33 @@
 //! | `report.rs`, `plot.rs`, `check.rs` | what the user sees |
 //! | `machine.rs` | where it was measured |
 //! | `line.rs`, `replies.rs` | a fast client that checks every reply |
-//! | `meter.rs`, `setting.rs` | the server's accounts, and how it keeps its data |
-//! | `locking.rs` | ways to take a lock and give it back |
-//! | `pair.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `memory.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs` | what is measured |
+//! | `meter.rs`, `pause.rs`, `setting.rs` | the server's accounts, when it does not answer, and how it keeps its data |
+//! | `locking.rs`, `scripts.rs` | ways to take a lock and give it back |
+//! | `errand.rs` | commands that many owners send in turn |
+//! | `pair.rs`, `guard.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `holders.rs`, `notice.rs`, `deadlock.rs`, `memory.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs`, `lapse.rs`, `session.rs` | what is measured |
 
 mod check;
 mod contest;
 mod crowd;
+mod deadlock;
+mod errand;
 mod expiry;
 mod failure;
+mod guard;
 mod handover;
+mod holders;
 mod hot;
+mod lapse;
 mod line;
 mod locking;
 mod machine;
 mod mass;
 mod memory;
 mod meter;
+mod notice;
 mod outcome;
 mod pair;
+mod pause;
 mod percentile;
 mod plan;
 mod plot;
@@ -39,7 +47,9 @@ mod replies;
 mod report;
 mod round;
 mod row;
+mod scripts;
 mod series;
+mod session;
 mod setting;
 mod spread;
 mod ticket;

@@ -1,8 +1,6 @@
 //! Masses: ten thousand who wait, and all of them are to be served or buried at once.
 
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dlock_integration::redis::{self, Connection};
@@ -10,6 +8,7 @@ use dlock_integration::{await_until, command, Ask, Grant, Server, PATIENCE};
 
 use crate::failure::Failure;
 use crate::line::Line;
+use crate::pause::{milliseconds, Pauses};
 use crate::replies::Pattern;
 use crate::way::{Figure, Opened, Way};
 
@@ -25,9 +24,6 @@ pub const DEATHS: &str = "10,000 waiters die at once";
 pub const LATEST: &str = "latest ms";
 /// How long it takes until the server has forgotten all of them.
 pub const GONE: &str = "gone after ms";
-/// The longest time for which the server did not answer a PING.
-pub const PAUSE: &str = "longest pause ms";
-
 /// A server for each, with room for so many connections.
 pub fn open() -> Opened {
     Ok(vec![
@@ -43,10 +39,6 @@ pub fn start() -> Server {
 
 fn connect(server: &Server) -> Result<Vec<Line>, Failure> {
     (0..WAITERS).map(|_| Line::narrow(server.port())).collect()
-}
-
-fn milliseconds(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
 }
 
 /// All leases end within a second, each with somebody who waits for it.
@@ -83,14 +75,11 @@ impl Way for Leases {
         if now_ms()? >= start + Leases::LEAD_MS {
             return Err("it took too long to queue up".into());
         }
-        let (latest, pause) = with_pings(&self.server, || watch(&mut lines, &deadlines_ms))?;
+        let (latest, pauses) = Pauses::during(&self.server, || watch(&mut lines, &deadlines_ms))?;
         for number in 0..WAITERS {
             let _: u64 = connection.ask(&format!("DLOCK.RELEASE mass:{number} second"));
         }
-        Ok(vec![
-            (LATEST, milliseconds(latest)),
-            (PAUSE, milliseconds(pause)),
-        ])
+        Ok([vec![(LATEST, milliseconds(latest))], pauses.figures()].concat())
     }
 }
 
@@ -141,7 +130,7 @@ impl Way for Deaths {
             line.send(&command(&acquire).get_packed_command())?;
         }
         self.server.await_blocked_clients(lines.len());
-        let (gone, pause) = with_pings(&self.server, || {
+        let (gone, pauses) = Pauses::during(&self.server, || {
             let start = Instant::now();
             for line in &lines {
                 line.close(Shutdown::Both)?;
@@ -152,10 +141,7 @@ impl Way for Deaths {
             Ok(start.elapsed())
         })?;
         let _: u64 = connection.ask("DLOCK.RELEASE deaths holder");
-        Ok(vec![
-            (GONE, milliseconds(gone)),
-            (PAUSE, milliseconds(pause)),
-        ])
+        Ok([vec![(GONE, milliseconds(gone))], pauses.figures()].concat())
     }
 }
 
@@ -165,31 +151,4 @@ fn queued(connection: &mut Connection) -> u64 {
     info.get("queued")
         .and_then(|value| redis::from_redis_value(value).ok())
         .unwrap_or(u64::MAX)
-}
-
-/// Does something, and tells the longest time that a PING took meanwhile.
-fn with_pings<T>(
-    server: &Server,
-    work: impl FnOnce() -> Result<T, Failure>,
-) -> Result<(T, Duration), Failure> {
-    let mut line = Line::narrow(server.port())?;
-    let is_over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let pings = scope.spawn(|| -> Result<Duration, Failure> {
-            let ping = command("PING").get_packed_command();
-            let pong = Pattern::new("+PONG\r\n");
-            let mut longest = Duration::ZERO;
-            while !is_over.load(Ordering::Relaxed) {
-                let start = Instant::now();
-                line.exchange(&ping, &pong)?;
-                longest = longest.max(start.elapsed());
-                thread::sleep(Duration::from_micros(500));
-            }
-            Ok(longest)
-        });
-        let done = work();
-        is_over.store(true, Ordering::Relaxed);
-        let longest = pings.join().map_err(|_| "the pings have panicked")??;
-        Ok((done?, longest))
-    })
 }

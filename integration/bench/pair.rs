@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use crate::failure::Failure;
 use crate::line::{Batch, Line};
-use crate::locking::{Loaded, Locking, LOCKINGS};
+use crate::locking::{Loaded, Locking};
 use crate::meter::Meter;
 use crate::percentile::Durations;
+use crate::replies::Pattern;
 use crate::setting::{Setting, Stage};
 use crate::way::{Figure, Opened, Way};
 
@@ -20,32 +21,34 @@ const PAIRS_IN_BATCH: usize = 500;
 /// The CPU time that the server needs for a pair.
 pub const CPU: &str = "cpu µs";
 
-/// All ways to lock on one server, many pairs sent at once: what the commands cost, and little else.
-pub fn pipelined(setting: Setting, pairs: usize) -> Opened {
-    on_one_server(setting, |locking, stage| {
+/// These ways to lock on one server, many pairs sent at once: what the commands cost, and little else.
+pub fn pipelined(setting: Setting, lockings: &'static [Locking], pairs: usize) -> Opened {
+    on_one_server(setting, lockings, |locking, stage| {
         Ok(Box::new(Pipelined::new(locking, stage, pairs)?))
     })
 }
 
-/// All ways to lock on one server, each command sent when the one before was answered, as a single client does.
-pub fn single(setting: Setting, pairs: usize) -> Opened {
-    on_one_server(setting, |locking, stage| {
+/// These ways to lock on one server, each command sent when the one before was answered, as a single client does.
+pub fn single(setting: Setting, lockings: &'static [Locking], pairs: usize) -> Opened {
+    on_one_server(setting, lockings, |locking, stage| {
         Ok(Box::new(Single::new(locking, stage, pairs)?))
     })
 }
 
 fn on_one_server(
     setting: Setting,
+    lockings: &'static [Locking],
     make: impl Fn(&Locking, Rc<Stage>) -> Result<Box<dyn Way>, Failure>,
 ) -> Opened {
     let stage = Rc::new(setting.start());
-    LOCKINGS
+    lockings
         .iter()
         .map(|locking| make(locking, Rc::clone(&stage)))
         .collect()
 }
 
-fn names() -> Vec<String> {
+/// Their names.
+pub fn names() -> Vec<String> {
     (0..NAMES)
         .map(|number| format!("stock:item:{number:06}"))
         .collect()
@@ -64,19 +67,29 @@ impl Pipelined {
     /// On this server, so many pairs in a sample.
     pub fn new(locking: &Locking, stage: Rc<Stage>, pairs: usize) -> Result<Pipelined, Failure> {
         let loaded = locking.load(&stage.server);
-        let batches = names()
+        let pair_of = |name: &String| [loaded.take(name), loaded.give(name)].concat();
+        let commands = names().iter().map(pair_of).collect();
+        Pipelined::of(locking.name, commands, &loaded.pair(), stage, pairs)
+    }
+
+    /// The same with other commands, a few for each lock, that are all answered alike.
+    pub fn of(
+        name: &'static str,
+        commands: Vec<Vec<u8>>,
+        reply: &Pattern,
+        stage: Rc<Stage>,
+        pairs: usize,
+    ) -> Result<Pipelined, Failure> {
+        let batches = commands
             .chunks(PAIRS_IN_BATCH)
-            .map(|names| Batch {
-                bytes: names
-                    .iter()
-                    .flat_map(|name| [loaded.take(name), loaded.give(name)].concat())
-                    .collect(),
-                reply: loaded.pair(),
-                times: names.len(),
+            .map(|commands| Batch {
+                bytes: commands.concat(),
+                reply: reply.clone(),
+                times: commands.len(),
             })
             .collect();
         Ok(Pipelined {
-            name: locking.name,
+            name,
             line: Line::wide(stage.server.port())?,
             stage,
             batches,

@@ -4,12 +4,18 @@ use std::time::Duration;
 
 use crate::contest::Contest;
 use crate::handover::{PUBLISH_100, PUBLISH_3000, QUEUE_100, QUEUE_10000, QUEUE_3000};
-use crate::locking::{COUNTED_HASH, DLOCK, SET_DEL, SET_SCRIPT};
-use crate::percentile::{P50, P99};
+use crate::locking::{
+    Locking, COUNTED_HASH, COUNTING, DLOCK, DLOCK_LIMIT, DLOCK_MANY, DLOCK_SESSION, DLOCK_SHARED,
+    LOCKINGS, MANY, MANY_SCRIPTS, READING, READ_WRITE_HASH, SET_DEL, SET_SCRIPT, SORTED_SET, TIED,
+};
+use crate::percentile::{MAX, P50, P99};
 use crate::row::{Row, Source, Value};
 use crate::setting::Setting;
-use crate::way::{Effort, Group};
-use crate::{crowd, expiry, handover, hot, mass, memory, pair, ticket};
+use crate::way::{Effort, Group, Opened};
+use crate::{
+    crowd, deadlock, errand, expiry, guard, handover, holders, hot, lapse, mass, memory, notice,
+    pair, pause, session, ticket,
+};
 
 /// The group of the uncontended pair.
 pub const PAIR: &str = "pair";
@@ -17,6 +23,11 @@ pub const PAIR: &str = "pair";
 pub const PAIR_EVERYSEC: &str = "pair, AOF everysec";
 const PAIR_ALWAYS: &str = "pair, AOF always";
 const PAIR_REPLICA: &str = "pair, a replica";
+const PAIR_SHARED: &str = "pair, shared";
+const PAIR_COUNTED: &str = "pair, counted";
+const PAIR_MANY: &str = "pair, three locks";
+const PAIR_SESSION: &str = "pair, session";
+const GUARD: &str = "guarded write";
 const SINGLE: &str = "single pair";
 const SINGLE_EVERYSEC: &str = "single pair, AOF everysec";
 const SINGLE_ALWAYS: &str = "single pair, AOF always";
@@ -29,6 +40,14 @@ const MEMORY_MANY: &str = "memory, 1,000,000 locks";
 const CROWD: &str = "pair among held locks";
 const QUEUE: &str = "hand-over, very long queue";
 const MASS: &str = "masses";
+const HOLDERS: &str = "shared holds";
+const NOTIFY: &str = "hand-over, NOTIFY";
+const MEMORY_NOTIFY: &str = "memory, NOTIFY";
+const MEMORY_BLOCKED: &str = "memory, blocked";
+const CHAIN: &str = "deadlock, long chain";
+const DETECTION: &str = "deadlock, detection";
+const LAPSE: &str = "mass of leases, NOTIFY";
+const SESSION: &str = "mass of sessions";
 const HOT_50: &str = "hot lock, 50 clients, 1 ms";
 
 /// Pairs in a sample: some 20 ms of CPU time, so that INFO is lost in it, and short, so that what happens on the
@@ -55,12 +74,17 @@ pub fn groups() -> Vec<Group> {
     let pipelined = |name, setting, pairs, effort| Group {
         name,
         effort,
-        open: Box::new(move || pair::pipelined(setting, pairs)),
+        open: Box::new(move || pair::pipelined(setting, &LOCKINGS, pairs)),
+    };
+    let of_kind = |name, lockings: &'static [Locking]| Group {
+        name,
+        effort: effort((3, 24), (1, 8)),
+        open: Box::new(move || pair::pipelined(Setting::Memory, lockings, PAIRS)),
     };
     let single = |name, setting, pairs| Group {
         name,
         effort: effort((2, 6), (0, 0)),
-        open: Box::new(move || pair::single(setting, pairs)),
+        open: Box::new(move || pair::single(setting, &LOCKINGS, pairs)),
     };
     let mut groups = vec![
         pipelined(PAIR, Setting::Memory, PAIRS, effort((5, 36), (2, 24))),
@@ -82,6 +106,15 @@ pub fn groups() -> Vec<Group> {
             PAIRS,
             effort((2, 24), (0, 0)),
         ),
+        of_kind(PAIR_SHARED, &READING),
+        of_kind(PAIR_COUNTED, &COUNTING),
+        of_kind(PAIR_MANY, &MANY),
+        of_kind(PAIR_SESSION, &TIED),
+        Group {
+            name: GUARD,
+            effort: effort((3, 24), (1, 8)),
+            open: Box::new(|| guard::open(PAIRS)),
+        },
         single(SINGLE, Setting::Memory, SINGLES),
         single(SINGLE_EVERYSEC, Setting::AofEverysec, SINGLES),
         single(SINGLE_ALWAYS, Setting::AofAlways, SINGLES_ALWAYS),
@@ -127,8 +160,28 @@ pub fn groups() -> Vec<Group> {
             open: Box::new(mass::open),
         },
     ];
+    groups.extend(of_the_family());
     groups.extend(HOT_LOCKS.iter().map(hot));
     groups
+}
+
+/// What only some of the locks, or of the ways to wait, have to do with.
+fn of_the_family() -> [Group; 8] {
+    let group = |name, effort, open: fn() -> Opened| Group {
+        name,
+        effort,
+        open: Box::new(open),
+    };
+    [
+        group(HOLDERS, effort((3, 7), (1, 5)), holders::open),
+        group(NOTIFY, effort((3, 7), (1, 3)), notice::open),
+        group(MEMORY_NOTIFY, effort((1, 3), (1, 1)), memory::open_notify),
+        group(MEMORY_BLOCKED, effort((1, 3), (0, 0)), memory::open_blocked),
+        group(CHAIN, effort((3, 4), (1, 3)), deadlock::open_chain),
+        group(DETECTION, effort((3, 12), (1, 4)), deadlock::open_wait),
+        group(LAPSE, effort((1, 5), (1, 1)), lapse::open),
+        group(SESSION, effort((1, 5), (1, 1)), session::open),
+    ]
 }
 
 /// A hot lock.
@@ -198,6 +251,20 @@ const fn pair_row(
     }
 }
 
+/// The CPU time of commands of another kind beside what they replace.
+const fn kind_row(
+    name: &'static str,
+    group: &'static str,
+    what: &'static str,
+    way: &'static str,
+    against: &'static str,
+) -> Row {
+    Row {
+        value: ratio(group, pair::CPU, way, against),
+        ..pair_row(name, group, what, against, None)
+    }
+}
+
 /// The latency of a pair of commands beside that of another way.
 const fn single_row(name: &'static str, group: &'static str, what: &'static str) -> Row {
     Row {
@@ -250,6 +317,71 @@ const fn hot_row(
         bound: None,
         goal: None,
         tolerance: 1.0,
+    }
+}
+
+/// A figure as it is, of a group that has one way. Without a bound it belongs to the machine and is only shown.
+const fn plain_row(
+    name: &'static str,
+    what: &'static str,
+    unit: &'static str,
+    source: Source,
+) -> Row {
+    Row {
+        name,
+        what,
+        against: unit,
+        value: Value::Plain(source),
+        bound: None,
+        goal: None,
+        tolerance: 1.0,
+    }
+}
+
+const fn lapse(figure: &'static str) -> Source {
+    Source {
+        group: LAPSE,
+        way: lapse::LAPSES,
+        figure,
+    }
+}
+
+const fn session(figure: &'static str) -> Source {
+    Source {
+        group: SESSION,
+        way: session::ENDS,
+        figure,
+    }
+}
+
+/// A look for deadlocks along a chain, by the server's own time.
+const fn chain_row(name: &'static str, what: &'static str, way: &'static str) -> Row {
+    let source = Source {
+        group: CHAIN,
+        way,
+        figure: deadlock::TIME,
+    };
+    Row {
+        bound: Some(1_000.0),
+        ..plain_row(name, what, "µs, the server's time", source)
+    }
+}
+
+/// What the look for deadlocks adds to a wait.
+const fn detection_row(
+    name: &'static str,
+    what: &'static str,
+    on: &'static str,
+    off: &'static str,
+) -> Row {
+    Row {
+        name,
+        what,
+        against: "without detection",
+        value: ratio(DETECTION, errand::CPU, on, off),
+        bound: None,
+        goal: None,
+        tolerance: 0.15,
     }
 }
 
@@ -306,6 +438,58 @@ pub const ROWS: &[Row] = &[
         CPU_REPLICA,
         SET_DEL,
         None,
+    ),
+    kind_row(
+        "pair-shared/read-write-hash",
+        PAIR_SHARED,
+        "ACQUIRE SHARED + RELEASE, server CPU",
+        DLOCK_SHARED,
+        READ_WRITE_HASH,
+    ),
+    kind_row(
+        "pair-counted/sorted-set",
+        PAIR_COUNTED,
+        "ACQUIRE LIMIT 10 + RELEASE, server CPU",
+        DLOCK_LIMIT,
+        SORTED_SET,
+    ),
+    kind_row(
+        "pair-many/scripts",
+        PAIR_MANY,
+        "MACQUIRE + MRELEASE of 3 locks, server CPU",
+        DLOCK_MANY,
+        MANY_SCRIPTS,
+    ),
+    Row {
+        against: "without SESSION",
+        ..kind_row(
+            "pair-session/plain",
+            PAIR_SESSION,
+            "ACQUIRE SESSION + RELEASE, server CPU",
+            DLOCK_SESSION,
+            DLOCK,
+        )
+    },
+    kind_row(
+        "pair-session/set-script",
+        PAIR_SESSION,
+        "ACQUIRE SESSION + RELEASE, server CPU",
+        DLOCK_SESSION,
+        SET_SCRIPT,
+    ),
+    kind_row(
+        "guard/script",
+        GUARD,
+        "GUARD … SET, server CPU",
+        guard::GUARD,
+        guard::SCRIPT,
+    ),
+    kind_row(
+        "guard/set",
+        GUARD,
+        "GUARD … SET, server CPU",
+        guard::GUARD,
+        guard::SET,
     ),
     single_row("single/set-del", SINGLE, "ACQUIRE, then RELEASE, p50"),
     single_row(
@@ -381,7 +565,7 @@ pub const ROWS: &[Row] = &[
         name: "ticket/poll",
         what: "FAIRACQUIRE again, 10,000 queued, server CPU",
         against: "100 queued",
-        value: ratio(TICKETS, ticket::CPU, ticket::POLL_LONG, ticket::POLL_SHORT),
+        value: ratio(TICKETS, errand::CPU, ticket::POLL_LONG, ticket::POLL_SHORT),
         bound: Some(1.3),
         goal: None,
         tolerance: 0.15,
@@ -392,7 +576,7 @@ pub const ROWS: &[Row] = &[
         against: "100 queued",
         value: ratio(
             TICKETS,
-            ticket::CPU,
+            errand::CPU,
             ticket::POSITION_LONG,
             ticket::POSITION_SHORT,
         ),
@@ -406,7 +590,7 @@ pub const ROWS: &[Row] = &[
         against: "100 queued",
         value: ratio(
             TICKETS,
-            ticket::CPU,
+            errand::CPU,
             ticket::CANCEL_LONG,
             ticket::CANCEL_SHORT,
         ),
@@ -449,6 +633,114 @@ pub const ROWS: &[Row] = &[
         bound: Some(1.3),
         goal: None,
         tolerance: 0.15,
+    },
+    Row {
+        name: "holders",
+        what: "RELEASE + ACQUIRE SHARED, 10,000 holders, server CPU",
+        against: "10 holders",
+        value: ratio(HOLDERS, errand::CPU, holders::MANY, holders::FEW),
+        bound: Some(1.5),
+        goal: None,
+        tolerance: 0.15,
+    },
+    Row {
+        name: "notify/cpu",
+        what: "hand-over, server CPU, 100,000 wait by NOTIFY",
+        against: "100 wait",
+        value: ratio(NOTIFY, notice::CPU, notice::MANY, notice::FEW),
+        bound: Some(1.3),
+        goal: None,
+        tolerance: 0.15,
+    },
+    Row {
+        goal: Some(400.0),
+        ..plain_row(
+            "notify/memory",
+            "a wait by NOTIFY",
+            "bytes",
+            Source {
+                group: MEMORY_NOTIFY,
+                way: memory::NOTIFY,
+                figure: memory::BYTES,
+            },
+        )
+    },
+    plain_row(
+        "blocked/memory",
+        "a connection that waits",
+        "bytes",
+        Source {
+            group: MEMORY_BLOCKED,
+            way: memory::BLOCKED,
+            figure: memory::BYTES,
+        },
+    ),
+    chain_row(
+        "deadlock/circle",
+        "a circle of 1,000 owners is found and refused",
+        deadlock::CIRCLE,
+    ),
+    chain_row(
+        "deadlock/chain",
+        "a chain of 1,000 owners is looked at, and let wait",
+        deadlock::OPEN_END,
+    ),
+    detection_row(
+        "deadlock/wait",
+        "ACQUIRE NOTIFY + CANCEL, server CPU, holds nothing",
+        deadlock::WAIT_ON,
+        deadlock::WAIT_OFF,
+    ),
+    detection_row(
+        "deadlock/wait-with-stake",
+        "ACQUIRE NOTIFY + CANCEL, server CPU, holds what is waited for",
+        deadlock::STAKE_ON,
+        deadlock::STAKE_OFF,
+    ),
+    plain_row(
+        "lapse/p50",
+        "100,000 leases end in a second: lease ends → message, p50",
+        "µs after the deadline",
+        lapse(P50),
+    ),
+    plain_row(
+        "lapse/p99",
+        "100,000 leases end in a second: lease ends → message, p99",
+        "µs after the deadline",
+        lapse(P99),
+    ),
+    plain_row(
+        "lapse/latest",
+        "100,000 leases end in a second: lease ends → message, latest",
+        "µs after the deadline",
+        lapse(MAX),
+    ),
+    plain_row(
+        "lapse/pause",
+        "100,000 leases end in a second: longest pause",
+        "ms without an answer to PING",
+        lapse(pause::PAUSE),
+    ),
+    plain_row(
+        "session/handed-over",
+        "10,000 connections with a SESSION end: all locks handed over",
+        "ms after the first end",
+        session(session::HANDED_OVER),
+    ),
+    plain_row(
+        "session/pause",
+        "10,000 connections with a SESSION end: longest pause",
+        "ms without an answer to PING",
+        session(pause::PAUSE),
+    ),
+    Row {
+        name: "session/pause-to-plain",
+        what: "10,000 connections with a SESSION end: longest pause",
+        against: "connections that hold nothing",
+        value: ratio(SESSION, pause::PAUSE, session::ENDS, session::PLAIN_ENDS),
+        bound: None,
+        goal: None,
+        tolerance: 1.0,
     },
     hot_row(
         "hot/polling",

@@ -294,7 +294,8 @@ impl Engine {
         self.sessions.untie(token);
         // An owner that could act through this connection may have become part of a circle.
         let owner = self.requests.hash(&session.owner);
-        for id in self.requests.of_owner(owner).to_vec() {
+        let waits: Vec<RequestId> = self.requests.of_owner(owner).collect();
+        for id in waits {
             self.suspect_stand(id);
         }
     }

@@ -10,7 +10,7 @@
 
 use super::acquire::Ask;
 use super::line::{Line, Place, RequestId, UPGRADE};
-use super::requests::Stand;
+use super::requests::{ByNumber, Stand};
 use super::stakes::Stake;
 use super::{Engine, Keyspace, Limit, Name, NameRef, Now, Outcome};
 use crate::error::{escaped, Error};
@@ -44,9 +44,9 @@ struct Graph {
     // By database and address of the name: a lock with a queue has its name in one place.
     lock_at: HashMap<(u32, *const u8), usize>,
     owners: Vec<OwnerNode>,
-    owner_at: HashMap<u64, usize>,
+    owner_at: ByNumber<usize>,
     waits: Vec<WaitNode>,
-    wait_at: HashMap<RequestId, usize>,
+    wait_at: ByNumber<usize>,
     // The connection that would be blocked by the request that is asked for.
     asker: Option<u64>,
     steps_left: usize,
@@ -172,9 +172,7 @@ impl Engine {
             keys.look(name.lend(), &mut |lock| found = lock.hold(owner).is_some());
             found
         };
-        self.stakes.has(hash)
-            || !self.requests.of_owner(hash).is_empty()
-            || self.stakes.crowded().any(&mut holds)
+        self.stakes.has(hash) || self.requests.waits(hash) || self.stakes.crowded().any(&mut holds)
     }
 
     #[inline(never)]
@@ -334,9 +332,9 @@ impl Engine {
             locks: Vec::new(),
             lock_at: HashMap::new(),
             owners: Vec::new(),
-            owner_at: HashMap::new(),
+            owner_at: ByNumber::default(),
             waits: Vec::new(),
-            wait_at: HashMap::new(),
+            wait_at: ByNumber::default(),
             asker,
             steps_left: self.policy.deadlock_max_steps,
             relied: false,
@@ -360,7 +358,7 @@ impl Engine {
     /// Whether those who hold what is waited for wait for nothing, and nobody stands there for other locks as well. Then
     /// it does not matter what else the owner waits for, which may be a lot: by a channel it can wait for thousands.
     fn ends_plainly(&self, keys: &mut impl Keyspace, asked: &Asked) -> bool {
-        let waits = |owner: u64| owner != asked.owner && !self.requests.of_owner(owner).is_empty();
+        let waits = |owner: u64| owner != asked.owner && self.requests.waits(owner);
         asked.places.iter().all(|(name, ..)| {
             let line = self.lines.get(name.lend());
             if line.is_some_and(|line| line.many > 0) {
@@ -426,7 +424,7 @@ impl Graph {
             self.wait(at, asked.id, asked.client, asked.places.iter().cloned());
         }
         for id in engine.requests.of_owner(owner) {
-            self.wait_of(engine, keys, at, *id);
+            self.wait_of(engine, keys, at, id);
         }
         let waits = first..self.waits.len();
         // Of several waits one may end, and the owner could act by its connection; or time runs out for that one.
@@ -437,9 +435,9 @@ impl Graph {
             waits,
         });
         if !engine.sessions.is_empty() {
-            let id = engine.requests.of_owner(owner).first();
+            let id = engine.requests.of_owner(owner).next();
             let name = fresh.map(Rc::from);
-            let name = name.or_else(|| engine.owner_of(*id?));
+            let name = name.or_else(|| engine.owner_of(id?));
             let clients = name
                 .iter()
                 .flat_map(|name| engine.sessions.clients_of(name));
@@ -614,7 +612,7 @@ impl Graph {
         self.steps_left = self.steps_left.checked_sub(stakes.len()).ok_or(TooFar)?;
         for stake in stakes {
             let known = self.owner_at.contains_key(&stake.owner);
-            if !known && engine.requests.of_owner(stake.owner).is_empty() {
+            if !known && !engine.requests.waits(stake.owner) {
                 continue;
             }
             let owner = self.owner(engine, keys, stake.owner, None);
@@ -781,7 +779,7 @@ impl Graph {
         fresh: Option<&[u8]>,
     ) -> Result<Vec<Step>, TooFar> {
         let mut steps: Vec<Step> = Vec::new();
-        let mut seen: HashMap<u64, usize> = HashMap::new();
+        let mut seen: ByNumber<usize> = ByNumber::default();
         let mut at = asked;
         let named = |id: RequestId| match fresh {
             Some(owner) if id == ASKED => Some(Rc::from(owner)),

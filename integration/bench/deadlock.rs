@@ -1,0 +1,185 @@
+//! Looking for deadlocks: what a long chain of owners takes, and what every wait pays for it.
+
+use std::rc::Rc;
+
+use dlock_integration::redis::Connection;
+use dlock_integration::{Ask, Grant, Server};
+
+use crate::errand::{owners, Errand, Errands};
+use crate::failure::Failure;
+use crate::meter::Meter;
+use crate::way::{Figure, Opened, Way};
+
+/// Owners in the chain, each of whom waits for the next one.
+const CHAIN: usize = 1_000;
+
+/// Looks in a sample.
+const LOOKS: usize = 100;
+
+/// Who wait in turn.
+const OWNERS: usize = 1_000;
+
+const LEASE_MS: u64 = 86_400_000;
+
+/// The server's own time for the command, by the clock: whatever else the machine did meanwhile is in it.
+pub const TIME: &str = "command µs";
+
+/// The processor time of all that belongs to it.
+pub const CPU: &str = "cpu µs";
+
+/// The last of the chain asks for what the first one holds.
+pub const CIRCLE: &str = "a circle of 1,000 owners, refused";
+/// The last of the chain waits for nothing.
+pub const OPEN_END: &str = "a chain of 1,000 owners, let wait";
+
+/// Both.
+pub fn open_chain() -> Opened {
+    let way =
+        |name, closed| -> Result<Box<dyn Way>, Failure> { Ok(Box::new(Chain::new(name, closed))) };
+    Ok(vec![way(CIRCLE, true)?, way(OPEN_END, false)?])
+}
+
+/// A chain: owner n holds lock n and waits for lock n + 1, and the last one for nothing.
+///
+/// All of them wait by a channel, on the connection that took their holds: so none of them can act but the last one.
+struct Chain {
+    name: &'static str,
+    closed: bool,
+    connection: Connection,
+    server: Server,
+}
+
+impl Chain {
+    fn new(name: &'static str, closed: bool) -> Chain {
+        let server = Server::start();
+        let mut connection = server.connection();
+        for number in 0..CHAIN {
+            let _: Grant =
+                connection.ask(&format!("DLOCK.ACQUIRE chain:{number} {number} {LEASE_MS}"));
+        }
+        // Owner 0 has no part yet in the chain that it would close, or stand at the beginning of.
+        for number in 1..CHAIN - 1 {
+            let _: Grant = connection.ask(&wait(number, number + 1));
+        }
+        let _: Grant = connection.ask(&wait(CHAIN, 0));
+        if closed {
+            let _: Grant = connection.ask(&wait(0, 1));
+        }
+        Chain {
+            name,
+            closed,
+            connection,
+            server,
+        }
+    }
+
+    /// Asks for what the whole chain has to be looked at for.
+    fn look(&mut self) -> Result<(), Failure> {
+        if self.closed {
+            let refusal = self.connection.refusal(&wait(CHAIN - 1, 0));
+            if !refusal.starts_with("DEADLOCK") {
+                return Err(refusal.into());
+            }
+        } else {
+            let (granted, _): Grant = self.connection.ask(&wait(0, 1));
+            if granted != 0 {
+                return Err("it was granted, not queued".into());
+            }
+            self.connection.run("DLOCK.CANCEL chain:1 0");
+        }
+        Ok(())
+    }
+}
+
+/// The request of an owner that is to wait for a lock.
+fn wait(owner: usize, lock: usize) -> String {
+    format!("DLOCK.ACQUIRE chain:{lock} {owner} {LEASE_MS} NOTIFY news")
+}
+
+impl Way for Chain {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        self.connection.run("CONFIG RESETSTAT");
+        let before = Meter::read(&self.server);
+        for _ in 0..LOOKS {
+            self.look()?;
+        }
+        let cpu_us = Meter::read(&self.server).cpu_us_since(&before);
+        let calls = self.server.info("commandstats");
+        let fields = calls.text("cmdstat_dlock.acquire").split(',');
+        let time = fields
+            .filter_map(|field| field.strip_prefix("usec_per_call="))
+            .find_map(|time| time.parse().ok());
+        let time = time.ok_or("the server does not tell its time")?;
+        Ok(vec![(TIME, time), (CPU, cpu_us / LOOKS as f64)])
+    }
+}
+
+/// A wait and its end.
+const WAIT: Errand = Errand {
+    commands: &[
+        "DLOCK.ACQUIRE {key} {owner} 86400000 NOTIFY news",
+        "DLOCK.CANCEL {key} {owner}",
+    ],
+    reply: "*2\r\n:0\r\n:0\r\n:1\r\n",
+};
+
+/// By one who holds nothing, with the look for deadlocks and without it.
+pub const WAIT_ON: &str = "wait + cancel, detection on";
+/// The same without.
+pub const WAIT_OFF: &str = "wait + cancel, detection off";
+/// By one who holds a lock that somebody waits for.
+pub const STAKE_ON: &str = "wait + cancel with a wanted hold, detection on";
+/// The same without.
+pub const STAKE_OFF: &str = "wait + cancel with a wanted hold, detection off";
+
+/// A server with the look for deadlocks, and one without.
+pub fn open_wait() -> Opened {
+    let owners = owners(OWNERS);
+    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    for (detection, name, name_with_stake) in
+        [("yes", WAIT_ON, STAKE_ON), ("no", WAIT_OFF, STAKE_OFF)]
+    {
+        for (name, with_stake) in [(name, false), (name_with_stake, true)] {
+            let server = Rc::new(Server::start());
+            let mut connection = server.connection();
+            connection.run(&format!("CONFIG SET dlock.deadlock-detection {detection}"));
+            let _: Grant = connection.ask(&format!("DLOCK.ACQUIRE wanted holder {LEASE_MS}"));
+            if with_stake {
+                for owner in owners.iter() {
+                    let take = format!("DLOCK.ACQUIRE own:{owner} {owner} {LEASE_MS}");
+                    let _: Grant = connection.ask(&take);
+                    let want =
+                        format!("DLOCK.ACQUIRE own:{owner} other:{owner} {LEASE_MS} NOTIFY news");
+                    let _: Grant = connection.ask(&want);
+                }
+            }
+            // The holders' connection stays: they can act.
+            let errands = Errands::new(name, WAIT, "wanted", &owners, &server)?;
+            ways.push(Box::new(Attended {
+                errands,
+                _connection: connection,
+            }));
+        }
+    }
+    Ok(ways)
+}
+
+/// Errands while another connection stays open.
+struct Attended {
+    errands: Errands,
+    _connection: Connection,
+}
+
+impl Way for Attended {
+    fn name(&self) -> &str {
+        self.errands.name()
+    }
+
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        self.errands.sample()
+    }
+}

@@ -1,0 +1,221 @@
+//! What clients run where the server has no locks: scripts, written from the documented protocols of such locks.
+
+/// Deletes a plain key if it is still ours.
+pub const COMPARE_AND_DELETE: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
+
+/// A lock that its owner can take again, as scripts over a hash of owner and count: nil when it is ours, else
+/// the milliseconds that its lease lasts.
+pub const COUNTED_TAKE: &str = "\
+    if redis.call('EXISTS', KEYS[1]) == 0 or redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then \
+      redis.call('HINCRBY', KEYS[1], ARGV[2], 1); \
+      redis.call('PEXPIRE', KEYS[1], ARGV[1]); \
+      return nil; \
+    end; \
+    return redis.call('PTTL', KEYS[1]);";
+
+/// The counterpart: nil when it was not ours, 0 when holds remain, 1 when it is free and those who wait were
+/// told on the channel.
+pub const COUNTED_GIVE: &str = "\
+    if redis.call('HEXISTS', KEYS[1], ARGV[3]) == 0 then return nil; end; \
+    if redis.call('HINCRBY', KEYS[1], ARGV[3], -1) > 0 then \
+      redis.call('PEXPIRE', KEYS[1], ARGV[2]); \
+      return 0; \
+    end; \
+    redis.call('DEL', KEYS[1]); \
+    redis.call('PUBLISH', KEYS[2], ARGV[1]); \
+    return 1;";
+
+/// A lock that readers share, as scripts over a hash: its `mode`, and a count for each reader. Each hold of a reader
+/// is a key of its own that ends with its lease, and the hash lasts as long as the longest of them. nil when it is
+/// ours, else the milliseconds that it lasts. A writer's own name lets it read as well.
+pub const READ_TAKE: &str = "\
+    local mode = redis.call('HGET', KEYS[1], 'mode'); \
+    if mode == 'write' and redis.call('HEXISTS', KEYS[1], ARGV[3]) == 0 then \
+      return redis.call('PTTL', KEYS[1]); \
+    end; \
+    if not mode then redis.call('HSET', KEYS[1], 'mode', 'read'); end; \
+    local count = redis.call('HINCRBY', KEYS[1], ARGV[2], 1); \
+    redis.call('SET', KEYS[2] .. ':' .. count, 1, 'PX', ARGV[1]); \
+    if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[1]) then \
+      redis.call('PEXPIRE', KEYS[1], ARGV[1]); \
+    end; \
+    return nil;";
+
+/// The counterpart: nil when it was not ours, 0 when somebody still holds it, 1 when it is free and those who wait
+/// were told on the channel.
+pub const READ_GIVE: &str = "\
+    if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return nil; end; \
+    local left = redis.call('HINCRBY', KEYS[1], ARGV[1], -1); \
+    if left == 0 then redis.call('HDEL', KEYS[1], ARGV[1]); end; \
+    redis.call('DEL', KEYS[2] .. ':' .. (left + 1)); \
+    if redis.call('HLEN', KEYS[1]) > 1 then \
+      local longest = 0; \
+      for _, holder in ipairs(redis.call('HKEYS', KEYS[1])) do \
+        local count = tonumber(redis.call('HGET', KEYS[1], holder)) or 0; \
+        for number = 1, count do \
+          local timeout = KEYS[3] .. ':' .. holder .. ':' .. number; \
+          longest = math.max(longest, redis.call('PTTL', timeout)); \
+        end; \
+      end; \
+      if longest > 0 then redis.call('PEXPIRE', KEYS[1], longest); return 0; end; \
+      if redis.call('HGET', KEYS[1], 'mode') == 'write' then return 0; end; \
+    end; \
+    redis.call('DEL', KEYS[1]); \
+    redis.call('PUBLISH', KEYS[4], ARGV[2]); \
+    return 1;";
+
+/// A semaphore as a sorted set of its holders by the time at which each took it, by the client's clock: first those
+/// are thrown out whose lease is over. 1 when there was room.
+pub const SLOT_TAKE: &str = "\
+    redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', ARGV[4] - ARGV[3]); \
+    if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0; end; \
+    redis.call('ZADD', KEYS[1], ARGV[4], ARGV[2]); \
+    redis.call('PEXPIRE', KEYS[1], ARGV[3]); \
+    return 1;";
+
+/// Takes all plain keys, or none if one of them is there.
+pub const SET_ALL: &str = "\
+    if redis.call('EXISTS', unpack(KEYS)) > 0 then return 0; end; \
+    for _, key in ipairs(KEYS) do redis.call('SET', key, ARGV[1], 'PX', ARGV[2]); end; \
+    return 1;";
+
+/// Deletes those plain keys that are still ours, and says how many.
+pub const COMPARE_AND_DELETE_ALL: &str = "\
+    local ours = 0; \
+    for _, key in ipairs(KEYS) do \
+      if redis.call('GET', key) == ARGV[1] then ours = ours + redis.call('DEL', key); end; \
+    end; \
+    return ours;";
+
+/// Writes to the second key if the first is still ours.
+pub const COMPARE_AND_SET: &str = "\
+    if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('SET', KEYS[2], ARGV[2]); end; \
+    return redis.error_reply('LOST the lock is not ours');";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock_integration::redis::{Connection, Value};
+    use dlock_integration::{command, Ask, Server};
+
+    /// A server and somebody who runs scripts there.
+    struct Stage {
+        connection: Connection,
+        _server: Server,
+    }
+
+    impl Stage {
+        fn new() -> Stage {
+            let server = Server::builder().without_module().start();
+            Stage {
+                connection: server.connection(),
+                _server: server,
+            }
+        }
+
+        /// Runs a script with these words, the first of which are keys.
+        #[track_caller]
+        fn check(&mut self, script: &str, keys: usize, words: &str, reply: impl Into<Option<i64>>) {
+            let mut eval = command("EVAL");
+            eval.arg(script).arg(keys);
+            for word in words.split_whitespace() {
+                eval.arg(word);
+            }
+            let wanted = reply.into().map_or(Value::Nil, Value::Int);
+            assert_eq!(self.connection.answer(&eval), Ok(wanted), "{words}");
+        }
+
+        #[track_caller]
+        fn read(&mut self, reader: &str, lease_ms: u64, reply: impl Into<Option<i64>>) {
+            let words = format!("rw t:rw:{reader} {lease_ms} {reader} {reader}:write");
+            self.check(READ_TAKE, 2, &words, reply);
+        }
+
+        #[track_caller]
+        fn leave(&mut self, reader: &str, reply: impl Into<Option<i64>>) {
+            let words = format!("rw t:rw:{reader} t:rw unlocked {reader} 0");
+            self.check(READ_GIVE, 4, &words, reply);
+        }
+
+        #[track_caller]
+        fn lasts(&mut self, key: &str, from_ms: i64, to_ms: i64) {
+            let left: i64 = self.connection.ask(&format!("PTTL {key}"));
+            assert!((from_ms..=to_ms).contains(&left), "{key} lasts {left} ms");
+        }
+
+        #[track_caller]
+        fn keys(&mut self, wanted: i64) {
+            assert_eq!(self.connection.ask::<i64>("DBSIZE"), wanted);
+        }
+    }
+
+    #[test]
+    fn readers_share_and_leave_nothing_behind() {
+        let mut stage = Stage::new();
+        stage.leave("a", None);
+        stage.read("a", 90_000, None);
+        stage.read("b", 30_000, None);
+        stage.read("b", 60_000, None);
+        stage.lasts("rw", 80_000, 90_000);
+        stage.lasts("t:rw:b:2", 50_000, 60_000);
+        stage.leave("a", 0);
+        stage.lasts("rw", 50_000, 60_000);
+        stage.leave("a", None);
+        stage.leave("b", 0);
+        stage.lasts("rw", 20_000, 30_000);
+        stage.leave("b", 1);
+        stage.keys(0);
+    }
+
+    #[test]
+    fn a_writer_shuts_out_all_readers_but_itself() {
+        let mut stage = Stage::new();
+        stage.connection.run("HSET rw mode write w:write 1");
+        stage.read("a", 1_000, -1);
+        stage.read("w", 30_000, None);
+        stage.leave("w", 0);
+        stage.connection.run("PERSIST rw");
+        stage.read("a", 1_000, -1);
+    }
+
+    #[test]
+    fn a_semaphore_has_so_many_slots() {
+        let mut stage = Stage::new();
+        stage.check(SLOT_TAKE, 1, "s 2 a 1000 5000", 1);
+        stage.check(SLOT_TAKE, 1, "s 2 b 1000 5500", 1);
+        stage.check(SLOT_TAKE, 1, "s 2 c 1000 5900", 0);
+        // The first one's lease is over, not the second one's.
+        stage.check(SLOT_TAKE, 1, "s 2 c 1000 6000", 1);
+        stage.check(SLOT_TAKE, 1, "s 2 d 1000 6400", 0);
+        assert_eq!(stage.connection.ask::<i64>("ZREM s b"), 1);
+        stage.check(SLOT_TAKE, 1, "s 2 d 1000 6400", 1);
+    }
+
+    #[test]
+    fn all_keys_or_none() {
+        let mut stage = Stage::new();
+        stage.check(SET_ALL, 3, "x y z a 30000", 1);
+        stage.lasts("z", 20_000, 30_000);
+        stage.check(SET_ALL, 3, "v w x b 30000", 0);
+        stage.keys(3);
+        stage.connection.run("SET y b");
+        stage.check(COMPARE_AND_DELETE_ALL, 3, "x y z a", 2);
+        stage.keys(1);
+    }
+
+    #[test]
+    fn only_the_holder_writes() {
+        let mut stage = Stage::new();
+        stage.connection.run("SET lock a");
+        let mut write = |owner: &str| {
+            let mut eval = command("EVAL");
+            eval.arg(COMPARE_AND_SET)
+                .arg(2)
+                .arg(&["lock", "data", owner, "1"]);
+            stage.connection.answer(&eval)
+        };
+        assert_eq!(write("a"), Ok(Value::Okay));
+        assert_eq!(write("b"), Err("LOST the lock is not ours".to_owned()));
+    }
+}
