@@ -469,6 +469,12 @@ impl Engine {
         self.sessions.swap(one, other);
     }
 
+    /// Whether a lock has come to this name with holds that are tied to connections under another.
+    pub fn strayed(&self, name: NameRef, lock: &Lock) -> bool {
+        let strayed = |hold: lock::Hold| self.sessions.strayed(hold.token, name);
+        !self.sessions.is_empty() && lock.holds().any(strayed)
+    }
+
     /// How many holds are tied to connections.
     pub fn sessions(&self) -> usize {
         self.sessions.len()

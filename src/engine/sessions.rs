@@ -4,7 +4,7 @@
 //! that was restarted or promoted such a hold lives on until its lease ends, and no client id of an earlier run can be
 //! taken for one of this.
 
-use super::{Name, Token};
+use super::{Name, NameRef, Token};
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -83,6 +83,12 @@ impl Sessions {
         if let Some(session) = self.by_token.get_mut(&token) {
             session.name = name.clone();
         }
+    }
+
+    /// Whether a hold is tied to a connection under another name of its lock than this.
+    pub fn strayed(&self, token: Token, name: NameRef) -> bool {
+        let session = self.by_token.get(&token);
+        session.is_some_and(|session| session.name.lend() != name)
     }
 
     /// The connection that a hold is tied to.

@@ -452,8 +452,11 @@ impl State {
         api::select(ctx, self.keys.home());
         for name in found {
             let entry = self.keys.entry(name.lend());
-            let unwatched = entry.lock.as_ref().is_some_and(|lock| lock.needs_watch())
-                && !self.engine.watches(name.lend());
+            let engine = &self.engine;
+            let unwatched = entry.lock.as_ref().is_some_and(|lock| {
+                (lock.needs_watch() && !engine.watches(name.lend()))
+                    || engine.strayed(name.lend(), lock)
+            });
             match self.keys.retimed(name.lend(), now) {
                 Retimed::Earlier(end) => self.engine.ends(&name, end),
                 Retimed::Right if !unwatched => {}
