@@ -33,7 +33,7 @@ struct Expected {
 const COMMANDS: &[Expected] = &[
     Expected {
         syntax: "DLOCK.ACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] \
-            [HOLDS holds=integer] [SHARED | LIMIT limit=integer]",
+            [NOTIFY channel=string] [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION]",
         arity: -3,
         needs: ReadWrite,
         flags: "write denyoom blocking",
@@ -43,12 +43,38 @@ const COMMANDS: &[Expected] = &[
     Expected {
         syntax:
             "DLOCK.FAIRACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] \
-            [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [CLAIM claim-ms=integer]",
+            [NOTIFY channel=string] [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION] \
+            [CLAIM claim-ms=integer]",
         arity: -3,
         needs: ReadWrite,
         flags: "write denyoom blocking",
         categories: "@write @blocking",
         example: "DLOCK.FAIRACQUIRE k alice 600000",
+    },
+    Expected {
+        syntax: "DLOCK.MACQUIRE numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] \
+            [BLOCK block-ms=integer] [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION]",
+        arity: -4,
+        needs: ReadWrite,
+        flags: "write denyoom movablekeys blocking",
+        categories: "@write @blocking",
+        example: "DLOCK.MACQUIRE 1 k alice 600000",
+    },
+    Expected {
+        syntax: "DLOCK.MRENEW numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer]",
+        arity: -4,
+        needs: ReadWrite,
+        flags: "write movablekeys",
+        categories: "@write",
+        example: "DLOCK.MRENEW 1 k alice 600000",
+    },
+    Expected {
+        syntax: "DLOCK.MRELEASE numkeys=integer key=key [key=key ...] owner=string",
+        arity: -4,
+        needs: ReadWrite,
+        flags: "write movablekeys",
+        categories: "@write",
+        example: "DLOCK.MRELEASE 1 k nobody",
     },
     Expected {
         syntax: "DLOCK.DOWNGRADE key=key owner=string SHARED | LIMIT limit=integer",
@@ -140,6 +166,14 @@ const COMMANDS: &[Expected] = &[
         example: "DLOCK.LIST",
     },
     Expected {
+        syntax: "DLOCK.GRAPH [DOT] [COUNT count=integer]",
+        arity: -1,
+        needs: Nothing,
+        flags: "readonly",
+        categories: "@read",
+        example: "DLOCK.GRAPH",
+    },
+    Expected {
         syntax: "DLOCK.TOP [COUNT count=integer]",
         arity: -1,
         needs: Nothing,
@@ -206,6 +240,11 @@ impl Expected {
 
     fn has_key(&self) -> bool {
         self.needs != Nothing
+    }
+
+    /// Whether a number tells how many keys there are.
+    fn many_keys(&self) -> bool {
+        self.syntax.contains("numkeys")
     }
 
     /// The flags of its key, as the server writes them.
@@ -333,7 +372,9 @@ fn command_info_is_right() {
             flags.insert("module".into());
             assert_eq!(read::<BTreeSet<String>>(&info[2]), flags, "{name}");
             let positions: Vec<i64> = info[3..6].iter().map(read).collect();
-            let own = if expected.has_key() { [1; 3] } else { [0; 3] };
+            // Keys that a number tells of have no place of their own.
+            let placed = expected.has_key() && !expected.many_keys();
+            let own = if placed { [1; 3] } else { [0; 3] };
             assert_eq!(positions, own, "{name}");
             let own = if categories {
                 words(expected.categories)
@@ -352,7 +393,7 @@ fn command_info_is_right() {
     }
 }
 
-/// The key is the first word, and only that.
+/// The key is the first word, and only that; or the first word tells how many follow it.
 #[track_caller]
 fn assert_first_word(key: &Fields, expected: &Expected) {
     let name = expected.name();
@@ -363,9 +404,15 @@ fn assert_first_word(key: &Fields, expected: &Expected) {
     let spec: BTreeMap<String, i64> = read(&begin["spec"]);
     assert_eq!(spec, BTreeMap::from([("index".into(), 1)]), "{name}");
     let find: Fields = read(&key["find_keys"]);
-    assert_eq!(read::<String>(&find["type"]), "range", "{name}");
+    let (kind, only) = match expected.many_keys() {
+        true => (
+            "keynum",
+            [("keynumidx", 0), ("firstkey", 1), ("keystep", 1)],
+        ),
+        false => ("range", [("lastkey", 0), ("keystep", 1), ("limit", 0)]),
+    };
+    assert_eq!(read::<String>(&find["type"]), kind, "{name}");
     let spec: BTreeMap<String, i64> = read(&find["spec"]);
-    let only = [("lastkey", 0), ("keystep", 1), ("limit", 0)];
     let only = only.map(|(field, value)| (field.to_owned(), value));
     assert_eq!(spec, BTreeMap::from(only), "{name}");
 }
@@ -386,7 +433,9 @@ fn written(arg: &Value) -> String {
         (_, Some(token)) => format!("{token} {name}={kind}"),
         (_, None) => format!("{name}={kind}"),
     };
-    if flags.contains("multiple") {
+    if flags.contains("multiple") && kind == "key" {
+        written = format!("{written} [{written} ...]");
+    } else if flags.contains("multiple") {
         written += " ...";
     }
     // Which of the key's positions it stands for.
@@ -486,13 +535,11 @@ fn a_wrong_number_of_words_is_the_server_s_to_refuse() {
         }
     }
     // What there is not.
-    for name in ["MACQUIRE", "MRENEW", "MRELEASE", "GRAPH"] {
-        let error = c.refusal(&format!("DLOCK.{name} k"));
-        assert!(
-            error.starts_with("ERR unknown command") && error.contains(name),
-            "{error}"
-        );
-    }
+    let error = c.refusal("DLOCK.MFORCE k");
+    assert!(
+        error.starts_with("ERR unknown command") && error.contains("MFORCE"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -585,8 +632,10 @@ fn the_users_of_the_readme_can_do_what_they_are_for() {
     let (app, ops) = example
         .split_once("ACL SETUSER ops on >secret ")
         .expect("README.md has both users");
-    let app_may = "acquire fairacquire downgrade renew release cancel position held check info";
-    let ops_may = "info list top stats cancel forcerelease";
+    let app_may =
+        "acquire fairacquire macquire mrenew mrelease downgrade renew release cancel position \
+        held check info";
+    let ops_may = "info list graph top stats cancel forcerelease";
     let server = Server::start();
     let mut admin = server.connection();
     let (token, _): Grant = admin.ask("DLOCK.ACQUIRE lock:k alice 600000");

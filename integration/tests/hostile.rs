@@ -769,9 +769,9 @@ fn options_are_given_once() {
                 "SHARE",
                 "SHARED1",
                 "BLOCK=0",
-                "BLOCK 0 SESSION",
                 "SESSION SESSION",
-                "BLOCK 0 NOTIFY c",
+                "BLOCK 0 SESSION session",
+                "NOTIFY a NOTIFY b",
                 "NOTIFY",
                 "ABSENT",
                 "BLOCK 0 CLAIM",
@@ -987,7 +987,7 @@ fn the_effect_command_is_not_for_clients() {
 }
 
 /// Every setting that is a number, with its bounds.
-const SETTINGS: [(&str, u64, u64); 10] = [
+const SETTINGS: [(&str, u64, u64); 11] = [
     ("default-lease-ms", 1, CENTURY_MS),
     ("max-lease-ms", 1, CENTURY_MS),
     ("claim-window-ms", 1, CENTURY_MS),
@@ -998,6 +998,7 @@ const SETTINGS: [(&str, u64, u64); 10] = [
     ("max-places", 1, 1_000_000_000),
     ("max-waiters", 0, 1_000_000_000),
     ("max-holders", 1, 1_000_000_000),
+    ("deadlock-max-steps", 1, 1_000_000_000),
 ];
 
 /// A setting that is refused stays as it was, and the error names it.
@@ -1008,7 +1009,7 @@ fn bad_settings_change_nothing() {
     let guarded = Guarded::new(&server, &mut c);
     let all = |c: &mut Connection| -> HashMap<String, String> { c.ask("CONFIG GET dlock.*") };
     let before = all(&mut c);
-    assert_eq!(before.len(), SETTINGS.len() + 2, "{before:?}");
+    assert_eq!(before.len(), SETTINGS.len() + 3, "{before:?}");
     let mut refuse = |name: &str, value: &[u8]| {
         let line = format!("CONFIG SET dlock.{name}");
         let error = c.answer(&with(&line, &[value])).expect_err(name);

@@ -641,3 +641,19 @@ fn a_replica_lists_what_it_knows() {
         population(&replica) == (2, 3)
     });
 }
+
+#[test]
+fn the_latency_monitor_shows_a_late_hand_over() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("CONFIG SET latency-monitor-threshold 50");
+    c.run("DLOCK.ACQUIRE k one 100");
+    let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k two 60000 BLOCK 0");
+    // The lease ends while the server sleeps.
+    c.run("DEBUG SLEEP 0.4");
+    let _: Grant = waiter.reply();
+    let latest: Vec<(String, u64, u64, u64)> = c.ask("LATENCY LATEST");
+    let late = latest.iter().find(|(event, ..)| event == "dlock-late");
+    let (_, _, last, _) = late.expect("an event of the late end of a lease");
+    assert!((50..=2_000).contains(last), "{latest:?}");
+}

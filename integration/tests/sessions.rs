@@ -196,7 +196,7 @@ fn a_hold_ends_with_its_connection_however_that_ends() {
             c.run(&format!("CONFIG SET {setting} {value}"));
         }
     }
-    let ends = counter(&server, "session_ends_total");
+    let ends = counter(&server, "sessions_ended_total");
     assert_eq!(ends, WAYS.len() as u64);
     assert_eq!(counter(&server, "sessions"), 0);
     assert_sound(&server);
@@ -715,7 +715,7 @@ fn assert_no_stall(server: &Server, what: &str, most: Duration, end: impl FnOnce
     let (longest, count) = pinging.longest();
     println!("{what}: longest pause {longest:?} of {count} pings, all ended after {all:?}");
     assert!(longest < most, "{what}: {longest:?}");
-    assert_eq!(counter(server, "session_ends_total"), MASS as u64);
+    assert_eq!(counter(server, "sessions_ended_total"), MASS as u64);
     assert_sound(server);
 }
 

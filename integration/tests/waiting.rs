@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{cmd, Connection, Value};
+use dlock_integration::redis::{cmd, from_redis_value, Connection, Value};
 use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
 
 /// A server where alice holds `k`, and her connection and token.
@@ -532,4 +532,33 @@ fn info_shows_who_waits() {
     let kind: String = dlock_integration::redis::from_redis_value(&place["kind"]).expect("a text");
     assert_eq!(kind, "waiter");
     assert!(place.contains_key("waited-ms") && place.contains_key("left-ms"));
+}
+
+/// What happened to a lock of another database just before does not have the connection wait there.
+#[test]
+fn a_connection_waits_in_its_own_database() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE here one 600000");
+    let mut elsewhere = server.connection_in(1);
+    elsewhere.run("DLOCK.ACQUIRE there one 600000");
+    // All in one turn of the event loop: the module hears of the other lock's new TTL as it runs the last of them.
+    let lines = [
+        "SELECT 1",
+        "PEXPIRE there 500000",
+        "SELECT 0",
+        "DLOCK.ACQUIRE here two BLOCK 0",
+    ];
+    let mut wire = server.wire();
+    wire.send_bytes((lines.join("\r\n") + "\r\n").as_bytes())
+        .expect("the server reads");
+    for _ in 0..3 {
+        wire.read().expect("an answer");
+    }
+    server.await_blocked_clients(1);
+    c.run("DLOCK.RELEASE here one");
+    let grant = wire.read().expect("the lock");
+    assert_eq!(from_redis_value::<Grant>(&grant).expect("a grant").1, 1);
+    // Freed of the key it was blocked on: the server checks that when it unblocks.
+    assert_eq!(wire.ask::<String>("PING"), "PONG");
 }

@@ -104,6 +104,14 @@ impl OpenKeys {
         self.home
     }
 
+    /// Selects the database again that the event began in: a connection must be blocked in its own.
+    pub fn go_home(&mut self) {
+        if self.selected != self.home {
+            api::select(self.ctx, self.home);
+            self.selected = self.home;
+        }
+    }
+
     /// Tells what server it is: whether a node of a cluster, and whether it tells of TTLs set from outside.
     pub fn set_server(&mut self, cluster: bool, hears_generic: bool) {
         self.cluster = cluster;

@@ -53,7 +53,7 @@ use news::News;
 use std::cell::RefMut;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub use register::init;
 
@@ -233,6 +233,10 @@ fn event(ctx: *mut Ctx) {
     let mode = if open { Mode::Write } else { Mode::Read };
     let began = Instant::now();
     run(ctx, mode, None, clock::wall(), |state, now| {
+        // A lease or a wait whose time came while the server was busy: whoever is next had to wait for that.
+        if let Some(due) = state.engine.next_wakeup().filter(|due| *due < now.ms()) {
+            api::latency(c"dlock-late", Duration::from_millis(now.ms() - due));
+        }
         let due = state.engine.tick(now);
         if now.ms() >= state.heartbeat {
             state.heartbeat = now.ms() + HEARTBEAT_MS;
@@ -345,6 +349,7 @@ impl State {
             Some(named) => named.clone().into_bytes(),
             None => owner.to_vec(),
         };
+        self.keys.go_home();
         if !blocking::block(ctx, strings, id, names, &owner, named) {
             // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
             self.engine.unblocked(&mut self.keys, now, id);
