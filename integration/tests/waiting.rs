@@ -542,8 +542,10 @@ fn a_connection_waits_in_its_own_database() {
     c.run("DLOCK.ACQUIRE here one 600000");
     let mut elsewhere = server.connection_in(1);
     elsewhere.run("DLOCK.ACQUIRE there one 600000");
-    // All in one turn of the event loop: the module hears of the other lock's new TTL as it runs the last of them.
+    // All in one turn of the event loop: the module hears of both locks' new TTLs as it runs the last of them, and looks at the
+    // other database's last.
     let lines = [
+        "PEXPIRE here 500000",
         "SELECT 1",
         "PEXPIRE there 500000",
         "SELECT 0",
@@ -552,7 +554,7 @@ fn a_connection_waits_in_its_own_database() {
     let mut wire = server.wire();
     wire.send_bytes((lines.join("\r\n") + "\r\n").as_bytes())
         .expect("the server reads");
-    for _ in 0..3 {
+    for _ in 1..lines.len() {
         wire.read().expect("an answer");
     }
     server.await_blocked_clients(1);
