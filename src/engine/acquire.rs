@@ -57,7 +57,7 @@ pub enum Answer {
     Waiting(RequestId),
 }
 
-// What only a contended lock needs is not inlined: it would stand between the few lines that every grant runs through.
+// What only a contended lock needs is marked as cold: it would stand between the few lines that every grant runs through.
 impl Engine {
     /// Takes the lock, or a place in its queue, or answers null.
     ///
@@ -119,7 +119,7 @@ impl Engine {
 
     /// A polled ticket that is not at the head only begins its window anew. Gives whether it was one: another place has to
     /// be looked at as a waiting request's.
-    #[inline(never)]
+    #[cold]
     fn stays(&mut self, name: NameRef, number: u64, now: Now) -> bool {
         let Some(kept) = self.lines.name(name) else {
             return false;
@@ -176,7 +176,7 @@ impl Engine {
     }
 
     /// Ties a hold to a connection.
-    #[inline(never)]
+    #[cold]
     pub(super) fn tie(&mut self, name: NameRef, owner: &[u8], client: u64, token: super::Token) {
         let session = Session {
             client,
@@ -187,7 +187,7 @@ impl Engine {
     }
 
     /// A holder asks for a stricter limit: it waits only for the other holders, ahead of the queue.
-    #[inline(never)]
+    #[cold]
     fn upgrade(
         &mut self,
         keys: &mut impl Keyspace,
@@ -243,7 +243,7 @@ impl Engine {
     }
 
     /// Whether the caps allow one more place (unless the owner has it already) and one more waiting request.
-    #[inline(never)]
+    #[cold]
     pub(super) fn room(&self, name: NameRef, ask: &Ask, known: bool) -> Result<(), Error> {
         if !known {
             if self.lines.get(name).map_or(0, Line::len) >= self.policy.max_queue {
@@ -266,7 +266,7 @@ impl Engine {
 
     /// Finds or makes the owner's place; gives its number. A holder whose re-entry has to wait (in quarantine) stands
     /// before all others: behind one that waits for this very holder it could never be served.
-    #[inline(never)]
+    #[cold]
     pub(super) fn stand(
         &mut self,
         entry: &mut Entry,
@@ -319,7 +319,7 @@ impl Engine {
     }
 
     /// Adds the request to its place, lets the queue be served, and answers if that has answered it.
-    #[inline(never)]
+    #[cold]
     fn wait_at(
         &mut self,
         keys: &mut impl Keyspace,
@@ -470,6 +470,7 @@ pub(super) fn take(
 }
 
 /// The error for a hold count that cannot be raised.
+#[cold]
 pub(super) fn overflow() -> Error {
     Error::Argument(
         "the hold count",

@@ -83,6 +83,7 @@ hot_functions! {
 }
 
 /// A function that was seen at load is gone: cannot happen, and if it does the caller's door answers it.
+#[cold]
 pub fn missing(name: &str) -> ! {
     panic!("the server has no {name}")
 }

@@ -17,7 +17,7 @@ pub fn write(ctx: *mut Ctx, reply: Result<Reply, Error>) {
     std::mem::forget(reply);
 }
 
-#[inline(never)]
+#[cold]
 fn write_other(ctx: *mut Ctx, reply: Result<Reply, Error>) {
     match reply {
         Ok(reply) => value(ctx, &reply),
