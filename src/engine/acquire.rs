@@ -75,6 +75,24 @@ impl Engine {
         if entry.foreign {
             return Err(Error::WrongType);
         }
+        // The usual lock, which nobody has and nobody stands for: the rule below could only say yes.
+        if entry.lock.is_none() && !self.watches(name) && self.policy.granting(now) {
+            return self.grant_now(entry, now, name, ask);
+        }
+        self.contend(keys, now, name, ask)
+    }
+
+    /// The rest of it, for a lock that somebody has or stands for, or while nothing is granted. It has been brought up to
+    /// date.
+    #[inline(never)]
+    fn contend(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+    ) -> Result<Answer, Error> {
+        let entry = keys.entry(name);
         let quarantined = self.policy.quarantined(now);
         let held = entry.hold(ask.owner).map(|hold| hold.limit);
         match held {
