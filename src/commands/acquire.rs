@@ -47,13 +47,7 @@ pub fn run<K: Keyspace>(
     let options = Options::read(call, args, family)?;
     let named = (owner == b"*").then(|| call.caller.fresh_owner());
     if named.is_some() {
-        let excluded = [
-            (options.holds.is_some(), "HOLDS"),
-            (options.notify.is_some(), "NOTIFY"),
-        ];
-        if let Some((_, option)) = excluded.into_iter().find(|(given, _)| *given) {
-            return Err(Error::Conflict(option, "owner *"));
-        }
+        options.check_unnamed()?;
     }
     let owner = named.as_ref().map_or(owner, |named| named.as_bytes());
     let ask = options.ask(call, owner, family)?;
@@ -137,8 +131,21 @@ impl<'a> Options<'a> {
         })
     }
 
+    /// An owner that the server is to name has no holds yet, and a message would not tell it its name.
+    #[cold]
+    fn check_unnamed(&self) -> Result<(), Error> {
+        let excluded = [
+            (self.holds.is_some(), "HOLDS"),
+            (self.notify.is_some(), "NOTIFY"),
+        ];
+        match excluded.into_iter().find(|(given, _)| *given) {
+            Some((_, option)) => Err(Error::Conflict(option, "owner *")),
+            None => Ok(()),
+        }
+    }
+
     /// What belongs to a connection needs one, and who has the module publish must be allowed to.
-    #[inline(never)]
+    #[cold]
     fn check_caller<K: Keyspace>(&self, call: &Call<K>) -> Result<(), Error> {
         if !call.caller.own_connection() {
             let option = if self.session.is_some() {

@@ -29,7 +29,11 @@ impl<'a> Args<'a> {
 
     /// The next word. Errors with the server's arity error if there is none.
     pub fn word(&mut self) -> Result<&'a [u8], Error> {
-        self.next().ok_or(Error::Arity(self.command))
+        // Not by `ok_or`: an error would be made, and dropped, for every word that is there.
+        match self.next() {
+            Some(word) => Ok(word),
+            None => Err(Error::Arity(self.command)),
+        }
     }
 
     /// The next word as an owner's name: 1 to 1,024 bytes of any kind.

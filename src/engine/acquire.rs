@@ -57,7 +57,7 @@ pub enum Answer {
     Waiting(RequestId),
 }
 
-// What only a contended lock needs is not inlined: it would stand between the few lines that every grant runs through.
+// What only a contended lock needs is marked as cold: it would stand between the few lines that every grant runs through.
 impl Engine {
     /// Takes the lock, or a place in its queue, or answers null.
     ///
@@ -75,6 +75,24 @@ impl Engine {
         if entry.foreign {
             return Err(Error::WrongType);
         }
+        // The usual lock, which nobody has and nobody stands for: the rule below could only say yes.
+        if entry.lock.is_none() && !self.watches(name) && self.policy.granting(now) {
+            return self.grant_now(entry, now, name, ask);
+        }
+        self.contend(keys, now, name, ask)
+    }
+
+    /// The rest of it, for a lock that somebody has or stands for, or while nothing is granted. It has been brought up to
+    /// date.
+    #[inline(never)]
+    fn contend(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+    ) -> Result<Answer, Error> {
+        let entry = keys.entry(name);
         let quarantined = self.policy.quarantined(now);
         let held = entry.hold(ask.owner).map(|hold| hold.limit);
         match held {
@@ -119,7 +137,7 @@ impl Engine {
 
     /// A polled ticket that is not at the head only begins its window anew. Gives whether it was one: another place has to
     /// be looked at as a waiting request's.
-    #[inline(never)]
+    #[cold]
     fn stays(&mut self, name: NameRef, number: u64, now: Now) -> bool {
         let Some(kept) = self.lines.name(name) else {
             return false;
@@ -176,7 +194,7 @@ impl Engine {
     }
 
     /// Ties a hold to a connection.
-    #[inline(never)]
+    #[cold]
     pub(super) fn tie(&mut self, name: NameRef, owner: &[u8], client: u64, token: super::Token) {
         let session = Session {
             client,
@@ -187,7 +205,7 @@ impl Engine {
     }
 
     /// A holder asks for a stricter limit: it waits only for the other holders, ahead of the queue.
-    #[inline(never)]
+    #[cold]
     fn upgrade(
         &mut self,
         keys: &mut impl Keyspace,
@@ -243,7 +261,7 @@ impl Engine {
     }
 
     /// Whether the caps allow one more place (unless the owner has it already) and one more waiting request.
-    #[inline(never)]
+    #[cold]
     pub(super) fn room(&self, name: NameRef, ask: &Ask, known: bool) -> Result<(), Error> {
         if !known {
             if self.lines.get(name).map_or(0, Line::len) >= self.policy.max_queue {
@@ -266,7 +284,7 @@ impl Engine {
 
     /// Finds or makes the owner's place; gives its number. A holder whose re-entry has to wait (in quarantine) stands
     /// before all others: behind one that waits for this very holder it could never be served.
-    #[inline(never)]
+    #[cold]
     pub(super) fn stand(
         &mut self,
         entry: &mut Entry,
@@ -319,7 +337,7 @@ impl Engine {
     }
 
     /// Adds the request to its place, lets the queue be served, and answers if that has answered it.
-    #[inline(never)]
+    #[cold]
     fn wait_at(
         &mut self,
         keys: &mut impl Keyspace,
@@ -470,6 +488,7 @@ pub(super) fn take(
 }
 
 /// The error for a hold count that cannot be raised.
+#[cold]
 pub(super) fn overflow() -> Error {
     Error::Argument(
         "the hold count",

@@ -104,13 +104,7 @@ impl Engine {
         let left = match leave {
             None => hold.holds - 1,
             Some(left) if left <= hold.holds => left,
-            Some(_) => {
-                let most = format!(
-                    "an integer from 0 to the hold count, which is {}",
-                    hold.holds
-                );
-                return Err(Error::Argument("HOLDS", most));
-            }
+            Some(_) => return Err(beyond(hold.holds)),
         };
         lower(entry, &mut self.sessions, owner, hold, left);
         if left == 0 {
@@ -492,6 +486,13 @@ pub(super) fn tell(
             outcome,
         }),
     }
+}
+
+/// The error for more holds than there are.
+#[cold]
+fn beyond(holds: u32) -> Error {
+    let most = format!("an integer from 0 to the hold count, which is {holds}");
+    Error::Argument("HOLDS", most)
 }
 
 /// The owner's hold, if it is held under this token. The owner is left out: it would borrow the entry.

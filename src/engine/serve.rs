@@ -57,7 +57,7 @@ impl Engine {
     }
 
     /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
-    #[inline(never)]
+    #[cold]
     fn settle_line(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         if entry.foreign {
             self.refuse_all(now, name);

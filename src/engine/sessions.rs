@@ -54,6 +54,11 @@ impl Sessions {
         if self.is_empty() {
             return None;
         }
+        self.take_out(token)
+    }
+
+    #[inline(never)]
+    fn take_out(&mut self, token: Token) -> Option<Session> {
         let session = self.by_token.remove(&token)?;
         if let Slot::Occupied(mut tokens) = self.by_client.entry(session.client) {
             tokens.get_mut().remove(&token);

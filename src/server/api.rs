@@ -8,7 +8,7 @@ pub use redis_module::raw::{
     RedisModuleBlockedClient as Blocked, RedisModuleCtx as Ctx, RedisModuleKey as Key,
     RedisModuleString as Str,
 };
-use std::ffi::{c_int, c_longlong, c_void, CStr};
+use std::ffi::{c_char, c_int, c_long, c_longlong, c_ulonglong, c_void, CStr};
 use std::ptr;
 use std::time::Duration;
 
@@ -23,7 +23,67 @@ macro_rules! api {
 }
 pub(crate) use api;
 
+/// The same for the functions that an uncontended command calls (see [`Hot`]).
+macro_rules! hot {
+    ($name:ident($($arg:expr),* $(,)?)) => {
+        ($crate::server::api::HOT.$name)($($arg),*)
+    };
+}
+pub(crate) use hot;
+
+/// Lists the functions of [`Hot`], which are then filled in at load.
+macro_rules! hot_functions {
+    ($($name:ident($($arg:ty),*) -> $answer:ty;)*) => {
+        /// What an uncontended command calls. Such a command is bound by how much code it runs through, more than a first
+        /// level cache holds; a call of a pointer that is there for certain takes a third of one that has to be looked at
+        /// first. Filled in before anything of the module's is called; until then each of them ends the process.
+        #[allow(non_snake_case)]
+        pub struct Hot {
+            $(pub $name: unsafe extern "C" fn($($arg),*) -> $answer,)*
+        }
+
+        /// The one table. Written once, by [`complete`], in the thread that the server calls its modules from.
+        pub static mut HOT: Hot = Hot {
+            $($name: {
+                unsafe extern "C" fn absent($(_: $arg),*) -> $answer {
+                    missing(stringify!($name))
+                }
+                absent
+            },)*
+        };
+
+        impl Hot {
+            fn of_server() -> Result<Hot, &'static str> {
+                // SAFETY: pointers that the server has set before this and never changes.
+                unsafe {
+                    Ok(Hot { $($name: raw::$name.ok_or(stringify!($name))?,)* })
+                }
+            }
+        }
+    };
+}
+
+hot_functions! {
+    RedisModule_CloseKey(*mut Key) -> ();
+    RedisModule_DeleteKey(*mut Key) -> c_int;
+    RedisModule_GetClientId(*mut Ctx) -> c_ulonglong;
+    RedisModule_GetNotifyKeyspaceEvents() -> c_int;
+    RedisModule_GetSelectedDb(*mut Ctx) -> c_int;
+    RedisModule_KeyType(*mut Key) -> c_int;
+    RedisModule_ModuleTypeGetType(*mut Key) -> *mut raw::RedisModuleType;
+    RedisModule_ModuleTypeGetValue(*mut Key) -> *mut c_void;
+    RedisModule_ModuleTypeSetValue(*mut Key, *mut raw::RedisModuleType, *mut c_void) -> c_int;
+    RedisModule_OpenKey(*mut Ctx, *mut Str, c_int) -> *mut Key;
+    RedisModule_ReplicateVerbatim(*mut Ctx) -> c_int;
+    RedisModule_ReplyWithArray(*mut Ctx, c_long) -> c_int;
+    RedisModule_ReplyWithLongLong(*mut Ctx, c_longlong) -> c_int;
+    RedisModule_SetAbsExpire(*mut Key, c_longlong) -> c_int;
+    RedisModule_SignalModifiedKey(*mut Ctx, *mut Str) -> c_int;
+    RedisModule_StringPtrLen(*const Str, *mut usize) -> *const c_char;
+}
+
 /// A function that was seen at load is gone: cannot happen, and if it does the caller's door answers it.
+#[cold]
 pub fn missing(name: &str) -> ! {
     panic!("the server has no {name}")
 }
@@ -33,7 +93,7 @@ pub const OK: c_int = raw::REDISMODULE_OK as c_int;
 /// The server's word for failure.
 pub const ERR: c_int = raw::REDISMODULE_ERR as c_int;
 
-/// Whether this server offers everything the module cannot do without.
+/// Whether this server offers everything the module cannot do without. To be called at load, before anything else here.
 pub fn complete() -> Result<(), &'static str> {
     macro_rules! need {
         ($($name:ident)*) => {
@@ -46,14 +106,16 @@ pub fn complete() -> Result<(), &'static str> {
         };
     }
     need! {
-        RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call RedisModule_CloseKey
-        RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateTimer RedisModule_DeleteKey
-        RedisModule_GetClientId RedisModule_GetContextFlags RedisModule_GetDbIdFromIO
+        RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call
+        RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateTimer
+        RedisModule_GetContextFlags RedisModule_GetDbIdFromIO
         RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext RedisModule_GetKeyNameFromOptCtx
         RedisModule_NotifyKeyspaceEvent RedisModule_PublishMessage RedisModule_PublishMessageShard
-        RedisModule_Replicate RedisModule_SetAbsExpire RedisModule_SetCommandInfo RedisModule_SignalModifiedKey
-        RedisModule_SubscribeToServerEvent RedisModule_UnblockClient RedisModule_RegisterNumericConfig
+        RedisModule_Replicate RedisModule_SetCommandInfo RedisModule_SubscribeToServerEvent
+        RedisModule_UnblockClient RedisModule_RegisterNumericConfig
     }
+    // SAFETY: nothing else runs at load.
+    unsafe { HOT = Hot::of_server()? };
     Ok(())
 }
 
@@ -63,7 +125,7 @@ pub fn complete() -> Result<(), &'static str> {
 /// `string` is a live string of the server, and outlives the slice.
 pub unsafe fn bytes<'a>(string: *const Str) -> &'a [u8] {
     let mut len = 0;
-    let start = api!(RedisModule_StringPtrLen(string, &mut len));
+    let start = hot!(RedisModule_StringPtrLen(string, &mut len));
     if start.is_null() {
         return &[];
     }
@@ -108,7 +170,7 @@ pub fn flags(ctx: *mut Ctx) -> u32 {
 /// The database that a context works in.
 pub fn selected(ctx: *mut Ctx) -> u32 {
     // SAFETY: a live context.
-    unsafe { api!(RedisModule_GetSelectedDb(ctx)) as u32 }
+    unsafe { hot!(RedisModule_GetSelectedDb(ctx)) as u32 }
 }
 
 /// Makes a context work in a database.
@@ -193,7 +255,7 @@ pub fn in_script(ctx: *mut Ctx) -> bool {
 /// Whether the server passes keyspace events of the module class on (`notify-keyspace-events` has a `d`).
 pub fn notifies_of_modules() -> bool {
     // SAFETY: takes nothing.
-    let classes = unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) };
+    let classes = unsafe { hot!(RedisModule_GetNotifyKeyspaceEvents()) };
     classes & raw::REDISMODULE_NOTIFY_MODULE as c_int != 0
 }
 
@@ -225,7 +287,7 @@ pub fn server_info(ctx: *mut Ctx, section: &CStr, field: &CStr) -> Option<String
 /// Integer reply.
 pub fn reply_integer(ctx: *mut Ctx, value: u64) {
     // SAFETY: a live context that is owed a reply.
-    unsafe { api!(RedisModule_ReplyWithLongLong(ctx, value as c_longlong)) };
+    unsafe { hot!(RedisModule_ReplyWithLongLong(ctx, value as c_longlong)) };
 }
 
 /// Bulk reply.

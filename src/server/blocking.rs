@@ -17,7 +17,7 @@
 //! there connections are unblocked right before it does, by the event that it raises for it, which costs no time: no reply
 //! leaves earlier. Later servers raise that event too late in their turn; there it is done at once.
 
-use super::api::{self, api, Blocked, Ctx, Str, ERR, OK};
+use super::api::{self, api, hot, Blocked, Ctx, Str, ERR, OK};
 use super::cell::MainThread;
 use super::inbox::{self, Notice};
 use super::{door, reply};
@@ -230,7 +230,7 @@ fn waiter<'a>(ctx: *mut Ctx) -> Option<&'a mut Waiter> {
 /// The client id of a context's connection.
 pub fn client(ctx: *mut Ctx) -> u64 {
     // SAFETY: a live context.
-    unsafe { api!(RedisModule_GetClientId(ctx)) }
+    unsafe { hot!(RedisModule_GetClientId(ctx)) }
 }
 
 /// Whether the server lets this caller wait.

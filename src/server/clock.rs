@@ -5,7 +5,7 @@
 //! fifth, has hardly moved since. The counter decides on nothing else: one that jumps, steps back or runs at another rate
 //! after a migration brings a reading too many, or one that is some fractions of a millisecond old.
 
-use super::api::{self, api, Ctx};
+use super::api::{self, hot, Ctx};
 use super::cell::MainThread;
 use super::log;
 use crate::engine::Now;
@@ -90,7 +90,7 @@ pub fn of_look(ctx: *mut Ctx) -> Now {
         if api::flags(ctx) & within == 0 {
             return recent();
         }
-        let client = api!(RedisModule_GetClientId(ctx));
+        let client = hot!(RedisModule_GetClientId(ctx));
         let Some(mut frozen) = FROZEN.lend() else {
             return wall();
         };

@@ -168,6 +168,12 @@ impl Settings {
         if self.epoch == epoch {
             return false;
         }
+        self.read(policy, since, epoch);
+        true
+    }
+
+    #[cold]
+    fn read(&mut self, policy: &mut Policy, since: u64, epoch: u64) {
         let begins = self.epoch == 0;
         self.epoch = epoch;
         let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
@@ -204,7 +210,6 @@ impl Settings {
             quarantine_ms: quarantine,
             quarantine_until: until,
         };
-        true
     }
 }
 

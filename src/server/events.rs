@@ -1,6 +1,6 @@
 //! What the server tells its modules: only noted here, worked off by the module's next event.
 
-use super::api::{self, api, Ctx, Str, OK};
+use super::api::{self, api, hot, Ctx, Str, OK};
 use super::inbox::{self, Notice};
 use super::{
     audience, blocking, clock, door, eviction, gate, log, persist, replicate, stored, STATE,
@@ -263,7 +263,7 @@ fn is_lock(ctx: *mut Ctx, key: *mut Str) -> bool {
     }
     // SAFETY: opened for reading, looked at, closed.
     unsafe {
-        let opened = api!(RedisModule_OpenKey(
+        let opened = hot!(RedisModule_OpenKey(
             ctx,
             key,
             raw::REDISMODULE_READ as c_int
@@ -271,8 +271,8 @@ fn is_lock(ctx: *mut Ctx, key: *mut Str) -> bool {
         if opened.is_null() {
             return false;
         }
-        let is = api!(RedisModule_ModuleTypeGetType(opened)) == persist::lock_type();
-        api!(RedisModule_CloseKey(opened));
+        let is = hot!(RedisModule_ModuleTypeGetType(opened)) == persist::lock_type();
+        hot!(RedisModule_CloseKey(opened));
         is
     }
 }

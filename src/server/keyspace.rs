@@ -1,6 +1,6 @@
 //! The server's keyspace as the engine sees it: locks, opened on first use, written back when the event is worked off.
 
-use super::api::{self, api, Ctx, Key, Str, Text};
+use super::api::{self, api, hot, Ctx, Key, Str, Text};
 use super::news::News;
 use super::user::User;
 use super::{gate, persist, replicate, slot};
@@ -177,18 +177,18 @@ impl OpenKeys {
             } else {
                 read
             };
-            open.key = api!(RedisModule_OpenKey(self.ctx, open.name, mode));
+            open.key = hot!(RedisModule_OpenKey(self.ctx, open.name, mode));
             open.stored = false;
             if open.key.is_null()
-                || api!(RedisModule_KeyType(open.key)) == raw::REDISMODULE_KEYTYPE_EMPTY as i32
+                || hot!(RedisModule_KeyType(open.key)) == raw::REDISMODULE_KEYTYPE_EMPTY as i32
             {
                 return at;
             }
-            if api!(RedisModule_ModuleTypeGetType(open.key)) != persist::lock_type() {
+            if hot!(RedisModule_ModuleTypeGetType(open.key)) != persist::lock_type() {
                 open.entry.foreign = true;
                 return at;
             }
-            let value = api!(RedisModule_ModuleTypeGetValue(open.key)).cast::<Lock>();
+            let value = hot!(RedisModule_ModuleTypeGetValue(open.key)).cast::<Lock>();
             // The box is lent to the engine and given back by `write`; the keyspace goes on pointing at it.
             open.entry.lock = (!value.is_null()).then(|| Box::from_raw(value));
             open.stored = open.entry.lock.is_some();
@@ -272,7 +272,7 @@ impl Open {
                     let _ = Box::into_raw(lock);
                 } else if changed && !empty {
                     let value = persist::give(lock);
-                    api!(RedisModule_ModuleTypeSetValue(
+                    hot!(RedisModule_ModuleTypeSetValue(
                         self.key,
                         persist::lock_type(),
                         value
@@ -280,15 +280,15 @@ impl Open {
                 }
                 if empty && self.stored {
                     DELETING.store(true, Ordering::Relaxed);
-                    api!(RedisModule_DeleteKey(self.key));
+                    hot!(RedisModule_DeleteKey(self.key));
                     DELETING.store(false, Ordering::Relaxed);
                 } else if changed && !empty && (self.stored || expires.is_some()) {
                     let at = expires.map_or(raw::REDISMODULE_NO_EXPIRE as i64, |at| at as i64);
-                    api!(RedisModule_SetAbsExpire(self.key, at));
+                    hot!(RedisModule_SetAbsExpire(self.key, at));
                 }
             }
             if changed {
-                api!(RedisModule_SignalModifiedKey(ctx, self.name));
+                hot!(RedisModule_SignalModifiedKey(ctx, self.name));
                 if unheard {
                     replicate::nothing(ctx);
                 } else {
@@ -296,7 +296,7 @@ impl Open {
                 }
             }
             if !self.key.is_null() {
-                api!(RedisModule_CloseKey(self.key));
+                hot!(RedisModule_CloseKey(self.key));
                 self.key = ptr::null_mut();
             }
         }
@@ -347,7 +347,7 @@ impl Keyspace for OpenKeys {
         // SAFETY: the context is the one of the event that is being worked off; the value is looked at while the key is
         // open, and nothing is called meanwhile that could change it.
         unsafe {
-            let open = api!(RedisModule_OpenKey(
+            let open = hot!(RedisModule_OpenKey(
                 self.ctx,
                 key.raw(),
                 raw::REDISMODULE_READ as i32
@@ -355,13 +355,13 @@ impl Keyspace for OpenKeys {
             if open.is_null() {
                 return;
             }
-            if api!(RedisModule_ModuleTypeGetType(open)) == persist::lock_type() {
-                let value = api!(RedisModule_ModuleTypeGetValue(open)).cast::<Lock>();
+            if hot!(RedisModule_ModuleTypeGetType(open)) == persist::lock_type() {
+                let value = hot!(RedisModule_ModuleTypeGetValue(open)).cast::<Lock>();
                 if let Some(lock) = value.as_ref() {
                     see(lock);
                 }
             }
-            api!(RedisModule_CloseKey(open));
+            hot!(RedisModule_CloseKey(open));
         }
     }
 

@@ -165,13 +165,11 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         let caller = Client(ctx);
         let mut call = state.call(&caller, now);
         if spec.access == Access::Write && call.keys.in_cluster() {
-            // A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
-            for key in words.get(spec.keys(words)).unwrap_or_default() {
-                let name = NameRef { db: call.db, key };
-                if call.engine.watches(name) {
-                    call.engine.close(name, !gate::accepts_key(ctx, name));
-                }
-            }
+            close_queues(
+                ctx,
+                &mut call,
+                words.get(spec.keys(words)).unwrap_or_default(),
+            );
         }
         match commands::execute(spec, &mut call, words) {
             Ok(Reply::Run) => return Next::Run,
@@ -202,6 +200,17 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         Some(Next::Run) => guard::run(ctx, argv.get_mut(guard::INNER..).unwrap_or_default()),
         // Another module's callback has called from within an event of this module, while that holds the state.
         None => reply::write(ctx, Err(Error::Busy)),
+    }
+}
+
+/// A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
+#[cold]
+fn close_queues(ctx: *mut Ctx, call: &mut Call<OpenKeys>, keys: &[&[u8]]) {
+    for key in keys {
+        let name = NameRef { db: call.db, key };
+        if call.engine.watches(name) {
+            call.engine.close(name, !gate::accepts_key(ctx, name));
+        }
     }
 }
 
@@ -280,9 +289,7 @@ fn run<T>(
         .settings
         .refresh(&mut state.engine.policy, state.since)
     {
-        // More may be granted now than before, and a circle may matter that did not.
-        state.engine.mark_all();
-        state.engine.suspect_all();
+        state.policy_changed();
     }
     state.keys.begin(ctx, mode, key, now);
     state.read_inbox(now);
@@ -297,7 +304,7 @@ fn run<T>(
 }
 
 /// Answers who waited, and tells observers: with nothing lent, since the server may call back from within.
-#[inline(never)]
+#[cold]
 fn tell(ctx: *mut Ctx, mut state: RefMut<State>) {
     let answered = !state.engine.wakes.is_empty();
     if answered {
@@ -334,8 +341,15 @@ impl State {
         }
     }
 
+    /// More may be granted now than before, and a circle may matter that did not.
+    #[cold]
+    fn policy_changed(&mut self) {
+        self.engine.mark_all();
+        self.engine.suspect_all();
+    }
+
     /// Has the calling connection wait for its request, or answers it if the server does not let it.
-    #[inline(never)]
+    #[cold]
     fn block(&mut self, ctx: *mut Ctx, strings: &mut [*mut Str], wait: Wait, now: Now) {
         let db = self.keys.home();
         let Wait {
@@ -368,7 +382,7 @@ impl State {
         }
     }
 
-    #[inline(never)]
+    #[cold]
     fn read_notices(&mut self, notices: Vec<Notice>, now: Now) {
         let reloaded = notices
             .iter()

@@ -6,7 +6,7 @@
 //! listener needs: a full synchronisation and the start of an AOF fork a child, a partial synchronisation needs a
 //! backlog (that INFO has shown not to be there), and a node of a cluster may always hand slots over.
 
-use super::api::{self, api, Ctx, Str};
+use super::api::{self, api, hot, Ctx, Str};
 use redis_module::raw;
 use std::ffi::{c_char, CStr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,6 +58,6 @@ pub fn effect(ctx: *mut Ctx, key: *mut Str, effect: &[u8]) {
 pub fn nothing(ctx: *mut Ctx) {
     // SAFETY: the context of a command.
     unsafe {
-        api!(RedisModule_ReplicateVerbatim(ctx));
+        hot!(RedisModule_ReplicateVerbatim(ctx));
     }
 }

@@ -1,6 +1,6 @@
 //! Replies on the wire, in the caller's version of the protocol.
 
-use super::api::{self, api, Ctx};
+use super::api::{self, api, hot, Ctx};
 use crate::commands::Reply;
 use crate::engine::Token;
 use crate::error::Error;
@@ -17,7 +17,7 @@ pub fn write(ctx: *mut Ctx, reply: Result<Reply, Error>) {
     std::mem::forget(reply);
 }
 
-#[inline(never)]
+#[cold]
 fn write_other(ctx: *mut Ctx, reply: Result<Reply, Error>) {
     match reply {
         Ok(reply) => value(ctx, &reply),
@@ -28,7 +28,7 @@ fn write_other(ctx: *mut Ctx, reply: Result<Reply, Error>) {
 fn grant(ctx: *mut Ctx, token: Token, holds: u32, named: Option<&str>) {
     let len = if named.is_some() { 3 } else { 2 };
     // SAFETY: a live context; the length matches what follows.
-    unsafe { api!(RedisModule_ReplyWithArray(ctx, len)) };
+    unsafe { hot!(RedisModule_ReplyWithArray(ctx, len)) };
     api::reply_integer(ctx, token);
     api::reply_integer(ctx, u64::from(holds));
     if let Some(owner) = named {
@@ -55,7 +55,7 @@ fn value(ctx: *mut Ctx, reply: &Reply) {
             Reply::Text(text) => api::reply_bulk(ctx, text.as_bytes()),
             Reply::Bulk(bytes) => api::reply_bulk(ctx, bytes),
             Reply::Array(items) => {
-                api!(RedisModule_ReplyWithArray(ctx, items.len() as c_long));
+                hot!(RedisModule_ReplyWithArray(ctx, items.len() as c_long));
                 items.iter().for_each(|item| value(ctx, item));
             }
             Reply::Map(fields) => {

@@ -1,7 +1,7 @@
 //! A slow look through the keyspace, for the one server whose generic keyspace events cannot be listened to (Valkey 8.1, see
 //! `events`): it finds the locks that were renamed or moved, or whose TTL was changed, behind the module's back.
 
-use super::api::{self, api, Ctx, Key, Str};
+use super::api::{self, api, hot, Ctx, Key, Str};
 use super::{persist, stored};
 use crate::engine::{Name, NameRef};
 use redis_module::raw::RedisModuleScanCursor;
@@ -62,7 +62,7 @@ impl Sweep {
 unsafe extern "C" fn see(ctx: *mut Ctx, name: *mut Str, key: *mut Key, list: *mut c_void) {
     // SAFETY: the server's own key, which may be left out, and the list of `step`.
     unsafe {
-        if key.is_null() || api!(RedisModule_ModuleTypeGetType(key)) != persist::lock_type() {
+        if key.is_null() || hot!(RedisModule_ModuleTypeGetType(key)) != persist::lock_type() {
             return;
         }
         if let Some(found) = list.cast::<Vec<Name>>().as_mut() {

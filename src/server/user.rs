@@ -1,6 +1,6 @@
 //! The user that calls, and what the ACL lets it do.
 
-use super::api::{self, api, Ctx, Str, Text};
+use super::api::{self, api, hot, Ctx, Str, Text};
 use redis_module::raw::{self, RedisModuleUser};
 use std::ffi::c_int;
 use std::io;
@@ -18,7 +18,7 @@ impl User {
             let name = if api::flags(ctx) & raw::REDISMODULE_CTX_FLAGS_LUA != 0 {
                 api!(RedisModule_GetCurrentUserName(ctx))
             } else {
-                let client = api!(RedisModule_GetClientId(ctx));
+                let client = hot!(RedisModule_GetClientId(ctx));
                 api!(RedisModule_GetClientUserNameById(ctx, client))
             };
             if name.is_null() {
