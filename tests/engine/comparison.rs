@@ -2,8 +2,8 @@
 //! every answer, every wake with its moment, and everything that can be seen of the locks compared.
 //!
 //! Locks are asked for one at a time here, and deadlock detection is off: the definition leaves room as to which connections
-//! are an owner's own, so that a model could not say of each request whether it must be refused. Sessions, waits by a channel,
-//! many locks at once and deadlocks are the `simulation`'s, with the two readings of `circles`.
+//! are an owner's own, so that a model could not say of each request whether it must be refused. Waits by a channel, many
+//! locks at once and deadlocks are the `simulation`'s, with the two readings of `circles`.
 
 use crate::client::Client;
 use crate::commands::Reply;
@@ -162,6 +162,7 @@ impl Comparison {
             holds: random.chance(30).then(|| 1 + random.below(3) as u32),
             limit,
             ticket,
+            session: random.chance(30),
         };
         let got = self.command(&request, fair, claim);
         let must = self.model.acquire(&request);
@@ -205,6 +206,9 @@ impl Comparison {
             1 => {}
             SHARED => words.push("SHARED".into()),
             n => option("LIMIT", Some(n as u64)),
+        }
+        if request.session {
+            words.push("SESSION".into());
         }
         self.run(Client::connection(*client), &words)
     }
@@ -314,8 +318,8 @@ impl Comparison {
         for hold in &holds {
             let (limit, left, since) = (wire(hold.limit), hold.deadline - now, now - hold.since);
             lines.push(format!(
-                "{} holds {} {limit:?} for {left} since {since}",
-                hold.owner, hold.holds
+                "{} holds {} {limit:?} for {left} since {since}, session {:?}",
+                hold.owner, hold.holds, hold.session
             ));
         }
         for place in lock.upgrade.iter().chain(&lock.queue) {
@@ -363,10 +367,13 @@ impl Comparison {
                 limit,
                 lease_ms,
                 held_ms,
+                session,
+                client,
                 ..
             } = hold;
+            let session = session.then_some(*client);
             lines.push(format!(
-                "{owner} holds {holds} {limit:?} for {lease_ms} since {held_ms}"
+                "{owner} holds {holds} {limit:?} for {lease_ms} since {held_ms}, session {session:?}"
             ));
         }
         let upgrade = usize::from(world.primary.upgrade_waits(world.now, &name));
@@ -518,7 +525,7 @@ impl Comparison {
     }
 
     fn death(&mut self) {
-        let client = 1 + self.random.below(CLIENTS);
+        let client = 1 + self.random.below(CLIENTS + 1);
         self.diary.push(format!("{client} dies"));
         self.world.dies(client);
         self.model.dies(client);
@@ -607,6 +614,7 @@ fn the_comparison_finds_faults() {
         Fault::LostWake,
         Fault::SkippedTick,
         Fault::SkippedSettlement,
+        Fault::ForgottenSession,
     ] {
         let found = (1..=5).any(|seed| compare(seed, false, 200, Some(fault)).is_err());
         assert!(found, "{fault:?}");

@@ -46,6 +46,8 @@ pub struct Hold {
     pub holds: u32,
     pub deadline: Millis,
     pub limit: usize,
+    /// The connection that it ends with.
+    pub session: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -68,6 +70,7 @@ pub struct Wait {
     pub lease: Millis,
     pub holds: Option<u32>,
     pub until: Option<Millis>,
+    pub session: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -81,6 +84,7 @@ pub struct Request {
     pub holds: Option<u32>,
     pub limit: usize,
     pub ticket: Option<Millis>,
+    pub session: bool,
 }
 
 /// What a request is answered, at once or later.
@@ -278,6 +282,7 @@ impl Model {
             lease: request.lease,
             holds: request.holds,
             until: request.wait.flatten().map(|ms| self.now + ms),
+            session: request.session,
         };
         let id = wait.id;
         let lock = self.lock(&request.key);
@@ -312,6 +317,7 @@ impl Model {
             ..
         } = request;
         let answer = self.take(key, owner, *limit, *lease, *holds);
+        self.tie(key, owner, request.client, request.session);
         self.settle();
         answer
     }
@@ -345,7 +351,7 @@ impl Model {
             .map_or(0, |hold| hold.deadline)
             .max(now + lease);
         let owner = owner.to_string();
-        let hold = match before {
+        let hold = match before.clone() {
             Some(hold) if hold.limit <= limit => Hold {
                 holds: count,
                 deadline: bounded(hold.since, deadline),
@@ -360,6 +366,8 @@ impl Model {
                     holds: count,
                     deadline,
                     limit,
+                    // An upgrade ends with the same connection as what it takes the place of.
+                    session: before.and_then(|hold| hold.session),
                 }
             }
         };
@@ -370,6 +378,13 @@ impl Model {
         Answer::Granted {
             grant,
             holds: count,
+        }
+    }
+
+    /// The owner's hold belongs to the last connection that said SESSION.
+    fn tie(&mut self, key: &str, owner: &str, client: u64, session: bool) {
+        if let Some(hold) = self.lock(key).hold(owner).filter(|_| session) {
+            hold.session = Some(client);
         }
     }
 
@@ -453,6 +468,7 @@ impl Model {
             let Answer::Granted { grant, holds } = answer else {
                 unreachable!("take grants")
             };
+            self.tie(key, &place.owner, wait.client, wait.session);
             if self.cut.contains(&wait.client) {
                 let added = holds - before.1;
                 self.taken_back
@@ -493,8 +509,19 @@ impl Model {
         self.settle();
     }
 
+    /// A connection ends: it waits no longer, and its sessions end one after the other, the oldest first.
     pub fn dies(&mut self, client: u64) {
         self.depart(|wait| wait.client == client);
+        let its = |hold: &&Hold| hold.session == Some(client);
+        while let Some(oldest) = {
+            let holds = self.locks.values().flat_map(|lock| &lock.holds);
+            holds.filter(its).map(|hold| hold.grant).min()
+        } {
+            for lock in self.locks.values_mut() {
+                lock.holds.retain(|hold| hold.grant != oldest);
+            }
+            self.settle();
+        }
         self.cut.remove(&client);
     }
 
@@ -583,16 +610,14 @@ impl Model {
         if lock.foreign {
             return Err(Error::WrongType);
         }
-        let place = match lock.queue.iter().position(|place| place.owner == owner) {
-            Some(at) => Some(lock.queue.remove(at)),
-            None if lock
-                .upgrade
-                .as_ref()
-                .is_some_and(|place| place.owner == owner) =>
-            {
-                lock.upgrade.take()
+        // A holder may have both, if one was asked for in quarantine: the one that is served first goes.
+        let place = match lock.upgrade.take() {
+            Some(place) if place.owner == owner => Some(place),
+            other => {
+                lock.upgrade = other;
+                let at = lock.queue.iter().position(|place| place.owner == owner);
+                at.map(|at| lock.queue.remove(at))
             }
-            None => None,
         };
         for wait in place.iter().flat_map(|place| &place.waits) {
             self.tell(wait, Answer::Null);
