@@ -71,6 +71,8 @@ pub struct Wait {
     pub holds: Option<u32>,
     pub until: Option<Millis>,
     pub session: bool,
+    /// It waits by this channel, and blocks nobody.
+    pub channel: Option<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -85,15 +87,22 @@ pub struct Request {
     pub limit: usize,
     pub ticket: Option<Millis>,
     pub session: bool,
+    pub channel: Option<String>,
 }
 
 /// What a request is answered, at once or later.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    Granted { grant: u64, holds: u32 },
+    Granted {
+        grant: u64,
+        holds: u32,
+    },
     Null,
+    Cancelled,
     Refused(Error),
     Waits(u64),
+    /// It waits by its channel, with so many places before it.
+    Noted(usize),
 }
 
 /// An answer to a request that waited.
@@ -101,6 +110,7 @@ pub enum Answer {
 pub struct Told {
     pub at: Millis,
     pub wait: u64,
+    pub channel: Option<String>,
     pub answer: Answer,
 }
 
@@ -145,12 +155,16 @@ impl Model {
         self.locks.entry(key.to_string()).or_default()
     }
 
-    fn waiting(&self) -> usize {
+    /// How many requests wait by a channel, or by a blocked connection.
+    fn waiting(&self, by_channel: bool) -> usize {
         let places = self
             .locks
             .values()
             .flat_map(|lock| lock.queue.iter().chain(&lock.upgrade));
-        places.map(|place| place.waits.len()).sum()
+        let waits = places.flat_map(|place| &place.waits);
+        waits
+            .filter(|wait| wait.channel.is_some() == by_channel)
+            .count()
     }
 
     pub fn places(&self) -> usize {
@@ -270,7 +284,10 @@ impl Model {
         if !known && self.places() >= self.max_places {
             return Some("dlock.max-places");
         }
-        (request.wait.is_some() && self.waiting() >= self.max_waiters)
+        if request.channel.is_some() {
+            return (self.waiting(true) >= self.max_places).then_some("dlock.max-places");
+        }
+        (request.wait.is_some() && self.waiting(false) >= self.max_waiters)
             .then_some("dlock.max-waiters")
     }
 
@@ -283,6 +300,7 @@ impl Model {
             holds: request.holds,
             until: request.wait.flatten().map(|ms| self.now + ms),
             session: request.session,
+            channel: request.channel.clone(),
         };
         let id = wait.id;
         let lock = self.lock(&request.key);
@@ -299,6 +317,11 @@ impl Model {
         self.settle();
         if let Some(at) = self.told.iter().position(|told| told.wait == id) {
             return self.told.remove(at).answer;
+        }
+        if request.channel.is_some() {
+            let mut queue = self.lock(&request.key).queue.iter();
+            let before = queue.position(|place| place.owner == request.owner);
+            return Answer::Noted(before.filter(|_| !upgrade).unwrap_or(0));
         }
         if request.wait.is_some() {
             return Answer::Waits(id);
@@ -469,7 +492,8 @@ impl Model {
                 unreachable!("take grants")
             };
             self.tie(key, &place.owner, wait.client, wait.session);
-            if self.cut.contains(&wait.client) {
+            // A message that nobody hears takes nothing back.
+            if wait.channel.is_none() && self.cut.contains(&wait.client) {
                 let added = holds - before.1;
                 self.taken_back
                     .push((key.to_string(), place.owner.clone(), grant, added));
@@ -489,6 +513,7 @@ impl Model {
         self.told.push(Told {
             at: self.now,
             wait: wait.id,
+            channel: wait.channel.clone(),
             answer,
         });
     }
@@ -620,7 +645,7 @@ impl Model {
             }
         };
         for wait in place.iter().flat_map(|place| &place.waits) {
-            self.tell(wait, Answer::Null);
+            self.tell(wait, Answer::Cancelled);
         }
         self.settle();
         Ok(u64::from(place.is_some()))
