@@ -2,8 +2,8 @@
 //! every answer, every wake with its moment, and everything that can be seen of the locks compared.
 //!
 //! Locks are asked for one at a time here, and deadlock detection is off: the definition leaves room as to which connections
-//! are an owner's own, so that a model could not say of each request whether it must be refused. Sessions, waits by a channel,
-//! many locks at once and deadlocks are the `simulation`'s, with the two readings of `circles`.
+//! are an owner's own, so that a model could not say of each request whether it must be refused. Many locks at once and
+//! deadlocks are the `simulation`'s, with the two readings of `circles`.
 
 use crate::client::Client;
 use crate::commands::Reply;
@@ -11,7 +11,7 @@ use crate::engine::line::RequestId;
 use crate::engine::{self, Limit, Millis, Outcome, PlaceKind, Policy, State, Token};
 use crate::error::Error;
 use crate::faults::Fault;
-use crate::model::{Answer, Model, Request, SHARED};
+use crate::model::{Answer, Model, Request, Told, SHARED};
 use crate::random::{for_seeds, Random};
 use crate::world::{name, Op, World, BEGIN_MS};
 use std::collections::HashMap;
@@ -30,6 +30,8 @@ struct Comparison {
     /// The highest token before this step.
     highest: Token,
     waits: HashMap<u64, (u64, RequestId)>,
+    /// Who waits for which lock by which channel: every request has its own.
+    channels: HashMap<String, (String, String)>,
     diary: Vec<String>,
 }
 
@@ -77,6 +79,7 @@ impl Comparison {
             tokens,
             highest,
             waits,
+            channels: HashMap::new(),
             diary: Vec::new(),
         }
     }
@@ -139,13 +142,15 @@ impl Comparison {
         let (key, owner) = (self.key(), self.owner());
         let random = &mut self.random;
         // One more client than there are stands for those who may not be kept waiting.
-        let block = (id <= CLIENTS && random.chance(70)).then(|| random.below(400));
+        let notify = random.chance(20);
+        let block = ((notify || id <= CLIENTS) && random.chance(70)).then(|| random.below(400));
+        let waits = notify || block.is_some();
         let fair = random.chance(50);
         let claim = (fair && random.chance(40)).then(|| 1 + random.below(500));
         let ticket = match (fair, claim) {
             (false, _) => None,
             (true, Some(claim)) => Some(claim),
-            (true, None) => Some(if block.is_some() { 0 } else { 200 }),
+            (true, None) => Some(if waits { 0 } else { 200 }),
         };
         let limit = match random.below(4) {
             _ if !self.limits => 1,
@@ -158,10 +163,12 @@ impl Comparison {
             key,
             owner,
             lease: 1 + random.below(600),
-            wait: block.map(|ms| Some(ms).filter(|ms| *ms > 0)),
+            wait: waits.then(|| block.filter(|ms| *ms > 0)),
             holds: random.chance(30).then(|| 1 + random.below(3) as u32),
             limit,
             ticket,
+            session: random.chance(30),
+            channel: notify.then(|| format!("channel-{}", self.diary.len())),
         };
         let got = self.command(&request, fair, claim);
         let must = self.model.acquire(&request);
@@ -206,6 +213,12 @@ impl Comparison {
             SHARED => words.push("SHARED".into()),
             n => option("LIMIT", Some(n as u64)),
         }
+        if request.session {
+            words.push("SESSION".into());
+        }
+        if let Some(channel) = &request.channel {
+            words.extend(["NOTIFY".into(), channel.clone()]);
+        }
         self.run(Client::connection(*client), &words)
     }
 
@@ -222,6 +235,12 @@ impl Comparison {
             (Answer::Null, Ok(Reply::NullArray)) => true,
             (Answer::Refused(Error::Deadlock(_)), Err(Error::Deadlock(_))) => true,
             (Answer::Refused(must), Err(got)) => must == got,
+            (Answer::Noted(place), Ok(Reply::Array(got))) => {
+                let asked = (request.key.clone(), request.owner.clone());
+                let channel = request.channel.clone().expect("it waits by a channel");
+                self.channels.insert(channel, asked);
+                *got == [Reply::Integer(0), Reply::Integer(*place as u64)]
+            }
             (Answer::Waits(wait), Ok(Reply::Wait(id, None))) => {
                 self.waits.insert(*wait, (request.client, *id));
                 true
@@ -247,32 +266,58 @@ impl Comparison {
         let mut musts = std::mem::take(&mut self.model.told);
         let news = std::mem::take(&mut self.world.news);
         let ids: HashMap<u64, (u64, RequestId)> = std::mem::take(&mut self.waits);
-        musts.retain(|told| !self.model.cut.contains(&ids[&told.wait].0));
+        musts.retain(|told| told.channel.is_some() || !self.model.cut.contains(&ids[&told.wait].0));
         for news in &news {
-            let must = musts
-                .iter()
-                .position(|told| ids[&told.wait] == (news.client, news.id));
-            let Some(must) = must.map(|at| musts.remove(at)) else {
-                return Err(format!("the model does not answer this: {news:?}"));
-            };
-            let same = must.at == news.at
-                && match (&must.answer, &news.outcome) {
-                    (Answer::Granted { grant, holds }, Outcome::Granted(got)) => {
-                        *holds == got.holds && self.stands_for(*grant, got.token)
-                    }
-                    (Answer::Null, Outcome::Null | Outcome::Cancelled) => true,
-                    (Answer::Refused(must), Outcome::Refused(got)) => must == got,
-                    _ => false,
-                };
-            if !same {
-                return Err(format!("the model tells {must:?}, the engine {news:?}"));
-            }
+            let asked = (news.client, news.id);
+            let is = |told: &Told| told.channel.is_none() && ids[&told.wait] == asked;
+            self.compare_outcome(&mut musts, is, news.at, &news.outcome)?;
         }
         self.waits = ids;
+        let unasked = std::mem::take(&mut self.world.unasked);
+        if !unasked.is_empty() {
+            return Err(format!("nobody waits for these: {unasked:?}"));
+        }
+        for (at, message) in std::mem::take(&mut self.world.messages) {
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).to_string();
+            let channel = text(&message.channel);
+            let about = (text(&message.name.key), text(&message.owner));
+            if self.channels.remove(&channel) != Some(about) {
+                return Err(format!("another asked by that channel: {message:?}"));
+            }
+            let is = |told: &Told| told.channel.as_ref() == Some(&channel);
+            self.compare_outcome(&mut musts, is, at, &message.outcome)?;
+        }
         match musts.is_empty() {
             true => Ok(()),
             false => Err(format!("the engine does not tell {musts:?}")),
         }
+    }
+
+    /// Compares how a wait ended with what the model told of it.
+    fn compare_outcome(
+        &mut self,
+        musts: &mut Vec<Told>,
+        is: impl Fn(&Told) -> bool,
+        at: Millis,
+        outcome: &Outcome,
+    ) -> Result<(), String> {
+        let must = musts.iter().position(is);
+        let Some(must) = must.map(|at| musts.remove(at)) else {
+            return Err(format!("the model does not tell this: {outcome:?}"));
+        };
+        let same = must.at == at
+            && match (&must.answer, outcome) {
+                (Answer::Granted { grant, holds }, Outcome::Granted(got)) => {
+                    *holds == got.holds && self.stands_for(*grant, got.token)
+                }
+                (Answer::Null, Outcome::Null) => true,
+                (Answer::Cancelled, Outcome::Cancelled) => true,
+                (Answer::Refused(must), Outcome::Refused(got)) => must == got,
+                _ => false,
+            };
+        same.then_some(()).ok_or(format!(
+            "the model tells {must:?}, the engine {outcome:?} at {at}"
+        ))
     }
 
     /// Compares all that DLOCK.INFO, DLOCK.HELD and DLOCK.POSITION show.
@@ -314,8 +359,8 @@ impl Comparison {
         for hold in &holds {
             let (limit, left, since) = (wire(hold.limit), hold.deadline - now, now - hold.since);
             lines.push(format!(
-                "{} holds {} {limit:?} for {left} since {since}",
-                hold.owner, hold.holds
+                "{} holds {} {limit:?} for {left} since {since}, session {:?}",
+                hold.owner, hold.holds, hold.session
             ));
         }
         for place in lock.upgrade.iter().chain(&lock.queue) {
@@ -326,6 +371,7 @@ impl Comparison {
             let kind = match (place.claim, place.waits.is_empty()) {
                 (_, true) => PlaceKind::Absent,
                 (Some(_), _) => PlaceKind::Ticket,
+                _ if place.waits[0].channel.is_some() => PlaceKind::Notify,
                 _ => PlaceKind::Waiter,
             };
             let (left, since) = (until.map(|until| until - now), now - place.since);
@@ -363,10 +409,13 @@ impl Comparison {
                 limit,
                 lease_ms,
                 held_ms,
+                session,
+                client,
                 ..
             } = hold;
+            let session = session.then_some(*client);
             lines.push(format!(
-                "{owner} holds {holds} {limit:?} for {lease_ms} since {held_ms}"
+                "{owner} holds {holds} {limit:?} for {lease_ms} since {held_ms}, session {session:?}"
             ));
         }
         let upgrade = usize::from(world.primary.upgrade_waits(world.now, &name));
@@ -518,7 +567,7 @@ impl Comparison {
     }
 
     fn death(&mut self) {
-        let client = 1 + self.random.below(CLIENTS);
+        let client = 1 + self.random.below(CLIENTS + 1);
         self.diary.push(format!("{client} dies"));
         self.world.dies(client);
         self.model.dies(client);
@@ -607,6 +656,9 @@ fn the_comparison_finds_faults() {
         Fault::LostWake,
         Fault::SkippedTick,
         Fault::SkippedSettlement,
+        Fault::ForgottenSession,
+        Fault::LostMessage,
+        Fault::TwoMessages,
     ] {
         let found = (1..=5).any(|seed| compare(seed, false, 200, Some(fault)).is_err());
         assert!(found, "{fault:?}");

@@ -46,6 +46,8 @@ pub struct Hold {
     pub holds: u32,
     pub deadline: Millis,
     pub limit: usize,
+    /// The connection that it ends with.
+    pub session: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -68,6 +70,9 @@ pub struct Wait {
     pub lease: Millis,
     pub holds: Option<u32>,
     pub until: Option<Millis>,
+    pub session: bool,
+    /// It waits by this channel, and blocks nobody.
+    pub channel: Option<String>,
 }
 
 #[derive(Debug, Clone)]
@@ -81,15 +86,23 @@ pub struct Request {
     pub holds: Option<u32>,
     pub limit: usize,
     pub ticket: Option<Millis>,
+    pub session: bool,
+    pub channel: Option<String>,
 }
 
 /// What a request is answered, at once or later.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
-    Granted { grant: u64, holds: u32 },
+    Granted {
+        grant: u64,
+        holds: u32,
+    },
     Null,
+    Cancelled,
     Refused(Error),
     Waits(u64),
+    /// It waits by its channel, with so many places before it.
+    Noted(usize),
 }
 
 /// An answer to a request that waited.
@@ -97,6 +110,7 @@ pub enum Answer {
 pub struct Told {
     pub at: Millis,
     pub wait: u64,
+    pub channel: Option<String>,
     pub answer: Answer,
 }
 
@@ -141,12 +155,16 @@ impl Model {
         self.locks.entry(key.to_string()).or_default()
     }
 
-    fn waiting(&self) -> usize {
+    /// How many requests wait by a channel, or by a blocked connection.
+    fn waiting(&self, by_channel: bool) -> usize {
         let places = self
             .locks
             .values()
             .flat_map(|lock| lock.queue.iter().chain(&lock.upgrade));
-        places.map(|place| place.waits.len()).sum()
+        let waits = places.flat_map(|place| &place.waits);
+        waits
+            .filter(|wait| wait.channel.is_some() == by_channel)
+            .count()
     }
 
     pub fn places(&self) -> usize {
@@ -266,7 +284,10 @@ impl Model {
         if !known && self.places() >= self.max_places {
             return Some("dlock.max-places");
         }
-        (request.wait.is_some() && self.waiting() >= self.max_waiters)
+        if request.channel.is_some() {
+            return (self.waiting(true) >= self.max_places).then_some("dlock.max-places");
+        }
+        (request.wait.is_some() && self.waiting(false) >= self.max_waiters)
             .then_some("dlock.max-waiters")
     }
 
@@ -278,6 +299,8 @@ impl Model {
             lease: request.lease,
             holds: request.holds,
             until: request.wait.flatten().map(|ms| self.now + ms),
+            session: request.session,
+            channel: request.channel.clone(),
         };
         let id = wait.id;
         let lock = self.lock(&request.key);
@@ -294,6 +317,11 @@ impl Model {
         self.settle();
         if let Some(at) = self.told.iter().position(|told| told.wait == id) {
             return self.told.remove(at).answer;
+        }
+        if request.channel.is_some() {
+            let mut queue = self.lock(&request.key).queue.iter();
+            let before = queue.position(|place| place.owner == request.owner);
+            return Answer::Noted(before.filter(|_| !upgrade).unwrap_or(0));
         }
         if request.wait.is_some() {
             return Answer::Waits(id);
@@ -312,6 +340,7 @@ impl Model {
             ..
         } = request;
         let answer = self.take(key, owner, *limit, *lease, *holds);
+        self.tie(key, owner, request.client, request.session);
         self.settle();
         answer
     }
@@ -345,7 +374,7 @@ impl Model {
             .map_or(0, |hold| hold.deadline)
             .max(now + lease);
         let owner = owner.to_string();
-        let hold = match before {
+        let hold = match before.clone() {
             Some(hold) if hold.limit <= limit => Hold {
                 holds: count,
                 deadline: bounded(hold.since, deadline),
@@ -360,6 +389,8 @@ impl Model {
                     holds: count,
                     deadline,
                     limit,
+                    // An upgrade ends with the same connection as what it takes the place of.
+                    session: before.and_then(|hold| hold.session),
                 }
             }
         };
@@ -370,6 +401,13 @@ impl Model {
         Answer::Granted {
             grant,
             holds: count,
+        }
+    }
+
+    /// The owner's hold belongs to the last connection that said SESSION.
+    fn tie(&mut self, key: &str, owner: &str, client: u64, session: bool) {
+        if let Some(hold) = self.lock(key).hold(owner).filter(|_| session) {
+            hold.session = Some(client);
         }
     }
 
@@ -453,7 +491,9 @@ impl Model {
             let Answer::Granted { grant, holds } = answer else {
                 unreachable!("take grants")
             };
-            if self.cut.contains(&wait.client) {
+            self.tie(key, &place.owner, wait.client, wait.session);
+            // A message that nobody hears takes nothing back.
+            if wait.channel.is_none() && self.cut.contains(&wait.client) {
                 let added = holds - before.1;
                 self.taken_back
                     .push((key.to_string(), place.owner.clone(), grant, added));
@@ -473,6 +513,7 @@ impl Model {
         self.told.push(Told {
             at: self.now,
             wait: wait.id,
+            channel: wait.channel.clone(),
             answer,
         });
     }
@@ -493,8 +534,19 @@ impl Model {
         self.settle();
     }
 
+    /// A connection ends: it waits no longer, and its sessions end one after the other, the oldest first.
     pub fn dies(&mut self, client: u64) {
         self.depart(|wait| wait.client == client);
+        let its = |hold: &&Hold| hold.session == Some(client);
+        while let Some(oldest) = {
+            let holds = self.locks.values().flat_map(|lock| &lock.holds);
+            holds.filter(its).map(|hold| hold.grant).min()
+        } {
+            for lock in self.locks.values_mut() {
+                lock.holds.retain(|hold| hold.grant != oldest);
+            }
+            self.settle();
+        }
         self.cut.remove(&client);
     }
 
@@ -583,19 +635,17 @@ impl Model {
         if lock.foreign {
             return Err(Error::WrongType);
         }
-        let place = match lock.queue.iter().position(|place| place.owner == owner) {
-            Some(at) => Some(lock.queue.remove(at)),
-            None if lock
-                .upgrade
-                .as_ref()
-                .is_some_and(|place| place.owner == owner) =>
-            {
-                lock.upgrade.take()
+        // A holder may have both, if one was asked for in quarantine: the one that is served first goes.
+        let place = match lock.upgrade.take() {
+            Some(place) if place.owner == owner => Some(place),
+            other => {
+                lock.upgrade = other;
+                let at = lock.queue.iter().position(|place| place.owner == owner);
+                at.map(|at| lock.queue.remove(at))
             }
-            None => None,
         };
         for wait in place.iter().flat_map(|place| &place.waits) {
-            self.tell(wait, Answer::Null);
+            self.tell(wait, Answer::Cancelled);
         }
         self.settle();
         Ok(u64::from(place.is_some()))

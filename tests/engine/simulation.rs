@@ -403,7 +403,7 @@ impl Simulation {
                 String::from_utf8_lossy(&news.names[0].key)
             ));
         }
-        for message in std::mem::take(&mut self.world.messages) {
+        for (_, message) in std::mem::take(&mut self.world.messages) {
             self.diary.push(format!(
                 "  {} hears of {} for {}: {:?}",
                 String::from_utf8_lossy(&message.channel),

@@ -135,7 +135,7 @@ impl Transcript {
             self.said
                 .push_back(format!("{who} <- {}", outcome(&news.outcome)));
         }
-        for message in std::mem::take(&mut self.world.messages) {
+        for (_, message) in std::mem::take(&mut self.world.messages) {
             let text = |bytes: &[u8]| crate::error::escaped(bytes, 64);
             let what = match &message.outcome {
                 Outcome::Granted(grant) => format!("granted {}", grant.token),

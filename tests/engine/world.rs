@@ -51,8 +51,8 @@ pub struct World {
     pub cut: BTreeSet<u64>,
     /// What connections were told since it was last read.
     pub news: Vec<News>,
-    /// What channels were told since it was last read.
-    pub messages: Vec<Message>,
+    /// What channels were told, and when, since it was last read.
+    pub messages: Vec<(Millis, Message)>,
     /// What observers were told since it was last read.
     pub events: Vec<(Name, Event)>,
     /// The grants since it was last read.
@@ -643,7 +643,7 @@ impl World {
             Outcome::Refused(Error::Deadlock(_)) => self.broken.push(noted),
             _ => {}
         }
-        self.messages.push(message);
+        self.messages.push((self.now.ms(), message));
     }
 
     fn loses(&mut self, fault: Fault, fits: bool) -> bool {
