@@ -1,9 +1,10 @@
 //! The engine against the [`model`](crate::model): the same random requests, deaths, removals and times to both, and
 //! every answer, every wake with its moment, and everything that can be seen of the locks compared.
 //!
-//! Locks are asked for one at a time here, and deadlock detection is off: the definition leaves room as to which connections
-//! are an owner's own, so that a model could not say of each request whether it must be refused. Many locks at once and
-//! deadlocks are the `simulation`'s, with the two readings of `circles`.
+//! Many locks at once are taken, renewed and given back here, but not waited for: a wait for many locks shares its places with
+//! the owner's other requests, and leaves and comes to them as holds come and go, so that a model of it would be an engine
+//! again. Deadlock detection is off: the definition leaves room as to which connections are an owner's own, so that a model
+//! could not say of each request whether it must be refused. Both are the `simulation`'s, with the two readings of `circles`.
 
 use crate::client::Client;
 use crate::commands::Reply;
@@ -87,8 +88,11 @@ impl Comparison {
     fn step(&mut self) -> Result<(), String> {
         self.highest = self.tokens.values().max().copied().unwrap_or(0);
         match self.random.below(100) {
-            0..=39 => self.acquire()?,
-            40..=54 => self.release()?,
+            0..=31 => self.acquire()?,
+            32..=37 => self.acquire_many()?,
+            38..=40 => self.release_many()?,
+            41..=42 => self.renew_many()?,
+            43..=54 => self.release()?,
             55..=60 => self.renew()?,
             61..=63 => self.cancel()?,
             64..=65 => self.force()?,
@@ -175,6 +179,78 @@ impl Comparison {
         self.compare_answer(&request, must, got)
     }
 
+    /// One to all of the locks, in any order.
+    fn keys(&mut self) -> Vec<String> {
+        let mut keys: Vec<String> = KEYS.iter().map(|key| key.to_string()).collect();
+        keys.rotate_left(self.random.below(3) as usize);
+        if self.random.chance(50) {
+            keys.reverse();
+        }
+        keys.truncate(1 + self.random.below(3) as usize);
+        keys
+    }
+
+    fn acquire_many(&mut self) -> Result<(), String> {
+        let (keys, client) = (self.keys(), self.free_client());
+        let owner = match self.random.chance(50) {
+            true => self.owner_of(&keys[0]),
+            false => self.owner(),
+        };
+        let random = &mut self.random;
+        let request = Request {
+            client,
+            key: String::new(),
+            owner,
+            lease: 1 + random.below(600),
+            wait: None,
+            holds: random.chance(30).then(|| 1 + random.below(3) as u32),
+            limit: match random.below(3) {
+                _ if !self.limits => 1,
+                0 => SHARED,
+                1 => 1,
+                _ => 2,
+            },
+            ticket: None,
+            session: random.chance(30),
+            channel: None,
+        };
+        let mut words = many("MACQUIRE", &keys, &request.owner);
+        words.push(request.lease.to_string());
+        let holds = request.holds.iter();
+        words.extend(holds.flat_map(|holds| ["HOLDS".to_string(), holds.to_string()]));
+        match request.limit {
+            1 => {}
+            SHARED => words.push("SHARED".into()),
+            n => words.extend(["LIMIT".to_string(), n.to_string()]),
+        }
+        words.extend(request.session.then(|| "SESSION".to_string()));
+        let got = self.run(Client::connection(client), &words);
+        let must = self.model.acquire_many(&request, &keys);
+        self.compare_answer(&request, must, got)
+    }
+
+    fn renew_many(&mut self) -> Result<(), String> {
+        let (keys, lease) = (self.keys(), 1 + self.random.below(600));
+        let owner = self.owner_of(&keys[0]);
+        let mut words = many("MRENEW", &keys, &owner);
+        words.push(lease.to_string());
+        let got = self.run(Client::script(0), &words);
+        let must = self.model.renew_many(&keys, &owner, lease);
+        self.compare_number(must, got)
+    }
+
+    fn release_many(&mut self) -> Result<(), String> {
+        let keys = self.keys();
+        let owner = self.owner_of(&keys[0]);
+        let got = self.run(Client::script(0), &many("MRELEASE", &keys, &owner));
+        let must = self.model.release_many(&keys, &owner);
+        let reply = |left: &Option<u32>| left.map_or(Reply::Null, |n| Reply::Integer(n.into()));
+        let must = must.map(|left| Reply::Array(left.iter().map(reply).collect()));
+        (must == got)
+            .then_some(())
+            .ok_or(format!("the model gives back {must:?}, the engine {got:?}"))
+    }
+
     fn command(
         &mut self,
         request: &Request,
@@ -231,6 +307,13 @@ impl Comparison {
         let same = match (&must, &got) {
             (Answer::Granted { grant, holds }, Ok(Reply::Grant(token, count, None))) => {
                 holds == count && self.stands_for(*grant, *token)
+            }
+            (Answer::GrantedAll(grants), Ok(Reply::Array(got))) => {
+                let fits = |(grant, got): (&u64, &Reply)| match got {
+                    Reply::Integer(token) => self.stands_for(*grant, *token),
+                    _ => false,
+                };
+                grants.len() == got.len() && grants.iter().zip(got).all(fits)
             }
             (Answer::Null, Ok(Reply::NullArray)) => true,
             (Answer::Refused(Error::Deadlock(_)), Err(Error::Deadlock(_))) => true,
@@ -619,6 +702,14 @@ impl Comparison {
         let from = self.diary.len().saturating_sub(30);
         self.diary[from..].join("\n")
     }
+}
+
+/// The first words of a command for many locks.
+fn many(verb: &str, keys: &[String], owner: &str) -> Vec<String> {
+    let mut words = vec![verb.to_string(), keys.len().to_string()];
+    words.extend(keys.iter().cloned());
+    words.push(owner.to_string());
+    words
 }
 
 fn wire(limit: usize) -> Limit {
