@@ -428,6 +428,23 @@ impl Comparison {
             if must != is {
                 return Err(format!("{key}\nmodel  {must:#?}\nengine {is:#?}"));
             }
+            self.compare_tokens(key)?;
+        }
+        Ok(())
+    }
+
+    /// Compares under which token each hold stands, whether anybody was told of it or not.
+    fn compare_tokens(&mut self, key: &str) -> Result<(), String> {
+        let lock = self.model.locks.get(key);
+        let mut holds = lock.map_or(Vec::new(), |lock| lock.holds.clone());
+        holds.sort_by_key(|hold| hold.grant);
+        for hold in holds {
+            let lock = self.world.primary.keys.lock(&name(0, key));
+            let found = lock.and_then(|lock| lock.hold(hold.owner.as_bytes()));
+            let token = found.map_or(0, |found| found.token);
+            if !self.stands_for(hold.grant, token) {
+                return Err(format!("{key}: the token {token} is not that of {hold:?}"));
+            }
         }
         Ok(())
     }
