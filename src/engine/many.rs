@@ -77,8 +77,12 @@ impl Engine {
             .map(|name| keys.entry(*name).hold(ask.owner).is_some())
             .collect();
         let open = ways.iter().all(|way| *way == Access::Open);
-        let enters = open && held.iter().all(|held| *held);
-        if !self.policy.grants && !enters {
+        // An upgrade is a new grant: a drained server makes none, be it of one lock or of many.
+        let mut enters = |name: &NameRef| {
+            let hold = keys.entry(*name).hold(ask.owner);
+            hold.is_some_and(|hold| hold.limit <= ask.limit)
+        };
+        if !self.policy.grants && !names.iter().all(&mut enters) {
             return Err(Error::Draining);
         }
         if !quarantined && open {

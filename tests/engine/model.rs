@@ -97,6 +97,8 @@ pub enum Answer {
         grant: u64,
         holds: u32,
     },
+    /// One of many locks after the other, in the order of the request.
+    GrantedAll(Vec<u64>),
     Null,
     Cancelled,
     Refused(Error),
@@ -246,6 +248,41 @@ impl Model {
             place.claim = request.ticket;
         }
         self.wait_at(request, false)
+    }
+
+    /// All of the locks or none. Such a request never waits here.
+    pub fn acquire_many(&mut self, request: &Request, keys: &[String]) -> Answer {
+        let (quarantined, grants) = (self.quarantined(), self.grants);
+        let (owner, limit) = (&request.owner, request.limit);
+        if keys.iter().any(|key| self.lock(key).foreign) {
+            return Answer::Refused(Error::WrongType);
+        }
+        let enters = |lock: &mut Lock| lock.hold(owner).is_some_and(|hold| hold.limit <= limit);
+        if !grants && !keys.iter().all(|key| enters(self.lock(key))) {
+            return Answer::Refused(Error::Draining);
+        }
+        let free = keys.iter().all(|key| {
+            let lock = self.lock(key);
+            let ahead = lock.hold(owner).is_some() || lock.places() == 0;
+            enters(lock) || (ahead && lock.compatible(owner, limit))
+        });
+        if quarantined {
+            return Answer::Refused(Error::Quarantine);
+        }
+        if !free {
+            return Answer::Null;
+        }
+        let mut grants = Vec::new();
+        for key in keys {
+            let answer = self.take(key, owner, limit, request.lease, request.holds);
+            self.tie(key, owner, request.client, request.session);
+            let Answer::Granted { grant, .. } = answer else {
+                unreachable!("take grants")
+            };
+            grants.push(grant);
+        }
+        self.settle();
+        Answer::GrantedAll(grants)
     }
 
     fn wait_for_upgrade(&mut self, request: &Request) -> Answer {
@@ -615,6 +652,45 @@ impl Model {
         self.lock(key).holds.retain(|hold| hold.holds > 0);
         self.settle();
         Ok(u64::from(left))
+    }
+
+    /// All of the leases or none; what is left of the shortest.
+    pub fn renew_many(
+        &mut self,
+        keys: &[String],
+        owner: &str,
+        lease: Millis,
+    ) -> Result<u64, Error> {
+        for key in keys {
+            self.held(key, owner, None)?;
+        }
+        let mut least = lease;
+        for key in keys {
+            least = least.min(self.renew(key, owner, None, lease)?);
+        }
+        Ok(least)
+    }
+
+    /// Gives back one hold of each that is held, and only then serves the queues.
+    pub fn release_many(
+        &mut self,
+        keys: &[String],
+        owner: &str,
+    ) -> Result<Vec<Option<u32>>, Error> {
+        if keys.iter().any(|key| self.lock(key).foreign) {
+            return Err(Error::WrongType);
+        }
+        let mut left = Vec::new();
+        for key in keys {
+            let lock = self.lock(key);
+            left.push(lock.hold(owner).map(|hold| {
+                hold.holds -= 1;
+                hold.holds
+            }));
+            lock.holds.retain(|hold| hold.holds > 0);
+        }
+        self.settle();
+        Ok(left)
     }
 
     pub fn force(&mut self, key: &str, owner: Option<&str>) -> Result<u64, Error> {
