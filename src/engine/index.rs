@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 
-/// Entries up to which one map holds them all. To move so many takes a fraction of a millisecond.
-const FEW: usize = 4096;
+/// Entries up to which one map holds them all: to move so many takes a millisecond or two. Beyond, each look-up hashes its key
+/// once more, which a queue of ten thousand shall not pay for.
+const FEW: usize = 16_384;
 
 /// Maps among which more than that are divided: with a million entries each of them moves four thousand when it grows.
 const SHARDS: usize = 256;
