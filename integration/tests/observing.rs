@@ -660,3 +660,27 @@ fn the_latency_monitor_shows_a_late_hand_over() {
     let took: u64 = from_redis_value(&late[2]).expect("milliseconds");
     assert!((50..=2_000).contains(&took), "{latest:?}");
 }
+
+#[test]
+fn a_graph_leaves_out_what_the_user_may_not_read() {
+    let server = Server::start();
+    let _waiters = (crowd(&server, "open", 1), crowd(&server, "shut", 2));
+    let waits = |c: &mut Connection| -> Vec<(String, String, String)> {
+        let pairs: Vec<(String, String, String, u64)> = c.ask("DLOCK.GRAPH");
+        let pairs = pairs
+            .into_iter()
+            .map(|(who, key, whom, _)| (key, who, whom));
+        BTreeSet::from_iter(pairs).into_iter().collect()
+    };
+    let pair = |key: &str, who: &str| (key.to_owned(), who.to_owned(), "holder".to_owned());
+    let open = pair("open", "waiter-0");
+    let shut = [pair("shut", "waiter-0"), pair("shut", "waiter-1")];
+    let all: Vec<_> = [open.clone()].into_iter().chain(shut).collect();
+    assert_eq!(waits(&mut server.connection()), all);
+    assert_eq!(waits(&mut worker(&server, "")), [open]);
+    let drawn: String = worker(&server, "").ask("DLOCK.GRAPH DOT");
+    assert!(
+        drawn.contains("\"waiter-0\" -> \"holder\"") && !drawn.contains("shut"),
+        "{drawn}"
+    );
+}

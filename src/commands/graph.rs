@@ -24,10 +24,10 @@ pub fn run<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Er
     }
     let most = usize::try_from(count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     let caller = call.caller;
-    let mut readable = |key: &[u8]| caller.may_read(&[key]).first().copied().unwrap_or(false);
+    let readable = |keys: &[&[u8]]| caller.may_read(keys);
     let edges = call
         .engine
-        .graph(call.keys, call.now, call.db, most, &mut readable);
+        .graph(call.keys, call.now, call.db, most, &readable);
     Ok(match dot {
         Some(()) => Reply::Bulk(drawing(&edges).into_bytes()),
         None => Reply::Array(edges.iter().map(row).collect()),

@@ -34,7 +34,7 @@ impl Engine {
         now: Now,
         db: u32,
         most: usize,
-        readable: &mut dyn FnMut(&[u8]) -> bool,
+        readable: &dyn Fn(&[&[u8]]) -> Vec<bool>,
     ) -> Vec<Edge> {
         let mut edges = Vec::new();
         let (mut next, mut looked) = (Some(0), 0);
@@ -42,10 +42,16 @@ impl Engine {
             let (page, after) = self.lines.from(db, from, PAGE);
             looked += page.len();
             next = after;
-            for key in page {
-                let line = self.lines.get(NameRef { db, key: &key });
-                let queued = line.is_some_and(|line| !line.is_empty());
-                if queued && edges.len() < most && readable(&key) {
+            let queued = |key: &Rc<[u8]>| {
+                let line = self.lines.get(NameRef { db, key });
+                line.is_some_and(|line| !line.is_empty())
+            };
+            let page: Vec<Rc<[u8]>> = page.into_iter().filter(queued).collect();
+            let asked: Vec<&[u8]> = page.iter().map(|key| &**key).collect();
+            let shown = page.iter().zip(readable(&asked)).filter(|(_, may)| *may);
+            for (key, _) in shown {
+                let key = key.clone();
+                if edges.len() < most {
                     self.waits_for(keys, now, Name { db, key }, most, &mut edges);
                 }
             }
