@@ -2,7 +2,7 @@
 
 use super::args::{is, once, sharing, unknown, Args};
 use super::{Call, Reply};
-use crate::engine::{Answer, Ask, Keyspace, Limit, Millis, Wait};
+use crate::engine::{Answer, Ask, Keyspace, Limit, Millis, NameRef, Wait};
 use crate::error::{escaped, Error};
 
 /// Which command of the family is read.
@@ -16,10 +16,9 @@ pub enum Family {
     Many,
 }
 
-/// What the words after key and owner say.
+/// What the words after key, owner and lease say.
 #[derive(Debug, Default)]
 pub struct Options<'a> {
-    lease: Option<Millis>,
     block: Option<Millis>,
     holds: Option<u32>,
     claim: Option<Millis>,
@@ -44,21 +43,62 @@ pub fn run<K: Keyspace>(
 ) -> Result<Reply, Error> {
     let name = call.name(args)?;
     let owner = args.owner()?;
-    let options = Options::read(call, args, family)?;
-    let named = (owner == b"*").then(|| call.caller.fresh_owner());
-    if named.is_some() {
-        options.check_unnamed()?;
+    if owner == b"*" {
+        return run_unnamed(call, args, family, name);
     }
-    let owner = named.as_ref().map_or(owner, |named| named.as_bytes());
-    let ask = options.ask(call, owner, family)?;
-    match call.engine.acquire(call.keys, call.now, name, &ask)? {
-        Answer::Granted(grant) => Ok(Reply::Grant(grant.token, grant.holds, named)),
+    let lease = call.lease(args)?;
+    // Most requests have no options: they do not pay for the reading of them.
+    let ask = match args.is_empty() {
+        true => Options::default().ask(call, owner, lease, family)?,
+        false => read_ask(call, args, owner, lease, family)?,
+    };
+    request(call, name, &ask, None)
+}
+
+/// The same for an owner that the server is to name.
+#[cold]
+fn run_unnamed<K: Keyspace>(
+    call: &mut Call<K>,
+    args: &mut Args,
+    family: Family,
+    name: NameRef,
+) -> Result<Reply, Error> {
+    let lease = call.lease(args)?;
+    let options = Options::read(call, args, family)?;
+    options.check_unnamed()?;
+    let owner = call.caller.fresh_owner();
+    let ask = options.ask(call, owner.as_bytes(), lease, family)?;
+    request(call, name, &ask, Some(&owner))
+}
+
+#[inline(never)]
+fn read_ask<'a, K: Keyspace>(
+    call: &Call<K>,
+    args: &mut Args<'a>,
+    owner: &'a [u8],
+    lease: Millis,
+    family: Family,
+) -> Result<Ask<'a>, Error> {
+    Options::read(call, args, family)?.ask(call, owner, lease, family)
+}
+
+/// Hands the request to the engine. `named` is the owner if the server named it.
+#[inline]
+fn request<K: Keyspace>(
+    call: &mut Call<K>,
+    name: NameRef,
+    ask: &Ask,
+    named: Option<&str>,
+) -> Result<Reply, Error> {
+    let named = || named.map(str::to_string);
+    match call.engine.acquire(call.keys, call.now, name, ask)? {
+        Answer::Granted(grant) => Ok(Reply::Grant(grant.token, grant.holds, named())),
         Answer::Null => Ok(Reply::NullArray),
         Answer::Waiting(id) if ask.channel.is_some() => Ok(Reply::Array(vec![
             Reply::Integer(0),
             Reply::Integer(call.engine.rank(id) as u64),
         ])),
-        Answer::Waiting(id) => Ok(Reply::Wait(id, named)),
+        Answer::Waiting(id) => Ok(Reply::Wait(id, named())),
     }
 }
 
@@ -70,9 +110,6 @@ impl<'a> Options<'a> {
         family: Family,
     ) -> Result<Options<'a>, Error> {
         let mut options = Options::default();
-        if args.at_number() {
-            options.lease = Some(args.integer("lease-ms", 1..=call.longest_lease())?);
-        }
         while let Some(word) = args.next() {
             if is(word, "BLOCK") {
                 let ms = args.integer("BLOCK", 0..=MAX_BLOCK_MS)?;
@@ -96,10 +133,12 @@ impl<'a> Options<'a> {
     }
 
     /// What is asked of the engine. Errors if the caller may not ask for it.
+    #[inline]
     pub fn ask<K: Keyspace>(
         self,
         call: &Call<K>,
         owner: &'a [u8],
+        lease: Millis,
         family: Family,
     ) -> Result<Ask<'a>, Error> {
         if self.session.is_some() || self.notify.is_some() {
@@ -108,10 +147,7 @@ impl<'a> Options<'a> {
         let waits = self.notify.is_some() || self.block.is_some() && call.caller.may_wait();
         Ok(Ask {
             owner,
-            lease: self
-                .lease
-                .unwrap_or(call.defaults.lease_ms)
-                .min(call.longest_lease()),
+            lease,
             wait: match self.block.filter(|ms| waits && *ms > 0) {
                 Some(ms) => Wait::For(Some(ms)),
                 None if waits => Wait::For(None),

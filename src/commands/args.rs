@@ -51,11 +51,10 @@ impl<'a> Args<'a> {
         name: &'static str,
         range: RangeInclusive<u64>,
     ) -> Result<u64, Error> {
-        let value = self.next().and_then(integer);
-        let value = value.and_then(|value| u64::try_from(value).ok());
-        match value.filter(|value| range.contains(value)) {
-            Some(value) => Ok(value),
-            None => Err(no_integer(name, range)),
+        let (least, most) = range.into_inner();
+        match self.next().and_then(integer) {
+            Some(value) if least <= value && value <= most => Ok(value),
+            _ => Err(no_integer(name, least, most)),
         }
     }
 
@@ -83,6 +82,11 @@ impl<'a> Args<'a> {
             .is_some_and(|c| matches!(c, b'0'..=b'9' | b'-' | b'+' | b'.'))
     }
 
+    /// Whether no word is left.
+    pub fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
     /// Errors with the server's arity error if words are left.
     pub fn end(self) -> Result<(), Error> {
         self.rest
@@ -95,9 +99,8 @@ impl<'a> Args<'a> {
 /// A count of keys as it stands before them; 0 if it is none.
 pub fn count(word: &[u8]) -> usize {
     integer(word)
-        .and_then(|count| usize::try_from(count).ok())
-        .filter(|count| *count <= MAX_KEYS)
-        .unwrap_or(0)
+        .filter(|count| *count <= MAX_KEYS as u64)
+        .unwrap_or(0) as usize
 }
 
 #[cold]
@@ -106,8 +109,7 @@ fn no_owner() -> Error {
 }
 
 #[cold]
-fn no_integer(name: &'static str, range: RangeInclusive<u64>) -> Error {
-    let (least, most) = range.into_inner();
+fn no_integer(name: &'static str, least: u64, most: u64) -> Error {
     Error::Argument(name, format!("an integer from {least} to {most}"))
 }
 
@@ -155,29 +157,20 @@ pub fn once<T>(slot: &mut Option<T>, name: &'static str, value: T) -> Result<(),
     }
 }
 
-/// A decimal integer as the server itself reads them: no sign but a minus, no leading zero, no blanks.
-fn integer(word: &[u8]) -> Option<i64> {
-    let (digits, negative) = match word.strip_prefix(b"-") {
-        Some(digits) => (digits, true),
-        None => (word, false),
-    };
-    if matches!(digits, [b'0', ..]) && word.len() > 1 || digits.is_empty() {
-        return None;
-    }
-    // Nineteen digits cannot overflow 64 bits without a sign, and more are no number that is wanted.
-    if digits.len() > 19 {
+/// A decimal integer as the server itself reads them: no plus, no leading zero, no blanks. No number that a command takes is
+/// negative, so one with a minus is none.
+fn integer(word: &[u8]) -> Option<u64> {
+    // Nineteen digits cannot overflow 64 bits, and more are no number that is wanted.
+    if word.is_empty() || word.len() > 19 || (word.len() > 1 && word[0] == b'0') {
         return None;
     }
     let mut sum = 0_u64;
-    for digit in digits {
-        if !digit.is_ascii_digit() {
+    for digit in word {
+        let digit = digit.wrapping_sub(b'0');
+        if digit > 9 {
             return None;
         }
-        sum = sum * 10 + u64::from(digit - b'0');
+        sum = sum * 10 + u64::from(digit);
     }
-    if negative {
-        0_i64.checked_sub_unsigned(sum)
-    } else {
-        i64::try_from(sum).ok()
-    }
+    Some(sum)
 }

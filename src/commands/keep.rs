@@ -28,11 +28,7 @@ pub fn downgrade<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Rep
 pub fn renew<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
     let name = call.name(args)?;
     let owner = args.owner()?;
-    let longest = call.longest_lease();
-    let lease = match args.at_number() {
-        true => args.integer("lease-ms", 1..=longest)?,
-        false => call.defaults.lease_ms.min(longest),
-    };
+    let lease = call.lease(args)?;
     let mut token = None;
     while let Some(word) = args.next() {
         read_token(args, word, &mut token)?;

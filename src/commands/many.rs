@@ -11,6 +11,7 @@ use crate::error::Error;
 pub fn acquire<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
     let names = names(call, args)?;
     let owner = args.owner()?;
+    let lease = call.lease(args)?;
     let options = Options::read(call, args, Family::Many)?;
     if owner == b"*" {
         return Err(Error::Argument(
@@ -19,7 +20,7 @@ pub fn acquire<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply
                 .to_string(),
         ));
     }
-    let ask = options.ask(call, owner, Family::Many)?;
+    let ask = options.ask(call, owner, lease, Family::Many)?;
     let answer = call
         .engine
         .acquire_many(call.keys, call.now, &names, &ask)?;
@@ -40,11 +41,7 @@ pub fn acquire<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply
 pub fn renew<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
     let names = names(call, args)?;
     let owner = args.owner()?;
-    let longest = call.longest_lease();
-    let lease = match args.at_number() {
-        true => args.integer("lease-ms", 1..=longest)?,
-        false => call.defaults.lease_ms.min(longest),
-    };
+    let lease = call.lease(args)?;
     args.end()?;
     call.engine
         .renew_many(call.keys, call.now, &names, owner, lease)

@@ -177,6 +177,15 @@ impl<K: Keyspace> Call<'_, K> {
         Ok((self.engine, entry.lock.as_deref()))
     }
 
+    /// The lease that the next word tells, or the default.
+    fn lease(&self, args: &mut Args) -> Result<Millis, Error> {
+        let longest = self.longest_lease();
+        match args.at_number() {
+            true => args.integer("lease-ms", 1..=longest),
+            false => Ok(self.defaults.lease_ms.min(longest)),
+        }
+    }
+
     /// The longest lease that may be asked for now: in a server with a quarantine, one that ends within it.
     fn longest_lease(&self) -> Millis {
         match self.engine.policy.quarantine_ms {

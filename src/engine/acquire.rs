@@ -71,13 +71,25 @@ impl Engine {
         name: NameRef,
         ask: &Ask,
     ) -> Result<Answer, Error> {
-        let entry = self.freshen(keys, now, name);
+        let (entry, watched) = self.freshen(keys, now, name);
         if entry.foreign {
             return Err(Error::WrongType);
         }
         // The usual lock, which nobody has and nobody stands for: the rule below could only say yes.
-        if entry.lock.is_none() && !self.watches(name) && self.policy.granting(now) {
-            return self.grant_now(entry, now, name, ask);
+        if entry.lock.is_none() && !watched && self.policy.granting(now) {
+            let grant = first(
+                &mut self.clock,
+                &self.policy,
+                &mut self.counters,
+                entry,
+                now,
+                &Claim::of(ask),
+            );
+            self.counters.grants_immediate += 1;
+            if ask.session {
+                self.tie(name, ask.owner, ask.client, grant.token);
+            }
+            return Ok(Answer::Granted(grant));
         }
         self.contend(keys, now, name, ask)
     }
@@ -160,7 +172,6 @@ impl Engine {
     }
 
     /// A grant or re-entry that needs no place in the queue.
-    #[inline]
     fn grant_now(
         &mut self,
         entry: &mut Entry,
@@ -175,13 +186,7 @@ impl Engine {
             &mut self.sessions,
             entry,
             now,
-            Claim {
-                owner: ask.owner,
-                limit: ask.limit,
-                lease: ask.lease,
-                holds: ask.holds,
-                client: ask.client,
-            },
+            Claim::of(ask),
         )?;
         if grant.holds == grant.added {
             self.counters.grants_immediate += 1;
@@ -428,6 +433,47 @@ pub(super) struct Claim<'a> {
     pub client: u64,
 }
 
+impl<'a> Claim<'a> {
+    fn of(ask: &Ask<'a>) -> Claim<'a> {
+        Claim {
+            owner: ask.owner,
+            limit: ask.limit,
+            lease: ask.lease,
+            holds: ask.holds,
+            client: ask.client,
+        }
+    }
+}
+
+/// Makes an owner a holder that is none yet. The caller has seen that the granting rule allows it.
+#[inline]
+fn first(
+    clock: &mut TokenClock,
+    policy: &Policy,
+    counters: &mut Counters,
+    entry: &mut Entry,
+    now: Now,
+    claim: &Claim,
+) -> Grant {
+    let token = clock.next(now);
+    let holds = claim.holds.unwrap_or(1);
+    counters.held += 1;
+    entry.events.push(Event::Acquired(token));
+    entry.commit(&Change::Hold(Hold {
+        owner: claim.owner,
+        token,
+        deadline: policy.bounded(token, now.ms().saturating_add(claim.lease)),
+        holds,
+        limit: claim.limit,
+        client: claim.client,
+    }));
+    Grant {
+        token,
+        holds,
+        added: holds,
+    }
+}
+
 /// Makes the owner a holder, or enters it once more. The caller has seen that the granting rule allows it.
 ///
 /// Errors with nothing changed when the hold count would overflow.
@@ -440,37 +486,30 @@ pub(super) fn take(
     now: Now,
     claim: Claim,
 ) -> Result<Grant, Error> {
-    let asked = now.ms().saturating_add(claim.lease);
     let held = entry
         .hold(claim.owner)
         .map(|hold| (hold.token, hold.holds, hold.deadline, hold.limit));
-    let before = held.map_or(0, |(_, holds, ..)| holds);
-    let holds = match claim.holds {
-        Some(least) => before.max(least),
-        None => before.checked_add(1).ok_or_else(overflow)?,
+    let Some(held) = held else {
+        return Ok(first(clock, policy, counters, entry, now, &claim));
     };
-    let (token, limit, deadline) = match held {
-        Some((token, _, deadline, limit)) if limit <= claim.limit => {
-            counters.reentries += 1;
-            (token, limit, deadline.max(asked))
-        }
-        Some((old, _, deadline, _)) => {
-            counters.upgrades += 1;
-            let token = clock.next(now);
-            sessions.succeed(old, token);
-            (token, claim.limit, deadline.max(asked))
-        }
-        None => {
-            counters.held += 1;
-            (clock.next(now), claim.limit, asked)
-        }
+    let (before, holds_before, deadline, limit) = held;
+    let holds = match claim.holds {
+        Some(least) => holds_before.max(least),
+        None => holds_before.checked_add(1).ok_or_else(overflow)?,
+    };
+    let deadline = deadline.max(now.ms().saturating_add(claim.lease));
+    let (token, limit) = if limit <= claim.limit {
+        counters.reentries += 1;
+        (before, limit)
+    } else {
+        counters.upgrades += 1;
+        let token = clock.next(now);
+        sessions.succeed(before, token);
+        entry.events.push(Event::Acquired(token));
+        (token, claim.limit)
     };
     let deadline = policy.bounded(token, deadline);
-    if held.map(|(token, ..)| token) != Some(token) {
-        entry.events.push(Event::Acquired(token));
-    }
-    let unchanged = held == Some((token, holds, deadline, limit));
-    if !unchanged {
+    if held != (token, holds, deadline, limit) {
         entry.commit(&Change::Hold(Hold {
             owner: claim.owner,
             token,
@@ -483,7 +522,7 @@ pub(super) fn take(
     Ok(Grant {
         token,
         holds,
-        added: holds - before,
+        added: holds - holds_before,
     })
 }
 

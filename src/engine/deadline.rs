@@ -47,6 +47,11 @@ impl Deadlines {
         self.index.remove(&key);
     }
 
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.index.is_empty()
+    }
+
     /// The time of the earliest entry.
     pub fn next(&self) -> Option<Millis> {
         self.index.first_key_value().map(|(key, _)| key.at)

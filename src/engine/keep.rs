@@ -439,7 +439,7 @@ impl Engine {
         now: Now,
         name: NameRef,
     ) -> Result<&'k mut Entry, Error> {
-        let entry = self.freshen(keys, now, name);
+        let (entry, _) = self.freshen(keys, now, name);
         if entry.foreign {
             return Err(Error::WrongType);
         }
@@ -496,19 +496,23 @@ fn beyond(holds: u32) -> Error {
 }
 
 /// The owner's hold, if it is held under this token. The owner is left out: it would borrow the entry.
+#[inline]
 pub(super) fn held(
     entry: &Entry,
     owner: &[u8],
     token: Option<Token>,
 ) -> Result<Hold<'static>, Error> {
-    let hold = entry.hold(owner).ok_or(Error::NotHeld)?;
-    if token.is_some_and(|token| token != hold.token) {
-        return Err(Error::NotHeld);
+    // Not by `ok_or`: an error would be made, and dropped, for every hold that is there.
+    match entry.hold(owner) {
+        Some(hold) if token.map_or(true, |token| token == hold.token) => {
+            Ok(Hold { owner: &[], ..hold })
+        }
+        _ => Err(Error::NotHeld),
     }
-    Ok(Hold { owner: &[], ..hold })
 }
 
 /// Brings the owner's hold count down from what it is; at 0 the hold is given up. The deadline stays.
+#[inline(always)]
 pub(super) fn lower(
     entry: &mut Entry,
     sessions: &mut Sessions,
@@ -528,6 +532,7 @@ pub(super) fn lower(
 }
 
 /// Ends a hold, and tells.
+#[inline(always)]
 pub(super) fn end(
     entry: &mut Entry,
     sessions: &mut Sessions,

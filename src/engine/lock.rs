@@ -94,6 +94,24 @@ impl Sole {
         owner: [0; INLINE],
     };
 
+    /// Moves the state, if it can say what is to be. Gives whether it can; else nothing has changed.
+    #[inline]
+    fn apply(&mut self, change: &Change) -> bool {
+        match change {
+            Change::Hold(hold) => self.is_for(hold.owner) && self.put(hold),
+            Change::Unhold { owner, token, .. } => {
+                self.end(owner, *token);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether this owner's hold may stand here.
+    fn is_for(&self, owner: &[u8]) -> bool {
+        self.holds == 0 || self.owner() == owner
+    }
+
     /// Makes this the hold, in place: a value that is made elsewhere and then moved costs as much again. Gives false,
     /// with nothing changed, if the owner is too long for it or a number too large.
     fn put(&mut self, hold: &Hold) -> bool {
@@ -115,6 +133,17 @@ impl Sole {
         self.limit = limit;
         self.client = u32::try_from(hold.client).unwrap_or(0);
         true
+    }
+
+    /// Ends this owner's hold, or, of no owner, the one with this token.
+    fn end(&mut self, owner: &[u8], token: Token) {
+        let meant = match owner {
+            [] => self.token == token,
+            owner => self.owner() == owner,
+        };
+        if meant {
+            self.holds = 0;
+        }
     }
 
     fn owner(&self) -> &[u8] {
@@ -296,27 +325,30 @@ impl Lock {
             .map_or(true, |limit| limit.allows(self.holders()))
     }
 
-    /// Moves the state. The only way it ever moves: on the primary, on a replica and from the AOF alike.
+    /// Moves the state. The only way it ever moves: on the primary, on a replica and from the AOF alike. What the usual lock
+    /// needs is at hand; the rest stands apart, out of the way of every grant and release.
+    #[inline]
     pub fn apply(&mut self, change: &Change) {
+        if let Lock::Sole(sole) = self {
+            if sole.apply(change) {
+                return;
+            }
+        }
+        self.apply_fully(change);
+    }
+
+    #[inline(never)]
+    fn apply_fully(&mut self, change: &Change) {
+        let full = match change {
+            // Where there is neither a ticket nor a watch there is none to take away.
+            Change::Unticket { .. } | Change::Watch(false) if !self.is_full() => return,
+            _ => self.full(),
+        };
         match change {
-            Change::Hold(hold) => self.put(hold),
-            Change::Unhold { owner, token, .. } => match self {
-                Lock::Sole(sole) => {
-                    let meant = match owner {
-                        [] => sole.token == *token,
-                        owner => sole.owner() == *owner,
-                    };
-                    if meant {
-                        sole.holds = 0;
-                    }
-                }
-                Lock::Full(full) => {
-                    match owner {
-                        [] => full.holders.remove_only(*token),
-                        owner => full.holders.remove(owner),
-                    }
-                    self.shrink();
-                }
+            Change::Hold(hold) => full.holders.put(hold),
+            Change::Unhold { owner, token, .. } => match owner {
+                [] => full.holders.remove_only(*token),
+                owner => full.holders.remove(owner),
             },
             Change::Ticket {
                 number,
@@ -329,21 +361,14 @@ impl Lock {
                     limit: *limit,
                     claim: *claim,
                 };
-                self.full().tickets.insert(*number, ticket);
+                full.tickets.insert(*number, ticket);
             }
             Change::Unticket { number } => {
-                if let Lock::Full(full) = self {
-                    full.tickets.remove(number);
-                    self.shrink();
-                }
+                full.tickets.remove(number);
             }
-            Change::Watch(watched) => {
-                if *watched || self.watched() {
-                    self.full().watched = *watched;
-                    self.shrink();
-                }
-            }
+            Change::Watch(watched) => full.watched = *watched,
         }
+        self.shrink();
     }
 
     /// Roughly the memory it takes, in bytes.
@@ -363,14 +388,8 @@ impl Lock {
         }
     }
 
-    fn put(&mut self, hold: &Hold) {
-        if let Lock::Sole(sole) = self {
-            if (sole.holds == 0 || sole.owner() == hold.owner) && sole.put(hold) {
-                return;
-            }
-        }
-        self.full().holders.put(hold);
-        self.shrink();
+    fn is_full(&self) -> bool {
+        matches!(self, Lock::Full(_))
     }
 
     /// The large form, made from the small one where need be.

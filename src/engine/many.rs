@@ -63,7 +63,7 @@ impl Engine {
         ask: &Ask,
     ) -> Result<ManyAnswer, Error> {
         for name in names {
-            if self.freshen(keys, now, *name).foreign {
+            if self.freshen(keys, now, *name).0.foreign {
                 return Err(Error::WrongType);
             }
         }

@@ -281,6 +281,7 @@ impl Entry {
     }
 
     /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
+    #[inline]
     pub fn commit(&mut self, change: &Change) {
         self.lock.get_or_insert_with(Box::default).apply(change);
         self.changed = true;
@@ -493,6 +494,12 @@ impl Engine {
     /// Whether settlements are pending.
     pub fn unsettled(&self) -> bool {
         !self.dirty.is_empty() || !self.undelivered.is_empty() || !self.leaving.is_empty()
+    }
+
+    /// Whether nothing is due, ever, and nothing left to settle: so it is as long as no lock is contended.
+    #[inline]
+    pub fn idle(&self) -> bool {
+        self.deadlines.is_empty() && !self.held_back && !self.unsettled()
     }
 
     /// When something is due next; none if nothing is.

@@ -40,25 +40,36 @@ impl Engine {
     }
 
     /// The same for an entry that is at hand.
-    #[inline]
     pub(super) fn settle_entry(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
+        if self.watches(name) {
+            self.settle_line(entry, now, name);
+        } else {
+            self.settle_unwatched(entry, now, name);
+        }
+    }
+
+    /// The part of a settlement that every lock needs.
+    #[inline(always)]
+    fn settle_unwatched(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         if let Some(end) = entry.ends.take() {
             shorten(entry, end);
         }
-        if self.lines.get(name).is_none() {
-            let Some(lock) = &entry.lock else { return };
-            if !lock.needs_watch() {
-                expire(entry, now.ms(), &mut self.counters, &mut self.sessions);
-                return;
+        match &entry.lock {
+            None => {}
+            Some(lock) if lock.needs_watch() => {
+                self.note(&name.keep());
+                self.settle_line(entry, now, name);
             }
-            self.note(&name.keep());
+            Some(_) => expire(entry, now.ms(), &mut self.counters, &mut self.sessions),
         }
-        self.settle_line(entry, now, name);
     }
 
     /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
     #[cold]
     fn settle_line(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
+        if let Some(end) = entry.ends.take() {
+            shorten(entry, end);
+        }
         if entry.foreign {
             self.refuse_all(now, name);
             return;
@@ -240,24 +251,26 @@ impl Engine {
         self.lines.make(name).ends = Some(end);
     }
 
-    /// Brings the lock that a request is about up to date, and gives its entry.
+    /// Brings the lock that a request is about up to date. Gives its entry, and whether it had a line, so that one may be
+    /// there still.
+    #[inline]
     pub(super) fn freshen<'k>(
         &mut self,
         keys: &'k mut impl Keyspace,
         now: Now,
         name: NameRef,
-    ) -> &'k mut Entry {
+    ) -> (&'k mut Entry, bool) {
         // Only a lock with a line can have something to follow up elsewhere.
-        let watched = self.lines.get(name).is_some();
+        let watched = self.watches(name);
         if watched {
             self.settle(keys, now, name);
             self.follow_up(keys, now);
         }
         let entry = keys.entry(name);
         if !watched {
-            self.settle_entry(entry, now, name);
+            self.settle_unwatched(entry, now, name);
         }
-        entry
+        (entry, watched)
     }
 
     /// The value at this key is gone or another: whoever is queued here is to be served.
@@ -690,14 +703,21 @@ enum Served {
 }
 
 /// Ends the holds whose lease has run out.
+#[inline]
 fn expire(entry: &mut Entry, now: Millis, counters: &mut Counters, sessions: &mut Sessions) {
+    if entry.lock.as_ref().is_some_and(|lock| lock.ended(now).is_some()) {
+        expire_all(entry, now, counters, sessions);
+    }
+}
+
+#[cold]
+fn expire_all(entry: &mut Entry, now: Millis, counters: &mut Counters, sessions: &mut Sessions) {
     while let Some((owner, token)) = ended(entry, now) {
         end(entry, sessions, &owner, token, End::Expired);
         counters.ended(End::Expired, token, Now { us: now * 1000 });
     }
 }
 
-#[inline]
 fn ended(entry: &Entry, now: Millis) -> Option<(Box<[u8]>, Token)> {
     entry
         .lock
@@ -707,6 +727,7 @@ fn ended(entry: &Entry, now: Millis) -> Option<(Box<[u8]>, Token)> {
 }
 
 /// Bounds the leases of a value by something from outside.
+#[cold]
 fn shorten(entry: &mut Entry, latest: Millis) {
     let Some(lock) = &entry.lock else { return };
     let beyond: Vec<Box<[u8]>> = lock

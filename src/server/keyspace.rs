@@ -204,7 +204,7 @@ impl OpenKeys {
     /// must not outlive a change of its value by somebody else. Observers are told later, when nothing is lent any
     /// more: what they do may come back here. What they are to be told is added to `news`.
     pub fn write(&mut self, news: &mut News) {
-        for open in self.open.iter_mut().take(self.used) {
+        for open in self.open.get_mut(..self.used).unwrap_or_default() {
             if self.selected != open.db {
                 api::select(self.ctx, open.db);
                 self.selected = open.db;
@@ -262,15 +262,19 @@ impl Open {
 
     fn write(&mut self, ctx: *mut Ctx, unheard: bool, news: &mut News) {
         let changed = std::mem::take(&mut self.entry.changed);
-        let lock = self.entry.lock.take();
-        // SAFETY: the key was opened in this event; `lock` is the value that it holds (`stored`) or a new one.
+        // SAFETY: the key was opened in this event; the lock is the value that it holds (`stored`) or a new one.
         unsafe {
-            if let Some(lock) = lock {
-                let (empty, expires) = (lock.is_empty(), lock.expires());
+            if let Some(lock) = self.entry.lock.take() {
+                let left = (!lock.is_empty()).then(|| lock.expires());
                 if self.stored {
                     // Lent by the keyspace, which has pointed at it all the time.
                     let _ = Box::into_raw(lock);
-                } else if changed && !empty {
+                    if left.is_none() {
+                        DELETING.store(true, Ordering::Relaxed);
+                        hot!(RedisModule_DeleteKey(self.key));
+                        DELETING.store(false, Ordering::Relaxed);
+                    }
+                } else if changed && left.is_some() {
                     let value = persist::give(lock);
                     hot!(RedisModule_ModuleTypeSetValue(
                         self.key,
@@ -278,13 +282,12 @@ impl Open {
                         value
                     ));
                 }
-                if empty && self.stored {
-                    DELETING.store(true, Ordering::Relaxed);
-                    hot!(RedisModule_DeleteKey(self.key));
-                    DELETING.store(false, Ordering::Relaxed);
-                } else if changed && !empty && (self.stored || expires.is_some()) {
-                    let at = expires.map_or(raw::REDISMODULE_NO_EXPIRE as i64, |at| at as i64);
-                    hot!(RedisModule_SetAbsExpire(self.key, at));
+                if let Some(expires) = left.filter(|_| changed) {
+                    // A key that has just been made has no TTL to take away.
+                    if self.stored || expires.is_some() {
+                        let at = expires.map_or(raw::REDISMODULE_NO_EXPIRE as i64, |at| at as i64);
+                        hot!(RedisModule_SetAbsExpire(self.key, at));
+                    }
                 }
             }
             if changed {
@@ -317,8 +320,11 @@ impl Open {
 
 impl Keyspace for OpenKeys {
     fn entry(&mut self, name: NameRef) -> &mut Entry {
-        let at = (0..self.used).find(|at| self.open[*at].is(name));
-        let at = at.unwrap_or_else(|| self.open(name));
+        let opened = self.open.get(..self.used).unwrap_or_default();
+        let at = match opened.iter().position(|open| open.is(name)) {
+            Some(at) => at,
+            None => self.open(name),
+        };
         &mut self.open[at].entry
     }
 

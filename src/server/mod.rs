@@ -60,6 +60,10 @@ pub use register::init;
 /// Locks that one event settles beyond those it is about, so that a mass of them does not hold the server up.
 const SETTLED_A_STEP: usize = 256;
 
+/// Words after its name that a command may have without a list being made for them: key, owner and lease are all that most
+/// have.
+const FEW_WORDS: usize = 3;
+
 /// How long to wait before asking again whether changes are possible (the server tells when a pause begins or ends to
 /// nobody).
 const RETRY_MS: u64 = 10;
@@ -125,23 +129,18 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     if poisoned() {
         return reply::write(ctx, Err(Error::Poisoned));
     }
-    // SAFETY: the server's arguments live as long as the command.
-    let read = |word: &*mut Str| unsafe { api::bytes(*word) };
-    // Key and owner, and a lease, are all that most commands have: they need no allocation.
-    let (two, three, many);
-    let words: &[&[u8]] = match argv {
-        [_, key, owner] => {
-            two = [read(key), read(owner)];
-            &two
+    let given = argv.get(1..).unwrap_or_default();
+    let (mut few, many): ([&[u8]; FEW_WORDS], Vec<&[u8]>);
+    let words = if given.len() <= FEW_WORDS {
+        few = [&[]; FEW_WORDS];
+        for (word, given) in few.iter_mut().zip(given) {
+            // SAFETY: the server's arguments live as long as the command.
+            *word = unsafe { api::bytes(*given) };
         }
-        [_, key, owner, lease] => {
-            three = [read(key), read(owner), read(lease)];
-            &three
-        }
-        _ => {
-            many = argv.iter().skip(1).map(read).collect::<Vec<_>>();
-            &many
-        }
+        few.get(..given.len()).unwrap_or_default()
+    } else {
+        many = read_all(given);
+        &many
     };
     let key = argv
         .get(1)
@@ -201,6 +200,12 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         // Another module's callback has called from within an event of this module, while that holds the state.
         None => reply::write(ctx, Err(Error::Busy)),
     }
+}
+
+#[cold]
+fn read_all<'w>(given: &[*mut Str]) -> Vec<&'w [u8]> {
+    // SAFETY: as above.
+    given.iter().map(|word| unsafe { api::bytes(*word) }).collect()
 }
 
 /// A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
@@ -501,6 +506,13 @@ impl State {
     /// Sees to it that the module's event comes when something is due.
     #[inline]
     fn arm(&mut self, now: Now) {
+        if !self.engine.idle() {
+            self.arm_timer(now);
+        }
+    }
+
+    #[inline(never)]
+    fn arm_timer(&mut self, now: Now) {
         if let Some(at) = self.engine.next_wakeup() {
             timer::arm(at, now.ms());
         }
