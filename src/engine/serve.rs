@@ -705,7 +705,11 @@ enum Served {
 /// Ends the holds whose lease has run out.
 #[inline]
 fn expire(entry: &mut Entry, now: Millis, counters: &mut Counters, sessions: &mut Sessions) {
-    if entry.lock.as_ref().is_some_and(|lock| lock.ended(now).is_some()) {
+    if entry
+        .lock
+        .as_ref()
+        .is_some_and(|lock| lock.ended(now).is_some())
+    {
         expire_all(entry, now, counters, sessions);
     }
 }

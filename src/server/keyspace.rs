@@ -240,6 +240,7 @@ impl Open {
     ///
     /// # Safety
     /// The key is open.
+    #[cold]
     unsafe fn earlier_end(&self, now: Now) -> Option<Millis> {
         let last = self
             .entry

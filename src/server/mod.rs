@@ -205,7 +205,10 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
 #[cold]
 fn read_all<'w>(given: &[*mut Str]) -> Vec<&'w [u8]> {
     // SAFETY: as above.
-    given.iter().map(|word| unsafe { api::bytes(*word) }).collect()
+    given
+        .iter()
+        .map(|word| unsafe { api::bytes(*word) })
+        .collect()
 }
 
 /// A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
