@@ -67,7 +67,6 @@ hot_functions! {
     RedisModule_CloseKey(*mut Key) -> ();
     RedisModule_DeleteKey(*mut Key) -> c_int;
     RedisModule_GetClientId(*mut Ctx) -> c_ulonglong;
-    RedisModule_GetNotifyKeyspaceEvents() -> c_int;
     RedisModule_GetSelectedDb(*mut Ctx) -> c_int;
     RedisModule_KeyType(*mut Key) -> c_int;
     RedisModule_ModuleTypeGetType(*mut Key) -> *mut raw::RedisModuleType;
@@ -110,6 +109,7 @@ pub fn complete() -> Result<(), &'static str> {
         RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateTimer
         RedisModule_GetContextFlags RedisModule_GetDbIdFromIO
         RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext RedisModule_GetKeyNameFromOptCtx
+        RedisModule_GetNotifyKeyspaceEvents
         RedisModule_NotifyKeyspaceEvent RedisModule_PublishMessage RedisModule_PublishMessageShard
         RedisModule_Replicate RedisModule_SetCommandInfo RedisModule_SubscribeToServerEvent
         RedisModule_UnblockClient RedisModule_RegisterNumericConfig
@@ -255,7 +255,7 @@ pub fn in_script(ctx: *mut Ctx) -> bool {
 /// Whether the server passes keyspace events of the module class on (`notify-keyspace-events` has a `d`).
 pub fn notifies_of_modules() -> bool {
     // SAFETY: takes nothing.
-    let classes = unsafe { hot!(RedisModule_GetNotifyKeyspaceEvents()) };
+    let classes = unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) };
     classes & raw::REDISMODULE_NOTIFY_MODULE as c_int != 0
 }
 

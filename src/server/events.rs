@@ -3,7 +3,7 @@
 use super::api::{self, api, hot, Ctx, Str, OK};
 use super::inbox::{self, Notice};
 use super::{
-    audience, blocking, clock, door, eviction, gate, log, persist, replicate, stored, STATE,
+    audience, blocking, clock, door, eviction, gate, log, news, persist, replicate, stored, STATE,
 };
 use crate::engine::{Name, NameRef};
 use redis_module::raw;
@@ -190,15 +190,17 @@ extern "C" fn configured(
 ) {
     door(|| {
         // SAFETY: this event comes with this structure, whose names are C strings.
-        let policy = unsafe {
+        let changed = |name: &CStr| unsafe {
             let change = data.cast::<raw::RedisModuleConfigChangeV1>().as_ref();
             change.is_some_and(|change| {
-                (0..change.num_changes as usize).any(|at| {
-                    CStr::from_ptr(*change.config_names.add(at)).to_bytes() == b"maxmemory-policy"
-                })
+                let mut names = 0..change.num_changes as usize;
+                names.any(|at| CStr::from_ptr(*change.config_names.add(at)) == name)
             })
         };
-        if policy {
+        if changed(c"notify-keyspace-events") {
+            news::look();
+        }
+        if changed(c"maxmemory-policy") {
             eviction::look(ctx);
         }
     });

@@ -27,6 +27,15 @@ pub enum Mode {
     Write,
 }
 
+/// Where an event comes from.
+#[derive(Clone, Copy)]
+pub enum Origin<'a> {
+    /// The module itself, or the server.
+    Event,
+    /// A command, and the one key that it names, if it is one.
+    Command(Option<(*mut Str, &'a [u8])>),
+}
+
 /// What a TTL that was set from outside means for a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retimed {
@@ -86,17 +95,22 @@ impl OpenKeys {
         }
     }
 
-    /// Begins an event: in this context, with this freedom, and with the key that the command names, if one does.
-    pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, named: Option<(*mut Str, &[u8])>, now: Now) {
+    /// Begins an event: in this context, with this freedom.
+    pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, origin: Origin, now: Now) {
         self.ctx = ctx;
         self.mode = mode;
         self.now = now;
         self.home = api::selected(ctx);
         self.selected = self.home;
-        // The command's own argument, which lives until the event is worked off.
-        self.named = named.map(|(key, bytes)| (key, bytes as *const [u8]));
-        // Only a command has words of its own that can be counted; other events are rare enough.
-        self.unheard = named.is_some() && !replicate::listening();
+        // Only a command has words of its own that can be counted; other events are rare enough. They live until it is
+        // worked off.
+        (self.named, self.unheard) = match origin {
+            Origin::Event => (None, false),
+            Origin::Command(named) => (
+                named.map(|(key, bytes)| (key, bytes as *const [u8])),
+                !replicate::listening(),
+            ),
+        };
     }
 
     /// The database that the event began in.

@@ -3,7 +3,7 @@
 
 use super::api::{self, api, Ctx, Str, Text};
 use super::caller::Client;
-use super::keyspace::Mode;
+use super::keyspace::{Mode, Origin};
 use super::{clock, persist, reply, State};
 use crate::commands::list::{self, Listing, Source};
 use crate::commands::Reply;
@@ -71,7 +71,7 @@ fn rows<B: Deref<Target = [u8]>>(
 
 /// An event that only looks.
 fn look<T>(ctx: *mut Ctx, work: impl FnOnce(&mut State, Now) -> T) -> Result<T, Error> {
-    super::run(ctx, Mode::Read, None, clock::of_look(ctx), work).ok_or(Error::Busy)
+    super::run(ctx, Mode::Read, Origin::Event, clock::of_look(ctx), work).ok_or(Error::Busy)
 }
 
 /// The next cursor and the names of locks.

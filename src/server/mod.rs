@@ -48,7 +48,7 @@ use api::{Ctx, Str};
 use caller::Client;
 use cell::MainThread;
 use inbox::Notice;
-use keyspace::{Mode, OpenKeys, Retimed};
+use keyspace::{Mode, OpenKeys, Origin, Retimed};
 use news::News;
 use std::cell::RefMut;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -160,7 +160,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     } else {
         clock::of_command()
     };
-    let next = run(ctx, mode, key, now, |state, now| {
+    let next = run(ctx, mode, Origin::Command(key), now, |state, now| {
         let caller = Client(ctx);
         let mut call = state.call(&caller, now);
         if spec.access == Access::Write && call.keys.in_cluster() {
@@ -249,7 +249,7 @@ fn event(ctx: *mut Ctx) {
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     let began = Instant::now();
-    run(ctx, mode, None, clock::wall(), |state, now| {
+    run(ctx, mode, Origin::Event, clock::wall(), |state, now| {
         // A lease or a wait whose time came while the server was busy: whoever is next had to wait for that.
         if let Some(due) = state.engine.next_wakeup().filter(|due| *due < now.ms()) {
             api::latency(c"dlock-late", Duration::from_millis(now.ms() - due));
@@ -286,20 +286,19 @@ fn event(ctx: *mut Ctx) {
 fn run<T>(
     ctx: *mut Ctx,
     mode: Mode,
-    key: Option<(*mut Str, &[u8])>,
+    origin: Origin,
     now: Now,
     work: impl FnOnce(&mut State, Now) -> T,
 ) -> Option<T> {
     let mut guard = STATE.lend()?;
     let state = &mut *guard;
-    state.news.begin();
     if state
         .settings
         .refresh(&mut state.engine.policy, state.since)
     {
         state.policy_changed();
     }
-    state.keys.begin(ctx, mode, key, now);
+    state.keys.begin(ctx, mode, origin, now);
     state.read_inbox(now);
     let result = work(state, now);
     state.keys.write(&mut state.news);

@@ -3,14 +3,26 @@
 use super::api::{self, Str, Text};
 use super::audience;
 use crate::engine::{Event, Name};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A list of news, in order. It is kept between events for its room: an uncontended command allocates nothing here.
 #[derive(Default)]
 pub struct News {
     items: Vec<Item>,
     kept: Vec<Text>,
-    // Whether the server passes the module's keyspace events on: what nobody can hear is no news.
-    keyspace_events: bool,
+}
+
+/// Whether the server passes the module's keyspace events on: what nobody can hear is no news.
+static KEYSPACE_EVENTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether keyspace events are to be raised.
+pub fn keyspace_events() -> bool {
+    KEYSPACE_EVENTS.load(Ordering::Relaxed)
+}
+
+/// Asks the server whether it passes keyspace events on: at load, and whenever its configuration changes.
+pub fn look() {
+    KEYSPACE_EVENTS.store(api::notifies_of_modules(), Ordering::Relaxed);
 }
 
 /// One piece of news.
@@ -22,16 +34,6 @@ pub enum Item {
 }
 
 impl News {
-    /// Begins an event.
-    pub fn begin(&mut self) {
-        self.keyspace_events = api::notifies_of_modules();
-    }
-
-    /// Whether keyspace events are to be raised.
-    pub fn keyspace_events(&self) -> bool {
-        self.keyspace_events
-    }
-
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
@@ -41,7 +43,7 @@ impl News {
     pub fn add(&mut self, db: u32, key: *mut Str, event: &Event) {
         // Only the end of a hold is told by a message too.
         let ended = matches!(event, Event::Ended(..));
-        if self.keyspace_events || (ended && !audience::known_deaf()) {
+        if keyspace_events() || (ended && !audience::known_deaf()) {
             self.items.push(Item::Lock(db, key, *event));
         }
     }

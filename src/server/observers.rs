@@ -1,7 +1,7 @@
 //! Telling observers: unlock messages and keyspace events.
 
 use super::api::{self, Ctx};
-use super::news::{Item, News};
+use super::news::{self, Item, News};
 use super::{audience, gate, slot};
 use crate::engine::change::{self, End};
 use crate::engine::{Event, Token};
@@ -23,7 +23,7 @@ pub enum Channel {
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
 pub fn tell(ctx: *mut Ctx, home: u32, channel: Channel, news: &mut News, texts: &mut Texts) {
     let mut selected = home;
-    let keyspace_events = news.keyspace_events();
+    let keyspace_events = news::keyspace_events();
     news.work_off(|item| {
         let (db, key, event) = match item {
             Item::Lock(db, key, event) => (*db, *key, event),

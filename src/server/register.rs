@@ -1,7 +1,7 @@
 //! Registration: the command table turned into what the server keeps of commands.
 
 use super::api::{self, api, Ctx, Str, OK};
-use super::{config, door, events, eviction, gate, guard, info, log, stored, timer, STATE};
+use super::{config, door, events, eviction, gate, guard, info, log, news, stored, timer, STATE};
 use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
 use std::ffi::{c_char, c_int, CString};
@@ -59,6 +59,7 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
             .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
     }
     eviction::look(ctx);
+    news::look();
     // The first event is the first heartbeat.
     timer::soon();
     log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
