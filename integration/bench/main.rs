@@ -67,7 +67,6 @@ use crate::failure::Failure;
 use crate::machine::Machine;
 use crate::outcome::Outcome;
 use crate::plan::ROWS;
-use crate::row::Row;
 use crate::series::Records;
 use crate::way::Group;
 
@@ -110,7 +109,8 @@ fn run(options: &Options) -> Result<bool, Failure> {
     let (outcome, is_complete) = measure_and_report(&groups, options);
     if options.check {
         let committed = Outcome::load(&directory("full").join(RESULT))?;
-        return Ok(is_complete && check(&committed, &outcome, groups, options));
+        let is_as_good = check(&committed, &outcome, groups, options);
+        return Ok(is_complete && is_as_good);
     }
     let is_whole = is_complete && options.only.is_none() && options.way.is_none();
     if is_whole {
@@ -137,26 +137,20 @@ fn check(
     mut groups: Vec<Group>,
     options: &Options,
 ) -> bool {
-    let changes = check::changes(committed, outcome);
+    let changes = check::changes(&committed.rows, &outcome.rows);
     changes.iter().for_each(|change| println!("{change}"));
-    let is_worse = |name: &str| {
-        let of_name = |change: &&check::Change| change.name == name;
-        changes.iter().find(of_name).is_some_and(|c| !c.is_good())
-    };
-    let worse: Vec<&Row> = ROWS.iter().filter(|row| is_worse(row.name)).collect();
-    groups.retain(|group| worse.iter().any(|row| row.group() == group.name));
+    let worse = check::worse(&changes);
+    let rows = || ROWS.iter().filter(|row| worse.contains(&row.name));
+    groups.retain(|group| rows().any(|row| row.group() == group.name));
     if groups.is_empty() {
         return true;
     }
     println!("\nOnce more, what seems worse:");
     let (again, is_complete) = measure_and_report(&groups, options);
-    let changes = check::changes(committed, &again);
-    let again: Vec<_> = changes
-        .iter()
-        .filter(|change| worse.iter().any(|row| row.name == change.name))
-        .collect();
-    again.iter().for_each(|change| println!("{change}"));
-    is_complete && again.iter().all(|change| change.is_good())
+    let mut changes = check::changes(&committed.rows, &again.rows);
+    changes.retain(|change| worse.contains(&change.name));
+    changes.iter().for_each(|change| println!("{change}"));
+    is_complete && check::worse(&changes).is_empty()
 }
 
 fn keep(outcome: &Outcome) -> Result<(), Failure> {
