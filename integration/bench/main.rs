@@ -58,6 +58,7 @@ mod way;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -121,9 +122,11 @@ fn run(options: &Options) -> Result<bool, Failure> {
 
 fn measure_and_report(groups: &[Group], options: &Options) -> (Outcome, bool) {
     let machine = Machine::this();
+    let start = Instant::now();
     let (records, failures) = measure(groups, options);
     let outcome = Outcome::new(machine, options.quick, &records);
     println!("{}", report::text(&outcome));
+    println!("Measured in {} s.", start.elapsed().as_secs());
     for failure in &failures {
         println!("NOT MEASURED: {failure}");
     }
@@ -178,13 +181,11 @@ fn measure(groups: &[Group], options: &Options) -> (Records, Vec<String>) {
         None => true,
     };
     for group in groups {
-        let effort = if options.quick {
-            group.effort.quick
-        } else {
-            group.effort.full
+        let Some(stint) = group.effort.stint(options.quick) else {
+            continue;
         };
-        let progress = progress_bar(group.name, effort.0 * effort.1);
-        let failed = round::measure(group, effort, is_wanted, &mut records, &progress);
+        let progress = progress_bar(group.name, stint.sittings * stint.rounds);
+        let failed = round::measure(group, stint, is_wanted, &mut records, &progress);
         progress.finish_and_clear();
         failures.extend(
             failed
