@@ -16,16 +16,6 @@ pub struct Contest {
     pub duration: Duration,
 }
 
-impl Contest {
-    /// The same, but so short that it only wakes everything up.
-    pub fn short(&self) -> Contest {
-        Contest {
-            duration: Duration::from_millis(100),
-            ..*self
-        }
-    }
-}
-
 /// One time that a client got the lock. Times are from the start of the contest.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn {

@@ -123,20 +123,10 @@ impl Way for Native {
     }
 
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        self.hold(&self.contest)
-    }
-
-    fn warm_up(&mut self) -> Result<(), Failure> {
-        self.hold(&self.contest.short()).map(drop)
-    }
-}
-
-impl Native {
-    fn hold(&self, contest: &Contest) -> Result<Vec<Figure>, Failure> {
-        let clients = (0..contest.clients)
+        let clients = (0..self.contest.clients)
             .map(|number| (self.make)(&self.server, self.locking, number))
             .collect::<Result<Vec<_>, _>>()?;
-        measure(&self.server, contest, || run(contest, clients))
+        measure(&self.server, &self.contest, || run(&self.contest, clients))
     }
 }
 
@@ -335,17 +325,7 @@ impl Way for Peer {
     }
 
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        self.hold(&self.contest)
-    }
-
-    fn warm_up(&mut self) -> Result<(), Failure> {
-        self.hold(&self.contest.short()).map(drop)
-    }
-}
-
-impl Peer {
-    fn hold(&self, contest: &Contest) -> Result<Vec<Figure>, Failure> {
-        measure(&self.server, contest, || {
+        measure(&self.server, &self.contest, || {
             let output = Command::new(&self.python)
                 .arg(concat!(
                     env!("CARGO_MANIFEST_DIR"),
@@ -353,9 +333,9 @@ impl Peer {
                 ))
                 .arg(self.program)
                 .arg(self.server.port().to_string())
-                .arg(contest.clients.to_string())
-                .arg(contest.section.as_micros().to_string())
-                .arg(contest.duration.as_millis().to_string())
+                .arg(self.contest.clients.to_string())
+                .arg(self.contest.section.as_micros().to_string())
+                .arg(self.contest.duration.as_millis().to_string())
                 .output()?;
             if !output.status.success() {
                 return Err(String::from_utf8_lossy(&output.stderr).into());

@@ -148,6 +148,9 @@ fn check(
     if groups.is_empty() {
         return true;
     }
+    if let Some(load) = outcome.machine.load.filter(|load| *load > BUSY) {
+        println!("\nThe load was {load:.1} before the run: on a machine that is not busy it may be as good.");
+    }
     println!("\nOnce more, what seems worse:");
     let (again, is_complete) = measure_and_report(&groups, options);
     let mut changes = check::changes(&committed.rows, &again.rows);
@@ -164,6 +167,9 @@ fn keep(outcome: &Outcome) -> Result<(), Failure> {
     println!("Kept in {}", directory.display());
     Ok(())
 }
+
+/// With a higher load than this something else was going on.
+const BUSY: f64 = 0.5;
 
 const RESULT: &str = "bench.json";
 

@@ -73,12 +73,12 @@ pub fn groups() -> Vec<Group> {
     };
     let of_kind = |name, lockings: &'static [Locking]| Group {
         name,
-        effort: Effort::full(3, 16, 20).quick(1, 8, 4),
+        effort: Effort::full(3, 12, 16).quick(1, 8, 4),
         open: Box::new(move || pair::pipelined(Setting::Memory, lockings, PAIRS)),
     };
     let single = |name, setting, pairs| Group {
         name,
-        effort: Effort::full(2, 6, 25),
+        effort: Effort::full(2, 5, 20),
         open: Box::new(move || pair::single(setting, &LOCKINGS, pairs)),
     };
     let mut groups = vec![
@@ -86,19 +86,19 @@ pub fn groups() -> Vec<Group> {
             PAIR,
             Setting::Memory,
             PAIRS,
-            Effort::full(5, 36, 60).quick(2, 18, 14),
+            Effort::full(5, 36, 50).quick(2, 18, 14),
         ),
         pipelined(
             PAIR_EVERYSEC,
             Setting::AofEverysec,
             PAIRS_AOF,
-            Effort::full(3, 10, 55).quick(1, 5, 12),
+            Effort::full(3, 8, 45).quick(1, 5, 12),
         ),
         pipelined(
             PAIR_ALWAYS,
             Setting::AofAlways,
             PAIRS,
-            Effort::full(2, 16, 45),
+            Effort::full(2, 12, 35),
         ),
         pipelined(
             PAIR_REPLICA,
@@ -112,7 +112,7 @@ pub fn groups() -> Vec<Group> {
         of_kind(PAIR_SESSION, &TIED),
         Group {
             name: GUARD,
-            effort: Effort::full(3, 16, 12).quick(1, 8, 3),
+            effort: Effort::full(3, 12, 10).quick(1, 8, 3),
             open: Box::new(|| guard::open(PAIRS)),
         },
         single(SINGLE, Setting::Memory, SINGLES),
@@ -121,7 +121,7 @@ pub fn groups() -> Vec<Group> {
         single(SINGLE_REPLICA, Setting::Replica, SINGLES),
         Group {
             name: HANDOVER,
-            effort: Effort::full(3, 10, 50).quick(1, 5, 9),
+            effort: Effort::full(3, 10, 40).quick(1, 5, 9),
             open: Box::new(handover::open),
         },
         Group {
@@ -131,7 +131,7 @@ pub fn groups() -> Vec<Group> {
         },
         Group {
             name: TICKETS,
-            effort: Effort::full(3, 7, 30).quick(1, 5, 7),
+            effort: Effort::full(3, 7, 22).quick(1, 5, 7),
             open: Box::new(ticket::open),
         },
         Group {
@@ -141,22 +141,22 @@ pub fn groups() -> Vec<Group> {
         },
         Group {
             name: MEMORY_MANY,
-            effort: Effort::full(1, 2, 40).cold(),
+            effort: Effort::full(1, 2, 32).cold(),
             open: Box::new(|| memory::open(1_000_000)),
         },
         Group {
             name: CROWD,
-            effort: Effort::full(2, 7, 30),
+            effort: Effort::full(2, 7, 25),
             open: Box::new(crowd::open),
         },
         Group {
             name: QUEUE,
-            effort: Effort::full(2, 8, 30),
+            effort: Effort::full(2, 8, 22),
             open: Box::new(handover::open_crowded),
         },
         Group {
             name: MASS,
-            effort: Effort::full(1, 3, 30).cold(),
+            effort: Effort::full(1, 3, 25).cold(),
             open: Box::new(mass::open),
         },
     ];
@@ -175,10 +175,10 @@ fn of_the_family() -> [Group; 8] {
     [
         group(
             HOLDERS,
-            Effort::full(3, 7, 25).quick(1, 5, 5),
+            Effort::full(3, 7, 18).quick(1, 5, 5),
             holders::open,
         ),
-        group(NOTIFY, Effort::full(3, 7, 30).quick(1, 3, 5), notice::open),
+        group(NOTIFY, Effort::full(3, 7, 22).quick(1, 3, 5), notice::open),
         group(
             MEMORY_NOTIFY,
             Effort::full(1, 3, 8).quick(1, 1, 2).cold(),
@@ -196,17 +196,17 @@ fn of_the_family() -> [Group; 8] {
         ),
         group(
             DETECTION,
-            Effort::full(3, 8, 30).quick(1, 4, 6),
+            Effort::full(3, 5, 20).quick(1, 4, 6),
             deadlock::open_wait,
         ),
         group(
             LAPSE,
-            Effort::full(1, 5, 35).quick(1, 1, 5).cold(),
+            Effort::full(1, 5, 28).quick(1, 1, 5).cold(),
             lapse::open,
         ),
         group(
             SESSION,
-            Effort::full(1, 5, 30).quick(1, 1, 5).cold(),
+            Effort::full(1, 5, 25).quick(1, 1, 5).cold(),
             session::open,
         ),
     ]
@@ -256,7 +256,13 @@ fn hot(lock: &HotLock) -> Group {
         section: Duration::from_micros(lock.section_us),
         duration: Duration::from_secs(1),
     };
-    let full = Effort::full(1, 3, 25);
+    // Hundreds who try again and again have all had their turn only seconds after the contest is over.
+    let share_s = match lock.clients {
+        ..100 => 25,
+        100..500 => 35,
+        500.. => 45,
+    };
+    let full = Effort::full(1, 3, share_s).cold();
     Group {
         name: lock.group,
         effort: if lock.group == HOT_50 {
@@ -267,6 +273,18 @@ fn hot(lock: &HotLock) -> Group {
         open: Box::new(move || hot::open(contest)),
     }
 }
+
+// How much more than in the committed result, as a part of it, is a change and no chance: by how many rounds the quick
+// plan has, since the medians of few lie further apart.
+
+/// 36 rounds on two servers.
+const MANY_ROUNDS: f64 = 0.10;
+/// Five to eight rounds on one server.
+const SOME_ROUNDS: f64 = 0.20;
+/// The same where thousands take turns, or fewer rounds.
+const FEW_ROUNDS: f64 = 0.30;
+/// One.
+const ONE_ROUND: f64 = 1.0;
 
 /// The CPU time of a pair of commands beside that of another way.
 const fn pair_row(
@@ -283,7 +301,7 @@ const fn pair_row(
         value: ratio(group, pair::CPU, DLOCK, against),
         bound,
         goal: None,
-        tolerance: 0.10,
+        tolerance: SOME_ROUNDS,
     }
 }
 
@@ -310,7 +328,7 @@ const fn single_row(name: &'static str, group: &'static str, what: &'static str)
         value: ratio(group, P50, DLOCK, SET_DEL),
         bound: None,
         goal: None,
-        tolerance: 0.20,
+        tolerance: SOME_ROUNDS,
     }
 }
 
@@ -352,7 +370,7 @@ const fn hot_row(
         value: ratio(HOT_50, figure, hot::BLOCKING, against),
         bound: None,
         goal: None,
-        tolerance: 1.0,
+        tolerance: ONE_ROUND,
     }
 }
 
@@ -370,7 +388,7 @@ const fn plain_row(
         value: Value::Plain(source),
         bound: None,
         goal: None,
-        tolerance: 1.0,
+        tolerance: ONE_ROUND,
     }
 }
 
@@ -425,7 +443,7 @@ const fn detection_row(
         value: ratio(DETECTION, errand::CPU, on, off),
         bound: None,
         goal: None,
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     }
 }
 
@@ -438,16 +456,23 @@ const CPU_REPLICA: &str = "ACQUIRE + RELEASE, server CPU, with a replica";
 pub const ROWS: &[Row] = &[
     Row {
         goal: Some(1.10),
+        tolerance: MANY_ROUNDS,
         ..pair_row("pair/set-del", PAIR, CPU_OF_PAIR, SET_DEL, Some(1.25))
     },
-    pair_row("pair/set-script", PAIR, CPU_OF_PAIR, SET_SCRIPT, Some(0.48)),
-    pair_row(
-        "pair/counted-hash",
-        PAIR,
-        CPU_OF_PAIR,
-        COUNTED_HASH,
-        Some(0.20),
-    ),
+    Row {
+        tolerance: MANY_ROUNDS,
+        ..pair_row("pair/set-script", PAIR, CPU_OF_PAIR, SET_SCRIPT, Some(0.48))
+    },
+    Row {
+        tolerance: MANY_ROUNDS,
+        ..pair_row(
+            "pair/counted-hash",
+            PAIR,
+            CPU_OF_PAIR,
+            COUNTED_HASH,
+            Some(0.20),
+        )
+    },
     pair_row(
         "pair-everysec/set-del",
         PAIR_EVERYSEC,
@@ -558,7 +583,7 @@ pub const ROWS: &[Row] = &[
         value: ratio(HANDOVER, P50, QUEUE_100, PUBLISH_100),
         bound: Some(1.5),
         goal: Some(1.35),
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         name: "hand-over/3000",
@@ -567,7 +592,7 @@ pub const ROWS: &[Row] = &[
         value: ratio(HANDOVER, P50, QUEUE_3000, PUBLISH_3000),
         bound: Some(1.5),
         goal: Some(1.35),
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         name: "hand-over/3000-to-100",
@@ -576,7 +601,7 @@ pub const ROWS: &[Row] = &[
         value: ratio(HANDOVER, P50, QUEUE_3000, QUEUE_100),
         bound: Some(1.3),
         goal: None,
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         name: "publish/3000-to-100",
@@ -585,7 +610,7 @@ pub const ROWS: &[Row] = &[
         value: ratio(HANDOVER, P50, PUBLISH_3000, PUBLISH_100),
         bound: None,
         goal: None,
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         name: "expiry/p50",
@@ -594,7 +619,7 @@ pub const ROWS: &[Row] = &[
         value: lateness(P50),
         bound: Some(2_000.0),
         goal: None,
-        tolerance: 0.50,
+        tolerance: ONE_ROUND,
     },
     Row {
         name: "expiry/p99",
@@ -603,7 +628,7 @@ pub const ROWS: &[Row] = &[
         value: lateness(P99),
         bound: Some(5_000.0),
         goal: None,
-        tolerance: 1.00,
+        tolerance: ONE_ROUND,
     },
     Row {
         name: "ticket/poll",
@@ -612,7 +637,7 @@ pub const ROWS: &[Row] = &[
         value: ratio(TICKETS, errand::CPU, ticket::POLL_LONG, ticket::POLL_SHORT),
         bound: Some(1.3),
         goal: None,
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         name: "ticket/position",
@@ -626,7 +651,7 @@ pub const ROWS: &[Row] = &[
         ),
         bound: Some(1.3),
         goal: None,
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         name: "ticket/cancel",
@@ -640,7 +665,7 @@ pub const ROWS: &[Row] = &[
         ),
         bound: Some(1.3),
         goal: None,
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         name: "memory",
@@ -667,7 +692,7 @@ pub const ROWS: &[Row] = &[
         value: ratio(CROWD, pair::CPU, crowd::DLOCK_MANY, crowd::DLOCK_FEW),
         bound: Some(1.2),
         goal: None,
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         name: "queue/cpu",
@@ -676,7 +701,7 @@ pub const ROWS: &[Row] = &[
         value: ratio(QUEUE, handover::CPU, QUEUE_10000, QUEUE_100),
         bound: Some(1.3),
         goal: None,
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         name: "holders",
@@ -685,7 +710,7 @@ pub const ROWS: &[Row] = &[
         value: ratio(HOLDERS, errand::CPU, holders::MANY, holders::FEW),
         bound: Some(1.5),
         goal: None,
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         name: "notify/cpu",
@@ -694,7 +719,7 @@ pub const ROWS: &[Row] = &[
         value: ratio(NOTIFY, notice::CPU, notice::MANY, notice::FEW),
         bound: Some(1.3),
         goal: None,
-        tolerance: 0.15,
+        tolerance: FEW_ROUNDS,
     },
     Row {
         goal: Some(400.0),
@@ -808,7 +833,7 @@ pub const ROWS: &[Row] = &[
         value: ratio(SESSION, pause::PAUSE, session::ENDS, session::PLAIN_ENDS),
         bound: None,
         goal: None,
-        tolerance: 1.0,
+        tolerance: ONE_ROUND,
     },
     hot_row(
         "hot/polling",
