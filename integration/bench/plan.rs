@@ -260,7 +260,7 @@ fn hot(lock: &HotLock) -> Group {
     let share_s = match lock.clients {
         ..100 => 25,
         100..500 => 35,
-        500.. => 45,
+        500.. => 60,
     };
     let full = Effort::full(1, 3, share_s).cold();
     Group {
