@@ -33,10 +33,10 @@ test: build ## Run all tests
 demo: build ## The shop: 6,000 orders by 100 clients, without a lock, with a client-side lock, with dlock, with GUARD
 	@cargo run --quiet --package dlock-integration --bin demo
 
-bench: build peers ## Measure dlock side by side with what it replaces (QUICK=1: in two minutes)
+bench: build peers ## Measure dlock side by side with what it replaces, in up to twenty minutes (QUICK=1: two)
 	@$(BENCH) $(if $(QUICK),--quick)
 
-bench-check: build peers ## Fail when a ratio has grown by more than its tolerance since the committed benchmark
+bench-check: build peers ## Fail when a ratio of the quick run has grown by more than its tolerance since the committed full one
 	@$(BENCH) --quick --check
 
 check: build ## What a change must pass: formatting, lints, all tests

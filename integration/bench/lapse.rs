@@ -2,9 +2,8 @@
 //!
 //! They wait by a channel: as many connections would not fit in the server's memory.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dlock_integration::redis::{self, Connection};
 use dlock_integration::Server;
 
 use crate::failure::Failure;
@@ -16,12 +15,6 @@ use crate::way::{Figure, Opened, Way};
 
 const LEASES: usize = 100_000;
 
-/// The first lease ends this long after the first lock was taken: when all wait.
-const LEAD: Duration = Duration::from_secs(4);
-
-/// How often that is tried on a machine that is too busy, each time with twice the lead.
-const TRIES: u32 = 4;
-
 /// The way.
 pub const LAPSES: &str = "100,000 leases end in one second, NOTIFY";
 
@@ -30,7 +23,6 @@ pub fn open() -> Opened {
     let server = Server::start();
     Ok(vec![Box::new(Lapses {
         line: Line::wide(server.port())?,
-        connection: server.connection(),
         listener: Listener::new(&server, "news")?,
         server,
     })])
@@ -38,7 +30,6 @@ pub fn open() -> Opened {
 
 struct Lapses {
     line: Line,
-    connection: Connection,
     listener: Listener,
     server: Server,
 }
@@ -49,55 +40,54 @@ impl Way for Lapses {
     }
 
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        for lead in (0..TRIES).map(|tried| LEAD * 2_u32.pow(tried)) {
-            let start = now()?;
-            let deadlines = self.take_all(start + lead)?;
-            // To queue up takes about as long as to take them all.
-            if now()? >= start + lead / 3 {
-                self.line.run_each(LEASES, ":#\r\n", |number| {
-                    format!("DLOCK.FORCERELEASE lapse:{number}")
-                })?;
-                continue;
-            }
-            self.line.run_each(LEASES, QUEUED, |number| {
-                format!("DLOCK.ACQUIRE lapse:{number} second-{number} 3600000 NOTIFY news")
-            })?;
-            let are_in_time = now()? < start + lead;
-            let (late, pauses) = self.watch(&deadlines)?;
-            self.line.run_each(LEASES, ":0\r\n", |number| {
-                format!("DLOCK.RELEASE lapse:{number} second-{number}")
-            })?;
-            if are_in_time {
-                return Ok([late.figures(), pauses.figures()].concat());
-            }
-        }
-        Err("leases ended before all were in line: something else keeps the machine busy".into())
+        let start = Instant::now();
+        self.line.run_each(LEASES, "*2\r\n:#\r\n:1\r\n", |number| {
+            format!("DLOCK.ACQUIRE lapse:{number} first 86400000")
+        })?;
+        self.line.run_each(LEASES, QUEUED, |number| {
+            format!("DLOCK.ACQUIRE lapse:{number} second-{number} 3600000 NOTIFY news")
+        })?;
+        let deadlines = end_within_a_second(&mut self.line, "lapse", LEASES, start.elapsed())?;
+        let (late, pauses) = self.watch(&deadlines)?;
+        self.line.run_each(LEASES, ":0\r\n", |number| {
+            format!("DLOCK.RELEASE lapse:{number} second-{number}")
+        })?;
+        Ok([late.figures(), pauses.figures()].concat())
     }
 }
 
-impl Lapses {
-    /// Takes all locks, the first of them until then; when their leases end, by the server's own word.
-    fn take_all(&mut self, first_end: Duration) -> Result<Vec<Duration>, Failure> {
-        let lease_ms = |number: usize| {
-            let end = first_end + Duration::from_secs(1).mul_f64(number as f64 / LEASES as f64);
-            let left = end.saturating_sub(now().unwrap_or(end));
-            left.as_millis().max(1)
-        };
-        self.line.run_each(LEASES, "*2\r\n:#\r\n:1\r\n", |number| {
-            let lease_ms = lease_ms(number);
-            format!("DLOCK.ACQUIRE lapse:{number} first {lease_ms}")
-        })?;
-        let mut pipeline = redis::pipe();
-        for number in 0..LEASES {
-            pipeline.cmd("PEXPIRETIME").arg(format!("lapse:{number}"));
-        }
-        let deadlines_ms: Vec<u64> = pipeline.query(&mut self.connection)?;
-        Ok(deadlines_ms
-            .into_iter()
-            .map(Duration::from_millis)
-            .collect())
+/// Has the leases of `first` on so many locks end evenly over the second after the `lead`; when they end.
+///
+/// Everybody waits already, so that the lead need not be long, and is known to be: to renew all leases takes less
+/// than to take the locks and queue up.
+///
+/// # Errors
+/// When the first lease ends before the last one was renewed.
+pub fn end_within_a_second(
+    line: &mut Line,
+    name: &str,
+    count: usize,
+    lead: Duration,
+) -> Result<Vec<Duration>, Failure> {
+    let first_end = now()? + lead;
+    let mut deadlines = Vec::with_capacity(count);
+    line.run_each(count, ":#\r\n", |number| {
+        let end = first_end + Duration::from_secs(1).mul_f64(number as f64 / count as f64);
+        let now = now().unwrap_or(end);
+        let lease_ms = end.saturating_sub(now).as_millis().max(1) as u64;
+        // The server begins to count when it reads this: the lease ends no earlier.
+        deadlines.push(now + Duration::from_millis(lease_ms));
+        format!("DLOCK.RENEW {name}:{number} first {lease_ms}")
+    })?;
+    if now()? >= first_end {
+        return Err(
+            "leases ended before all were renewed: something else keeps the machine busy".into(),
+        );
     }
+    Ok(deadlines)
+}
 
+impl Lapses {
     /// Hears of all grants, and how late each was.
     fn watch(&mut self, deadlines: &[Duration]) -> Result<(Durations, Pauses), Failure> {
         let mut late = Durations::new();

@@ -122,7 +122,7 @@ impl Line {
         &mut self,
         count: usize,
         reply: &str,
-        line_of: impl Fn(usize) -> String,
+        mut line_of: impl FnMut(usize) -> String,
     ) -> Result<(), Failure> {
         const AT_ONCE: usize = 1_000;
         let reply = Pattern::new(reply);

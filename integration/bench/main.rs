@@ -58,6 +58,7 @@ mod way;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -67,7 +68,6 @@ use crate::failure::Failure;
 use crate::machine::Machine;
 use crate::outcome::Outcome;
 use crate::plan::ROWS;
-use crate::row::Row;
 use crate::series::Records;
 use crate::way::Group;
 
@@ -110,7 +110,8 @@ fn run(options: &Options) -> Result<bool, Failure> {
     let (outcome, is_complete) = measure_and_report(&groups, options);
     if options.check {
         let committed = Outcome::load(&directory("full").join(RESULT))?;
-        return Ok(is_complete && check(&committed, &outcome, groups, options));
+        let is_as_good = check(&committed, &outcome, groups, options);
+        return Ok(is_complete && is_as_good);
     }
     let is_whole = is_complete && options.only.is_none() && options.way.is_none();
     if is_whole {
@@ -121,9 +122,11 @@ fn run(options: &Options) -> Result<bool, Failure> {
 
 fn measure_and_report(groups: &[Group], options: &Options) -> (Outcome, bool) {
     let machine = Machine::this();
+    let start = Instant::now();
     let (records, failures) = measure(groups, options);
     let outcome = Outcome::new(machine, options.quick, &records);
     println!("{}", report::text(&outcome));
+    println!("Measured in {} s.", start.elapsed().as_secs());
     for failure in &failures {
         println!("NOT MEASURED: {failure}");
     }
@@ -137,26 +140,23 @@ fn check(
     mut groups: Vec<Group>,
     options: &Options,
 ) -> bool {
-    let changes = check::changes(committed, outcome);
+    let changes = check::changes(&committed.rows, &outcome.rows);
     changes.iter().for_each(|change| println!("{change}"));
-    let is_worse = |name: &str| {
-        let of_name = |change: &&check::Change| change.name == name;
-        changes.iter().find(of_name).is_some_and(|c| !c.is_good())
-    };
-    let worse: Vec<&Row> = ROWS.iter().filter(|row| is_worse(row.name)).collect();
-    groups.retain(|group| worse.iter().any(|row| row.group() == group.name));
+    let worse = check::worse(&changes);
+    let rows = || ROWS.iter().filter(|row| worse.contains(&row.name));
+    groups.retain(|group| rows().any(|row| row.group() == group.name));
     if groups.is_empty() {
         return true;
     }
+    if let Some(load) = outcome.machine.load.filter(|load| *load > BUSY) {
+        println!("\nThe load was {load:.1} before the run: on a machine that is not busy it may be as good.");
+    }
     println!("\nOnce more, what seems worse:");
     let (again, is_complete) = measure_and_report(&groups, options);
-    let changes = check::changes(committed, &again);
-    let again: Vec<_> = changes
-        .iter()
-        .filter(|change| worse.iter().any(|row| row.name == change.name))
-        .collect();
-    again.iter().for_each(|change| println!("{change}"));
-    is_complete && again.iter().all(|change| change.is_good())
+    let mut changes = check::changes(&committed.rows, &again.rows);
+    changes.retain(|change| worse.contains(&change.name));
+    changes.iter().for_each(|change| println!("{change}"));
+    is_complete && check::worse(&changes).is_empty()
 }
 
 fn keep(outcome: &Outcome) -> Result<(), Failure> {
@@ -167,6 +167,9 @@ fn keep(outcome: &Outcome) -> Result<(), Failure> {
     println!("Kept in {}", directory.display());
     Ok(())
 }
+
+/// With a higher load than this something else was going on.
+const BUSY: f64 = 0.5;
 
 const RESULT: &str = "bench.json";
 
@@ -184,13 +187,11 @@ fn measure(groups: &[Group], options: &Options) -> (Records, Vec<String>) {
         None => true,
     };
     for group in groups {
-        let effort = if options.quick {
-            group.effort.quick
-        } else {
-            group.effort.full
+        let Some(stint) = group.effort.stint(options.quick) else {
+            continue;
         };
-        let progress = progress_bar(group.name, effort.0 * effort.1);
-        let failed = round::measure(group, effort, is_wanted, &mut records, &progress);
+        let progress = progress_bar(group.name, stint.sittings * stint.rounds);
+        let failed = round::measure(group, stint, is_wanted, &mut records, &progress);
         progress.finish_and_clear();
         failures.extend(
             failed

@@ -7,13 +7,14 @@ use dlock_integration::redis::{self, Connection};
 use dlock_integration::{await_until, command, Ask, Grant, Server, PATIENCE};
 
 use crate::failure::Failure;
+use crate::lapse::end_within_a_second;
 use crate::line::Line;
 use crate::pause::{milliseconds, Pauses};
 use crate::replies::Pattern;
 use crate::way::{Figure, Opened, Way};
 
 /// Who wait.
-const WAITERS: u64 = 10_000;
+const WAITERS: usize = 10_000;
 
 /// The way in which all leases end within a second.
 pub const LEASES: &str = "10,000 leases end in one second";
@@ -46,69 +47,45 @@ struct Leases {
     server: Server,
 }
 
-impl Leases {
-    /// The first lease ends this long after the first lock was taken: when all wait.
-    const LEAD_MS: u64 = 5_000;
-    const ENDS_PER_MS: u64 = WAITERS / 1_000;
-}
-
 impl Way for Leases {
     fn name(&self) -> &str {
         LEASES
     }
 
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        let start = Instant::now();
+        let mut line = Line::wide(self.server.port())?;
+        line.run_each(WAITERS, "*2\r\n:#\r\n:1\r\n", |number| {
+            format!("DLOCK.ACQUIRE mass:{number} first 86400000")
+        })?;
         let mut lines = connect(&self.server)?;
-        let mut connection = self.server.connection();
-        let start = now_ms()?;
-        for number in 0..WAITERS {
-            let end = start + Leases::LEAD_MS + number / Leases::ENDS_PER_MS;
-            let lease_ms = end.saturating_sub(now_ms()?).max(1);
-            let _: Grant = connection.ask(&format!("DLOCK.ACQUIRE mass:{number} first {lease_ms}"));
-        }
-        let deadlines_ms = deadlines(&mut connection)?;
         for (number, line) in lines.iter_mut().enumerate() {
             let acquire = format!("DLOCK.ACQUIRE mass:{number} second 3600000 BLOCK 0");
             line.send(&command(&acquire).get_packed_command())?;
         }
         self.server.await_blocked_clients(lines.len());
-        if now_ms()? >= start + Leases::LEAD_MS {
-            return Err("it took too long to queue up".into());
-        }
-        let (latest, pauses) = Pauses::during(&self.server, || watch(&mut lines, &deadlines_ms))?;
-        for number in 0..WAITERS {
-            let _: u64 = connection.ask(&format!("DLOCK.RELEASE mass:{number} second"));
-        }
+        let deadlines = end_within_a_second(&mut line, "mass", WAITERS, start.elapsed())?;
+        let (latest, pauses) = Pauses::during(&self.server, || watch(&mut lines, &deadlines))?;
+        line.run_each(WAITERS, ":0\r\n", |number| {
+            format!("DLOCK.RELEASE mass:{number} second")
+        })?;
         Ok([vec![(LATEST, milliseconds(latest))], pauses.figures()].concat())
     }
 }
 
-fn deadlines(connection: &mut Connection) -> Result<Vec<u64>, Failure> {
-    let mut pipeline = redis::pipe();
-    for number in 0..WAITERS {
-        pipeline.cmd("PEXPIRETIME").arg(format!("mass:{number}"));
-    }
-    Ok(pipeline.query(connection)?)
-}
-
 /// Reads in the order of the deadlines. What comes out of order is found late, so the truth may be better.
-fn watch(lines: &mut [Line], deadlines_ms: &[u64]) -> Result<Duration, Failure> {
+fn watch(lines: &mut [Line], deadlines: &[Duration]) -> Result<Duration, Failure> {
     let granted = Pattern::new("*2\r\n:#\r\n:1\r\n");
     let mut latest = Duration::ZERO;
-    for (line, deadline_ms) in lines.iter_mut().zip(deadlines_ms) {
+    for (line, deadline) in lines.iter_mut().zip(deadlines) {
         line.expect(&granted, 1)?;
         let lateness = SystemTime::now()
             .duration_since(UNIX_EPOCH)?
-            .checked_sub(Duration::from_millis(*deadline_ms))
+            .checked_sub(*deadline)
             .ok_or("a lock was granted before the lease of its holder had ended")?;
         latest = latest.max(lateness);
     }
     Ok(latest)
-}
-
-fn now_ms() -> Result<u64, Failure> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
-    Ok(u64::try_from(now.as_millis())?)
 }
 
 /// All who wait for one lock are gone from one moment to the next.

@@ -83,11 +83,6 @@ impl Outcome {
         }
     }
 
-    /// The row of this name.
-    pub fn row(&self, name: &str) -> Option<&Line> {
-        self.rows.iter().find(|row| row.name == name)
-    }
-
     /// Reads a file.
     pub fn load(path: &Path) -> Result<Outcome, Failure> {
         let text =

@@ -1,30 +1,34 @@
 //! The one loop that measures everything.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::time::Instant;
 
 use indicatif::ProgressBar;
 
 use crate::failure::Failure;
 use crate::series::Records;
-use crate::way::{Group, Opened, Way};
+use crate::way::{Group, Opened, Stint, Way};
 
-/// Measures the wanted ways of a group, so many times.
+/// Measures the wanted ways of a group, so many times or for so long.
 ///
 /// Every round takes one sample of each way, so that all ways see the same weather; the order changes from
-/// round to round, so that none always comes after the same other. Before the first round each is run once to
-/// warm up, and a way that cannot do that is left out; the failures say why.
+/// round to round, so that none always comes after the same other. Before the first round each warms up, and a
+/// way that cannot do that is left out; the failures say why.
 pub fn measure(
     group: &Group,
-    (sittings, rounds): (usize, usize),
+    stint: Stint,
     is_wanted: impl Fn(&str) -> bool,
     records: &mut Records,
     progress: &ProgressBar,
 ) -> Vec<Failure> {
     let mut failures = Vec::new();
-    for _ in 0..sittings {
+    let start = Instant::now();
+    for sitting in 1..=stint.sittings {
+        // Each has its part of the share, so that the first does not leave the last with nothing.
+        let end = start + stint.share.mul_f64(sitting as f64 / stint.sittings as f64);
         let sitting = || {
             let ways = open(group, &is_wanted, &mut failures)?;
-            sit(group, ways, rounds, records, progress)
+            sit(group, ways, (stint.rounds, end), records, progress)
         };
         // The harness panics when a server does not do as it should; it has said why then.
         let sat = catch_unwind(AssertUnwindSafe(sitting));
@@ -38,25 +42,38 @@ pub fn measure(
 
 fn open(group: &Group, is_wanted: impl Fn(&str) -> bool, failures: &mut Vec<Failure>) -> Opened {
     let mut ways = (group.open)()?;
-    ways.retain_mut(|way| match is_wanted(way.name()).then(|| way.sample()) {
-        Some(Ok(_)) => true,
-        Some(Err(error)) => {
-            failures.push(format!("{}: {error}", way.name()).into());
-            false
-        }
-        None => false,
-    });
+    ways.retain_mut(
+        |way| match is_wanted(way.name()).then(|| warm_up(group, way.as_mut())) {
+            Some(Ok(())) => true,
+            Some(Err(error)) => {
+                failures.push(format!("{}: {error}", way.name()).into());
+                false
+            }
+            None => false,
+        },
+    );
     Ok(ways)
+}
+
+fn warm_up(group: &Group, way: &mut dyn Way) -> Result<(), Failure> {
+    if group.effort.warms_up {
+        way.warm_up()
+    } else {
+        Ok(())
+    }
 }
 
 fn sit(
     group: &Group,
     mut ways: Vec<Box<dyn Way>>,
-    rounds: usize,
+    (rounds, end): (usize, Instant),
     records: &mut Records,
     progress: &ProgressBar,
 ) -> Result<(), Failure> {
     for round in 0..rounds {
+        if round > 0 && Instant::now() >= end {
+            break;
+        }
         for turn in order(round, ways.len()) {
             let way = &mut ways[turn];
             let figures = way
@@ -85,6 +102,38 @@ fn order(round: usize, ways: usize) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::way::{Effort, Figure};
+
+    struct Quiet;
+
+    impl Way for Quiet {
+        fn name(&self) -> &str {
+            "quiet"
+        }
+
+        fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+            Ok(vec![("figure", 1.0)])
+        }
+    }
+
+    #[test]
+    fn no_further_round_begins_when_the_share_is_over() {
+        let check = |share_s, samples| {
+            let group = Group {
+                name: "group",
+                effort: Effort::full(2, 5, share_s),
+                open: Box::new(|| Ok(vec![Box::new(Quiet)])),
+            };
+            let mut records = Records::default();
+            let progress = ProgressBar::hidden();
+            let failures = measure(&group, group.effort.full, |_| true, &mut records, &progress);
+            assert!(failures.is_empty());
+            assert_eq!(records.samples("group", "quiet", "figure").len(), samples);
+        };
+        check(3_600, 10);
+        // One of each sitting.
+        check(0, 2);
+    }
 
     #[test]
     fn each_round_measures_every_way_once() {

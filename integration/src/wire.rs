@@ -9,6 +9,9 @@ use redis::{Cmd, FromRedisValue, Parser, Value};
 use crate::ask::{command, decode, reply_of};
 use crate::patience::PATIENCE;
 
+/// Lines of a pipeline that are sent before their replies are read: few enough that neither side's buffers fill up.
+const AT_ONCE: usize = 500;
+
 /// A plain TCP connection: sending and reading are two steps, so a test can pipeline, leave in the middle
 /// or send what no client would. It speaks RESP2 until it has sent `HELLO 3`.
 pub struct Wire {
@@ -82,6 +85,37 @@ impl Wire {
             Ok(value) => decode(line, value),
             Err(error) => panic!("{line:?} was refused: {error}"),
         }
+    }
+
+    /// Sends lines at once, so that nothing can happen between them but what the server does by itself; their
+    /// replies.
+    #[track_caller]
+    pub fn batch<const N: usize>(&mut self, lines: [&str; N]) -> [Result<Value, String>; N] {
+        self.send_at_once(&lines);
+        lines.map(|_| self.read())
+    }
+
+    /// Sends lines, many at once, and gives their replies.
+    ///
+    /// # Panics
+    /// When one is refused.
+    #[track_caller]
+    pub fn pipeline(&mut self, lines: impl IntoIterator<Item = String>) -> Vec<Value> {
+        let lines: Vec<String> = lines.into_iter().collect();
+        let mut replies = Vec::with_capacity(lines.len());
+        for lines in lines.chunks(AT_ONCE) {
+            self.send_at_once(lines);
+            replies.extend(lines.iter().map(|_| self.read().expect("no refusal")));
+        }
+        replies
+    }
+
+    fn send_at_once(&mut self, lines: &[impl AsRef<str>]) {
+        let bytes: Vec<u8> = lines
+            .iter()
+            .flat_map(|line| command(line.as_ref()).get_packed_command())
+            .collect();
+        self.send_bytes(&bytes).expect("the server reads");
     }
 
     /// One line as it comes, without its CR LF: `*-1` tells a null array from a null bulk, `$-1`, which

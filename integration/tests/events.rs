@@ -180,38 +180,34 @@ fn transactions_and_scripts_tell_too() {
     let server = Server::start();
     let subscriber = listen(&server);
     let mut c = server.connection();
-    let one = take(&mut c, "one", "alice", 600_000);
-    let two = take(&mut c, "two", "alice", 600_000);
-    for line in ["MULTI", "DLOCK.RELEASE one alice", "DEL two", "EXEC"] {
-        c.run(line);
-    }
-    let mut all = heard(&subscriber, &mut c);
-    all.sort();
-    assert_eq!(
-        all,
-        [
-            said("__dlock@0__:one", "released", one),
-            said("__dlock@0__:two", "removed", two)
-        ]
-    );
-    let one = take(&mut c, "one", "alice", 600_000);
-    let two = take(&mut c, "two", "alice", 600_000);
-    let mut script = cmd("EVAL");
-    script
-        .arg("redis.call('DLOCK.RELEASE', KEYS[1], 'alice') redis.call('UNLINK', KEYS[2])")
-        .arg(2)
-        .arg("one")
-        .arg("two");
-    c.ask_command::<Value>(&script);
-    let mut all = heard(&subscriber, &mut c);
-    all.sort();
-    assert_eq!(
-        all,
-        [
-            said("__dlock@0__:one", "released", one),
-            said("__dlock@0__:two", "removed", two)
-        ]
-    );
+    let mut check = |end_both: fn(&mut Connection)| {
+        let one = take(&mut c, "one", "alice", 600_000);
+        let two = take(&mut c, "two", "alice", 600_000);
+        end_both(&mut c);
+        let mut all = heard(&subscriber, &mut c);
+        all.sort();
+        assert_eq!(
+            all,
+            [
+                said("__dlock@0__:one", "released", one),
+                said("__dlock@0__:two", "removed", two)
+            ]
+        );
+    };
+    check(|c| {
+        for line in ["MULTI", "DLOCK.RELEASE one alice", "DEL two", "EXEC"] {
+            c.run(line);
+        }
+    });
+    check(|c| {
+        let mut script = cmd("EVAL");
+        script
+            .arg("redis.call('DLOCK.RELEASE', KEYS[1], 'alice') redis.call('UNLINK', KEYS[2])")
+            .arg(2)
+            .arg("one")
+            .arg("two");
+        c.ask_command::<Value>(&script);
+    });
 }
 
 #[test]

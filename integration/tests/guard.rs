@@ -44,16 +44,6 @@ fn assert_refused(connection: &mut Connection, line: &str, code: &str) {
     assert_eq!(error.split(' ').next(), Some(code), "{line}: {error}");
 }
 
-fn batch<const N: usize>(server: &Server, lines: [&str; N]) -> [Result<Value, String>; N] {
-    let mut wire = server.wire();
-    let bytes: Vec<_> = lines
-        .iter()
-        .flat_map(|line| command(line).get_packed_command())
-        .collect();
-    wire.send_bytes(&bytes).expect("the server reads");
-    lines.map(|_| wire.read())
-}
-
 fn error_of(reply: &Result<Value, String>) -> &str {
     match reply {
         Err(error) => error,
@@ -165,7 +155,7 @@ fn nothing_runs_behind_a_release() {
     let (server, mut c, token) = held();
     let set = guard(token, "SET data 1");
     let late = guard(token, "SET data 2");
-    let replies = batch(&server, [&set, "DLOCK.RELEASE k alice", &late]);
+    let replies = server.wire().batch([&set, "DLOCK.RELEASE k alice", &late]);
     assert!(replies[0].is_ok() && replies[1].is_ok(), "{replies:?}");
     assert!(error_of(&replies[2]).starts_with("FENCED "));
     assert_eq!(get(&mut c, "data"), Some("1".into()));

@@ -538,29 +538,13 @@ fn a_lease_that_ends_in_a_pause() {
     assert_sound(&server);
 }
 
-/// Sends many lines in one go and reads their replies.
-#[track_caller]
-fn pipeline(wire: &mut Wire, lines: impl Iterator<Item = String>) -> Vec<Value> {
-    let mut replies = Vec::new();
-    let lines: Vec<String> = lines.collect();
-    for chunk in lines.chunks(500) {
-        let bytes: Vec<u8> = chunk
-            .iter()
-            .flat_map(|line| command(line).get_packed_command())
-            .collect();
-        wire.send_bytes(&bytes).expect("the server reads");
-        replies.extend(chunk.iter().map(|_| wire.read().expect("no refusal")));
-    }
-    replies
-}
-
 #[test]
 fn a_thousand_are_handed_the_lock_in_order() {
     const WAITERS: usize = 1_000;
     let (server, mut c, mut ear) = held();
     let mut wire = server.wire();
     let lines = (0..WAITERS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 600000 NOTIFY news"));
-    for (at, reply) in pipeline(&mut wire, lines).iter().enumerate() {
+    for (at, reply) in wire.pipeline(lines).iter().enumerate() {
         let place = i64::try_from(at).expect("a thousand at most");
         assert_eq!(reply, &Value::Array(vec![Value::Int(0), Value::Int(place)]));
     }
@@ -588,7 +572,7 @@ fn a_hundred_thousand_wait_on_one_connection() {
     wire.ask::<String>("PING");
     let before = used_memory(&server);
     let lines = (0..MASS).map(|at| format!("DLOCK.ACQUIRE k owner-{at:06} 600000 NOTIFY news"));
-    let replies = pipeline(&mut wire, lines);
+    let replies = wire.pipeline(lines);
     let last = MASS as i64 - 1;
     assert_eq!(
         replies[MASS - 1],
@@ -636,7 +620,7 @@ fn many_times_are_up_together() {
     let mut wire = server.wire();
     let lines =
         (0..WAITERS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 600000 BLOCK 300 NOTIFY news"));
-    pipeline(&mut wire, lines);
+    wire.pipeline(lines);
     wait_as(&mut c, "last", "");
     let mut told: Vec<String> = (0..WAITERS).map(|_| ear.text()).collect();
     told.sort();

@@ -7,7 +7,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{Connection, Value};
-use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
+use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, Wire, PATIENCE};
 use sound::{assert_sound, assert_sound_log};
 
 /// So long nothing must come of what cannot be.
@@ -550,10 +550,8 @@ fn a_failover_with_waiters() {
     }
 }
 
-/// SHUTDOWN waits for a replica that lags, as a pause does; then the waiters go, and their tickets stay.
-#[test]
-fn a_shutdown_that_waits_for_a_replica() {
-    let mut scene = scene();
+/// Has the primary shut down while its replica lags, so that it waits: a connection to it, and the one that waits.
+fn shut_down(scene: &Scene) -> (Connection, Wire) {
     let mut c = scene.primary.connection();
     c.run("CONFIG SET shutdown-timeout 60");
     scene.replica.freeze();
@@ -566,6 +564,14 @@ fn a_shutdown_that_waits_for_a_replica() {
             .log()
             .contains("Waiting for replicas before shutting down")
     });
+    (c, control)
+}
+
+/// SHUTDOWN waits for a replica that lags, as a pause does; then the waiters go, and their tickets stay.
+#[test]
+fn a_shutdown_that_waits_for_a_replica() {
+    let mut scene = scene();
+    let (mut c, _control) = shut_down(&scene);
     scene.dies.kill();
     scene.dies_too.kill();
     assert_eq!(scene.times_out.outcome(), Ok(Value::Nil));
@@ -584,18 +590,7 @@ fn a_shutdown_that_waits_for_a_replica() {
 #[test]
 fn a_shutdown_that_is_given_up() {
     let scene = scene();
-    let mut c = scene.primary.connection();
-    c.run("CONFIG SET shutdown-timeout 60");
-    scene.replica.freeze();
-    c.run("SET x 1");
-    let mut control = scene.primary.wire();
-    control.send("SHUTDOWN NOSAVE");
-    await_until("the shutdown waits", PATIENCE, || {
-        scene
-            .primary
-            .log()
-            .contains("Waiting for replicas before shutting down")
-    });
+    let (mut c, _control) = shut_down(&scene);
     scene.dies.kill();
     scene.dies_too.kill();
     await_over(&mut c, "other");

@@ -686,22 +686,6 @@ impl Pinging {
     }
 }
 
-/// Sends many lines in one go and reads their replies.
-#[track_caller]
-fn pipeline(wire: &mut Wire, lines: impl Iterator<Item = String>) -> Vec<Result<Value, String>> {
-    let mut replies = Vec::new();
-    let lines: Vec<String> = lines.collect();
-    for chunk in lines.chunks(500) {
-        let bytes: Vec<u8> = chunk
-            .iter()
-            .flat_map(|line| command(line).get_packed_command())
-            .collect();
-        wire.send_bytes(&bytes).expect("the server reads");
-        replies.extend(chunk.iter().map(|_| wire.read()));
-    }
-    replies
-}
-
 /// Waits for the end of all sessions, and says how long others had to wait meanwhile.
 #[track_caller]
 fn assert_no_stall(server: &Server, what: &str, most: Duration, end: impl FnOnce()) {
@@ -725,10 +709,10 @@ fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
     let server = Server::start();
     let mut dies = server.wire();
     let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} dies 600000 SESSION"));
-    pipeline(&mut dies, lines);
+    dies.pipeline(lines);
     let mut waits = server.wire();
     let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} next 600000 NOTIFY news"));
-    pipeline(&mut waits, lines);
+    waits.pipeline(lines);
     assert_eq!(counter(&server, "sessions"), MASS as u64);
     assert_no_stall(&server, "10,000 locks of one connection", PAUSE, || {
         drop(dies)
@@ -745,7 +729,7 @@ fn ten_thousand_sessions_on_one_lock_do_not_stall_the_server() {
     let server = Server::start();
     let mut dies = server.wire();
     let lines = (0..MASS).map(|owner| format!("DLOCK.ACQUIRE k {owner} 600000 SHARED SESSION"));
-    pipeline(&mut dies, lines);
+    dies.pipeline(lines);
     let writer = wait_as(&server, "writer");
     assert_no_stall(&server, "10,000 holders of one lock", PAUSE, || drop(dies));
     writer.reply::<Grant>();

@@ -93,17 +93,6 @@ fn is_live(connection: &mut Connection, token: u64) -> bool {
     }
 }
 
-/// Sends lines in one batch, so that nothing can happen between them but what the server does by itself.
-fn batch<const N: usize>(server: &Server, lines: [&str; N]) -> [Result<Value, String>; N] {
-    let mut wire = server.wire();
-    let bytes: Vec<_> = lines
-        .iter()
-        .flat_map(|line| command(line).get_packed_command())
-        .collect();
-    wire.send_bytes(&bytes).expect("the server reads");
-    lines.map(|_| wire.read())
-}
-
 fn as_int(reply: &Result<Value, String>) -> i64 {
     match reply {
         Ok(Value::Int(number)) => *number,
@@ -194,14 +183,11 @@ fn readers_that_stand_together_are_let_in_by_one_release() {
         .collect();
     let next = wait_as(&server, "next", "");
     let last = wait_as(&server, "last", "SHARED");
-    let [released, held, newcomer] = batch(
-        &server,
-        [
-            "DLOCK.RELEASE k writer",
-            "EVAL return(redis.call('DLOCK.INFO','k')[6]) 0",
-            "DLOCK.ACQUIRE k newcomer SHARED",
-        ],
-    );
+    let [released, held, newcomer] = server.wire().batch([
+        "DLOCK.RELEASE k writer",
+        "EVAL return(redis.call('DLOCK.INFO','k')[6]) 0",
+        "DLOCK.ACQUIRE k newcomer SHARED",
+    ]);
     assert_eq!((as_int(&released), as_int(&held)), (0, 100));
     assert_eq!(newcomer, Ok(Value::Nil));
     for (number, reader) in readers.iter().enumerate() {
@@ -233,13 +219,10 @@ fn a_mass_of_readers_is_let_in_by_one_release_in_order() {
             observer.ask::<Option<usize>>(&position) == Some(number)
         });
     }
-    let [released, newcomer] = batch(
-        &server,
-        [
-            "DLOCK.RELEASE k writer",
-            &format!("DLOCK.ACQUIRE k newcomer {LONG} SHARED BLOCK 0"),
-        ],
-    );
+    let [released, newcomer] = server.wire().batch([
+        "DLOCK.RELEASE k writer",
+        &format!("DLOCK.ACQUIRE k newcomer {LONG} SHARED BLOCK 0"),
+    ]);
     assert_eq!(as_int(&released), 0);
     for reader in &waiting {
         let (token, holds): Grant = reader.reply();
