@@ -299,11 +299,7 @@ impl Engine {
         let number = match place {
             Some(number) => number,
             None => {
-                let first = line
-                    .places
-                    .front()
-                    .map(|(number, _)| number - 1)
-                    .filter(|number| holder && *number > UPGRADE);
+                let first = line.ahead().filter(|_| holder);
                 let number = first.unwrap_or_else(|| self.clock.next(now));
                 let ticket = ask.ticket.filter(|_| !holder);
                 let fresh = Place::new(&Ask { ticket, ..*ask }, now.ms());
