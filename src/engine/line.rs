@@ -45,7 +45,8 @@ pub struct Place {
     pub limit: Limit,
     /// Since when it is there.
     pub since: Millis,
-    /// Whether it is a ticket. Kept apart, as most places are none, and there may be many places.
+    /// Whether it is a ticket: the value that the line was last reconciled with has it at this number, too. Kept apart, as
+    /// most places are none, and there may be many places.
     pub ticket: Option<Box<Keeping>>,
     /// Who waits here, in order. Empty: an absent ticket.
     pub requests: Vec<Request>,
