@@ -299,36 +299,18 @@ impl Engine {
         place: Option<u64>,
         holder: bool,
     ) -> u64 {
-        let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
-        let line = self.lines.make(&kept);
-        let number = match place {
-            Some(number) => number,
-            None => {
-                let first = line
-                    .places
-                    .front()
-                    .map(|(number, _)| number - 1)
-                    .filter(|number| holder && *number > UPGRADE);
-                let number = first.unwrap_or_else(|| self.clock.next(now));
-                let ticket = ask.ticket.filter(|_| !holder);
-                let fresh = Place::new(&Ask { ticket, ..*ask }, now.ms());
-                if line.insert(number, fresh) {
-                    self.places += 1;
-                }
-                entry.events.push(Event::Queued);
-                self.counters.top.queued(name);
-                number
-            }
+        let Some(number) = place else {
+            return self.stand_anew(entry, now, name, ask, holder);
         };
-        if let Some(place) = line.places.get_mut(number) {
+        let line = self.lines.get_mut(name);
+        if let Some(place) = line.and_then(|line| line.places.get_mut(number)) {
             let before = (place.limit, place.claim());
             place.limit = place.limit.min(ask.limit);
             if let Some(claim) = ask.ticket.filter(|_| !holder) {
                 place.set_claim(claim);
             }
-            let known = entry.has_ticket(number);
             if let Some(claim) = place.claim() {
-                if !known || before != (place.limit, Some(claim)) {
+                if before != (place.limit, Some(claim)) {
                     entry.commit(&Change::Ticket {
                         number,
                         owner: ask.owner,
@@ -338,6 +320,37 @@ impl Engine {
                 }
             }
         }
+        number
+    }
+
+    /// Makes the owner's place; gives its number.
+    fn stand_anew(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+        holder: bool,
+    ) -> u64 {
+        let kept = self.lines.name(name).unwrap_or_else(|| name.keep());
+        let line = self.lines.make(&kept);
+        let ahead = line.ahead().filter(|_| holder);
+        let number = ahead.unwrap_or_else(|| self.clock.next(now));
+        let ticket = ask.ticket.filter(|_| !holder);
+        let place = Place::new(&Ask { ticket, ..*ask }, now.ms());
+        if line.insert(number, place) {
+            self.places += 1;
+        }
+        if let Some(claim) = ticket {
+            entry.commit(&Change::Ticket {
+                number,
+                owner: ask.owner,
+                limit: ask.limit,
+                claim,
+            });
+        }
+        entry.events.push(Event::Queued);
+        self.counters.top.queued(name);
         number
     }
 

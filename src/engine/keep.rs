@@ -161,12 +161,12 @@ impl Engine {
         let Some(number) = line.stand_of(owner) else {
             return Ok(false);
         };
-        if entry.has_ticket(number) {
-            entry.commit(&Change::Unticket { number });
-        }
         let Some(place) = line.take(number) else {
             return Ok(false);
         };
+        if place.ticket.is_some() {
+            entry.commit(&Change::Unticket { number });
+        }
         self.dissolve(now, name, *place, &Outcome::Cancelled);
         self.rewatch(entry, now, name);
         self.follow_up(keys, now);

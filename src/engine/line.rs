@@ -45,7 +45,8 @@ pub struct Place {
     pub limit: Limit,
     /// Since when it is there.
     pub since: Millis,
-    /// Whether it is a ticket. Kept apart, as most places are none, and there may be many places.
+    /// Whether it is a ticket: the value that the line was last reconciled with has it at this number, too. Kept apart, as
+    /// most places are none, and there may be many places.
     pub ticket: Option<Box<Keeping>>,
     /// Who waits here, in order. Empty: an absent ticket.
     pub requests: Vec<Request>,
@@ -64,7 +65,7 @@ pub struct Keeping {
 }
 
 impl Place {
-    /// Since when it is there, to the microsecond: a place's number is that, but for the waiting upgrade's.
+    /// Since when it is there, to the microsecond: a place's number is that, unless it stands ahead of the queue.
     pub fn since_us(&self, number: u64) -> u64 {
         number.max(self.since.saturating_mul(1000))
     }
@@ -220,6 +221,12 @@ impl Line {
         }
     }
 
+    /// A number before all places; none if there is no more room for one.
+    pub fn ahead(&self) -> Option<u64> {
+        let first = self.places.front().map_or(QUEUED, |(number, _)| number);
+        Some(first.min(QUEUED) - 1).filter(|number| *number > UPGRADE)
+    }
+
     /// The place that is served next: the waiting upgrade, or the first in order.
     pub fn head(&self) -> Option<(u64, &Place)> {
         match self.upgrade.as_deref() {
@@ -245,6 +252,10 @@ impl Line {
 
 /// The number that the waiting upgrade goes by: before every other.
 pub const UPGRADE: u64 = 0;
+
+/// The numbers below this are those of places ahead of the queue. No ticket has one, also none that is brought by RENAME
+/// later: a ticket's number is what the clock showed in microseconds, and that passed this in the second hour of 1970.
+const QUEUED: u64 = 1 << 32;
 
 /// All lines, by database and key.
 #[derive(Debug, Default)]

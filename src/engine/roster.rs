@@ -2,16 +2,42 @@
 
 use std::collections::VecDeque;
 
-/// Members a chunk: small enough that moving its pointers costs less than a cache miss or two, large enough that a
-/// rank among 100,000 adds up only some hundred lengths.
-const CHUNK: usize = 512;
+/// Members a chunk: few enough that to take one out moves no more than some lines of memory, and enough that a rank among
+/// 100,000 adds up no more than a thousand lengths.
+const CHUNK: usize = 128;
 
 /// Values in the order of their numbers. Front, look-up, insertion and removal are a binary search and a short move;
 /// the rank adds the lengths of the chunks before.
 #[derive(Debug)]
 pub struct Roster<T> {
-    chunks: VecDeque<VecDeque<(u64, Box<T>)>>,
+    chunks: VecDeque<Chunk<T>>,
     len: usize,
+}
+
+/// Neighbours. A search goes by `start`, and so reads the memory of one chunk only.
+#[derive(Debug)]
+struct Chunk<T> {
+    // Above every number of the chunks before, and not above any in this one.
+    start: u64,
+    members: VecDeque<(u64, Box<T>)>,
+}
+
+impl<T> Chunk<T> {
+    fn of(number: u64, value: Box<T>) -> Chunk<T> {
+        Chunk {
+            start: number,
+            members: VecDeque::from([(number, value)]),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Where the number is, or would be.
+    fn search(&self, number: u64) -> Result<usize, usize> {
+        self.members.binary_search_by_key(&number, |(n, _)| *n)
+    }
 }
 
 impl<T> Default for Roster<T> {
@@ -36,68 +62,56 @@ impl<T> Roster<T> {
 
     /// The first, with its number.
     pub fn front(&self) -> Option<(u64, &T)> {
-        self.chunks
-            .front()?
-            .front()
-            .map(|(number, value)| (*number, &**value))
+        let (number, value) = self.chunks.front()?.members.front()?;
+        Some((*number, value))
     }
 
     /// All in order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
-        self.chunks
-            .iter()
-            .flatten()
-            .map(|(number, value)| (*number, &**value))
+        let members = self.chunks.iter().flat_map(|chunk| &chunk.members);
+        members.map(|(number, value)| (*number, &**value))
     }
 
     /// The one with this number.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
         let (chunk, at) = self.find(number)?;
-        self.chunks
-            .get_mut(chunk)?
-            .get_mut(at)
-            .map(|(_, value)| &mut **value)
+        let (_, value) = self.chunks.get_mut(chunk)?.members.get_mut(at)?;
+        Some(value)
     }
 
     /// The one with this number.
     pub fn get(&self, number: u64) -> Option<&T> {
         let (chunk, at) = self.find(number)?;
-        self.chunks.get(chunk)?.get(at).map(|(_, value)| &**value)
+        let (_, value) = self.chunks.get(chunk)?.members.get(at)?;
+        Some(value)
     }
 
     /// How many stand before this number; none if it is not here.
     pub fn rank(&self, number: u64) -> Option<usize> {
         let (chunk, at) = self.find(number)?;
-        Some(
-            self.chunks
-                .iter()
-                .take(chunk)
-                .map(VecDeque::len)
-                .sum::<usize>()
-                + at,
-        )
+        let before: usize = self.chunks.iter().take(chunk).map(Chunk::len).sum();
+        Some(before + at)
     }
 
     /// Puts a value in its place by number. A number that is here already keeps its value: the new one comes back.
     pub fn insert(&mut self, number: u64, value: Box<T>) -> Result<(), Box<T>> {
         let index = self.chunk_of(number);
         let Some(chunk) = self.chunks.get_mut(index) else {
-            self.chunks.push_back(VecDeque::from([(number, value)]));
+            self.chunks.push_back(Chunk::of(number, value));
             self.len += 1;
             return Ok(());
         };
-        match chunk.binary_search_by_key(&number, |(n, _)| *n) {
+        match chunk.search(number) {
             Ok(_) => return Err(value),
             // Arrival at the end of a full last chunk, the usual case: a fresh chunk rather than a split.
             Err(at) if at == chunk.len() && chunk.len() >= CHUNK => {
-                self.chunks
-                    .insert(index + 1, VecDeque::from([(number, value)]));
+                self.chunks.insert(index + 1, Chunk::of(number, value));
             }
             Err(at) => {
-                chunk.insert(at, (number, value));
+                chunk.start = chunk.start.min(number);
+                chunk.members.insert(at, (number, value));
                 if chunk.len() > CHUNK {
-                    let tail = chunk.split_off(CHUNK / 2);
-                    self.chunks.insert(index + 1, tail);
+                    self.split(index);
                 }
             }
         }
@@ -109,28 +123,34 @@ impl<T> Roster<T> {
     pub fn remove(&mut self, number: u64) -> Option<Box<T>> {
         let (index, at) = self.find(number)?;
         let chunk = self.chunks.get_mut(index)?;
-        let (_, value) = chunk.remove(at)?;
-        if chunk.is_empty() {
+        let (_, value) = chunk.members.remove(at)?;
+        if chunk.len() == 0 {
             self.chunks.remove(index);
         }
         self.len -= 1;
         Some(value)
     }
 
+    fn split(&mut self, index: usize) {
+        let Some(chunk) = self.chunks.get_mut(index) else {
+            return;
+        };
+        let members = chunk.members.split_off(CHUNK / 2);
+        if let Some((start, _)) = members.front() {
+            let start = *start;
+            self.chunks.insert(index + 1, Chunk { start, members });
+        }
+    }
+
     /// The chunk that holds or would hold the number: the last one that starts at or before it.
     fn chunk_of(&self, number: u64) -> usize {
-        let starts_before =
-            |chunk: &VecDeque<(u64, Box<T>)>| chunk.front().is_some_and(|(n, _)| *n <= number);
+        let starts_before = |chunk: &Chunk<T>| chunk.start <= number;
         self.chunks.partition_point(starts_before).saturating_sub(1)
     }
 
     fn find(&self, number: u64) -> Option<(usize, usize)> {
         let index = self.chunk_of(number);
-        let at = self
-            .chunks
-            .get(index)?
-            .binary_search_by_key(&number, |(n, _)| *n)
-            .ok()?;
+        let at = self.chunks.get(index)?.search(number).ok()?;
         Some((index, at))
     }
 }

@@ -39,8 +39,8 @@ const LATE: u64 = u64::MAX;
 const FEW_HOLDERS: usize = 16;
 
 /// The part of the world that a wait depends on. Owners go by the hash of their names.
-struct Graph {
-    locks: Vec<LockNode>,
+struct Graph<'e> {
+    locks: Vec<LockNode<'e>>,
     // By database and address of the name: a lock with a queue has its name in one place.
     lock_at: HashMap<(u32, *const u8), usize>,
     owners: Vec<OwnerNode>,
@@ -54,8 +54,10 @@ struct Graph {
     relied: bool,
 }
 
-struct LockNode {
+struct LockNode<'e> {
     name: Name,
+    // Looked up once: a look-up by name is a good part of what a lock costs here.
+    line: Option<&'e Line>,
     // Only those who wait for something themselves.
     holders: Vec<(usize, Limit)>,
     // Up to which number of its queue requests for many locks have been looked at; none: its holders have not been, either.
@@ -119,12 +121,11 @@ enum Blocker {
     Place(u64),
 }
 
-/// One step of a circle.
+/// One step of a circle. Its owners are looked up when it is named: a circle may be long, and few of its steps are.
 struct Step {
     id: RequestId,
-    waiter: Rc<[u8]>,
     name: Name,
-    blocker: Rc<[u8]>,
+    blocker: RequestId,
     queued: bool,
 }
 
@@ -207,7 +208,8 @@ impl Engine {
             Ok(Some(circle)) => {
                 self.counters.deadlocks += 1;
                 let mut readable = |name: &Name| keys.readable(name.lend());
-                Err(Error::Deadlock(text(&circle, &mut readable)))
+                let owner = |id| self.named(id, Some(ask.owner));
+                Err(Error::Deadlock(text(&circle, owner, &mut readable)))
             }
             Err(TooFar) => {
                 self.counters.deadlocks_unknown += 1;
@@ -251,7 +253,8 @@ impl Engine {
                     }
                     None => BTreeSet::new(),
                 };
-                let error = Error::Deadlock(text(&circle, &mut |name| own.contains(name)));
+                let owner = |id| self.named(id, None);
+                let error = Error::Deadlock(text(&circle, owner, &mut |name| own.contains(name)));
                 self.dismiss(victim, now, Outcome::Refused(error));
                 for name in own {
                     self.settle(keys, now, name.lend());
@@ -352,7 +355,7 @@ impl Engine {
             }
             return Ok(None);
         }
-        graph.trace(self, keys, at, asked.fresh).map(Some)
+        graph.trace(self, keys, at).map(Some)
     }
 
     /// Whether those who hold what is waited for wait for nothing, and nobody stands there for other locks as well. Then
@@ -377,6 +380,14 @@ impl Engine {
         })
     }
 
+    /// Who asks in a request of a circle; `fresh` is the owner of one that stands in no queue yet.
+    fn named(&self, id: RequestId, fresh: Option<&[u8]>) -> Rc<[u8]> {
+        match fresh {
+            Some(owner) if id == ASKED => Rc::from(owner),
+            _ => self.owner_of(id).unwrap_or_default(),
+        }
+    }
+
     /// Who asks in a waiting request.
     fn owner_of(&self, id: RequestId) -> Option<Rc<[u8]>> {
         match self.requests.get(id)? {
@@ -389,9 +400,9 @@ impl Engine {
     }
 }
 
-impl Graph {
+impl<'e> Graph<'e> {
     /// Finds out what the waits depend on, and plays it through. What is found on the way is looked at in its turn.
-    fn play(&mut self, engine: &Engine, keys: &mut impl Keyspace) -> Result<(), TooFar> {
+    fn play(&mut self, engine: &'e Engine, keys: &mut impl Keyspace) -> Result<(), TooFar> {
         let mut next = 0;
         while next < self.waits.len() {
             self.explore(engine, keys, next)?;
@@ -408,7 +419,7 @@ impl Graph {
     /// The node of an owner; one that is new brings all its waits with it, and the one that is asked for.
     fn owner(
         &mut self,
-        engine: &Engine,
+        engine: &'e Engine,
         keys: &mut impl Keyspace,
         owner: u64,
         asked: Option<&Asked>,
@@ -421,7 +432,15 @@ impl Graph {
         let first = self.waits.len();
         let fresh = asked.and_then(|asked| asked.fresh);
         if let Some(asked) = asked.filter(|_| fresh.is_some()) {
-            self.wait(at, asked.id, asked.client, asked.places.iter().cloned());
+            let places = asked.places.iter();
+            let targets: Vec<Target> = places
+                .map(|(name, number, limit)| Target {
+                    lock: self.lock(engine, name),
+                    number: *number,
+                    limit: *limit,
+                })
+                .collect();
+            self.wait(at, asked.id, asked.client, targets);
         }
         for id in engine.requests.of_owner(owner) {
             self.wait_of(engine, keys, at, id);
@@ -449,22 +468,34 @@ impl Graph {
     }
 
     /// Adds a request that waits.
-    fn wait_of(&mut self, engine: &Engine, keys: &mut impl Keyspace, owner: usize, id: RequestId) {
+    fn wait_of(
+        &mut self,
+        engine: &'e Engine,
+        keys: &mut impl Keyspace,
+        owner: usize,
+        id: RequestId,
+    ) {
         match engine.requests.get(id) {
             None => {}
             Some(Stand::One(name, number)) => {
-                let line = engine.lines.get(name.lend());
+                let lock = self.lock(engine, name);
+                let line = self.line(lock);
                 let Some(place) = line.and_then(|line| line.place(*number)) else {
                     return;
                 };
                 let request = place.requests.iter().find(|request| request.id == id);
                 let client = request.map_or(0, |request| request.client);
-                let target = (name.clone(), *number, place.limit);
-                self.wait(owner, id, client, std::iter::once(target));
+                let target = Target {
+                    lock,
+                    number: *number,
+                    limit: place.limit,
+                };
+                self.wait(owner, id, client, [target]);
             }
             Some(Stand::Many(many)) => {
                 let target = |(name, number): &(Name, Option<u64>)| {
-                    let line = engine.lines.get(name.lend());
+                    let lock = self.lock(engine, name);
+                    let line = self.line(lock);
                     let number = number.or_else(|| {
                         let mut open = false;
                         keys.look(name.lend(), &mut |lock| {
@@ -477,9 +508,13 @@ impl Graph {
                     })?;
                     let place = line.and_then(|line| line.place(number));
                     let limit = place.map_or(many.limit, |place| place.limit.min(many.limit));
-                    Some((name.clone(), number, limit))
+                    Some(Target {
+                        lock,
+                        number,
+                        limit,
+                    })
                 };
-                let targets = many.locks.iter().filter_map(target);
+                let targets: Vec<Target> = many.locks.iter().filter_map(target).collect();
                 self.wait(owner, id, many.client, targets);
             }
         }
@@ -490,16 +525,9 @@ impl Graph {
         owner: usize,
         id: RequestId,
         client: u64,
-        targets: impl Iterator<Item = (Name, u64, Limit)>,
+        targets: impl IntoIterator<Item = Target>,
     ) {
-        let mut targets = targets.map(|(name, number, limit)| {
-            let lock = self.lock(name);
-            Target {
-                lock,
-                number,
-                limit,
-            }
-        });
+        let mut targets = targets.into_iter();
         let target = targets.next();
         let others = targets.collect();
         self.wait_at.insert(id, self.waits.len());
@@ -513,13 +541,14 @@ impl Graph {
         });
     }
 
-    fn lock(&mut self, name: Name) -> usize {
+    fn lock(&mut self, engine: &'e Engine, name: &Name) -> usize {
         let fresh = self.locks.len();
         let known = self.lock_at.entry((name.db, name.key.as_ptr()));
         let at = *known.or_insert(fresh);
         if at == fresh {
             self.locks.push(LockNode {
-                name,
+                line: engine.lines.get(name.lend()),
+                name: name.clone(),
                 holders: Vec::new(),
                 explored: None,
             });
@@ -527,9 +556,19 @@ impl Graph {
         at
     }
 
+    fn line(&self, lock: usize) -> Option<&'e Line> {
+        self.locks.get(lock)?.line
+    }
+
     /// Notes that an owner can act if it can by this connection: it is there, is not blocked, and the owner does not wait
     /// by it.
-    fn can_act_by(&mut self, engine: &Engine, keys: &mut impl Keyspace, owner: usize, client: u64) {
+    fn can_act_by(
+        &mut self,
+        engine: &'e Engine,
+        keys: &mut impl Keyspace,
+        owner: usize,
+        client: u64,
+    ) {
         let Some(node) = self.owners.get_mut(owner) else {
             return;
         };
@@ -547,7 +586,7 @@ impl Graph {
     /// Finds out what a wait depends on.
     fn explore(
         &mut self,
-        engine: &Engine,
+        engine: &'e Engine,
         keys: &mut impl Keyspace,
         wait: usize,
     ) -> Result<(), TooFar> {
@@ -560,8 +599,7 @@ impl Graph {
             };
             let from = node.explored;
             node.explored = Some(from.unwrap_or(0).max(target.number));
-            let name = node.name.clone();
-            let line = engine.lines.get(name.lend());
+            let line = node.line;
             if from.is_none() {
                 self.explore_holders(engine, keys, target.lock, line)?;
             }
@@ -586,7 +624,7 @@ impl Graph {
     /// Notes the holders of a lock that wait for something themselves: the others give it back.
     fn explore_holders(
         &mut self,
-        engine: &Engine,
+        engine: &'e Engine,
         keys: &mut impl Keyspace,
         at: usize,
         line: Option<&Line>,
@@ -625,7 +663,7 @@ impl Graph {
     }
 
     /// Plays through that all who can act give back what they hold, and the queues are served, until nothing moves any more.
-    fn reduce(&mut self, engine: &Engine) -> Result<(), TooFar> {
+    fn reduce(&mut self, engine: &'e Engine) -> Result<(), TooFar> {
         loop {
             let mut moved = false;
             // What was found last is what the others depend on: a chain resolves in one pass.
@@ -653,7 +691,7 @@ impl Graph {
     /// What keeps a wait from being granted as things stand, if anything does: the first place that is blocked, and by what.
     fn obstacle(
         &mut self,
-        engine: &Engine,
+        engine: &'e Engine,
         wait: usize,
     ) -> Result<Option<(Target, Blocker)>, TooFar> {
         let mut nth = 0;
@@ -673,7 +711,7 @@ impl Graph {
     /// What keeps this place from being granted as things stand, if anything does.
     fn blocker(
         &mut self,
-        engine: &Engine,
+        engine: &'e Engine,
         owner: usize,
         target: Target,
     ) -> Result<Option<Blocker>, TooFar> {
@@ -685,7 +723,7 @@ impl Graph {
             return Ok(None);
         };
         let free = node.holders.iter().all(|(holder, _)| self.acts(*holder));
-        let Some(line) = engine.lines.get(node.name.lend()) else {
+        let Some(line) = node.line else {
             return Ok(None);
         };
         // The request that is asked for is in no queue yet, but may come to stand before this place.
@@ -769,22 +807,16 @@ impl Graph {
         (!strictest.allows(count + 1)).then_some(*first)
     }
 
-    /// Follows what blocks what until an owner comes up a second time. `fresh` is the owner of a request that stands in no
-    /// queue yet.
+    /// Follows what blocks what until an owner comes up a second time.
     fn trace(
         &mut self,
-        engine: &Engine,
+        engine: &'e Engine,
         keys: &mut impl Keyspace,
         asked: usize,
-        fresh: Option<&[u8]>,
     ) -> Result<Vec<Step>, TooFar> {
         let mut steps: Vec<Step> = Vec::new();
         let mut seen: ByNumber<usize> = ByNumber::default();
         let mut at = asked;
-        let named = |id: RequestId| match fresh {
-            Some(owner) if id == ASKED => Some(Rc::from(owner)),
-            _ => engine.owner_of(id),
-        };
         loop {
             let Some(wait) = self.waits.get(at) else {
                 return Ok(steps);
@@ -807,21 +839,16 @@ impl Graph {
                     let stuck = |at: &usize| self.waits.get(*at).is_some_and(|wait| !wait.granted);
                     waits.into_iter().flatten().find(stuck)
                 }
-                Blocker::Place(number) => self.wait_at_place(engine, keys, &name, number),
+                Blocker::Place(number) => self.wait_at_place(engine, keys, target.lock, number),
             };
-            let Some((next, blocking)) =
-                next.and_then(|next| Some((next, named(self.waits.get(next)?.id)?)))
+            let Some((next, blocker)) = next.and_then(|at| Some((at, self.waits.get(at)?.id)))
             else {
-                return Ok(steps);
-            };
-            let Some(waiter) = named(id) else {
                 return Ok(steps);
             };
             steps.push(Step {
                 id,
-                waiter,
                 name,
-                blocker: blocking,
+                blocker,
                 queued,
             });
             at = next;
@@ -832,13 +859,13 @@ impl Graph {
     /// asked for.
     fn wait_at_place(
         &mut self,
-        engine: &Engine,
+        engine: &'e Engine,
         keys: &mut impl Keyspace,
-        name: &Name,
+        lock: usize,
         number: u64,
     ) -> Option<usize> {
-        let line = engine.lines.get(name.lend());
-        let present = line
+        let present = self
+            .line(lock)
             .and_then(|line| line.place(number))
             .and_then(|place| Some((place, place.requests.first()?)));
         let Some((place, request)) = present else {
@@ -866,7 +893,11 @@ impl Graph {
 }
 
 /// A circle as an error names it.
-fn text(circle: &[Step], readable: &mut dyn FnMut(&Name) -> bool) -> String {
+fn text(
+    circle: &[Step],
+    owner: impl Fn(RequestId) -> Rc<[u8]>,
+    readable: &mut dyn FnMut(&Name) -> bool,
+) -> String {
     let named = circle.iter().take(STEPS_NAMED).map(|step| {
         let key = if readable(&step.name) {
             format!("'{}'", escaped(&step.name.key, BYTES_NAMED))
@@ -875,9 +906,9 @@ fn text(circle: &[Step], readable: &mut dyn FnMut(&Name) -> bool) -> String {
         };
         format!(
             "'{}' waits for {key} {} '{}'",
-            escaped(&step.waiter, BYTES_NAMED),
+            escaped(&owner(step.id), BYTES_NAMED),
             if step.queued { "behind" } else { "held by" },
-            escaped(&step.blocker, BYTES_NAMED)
+            escaped(&owner(step.blocker), BYTES_NAMED)
         )
     });
     let named = named.collect::<Vec<_>>().join(", ");
