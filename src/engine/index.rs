@@ -1,7 +1,7 @@
 //! A hash map that grows in small steps.
 
 use std::borrow::Borrow;
-use std::collections::hash_map::{Entry, RandomState};
+use std::collections::hash_map::RandomState;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
@@ -63,43 +63,12 @@ impl<K: Hash + Eq, V> Index<K, V> {
         self.map_mut(key).get_mut(key)
     }
 
-    /// The key as it is kept.
-    pub fn key<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&K>
-    where
-        K: Borrow<Q>,
-    {
-        self.map(key).get_key_value(key).map(|(key, _)| key)
-    }
-
     /// Puts a value at a key; gives the one that was there.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         self.divide();
         let before = self.map_mut(&key).insert(key, value);
         self.len += usize::from(before.is_none());
         before
-    }
-
-    /// The value at a key, made if there is none.
-    pub fn or_insert_with(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
-        self.divide();
-        let Index {
-            first,
-            others,
-            hash,
-            len,
-        } = self;
-        let shard = shard(hash, others.len(), &key);
-        let map = match others.get_mut(shard) {
-            Some(map) => map,
-            None => first,
-        };
-        match map.entry(key) {
-            Entry::Occupied(slot) => slot.into_mut(),
-            Entry::Vacant(slot) => {
-                *len += 1;
-                slot.insert(make())
-            }
-        }
     }
 
     /// Takes a key out, with its value.
@@ -114,12 +83,6 @@ impl<K: Hash + Eq, V> Index<K, V> {
             self.others = Vec::new();
         }
         Some(taken)
-    }
-
-    /// All keys.
-    pub fn keys(&self) -> impl Iterator<Item = &K> {
-        let maps = [&self.first].into_iter().chain(&self.others);
-        maps.flat_map(HashMap::keys)
     }
 
     /// Divides the entries among many maps once they are not few any more.

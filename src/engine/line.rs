@@ -9,6 +9,7 @@ use super::order::Order;
 use super::roster::Roster;
 use super::stakes::Stakes;
 use super::{Limit, Millis, Name, NameRef};
+use std::cell::Cell;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 
@@ -258,89 +259,135 @@ pub const UPGRADE: u64 = 0;
 const QUEUED: u64 = 1 << 32;
 
 /// All lines, by database and key.
+///
+/// Most of an event is about one lock: its line is looked up a dozen times, each time at the cost of comparing its name
+/// rather than of hashing it.
 #[derive(Debug, Default)]
 pub struct Lines {
-    dbs: Vec<Index<Rc<[u8]>, Line>>,
-    // The keys of each database once more, for scans.
-    orders: Vec<Order>,
+    dbs: Vec<Db>,
+    // A line stays at its place, so that it can be told by that.
+    slots: Vec<Option<Box<Kept>>>,
+    free: Vec<usize>,
+    // Where the line is that was looked up last, unless it has gone.
+    last: Cell<usize>,
     len: usize,
+}
+
+#[derive(Debug, Default)]
+struct Db {
+    slots: Index<Rc<[u8]>, usize>,
+    // The keys once more, for scans.
+    order: Order,
+}
+
+#[derive(Debug)]
+struct Kept {
+    name: Name,
+    line: Line,
 }
 
 impl Lines {
     /// The line of a lock.
     pub fn get(&self, name: NameRef) -> Option<&Line> {
-        if self.len == 0 {
-            return None;
-        }
-        self.dbs.get(name.db as usize)?.get(name.key)
+        let at = self.find(name)?;
+        self.slots.get(at)?.as_ref().map(|kept| &kept.line)
     }
 
     /// The line of a lock.
     pub fn get_mut(&mut self, name: NameRef) -> Option<&mut Line> {
-        if self.len == 0 {
-            return None;
-        }
-        self.dbs.get_mut(name.db as usize)?.get_mut(name.key)
+        let at = self.find(name)?;
+        self.slots.get_mut(at)?.as_mut().map(|kept| &mut kept.line)
     }
 
     /// The line of a lock, made if it is not there.
     pub fn make(&mut self, name: &Name) -> &mut Line {
-        let db = name.db as usize;
-        if self.dbs.len() <= db {
-            self.dbs.resize_with(db + 1, Index::default);
-            self.orders.resize_with(db + 1, Order::default);
-        }
-        let (len, order) = (&mut self.len, &mut self.orders[db]);
-        self.dbs[db].or_insert_with(name.key.clone(), || {
-            *len += 1;
-            order.insert(&name.key);
-            Line::default()
-        })
+        let at = match self.find(name.lend()) {
+            Some(at) => at,
+            None => self.place(name),
+        };
+        let kept = self.slots[at].get_or_insert_with(|| Kept::empty(name));
+        &mut kept.line
     }
 
     /// Takes a line out.
     pub fn remove(&mut self, name: NameRef) -> Option<Line> {
-        let db = name.db as usize;
-        let (key, line) = self.dbs.get_mut(db)?.remove(name.key)?;
+        let db = self.dbs.get_mut(name.db as usize)?;
+        let (key, at) = db.slots.remove(name.key)?;
+        db.order.remove(&key);
+        let kept = self.slots.get_mut(at)?.take()?;
         self.len -= 1;
-        if let Some(order) = self.orders.get_mut(db) {
-            order.remove(&key);
+        if self.len == 0 {
+            (self.slots, self.free) = Default::default();
+        } else {
+            self.free.push(at);
         }
-        Some(line)
+        Some(kept.line)
     }
 
     /// About `most` keys of a database from this point of their order on, and the point to go on from.
     pub fn from(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
-        let order = self.orders.get(db as usize);
-        order.map_or((Vec::new(), None), |order| order.from(from, most))
+        let db = self.dbs.get(db as usize);
+        db.map_or((Vec::new(), None), |db| db.order.from(from, most))
     }
 
     /// The full name under which a line is kept.
     pub fn name(&self, name: NameRef) -> Option<Name> {
-        let key = self.dbs.get(name.db as usize)?.key(name.key)?;
-        Some(Name {
-            db: name.db,
-            key: key.clone(),
-        })
+        let at = self.find(name)?;
+        self.slots.get(at)?.as_ref().map(|kept| kept.name.clone())
     }
 
     /// All names of a database, or of all databases.
     pub fn names(&self, db: Option<u32>) -> Vec<Name> {
-        let chosen = self
-            .dbs
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| db.map_or(true, |db| db as usize == *at));
-        let mut names: Vec<Name> = chosen
-            .flat_map(|(at, lines)| {
-                lines.keys().map(move |key| Name {
-                    db: at as u32,
-                    key: key.clone(),
-                })
-            })
-            .collect();
-        // The same inputs give the same outputs: the map's own order differs from process to process.
+        let kept = self.slots.iter().flatten().map(|kept| &kept.name);
+        let chosen = kept.filter(|name| db.map_or(true, |db| db == name.db));
+        let mut names: Vec<Name> = chosen.cloned().collect();
+        // The same inputs give the same outputs: places are given anew in the order in which lines have gone.
         names.sort_unstable();
         names
+    }
+
+    /// Where the line of a lock is.
+    #[inline]
+    fn find(&self, name: NameRef) -> Option<usize> {
+        if self.len == 0 {
+            return None;
+        }
+        let last = self.last.get();
+        match self.slots.get(last) {
+            Some(Some(kept)) if kept.name.lend() == name => Some(last),
+            _ => self.search(name),
+        }
+    }
+
+    fn search(&self, name: NameRef) -> Option<usize> {
+        let at = *self.dbs.get(name.db as usize)?.slots.get(name.key)?;
+        self.last.set(at);
+        Some(at)
+    }
+
+    /// Gives a line that is not there a place.
+    fn place(&mut self, name: &Name) -> usize {
+        let db = name.db as usize;
+        if self.dbs.len() <= db {
+            self.dbs.resize_with(db + 1, Db::default);
+        }
+        let at = self.free.pop().unwrap_or(self.slots.len());
+        if at == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.dbs[db].slots.insert(name.key.clone(), at);
+        self.dbs[db].order.insert(&name.key);
+        self.last.set(at);
+        self.len += 1;
+        at
+    }
+}
+
+impl Kept {
+    fn empty(name: &Name) -> Box<Kept> {
+        Box::new(Kept {
+            name: name.clone(),
+            line: Line::default(),
+        })
     }
 }
