@@ -9,7 +9,7 @@ use super::counters::Counters;
 use super::deadline::Due;
 use super::keep::{end, tell, Departed, Recipient};
 use super::line::{Line, Place, Request, RequestId, UPGRADE};
-use super::lock::Hold;
+use super::lock::{Hold, Lock};
 use super::many::Next;
 use super::requests::Stand;
 use super::sessions::Sessions;
@@ -260,9 +260,9 @@ impl Engine {
         now: Now,
         name: NameRef,
     ) -> (&'k mut Entry, bool) {
-        // Only a lock with a line can have something to follow up elsewhere.
         let watched = self.watches(name);
-        if watched {
+        // Only a lock with a line can have something to follow up elsewhere.
+        if watched && !self.rests(keys.entry(name), now, name) {
             self.settle(keys, now, name);
             self.follow_up(keys, now);
         }
@@ -271,6 +271,22 @@ impl Engine {
             self.settle_unwatched(entry, now, name);
         }
         (entry, watched)
+    }
+
+    /// Whether a settlement of this lock would change nothing: it has been settled since anything has happened to it, and no
+    /// lease has run out.
+    fn rests(&self, entry: &Entry, now: Now, name: NameRef) -> bool {
+        let settled = |line: &Line| {
+            let pending = line.dirty || line.stale || line.closed || line.ends.is_some();
+            !pending && line.lapsed.is_empty()
+        };
+        let lapsed = |lock: &Lock| lock.ended(now.ms()).is_some();
+        self.lines.get(name).is_some_and(settled)
+            && self.leaving.is_empty()
+            && !self.held_back
+            && !entry.foreign
+            && entry.ends.is_none()
+            && !entry.lock.as_deref().is_some_and(lapsed)
     }
 
     /// The value at this key is gone or another: whoever is queued here is to be served.
