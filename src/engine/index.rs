@@ -1,10 +1,10 @@
-//! A hash map that grows in small steps.
+//! Hash maps: one that grows in small steps, and those by numbers.
 
 use std::borrow::Borrow;
 use std::collections::hash_map::RandomState;
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasher, Hash};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 
 /// Entries up to which one map holds them all: to move so many takes a millisecond or two. Beyond, each look-up hashes its key
 /// once more, which a queue of ten thousand shall not pay for.
@@ -15,33 +15,61 @@ const SHARDS: usize = 256;
 
 /// A map from keys to values. A plain hash map moves all its entries at once when it grows, which with a hundred thousand
 /// queued would hold the server up for tens of milliseconds.
-pub struct Index<K, V> {
+pub struct Index<K, V, S = RandomState> {
     // The only map, or the first of many.
-    first: HashMap<K, V>,
-    others: Vec<HashMap<K, V>>,
-    hash: RandomState,
+    first: HashMap<K, V, S>,
+    others: Vec<HashMap<K, V, S>>,
+    hash: S,
     len: usize,
 }
 
-impl<K, V> Default for Index<K, V> {
+/// A hash for numbers that nobody can choose to collide: those that requests go by, which are this module's own, and the
+/// hashes that owners go by. One multiplication spreads them; a look along a chain of waits spends much of its time on
+/// hashes.
+#[derive(Debug, Default)]
+pub struct Unchosen(u64);
+
+impl Hasher for Unchosen {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// A map by such numbers.
+pub type ByNumber<V> = HashMap<u64, V, BuildHasherDefault<Unchosen>>;
+
+/// A map by such numbers that grows in small steps.
+pub type NumberIndex<V> = Index<u64, V, BuildHasherDefault<Unchosen>>;
+
+impl<K, V, S: Default> Default for Index<K, V, S> {
     fn default() -> Self {
         Index {
-            first: HashMap::new(),
+            first: HashMap::default(),
             others: Vec::new(),
-            hash: RandomState::new(),
+            hash: S::default(),
             len: 0,
         }
     }
 }
 
-impl<K: fmt::Debug, V: fmt::Debug> fmt::Debug for Index<K, V> {
+impl<K: fmt::Debug, V: fmt::Debug, S> fmt::Debug for Index<K, V, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let maps = [&self.first].into_iter().chain(&self.others);
         f.debug_map().entries(maps.flatten()).finish()
     }
 }
 
-impl<K: Hash + Eq, V> Index<K, V> {
+impl<K: Hash + Eq, V, S: BuildHasher + Default> Index<K, V, S> {
     /// How many entries there are.
     pub fn len(&self) -> usize {
         self.len
@@ -79,7 +107,7 @@ impl<K: Hash + Eq, V> Index<K, V> {
         let taken = self.map_mut(key).remove_entry(key)?;
         self.len -= 1;
         if self.len == 0 && !self.others.is_empty() {
-            self.first = HashMap::new();
+            self.first = HashMap::default();
             self.others = Vec::new();
         }
         Some(taken)
@@ -90,25 +118,25 @@ impl<K: Hash + Eq, V> Index<K, V> {
         if self.len < FEW || !self.others.is_empty() {
             return;
         }
-        self.others.resize_with(SHARDS - 1, HashMap::new);
+        self.others.resize_with(SHARDS - 1, HashMap::default);
         for (key, value) in std::mem::take(&mut self.first) {
             self.map_mut(&key).insert(key, value);
         }
     }
 
-    fn map<Q: Hash + ?Sized>(&self, key: &Q) -> &HashMap<K, V> {
+    fn map<Q: Hash + ?Sized>(&self, key: &Q) -> &HashMap<K, V, S> {
         let shard = shard(&self.hash, self.others.len(), key);
         self.others.get(shard).unwrap_or(&self.first)
     }
 
-    fn map_mut<Q: Hash + ?Sized>(&mut self, key: &Q) -> &mut HashMap<K, V> {
+    fn map_mut<Q: Hash + ?Sized>(&mut self, key: &Q) -> &mut HashMap<K, V, S> {
         let shard = shard(&self.hash, self.others.len(), key);
         self.others.get_mut(shard).unwrap_or(&mut self.first)
     }
 }
 
 /// Which of the other maps has a key; beyond them: the first.
-fn shard<Q: Hash + ?Sized>(hash: &RandomState, others: usize, key: &Q) -> usize {
+fn shard<Q: Hash + ?Sized>(hash: &impl BuildHasher, others: usize, key: &Q) -> usize {
     match others {
         0 => 0,
         others => (hash.hash_one(key) >> 32) as usize % (others + 1),

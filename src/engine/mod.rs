@@ -19,7 +19,7 @@ pub mod counters;
 pub mod deadline;
 mod graph;
 mod holders;
-mod index;
+pub mod index;
 mod keep;
 pub mod line;
 pub mod lock;

@@ -1,12 +1,12 @@
 //! The requests that wait, over all locks: found by name, by owner and by connection.
 
 use super::deadline::DueKey;
-use super::index::Index;
+use super::index::{ByNumber, NumberIndex};
 use super::line::RequestId;
 use super::{Limit, Millis, Name, NameRef};
 use std::collections::hash_map::{Entry as Slot, RandomState};
-use std::collections::{BTreeSet, HashMap};
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher};
+use std::collections::BTreeSet;
+use std::hash::BuildHasher;
 use std::rc::Rc;
 
 /// Where a waiting request stands.
@@ -67,42 +67,17 @@ struct Notified {
     ids: BTreeSet<RequestId>,
 }
 
-/// A hash for numbers that nobody can choose to collide: those that requests go by, which are this module's own, and the
-/// hashes that owners go by. One multiplication spreads them; a look along a chain of waits spends much of its time on
-/// hashes.
-#[derive(Debug, Default)]
-pub struct Unchosen(u64);
-
-impl Hasher for Unchosen {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-/// A map by such numbers.
-pub type ByNumber<T> = HashMap<u64, T, BuildHasherDefault<Unchosen>>;
-
 /// All waiting requests.
 #[derive(Debug, Default)]
 pub struct Requests {
-    by_id: Index<RequestId, Stand>,
+    by_id: NumberIndex<Stand>,
     // By the hash of the owner's name: owners are kept with their places, and there may be many.
-    by_owner: Index<u64, Ids>,
+    by_owner: NumberIndex<Ids>,
     hash: RandomState,
     // How many requests block each connection. One, unless a connection is not what it should be.
-    blocked: HashMap<u64, u32>,
+    blocked: ByNumber<u32>,
     // Those that wait by a channel, by connection.
-    notified: HashMap<u64, Notified>,
+    notified: ByNumber<Notified>,
     notifies: usize,
     last: RequestId,
 }

@@ -5,10 +5,11 @@
 //! many hold and wait. A lock with a queue also keeps here what a search for circles must know of its holders, so that it
 //! opens no keys. Uncontended locks know nothing of it.
 
+use super::index::ByNumber;
 use super::lock::Hold;
 use super::{Limit, Name};
 use std::collections::hash_map::Entry as Slot;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 /// Holders whose stakes are kept one by one. A lock with more is listed as a whole, and asked itself: to keep account of
 /// tens of thousands at each change would cost more than that.
@@ -64,7 +65,7 @@ impl Stakes {
 /// All stakes.
 #[derive(Debug, Default)]
 pub struct StakeIndex {
-    holders: HashMap<u64, u32>,
+    holders: ByNumber<u32>,
     crowded: BTreeSet<Name>,
 }
 

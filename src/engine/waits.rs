@@ -9,8 +9,9 @@
 //! tied to) is there and waits neither blocked nor, for this owner, by a channel. A polled ticket waits for nothing.
 
 use super::acquire::Ask;
+use super::index::ByNumber;
 use super::line::{Line, Place, RequestId, UPGRADE};
-use super::requests::{ByNumber, Stand};
+use super::requests::Stand;
 use super::stakes::Stake;
 use super::{Engine, Keyspace, Limit, Name, NameRef, Now, Outcome};
 use crate::error::{escaped, Error};

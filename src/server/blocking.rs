@@ -22,9 +22,10 @@ use super::cell::MainThread;
 use super::inbox::{self, Notice};
 use super::{door, reply};
 use crate::commands::Reply;
+use crate::engine::index::ByNumber;
 use crate::engine::line::RequestId;
 use crate::engine::{Grant, Name, Outcome, Wake};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
@@ -50,7 +51,7 @@ enum State {
 #[derive(Default)]
 struct Waiters {
     // Taken out as soon as the connection is unblocked or ends: the server frees a waiter only after that.
-    by_request: HashMap<RequestId, *mut Waiter>,
+    by_request: ByNumber<*mut Waiter>,
     answered: VecDeque<RequestId>,
 }
 
