@@ -79,7 +79,9 @@ impl Engine {
         if entry.lock.is_none() && !self.watches(name) && self.policy.granting(now) {
             return self.grant_now(entry, now, name, ask);
         }
-        self.contend(keys, now, name, ask)
+        let answer = self.contend(keys, now, name, ask);
+        self.follow_up(keys, now);
+        answer
     }
 
     /// The rest of it, for a lock that somebody has or stands for, or while nothing is granted. It has been brought up to

@@ -30,10 +30,8 @@ const SUSPECTS_A_STEP: usize = 64;
 /// The name that the request goes by that is not queued yet.
 const ASKED: RequestId = 0;
 
-/// The place of the request that is not queued yet, and after it that of a request for many locks that will have to queue
-/// for one of them, as its owner holds it no longer.
-const LAST: u64 = u64::MAX - 1;
-const LATE: u64 = u64::MAX;
+/// The place of the request that is not queued yet.
+const LAST: u64 = u64::MAX;
 
 /// Holders of a lock that are looked at without counting.
 const FEW_HOLDERS: usize = 16;
@@ -352,7 +350,7 @@ impl Engine {
             }
             return Ok(None);
         }
-        graph.trace(self, keys, at, asked.fresh).map(Some)
+        graph.trace(self, at, asked.fresh).map(Some)
     }
 
     /// Whether those who hold what is waited for wait for nothing, and nobody stands there for other locks as well. Then
@@ -424,7 +422,7 @@ impl Graph {
             self.wait(at, asked.id, asked.client, asked.places.iter().cloned());
         }
         for id in engine.requests.of_owner(owner) {
-            self.wait_of(engine, keys, at, id);
+            self.wait_of(engine, at, id);
         }
         let waits = first..self.waits.len();
         // Of several waits one may end, and the owner could act by its connection; or time runs out for that one.
@@ -449,7 +447,7 @@ impl Graph {
     }
 
     /// Adds a request that waits.
-    fn wait_of(&mut self, engine: &Engine, keys: &mut impl Keyspace, owner: usize, id: RequestId) {
+    fn wait_of(&mut self, engine: &Engine, owner: usize, id: RequestId) {
         match engine.requests.get(id) {
             None => {}
             Some(Stand::One(name, number)) => {
@@ -464,17 +462,8 @@ impl Graph {
             }
             Some(Stand::Many(many)) => {
                 let target = |(name, number): &(Name, Option<u64>)| {
+                    let number = (*number)?;
                     let line = engine.lines.get(name.lend());
-                    let number = number.or_else(|| {
-                        let mut open = false;
-                        keys.look(name.lend(), &mut |lock| {
-                            open = lock.hold(&many.owner).is_some_and(|hold| {
-                                hold.limit <= many.limit || lock.admits(&many.owner, many.limit)
-                            });
-                        });
-                        let known = || line.and_then(|line| line.stand_of(&many.owner));
-                        (!open).then(|| known().unwrap_or(LATE))
-                    })?;
                     let place = line.and_then(|line| line.place(number));
                     let limit = place.map_or(many.limit, |place| place.limit.min(many.limit));
                     Some((name.clone(), number, limit))
@@ -716,11 +705,6 @@ impl Graph {
                 let served = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
                 let ids = place.requests.iter().map(|request| self.node(request.id));
                 !ids.chain(joins.map(Some)).any(served)
-                    && !self.late_comer_served(
-                        engine.requests.hash(&place.owner),
-                        target.lock,
-                        number,
-                    )
             } else {
                 let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
                 let owner = owner.copied().unwrap_or(usize::MAX);
@@ -733,19 +717,6 @@ impl Graph {
         }
         self.steps_left = self.steps_left.checked_sub(steps).ok_or(TooFar)?;
         Ok(found)
-    }
-
-    /// Whether another request of the owner for many locks, which will have to queue for this one too, would have taken the
-    /// place with it.
-    fn late_comer_served(&self, owner: u64, lock: usize, number: u64) -> bool {
-        let node = self
-            .owner_at
-            .get(&owner)
-            .and_then(|at| self.owners.get(*at));
-        let waits = node.and_then(|node| self.waits.get(node.waits.clone()));
-        let at_it = |target: &Target| target.lock == lock && target.number == number;
-        let mut served = waits.into_iter().flatten().filter(|wait| wait.granted);
-        served.any(|wait| wait.targets().any(at_it))
     }
 
     fn node(&self, id: RequestId) -> Option<&WaitNode> {
@@ -774,7 +745,6 @@ impl Graph {
     fn trace(
         &mut self,
         engine: &Engine,
-        keys: &mut impl Keyspace,
         asked: usize,
         fresh: Option<&[u8]>,
     ) -> Result<Vec<Step>, TooFar> {
@@ -807,7 +777,7 @@ impl Graph {
                     let stuck = |at: &usize| self.waits.get(*at).is_some_and(|wait| !wait.granted);
                     waits.into_iter().flatten().find(stuck)
                 }
-                Blocker::Place(number) => self.wait_at_place(engine, keys, &name, number),
+                Blocker::Place(number) => self.wait_at_place(engine, &name, number),
             };
             let Some((next, blocking)) =
                 next.and_then(|next| Some((next, named(self.waits.get(next)?.id)?)))
@@ -830,13 +800,7 @@ impl Graph {
 
     /// The first wait of a place, which may have come up only now. With nobody there it is the place of the one that is
     /// asked for.
-    fn wait_at_place(
-        &mut self,
-        engine: &Engine,
-        keys: &mut impl Keyspace,
-        name: &Name,
-        number: u64,
-    ) -> Option<usize> {
+    fn wait_at_place(&mut self, engine: &Engine, name: &Name, number: u64) -> Option<usize> {
         let line = engine.lines.get(name.lend());
         let present = line
             .and_then(|line| line.place(number))
@@ -860,7 +824,7 @@ impl Graph {
                 self.owners.len() - 1
             }
         };
-        self.wait_of(engine, keys, owner, id);
+        self.wait_of(engine, owner, id);
         self.wait_at.get(&id).copied()
     }
 }

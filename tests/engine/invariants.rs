@@ -623,7 +623,7 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
         "by_token: {}, by_client: {}, by_owner: {}",
         "holders: {}, crowded: {}",
         "dirty: []",
-        "next: []",
+        "next: {}",
         "undelivered: []",
         "leaving: {}, suspects: {}, relying: {}",
     ]
