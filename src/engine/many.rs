@@ -147,7 +147,13 @@ impl Engine {
     fn access(&self, entry: &Entry, name: NameRef, ask: &Ask) -> Result<Access, Error> {
         let compatible = entry.admits(ask.owner, ask.limit);
         let Some(hold) = entry.hold(ask.owner) else {
-            let open = compatible && self.lines.get(name).map_or(true, Line::is_empty);
+            let open = match self.lines.get(name).and_then(Line::head) {
+                None => compatible,
+                // Its own place, by a ticket or an earlier request: nobody is before it.
+                Some((_, head)) => {
+                    *head.owner == *ask.owner && entry.admits(ask.owner, ask.limit.min(head.limit))
+                }
+            };
             if open && entry.holders() >= self.policy.max_holders {
                 return Err(Error::Full("dlock.max-holders"));
             }
@@ -187,7 +193,11 @@ impl Engine {
     ) -> Result<Vec<Grant>, Error> {
         let mut grants = Vec::with_capacity(names.len());
         for name in names {
-            let grant = self.take_one(keys.entry(*name), now, *name, ask)?;
+            let line = self.lines.get(*name);
+            let place = line.and_then(|line| line.number_of(ask.owner));
+            let entry = keys.entry(*name);
+            let place = place.filter(|_| entry.hold(ask.owner).is_none());
+            let grant = self.take_at(entry, now, *name, ask, place, None)?;
             self.counters.grants_immediate += u64::from(grant.holds == grant.added);
             grants.push(grant);
         }
@@ -196,6 +206,54 @@ impl Engine {
         }
         self.follow_up(keys, now);
         Ok(grants)
+    }
+
+    /// Takes one of many locks, and with it the owner's place there. Others who share that are granted too.
+    fn take_at(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+        number: Option<u64>,
+        id: Option<RequestId>,
+    ) -> Result<Grant, Error> {
+        let line = self.lines.get(name);
+        let place = line.and_then(|line| line.place(number?));
+        // With the limit of all who share the place: theirs are re-entries then.
+        let limit = place.map_or(ask.limit, |place| place.limit.min(ask.limit));
+        let grant = self.take_one(entry, now, name, &Ask { limit, ..*ask })?;
+        if let Some(number) = number {
+            self.use_up(entry, now, name, number, id);
+        }
+        Ok(grant)
+    }
+
+    /// The place is granted as this request for many locks takes it.
+    fn use_up(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        number: u64,
+        id: Option<RequestId>,
+    ) {
+        let Some(line) = self.lines.get_mut(name) else {
+            return;
+        };
+        let Some(mut place) = line.take(number) else {
+            return;
+        };
+        let before = place.requests.len();
+        place.requests.retain(|request| Some(request.id) != id);
+        line.many -= before - place.requests.len();
+        self.places -= 1;
+        let since = place.since_us(number);
+        self.counters.waited(name, since, now);
+        if place.ticket.is_some() {
+            entry.commit(&Change::Unticket { number });
+        }
+        self.grant(entry, now, name, *place);
     }
 
     fn take_one(
@@ -461,35 +519,13 @@ impl Engine {
         let mut grants = Vec::with_capacity(locks.len());
         for (name, number) in locks {
             let (name, entry) = (name.lend(), keys.entry(name.lend()));
-            let line = self.lines.get(name);
-            let place = line.and_then(|line| line.place((*number)?));
-            // With the limit of all who share the place: theirs are re-entries then.
-            let limit = place.map_or(ask.limit, |place| place.limit);
-            let ask = Ask { limit, ..*ask };
-            if let Ok(grant) = self.take_one(entry, now, name, &ask) {
+            if let Some(line) = self.lines.get_mut(name) {
+                line.entering.remove(&id);
+            }
+            if let Ok(grant) = self.take_at(entry, now, name, ask, *number, Some(id)) {
                 self.counters.grants_waited += u64::from(grant.holds == grant.added);
                 grants.push(grant);
             }
-            let Some(line) = self.lines.get_mut(name) else {
-                continue;
-            };
-            let Some(number) = *number else {
-                line.entering.remove(&id);
-                continue;
-            };
-            let Some(mut place) = line.take(number) else {
-                continue;
-            };
-            line.many -= 1;
-            place.requests.retain(|request| request.id != id);
-            self.places -= 1;
-            let since = place.since_us(number);
-            self.counters.waited(name, since, now);
-            if place.ticket.is_some() {
-                entry.commit(&Change::Unticket { number });
-            }
-            // Other requests of the owner that share the place.
-            self.grant(entry, now, name, *place);
         }
         let told = Recipient {
             id,
