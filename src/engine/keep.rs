@@ -155,22 +155,21 @@ impl Engine {
         owner: &[u8],
     ) -> Result<bool, Error> {
         let entry = self.settled(keys, now, name)?;
-        let Some(line) = self.lines.get_mut(name) else {
-            return Ok(false);
-        };
-        let Some(number) = line.stand_of(owner) else {
-            return Ok(false);
-        };
-        if entry.has_ticket(number) {
-            entry.commit(&Change::Unticket { number });
+        let mut removed = false;
+        // A holder may have two, if its re-entry had to wait (in quarantine) or the hold came later (by RENAME).
+        while let Some((number, place)) = self.lines.get_mut(name).and_then(|line| {
+            let number = line.stand_of(owner)?;
+            Some((number, line.take(number)?))
+        }) {
+            if entry.has_ticket(number) {
+                entry.commit(&Change::Unticket { number });
+            }
+            self.dissolve(now, name, *place, &Outcome::Cancelled);
+            removed = true;
         }
-        let Some(place) = line.take(number) else {
-            return Ok(false);
-        };
-        self.dissolve(now, name, *place, &Outcome::Cancelled);
         self.rewatch(entry, now, name);
         self.follow_up(keys, now);
-        Ok(true)
+        Ok(removed)
     }
 
     /// A grant did not reach its connection: what it added is to be taken back as soon as changes are possible.
