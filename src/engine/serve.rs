@@ -638,6 +638,7 @@ impl Engine {
                 outcome,
             );
         }
+        self.suspect_holder(name, &place.owner);
     }
 
     /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, the line itself.

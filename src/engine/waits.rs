@@ -83,6 +83,10 @@ impl WaitNode {
         self.target.iter().chain(&self.others)
     }
 
+    fn targets_mut(&mut self) -> impl Iterator<Item = &mut Target> {
+        self.target.iter_mut().chain(&mut self.others)
+    }
+
     fn nth(&self, at: usize) -> Option<Target> {
         match at {
             0 => self.target,
@@ -155,8 +159,7 @@ impl Engine {
         // By a ticket that nobody was there for it may stand before those that it waits for elsewhere.
         let returns = wanted.len() > 1 && wanted.iter().any(|(_, number)| number.is_some());
         // It may block the connection by which another owner could have acted.
-        let relied = !self.relying.is_empty();
-        if !(returns || relied || self.has_stake(keys, ask.owner)) {
+        if !(returns || self.suspicious() || self.has_stake(keys, ask.owner)) {
             return Ok(());
         }
         self.look_for_circle(keys, wanted, ask)
@@ -269,6 +272,15 @@ impl Engine {
         self.suspects.extend(self.lines.names(None));
     }
 
+    /// Has the queue of a lock looked at that was granted to an owner who waits for others as well: those who stand in it
+    /// depend on these waits from now on.
+    pub(super) fn suspect_holder(&mut self, name: NameRef, owner: &[u8]) {
+        let queued = self.lines.get(name).is_some_and(|line| !line.is_empty());
+        if queued && self.requests.waits(self.requests.hash(owner)) {
+            self.suspects.insert(name.keep());
+        }
+    }
+
     /// Has the queues looked at that this request stands in.
     pub(super) fn suspect_stand(&mut self, id: RequestId) {
         match self.requests.get(id) {
@@ -356,7 +368,9 @@ impl Engine {
     /// Whether those who hold what is waited for wait for nothing, and nobody stands there for other locks as well. Then
     /// it does not matter what else the owner waits for, which may be a lot: by a channel it can wait for thousands.
     fn ends_plainly(&self, keys: &mut impl Keyspace, asked: &Asked) -> bool {
-        let waits = |owner: u64| owner != asked.owner && self.requests.waits(owner);
+        // Who asks for a lock that it holds stands before the others; but a hold may also have come to a place behind them.
+        let first = |owner: u64| asked.fresh.is_some() && owner == asked.owner;
+        let waits = |owner: u64| !first(owner) && self.requests.waits(owner);
         asked.places.iter().all(|(name, ..)| {
             let line = self.lines.get(name.lend());
             if line.is_some_and(|line| line.many > 0) {
@@ -424,6 +438,7 @@ impl Graph {
         for id in engine.requests.of_owner(owner) {
             self.wait_of(engine, at, id);
         }
+        self.join(first);
         let waits = first..self.waits.len();
         // Of several waits one may end, and the owner could act by its connection; or time runs out for that one.
         self.relied |= waits.len() > 1;
@@ -444,6 +459,23 @@ impl Graph {
             }
         }
         at
+    }
+
+    /// The request that is asked for is the first of its owner's: those whose place it joins need that with its limit.
+    fn join(&mut self, first: usize) {
+        let Some((asked, others)) = self.waits.get_mut(first..).and_then(<[_]>::split_first_mut)
+        else {
+            return;
+        };
+        for own in asked.targets().filter(|_| asked.id == ASKED) {
+            for wait in others.iter_mut() {
+                let here =
+                    |target: &&mut Target| (target.lock, target.number) == (own.lock, own.number);
+                if let Some(target) = wait.targets_mut().find(here) {
+                    target.limit = target.limit.min(own.limit);
+                }
+            }
+        }
     }
 
     /// Adds a request that waits.
@@ -622,7 +654,7 @@ impl Graph {
                 if self.waits.get(at).map_or(true, |wait| wait.granted) {
                     continue;
                 }
-                if self.obstacle(engine, at)?.is_some() {
+                if !self.gives_up(at) && self.obstacle(engine, at)?.is_some() {
                     continue;
                 }
                 moved = true;
@@ -637,6 +669,15 @@ impl Graph {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether a wait ends as its owner can act: an upgrade goes with the hold that is given back.
+    fn gives_up(&self, wait: usize) -> bool {
+        let upgrades = |wait: &WaitNode| {
+            let mut targets = wait.targets();
+            targets.any(|target| target.number == UPGRADE) && self.acts(wait.owner)
+        };
+        self.waits.get(wait).is_some_and(upgrades)
     }
 
     /// What keeps a wait from being granted as things stand, if anything does: the first place that is blocked, and by what.
@@ -680,25 +721,31 @@ impl Graph {
         // The request that is asked for is in no queue yet, but may come to stand before this place.
         let asked = self.node(ASKED).and_then(|wait| {
             let here = |own: &&Target| own.lock == target.lock && own.number < target.number;
-            Some((wait, wait.targets().find(here)?.number))
+            Some((wait, *wait.targets().find(here)?))
         });
         if free && line.many == 0 && asked.is_none() {
             return Ok(None);
         }
-        if let Some((_, number)) = asked.filter(|(wait, _)| !wait.granted) {
-            let place = line.place(number);
+        if let Some((_, own)) = asked.filter(|(wait, _)| !wait.granted) {
+            let place = line.place(own.number);
             if place.map_or(true, |place| place.requests.is_empty()) {
-                return Ok(Some(Blocker::Place(number)));
+                return Ok(Some(Blocker::Place(own.number)));
             }
         }
         let before = |(number, _): &(u64, &Place)| *number < target.number;
         let (mut steps, mut found) = (0, None);
         for (number, place) in line.in_order().take_while(before) {
             steps += 1;
-            let joins = asked.filter(|(_, own)| *own == number);
-            let joins = joins.map(|(wait, _)| wait);
+            let joined = asked.filter(|(_, own)| own.number == number);
+            let limit = joined.map_or(place.limit, |(_, own)| own.limit);
+            let joins = joined.map(|(wait, _)| wait);
             let alone = joins.is_some_and(|wait| wait.others.is_empty());
-            let stands = if place.requests.is_empty() {
+            // An upgrade goes with the hold that its owner gives back.
+            let ends = || {
+                let owner = engine.requests.hash(&place.owner);
+                number == UPGRADE && self.acts_by_hash(owner)
+            };
+            let stands = if place.requests.is_empty() || ends() {
                 false
             } else if place.only_many() && !alone {
                 // The first of them that is granted takes the place with it.
@@ -708,7 +755,7 @@ impl Graph {
             } else {
                 let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
                 let owner = owner.copied().unwrap_or(usize::MAX);
-                self.incompatible(target.lock, owner, place.limit).is_some()
+                self.incompatible(target.lock, owner, limit).is_some()
             };
             if stands {
                 found = Some(Blocker::Place(number));
@@ -721,6 +768,11 @@ impl Graph {
 
     fn node(&self, id: RequestId) -> Option<&WaitNode> {
         self.waits.get(*self.wait_at.get(&id)?)
+    }
+
+    fn acts_by_hash(&self, owner: u64) -> bool {
+        let at = self.owner_at.get(&owner);
+        at.map_or(true, |at| self.acts(*at))
     }
 
     fn acts(&self, owner: usize) -> bool {
