@@ -91,7 +91,9 @@ impl Engine {
             }
             return Ok(Answer::Granted(grant));
         }
-        self.contend(keys, now, name, ask)
+        let answer = self.contend(keys, now, name, ask);
+        self.follow_up(keys, now);
+        answer
     }
 
     /// The rest of it, for a lock that somebody has or stands for, or while nothing is granted. It has been brought up to

@@ -155,22 +155,21 @@ impl Engine {
         owner: &[u8],
     ) -> Result<bool, Error> {
         let entry = self.settled(keys, now, name)?;
-        let Some(line) = self.lines.get_mut(name) else {
-            return Ok(false);
-        };
-        let Some(number) = line.stand_of(owner) else {
-            return Ok(false);
-        };
-        let Some(place) = line.take(number) else {
-            return Ok(false);
-        };
-        if place.ticket.is_some() {
-            entry.commit(&Change::Unticket { number });
+        let mut removed = false;
+        // A holder may have two, if its re-entry had to wait (in quarantine) or the hold came later (by RENAME).
+        while let Some((number, place)) = self.lines.get_mut(name).and_then(|line| {
+            let number = line.stand_of(owner)?;
+            Some((number, line.take(number)?))
+        }) {
+            if place.ticket.is_some() {
+                entry.commit(&Change::Unticket { number });
+            }
+            self.dissolve(now, name, *place, &Outcome::Cancelled);
+            removed = true;
         }
-        self.dissolve(now, name, *place, &Outcome::Cancelled);
         self.rewatch(entry, now, name);
         self.follow_up(keys, now);
-        Ok(true)
+        Ok(removed)
     }
 
     /// A grant did not reach its connection: what it added is to be taken back as soon as changes are possible.
@@ -317,9 +316,9 @@ impl Engine {
                     line.many -= 1;
                 }
                 for (lock, number) in &many.locks {
-                    if let Some(number) = number.filter(|_| lock.lend() != name) {
-                        self.part(request.id, lock, number, now);
-                        self.next.push(Next::Lock(lock.clone()));
+                    if lock.lend() != name {
+                        self.part_of_many(request.id, lock, *number, now);
+                        self.next.insert(Next::Lock(lock.clone()));
                     }
                 }
             }
@@ -355,15 +354,11 @@ impl Engine {
             }
             Stand::Many(many) => {
                 let (until, owner) = (many.until, many.owner.clone());
-                let places: Vec<(Name, u64)> = many
-                    .locks
-                    .iter()
-                    .filter_map(|(name, number)| Some((name.clone(), (*number)?)))
-                    .collect();
+                let locks = many.locks.clone();
                 let first = many.locks.first().map(|(name, _)| name.clone())?;
                 let client = many.client;
-                for (name, number) in places {
-                    self.part(id, &name, number, now);
+                for (name, number) in locks {
+                    self.part_of_many(id, &name, number, now);
                     self.mark(&name);
                 }
                 if let Some(due) = until {
@@ -386,6 +381,15 @@ impl Engine {
             owner,
             channel: request.channel,
         })
+    }
+
+    /// A request for many locks no longer waits for this one, where it stands at this place or at none.
+    fn part_of_many(&mut self, id: RequestId, name: &Name, number: Option<u64>, now: Now) {
+        if let Some(number) = number {
+            self.part(id, name, number, now);
+        } else if let Some(line) = self.lines.get_mut(name.lend()) {
+            line.entering.remove(&id);
+        }
     }
 
     /// Takes a request out of one place. With nobody left there the place goes too, unless it is a ticket that is kept for

@@ -10,6 +10,7 @@ use super::roster::Roster;
 use super::stakes::Stakes;
 use super::{Limit, Millis, Name, NameRef};
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 
@@ -144,6 +145,8 @@ pub struct Line {
     pub lease: Option<DueKey>,
     /// How many parts of requests for many locks wait here.
     pub many: usize,
+    /// Requests for many locks that do not queue here, as long as their owner holds the lock.
+    pub entering: BTreeSet<RequestId>,
     /// What it has put down in the index of stakes.
     pub stakes: Stakes,
     /// Absent tickets whose window has ended.

@@ -6,13 +6,14 @@
 //! the same order in all queues they share, so neither can wait for the other in one queue and be waited for in another.
 //!
 //! A lock that the owner holds already is entered once more, not queued for. If that hold ends while the request waits, the
-//! lock is taken with the others if nobody is before it then, and queued for if somebody is.
+//! lock is queued for from then on, like the others: its line knows who counts on the hold.
 
 use super::acquire::{overflow, take, Ask, Claim, Wait};
 use super::change::{Change, End};
 use super::deadline::Due;
 use super::keep::{held, lower, tell, Recipient};
 use super::line::{Line, Request, RequestId, UPGRADE};
+use super::lock::Hold;
 use super::requests::{Many, Stand};
 use super::waits::two_upgrades;
 use super::{Engine, Entry, Grant, Keyspace, Millis, Name, NameRef, Now, Outcome};
@@ -20,13 +21,13 @@ use crate::error::Error;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 
-/// What a settlement has made possible elsewhere.
-#[derive(Debug)]
+/// What a settlement has made possible elsewhere, in the order in which it is looked at.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Next {
-    /// A request for many locks may be grantable: it heads a queue.
-    Many(RequestId),
     /// A place in this lock's queue has gone with one elsewhere.
     Lock(Name),
+    /// A request for many locks may be grantable: it heads a queue. Those of one owner are granted as they came.
+    Many(RequestId),
 }
 
 /// What a request for many locks is answered.
@@ -41,14 +42,39 @@ pub enum ManyAnswer {
 }
 
 /// How one lock stands towards a request for it among others.
+#[derive(Debug, Clone, Copy)]
+struct Access {
+    way: Way,
+    /// Whether it can be had now.
+    open: bool,
+}
+
+/// How a request comes to one lock among others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Access {
-    /// It can be taken, or entered once more.
-    Open,
-    /// The owner holds it with a weaker limit, and others beside: to be waited for ahead of the queue.
-    ToUpgrade,
+enum Way {
+    /// The owner holds it with that limit or a stricter one: to be entered once more.
+    Enter,
+    /// The owner holds it with a weaker limit: to be waited for ahead of the queue.
+    Upgrade,
     /// To be queued for.
-    Closed,
+    Queue,
+}
+
+impl Many {
+    /// What it asks for of each lock.
+    fn ask<'a>(&self, owner: &'a [u8]) -> Ask<'a> {
+        Ask {
+            owner,
+            lease: self.lease,
+            wait: Wait::For(None),
+            holds: self.holds,
+            limit: self.limit,
+            ticket: None,
+            session: self.session,
+            channel: None,
+            client: self.client,
+        }
+    }
 }
 
 impl Engine {
@@ -70,21 +96,13 @@ impl Engine {
         let quarantined = self.policy.quarantined(now);
         let mut ways = Vec::with_capacity(names.len());
         for name in names {
-            ways.push(self.way(keys.entry(*name), *name, ask)?);
+            ways.push(self.access(keys.entry(*name), *name, ask)?);
         }
-        let held: Vec<bool> = names
-            .iter()
-            .map(|name| keys.entry(*name).hold(ask.owner).is_some())
-            .collect();
-        let open = ways.iter().all(|way| *way == Access::Open);
         // An upgrade is a new grant: a drained server makes none, be it of one lock or of many.
-        let mut enters = |name: &NameRef| {
-            let hold = keys.entry(*name).hold(ask.owner);
-            hold.is_some_and(|hold| hold.limit <= ask.limit)
-        };
-        if !self.policy.grants && !names.iter().all(&mut enters) {
+        if !self.policy.grants && ways.iter().any(|access| access.way != Way::Enter) {
             return Err(Error::Draining);
         }
+        let open = ways.iter().all(|access| access.open);
         if !quarantined && open {
             return self
                 .grant_many(keys, now, names, ask)
@@ -99,16 +117,17 @@ impl Engine {
         }
         let mut wanted = Vec::with_capacity(names.len());
         let mut fresh = 0;
-        for ((name, way), held) in names.iter().zip(&ways).zip(&held) {
-            if *way == Access::ToUpgrade {
-                self.upgrade_is_free(*name, ask)?;
-            }
+        for (name, access) in names.iter().zip(&ways) {
             let line = self.lines.get(*name);
-            let place = match way {
-                Access::ToUpgrade => Some(UPGRADE),
-                Access::Open if *held && !quarantined => continue,
-                Access::Open | Access::Closed => line.and_then(|line| line.number_of(ask.owner)),
+            let place = match access.way {
+                Way::Enter if !quarantined => continue,
+                Way::Enter | Way::Queue => line.and_then(|line| line.number_of(ask.owner)),
+                Way::Upgrade => {
+                    self.upgrade_is_free(*name, ask)?;
+                    Some(UPGRADE)
+                }
             };
+            let line = self.lines.get(*name);
             let known =
                 place.is_some_and(|number| line.is_some_and(|line| line.place(number).is_some()));
             self.room(*name, ask, known)?;
@@ -125,24 +144,31 @@ impl Engine {
     /// How a lock stands towards the request.
     ///
     /// Errors: `Full`, `Argument` when it could be taken but for a bound.
-    fn way(&self, entry: &Entry, name: NameRef, ask: &Ask) -> Result<Access, Error> {
+    fn access(&self, entry: &Entry, name: NameRef, ask: &Ask) -> Result<Access, Error> {
         let compatible = entry.admits(ask.owner, ask.limit);
-        match entry.hold(ask.owner) {
-            Some(hold) if hold.limit <= ask.limit || compatible => {
-                if ask.holds.is_none() && hold.holds == u32::MAX {
-                    return Err(overflow());
+        let Some(hold) = entry.hold(ask.owner) else {
+            let open = match self.lines.get(name).and_then(Line::head) {
+                None => compatible,
+                // Its own place, by a ticket or an earlier request: nobody is before it.
+                Some((_, head)) => {
+                    *head.owner == *ask.owner && entry.admits(ask.owner, ask.limit.min(head.limit))
                 }
-                Ok(Access::Open)
+            };
+            if open && entry.holders() >= self.policy.max_holders {
+                return Err(Error::Full("dlock.max-holders"));
             }
-            Some(_) => Ok(Access::ToUpgrade),
-            None if compatible && self.lines.get(name).map_or(true, Line::is_empty) => {
-                if entry.holders() >= self.policy.max_holders {
-                    return Err(Error::Full("dlock.max-holders"));
-                }
-                Ok(Access::Open)
-            }
-            None => Ok(Access::Closed),
+            let way = Way::Queue;
+            return Ok(Access { way, open });
+        };
+        let way = match hold.limit <= ask.limit {
+            true => Way::Enter,
+            false => Way::Upgrade,
+        };
+        let open = way == Way::Enter || compatible;
+        if open && ask.holds.is_none() && hold.holds == u32::MAX {
+            return Err(overflow());
         }
+        Ok(Access { way, open })
     }
 
     /// Errors if another owner waits to upgrade this lock: each would wait for the other to leave.
@@ -167,7 +193,11 @@ impl Engine {
     ) -> Result<Vec<Grant>, Error> {
         let mut grants = Vec::with_capacity(names.len());
         for name in names {
-            let grant = self.take_one(keys.entry(*name), now, *name, ask)?;
+            let line = self.lines.get(*name);
+            let place = line.and_then(|line| line.number_of(ask.owner));
+            let entry = keys.entry(*name);
+            let place = place.filter(|_| entry.hold(ask.owner).is_none());
+            let grant = self.take_at(entry, now, *name, ask, place, None)?;
             self.counters.grants_immediate += u64::from(grant.holds == grant.added);
             grants.push(grant);
         }
@@ -176,6 +206,54 @@ impl Engine {
         }
         self.follow_up(keys, now);
         Ok(grants)
+    }
+
+    /// Takes one of many locks, and with it the owner's place there. Others who share that are granted too.
+    fn take_at(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+        number: Option<u64>,
+        id: Option<RequestId>,
+    ) -> Result<Grant, Error> {
+        let line = self.lines.get(name);
+        let place = line.and_then(|line| line.place(number?));
+        // With the limit of all who share the place: theirs are re-entries then.
+        let limit = place.map_or(ask.limit, |place| place.limit.min(ask.limit));
+        let grant = self.take_one(entry, now, name, &Ask { limit, ..*ask })?;
+        if let Some(number) = number {
+            self.use_up(entry, now, name, number, id);
+        }
+        Ok(grant)
+    }
+
+    /// The place is granted as this request for many locks takes it.
+    fn use_up(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        number: u64,
+        id: Option<RequestId>,
+    ) {
+        let Some(line) = self.lines.get_mut(name) else {
+            return;
+        };
+        let Some(mut place) = line.take(number) else {
+            return;
+        };
+        let before = place.requests.len();
+        place.requests.retain(|request| Some(request.id) != id);
+        line.many -= before - place.requests.len();
+        self.places -= 1;
+        let since = place.since_us(number);
+        self.counters.waited(name, since, now);
+        if place.ticket.is_some() {
+            entry.commit(&Change::Unticket { number });
+        }
+        self.grant(entry, now, name, *place);
     }
 
     fn take_one(
@@ -230,6 +308,9 @@ impl Engine {
             let number = place
                 .map(|(_, place)| self.queue_up(keys.entry(*name), now, *name, ask, id, *place));
             let kept = self.lines.name(*name).unwrap_or_else(|| name.keep());
+            if number.is_none() {
+                self.lines.make(&kept).entering.insert(id);
+            }
             locks.push((kept, number));
         }
         let many = Many {
@@ -244,7 +325,7 @@ impl Engine {
         };
         self.requests
             .add(id, ask.owner, ask.client, None, Stand::Many(Box::new(many)));
-        for (name, _) in wanted {
+        for name in names {
             self.settle(keys, now, *name);
         }
         self.follow_up(keys, now);
@@ -304,7 +385,7 @@ impl Engine {
 
     #[inline(never)]
     fn follow_up_all(&mut self, keys: &mut impl Keyspace, now: Now) {
-        while let Some(next) = self.next.pop() {
+        while let Some(next) = self.next.pop_first() {
             match next {
                 Next::Lock(name) => self.settle(keys, now, name.lend()),
                 Next::Many(id) => self.serve_many(keys, now, id),
@@ -319,44 +400,28 @@ impl Engine {
         };
         let locks = many.locks.clone();
         let owner = many.owner.clone();
-        let ask = Ask {
-            owner: &owner,
-            lease: many.lease,
-            wait: Wait::For(None),
-            holds: many.holds,
-            limit: many.limit,
-            ticket: None,
-            session: many.session,
-            channel: None,
-            client: many.client,
-        };
+        let ask = many.ask(&owner);
         if !self.policy.granting(now) {
             self.held_back = true;
             return;
         }
         for (name, number) in &locks {
-            match self.opens(keys.entry(name.lend()), name.lend(), &ask, *number) {
+            match self.opens(keys.entry(name.lend()), now, name.lend(), &ask, *number) {
                 Ok(true) => {}
-                Ok(false) if number.is_some() => return,
-                Ok(false) => {
-                    self.queue_late(keys, now, id, name, &ask);
-                    return;
-                }
-                Err(error) => {
-                    self.dismiss(id, now, Outcome::Refused(error));
-                    return;
-                }
+                Ok(false) => return,
+                Err(error) => return self.dismiss(id, now, Outcome::Refused(error)),
             }
         }
         self.grant_waiting_many(keys, now, id, &locks, &ask);
     }
 
-    /// Whether one of many locks could be granted by itself: the place heads the queue, or none is needed.
+    /// Whether one of many locks could be granted by itself: the place heads the queue, or the owner holds the lock.
     ///
     /// Errors when it never can be.
     fn opens(
         &self,
         entry: &Entry,
+        now: Now,
         name: NameRef,
         ask: &Ask,
         number: Option<u64>,
@@ -368,56 +433,72 @@ impl Engine {
         if entry.foreign {
             return Err(Error::WrongType);
         }
-        let Some(number) = number else {
-            return match self.way(entry, name, ask) {
-                Ok(way) => Ok(way == Access::Open),
-                Err(Error::Full(_)) => Ok(false),
-                Err(error) => Err(error),
-            };
-        };
-        let Some((first, head)) = line.and_then(Line::head) else {
-            return Ok(false);
-        };
         let hold = entry.hold(ask.owner);
         if ask.holds.is_none() && hold.is_some_and(|hold| hold.holds == u32::MAX) {
             return Err(overflow());
         }
+        let Some(number) = number else {
+            // A lease that has run out is not entered once more, even if the lock has not been looked at since.
+            let lives = |hold: Hold| hold.limit <= ask.limit && hold.deadline > now.ms();
+            return Ok(hold.is_some_and(lives));
+        };
+        let Some((first, head)) = line.and_then(Line::head) else {
+            return Ok(false);
+        };
         let full = hold.is_none() && entry.holders() >= self.policy.max_holders;
         Ok(first == number && !full && entry.admits(ask.owner, head.limit))
     }
 
-    /// The owner no longer holds a lock that needed no place: from now on it does. The wait was looked at without this lock,
-    /// so a circle may have closed.
-    fn queue_late(
+    /// Has those queue for this lock from now on who did not, as their owner held it, and no longer does as they ask for.
+    /// Their waits were looked at without this lock, so a circle may have closed.
+    pub(super) fn queue_late(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
+        let line = self.lines.get(name);
+        let entering = line.map(|line| line.entering.iter().copied().collect::<Vec<_>>());
+        for id in entering.into_iter().flatten() {
+            let Some(many) = self.requests.many_mut(id) else {
+                continue;
+            };
+            let hold = entry.hold(&many.owner);
+            if hold.is_some_and(|hold| hold.limit <= many.limit) {
+                continue;
+            }
+            let owner = many.owner.clone();
+            let ask = many.ask(&owner);
+            let upgrades = hold.is_some();
+            self.enter_late(entry, now, name, id, &ask, upgrades);
+        }
+    }
+
+    fn enter_late(
         &mut self,
-        keys: &mut impl Keyspace,
+        entry: &mut Entry,
         now: Now,
+        name: NameRef,
         id: RequestId,
-        name: &Name,
         ask: &Ask,
+        upgrades: bool,
     ) {
-        let entry = keys.entry(name.lend());
-        let line = self.lines.get(name.lend());
-        let weaker = entry
-            .hold(ask.owner)
-            .is_some_and(|hold| hold.limit > ask.limit);
-        let place = if weaker {
-            Some(UPGRADE)
-        } else {
-            line.and_then(|line| line.number_of(ask.owner))
-        };
-        if weaker {
-            if let Err(error) = self.upgrade_is_free(name.lend(), ask) {
+        if upgrades {
+            if let Err(error) = self.upgrade_is_free(name, ask) {
                 return self.dismiss(id, now, Outcome::Refused(error));
             }
         }
-        let number = self.queue_up(entry, now, name.lend(), ask, id, place);
+        let place = match upgrades {
+            true => Some(UPGRADE),
+            false => self
+                .lines
+                .get(name)
+                .and_then(|line| line.number_of(ask.owner)),
+        };
+        let number = self.queue_up(entry, now, name, ask, id, place);
         let many = self.requests.many_mut(id);
-        if let Some(slot) = many.and_then(|many| many.number(name.lend())) {
+        if let Some(slot) = many.and_then(|many| many.number(name)) {
             *slot = Some(number);
         }
-        self.suspects.insert(name.clone());
-        self.settle(keys, now, name.lend());
+        if let Some(line) = self.lines.get_mut(name) {
+            line.entering.remove(&id);
+        }
+        self.suspects.insert(name.keep());
     }
 
     /// Grants all locks to a request that heads all of their queues, and has the queues served on.
@@ -438,32 +519,13 @@ impl Engine {
         let mut grants = Vec::with_capacity(locks.len());
         for (name, number) in locks {
             let (name, entry) = (name.lend(), keys.entry(name.lend()));
-            let line = self.lines.get(name);
-            let place = line.and_then(|line| line.place((*number)?));
-            // With the limit of all who share the place: theirs are re-entries then.
-            let limit = place.map_or(ask.limit, |place| place.limit);
-            let ask = Ask { limit, ..*ask };
-            if let Ok(grant) = self.take_one(entry, now, name, &ask) {
+            if let Some(line) = self.lines.get_mut(name) {
+                line.entering.remove(&id);
+            }
+            if let Ok(grant) = self.take_at(entry, now, name, ask, *number, Some(id)) {
                 self.counters.grants_waited += u64::from(grant.holds == grant.added);
                 grants.push(grant);
             }
-            let Some(number) = *number else { continue };
-            let Some(line) = self.lines.get_mut(name) else {
-                continue;
-            };
-            let Some(mut place) = line.take(number) else {
-                continue;
-            };
-            line.many -= 1;
-            place.requests.retain(|request| request.id != id);
-            self.places -= 1;
-            let since = place.since_us(number);
-            self.counters.waited(name, since, now);
-            if place.ticket.is_some() {
-                entry.commit(&Change::Unticket { number });
-            }
-            // Other requests of the owner that share the place.
-            self.grant(entry, now, name, *place);
         }
         let told = Recipient {
             id,

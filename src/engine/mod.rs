@@ -400,7 +400,7 @@ pub struct Engine {
     places: usize,
     dirty: VecDeque<Name>,
     // What a settlement has made possible elsewhere: worked off before the event ends.
-    next: Vec<Next>,
+    next: BTreeSet<Next>,
     undelivered: Vec<Undelivered>,
     // Connections that have ended, while what belonged to them is being cleared away.
     leaving: BTreeSet<u64>,

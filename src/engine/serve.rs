@@ -80,6 +80,7 @@ impl Engine {
         expire(entry, now.ms(), &mut self.counters, &mut self.sessions);
         self.reconcile(entry, now, name);
         self.drop_lapsed(entry, now, name);
+        self.queue_late(entry, now, name);
         let left_over = self.serve(entry, now, name);
         self.watch(entry, name, left_over);
     }
@@ -103,12 +104,11 @@ impl Engine {
             let Some(line) = self.lines.get(name.lend()).filter(|line| line.dirty) else {
                 continue;
             };
-            let idle = line.is_empty();
+            let idle = line.is_empty() && line.entering.is_empty();
             if keys.accepts(name.lend()) {
                 settled += 1;
                 self.close(name.lend(), false);
                 self.settle(keys, now, name.lend());
-                self.follow_up(keys, now);
             } else if idle && keys.entry(name.lend()).lock.is_none() {
                 // Nobody waits here, and the lock has left with its slot.
                 self.drop_line(name.lend());
@@ -119,6 +119,8 @@ impl Engine {
                 refused.push(name);
             }
         }
+        // Only then are those looked at who wait for several of them.
+        self.follow_up(keys, now);
         let more = !self.dirty.is_empty() || clearing;
         self.dirty.extend(refused);
         more
@@ -212,7 +214,10 @@ impl Engine {
         let names: Vec<Name> = match self.requests.get(id) {
             None => return,
             Some(Stand::One(name, _)) => vec![name.clone()],
-            Some(Stand::Many(many)) => many.locks.iter().map(|(name, _)| name.clone()).collect(),
+            Some(Stand::Many(many)) => {
+                let queued = many.locks.iter().filter(|(_, number)| number.is_some());
+                queued.map(|(name, _)| name.clone()).collect()
+            }
         };
         for name in &names {
             if let Some(line) = self.lines.get_mut(name.lend()) {
@@ -391,6 +396,11 @@ impl Engine {
             if let Some(place) = line.and_then(|line| line.take(number)) {
                 self.dissolve(now, name, *place, &Outcome::Refused(Error::WrongType));
             }
+        }
+        let line = self.lines.get_mut(name);
+        let entering = line.map(|line| std::mem::take(&mut line.entering));
+        for id in entering.into_iter().flatten() {
+            self.dismiss(id, now, Outcome::Refused(Error::WrongType));
         }
         self.drop_line(name);
     }
@@ -604,12 +614,13 @@ impl Engine {
             if request.many {
                 if let Some(line) = self.lines.get_mut(name) {
                     line.many -= 1;
+                    line.entering.insert(request.id);
                 }
                 let many = self.requests.many_mut(request.id);
                 if let Some(number) = many.and_then(|many| many.number(name)) {
                     *number = None;
                 }
-                self.next.push(Next::Many(request.id));
+                self.next.insert(Next::Many(request.id));
                 continue;
             }
             let claim = Claim {
@@ -656,6 +667,7 @@ impl Engine {
                 outcome,
             );
         }
+        self.suspect_holder(name, &place.owner);
     }
 
     /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, the line itself.
@@ -678,7 +690,8 @@ impl Engine {
             entry.commit(&Change::Watch(queued));
         }
         let lock = entry.lock.as_ref().filter(|lock| !lock.is_empty());
-        let watched = queued || lock.is_some_and(|lock| lock.needs_watch());
+        let counted_on = !line.entering.is_empty();
+        let watched = queued || counted_on || lock.is_some_and(|lock| lock.needs_watch());
         let earliest = lock.and_then(|lock| lock.earliest()).filter(|_| watched);
         if line.lease.map(|due| due.at) != earliest {
             if let Some(due) = line.lease.take() {

@@ -31,10 +31,8 @@ const SUSPECTS_A_STEP: usize = 64;
 /// The name that the request goes by that is not queued yet.
 const ASKED: RequestId = 0;
 
-/// The place of the request that is not queued yet, and after it that of a request for many locks that will have to queue
-/// for one of them, as its owner holds it no longer.
-const LAST: u64 = u64::MAX - 1;
-const LATE: u64 = u64::MAX;
+/// The place of the request that is not queued yet.
+const LAST: u64 = u64::MAX;
 
 /// Holders of a lock that are looked at without counting.
 const FEW_HOLDERS: usize = 16;
@@ -86,6 +84,10 @@ struct WaitNode {
 impl WaitNode {
     fn targets(&self) -> impl Iterator<Item = &Target> {
         self.target.iter().chain(&self.others)
+    }
+
+    fn targets_mut(&mut self) -> impl Iterator<Item = &mut Target> {
+        self.target.iter_mut().chain(&mut self.others)
     }
 
     fn nth(&self, at: usize) -> Option<Target> {
@@ -159,8 +161,7 @@ impl Engine {
         // By a ticket that nobody was there for it may stand before those that it waits for elsewhere.
         let returns = wanted.len() > 1 && wanted.iter().any(|(_, number)| number.is_some());
         // It may block the connection by which another owner could have acted.
-        let relied = !self.relying.is_empty();
-        if !(returns || relied || self.has_stake(keys, ask.owner)) {
+        if !(returns || self.suspicious() || self.has_stake(keys, ask.owner)) {
             return Ok(());
         }
         self.look_for_circle(keys, wanted, ask)
@@ -275,6 +276,15 @@ impl Engine {
         self.suspects.extend(self.lines.names(None));
     }
 
+    /// Has the queue of a lock looked at that was granted to an owner who waits for others as well: those who stand in it
+    /// depend on these waits from now on.
+    pub(super) fn suspect_holder(&mut self, name: NameRef, owner: &[u8]) {
+        let queued = self.lines.get(name).is_some_and(|line| !line.is_empty());
+        if queued && self.requests.waits(self.requests.hash(owner)) {
+            self.suspects.insert(name.keep());
+        }
+    }
+
     /// Has the queues looked at that this request stands in.
     pub(super) fn suspect_stand(&mut self, id: RequestId) {
         match self.requests.get(id) {
@@ -356,13 +366,15 @@ impl Engine {
             }
             return Ok(None);
         }
-        graph.trace(self, keys, at).map(Some)
+        graph.trace(self, at).map(Some)
     }
 
     /// Whether those who hold what is waited for wait for nothing, and nobody stands there for other locks as well. Then
     /// it does not matter what else the owner waits for, which may be a lot: by a channel it can wait for thousands.
     fn ends_plainly(&self, keys: &mut impl Keyspace, asked: &Asked) -> bool {
-        let waits = |owner: u64| owner != asked.owner && self.requests.waits(owner);
+        // Who asks for a lock that it holds stands before the others; but a hold may also have come to a place behind them.
+        let first = |owner: u64| asked.fresh.is_some() && owner == asked.owner;
+        let waits = |owner: u64| !first(owner) && self.requests.waits(owner);
         asked.places.iter().all(|(name, ..)| {
             let line = self.lines.get(name.lend());
             if line.is_some_and(|line| line.many > 0) {
@@ -444,8 +456,9 @@ impl<'e> Graph<'e> {
             self.wait(at, asked.id, asked.client, targets);
         }
         for id in engine.requests.of_owner(owner) {
-            self.wait_of(engine, keys, at, id);
+            self.wait_of(engine, at, id);
         }
+        self.join(first);
         let waits = first..self.waits.len();
         // Of several waits one may end, and the owner could act by its connection; or time runs out for that one.
         self.relied |= waits.len() > 1;
@@ -468,14 +481,25 @@ impl<'e> Graph<'e> {
         at
     }
 
+    /// The request that is asked for is the first of its owner's: those whose place it joins need that with its limit.
+    fn join(&mut self, first: usize) {
+        let Some((asked, others)) = self.waits.get_mut(first..).and_then(<[_]>::split_first_mut)
+        else {
+            return;
+        };
+        for own in asked.targets().filter(|_| asked.id == ASKED) {
+            for wait in others.iter_mut() {
+                let here =
+                    |target: &&mut Target| (target.lock, target.number) == (own.lock, own.number);
+                if let Some(target) = wait.targets_mut().find(here) {
+                    target.limit = target.limit.min(own.limit);
+                }
+            }
+        }
+    }
+
     /// Adds a request that waits.
-    fn wait_of(
-        &mut self,
-        engine: &'e Engine,
-        keys: &mut impl Keyspace,
-        owner: usize,
-        id: RequestId,
-    ) {
+    fn wait_of(&mut self, engine: &'e Engine, owner: usize, id: RequestId) {
         match engine.requests.get(id) {
             None => {}
             Some(Stand::One(name, number)) => {
@@ -495,18 +519,9 @@ impl<'e> Graph<'e> {
             }
             Some(Stand::Many(many)) => {
                 let target = |(name, number): &(Name, Option<u64>)| {
+                    let number = (*number)?;
                     let lock = self.lock(engine, name);
                     let line = self.line(lock);
-                    let number = number.or_else(|| {
-                        let mut open = false;
-                        keys.look(name.lend(), &mut |lock| {
-                            open = lock.hold(&many.owner).is_some_and(|hold| {
-                                hold.limit <= many.limit || lock.admits(&many.owner, many.limit)
-                            });
-                        });
-                        let known = || line.and_then(|line| line.stand_of(&many.owner));
-                        (!open).then(|| known().unwrap_or(LATE))
-                    })?;
                     let place = line.and_then(|line| line.place(number));
                     let limit = place.map_or(many.limit, |place| place.limit.min(many.limit));
                     Some(Target {
@@ -672,7 +687,7 @@ impl<'e> Graph<'e> {
                 if self.waits.get(at).map_or(true, |wait| wait.granted) {
                     continue;
                 }
-                if self.obstacle(engine, at)?.is_some() {
+                if !self.gives_up(at) && self.obstacle(engine, at)?.is_some() {
                     continue;
                 }
                 moved = true;
@@ -687,6 +702,15 @@ impl<'e> Graph<'e> {
                 return Ok(());
             }
         }
+    }
+
+    /// Whether a wait ends as its owner can act: an upgrade goes with the hold that is given back.
+    fn gives_up(&self, wait: usize) -> bool {
+        let upgrades = |wait: &WaitNode| {
+            let mut targets = wait.targets();
+            targets.any(|target| target.number == UPGRADE) && self.acts(wait.owner)
+        };
+        self.waits.get(wait).is_some_and(upgrades)
     }
 
     /// What keeps a wait from being granted as things stand, if anything does: the first place that is blocked, and by what.
@@ -730,40 +754,41 @@ impl<'e> Graph<'e> {
         // The request that is asked for is in no queue yet, but may come to stand before this place.
         let asked = self.node(ASKED).and_then(|wait| {
             let here = |own: &&Target| own.lock == target.lock && own.number < target.number;
-            Some((wait, wait.targets().find(here)?.number))
+            Some((wait, *wait.targets().find(here)?))
         });
         if free && line.many == 0 && asked.is_none() {
             return Ok(None);
         }
-        if let Some((_, number)) = asked.filter(|(wait, _)| !wait.granted) {
-            let place = line.place(number);
+        if let Some((_, own)) = asked.filter(|(wait, _)| !wait.granted) {
+            let place = line.place(own.number);
             if place.map_or(true, |place| place.requests.is_empty()) {
-                return Ok(Some(Blocker::Place(number)));
+                return Ok(Some(Blocker::Place(own.number)));
             }
         }
         let before = |(number, _): &(u64, &Place)| *number < target.number;
         let (mut steps, mut found) = (0, None);
         for (number, place) in line.in_order().take_while(before) {
             steps += 1;
-            let joins = asked.filter(|(_, own)| *own == number);
-            let joins = joins.map(|(wait, _)| wait);
+            let joined = asked.filter(|(_, own)| own.number == number);
+            let limit = joined.map_or(place.limit, |(_, own)| own.limit);
+            let joins = joined.map(|(wait, _)| wait);
             let alone = joins.is_some_and(|wait| wait.others.is_empty());
-            let stands = if place.requests.is_empty() {
+            // An upgrade goes with the hold that its owner gives back.
+            let ends = || {
+                let owner = engine.requests.hash(&place.owner);
+                number == UPGRADE && self.acts_by_hash(owner)
+            };
+            let stands = if place.requests.is_empty() || ends() {
                 false
             } else if place.only_many() && !alone {
                 // The first of them that is granted takes the place with it.
                 let served = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
                 let ids = place.requests.iter().map(|request| self.node(request.id));
                 !ids.chain(joins.map(Some)).any(served)
-                    && !self.late_comer_served(
-                        engine.requests.hash(&place.owner),
-                        target.lock,
-                        number,
-                    )
             } else {
                 let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
                 let owner = owner.copied().unwrap_or(usize::MAX);
-                self.incompatible(target.lock, owner, place.limit).is_some()
+                self.incompatible(target.lock, owner, limit).is_some()
             };
             if stands {
                 found = Some(Blocker::Place(number));
@@ -774,21 +799,13 @@ impl<'e> Graph<'e> {
         Ok(found)
     }
 
-    /// Whether another request of the owner for many locks, which will have to queue for this one too, would have taken the
-    /// place with it.
-    fn late_comer_served(&self, owner: u64, lock: usize, number: u64) -> bool {
-        let node = self
-            .owner_at
-            .get(&owner)
-            .and_then(|at| self.owners.get(*at));
-        let waits = node.and_then(|node| self.waits.get(node.waits.clone()));
-        let at_it = |target: &Target| target.lock == lock && target.number == number;
-        let mut served = waits.into_iter().flatten().filter(|wait| wait.granted);
-        served.any(|wait| wait.targets().any(at_it))
-    }
-
     fn node(&self, id: RequestId) -> Option<&WaitNode> {
         self.waits.get(*self.wait_at.get(&id)?)
+    }
+
+    fn acts_by_hash(&self, owner: u64) -> bool {
+        let at = self.owner_at.get(&owner);
+        at.map_or(true, |at| self.acts(*at))
     }
 
     fn acts(&self, owner: usize) -> bool {
@@ -809,12 +826,7 @@ impl<'e> Graph<'e> {
     }
 
     /// Follows what blocks what until an owner comes up a second time.
-    fn trace(
-        &mut self,
-        engine: &'e Engine,
-        keys: &mut impl Keyspace,
-        asked: usize,
-    ) -> Result<Vec<Step>, TooFar> {
+    fn trace(&mut self, engine: &'e Engine, asked: usize) -> Result<Vec<Step>, TooFar> {
         let mut steps: Vec<Step> = Vec::new();
         let mut seen: ByNumber<usize> = ByNumber::default();
         let mut at = asked;
@@ -840,7 +852,7 @@ impl<'e> Graph<'e> {
                     let stuck = |at: &usize| self.waits.get(*at).is_some_and(|wait| !wait.granted);
                     waits.into_iter().flatten().find(stuck)
                 }
-                Blocker::Place(number) => self.wait_at_place(engine, keys, target.lock, number),
+                Blocker::Place(number) => self.wait_at_place(engine, target.lock, number),
             };
             let Some((next, blocker)) = next.and_then(|at| Some((at, self.waits.get(at)?.id)))
             else {
@@ -858,13 +870,7 @@ impl<'e> Graph<'e> {
 
     /// The first wait of a place, which may have come up only now. With nobody there it is the place of the one that is
     /// asked for.
-    fn wait_at_place(
-        &mut self,
-        engine: &'e Engine,
-        keys: &mut impl Keyspace,
-        lock: usize,
-        number: u64,
-    ) -> Option<usize> {
+    fn wait_at_place(&mut self, engine: &'e Engine, lock: usize, number: u64) -> Option<usize> {
         let present = self
             .line(lock)
             .and_then(|line| line.place(number))
@@ -888,7 +894,7 @@ impl<'e> Graph<'e> {
                 self.owners.len() - 1
             }
         };
-        self.wait_of(engine, keys, owner, id);
+        self.wait_of(engine, owner, id);
         self.wait_at.get(&id).copied()
     }
 }

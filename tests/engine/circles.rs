@@ -1,5 +1,4 @@
-//! Who can never get what is waited for: the definition of a deadlock, played through on a whole [`Picture`] as plainly as
-//! can be.
+//! Who can never get what is waited for: the definition of a deadlock, played through on the [`model`](crate::model).
 //!
 //! A wait is *stuck* if it would still stand after every owner who can still act had given back everything it holds and the
 //! queues had been served, and so on until nothing moves. Who can act is a matter of which connections are an owner's
@@ -8,9 +7,9 @@
 //! readings, and the engine stands between them: it must find what is stuck by the one that sees the most ways out, and may
 //! refuse only what is stuck by the one that sees the fewest.
 
-use crate::engine::{Limit, Name};
-use crate::invariants::allows;
-use crate::picture::{Holder, Picture, Place, Row};
+use crate::engine::{Limit, Millis, Name};
+use crate::model::{Hold, Lock, Many, Model, Place, Request, Wait, SHARED};
+use crate::picture::{self, Picture, Row};
 use crate::world::Waiting;
 use std::collections::BTreeSet;
 
@@ -24,62 +23,150 @@ pub enum Reading {
     Narrow,
 }
 
-/// The waits that can never end, as indices of the picture's.
-pub fn stuck(picture: &Picture, reading: Reading) -> BTreeSet<usize> {
-    let mut play = Play {
-        picture,
-        reading,
-        served: BTreeSet::new(),
-    };
-    loop {
-        let more: Vec<usize> = (0..picture.waits.len())
-            .filter(|at| !play.served.contains(at) && play.serves(*at))
-            .collect();
-        if more.is_empty() {
-            break;
-        }
-        play.served.extend(more);
+/// Whether this request is to be refused; none where the readings differ, or where it would come to wait behind others that
+/// are stuck: those will be told so, and its own wait may end then.
+pub fn verdict(model: &Model, request: &Request, keys: &[String]) -> Option<bool> {
+    let mut then = model.clone();
+    let id = then.enter(request, keys);
+    if !stuck(&then, Reading::Narrow).contains(&id) {
+        return Some(false);
     }
-    (0..picture.waits.len())
-        .filter(|at| !play.served.contains(at))
-        .collect()
+    let must = stuck(model, Reading::Wide).is_empty() && stuck(&then, Reading::Wide).contains(&id);
+    must.then_some(true)
+}
+
+/// The waits that can never end.
+pub fn stuck(model: &Model, reading: Reading) -> BTreeSet<u64> {
+    let mut play = Play {
+        then: model.clone(),
+        model,
+        reading,
+    };
+    play.then.grants = true;
+    play.then.quarantine_until = 0;
+    // Whether they are told makes no difference here.
+    play.then.cut.clear();
+    while play.goes_on() {}
+    play.then.waits().map(|wait| wait.id).collect()
+}
+
+/// What comes of it if all who can act give back what they hold.
+struct Play<'m> {
+    model: &'m Model,
+    reading: Reading,
+    then: Model,
+}
+
+impl Play<'_> {
+    /// Gives back and serves once. Gives whether anything has come of it.
+    fn goes_on(&mut self) -> bool {
+        let before = self.left();
+        if self.reading == Reading::Wide {
+            self.spare();
+        }
+        let back = self.given_back();
+        for (key, lock) in &mut self.then.locks {
+            let part = |hold: &Hold| (key.clone(), hold.owner.clone());
+            lock.holds.retain(|hold| !back.contains(&part(hold)));
+            // A ticket that nobody is there for lapses.
+            lock.queue.retain(|place| !place.waits.is_empty());
+        }
+        self.then.settle();
+        self.left() != before
+    }
+
+    /// How many requests, places and holds there are.
+    fn left(&self) -> [usize; 3] {
+        let holds = self.then.locks.values().map(|lock| lock.holds.len());
+        [self.then.waits().count(), self.then.places(), holds.sum()]
+    }
+
+    /// Nothing that the owner of a request for many locks has held meanwhile stands in its way again.
+    fn spare(&mut self) {
+        let locks = &self.then.locks;
+        for many in &mut self.then.manys {
+            let its = |place: &Place| place.waits.iter().any(|wait| wait.id == many.wait.id);
+            many.keys.retain(|key| locks[key].in_order().any(its));
+        }
+    }
+
+    /// The locks and holders that are given back now.
+    fn given_back(&self) -> Vec<(String, String)> {
+        let mut back = Vec::new();
+        for (key, lock) in &self.then.locks {
+            let holds = lock.holds.iter().filter(|hold| self.gives_back(hold));
+            back.extend(holds.map(|hold| (key.clone(), hold.owner.clone())));
+        }
+        back
+    }
+
+    fn gives_back(&self, hold: &Hold) -> bool {
+        let waited = waits_of(self.model, &hold.owner);
+        let waits = waits_of(&self.then, &hold.owner);
+        if waits.is_empty() || waits.len() < waited.len() {
+            return true;
+        }
+        let holds = self.model.locks.values().flat_map(|lock| &lock.holds);
+        let mine = holds.filter(|other| other.owner == hold.owner);
+        let mut own = mine.flat_map(|other| {
+            let took = self.reading == Reading::Wide || other.grant == hold.grant;
+            other
+                .session
+                .into_iter()
+                .chain(took.then_some(other.client))
+        });
+        own.any(|client| self.free(&hold.owner, client))
+    }
+
+    /// Whether the owner can act by this connection.
+    fn free(&self, owner: &str, client: u64) -> bool {
+        let waiting = match self.reading {
+            Reading::Wide => &self.then,
+            Reading::Narrow => self.model,
+        };
+        let blocked = waiting
+            .waits()
+            .any(|wait| wait.client == client && wait.channel.is_none());
+        let its = waits_of(waiting, owner);
+        let by_it = its.iter().any(|wait| wait.client == client);
+        client != 0 && !self.model.ended.contains(&client) && !blocked && !by_it
+    }
+}
+
+/// The requests of an owner that wait.
+fn waits_of<'m>(model: &'m Model, owner: &str) -> Vec<&'m Wait> {
+    let places = model.locks.values().flat_map(Lock::in_order);
+    let its = places.filter(|place| place.owner == owner);
+    let one = its.flat_map(|place| &place.waits).filter(|wait| !wait.many);
+    let many = model.manys.iter().filter(|many| many.owner == owner);
+    one.chain(many.map(|many| &many.wait)).collect()
+}
+
+/// The waits of a picture that can never end, as indices.
+pub fn stuck_of(picture: &Picture, reading: Reading) -> BTreeSet<usize> {
+    let stuck = stuck(&stage(picture, reading), reading);
+    stuck.into_iter().map(|id| id as usize - 1).collect()
 }
 
 /// Whether this request, if it waited, could never be granted.
 pub fn would_be_stuck(picture: &Picture, asked: &Waiting, reading: Reading) -> bool {
-    let mut then = picture.clone();
-    for name in &asked.names {
-        let row = then.rows.entry(name.clone()).or_default();
-        let held = row.holders.iter().find(|hold| hold.owner == asked.owner);
-        let place = Place {
-            owner: asked.owner.clone(),
-            limit: asked.limit,
-            present: true,
-            until: None,
-        };
-        let known = |place: &&mut Place| place.owner == asked.owner;
-        let upgrade = held.is_some_and(|hold| asked.limit < hold.limit);
-        if upgrade && asked.names.len() > 1 && compatible(&row.holders, &place.owner, asked.limit) {
-            continue;
-        }
-        let joins = match upgrade {
-            true => row.upgrade.as_mut(),
-            false => row.queue.iter_mut().find(known),
-        };
-        match joins {
-            Some(place) => {
-                place.limit = place.limit.min(asked.limit);
-                place.present = true;
-            }
-            None if upgrade => row.upgrade = Some(place),
-            // A holder enters its lock once more; in quarantine it waits for that, before the others.
-            None if held.is_some() && picture.granting => {}
-            None if held.is_some() => row.queue.insert(0, place),
-            None => row.queue.push(place),
-        }
-    }
-    then.waits.push(asked.clone());
-    stuck(&then, reading).contains(&picture.waits.len())
+    let mut model = stage(picture, reading);
+    let request = Request {
+        client: asked.client,
+        key: key_of(&asked.names[0]),
+        owner: text(&asked.owner),
+        lease: 1,
+        wait: Some(None),
+        holds: None,
+        limit: wide(asked.limit),
+        ticket: None,
+        session: false,
+        channel: asked.channel.as_deref().map(text),
+    };
+    let keys: Vec<String> = asked.names.iter().map(key_of).collect();
+    let many = if keys.len() > 1 { &keys[..] } else { &[] };
+    let id = model.enter(&request, many);
+    stuck(&model, reading).contains(&id)
 }
 
 /// Whether this request was refused because another holder waits to upgrade the lock that it would upgrade.
@@ -90,134 +177,117 @@ pub fn second_upgrade(picture: &Picture, asked: &Waiting) -> bool {
             let other = row.upgrade.as_ref();
             other.is_some_and(|place| place.owner != asked.owner)
         };
-        let mine = |hold: &Holder| hold.owner == asked.owner && asked.limit < hold.limit;
         row.filter(other)
-            .is_some_and(|row| row.holders.iter().any(mine))
+            .is_some_and(|row| weaker(row, &asked.owner, asked.limit))
     })
 }
 
-/// The granting rule, among these holders.
-fn compatible<'h>(
-    holders: impl IntoIterator<Item = &'h Holder>,
-    owner: &[u8],
-    limit: Limit,
-) -> bool {
-    let others: Vec<&Holder> = holders
-        .into_iter()
-        .filter(|hold| hold.owner != owner)
-        .collect();
-    let count = others.len() + 1;
-    count == 1 || (allows(limit, count) && others.iter().all(|hold| allows(hold.limit, count)))
+/// A model of what can be seen in a picture. A request is told by its index there, counted from 1.
+fn stage(picture: &Picture, reading: Reading) -> Model {
+    let mut model = Model {
+        ended: picture.ended.clone(),
+        quarantine_until: Millis::from(!picture.granting),
+        waits_made: picture.waits.len() as u64,
+        arrivals: i64::from(u32::MAX),
+        ..Model::default()
+    };
+    for (name, row) in &picture.rows {
+        let lock = model.locks.entry(key_of(name)).or_default();
+        lock.holds = row.holders.iter().map(hold).collect();
+        lock.upgrade = row.upgrade.as_ref().map(|seen| place(seen, 0));
+        let queue = row.queue.iter().zip(1..);
+        lock.queue = queue.map(|(seen, at)| place(seen, at)).collect();
+    }
+    for (asked, id) in picture.waits.iter().zip(1..) {
+        stand(&mut model, picture, asked, id, reading);
+    }
+    model
 }
 
-struct Play<'p> {
-    picture: &'p Picture,
-    reading: Reading,
-    /// The waits that have been served.
-    served: BTreeSet<usize>,
-}
-
-impl Play<'_> {
-    /// The waits of an owner, and whether each has been served.
-    fn waits_of<'s>(&'s self, owner: &'s [u8]) -> impl Iterator<Item = (bool, &'s Waiting)> {
-        let waits = self.picture.waits.iter().enumerate();
-        waits
-            .filter(move |(_, wait)| wait.owner == owner)
-            .map(|(at, wait)| (self.served.contains(&at), wait))
-    }
-
-    /// Whether the owner can act by this connection.
-    fn free(&self, owner: &[u8], client: u64) -> bool {
-        let waits = self.picture.waits.iter().enumerate();
-        let holds_up = |(at, wait): (usize, &Waiting)| {
-            let over = self.reading == Reading::Wide && self.served.contains(&at);
-            let its = wait.client == client && (wait.channel.is_none() || wait.owner == owner);
-            its && !over
-        };
-        client != 0 && !self.picture.ended.contains(&client) && !{ waits }.any(holds_up)
-    }
-
-    /// Whether this hold is given back in the end.
-    fn given_back(&self, hold: &Holder) -> bool {
-        let mut waits = self.waits_of(&hold.owner).peekable();
-        if waits.peek().is_none() || waits.any(|(served, _)| served) {
-            return true;
+/// Puts a request where it stands. Where its owner has a place for a lock that it also holds it is not seen whether a
+/// request for many stands there too: then it does by the narrow reading.
+fn stand(model: &mut Model, picture: &Picture, asked: &Waiting, id: u64, reading: Reading) {
+    let many = asked.names.len() > 1;
+    let wait = Wait {
+        id,
+        client: asked.client,
+        lease: 1,
+        holds: None,
+        until: None,
+        session: false,
+        channel: asked.channel.as_deref().map(text),
+        many,
+    };
+    for name in &asked.names {
+        let (row, owner) = (&picture.rows[name], text(&asked.owner));
+        let holds = row.holders.iter().any(|hold| hold.owner == asked.owner);
+        let weaker = weaker(row, &asked.owner, asked.limit);
+        if many && holds && !weaker && reading == Reading::Wide {
+            continue;
         }
-        let rows = self.picture.rows.values();
-        let mine = rows
-            .flat_map(|row| &row.holders)
-            .filter(|other| other.owner == hold.owner);
-        let mut own = mine.flat_map(|other| {
-            let took = self.reading == Reading::Wide || std::ptr::eq(other, hold);
-            other
-                .session
-                .into_iter()
-                .chain(took.then_some(other.client))
+        let lock = model.locks.entry(key_of(name)).or_default();
+        let upgrade = lock.upgrade.as_mut();
+        let upgrade = upgrade.filter(|place| weaker && place.owner == owner);
+        let mut queue = lock.queue.iter_mut();
+        if let Some(place) = upgrade.or_else(|| queue.find(|place| place.owner == owner)) {
+            place.waits.push(wait.clone());
+        }
+    }
+    if many {
+        model.manys.push(Many {
+            wait: Wait {
+                many: false,
+                ..wait
+            },
+            owner: text(&asked.owner),
+            keys: asked.names.iter().map(key_of).collect(),
+            limit: wide(asked.limit),
         });
-        own.any(|client| self.free(&hold.owner, client))
     }
+}
 
-    /// Who holds this lock in the end.
-    fn left<'s>(&'s self, row: &'s Row) -> impl Iterator<Item = &'s Holder> {
-        row.holders.iter().filter(|hold| !self.given_back(hold))
+/// Whether the owner holds this lock with a weaker limit.
+fn weaker(row: &Row, owner: &[u8], limit: Limit) -> bool {
+    let mut holders = row.holders.iter();
+    holders.any(|hold| hold.owner == owner && limit < hold.limit)
+}
+
+fn hold(seen: &picture::Holder) -> Hold {
+    Hold {
+        owner: text(&seen.owner),
+        grant: seen.token,
+        since: 0,
+        holds: 1,
+        deadline: Millis::MAX,
+        limit: wide(seen.limit),
+        client: seen.client,
+        session: seen.session,
     }
+}
 
-    /// Whether a waiting request is served.
-    fn serves(&self, at: usize) -> bool {
-        let wait = &self.picture.waits[at];
-        wait.names.iter().all(|name| self.opens(name, wait))
+fn place(seen: &picture::Place, arrival: i64) -> Place {
+    Place {
+        owner: text(&seen.owner),
+        limit: wide(seen.limit),
+        since: 0,
+        arrival,
+        claim: None,
+        kept_until: None,
+        waits: Vec::new(),
     }
+}
 
-    /// Whether a waiting request may have this lock.
-    fn opens(&self, name: &Name, wait: &Waiting) -> bool {
-        let none = Row::default();
-        let row = self.picture.rows.get(name).unwrap_or(&none);
-        let queue: Vec<&Place> = row.upgrade.iter().chain(&row.queue).collect();
-        let mine = |place: &&Place| place.owner == wait.owner;
-        let held = row.holders.iter().find(|hold| hold.owner == wait.owner);
-        let many = wait.names.len() > 1;
-        let enters = held.is_some_and(|hold| hold.limit <= wait.limit);
-        let shared = self.picture.waits_at(name, &wait.owner).count() > 1;
-        match queue.iter().position(mine) {
-            // Of many locks those that the owner holds are entered once more.
-            None if enters => true,
-            // A lock that the owner no longer holds is queued for as soon as that is found out, and the wait looked at again.
-            None if self.reading == Reading::Wide => true,
-            None => {
-                let before = |place: &&Place| !self.passes(name, row, place);
-                compatible(self.left(row), &wait.owner, wait.limit) && !queue.iter().any(before)
-            }
-            // Nor may this place be another's of the same owner.
-            Some(_) if many && self.reading == Reading::Wide && (shared || enters) => true,
-            Some(rank) => {
-                let place = queue[rank];
-                let limit = match many && self.reading == Reading::Wide {
-                    true => wait.limit,
-                    false => place.limit.min(wait.limit),
-                };
-                compatible(self.left(row), &wait.owner, limit)
-                    && queue[..rank]
-                        .iter()
-                        .all(|place| self.passes(name, row, place))
-            }
-        }
-    }
+fn key_of(name: &Name) -> String {
+    format!("{}:{}", name.db, text(&name.key))
+}
 
-    /// Whether a place is out of the way in the end, if those before it are.
-    fn passes(&self, name: &Name, row: &Row, place: &Place) -> bool {
-        if !place.present {
-            return true;
-        }
-        let mut at_it = self
-            .waits_of(&place.owner)
-            .filter(|(_, wait)| wait.names.contains(name))
-            .peekable();
-        let only_many = at_it.peek().is_some() && { self.picture }
-            .waits_at(name, &place.owner)
-            .all(|wait| wait.names.len() > 1);
-        if only_many {
-            return at_it.any(|(served, _)| served);
-        }
-        compatible(self.left(row), &place.owner, place.limit)
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn wide(limit: Limit) -> usize {
+    match limit.to_wire() {
+        0 => SHARED,
+        n => n as usize,
     }
 }

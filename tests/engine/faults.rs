@@ -56,6 +56,12 @@ pub enum Fault {
     Blind,
     /// A request that could be granted some time is refused.
     FalseAlarm,
+    /// A wait that could be granted some time is ended as a deadlock.
+    WrongVictim,
+    /// A place that stands before one of a request for many locks vanishes, so that this passes it.
+    PassedOver,
+    /// A request for many locks leaves a place behind when its time is up.
+    LeftBehind,
     /// It has been planted.
     Done,
 }
@@ -74,6 +80,9 @@ impl Fault {
                 | Fault::ForgottenSession
                 | Fault::Blind
                 | Fault::FalseAlarm
+                | Fault::WrongVictim
+                | Fault::PassedOver
+                | Fault::LeftBehind
         )
     }
 

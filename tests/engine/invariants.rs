@@ -1,7 +1,7 @@
 //! What must hold after every step, whatever happened. Each rule is written from what users are promised, in terms of a
 //! [`Picture`]; `faults` shows of each that it can fail.
 
-use crate::circles::{second_upgrade, stuck, would_be_stuck, Reading};
+use crate::circles::{second_upgrade, stuck_of, would_be_stuck, Reading};
 use crate::engine::change::End;
 use crate::engine::{Limit, Millis, Name, Token};
 use crate::picture::{Holder, Picture, Place, Row};
@@ -486,7 +486,7 @@ fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
         }
     }
     if !after.broken.is_empty() {
-        let stuck = stuck(before, Reading::Narrow);
+        let stuck = stuck_of(before, Reading::Narrow);
         for ended in &after.broken {
             let its = |at: &usize| before.waits[*at] == *ended;
             if !stuck.iter().any(its) && ![before, after].iter().any(|at| second_upgrade(at, ended))
@@ -507,10 +507,12 @@ fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
     // Who comes to wait behind a circle that has closed by other means waits for that to be broken.
     let mut without = after.clone();
     without.waits.retain(|wait| !fresh(wait));
-    if !after.looked && (queued_late(before, after) || !stuck(&without, Reading::Wide).is_empty()) {
+    if !after.looked
+        && (queued_late(before, after) || !stuck_of(&without, Reading::Wide).is_empty())
+    {
         return Ok(());
     }
-    let stuck = stuck(after, Reading::Wide);
+    let stuck = stuck_of(after, Reading::Wide);
     let mut missed = stuck.iter().map(|at| &after.waits[*at]);
     match missed.find(|wait| after.looked || fresh(wait)) {
         None => Ok(()),
@@ -623,7 +625,7 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
         "by_token: {}, by_client: {}, by_owner: {}",
         "holders: {}, crowded: {}",
         "dirty: []",
-        "next: []",
+        "next: {}",
         "undelivered: []",
         "leaving: {}, suspects: {}, relying: {}",
     ]

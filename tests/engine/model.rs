@@ -5,10 +5,12 @@ use crate::engine::Millis;
 use crate::error::Error;
 use std::collections::{BTreeMap, BTreeSet};
 
+mod many;
+
 /// No bound.
 pub const SHARED: usize = usize::MAX;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Model {
     pub now: Millis,
     pub grants: bool,
@@ -19,17 +21,29 @@ pub struct Model {
     pub max_places: usize,
     pub max_waiters: usize,
     pub locks: BTreeMap<String, Lock>,
+    /// The requests for many locks that wait.
+    pub manys: Vec<Many>,
     /// Connections that nothing reaches any more.
     pub cut: BTreeSet<u64>,
+    /// Connections that have ended.
+    pub ended: BTreeSet<u64>,
     /// What was told to whom since it was last read.
     pub told: Vec<Told>,
     pub taken_back: Vec<(String, String, u64, u32)>,
     pub grants_made: u64,
     pub arrivals: i64,
     pub waits_made: u64,
+    /// Whether waits that could never end are refused.
+    pub detection: bool,
+    /// What to do where the definition of a deadlock leaves it open.
+    pub refuses: bool,
+    /// How many waits were looked at for that, and how many of them it leaves open.
+    pub verdicts: [usize; 2],
+    /// Counts whatever happens in a settlement.
+    pub moves: u64,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Lock {
     pub foreign: bool,
     pub holds: Vec<Hold>,
@@ -46,6 +60,8 @@ pub struct Hold {
     pub holds: u32,
     pub deadline: Millis,
     pub limit: usize,
+    /// The connection that last took or entered it.
+    pub client: u64,
     /// The connection that it ends with.
     pub session: Option<u64>,
 }
@@ -73,6 +89,17 @@ pub struct Wait {
     pub session: bool,
     /// It waits by this channel, and blocks nobody.
     pub channel: Option<String>,
+    /// It is the part of a request for many locks, which is granted by itself nowhere.
+    pub many: bool,
+}
+
+/// A request for many locks that waits. It has a part at a place of each lock that the owner does not hold as it asks for.
+#[derive(Debug, Clone)]
+pub struct Many {
+    pub wait: Wait,
+    pub owner: String,
+    pub keys: Vec<String>,
+    pub limit: usize,
 }
 
 #[derive(Debug, Clone)]
@@ -116,9 +143,41 @@ pub struct Told {
     pub answer: Answer,
 }
 
+impl Place {
+    fn new(owner: &str, limit: usize, since: Millis, arrival: i64) -> Place {
+        Place {
+            owner: owner.to_string(),
+            limit,
+            since,
+            arrival,
+            claim: None,
+            kept_until: None,
+            waits: Vec::new(),
+        }
+    }
+
+    /// Whether all who wait here want other locks as well.
+    fn only_many(&self) -> bool {
+        self.waits.iter().all(|wait| wait.many)
+    }
+}
+
 impl Lock {
-    fn hold(&mut self, owner: &str) -> Option<&mut Hold> {
+    pub fn hold(&self, owner: &str) -> Option<&Hold> {
+        self.holds.iter().find(|hold| hold.owner == owner)
+    }
+
+    fn hold_mut(&mut self, owner: &str) -> Option<&mut Hold> {
         self.holds.iter_mut().find(|hold| hold.owner == owner)
+    }
+
+    /// All places as they are served: the waiting upgrade first.
+    pub fn in_order(&self) -> impl Iterator<Item = &Place> {
+        self.upgrade.iter().chain(&self.queue)
+    }
+
+    fn in_order_mut(&mut self) -> impl Iterator<Item = &mut Place> {
+        self.upgrade.iter_mut().chain(&mut self.queue)
     }
 
     /// The rule of granting.
@@ -157,14 +216,21 @@ impl Model {
         self.locks.entry(key.to_string()).or_default()
     }
 
+    /// All that wait for one lock, and the parts of those that wait for many.
+    fn parts(&self) -> impl Iterator<Item = &Wait> {
+        let places = self.locks.values().flat_map(Lock::in_order);
+        places.flat_map(|place| &place.waits)
+    }
+
+    /// All requests that wait.
+    pub fn waits(&self) -> impl Iterator<Item = &Wait> {
+        let many = self.manys.iter().map(|many| &many.wait);
+        self.parts().filter(|wait| !wait.many).chain(many)
+    }
+
     /// How many requests wait by a channel, or by a blocked connection.
     fn waiting(&self, by_channel: bool) -> usize {
-        let places = self
-            .locks
-            .values()
-            .flat_map(|lock| lock.queue.iter().chain(&lock.upgrade));
-        let waits = places.flat_map(|place| &place.waits);
-        waits
+        self.waits()
             .filter(|wait| wait.channel.is_some() == by_channel)
             .count()
     }
@@ -217,72 +283,41 @@ impl Model {
         if let Some(cap) = self.cap(request, known) {
             return Answer::Refused(Error::Full(cap));
         }
-        self.arrivals += 1;
-        let (arrival, now) = (self.arrivals, self.now);
-        let lock = self.lock(&key);
-        if !known {
-            let front = lock
-                .queue
-                .first()
-                .map(|place| place.arrival - 1)
-                .filter(|_| held.is_some());
-            let place = Place {
-                owner: owner.clone(),
-                limit: request.limit,
-                since: now,
-                arrival: front.unwrap_or(arrival),
-                claim: None,
-                kept_until: None,
-                waits: Vec::new(),
-            };
-            lock.queue.push(place);
-            lock.queue.sort_by_key(|place| place.arrival);
+        if self.never_ends(request, &[]) {
+            return Answer::Refused(Error::Deadlock(String::new()));
         }
-        let place = lock
-            .queue
-            .iter_mut()
-            .find(|place| place.owner == owner)
-            .expect("it was put there");
-        place.limit = place.limit.min(request.limit);
+        let place = self.stand(&key, &owner, request.limit);
         if held.is_none() && request.ticket.is_some() {
             place.claim = request.ticket;
         }
         self.wait_at(request, false)
     }
 
-    /// All of the locks or none. Such a request never waits here.
-    pub fn acquire_many(&mut self, request: &Request, keys: &[String]) -> Answer {
-        let (quarantined, grants) = (self.quarantined(), self.grants);
-        let (owner, limit) = (&request.owner, request.limit);
-        if keys.iter().any(|key| self.lock(key).foreign) {
-            return Answer::Refused(Error::WrongType);
+    /// The owner's place in the queue, made if it is not there: for a holder, whose re-entry has to wait, before all others.
+    fn stand(&mut self, key: &str, owner: &str, limit: usize) -> &mut Place {
+        self.arrivals += 1;
+        let (arrival, now) = (self.arrivals, self.now);
+        let lock = self.lock(key);
+        if lock.queue.iter().all(|place| place.owner != owner) {
+            let front = lock.queue.first().map(|place| place.arrival - 1);
+            let front = front.filter(|_| lock.hold(owner).is_some());
+            let place = Place::new(owner, limit, now, front.unwrap_or(arrival));
+            lock.queue.push(place);
+            lock.queue.sort_by_key(|place| place.arrival);
         }
-        let enters = |lock: &mut Lock| lock.hold(owner).is_some_and(|hold| hold.limit <= limit);
-        if !grants && !keys.iter().all(|key| enters(self.lock(key))) {
-            return Answer::Refused(Error::Draining);
-        }
-        let free = keys.iter().all(|key| {
-            let lock = self.lock(key);
-            let ahead = lock.hold(owner).is_some() || lock.places() == 0;
-            enters(lock) || (ahead && lock.compatible(owner, limit))
-        });
-        if quarantined {
-            return Answer::Refused(Error::Quarantine);
-        }
-        if !free {
-            return Answer::Null;
-        }
-        let mut grants = Vec::new();
-        for key in keys {
-            let answer = self.take(key, owner, limit, request.lease, request.holds);
-            self.tie(key, owner, request.client, request.session);
-            let Answer::Granted { grant, .. } = answer else {
-                unreachable!("take grants")
-            };
-            grants.push(grant);
-        }
-        self.settle();
-        Answer::GrantedAll(grants)
+        let mut queue = lock.queue.iter_mut();
+        let place = queue.find(|place| place.owner == owner);
+        let place = place.expect("it was put there");
+        place.limit = place.limit.min(limit);
+        place
+    }
+
+    /// The place of the holder that waits for a stricter limit. It is nobody else's.
+    fn stand_to_upgrade(&mut self, key: &str, owner: &str, limit: usize) -> &mut Place {
+        let fresh = Place::new(owner, limit, self.now, 0);
+        let place = self.lock(key).upgrade.get_or_insert(fresh);
+        place.limit = place.limit.min(limit);
+        place
     }
 
     fn wait_for_upgrade(&mut self, request: &Request) -> Answer {
@@ -296,20 +331,10 @@ impl Model {
         if let Some(cap) = self.cap(request, other.is_some()) {
             return Answer::Refused(Error::Full(cap));
         }
-        let now = self.now;
-        let place = self
-            .lock(&request.key)
-            .upgrade
-            .get_or_insert_with(|| Place {
-                owner: request.owner.clone(),
-                limit: request.limit,
-                since: now,
-                arrival: 0,
-                claim: None,
-                kept_until: None,
-                waits: Vec::new(),
-            });
-        place.limit = place.limit.min(request.limit);
+        if self.never_ends(request, &[]) {
+            return Answer::Refused(Error::Deadlock(String::new()));
+        }
+        self.stand_to_upgrade(&request.key, &request.owner, request.limit);
         self.wait_at(request, true)
     }
 
@@ -328,9 +353,9 @@ impl Model {
             .then_some("dlock.max-waiters")
     }
 
-    fn wait_at(&mut self, request: &Request, upgrade: bool) -> Answer {
+    fn wait(&mut self, request: &Request) -> Wait {
         self.waits_made += 1;
-        let wait = Wait {
+        Wait {
             id: self.waits_made,
             client: request.client,
             lease: request.lease,
@@ -338,7 +363,12 @@ impl Model {
             until: request.wait.flatten().map(|ms| self.now + ms),
             session: request.session,
             channel: request.channel.clone(),
-        };
+            many: false,
+        }
+    }
+
+    fn wait_at(&mut self, request: &Request, upgrade: bool) -> Answer {
+        let wait = self.wait(request);
         let id = wait.id;
         let lock = self.lock(&request.key);
         let place = match upgrade {
@@ -352,8 +382,8 @@ impl Model {
         place.kept_until = None;
         place.waits.push(wait);
         self.settle();
-        if let Some(at) = self.told.iter().position(|told| told.wait == id) {
-            return self.told.remove(at).answer;
+        if let Some(answer) = self.answer(id) {
+            return answer;
         }
         if request.channel.is_some() {
             let mut queue = self.lock(&request.key).queue.iter();
@@ -367,6 +397,12 @@ impl Model {
         Answer::Null
     }
 
+    /// Takes back what a request was told in the event in which it was made.
+    fn answer(&mut self, id: u64) -> Option<Answer> {
+        let at = self.told.iter().position(|told| told.wait == id)?;
+        Some(self.told.remove(at).answer)
+    }
+
     fn grant(&mut self, request: &Request) -> Answer {
         let Request {
             key,
@@ -376,7 +412,7 @@ impl Model {
             limit,
             ..
         } = request;
-        let answer = self.take(key, owner, *limit, *lease, *holds);
+        let answer = self.take(key, owner, *limit, *lease, *holds, request.client);
         self.tie(key, owner, request.client, request.session);
         self.settle();
         answer
@@ -390,6 +426,7 @@ impl Model {
         limit: usize,
         lease: Millis,
         holds: Option<u32>,
+        client: u64,
     ) -> Answer {
         let (now, max_hold) = (self.now, self.max_hold);
         let bounded = |since: Millis, at: Millis| {
@@ -412,11 +449,17 @@ impl Model {
             .max(now + lease);
         let owner = owner.to_string();
         let hold = match before.clone() {
-            Some(hold) if hold.limit <= limit => Hold {
-                holds: count,
-                deadline: bounded(hold.since, deadline),
-                ..hold
-            },
+            Some(hold) if hold.limit <= limit => {
+                let deadline = bounded(hold.since, deadline);
+                // A repetition that changes nothing is not remembered.
+                let same = (hold.holds, hold.deadline) == (count, deadline);
+                Hold {
+                    holds: count,
+                    deadline,
+                    client: if same { hold.client } else { client },
+                    ..hold
+                }
+            }
             _ => {
                 let deadline = bounded(now, deadline);
                 Hold {
@@ -426,6 +469,7 @@ impl Model {
                     holds: count,
                     deadline,
                     limit,
+                    client,
                     // An upgrade ends with the same connection as what it takes the place of.
                     session: before.and_then(|hold| hold.session),
                 }
@@ -443,33 +487,48 @@ impl Model {
 
     /// The owner's hold belongs to the last connection that said SESSION.
     fn tie(&mut self, key: &str, owner: &str, client: u64, session: bool) {
-        if let Some(hold) = self.lock(key).hold(owner).filter(|_| session) {
+        if let Some(hold) = self.lock(key).hold_mut(owner).filter(|_| session) {
             hold.session = Some(client);
         }
     }
 
     /// Brings all locks up to date.
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
+        loop {
+            let before = self.moves;
+            self.serve();
+            self.take_back();
+            if self.moves == before {
+                return;
+            }
+        }
+    }
+
+    /// Serves all queues until nothing moves.
+    fn serve(&mut self) {
         let keys: Vec<String> = self.locks.keys().cloned().collect();
         loop {
-            let before = self.told.len();
+            let before = self.moves;
             for key in &keys {
                 self.settle_one(key);
             }
-            for (key, owner, grant, added) in std::mem::take(&mut self.taken_back) {
-                let lock = self.lock(&key);
-                if let Some(hold) = lock.hold(&owner).filter(|hold| hold.grant == grant) {
-                    hold.holds -= added.min(hold.holds);
-                }
-                lock.holds.retain(|hold| hold.holds > 0);
+            self.queue_late();
+            self.serve_many();
+            if self.moves == before {
+                return;
             }
-            if self.told.len() == before && self.taken_back.is_empty() {
-                // One more round, for what was taken back last.
-                keys.iter().for_each(|key| self.settle_one(key));
-                if self.told.len() == before && self.taken_back.is_empty() {
-                    return;
-                }
+        }
+    }
+
+    /// Takes back what was granted to connections that are gone.
+    fn take_back(&mut self) {
+        for (key, owner, grant, added) in std::mem::take(&mut self.taken_back) {
+            self.moves += 1;
+            let lock = self.lock(&key);
+            if let Some(hold) = lock.hold_mut(&owner).filter(|hold| hold.grant == grant) {
+                hold.holds -= added.min(hold.holds);
             }
+            lock.holds.retain(|hold| hold.holds > 0);
         }
     }
 
@@ -498,7 +557,7 @@ impl Model {
             if lock.hold(&place.owner).is_none() {
                 lock.upgrade = None;
                 self.refuse(&place, Error::NotHeld);
-            } else if granting && lock.compatible(&place.owner, place.limit) {
+            } else if granting && !place.only_many() && lock.compatible(&place.owner, place.limit) {
                 lock.upgrade = None;
                 self.grant_place(key, &place);
             } else {
@@ -510,7 +569,8 @@ impl Model {
             let Some(head) = lock.queue.first().cloned() else {
                 return;
             };
-            if head.waits.is_empty() || !granting || !lock.compatible(&head.owner, head.limit) {
+            let compatible = lock.compatible(&head.owner, head.limit);
+            if head.waits.is_empty() || head.only_many() || !granting || !compatible {
                 return;
             }
             lock.queue.remove(0);
@@ -518,35 +578,45 @@ impl Model {
         }
     }
 
+    /// Grants the lock to a place. Who wants others as well finds it held by its owner from now on.
     fn grant_place(&mut self, key: &str, place: &Place) {
-        for wait in &place.waits {
-            let before = self
-                .lock(key)
-                .hold(&place.owner)
-                .map_or((0, 0), |hold| (hold.grant, hold.holds));
-            let answer = self.take(key, &place.owner, place.limit, wait.lease, wait.holds);
-            let Answer::Granted { grant, holds } = answer else {
-                unreachable!("take grants")
-            };
-            self.tie(key, &place.owner, wait.client, wait.session);
-            // A message that nobody hears takes nothing back.
-            if wait.channel.is_none() && self.cut.contains(&wait.client) {
-                let added = holds - before.1;
-                self.taken_back
-                    .push((key.to_string(), place.owner.clone(), grant, added));
-            }
+        self.moves += 1;
+        for wait in place.waits.iter().filter(|wait| !wait.many) {
+            let answer = self.take_for(wait, key, &place.owner, place.limit);
             self.tell(wait, answer);
         }
     }
 
+    /// Grants a lock to who has waited for it.
+    fn take_for(&mut self, wait: &Wait, key: &str, owner: &str, limit: usize) -> Answer {
+        let before = self.lock(key).hold(owner).map_or(0, |hold| hold.holds);
+        let answer = self.take(key, owner, limit, wait.lease, wait.holds, wait.client);
+        self.tie(key, owner, wait.client, wait.session);
+        let Answer::Granted { grant, holds } = answer else {
+            unreachable!("take grants")
+        };
+        // A message that nobody hears takes nothing back.
+        if wait.channel.is_none() && self.cut.contains(&wait.client) {
+            let part = (key.to_string(), owner.to_string(), grant, holds - before);
+            self.taken_back.push(part);
+        }
+        answer
+    }
+
     fn refuse(&mut self, place: &Place, error: Error) {
-        place
-            .waits
-            .iter()
-            .for_each(|wait| self.tell(wait, Answer::Refused(error.clone())));
+        self.dissolve(place, Answer::Refused(error));
+    }
+
+    /// Answers everyone at a place that is gone. A request for many locks leaves the others.
+    fn dissolve(&mut self, place: &Place, answer: Answer) {
+        for wait in &place.waits {
+            self.tell(wait, answer.clone());
+            self.leave(|other| other.id == wait.id);
+        }
     }
 
     fn tell(&mut self, wait: &Wait, answer: Answer) {
+        self.moves += 1;
         self.told.push(Told {
             at: self.now,
             wait: wait.id,
@@ -557,9 +627,16 @@ impl Model {
 
     /// Those who are chosen wait no longer.
     fn depart(&mut self, chosen: impl Fn(&Wait) -> bool) {
+        self.leave(chosen);
+        self.settle();
+    }
+
+    /// Takes those who are chosen out of all places.
+    fn leave(&mut self, chosen: impl Fn(&Wait) -> bool) {
         let now = self.now;
+        self.manys.retain(|many| !chosen(&many.wait));
         for lock in self.locks.values_mut() {
-            for place in lock.queue.iter_mut().chain(&mut lock.upgrade) {
+            for place in lock.in_order_mut() {
                 let before = place.waits.len();
                 place.waits.retain(|wait| !chosen(wait));
                 if place.waits.is_empty() && before > 0 {
@@ -568,7 +645,14 @@ impl Model {
             }
             lock.upgrade = lock.upgrade.take().filter(|place| !place.waits.is_empty());
         }
-        self.settle();
+    }
+
+    /// A request is told that its wait could never end.
+    pub fn break_off(&mut self, id: u64) {
+        let wait = self.waits().find(|wait| wait.id == id).cloned();
+        let wait = wait.expect("it waits");
+        self.tell(&wait, Answer::Refused(Error::Deadlock(String::new())));
+        self.depart(|wait| wait.id == id);
     }
 
     /// A connection ends: it waits no longer, and its sessions end one after the other, the oldest first.
@@ -585,6 +669,7 @@ impl Model {
             self.settle();
         }
         self.cut.remove(&client);
+        self.ended.insert(client);
     }
 
     /// Time passes, a millisecond at a time.
@@ -592,18 +677,10 @@ impl Model {
         for _ in 0..ms {
             self.now += 1;
             let now = self.now;
-            let over = |wait: &Wait| wait.until.is_some_and(|until| until <= now);
-            let places = self
-                .locks
-                .values()
-                .flat_map(|lock| lock.queue.iter().chain(&lock.upgrade));
-            let late: Vec<Wait> = places
-                .flat_map(|place| &place.waits)
-                .filter(|wait| over(wait))
-                .cloned()
-                .collect();
+            let over = |wait: &&Wait| wait.until.is_some_and(|until| until <= now);
+            let late: Vec<Wait> = self.waits().filter(over).cloned().collect();
             late.iter().for_each(|wait| self.tell(wait, Answer::Null));
-            self.depart(over);
+            self.depart(|wait| late.iter().any(|late| late.id == wait.id));
         }
     }
 
@@ -613,7 +690,7 @@ impl Model {
         if lock.foreign {
             return Err(Error::WrongType);
         }
-        lock.hold(owner)
+        lock.hold_mut(owner)
             .filter(|hold| grant.map_or(true, |grant| grant == hold.grant))
             .ok_or(Error::NotHeld)
     }
@@ -683,7 +760,7 @@ impl Model {
         let mut left = Vec::new();
         for key in keys {
             let lock = self.lock(key);
-            left.push(lock.hold(owner).map(|hold| {
+            left.push(lock.hold_mut(owner).map(|hold| {
                 hold.holds -= 1;
                 hold.holds
             }));
@@ -711,28 +788,28 @@ impl Model {
         if lock.foreign {
             return Err(Error::WrongType);
         }
-        // A holder may have both, if one was asked for in quarantine: the one that is served first goes.
-        let place = match lock.upgrade.take() {
-            Some(place) if place.owner == owner => Some(place),
-            other => {
-                lock.upgrade = other;
-                let at = lock.queue.iter().position(|place| place.owner == owner);
-                at.map(|at| lock.queue.remove(at))
-            }
-        };
-        for wait in place.iter().flat_map(|place| &place.waits) {
-            self.tell(wait, Answer::Cancelled);
+        // A holder may have two, if one was asked for in quarantine or the hold came later.
+        let (its, rest): (Vec<Place>, Vec<Place>) = std::mem::take(&mut lock.queue)
+            .into_iter()
+            .partition(|place| place.owner == owner);
+        lock.queue = rest;
+        let upgrade = lock.upgrade.take_if(|place| place.owner == owner);
+        let gone: Vec<Place> = upgrade.into_iter().chain(its).collect();
+        for place in &gone {
+            self.dissolve(place, Answer::Cancelled);
         }
         self.settle();
-        Ok(u64::from(place.is_some()))
+        Ok(u64::from(!gone.is_empty()))
     }
 
-    /// The key is removed.
-    pub fn del(&mut self, key: &str) {
-        let lock = self.lock(key);
-        lock.foreign = false;
-        lock.holds.clear();
-        lock.queue.retain(|place| !place.waits.is_empty());
+    /// These keys are removed, all at once.
+    pub fn del(&mut self, keys: &[&str]) {
+        for key in keys {
+            let lock = self.lock(key);
+            lock.foreign = false;
+            lock.holds.clear();
+            lock.queue.retain(|place| !place.waits.is_empty());
+        }
         self.settle();
     }
 

@@ -349,9 +349,47 @@ impl World {
         if self.writable {
             let Server { engine, keys, .. } = &mut self.primary;
             engine.break_circles(keys, now);
+            self.end_another();
         }
         self.perform();
         self.looked = self.writable;
+    }
+
+    /// Plants a fault: a wait that is in no circle is ended as if it were.
+    fn end_another(&mut self) {
+        let first = self.waits.keys().next().copied();
+        if let Some(id) = first.filter(|_| self.loses(Fault::WrongVictim, first.is_some())) {
+            let now = self.now;
+            self.engine().leave(id, now);
+            self.deliver(id, Outcome::Refused(Error::Deadlock(String::new())));
+        }
+    }
+
+    /// Plants a fault: who stands before a request for many locks is forgotten.
+    fn pass_over(&mut self) {
+        let many = self.waits.values().find(|wait| wait.names.len() > 1);
+        let before = many.and_then(|many| {
+            let passed = |wait: &Waiting| {
+                let mut shared = wait.names.iter().filter(|name| many.names.contains(name));
+                wait.owner != many.owner && wait.event < many.event && shared.next().is_some()
+            };
+            let mut waits = self.waits.iter();
+            waits.find(|(_, wait)| passed(wait)).map(|(id, _)| *id)
+        });
+        if let Some(id) = before.filter(|_| self.loses(Fault::PassedOver, before.is_some())) {
+            let now = self.now;
+            self.engine().leave(id, now);
+        }
+    }
+
+    /// Plants a fault: a place stays although its request has been told that its time is up.
+    fn leave_behind(&mut self, told: &Waiting, outcome: &Outcome) {
+        let over = told.names.len() > 1 && *outcome == Outcome::Null;
+        if self.loses(Fault::LeftBehind, over) {
+            let (name, client) = (&told.names[0], Client::connection(told.client));
+            let words: [&[u8]; 5] = [b"ACQUIRE", &name.key, &told.owner, b"NOTIFY", b"nobody"];
+            drop(self.primary.run(self.now, name.db, client, &words));
+        }
     }
 
     /// Time passes on a server that is never late: it wakes whenever it asked for it.
@@ -538,6 +576,7 @@ impl World {
     pub fn perform(&mut self) {
         let mut stuck = false;
         self.looked = false;
+        self.pass_over();
         for _ in 0..PATIENCE {
             self.event += 1;
             let (closed, wakes) = self.primary.work_off();
@@ -659,6 +698,7 @@ impl World {
             .waits
             .remove(&id)
             .expect("an answer for a request that waits");
+        self.leave_behind(&wait, &outcome);
         let grants: Vec<Grant> = match &outcome {
             Outcome::Granted(grant) => vec![*grant],
             Outcome::GrantedAll(grants) => grants.clone(),
@@ -763,33 +803,38 @@ fn granted(effect: &[u8]) -> impl Iterator<Item = (Vec<u8>, Token)> + '_ {
 }
 
 impl Server {
+    /// A value is gone from its key, and its holds with it.
+    fn lost(&mut self, value: Option<Value>, now: Now) {
+        let Some(Value::Lock(lock, _)) = value else {
+            return;
+        };
+        for hold in lock.holds() {
+            self.engine.gone(End::Removed, hold.token, now);
+        }
+    }
+
     /// Does what is none of the module's, and tells the engine what the server would.
     fn alter(&mut self, op: &Op, now: Now) {
         match op {
             Op::Effect(name, effect) => drop(self.follow(name, effect, now)),
             Op::Del(name) => {
-                if let Some(Value::Lock(lock, _)) = self.keys.values.remove(name) {
-                    for hold in lock.holds() {
-                        self.engine.gone(End::Removed, hold.token, now);
-                    }
+                let value = self.keys.values.remove(name);
+                if matches!(value, Some(Value::Lock(..))) {
+                    self.lost(value, now);
                     self.look_again(name, false);
                 }
             }
             Op::Rename(from, to) => {
                 if let Some(value) = self.keys.values.remove(from) {
-                    self.keys.values.insert(to.clone(), value);
+                    let replaced = self.keys.values.insert(to.clone(), value);
+                    self.lost(replaced.filter(|_| from != to), now);
                     self.look_again(from, false);
                     self.look_again(to, true);
                 }
             }
             Op::Overwrite(name) => {
-                if let Some(Value::Lock(lock, _)) =
-                    self.keys.values.insert(name.clone(), Value::Other)
-                {
-                    for hold in lock.holds() {
-                        self.engine.gone(End::Removed, hold.token, now);
-                    }
-                }
+                let replaced = self.keys.values.insert(name.clone(), Value::Other);
+                self.lost(replaced, now);
                 self.look_again(name, false);
             }
             Op::Flush(db) => {
