@@ -92,17 +92,16 @@ impl Engine {
             let Some(line) = self.lines.get(name.lend()).filter(|line| line.dirty) else {
                 continue;
             };
-            let idle = line.is_empty();
             if keys.accepts(name.lend()) {
                 settled += 1;
                 self.close(name.lend(), false);
                 self.settle(keys, now, name.lend());
                 self.follow_up(keys, now);
-            } else if idle && keys.entry(name.lend()).lock.is_none() {
-                // Nobody waits here, and the lock has left with its slot.
-                self.drop_line(name.lend());
+            } else if line.is_unattended() && keys.entry(name.lend()).lock.is_none() {
+                // Nobody waits here, and the lock has left with its slot and its tickets.
+                self.forget(name.lend());
             } else {
-                if !idle && self.requests.notifies() > 0 && keys.moved(name.lend()) {
+                if !line.is_empty() && self.requests.notifies() > 0 && keys.moved(name.lend()) {
                     self.move_away(&name, now);
                 }
                 refused.push(name);
@@ -131,6 +130,21 @@ impl Engine {
             self.relying.remove(&name);
         }
         Some(line)
+    }
+
+    /// Takes a line out with all its places, at which nobody waits.
+    fn forget(&mut self, name: NameRef) {
+        let Some(line) = self.drop_line(name) else {
+            return;
+        };
+        self.places -= line.len();
+        let tickets = line
+            .places
+            .iter()
+            .filter_map(|(_, place)| place.ticket.as_deref());
+        for due in tickets.filter_map(|ticket| ticket.window) {
+            self.deadlines.remove(due);
+        }
     }
 
     /// The lock's slot is served elsewhere now. The server itself tells blocked connections; who waits by a channel is told

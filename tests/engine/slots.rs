@@ -57,3 +57,25 @@ fn settlement_rests_while_slots_are_away() {
     let rests = (0..10).any(|_| !engine.settle_dirty(&mut world.primary.keys, now, 16));
     assert!(rests && world.primary.engine.unsettled());
 }
+
+/// A lock that has left with its slot takes its tickets along: nothing of them is kept here, or looked at for ever.
+#[test]
+fn tickets_leave_with_their_slot() {
+    let mut world = World::new(Policy::default());
+    let words: [&[&[u8]]; 2] = [
+        &[b"ACQUIRE", b"shop", b"ada"],
+        &[b"FAIRACQUIRE", b"shop", b"ben", b"CLAIM", b"60000"],
+    ];
+    for (client, words) in (1..).zip(words) {
+        drop(world.send(Client::connection(client), 0, words));
+    }
+    assert_eq!(world.engine().places(), 1);
+    let shop = name(0, "shop");
+    world.primary.keys.away.insert(shop.clone());
+    world.primary.keys.values.remove(&shop);
+    world.engine().stale(shop.lend());
+    world.perform();
+    let engine = world.engine();
+    assert_eq!(engine.places(), 0);
+    assert!(!engine.unsettled() && engine.next_wakeup().is_none());
+}
