@@ -212,7 +212,10 @@ impl Engine {
     pub(super) fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
         for Undelivered { name, owner, grant } in std::mem::take(&mut self.undelivered) {
             if !keys.accepts(name.lend()) {
-                self.undelivered.push(Undelivered { name, owner, grant });
+                // What has left with its slot is no longer to be had back from here.
+                if keys.entry(name.lend()).lock.is_some() {
+                    self.undelivered.push(Undelivered { name, owner, grant });
+                }
                 continue;
             }
             let Ok(entry) = self.settled(keys, now, name.lend()) else {

@@ -5,15 +5,14 @@ use crate::commands::Reply;
 use crate::engine::{Grant, Policy};
 use crate::world::{name, World};
 
-#[test]
-fn an_undelivered_grant_is_taken_back_where_that_is_possible() {
+/// A world in which ada's grant of the lock `shop` has not reached her, whose slot is on its way.
+fn undelivered() -> World {
     let mut world = World::new(Policy::default());
     let shop = name(0, "shop");
     let answer = world.send(Client::connection(1), 0, &[b"ACQUIRE", b"shop", b"ada"]);
     let Ok(Reply::Grant(token, holds, _)) = answer else {
         panic!("{answer:?}")
     };
-    let data = world.primary.data();
     world.primary.keys.away.insert(shop.clone());
     world.engine().undelivered(
         shop,
@@ -24,11 +23,29 @@ fn an_undelivered_grant_is_taken_back_where_that_is_possible() {
             added: 1,
         },
     );
+    world
+}
+
+#[test]
+fn an_undelivered_grant_is_taken_back_where_that_is_possible() {
+    let mut world = undelivered();
+    let data = world.primary.data();
     world.perform();
     assert_eq!(world.primary.data(), data, "the slot is another node's now");
     world.primary.keys.away.clear();
     world.perform();
     assert!(world.primary.data().is_empty());
+}
+
+/// A grant of a lock that has left with its slot is the other node's affair: it is not looked after for ever.
+#[test]
+fn an_undelivered_grant_leaves_with_its_slot() {
+    let mut world = undelivered();
+    world.perform();
+    assert!(world.engine().unsettled());
+    world.primary.keys.values.remove(&name(0, "shop"));
+    world.perform();
+    assert!(!world.engine().unsettled());
 }
 
 /// However many locks wait for their slots, settlement comes to rest: the caller would go on without a pause otherwise.
