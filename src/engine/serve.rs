@@ -242,6 +242,32 @@ impl Engine {
         self.mark(name);
     }
 
+    /// A lock has come to this key: it is looked at again, and the sessions of its holds come along.
+    pub fn brought(&mut self, keys: &mut impl Keyspace, name: &Name) {
+        self.bring_sessions(keys, name);
+        self.note(name);
+    }
+
+    /// A session follows its hold to this key, unless the hold is still where it was: RESTORE can make a second one of it.
+    pub fn bring_sessions(&mut self, keys: &mut impl Keyspace, name: &Name) {
+        if self.sessions.is_empty() {
+            return;
+        }
+        let here = keys.entry(name.lend()).lock.as_ref();
+        let strayed = |hold: Hold| Some((hold.token, self.sessions.strayed(hold.token, name)?));
+        let strayed: Vec<_> = here
+            .into_iter()
+            .flat_map(|lock| lock.holds())
+            .filter_map(strayed)
+            .collect();
+        for (token, old) in strayed {
+            let there = keys.entry(old.lend()).lock.as_ref();
+            if !there.is_some_and(|lock| lock.holds().any(|hold| hold.token == token)) {
+                self.sessions.rename(token, name);
+            }
+        }
+    }
+
     /// Whether this lock's queue has to stand still: its slot is migrating away.
     pub fn close(&mut self, name: NameRef, closed: bool) {
         if let Some(line) = self.lines.get_mut(name) {
@@ -392,12 +418,6 @@ impl Engine {
             // The holders may be others than those that a wait was found to end with.
             self.suspects.insert(name.keep());
         }
-        if let Some(lock) = entry.lock.as_ref().filter(|_| !self.sessions.is_empty()) {
-            let name = name.keep();
-            for hold in lock.holds() {
-                self.sessions.rename(hold.token, &name);
-            }
-        }
         if entry.lock.is_some() {
             entry.retime();
         }
@@ -525,7 +545,7 @@ impl Engine {
         let Some((_, head)) = self.lines.get(name).and_then(Line::head) else {
             return false;
         };
-        let ended = |request: &&Request| self.leaving.contains(&request.client);
+        let ended = |request: &&Request| self.leaving.contains_key(&request.client);
         let Some(id) = head.requests.iter().find(ended).map(|request| request.id) else {
             return false;
         };

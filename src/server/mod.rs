@@ -459,7 +459,7 @@ impl State {
             self.engine
                 .follow(name.lend(), self.keys.entry(name.lend()));
         } else if brought {
-            self.engine.note(name);
+            self.engine.brought(&mut self.keys, name);
         } else {
             self.engine.stale(name.lend());
         }
@@ -470,12 +470,10 @@ impl State {
         let found = self.sweep.step(ctx, self.settings.databases);
         api::select(ctx, self.keys.home());
         for name in found {
-            let entry = self.keys.entry(name.lend());
-            let engine = &self.engine;
-            let unwatched = entry.lock.as_ref().is_some_and(|lock| {
-                (lock.needs_watch() && !engine.watches(name.lend()))
-                    || engine.strayed(name.lend(), lock)
-            });
+            self.engine.bring_sessions(&mut self.keys, &name);
+            let lock = self.keys.entry(name.lend()).lock.as_ref();
+            let needs_watch = lock.is_some_and(|lock| lock.needs_watch());
+            let unwatched = needs_watch && !self.engine.watches(name.lend());
             match self.keys.retimed(name.lend(), now) {
                 Retimed::Earlier(end) => self.engine.ends(&name, end),
                 Retimed::Right if !unwatched => {}

@@ -48,6 +48,26 @@ fn an_undelivered_grant_leaves_with_its_slot() {
     assert!(!world.engine().unsettled());
 }
 
+/// A session whose lock has left with its slot holds up nothing when its connection ends.
+#[test]
+fn a_session_leaves_with_its_slot() {
+    let mut world = World::new(Policy::default());
+    for key in [&b"shop"[..], b"till"] {
+        let words = [b"ACQUIRE", key, b"ada", b"SESSION"];
+        drop(world.send(Client::connection(1), 0, &words));
+    }
+    let shop = name(0, "shop");
+    world.primary.keys.away.insert(shop.clone());
+    world.engine().ended(1);
+    world.perform();
+    assert_eq!(world.engine().sessions(), 1, "the slot may yet stay");
+    world.primary.keys.values.remove(&shop);
+    world.perform();
+    let engine = world.engine();
+    assert_eq!(engine.sessions(), 0);
+    assert!(!engine.unsettled());
+}
+
 /// However many locks wait for their slots, settlement comes to rest: the caller would go on without a pause otherwise.
 #[test]
 fn settlement_rests_while_slots_are_away() {
