@@ -87,6 +87,26 @@ impl Nodes {
         c.run(&line);
     }
 
+    /// Has the servers move the key's slot with all that is in it in one step; gives whether they can.
+    fn move_at_once(&self, key: &str) -> bool {
+        let (mut c, mut d) = self.connections();
+        let (slot, two, version) = (self.slot(key), &self.two_id, self.one.version());
+        if version.is_valkey(9, 0) {
+            c.run(&format!(
+                "CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {two}"
+            ));
+        } else if version.is_redis(8, 4) {
+            d.run(&format!("CLUSTER MIGRATION IMPORT {slot} {slot}"));
+        } else {
+            return false;
+        }
+        let moved = format!("MOVED {slot} 127.0.0.1:{}", self.two.port());
+        await_until("the slot is the other node's", PATIENCE, || {
+            c.try_ask(&format!("DLOCK.INFO {key}")) == Err(moved.clone())
+        });
+        true
+    }
+
     /// The key's slot stays where it was.
     fn call_off(&self, key: &str) {
         let (mut c, mut d) = self.connections();
@@ -327,4 +347,72 @@ fn who_waits_for_many_locks_is_sent_on() {
         assert_eq!(bob.reply::<Vec<u64>>().len(), 2);
         nodes.assert_sound();
     }
+}
+
+/// A slot whose keys are not carried over one by one, but all of it in one step.
+#[test]
+fn a_slot_that_moves_at_once_takes_its_locks_along() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    let news = Subscriber::channels(&nodes.one, &["news"]);
+    let mut dies = nodes.one.connection();
+    for key in ["{k}session", "{k}contended"] {
+        dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION"));
+    }
+    let short = take(&mut c, "{k}short", "alice", 3000);
+    let waits = [
+        "DLOCK.ACQUIRE {k}short bob 600000 BLOCK 0",
+        "DLOCK.FAIRACQUIRE {k}short carol 600000 BLOCK 0",
+        "DLOCK.MACQUIRE 2 {k}free {k}contended dave 600000 BLOCK 0",
+    ];
+    let waits = waits.map(|line| Blocked::start(&nodes.one, line));
+    c.run("DLOCK.ACQUIRE {k}contended frank NOTIFY news");
+    c.run("DLOCK.FAIRACQUIRE {k}short polls CLAIM 600000");
+    if !nodes.move_at_once("{k}") {
+        return;
+    }
+    for wait in &waits {
+        nodes.assert_sent_on(&wait.refusal());
+    }
+    assert_eq!(news.payload(), "moved 0 12:{k}contended 5:frank");
+    drop(dies);
+    await_no_places(&nodes.one);
+    for name in ["dlock_locks", "dlock_sessions"] {
+        await_until(name, PATIENCE, || gauge(&nodes.one, name) == 0);
+    }
+    // Over there the holds go on until their leases, and the tickets stand: whether or not anybody asks.
+    let told = Subscriber::shard_channels(&nodes.two, &["__dlock@0__:{k}short"]);
+    assert_eq!(told.payload(), format!("expired {short}"));
+    await_until("carol's window is over", PATIENCE, || {
+        gauge(&nodes.two, "dlock_places_queued") == 1
+    });
+    assert_eq!(
+        d.ask::<Option<u64>>("DLOCK.POSITION {k}short polls"),
+        Some(0)
+    );
+    for key in ["{k}session", "{k}contended"] {
+        let held: Option<Vec<u64>> = d.ask(&format!("DLOCK.HELD {key} sam"));
+        assert!(held.is_some(), "{key}");
+    }
+    nodes.assert_sound();
+}
+
+/// What a connection leaves in a slot on its way does not hold up what it leaves in others.
+#[test]
+fn sessions_end_beside_a_slot_on_its_way() {
+    let nodes = Nodes::start();
+    let mut c = nodes.one.connection();
+    let mut dies = nodes.one.connection();
+    for key in ["moves", "stays"] {
+        dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION"));
+    }
+    nodes.begin_move("moves");
+    let next = Blocked::start(&nodes.one, "DLOCK.ACQUIRE stays next 600000 BLOCK 0");
+    drop(dies);
+    next.reply::<Grant>();
+    let held = |c: &mut Connection| c.ask::<Option<Vec<u64>>>("DLOCK.HELD moves sam").is_some();
+    assert!(held(&mut c));
+    nodes.call_off("moves");
+    await_until("the session has ended", PATIENCE, || !held(&mut c));
+    nodes.assert_sound();
 }
