@@ -5,7 +5,7 @@ use super::line::{Place, Request, RequestId};
 use super::lock::Hold;
 use super::many::Next;
 use super::requests::Stand;
-use super::serve::CLEARED_A_STEP;
+use super::serve::{stands, CLEARED_A_STEP};
 use super::sessions::{Session, Sessions};
 use super::{
     Engine, Entry, Event, Grant, Keyspace, Limit, Message, Millis, Name, NameRef, Now, Outcome,
@@ -213,7 +213,7 @@ impl Engine {
         for Undelivered { name, owner, grant } in std::mem::take(&mut self.undelivered) {
             if !keys.accepts(name.lend()) {
                 // What has left with its slot is no longer to be had back from here.
-                if keys.entry(name.lend()).lock.is_some() {
+                if stands(keys, name.lend()) {
                     self.undelivered.push(Undelivered { name, owner, grant });
                 }
                 continue;
@@ -265,7 +265,7 @@ impl Engine {
                 // The end of a hold opens a key and hands a lock over; a place only goes.
                 room = room.saturating_sub(3);
                 self.end_session(keys, now, token, &session);
-            } else if keys.entry(session.name.lend()).lock.is_none() {
+            } else if !stands(keys, session.name.lend()) {
                 // The lock has left with its slot.
                 self.sessions.untie(token);
             } else {

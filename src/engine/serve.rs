@@ -97,7 +97,7 @@ impl Engine {
                 self.close(name.lend(), false);
                 self.settle(keys, now, name.lend());
                 self.follow_up(keys, now);
-            } else if line.is_unattended() && keys.entry(name.lend()).lock.is_none() {
+            } else if line.is_unattended() && !stands(keys, name.lend()) {
                 // Nobody waits here, and the lock has left with its slot and its tickets.
                 self.forget(name.lend());
             } else {
@@ -709,6 +709,13 @@ impl Engine {
             self.mark(&name.keep());
         }
     }
+}
+
+/// Whether a lock stands at this key. There may be many to ask for: none is left open.
+pub(super) fn stands(keys: &mut impl Keyspace, name: NameRef) -> bool {
+    let mut stands = false;
+    keys.look(name, &mut |_| stands = true);
+    stands
 }
 
 /// What one step of serving a queue came to.
