@@ -641,6 +641,10 @@ fn messages_of_a_cluster_are_sharded() {
         (flushed.channel.as_str(), flushed.payload.as_str()),
         ("__dlock@0__", "flushed")
     );
+    // A cluster has no other databases that could have been emptied.
+    let token = take(&mut c, "k", "alice", 600_000);
+    c.run("DLOCK.RELEASE k alice");
+    assert_eq!(plain.payload(), format!("released {token}"));
     assert_sound(&server);
 }
 
