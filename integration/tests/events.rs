@@ -9,9 +9,6 @@ use dlock_integration::redis::{cmd, Connection, Value};
 use dlock_integration::{await_until, Ask, Blocked, Grant, Server, Subscriber, PATIENCE};
 use sound::assert_sound;
 
-/// So long nothing must come of what cannot be.
-const WHILE: Duration = Duration::from_millis(250);
-
 /// All messages of the module, of whatever lock and database.
 fn listen(server: &Server) -> Subscriber {
     Subscriber::patterns(server, &["__dlock@*"])
