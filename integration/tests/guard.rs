@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{from_redis_value, Cmd, Connection, Value};
-use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
+use dlock_integration::{await_until, command, reply_of, Ask, Blocked, Grant, Server, PATIENCE};
 
 /// A server where alice holds `k`, a connection, and her token.
 fn held() -> (Server, Connection, u64) {
@@ -669,6 +669,73 @@ fn without_memory_a_script_is_refused_too() {
     assert_eq!(get(&mut c, "data"), None);
 }
 
+/// Memory has run out since the transaction was put together: what takes some is refused, and the rest goes on.
+#[test]
+fn without_memory_a_transaction_goes_on_with_what_takes_none() {
+    let (server, mut c, token) = held();
+    c.run("MSET data 1 more 2");
+    for line in [
+        "MULTI",
+        &guard(token, "SET data 2"),
+        &guard(token, "DEL more"),
+        &guard(token, "GET data"),
+        "DLOCK.RELEASE k alice",
+        &guard(token, "DEL data"),
+    ] {
+        c.run(line);
+    }
+    server.connection().run("CONFIG SET maxmemory 1");
+    let replies: Vec<Value> = c.ask("EXEC");
+    let replies: Vec<_> = replies.into_iter().map(reply_of).collect();
+    assert!(error_of(&replies[0]).starts_with("OOM "), "{replies:?}");
+    assert_eq!(replies[1], Ok(Value::Int(1)));
+    assert_eq!(replies[2], Ok(Value::BulkString(b"1".to_vec())));
+    assert_eq!(replies[3], Ok(Value::Int(0)));
+    assert!(error_of(&replies[4]).starts_with("FENCED "), "{replies:?}");
+    assert_eq!(get(&mut c, "data"), Some("1".into()));
+    assert_eq!(get(&mut c, "more"), None);
+}
+
+/// A script that may not write cannot by GUARD either; nor can anybody at a replica.
+#[test]
+fn a_script_that_may_not_write_cannot_by_guard() {
+    let (primary, mut c, token) = held();
+    c.run("SET data 1");
+    let replica = Server::start();
+    replica.replica_of(&primary);
+    let script = |how: &str, inner: &str| {
+        let mut eval = command(how);
+        eval.arg(format!(
+            "return redis.call('DLOCK.GUARD', KEYS[1], ARGV[1], {inner})"
+        ));
+        eval.arg(2).arg("k").arg("data").arg(token);
+        eval
+    };
+    let mut r = replica.connection();
+    for inner in ["'SET', KEYS[2], 'x'", "'GET', KEYS[2]"] {
+        for how in ["EVAL", "EVAL_RO"] {
+            let refused = r.answer(&script(how, inner));
+            assert!(refused.is_err(), "{how} {inner}: {refused:?}");
+        }
+        let refused = c.answer(&script("EVAL_RO", inner));
+        assert!(refused.is_err(), "{inner}: {refused:?}");
+    }
+    for line in ["MULTI", &guard(token, "SET data 2")] {
+        // A replica refuses it as the transaction is put together.
+        let _ = r.try_ask(line);
+    }
+    assert!(r.refusal("EXEC").starts_with("EXECABORT "));
+    for connection in [&mut c, &mut r] {
+        assert_eq!(get(connection, "data"), Some("1".into()));
+    }
+    assert_eq!(
+        c.ask_command::<String>(&script("EVAL", "'SET', KEYS[2], 'x'")),
+        "OK"
+    );
+    replica.wait_in_sync(&primary);
+    assert_eq!(all(&primary), all(&replica));
+}
+
 #[test]
 fn a_replica_is_read_only_until_it_is_promoted() {
     let (primary, mut c, token) = held();
@@ -689,6 +756,19 @@ fn too_few_replicas_refuse_writes() {
     let (_server, mut c, token) = held();
     c.run("CONFIG SET min-replicas-to-write 1");
     assert_refused(&mut c, &guard(token, "SET data 1"), "NOREPLICAS");
+    let mut eval = command("EVAL");
+    eval.arg("return redis.call('DLOCK.GUARD', KEYS[1], ARGV[1], 'SET', KEYS[2], 'x')");
+    eval.arg(2).arg("k").arg("data").arg(token);
+    let error = c.answer(&eval).expect_err("too few replicas");
+    assert!(error.starts_with("NOREPLICAS "), "{error}");
+    // Put together while it would have been right.
+    c.run("CONFIG SET min-replicas-to-write 0");
+    c.run("MULTI");
+    c.run("CONFIG SET min-replicas-to-write 1");
+    c.run(&guard(token, "SET data 1"));
+    let replies: Vec<Value> = c.ask("EXEC");
+    let refused = reply_of(replies[1].clone());
+    assert!(error_of(&refused).starts_with("NOREPLICAS "), "{refused:?}");
     c.run("CONFIG SET min-replicas-to-write 0");
     assert_eq!(get(&mut c, "data"), None);
     c.run(&guard(token, "SET data 1"));

@@ -450,54 +450,6 @@ fn a_demotion_tells_moved() {
     assert_sound(&server);
 }
 
-/// Two nodes of a cluster, the first of which serves all slots, and the id of the second.
-fn cluster() -> (Server, Server, [String; 2]) {
-    let start = || {
-        Server::builder()
-            .cluster()
-            .config("cluster-require-full-coverage", "no")
-            .start()
-    };
-    let (one, two) = (start(), start());
-    one.serve_all_slots();
-    let bus = std::fs::read_to_string(two.config_path()).expect("a configuration");
-    let bus = bus
-        .lines()
-        .find_map(|line| line.strip_prefix("cluster-port "))
-        .expect("a port of the bus")
-        .to_owned();
-    let (mut c, mut d) = (one.connection(), two.connection());
-    c.run(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", two.port()));
-    let ids = [c.ask::<String>("CLUSTER MYID"), d.ask("CLUSTER MYID")];
-    await_until("the nodes know each other", PATIENCE, || {
-        d.ask::<String>("CLUSTER NODES").contains(&ids[0])
-            && c.ask::<String>("CLUSTER NODES").contains(&ids[1])
-            && d.ask::<String>("CLUSTER INFO").contains("cluster_state:ok")
-            && d.ask::<String>("CLUSTER INFO")
-                .contains("cluster_slots_assigned:16384")
-    });
-    (one, two, ids)
-}
-
-#[test]
-fn a_slot_s_leaving_tells_moved() {
-    let (one, two, [one_id, two_id]) = cluster();
-    let (mut c, mut d) = (one.connection(), two.connection());
-    let mut ear = Ear::new(&one, 2, b"news");
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    wait_as(&mut c, "bob", "");
-    let slot: u64 = c.ask("CLUSTER KEYSLOT k");
-    d.run(&format!("CLUSTER SETSLOT {slot} IMPORTING {one_id}"));
-    c.run(&format!("CLUSTER SETSLOT {slot} MIGRATING {two_id}"));
-    c.run(&format!("MIGRATE 127.0.0.1 {} k 0 5000", two.port()));
-    d.run(&format!("CLUSTER SETSLOT {slot} NODE {two_id}"));
-    c.run(&format!("CLUSTER SETSLOT {slot} NODE {two_id}"));
-    assert_eq!(ear.text(), "moved 0 1:k 3:bob");
-    assert_eq!(counter(&one, "notify_waiting"), 0);
-    assert_sound(&one);
-    assert_sound(&two);
-}
-
 /// Nothing of it is durable: a server that starts again knows the tickets only.
 #[test]
 fn a_restart_forgets_who_waited() {

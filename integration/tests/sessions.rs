@@ -558,6 +558,52 @@ fn a_lock_that_is_renamed_or_moved_takes_its_session_along() {
     assert_sound(&server);
 }
 
+/// A session follows its own hold, and no other that the same owner has at the old name or had at the new one.
+#[test]
+fn a_renamed_lock_s_session_ends_nothing_else() {
+    let server = Server::start();
+    let version = server.version();
+    if version.is_valkey(8, 1) && !version.is_valkey(8, 2) {
+        return;
+    }
+    let mut c = server.connection();
+    for line in ["RENAME k j", "MULTI, RENAME k x, RENAME x j, EXEC"] {
+        let (mut first, mut second) = (server.wire(), server.wire());
+        let token = take(&mut first, "k bob 600000 SESSION");
+        take(&mut second, "j bob 600000 SESSION");
+        let copy: Vec<u8> = c.ask("DUMP k");
+        line.split(", ").for_each(|line| c.run(line));
+        c.run("DLOCK.ACQUIRE k bob 600000");
+        c.ask_command::<()>(cmd("RESTORE").arg("copy").arg(0).arg(copy));
+        second.close();
+        assert_stays(&mut c, "j", "bob");
+        assert_eq!(c.ask::<String>(&format!("DLOCK.CHECK j {token}")), "OK");
+        assert_eq!(holder::<u64>(&mut c, "j", "session"), Some(1));
+        first.close();
+        await_end(&mut c, "j", "bob");
+        for key in ["k", "copy"] {
+            assert!(is_held(&mut c, key, "bob"), "{line}: {key}");
+        }
+        c.run("FLUSHALL");
+    }
+    // The connection ends in the same turn as the rename.
+    let mut dies = server.wire();
+    take(&mut dies, "k bob 600000 SESSION");
+    let id = dies.client_id();
+    let next = Blocked::start(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
+    for line in [
+        "MULTI",
+        "RENAME k j",
+        &format!("CLIENT KILL ID {id}"),
+        "EXEC",
+    ] {
+        c.run(line);
+    }
+    next.reply::<Grant>();
+    await_end(&mut c, "j", "bob");
+    assert_sound(&server);
+}
+
 /// Opens connections until one has this client id.
 fn with_id(server: &Server, id: u64) -> (Wire, Vec<Wire>) {
     let mut others = Vec::new();
@@ -631,6 +677,76 @@ fn a_session_does_not_outlive_the_role() {
     assert_eq!(c.ask::<String>(&format!("DLOCK.CHECK k {token}")), "OK");
     assert_sound(&primary);
     assert_sound(&replica);
+}
+
+/// In a failover the hold goes on at the new primary, whenever the connection ends; where the failover is given up it
+/// ends with the connection.
+#[test]
+fn a_failover_leaves_a_session_to_its_lease() {
+    for (held_up, given_up) in [(false, false), (true, false), (true, true)] {
+        let (primary, replica) = (Server::start(), Server::start());
+        replica.replica_of(&primary);
+        let (mut c, mut r) = (primary.connection(), replica.connection());
+        let (mut dies, mut stays) = (primary.wire(), primary.wire());
+        let token = take(&mut dies, "k bob 600000 SESSION");
+        take(&mut dies, "short bob 3000 SESSION");
+        take(&mut stays, "j bob 600000 SESSION");
+        replica.wait_in_sync(&primary);
+        let target = format!("127.0.0.1 {}", replica.port());
+        let id = dies.client_id();
+        if held_up {
+            replica.freeze();
+            // Something that the replica has not got yet.
+            c.run("SET x 1");
+        }
+        c.run(&format!("FAILOVER TO {target}"));
+        if held_up {
+            await_until("the failover waits", PATIENCE, || {
+                primary.info("replication").text("master_failover_state") == "waiting-for-sync"
+            });
+            dies.close();
+            await_gone(&mut c, id);
+        }
+        if given_up {
+            c.run("FAILOVER ABORT");
+            replica.thaw();
+            await_end(&mut c, "k", "bob");
+            assert!(is_held(&mut c, "j", "bob"));
+            replica.wait_in_sync(&primary);
+            assert_sound(&primary);
+            continue;
+        }
+        if held_up {
+            replica.thaw();
+        }
+        await_until("the replica has taken over", PATIENCE, || {
+            replica.info("replication").text("role") == "master"
+        });
+        primary.wait_in_sync(&replica);
+        if !held_up {
+            dies.close();
+            await_gone(&mut c, id);
+        }
+        stays.close();
+        for key in ["k", "j"] {
+            assert_stays(&mut c, key, "bob");
+            assert!(is_held(&mut r, key, "bob"), "{key}");
+            assert_eq!(holder::<u64>(&mut r, key, "session"), Some(0), "{key}");
+        }
+        assert_eq!(r.ask::<String>(&format!("DLOCK.CHECK k {token}")), "OK");
+        await_end(&mut r, "short", "bob");
+        // Whoever is given the lock next has it of the new primary.
+        let next = wait_as(&replica, "next");
+        assert_eq!(r.ask::<u64>("DLOCK.RELEASE k bob HOLDS 0"), 0);
+        next.reply::<Grant>();
+        primary.wait_in_sync(&replica);
+        assert_eq!(
+            c.ask::<String>("DEBUG DIGEST"),
+            r.ask::<String>("DEBUG DIGEST")
+        );
+        assert_sound(&primary);
+        assert_sound(&replica);
+    }
 }
 
 /// The end is the primary's decision: replicas and the AOF follow it.

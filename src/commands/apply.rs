@@ -25,5 +25,9 @@ pub fn run<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Er
     entry.changed = true;
     entry.effect.extend_from_slice(effect);
     call.engine.follow(name, entry);
+    if call.primary {
+        // A slot on its way to this node brings its locks: they are looked after as soon as it has come.
+        call.engine.stale(name);
+    }
     Ok(Reply::Ok)
 }

@@ -5,14 +5,14 @@ use super::line::{Place, Request, RequestId};
 use super::lock::Hold;
 use super::many::Next;
 use super::requests::Stand;
-use super::serve::CLEARED_A_STEP;
+use super::serve::{stands, CLEARED_A_STEP};
 use super::sessions::{Session, Sessions};
 use super::{
     Engine, Entry, Event, Grant, Keyspace, Limit, Message, Millis, Name, NameRef, Now, Outcome,
     Token, Undelivered, Wake,
 };
 use crate::error::Error;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 impl Engine {
@@ -211,7 +211,10 @@ impl Engine {
     pub(super) fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
         for Undelivered { name, owner, grant } in std::mem::take(&mut self.undelivered) {
             if !keys.accepts(name.lend()) {
-                self.undelivered.push(Undelivered { name, owner, grant });
+                // What has left with its slot is no longer to be had back from here.
+                if stands(keys, name.lend()) {
+                    self.undelivered.push(Undelivered { name, owner, grant });
+                }
                 continue;
             }
             let Ok(entry) = self.settled(keys, now, name.lend()) else {
@@ -233,35 +236,41 @@ impl Engine {
     /// A connection has ended: its sessions and what waits by a channel for it are cleared away as soon as changes are
     /// possible. What blocked it ends by [`Engine::leave`].
     pub fn ended(&mut self, client: u64) {
-        if self.sessions.next_of(client).is_some() || self.requests.notified(client).is_some() {
-            self.leaving.insert(client);
+        let ties = self.sessions.next_of(client, 0).is_some();
+        if ties || self.requests.notified(client).is_some() {
+            self.leaving.insert(client, 0);
         }
     }
 
     /// Clears away what belonged to connections that have ended, one step of it. Gives whether something is left that could
     /// go on at once.
     pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
-        let mut refused = BTreeSet::new();
+        let mut refused = BTreeMap::new();
         let mut room = CLEARED_A_STEP;
-        while let Some(client) = self.leaving.first().copied().filter(|_| room > 0) {
+        while let Some((&client, &after)) = self.leaving.first_key_value().filter(|_| room > 0) {
             room -= 1;
             if let Some(id) = self.requests.notified(client) {
                 self.depart(id, now);
                 continue;
             }
-            let Some((token, session)) = self.sessions.next_of(client) else {
-                self.leaving.pop_first();
+            let Some((token, session)) = self.sessions.next_of(client, after) else {
+                self.leaving.remove(&client);
+                if self.sessions.next_of(client, 0).is_some() {
+                    refused.insert(client, 0);
+                }
                 continue;
             };
-            if !keys.accepts(session.name.lend()) {
-                // Its slot is migrating away, and the hold with it; it is asked again, after the others.
-                self.leaving.pop_first();
-                refused.insert(client);
-                continue;
+            if keys.accepts(session.name.lend()) {
+                // The end of a hold opens a key and hands a lock over; a place only goes.
+                room = room.saturating_sub(3);
+                self.end_session(keys, now, token, &session);
+            } else if !stands(keys, session.name.lend()) {
+                // The lock has left with its slot.
+                self.sessions.untie(token);
+            } else {
+                // Its slot is migrating away, and the hold with it; it is asked again, after all others.
+                self.leaving.insert(client, token);
             }
-            // The end of a hold opens a key and hands a lock over; a place only goes.
-            room = room.saturating_sub(3);
-            self.end_session(keys, now, token, &session);
         }
         let left = !self.leaving.is_empty();
         self.leaving.append(&mut refused);

@@ -170,6 +170,11 @@ impl Line {
         self.places.is_empty() && self.upgrade.is_none()
     }
 
+    /// Whether nobody waits at any place.
+    pub fn is_unattended(&self) -> bool {
+        self.in_order().all(|(_, place)| place.requests.is_empty())
+    }
+
     /// How many places there are.
     pub fn len(&self) -> usize {
         self.places.len() + usize::from(self.upgrade.is_some())

@@ -49,7 +49,7 @@ use many::Next;
 use requests::Requests;
 use sessions::Sessions;
 use stakes::StakeIndex;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use token::TokenClock;
 
@@ -402,8 +402,9 @@ pub struct Engine {
     // What a settlement has made possible elsewhere: worked off before the event ends.
     next: BTreeSet<Next>,
     undelivered: Vec<Undelivered>,
-    // Connections that have ended, while what belonged to them is being cleared away.
-    leaving: BTreeSet<u64>,
+    // Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
+    // had to be left, since its slot is migrating away.
+    leaving: BTreeMap<u64, Token>,
     // Locks whose queue may have become part of a circle other than by a request.
     suspects: BTreeSet<Name>,
     // Locks that somebody was let wait for only because an owner can act by another connection: looked at again.
@@ -468,12 +469,6 @@ impl Engine {
     /// Two databases were exchanged.
     pub fn swapped(&mut self, one: u32, other: u32) {
         self.sessions.swap(one, other);
-    }
-
-    /// Whether a lock has come to this name with holds that are tied to connections under another.
-    pub fn strayed(&self, name: NameRef, lock: &Lock) -> bool {
-        let strayed = |hold: lock::Hold| self.sessions.strayed(hold.token, name);
-        !self.sessions.is_empty() && lock.holds().any(strayed)
     }
 
     /// How many holds are tied to connections.

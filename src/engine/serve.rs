@@ -104,16 +104,16 @@ impl Engine {
             let Some(line) = self.lines.get(name.lend()).filter(|line| line.dirty) else {
                 continue;
             };
-            let idle = line.is_empty() && line.entering.is_empty();
+            let unattended = line.is_unattended() && line.entering.is_empty();
             if keys.accepts(name.lend()) {
                 settled += 1;
                 self.close(name.lend(), false);
                 self.settle(keys, now, name.lend());
-            } else if idle && keys.entry(name.lend()).lock.is_none() {
-                // Nobody waits here, and the lock has left with its slot.
-                self.drop_line(name.lend());
+            } else if unattended && !stands(keys, name.lend()) {
+                // Nobody waits here, and the lock has left with its slot and its tickets.
+                self.forget(name.lend());
             } else {
-                if !idle && self.requests.notifies() > 0 && keys.moved(name.lend()) {
+                if !line.is_empty() && self.requests.notifies() > 0 && keys.moved(name.lend()) {
                     self.move_away(&name, now);
                 }
                 refused.push(name);
@@ -144,6 +144,21 @@ impl Engine {
             self.relying.remove(&name);
         }
         Some(line)
+    }
+
+    /// Takes a line out with all its places, at which nobody waits.
+    fn forget(&mut self, name: NameRef) {
+        let Some(line) = self.drop_line(name) else {
+            return;
+        };
+        self.places -= line.len();
+        let tickets = line
+            .places
+            .iter()
+            .filter_map(|(_, place)| place.ticket.as_deref());
+        for due in tickets.filter_map(|ticket| ticket.window) {
+            self.deadlines.remove(due);
+        }
     }
 
     /// The lock's slot is served elsewhere now. The server itself tells blocked connections; who waits by a channel is told
@@ -242,6 +257,32 @@ impl Engine {
         // What was said of the value that was here does not hold for the next.
         line.ends = None;
         self.mark(name);
+    }
+
+    /// A lock has come to this key: it is looked at again, and the sessions of its holds come along.
+    pub fn brought(&mut self, keys: &mut impl Keyspace, name: &Name) {
+        self.bring_sessions(keys, name);
+        self.note(name);
+    }
+
+    /// A session follows its hold to this key, unless the hold is still where it was: RESTORE can make a second one of it.
+    pub fn bring_sessions(&mut self, keys: &mut impl Keyspace, name: &Name) {
+        if self.sessions.is_empty() {
+            return;
+        }
+        let here = keys.entry(name.lend()).lock.as_ref();
+        let strayed = |hold: Hold| Some((hold.token, self.sessions.strayed(hold.token, name)?));
+        let strayed: Vec<_> = here
+            .into_iter()
+            .flat_map(|lock| lock.holds())
+            .filter_map(strayed)
+            .collect();
+        for (token, old) in strayed {
+            let there = keys.entry(old.lend()).lock.as_ref();
+            if !there.is_some_and(|lock| lock.holds().any(|hold| hold.token == token)) {
+                self.sessions.rename(token, name);
+            }
+        }
     }
 
     /// Whether this lock's queue has to stand still: its slot is migrating away.
@@ -417,12 +458,6 @@ impl Engine {
             // The holders may be others than those that a wait was found to end with.
             self.suspects.insert(name.keep());
         }
-        if let Some(lock) = entry.lock.as_ref().filter(|_| !self.sessions.is_empty()) {
-            let name = name.keep();
-            for hold in lock.holds() {
-                self.sessions.rename(hold.token, &name);
-            }
-        }
         if entry.lock.is_some() {
             entry.retime();
         }
@@ -550,7 +585,7 @@ impl Engine {
         let Some((_, head)) = self.lines.get(name).and_then(Line::head) else {
             return false;
         };
-        let ended = |request: &&Request| self.leaving.contains(&request.client);
+        let ended = |request: &&Request| self.leaving.contains_key(&request.client);
         let Some(id) = head.requests.iter().find(ended).map(|request| request.id) else {
             return false;
         };
@@ -717,6 +752,13 @@ impl Engine {
             self.mark(&name.keep());
         }
     }
+}
+
+/// Whether a lock stands at this key. There may be many to ask for: none is left open.
+pub(super) fn stands(keys: &mut impl Keyspace, name: NameRef) -> bool {
+    let mut stands = false;
+    keys.look(name, &mut |_| stands = true);
+    stands
 }
 
 /// What one step of serving a queue came to.

@@ -4,7 +4,7 @@
 //! that was restarted or promoted such a hold lives on until its lease ends, and no client id of an earlier run can be
 //! taken for one of this.
 
-use super::{Name, NameRef, Token};
+use super::{Name, Token};
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -90,10 +90,12 @@ impl Sessions {
         }
     }
 
-    /// Whether a hold is tied to a connection under another name of its lock than this.
-    pub fn strayed(&self, token: Token, name: NameRef) -> bool {
+    /// Under what other name of its lock than this a hold is tied to a connection.
+    pub fn strayed(&self, token: Token, name: &Name) -> Option<Name> {
         let session = self.by_token.get(&token);
-        session.is_some_and(|session| session.name.lend() != name)
+        session
+            .map(|session| session.name.clone())
+            .filter(|tied| tied != name)
     }
 
     /// The connection that a hold is tied to.
@@ -107,9 +109,9 @@ impl Sessions {
         tokens.filter_map(|token| self.client(*token))
     }
 
-    /// The next hold that is tied to a connection.
-    pub fn next_of(&self, client: u64) -> Option<(Token, Session)> {
-        let token = *self.by_client.get(&client)?.first()?;
+    /// The first hold after this token that is tied to a connection.
+    pub fn next_of(&self, client: u64, after: Token) -> Option<(Token, Session)> {
+        let token = *self.by_client.get(&client)?.range(after + 1..).next()?;
         Some((token, self.by_token.get(&token)?.clone()))
     }
 

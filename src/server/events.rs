@@ -141,9 +141,14 @@ extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, da
         if sub == raw::REDISMODULE_SUBEVENT_FLUSHDB_END {
             stored::flushed();
             inbox::post(Notice::Flushed(db));
-        } else if let Some(state) = STATE.lend() {
+            return;
+        }
+        let known = STATE.lend().map(|state| {
             let held = stored::holds() + state.engine.counters.held;
-            stored::flushing(ctx, db, state.settings.databases, held);
+            (state.settings.databases, held)
+        });
+        if let Some((databases, held)) = known {
+            stored::flushing(ctx, db, databases, held);
         }
     });
 }

@@ -3,7 +3,7 @@
 use super::api::{self, api, hot, Ctx, Key, Str, Text};
 use super::news::News;
 use super::user::User;
-use super::{gate, persist, replicate, slot};
+use super::{persist, replicate, slot};
 use crate::engine::lock::Lock;
 use crate::engine::{Entry, Keyspace, Millis, NameRef, Now};
 use redis_module::raw;
@@ -59,6 +59,7 @@ pub struct OpenKeys {
     open: Vec<Open>,
     used: usize,
     cluster: bool,
+    slots: slot::Answers,
     // The server tells when it is given a TTL from outside; else that is seen when a lock is opened.
     hears_generic: bool,
     now: Now,
@@ -89,6 +90,7 @@ impl OpenKeys {
             open: Vec::new(),
             used: 0,
             cluster: false,
+            slots: slot::Answers::default(),
             hears_generic: true,
             now: Now { us: 0 },
             unheard: false,
@@ -111,6 +113,9 @@ impl OpenKeys {
                 !replicate::listening(),
             ),
         };
+        if self.cluster {
+            self.slots.forget();
+        }
     }
 
     /// The database that the event began in.
@@ -344,11 +349,11 @@ impl Keyspace for OpenKeys {
     }
 
     fn accepts(&mut self, name: NameRef) -> bool {
-        !self.cluster || gate::accepts_key(self.ctx, name)
+        !self.cluster || self.slots.accepts(self.ctx, name)
     }
 
     fn moved(&mut self, name: NameRef) -> bool {
-        self.cluster && !slot::is_served_here(self.ctx, name.key)
+        self.cluster && !self.slots.served_here(self.ctx, name.key)
     }
 
     /// Opens the key for this look only: a search through many locks leaves none open behind it.

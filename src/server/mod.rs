@@ -71,6 +71,9 @@ const RETRY_MS: u64 = 10;
 /// How often the module looks at what nothing tells it of: a step of the clock, the last listener's leaving.
 const HEARTBEAT_MS: u64 = 1000;
 
+/// Locks of a sweep that are open together: those that are open at once are told apart by looking through all of them.
+const SWEPT_A_TIME: usize = 16;
+
 /// All that the module keeps between events.
 struct State {
     engine: Engine,
@@ -466,7 +469,7 @@ impl State {
             self.engine
                 .follow(name.lend(), self.keys.entry(name.lend()));
         } else if brought {
-            self.engine.note(name);
+            self.engine.brought(&mut self.keys, name);
         } else {
             self.engine.stale(name.lend());
         }
@@ -476,18 +479,22 @@ impl State {
     fn sweep(&mut self, ctx: *mut Ctx, now: Now) {
         let found = self.sweep.step(ctx, self.settings.databases);
         api::select(ctx, self.keys.home());
-        for name in found {
-            let entry = self.keys.entry(name.lend());
-            let engine = &self.engine;
-            let unwatched = entry.lock.as_ref().is_some_and(|lock| {
-                (lock.needs_watch() && !engine.watches(name.lend()))
-                    || engine.strayed(name.lend(), lock)
-            });
-            match self.keys.retimed(name.lend(), now) {
-                Retimed::Earlier(end) => self.engine.ends(&name, end),
-                Retimed::Right if !unwatched => {}
-                Retimed::Right | Retimed::Wrong => self.engine.note(&name),
-            }
+        for names in found.chunks(SWEPT_A_TIME) {
+            names.iter().for_each(|name| self.look_over(name, now));
+            self.keys.write(&mut self.news);
+        }
+    }
+
+    /// Looks whether a lock that the sweep came by has been renamed, moved or given another TTL.
+    fn look_over(&mut self, name: &Name, now: Now) {
+        self.engine.bring_sessions(&mut self.keys, name);
+        let lock = self.keys.entry(name.lend()).lock.as_ref();
+        let needs_watch = lock.is_some_and(|lock| lock.needs_watch());
+        let unwatched = needs_watch && !self.engine.watches(name.lend());
+        match self.keys.retimed(name.lend(), now) {
+            Retimed::Earlier(end) => self.engine.ends(name, end),
+            Retimed::Right if !unwatched => {}
+            Retimed::Right | Retimed::Wrong => self.engine.note(name),
         }
     }
 

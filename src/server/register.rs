@@ -4,7 +4,7 @@ use super::api::{self, api, Ctx, Str, OK};
 use super::{config, door, events, eviction, gate, guard, info, log, news, stored, timer, STATE};
 use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
-use std::ffi::{c_char, c_int, CString};
+use std::ffi::{c_char, c_int, CStr, CString};
 use std::ptr;
 
 /// Prepares the module, after the crate has set up types and configuration.
@@ -29,8 +29,9 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     let flags = api::flags(ctx);
     gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
     if let Some(mut state) = STATE.lend() {
-        state.settings.cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
-        state.settings.databases = databases(ctx).unwrap_or(16);
+        let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
+        state.settings.cluster = cluster;
+        state.settings.databases = databases(ctx, cluster);
     }
     // SAFETY: the context of the load; the callbacks live as long as the module, which is never unloaded.
     unsafe {
@@ -66,37 +67,43 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     Ok(())
 }
 
-/// How many databases the server has.
-fn databases(ctx: *mut Ctx) -> Option<u32> {
-    // SAFETY: a call of CONFIG with constant words; the reply is freed.
+/// How many databases the server has. A node of a cluster has one, whatever `databases` says, but where Valkey has a setting
+/// for it.
+fn databases(ctx: *mut Ctx, cluster: bool) -> u32 {
+    let (setting, usual) = match cluster {
+        true => (c"cluster-databases", 1),
+        false => (c"databases", 16),
+    };
+    let value = setting_of(ctx, setting).and_then(|value| value.parse().ok());
+    value.unwrap_or(usual)
+}
+
+/// What a setting of the server is at; none if it does not have it.
+fn setting_of(ctx: *mut Ctx, setting: &CStr) -> Option<String> {
+    // SAFETY: a call of CONFIG with constant words; the value is copied from the reply, which is freed.
     unsafe {
         let reply = api!(RedisModule_Call(
             ctx,
             c"CONFIG".as_ptr(),
             c"cc".as_ptr(),
             c"GET".as_ptr(),
-            c"databases".as_ptr()
+            setting.as_ptr()
         ));
         if reply.is_null() {
             return None;
         }
         let mut len = 0;
         let value = api!(RedisModule_CallReplyArrayElement(reply, 1));
-        let text = if value.is_null() {
-            ptr::null()
-        } else {
-            api!(RedisModule_CallReplyStringPtr(value, &mut len))
+        let start = match value.is_null() {
+            true => ptr::null(),
+            false => api!(RedisModule_CallReplyStringPtr(value, &mut len)),
         };
-        let bytes = if text.is_null() {
-            &[]
-        } else {
-            std::slice::from_raw_parts(text.cast::<u8>(), len)
-        };
-        let count = std::str::from_utf8(bytes)
-            .ok()
-            .and_then(|text| text.parse().ok());
+        let text = (!start.is_null()).then(|| {
+            let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
+            String::from_utf8_lossy(bytes).into_owned()
+        });
         api!(RedisModule_FreeCallReply(reply));
-        count
+        text
     }
 }
 

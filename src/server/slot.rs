@@ -1,6 +1,9 @@
 //! Which part of a key a cluster hashes, names in the same slot, and which slots are this node's.
 
 use super::api::{self, Ctx};
+use super::gate;
+use crate::engine::NameRef;
+use std::collections::HashMap;
 
 /// The part of the key that alone decides on its slot, if it has one: what stands between the first `{` and the next `}`,
 /// unless that is nothing.
@@ -40,13 +43,40 @@ pub fn of(key: &[u8]) -> u16 {
     crc % SLOTS
 }
 
-/// Whether this node serves the key's slot, be it that the slot is on its way to another. Asks the server for its view of
-/// the cluster: for rare questions only.
-pub fn is_served_here(ctx: *mut Ctx, key: &[u8]) -> bool {
-    match api::ask(ctx, c"CLUSTER", c"NODES") {
+/// What the server has said of slots within one event, in which nothing of it can change: the locks of a slot that is on
+/// its way may be many, and each answer costs as much as a command.
+#[derive(Default)]
+pub struct Answers {
+    accepted: HashMap<u16, bool>,
+    own: Option<Vec<(u16, u16)>>,
+}
+
+impl Answers {
+    /// Forgets them: another event begins.
+    pub fn forget(&mut self) {
+        self.accepted.clear();
+        self.own = None;
+    }
+
+    /// Whether the queue of this key may move now.
+    pub fn accepts(&mut self, ctx: *mut Ctx, name: NameRef) -> bool {
+        // Where no other name can be made in the slot, the answer is this key's alone.
+        if neighbour(name.key).is_none() {
+            return gate::accepts_key(ctx, name);
+        }
+        let ask = || gate::accepts_key(ctx, name);
+        *self.accepted.entry(of(name.key)).or_insert_with(ask)
+    }
+
+    /// Whether this node serves the key's slot, be it that the slot is on its way to another.
+    pub fn served_here(&mut self, ctx: *mut Ctx, key: &[u8]) -> bool {
         // No answer is no reason to turn anybody away.
-        None => true,
-        Some(nodes) => own(&nodes).any(|(first, last)| (first..=last).contains(&of(key))),
+        let all = || vec![(0, SLOTS)];
+        let ask =
+            || api::ask(ctx, c"CLUSTER", c"NODES").map_or_else(all, |nodes| own(&nodes).collect());
+        let own = self.own.get_or_insert_with(ask);
+        own.iter()
+            .any(|(first, last)| (*first..=*last).contains(&of(key)))
     }
 }
 

@@ -147,7 +147,7 @@ impl Server {
             self.engine.follow(name.lend(), entry);
             self.keys.close();
         } else if brought {
-            self.engine.note(name);
+            self.engine.brought(&mut self.keys, name);
         } else {
             self.engine.stale(name.lend());
         }

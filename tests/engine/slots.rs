@@ -5,15 +5,14 @@ use crate::commands::Reply;
 use crate::engine::{Grant, Policy};
 use crate::world::{name, World};
 
-#[test]
-fn an_undelivered_grant_is_taken_back_where_that_is_possible() {
+/// A world in which ada's grant of the lock `shop` has not reached her, whose slot is on its way.
+fn undelivered() -> World {
     let mut world = World::new(Policy::default());
     let shop = name(0, "shop");
     let answer = world.send(Client::connection(1), 0, &[b"ACQUIRE", b"shop", b"ada"]);
     let Ok(Reply::Grant(token, holds, _)) = answer else {
         panic!("{answer:?}")
     };
-    let data = world.primary.data();
     world.primary.keys.away.insert(shop.clone());
     world.engine().undelivered(
         shop,
@@ -24,11 +23,49 @@ fn an_undelivered_grant_is_taken_back_where_that_is_possible() {
             added: 1,
         },
     );
+    world
+}
+
+#[test]
+fn an_undelivered_grant_is_taken_back_where_that_is_possible() {
+    let mut world = undelivered();
+    let data = world.primary.data();
     world.perform();
     assert_eq!(world.primary.data(), data, "the slot is another node's now");
     world.primary.keys.away.clear();
     world.perform();
     assert!(world.primary.data().is_empty());
+}
+
+/// A grant of a lock that has left with its slot is the other node's affair: it is not looked after for ever.
+#[test]
+fn an_undelivered_grant_leaves_with_its_slot() {
+    let mut world = undelivered();
+    world.perform();
+    assert!(world.engine().unsettled());
+    world.primary.keys.values.remove(&name(0, "shop"));
+    world.perform();
+    assert!(!world.engine().unsettled());
+}
+
+/// A session whose lock has left with its slot holds up nothing when its connection ends.
+#[test]
+fn a_session_leaves_with_its_slot() {
+    let mut world = World::new(Policy::default());
+    for key in [&b"shop"[..], b"till"] {
+        let words = [b"ACQUIRE", key, b"ada", b"SESSION"];
+        drop(world.send(Client::connection(1), 0, &words));
+    }
+    let shop = name(0, "shop");
+    world.primary.keys.away.insert(shop.clone());
+    world.engine().ended(1);
+    world.perform();
+    assert_eq!(world.engine().sessions(), 1, "the slot may yet stay");
+    world.primary.keys.values.remove(&shop);
+    world.perform();
+    let engine = world.engine();
+    assert_eq!(engine.sessions(), 0);
+    assert!(!engine.unsettled());
 }
 
 /// However many locks wait for their slots, settlement comes to rest: the caller would go on without a pause otherwise.
@@ -56,4 +93,26 @@ fn settlement_rests_while_slots_are_away() {
     }
     let rests = (0..10).any(|_| !engine.settle_dirty(&mut world.primary.keys, now, 16));
     assert!(rests && world.primary.engine.unsettled());
+}
+
+/// A lock that has left with its slot takes its tickets along: nothing of them is kept here, or looked at for ever.
+#[test]
+fn tickets_leave_with_their_slot() {
+    let mut world = World::new(Policy::default());
+    let words: [&[&[u8]]; 2] = [
+        &[b"ACQUIRE", b"shop", b"ada"],
+        &[b"FAIRACQUIRE", b"shop", b"ben", b"CLAIM", b"60000"],
+    ];
+    for (client, words) in (1..).zip(words) {
+        drop(world.send(Client::connection(client), 0, words));
+    }
+    assert_eq!(world.engine().places(), 1);
+    let shop = name(0, "shop");
+    world.primary.keys.away.insert(shop.clone());
+    world.primary.keys.values.remove(&shop);
+    world.engine().stale(shop.lend());
+    world.perform();
+    let engine = world.engine();
+    assert_eq!(engine.places(), 0);
+    assert!(!engine.unsettled() && engine.next_wakeup().is_none());
 }

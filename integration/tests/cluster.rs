@@ -1,0 +1,418 @@
+//! Two nodes of a cluster: locks that move from one to the other, and who waits for them meanwhile.
+
+mod sound;
+
+use std::time::Duration;
+
+use dlock_integration::redis::{Connection, Value};
+use dlock_integration::{await_until, Ask, Blocked, Grant, Server, Subscriber, PATIENCE};
+use sound::assert_sound;
+
+/// So long nothing must come of what cannot be.
+const WHILE: Duration = Duration::from_millis(250);
+
+/// Two nodes that know each other. The first serves all slots.
+struct Nodes {
+    one: Server,
+    two: Server,
+    one_id: String,
+    two_id: String,
+}
+
+impl Nodes {
+    #[track_caller]
+    fn start() -> Nodes {
+        let node = || {
+            Server::builder()
+                .cluster()
+                .config("cluster-require-full-coverage", "no")
+                .start()
+        };
+        let (one, two) = (node(), node());
+        one.serve_all_slots();
+        let (mut c, mut d) = (one.connection(), two.connection());
+        let (one_id, two_id): (String, String) = (c.ask("CLUSTER MYID"), d.ask("CLUSTER MYID"));
+        let bus = bus_port(&two);
+        c.run(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", two.port()));
+        let knows = |connection: &mut Connection, id: &str| {
+            let nodes: String = connection.ask("CLUSTER NODES");
+            nodes
+                .lines()
+                .any(|line| line.starts_with(id) && !line.contains("handshake"))
+        };
+        await_until("the nodes know each other", PATIENCE, || {
+            let info: String = d.ask("CLUSTER INFO");
+            knows(&mut c, &two_id)
+                && knows(&mut d, &one_id)
+                && info.contains("cluster_state:ok")
+                && info.contains("cluster_slots_assigned:16384")
+        });
+        Nodes {
+            one,
+            two,
+            one_id,
+            two_id,
+        }
+    }
+
+    fn connections(&self) -> (Connection, Connection) {
+        (self.one.connection(), self.two.connection())
+    }
+
+    fn slot(&self, key: &str) -> u64 {
+        let line = format!("CLUSTER KEYSLOT {key}");
+        self.one.connection().ask(&line)
+    }
+
+    /// The key's slot is on its way to the second node from now on.
+    fn begin_move(&self, key: &str) {
+        let (mut c, mut d) = self.connections();
+        let (slot, one, two) = (self.slot(key), &self.one_id, &self.two_id);
+        d.run(&format!("CLUSTER SETSLOT {slot} IMPORTING {one}"));
+        c.run(&format!("CLUSTER SETSLOT {slot} MIGRATING {two}"));
+    }
+
+    /// Carries a key over.
+    fn carry(&self, key: &str) {
+        let line = format!("MIGRATE 127.0.0.1 {} {key} 0 5000", self.two.port());
+        let moved: String = self.one.connection().ask(&line);
+        assert_eq!(moved, "OK", "{key}");
+    }
+
+    /// The key's slot is the second node's.
+    fn end_move(&self, key: &str) {
+        let (mut c, mut d) = self.connections();
+        let line = format!("CLUSTER SETSLOT {} NODE {}", self.slot(key), self.two_id);
+        d.run(&line);
+        c.run(&line);
+    }
+
+    /// Has the servers move the key's slot with all that is in it in one step; gives whether they can.
+    fn move_at_once(&self, key: &str) -> bool {
+        let (mut c, mut d) = self.connections();
+        let (slot, two, version) = (self.slot(key), &self.two_id, self.one.version());
+        if version.is_valkey(9, 0) {
+            c.run(&format!(
+                "CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {two}"
+            ));
+        } else if version.is_redis(8, 4) {
+            d.run(&format!("CLUSTER MIGRATION IMPORT {slot} {slot}"));
+        } else {
+            return false;
+        }
+        let moved = format!("MOVED {slot} 127.0.0.1:{}", self.two.port());
+        await_until("the slot is the other node's", PATIENCE, || {
+            c.try_ask(&format!("DLOCK.INFO {key}")) == Err(moved.clone())
+        });
+        true
+    }
+
+    /// The key's slot stays where it was.
+    fn call_off(&self, key: &str) {
+        let (mut c, mut d) = self.connections();
+        let line = format!("CLUSTER SETSLOT {} STABLE", self.slot(key));
+        c.run(&line);
+        d.run(&line);
+    }
+
+    /// An error that sends a client on to the second node.
+    #[track_caller]
+    fn assert_sent_on(&self, error: &str) {
+        let there = format!("127.0.0.1:{}", self.two.port());
+        assert!(
+            error.starts_with("MOVED") && error.ends_with(&there),
+            "{error}"
+        );
+    }
+
+    #[track_caller]
+    fn assert_sound(&self) {
+        assert_sound(&self.one);
+        assert_sound(&self.two);
+    }
+}
+
+/// The port that other nodes talk to.
+fn bus_port(server: &Server) -> String {
+    let file = std::fs::read_to_string(server.config_path()).expect("the file is there");
+    let port = file
+        .lines()
+        .find_map(|line| line.strip_prefix("cluster-port "));
+    port.expect("the harness chose a port").to_owned()
+}
+
+#[track_caller]
+fn take(connection: &mut Connection, key: &str, owner: &str, lease_ms: u64) -> u64 {
+    let line = format!("DLOCK.ACQUIRE {key} {owner} {lease_ms}");
+    connection.ask::<Grant>(&line).0
+}
+
+/// A number of the module's.
+fn gauge(server: &Server, name: &str) -> u64 {
+    server.info("dlock_locks").number(name)
+}
+
+/// Waits until nobody waits at this node, and nothing is queued there.
+#[track_caller]
+fn await_no_places(server: &Server) {
+    for name in [
+        "dlock_places_queued",
+        "dlock_connections_waiting",
+        "dlock_notify_waiting",
+    ] {
+        await_until(name, PATIENCE, || gauge(server, name) == 0);
+    }
+}
+
+#[test]
+fn a_lock_that_moves_to_another_node_frees_nothing() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    let token = take(&mut c, "k", "alice", 600_000);
+    let bob = Blocked::start(&nodes.one, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    let carol = Blocked::start(&nodes.one, "DLOCK.FAIRACQUIRE k carol 600000 BLOCK 0");
+    nodes.begin_move("k");
+    nodes.carry("k");
+    // Gone from here with its holder: nobody else has got it.
+    assert_eq!(bob.outcome_within(WHILE), None);
+    nodes.end_move("k");
+    nodes.assert_sent_on(&bob.refusal());
+    nodes.assert_sent_on(&carol.refusal());
+    // The lock lives on over there, its ticket too.
+    assert_eq!(d.ask::<String>(&format!("DLOCK.CHECK k {token}")), "OK");
+    assert_eq!(d.ask::<Option<u64>>("DLOCK.POSITION k carol"), Some(0));
+    assert_eq!(d.ask::<Option<u64>>("DLOCK.POSITION k bob"), None);
+    let carol = Blocked::start(&nodes.two, "DLOCK.FAIRACQUIRE k carol 600000 BLOCK 0");
+    assert_eq!(d.ask::<u64>("DLOCK.RELEASE k alice"), 0);
+    let (next, _): Grant = carol.reply();
+    assert!(next > token);
+    await_no_places(&nodes.one);
+    nodes.assert_sound();
+}
+
+/// A slot that is on its way: nobody is granted anything there, until it is settled who serves it.
+#[test]
+fn nobody_is_granted_in_a_slot_that_migrates_away() {
+    let nodes = Nodes::start();
+    let mut c = nodes.one.connection();
+    let mut granted = Vec::new();
+    for (at, release) in ["", "DLOCK.RELEASE k alice", "DLOCK.FORCERELEASE k", "DEL k"]
+        .into_iter()
+        .enumerate()
+    {
+        let key = format!("{{k}}{at}");
+        take(&mut c, &key, "alice", 500);
+        let line = format!("DLOCK.ACQUIRE {key} bob 600000 BLOCK 0");
+        let bob = Blocked::start(&nodes.one, &line);
+        nodes.begin_move(&key);
+        if !release.is_empty() {
+            c.run(&release.replace(" k", &format!(" {key}")));
+        }
+        let held = format!("DLOCK.HELD {key} alice");
+        await_until("the lease is over in any case", PATIENCE, || {
+            // Where the key is gone from, requests are sent on.
+            c.try_ask(&held).map_or(true, |reply| reply == Value::Nil)
+        });
+        let reply = bob.outcome_within(WHILE);
+        nodes.call_off(&key);
+        match reply {
+            None => assert_eq!(bob.reply::<Grant>().1, 1),
+            Some(reply) => granted.push((release, reply)),
+        }
+    }
+    assert_eq!(granted, []);
+    nodes.assert_sound();
+}
+
+#[test]
+fn a_slot_s_leaving_tells_moved() {
+    let nodes = Nodes::start();
+    let mut c = nodes.one.connection();
+    let news = Subscriber::channels(&nodes.one, &["news"]);
+    take(&mut c, "k", "alice", 600_000);
+    c.run("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
+    nodes.begin_move("k");
+    nodes.carry("k");
+    nodes.end_move("k");
+    assert_eq!(news.payload(), "moved 0 1:k 3:bob");
+    await_no_places(&nodes.one);
+    nodes.assert_sound();
+}
+
+/// A node answers for its own slots, and sends on who asks for another's.
+#[test]
+fn many_locks_are_of_one_slot_of_one_node() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    nodes.begin_move("{there}");
+    nodes.end_move("{there}");
+    for verb in ["MACQUIRE", "MRENEW", "MRELEASE"] {
+        let elsewhere = c.refusal(&format!("DLOCK.{verb} 2 {{there}}a {{there}}b bob"));
+        nodes.assert_sent_on(&elsewhere);
+        for keys in ["{here}a {there}a", "{there}a {here}a", "{here}a {other}a"] {
+            let error = c.refusal(&format!("DLOCK.{verb} 2 {keys} bob"));
+            assert!(error.starts_with("CROSSSLOT"), "{verb} {keys}: {error}");
+        }
+    }
+    for (connection, tag) in [(&mut c, "here"), (&mut d, "there")] {
+        assert_eq!(connection.ask::<u64>("DBSIZE"), 0);
+        let keys = format!("2 {{{tag}}}a {{{tag}}}b bob");
+        let tokens: Vec<u64> = connection.ask(&format!("DLOCK.MACQUIRE {keys} 600000"));
+        assert_eq!(tokens.len(), 2);
+        assert_eq!(connection.ask::<u64>("DBSIZE"), 2);
+        let left: Vec<Option<u64>> = connection.ask(&format!("DLOCK.MRELEASE {keys}"));
+        assert_eq!(left, [Some(0), Some(0)]);
+    }
+    nodes.assert_sound();
+}
+
+/// While a slot is on its way, only what is asked of keys that are all still here is answered here.
+#[test]
+fn many_locks_of_a_slot_on_its_way() {
+    let nodes = Nodes::start();
+    let mut c = nodes.one.connection();
+    for key in ["{k}a", "{k}b"] {
+        take(&mut c, key, "alice", 600_000);
+    }
+    nodes.begin_move("{k}");
+    let both: Vec<u64> = c.ask("DLOCK.MACQUIRE 2 {k}a {k}b alice 600000");
+    assert_eq!(both.len(), 2);
+    nodes.carry("{k}b");
+    for line in [
+        "DLOCK.MACQUIRE 2 {k}a {k}b alice 600000",
+        "DLOCK.MACQUIRE 2 {k}a {k}new bob 600000 BLOCK 0",
+    ] {
+        let error = c.refusal(line);
+        assert!(error.starts_with("TRYAGAIN"), "{error}");
+    }
+    nodes.carry("{k}a");
+    let error = c.refusal("DLOCK.MACQUIRE 2 {k}a {k}b alice 600000");
+    assert!(error.starts_with("ASK"), "{error}");
+    nodes.end_move("{k}");
+    let mut d = nodes.two.connection();
+    let again: Vec<u64> = d.ask("DLOCK.MACQUIRE 2 {k}a {k}b alice 600000");
+    assert_eq!(again, both);
+    nodes.assert_sound();
+}
+
+const REQUEST: &str = "DLOCK.MACQUIRE 2 {k}a {k}b bob 600000 BLOCK 0";
+
+/// A request for many that waits when its slot is moved away: nobody is granted on the way, and no queue remembers it.
+#[test]
+fn who_waits_for_many_locks_is_sent_on() {
+    for release in ["", "DLOCK.RELEASE {k}a alice", "DEL {k}a"] {
+        let nodes = Nodes::start();
+        let (mut c, mut d) = nodes.connections();
+        let news = Subscriber::channels(&nodes.one, &["news"]);
+        take(&mut c, "{k}a", "alice", 600_000);
+        take(&mut c, "{k}c", "erin", 600_000);
+        let waits = [
+            REQUEST,
+            "DLOCK.MACQUIRE 3 {k}c {k}b {k}a carol 600000 SHARED BLOCK 0",
+            // Behind bob, at a lock that nobody holds.
+            "DLOCK.ACQUIRE {k}b dave 600000 BLOCK 0",
+        ];
+        let waits = waits.map(|line| Blocked::start(&nodes.one, line));
+        c.run("DLOCK.ACQUIRE {k}b frank 600000 NOTIFY news");
+        nodes.begin_move("{k}");
+        if release.is_empty() {
+            nodes.carry("{k}a");
+        } else {
+            c.run(release);
+        }
+        nodes.carry("{k}c");
+        for wait in &waits {
+            assert_eq!(wait.outcome_within(WHILE), None, "{release}");
+        }
+        nodes.end_move("{k}");
+        for wait in &waits {
+            nodes.assert_sent_on(&wait.refusal());
+        }
+        assert_eq!(news.payload(), "moved 0 4:{k}b 5:frank");
+        await_no_places(&nodes.one);
+        assert_eq!(gauge(&nodes.one, "dlock_locks"), 0);
+        // Over there nobody has been heard of who only waited.
+        for owner in ["bob", "carol", "dave", "frank"] {
+            for key in ["{k}a", "{k}b", "{k}c"] {
+                let held: Value = d.ask(&format!("DLOCK.HELD {key} {owner}"));
+                let queued: Value = d.ask(&format!("DLOCK.POSITION {key} {owner}"));
+                assert_eq!((held, queued), (Value::Nil, Value::Nil), "{key} {owner}");
+            }
+        }
+        let mut bob = Blocked::send(&nodes.two, REQUEST);
+        if release.is_empty() {
+            bob.await_blocked(&nodes.two);
+            d.run("DLOCK.RELEASE {k}a alice");
+        }
+        assert_eq!(bob.reply::<Vec<u64>>().len(), 2);
+        nodes.assert_sound();
+    }
+}
+
+/// A slot whose keys are not carried over one by one, but all of it in one step.
+#[test]
+fn a_slot_that_moves_at_once_takes_its_locks_along() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    let news = Subscriber::channels(&nodes.one, &["news"]);
+    let mut dies = nodes.one.connection();
+    for key in ["{k}session", "{k}contended"] {
+        dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION"));
+    }
+    let short = take(&mut c, "{k}short", "alice", 3000);
+    let waits = [
+        "DLOCK.ACQUIRE {k}short bob 600000 BLOCK 0",
+        "DLOCK.FAIRACQUIRE {k}short carol 600000 BLOCK 0",
+        "DLOCK.MACQUIRE 2 {k}free {k}contended dave 600000 BLOCK 0",
+    ];
+    let waits = waits.map(|line| Blocked::start(&nodes.one, line));
+    c.run("DLOCK.ACQUIRE {k}contended frank NOTIFY news");
+    c.run("DLOCK.FAIRACQUIRE {k}short polls CLAIM 600000");
+    if !nodes.move_at_once("{k}") {
+        return;
+    }
+    for wait in &waits {
+        nodes.assert_sent_on(&wait.refusal());
+    }
+    assert_eq!(news.payload(), "moved 0 12:{k}contended 5:frank");
+    drop(dies);
+    await_no_places(&nodes.one);
+    for name in ["dlock_locks", "dlock_sessions"] {
+        await_until(name, PATIENCE, || gauge(&nodes.one, name) == 0);
+    }
+    // Over there the holds go on until their leases, and the tickets stand: whether or not anybody asks.
+    let told = Subscriber::shard_channels(&nodes.two, &["__dlock@0__:{k}short"]);
+    assert_eq!(told.payload(), format!("expired {short}"));
+    await_until("carol's window is over", PATIENCE, || {
+        gauge(&nodes.two, "dlock_places_queued") == 1
+    });
+    assert_eq!(
+        d.ask::<Option<u64>>("DLOCK.POSITION {k}short polls"),
+        Some(0)
+    );
+    for key in ["{k}session", "{k}contended"] {
+        let held: Option<Vec<u64>> = d.ask(&format!("DLOCK.HELD {key} sam"));
+        assert!(held.is_some(), "{key}");
+    }
+    nodes.assert_sound();
+}
+
+/// What a connection leaves in a slot on its way does not hold up what it leaves in others.
+#[test]
+fn sessions_end_beside_a_slot_on_its_way() {
+    let nodes = Nodes::start();
+    let mut c = nodes.one.connection();
+    let mut dies = nodes.one.connection();
+    for key in ["moves", "stays"] {
+        dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION"));
+    }
+    nodes.begin_move("moves");
+    let next = Blocked::start(&nodes.one, "DLOCK.ACQUIRE stays next 600000 BLOCK 0");
+    drop(dies);
+    next.reply::<Grant>();
+    let held = |c: &mut Connection| c.ask::<Option<Vec<u64>>>("DLOCK.HELD moves sam").is_some();
+    assert!(held(&mut c));
+    nodes.call_off("moves");
+    await_until("the session has ended", PATIENCE, || !held(&mut c));
+    nodes.assert_sound();
+}
