@@ -1178,6 +1178,8 @@ fn a_thousand_die_while_others_work() {
     let mut c = server.connection();
     let guarded = Guarded::new(&server, &mut c);
     let (work_is_over, full) = (AtomicBool::new(false), AtomicU64::new(0));
+    // Before the crowd, so that their numbers are low: the operator below spares those.
+    let connections: Vec<Connection> = (0..WORKERS).map(|_| server.connection()).collect();
     let worked: u64 = thread::scope(|scope| {
         for member in 0..CROWD {
             let (server, work_is_over, full) = (&server, &work_is_over, &full);
@@ -1212,10 +1214,11 @@ fn a_thousand_die_while_others_work() {
             }
         });
         let end = Instant::now() + Duration::from_secs(5);
-        let workers: Vec<_> = (0..WORKERS)
-            .map(|worker| {
-                let (server, full) = (&server, &full);
-                let mut c = server.connection();
+        let workers: Vec<_> = connections
+            .into_iter()
+            .enumerate()
+            .map(|(worker, mut c)| {
+                let full = &full;
                 scope.spawn(move || {
                     await_until("the crowd is there", PATIENCE, || {
                         full.load(Ordering::Relaxed) == CROWD as u64
@@ -1229,12 +1232,13 @@ fn a_thousand_die_while_others_work() {
                 })
             })
             .collect();
-        let worked = workers
-            .into_iter()
-            .map(|worker| worker.join().expect("a worker that was not cheated"))
-            .sum();
+        let outcomes: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        // Also when a worker has failed: the crowd would go on for ever.
         work_is_over.store(true, Ordering::Relaxed);
-        worked
+        outcomes
+            .into_iter()
+            .map(|worked| worked.expect("a worker that was not cheated"))
+            .sum()
     });
     let counted: u64 = (0..LOCKS)
         .map(|lock| {
