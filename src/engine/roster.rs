@@ -11,6 +11,8 @@ const CHUNK: usize = 128;
 #[derive(Debug)]
 pub struct Roster<T> {
     chunks: VecDeque<Chunk<T>>,
+    // How many each chunk has, once more: a rank adds up neighbours here, and reads no other chunk for it.
+    lens: VecDeque<u32>,
     len: usize,
 }
 
@@ -44,6 +46,7 @@ impl<T> Default for Roster<T> {
     fn default() -> Self {
         Roster {
             chunks: VecDeque::new(),
+            lens: VecDeque::new(),
             len: 0,
         }
     }
@@ -89,31 +92,28 @@ impl<T> Roster<T> {
     /// How many stand before this number; none if it is not here.
     pub fn rank(&self, number: u64) -> Option<usize> {
         let (chunk, at) = self.find(number)?;
-        let before: usize = self.chunks.iter().take(chunk).map(Chunk::len).sum();
-        Some(before + at)
+        let before: u32 = self.lens.iter().take(chunk).sum();
+        Some(before as usize + at)
     }
 
     /// Puts a value in its place by number. A number that is here already keeps its value: the new one comes back.
     pub fn insert(&mut self, number: u64, value: Box<T>) -> Result<(), Box<T>> {
         let index = self.chunk_of(number);
-        let Some(chunk) = self.chunks.get_mut(index) else {
-            self.chunks.push_back(Chunk::of(number, value));
-            self.len += 1;
-            return Ok(());
-        };
-        match chunk.search(number) {
-            Ok(_) => return Err(value),
-            // Arrival at the end of a full last chunk, the usual case: a fresh chunk rather than a split.
-            Err(at) if at == chunk.len() && chunk.len() >= CHUNK => {
-                self.chunks.insert(index + 1, Chunk::of(number, value));
-            }
-            Err(at) => {
-                chunk.start = chunk.start.min(number);
-                chunk.members.insert(at, (number, value));
-                if chunk.len() > CHUNK {
+        match self.chunks.get_mut(index) {
+            None => self.put(index, Chunk::of(number, value)),
+            Some(chunk) => match chunk.search(number) {
+                Ok(_) => return Err(value),
+                // Arrival at the end of a full last chunk, the usual case: a fresh chunk rather than a split.
+                Err(at) if at == chunk.len() && chunk.len() >= CHUNK => {
+                    self.put(index + 1, Chunk::of(number, value));
+                }
+                Err(at) => {
+                    chunk.start = chunk.start.min(number);
+                    chunk.members.insert(at, (number, value));
+                    self.lens[index] += 1;
                     self.split(index);
                 }
-            }
+            },
         }
         self.len += 1;
         Ok(())
@@ -124,22 +124,35 @@ impl<T> Roster<T> {
         let (index, at) = self.find(number)?;
         let chunk = self.chunks.get_mut(index)?;
         let (_, value) = chunk.members.remove(at)?;
+        self.lens[index] -= 1;
         if chunk.len() == 0 {
             self.chunks.remove(index);
+            self.lens.remove(index);
         }
         self.len -= 1;
         Some(value)
     }
 
+    /// Makes two of a chunk that has become too long.
     fn split(&mut self, index: usize) {
-        let Some(chunk) = self.chunks.get_mut(index) else {
+        let Some(chunk) = self
+            .chunks
+            .get_mut(index)
+            .filter(|chunk| chunk.len() > CHUNK)
+        else {
             return;
         };
         let members = chunk.members.split_off(CHUNK / 2);
+        self.lens[index] = chunk.len() as u32;
         if let Some((start, _)) = members.front() {
             let start = *start;
-            self.chunks.insert(index + 1, Chunk { start, members });
+            self.put(index + 1, Chunk { start, members });
         }
+    }
+
+    fn put(&mut self, index: usize, chunk: Chunk<T>) {
+        self.lens.insert(index, chunk.len() as u32);
+        self.chunks.insert(index, chunk);
     }
 
     /// The chunk that holds or would hold the number: the last one that starts at or before it.
