@@ -16,7 +16,10 @@ pub const VERSION: u8 = 1;
 pub fn encode(lock: &Lock) -> Vec<u8> {
     let mut out = vec![VERSION, u8::from(lock.watched())];
     number(&mut out, lock.holders() as u64);
-    for hold in lock.holds() {
+    // However a primary and a replica came by the same state, they are to agree on its bytes.
+    let mut holds: Vec<Hold> = lock.holds().collect();
+    holds.sort_unstable_by_key(|hold| hold.owner);
+    for hold in holds {
         number(&mut out, hold.token);
         number(&mut out, hold.deadline);
         number(&mut out, u64::from(hold.holds));

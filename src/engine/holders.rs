@@ -1,5 +1,6 @@
-//! The holders of one lock: a short list, or, of many, found by owner, by deadline and by limit in logarithmic time.
+//! The holders of one lock: a short list, or, of many, found by owner at once and by deadline and limit in logarithmic time.
 
+use super::index::Index;
 use super::lock::Hold;
 use super::{Limit, Millis, Token};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,11 +10,10 @@ use std::sync::Arc;
 /// seven times the room, and nearly every contended lock has one holder.
 const FEW: usize = 8;
 
-/// All holders of a lock, in the order of the owners, so that a primary and a replica agree byte for byte however they
-/// came by the same state.
+/// All holders of a lock.
 #[derive(Debug)]
 pub enum Holders {
-    /// Some.
+    /// Some, in the order of their owners.
     Few(Vec<Held>),
     /// More than can be kept in a list.
     Many(Box<Many>),
@@ -40,8 +40,9 @@ struct Kept {
 /// Many holders.
 #[derive(Debug, Default)]
 pub struct Many {
-    by_owner: BTreeMap<Arc<[u8]>, Kept>,
-    by_deadline: BTreeSet<(Millis, Arc<[u8]>)>,
+    by_owner: Index<Arc<[u8]>, Kept>,
+    // The token keeps leases of one millisecond apart: to compare owners would be to read the memory of each.
+    by_deadline: BTreeSet<(Millis, Token, Arc<[u8]>)>,
     by_limit: BTreeMap<Limit, usize>,
 }
 
@@ -69,18 +70,18 @@ impl Holders {
     pub fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
         match self {
             Holders::Few(list) => list.get(find(list, owner).ok()?).map(Held::view),
-            Holders::Many(many) => many.by_owner.get_key_value(owner).map(view),
+            Holders::Many(many) => many.get(owner),
         }
     }
 
-    /// All holds, in the order of their owners.
+    /// All holds: of a few in the order of their owners, of many in the order in which they end.
     pub fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
         let (few, many) = match self {
             Holders::Few(list) => (Some(list), None),
-            Holders::Many(many) => (None, Some(&many.by_owner)),
+            Holders::Many(many) => (None, Some(many)),
         };
         let few = few.into_iter().flatten().map(Held::view);
-        few.chain(many.into_iter().flatten().map(view))
+        few.chain(many.into_iter().flat_map(|many| many.iter()))
     }
 
     /// The first deadline and whose it is.
@@ -91,7 +92,7 @@ impl Holders {
                 Some((first.kept.deadline, &first.owner))
             }
             Holders::Many(many) => {
-                let (at, owner) = many.by_deadline.first()?;
+                let (at, _, owner) = many.by_deadline.first()?;
                 Some((*at, owner))
             }
         }
@@ -104,7 +105,7 @@ impl Holders {
                 let last = list.iter().max_by_key(|held| held.kept.deadline)?;
                 Some(last.view())
             }
-            Holders::Many(many) => self.get(&many.by_deadline.last()?.1),
+            Holders::Many(many) => many.get(&many.by_deadline.last()?.2),
         }
     }
 
@@ -112,7 +113,7 @@ impl Holders {
     pub fn latest(&self) -> Option<Millis> {
         match self {
             Holders::Few(list) => list.iter().map(|held| held.kept.deadline).max(),
-            Holders::Many(many) => many.by_deadline.last().map(|(at, _)| *at),
+            Holders::Many(many) => many.by_deadline.last().map(|(at, ..)| *at),
         }
     }
 
@@ -121,8 +122,8 @@ impl Holders {
         let ended = match self {
             Holders::Few(list) => list.iter().filter(|held| held.kept.deadline <= now).count(),
             Holders::Many(many) => {
-                let ended = |dated: &&(Millis, Arc<[u8]>)| dated.0 <= now;
-                many.by_deadline.iter().take_while(ended).count()
+                let ended = many.by_deadline.iter();
+                ended.take_while(|(at, ..)| *at <= now).count()
             }
         };
         self.len() - ended
@@ -238,8 +239,9 @@ impl Holders {
         if many.by_owner.len() > FEW / 2 {
             return;
         }
-        let owners = std::mem::take(&mut many.by_owner).into_iter();
-        *self = Holders::Few(owners.map(|(owner, kept)| Held { owner, kept }).collect());
+        let mut list: Vec<Held> = many.drain().collect();
+        list.sort_unstable_by(|one, other| one.owner.cmp(&other.owner));
+        *self = Holders::Few(list);
     }
 }
 
@@ -250,16 +252,34 @@ impl Held {
 }
 
 impl Many {
+    fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
+        self.by_owner.get_key_value(owner).map(view)
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
+        let owners = self.by_deadline.iter().map(|(.., owner)| owner);
+        owners.filter_map(|owner| self.get(owner))
+    }
+
+    fn drain(&mut self) -> impl Iterator<Item = Held> + '_ {
+        let owners = std::mem::take(&mut self.by_deadline).into_iter();
+        owners.filter_map(|(.., owner)| {
+            let (owner, kept) = self.by_owner.remove(&owner)?;
+            Some(Held { owner, kept })
+        })
+    }
+
     fn put(&mut self, owner: Arc<[u8]>, kept: Kept) {
-        self.by_deadline.insert((kept.deadline, owner.clone()));
+        self.by_deadline
+            .insert((kept.deadline, kept.token, owner.clone()));
         *self.by_limit.entry(kept.limit).or_default() += 1;
         self.by_owner.insert(owner, kept);
     }
 
     /// Takes an owner's hold out; gives the owner back for further use.
     fn remove(&mut self, owner: &[u8]) -> Option<Arc<[u8]>> {
-        let (owner, kept) = self.by_owner.remove_entry(owner)?;
-        let dated = (kept.deadline, owner);
+        let (owner, kept) = self.by_owner.remove(owner)?;
+        let dated = (kept.deadline, kept.token, owner);
         self.by_deadline.remove(&dated);
         if let Some(count) = self.by_limit.get_mut(&kept.limit) {
             *count -= 1;
@@ -267,7 +287,7 @@ impl Many {
                 self.by_limit.remove(&kept.limit);
             }
         }
-        Some(dated.1)
+        Some(dated.2)
     }
 }
 

@@ -91,6 +91,14 @@ impl<K: Hash + Eq, V, S: BuildHasher + Default> Index<K, V, S> {
         self.map_mut(key).get_mut(key)
     }
 
+    /// The value at a key, and the key as it is kept.
+    pub fn get_key_value<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<(&K, &V)>
+    where
+        K: Borrow<Q>,
+    {
+        self.map(key).get_key_value(key)
+    }
+
     /// Puts a value at a key; gives the one that was there.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         self.divide();
