@@ -201,8 +201,8 @@ const COMMANDS: &[Expected] = &[
 
 /// Not for clients, so not in the reference.
 const APPLY: Expected = Expected {
-    syntax: "DLOCK.APPLY key=key effect=string",
-    arity: 3,
+    syntax: "DLOCK.APPLY key=key [effect=string]",
+    arity: -2,
     needs: ReadWrite,
     flags: "write",
     categories: "@write @admin @dangerous",

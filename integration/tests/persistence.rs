@@ -956,6 +956,35 @@ fn a_restart_begins_a_quarantine() {
     assert_sound(&server);
 }
 
+/// The usual release is told by the key alone; said in full, as it may be as well, it is understood too.
+#[test]
+fn a_release_needs_no_words() {
+    for said in [false, true] {
+        let mut server = Way::Aof.builder().start();
+        let mut c = server.connection();
+        let grant: Grant = c.ask("DLOCK.ACQUIRE k alice 600000");
+        if !said {
+            c.run("DLOCK.RELEASE k alice");
+        }
+        server.kill9();
+        let file = incremental_file(&server);
+        let mut bytes = fs::read(&file).expect("our file");
+        if said {
+            let effect = format!("1 r{}", grant.0);
+            bytes.extend(cmd("DLOCK.APPLY").arg("k").arg(effect).get_packed_command());
+            fs::write(&file, bytes).expect("our file");
+        } else {
+            let release = cmd("DLOCK.APPLY").arg("k").get_packed_command();
+            assert!(bytes.ends_with(&release));
+        }
+        server.restart();
+        let mut c = server.connection();
+        assert_eq!(c.ask::<u64>("EXISTS k"), 0);
+        assert!(c.ask::<Grant>("DLOCK.ACQUIRE k bob").0 > grant.0);
+        assert_sound(&server);
+    }
+}
+
 /// An AOF that somebody has edited: an effect that says nothing the module understands is passed over.
 #[test]
 fn an_effect_that_makes_no_sense_is_skipped() {

@@ -2,28 +2,36 @@
 
 use super::args::Args;
 use super::{Call, Reply};
-use crate::engine::Keyspace;
+use crate::engine::{change, Keyspace};
 use crate::error::Error;
+use std::borrow::Cow;
 
-/// Applies an effect: `key effect`. Refused from clients.
+/// Applies an effect: `key [effect]`, by default the usual release. Refused from clients.
 #[inline(never)]
 pub fn run<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
     if !call.caller.is_followed() {
         return Err(Error::Internal);
     }
     let name = call.name(args)?;
-    let effect = args.word()?;
+    let effect = args.next();
     args.end()?;
     let entry = call.keys.entry(name);
     if entry.foreign {
         return Err(Error::WrongType);
     }
+    let effect = match effect {
+        Some(effect) => Cow::Borrowed(effect),
+        None => {
+            let release = entry.lock.as_deref().and_then(change::usual_release);
+            Cow::Owned(release.ok_or(Error::Internal)?)
+        }
+    };
     let before = entry.holders() as i64;
-    entry.follow(effect, &mut call.engine.clock)?;
+    entry.follow(&effect, &mut call.engine.clock)?;
     call.engine.counters.held += entry.holders() as i64 - before;
     // Kept as it came: this server's own AOF and replicas get the same bytes.
     entry.changed = true;
-    entry.effect.extend_from_slice(effect);
+    entry.effect.extend_from_slice(&effect);
     call.engine.follow(name, entry);
     if call.primary {
         // A slot on its way to this node brings its locks: they are looked after as soon as it has come.

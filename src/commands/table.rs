@@ -466,7 +466,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Follow,
         flags: "",
         categories: "write admin dangerous",
-        args: &[KEY, arg("effect", Kind::Text)],
+        args: &[KEY, maybe("effect", Kind::Text)],
     },
 ];
 

@@ -7,6 +7,7 @@
 //! backlog (that INFO has shown not to be there), and a node of a cluster may always hand slots over.
 
 use super::api::{self, api, hot, Ctx, Str};
+use crate::engine::change;
 use redis_module::raw;
 use std::ffi::{c_char, CStr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,12 +40,18 @@ pub fn look(ctx: *mut Ctx) {
 
 /// Propagates the effect of an event on one lock.
 pub fn effect(ctx: *mut Ctx, key: *mut Str, effect: &[u8]) {
-    // SAFETY: a live context of the server's own making; the key and the bytes are copied or counted by the server.
+    let words = if change::goes_without_saying(effect) {
+        c"s"
+    } else {
+        c"sb"
+    };
+    // SAFETY: a live context of the server's own making; the key and the bytes are copied or counted by the server, and of
+    // what it is given it takes as many as there are words.
     unsafe {
         api!(RedisModule_Replicate(
             ctx,
             c"DLOCK.APPLY".as_ptr(),
-            c"sb".as_ptr(),
+            words.as_ptr(),
             key,
             effect.as_ptr().cast::<c_char>(),
             effect.len()

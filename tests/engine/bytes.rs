@@ -214,6 +214,63 @@ fn effects_come_back_as_they_were() {
 }
 
 #[test]
+fn an_effect_that_is_left_out_releases_the_only_hold() {
+    for_seeds(2_000, |seed| {
+        let mut random = Random::new(seed);
+        let lock = some_lock(&mut random);
+        let mut server = Server::new(false, Policy::default());
+        let (now, shop) = (World::new(Policy::default()).now, name(0, "shop"));
+        if !lock.is_empty() {
+            server.bring(&shop, &codec::encode(&lock), None, now);
+        }
+        let mut data = server.data();
+        let answer = server.run(now, 0, Client::primary(), &[b"apply", b"shop"]);
+        let (closed, _) = server.work_off();
+        let [hold] = lock.holds().collect::<Vec<_>>()[..] else {
+            let refused = answer == Err(Error::Internal) && server.data() == data;
+            return refused.then_some(()).ok_or(format!("{lock:?}: {answer:?}"));
+        };
+        // What is passed on can be left out again.
+        let said = format!("1 r{}", hold.token).into_bytes();
+        let passed_on = closed.iter().any(|closed| closed.effect == said);
+        let mut left = codec::decode(&codec::encode(&lock)).ok_or("the lock is not read")?;
+        left.apply(&Change::Unhold {
+            owner: hold.owner,
+            token: hold.token,
+            end: End::Released,
+        });
+        data.remove(&shop);
+        if !left.is_empty() {
+            data.insert(shop, Some((codec::encode(&left), left.expires())));
+        }
+        let sound = answer == Ok(Reply::Ok) && passed_on && change::goes_without_saying(&said);
+        (sound && server.data() == data)
+            .then_some(())
+            .ok_or(format!("{lock:?} became {:?}", server.data()))
+    });
+}
+
+#[test]
+fn only_the_usual_release_goes_without_saying() {
+    for said in [
+        "",
+        "1",
+        "1 w0",
+        "1 x5",
+        "1 f5",
+        "1 h5 6 1 1 1:a",
+        "1 r5 1:a",
+        "1 r5 w0",
+        "1 r5 h6 7 1 1 1:b",
+        "1 r5 u6",
+        "2 r5",
+    ] {
+        assert!(!change::goes_without_saying(said.as_bytes()), "{said}");
+    }
+    assert!(change::goes_without_saying(b"1 r1795257419032780"));
+}
+
+#[test]
 fn a_mangled_effect_is_refused_whole() {
     for_seeds(20_000, |seed| {
         let mut random = Random::new(seed);
