@@ -83,7 +83,7 @@ fn read_ask<'a, K: Keyspace>(
 }
 
 /// Hands the request to the engine. `named` is the owner if the server named it.
-#[inline]
+#[inline(always)]
 fn request<K: Keyspace>(
     call: &mut Call<K>,
     name: NameRef,

@@ -32,7 +32,7 @@ impl<'a> Args<'a> {
         // Not by `ok_or`: an error would be made, and dropped, for every word that is there.
         match self.next() {
             Some(word) => Ok(word),
-            None => Err(Error::Arity(self.command)),
+            None => Err(missing(self.command)),
         }
     }
 
@@ -101,6 +101,11 @@ pub fn count(word: &[u8]) -> usize {
     integer(word)
         .filter(|count| *count <= MAX_KEYS as u64)
         .unwrap_or(0) as usize
+}
+
+#[cold]
+fn missing(command: &'static str) -> Error {
+    Error::Arity(command)
 }
 
 #[cold]

@@ -43,6 +43,20 @@ pub fn renew<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, 
 pub fn release<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
     let name = call.name(args)?;
     let owner = args.owner()?;
+    // As most releases have none.
+    let (token, leave) = match args.is_empty() {
+        true => (None, None),
+        false => read_release(args)?,
+    };
+    let left = call
+        .engine
+        .release(call.keys, call.now, name, owner, token, leave)?;
+    Ok(Reply::Integer(u64::from(left)))
+}
+
+/// Reads the options of a release: the token, and how many holds it leaves.
+#[cold]
+fn read_release(args: &mut Args) -> Result<(Option<Token>, Option<u32>), Error> {
     let (mut token, mut leave) = (None, None);
     while let Some(word) = args.next() {
         if is(word, "HOLDS") {
@@ -52,10 +66,7 @@ pub fn release<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply
             read_token(args, word, &mut token)?;
         }
     }
-    let left = call
-        .engine
-        .release(call.keys, call.now, name, owner, token, leave)?;
-    Ok(Reply::Integer(u64::from(left)))
+    Ok((token, leave))
 }
 
 /// Ends holds by force: `key [owner]`.

@@ -179,18 +179,10 @@ impl<K: Keyspace> Call<'_, K> {
 
     /// The lease that the next word tells, or the default.
     fn lease(&self, args: &mut Args) -> Result<Millis, Error> {
-        let longest = self.longest_lease();
+        let longest = self.engine.policy.max_lease_ms;
         match args.at_number() {
             true => args.integer("lease-ms", 1..=longest),
             false => Ok(self.defaults.lease_ms.min(longest)),
-        }
-    }
-
-    /// The longest lease that may be asked for now: in a server with a quarantine, one that ends within it.
-    fn longest_lease(&self) -> Millis {
-        match self.engine.policy.quarantine_ms {
-            0 => self.engine.policy.max_lease_ms,
-            quarantine => self.engine.policy.max_lease_ms.min(quarantine),
         }
     }
 }

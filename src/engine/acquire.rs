@@ -64,6 +64,7 @@ impl Engine {
     /// Errors: `WrongType`, `Full` for each cap, `Quarantine` and `Draining` while nothing is granted, `Deadlock` for a wait
     /// that could never end and for a second waiting upgrade, `Argument` when the hold count would overflow. Nothing has
     /// changed then.
+    #[inline(always)]
     pub fn acquire(
         &mut self,
         keys: &mut impl Keyspace,
@@ -461,7 +462,7 @@ impl<'a> Claim<'a> {
 }
 
 /// Makes an owner a holder that is none yet. The caller has seen that the granting rule allows it.
-#[inline]
+#[inline(always)]
 fn first(
     clock: &mut TokenClock,
     policy: &Policy,
@@ -555,7 +556,12 @@ impl Policy {
     pub(super) fn bounded(&self, token: super::Token, deadline: Millis) -> Millis {
         match self.max_hold_ms {
             0 => deadline,
-            age => deadline.min((token / 1000).saturating_add(age)),
+            age => bound(token, deadline, age),
         }
     }
+}
+
+#[cold]
+fn bound(token: super::Token, deadline: Millis, age: Millis) -> Millis {
+    deadline.min((token / 1000).saturating_add(age))
 }

@@ -536,12 +536,17 @@ pub(super) fn lower(
     if holds == 0 {
         end(entry, sessions, owner, hold.token, End::Released);
     } else if holds != hold.holds {
-        entry.commit(&Change::Hold(Hold {
-            owner,
-            holds,
-            ..hold
-        }));
+        set_holds(entry, owner, hold, holds);
     }
+}
+
+#[cold]
+fn set_holds(entry: &mut Entry, owner: &[u8], hold: Hold, holds: u32) {
+    entry.commit(&Change::Hold(Hold {
+        owner,
+        holds,
+        ..hold
+    }));
 }
 
 /// Ends a hold, and tells.
@@ -555,6 +560,6 @@ pub(super) fn end(
 ) {
     sessions.untie(token);
     let owner = if entry.holders() > 1 { owner } else { &[] };
-    entry.commit(&Change::Unhold { owner, token, end });
+    entry.amend(&Change::Unhold { owner, token, end });
     entry.events.push(Event::Ended(end, token));
 }

@@ -82,6 +82,44 @@ pub struct Full {
     pub(super) watched: bool,
 }
 
+// What `Lock` says of itself, for the large form: marked as cold, since it would stand between the few lines that the
+// usual lock needs.
+impl Full {
+    #[cold]
+    fn is_empty(&self) -> bool {
+        self.holders.is_empty() && self.tickets.is_empty()
+    }
+
+    #[cold]
+    fn needs_watch(&self) -> bool {
+        self.watched || !self.tickets.is_empty() || self.holders.len() > 1
+    }
+
+    #[cold]
+    fn hold(&self, owner: &[u8]) -> Option<Hold<'_>> {
+        self.holders.get(owner)
+    }
+
+    #[cold]
+    fn holders(&self) -> usize {
+        self.holders.len()
+    }
+
+    #[cold]
+    fn ended(&self, now: Millis) -> Option<Hold<'_>> {
+        let (at, owner) = self.holders.earliest()?;
+        (at <= now).then(|| self.holders.get(owner)).flatten()
+    }
+
+    #[cold]
+    fn expires(&self) -> Option<Millis> {
+        match self.watched || !self.tickets.is_empty() {
+            true => None,
+            false => self.holders.latest(),
+        }
+    }
+}
+
 impl Sole {
     /// Held by nobody.
     const FREE: Sole = Sole {
@@ -176,7 +214,7 @@ impl Lock {
     pub fn is_empty(&self) -> bool {
         match self {
             Lock::Sole(sole) => sole.holds == 0,
-            Lock::Full(full) => full.holders.is_empty() && full.tickets.is_empty(),
+            Lock::Full(full) => full.is_empty(),
         }
     }
 
@@ -185,7 +223,7 @@ impl Lock {
     pub fn needs_watch(&self) -> bool {
         match self {
             Lock::Sole(_) => false,
-            Lock::Full(full) => full.watched || !full.tickets.is_empty() || full.holders.len() > 1,
+            Lock::Full(full) => full.needs_watch(),
         }
     }
 
@@ -198,7 +236,7 @@ impl Lock {
     pub fn hold(&self, owner: &[u8]) -> Option<Hold<'_>> {
         match self {
             Lock::Sole(sole) => sole.hold().filter(|hold| hold.owner == owner),
-            Lock::Full(full) => full.holders.get(owner),
+            Lock::Full(full) => full.hold(owner),
         }
     }
 
@@ -215,7 +253,7 @@ impl Lock {
     pub fn holders(&self) -> usize {
         match self {
             Lock::Sole(sole) => usize::from(sole.holds > 0),
-            Lock::Full(full) => full.holders.len(),
+            Lock::Full(full) => full.holders(),
         }
     }
 
@@ -286,10 +324,7 @@ impl Lock {
     pub fn ended(&self, now: Millis) -> Option<Hold<'_>> {
         match self {
             Lock::Sole(sole) => sole.hold().filter(|hold| hold.deadline <= now),
-            Lock::Full(full) => {
-                let (at, owner) = full.holders.earliest()?;
-                (at <= now).then(|| full.holders.get(owner)).flatten()
-            }
+            Lock::Full(full) => full.ended(now),
         }
     }
 
@@ -298,8 +333,7 @@ impl Lock {
     pub fn expires(&self) -> Option<Millis> {
         match self {
             Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
-            Lock::Full(full) if full.watched || !full.tickets.is_empty() => None,
-            Lock::Full(full) => full.holders.latest(),
+            Lock::Full(full) => full.expires(),
         }
     }
 
@@ -337,7 +371,7 @@ impl Lock {
         self.apply_fully(change);
     }
 
-    #[inline(never)]
+    #[cold]
     fn apply_fully(&mut self, change: &Change) {
         let full = match change {
             // Where there is neither a ticket nor a watch there is none to take away.

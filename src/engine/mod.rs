@@ -160,7 +160,7 @@ impl NameRef<'_> {
 /// What the operator has configured, in the units of the configuration table.
 #[derive(Debug, Clone)]
 pub struct Policy {
-    /// The longest lease that may be asked for.
+    /// The longest lease that may be asked for: in a server with a quarantine, one that ends within it.
     pub max_lease_ms: Millis,
     /// The longest claim window.
     pub max_claim_ms: Millis,
@@ -182,8 +182,6 @@ pub struct Policy {
     pub deadlock_max_steps: usize,
     /// `dlock.grants`: no new grants or places when false.
     pub grants: bool,
-    /// How long nothing is granted after a start or promotion; no longer lease may be asked for. 0: no quarantine.
-    pub quarantine_ms: Millis,
     /// Until when nothing is granted after a start or promotion; 0: no quarantine.
     pub quarantine_until: Millis,
 }
@@ -283,7 +281,15 @@ impl Entry {
     /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
     #[inline]
     pub fn commit(&mut self, change: &Change) {
-        self.lock.get_or_insert_with(Box::default).apply(change);
+        self.lock.get_or_insert_with(Box::default);
+        self.amend(change);
+    }
+
+    /// The same where there is a lock already; else there is nothing to change.
+    #[inline]
+    pub fn amend(&mut self, change: &Change) {
+        let Some(lock) = &mut self.lock else { return };
+        lock.apply(change);
         self.changed = true;
         if !self.unheard {
             change.write(&mut self.effect);
@@ -436,7 +442,6 @@ impl Default for Policy {
             deadlock_detection: true,
             deadlock_max_steps: 100_000,
             grants: true,
-            quarantine_ms: 0,
             quarantine_until: 0,
         }
     }

@@ -299,24 +299,34 @@ impl Engine {
 
     /// Brings the lock that a request is about up to date. Gives its entry, and whether it had a line, so that one may be
     /// there still.
-    #[inline]
+    #[inline(always)]
     pub(super) fn freshen<'k>(
         &mut self,
         keys: &'k mut impl Keyspace,
         now: Now,
         name: NameRef,
     ) -> (&'k mut Entry, bool) {
-        let watched = self.watches(name);
-        // Only a lock with a line can have something to follow up elsewhere.
-        if watched && !self.rests(keys.entry(name), now, name) {
+        if self.watches(name) {
+            return (self.freshen_watched(keys, now, name), true);
+        }
+        let entry = keys.entry(name);
+        self.settle_unwatched(entry, now, name);
+        (entry, false)
+    }
+
+    /// The same where there is a line: only then can something be to follow up elsewhere.
+    #[inline(never)]
+    fn freshen_watched<'k>(
+        &mut self,
+        keys: &'k mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+    ) -> &'k mut Entry {
+        if !self.rests(keys.entry(name), now, name) {
             self.settle(keys, now, name);
             self.follow_up(keys, now);
         }
-        let entry = keys.entry(name);
-        if !watched {
-            self.settle_unwatched(entry, now, name);
-        }
-        (entry, watched)
+        keys.entry(name)
     }
 
     /// Whether a settlement of this lock would change nothing: it has been settled since anything has happened to it, and no

@@ -57,7 +57,7 @@ impl Sessions {
         self.take_out(token)
     }
 
-    #[inline(never)]
+    #[cold]
     fn take_out(&mut self, token: Token) -> Option<Session> {
         let session = self.by_token.remove(&token)?;
         if let Slot::Occupied(mut tokens) = self.by_client.entry(session.client) {

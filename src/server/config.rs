@@ -195,8 +195,12 @@ impl Settings {
                 .quarantine_until
                 .min(since.saturating_add(quarantine)),
         };
+        let max_lease = value(&MAX_LEASE_MS);
         *policy = Policy {
-            max_lease_ms: value(&MAX_LEASE_MS),
+            max_lease_ms: match quarantine {
+                0 => max_lease,
+                _ => max_lease.min(quarantine),
+            },
             max_claim_ms: value(&MAX_CLAIM_MS),
             claim_window_ms: value(&CLAIM_WINDOW_MS),
             max_queue: value(&MAX_QUEUE) as usize,
@@ -207,7 +211,6 @@ impl Settings {
             deadlock_detection: DEADLOCK_DETECTION.load(Ordering::Relaxed),
             deadlock_max_steps: value(&DEADLOCK_MAX_STEPS) as usize,
             grants: GRANTS.load(Ordering::Relaxed),
-            quarantine_ms: quarantine,
             quarantine_until: until,
         };
     }

@@ -103,14 +103,18 @@ pub fn just_unlinked(db: u32, key: &[u8]) -> bool {
     })
 }
 
-/// Takes out all that was written down, in order; none if there is nothing, the usual case.
-pub fn take() -> Option<Vec<Notice>> {
-    let mut inbox = INBOX.lend()?;
-    if inbox.is_empty() {
-        return None;
-    }
+/// Whether anything is written down.
+pub fn has_something() -> bool {
+    INBOX.lend().is_some_and(|inbox| !inbox.is_empty())
+}
+
+/// Takes out all that was written down, in order.
+pub fn take() -> Vec<Notice> {
+    let Some(mut inbox) = INBOX.lend() else {
+        return Vec::new();
+    };
     settle_unlinked(&mut inbox);
-    Some(std::mem::take(&mut *inbox))
+    std::mem::take(&mut *inbox)
 }
 
 /// If the last unlinked value has not been freed by now, it has only moved.

@@ -165,7 +165,18 @@ impl OpenKeys {
         }
     }
 
+    /// A lock's place among the open ones; its key is opened if it is not.
+    #[inline(never)]
+    fn find(&mut self, name: NameRef) -> usize {
+        let opened = self.open.get(..self.used).unwrap_or_default();
+        match opened.iter().position(|open| open.is(name)) {
+            Some(at) => at,
+            None => self.open(name),
+        }
+    }
+
     /// Opens a lock's key; gives its place among the open ones.
+    #[inline(never)]
     fn open(&mut self, name: NameRef) -> usize {
         let at = self.used;
         if at == self.open.len() {
@@ -222,6 +233,7 @@ impl OpenKeys {
     /// deletion or TTL must be this server's own when replicas hear of it; the key is closed last, since a handle
     /// must not outlive a change of its value by somebody else. Observers are told later, when nothing is lent any
     /// more: what they do may come back here. What they are to be told is added to `news`.
+    #[inline(always)]
     pub fn write(&mut self, news: &mut News) {
         for open in self.open.get_mut(..self.used).unwrap_or_default() {
             if self.selected != open.db {
@@ -339,11 +351,12 @@ impl Open {
 }
 
 impl Keyspace for OpenKeys {
+    #[inline(always)]
     fn entry(&mut self, name: NameRef) -> &mut Entry {
-        let opened = self.open.get(..self.used).unwrap_or_default();
-        let at = match opened.iter().position(|open| open.is(name)) {
-            Some(at) => at,
-            None => self.open(name),
+        // The first is usually the only one.
+        let at = match self.used {
+            0 => self.open(name),
+            _ => self.find(name),
         };
         &mut self.open[at].entry
     }

@@ -130,7 +130,7 @@ fn poisoned() -> bool {
 /// A command of a client, of the primary, or of the AOF. `argv` begins with the command's name.
 fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     if poisoned() {
-        return reply::write(ctx, Err(Error::Poisoned));
+        return reply::refuse(ctx, Error::Poisoned);
     }
     let given = argv.get(1..).unwrap_or_default();
     let (mut few, many): ([&[u8]; FEW_WORDS], Vec<&[u8]>);
@@ -145,18 +145,14 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         many = read_all(given);
         &many
     };
-    let key = argv
-        .get(1)
-        .copied()
-        .zip(words.first().copied())
-        .filter(|_| !spec.many_keys());
+    let key = given.first().copied().zip(words.first().copied());
     let mode = if matches!(spec.access, Access::Write | Access::Follow) {
         Mode::Write
     } else {
         Mode::Read
     };
     if spec.access == Access::Follow && gate::probing() {
-        return reply::write(ctx, Ok(Reply::Ok));
+        return reply::pass(ctx);
     }
     let now = if mode == Mode::Read {
         clock::of_look(ctx)
@@ -166,42 +162,31 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     let next = run(ctx, mode, Origin::Command(key), now, |state, now| {
         let caller = Client(ctx);
         let mut call = state.call(&caller, now);
-        if spec.access == Access::Write && call.keys.in_cluster() {
-            close_queues(
-                ctx,
-                &mut call,
-                words.get(spec.keys(words)).unwrap_or_default(),
-            );
+        if call.keys.in_cluster() {
+            close_queues(ctx, &mut call, spec, words);
         }
-        match commands::execute(spec, &mut call, words) {
-            Ok(Reply::Run) => return Next::Run,
-            Ok(Reply::List(listing)) => return Next::List(listing),
-            Ok(Reply::Wait(id, named)) => {
-                let keys = spec.keys(words);
-                let owner = words.get(keys.end).copied().unwrap_or_default();
-                let strings = argv.get_mut(keys.start + 1..keys.end + 1);
-                let names = words.get(keys).unwrap_or_default();
-                let wait = Wait {
-                    id,
-                    keys: names,
-                    owner,
-                    named,
-                };
-                if let Some(strings) = strings {
-                    state.block(ctx, strings, wait, now);
-                }
-            }
-            // Written from here, where it is: the server does not call back for a reply.
-            answer => reply::write(ctx, answer),
+        let answer = commands::execute(spec, &mut call, words);
+        // Written from here, where it is: the server does not call back for a reply.
+        match reply::write_usual(ctx, answer) {
+            None => Next::Done,
+            Some(answer) => state.finish(ctx, spec, argv, words, answer, now),
         }
-        Next::Done
     });
     match next {
         Some(Next::Done) => {}
-        Some(Next::List(listing)) => list::run(ctx, &listing),
-        Some(Next::Run) => guard::run(ctx, argv.get_mut(guard::INNER..).unwrap_or_default()),
+        Some(next) => go_on(ctx, argv, next),
         // Another module's callback has called from within an event of this module, while that holds the state.
-        None => reply::write(ctx, Err(Error::Busy)),
+        None => reply::refuse(ctx, Error::Busy),
+    }
+}
+
+/// Does what is left to do for a command once its event has been worked off.
+#[cold]
+fn go_on(ctx: *mut Ctx, argv: &mut [*mut Str], next: Next) {
+    match next {
+        Next::Done => {}
+        Next::List(listing) => list::run(ctx, &listing),
+        Next::Run => guard::run(ctx, argv.get_mut(guard::INNER..).unwrap_or_default()),
     }
 }
 
@@ -216,8 +201,12 @@ fn read_all<'w>(given: &[*mut Str]) -> Vec<&'w [u8]> {
 
 /// A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
 #[cold]
-fn close_queues(ctx: *mut Ctx, call: &mut Call<OpenKeys>, keys: &[&[u8]]) {
-    for key in keys {
+fn close_queues(ctx: *mut Ctx, call: &mut Call<OpenKeys>, spec: &Spec, words: &[&[u8]]) {
+    let changed = match spec.access {
+        Access::Write => spec.keys(words),
+        _ => return,
+    };
+    for key in words.get(changed).unwrap_or_default() {
         let name = NameRef { db: call.db, key };
         if call.engine.watches(name) {
             call.engine.close(name, !gate::accepts_key(ctx, name));
@@ -302,7 +291,9 @@ fn run<T>(
         state.policy_changed();
     }
     state.keys.begin(ctx, mode, origin, now);
-    state.read_inbox(now);
+    if SEEN.load(Ordering::Relaxed) != 0 || inbox::has_something() {
+        state.read_inbox(now);
+    }
     let result = work(state, now);
     state.keys.write(&mut state.news);
     state.arm(now);
@@ -358,8 +349,41 @@ impl State {
         self.engine.suspect_all();
     }
 
-    /// Has the calling connection wait for its request, or answers it if the server does not let it.
+    /// Gives an unusual answer to a command, or has its connection wait for one.
     #[cold]
+    fn finish(
+        &mut self,
+        ctx: *mut Ctx,
+        spec: &Spec,
+        argv: &mut [*mut Str],
+        words: &[&[u8]],
+        answer: Result<Reply, Error>,
+        now: Now,
+    ) -> Next {
+        match answer {
+            Ok(Reply::Run) => return Next::Run,
+            Ok(Reply::List(listing)) => return Next::List(listing),
+            Ok(Reply::Wait(id, named)) => {
+                let keys = spec.keys(words);
+                let owner = words.get(keys.end).copied().unwrap_or_default();
+                let strings = argv.get_mut(keys.start + 1..keys.end + 1);
+                let names = words.get(keys).unwrap_or_default();
+                let wait = Wait {
+                    id,
+                    keys: names,
+                    owner,
+                    named,
+                };
+                if let Some(strings) = strings {
+                    self.block(ctx, strings, wait, now);
+                }
+            }
+            answer => reply::write(ctx, answer),
+        }
+        Next::Done
+    }
+
+    /// Has the calling connection wait for its request, or answers it if the server does not let it.
     fn block(&mut self, ctx: *mut Ctx, strings: &mut [*mut Str], wait: Wait, now: Now) {
         let db = self.keys.home();
         let Wait {
@@ -381,19 +405,12 @@ impl State {
         }
     }
 
-    /// Tells the engine what callbacks have left; mostly nothing.
-    fn read_inbox(&mut self, now: Now) {
-        if SEEN.load(Ordering::Relaxed) != 0 {
-            let seen = SEEN.swap(0, Ordering::Relaxed);
-            self.engine.clock.observe(seen, now);
-        }
-        if let Some(notices) = inbox::take() {
-            self.read_notices(notices, now);
-        }
-    }
-
+    /// Tells the engine what callbacks have left.
     #[cold]
-    fn read_notices(&mut self, notices: Vec<Notice>, now: Now) {
+    fn read_inbox(&mut self, now: Now) {
+        let seen = SEEN.swap(0, Ordering::Relaxed);
+        self.engine.clock.observe(seen, now);
+        let notices = inbox::take();
         let reloaded = notices
             .iter()
             .any(|notice| matches!(notice, Notice::Loaded));
@@ -520,7 +537,7 @@ impl State {
         }
     }
 
-    #[inline(never)]
+    #[cold]
     fn arm_timer(&mut self, now: Now) {
         if let Some(at) = self.engine.next_wakeup() {
             timer::arm(at, now.ms());

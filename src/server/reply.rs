@@ -6,23 +6,37 @@ use crate::engine::Token;
 use crate::error::Error;
 use std::ffi::c_long;
 
-/// Writes the answer to a command.
-pub fn write(ctx: *mut Ctx, reply: Result<Reply, Error>) {
+/// Writes the answer to a command if it is a usual one; gives it back if not.
+#[inline(always)]
+pub fn write_usual(ctx: *mut Ctx, reply: Result<Reply, Error>) -> Option<Result<Reply, Error>> {
     match &reply {
         Ok(Reply::Integer(number)) => api::reply_integer(ctx, *number),
         Ok(Reply::Grant(token, holds, None)) => grant(ctx, *token, *holds, None),
-        _ => return write_other(ctx, reply),
+        _ => return Some(reply),
     }
     // The usual answers own nothing; a drop would go through all that an answer may own.
     std::mem::forget(reply);
+    None
 }
 
-#[cold]
-fn write_other(ctx: *mut Ctx, reply: Result<Reply, Error>) {
+/// Writes the answer to a command.
+pub fn write(ctx: *mut Ctx, reply: Result<Reply, Error>) {
     match reply {
         Ok(reply) => value(ctx, &reply),
         Err(error) => api::reply_error(ctx, &error.to_string()),
     }
+}
+
+/// Answers with an error.
+#[cold]
+pub fn refuse(ctx: *mut Ctx, error: Error) {
+    write(ctx, Err(error));
+}
+
+/// Answers that all is well.
+#[cold]
+pub fn pass(ctx: *mut Ctx) {
+    write(ctx, Ok(Reply::Ok));
 }
 
 fn grant(ctx: *mut Ctx, token: Token, holds: u32, named: Option<&str>) {

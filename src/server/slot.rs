@@ -53,6 +53,7 @@ pub struct Answers {
 
 impl Answers {
     /// Forgets them: another event begins.
+    #[cold]
     pub fn forget(&mut self) {
         self.accepted.clear();
         self.own = None;

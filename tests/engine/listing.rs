@@ -194,7 +194,7 @@ fn a_row_says_who_and_how_many() {
 #[test]
 fn a_lock_without_a_key_is_listed_after_the_keys() {
     let policy = Policy {
-        quarantine_ms: 5000,
+        max_lease_ms: 5000,
         quarantine_until: crate::world::BEGIN_MS + 5000,
         ..Policy::default()
     };

@@ -277,7 +277,7 @@ impl Transcript {
             "max-holders" => policy.max_holders = number as usize,
             "deadlock-detection" => policy.deadlock_detection = value == "yes",
             "deadlock-max-steps" => policy.deadlock_max_steps = number as usize,
-            "quarantine-ms" => policy.quarantine_ms = number,
+            "quarantine-ms" => policy.max_lease_ms = policy.max_lease_ms.min(number),
             _ => known = false,
         });
         known.then_some(()).ok_or(format!("no option {name}"))
