@@ -290,7 +290,11 @@ fn eight_digits(value: u64) -> u64 {
 }
 
 fn number(effect: &mut Vec<u8>, value: u64) {
-    effect.extend_from_slice(decimal(value, &mut [0; DIGITS]));
+    match u8::try_from(value) {
+        // As hold counts and limits are.
+        Ok(digit @ 0..=9) => effect.push(b'0' + digit),
+        _ => effect.extend_from_slice(decimal(value, &mut [0; DIGITS])),
+    }
 }
 
 fn field(effect: &mut Vec<u8>, value: u64) {

@@ -446,6 +446,7 @@ impl Engine {
     }
 
     /// The lock brought up to date, unless something else is at the key.
+    #[inline(always)]
     pub(super) fn settled<'k>(
         &mut self,
         keys: &'k mut impl Keyspace,

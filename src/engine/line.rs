@@ -371,6 +371,11 @@ impl Lines {
                 return Some(last);
             }
         }
+        self.look_up(name)
+    }
+
+    #[inline(never)]
+    fn look_up(&self, name: NameRef) -> Option<usize> {
         let at = *self.dbs.get(name.db as usize)?.slots.get(name.key)?;
         self.last.set(at);
         Some(at)

@@ -292,6 +292,7 @@ impl Open {
         same && self.db == name.db
     }
 
+    #[inline(always)]
     fn write(&mut self, ctx: *mut Ctx, unheard: bool, news: &mut News) {
         let changed = std::mem::take(&mut self.entry.changed);
         // SAFETY: the key was opened in this event; the lock is the value that it holds (`stored`) or a new one.
