@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dlock_integration::redis::{cmd, Cmd, Connection, PushKind, Value};
 use dlock_integration::{
-    await_until, command, reply_of, Ask, Blocked, Grant, Server, Subscriber, Wire, PATIENCE,
+    await_until, command, kept, reply_of, Ask, Blocked, Grant, Server, Subscriber, Wire, PATIENCE,
 };
 use dump::{restore, seal, value, Frame};
 use fastrand::Rng;
@@ -42,7 +42,7 @@ fn assert_sound(server: &Server, connection: &mut Connection) {
 
 /// A lock that alice holds once, with a ticket of bob's and a waiter, carol: nothing in a test may touch it.
 struct Guarded {
-    before: String,
+    before: (String, i64),
     token: u64,
     carol: Blocked,
 }
@@ -53,7 +53,7 @@ impl Guarded {
         let (token, _): Grant = connection.ask("DLOCK.ACQUIRE guarded alice 600000");
         connection.run("DLOCK.FAIRACQUIRE guarded bob CLAIM 600000");
         let carol = Blocked::start(server, "DLOCK.ACQUIRE guarded carol 600000 BLOCK 0");
-        let before = digest(connection, "guarded");
+        let before = kept(connection, "guarded");
         Guarded {
             before,
             token,
@@ -63,7 +63,7 @@ impl Guarded {
 
     #[track_caller]
     fn assert_untouched(&self, connection: &mut Connection) {
-        assert_eq!(digest(connection, "guarded"), self.before);
+        assert_eq!(kept(connection, "guarded"), self.before);
         let held: (u64, u64, u64) = connection.ask("DLOCK.HELD guarded alice");
         assert_eq!((held.0, held.1), (self.token, 1));
         let place: Option<u64> = connection.ask("DLOCK.POSITION guarded carol");
@@ -83,13 +83,6 @@ impl Guarded {
         connection.run("DLOCK.RELEASE guarded carol");
         assert_sound(server, connection);
     }
-}
-
-/// All that is kept of a lock.
-#[track_caller]
-fn digest(connection: &mut Connection, key: &str) -> String {
-    let digest: Vec<String> = connection.ask(&format!("DEBUG DIGEST-VALUE {key}"));
-    digest.concat()
 }
 
 /// The payload with its checksum put right after a change.
@@ -670,12 +663,12 @@ fn the_largest_numbers_work() {
     );
     assert_eq!(c.ask::<u64>("DLOCK.RELEASE k alice HOLDS 0"), 0);
     bob.reply::<Grant>();
-    let before = digest(&mut c, "k");
+    let before = kept(&mut c, "k");
     server.kill9();
     server.restart();
     let mut c = server.connection();
     // Who waits no more is no longer said to.
-    assert_eq!(digest(&mut c, "k"), before);
+    assert_eq!(kept(&mut c, "k"), before);
     let (_, _, left): (u64, u64, u64) = c.ask("DLOCK.HELD k bob");
     assert!(far.contains(&left), "{left}");
     c.run("DLOCK.RELEASE k bob");

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlock_integration::redis::{cmd, from_redis_value, Connection, Value};
 use dlock_integration::{
-    await_until, command, Ask, Blocked, Grant, Server, ServerBuilder, PATIENCE,
+    await_until, command, kept, position, Ask, Blocked, Grant, Server, ServerBuilder, PATIENCE,
 };
 use dump::{restore, value, Frame};
 use fastrand::Rng;
@@ -107,16 +107,6 @@ fn rewrite_aof(server: &Server) {
     });
     let state = server.info("persistence");
     assert_eq!(state.text("aof_last_bgrewrite_status"), "ok");
-}
-
-/// What is kept of a lock, down to the last byte, and when the key ends.
-fn kept(c: &mut Connection, key: &str) -> (String, i64) {
-    let digest: Vec<String> = c.ask(&format!("DEBUG DIGEST-VALUE {key}"));
-    (digest.concat(), c.ask(&format!("PEXPIRETIME {key}")))
-}
-
-fn position(c: &mut Connection, key: &str, owner: &str) -> Option<u64> {
-    c.ask(&format!("DLOCK.POSITION {key} {owner}"))
 }
 
 /// Owner, kind and milliseconds left of each place.

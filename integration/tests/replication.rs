@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, Value};
 use dlock_integration::{
-    await_until, command, Ask, Blocked, Grant, Server, ServerBuilder, PATIENCE,
+    await_until, command, kept, position, Ask, Blocked, Grant, Server, ServerBuilder, PATIENCE,
 };
 use fastrand::Rng;
 use sound::assert_sound;
@@ -20,19 +20,9 @@ const KEYS: usize = 24;
 /// Databases that it is about.
 const DATABASES: i64 = 2;
 
-fn position(connection: &mut Connection, key: &str, owner: &str) -> Option<u64> {
-    connection.ask(&format!("DLOCK.POSITION {key} {owner}"))
-}
-
 /// The end of a key by itself, in unix milliseconds; -1 without one, -2 without a key.
 fn end_of(connection: &mut Connection, key: &str) -> i64 {
     connection.ask(&format!("PEXPIRETIME {key}"))
-}
-
-/// What is kept of a lock, down to the last byte, and when the key ends.
-fn kept(connection: &mut Connection, key: &str) -> (String, i64) {
-    let digest: Vec<String> = connection.ask(&format!("DEBUG DIGEST-VALUE {key}"));
-    (digest.concat(), end_of(connection, key))
 }
 
 /// All the locks of the random traffic, in all its databases.

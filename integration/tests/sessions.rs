@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{cmd, from_redis_value, Connection, FromRedisValue, Value};
 use dlock_integration::{
-    await_until, command, Ask, Blocked, Grant, Server, ServerBuilder, Subscriber, Wire, PATIENCE,
+    await_until, command, is_held, wait_as, Ask, Blocked, Grant, Server, ServerBuilder, Subscriber,
+    Wire, PATIENCE,
 };
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use sound::assert_sound;
@@ -32,16 +33,6 @@ const MASS: usize = 10_000;
 #[track_caller]
 fn take(wire: &mut Wire, line: &str) -> u64 {
     wire.ask::<Grant>(&format!("DLOCK.ACQUIRE {line}")).0
-}
-
-#[track_caller]
-fn wait_as(server: &Server, owner: &str) -> Blocked {
-    Blocked::start(server, &format!("DLOCK.ACQUIRE k {owner} 600000 BLOCK 0"))
-}
-
-fn is_held(connection: &mut Connection, key: &str, owner: &str) -> bool {
-    let line = format!("DLOCK.HELD {key} {owner}");
-    connection.ask::<Option<Vec<u64>>>(&line).is_some()
 }
 
 #[track_caller]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{from_redis_value, Connection, FromRedisValue, Value};
 use dlock_integration::{
-    await_until, command, Ask, Blocked, Grant, Server, ServerBuilder, Subscriber, PATIENCE,
+    await_until, command, kept, Ask, Blocked, Grant, Server, ServerBuilder, Subscriber, PATIENCE,
 };
 use fastrand::Rng;
 
@@ -786,13 +786,6 @@ fn who_waits_for_a_full_lock_comes_in_later() {
     readers[3].reply::<Grant>();
     c.run("CONFIG SET dlock.max-holders 10");
     readers[4].reply::<Grant>();
-}
-
-/// What is kept of a lock, down to the last byte, and when the key ends.
-fn kept(connection: &mut Connection, key: &str) -> (String, i64) {
-    let digest: Vec<String> = connection.ask(&format!("DEBUG DIGEST-VALUE {key}"));
-    let end = connection.ask(&format!("PEXPIRETIME {key}"));
-    (digest.concat(), end)
 }
 
 /// Locks of every kind with several holders, and the token of one of them.
