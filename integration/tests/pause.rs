@@ -24,12 +24,6 @@ fn assert_unanswered(blocked: &Blocked) {
     assert_eq!(blocked.outcome_within(WHILE), None);
 }
 
-fn await_moment(moment: Instant) {
-    await_until("that moment has come", PATIENCE, || {
-        Instant::now() >= moment
-    });
-}
-
 #[test]
 fn a_lease_that_ends_in_a_pause_is_handed_over_after_it() {
     for mode in ["WRITE", "ALL"] {
@@ -78,8 +72,7 @@ fn many_leases_that_end_in_a_pause_are_all_handed_over() {
         .collect();
     c.run("CONFIG SET dlock.claim-window-ms 1");
     c.run("CLIENT PAUSE 60000 WRITE");
-    let over = Instant::now() + Duration::from_millis(3050);
-    await_moment(over);
+    await_over(&mut c, &format!("lock{}", LOCKS - 1));
     assert_unanswered(&firsts[0]);
     c.run("CLIENT UNPAUSE");
     await_until("every lease has ended", PATIENCE, || {

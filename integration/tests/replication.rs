@@ -326,11 +326,9 @@ fn a_replica_agrees_after_any_traffic() {
             kept_of_all(&primary) == kept_of_all(&end)
         });
     }
-    let granted = primary
-        .info("dlock")
-        .get("dlock_grants_waited")
-        .map(str::to_owned);
-    println!("granted after waiting: {granted:?}");
+    // Traffic in which nobody waited would have shown little.
+    let stats = primary.info("dlock");
+    assert!(stats.number::<u64>("dlock_grants_waited_total") > 0);
 
     // A replica that starts again reads its own AOF, and finds there what it had.
     let port = primary.port();
