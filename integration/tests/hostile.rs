@@ -102,18 +102,18 @@ fn a_restored_claim_window_is_bounded() {
         c.run("CONFIG SET dlock.max-claim-ms 300");
         c.run("CONFIG SET dlock.claim-window-ms 200");
         let payload = frame.around(&value(1, &[], &[(now_us(), claim, 1, b"gone")]));
-        // Refused or bounded: both are an answer.
-        if restore(&mut c, "k", &payload).is_ok() {
-            let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-            bob.reply::<Grant>();
-        }
+        restore(&mut c, "k", &payload).expect("a window that is bounded");
+        let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+        bob.reply::<Grant>();
         assert_sound(&server, &mut c);
     }
 }
 
-/// The lowest number that a ticket can have, with a holder who must wait before it.
+/// A number so low that no server has ever given it is refused. Before the lowest of the others there is room for a holder
+/// who has to wait.
 #[test]
 fn a_restored_ticket_number_stands_in_nobodys_way() {
+    const LOWEST: u64 = 1 << 40;
     let server = Server::builder()
         .config("dlock.quarantine-ms", 1_500)
         .start();
@@ -121,18 +121,20 @@ fn a_restored_ticket_number_stands_in_nobodys_way() {
     let deadline = now_us() / 1_000 + HOUR_MS;
     let (plain, learnt) = (Server::start(), now_us());
     let frame = Frame::learn(&mut plain.connection());
-    let payload = frame.around(&value(
-        1,
-        &[(learnt, deadline, 1, 1, b"alice")],
-        &[(1, 1_000, 1, b"first")],
-    ));
-    if restore(&mut c, "k", &payload).is_ok() {
-        let alice = Blocked::send(&server, "DLOCK.ACQUIRE k alice 1000 BLOCK 0");
-        assert_eq!(alice.reply::<Grant>(), (learnt, 2));
-        assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
-        let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 1000 BLOCK 0");
-        bob.reply::<Grant>();
+    let with_ticket = |number| {
+        let hold = (learnt, deadline, 1, 1, &b"alice"[..]);
+        frame.around(&value(1, &[hold], &[(number, 1_000, 1, b"first")]))
+    };
+    for number in [1, LOWEST - 1] {
+        let refused = restore(&mut c, "k", &with_ticket(number));
+        assert!(refused.is_err(), "{number}");
     }
+    restore(&mut c, "k", &with_ticket(LOWEST)).expect("a number that a server may have given");
+    let alice = Blocked::send(&server, "DLOCK.ACQUIRE k alice 1000 BLOCK 0");
+    assert_eq!(alice.reply::<Grant>(), (learnt, 2));
+    assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
+    let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 1000 BLOCK 0");
+    bob.reply::<Grant>();
     await_until("the quarantine is over", PATIENCE, || {
         c.try_ask("DLOCK.ACQUIRE probe p 1000")
             .is_ok_and(|reply| matches!(reply, Value::Array(_)))
@@ -251,13 +253,10 @@ fn an_evicted_lock_is_counted() {
     let mut c = server.connection();
     c.run("DLOCK.ACQUIRE k alice 600000");
     c.run("CONFIG SET maxmemory-policy allkeys-random");
-    let mut wire = server.wire();
-    // Inline commands in one batch: the server is over its limit for these only.
-    wire.send_bytes(b"CONFIG SET maxmemory 1\r\nPING\r\nCONFIG SET maxmemory 0\r\n")
-        .expect("the server reads");
-    for _ in 0..3 {
-        assert!(wire.read().is_ok());
-    }
+    // At once: the server is over its limit for these only.
+    let lines = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"];
+    let replies = server.wire().batch(lines);
+    assert!(replies.iter().all(Result::is_ok), "{replies:?}");
     await_until("the eviction is counted", PATIENCE / 4, || {
         server.info("dlock").number::<u64>("dlock_evicted_total") == 1
     });
