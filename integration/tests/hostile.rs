@@ -464,7 +464,7 @@ fn errors_show_words_harmlessly() {
 }
 
 /// Every argument that is a number: the line up to it, its name in errors, the least and the most it may be.
-const NUMBERS: [(&str, &str, u64, u64); 17] = [
+const NUMBERS: [(&str, &str, u64, u64); 25] = [
     ("DLOCK.ACQUIRE guarded alice", "lease-ms", 1, 2_592_000_000),
     ("DLOCK.ACQUIRE guarded eve BLOCK", "BLOCK", 0, CENTURY_MS),
     (
@@ -527,6 +527,29 @@ const NUMBERS: [(&str, &str, u64, u64); 17] = [
     ("DLOCK.CHECK guarded", "token", 0, (1 << 53) - 1),
     ("DLOCK.INFO guarded COUNT", "COUNT", 0, i64::MAX as u64),
     ("DLOCK.INFO nothing COUNT", "COUNT", 0, i64::MAX as u64),
+    (
+        "DLOCK.MACQUIRE 1 guarded alice",
+        "lease-ms",
+        1,
+        2_592_000_000,
+    ),
+    ("DLOCK.MACQUIRE 1 guarded eve BLOCK", "BLOCK", 0, CENTURY_MS),
+    (
+        "DLOCK.MACQUIRE 1 guarded alice HOLDS",
+        "HOLDS",
+        1,
+        u32::MAX as u64,
+    ),
+    (
+        "DLOCK.MACQUIRE 1 guarded alice LIMIT",
+        "LIMIT",
+        1,
+        u32::MAX as u64 - 1,
+    ),
+    ("DLOCK.MRENEW 1 guarded alice", "lease-ms", 1, 2_592_000_000),
+    ("DLOCK.LIST 0 COUNT", "COUNT", 1, 1_000),
+    ("DLOCK.GRAPH COUNT", "COUNT", 1, i64::MAX as u64),
+    ("DLOCK.TOP COUNT", "COUNT", 1, i64::MAX as u64),
 ];
 
 #[test]
@@ -589,10 +612,12 @@ fn numbers_are_bounded() {
                 .expect_err(&format!("{line} {}", String::from_utf8_lossy(word)));
             let shown = String::from_utf8_lossy(&word[..word.len().min(30)]).into_owned();
             if name == "lease-ms" && !word.first().is_some_and(|c| b"0123456789-+.".contains(c)) {
-                assert!(
-                    error.starts_with("ERR unknown option"),
-                    "{line} {shown}: {error}"
-                );
+                // A word that is no number is an option, or, where there are none, one too many.
+                let wanted = match line.contains("MRENEW") {
+                    true => "ERR wrong number of arguments",
+                    false => "ERR unknown option",
+                };
+                assert!(error.starts_with(wanted), "{line} {shown}: {error}");
             } else {
                 let wanted = format!("ERR {name} must be an integer from {least} to {most}");
                 assert_eq!(error, wanted, "{line} {shown}");
@@ -707,6 +732,13 @@ fn the_number_of_words_is_checked() {
         ("DLOCK.CHECK guarded 1", Some(2)),
         ("DLOCK.GUARD guarded x x", None),
         ("DLOCK.INFO guarded", None),
+        ("DLOCK.MACQUIRE 1 guarded alice", None),
+        ("DLOCK.MRENEW 1 guarded alice", Some(4)),
+        ("DLOCK.MRELEASE 1 guarded alice", Some(3)),
+        ("DLOCK.LIST", None),
+        ("DLOCK.GRAPH", None),
+        ("DLOCK.TOP", None),
+        ("DLOCK.STATS", None),
         ("DLOCK.HELP", Some(0)),
         ("DLOCK.APPLY guarded x", Some(2)),
     ] {
@@ -852,7 +884,7 @@ fn random_word(rng: &mut Rng) -> Vec<u8> {
 }
 
 fn random_command(rng: &mut Rng, may_block: bool) -> Cmd {
-    const VERBS: [&str; 14] = [
+    const VERBS: [&str; 21] = [
         "ACQUIRE",
         "FAIRACQUIRE",
         "DOWNGRADE",
@@ -865,12 +897,23 @@ fn random_command(rng: &mut Rng, may_block: bool) -> Cmd {
         "CHECK",
         "GUARD",
         "INFO",
+        "MACQUIRE",
+        "MRENEW",
+        "MRELEASE",
+        "LIST",
+        "GRAPH",
+        "TOP",
+        "STATS",
         "HELP",
         "APPLY",
     ];
-    let mut command = cmd(&format!("DLOCK.{}", VERBS[rng.usize(..VERBS.len())]));
+    let verb = VERBS[rng.usize(..VERBS.len())];
+    let mut command = cmd(&format!("DLOCK.{verb}"));
     let usual = rng.bool();
     if usual {
+        if verb.starts_with('M') {
+            command.arg(1);
+        }
         command.arg(["f0", "f1", "f2"][rng.usize(..3)]);
         command.arg(["alice", "bob", "carol"][rng.usize(..3)]);
     }
