@@ -72,7 +72,7 @@ pub use daemon::Daemon;
 pub use info::Info;
 pub use patience::{await_until, PATIENCE};
 pub use program::{module_path, server_program};
-pub use scene::{fair_as, held, held_for, is_held, kept, position, wait_as};
+pub use scene::{fair_as, held, held_for, is_held, kept, position, stat, wait_as};
 pub use server::Server;
 pub use subscriber::{Message, Subscriber};
 pub use version::{Product, Version};

@@ -56,3 +56,9 @@ pub fn kept(connection: &mut Connection, key: &str) -> (String, i64) {
     let end = connection.ask(&format!("PEXPIRETIME {key}"));
     (digest.concat(), end)
 }
+
+/// One of the module's numbers: `INFO dlock` has it with `dlock_` before its name.
+#[track_caller]
+pub fn stat(server: &Server, name: &str) -> u64 {
+    server.info("dlock").number(&format!("dlock_{name}"))
+}

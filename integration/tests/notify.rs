@@ -5,7 +5,7 @@ mod sound;
 use std::time::Duration;
 
 use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, PushKind, Value};
-use dlock_integration::{await_until, position, Ask, Blocked, Grant, Server, Wire, PATIENCE};
+use dlock_integration::{await_until, position, stat, Ask, Blocked, Grant, Server, Wire, PATIENCE};
 use sound::assert_sound;
 
 /// Waiters of which the memory is measured.
@@ -96,18 +96,13 @@ fn held() -> (Server, Connection, Ear) {
     (server, alice, ear)
 }
 
-/// A field of the module's INFO.
-fn counter(server: &Server, field: &str) -> u64 {
-    server.info("dlock").number(&format!("dlock_{field}"))
-}
-
 #[test]
 fn a_turn_is_told_and_nothing_blocks() {
     let (server, mut c, mut ear) = held();
     assert_eq!(wait_as(&mut c, "bob", ""), 0);
     assert_eq!(wait_as(&mut c, "carol", "BLOCK 0"), 1);
     assert_eq!(wait_as(&mut c, "dave", "SHARED"), 2);
-    assert_eq!(counter(&server, "notify_waiting"), 3);
+    assert_eq!(stat(&server, "notify_waiting"), 3);
     assert_eq!(server.info("clients").number::<u64>("blocked_clients"), 0);
     let mut before = 0;
     for (from, to) in [("alice", "bob"), ("bob", "carol"), ("carol", "dave")] {
@@ -119,7 +114,7 @@ fn a_turn_is_told_and_nothing_blocks() {
         let (held, holds, left): (u64, u64, u64) = c.ask(&format!("DLOCK.HELD k {to}"));
         assert!(held == token && holds == 1 && left > 590_000);
     }
-    assert_eq!(counter(&server, "notify_waiting"), 0);
+    assert_eq!(stat(&server, "notify_waiting"), 0);
 }
 
 /// What can be granted is granted in the reply, and not published.
@@ -209,7 +204,7 @@ fn every_other_end_is_told() {
     wait_as(&mut c, "bob", "");
     c.run("DLOCK.FORCERELEASE k bob");
     assert_eq!(ear.text(), "notheld 0 1:k 3:bob");
-    assert_eq!(counter(&server, "notify_waiting"), 0);
+    assert_eq!(stat(&server, "notify_waiting"), 0);
     ear.assert_silent(&server, "news");
 }
 
@@ -325,7 +320,7 @@ fn a_connection_s_end_removes_its_places() {
     let places = ["one", "two", "three", "four", "five", "six"];
     let positions = places.map(|owner| position(&mut c, "k", owner));
     assert_eq!(positions, [None, Some(0), None, Some(1), None, Some(2)]);
-    assert_eq!(counter(&server, "notify_waiting"), 2);
+    assert_eq!(stat(&server, "notify_waiting"), 2);
     c.run("DLOCK.RELEASE k alice");
     ear.granted("k", "two");
     assert_eq!(c.ask::<(u64, u64, u64)>("DLOCK.HELD k two").1, 1);
@@ -427,7 +422,7 @@ fn a_demotion_tells_moved() {
     c.run(&format!("REPLICAOF 127.0.0.1 {}", other.port()));
     assert_eq!(ear.text(), "moved 0 1:k 3:bob");
     assert_eq!(ear.text(), "moved 0 1:k 5:carol");
-    assert_eq!(counter(&server, "notify_waiting"), 0);
+    assert_eq!(stat(&server, "notify_waiting"), 0);
     // The ticket has gone over, the waiter has not.
     let mut d = other.connection();
     assert_eq!(
@@ -451,7 +446,7 @@ fn a_restart_forgets_who_waited() {
         (position(&mut c, "k", "carol"), position(&mut c, "k", "bob")),
         (Some(0), None)
     );
-    assert_eq!(counter(&server, "notify_waiting"), 0);
+    assert_eq!(stat(&server, "notify_waiting"), 0);
     let mut ear = Ear::new(&server, 2, b"news");
     let again: (u64, u64) = c.ask("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news");
     assert_eq!(again, (0, 0));
@@ -532,7 +527,7 @@ fn a_hundred_thousand_wait_on_one_connection() {
     );
     wire.close();
     await_until("all places are gone", PATIENCE, || {
-        counter(&server, "notify_waiting") == 0
+        stat(&server, "notify_waiting") == 0
     });
     let kept = used_memory(&server).saturating_sub(before) / MASS;
     println!("{kept} bytes of each are kept when they are gone");
@@ -575,5 +570,5 @@ fn many_times_are_up_together() {
     await_until("their places are gone", Duration::from_secs(5), || {
         position(&mut c, "k", "last") == Some(0)
     });
-    assert_eq!(counter(&server, "timeouts_total"), WAITERS as u64);
+    assert_eq!(stat(&server, "timeouts_total"), WAITERS as u64);
 }

@@ -87,7 +87,7 @@ impl Way {
                 return;
             }
             Way::Aof => {}
-            Way::AofPreamble | Way::AofPlain => rewrite_aof(server),
+            Way::AofPreamble | Way::AofPlain => server.rewrite_aof(),
         }
         server.kill9();
     }
@@ -96,17 +96,6 @@ impl Way {
         self.end(server);
         server.restart();
     }
-}
-
-fn rewrite_aof(server: &Server) {
-    server.connection().run("BGREWRITEAOF");
-    await_until("the AOF is rewritten", PATIENCE, || {
-        let state = server.info("persistence");
-        state.number::<u64>("aof_rewrite_in_progress") == 0
-            && state.number::<u64>("aof_rewrite_scheduled") == 0
-    });
-    let state = server.info("persistence");
-    assert_eq!(state.text("aof_last_bgrewrite_status"), "ok");
 }
 
 /// Owner, kind and milliseconds left of each place.
@@ -434,7 +423,7 @@ fn an_aof_rewritten_under_load_is_complete() {
                 .collect();
             // As often as it can be done meanwhile.
             while clients.iter().any(|client| !client.is_finished()) {
-                rewrite_aof(&server);
+                server.rewrite_aof();
             }
         });
         let keys = |server: &Server| -> Vec<(String, (String, i64))> {

@@ -824,12 +824,7 @@ fn a_listener_that_comes_during_a_save_misses_nothing() {
 #[track_caller]
 fn assert_aof_is_complete(server: &mut Server) {
     let mut c = server.connection();
-    await_until("the AOF is written", PATIENCE, || {
-        let state = server.info("persistence");
-        state.number::<u64>("aof_rewrite_in_progress") == 0
-            && state.number::<u64>("aof_rewrite_scheduled") == 0
-            && state.text("aof_last_bgrewrite_status") == "ok"
-    });
+    server.await_aof();
     c.run("CONFIG REWRITE");
     let before = digest(server);
     server.kill9();

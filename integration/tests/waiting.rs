@@ -350,11 +350,7 @@ fn a_joined_request_survives_the_first() {
     let second = wait_as(&server, "bob");
     let id = first.client_id();
     first.kill();
-    await_until("the first is gone", PATIENCE, || {
-        alice
-            .ask::<String>(&format!("CLIENT LIST ID {id}"))
-            .is_empty()
-    });
+    server.await_client_gone(id);
     assert_eq!(position(&mut alice, "k", "bob"), Some(0));
     alice.run("DLOCK.RELEASE k alice");
     assert_eq!(second.reply::<Grant>().1, 1);
