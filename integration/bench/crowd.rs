@@ -6,9 +6,9 @@ use dlock_integration::Server;
 
 use crate::failure::Failure;
 use crate::line::{Batch, Line};
-use crate::locking::{Locking, DLOCK, LOCKINGS, SET_DEL};
+use crate::locking::{exclusive, DLOCK, SET_DEL};
 use crate::pair::Pipelined;
-use crate::setting::{Setting, Stage};
+use crate::setting::Setting;
 use crate::way::{Figure, Opened, Way};
 
 /// Pairs in a sample.
@@ -44,21 +44,15 @@ pub fn open() -> Opened {
         for (locking, name) in [(DLOCK, dlock), (SET_DEL, plain)] {
             ways.push(Box::new(Crowd {
                 name,
-                pair: Pipelined::new(known(locking)?, Rc::clone(&stage), PAIRS)?,
-                _stage: Rc::clone(&stage),
+                pair: Pipelined::new(exclusive(locking)?, Rc::clone(&stage), PAIRS)?,
             }));
         }
     }
     Ok(ways)
 }
 
-fn known(name: &str) -> Result<&'static Locking, Failure> {
-    let locking = LOCKINGS.iter().find(|locking| locking.name == name);
-    Ok(locking.ok_or("no such way to lock")?)
-}
-
 fn hold(server: &Server, count: usize) -> Result<(), Failure> {
-    let loaded = known(DLOCK)?.load_with_lease(server, 86_400_000);
+    let loaded = exclusive(DLOCK)?.load_with_lease(server, 86_400_000);
     let mut line = Line::wide(server.port())?;
     for start in (0..count).step_by(BATCH) {
         let numbers = start..count.min(start + BATCH);
@@ -76,7 +70,6 @@ fn hold(server: &Server, count: usize) -> Result<(), Failure> {
 struct Crowd {
     name: &'static str,
     pair: Pipelined,
-    _stage: Rc<Stage>,
 }
 
 impl Way for Crowd {

@@ -14,7 +14,7 @@ use dlock_integration::{command, Server};
 use crate::contest::{self, Contest, Turn};
 use crate::failure::Failure;
 use crate::line::Line;
-use crate::locking::{Loaded, Locking, COUNTED_HASH, DLOCK, LOCKINGS, SET_SCRIPT};
+use crate::locking::{exclusive, Locking, COUNTED_HASH, DLOCK, SET_SCRIPT};
 use crate::meter::Meter;
 use crate::replies::Pattern;
 use crate::way::{Figure, Opened, Way};
@@ -59,10 +59,9 @@ pub fn open(contest: Contest) -> Opened {
         (PUBSUB, COUNTED_HASH, Subscribing::make),
     ];
     for (name, locking, make) in native {
-        let locking = LOCKINGS.iter().find(|known| known.name == locking);
         ways.push(Box::new(Native {
             name,
-            locking: locking.ok_or("no such way to lock")?,
+            locking: exclusive(locking)?,
             make,
             contest,
             server: Rc::clone(&server),
@@ -263,7 +262,7 @@ struct Subscribing {
 
 impl Subscribing {
     fn make(server: &Server, locking: &Locking, number: usize) -> Result<Box<dyn Client>, Failure> {
-        let loaded: Loaded = locking.load(server);
+        let loaded = locking.load(server);
         let mut messages = Line::wide(server.port())?;
         let channel = format!("unlocked:{KEY}");
         messages.exchange(

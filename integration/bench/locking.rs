@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlock_integration::{command, Ask, Server};
 
+use crate::failure::Failure;
 use crate::replies::Pattern;
 use crate::scripts::{
     COMPARE_AND_DELETE, COMPARE_AND_DELETE_ALL, COUNTED_GIVE, COUNTED_TAKE, READ_GIVE, READ_TAKE,
@@ -126,6 +127,15 @@ pub const LOCKINGS: [Locking; 5] = [
         give: PONG,
     },
 ];
+
+/// The one of this name.
+///
+/// # Errors
+/// When there is none.
+pub fn exclusive(name: &str) -> Result<&'static Locking, Failure> {
+    let locking = LOCKINGS.iter().find(|locking| locking.name == name);
+    Ok(locking.ok_or("no such way to lock")?)
+}
 
 /// A lock that is shared by readers: one of them.
 pub const READING: [Locking; 2] = [

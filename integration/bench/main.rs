@@ -10,6 +10,7 @@
 //! | `way.rs`, `round.rs` | what a way and a group are, and the one loop that measures them |
 //! | `series.rs`, `spread.rs`, `percentile.rs` | samples, and what they say together |
 //! | `row.rs`, `outcome.rs` | rows, and what came of them |
+//! | `failure.rs` | why something was not measured |
 //! | `report.rs`, `plot.rs`, `check.rs` | what the user sees |
 //! | `machine.rs` | where it was measured |
 //! | `line.rs`, `replies.rs` | a fast client that checks every reply |
@@ -17,6 +18,7 @@
 //! | `locking.rs`, `scripts.rs` | ways to take a lock and give it back |
 //! | `errand.rs` | commands that many owners send in turn |
 //! | `pair.rs`, `guard.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `holders.rs`, `notice.rs`, `deadlock.rs`, `memory.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs`, `lapse.rs`, `session.rs` | what is measured |
+//! | `peers/` | the Python libraries that are measured beside it |
 
 mod check;
 mod contest;

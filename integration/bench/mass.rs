@@ -25,6 +25,7 @@ pub const DEATHS: &str = "10,000 waiters die at once";
 pub const LATEST: &str = "latest ms";
 /// How long it takes until the server has forgotten all of them.
 pub const GONE: &str = "gone after ms";
+
 /// A server for each, with room for so many connections.
 pub fn open() -> Opened {
     Ok(vec![

@@ -123,7 +123,7 @@ impl Way for Notices {
 
 /// Who hears of all grants.
 pub struct Listener {
-    // What every message begins with, up to its length.
+    /// What every message begins with, up to its length.
     header: Vec<u8>,
     stream: TcpStream,
     bytes: Vec<u8>,

@@ -58,8 +58,9 @@ const PAIRS: usize = 10_000;
 /// have its part of that.
 const PAIRS_AOF: usize = 40_000;
 
-/// Pairs in a sample, one command after the other: enough for one in a thousand.
-const SINGLES: usize = 3_000;
+/// Pairs in a sample, one command after the other: enough for one in a thousand, and so few that there are many rounds
+/// where a round trip takes a third of a millisecond.
+const SINGLES: usize = 1_000;
 
 /// The same when each command waits for the disk.
 const SINGLES_ALWAYS: usize = 300;
@@ -78,7 +79,7 @@ pub fn groups() -> Vec<Group> {
     };
     let single = |name, setting, pairs| Group {
         name,
-        effort: Effort::full(2, 5, 20),
+        effort: Effort::full(2, 15, 20),
         open: Box::new(move || pair::single(setting, &LOCKINGS, pairs)),
     };
     let mut groups = vec![

@@ -48,6 +48,7 @@
 //! | `blocked.rs` | [`Blocked`]: a command whose reply is awaited |
 //! | `subscriber.rs` | [`Subscriber`]: messages in order |
 //! | `patience.rs` | [`await_until`] and its bounds |
+//! | `scene.rs` | [`held`] and what else many tests begin with and look at |
 
 mod ask;
 mod blocked;
@@ -58,6 +59,7 @@ mod patience;
 mod port;
 mod process;
 mod program;
+mod scene;
 mod server;
 mod subscriber;
 mod version;
@@ -70,6 +72,7 @@ pub use daemon::Daemon;
 pub use info::Info;
 pub use patience::{await_until, PATIENCE};
 pub use program::{module_path, server_program};
+pub use scene::{fair_as, held, held_for, is_held, kept, position, stat, wait_as};
 pub use server::Server;
 pub use subscriber::{Message, Subscriber};
 pub use version::{Product, Version};

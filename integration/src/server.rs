@@ -276,6 +276,34 @@ impl Server {
         });
     }
 
+    /// Waits until there is no client of this id any more.
+    #[track_caller]
+    pub fn await_client_gone(&self, id: u64) {
+        let mut connection = self.connection();
+        let line = format!("CLIENT LIST ID {id}");
+        await_until("the client is gone", PATIENCE, || {
+            connection.ask::<String>(&line).is_empty()
+        });
+    }
+
+    /// Rewrites the AOF, and waits until it is written.
+    #[track_caller]
+    pub fn rewrite_aof(&self) {
+        self.connection().run("BGREWRITEAOF");
+        self.await_aof();
+    }
+
+    /// Waits until no rewrite of the AOF is due or under way, and the last one has gone well.
+    #[track_caller]
+    pub fn await_aof(&self) {
+        await_until("the AOF is written", PATIENCE, || {
+            let state = self.info("persistence");
+            state.number::<u64>("aof_rewrite_in_progress") == 0
+                && state.number::<u64>("aof_rewrite_scheduled") == 0
+                && state.text("aof_last_bgrewrite_status") == "ok"
+        });
+    }
+
     /// Kills it as a power cut would: nothing is saved, nobody is told.
     pub fn kill9(&mut self) {
         self.forget_observer();

@@ -90,7 +90,10 @@ impl Wire {
     /// Sends lines at once, so that nothing can happen between them but what the server does by itself; their
     /// replies.
     #[track_caller]
-    pub fn batch<const N: usize>(&mut self, lines: [&str; N]) -> [Result<Value, String>; N] {
+    pub fn batch<const N: usize>(
+        &mut self,
+        lines: [impl AsRef<str>; N],
+    ) -> [Result<Value, String>; N] {
         self.send_at_once(&lines);
         lines.map(|_| self.read())
     }

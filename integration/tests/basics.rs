@@ -350,83 +350,6 @@ fn number(value: &Value) -> u64 {
 }
 
 #[test]
-fn help_lists_the_commands() {
-    let (_server, mut c) = server();
-    let lines: Vec<String> = c.ask("DLOCK.HELP");
-    for (name, _) in COMMANDS {
-        assert!(
-            lines.iter().any(|line| line.contains(name)),
-            "{name} is missing in {lines:?}"
-        );
-    }
-}
-
-/// Every command of a user, with an example that has one key, `k`, if any.
-const COMMANDS: [(&str, &str); 11] = [
-    ("DLOCK.ACQUIRE", "DLOCK.ACQUIRE k alice 1000 BLOCK 10"),
-    (
-        "DLOCK.FAIRACQUIRE",
-        "DLOCK.FAIRACQUIRE k alice 1000 BLOCK 10",
-    ),
-    ("DLOCK.RENEW", "DLOCK.RENEW k alice 1000"),
-    ("DLOCK.RELEASE", "DLOCK.RELEASE k alice HOLDS 0"),
-    ("DLOCK.FORCERELEASE", "DLOCK.FORCERELEASE k alice"),
-    ("DLOCK.CANCEL", "DLOCK.CANCEL k alice"),
-    ("DLOCK.POSITION", "DLOCK.POSITION k alice"),
-    ("DLOCK.HELD", "DLOCK.HELD k alice"),
-    ("DLOCK.CHECK", "DLOCK.CHECK k 1"),
-    ("DLOCK.INFO", "DLOCK.INFO k COUNT 5"),
-    ("DLOCK.HELP", "DLOCK.HELP"),
-];
-
-#[test]
-fn the_server_knows_the_commands() {
-    let (_server, mut c) = server();
-    for (name, example) in COMMANDS {
-        let Value::Array(info) = c.ask::<Value>(&format!("COMMAND INFO {name}")) else {
-            panic!("no array")
-        };
-        let Value::Array(fields) = &info[0] else {
-            panic!("the server does not know {name}")
-        };
-        let arity: i64 = dlock_integration::redis::from_redis_value(&fields[1]).expect("a number");
-        let words = i64::try_from(example.split(' ').count()).expect("a short example");
-        assert!(
-            arity == words || (arity < 0 && words >= -arity),
-            "arity {arity} of {name}, but {example:?}"
-        );
-
-        let docs: HashMap<String, HashMap<String, Value>> = c.ask(&format!("COMMAND DOCS {name}"));
-        let docs = docs
-            .values()
-            .next()
-            .unwrap_or_else(|| panic!("no docs of {name}"));
-        assert!(!text(&docs["summary"]).is_empty(), "no summary of {name}");
-        if name != "DLOCK.HELP" {
-            assert_eq!(
-                c.ask::<Vec<String>>(&format!("COMMAND GETKEYS {example}")),
-                ["k"],
-                "{example}"
-            );
-            assert!(docs.contains_key("arguments"), "no arguments of {name}");
-        }
-    }
-}
-
-#[test]
-fn key_patterns_decide_who_may_touch_a_lock() {
-    let (server, mut c) = server();
-    c.run("ACL SETUSER app on >secret ~app:* +@all");
-    let mut app = server.connection_as("app", "secret");
-    for (_, example) in COMMANDS.iter().filter(|(name, _)| *name != "DLOCK.HELP") {
-        let refusal = app.refusal(example);
-        assert!(refusal.starts_with("NOPERM "), "{example}: {refusal}");
-    }
-    app.run("DLOCK.ACQUIRE app:k alice");
-    app.run("DLOCK.RELEASE app:k alice");
-}
-
-#[test]
 fn options_come_in_any_order_and_case() {
     let (_server, mut c) = server();
     for (key, line) in [
@@ -522,37 +445,6 @@ fn assert_refused_for(connection: &mut Connection, line: &str, argument: &str) {
         error.starts_with("ERR ") && named,
         "{line:?} was refused with {error:?}, without {argument}"
     );
-}
-
-#[test]
-fn the_number_of_arguments_is_checked() {
-    let (_server, mut c) = server();
-    for line in [
-        "DLOCK.ACQUIRE",
-        "DLOCK.ACQUIRE k",
-        "DLOCK.FAIRACQUIRE k",
-        "DLOCK.RENEW k",
-        "DLOCK.RELEASE k",
-        "DLOCK.FORCERELEASE",
-        "DLOCK.FORCERELEASE k alice bob",
-        "DLOCK.CANCEL k",
-        "DLOCK.CANCEL k alice bob",
-        "DLOCK.POSITION k",
-        "DLOCK.POSITION k alice bob",
-        "DLOCK.HELD k",
-        "DLOCK.HELD k alice bob",
-        "DLOCK.CHECK k",
-        "DLOCK.CHECK k 1 2",
-        "DLOCK.INFO",
-    ] {
-        let error = c.refusal(line);
-        assert!(
-            error
-                .to_lowercase()
-                .starts_with("err wrong number of arguments"),
-            "{line}: {error}"
-        );
-    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod sound;
 use std::time::Duration;
 
 use dlock_integration::redis::{Connection, Value};
-use dlock_integration::{await_until, Ask, Blocked, Grant, Server, Subscriber, PATIENCE};
+use dlock_integration::{await_until, stat, Ask, Blocked, Grant, Server, Subscriber, PATIENCE};
 use sound::assert_sound;
 
 /// So long nothing must come of what cannot be.
@@ -147,20 +147,11 @@ fn take(connection: &mut Connection, key: &str, owner: &str, lease_ms: u64) -> u
     connection.ask::<Grant>(&line).0
 }
 
-/// A number of the module's.
-fn gauge(server: &Server, name: &str) -> u64 {
-    server.info("dlock_locks").number(name)
-}
-
 /// Waits until nobody waits at this node, and nothing is queued there.
 #[track_caller]
 fn await_no_places(server: &Server) {
-    for name in [
-        "dlock_places_queued",
-        "dlock_connections_waiting",
-        "dlock_notify_waiting",
-    ] {
-        await_until(name, PATIENCE, || gauge(server, name) == 0);
+    for name in ["places_queued", "connections_waiting", "notify_waiting"] {
+        await_until(name, PATIENCE, || stat(server, name) == 0);
     }
 }
 
@@ -330,7 +321,7 @@ fn who_waits_for_many_locks_is_sent_on() {
         }
         assert_eq!(news.payload(), "moved 0 4:{k}b 5:frank");
         await_no_places(&nodes.one);
-        assert_eq!(gauge(&nodes.one, "dlock_locks"), 0);
+        assert_eq!(stat(&nodes.one, "locks"), 0);
         // Over there nobody has been heard of who only waited.
         for owner in ["bob", "carol", "dave", "frank"] {
             for key in ["{k}a", "{k}b", "{k}c"] {
@@ -377,14 +368,14 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     assert_eq!(news.payload(), "moved 0 12:{k}contended 5:frank");
     drop(dies);
     await_no_places(&nodes.one);
-    for name in ["dlock_locks", "dlock_sessions"] {
-        await_until(name, PATIENCE, || gauge(&nodes.one, name) == 0);
+    for name in ["locks", "sessions"] {
+        await_until(name, PATIENCE, || stat(&nodes.one, name) == 0);
     }
     // Over there the holds go on until their leases, and the tickets stand: whether or not anybody asks.
     let told = Subscriber::shard_channels(&nodes.two, &["__dlock@0__:{k}short"]);
     assert_eq!(told.payload(), format!("expired {short}"));
     await_until("carol's window is over", PATIENCE, || {
-        gauge(&nodes.two, "dlock_places_queued") == 1
+        stat(&nodes.two, "places_queued") == 1
     });
     assert_eq!(
         d.ask::<Option<u64>>("DLOCK.POSITION {k}short polls"),

@@ -5,7 +5,7 @@ mod sound;
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{cmd, Value};
-use dlock_integration::{await_until, Ask, Blocked, Grant, Server, Wire, PATIENCE};
+use dlock_integration::{stat, Ask, Blocked, Grant, Server, Wire};
 use sound::assert_sound;
 
 /// So long nothing must come of what cannot be.
@@ -16,11 +16,6 @@ const CHAIN: usize = 1_000;
 
 /// How long that check may take the server. The goal is a millisecond; the rest is for a loaded machine.
 const CHECK: Duration = Duration::from_millis(5);
-
-/// A field of the module's INFO.
-fn counter(server: &Server, field: &str) -> u64 {
-    server.info("dlock").number(&format!("dlock_{field}"))
-}
 
 /// Each takes its locks, by a connection that is gone then: none of them can act otherwise than by a request that waits.
 /// `a:alice b:bob SHARED`.
@@ -34,12 +29,7 @@ fn hold(server: &Server, holds: &[&str]) {
         wire.ask::<Grant>(&format!("DLOCK.ACQUIRE {key} {owner} 600000 {options}"));
     }
     drop(wire);
-    let mut observer = server.connection();
-    await_until("that connection is gone", PATIENCE, || {
-        observer
-            .ask::<String>(&format!("CLIENT LIST ID {id}"))
-            .is_empty()
-    });
+    server.await_client_gone(id);
 }
 
 #[track_caller]
@@ -84,7 +74,7 @@ fn a_connection_that_does_not_wait_can_act() {
     // Bob waits no longer, and so on.
     bob.ask::<u64>("DLOCK.RELEASE b bob");
     alice_waits.reply::<Grant>();
-    assert_eq!(counter(&server, "deadlocks_total"), 0);
+    assert_eq!(stat(&server, "deadlocks_total"), 0);
 }
 
 #[test]
@@ -110,7 +100,7 @@ fn two_owners() {
             "{line}"
         );
     }
-    assert_eq!(counter(&server, "deadlocks_total"), 7);
+    assert_eq!(stat(&server, "deadlocks_total"), 7);
     assert_eq!(c.ask::<String>("DEBUG DIGEST"), digest);
     assert_eq!(c.ask::<Option<u64>>("DLOCK.POSITION a bob"), None);
     // Who does not wait is not refused.
@@ -137,7 +127,7 @@ fn three_owners_and_a_place_in_a_queue() {
          'alice' waits for 'b' held by 'bob', 'bob' waits for 'c' held by 'carol'"
     );
     assert!(dave.is_blocked(&server));
-    assert_eq!(counter(&server, "deadlocks_total"), 1);
+    assert_eq!(stat(&server, "deadlocks_total"), 1);
 }
 
 /// Nobody holds anything that the other waits for but by its place: behind a writer that waits for a reader.
@@ -224,7 +214,7 @@ fn no_false_alarm() {
     let bob = wait_for(&server, "a", "bob");
     c.run("DLOCK.RELEASE a alice");
     bob.reply::<Grant>();
-    assert_eq!(counter(&server, "deadlocks_total"), 0);
+    assert_eq!(stat(&server, "deadlocks_total"), 0);
 }
 
 /// The connection by which an owner could have acted ends: then nobody is left who could.
@@ -387,7 +377,7 @@ fn switched_off_and_on() {
     let alice = wait_for(&server, "b", "alice");
     let bob = wait_for(&server, "a", "bob");
     assert_eq!(bob.outcome_within(WHILE), None);
-    assert_eq!(counter(&server, "deadlocks_total"), 0);
+    assert_eq!(stat(&server, "deadlocks_total"), 0);
     // From now on it is looked for: the youngest is refused.
     c.run("CONFIG SET dlock.deadlock-detection yes");
     let error = bob.refusal();
@@ -408,9 +398,9 @@ fn the_work_is_bounded() {
         let alice = wait_for(&server, "b", "alice");
         (wait_for(&server, "a", "bob"), alice)
     };
-    let given_up = counter(&server, "deadlock_checks_given_up_total");
+    let given_up = stat(&server, "deadlock_checks_given_up_total");
     assert!(given_up >= 1, "{given_up}");
-    assert_eq!(counter(&server, "deadlocks_total"), 0);
+    assert_eq!(stat(&server, "deadlocks_total"), 0);
     // With more steps it is found.
     c.run("CONFIG SET dlock.deadlock-max-steps 1000");
     assert!(waits.refusal().starts_with("DEADLOCK "));

@@ -6,15 +6,9 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{from_redis_value, Cmd, Connection, Value};
-use dlock_integration::{await_until, command, reply_of, Ask, Blocked, Grant, Server, PATIENCE};
-
-/// A server where alice holds `k`, a connection, and her token.
-fn held() -> (Server, Connection, u64) {
-    let server = Server::start();
-    let mut c = server.connection();
-    let token = hold(&mut c);
-    (server, c, token)
-}
+use dlock_integration::{
+    await_until, command, held, kept, reply_of, Ask, Blocked, Grant, Server, PATIENCE,
+};
 
 fn hold(connection: &mut Connection) -> u64 {
     connection.ask::<Grant>("DLOCK.ACQUIRE k alice 600000").0
@@ -775,16 +769,15 @@ fn too_few_replicas_refuse_writes() {
 }
 
 /// Every key, its value and its end.
-fn all(server: &Server) -> Vec<(i64, String, String, i64)> {
+fn all(server: &Server) -> Vec<(i64, String, (String, i64))> {
     let mut all = Vec::new();
     for db in [0, 2] {
         let mut c = server.connection_in(db);
         let mut keys: Vec<String> = c.ask("KEYS *");
         keys.sort();
         for key in keys {
-            let digest: Vec<String> = c.ask(&format!("DEBUG DIGEST-VALUE {key}"));
-            let end = c.ask(&format!("PEXPIRETIME {key}"));
-            all.push((db, key, digest.concat(), end));
+            let kept = kept(&mut c, &key);
+            all.push((db, key, kept));
         }
     }
     all

@@ -220,12 +220,7 @@ fn a_killed_client_is_gone_at_the_server() {
     let id = blocked.client_id();
     blocked.kill();
     server.await_blocked_clients(0);
-    await_until("the client is gone", PATIENCE, || {
-        server
-            .connection()
-            .ask::<String>(&format!("CLIENT LIST ID {id}"))
-            .is_empty()
-    });
+    server.await_client_gone(id);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use dlock_integration::redis::{cmd, Cmd, Connection, PushKind, Value};
 use dlock_integration::{
-    await_until, command, reply_of, Ask, Blocked, Grant, Server, Subscriber, Wire, PATIENCE,
+    await_until, command, kept, reply_of, Ask, Blocked, Grant, Server, Subscriber, Wire, PATIENCE,
 };
 use dump::{restore, seal, value, Frame};
 use fastrand::Rng;
@@ -42,7 +42,7 @@ fn assert_sound(server: &Server, connection: &mut Connection) {
 
 /// A lock that alice holds once, with a ticket of bob's and a waiter, carol: nothing in a test may touch it.
 struct Guarded {
-    before: String,
+    before: (String, i64),
     token: u64,
     carol: Blocked,
 }
@@ -53,7 +53,7 @@ impl Guarded {
         let (token, _): Grant = connection.ask("DLOCK.ACQUIRE guarded alice 600000");
         connection.run("DLOCK.FAIRACQUIRE guarded bob CLAIM 600000");
         let carol = Blocked::start(server, "DLOCK.ACQUIRE guarded carol 600000 BLOCK 0");
-        let before = digest(connection, "guarded");
+        let before = kept(connection, "guarded");
         Guarded {
             before,
             token,
@@ -63,7 +63,7 @@ impl Guarded {
 
     #[track_caller]
     fn assert_untouched(&self, connection: &mut Connection) {
-        assert_eq!(digest(connection, "guarded"), self.before);
+        assert_eq!(kept(connection, "guarded"), self.before);
         let held: (u64, u64, u64) = connection.ask("DLOCK.HELD guarded alice");
         assert_eq!((held.0, held.1), (self.token, 1));
         let place: Option<u64> = connection.ask("DLOCK.POSITION guarded carol");
@@ -85,13 +85,6 @@ impl Guarded {
     }
 }
 
-/// All that is kept of a lock.
-#[track_caller]
-fn digest(connection: &mut Connection, key: &str) -> String {
-    let digest: Vec<String> = connection.ask(&format!("DEBUG DIGEST-VALUE {key}"));
-    digest.concat()
-}
-
 /// The payload with its checksum put right after a change.
 fn resealed(mut payload: Vec<u8>) -> Vec<u8> {
     payload.truncate(payload.len().saturating_sub(8));
@@ -109,18 +102,18 @@ fn a_restored_claim_window_is_bounded() {
         c.run("CONFIG SET dlock.max-claim-ms 300");
         c.run("CONFIG SET dlock.claim-window-ms 200");
         let payload = frame.around(&value(1, &[], &[(now_us(), claim, 1, b"gone")]));
-        // Refused or bounded: both are an answer.
-        if restore(&mut c, "k", &payload).is_ok() {
-            let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-            bob.reply::<Grant>();
-        }
+        restore(&mut c, "k", &payload).expect("a window that is bounded");
+        let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+        bob.reply::<Grant>();
         assert_sound(&server, &mut c);
     }
 }
 
-/// The lowest number that a ticket can have, with a holder who must wait before it.
+/// A number so low that no server has ever given it is refused. Before the lowest of the others there is room for a holder
+/// who has to wait.
 #[test]
 fn a_restored_ticket_number_stands_in_nobodys_way() {
+    const LOWEST: u64 = 1 << 40;
     let server = Server::builder()
         .config("dlock.quarantine-ms", 1_500)
         .start();
@@ -128,18 +121,20 @@ fn a_restored_ticket_number_stands_in_nobodys_way() {
     let deadline = now_us() / 1_000 + HOUR_MS;
     let (plain, learnt) = (Server::start(), now_us());
     let frame = Frame::learn(&mut plain.connection());
-    let payload = frame.around(&value(
-        1,
-        &[(learnt, deadline, 1, 1, b"alice")],
-        &[(1, 1_000, 1, b"first")],
-    ));
-    if restore(&mut c, "k", &payload).is_ok() {
-        let alice = Blocked::send(&server, "DLOCK.ACQUIRE k alice 1000 BLOCK 0");
-        assert_eq!(alice.reply::<Grant>(), (learnt, 2));
-        assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
-        let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 1000 BLOCK 0");
-        bob.reply::<Grant>();
+    let with_ticket = |number| {
+        let hold = (learnt, deadline, 1, 1, &b"alice"[..]);
+        frame.around(&value(1, &[hold], &[(number, 1_000, 1, b"first")]))
+    };
+    for number in [1, LOWEST - 1] {
+        let refused = restore(&mut c, "k", &with_ticket(number));
+        assert!(refused.is_err(), "{number}");
     }
+    restore(&mut c, "k", &with_ticket(LOWEST)).expect("a number that a server may have given");
+    let alice = Blocked::send(&server, "DLOCK.ACQUIRE k alice 1000 BLOCK 0");
+    assert_eq!(alice.reply::<Grant>(), (learnt, 2));
+    assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
+    let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 1000 BLOCK 0");
+    bob.reply::<Grant>();
     await_until("the quarantine is over", PATIENCE, || {
         c.try_ask("DLOCK.ACQUIRE probe p 1000")
             .is_ok_and(|reply| matches!(reply, Value::Array(_)))
@@ -258,13 +253,10 @@ fn an_evicted_lock_is_counted() {
     let mut c = server.connection();
     c.run("DLOCK.ACQUIRE k alice 600000");
     c.run("CONFIG SET maxmemory-policy allkeys-random");
-    let mut wire = server.wire();
-    // Inline commands in one batch: the server is over its limit for these only.
-    wire.send_bytes(b"CONFIG SET maxmemory 1\r\nPING\r\nCONFIG SET maxmemory 0\r\n")
-        .expect("the server reads");
-    for _ in 0..3 {
-        assert!(wire.read().is_ok());
-    }
+    // At once: the server is over its limit for these only.
+    let lines = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"];
+    let replies = server.wire().batch(lines);
+    assert!(replies.iter().all(Result::is_ok), "{replies:?}");
     await_until("the eviction is counted", PATIENCE / 4, || {
         server.info("dlock").number::<u64>("dlock_evicted_total") == 1
     });
@@ -472,7 +464,7 @@ fn errors_show_words_harmlessly() {
 }
 
 /// Every argument that is a number: the line up to it, its name in errors, the least and the most it may be.
-const NUMBERS: [(&str, &str, u64, u64); 17] = [
+const NUMBERS: [(&str, &str, u64, u64); 25] = [
     ("DLOCK.ACQUIRE guarded alice", "lease-ms", 1, 2_592_000_000),
     ("DLOCK.ACQUIRE guarded eve BLOCK", "BLOCK", 0, CENTURY_MS),
     (
@@ -535,6 +527,29 @@ const NUMBERS: [(&str, &str, u64, u64); 17] = [
     ("DLOCK.CHECK guarded", "token", 0, (1 << 53) - 1),
     ("DLOCK.INFO guarded COUNT", "COUNT", 0, i64::MAX as u64),
     ("DLOCK.INFO nothing COUNT", "COUNT", 0, i64::MAX as u64),
+    (
+        "DLOCK.MACQUIRE 1 guarded alice",
+        "lease-ms",
+        1,
+        2_592_000_000,
+    ),
+    ("DLOCK.MACQUIRE 1 guarded eve BLOCK", "BLOCK", 0, CENTURY_MS),
+    (
+        "DLOCK.MACQUIRE 1 guarded alice HOLDS",
+        "HOLDS",
+        1,
+        u32::MAX as u64,
+    ),
+    (
+        "DLOCK.MACQUIRE 1 guarded alice LIMIT",
+        "LIMIT",
+        1,
+        u32::MAX as u64 - 1,
+    ),
+    ("DLOCK.MRENEW 1 guarded alice", "lease-ms", 1, 2_592_000_000),
+    ("DLOCK.LIST 0 COUNT", "COUNT", 1, 1_000),
+    ("DLOCK.GRAPH COUNT", "COUNT", 1, i64::MAX as u64),
+    ("DLOCK.TOP COUNT", "COUNT", 1, i64::MAX as u64),
 ];
 
 #[test]
@@ -597,10 +612,12 @@ fn numbers_are_bounded() {
                 .expect_err(&format!("{line} {}", String::from_utf8_lossy(word)));
             let shown = String::from_utf8_lossy(&word[..word.len().min(30)]).into_owned();
             if name == "lease-ms" && !word.first().is_some_and(|c| b"0123456789-+.".contains(c)) {
-                assert!(
-                    error.starts_with("ERR unknown option"),
-                    "{line} {shown}: {error}"
-                );
+                // A word that is no number is an option, or, where there are none, one too many.
+                let wanted = match line.contains("MRENEW") {
+                    true => "ERR wrong number of arguments",
+                    false => "ERR unknown option",
+                };
+                assert!(error.starts_with(wanted), "{line} {shown}: {error}");
             } else {
                 let wanted = format!("ERR {name} must be an integer from {least} to {most}");
                 assert_eq!(error, wanted, "{line} {shown}");
@@ -670,12 +687,12 @@ fn the_largest_numbers_work() {
     );
     assert_eq!(c.ask::<u64>("DLOCK.RELEASE k alice HOLDS 0"), 0);
     bob.reply::<Grant>();
-    let before = digest(&mut c, "k");
+    let before = kept(&mut c, "k");
     server.kill9();
     server.restart();
     let mut c = server.connection();
     // Who waits no more is no longer said to.
-    assert_eq!(digest(&mut c, "k"), before);
+    assert_eq!(kept(&mut c, "k"), before);
     let (_, _, left): (u64, u64, u64) = c.ask("DLOCK.HELD k bob");
     assert!(far.contains(&left), "{left}");
     c.run("DLOCK.RELEASE k bob");
@@ -715,6 +732,13 @@ fn the_number_of_words_is_checked() {
         ("DLOCK.CHECK guarded 1", Some(2)),
         ("DLOCK.GUARD guarded x x", None),
         ("DLOCK.INFO guarded", None),
+        ("DLOCK.MACQUIRE 1 guarded alice", None),
+        ("DLOCK.MRENEW 1 guarded alice", Some(4)),
+        ("DLOCK.MRELEASE 1 guarded alice", Some(3)),
+        ("DLOCK.LIST", None),
+        ("DLOCK.GRAPH", None),
+        ("DLOCK.TOP", None),
+        ("DLOCK.STATS", None),
         ("DLOCK.HELP", Some(0)),
         ("DLOCK.APPLY guarded x", Some(2)),
     ] {
@@ -860,7 +884,7 @@ fn random_word(rng: &mut Rng) -> Vec<u8> {
 }
 
 fn random_command(rng: &mut Rng, may_block: bool) -> Cmd {
-    const VERBS: [&str; 14] = [
+    const VERBS: [&str; 21] = [
         "ACQUIRE",
         "FAIRACQUIRE",
         "DOWNGRADE",
@@ -873,12 +897,23 @@ fn random_command(rng: &mut Rng, may_block: bool) -> Cmd {
         "CHECK",
         "GUARD",
         "INFO",
+        "MACQUIRE",
+        "MRENEW",
+        "MRELEASE",
+        "LIST",
+        "GRAPH",
+        "TOP",
+        "STATS",
         "HELP",
         "APPLY",
     ];
-    let mut command = cmd(&format!("DLOCK.{}", VERBS[rng.usize(..VERBS.len())]));
+    let verb = VERBS[rng.usize(..VERBS.len())];
+    let mut command = cmd(&format!("DLOCK.{verb}"));
     let usual = rng.bool();
     if usual {
+        if verb.starts_with('M') {
+            command.arg(1);
+        }
         command.arg(["f0", "f1", "f2"][rng.usize(..3)]);
         command.arg(["alice", "bob", "carol"][rng.usize(..3)]);
     }

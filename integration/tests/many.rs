@@ -8,7 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{cmd, Connection, Value};
-use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, Subscriber, PATIENCE};
+use dlock_integration::{
+    await_until, is_held, kept, position, Ask, Blocked, Grant, Server, Subscriber, PATIENCE,
+};
 use sound::assert_sound;
 
 /// So long nothing must come of what cannot be.
@@ -19,15 +21,6 @@ fn wait_for(server: &Server, keys: &str, owner: &str) -> Blocked {
     let count = keys.split(' ').count();
     let line = format!("DLOCK.MACQUIRE {count} {keys} {owner} 600000 BLOCK 0");
     Blocked::start(server, &line)
-}
-
-fn is_held(connection: &mut Connection, key: &str, owner: &str) -> bool {
-    let line = format!("DLOCK.HELD {key} {owner}");
-    connection.ask::<Option<Vec<u64>>>(&line).is_some()
-}
-
-fn position(connection: &mut Connection, key: &str, owner: &str) -> Option<u64> {
-    connection.ask(&format!("DLOCK.POSITION {key} {owner}"))
 }
 
 /// Everything the server keeps, as one text.
@@ -205,16 +198,15 @@ fn a_grant_that_is_lost_is_taken_back_from_all() {
             c.run("DLOCK.ACQUIRE a alice 600000");
             let bob = Blocked::start(&server, "DLOCK.MACQUIRE 2 a b bob 100 BLOCK 0");
             let next = wait_for(&server, "b a", "next");
-            let release = command("DLOCK.RELEASE a alice").get_packed_command();
-            let kill = command(&format!("CLIENT KILL ID {}", bob.client_id())).get_packed_command();
-            let batch = if kill_first {
-                [kill, release].concat()
-            } else {
-                [release, kill].concat()
-            };
-            let mut wire = server.wire();
-            wire.send_bytes(&batch).expect("the server reads");
-            assert!(wire.read().is_ok() && wire.read().is_ok());
+            let mut lines = [
+                format!("CLIENT KILL ID {}", bob.client_id()),
+                "DLOCK.RELEASE a alice".to_owned(),
+            ];
+            if !kill_first {
+                lines.reverse();
+            }
+            let replies = server.wire().batch(lines);
+            assert!(replies.iter().all(Result::is_ok), "{replies:?}");
             assert_eq!(next.reply::<Vec<u64>>().len(), 2);
             assert!(!is_held(&mut c, "a", "bob") && !is_held(&mut c, "b", "bob"));
         }
@@ -383,11 +375,11 @@ fn replicas_and_the_aof_agree() {
     let values = |server: &Server| {
         let mut c = server.connection();
         keys.map(|key| {
-            let digest: Vec<String> = c.ask(&format!("DEBUG DIGEST-VALUE {key}"));
+            let kept = kept(&mut c, key);
             let holds: Vec<_> = ["alice", "bob", "carol", "dave", "anna", "bert"]
                 .map(|owner| is_held(&mut c, key, owner))
                 .into();
-            (key, digest, holds)
+            (key, kept, holds)
         })
     };
     let ours = values(&primary);

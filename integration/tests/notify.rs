@@ -5,7 +5,7 @@ mod sound;
 use std::time::Duration;
 
 use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, PushKind, Value};
-use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, Wire, PATIENCE};
+use dlock_integration::{await_until, position, stat, Ask, Blocked, Grant, Server, Wire, PATIENCE};
 use sound::assert_sound;
 
 /// Waiters of which the memory is measured.
@@ -89,22 +89,11 @@ fn wait_as(connection: &mut Connection, owner: &str, options: &str) -> u64 {
     place
 }
 
-fn position(connection: &mut Connection, owner: &str) -> Option<u64> {
-    connection.ask(&format!("DLOCK.POSITION k {owner}"))
-}
-
 /// A server on which alice holds `k`, her connection, and one that hears the news.
 fn held() -> (Server, Connection, Ear) {
-    let server = Server::start();
-    let mut alice = server.connection();
-    alice.run("DLOCK.ACQUIRE k alice 600000");
+    let (server, alice, _) = dlock_integration::held();
     let ear = Ear::new(&server, 2, b"news");
     (server, alice, ear)
-}
-
-/// A field of the module's INFO.
-fn counter(server: &Server, field: &str) -> u64 {
-    server.info("dlock").number(&format!("dlock_{field}"))
 }
 
 #[test]
@@ -113,7 +102,7 @@ fn a_turn_is_told_and_nothing_blocks() {
     assert_eq!(wait_as(&mut c, "bob", ""), 0);
     assert_eq!(wait_as(&mut c, "carol", "BLOCK 0"), 1);
     assert_eq!(wait_as(&mut c, "dave", "SHARED"), 2);
-    assert_eq!(counter(&server, "notify_waiting"), 3);
+    assert_eq!(stat(&server, "notify_waiting"), 3);
     assert_eq!(server.info("clients").number::<u64>("blocked_clients"), 0);
     let mut before = 0;
     for (from, to) in [("alice", "bob"), ("bob", "carol"), ("carol", "dave")] {
@@ -125,7 +114,7 @@ fn a_turn_is_told_and_nothing_blocks() {
         let (held, holds, left): (u64, u64, u64) = c.ask(&format!("DLOCK.HELD k {to}"));
         assert!(held == token && holds == 1 && left > 590_000);
     }
-    assert_eq!(counter(&server, "notify_waiting"), 0);
+    assert_eq!(stat(&server, "notify_waiting"), 0);
 }
 
 /// What can be granted is granted in the reply, and not published.
@@ -191,7 +180,7 @@ fn every_other_end_is_told() {
     let (server, mut c, mut ear) = held();
     wait_as(&mut c, "bob", "BLOCK 30");
     assert_eq!(ear.text(), "timeout 0 1:k 3:bob");
-    assert_eq!(position(&mut c, "bob"), None);
+    assert_eq!(position(&mut c, "k", "bob"), None);
 
     wait_as(&mut c, "bob", "");
     assert_eq!(c.ask::<u64>("DLOCK.CANCEL k bob"), 1);
@@ -215,7 +204,7 @@ fn every_other_end_is_told() {
     wait_as(&mut c, "bob", "");
     c.run("DLOCK.FORCERELEASE k bob");
     assert_eq!(ear.text(), "notheld 0 1:k 3:bob");
-    assert_eq!(counter(&server, "notify_waiting"), 0);
+    assert_eq!(stat(&server, "notify_waiting"), 0);
     ear.assert_silent(&server, "news");
 }
 
@@ -251,7 +240,7 @@ fn the_user_needs_the_channel() {
         limited.refusal("DLOCK.FAIRACQUIRE free bob 600000 NOTIFY mine:1"),
         "NOPERM the user may not use the channel 'mine:1'"
     );
-    assert_eq!(position(&mut c, "bob"), None);
+    assert_eq!(position(&mut c, "k", "bob"), None);
     assert_eq!(c.ask::<u64>("EXISTS free"), 0);
     let mine: (u64, u64) = limited.ask("DLOCK.ACQUIRE k bob 600000 NOTIFY mine");
     assert_eq!(mine, (0, 0));
@@ -276,7 +265,7 @@ fn refused_in_scripts_and_allowed_in_a_transaction() {
         let error = error.expect_err("a refusal");
         assert!(error.starts_with(refusal), "{error}");
     }
-    assert_eq!(position(&mut c, "bob"), None);
+    assert_eq!(position(&mut c, "k", "bob"), None);
     c.run("MULTI");
     c.run("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
     c.run("DLOCK.ACQUIRE k carol 600000 NOTIFY news");
@@ -323,15 +312,15 @@ fn a_connection_s_end_removes_its_places() {
     wait_as(&mut c, "seven", "");
     // Shared by two connections.
     wait_as(&mut dies, "two", "");
-    assert_eq!(position(&mut c, "seven"), Some(6));
+    assert_eq!(position(&mut c, "k", "seven"), Some(6));
     drop(dies);
     await_until("the places are gone", PATIENCE, || {
-        position(&mut c, "seven") == Some(3)
+        position(&mut c, "k", "seven") == Some(3)
     });
     let places = ["one", "two", "three", "four", "five", "six"];
-    let positions = places.map(|owner| position(&mut c, owner));
+    let positions = places.map(|owner| position(&mut c, "k", owner));
     assert_eq!(positions, [None, Some(0), None, Some(1), None, Some(2)]);
-    assert_eq!(counter(&server, "notify_waiting"), 2);
+    assert_eq!(stat(&server, "notify_waiting"), 2);
     c.run("DLOCK.RELEASE k alice");
     ear.granted("k", "two");
     assert_eq!(c.ask::<(u64, u64, u64)>("DLOCK.HELD k two").1, 1);
@@ -348,14 +337,11 @@ fn who_dies_is_not_granted_for_long() {
     dies.ask::<(u64, u64)>("DLOCK.ACQUIRE k dies 600000 NOTIFY none");
     let id = dies.client_id();
     let next = Blocked::start(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
-    let mut wire = server.wire();
-    let kill = command(&format!("CLIENT KILL ID {id}")).get_packed_command();
-    let release = command("DLOCK.RELEASE k alice").get_packed_command();
-    wire.send_bytes(&[kill, release].concat())
-        .expect("the server reads");
-    assert!(wire.read().is_ok() && wire.read() == Ok(Value::Int(0)));
+    let kill = format!("CLIENT KILL ID {id}");
+    let [killed, released] = server.wire().batch([&*kill, "DLOCK.RELEASE k alice"]);
+    assert!(killed.is_ok() && released == Ok(Value::Int(0)));
     next.reply::<Grant>();
-    assert_eq!(position(&mut c, "dies"), None);
+    assert_eq!(position(&mut c, "k", "dies"), None);
 }
 
 /// On a connection that hears its own messages the place is told first.
@@ -375,12 +361,8 @@ fn the_reply_comes_before_its_message() {
             format!("DLOCK.RELEASE k {owner}"),
             "DLOCK.ACQUIRE k alice 600000".to_owned(),
         ];
-        let bytes: Vec<u8> = lines
-            .iter()
-            .flat_map(|line| command(line).get_packed_command())
-            .collect();
-        wire.send_bytes(&bytes).expect("the server reads");
-        let replies: Vec<Value> = (0..5).map(|_| wire.read().expect("no refusal")).collect();
+        let replies = wire.batch(lines).into_iter().chain([wire.read()]);
+        let replies: Vec<Value> = replies.map(|reply| reply.expect("no refusal")).collect();
         let told = replies.iter().position(|value| message(value).is_some());
         let told = told.unwrap_or_else(|| panic!("no message in {replies:?}"));
         assert_eq!(replies[0], Value::Array(vec![Value::Int(0), Value::Int(0)]));
@@ -406,7 +388,7 @@ fn removals_under_waiters() {
         wait_as(&mut c, "carol", "");
         c.run(removal);
         ear.granted("k", "bob");
-        assert_eq!(position(&mut c, "carol"), Some(0), "{removal}");
+        assert_eq!(position(&mut c, "k", "carol"), Some(0), "{removal}");
         c.run("DLOCK.RELEASE k bob");
         ear.granted("k", "carol");
         assert_sound(&server);
@@ -421,7 +403,7 @@ fn another_database_s_lock_comes_under_waiters() {
     let mut other = server.connection_in(1);
     other.run("DLOCK.ACQUIRE k zoe 600000");
     c.run("SWAPDB 0 1");
-    assert_eq!(position(&mut c, "bob"), Some(0));
+    assert_eq!(position(&mut c, "k", "bob"), Some(0));
     ear.assert_silent(&server, "news");
     c.run("DLOCK.RELEASE k zoe");
     ear.granted("k", "bob");
@@ -440,11 +422,11 @@ fn a_demotion_tells_moved() {
     c.run(&format!("REPLICAOF 127.0.0.1 {}", other.port()));
     assert_eq!(ear.text(), "moved 0 1:k 3:bob");
     assert_eq!(ear.text(), "moved 0 1:k 5:carol");
-    assert_eq!(counter(&server, "notify_waiting"), 0);
+    assert_eq!(stat(&server, "notify_waiting"), 0);
     // The ticket has gone over, the waiter has not.
     let mut d = other.connection();
     assert_eq!(
-        (position(&mut d, "carol"), position(&mut d, "bob")),
+        (position(&mut d, "k", "carol"), position(&mut d, "k", "bob")),
         (Some(0), None)
     );
     assert_sound(&server);
@@ -461,10 +443,10 @@ fn a_restart_forgets_who_waited() {
     server.restart();
     let mut c = server.connection();
     assert_eq!(
-        (position(&mut c, "carol"), position(&mut c, "bob")),
+        (position(&mut c, "k", "carol"), position(&mut c, "k", "bob")),
         (Some(0), None)
     );
-    assert_eq!(counter(&server, "notify_waiting"), 0);
+    assert_eq!(stat(&server, "notify_waiting"), 0);
     let mut ear = Ear::new(&server, 2, b"news");
     let again: (u64, u64) = c.ask("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news");
     assert_eq!(again, (0, 0));
@@ -484,7 +466,7 @@ fn a_lease_that_ends_in_a_pause() {
     await_until("the lease is over", PATIENCE, || {
         c.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
     });
-    assert_eq!(position(&mut c, "bob"), Some(0));
+    assert_eq!(position(&mut c, "k", "bob"), Some(0));
     c.run("CLIENT UNPAUSE");
     ear.granted("k", "bob");
     assert_sound(&server);
@@ -533,7 +515,10 @@ fn a_hundred_thousand_wait_on_one_connection() {
     let bytes = (used_memory(&server) - before) / MASS;
     println!("{}: {bytes} bytes a waiter by a channel", server.version());
     for at in [0, MASS / 2, MASS - 1] {
-        assert_eq!(position(&mut c, &format!("owner-{at:06}")), Some(at as u64));
+        assert_eq!(
+            position(&mut c, "k", &format!("owner-{at:06}")),
+            Some(at as u64)
+        );
     }
     let refused = c.refusal("DLOCK.ACQUIRE k one-too-many NOTIFY news");
     assert!(
@@ -542,7 +527,7 @@ fn a_hundred_thousand_wait_on_one_connection() {
     );
     wire.close();
     await_until("all places are gone", PATIENCE, || {
-        counter(&server, "notify_waiting") == 0
+        stat(&server, "notify_waiting") == 0
     });
     let kept = used_memory(&server).saturating_sub(before) / MASS;
     println!("{kept} bytes of each are kept when they are gone");
@@ -583,7 +568,7 @@ fn many_times_are_up_together() {
     wanted.sort();
     assert_eq!(told, wanted);
     await_until("their places are gone", Duration::from_secs(5), || {
-        position(&mut c, "last") == Some(0)
+        position(&mut c, "k", "last") == Some(0)
     });
-    assert_eq!(counter(&server, "timeouts_total"), WAITERS as u64);
+    assert_eq!(stat(&server, "timeouts_total"), WAITERS as u64);
 }

@@ -3,16 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
-
-/// One of the server's numbers now.
-fn number(server: &Server, field: &str) -> u64 {
-    server.info("dlock").number(&format!("dlock_{field}"))
-}
+use dlock_integration::{await_until, command, stat, Ask, Blocked, Grant, Server, PATIENCE};
 
 /// The gauges that tell how many locks there are and how many holds.
 fn population(server: &Server) -> (u64, u64) {
-    (number(server, "locks"), number(server, "holders"))
+    (stat(server, "locks"), stat(server, "holders"))
 }
 
 fn stats(c: &mut Connection, line: &str) -> BTreeMap<String, u64> {
@@ -284,7 +279,7 @@ fn an_evicted_lock_is_held_no_longer() {
     assert!(c.refusal("DLOCK.ACQUIRE more alice").starts_with("OOM "));
     c.run("CONFIG SET maxmemory 0");
     let (locks, holds) = population(&server);
-    let evicted = number(&server, "evicted_total");
+    let evicted = stat(&server, "evicted_total");
     assert_eq!((locks, holds), (100 - evicted, 100 - evicted));
     assert!(evicted > 0);
 }

@@ -7,7 +7,10 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{Connection, Value};
-use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, Wire, PATIENCE};
+use dlock_integration::{
+    await_until, fair_as, held, held_for, is_held, kept, position, wait_as, Ask, Blocked, Grant,
+    Server, Wire, PATIENCE,
+};
 use sound::{assert_sound, assert_sound_log};
 
 /// So long nothing must come of what cannot be.
@@ -16,44 +19,15 @@ const WHILE: Duration = Duration::from_millis(250);
 /// How much later than a pause's end its consequences may come, on a loaded machine.
 const SOON: Duration = Duration::from_millis(150);
 
-fn position(connection: &mut Connection, key: &str, owner: &str) -> Option<u64> {
-    connection.ask(&format!("DLOCK.POSITION {key} {owner}"))
-}
-
-fn wait_as(server: &Server, owner: &str) -> Blocked {
-    Blocked::start(server, &format!("DLOCK.ACQUIRE k {owner} 600000 BLOCK 0"))
-}
-
-fn fair_as(server: &Server, owner: &str) -> Blocked {
-    Blocked::start(
-        server,
-        &format!("DLOCK.FAIRACQUIRE k {owner} 600000 BLOCK 0"),
-    )
-}
-
-/// A server where alice holds `k` for so many milliseconds, and her connection.
-fn held_for(lease_ms: u64) -> (Server, Connection) {
-    let server = Server::start();
-    let mut alice = server.connection();
-    alice.run(&format!("DLOCK.ACQUIRE k alice {lease_ms}"));
-    (server, alice)
-}
-
 #[track_caller]
 fn assert_unanswered(blocked: &Blocked) {
     assert_eq!(blocked.outcome_within(WHILE), None);
 }
 
-fn await_moment(moment: Instant) {
-    await_until("that moment has come", PATIENCE, || {
-        Instant::now() >= moment
-    });
-}
-
 #[test]
 fn a_lease_that_ends_in_a_pause_is_handed_over_after_it() {
     for mode in ["WRITE", "ALL"] {
-        let (server, mut alice) = held_for(150);
+        let (server, mut alice, _) = held_for(150);
         let bob = wait_as(&server, "bob");
         let carol = wait_as(&server, "carol");
         let begin = Instant::now();
@@ -98,8 +72,7 @@ fn many_leases_that_end_in_a_pause_are_all_handed_over() {
         .collect();
     c.run("CONFIG SET dlock.claim-window-ms 1");
     c.run("CLIENT PAUSE 60000 WRITE");
-    let over = Instant::now() + Duration::from_millis(3050);
-    await_moment(over);
+    await_over(&mut c, &format!("lock{}", LOCKS - 1));
     assert_unanswered(&firsts[0]);
     c.run("CLIENT UNPAUSE");
     await_until("every lease has ended", PATIENCE, || {
@@ -113,7 +86,7 @@ fn many_leases_that_end_in_a_pause_are_all_handed_over() {
 
 #[test]
 fn requests_made_in_a_pause_are_served_after_it_in_order() {
-    let (server, mut alice) = held_for(600_000);
+    let (server, mut alice, _) = held();
     let bob = wait_as(&server, "bob");
     alice.run("CLIENT PAUSE 60000 WRITE");
     let mut wire = server.wire();
@@ -130,9 +103,7 @@ fn requests_made_in_a_pause_are_served_after_it_in_order() {
     // Reading goes on.
     assert_eq!(position(&mut alice, "k", "bob"), Some(0));
     assert_eq!(position(&mut alice, "k", "carol"), None);
-    assert!(alice
-        .ask::<Option<Vec<u64>>>("DLOCK.HELD k alice")
-        .is_some());
+    assert!(is_held(&mut alice, "k", "alice"));
     alice.run("CLIENT UNPAUSE");
     assert_eq!(wire.read(), Ok(Value::Int(0)));
     assert_eq!(wire.read(), Ok(Value::Nil));
@@ -147,7 +118,7 @@ fn requests_made_in_a_pause_are_served_after_it_in_order() {
 /// That time is up is no change of the lock, at least not of one that keeps no ticket of it: the answer does not wait.
 #[test]
 fn time_is_up_during_a_pause() {
-    let (server, mut alice) = held_for(600_000);
+    let (server, mut alice, _) = held();
     let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k waiter BLOCK 150");
     let ticket = Blocked::start(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 150");
     let claimed = Blocked::start(
@@ -175,7 +146,7 @@ fn time_is_up_during_a_pause() {
 
 #[test]
 fn time_is_up_during_a_pause_of_all() {
-    let (server, mut alice) = held_for(600_000);
+    let (server, mut alice, _) = held();
     let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k waiter BLOCK 100");
     let ticket = Blocked::start(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 100");
     alice.run("CLIENT PAUSE 400 ALL");
@@ -194,8 +165,7 @@ fn time_is_up_during_a_pause_of_all() {
 #[test]
 fn the_dead_of_a_pause_do_not_get_the_lock() {
     for mode in ["WRITE", "ALL"] {
-        let (server, mut alice) = held_for(300);
-        let mut control = server.wire();
+        let (server, mut alice, _) = held_for(300);
         let waiter = wait_as(&server, "waiter");
         let ticket = fair_as(&server, "ticket");
         let claimed = Blocked::start(
@@ -209,13 +179,8 @@ fn the_dead_of_a_pause_do_not_get_the_lock() {
             format!("CLIENT KILL ID {}", killed.client_id()),
             format!("CLIENT PAUSE 700 {mode}"),
         ];
-        let batch: Vec<u8> = lines
-            .iter()
-            .flat_map(|line| command(line).get_packed_command())
-            .collect();
-        control.send_bytes(&batch).expect("the server reads");
-        assert_eq!(control.read(), Ok(Value::Int(1)));
-        assert_eq!(control.read(), Ok(Value::Okay));
+        let replies = server.wire().batch(lines);
+        assert_eq!(replies, [Ok(Value::Int(1)), Ok(Value::Okay)]);
         waiter.kill();
         ticket.kill();
         claimed.kill();
@@ -229,7 +194,7 @@ fn the_dead_of_a_pause_do_not_get_the_lock() {
 
 #[test]
 fn client_unblock_in_a_pause() {
-    let (server, mut alice) = held_for(600_000);
+    let (server, mut alice, _) = held();
     for word in ["TIMEOUT", "ERROR"] {
         let waiter = wait_as(&server, "waiter");
         let ticket = fair_as(&server, "ticket");
@@ -279,34 +244,24 @@ fn a_window_that_ends_in_a_pause_is_over_after_it() {
 fn a_pause_that_begins_with_a_hand_over() {
     for dies in [false, true] {
         for ticket in [false, true] {
-            let (server, mut alice) = held_for(600_000);
+            let (server, mut alice, _) = held();
             let bob = if ticket {
                 fair_as(&server, "bob")
             } else {
                 wait_as(&server, "bob")
             };
             let carol = wait_as(&server, "carol");
-            let mut control = server.wire();
-            let mut lines = vec!["DLOCK.RELEASE k alice".to_owned()];
-            if dies {
-                lines.push(format!("CLIENT KILL ID {}", bob.client_id()));
-            }
-            lines.push("CLIENT PAUSE 400 WRITE".to_owned());
-            let batch: Vec<u8> = lines
-                .iter()
-                .flat_map(|line| command(line).get_packed_command())
-                .collect();
-            control.send_bytes(&batch).expect("the server reads");
-            for _ in &lines {
-                control.read().expect("none of it is refused");
-            }
+            let end = match dies {
+                true => format!("CLIENT KILL ID {}", bob.client_id()),
+                false => "PING".to_owned(),
+            };
+            let lines = ["DLOCK.RELEASE k alice", &end, "CLIENT PAUSE 400 WRITE"];
+            let replies = server.wire().batch(lines);
+            assert!(replies.iter().all(Result::is_ok), "{replies:?}");
             if dies {
                 // Where the server had not told bob yet, the lock goes on to carol; where it had, he holds it.
                 await_until("one of them holds the lock", PATIENCE, || {
-                    alice
-                        .ask::<Option<Vec<u64>>>("DLOCK.HELD k carol")
-                        .is_some()
-                        || alice.ask::<Option<Vec<u64>>>("DLOCK.HELD k bob").is_some()
+                    is_held(&mut alice, "k", "carol") || is_held(&mut alice, "k", "bob")
                 });
                 alice.run("CLIENT UNPAUSE");
                 alice.try_ask("DLOCK.RELEASE k bob").ok();
@@ -323,7 +278,7 @@ fn a_pause_that_begins_with_a_hand_over() {
 /// In a transaction the commands behind CLIENT PAUSE still run, and hand over as ever.
 #[test]
 fn a_hand_over_behind_a_pause_in_a_transaction() {
-    let (server, mut alice) = held_for(600_000);
+    let (server, mut alice, _) = held();
     let bob = fair_as(&server, "bob");
     for line in [
         "MULTI",
@@ -350,18 +305,11 @@ fn a_key_removed_as_a_pause_begins() {
         "MOVE k 1",
         "PEXPIRE k 1",
     ] {
-        let (server, mut alice) = held_for(600_000);
+        let (server, mut alice, _) = held();
         let bob = fair_as(&server, "bob");
         let carol = wait_as(&server, "carol");
-        let mut control = server.wire();
-        let batch: Vec<u8> = [removal, "CLIENT PAUSE 300 WRITE"]
-            .iter()
-            .flat_map(|line| command(line).get_packed_command())
-            .collect();
-        control.send_bytes(&batch).expect("the server reads");
-        for _ in 0..2 {
-            control.read().expect("none of it is refused");
-        }
+        let replies = server.wire().batch([removal, "CLIENT PAUSE 300 WRITE"]);
+        assert!(replies.iter().all(Result::is_ok), "{replies:?}");
         bob.reply::<Grant>();
         let released = alice.try_ask("DLOCK.RELEASE k bob");
         assert_eq!(released, Ok(Value::Int(0)), "{removal}");
@@ -403,12 +351,10 @@ fn a_pause_of_a_server_with_an_aof_and_a_replica() {
     assert_eq!(c.ask::<u64>("DLOCK.RELEASE k bob"), 0);
     carol.reply::<Grant>();
     replica.wait_in_sync(&primary);
-    let kept = |server: &Server| {
-        server
-            .connection()
-            .ask::<Vec<String>>("DEBUG DIGEST-VALUE k")
-    };
-    assert_eq!(kept(&primary), kept(&replica));
+    assert_eq!(
+        kept(&mut primary.connection(), "k"),
+        kept(&mut replica.connection(), "k")
+    );
     assert_sound(&primary);
     assert_sound(&replica);
 }
@@ -457,8 +403,7 @@ fn scene() -> Scene {
 /// Waits until alice's lease of this lock has run out, whether or not anything could be done about it.
 fn await_over(connection: &mut Connection, key: &str) {
     await_until("the lease has run out", PATIENCE, || {
-        let held: Option<Vec<u64>> = connection.ask(&format!("DLOCK.HELD {key} alice"));
-        held.is_none()
+        !is_held(connection, key, "alice")
     });
 }
 
@@ -630,7 +575,7 @@ fn assert_held_back(server: &Server, code: &str, refuse: impl FnOnce(), accept: 
     assert_eq!(position(&mut c, "k", "bob"), Some(0));
     assert!(c.refusal("DLOCK.ACQUIRE free alice").starts_with(code));
     assert!(c.refusal("DLOCK.RELEASE held alice").starts_with(code));
-    assert!(c.ask::<Option<Vec<u64>>>("DLOCK.HELD held alice").is_some());
+    assert!(is_held(&mut c, "held", "alice"));
     accept();
     bob.reply::<Grant>();
     assert_eq!(c.ask::<u64>("DLOCK.RELEASE k bob"), 0);
@@ -671,12 +616,10 @@ fn a_replica_that_was_missed() {
         },
     );
     replica.wait_in_sync(&primary);
-    let kept = |server: &Server| {
-        server
-            .connection()
-            .ask::<Vec<String>>("DEBUG DIGEST-VALUE k")
-    };
-    assert_eq!(kept(&primary), kept(&replica));
+    assert_eq!(
+        kept(&mut primary.connection(), "k"),
+        kept(&mut replica.connection(), "k")
+    );
     assert_sound(&replica);
 }
 
@@ -711,7 +654,7 @@ fn a_disk_that_fails() {
 /// Two reasons at once, of which one goes first.
 #[test]
 fn a_pause_while_replicas_are_missing() {
-    let (server, mut alice) = held_for(100);
+    let (server, mut alice, _) = held_for(100);
     let bob = wait_as(&server, "bob");
     alice.run("CONFIG SET min-replicas-to-write 1");
     alice.run("CLIENT PAUSE 60000 WRITE");

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlock_integration::redis::{cmd, from_redis_value, Connection, Value};
 use dlock_integration::{
-    await_until, command, Ask, Blocked, Grant, Server, ServerBuilder, PATIENCE,
+    await_until, command, kept, position, Ask, Blocked, Grant, Server, ServerBuilder, PATIENCE,
 };
 use dump::{restore, value, Frame};
 use fastrand::Rng;
@@ -87,7 +87,7 @@ impl Way {
                 return;
             }
             Way::Aof => {}
-            Way::AofPreamble | Way::AofPlain => rewrite_aof(server),
+            Way::AofPreamble | Way::AofPlain => server.rewrite_aof(),
         }
         server.kill9();
     }
@@ -96,27 +96,6 @@ impl Way {
         self.end(server);
         server.restart();
     }
-}
-
-fn rewrite_aof(server: &Server) {
-    server.connection().run("BGREWRITEAOF");
-    await_until("the AOF is rewritten", PATIENCE, || {
-        let state = server.info("persistence");
-        state.number::<u64>("aof_rewrite_in_progress") == 0
-            && state.number::<u64>("aof_rewrite_scheduled") == 0
-    });
-    let state = server.info("persistence");
-    assert_eq!(state.text("aof_last_bgrewrite_status"), "ok");
-}
-
-/// What is kept of a lock, down to the last byte, and when the key ends.
-fn kept(c: &mut Connection, key: &str) -> (String, i64) {
-    let digest: Vec<String> = c.ask(&format!("DEBUG DIGEST-VALUE {key}"));
-    (digest.concat(), c.ask(&format!("PEXPIRETIME {key}")))
-}
-
-fn position(c: &mut Connection, key: &str, owner: &str) -> Option<u64> {
-    c.ask(&format!("DLOCK.POSITION {key} {owner}"))
 }
 
 /// Owner, kind and milliseconds left of each place.
@@ -444,7 +423,7 @@ fn an_aof_rewritten_under_load_is_complete() {
                 .collect();
             // As often as it can be done meanwhile.
             while clients.iter().any(|client| !client.is_finished()) {
-                rewrite_aof(&server);
+                server.rewrite_aof();
             }
         });
         let keys = |server: &Server| -> Vec<(String, (String, i64))> {

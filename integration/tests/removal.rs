@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{cmd, Connection, Value};
-use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
+use dlock_integration::{
+    await_until, command, held, wait_as, Ask, Blocked, Grant, Server, PATIENCE,
+};
 
 /// A server where alice holds `k` and bob and carol wait for it.
 struct Scene {
@@ -16,12 +18,8 @@ struct Scene {
 
 impl Scene {
     fn new() -> Scene {
-        let server = Server::start();
-        let mut alice = server.connection();
-        let (token, _): Grant = alice.ask("DLOCK.ACQUIRE k alice 600000");
-        let wait =
-            |owner| Blocked::start(&server, &format!("DLOCK.ACQUIRE k {owner} 600000 BLOCK 0"));
-        let (bob, carol) = (wait("bob"), wait("carol"));
+        let (server, alice, token) = held();
+        let (bob, carol) = (wait_as(&server, "bob"), wait_as(&server, "carol"));
         Scene {
             server,
             alice,
@@ -348,16 +346,9 @@ fn eviction_serves_the_queue() {
         .alice
         .run("CONFIG SET maxmemory-policy allkeys-random");
     // In one batch, so that the server is over its limit for these commands only.
-    let mut wire = scene.server.wire();
     let lines = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"];
-    let batch: Vec<u8> = lines
-        .iter()
-        .flat_map(|line| command(line).get_packed_command())
-        .collect();
-    wire.send_bytes(&batch).expect("the server reads");
-    for line in lines {
-        assert!(wire.read().is_ok(), "{line}");
-    }
+    let replies = scene.server.wire().batch(lines);
+    assert!(replies.iter().all(Result::is_ok), "{replies:?}");
     assert!(scene.server.info("stats").number::<u64>("evicted_keys") >= 1);
     let (token, _): Grant = scene.bob.reply();
     assert!(token > scene.token);

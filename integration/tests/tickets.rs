@@ -4,19 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{await_until, Ask, Blocked, Grant, Server, PATIENCE};
-
-/// A server where alice holds `k`, and her connection.
-fn held() -> (Server, Connection) {
-    let server = Server::start();
-    let mut alice = server.connection();
-    alice.run("DLOCK.ACQUIRE k alice 600000");
-    (server, alice)
-}
-
-fn position(connection: &mut Connection, owner: &str) -> Option<u64> {
-    connection.ask(&format!("DLOCK.POSITION k {owner}"))
-}
+use dlock_integration::{await_until, held, position, Ask, Blocked, Grant, Server, PATIENCE};
 
 /// What kind of place each owner has, in order.
 fn queue(connection: &mut Connection) -> Vec<(String, String)> {
@@ -41,7 +29,7 @@ fn pair(owner: &str, kind: &str) -> (String, String) {
 
 fn await_gone(connection: &mut Connection, owner: &str) {
     await_until(&format!("{owner} has no place"), PATIENCE, || {
-        position(connection, owner).is_none()
+        position(connection, "k", owner).is_none()
     });
 }
 
@@ -70,7 +58,7 @@ fn a_free_lock_is_granted_at_once() {
 /// Who polls keeps the place of the first poll.
 #[test]
 fn polling_keeps_a_place() {
-    let (_server, mut c) = held();
+    let (_server, mut c, _) = held();
     for owner in ["bob", "carol", "dave"] {
         assert_eq!(
             c.try_ask(&format!("DLOCK.FAIRACQUIRE k {owner} CLAIM 600000")),
@@ -85,7 +73,7 @@ fn polling_keeps_a_place() {
     }
     let positions: Vec<_> = ["bob", "carol", "dave"]
         .iter()
-        .map(|owner| position(&mut c, owner))
+        .map(|owner| position(&mut c, "k", owner))
         .collect();
     assert_eq!(positions, [Some(0), Some(1), Some(2)]);
     c.run("DLOCK.RELEASE k alice");
@@ -102,9 +90,12 @@ fn polling_keeps_a_place() {
         Ok(Value::Nil)
     );
     assert_eq!(c.ask::<Grant>("DLOCK.FAIRACQUIRE k bob").1, 1);
-    assert_eq!(position(&mut c, "bob"), None);
+    assert_eq!(position(&mut c, "k", "bob"), None);
     assert_eq!(
-        (position(&mut c, "carol"), position(&mut c, "alice")),
+        (
+            position(&mut c, "k", "carol"),
+            position(&mut c, "k", "alice")
+        ),
         (Some(0), Some(2))
     );
     assert_eq!(state(&mut c), "held");
@@ -113,18 +104,18 @@ fn polling_keeps_a_place() {
 /// An ordinary ACQUIRE takes up the owner's place too: an owner has one place in the queue.
 #[test]
 fn an_ordinary_request_finds_its_owners_ticket() {
-    let (_server, mut c) = held();
+    let (_server, mut c, _) = held();
     c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
     c.run("DLOCK.RELEASE k alice");
     assert_eq!(c.try_ask("DLOCK.ACQUIRE k carol"), Ok(Value::Nil));
     assert_eq!(c.ask::<Grant>("DLOCK.ACQUIRE k bob").1, 1);
-    assert_eq!(position(&mut c, "bob"), None);
+    assert_eq!(position(&mut c, "k", "bob"), None);
 }
 
 /// A lock that nobody holds but somebody has a ticket for is a key like any other lock.
 #[test]
 fn a_reserved_lock_exists() {
-    let (_server, mut c) = held();
+    let (_server, mut c, _) = held();
     c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
     c.run("DLOCK.RELEASE k alice");
     assert_eq!(c.ask::<String>("TYPE k"), "dlock-obj");
@@ -135,7 +126,7 @@ fn a_reserved_lock_exists() {
 
 #[test]
 fn a_present_head_is_granted_at_once() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     let bob = Blocked::start(&server, "DLOCK.FAIRACQUIRE k bob 60000 BLOCK 0");
     let carol = Blocked::start(
         &server,
@@ -153,7 +144,7 @@ fn a_present_head_is_granted_at_once() {
 
 #[test]
 fn tickets_and_waiters_stand_in_one_queue() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k waiter BLOCK 0");
     c.run("DLOCK.FAIRACQUIRE k polls CLAIM 600000");
     let ticket = Blocked::start(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 0");
@@ -178,7 +169,7 @@ fn tickets_and_waiters_stand_in_one_queue() {
 
 #[test]
 fn an_absent_head_reserves_the_lock_for_its_window_only() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     let polled = Instant::now();
     c.run("DLOCK.FAIRACQUIRE k bob CLAIM 300");
     let carol = Blocked::start(&server, "DLOCK.ACQUIRE k carol BLOCK 0");
@@ -192,12 +183,12 @@ fn an_absent_head_reserves_the_lock_for_its_window_only() {
         waited >= Duration::from_millis(299) && waited < Duration::from_millis(600),
         "{waited:?}"
     );
-    assert_eq!(position(&mut c, "bob"), None);
+    assert_eq!(position(&mut c, "k", "bob"), None);
 }
 
 #[test]
 fn each_poll_starts_the_window_anew() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     let carol = {
         c.run("DLOCK.FAIRACQUIRE k bob CLAIM 300");
         Blocked::start(&server, "DLOCK.ACQUIRE k carol BLOCK 0")
@@ -212,7 +203,7 @@ fn each_poll_starts_the_window_anew() {
         begin.elapsed() > Duration::from_millis(600)
     });
     assert_eq!(
-        (position(&mut c, "bob"), position(&mut c, "carol")),
+        (position(&mut c, "k", "bob"), position(&mut c, "k", "carol")),
         (Some(0), Some(1))
     );
     c.run("DLOCK.RELEASE k alice");
@@ -223,21 +214,21 @@ fn each_poll_starts_the_window_anew() {
 /// Wherever it stands and whoever holds the lock, an absent ticket is dropped when its window ends.
 #[test]
 fn an_absent_ticket_behind_others_is_dropped_too() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     let _bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob BLOCK 0");
     c.run("DLOCK.FAIRACQUIRE k carol CLAIM 100");
     c.run("DLOCK.FAIRACQUIRE k dave CLAIM 600000");
-    assert_eq!(position(&mut c, "dave"), Some(2));
+    assert_eq!(position(&mut c, "k", "dave"), Some(2));
     await_gone(&mut c, "carol");
     assert_eq!(
-        (position(&mut c, "bob"), position(&mut c, "dave")),
+        (position(&mut c, "k", "bob"), position(&mut c, "k", "dave")),
         (Some(0), Some(1))
     );
 }
 
 #[test]
 fn the_last_ticket_takes_the_key_with_it() {
-    let (_server, mut c) = held();
+    let (_server, mut c, _) = held();
     c.run("DLOCK.FAIRACQUIRE k bob CLAIM 100");
     c.run("DLOCK.RELEASE k alice");
     await_until("the key is gone", PATIENCE, || {
@@ -247,19 +238,19 @@ fn the_last_ticket_takes_the_key_with_it() {
 
 #[test]
 fn the_default_window_is_configured() {
-    let (_server, mut c) = held();
+    let (_server, mut c, _) = held();
     c.run("CONFIG SET dlock.claim-window-ms 100");
     c.run("DLOCK.FAIRACQUIRE k bob");
-    assert_eq!(position(&mut c, "bob"), Some(0));
+    assert_eq!(position(&mut c, "k", "bob"), Some(0));
     await_gone(&mut c, "bob");
 }
 
 #[test]
 fn without_claim_a_place_ends_with_its_wait() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     let bob = Blocked::send(&server, "DLOCK.FAIRACQUIRE k bob BLOCK 50");
     assert_eq!(bob.outcome(), Ok(Value::Nil));
-    assert_eq!(position(&mut c, "bob"), None);
+    assert_eq!(position(&mut c, "k", "bob"), None);
 
     let carol = Blocked::start(&server, "DLOCK.FAIRACQUIRE k carol BLOCK 0");
     let dave = Blocked::start(&server, "DLOCK.ACQUIRE k dave BLOCK 0");
@@ -271,7 +262,7 @@ fn without_claim_a_place_ends_with_its_wait() {
 
 #[test]
 fn with_claim_a_place_outlasts_its_wait() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     let line = "DLOCK.FAIRACQUIRE k bob BLOCK 50 CLAIM 600000";
     assert_eq!(Blocked::send(&server, line).outcome(), Ok(Value::Nil));
     assert_eq!(queue(&mut c), [pair("bob", "absent")]);
@@ -298,11 +289,11 @@ fn with_claim_a_place_outlasts_its_wait() {
 /// The window starts when the client has left, not when it came.
 #[test]
 fn the_window_of_a_wait_starts_at_its_end() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     let sent = Instant::now();
     let line = "DLOCK.FAIRACQUIRE k bob BLOCK 300 CLAIM 200";
     assert_eq!(Blocked::send(&server, line).outcome(), Ok(Value::Nil));
-    assert_eq!(position(&mut c, "bob"), Some(0));
+    assert_eq!(position(&mut c, "k", "bob"), Some(0));
     await_gone(&mut c, "bob");
     let waited = sent.elapsed();
     assert!(
@@ -313,20 +304,20 @@ fn the_window_of_a_wait_starts_at_its_end() {
 
 #[test]
 fn cancel_removes_a_ticket() {
-    let (_server, mut c) = held();
+    let (_server, mut c, _) = held();
     c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
     c.run("DLOCK.FAIRACQUIRE k carol CLAIM 600000");
     assert_eq!(c.ask::<u64>("DLOCK.CANCEL k bob"), 1);
     assert_eq!(c.ask::<u64>("DLOCK.CANCEL k bob"), 0);
     assert_eq!(
-        (position(&mut c, "bob"), position(&mut c, "carol")),
+        (position(&mut c, "k", "bob"), position(&mut c, "k", "carol")),
         (None, Some(0))
     );
 }
 
 #[test]
 fn cancel_answers_who_was_blocked() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     let ticket = Blocked::start(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 0 CLAIM 600000");
     let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k waiter BLOCK 0");
     let joined = Blocked::start(&server, "DLOCK.ACQUIRE k waiter BLOCK 0");
@@ -342,7 +333,7 @@ fn cancel_answers_who_was_blocked() {
 
 #[test]
 fn cancelling_an_absent_head_serves_the_next() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
     let carol = Blocked::start(&server, "DLOCK.ACQUIRE k carol BLOCK 0");
     c.run("DLOCK.RELEASE k alice");
@@ -354,14 +345,14 @@ fn cancelling_an_absent_head_serves_the_next() {
 /// Cancelling is about places, never about holds.
 #[test]
 fn cancel_does_not_touch_a_holder() {
-    let (_server, mut c) = held();
+    let (_server, mut c, _) = held();
     assert_eq!(c.ask::<u64>("DLOCK.CANCEL k alice"), 0);
     assert_eq!(c.ask::<u64>("DLOCK.RELEASE k alice"), 0);
 }
 
 #[test]
 fn a_ticket_in_a_transaction_polls() {
-    let (_server, mut c) = held();
+    let (_server, mut c, _) = held();
     c.run("MULTI");
     c.run("DLOCK.FAIRACQUIRE k bob BLOCK 0");
     assert_eq!(c.try_ask("EXEC"), Ok(Value::Array(vec![Value::Nil])));
@@ -372,7 +363,7 @@ fn a_ticket_in_a_transaction_polls() {
 /// One owner, one connection that waits and one that polls: the place belongs to both.
 #[test]
 fn a_poll_does_not_disturb_a_wait() {
-    let (server, mut c) = held();
+    let (server, mut c, _) = held();
     let bob = Blocked::start(&server, "DLOCK.FAIRACQUIRE k bob BLOCK 0");
     assert_eq!(
         c.try_ask("DLOCK.FAIRACQUIRE k bob CLAIM 600000"),

@@ -3,14 +3,9 @@
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{cmd, from_redis_value, Connection, Value};
-use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
-
-/// A server where alice holds `k`, and her connection and token.
-fn held() -> (Server, Connection, u64) {
-    let server = Server::start();
-    let (alice, token) = hold_anew(&server);
-    (server, alice, token)
-}
+use dlock_integration::{
+    await_until, command, held, position, wait_as, Ask, Blocked, Grant, Server, PATIENCE,
+};
 
 /// Alice holds `k`, whatever was before.
 fn hold_anew(server: &Server) -> (Connection, u64) {
@@ -20,24 +15,16 @@ fn hold_anew(server: &Server) -> (Connection, u64) {
     (alice, token)
 }
 
-fn wait_as(server: &Server, owner: &str) -> Blocked {
-    Blocked::start(server, &format!("DLOCK.ACQUIRE k {owner} 600000 BLOCK 0"))
-}
-
-fn position(connection: &mut Connection, owner: &str) -> Option<u64> {
-    connection.ask(&format!("DLOCK.POSITION k {owner}"))
-}
-
 #[test]
 fn a_release_hands_the_lock_over() {
     let (server, mut alice, token) = held();
     let bob = wait_as(&server, "bob");
-    assert_eq!(position(&mut alice, "bob"), Some(0));
+    assert_eq!(position(&mut alice, "k", "bob"), Some(0));
     assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k alice"), 0);
     let (next, holds): Grant = bob.reply();
     assert!(next > token && holds == 1);
     assert_eq!(alice.try_ask("DLOCK.ACQUIRE k alice"), Ok(Value::Nil));
-    assert_eq!(position(&mut alice, "bob"), None);
+    assert_eq!(position(&mut alice, "k", "bob"), None);
 }
 
 #[test]
@@ -98,7 +85,7 @@ fn time_is_up_after_the_milliseconds_given() {
             waited < asked + Duration::from_millis(80),
             "{line} waited {waited:?}"
         );
-        assert_eq!(position(&mut alice, "bob"), None);
+        assert_eq!(position(&mut alice, "k", "bob"), None);
     }
 }
 
@@ -108,11 +95,14 @@ fn a_wait_that_ends_makes_room_behind_it() {
     let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob BLOCK 200");
     let carol = wait_as(&server, "carol");
     assert_eq!(
-        (position(&mut alice, "bob"), position(&mut alice, "carol")),
+        (
+            position(&mut alice, "k", "bob"),
+            position(&mut alice, "k", "carol")
+        ),
         (Some(0), Some(1))
     );
     assert_eq!(bob.outcome(), Ok(Value::Nil));
-    assert_eq!(position(&mut alice, "carol"), Some(0));
+    assert_eq!(position(&mut alice, "k", "carol"), Some(0));
     alice.run("DLOCK.RELEASE k alice");
     carol.reply::<Grant>();
 }
@@ -126,7 +116,7 @@ fn two_hundred_wait_in_order() {
     server.await_blocked_clients(200);
     for number in [0, 1, 100, 199] {
         assert_eq!(
-            position(&mut alice, &format!("owner-{number}")),
+            position(&mut alice, "k", &format!("owner-{number}")),
             Some(number)
         );
     }
@@ -157,14 +147,11 @@ fn nobody_is_overtaken() {
     for (number, waiter) in waiters.iter().enumerate() {
         waiter.reply::<Grant>();
         // A release and a newcomer in one batch, so that nothing can happen between them but the hand-over.
-        let mut wire = server.wire();
-        let release = command(&format!("DLOCK.RELEASE k owner-{number}")).get_packed_command();
-        let newcomer = command("DLOCK.ACQUIRE k newcomer").get_packed_command();
-        wire.send_bytes(&[release, newcomer].concat())
-            .expect("the server reads");
-        assert_eq!(wire.read(), Ok(Value::Int(0)));
+        let release = format!("DLOCK.RELEASE k owner-{number}");
+        let [released, newcomer] = server.wire().batch([&*release, "DLOCK.ACQUIRE k newcomer"]);
+        assert_eq!(released, Ok(Value::Int(0)));
         let last = number + 1 == waiters.len();
-        assert_eq!(wire.read() == Ok(Value::Nil), !last);
+        assert_eq!(newcomer == Ok(Value::Nil), !last);
     }
 }
 
@@ -177,7 +164,7 @@ fn the_dead_do_not_get_the_lock() {
     closes.kill();
     alice.run(&format!("CLIENT KILL ID {}", is_killed.client_id()));
     await_until("the dead have lost their places", PATIENCE, || {
-        position(&mut alice, "lives") == Some(0)
+        position(&mut alice, "k", "lives") == Some(0)
     });
     assert_eq!(is_killed.last_words(), []);
     alice.run("DLOCK.RELEASE k alice");
@@ -194,18 +181,15 @@ fn a_grant_to_a_client_killed_at_once_is_not_lost() {
             hold_anew(&server);
             let dies = Blocked::start(&server, "DLOCK.ACQUIRE k dies 100 BLOCK 0");
             let next = wait_as(&server, "next");
-            let release = command("DLOCK.RELEASE k alice").get_packed_command();
-            let kill =
-                command(&format!("CLIENT KILL ID {}", dies.client_id())).get_packed_command();
-            let batch = if with_kill_first {
-                [kill, release].concat()
-            } else {
-                [release, kill].concat()
-            };
-            let mut wire = server.wire();
-            wire.send_bytes(&batch).expect("the server reads");
-            let replies = (wire.read(), wire.read());
-            assert!(replies.0.is_ok() && replies.1.is_ok(), "{replies:?}");
+            let mut lines = [
+                format!("CLIENT KILL ID {}", dies.client_id()),
+                "DLOCK.RELEASE k alice".to_owned(),
+            ];
+            if !with_kill_first {
+                lines.reverse();
+            }
+            let replies = server.wire().batch(lines);
+            assert!(replies.iter().all(Result::is_ok), "{replies:?}");
             next.reply::<Grant>();
         }
     }
@@ -228,12 +212,12 @@ fn client_unblock_ends_a_wait() {
     );
     assert!(fails.refusal().starts_with("UNBLOCKED "));
     await_until("their places are gone", PATIENCE, || {
-        position(&mut alice, "waits") == Some(0)
+        position(&mut alice, "k", "waits") == Some(0)
     });
     assert_eq!(
         (
-            position(&mut alice, "times-out"),
-            position(&mut alice, "fails")
+            position(&mut alice, "k", "times-out"),
+            position(&mut alice, "k", "fails")
         ),
         (None, None)
     );
@@ -263,22 +247,19 @@ impl Race {
             let id = torn.client_id();
             torn.send("DLOCK.ACQUIRE k torn 100 BLOCK 0");
             await_until("torn waits", PATIENCE, || {
-                position(&mut observer, "torn") == Some(0)
+                position(&mut observer, "k", "torn") == Some(0)
             });
             let next = wait_as(&server, "next");
 
-            let release = command("DLOCK.RELEASE k alice").get_packed_command();
-            let unblock =
-                command(&format!("CLIENT UNBLOCK {id} {}", self.reason)).get_packed_command();
-            let batch = if self.unblock_first {
-                [unblock, release].concat()
-            } else {
-                [release, unblock].concat()
-            };
-            let mut other = server.wire();
-            other.send_bytes(&batch).expect("the server reads");
-            let replies = (other.read(), other.read());
-            assert!(replies.0.is_ok() && replies.1.is_ok(), "{replies:?}");
+            let mut lines = [
+                format!("CLIENT UNBLOCK {id} {}", self.reason),
+                "DLOCK.RELEASE k alice".to_owned(),
+            ];
+            if !self.unblock_first {
+                lines.reverse();
+            }
+            let replies = server.wire().batch(lines);
+            assert!(replies.iter().all(Result::is_ok), "{replies:?}");
 
             match torn.read() {
                 Ok(Value::Array(grant)) => assert_eq!(grant.len(), 2),
@@ -345,7 +326,10 @@ fn requests_of_one_owner_share_a_place() {
     let carol = wait_as(&server, "carol");
     let second = wait_as(&server, "bob");
     assert_eq!(
-        (position(&mut alice, "bob"), position(&mut alice, "carol")),
+        (
+            position(&mut alice, "k", "bob"),
+            position(&mut alice, "k", "carol")
+        ),
         (Some(0), Some(1))
     );
     alice.run("DLOCK.RELEASE k alice");
@@ -366,12 +350,8 @@ fn a_joined_request_survives_the_first() {
     let second = wait_as(&server, "bob");
     let id = first.client_id();
     first.kill();
-    await_until("the first is gone", PATIENCE, || {
-        alice
-            .ask::<String>(&format!("CLIENT LIST ID {id}"))
-            .is_empty()
-    });
-    assert_eq!(position(&mut alice, "bob"), Some(0));
+    server.await_client_gone(id);
+    assert_eq!(position(&mut alice, "k", "bob"), Some(0));
     alice.run("DLOCK.RELEASE k alice");
     assert_eq!(second.reply::<Grant>().1, 1);
     assert!(carol.is_blocked(&server));
@@ -383,7 +363,7 @@ fn a_joined_request_can_time_out_alone() {
     let first = wait_as(&server, "bob");
     let second = Blocked::send(&server, "DLOCK.ACQUIRE k bob BLOCK 30");
     assert_eq!(second.outcome(), Ok(Value::Nil));
-    assert_eq!(position(&mut alice, "bob"), Some(0));
+    assert_eq!(position(&mut alice, "k", "bob"), Some(0));
     alice.run("DLOCK.RELEASE k alice");
     assert_eq!(first.reply::<Grant>().1, 1);
 }
@@ -411,7 +391,7 @@ fn a_transaction_does_not_wait() {
     };
     assert_eq!(replies[..2], [Value::Nil, Value::Nil]);
     assert!(matches!(replies[2], Value::Array(_)), "{replies:?}");
-    assert_eq!(position(&mut alice, "bob"), None);
+    assert_eq!(position(&mut alice, "k", "bob"), None);
 }
 
 #[test]
@@ -425,7 +405,7 @@ fn a_script_does_not_wait() {
         alice.answer(cmd("EVAL").arg(script).arg(1).arg("free")),
         Ok(Value::Array(_))
     ));
-    assert_eq!(position(&mut alice, "bob"), None);
+    assert_eq!(position(&mut alice, "k", "bob"), None);
 }
 
 #[test]
@@ -468,7 +448,7 @@ fn commands_behind_a_wait_follow_it() {
     wire.send("DLOCK.RELEASE k bob");
     wire.send("PING");
     await_until("bob waits", PATIENCE, || {
-        position(&mut alice, "bob") == Some(0)
+        position(&mut alice, "k", "bob") == Some(0)
     });
     alice.run("DLOCK.RELEASE k alice");
     assert!(matches!(wire.read(), Ok(Value::Array(_))));
@@ -483,7 +463,7 @@ fn resp3_waits_too() {
     wire.ask::<Value>("HELLO 3");
     let bob = Blocked::send_on(wire, &command("DLOCK.ACQUIRE k bob BLOCK 0"), "bob");
     await_until("bob waits", PATIENCE, || {
-        position(&mut alice, "bob") == Some(0)
+        position(&mut alice, "k", "bob") == Some(0)
     });
     alice.run("DLOCK.RELEASE k alice");
     assert!(bob.reply::<Grant>().0 > token);

@@ -1,4 +1,4 @@
-//! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.INFO`, `DLOCK.HELP`.
+//! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.GUARD`'s look at the lock, `DLOCK.INFO`, `DLOCK.HELP`.
 
 use super::args::{is, once, unknown, Args};
 use super::table::COMMANDS;
@@ -150,7 +150,7 @@ fn connection(client: u64, caller: &dyn Caller) -> (u64, Vec<(&'static str, Repl
     (client, described.unwrap_or_default())
 }
 
-/// The commands and what they take, a line each.
+/// The commands: a line for what each takes, and one for what it does.
 #[inline(never)]
 pub fn help(args: &mut Args) -> Result<Reply, Error> {
     args.end()?;
@@ -158,7 +158,7 @@ pub fn help(args: &mut Args) -> Result<Reply, Error> {
     Ok(Reply::Array(
         lines
             .flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)])
-            .map(|l| Reply::Bulk(l.into()))
+            .map(|line| Reply::Bulk(line.into()))
             .collect(),
     ))
 }

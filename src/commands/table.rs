@@ -137,6 +137,7 @@ const fn maybe(name: &'static str, kind: Kind) -> Arg {
     }
 }
 
+/// An option with a number.
 const fn option(token: &'static str, name: &'static str) -> Arg {
     Arg {
         name,
@@ -180,20 +181,16 @@ const fn sharing(optional: bool) -> Arg {
     }
 }
 
-/// Where a channel is named.
-const NOTIFY: Arg = Arg {
-    name: "channel",
-    kind: Kind::Text,
-    token: Some("NOTIFY"),
-    optional: true,
-};
-/// A word that stands for itself.
-const SESSION: Arg = Arg {
-    name: "session",
-    kind: Kind::Flag,
-    token: Some("SESSION"),
-    optional: true,
-};
+/// An option with bytes.
+const fn text_option(token: &'static str, name: &'static str) -> Arg {
+    Arg {
+        kind: Kind::Text,
+        ..option(token, name)
+    }
+}
+
+const NOTIFY: Arg = text_option("NOTIFY", "channel");
+const SESSION: Arg = flag("SESSION", "session");
 const KEY: Arg = arg("key", Kind::Key);
 const NUMKEYS: Arg = arg("numkeys", Kind::Integer);
 const KEYS: Arg = arg("key", Kind::Keys);
@@ -398,15 +395,9 @@ pub static COMMANDS: &[Spec] = &[
         categories: "read",
         args: &[
             maybe("cursor", Kind::Integer),
-            Arg {
-                kind: Kind::Text,
-                ..option("MATCH", "pattern")
-            },
+            text_option("MATCH", "pattern"),
             option("COUNT", "count"),
-            Arg {
-                kind: Kind::Text,
-                ..option("OWNER", "owner")
-            },
+            text_option("OWNER", "owner"),
             flag("CONTENDED", "contended"),
         ],
     },
@@ -418,15 +409,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::None,
         flags: "readonly",
         categories: "read",
-        args: &[
-            Arg {
-                name: "dot",
-                kind: Kind::Flag,
-                token: Some("DOT"),
-                optional: true,
-            },
-            option("COUNT", "count"),
-        ],
+        args: &[flag("DOT", "dot"), option("COUNT", "count")],
     },
     Spec {
         verb: Verb::Top,

@@ -727,7 +727,7 @@ impl Comparison {
         if !self.model.detection {
             return Ok(());
         }
-        for victim in self.victims() {
+        for victim in self.victims()? {
             if !stuck(&self.model, Reading::Narrow).contains(&victim) {
                 return Err(format!("{victim} could be granted, and is told DEADLOCK"));
             }
@@ -741,16 +741,18 @@ impl Comparison {
     }
 
     /// The waits that the engine has ended with DEADLOCK, as the model numbers them.
-    fn victims(&mut self) -> Vec<u64> {
+    fn victims(&mut self) -> Result<Vec<u64>, String> {
         let broken = std::mem::take(&mut self.world.broken);
         let victim = |ended: &Waiting| {
             let channel = ended.channel.as_deref().map(String::from_utf8_lossy);
             let its = |wait: &&Wait| {
                 wait.client == ended.client && wait.channel.as_deref() == channel.as_deref()
             };
-            self.model.waits().find(its).map(|wait| wait.id)
+            let wait = self.model.waits().find(its);
+            wait.map(|wait| wait.id)
+                .ok_or(format!("{ended:?} is told DEADLOCK, and waits for nothing"))
         };
-        broken.iter().filter_map(victim).collect()
+        broken.iter().map(victim).collect()
     }
 
     fn death(&mut self) {

@@ -1,6 +1,7 @@
 //! The command table, and what is made of it.
 
 use crate::commands::table::{Access, Kind, Spec, COMMANDS};
+use crate::error::Error;
 use std::collections::BTreeSet;
 
 #[test]
@@ -66,10 +67,14 @@ fn what_may_be_left_out_comes_last() {
     }
 }
 
+fn readme() -> String {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    std::fs::read_to_string(file).expect("README.md")
+}
+
 #[test]
 fn the_readme_has_every_command() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-    let readme = std::fs::read_to_string(file).expect("README.md");
+    let readme = readme();
     let missing: Vec<String> = COMMANDS
         .iter()
         .filter(|spec| !spec.internal())
@@ -81,6 +86,41 @@ fn the_readme_has_every_command() {
         "README.md does not have:\n{}",
         missing.join("\n")
     );
+}
+
+/// All but those that name a circle or a range: these are in other tests' words.
+#[test]
+fn the_readme_has_every_error() {
+    let readme = readme();
+    let errors = [
+        Error::NotHeld,
+        Error::Fenced,
+        Error::Full("dlock.max-holders"),
+        Error::Full("dlock.max-queue"),
+        Error::Full("dlock.max-places"),
+        Error::Full("dlock.max-waiters"),
+        Error::Quarantine,
+        Error::Draining,
+        Error::WrongType,
+        Error::ReadOnly,
+        Error::Internal,
+        Error::Busy,
+        Error::Poisoned,
+        Error::Unguarded("…".into()),
+        Error::NoPermission("…".into()),
+        Error::NoUser,
+        Error::NoScan("…".into()),
+        Error::Arity("dlock.acquire"),
+        Error::UnknownOption("x".into()),
+        Error::Conflict("BLOCK", "BLOCK"),
+        Error::Conflict("HOLDS", "owner *"),
+        Error::Conflict("SHARED", "LIMIT"),
+        Error::NoConnection("SESSION"),
+        Error::NoChannel("…".into()),
+    ];
+    let texts = errors.iter().map(|error| format!("`{error}`"));
+    let missing: Vec<String> = texts.filter(|text| !readme.contains(text)).collect();
+    assert!(missing.is_empty(), "README.md does not have {missing:#?}");
 }
 
 /// Whether the line has this syntax, and not a longer one that begins with it.

@@ -59,4 +59,8 @@ fn an_untrue_conversation_does_not() {
     untrue("  -> 0\n", "  -> 0\n  ann <- null\n", 7);
     untrue("  bob <- [#2, 1]\n", "  bob <- [#2, 1]\n  bob <- null\n", 8);
     untrue("-> null", "-> nul", 9);
+    // A higher number is a higher token.
+    let again = "shop bert\n  -> [#3, 1, 1000]";
+    untrue("shop alice\n  -> null", again, 9);
+    untrue("bob <- [#2, 1]", "bob <- [#0, 1]", 7);
 }

@@ -332,7 +332,7 @@ impl Simulation {
             0..=3 => Op::Del(one),
             4..=5 => Op::Rename(one, other),
             6 => Op::Overwrite(one),
-            7 => Op::Flush(Some(one.db)).clone(),
+            7 => Op::Flush(Some(one.db)),
             8 => Op::Flush(None),
             9 => Op::Swap(0, 1),
             _ => match self.world.dump(&one) {
@@ -522,9 +522,14 @@ fn the_same_seed_gives_the_same_run() {
             simulation.diary
         };
         let (one, other) = (run(), run());
-        match one.iter().zip(&other).find(|(one, other)| one != other) {
-            None => Ok(()),
-            Some((one, other)) => Err(format!("once: {one}\nthen: {other}")),
+        if one == other {
+            return Ok(());
         }
+        let same = one.iter().zip(&other).take_while(|(a, b)| a == b).count();
+        Err(format!(
+            "once: {:?}\nthen: {:?}",
+            one.get(same),
+            other.get(same)
+        ))
     });
 }

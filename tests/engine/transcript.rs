@@ -3,7 +3,7 @@
 //! ```text
 //! # a comment
 //! ann: ACQUIRE shop alice 1000      a connection sends a command; `ann@1:` in database 1, `ann (script):` without waiting
-//!   -> [#1, 1]                      and is answered; `#1` is a token, the same one wherever it stands
+//!   -> [#1, 1]                      and is answered; `#1` is a token wherever it stands, below that of `#2`
 //! bob: ACQUIRE shop bert BLOCK 0
 //!   -> waits
 //! wait 999                          time passes; 999 ms in which nobody hears anything
@@ -53,7 +53,8 @@ pub fn check(text: &str) -> Result<(), String> {
 struct Transcript {
     world: World,
     clients: BTreeMap<String, u64>,
-    tokens: BTreeMap<String, String>,
+    /// By the number that stands for each.
+    tokens: BTreeMap<u64, u64>,
     /// What has been said and is still to be expected.
     said: VecDeque<String>,
     before: Picture,
@@ -87,7 +88,7 @@ impl Transcript {
         }
     }
 
-    /// Compares letter by letter; a `#name` stands for a token, and the first time for one above all others.
+    /// Compares letter by letter; a `#1` stands for a token, and a higher number for a higher one.
     fn matches(&mut self, mut expected: &str, mut said: &str) -> bool {
         loop {
             if expected == "..." || (expected.is_empty() && said.is_empty()) {
@@ -96,15 +97,14 @@ impl Transcript {
             if let Some(rest) = expected.strip_prefix('#') {
                 let (label, after) = rest.split_at(word_end(rest));
                 let (token, left) = said.split_at(word_end(said));
-                let above = |other: &String| other.parse::<u64>().ok() < token.parse().ok();
-                let fresh = self.tokens.values().all(above);
-                let known = self
-                    .tokens
-                    .entry(label.to_string())
-                    .or_insert_with(|| token.to_string());
-                if known != token || (!fresh && token.is_empty()) {
+                let (Ok(label), Ok(token)) = (label.parse(), token.parse()) else {
+                    return false;
+                };
+                let agrees = |(other, its): (&u64, &u64)| other.cmp(&label) == its.cmp(&token);
+                if !self.tokens.iter().all(agrees) {
                     return false;
                 }
+                self.tokens.insert(label, token);
                 (expected, said) = (after, left);
                 continue;
             }
@@ -187,11 +187,9 @@ impl Transcript {
 
     /// A word's bytes: `#1` is a token, `''` is empty, `\xhh` a byte, `(99*x)` 99 times x.
     fn bytes(&self, word: &str) -> Vec<u8> {
-        if let Some(token) = word
-            .strip_prefix('#')
-            .and_then(|label| self.tokens.get(label))
-        {
-            return token.clone().into_bytes();
+        let label = word.strip_prefix('#').and_then(|label| label.parse().ok());
+        if let Some(token) = label.and_then(|label: u64| self.tokens.get(&label)) {
+            return token.to_string().into_bytes();
         }
         let times = word
             .strip_prefix('(')

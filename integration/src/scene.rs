@@ -1,0 +1,64 @@
+//! Where many tests begin, and what they look at: alice holds the lock `k`, and others wait for it.
+
+use redis::Connection;
+
+use crate::ask::{Ask, Grant};
+use crate::blocked::Blocked;
+use crate::server::Server;
+
+/// A server where alice holds `k` for longer than any test lasts, her connection, and her token.
+#[track_caller]
+pub fn held() -> (Server, Connection, u64) {
+    held_for(600_000)
+}
+
+/// The same for so many milliseconds.
+#[track_caller]
+pub fn held_for(lease_ms: u64) -> (Server, Connection, u64) {
+    let server = Server::start();
+    let mut alice = server.connection();
+    let (token, _): Grant = alice.ask(&format!("DLOCK.ACQUIRE k alice {lease_ms}"));
+    (server, alice, token)
+}
+
+/// Somebody who waits for `k` without bound, and then has it for longer than any test lasts.
+#[track_caller]
+pub fn wait_as(server: &Server, owner: &str) -> Blocked {
+    Blocked::start(server, &format!("DLOCK.ACQUIRE k {owner} 600000 BLOCK 0"))
+}
+
+/// The same with a ticket.
+#[track_caller]
+pub fn fair_as(server: &Server, owner: &str) -> Blocked {
+    Blocked::start(
+        server,
+        &format!("DLOCK.FAIRACQUIRE k {owner} 600000 BLOCK 0"),
+    )
+}
+
+/// An owner's place in a lock's queue.
+#[track_caller]
+pub fn position(connection: &mut Connection, key: &str, owner: &str) -> Option<u64> {
+    connection.ask(&format!("DLOCK.POSITION {key} {owner}"))
+}
+
+/// Whether an owner holds a lock.
+#[track_caller]
+pub fn is_held(connection: &mut Connection, key: &str, owner: &str) -> bool {
+    let hold: Option<Vec<u64>> = connection.ask(&format!("DLOCK.HELD {key} {owner}"));
+    hold.is_some()
+}
+
+/// What is kept of a key, down to the last byte, and when it ends: unix milliseconds, -1 for never, -2 without a key.
+#[track_caller]
+pub fn kept(connection: &mut Connection, key: &str) -> (String, i64) {
+    let digest: Vec<String> = connection.ask(&format!("DEBUG DIGEST-VALUE {key}"));
+    let end = connection.ask(&format!("PEXPIRETIME {key}"));
+    (digest.concat(), end)
+}
+
+/// One of the module's numbers: `INFO dlock` has it with `dlock_` before its name.
+#[track_caller]
+pub fn stat(server: &Server, name: &str) -> u64 {
+    server.info("dlock").number(&format!("dlock_{name}"))
+}
