@@ -71,7 +71,7 @@ impl fmt::Display for Error {
             ),
             Error::Unguarded(command) => write!(
                 f,
-                "ERR '{command}' cannot be run by DLOCK.GUARD: it blocks, or is a DLOCK command, SELECT, or not for scripts"
+                "ERR '{command}' cannot be run by DLOCK.GUARD: it blocks, or is a DLOCK command or SELECT"
             ),
             Error::NoPermission(command) => write!(
                 f,

@@ -1,7 +1,7 @@
 //! `DLOCK.MACQUIRE`, `DLOCK.MRENEW`, `DLOCK.MRELEASE`.
 
 use super::acquire::{Family, Options};
-use super::args::Args;
+use super::args::{unknown, Args};
 use super::{Call, Reply};
 use crate::engine::{Keyspace, ManyAnswer, NameRef};
 use crate::error::Error;
@@ -42,7 +42,9 @@ pub fn renew<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, 
     let names = names(call, args)?;
     let owner = args.owner()?;
     let lease = call.lease(args)?;
-    args.end()?;
+    if let Some(word) = args.next() {
+        return Err(unknown(word));
+    }
     call.engine
         .renew_many(call.keys, call.now, &names, owner, lease)
         .map(Reply::Integer)

@@ -230,7 +230,36 @@ pub fn ask(ctx: *mut Ctx, command: &CStr, word: &CStr) -> Option<String> {
     }
 }
 
-/// Tells the server's latency monitor, which passes over what is below its threshold.
+/// What a setting of the server is at; none if it does not have it.
+pub fn setting(ctx: *mut Ctx, setting: &CStr) -> Option<String> {
+    // SAFETY: a call of CONFIG with constant words; the value is copied from the reply, which is freed.
+    unsafe {
+        let reply = api!(RedisModule_Call(
+            ctx,
+            c"CONFIG".as_ptr(),
+            c"cc".as_ptr(),
+            c"GET".as_ptr(),
+            setting.as_ptr()
+        ));
+        if reply.is_null() {
+            return None;
+        }
+        let mut len = 0;
+        let value = api!(RedisModule_CallReplyArrayElement(reply, 1));
+        let start = match value.is_null() {
+            true => ptr::null(),
+            false => api!(RedisModule_CallReplyStringPtr(value, &mut len)),
+        };
+        let text = (!start.is_null()).then(|| {
+            let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
+            String::from_utf8_lossy(bytes).into_owned()
+        });
+        api!(RedisModule_FreeCallReply(reply));
+        text
+    }
+}
+
+/// Tells the server's latency monitor.
 pub fn latency(event: &CStr, took: Duration) {
     // SAFETY: the server copies the name.
     unsafe {

@@ -3,7 +3,8 @@
 use super::api::{self, api, hot, Ctx, Str, OK};
 use super::inbox::{self, Notice};
 use super::{
-    audience, blocking, clock, door, eviction, gate, log, news, persist, replicate, stored, STATE,
+    audience, blocking, clock, door, eviction, gate, latency, log, news, persist, replicate,
+    stored, STATE,
 };
 use crate::engine::{Name, NameRef};
 use redis_module::raw;
@@ -204,6 +205,9 @@ extern "C" fn configured(
         };
         if changed(c"notify-keyspace-events") {
             news::look();
+        }
+        if changed(c"latency-monitor-threshold") {
+            latency::look(ctx);
         }
         if changed(c"maxmemory-policy") {
             eviction::look(ctx);

@@ -22,6 +22,7 @@ mod guard;
 mod inbox;
 mod info;
 mod keyspace;
+mod latency;
 mod list;
 pub mod log;
 mod news;
@@ -244,7 +245,7 @@ fn event(ctx: *mut Ctx) {
     run(ctx, mode, Origin::Event, clock::wall(), |state, now| {
         // A lease or a wait whose time came while the server was busy: whoever is next had to wait for that.
         if let Some(due) = state.engine.next_wakeup().filter(|due| *due < now.ms()) {
-            api::latency(c"dlock-late", Duration::from_millis(now.ms() - due));
+            latency::sample(c"dlock-late", Duration::from_millis(now.ms() - due));
         }
         let due = state.engine.tick(now);
         if now.ms() >= state.heartbeat {
@@ -271,7 +272,7 @@ fn event(ctx: *mut Ctx) {
         }
     });
     // Commands have their own samples; what the module does by itself nobody else could tell of.
-    api::latency(c"dlock-event", began.elapsed());
+    latency::sample(c"dlock-event", began.elapsed());
 }
 
 /// The one way in. Takes the state, lets `work` decide, performs what was decided. None if the state is lent already.

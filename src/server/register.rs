@@ -1,10 +1,12 @@
 //! Registration: the command table turned into what the server keeps of commands.
 
 use super::api::{self, api, Ctx, Str, OK};
-use super::{config, door, events, eviction, gate, guard, info, log, news, stored, timer, STATE};
+use super::{
+    config, door, events, eviction, gate, guard, info, latency, log, news, stored, timer, STATE,
+};
 use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
-use std::ffi::{c_char, c_int, CStr, CString};
+use std::ffi::{c_char, c_int, CString};
 use std::ptr;
 
 /// Prepares the module, after the crate has set up types and configuration.
@@ -60,6 +62,7 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
             .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
     }
     eviction::look(ctx);
+    latency::look(ctx);
     news::look();
     // The first event is the first heartbeat.
     timer::soon();
@@ -74,37 +77,8 @@ fn databases(ctx: *mut Ctx, cluster: bool) -> u32 {
         true => (c"cluster-databases", 1),
         false => (c"databases", 16),
     };
-    let value = setting_of(ctx, setting).and_then(|value| value.parse().ok());
+    let value = api::setting(ctx, setting).and_then(|value| value.parse().ok());
     value.unwrap_or(usual)
-}
-
-/// What a setting of the server is at; none if it does not have it.
-fn setting_of(ctx: *mut Ctx, setting: &CStr) -> Option<String> {
-    // SAFETY: a call of CONFIG with constant words; the value is copied from the reply, which is freed.
-    unsafe {
-        let reply = api!(RedisModule_Call(
-            ctx,
-            c"CONFIG".as_ptr(),
-            c"cc".as_ptr(),
-            c"GET".as_ptr(),
-            setting.as_ptr()
-        ));
-        if reply.is_null() {
-            return None;
-        }
-        let mut len = 0;
-        let value = api!(RedisModule_CallReplyArrayElement(reply, 1));
-        let start = match value.is_null() {
-            true => ptr::null(),
-            false => api!(RedisModule_CallReplyStringPtr(value, &mut len)),
-        };
-        let text = (!start.is_null()).then(|| {
-            let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
-            String::from_utf8_lossy(bytes).into_owned()
-        });
-        api!(RedisModule_FreeCallReply(reply));
-        text
-    }
 }
 
 fn register(ctx: *mut Ctx, spec: &'static Spec) -> Result<(), &'static str> {
