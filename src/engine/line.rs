@@ -11,7 +11,7 @@ use super::stakes::Stakes;
 use super::{Limit, Millis, Name, NameRef};
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::rc::Rc;
 
 /// Names one waiting request for as long as this server runs.
@@ -60,11 +60,14 @@ pub struct Keeping {
     /// For how long while nobody is there for it.
     pub claim: Millis,
     /// With no request left, when it is dropped.
-    pub absent: Option<Millis>,
+    pub absent: Option<NonZeroU64>,
     /// The due entry that looks after that. It may come earlier than `absent` says, and is set anew then: a ticket that is
     /// polled again and again moves no entry.
     pub window: Option<DueKey>,
 }
+
+// Neither lies across two lines of memory: who polls a ticket in a long queue waits for each line.
+const _: () = assert!(std::mem::size_of::<Place>() == 64 && std::mem::size_of::<Keeping>() == 32);
 
 impl Place {
     /// Since when it is there, to the microsecond: a place's number is that, unless it stands ahead of the queue.
@@ -84,7 +87,8 @@ impl Place {
 
     /// With no request left, when it is dropped.
     pub fn absent(&self) -> Option<Millis> {
-        self.ticket.as_deref().and_then(|ticket| ticket.absent)
+        let until = self.ticket.as_deref()?.absent?;
+        Some(until.get())
     }
 
     /// Takes out the due entry that looks after its window.
@@ -105,7 +109,7 @@ impl Place {
         let Some(ticket) = self.ticket.as_deref_mut() else {
             return;
         };
-        ticket.absent = Some(until);
+        ticket.absent = NonZeroU64::new(until);
         match ticket.window {
             Some(window) if window.at <= until => {}
             late => {
