@@ -146,9 +146,10 @@ impl OpenKeys {
     /// or none, has no effect on the leases.
     pub fn retimed(&mut self, name: NameRef, now: Now) -> Retimed {
         let lock = self.entry(name).lock.as_ref();
-        let Some(last) = lock.and_then(|lock| lock.holds().map(|hold| hold.deadline).max()) else {
+        let Some(last) = lock.and_then(|lock| lock.last()) else {
             return Retimed::Right;
         };
+        let last = last.deadline;
         let wanted = lock.and_then(|lock| lock.expires());
         let at = self.open.iter().take(self.used).find(|open| open.is(name));
         // SAFETY: the key was opened in this event.
@@ -273,13 +274,7 @@ impl Open {
     /// The key is open.
     #[cold]
     unsafe fn earlier_end(&self, now: Now) -> Option<Millis> {
-        let last = self
-            .entry
-            .lock
-            .as_ref()?
-            .holds()
-            .map(|hold| hold.deadline)
-            .max()?;
+        let last = self.entry.lock.as_ref()?.last()?.deadline;
         let left = u64::try_from(api!(RedisModule_GetExpire(self.key))).ok()?;
         Some(now.ms().saturating_add(left)).filter(|end| end + 1 < last)
     }
