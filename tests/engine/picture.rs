@@ -114,7 +114,7 @@ impl Picture {
             ended: world.ended.clone(),
             event: world.event,
             grants: std::mem::take(&mut world.grants),
-            answers: std::mem::take(&mut world.answers),
+            answers: world.take_answers(),
             stale: std::mem::take(&mut world.stale),
             over: std::mem::take(&mut world.over),
             refused: std::mem::take(&mut world.refused),

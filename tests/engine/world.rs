@@ -632,15 +632,20 @@ impl World {
             stuck = !self
                 .primary
                 .engine
-                .settle_dirty(&mut self.primary.keys, now, 16);
+                .settle_dirty(&mut self.primary.keys, now, self.step);
         }
         panic!("settlement does not come to an end");
     }
 
+    /// The answers since this was last called.
+    pub fn take_answers(&mut self) -> Vec<Answered> {
+        self.seen = 0;
+        std::mem::take(&mut self.answers)
+    }
+
     /// Looks whether what was answered in this event is so.
     fn verify(&mut self) {
-        let seen = self.seen.min(self.answers.len());
-        self.seen = self.answers.len();
+        let seen = std::mem::replace(&mut self.seen, self.answers.len());
         let fresh = &self.answers[seen..];
         let lives = |answer: &Answered, name: &Name, token: &Token| {
             let part = (name.clone(), answer.owner.clone());
