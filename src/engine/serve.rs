@@ -8,7 +8,7 @@ use super::change::{Change, End};
 use super::counters::Counters;
 use super::deadline::Due;
 use super::keep::{end, tell, Departed, Recipient};
-use super::line::{Line, Place, Request, RequestId, UPGRADE};
+use super::line::{arrived, Line, Place, Request, RequestId, UPGRADE};
 use super::lock::{Hold, Lock};
 use super::many::Next;
 use super::requests::Stand;
@@ -492,35 +492,38 @@ impl Engine {
                 .collect(),
             None => Vec::new(),
         };
-        for (number, ticket) in brought {
-            if line.number_of(&ticket.owner) == Some(number) {
+        for (brought, ticket) in brought {
+            let stands = line.number_of(&ticket.owner);
+            if stands == Some(brought) {
                 continue;
             }
-            self.clock.observe(number, now);
+            self.clock.observe(brought, now);
+            let taken = line.place(brought).is_some();
+            if stands.is_some() || taken {
+                entry.commit(&Change::Unticket { number: brought });
+            }
+            if stands.is_some() {
+                // One place an owner.
+                continue;
+            }
+            let number = if taken { self.clock.next(now) } else { brought };
             let claim = ticket.claim.min(self.policy.max_claim_ms);
             let window = claim.max(self.policy.claim_window_ms);
             let until = now.ms().saturating_add(window);
             let mut place = Place {
                 owner: Rc::from(ticket.owner),
                 limit: ticket.limit,
-                since: (number / 1000).min(now.ms()),
+                since: arrived(brought, now),
                 ticket: None,
                 requests: Vec::new(),
             };
             place.set_claim(claim);
             place.keep_until(until, &name.keep(), number, &mut self.deadlines);
-            let due = place.ticket.as_ref().and_then(|ticket| ticket.window);
             if line.insert(number, place) {
                 self.places += 1;
-                if claim != ticket.claim {
-                    recreate(entry, line, number);
-                }
-            } else {
-                // The owner stands here already, or the number is taken: one place an owner.
-                if let Some(due) = due {
-                    self.deadlines.remove(due);
-                }
-                entry.commit(&Change::Unticket { number });
+            }
+            if taken || claim != ticket.claim {
+                recreate(entry, line, number);
             }
         }
     }
