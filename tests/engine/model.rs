@@ -661,7 +661,7 @@ impl Model {
 
     /// A connection ends: it waits no longer, and its sessions end one after the other, the oldest first.
     pub fn dies(&mut self, client: u64) {
-        self.depart(|wait| wait.client == client);
+        self.leave(|wait| wait.client == client);
         let its = |hold: &&Hold| hold.session == Some(client);
         while let Some(oldest) = {
             let holds = self.locks.values().flat_map(|lock| &lock.holds);
@@ -672,6 +672,7 @@ impl Model {
             }
             self.settle();
         }
+        self.settle();
         self.cut.remove(&client);
         self.ended.insert(client);
     }

@@ -75,6 +75,8 @@ pub struct World {
     pub looked: bool,
     /// Whether the operator wants deadlocks to be detected.
     pub detection: bool,
+    /// How many locks one step of a settlement comes to.
+    pub step: usize,
     /// A fault that is planted in this fixture, to see that it is found.
     pub fault: Option<Fault>,
     /// Every lock that there ever was.
@@ -182,6 +184,7 @@ impl World {
             unasked: Vec::new(),
             looked: false,
             detection,
+            step: 16,
             fault: None,
             known: BTreeSet::new(),
             last_token: 0,
