@@ -78,7 +78,10 @@ struct WaitNode {
     // Mostly one, which needs no room of its own then.
     target: Option<Target>,
     others: Vec<Target>,
+    // It waits no longer.
     granted: bool,
+    // It was not granted, but left: an upgrade whose hold was given back.
+    left: bool,
 }
 
 impl WaitNode {
@@ -554,6 +557,7 @@ impl<'e> Graph<'e> {
             target,
             others,
             granted: false,
+            left: false,
         });
     }
 
@@ -687,12 +691,14 @@ impl<'e> Graph<'e> {
                 if self.waits.get(at).map_or(true, |wait| wait.granted) {
                     continue;
                 }
-                if !self.gives_up(at) && self.obstacle(engine, at)?.is_some() {
+                let left = self.gives_up(at);
+                if !left && self.obstacle(engine, at)?.is_some() {
                     continue;
                 }
                 moved = true;
                 if let Some(wait) = self.waits.get_mut(at) {
                     wait.granted = true;
+                    wait.left = left;
                     if let Some(node) = self.owners.get_mut(wait.owner) {
                         node.acts = true;
                     }
@@ -781,10 +787,15 @@ impl<'e> Graph<'e> {
             let stands = if place.requests.is_empty() || ends() {
                 false
             } else if place.only_many() && !alone {
-                // The first of them that is granted takes the place with it.
-                let served = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
-                let ids = place.requests.iter().map(|request| self.node(request.id));
-                !ids.chain(joins.map(Some)).any(served)
+                // The first of them that is granted takes the place with it, and the last one that leaves.
+                let waits = || {
+                    let ids = place.requests.iter().map(|request| self.node(request.id));
+                    ids.chain(joins.map(Some))
+                };
+                let over = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
+                let served =
+                    |wait: Option<&WaitNode>| over(wait) && wait.map_or(true, |wait| !wait.left);
+                !waits().any(served) && !waits().all(over)
             } else {
                 let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
                 let owner = owner.copied().unwrap_or(usize::MAX);
