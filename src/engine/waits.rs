@@ -64,7 +64,6 @@ struct LockNode<'e> {
 }
 
 struct OwnerNode {
-    owner: u64,
     // Its waits stand together.
     waits: Range<usize>,
     acts: bool,
@@ -466,7 +465,6 @@ impl<'e> Graph<'e> {
         // Of several waits one may end, and the owner could act by its connection; or time runs out for that one.
         self.relied |= waits.len() > 1;
         self.owners.push(OwnerNode {
-            owner,
             acts: waits.is_empty(),
             waits,
         });
@@ -836,7 +834,8 @@ impl<'e> Graph<'e> {
         (!strictest.allows(count + 1)).then_some(*first)
     }
 
-    /// Follows what blocks what until an owner comes up a second time.
+    /// Follows what blocks what until a wait comes up a second time. Not an owner: what another of its waits stands in the
+    /// way of is no part of this circle.
     fn trace(&mut self, engine: &'e Engine, asked: usize) -> Result<Vec<Step>, TooFar> {
         let mut steps: Vec<Step> = Vec::new();
         let mut seen: ByNumber<usize> = ByNumber::default();
@@ -845,9 +844,8 @@ impl<'e> Graph<'e> {
             let Some(wait) = self.waits.get(at) else {
                 return Ok(steps);
             };
-            let (id, owner) = (wait.id, wait.owner);
-            let hash = self.owners.get(owner).map_or(0, |node| node.owner);
-            if let Some(first) = seen.insert(hash, steps.len()) {
+            let id = wait.id;
+            if let Some(first) = seen.insert(id, steps.len()) {
                 return Ok(steps.split_off(first));
             }
             let Some((target, blocker)) = self.obstacle(engine, at)? else {
@@ -898,7 +896,6 @@ impl<'e> Graph<'e> {
             Some(owner) => *owner,
             None => {
                 self.owners.push(OwnerNode {
-                    owner: hash,
                     waits: 0..0,
                     acts: false,
                 });

@@ -37,6 +37,40 @@ pub fn verdict(model: &Model, request: &Request, keys: &[String]) -> Option<bool
 
 /// The waits that can never end.
 pub fn stuck(model: &Model, reading: Reading) -> BTreeSet<u64> {
+    played(model, reading).waits().map(|wait| wait.id).collect()
+}
+
+/// Whether this wait is the youngest of a circle: what it waits for comes back to it by waits that are no younger.
+pub fn is_youngest(model: &Model, id: u64) -> bool {
+    let left = played(model, Reading::Narrow);
+    let (mut seen, mut next) = (BTreeSet::new(), vec![id]);
+    while let Some(at) = next.pop() {
+        let older = blockers(&left, at).into_iter().filter(|by| *by <= id);
+        next.extend(older.filter(|by| seen.insert(*by)));
+    }
+    seen.contains(&id)
+}
+
+/// The waits of those who keep this one from being granted: of holders, and at places before it.
+fn blockers(left: &Model, id: u64) -> BTreeSet<u64> {
+    let mut by = BTreeSet::new();
+    for lock in left.locks.values() {
+        let its = |place: &Place| place.waits.iter().any(|wait| wait.id == id);
+        for (at, place) in lock.in_order().enumerate().filter(|(_, place)| its(place)) {
+            let before = lock.in_order().take(at).flat_map(|place| &place.waits);
+            by.extend(before.map(|wait| wait.id));
+            let free = lock.compatible(&place.owner, place.limit);
+            let others = lock.holds.iter().filter(|hold| hold.owner != place.owner);
+            for other in others.filter(|_| !free) {
+                by.extend(waits_of(left, &other.owner).iter().map(|wait| wait.id));
+            }
+        }
+    }
+    by
+}
+
+/// What is left when nothing moves any more.
+fn played(model: &Model, reading: Reading) -> Model {
     let mut play = Play {
         then: model.clone(),
         model,
@@ -47,7 +81,7 @@ pub fn stuck(model: &Model, reading: Reading) -> BTreeSet<u64> {
     // Whether they are told makes no difference here.
     play.then.cut.clear();
     while play.goes_on() {}
-    play.then.waits().map(|wait| wait.id).collect()
+    play.then
 }
 
 /// What comes of it if all who can act give back what they hold.

@@ -4,7 +4,7 @@
 //! A request that would wait is refused with DEADLOCK by both where [`circles`](crate::circles) says so. Where that leaves it
 //! open which connections are an owner's own the model does as the engine has done.
 
-use crate::circles::{stuck, Reading};
+use crate::circles::{self, stuck, Reading};
 use crate::client::Client;
 use crate::commands::Reply;
 use crate::engine::line::RequestId;
@@ -720,25 +720,39 @@ impl Comparison {
         self.model.pass(ms);
     }
 
-    /// Looks for circles. Which wait of a circle has to go is for the engine to say; but it must be stuck, and nobody may be
-    /// when it is done.
+    /// Looks for circles. Which of them is broken first is for the engine to say; but it must be by the youngest wait of each,
+    /// and nobody may be stuck when it is done.
     fn heartbeat(&mut self) -> Result<(), String> {
         self.diary.push("heartbeat".into());
         self.world.broken.clear();
+        self.end_the_oldest();
         self.world.heartbeat();
         if !self.model.detection {
             return Ok(());
         }
-        for victim in self.victims() {
-            if !stuck(&self.model, Reading::Narrow).contains(&victim) {
-                return Err(format!("{victim} could be granted, and is told DEADLOCK"));
-            }
-            self.model.break_off(victim);
+        let mut victims = self.victims();
+        while !victims.is_empty() {
+            let youngest = |id: &u64| circles::is_youngest(&self.model, *id);
+            let Some(at) = victims.iter().position(youngest) else {
+                return Err(format!(
+                    "{victims:?} are told DEADLOCK, and are the youngest of no circle"
+                ));
+            };
+            self.model.break_off(victims.remove(at));
             self.seen.broken += 1;
         }
         match stuck(&self.model, Reading::Wide) {
             left if left.is_empty() => Ok(()),
             left => Err(format!("these can never be granted: {left:?}")),
+        }
+    }
+
+    /// Plants a fault: of those who are stuck the one that has waited longest has to go.
+    fn end_the_oldest(&mut self) {
+        let stuck = stuck(&self.model, Reading::Narrow);
+        let oldest = stuck.first().and_then(|id| self.waits.get(id));
+        if let Some((_, id)) = oldest.filter(|_| stuck.len() > 1) {
+            self.world.end_as_oldest(*id);
         }
     }
 
@@ -882,6 +896,7 @@ fn the_comparison_finds_faults() {
         Fault::Blind,
         Fault::FalseAlarm,
         Fault::WrongVictim,
+        Fault::OldestVictim,
         Fault::PassedOver,
         Fault::LeftBehind,
     ] {

@@ -181,7 +181,7 @@ impl Lock {
     }
 
     /// The rule of granting.
-    fn compatible(&self, owner: &str, limit: usize) -> bool {
+    pub fn compatible(&self, owner: &str, limit: usize) -> bool {
         let others: Vec<&Hold> = self
             .holds
             .iter()

@@ -362,10 +362,22 @@ impl World {
     fn end_another(&mut self) {
         let first = self.waits.keys().next().copied();
         if let Some(id) = first.filter(|_| self.loses(Fault::WrongVictim, first.is_some())) {
-            let now = self.now;
-            self.engine().leave(id, now);
-            self.deliver(id, Outcome::Refused(Error::Deadlock(String::new())));
+            self.end(id);
         }
+    }
+
+    /// Plants a fault: a wait is ended that is the oldest of a circle.
+    pub fn end_as_oldest(&mut self, id: RequestId) {
+        if self.loses(Fault::OldestVictim, self.writable) {
+            self.end(id);
+        }
+    }
+
+    /// A wait is ended as if it were part of a circle.
+    fn end(&mut self, id: RequestId) {
+        let now = self.now;
+        self.engine().leave(id, now);
+        self.deliver(id, Outcome::Refused(Error::Deadlock(String::new())));
     }
 
     /// Plants a fault: who stands before a request for many locks is forgotten.
