@@ -37,16 +37,21 @@ impl Engine {
     /// Brings a lock up to date: ends leases that have run out, drops lapsed tickets, grants the head of the queue while
     /// that is compatible, and keeps the watch over the lock's deadlines.
     pub(super) fn settle(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
-        if self.lines.get(name).is_some_and(|line| self.abuts(line)) {
+        if self.abuts(name) {
             self.reconcile_beside(keys, now, name);
         }
         self.settle_entry(keys.entry(name), now, name);
     }
 
-    /// Whether what is served here may change the line of another lock whose value came or went behind its back.
-    fn abuts(&self, line: &Line) -> bool {
-        let shared = line.many > 0 || !line.entering.is_empty();
-        self.stale > usize::from(line.stale) && shared
+    /// Whether what is served here may change the line of another lock whose value came or went behind its back. Mostly no line
+    /// is like that, and this one is not looked up.
+    #[inline]
+    fn abuts(&self, name: NameRef) -> bool {
+        let shared = |line: &Line| {
+            let wanted = line.many > 0 || !line.entering.is_empty();
+            self.stale > usize::from(line.stale) && wanted
+        };
+        self.stale > 0 && self.lines.get(name).is_some_and(shared)
     }
 
     /// Reconciles the lines of all locks that are wanted together with this one. Whoever leaves this queue leaves theirs: had
@@ -374,7 +379,7 @@ impl Engine {
         self.leaving.is_empty()
             && !self.held_back
             && self.is_settled(entry, now, name)
-            && !self.lines.get(name).is_some_and(|line| self.abuts(line))
+            && !self.abuts(name)
     }
 
     /// Whether this lock has been settled since anything has happened to it, and no lease has run out.

@@ -160,8 +160,14 @@ impl Engine {
         if !self.policy.deadlock_detection {
             return Ok(());
         }
-        // By a ticket that nobody was there for it may stand before those that it waits for elsewhere.
-        let returns = wanted.len() > 1 && wanted.iter().any(|(_, number)| number.is_some());
+        // By a ticket that nobody was there for it may stand before those that it waits for: elsewhere, or here if their
+        // hold came by RENAME.
+        let absent = |(name, number): &(NameRef, Option<u64>)| {
+            let place = number.and_then(|number| self.lines.get(*name)?.place(number));
+            place.is_some_and(|place| place.requests.is_empty())
+        };
+        let joins = wanted.len() > 1 && wanted.iter().any(|(_, number)| number.is_some());
+        let returns = joins || wanted.iter().any(absent);
         // It may block the connection by which another owner could have acted.
         if !(returns || self.suspicious() || self.has_stake(keys, ask.owner)) {
             return Ok(());
