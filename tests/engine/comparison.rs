@@ -730,16 +730,11 @@ impl Comparison {
         if !self.model.detection {
             return Ok(());
         }
-        let mut victims = self.victims();
-        while !victims.is_empty() {
-            let youngest = |id: &u64| circles::is_youngest(&self.model, *id);
-            let Some(at) = victims.iter().position(youngest) else {
-                return Err(format!(
-                    "{victims:?} are told DEADLOCK, and are the youngest of no circle"
-                ));
-            };
-            self.model.break_off(victims.remove(at));
-            self.seen.broken += 1;
+        let victims = self.victims();
+        self.seen.broken += victims.len();
+        match broken_off(&self.model, &victims) {
+            Some(model) => self.model = model,
+            None => return Err(format!("of {victims:?} some are the youngest of no circle")),
         }
         match stuck(&self.model, Reading::Wide) {
             left if left.is_empty() => Ok(()),
@@ -822,6 +817,26 @@ impl Comparison {
         let from = self.diary.len().saturating_sub(30);
         self.diary[from..].join("\n")
     }
+}
+
+/// What comes of it if these waits are told DEADLOCK, each as the youngest of a circle that is there by then. In which order
+/// is not seen from outside; none if there is no such order.
+fn broken_off(model: &Model, victims: &[u64]) -> Option<Model> {
+    if victims.is_empty() {
+        return Some(model.clone());
+    }
+    let mut firsts = victims
+        .iter()
+        .filter(|id| circles::is_youngest(model, **id));
+    firsts.find_map(|first| {
+        let others: Vec<u64> = victims.iter().copied().filter(|id| id != first).collect();
+        let mut then = model.clone();
+        then.break_off(*first);
+        let waits = others
+            .iter()
+            .all(|id| then.waits().any(|wait| wait.id == *id));
+        broken_off(&then, &others).filter(|_| waits)
+    })
 }
 
 /// The first words of a command for many locks.
