@@ -868,7 +868,7 @@ fn ended(entry: &Entry, now: Millis) -> Option<(Box<[u8]>, Token)> {
 
 /// Bounds the leases of a value by something from outside.
 #[cold]
-fn shorten(entry: &mut Entry, latest: Millis) {
+pub(super) fn shorten(entry: &mut Entry, latest: Millis) {
     let Some(lock) = &entry.lock else { return };
     let beyond: Vec<Box<[u8]>> = lock
         .holds()

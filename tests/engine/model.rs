@@ -659,18 +659,11 @@ impl Model {
         self.depart(|wait| wait.id == id);
     }
 
-    /// A connection ends: it waits no longer, and its sessions end one after the other, the oldest first.
+    /// A connection ends: it waits no longer, and all its sessions end, before anybody is served.
     pub fn dies(&mut self, client: u64) {
         self.leave(|wait| wait.client == client);
-        let its = |hold: &&Hold| hold.session == Some(client);
-        while let Some(oldest) = {
-            let holds = self.locks.values().flat_map(|lock| &lock.holds);
-            holds.filter(its).map(|hold| hold.grant).min()
-        } {
-            for lock in self.locks.values_mut() {
-                lock.holds.retain(|hold| hold.grant != oldest);
-            }
-            self.settle();
+        for lock in self.locks.values_mut() {
+            lock.holds.retain(|hold| hold.session != Some(client));
         }
         self.settle();
         self.cut.remove(&client);
