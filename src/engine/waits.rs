@@ -695,8 +695,9 @@ impl<'e> Graph<'e> {
                 if self.waits.get(at).map_or(true, |wait| wait.granted) {
                     continue;
                 }
-                let left = self.gives_up(at);
-                if !left && self.obstacle(engine, at)?.is_some() {
+                let stands = self.obstacle(engine, at)?.is_some();
+                let left = stands && self.gives_up(at);
+                if stands && !left {
                     continue;
                 }
                 moved = true;
@@ -714,13 +715,22 @@ impl<'e> Graph<'e> {
         }
     }
 
-    /// Whether a wait ends as its owner can act: an upgrade goes with the hold that is given back.
+    /// Whether a wait ends as its owner can act: an upgrade goes with the hold that is given back, unless another request at
+    /// its place was granted, and took that with it.
     fn gives_up(&self, wait: usize) -> bool {
-        let upgrades = |wait: &WaitNode| {
-            let mut targets = wait.targets();
-            targets.any(|target| target.number == UPGRADE) && self.acts(wait.owner)
+        let Some(wait) = self.waits.get(wait).filter(|wait| self.acts(wait.owner)) else {
+            return false;
         };
-        self.waits.get(wait).is_some_and(upgrades)
+        let mut own = wait.targets().filter(|target| target.number == UPGRADE);
+        own.any(|own| {
+            let here = |target: &Target| (target.lock, target.number) == (own.lock, UPGRADE);
+            let waits = self.owners.get(wait.owner).map(|node| node.waits.clone());
+            let mut waits = waits
+                .and_then(|waits| self.waits.get(waits))
+                .into_iter()
+                .flatten();
+            !waits.any(|other| other.granted && !other.left && other.targets().any(here))
+        })
     }
 
     /// What keeps a wait from being granted as things stand, if anything does: the first place that is blocked, and by what.
