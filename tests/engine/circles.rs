@@ -227,7 +227,10 @@ fn stage(picture: &Picture, reading: Reading) -> Model {
     };
     for (name, row) in &picture.rows {
         let lock = model.locks.entry(key_of(name)).or_default();
-        lock.holds = row.holders.iter().map(hold).collect();
+        // Not told apart by their tokens: RESTORE can bring one to two locks.
+        let holds = row.holders.iter().zip(model.grants_made + 1..);
+        lock.holds = holds.map(|(seen, grant)| hold(seen, grant)).collect();
+        model.grants_made += row.holders.len() as u64;
         lock.upgrade = row.upgrade.as_ref().map(|seen| place(seen, 0));
         let queue = row.queue.iter().zip(1..);
         lock.queue = queue.map(|(seen, at)| place(seen, at)).collect();
@@ -286,10 +289,10 @@ fn weaker(row: &Row, owner: &[u8], limit: Limit) -> bool {
     holders.any(|hold| hold.owner == owner && limit < hold.limit)
 }
 
-fn hold(seen: &picture::Holder) -> Hold {
+fn hold(seen: &picture::Holder, grant: u64) -> Hold {
     Hold {
         owner: text(&seen.owner),
-        grant: seen.token,
+        grant,
         since: 0,
         holds: 1,
         deadline: Millis::MAX,
