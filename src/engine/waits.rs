@@ -81,6 +81,8 @@ struct WaitNode {
     granted: bool,
     // It was not granted, but left: an upgrade whose hold was given back.
     left: bool,
+    // Its owner could act before it was granted.
+    late: bool,
 }
 
 impl WaitNode {
@@ -562,6 +564,7 @@ impl<'e> Graph<'e> {
             others,
             granted: false,
             left: false,
+            late: false,
         });
     }
 
@@ -705,7 +708,7 @@ impl<'e> Graph<'e> {
                     wait.granted = true;
                     wait.left = left;
                     if let Some(node) = self.owners.get_mut(wait.owner) {
-                        node.acts = true;
+                        wait.late = std::mem::replace(&mut node.acts, true);
                     }
                 }
             }
@@ -809,7 +812,7 @@ impl<'e> Graph<'e> {
                 let over = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
                 let served =
                     |wait: Option<&WaitNode>| over(wait) && wait.map_or(true, |wait| !wait.left);
-                !waits().any(served) && !waits().all(over)
+                !waits().any(served) && !waits().all(over) && !self.served_late(engine, line, place)
             } else {
                 let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
                 let owner = owner.copied().unwrap_or(usize::MAX);
@@ -822,6 +825,18 @@ impl<'e> Graph<'e> {
         }
         self.steps_left = self.steps_left.checked_sub(steps).ok_or(TooFar)?;
         Ok(found)
+    }
+
+    /// Whether a place goes with another request of its owner, which counts on the hold: as that was given back before, the
+    /// request has come to share the place.
+    fn served_late(&self, engine: &'e Engine, line: &Line, place: &Place) -> bool {
+        if line.entering.is_empty() {
+            return false;
+        }
+        let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
+        let waits = owner.and_then(|at| self.waits.get(self.owners.get(*at)?.waits.clone()));
+        let shares = |wait: &WaitNode| wait.late && !wait.left && line.entering.contains(&wait.id);
+        waits.into_iter().flatten().any(shares)
     }
 
     fn node(&self, id: RequestId) -> Option<&WaitNode> {
