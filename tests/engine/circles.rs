@@ -242,7 +242,8 @@ fn stage(picture: &Picture, reading: Reading) -> Model {
 }
 
 /// Puts a request where it stands. Where its owner has a place for a lock that it also holds it is not seen whether a
-/// request for many stands there too: then it does by the narrow reading.
+/// request for many stands there too: then it does by the narrow reading. At that of an upgrade which its owner has overtaken
+/// it does by the wide one, as it leaves that with the hold.
 fn stand(model: &mut Model, picture: &Picture, asked: &Waiting, id: u64, reading: Reading) {
     let many = asked.names.len() > 1;
     let wait = Wait {
@@ -258,13 +259,14 @@ fn stand(model: &mut Model, picture: &Picture, asked: &Waiting, id: u64, reading
     for name in &asked.names {
         let (row, owner) = (&picture.rows[name], text(&asked.owner));
         let holds = row.holders.iter().any(|hold| hold.owner == asked.owner);
-        let weaker = weaker(row, &asked.owner, asked.limit);
-        if many && holds && !weaker && reading == Reading::Wide {
+        let overtaken = many && reading == Reading::Wide && overtaken(row, &asked.owner);
+        let upgrades = overtaken || weaker(row, &asked.owner, asked.limit);
+        if many && holds && !upgrades && reading == Reading::Wide {
             continue;
         }
         let lock = model.locks.entry(key_of(name)).or_default();
         let upgrade = lock.upgrade.as_mut();
-        let upgrade = upgrade.filter(|place| weaker && place.owner == owner);
+        let upgrade = upgrade.filter(|place| upgrades && place.owner == owner);
         let mut queue = lock.queue.iter_mut();
         if let Some(place) = upgrade.or_else(|| queue.find(|place| place.owner == owner)) {
             place.waits.push(wait.clone());
@@ -281,6 +283,12 @@ fn stand(model: &mut Model, picture: &Picture, asked: &Waiting, id: u64, reading
             limit: wide(asked.limit),
         });
     }
+}
+
+/// Whether the owner waits to upgrade this lock, and has had the stricter limit by another request meanwhile.
+fn overtaken(row: &Row, owner: &[u8]) -> bool {
+    let upgrade = row.upgrade.as_ref().filter(|place| place.owner == owner);
+    upgrade.is_some_and(|place| !weaker(row, owner, place.limit))
 }
 
 /// Whether the owner holds this lock with a weaker limit.

@@ -564,6 +564,7 @@ impl World {
 
     fn begin(&mut self) {
         self.primary.primary = true;
+        self.primary.keys.ended = self.ended.clone();
         self.engine().promote();
         // The server tells everyone who was blocked that it is over.
         self.waits.clear();
@@ -900,6 +901,8 @@ impl Server {
                 }
             }
             Op::Restore(name, bytes) => {
+                let replaced = self.keys.values.remove(name);
+                self.lost(replaced, now);
                 self.bring(name, bytes, None, now);
                 self.look_again(name, true);
             }
