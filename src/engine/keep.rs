@@ -5,7 +5,7 @@ use super::line::{Place, Request, RequestId};
 use super::lock::Hold;
 use super::many::Next;
 use super::requests::Stand;
-use super::serve::{stands, CLEARED_A_STEP};
+use super::serve::{shorten, stands, CLEARED_A_STEP};
 use super::sessions::{Session, Sessions};
 use super::{
     Engine, Entry, Event, Grant, Keyspace, Limit, Message, Millis, Name, NameRef, Now, Outcome,
@@ -279,19 +279,20 @@ impl Engine {
 
     fn end_session(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, session: &Session) {
         let name = session.name.lend();
-        if let Ok(entry) = self.settled(keys, now, name) {
-            if held(entry, &session.owner, Some(token)).is_ok() {
-                end(
-                    entry,
-                    &mut self.sessions,
-                    &session.owner,
-                    token,
-                    End::Session,
-                );
-                self.counters.ended(End::Session, token, now);
-                self.rewatch(entry, now, name);
-                self.follow_up(keys, now);
-            }
+        if !self.watches(name) {
+            drop(self.settled(keys, now, name));
+        }
+        let entry = keys.entry(name);
+        if let Some(end) = entry.ends.take() {
+            shorten(entry, end);
+        }
+        let lives = |hold: Hold| hold.deadline > now.ms();
+        if held(entry, &session.owner, Some(token)).is_ok_and(lives) {
+            let owner = &session.owner;
+            end(entry, &mut self.sessions, owner, token, End::Session);
+            self.counters.ended(End::Session, token, now);
+            // Served when all has gone that the connection held: what else it holds is not to be counted on.
+            self.mark(&session.name);
         }
         self.sessions.untie(token);
         // An owner that could act through this connection may have become part of a circle.

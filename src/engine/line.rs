@@ -8,7 +8,7 @@ use super::index::Index;
 use super::order::Order;
 use super::roster::Roster;
 use super::stakes::Stakes;
-use super::{Limit, Millis, Name, NameRef};
+use super::{Limit, Millis, Name, NameRef, Now};
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -266,9 +266,18 @@ impl Line {
 /// The number that the waiting upgrade goes by: before every other.
 pub const UPGRADE: u64 = 0;
 
-/// The numbers below this are those of places ahead of the queue. No ticket has one, also none that is brought by RENAME
-/// later: a ticket's number is what the clock showed in microseconds, and that passed this in the second hour of 1970.
+/// The numbers below this are those of places ahead of the queue: before all tickets, also before those that are brought by
+/// RENAME later. All other numbers are what the clock showed in microseconds, and that passed this in the second hour of
+/// 1970. A ticket has one of these only if its owner has asked for it at a place that it was given ahead of the queue.
 const QUEUED: u64 = 1 << 32;
+
+/// Since when a ticket is there that goes by this number. One ahead of the queue does not tell.
+pub fn arrived(number: u64, now: Now) -> Millis {
+    match number {
+        0..QUEUED => now.ms(),
+        number => (number / 1000).min(now.ms()),
+    }
+}
 
 /// All lines, by database and key.
 ///

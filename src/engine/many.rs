@@ -395,6 +395,11 @@ impl Engine {
 
     /// Grants a waiting request for many locks if each of them could be granted by itself now.
     fn serve_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
+        if self.freshen_many(keys, now, id) {
+            // Others may have their turn by that, and have asked before.
+            self.next.insert(Next::Many(id));
+            return;
+        }
         let Some(Stand::Many(many)) = self.requests.get(id) else {
             return;
         };
@@ -413,6 +418,24 @@ impl Engine {
             }
         }
         self.grant_waiting_many(keys, now, id, &locks, &ask);
+    }
+
+    /// Brings those locks of a request up to date that are not: what it is told must not depend on which of them was settled
+    /// first. Gives whether any was brought up to date by that.
+    fn freshen_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
+        let (mut nth, mut moved) = (0, false);
+        while let Some(name) = self.requests.many_mut(id).and_then(|many| {
+            let (name, _) = many.locks.get(nth)?;
+            Some(name.clone())
+        }) {
+            nth += 1;
+            if !self.is_settled(keys.entry(name.lend()), now, name.lend()) {
+                self.settle(keys, now, name.lend());
+                // One that has to stand still, or has too many to grant for one step, is no further than before.
+                moved |= self.is_settled(keys.entry(name.lend()), now, name.lend());
+            }
+        }
+        moved
     }
 
     /// Whether one of many locks could be granted by itself: the place heads the queue, or the owner holds the lock.

@@ -404,6 +404,8 @@ pub struct Engine {
     sessions: Sessions,
     stakes: StakeIndex,
     places: usize,
+    // How many lines are stale.
+    stale: usize,
     dirty: VecDeque<Name>,
     // What a settlement has made possible elsewhere: worked off before the event ends.
     next: BTreeSet<Next>,

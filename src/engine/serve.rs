@@ -8,7 +8,7 @@ use super::change::{Change, End};
 use super::counters::Counters;
 use super::deadline::Due;
 use super::keep::{end, tell, Departed, Recipient};
-use super::line::{Line, Place, Request, RequestId, UPGRADE};
+use super::line::{arrived, Line, Place, Request, RequestId, UPGRADE};
 use super::lock::{Hold, Lock};
 use super::many::Next;
 use super::requests::Stand;
@@ -16,6 +16,7 @@ use super::sessions::Sessions;
 use super::stakes::Stake;
 use super::{Engine, Entry, Event, Keyspace, Millis, Name, NameRef, Now, Outcome, Token};
 use crate::error::Error;
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 
@@ -36,7 +37,61 @@ impl Engine {
     /// Brings a lock up to date: ends leases that have run out, drops lapsed tickets, grants the head of the queue while
     /// that is compatible, and keeps the watch over the lock's deadlines.
     pub(super) fn settle(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
+        if self.abuts(name) {
+            self.reconcile_beside(keys, now, name);
+        }
         self.settle_entry(keys.entry(name), now, name);
+    }
+
+    /// Whether what is served here may change the line of another lock whose value came or went behind its back. Mostly no line
+    /// is like that, and this one is not looked up.
+    #[inline]
+    fn abuts(&self, name: NameRef) -> bool {
+        let shared = |line: &Line| {
+            let wanted = line.many > 0 || !line.entering.is_empty();
+            self.stale > usize::from(line.stale) && wanted
+        };
+        self.stale > 0 && self.lines.get(name).is_some_and(shared)
+    }
+
+    /// Reconciles the lines of all locks that are wanted together with this one. Whoever leaves this queue leaves theirs: had
+    /// they not been looked at before, it would depend on which lock is settled first who was there when the value changed.
+    #[cold]
+    fn reconcile_beside(&mut self, keys: &mut impl Keyspace, now: Now, name: NameRef) {
+        let Some(line) = self.lines.get(name) else {
+            return;
+        };
+        let requests = line.in_order().flat_map(|(_, place)| &place.requests);
+        let parts = requests.filter(|request| request.many);
+        let ids = parts
+            .map(|request| request.id)
+            .chain(line.entering.iter().copied());
+        let mut beside = BTreeSet::new();
+        for id in ids {
+            if let Some(Stand::Many(many)) = self.requests.get(id) {
+                let names = many.locks.iter().map(|(name, _)| name);
+                let stale = names.filter(|name| self.is_stale(name.lend()));
+                beside.extend(stale.cloned());
+            }
+        }
+        for name in beside {
+            let entry = keys.entry(name.lend());
+            // Who waits under a key of another type is told so when that lock is settled.
+            if !entry.foreign {
+                self.reconcile(entry, now, name.lend());
+            }
+        }
+    }
+
+    fn is_stale(&self, name: NameRef) -> bool {
+        self.lines.get(name).is_some_and(|line| line.stale)
+    }
+
+    /// Notes that the value at this key may have been replaced behind the line's back.
+    fn distrust(&mut self, name: &Name) {
+        let line = self.lines.make(name);
+        self.stale += usize::from(!line.stale);
+        line.stale = true;
     }
 
     /// The same for an entry that is at hand.
@@ -134,6 +189,7 @@ impl Engine {
     /// Takes a line out, and what other indexes know of it.
     fn drop_line(&mut self, name: NameRef) -> Option<Line> {
         let mut line = self.lines.remove(name)?;
+        self.stale -= usize::from(line.stale);
         if let Some(due) = line.lease.take() {
             self.deadlines.remove(due);
         }
@@ -252,10 +308,9 @@ impl Engine {
     /// The value at this key may have been removed, replaced or brought: it is looked at again. With nobody queued
     /// here and nothing to watch this costs one look.
     pub fn note(&mut self, name: &Name) {
-        let line = self.lines.make(name);
-        line.stale = true;
+        self.distrust(name);
         // What was said of the value that was here does not hold for the next.
-        line.ends = None;
+        self.lines.make(name).ends = None;
         self.mark(name);
     }
 
@@ -329,17 +384,22 @@ impl Engine {
         keys.entry(name)
     }
 
-    /// Whether a settlement of this lock would change nothing: it has been settled since anything has happened to it, and no
-    /// lease has run out.
+    /// Whether a settlement of this lock would change nothing, here or elsewhere.
     fn rests(&self, entry: &Entry, now: Now, name: NameRef) -> bool {
+        self.leaving.is_empty()
+            && !self.held_back
+            && self.is_settled(entry, now, name)
+            && !self.abuts(name)
+    }
+
+    /// Whether this lock has been settled since anything has happened to it, and no lease has run out.
+    pub(super) fn is_settled(&self, entry: &Entry, now: Now, name: NameRef) -> bool {
         let settled = |line: &Line| {
             let pending = line.dirty || line.stale || line.closed || line.ends.is_some();
             !pending && line.lapsed.is_empty()
         };
         let lapsed = |lock: &Lock| lock.ended(now.ms()).is_some();
         self.lines.get(name).is_some_and(settled)
-            && self.leaving.is_empty()
-            && !self.held_back
             && !entry.foreign
             && entry.ends.is_none()
             && !entry.lock.as_deref().is_some_and(lapsed)
@@ -368,7 +428,7 @@ impl Engine {
         let watch = lock.is_some_and(|lock| lock.needs_watch() && !lock.is_empty());
         let known = self.lines.get(name).is_some();
         if watch && !known {
-            self.lines.make(&name.keep()).stale = true;
+            self.distrust(&name.keep());
         } else if known && !watch && self.lines.get(name).is_some_and(Line::is_empty) {
             self.drop_line(name);
         }
@@ -404,8 +464,9 @@ impl Engine {
         self.wakes.clear();
         self.places = 0;
         self.held_back = false;
+        self.stale = 0;
         for name in names {
-            self.lines.make(&name).stale = true;
+            self.distrust(&name);
         }
     }
 
@@ -464,6 +525,7 @@ impl Engine {
             return;
         };
         line.stale = false;
+        self.stale -= 1;
         if !line.is_empty() {
             // The holders may be others than those that a wait was found to end with.
             self.suspects.insert(name.keep());
@@ -502,35 +564,38 @@ impl Engine {
                 .collect(),
             None => Vec::new(),
         };
-        for (number, ticket) in brought {
-            if line.number_of(&ticket.owner) == Some(number) {
+        for (brought, ticket) in brought {
+            let stands = line.number_of(&ticket.owner);
+            if stands == Some(brought) {
                 continue;
             }
-            self.clock.observe(number, now);
+            self.clock.observe(brought, now);
+            let taken = line.place(brought).is_some();
+            if stands.is_some() || taken {
+                entry.commit(&Change::Unticket { number: brought });
+            }
+            if stands.is_some() {
+                // One place an owner.
+                continue;
+            }
+            let number = if taken { self.clock.next(now) } else { brought };
             let claim = ticket.claim.min(self.policy.max_claim_ms);
             let window = claim.max(self.policy.claim_window_ms);
             let until = now.ms().saturating_add(window);
             let mut place = Place {
                 owner: Rc::from(ticket.owner),
                 limit: ticket.limit,
-                since: (number / 1000).min(now.ms()),
+                since: arrived(brought, now),
                 ticket: None,
                 requests: Vec::new(),
             };
             place.set_claim(claim);
             place.keep_until(until, &name.keep(), number, &mut self.deadlines);
-            let due = place.ticket.as_ref().and_then(|ticket| ticket.window);
             if line.insert(number, place) {
                 self.places += 1;
-                if claim != ticket.claim {
-                    recreate(entry, line, number);
-                }
-            } else {
-                // The owner stands here already, or the number is taken: one place an owner.
-                if let Some(due) = due {
-                    self.deadlines.remove(due);
-                }
-                entry.commit(&Change::Unticket { number });
+            }
+            if taken || claim != ticket.claim {
+                recreate(entry, line, number);
             }
         }
     }
@@ -813,7 +878,7 @@ fn ended(entry: &Entry, now: Millis) -> Option<(Box<[u8]>, Token)> {
 
 /// Bounds the leases of a value by something from outside.
 #[cold]
-fn shorten(entry: &mut Entry, latest: Millis) {
+pub(super) fn shorten(entry: &mut Entry, latest: Millis) {
     let Some(lock) = &entry.lock else { return };
     let beyond: Vec<Box<[u8]>> = lock
         .holds()

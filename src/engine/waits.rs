@@ -64,7 +64,6 @@ struct LockNode<'e> {
 }
 
 struct OwnerNode {
-    owner: u64,
     // Its waits stand together.
     waits: Range<usize>,
     acts: bool,
@@ -78,7 +77,12 @@ struct WaitNode {
     // Mostly one, which needs no room of its own then.
     target: Option<Target>,
     others: Vec<Target>,
+    // It waits no longer.
     granted: bool,
+    // It was not granted, but left: an upgrade whose hold was given back.
+    left: bool,
+    // Its owner could act before it was granted.
+    late: bool,
 }
 
 impl WaitNode {
@@ -158,8 +162,14 @@ impl Engine {
         if !self.policy.deadlock_detection {
             return Ok(());
         }
-        // By a ticket that nobody was there for it may stand before those that it waits for elsewhere.
-        let returns = wanted.len() > 1 && wanted.iter().any(|(_, number)| number.is_some());
+        // By a ticket that nobody was there for it may stand before those that it waits for: elsewhere, or here if their
+        // hold came by RENAME.
+        let absent = |(name, number): &(NameRef, Option<u64>)| {
+            let place = number.and_then(|number| self.lines.get(*name)?.place(number));
+            place.is_some_and(|place| place.requests.is_empty())
+        };
+        let joins = wanted.len() > 1 && wanted.iter().any(|(_, number)| number.is_some());
+        let returns = joins || wanted.iter().any(absent);
         // It may block the connection by which another owner could have acted.
         if !(returns || self.suspicious() || self.has_stake(keys, ask.owner)) {
             return Ok(());
@@ -463,7 +473,6 @@ impl<'e> Graph<'e> {
         // Of several waits one may end, and the owner could act by its connection; or time runs out for that one.
         self.relied |= waits.len() > 1;
         self.owners.push(OwnerNode {
-            owner,
             acts: waits.is_empty(),
             waits,
         });
@@ -554,6 +563,8 @@ impl<'e> Graph<'e> {
             target,
             others,
             granted: false,
+            left: false,
+            late: false,
         });
     }
 
@@ -687,14 +698,17 @@ impl<'e> Graph<'e> {
                 if self.waits.get(at).map_or(true, |wait| wait.granted) {
                     continue;
                 }
-                if !self.gives_up(at) && self.obstacle(engine, at)?.is_some() {
+                let stands = self.obstacle(engine, at)?.is_some();
+                let left = stands && self.gives_up(at);
+                if stands && !left {
                     continue;
                 }
                 moved = true;
                 if let Some(wait) = self.waits.get_mut(at) {
                     wait.granted = true;
+                    wait.left = left;
                     if let Some(node) = self.owners.get_mut(wait.owner) {
-                        node.acts = true;
+                        wait.late = std::mem::replace(&mut node.acts, true);
                     }
                 }
             }
@@ -704,13 +718,22 @@ impl<'e> Graph<'e> {
         }
     }
 
-    /// Whether a wait ends as its owner can act: an upgrade goes with the hold that is given back.
+    /// Whether a wait ends as its owner can act: an upgrade goes with the hold that is given back, unless another request at
+    /// its place was granted, and took that with it.
     fn gives_up(&self, wait: usize) -> bool {
-        let upgrades = |wait: &WaitNode| {
-            let mut targets = wait.targets();
-            targets.any(|target| target.number == UPGRADE) && self.acts(wait.owner)
+        let Some(wait) = self.waits.get(wait).filter(|wait| self.acts(wait.owner)) else {
+            return false;
         };
-        self.waits.get(wait).is_some_and(upgrades)
+        let mut own = wait.targets().filter(|target| target.number == UPGRADE);
+        own.any(|own| {
+            let here = |target: &Target| (target.lock, target.number) == (own.lock, UPGRADE);
+            let waits = self.owners.get(wait.owner).map(|node| node.waits.clone());
+            let mut waits = waits
+                .and_then(|waits| self.waits.get(waits))
+                .into_iter()
+                .flatten();
+            !waits.any(|other| other.granted && !other.left && other.targets().any(here))
+        })
     }
 
     /// What keeps a wait from being granted as things stand, if anything does: the first place that is blocked, and by what.
@@ -781,10 +804,15 @@ impl<'e> Graph<'e> {
             let stands = if place.requests.is_empty() || ends() {
                 false
             } else if place.only_many() && !alone {
-                // The first of them that is granted takes the place with it.
-                let served = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
-                let ids = place.requests.iter().map(|request| self.node(request.id));
-                !ids.chain(joins.map(Some)).any(served)
+                // The first of them that is granted takes the place with it, and the last one that leaves.
+                let waits = || {
+                    let ids = place.requests.iter().map(|request| self.node(request.id));
+                    ids.chain(joins.map(Some))
+                };
+                let over = |wait: Option<&WaitNode>| wait.map_or(true, |wait| wait.granted);
+                let served =
+                    |wait: Option<&WaitNode>| over(wait) && wait.map_or(true, |wait| !wait.left);
+                !waits().any(served) && !waits().all(over) && !self.served_late(engine, line, place)
             } else {
                 let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
                 let owner = owner.copied().unwrap_or(usize::MAX);
@@ -797,6 +825,18 @@ impl<'e> Graph<'e> {
         }
         self.steps_left = self.steps_left.checked_sub(steps).ok_or(TooFar)?;
         Ok(found)
+    }
+
+    /// Whether a place goes with another request of its owner, which counts on the hold: as that was given back before, the
+    /// request has come to share the place.
+    fn served_late(&self, engine: &'e Engine, line: &Line, place: &Place) -> bool {
+        if line.entering.is_empty() {
+            return false;
+        }
+        let owner = self.owner_at.get(&engine.requests.hash(&place.owner));
+        let waits = owner.and_then(|at| self.waits.get(self.owners.get(*at)?.waits.clone()));
+        let shares = |wait: &WaitNode| wait.late && !wait.left && line.entering.contains(&wait.id);
+        waits.into_iter().flatten().any(shares)
     }
 
     fn node(&self, id: RequestId) -> Option<&WaitNode> {
@@ -825,7 +865,8 @@ impl<'e> Graph<'e> {
         (!strictest.allows(count + 1)).then_some(*first)
     }
 
-    /// Follows what blocks what until an owner comes up a second time.
+    /// Follows what blocks what until a wait comes up a second time. Not an owner: what another of its waits stands in the
+    /// way of is no part of this circle.
     fn trace(&mut self, engine: &'e Engine, asked: usize) -> Result<Vec<Step>, TooFar> {
         let mut steps: Vec<Step> = Vec::new();
         let mut seen: ByNumber<usize> = ByNumber::default();
@@ -834,9 +875,8 @@ impl<'e> Graph<'e> {
             let Some(wait) = self.waits.get(at) else {
                 return Ok(steps);
             };
-            let (id, owner) = (wait.id, wait.owner);
-            let hash = self.owners.get(owner).map_or(0, |node| node.owner);
-            if let Some(first) = seen.insert(hash, steps.len()) {
+            let id = wait.id;
+            if let Some(first) = seen.insert(id, steps.len()) {
                 return Ok(steps.split_off(first));
             }
             let Some((target, blocker)) = self.obstacle(engine, at)? else {
@@ -887,7 +927,6 @@ impl<'e> Graph<'e> {
             Some(owner) => *owner,
             None => {
                 self.owners.push(OwnerNode {
-                    owner: hash,
                     waits: 0..0,
                     acts: false,
                 });

@@ -37,6 +37,40 @@ pub fn verdict(model: &Model, request: &Request, keys: &[String]) -> Option<bool
 
 /// The waits that can never end.
 pub fn stuck(model: &Model, reading: Reading) -> BTreeSet<u64> {
+    played(model, reading).waits().map(|wait| wait.id).collect()
+}
+
+/// Whether this wait is the youngest of a circle: what it waits for comes back to it by waits that are no younger.
+pub fn is_youngest(model: &Model, id: u64) -> bool {
+    let left = played(model, Reading::Narrow);
+    let (mut seen, mut next) = (BTreeSet::new(), vec![id]);
+    while let Some(at) = next.pop() {
+        let older = blockers(&left, at).into_iter().filter(|by| *by <= id);
+        next.extend(older.filter(|by| seen.insert(*by)));
+    }
+    seen.contains(&id)
+}
+
+/// The waits of those who keep this one from being granted: of holders, and at places before it.
+fn blockers(left: &Model, id: u64) -> BTreeSet<u64> {
+    let mut by = BTreeSet::new();
+    for lock in left.locks.values() {
+        let its = |place: &Place| place.waits.iter().any(|wait| wait.id == id);
+        for (at, place) in lock.in_order().enumerate().filter(|(_, place)| its(place)) {
+            let before = lock.in_order().take(at).flat_map(|place| &place.waits);
+            by.extend(before.map(|wait| wait.id));
+            let free = lock.compatible(&place.owner, place.limit);
+            let others = lock.holds.iter().filter(|hold| hold.owner != place.owner);
+            for other in others.filter(|_| !free) {
+                by.extend(waits_of(left, &other.owner).iter().map(|wait| wait.id));
+            }
+        }
+    }
+    by
+}
+
+/// What is left when nothing moves any more.
+fn played(model: &Model, reading: Reading) -> Model {
     let mut play = Play {
         then: model.clone(),
         model,
@@ -47,7 +81,7 @@ pub fn stuck(model: &Model, reading: Reading) -> BTreeSet<u64> {
     // Whether they are told makes no difference here.
     play.then.cut.clear();
     while play.goes_on() {}
-    play.then.waits().map(|wait| wait.id).collect()
+    play.then
 }
 
 /// What comes of it if all who can act give back what they hold.
@@ -193,7 +227,10 @@ fn stage(picture: &Picture, reading: Reading) -> Model {
     };
     for (name, row) in &picture.rows {
         let lock = model.locks.entry(key_of(name)).or_default();
-        lock.holds = row.holders.iter().map(hold).collect();
+        // Not told apart by their tokens: RESTORE can bring one to two locks.
+        let holds = row.holders.iter().zip(model.grants_made + 1..);
+        lock.holds = holds.map(|(seen, grant)| hold(seen, grant)).collect();
+        model.grants_made += row.holders.len() as u64;
         lock.upgrade = row.upgrade.as_ref().map(|seen| place(seen, 0));
         let queue = row.queue.iter().zip(1..);
         lock.queue = queue.map(|(seen, at)| place(seen, at)).collect();
@@ -205,7 +242,8 @@ fn stage(picture: &Picture, reading: Reading) -> Model {
 }
 
 /// Puts a request where it stands. Where its owner has a place for a lock that it also holds it is not seen whether a
-/// request for many stands there too: then it does by the narrow reading.
+/// request for many stands there too: then it does by the narrow reading. At that of an upgrade which its owner has overtaken
+/// it does by the wide one, as it leaves that with the hold.
 fn stand(model: &mut Model, picture: &Picture, asked: &Waiting, id: u64, reading: Reading) {
     let many = asked.names.len() > 1;
     let wait = Wait {
@@ -221,13 +259,14 @@ fn stand(model: &mut Model, picture: &Picture, asked: &Waiting, id: u64, reading
     for name in &asked.names {
         let (row, owner) = (&picture.rows[name], text(&asked.owner));
         let holds = row.holders.iter().any(|hold| hold.owner == asked.owner);
-        let weaker = weaker(row, &asked.owner, asked.limit);
-        if many && holds && !weaker && reading == Reading::Wide {
+        let overtaken = many && reading == Reading::Wide && overtaken(row, &asked.owner);
+        let upgrades = overtaken || weaker(row, &asked.owner, asked.limit);
+        if many && holds && !upgrades && reading == Reading::Wide {
             continue;
         }
         let lock = model.locks.entry(key_of(name)).or_default();
         let upgrade = lock.upgrade.as_mut();
-        let upgrade = upgrade.filter(|place| weaker && place.owner == owner);
+        let upgrade = upgrade.filter(|place| upgrades && place.owner == owner);
         let mut queue = lock.queue.iter_mut();
         if let Some(place) = upgrade.or_else(|| queue.find(|place| place.owner == owner)) {
             place.waits.push(wait.clone());
@@ -246,16 +285,22 @@ fn stand(model: &mut Model, picture: &Picture, asked: &Waiting, id: u64, reading
     }
 }
 
+/// Whether the owner waits to upgrade this lock, and has had the stricter limit by another request meanwhile.
+fn overtaken(row: &Row, owner: &[u8]) -> bool {
+    let upgrade = row.upgrade.as_ref().filter(|place| place.owner == owner);
+    upgrade.is_some_and(|place| !weaker(row, owner, place.limit))
+}
+
 /// Whether the owner holds this lock with a weaker limit.
 fn weaker(row: &Row, owner: &[u8], limit: Limit) -> bool {
     let mut holders = row.holders.iter();
     holders.any(|hold| hold.owner == owner && limit < hold.limit)
 }
 
-fn hold(seen: &picture::Holder) -> Hold {
+fn hold(seen: &picture::Holder, grant: u64) -> Hold {
     Hold {
         owner: text(&seen.owner),
-        grant: seen.token,
+        grant,
         since: 0,
         holds: 1,
         deadline: Millis::MAX,

@@ -58,6 +58,8 @@ pub enum Fault {
     FalseAlarm,
     /// A wait that could be granted some time is ended as a deadlock.
     WrongVictim,
+    /// A circle is broken by the wait of it that is the oldest.
+    OldestVictim,
     /// A place that stands before one of a request for many locks vanishes, so that this passes it.
     PassedOver,
     /// A request for many locks leaves a place behind when its time is up.
@@ -81,6 +83,7 @@ impl Fault {
                 | Fault::Blind
                 | Fault::FalseAlarm
                 | Fault::WrongVictim
+                | Fault::OldestVictim
                 | Fault::PassedOver
                 | Fault::LeftBehind
         )

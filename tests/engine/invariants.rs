@@ -161,7 +161,7 @@ fn nobody_idle(name: &Name, after: &Picture) -> Result<(), Broken> {
         let head = row.upgrade.as_ref().or(row.queue.first())?;
         Some((row, head)).filter(|(_, head)| head.present)
     };
-    let Some((_, first)) = head(name) else {
+    let Some((row, first)) = head(name) else {
         return Ok(());
     };
     let free = |name: &Name| match head(name) {
@@ -173,23 +173,26 @@ fn nobody_idle(name: &Name, after: &Picture) -> Result<(), Broken> {
             row.holders.iter().any(mine) && !queued
         }),
     };
-    let mut waits = after.waits_at(name, &first.owner).peekable();
+    // Of a holder who waits to upgrade the lock and stands in the queue, too, it is not seen which request is where.
+    let twice = row.upgrade.is_some() && row.queue.iter().any(|place| place.owner == first.owner);
+    let waits = after.waits_at(name, &first.owner);
+    let waits: Vec<_> = waits
+        .filter(|wait| wait.names.len() > 1 || !twice)
+        .collect();
     // Alone among all that wait there, those who ask for other locks as well need those too.
-    let alone = waits.peek().is_none()
-        || after
-            .waits_at(name, &first.owner)
-            .any(|wait| wait.names.len() == 1);
+    let alone = waits.is_empty() || waits.iter().any(|wait| wait.names.len() == 1);
     let idle = match alone {
         true => free(name),
-        false => waits.any(|wait| wait.names.iter().all(free)),
+        false => waits.iter().any(|wait| wait.names.iter().all(free)),
     };
     if idle {
         return broken(
             Rule::NobodyIdle,
             format!(
-                "{} waits for {}, which is free",
+                "{} waits for {}, which is free\n{}",
                 shown(&first.owner),
-                label(name)
+                label(name),
+                after.queues()
             ),
         );
     }

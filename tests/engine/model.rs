@@ -181,7 +181,7 @@ impl Lock {
     }
 
     /// The rule of granting.
-    fn compatible(&self, owner: &str, limit: usize) -> bool {
+    pub fn compatible(&self, owner: &str, limit: usize) -> bool {
         let others: Vec<&Hold> = self
             .holds
             .iter()
@@ -299,9 +299,13 @@ impl Model {
         let (arrival, now) = (self.arrivals, self.now);
         let lock = self.lock(key);
         if lock.queue.iter().all(|place| place.owner != owner) {
-            let front = lock.queue.first().map(|place| place.arrival - 1);
-            let front = front.filter(|_| lock.hold(owner).is_some());
-            let place = Place::new(owner, limit, now, front.unwrap_or(arrival));
+            // Before all others: also before tickets that are older, and come by RENAME later.
+            let front = lock.queue.first().map_or(0, |place| place.arrival.min(0));
+            let arrival = match lock.hold(owner) {
+                Some(_) => front - 1,
+                None => arrival,
+            };
+            let place = Place::new(owner, limit, now, arrival);
             lock.queue.push(place);
             lock.queue.sort_by_key(|place| place.arrival);
         }
@@ -655,19 +659,13 @@ impl Model {
         self.depart(|wait| wait.id == id);
     }
 
-    /// A connection ends: it waits no longer, and its sessions end one after the other, the oldest first.
+    /// A connection ends: it waits no longer, and all its sessions end, before anybody is served.
     pub fn dies(&mut self, client: u64) {
-        self.depart(|wait| wait.client == client);
-        let its = |hold: &&Hold| hold.session == Some(client);
-        while let Some(oldest) = {
-            let holds = self.locks.values().flat_map(|lock| &lock.holds);
-            holds.filter(its).map(|hold| hold.grant).min()
-        } {
-            for lock in self.locks.values_mut() {
-                lock.holds.retain(|hold| hold.grant != oldest);
-            }
-            self.settle();
+        self.leave(|wait| wait.client == client);
+        for lock in self.locks.values_mut() {
+            lock.holds.retain(|hold| hold.session != Some(client));
         }
+        self.settle();
         self.cut.remove(&client);
         self.ended.insert(client);
     }
@@ -836,6 +834,8 @@ impl Model {
             .collect();
         lock.queue.retain(|place| !place.waits.is_empty());
         let (now, window) = (self.now, self.claim_window);
+        self.arrivals += 1;
+        let fresh = self.arrivals;
         let lock = self.lock(to);
         lock.foreign = foreign;
         lock.holds = holds;
@@ -850,8 +850,16 @@ impl Model {
         for ticket in tickets {
             if lock.queue.iter().all(|place| place.owner != ticket.owner) {
                 let kept_until = Some(now + ticket.claim.unwrap_or(0).max(window));
+                // A place ahead of the queue does not tell since when it is there, and another may be at it.
+                let ahead = ticket.arrival < 0;
+                let taken = lock
+                    .queue
+                    .iter()
+                    .any(|place| place.arrival == ticket.arrival);
                 lock.queue.push(Place {
                     kept_until,
+                    since: if ahead { now } else { ticket.since },
+                    arrival: if taken { fresh } else { ticket.arrival },
                     waits: Vec::new(),
                     ..ticket
                 });

@@ -114,7 +114,7 @@ impl Picture {
             ended: world.ended.clone(),
             event: world.event,
             grants: std::mem::take(&mut world.grants),
-            answers: std::mem::take(&mut world.answers),
+            answers: world.take_answers(),
             stale: std::mem::take(&mut world.stale),
             over: std::mem::take(&mut world.over),
             refused: std::mem::take(&mut world.refused),
@@ -129,8 +129,9 @@ impl Picture {
         let mut lines = Vec::new();
         for (name, row) in &self.rows {
             let holders = row.holders.iter().map(|hold| {
-                let limit = hold.limit.to_wire();
-                format!("{} ({limit}, by {})", text(&hold.owner), hold.client)
+                let (limit, tied) = (hold.limit.to_wire(), hold.session);
+                let tied = tied.map_or(String::new(), |client| format!(", tied to {client}"));
+                format!("{} ({limit}, by {}{tied})", text(&hold.owner), hold.client)
             });
             let places = row.upgrade.iter().chain(&row.queue).map(|place| {
                 let there = if place.present { "" } else { ", absent" };

@@ -135,9 +135,10 @@ impl Server {
         self.keys
             .values
             .insert(name.clone(), Value::Lock(lock, ttl));
-        let entry = self.keys.entry(name.lend());
-        self.engine.follow(name.lend(), entry);
-        self.keys.close();
+        // A server that decides looks at it by itself.
+        if !self.primary {
+            self.look_again(name, true);
+        }
     }
 
     /// A value may have come to (`brought`) or gone from a key in a way that the engine has not seen.

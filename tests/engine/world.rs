@@ -75,6 +75,8 @@ pub struct World {
     pub looked: bool,
     /// Whether the operator wants deadlocks to be detected.
     pub detection: bool,
+    /// How many locks one step of a settlement comes to.
+    pub step: usize,
     /// A fault that is planted in this fixture, to see that it is found.
     pub fault: Option<Fault>,
     /// Every lock that there ever was.
@@ -182,6 +184,7 @@ impl World {
             unasked: Vec::new(),
             looked: false,
             detection,
+            step: 16,
             fault: None,
             known: BTreeSet::new(),
             last_token: 0,
@@ -359,10 +362,22 @@ impl World {
     fn end_another(&mut self) {
         let first = self.waits.keys().next().copied();
         if let Some(id) = first.filter(|_| self.loses(Fault::WrongVictim, first.is_some())) {
-            let now = self.now;
-            self.engine().leave(id, now);
-            self.deliver(id, Outcome::Refused(Error::Deadlock(String::new())));
+            self.end(id);
         }
+    }
+
+    /// Plants a fault: a wait is ended that is the oldest of a circle.
+    pub fn end_as_oldest(&mut self, id: RequestId) {
+        if self.loses(Fault::OldestVictim, self.writable) {
+            self.end(id);
+        }
+    }
+
+    /// A wait is ended as if it were part of a circle.
+    fn end(&mut self, id: RequestId) {
+        let now = self.now;
+        self.engine().leave(id, now);
+        self.deliver(id, Outcome::Refused(Error::Deadlock(String::new())));
     }
 
     /// Plants a fault: who stands before a request for many locks is forgotten.
@@ -549,6 +564,7 @@ impl World {
 
     fn begin(&mut self) {
         self.primary.primary = true;
+        self.primary.keys.ended = self.ended.clone();
         self.engine().promote();
         // The server tells everyone who was blocked that it is over.
         self.waits.clear();
@@ -632,15 +648,20 @@ impl World {
             stuck = !self
                 .primary
                 .engine
-                .settle_dirty(&mut self.primary.keys, now, 16);
+                .settle_dirty(&mut self.primary.keys, now, self.step);
         }
         panic!("settlement does not come to an end");
     }
 
+    /// The answers since this was last called.
+    pub fn take_answers(&mut self) -> Vec<Answered> {
+        self.seen = 0;
+        std::mem::take(&mut self.answers)
+    }
+
     /// Looks whether what was answered in this event is so.
     fn verify(&mut self) {
-        let seen = self.seen.min(self.answers.len());
-        self.seen = self.answers.len();
+        let seen = std::mem::replace(&mut self.seen, self.answers.len());
         let fresh = &self.answers[seen..];
         let lives = |answer: &Answered, name: &Name, token: &Token| {
             let part = (name.clone(), answer.owner.clone());
@@ -880,6 +901,8 @@ impl Server {
                 }
             }
             Op::Restore(name, bytes) => {
+                let replaced = self.keys.values.remove(name);
+                self.lost(replaced, now);
                 self.bring(name, bytes, None, now);
                 self.look_again(name, true);
             }
