@@ -219,15 +219,26 @@ pub fn ask(ctx: *mut Ctx, command: &CStr, word: &CStr) -> Option<String> {
         if reply.is_null() {
             return None;
         }
-        let mut len = 0;
-        let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
-        let text = (!start.is_null()).then(|| {
-            let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
-            String::from_utf8_lossy(bytes).into_owned()
-        });
+        let text = text_of(reply);
         api!(RedisModule_FreeCallReply(reply));
         text
     }
+}
+
+/// The text of a reply, if it is one.
+///
+/// # Safety
+/// `reply` is live, or null.
+unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Option<String> {
+    if reply.is_null() {
+        return None;
+    }
+    let mut len = 0;
+    let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
+    (!start.is_null()).then(|| {
+        let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
+        String::from_utf8_lossy(bytes).into_owned()
+    })
 }
 
 /// What a setting of the server is at; none if it does not have it.
@@ -244,16 +255,7 @@ pub fn setting(ctx: *mut Ctx, setting: &CStr) -> Option<String> {
         if reply.is_null() {
             return None;
         }
-        let mut len = 0;
-        let value = api!(RedisModule_CallReplyArrayElement(reply, 1));
-        let start = match value.is_null() {
-            true => ptr::null(),
-            false => api!(RedisModule_CallReplyStringPtr(value, &mut len)),
-        };
-        let text = (!start.is_null()).then(|| {
-            let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
-            String::from_utf8_lossy(bytes).into_owned()
-        });
+        let text = text_of(api!(RedisModule_CallReplyArrayElement(reply, 1)));
         api!(RedisModule_FreeCallReply(reply));
         text
     }

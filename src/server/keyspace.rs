@@ -32,7 +32,7 @@ pub enum Mode {
 pub enum Origin<'a> {
     /// The module itself, or the server.
     Event,
-    /// A command, and the one key that it names, if it is one.
+    /// A command, and its first word, if it has one: mostly the key. A key of the same bytes spares making a string.
     Command(Option<(*mut Str, &'a [u8])>),
 }
 
