@@ -15,10 +15,12 @@ pub enum Error {
     Deadlock(String),
     /// One of the caps of the configuration is reached; the field names it.
     Full(&'static str),
-    /// The server grants nothing for now (`dlock.quarantine-ms` after a start or promotion).
-    Quarantine,
+    /// The server grants nothing for so many milliseconds yet (`dlock.quarantine-ms` after a start or promotion).
+    Quarantine(u64),
     /// The server grants nothing for now (`dlock.grants no`).
     Draining,
+    /// A newer request of the same owner has taken the place.
+    Replaced,
     /// The key holds something that is not a lock.
     WrongType,
     /// Decisions are made on the primary only.
@@ -58,10 +60,12 @@ impl fmt::Display for Error {
             Error::Fenced => f.write_str("FENCED the lock is not held under this token"),
             Error::Deadlock(circle) => write!(f, "DEADLOCK waiting would never end: {circle}"),
             Error::Full(cap) => write!(f, "QUEUEFULL {cap} is reached"),
-            Error::Quarantine => {
-                f.write_str("QUARANTINE no grants yet: dlock.quarantine-ms since the start or promotion is not over")
-            }
+            Error::Quarantine(left_ms) => write!(
+                f,
+                "QUARANTINE no grants yet: dlock.quarantine-ms since the start or promotion ends in {left_ms} ms"
+            ),
             Error::Draining => f.write_str("QUARANTINE no grants: dlock.grants is no"),
+            Error::Replaced => f.write_str("REPLACED a newer request of the same owner has taken its place"),
             Error::WrongType => f.write_str("WRONGTYPE the key holds a value that is not a lock"),
             Error::ReadOnly => f.write_str("READONLY locks are taken and given back on the primary only"),
             Error::Internal => f.write_str("ERR DLOCK.APPLY is for replication and the AOF only"),

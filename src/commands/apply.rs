@@ -1,6 +1,6 @@
 //! `DLOCK.APPLY`, the internal effect command: how a replica and the AOF take over what a primary has decided.
 
-use super::args::Args;
+use super::table::Given;
 use super::{Call, Reply};
 use crate::engine::{change, Keyspace};
 use crate::error::Error;
@@ -8,18 +8,16 @@ use std::borrow::Cow;
 
 /// Applies an effect: `key [effect]`, by default the usual release. Refused from clients.
 #[inline(never)]
-pub fn run<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
+pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     if !call.caller.is_followed() {
         return Err(Error::Internal);
     }
-    let name = call.name(args)?;
-    let effect = args.next();
-    args.end()?;
+    let name = call.name(given.key());
     let entry = call.keys.entry(name);
     if entry.foreign {
         return Err(Error::WrongType);
     }
-    let effect = match effect {
+    let effect = match given.effect {
         Some(effect) => Cow::Borrowed(effect),
         None => {
             let release = entry.lock.as_deref().and_then(change::usual_release);

@@ -1,9 +1,8 @@
 //! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.GUARD`'s look at the lock, `DLOCK.INFO`, `DLOCK.HELP`.
 
-use super::args::{is, once, unknown, Args};
-use super::table::COMMANDS;
+use super::table::{Given, COMMANDS};
 use super::{Call, Caller, Reply};
-use crate::engine::{HoldView, Keyspace, NameRef, PlaceKind, PlaceView, State, Token, MAX_TOKEN};
+use crate::engine::{HoldView, Keyspace, PlaceKind, PlaceView, State};
 use crate::error::Error;
 
 /// Holders and places that INFO shows where the request does not say.
@@ -11,10 +10,8 @@ const SHOWN: u64 = 100;
 
 /// An owner's hold: `key owner`.
 #[inline(never)]
-pub fn held<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let owner = args.owner()?;
-    args.end()?;
+pub fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
     let now = call.now;
     let (engine, lock) = call.lock(name)?;
     Ok(match engine.held(lock, now, owner) {
@@ -29,24 +26,19 @@ pub fn held<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, E
 
 /// Whether a token still holds: `key token`.
 #[inline(never)]
-pub fn check<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let token = args.integer("token", 0..=MAX_TOKEN - 1)?;
-    args.end()?;
-    live(call, name, token).map(|()| Reply::Ok)
+pub fn check<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    live(call, given).map(|()| Reply::Ok)
 }
 
 /// Whether a token still holds, so that a command may run: `key token command [arg ...]`.
 #[inline(never)]
-pub fn guard<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let token = args.integer("token", 0..=MAX_TOKEN - 1)?;
-    args.word()?;
-    live(call, name, token).map(|()| Reply::Run)
+pub fn guard<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    live(call, given).map(|()| Reply::Run)
 }
 
 /// Whether the lock is held under this token; one that is not is counted.
-fn live<K: Keyspace>(call: &mut Call<K>, name: NameRef, token: Token) -> Result<(), Error> {
+fn live<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<(), Error> {
+    let (name, token) = (call.name(given.key()), given.token.unwrap_or(0));
     let now = call.now;
     let (engine, lock) = call.lock(name)?;
     let checked = engine.check(lock, now, token);
@@ -56,17 +48,9 @@ fn live<K: Keyspace>(call: &mut Call<K>, name: NameRef, token: Token) -> Result<
 
 /// What there is to see of a lock: `key [COUNT n]`.
 #[inline(never)]
-pub fn info<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let mut count = None;
-    while let Some(word) = args.next() {
-        if !is(word, "COUNT") {
-            return Err(unknown(word));
-        }
-        let most = args.integer("COUNT", 0..=i64::MAX as u64)?;
-        once(&mut count, "COUNT", most)?;
-    }
-    let most = usize::try_from(count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+pub fn info<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let name = call.name(given.key());
+    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     let (now, caller) = (call.now, call.caller);
     let (engine, lock) = call.lock(name)?;
     let Some(view) = engine.view(lock, now, name, most) else {
@@ -152,13 +136,12 @@ fn connection(client: u64, caller: &dyn Caller) -> (u64, Vec<(&'static str, Repl
 
 /// The commands: a line for what each takes, and one for what it does.
 #[inline(never)]
-pub fn help(args: &mut Args) -> Result<Reply, Error> {
-    args.end()?;
+pub fn help() -> Reply {
     let lines = COMMANDS.iter().filter(|spec| !spec.internal());
-    Ok(Reply::Array(
+    Reply::Array(
         lines
             .flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)])
             .map(|line| Reply::Bulk(line.into()))
             .collect(),
-    ))
+    )
 }

@@ -1,6 +1,6 @@
 //! `DLOCK.STATS`, `DLOCK.TOP`, and the numbers that INFO shows: one list for all of them.
 
-use super::args::{is, once, unknown, Args};
+use super::table::Given;
 use super::{Call, Census, Reply};
 use crate::engine::counters::Hot;
 use crate::engine::{Engine, Keyspace};
@@ -126,19 +126,12 @@ pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
 
 /// Every number: `[RESET]`, which begins them anew once they have been read.
 #[inline(never)]
-pub fn stats<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let mut reset = None;
-    while let Some(word) = args.next() {
-        if !is(word, "RESET") {
-            return Err(unknown(word));
-        }
-        once(&mut reset, "RESET", ())?;
-    }
-    if reset.is_some() && !call.caller.may_reset() {
+pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    if given.reset && !call.caller.may_reset() {
         return Err(Error::NoPermission("dlock.stats reset".into()));
     }
     let sections = sections(call.engine, &call.caller.census());
-    if reset.is_some() {
+    if given.reset {
         call.engine.counters.reset();
     }
     let fields = sections.into_iter().flat_map(|section| section.fields);
@@ -151,16 +144,8 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, 
 
 /// The locks that were waited for most, of those that the user may read: `[COUNT n]`.
 #[inline(never)]
-pub fn top<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let mut count = None;
-    while let Some(word) = args.next() {
-        if !is(word, "COUNT") {
-            return Err(unknown(word));
-        }
-        let most = args.integer("COUNT", 1..=i64::MAX as u64)?;
-        once(&mut count, "COUNT", most)?;
-    }
-    let most = usize::try_from(count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     let ranked: Vec<&Hot> = call.engine.counters.top.ranked().collect();
     let keys: Vec<&[u8]> = ranked.iter().map(|hot| &*hot.name.key).collect();
     let readable = call.caller.may_read(&keys);

@@ -252,9 +252,11 @@ fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
     described.name = text(arg.name);
     described.type_ = match arg.kind {
         Kind::Key | Kind::Keys => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
-        Kind::Text | Kind::Words => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
-        Kind::Integer => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
-        Kind::Flag => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+        Kind::Text(..) | Kind::Word | Kind::Words => {
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING
+        }
+        Kind::Integer(..) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        Kind::Flag(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
         Kind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
     };
     if let Kind::OneOf(choices) = arg.kind {

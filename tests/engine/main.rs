@@ -9,6 +9,7 @@
 //! | `simulation` | primary, replica, crash and promotion by a seed; `invariants` after each step |
 //! | `circles` | who can never get what is waited for, played through naively |
 //! | `faults` | that each of these checks rejects what it is there for |
+//! | `parsing` | every command's words are read as the table says |
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
 //! | `hostile` | the same, of any bytes: what `fuzz/` runs, too |
 //! | `slots` | locks whose slot has left this node |
@@ -39,6 +40,7 @@ mod invariants;
 mod keys;
 mod listing;
 mod model;
+mod parsing;
 mod picture;
 mod random;
 mod reference;

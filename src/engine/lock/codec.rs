@@ -5,9 +5,9 @@
 //! LEB128, an owner is its length and its bytes. Holders stand in the order of their owners, tickets in the order of
 //! their numbers.
 
-use super::change::Change;
-use super::lock::{Hold, Lock};
-use super::{Limit, MAX_OWNER, MAX_TOKEN};
+use super::change::{is_token, Change};
+use super::{Hold, Lock};
+use crate::engine::types::{Arrival, ClientId, Limit, Token, WallMs, MAX_OWNER};
 
 /// The version that is written. Every version up to it is read.
 pub const VERSION: u8 = 1;
@@ -20,15 +20,15 @@ pub fn encode(lock: &Lock) -> Vec<u8> {
     let mut holds: Vec<Hold> = lock.holds().collect();
     holds.sort_unstable_by_key(|hold| hold.owner);
     for hold in holds {
-        number(&mut out, hold.token);
-        number(&mut out, hold.deadline);
+        number(&mut out, hold.token.0);
+        number(&mut out, hold.deadline.0);
         number(&mut out, u64::from(hold.holds));
         number(&mut out, u64::from(hold.limit.to_wire()));
         owner(&mut out, hold.owner);
     }
     number(&mut out, lock.tickets().count() as u64);
     for (at, ticket) in lock.tickets() {
-        number(&mut out, at);
+        number(&mut out, at.0);
         number(&mut out, ticket.claim);
         number(&mut out, u64::from(ticket.limit.to_wire()));
         owner(&mut out, &ticket.owner);
@@ -54,21 +54,19 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
             Limit::from_wire(read_small(&mut rest)?)?,
         );
         let owner = read_owner(&mut rest)?;
-        let sound = token > 0
-            && token < MAX_TOKEN
-            && holds > 0
-            && before.map_or(true, |before| before < owner);
+        let sound =
+            is_token(token) && holds > 0 && before.map_or(true, |before| before < owner);
         if !sound {
             return None;
         }
         before = Some(owner);
         lock.apply(&Change::Hold(Hold {
             owner,
-            token,
-            deadline,
+            token: Token(token),
+            deadline: WallMs(deadline),
             holds,
             limit,
-            client: 0,
+            client: ClientId::NONE,
         }));
     }
     let mut last = 0;
@@ -78,12 +76,12 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
             Limit::from_wire(read_small(&mut rest)?)?,
             read_owner(&mut rest)?,
         );
-        if at <= last || at >= MAX_TOKEN {
+        if at <= last || !is_token(at) {
             return None;
         }
         last = at;
         lock.apply(&Change::Ticket {
-            number: at,
+            number: Arrival(at),
             owner,
             limit,
             claim,

@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
 
 /// Entries up to which one map holds them all: to move so many takes a millisecond or two. Beyond, each look-up hashes its key
 /// once more, which a queue of ten thousand shall not pay for.
-const FEW: usize = 16_384;
+const UNDIVIDED: usize = 16_384;
 
 /// Maps among which more than that are divided: with a million entries each of them moves four thousand when it grows.
 const SHARDS: usize = 256;
@@ -36,6 +36,10 @@ impl Hasher for Unchosen {
         }
     }
 
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(u64::from(number));
+    }
+
     fn write_u64(&mut self, number: u64) {
         self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
@@ -46,10 +50,10 @@ impl Hasher for Unchosen {
 }
 
 /// A map by such numbers.
-pub type ByNumber<V> = HashMap<u64, V, BuildHasherDefault<Unchosen>>;
+pub type ByNumber<K, V> = HashMap<K, V, BuildHasherDefault<Unchosen>>;
 
 /// A map by such numbers that grows in small steps.
-pub type NumberIndex<V> = Index<u64, V, BuildHasherDefault<Unchosen>>;
+pub type NumberIndex<K, V> = Index<K, V, BuildHasherDefault<Unchosen>>;
 
 impl<K, V, S: Default> Default for Index<K, V, S> {
     fn default() -> Self {
@@ -99,6 +103,11 @@ impl<K: Hash + Eq, V, S: BuildHasher + Default> Index<K, V, S> {
         self.map(key).get_key_value(key)
     }
 
+    /// All entries, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.first.iter().chain(self.others.iter().flatten())
+    }
+
     /// Puts a value at a key; gives the one that was there.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         self.divide();
@@ -123,7 +132,7 @@ impl<K: Hash + Eq, V, S: BuildHasher + Default> Index<K, V, S> {
 
     /// Divides the entries among many maps once they are not few any more.
     fn divide(&mut self) {
-        if self.len < FEW || !self.others.is_empty() {
+        if self.len < UNDIVIDED || !self.others.is_empty() {
             return;
         }
         self.others.resize_with(SHARDS - 1, HashMap::default);

@@ -1,8 +1,11 @@
 //! Who waits for whom, for people to look at.
 
-use super::line::Place;
-use super::lock::Lock;
-use super::{Engine, Keyspace, Millis, Name, NameRef, Now};
+use crate::engine::keyspace::Keyspace;
+use crate::engine::lock::Lock;
+use crate::engine::queue::place::Place;
+use crate::engine::queue::LockId;
+use crate::engine::state::Engine;
+use crate::engine::types::{Millis, Name, NameRef, Now};
 use std::rc::Rc;
 
 /// Somebody waits for somebody.
@@ -12,7 +15,7 @@ pub struct Edge {
     pub waiter: Rc<[u8]>,
     /// For which lock.
     pub name: Name,
-    /// For whom: a holder that the waiter cannot hold beside, or whoever stands before it.
+    /// For whom: a holder that the waiter cannot hold beside, or the one right before it in the queue.
     pub blocker: Rc<[u8]>,
     /// Since how many milliseconds.
     pub waited_ms: Millis,
@@ -26,8 +29,8 @@ const MOST_LOCKS: usize = 100_000;
 
 impl Engine {
     /// Who waits for whom in a database, `most` pairs of them at most. A waiter has a pair with each holder in its way, or, with
-    /// none, with whoever stands right before it. Locks that are not `readable` are left out. Absent tickets wait for
-    /// nobody, but stand before others.
+    /// none, with the one right before it in the queue. Locks that are not `readable` are left out. Absent tickets wait for
+    /// nobody, but are before others.
     pub fn graph(
         &self,
         keys: &mut impl Keyspace,
@@ -39,20 +42,21 @@ impl Engine {
         let mut edges = Vec::new();
         let (mut next, mut looked) = (Some(0), 0);
         while let Some(from) = next.filter(|_| looked < MOST_LOCKS && edges.len() < most) {
-            let (page, after) = self.lines.from(db, from, PAGE);
+            let (page, after) = self.queues.scan(db, from, PAGE);
             looked += page.len();
             next = after;
             let queued = |key: &Rc<[u8]>| {
-                let line = self.lines.get(NameRef { db, key });
-                line.is_some_and(|line| !line.is_empty())
+                let lock = self.queues.id(NameRef { db, key });
+                let queue = lock.and_then(|lock| self.queues.get(lock));
+                queue.is_some_and(|queue| !queue.is_empty())
             };
             let page: Vec<Rc<[u8]>> = page.into_iter().filter(queued).collect();
             let asked: Vec<&[u8]> = page.iter().map(|key| &**key).collect();
             let shown = page.iter().zip(readable(&asked)).filter(|(_, may)| *may);
             for (key, _) in shown {
-                let key = key.clone();
-                if edges.len() < most {
-                    self.waits_for(keys, now, Name { db, key }, most, &mut edges);
+                let lock = self.queues.id(NameRef { db, key });
+                if let Some(lock) = lock.filter(|_| edges.len() < most) {
+                    self.waits_for(keys, now, lock, most, &mut edges);
                 }
             }
         }
@@ -64,19 +68,19 @@ impl Engine {
         &self,
         keys: &mut impl Keyspace,
         now: Now,
-        name: Name,
+        lock: LockId,
         most: usize,
         edges: &mut Vec<Edge>,
     ) {
-        let Some(line) = self.lines.get(name.lend()) else {
+        let (Some(name), Some(queue)) = (self.queues.name(lock), self.queues.get(lock)) else {
             return;
         };
         let mut before: Option<&Rc<[u8]>> = None;
         let mut none = Some(());
         let mut add = |lock: Option<&Lock>| {
-            for (_, place) in line.in_order() {
+            for (_, place) in queue.in_order() {
                 let first = before.replace(&place.owner);
-                if place.requests.is_empty() {
+                if place.is_absent() {
                     continue;
                 }
                 let mut edge = |blocker: Rc<[u8]>| {
@@ -84,7 +88,7 @@ impl Engine {
                         waiter: place.owner.clone(),
                         name: name.clone(),
                         blocker,
-                        waited_ms: now.ms().saturating_sub(place.since),
+                        waited_ms: place.waited_us(now) / 1000,
                     });
                     edges.len() < most
                 };
@@ -99,7 +103,7 @@ impl Engine {
                 }
             }
         };
-        keys.look(name.lend(), &mut |lock| {
+        keys.inspect(name.as_ref(), &mut |lock| {
             none = None;
             add(Some(lock));
         });
@@ -120,6 +124,6 @@ fn in_the_way<'l>(
     let others = lock
         .into_iter()
         .flat_map(|lock| lock.holds())
-        .filter(move |hold| hold.deadline > now.ms() && *hold.owner != *place.owner);
+        .filter(move |hold| hold.deadline > now.wall() && *hold.owner != *place.owner);
     others.map(|hold| Rc::from(hold.owner))
 }

@@ -7,12 +7,12 @@ use std::rc::Rc;
 /// Keys in the order of their hashes. A scan goes by hashes: a key that is there all the time is met once, whatever else
 /// comes and goes.
 #[derive(Debug, Default)]
-pub struct Order(BTreeSet<(u64, Rc<[u8]>)>);
+pub struct ScanOrder(BTreeSet<(u64, Rc<[u8]>)>);
 
 /// Hashes have so many bits: the numbers of a scan leave room for a mark.
 pub const BITS: u32 = 62;
 
-impl Order {
+impl ScanOrder {
     /// Puts a key in.
     pub fn insert(&mut self, key: &Rc<[u8]>) {
         self.0.insert((hash(key), key.clone()));

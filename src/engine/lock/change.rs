@@ -19,8 +19,8 @@
 //! The usual release, of the only hold and nothing else, goes without saying: no line at all means it. The token is that
 //! of the hold, and an argument less saves the server a tenth of its work on the command.
 
-use super::lock::{Hold, Lock};
-use super::{Limit, Millis, Token, MAX_NUMBER, MAX_OWNER, MAX_TOKEN};
+use super::{Hold, Lock};
+use crate::engine::types::{Arrival, ClientId, Limit, Millis, Token, WallMs, MAX_NUMBER, MAX_OWNER};
 
 /// Why a hold is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -89,7 +89,7 @@ pub enum Change<'a> {
     /// A ticket stands at this number.
     Ticket {
         /// Its place in the order of arrival.
-        number: u64,
+        number: Arrival,
         /// Whose it is.
         owner: &'a [u8],
         /// What is asked for.
@@ -100,7 +100,7 @@ pub enum Change<'a> {
     /// No ticket stands at this number.
     Unticket {
         /// Its place in the order of arrival.
-        number: u64,
+        number: Arrival,
     },
     /// Somebody is queued (the key has no TTL, the module watches the leases), or nobody is.
     Watch(bool),
@@ -117,15 +117,15 @@ impl Change<'_> {
         match self {
             Change::Hold(hold) => {
                 effect.push(b'h');
-                number(effect, hold.token);
-                field(effect, hold.deadline);
+                number(effect, hold.token.0);
+                field(effect, hold.deadline.0);
                 field(effect, u64::from(hold.holds));
                 field(effect, u64::from(hold.limit.to_wire()));
                 bytes(effect, hold.owner);
             }
             Change::Unhold { owner, token, end } => {
                 effect.push(end.letter());
-                number(effect, *token);
+                number(effect, token.0);
                 if !owner.is_empty() {
                     bytes(effect, owner);
                 }
@@ -137,14 +137,14 @@ impl Change<'_> {
                 claim,
             } => {
                 effect.push(b't');
-                number(effect, *at);
+                number(effect, at.0);
                 field(effect, *claim);
                 field(effect, u64::from(limit.to_wire()));
                 bytes(effect, owner);
             }
             Change::Unticket { number: at } => {
                 effect.push(b'u');
-                number(effect, *at);
+                number(effect, at.0);
             }
             Change::Watch(watched) => {
                 effect.extend_from_slice(if *watched { b"w1" } else { b"w0" })
@@ -221,34 +221,36 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
     let first = read_number(rest)?;
     match letter {
         b'w' if first <= 1 => Some(Change::Watch(first == 1)),
-        b'u' => Some(Change::Unticket { number: first }),
+        b'u' => Some(Change::Unticket {
+            number: Arrival(first),
+        }),
         b'h' => {
             let (deadline, holds) = (read_field(rest)?, u32::try_from(read_field(rest)?).ok()?);
             let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
             let owner = read_bytes(rest)?;
-            let sound = first > 0 && first < MAX_TOKEN && holds > 0;
+            let sound = is_token(first) && holds > 0;
             sound.then_some(Change::Hold(Hold {
                 owner,
-                token: first,
-                deadline,
+                token: Token(first),
+                deadline: WallMs(deadline),
                 holds,
                 limit,
-                client: 0,
+                client: ClientId::NONE,
             }))
         }
         b't' => {
             let claim = read_field(rest)?;
             let limit = Limit::from_wire(u32::try_from(read_field(rest)?).ok()?)?;
             let owner = read_bytes(rest)?;
-            (first > 0 && first < MAX_TOKEN).then_some(Change::Ticket {
-                number: first,
+            is_token(first).then_some(Change::Ticket {
+                number: Arrival(first),
                 owner,
                 limit,
                 claim,
             })
         }
         letter => Some(Change::Unhold {
-            token: first,
+            token: Token(first),
             end: End::of(*letter)?,
             owner: match **rest {
                 // A change begins with a letter.
@@ -257,6 +259,11 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
             },
         }),
     }
+}
+
+/// Whether a number may be a token, or a place's number, which comes from the same clock.
+pub(super) fn is_token(number: u64) -> bool {
+    number > 0 && number < Token::END.0
 }
 
 /// Room for the digits of a number: three times eight, of which it needs twenty at most.

@@ -1,54 +1,54 @@
 //! The holders of one lock: a short list, or, of many, found by owner at once and by deadline and limit in logarithmic time.
 
-use super::index::Index;
-use super::lock::Hold;
-use super::{Limit, Millis, Token};
+use super::Hold;
+use crate::engine::collections::index::Index;
+use crate::engine::types::{ClientId, Limit, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Holders that are kept in a list. Up to here a walk through them is as fast as three ordered maps, which would take
 /// seven times the room, and nearly every contended lock has one holder.
-const FEW: usize = 8;
+const LONGEST_LIST: usize = 8;
 
 /// All holders of a lock.
 #[derive(Debug)]
 pub enum Holders {
     /// Some, in the order of their owners.
-    Few(Vec<Held>),
+    List(Vec<Holder>),
     /// More than can be kept in a list.
-    Many(Box<Many>),
+    Indexed(Box<Indexed>),
 }
 
 /// One holder. Its owner is shared with `Arc` where it stands in several maps, since a server may free a value on another
 /// thread.
 #[derive(Debug)]
-pub struct Held {
+pub struct Holder {
     owner: Arc<[u8]>,
-    kept: Kept,
+    terms: Terms,
 }
 
-/// What is kept of one holder beside its owner.
+/// What one holder holds the lock with.
 #[derive(Debug, Clone, Copy)]
-struct Kept {
+struct Terms {
     token: Token,
-    deadline: Millis,
+    deadline: WallMs,
     holds: u32,
     limit: Limit,
-    client: u64,
+    client: ClientId,
 }
 
-/// Many holders.
+/// Many holders, found by owner, deadline and limit.
 #[derive(Debug, Default)]
-pub struct Many {
-    by_owner: Index<Arc<[u8]>, Kept>,
+pub struct Indexed {
+    by_owner: Index<Arc<[u8]>, Terms>,
     // The token keeps leases of one millisecond apart: to compare owners would be to read the memory of each.
-    by_deadline: BTreeSet<(Millis, Token, Arc<[u8]>)>,
+    by_deadline: BTreeSet<(WallMs, Token, Arc<[u8]>)>,
     by_limit: BTreeMap<Limit, usize>,
 }
 
 impl Default for Holders {
     fn default() -> Self {
-        Holders::Few(Vec::new())
+        Holders::List(Vec::new())
     }
 }
 
@@ -56,8 +56,8 @@ impl Holders {
     /// How many there are.
     pub fn len(&self) -> usize {
         match self {
-            Holders::Few(list) => list.len(),
-            Holders::Many(many) => many.by_owner.len(),
+            Holders::List(list) => list.len(),
+            Holders::Indexed(many) => many.by_owner.len(),
         }
     }
 
@@ -69,29 +69,34 @@ impl Holders {
     /// The hold of an owner.
     pub fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
         match self {
-            Holders::Few(list) => list.get(find(list, owner).ok()?).map(Held::view),
-            Holders::Many(many) => many.get(owner),
+            Holders::List(list) => list.get(find(list, owner).ok()?).map(Holder::view),
+            Holders::Indexed(many) => many.get(owner),
         }
     }
 
     /// All holds: of a few in the order of their owners, of many in the order in which they end.
     pub fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
+        self.iter_from(0)
+    }
+
+    /// The same without the first so many.
+    pub fn iter_from(&self, first: usize) -> impl Iterator<Item = Hold<'_>> {
         let (few, many) = match self {
-            Holders::Few(list) => (Some(list), None),
-            Holders::Many(many) => (None, Some(many)),
+            Holders::List(list) => (Some(list), None),
+            Holders::Indexed(many) => (None, Some(many)),
         };
-        let few = few.into_iter().flatten().map(Held::view);
-        few.chain(many.into_iter().flat_map(|many| many.iter()))
+        let few = few.into_iter().flatten().skip(first).map(Holder::view);
+        few.chain(many.into_iter().flat_map(move |many| many.iter_from(first)))
     }
 
     /// The first deadline and whose it is.
-    pub fn earliest(&self) -> Option<(Millis, &[u8])> {
+    pub fn earliest(&self) -> Option<(WallMs, &[u8])> {
         match self {
-            Holders::Few(list) => {
-                let first = list.iter().min_by_key(|held| held.kept.deadline)?;
-                Some((first.kept.deadline, &first.owner))
+            Holders::List(list) => {
+                let first = list.iter().min_by_key(|holder| holder.terms.deadline)?;
+                Some((first.terms.deadline, &first.owner))
             }
-            Holders::Many(many) => {
+            Holders::Indexed(many) => {
                 let (at, _, owner) = many.by_deadline.first()?;
                 Some((*at, owner))
             }
@@ -101,27 +106,27 @@ impl Holders {
     /// The hold whose lease ends last.
     pub fn last(&self) -> Option<Hold<'_>> {
         match self {
-            Holders::Few(list) => {
-                let last = list.iter().max_by_key(|held| held.kept.deadline)?;
+            Holders::List(list) => {
+                let last = list.iter().max_by_key(|holder| holder.terms.deadline)?;
                 Some(last.view())
             }
-            Holders::Many(many) => many.get(&many.by_deadline.last()?.2),
+            Holders::Indexed(many) => many.get(&many.by_deadline.last()?.2),
         }
     }
 
     /// The last deadline.
-    pub fn latest(&self) -> Option<Millis> {
+    pub fn latest(&self) -> Option<WallMs> {
         match self {
-            Holders::Few(list) => list.iter().map(|held| held.kept.deadline).max(),
-            Holders::Many(many) => many.by_deadline.last().map(|(at, ..)| *at),
+            Holders::List(list) => list.iter().map(|holder| holder.terms.deadline).max(),
+            Holders::Indexed(many) => many.by_deadline.last().map(|(at, ..)| *at),
         }
     }
 
     /// How many leases have not run out. Takes time by the number of those that have, which are soon taken out.
-    pub fn live(&self, now: Millis) -> usize {
+    pub fn live(&self, now: WallMs) -> usize {
         let ended = match self {
-            Holders::Few(list) => list.iter().filter(|held| held.kept.deadline <= now).count(),
-            Holders::Many(many) => {
+            Holders::List(list) => list.iter().filter(|holder| holder.terms.deadline <= now).count(),
+            Holders::Indexed(many) => {
                 let ended = many.by_deadline.iter();
                 ended.take_while(|(at, ..)| *at <= now).count()
             }
@@ -132,23 +137,23 @@ impl Holders {
     /// The strictest limit of all.
     pub fn strictest(&self) -> Option<Limit> {
         match self {
-            Holders::Few(list) => list.iter().map(|held| held.kept.limit).min(),
-            Holders::Many(many) => many.by_limit.first_key_value().map(|(limit, _)| *limit),
+            Holders::List(list) => list.iter().map(|holder| holder.terms.limit).min(),
+            Holders::Indexed(many) => many.by_limit.first_key_value().map(|(limit, _)| *limit),
         }
     }
 
     /// The strictest limit when one holder with `mine` is left out.
     pub fn strictest_beside(&self, mine: Limit) -> Option<Limit> {
         match self {
-            Holders::Few(list) => {
-                let left_out = list.iter().position(|held| held.kept.limit == mine);
+            Holders::List(list) => {
+                let left_out = list.iter().position(|holder| holder.terms.limit == mine);
                 let others = list
                     .iter()
                     .enumerate()
                     .filter(|(at, _)| Some(*at) != left_out);
-                others.map(|(_, held)| held.kept.limit).min()
+                others.map(|(_, holder)| holder.terms.limit).min()
             }
-            Holders::Many(many) => {
+            Holders::Indexed(many) => {
                 let counted =
                     |(limit, count): &(&Limit, &usize)| **count > usize::from(**limit == mine);
                 many.by_limit.iter().find(counted).map(|(limit, _)| *limit)
@@ -158,7 +163,7 @@ impl Holders {
 
     /// Makes this owner's hold exactly this one.
     pub fn put(&mut self, hold: &Hold) {
-        let kept = Kept {
+        let terms = Terms {
             token: hold.token,
             deadline: hold.deadline,
             holds: hold.holds,
@@ -166,30 +171,30 @@ impl Holders {
             client: hold.client,
         };
         match self {
-            Holders::Few(list) => match find(list, hold.owner) {
+            Holders::List(list) => match find(list, hold.owner) {
                 Ok(at) => {
-                    if let Some(held) = list.get_mut(at) {
-                        held.kept = kept;
+                    if let Some(holder) = list.get_mut(at) {
+                        holder.terms = terms;
                     }
                 }
                 Err(at) => {
                     let owner = Arc::from(hold.owner);
                     list.reserve_exact(1);
-                    list.insert(at, Held { owner, kept });
+                    list.insert(at, Holder { owner, terms });
                     self.spread();
                 }
             },
-            Holders::Many(many) => {
+            Holders::Indexed(many) => {
                 let owner = many.remove(hold.owner);
-                many.put(owner.unwrap_or_else(|| Arc::from(hold.owner)), kept);
+                many.put(owner.unwrap_or_else(|| Arc::from(hold.owner)), terms);
             }
         }
     }
 
-    /// Takes the only hold out, if it is held under this token.
+    /// Takes the only hold out, if it is holder under this token.
     pub fn remove_only(&mut self, token: Token) {
-        if let Holders::Few(list) = self {
-            if matches!(list.as_slice(), [only] if only.kept.token == token) {
+        if let Holders::List(list) = self {
+            if matches!(list.as_slice(), [only] if only.terms.token == token) {
                 list.clear();
             }
         }
@@ -198,12 +203,12 @@ impl Holders {
     /// Takes an owner's hold out.
     pub fn remove(&mut self, owner: &[u8]) {
         match self {
-            Holders::Few(list) => {
+            Holders::List(list) => {
                 if let Ok(at) = find(list, owner) {
                     list.remove(at);
                 }
             }
-            Holders::Many(many) => {
+            Holders::Indexed(many) => {
                 many.remove(owner);
                 self.gather();
             }
@@ -213,78 +218,78 @@ impl Holders {
     /// Roughly the memory that they take, in bytes.
     pub fn bytes(&self) -> usize {
         let each = match self {
-            Holders::Few(_) => std::mem::size_of::<Held>() + 16,
+            Holders::List(_) => std::mem::size_of::<Holder>() + 16,
             // In three maps, of whose nodes half is air.
-            Holders::Many(_) => 200,
+            Holders::Indexed(_) => 200,
         };
         self.iter().map(|hold| each + hold.owner.len()).sum()
     }
 
     /// From a list to maps once there are too many for it.
     fn spread(&mut self) {
-        let Holders::Few(list) = self else { return };
-        if list.len() <= FEW {
+        let Holders::List(list) = self else { return };
+        if list.len() <= LONGEST_LIST {
             return;
         }
-        let mut many = Box::<Many>::default();
-        for held in std::mem::take(list) {
-            many.put(held.owner, held.kept);
+        let mut many = Box::<Indexed>::default();
+        for holder in std::mem::take(list) {
+            many.put(holder.owner, holder.terms);
         }
-        *self = Holders::Many(many);
+        *self = Holders::Indexed(many);
     }
 
     /// Back to a list once they are few again: half as many, so that one that comes and goes does not cost a move each time.
     fn gather(&mut self) {
-        let Holders::Many(many) = self else { return };
-        if many.by_owner.len() > FEW / 2 {
+        let Holders::Indexed(many) = self else { return };
+        if many.by_owner.len() > LONGEST_LIST / 2 {
             return;
         }
-        let mut list: Vec<Held> = many.drain().collect();
+        let mut list: Vec<Holder> = many.drain().collect();
         list.sort_unstable_by(|one, other| one.owner.cmp(&other.owner));
-        *self = Holders::Few(list);
+        *self = Holders::List(list);
     }
 }
 
-impl Held {
+impl Holder {
     fn view(&self) -> Hold<'_> {
-        view((&self.owner, &self.kept))
+        view((&self.owner, &self.terms))
     }
 }
 
-impl Many {
+impl Indexed {
     fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
         self.by_owner.get_key_value(owner).map(view)
     }
 
-    fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
-        let owners = self.by_deadline.iter().map(|(.., owner)| owner);
+    fn iter_from(&self, first: usize) -> impl Iterator<Item = Hold<'_>> {
+        let owners = self.by_deadline.iter().skip(first).map(|(.., owner)| owner);
         owners.filter_map(|owner| self.get(owner))
     }
 
-    fn drain(&mut self) -> impl Iterator<Item = Held> + '_ {
+    fn drain(&mut self) -> impl Iterator<Item = Holder> + '_ {
         let owners = std::mem::take(&mut self.by_deadline).into_iter();
         owners.filter_map(|(.., owner)| {
-            let (owner, kept) = self.by_owner.remove(&owner)?;
-            Some(Held { owner, kept })
+            let (owner, terms) = self.by_owner.remove(&owner)?;
+            Some(Holder { owner, terms })
         })
     }
 
-    fn put(&mut self, owner: Arc<[u8]>, kept: Kept) {
+    fn put(&mut self, owner: Arc<[u8]>, terms: Terms) {
         self.by_deadline
-            .insert((kept.deadline, kept.token, owner.clone()));
-        *self.by_limit.entry(kept.limit).or_default() += 1;
-        self.by_owner.insert(owner, kept);
+            .insert((terms.deadline, terms.token, owner.clone()));
+        *self.by_limit.entry(terms.limit).or_default() += 1;
+        self.by_owner.insert(owner, terms);
     }
 
     /// Takes an owner's hold out; gives the owner back for further use.
     fn remove(&mut self, owner: &[u8]) -> Option<Arc<[u8]>> {
-        let (owner, kept) = self.by_owner.remove(owner)?;
-        let dated = (kept.deadline, kept.token, owner);
+        let (owner, terms) = self.by_owner.remove(owner)?;
+        let dated = (terms.deadline, terms.token, owner);
         self.by_deadline.remove(&dated);
-        if let Some(count) = self.by_limit.get_mut(&kept.limit) {
+        if let Some(count) = self.by_limit.get_mut(&terms.limit) {
             *count -= 1;
             if *count == 0 {
-                self.by_limit.remove(&kept.limit);
+                self.by_limit.remove(&terms.limit);
             }
         }
         Some(dated.2)
@@ -292,17 +297,17 @@ impl Many {
 }
 
 /// Where an owner stands in a list, or would.
-fn find(list: &[Held], owner: &[u8]) -> Result<usize, usize> {
-    list.binary_search_by(|held| (*held.owner).cmp(owner))
+fn find(list: &[Holder], owner: &[u8]) -> Result<usize, usize> {
+    list.binary_search_by(|holder| (*holder.owner).cmp(owner))
 }
 
-fn view<'a>((owner, kept): (&'a Arc<[u8]>, &'a Kept)) -> Hold<'a> {
+fn view<'a>((owner, terms): (&'a Arc<[u8]>, &'a Terms)) -> Hold<'a> {
     Hold {
         owner,
-        token: kept.token,
-        deadline: kept.deadline,
-        holds: kept.holds,
-        limit: kept.limit,
-        client: kept.client,
+        token: terms.token,
+        deadline: terms.deadline,
+        holds: terms.holds,
+        limit: terms.limit,
+        client: terms.client,
     }
 }

@@ -1,8 +1,13 @@
-//! One lock: who holds it and which tickets stand in its queue. The granting rule is here.
+//! What is durable of a lock: who holds it and which tickets stand in its queue. The granting rule is here.
 
-use super::change::Change;
-use super::holders::Holders;
-use super::{Limit, Millis, Token};
+pub mod change;
+pub mod codec;
+mod holders;
+pub mod token;
+
+use super::types::{Arrival, ClientId, Limit, Millis, Token, WallMs};
+use change::Change;
+use holders::Holders;
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
 
@@ -14,14 +19,14 @@ pub struct Hold<'a> {
     /// The fencing token of the grant; it also tells when the grant was made.
     pub token: Token,
     /// When the hold ends by itself.
-    pub deadline: Millis,
+    pub deadline: WallMs,
     /// The hold count: 1 for a first grant, more by re-entry.
     pub holds: u32,
     /// The most owners this owner holds the lock with.
     pub limit: Limit,
     /// The client id of the connection that last took or entered it; 0 if this server does not know: then it did not grant it
     /// since it runs. Not part of the durable state.
-    pub client: u64,
+    pub client: ClientId,
 }
 
 /// A durable place in the queue.
@@ -61,7 +66,7 @@ const INLINE: usize = 39;
 #[derive(Debug)]
 pub struct Sole {
     token: Token,
-    deadline: Millis,
+    deadline: WallMs,
     holds: u16,
     // As `Limit::to_wire` writes it.
     limit: u16,
@@ -78,7 +83,7 @@ const _: () = assert!(std::mem::size_of::<Lock>() == 64);
 #[derive(Debug, Default)]
 pub struct Full {
     pub(super) holders: Holders,
-    pub(super) tickets: BTreeMap<u64, Ticket>,
+    pub(super) tickets: BTreeMap<Arrival, Ticket>,
     pub(super) watched: bool,
 }
 
@@ -106,13 +111,13 @@ impl Full {
     }
 
     #[cold]
-    fn ended(&self, now: Millis) -> Option<Hold<'_>> {
+    fn ended(&self, now: WallMs) -> Option<Hold<'_>> {
         let (at, owner) = self.holders.earliest()?;
         (at <= now).then(|| self.holders.get(owner)).flatten()
     }
 
     #[cold]
-    fn expires(&self) -> Option<Millis> {
+    fn expires(&self) -> Option<WallMs> {
         match self.watched || !self.tickets.is_empty() {
             true => None,
             false => self.holders.latest(),
@@ -123,8 +128,8 @@ impl Full {
 impl Sole {
     /// Held by nobody.
     const FREE: Sole = Sole {
-        token: 0,
-        deadline: 0,
+        token: Token(0),
+        deadline: WallMs(0),
         holds: 0,
         limit: 1,
         client: 0,
@@ -169,7 +174,7 @@ impl Sole {
         self.deadline = hold.deadline;
         self.holds = holds;
         self.limit = limit;
-        self.client = u32::try_from(hold.client).unwrap_or(0);
+        self.client = u32::try_from(hold.client.0).unwrap_or(0);
         true
     }
 
@@ -197,7 +202,7 @@ impl Sole {
             deadline: self.deadline,
             holds: u32::from(self.holds),
             limit: Limit::from_wire(u32::from(self.limit)).unwrap_or(Limit::EXCLUSIVE),
-            client: u64::from(self.client),
+            client: ClientId(u64::from(self.client)),
         })
     }
 }
@@ -249,6 +254,15 @@ impl Lock {
         sole.into_iter().chain(full.into_iter().flatten())
     }
 
+    /// The same without the first so many, which are not looked at.
+    pub fn holds_from(&self, first: usize) -> impl Iterator<Item = Hold<'_>> {
+        let (sole, full) = match self {
+            Lock::Sole(sole) => (sole.hold().filter(|_| first == 0), None),
+            Lock::Full(full) => (None, Some(full.holders.iter_from(first))),
+        };
+        sole.into_iter().chain(full.into_iter().flatten())
+    }
+
     /// How many owners hold it.
     pub fn holders(&self) -> usize {
         match self {
@@ -258,7 +272,7 @@ impl Lock {
     }
 
     /// How many hold it whose lease has not run out.
-    pub fn live(&self, now: Millis) -> usize {
+    pub fn live(&self, now: WallMs) -> usize {
         match self {
             Lock::Sole(sole) => sole
                 .hold()
@@ -292,7 +306,7 @@ impl Lock {
     }
 
     /// The tickets in order, with their numbers.
-    pub fn tickets(&self) -> impl Iterator<Item = (u64, &Ticket)> {
+    pub fn tickets(&self) -> impl Iterator<Item = (Arrival, &Ticket)> {
         let full = match self {
             Lock::Sole(_) => None,
             Lock::Full(full) => Some(full),
@@ -305,7 +319,7 @@ impl Lock {
     }
 
     /// The ticket with this number.
-    pub fn ticket(&self, number: u64) -> Option<&Ticket> {
+    pub fn ticket(&self, number: Arrival) -> Option<&Ticket> {
         match self {
             Lock::Sole(_) => None,
             Lock::Full(full) => full.tickets.get(&number),
@@ -313,7 +327,7 @@ impl Lock {
     }
 
     /// When the first lease ends.
-    pub fn earliest(&self) -> Option<Millis> {
+    pub fn earliest(&self) -> Option<WallMs> {
         match self {
             Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
             Lock::Full(full) => full.holders.earliest().map(|(at, _)| at),
@@ -321,7 +335,7 @@ impl Lock {
     }
 
     /// The hold whose lease ends first, if it has ended at `now`.
-    pub fn ended(&self, now: Millis) -> Option<Hold<'_>> {
+    pub fn ended(&self, now: WallMs) -> Option<Hold<'_>> {
         match self {
             Lock::Sole(sole) => sole.hold().filter(|hold| hold.deadline <= now),
             Lock::Full(full) => full.ended(now),
@@ -330,7 +344,7 @@ impl Lock {
 
     /// The TTL that the key must have: the latest lease, or none while anybody is queued. Creating a key under
     /// blocked clients makes the server call every one of them back, so a contended lock must not expire by itself.
-    pub fn expires(&self) -> Option<Millis> {
+    pub fn expires(&self) -> Option<WallMs> {
         match self {
             Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
             Lock::Full(full) => full.expires(),

@@ -1,9 +1,11 @@
 //! Looking at a lock: changes nothing, ends nothing, and may be done on a replica.
 
-use super::line::{Place, RequestId};
-use super::lock::{Hold, Lock};
-use super::requests::Stand;
-use super::{Engine, Limit, Millis, NameRef, Now, Token};
+use crate::engine::lock::{Hold, Lock};
+use crate::engine::queue::place::{Occupant, Place};
+use crate::engine::queue::requests::WaitsAt;
+use crate::engine::queue::wait_queue::WaitQueue;
+use crate::engine::state::Engine;
+use crate::engine::types::{ClientId, Limit, Millis, NameRef, Now, RequestId, Token};
 use crate::error::Error;
 use std::rc::Rc;
 
@@ -52,8 +54,10 @@ pub struct HoldView {
     pub held_ms: Millis,
     /// Whether it ends with a connection.
     pub session: bool,
-    /// The client id of that connection, else of the one that last took or entered it; 0 if it is not known.
-    pub client: u64,
+    /// Whether the server renews it.
+    pub auto: bool,
+    /// The connection that it is tied to, else the one that last took or entered it.
+    pub client: ClientId,
 }
 
 /// One place in the queue.
@@ -69,8 +73,8 @@ pub struct PlaceView {
     pub waited_ms: Millis,
     /// Milliseconds until its time is up: the wait's, or the claim window's; none without bound.
     pub left_ms: Option<Millis>,
-    /// The client id of the first connection that waits here; 0 if none does.
-    pub client: u64,
+    /// The connection that waits here.
+    pub client: ClientId,
 }
 
 /// Kinds of places.
@@ -100,8 +104,8 @@ pub struct Row {
 impl Engine {
     /// The locks of a database that somebody is queued for or that are watched: about `most` of them from this point of
     /// their order on, and the point to go on from; none if these were the last.
-    pub fn in_line(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
-        self.lines.from(db, from, most)
+    pub fn scan(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
+        self.queues.scan(db, from, most)
     }
 
     /// What is listed of a lock; none if nobody holds it (or not this owner) and nobody waits. Takes no longer for a lock
@@ -117,36 +121,35 @@ impl Engine {
             Some(owner) => Some(self.held(lock, now, owner)?),
             None => lock
                 .and_then(Lock::last)
-                .filter(|hold| hold.deadline > now.ms()),
+                .filter(|hold| hold.deadline > now.wall()),
         };
-        let line = self.lines.get(name).filter(|line| !line.is_empty());
+        let queue = self.queue(name).filter(|queue| !queue.is_empty());
         let row = Row {
-            hold: hold.map(|hold| (hold.owner.to_vec(), hold.deadline - now.ms())),
-            holders: lock.map_or(0, |lock| lock.live(now.ms())),
-            queued: line.map_or_else(|| lock.map_or(0, Lock::queued), |line| line.len()),
+            hold: hold.map(|hold| (hold.owner.to_vec(), hold.deadline.since(now.wall()))),
+            holders: lock.map_or(0, |lock| lock.live(now.wall())),
+            queued: queue.map_or_else(|| lock.map_or(0, Lock::queued), |queue| queue.len()),
         };
         (row.holders > 0 || row.queued > 0).then_some(row)
     }
 
     /// The owner's hold, if its lease has not run out.
     pub fn held<'l>(&self, lock: Option<&'l Lock>, now: Now, owner: &[u8]) -> Option<Hold<'l>> {
-        lock?.hold(owner).filter(|hold| hold.deadline > now.ms())
+        lock?.hold(owner).filter(|hold| hold.deadline > now.wall())
     }
 
     /// Whether somebody holds the lock under this token now.
     ///
     /// Errors: `Fenced` if nobody does.
     pub fn check(&self, lock: Option<&Lock>, now: Now, token: Token) -> Result<(), Error> {
-        let held = |hold: Hold| hold.token == token && hold.deadline > now.ms();
+        let held = |hold: Hold| hold.token == token && hold.deadline > now.wall();
         lock.is_some_and(|lock| lock.holds().any(held))
             .then_some(())
             .ok_or(Error::Fenced)
     }
 
-    /// How many places stand before the owner's; none if it has no place.
+    /// How many places of the queue are before the owner's; none if it has no place.
     pub fn position(&self, lock: Option<&Lock>, name: NameRef, owner: &[u8]) -> Option<usize> {
-        let line = self.lines.get(name);
-        match line.and_then(|line| line.places.rank(line.number_of(owner)?)) {
+        match self.queue(name).and_then(|queue| queue.rank(queue.number_of(owner)?)) {
             Some(rank) => Some(rank),
             // On a replica, and right after a load, only the value knows the tickets.
             None => lock?
@@ -155,12 +158,11 @@ impl Engine {
         }
     }
 
-    /// How many places stand before a waiting request's at one lock; 0 for a waiting upgrade.
+    /// How many places are before a waiting request's at its lock; 0 for a waiting upgrade.
     pub fn rank(&self, id: RequestId) -> usize {
         let rank = match self.requests.get(id) {
-            Some(Stand::One(name, number)) => {
-                let line = self.lines.get(name.lend());
-                line.and_then(|line| line.places.rank(*number))
+            Some(WaitsAt::One(lock, number)) => {
+                self.queues.get(*lock).and_then(|queue| queue.rank(*number))
             }
             _ => None,
         };
@@ -169,18 +171,19 @@ impl Engine {
 
     /// What there is to see, `most` holders and places at most; none if nobody holds and nobody waits.
     pub fn view(&self, lock: Option<&Lock>, now: Now, name: NameRef, most: usize) -> Option<View> {
-        let live = |hold: &Hold| hold.deadline > now.ms();
+        let live = |hold: &Hold| hold.deadline > now.wall();
         let mut holds: Vec<Hold> = lock
             .into_iter()
             .flat_map(Lock::holds)
             .filter(live)
             .collect();
         holds.sort_by_key(|hold| hold.token);
-        let (queued, queue, head) = self.queue(lock, now, name, most);
+        let (queued, queue, head) = self.view_queue(lock, now, name, most);
         if holds.is_empty() && queued == 0 {
             return None;
         }
         let strictest = holds.iter().map(|hold| hold.limit).min();
+        let tie = |token: Token| self.ledger.ties.get(token);
         Some(View {
             state: match () {
                 () if !holds.is_empty() => State::Held,
@@ -198,32 +201,37 @@ impl Engine {
                     token: hold.token,
                     holds: hold.holds,
                     limit: hold.limit,
-                    lease_ms: hold.deadline - now.ms(),
-                    held_ms: now.ms().saturating_sub(hold.token / 1000),
-                    session: self.sessions.client(hold.token).is_some(),
-                    client: self.sessions.client(hold.token).unwrap_or(hold.client),
+                    lease_ms: hold.deadline.since(now.wall()),
+                    held_ms: now.wall().since(hold.token.granted()),
+                    session: tie(hold.token).is_some_and(|tie| tie.session),
+                    auto: tie(hold.token).is_some_and(|tie| tie.auto.is_some()),
+                    client: tie(hold.token).map_or(hold.client, |tie| tie.client),
                 })
                 .collect(),
             queue,
         })
     }
 
-    fn queue(
+    fn queue(&self, name: NameRef) -> Option<&WaitQueue> {
+        self.queues.get(self.queues.id(name)?)
+    }
+
+    fn view_queue(
         &self,
         lock: Option<&Lock>,
         now: Now,
         name: NameRef,
         most: usize,
     ) -> (usize, Vec<PlaceView>, Option<Limit>) {
-        let Some(line) = self.lines.get(name).filter(|line| !line.is_empty()) else {
+        let Some(queue) = self.queue(name).filter(|queue| !queue.is_empty()) else {
             let tickets = || lock.into_iter().flat_map(Lock::tickets);
             let shown = tickets().take(most).map(|(number, ticket)| PlaceView {
                 owner: ticket.owner.to_vec(),
                 kind: PlaceKind::Absent,
                 limit: ticket.limit,
-                waited_ms: now.ms().saturating_sub(number / 1000),
+                waited_ms: now.us.saturating_sub(number.0) / 1000,
                 left_ms: None,
-                client: 0,
+                client: ClientId::NONE,
             });
             return (
                 tickets().count(),
@@ -231,36 +239,43 @@ impl Engine {
                 tickets().next().map(|(_, ticket)| ticket.limit),
             );
         };
-        let places = || {
-            line.upgrade
-                .as_deref()
-                .into_iter()
-                .chain(line.places.iter().map(|(_, place)| place))
-        };
-        let shown = places().take(most).map(|place| place.view(now)).collect();
-        (line.len(), shown, places().next().map(|place| place.limit))
+        let places = queue.in_order().map(|(_, place)| place);
+        let shown = places.take(most).map(|place| self.view_place(place, now));
+        let head = queue.head().map(|(_, place)| place.limit);
+        (queue.len(), shown.collect(), head)
     }
-}
 
-impl Place {
-    fn view(&self, now: Now) -> PlaceView {
-        let first = self.requests.first();
-        let until = match first {
-            Some(request) => request.until.map(|due| due.at),
-            None => self.absent(),
+    fn view_place(&self, place: &Place, now: Now) -> PlaceView {
+        let (kind, until, client) = match &place.occupant {
+            Occupant::Absent => {
+                let until = place.ticket.as_deref().map(|window| window.until);
+                (PlaceKind::Absent, until, ClientId::NONE)
+            }
+            Occupant::One(request) => {
+                let kind = match &request.channel {
+                    Some(_) => PlaceKind::Notify,
+                    None => PlaceKind::Waiter,
+                };
+                let until = request.until.map(|due| due.at);
+                (kind, until, request.client)
+            }
+            Occupant::Part(id) => {
+                let many = self.requests.many(*id);
+                let until = many.and_then(|many| many.until).map(|due| due.at);
+                let client = many.map_or(ClientId::NONE, |many| many.client);
+                (PlaceKind::Waiter, until, client)
+            }
         };
         PlaceView {
-            owner: self.owner.to_vec(),
-            kind: match (&self.ticket, first) {
-                (_, None) => PlaceKind::Absent,
-                (Some(_), _) => PlaceKind::Ticket,
-                (None, Some(request)) if request.channel.is_some() => PlaceKind::Notify,
-                (None, _) => PlaceKind::Waiter,
+            owner: place.owner.to_vec(),
+            kind: match place.ticket.is_some() && !place.is_absent() {
+                true => PlaceKind::Ticket,
+                false => kind,
             },
-            limit: self.limit,
-            waited_ms: now.ms().saturating_sub(self.since),
-            left_ms: until.map(|at| at.saturating_sub(now.ms())),
-            client: first.map_or(0, |request| request.client),
+            limit: place.limit,
+            waited_ms: place.waited_us(now) / 1000,
+            left_ms: until.map(|at| at.since(now.steady())),
+            client,
         }
     }
 }
