@@ -50,9 +50,13 @@ impl Wait {
         self.places.push(Place { key, rank, limit });
     }
 
+    fn rank(&self, key: &str) -> Option<usize> {
+        let place = self.places.iter().find(|place| place.key == key);
+        place.map(|place| place.rank)
+    }
+
     fn is_before(&self, place: &Place) -> bool {
-        let before = |own: &Place| own.key == place.key && own.rank < place.rank;
-        self.places.iter().any(before)
+        self.rank(&place.key).is_some_and(|rank| rank < place.rank)
     }
 }
 
@@ -85,16 +89,23 @@ impl Scene {
         }
     }
 
-    /// The waits that keep this one from being granted: before it in a queue, or of owners whose holds are in its way.
+    /// The waits that keep this one from being granted: of each lock those of the owners whose holds are in its way, or else
+    /// the one that heads the queue.
     fn blockers(&self, wait: &Wait) -> Vec<&Wait> {
-        let blocks = |other: &&Wait| {
-            wait.places.iter().any(|place| {
-                let mut others = self.others(&place.key, &wait.owner);
-                let holds = others.any(|hold| hold.owner == other.owner);
-                other.is_before(place) || holds && !self.compatible(place, &wait.owner)
-            })
-        };
-        self.waits.iter().filter(blocks).collect()
+        let mut blockers = Vec::new();
+        for place in &wait.places {
+            if self.compatible(place, &wait.owner) {
+                let before = self.waits.iter().filter(|other| other.is_before(place));
+                blockers.extend(before.min_by_key(|other| other.rank(&place.key)));
+            } else {
+                let holds = |other: &&Wait| {
+                    let mut others = self.others(&place.key, &wait.owner);
+                    others.any(|hold| hold.owner == other.owner)
+                };
+                blockers.extend(self.waits.iter().filter(holds));
+            }
+        }
+        blockers
     }
 
     /// The waits that this one depends on, and those that they depend on, and so on.

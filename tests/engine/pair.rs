@@ -1,0 +1,237 @@
+//! The engine and the [`model`](crate::model) side by side: the same things happen to both, and every answer, everything
+//! that those who waited are told, and everything that can be seen of the locks is compared.
+
+use crate::commands::Reply;
+use crate::engine::{HoldView, Limit, Millis, Outcome, PlaceKind, PlaceView, Policy, RequestId, State};
+use crate::error::Error;
+use crate::model::{Answer, Hold, Lock, Model, Place, Told, SHARED};
+use crate::script::{Act, Command};
+use crate::transcript::Labels;
+use crate::world::{Heard, World};
+use std::collections::BTreeMap;
+
+pub struct Pair {
+    pub world: World,
+    pub model: Model,
+    /// The engine's tokens, by the model's grants.
+    pub tokens: Labels,
+    /// The highest token before this event.
+    highest: u64,
+    /// The engine's numbers of waits, by the model's.
+    waits: BTreeMap<u64, RequestId>,
+    /// Whether the wall clock has stepped: then it does not tell how long ago something was.
+    stepped: bool,
+}
+
+impl Pair {
+    pub fn new(policy: Policy) -> Pair {
+        Pair {
+            world: World::new(policy.clone()),
+            model: Model::new(policy),
+            tokens: Labels::new(),
+            highest: 0,
+            waits: BTreeMap::new(),
+            stepped: false,
+        }
+    }
+
+    /// Does something with both. What a connection cannot do, as it is blocked or gone, is left out.
+    pub fn act(&mut self, act: &Act) -> Result<(), String> {
+        self.highest = self.tokens.values().max().copied().unwrap_or(0);
+        match act {
+            Act::Command(command) if command.may_wait && !self.is_free(command.client) => return Ok(()),
+            Act::Clock(_) => self.stepped = true,
+            _ => {}
+        }
+        let got = self.world.act(act, &self.tokens);
+        let grants: Labels = self.tokens.keys().map(|grant| (*grant, *grant)).collect();
+        let must = self.model.act(act, &grants).map_err(|()| "the model does not know this")?;
+        if let (Act::Command(command), Some(got)) = (act, got) {
+            self.compare_answer(command, must, got)?;
+        }
+        self.compare_told()?;
+        self.compare_views()
+    }
+
+    /// Whether a connection can send something.
+    pub fn is_free(&self, client: u64) -> bool {
+        let blocked = |wait: &crate::model::Wait| {
+            wait.asked.client == client && wait.asked.channel.is_none()
+        };
+        !self.model.cut.contains(&client) && !self.model.waits.iter().any(blocked)
+    }
+
+    fn compare_answer(&mut self, command: &Command, must: Option<Answer>, got: Result<Reply, Error>) -> Result<(), String> {
+        let Some(must) = must else {
+            return Ok(());
+        };
+        let count = |left: &Option<u32>| left.map_or(Reply::Null, |left| Reply::Integer(left.into()));
+        let same = match (&must, &got) {
+            (Answer::Granted { grant, holds }, Ok(Reply::Grant(token, count, _))) => {
+                holds == count && self.stands_for(*grant, token.0)
+            }
+            // DOWNGRADE
+            (Answer::Granted { grant, holds }, Ok(Reply::Array(parts))) => match parts[..] {
+                [Reply::Integer(token), Reply::Integer(count)] => {
+                    u64::from(*holds) == count && self.stands_for(*grant, token)
+                }
+                _ => false,
+            },
+            (Answer::GrantedAll(grants), Ok(Reply::Array(tokens))) => {
+                let fits = |(grant, token): (&u64, &Reply)| match token {
+                    Reply::Integer(token) => self.stands_for(*grant, *token),
+                    _ => false,
+                };
+                grants.len() == tokens.len() && grants.iter().zip(tokens).all(fits)
+            }
+            (Answer::Null, Ok(Reply::NullArray | Reply::Null)) => true,
+            (Answer::Refused(must), Err(got)) => same_error(must, got),
+            (Answer::Waits(wait), Ok(Reply::Wait(id, _))) => {
+                self.waits.insert(*wait, *id);
+                true
+            }
+            (Answer::Noted(place, wait), Ok(Reply::Array(parts))) => match parts[..] {
+                [Reply::Integer(0), Reply::Integer(got), Reply::Integer(id)] => {
+                    self.waits.insert(*wait, RequestId(id));
+                    got == *place as u64
+                }
+                _ => false,
+            },
+            (Answer::Number(must), Ok(Reply::Integer(got))) => must == got,
+            (Answer::Remaining(must), Ok(Reply::Array(got))) => {
+                must.iter().map(count).collect::<Vec<_>>() == *got
+            }
+            (Answer::Ok, Ok(Reply::Ok)) => true,
+            (Answer::Held(..), Ok(Reply::Array(_))) => true,
+            _ => false,
+        };
+        let words = command.words.join(" ");
+        same.then_some(()).ok_or(format!("{words}: the model answers {must:?}, the engine {got:?}"))
+    }
+
+    /// Whether this token is the one of that grant: for a new grant, one above all that were seen.
+    fn stands_for(&mut self, grant: u64, token: u64) -> bool {
+        if let Some(known) = self.tokens.get(&grant) {
+            return *known == token;
+        }
+        // Grants of one moment may be made in another order, lock by lock.
+        let fresh = token > self.highest && self.tokens.values().all(|other| *other != token);
+        self.tokens.insert(grant, token);
+        fresh
+    }
+
+    /// Compares who was told what.
+    fn compare_told(&mut self) -> Result<(), String> {
+        let mut musts = self.model.take_told();
+        for heard in std::mem::take(&mut self.world.heard) {
+            let its = |told: &Told| self.waits.get(&told.wait.id) == Some(&heard.id);
+            let Some(at) = musts.iter().position(its) else {
+                return Err(format!("the model does not tell this: {heard:?}"));
+            };
+            let must = musts.remove(at);
+            if !self.same_outcome(&must, &heard) {
+                return Err(format!("the model tells {must:?}, the engine {heard:?}"));
+            }
+        }
+        if let Some(unasked) = self.world.unasked.first() {
+            return Err(format!("nobody waits for {unasked:?}"));
+        }
+        musts.is_empty().then_some(()).ok_or(format!("the engine does not tell {musts:?}"))
+    }
+
+    fn same_outcome(&mut self, must: &Told, heard: &Heard) -> bool {
+        let asked = &must.wait.asked;
+        let channel = heard.asked.channel.as_deref().map(String::from_utf8_lossy);
+        must.at == heard.at.0
+            && asked.client == heard.asked.client
+            && asked.channel.as_deref() == channel.as_deref()
+            && match (&must.answer, &heard.outcome) {
+                (Answer::Granted { grant, holds }, Outcome::Granted(got)) => {
+                    *holds == got.holds && self.stands_for(*grant, got.token.0)
+                }
+                (Answer::GrantedAll(grants), Outcome::GrantedAll(got)) => {
+                    let mut parts = grants.iter().zip(got);
+                    grants.len() == got.len() && parts.all(|(grant, got)| self.stands_for(*grant, got.token.0))
+                }
+                (Answer::Null, Outcome::Null)
+                | (Answer::Cancelled, Outcome::Cancelled)
+                | (Answer::Replaced, Outcome::Replaced)
+                | (Answer::Gone, Outcome::Gone) => true,
+                (Answer::Refused(must), Outcome::Refused(got)) => same_error(must, got),
+                _ => false,
+            }
+    }
+
+    /// Compares all that can be seen of the locks.
+    fn compare_views(&mut self) -> Result<(), String> {
+        let (must, is) = (self.model.places(), self.world.engine().places());
+        if must != is {
+            return Err(format!("the model has {must} places, the engine {is}"));
+        }
+        for name in self.world.known.clone() {
+            let key = format!("{}:{}", name.db, String::from_utf8_lossy(&name.key));
+            let lock = self.model.locks.get(&key).cloned().unwrap_or_default();
+            let stored = self.world.primary.keys.lock(&name);
+            let engine = &self.world.primary.engine;
+            let view = engine.view(stored, self.world.now, name.as_ref(), usize::MAX);
+            let shown = |lock: &Lock, quarantined: bool| {
+                match (lock.holds.is_empty(), lock.places(), quarantined) {
+                    (true, 0, _) => None,
+                    (false, ..) => Some(State::Held),
+                    (true, _, true) => Some(State::Quarantined),
+                    _ => Some(State::Reserved),
+                }
+            };
+            let must = shown(&lock, self.model.quarantined());
+            let mut same = must == view.as_ref().map(|view| view.state);
+            let (holders, queue) = view.map_or((Vec::new(), Vec::new()), |view| (view.holders, view.queue));
+            let mut holds = lock.holds.clone();
+            holds.sort_by_key(|hold| hold.grant);
+            same &= holds.len() == holders.len() && lock.places() == queue.len();
+            same &= holds.iter().zip(&holders).all(|(hold, view)| self.same_hold(hold, view));
+            same &= lock.in_order().zip(&queue).all(|(place, view)| self.same_place(place, view));
+            if !same {
+                return Err(format!("{key}\nmodel  {lock:#?}\nengine {holders:#?} {queue:#?}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn same_hold(&mut self, hold: &Hold, view: &HoldView) -> bool {
+        let held = self.model.now.saturating_sub(hold.since);
+        self.stands_for(hold.grant, view.token.0)
+            && (hold.owner.as_bytes(), hold.holds, wire(hold.limit)) == (&view.owner, view.holds, view.limit)
+            && (hold.deadline - self.model.now, held) == (view.lease_ms, view.held_ms)
+            && hold.session == view.session.then_some(view.client.0)
+    }
+
+    fn same_place(&self, place: &Place, view: &PlaceView) -> bool {
+        let (now, id) = (self.model.steady, place.wait);
+        let wait = self.model.waits.iter().find(|wait| Some(wait.id) == id);
+        let until: Option<Millis> = wait.map_or(place.kept_until, |wait| wait.until);
+        let kind = match (place.claim, wait) {
+            (_, None) => PlaceKind::Absent,
+            (Some(_), _) => PlaceKind::Ticket,
+            (None, Some(wait)) if wait.asked.channel.is_some() => PlaceKind::Notify,
+            (None, _) => PlaceKind::Waiter,
+        };
+        let waited = self.stepped || now - place.since == view.waited_ms;
+        (place.owner.as_bytes(), wire(place.limit), kind) == (&view.owner, view.limit, view.kind)
+            && until.map(|until| until - now) == view.left_ms
+            && wait.map_or(0, |wait| wait.asked.client) == view.client.0
+            && waited
+    }
+}
+
+fn same_error(must: &Error, got: &Error) -> bool {
+    let code = |error: &Error| error.to_string().split(' ').next().map(str::to_string);
+    match (must, got) {
+        (Error::Quarantine(must), Error::Quarantine(got)) => must == got,
+        _ => code(must) == code(got),
+    }
+}
+
+fn wire(limit: usize) -> Limit {
+    let wire = if limit == SHARED { 0 } else { limit as u32 };
+    Limit::from_wire(wire).expect("a limit")
+}
