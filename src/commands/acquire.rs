@@ -3,7 +3,7 @@
 use super::args::Usual;
 use super::table::Given;
 use super::{Call, Reply};
-use crate::engine::{Answer, Ask, Keyspace, Limit, NameRef, Wait};
+use crate::engine::{Answer, Ask, ClientId, Keyspace, Limit, NameRef, Wait};
 use crate::error::{escaped, Error};
 
 /// Which command of the family is read.
@@ -66,6 +66,7 @@ fn request<K: Keyspace>(
         Answer::Waiting(id) if ask.channel.is_some() => Ok(Reply::Array(vec![
             Reply::Integer(0),
             Reply::Integer(call.engine.rank(id) as u64),
+            Reply::Integer(id.0),
         ])),
         Answer::Waiting(id) => Ok(Reply::Wait(id, named())),
     }
@@ -101,7 +102,7 @@ pub fn ask<'a, K: Keyspace>(
         },
         session: given.session,
         channel: given.notify,
-        client: call.caller.client(),
+        client: ClientId(call.caller.client()),
     })
 }
 

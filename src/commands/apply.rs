@@ -25,15 +25,15 @@ pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Erro
         }
     };
     let before = entry.holders() as i64;
-    entry.follow(&effect, &mut call.engine.clock)?;
-    call.engine.counters.held += entry.holders() as i64 - before;
+    entry.follow(&effect, &mut call.engine.ledger.clock)?;
+    call.engine.ledger.counters.held += entry.holders() as i64 - before;
     // Kept as it came: this server's own AOF and replicas get the same bytes.
     entry.changed = true;
     entry.effect.extend_from_slice(&effect);
     call.engine.follow(name, entry);
     if call.primary {
         // A slot on its way to this node brings its locks: they are looked after as soon as it has come.
-        call.engine.stale(name);
+        call.engine.on_key_removed(name);
     }
     Ok(Reply::Ok)
 }

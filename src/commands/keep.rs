@@ -3,7 +3,7 @@
 use super::args::Usual;
 use super::table::Given;
 use super::{Call, Reply};
-use crate::engine::{Keyspace, Limit};
+use crate::engine::{Keeping, Keyspace, Limit, Token};
 use crate::error::Error;
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
@@ -23,7 +23,14 @@ pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Er
     let (name, owner) = (call.name(given.key()), given.owner());
     let lease = call.lease(given.lease);
     call.engine
-        .renew(call.keys, call.now, name, owner, given.token, lease)
+        .renew(
+            call.keys,
+            call.now,
+            name,
+            (owner, given.token.map(Token)),
+            lease,
+            &Keeping::default(),
+        )
         .map(Reply::Integer)
 }
 
@@ -32,7 +39,14 @@ pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Er
 pub fn renew_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
     let (name, lease) = (call.name(usual.key), call.lease(usual.lease));
     call.engine
-        .renew(call.keys, call.now, name, usual.owner, None, lease)
+        .renew(
+            call.keys,
+            call.now,
+            name,
+            (usual.owner, None),
+            lease,
+            &Keeping::default(),
+        )
         .map(Reply::Integer)
 }
 
@@ -41,9 +55,13 @@ pub fn renew_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Repl
 pub fn release<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let leave = given.holds.map(|holds| holds as u32);
-    let left = call
-        .engine
-        .release(call.keys, call.now, name, owner, given.token, leave)?;
+    let left = call.engine.release(
+        call.keys,
+        call.now,
+        name,
+        (owner, given.token.map(Token)),
+        leave,
+    )?;
     Ok(Reply::Integer(u64::from(left)))
 }
 
@@ -53,7 +71,7 @@ pub fn release_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Re
     let name = call.name(usual.key);
     let left = call
         .engine
-        .release(call.keys, call.now, name, usual.owner, None, None)?;
+        .release(call.keys, call.now, name, (usual.owner, None), None)?;
     Ok(Reply::Integer(u64::from(left)))
 }
 

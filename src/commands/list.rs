@@ -7,14 +7,14 @@
 
 use super::table::Given;
 use super::{glob, Call, Reply};
-use crate::engine::{order, Keyspace, NameRef, Row};
+use crate::engine::{collections::scan_order, Keyspace, NameRef, Row};
 use crate::error::Error;
 
 /// Keys that one call looks at where the request does not say.
 const LOOKED_AT: u64 = 100;
 
 /// Cursors of the lines have this bit; the server's own count the places of its tables, and have not.
-const OF_LINES: u64 = 1 << order::BITS;
+const OF_LINES: u64 = 1 << scan_order::BITS;
 
 /// One request for a page.
 #[derive(Debug, Clone, PartialEq, Eq)]

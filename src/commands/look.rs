@@ -2,7 +2,7 @@
 
 use super::table::{Given, COMMANDS};
 use super::{Call, Caller, Reply};
-use crate::engine::{HoldView, Keyspace, PlaceKind, PlaceView, State};
+use crate::engine::{HoldView, Keyspace, PlaceKind, PlaceView, State, Token};
 use crate::error::Error;
 
 /// Holders and places that INFO shows where the request does not say.
@@ -17,9 +17,9 @@ pub fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Err
     Ok(match engine.held(lock, now, owner) {
         None => Reply::NullArray,
         Some(hold) => Reply::Array(vec![
-            Reply::Integer(hold.token),
+            Reply::Integer(hold.token.0),
             Reply::Integer(u64::from(hold.holds)),
-            Reply::Integer(hold.deadline - now.ms()),
+            Reply::Integer(hold.deadline.since(now.wall())),
         ]),
     })
 }
@@ -38,11 +38,11 @@ pub fn guard<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Er
 
 /// Whether the lock is held under this token; one that is not is counted.
 fn live<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<(), Error> {
-    let (name, token) = (call.name(given.key()), given.token.unwrap_or(0));
+    let (name, token) = (call.name(given.key()), Token(given.token.unwrap_or(0)));
     let now = call.now;
     let (engine, lock) = call.lock(name)?;
     let checked = engine.check(lock, now, token);
-    call.engine.counters.fenced += u64::from(checked.is_err());
+    call.engine.ledger.counters.fenced += u64::from(checked.is_err());
     checked
 }
 
@@ -88,15 +88,16 @@ pub fn info<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Err
 }
 
 fn holder(hold: HoldView, caller: &dyn Caller) -> Reply {
-    let (client, described) = connection(hold.client, caller);
+    let (client, described) = connection(hold.client.0, caller);
     let mut fields = vec![
         ("owner", Reply::Bulk(hold.owner)),
-        ("token", Reply::Integer(hold.token)),
+        ("token", Reply::Integer(hold.token.0)),
         ("holds", Reply::Integer(u64::from(hold.holds))),
         ("limit", Reply::Integer(u64::from(hold.limit.to_wire()))),
         ("lease-ms", Reply::Integer(hold.lease_ms)),
         ("held-ms", Reply::Integer(hold.held_ms)),
         ("session", Reply::Integer(u64::from(hold.session))),
+        ("auto", Reply::Integer(u64::from(hold.auto))),
         ("client", Reply::Integer(client)),
     ];
     fields.extend(described);
@@ -110,7 +111,7 @@ fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
         PlaceKind::Ticket => "ticket",
         PlaceKind::Absent => "absent",
     };
-    let (client, described) = connection(place.client, caller);
+    let (client, described) = connection(place.client.0, caller);
     let mut fields = vec![
         ("owner", Reply::Bulk(place.owner)),
         ("kind", Reply::Text(kind)),

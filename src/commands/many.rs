@@ -3,7 +3,7 @@
 use super::acquire::{self, Family};
 use super::table::Given;
 use super::{Call, Reply};
-use crate::engine::{Keyspace, ManyAnswer};
+use crate::engine::{Keeping, Keyspace, ManyAnswer};
 use crate::error::Error;
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n] [SESSION]`.
@@ -25,7 +25,7 @@ pub fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, 
         ManyAnswer::Granted(grants) => Reply::Array(
             grants
                 .iter()
-                .map(|grant| Reply::Integer(grant.token))
+                .map(|grant| Reply::Integer(grant.token.0))
                 .collect(),
         ),
         ManyAnswer::Null => Reply::NullArray,
@@ -39,7 +39,14 @@ pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Er
     let (names, owner) = (call.names(given), given.owner());
     let lease = call.lease(given.lease);
     call.engine
-        .renew_many(call.keys, call.now, &names, owner, lease)
+        .renew_many(
+            call.keys,
+            call.now,
+            &names,
+            owner,
+            lease,
+            &Keeping::default(),
+        )
         .map(Reply::Integer)
 }
 

@@ -16,8 +16,7 @@ mod queue;
 pub mod stats;
 pub mod table;
 
-use crate::engine::line::RequestId;
-use crate::engine::{Engine, Keyspace, Millis, NameRef, Now, Token};
+use crate::engine::{Engine, Keyspace, Millis, NameRef, Now, RequestId, Token};
 use crate::error::Error;
 use acquire::Family;
 use table::{Access, Given, Spec, Verb};
@@ -92,7 +91,7 @@ pub struct Call<'c, K: Keyspace> {
 pub enum Reply {
     /// Token and hold count, and the owner if the server named it.
     Grant(Token, u32, Option<String>),
-    /// No answer yet: the request waits under this name; the owner if the server named it.
+    /// No answer yet: the request waits under this number; the owner if the server named it.
     Wait(RequestId, Option<String>),
     /// The inner command may run: its reply is the answer.
     Run,

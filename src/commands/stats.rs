@@ -40,7 +40,7 @@ pub struct Section {
 
 /// Every number there is. Names are stable: exporters and dashboards rely on them.
 pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
-    let counters = &engine.counters;
+    let counters = &engine.ledger.counters;
     let held = census.stored_holds.saturating_add(counters.held);
     let now = [
         ("locks", census.locks),
@@ -49,6 +49,7 @@ pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
         ("connections_waiting", census.connections_waiting),
         ("notify_waiting", engine.notifies() as u64),
         ("sessions", engine.sessions() as u64),
+        ("auto_renewed", engine.autos() as u64),
         ("eviction_possible", u64::from(census.eviction_possible)),
     ];
     let totals = [
@@ -59,14 +60,19 @@ pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
         ("reentries_total", counters.reentries),
         ("upgrades_total", counters.upgrades),
         ("renewals_total", counters.renewals),
+        ("auto_renewals_total", counters.auto_renewals),
         ("released_total", counters.released),
         ("expired_total", counters.expired),
         ("forced_total", counters.forced),
         ("sessions_ended_total", counters.sessions),
         ("removed_total", counters.removed),
         ("evicted_total", counters.evicted),
+        ("replaced_total", counters.replaced),
         ("deadlocks_total", counters.deadlocks),
-        ("deadlock_checks_given_up_total", counters.deadlocks_unknown),
+        (
+            "deadlock_checks_deferred_total",
+            counters.deadlocks_deferred,
+        ),
         ("fenced_total", counters.fenced),
         ("clock_steps_total", counters.clock_steps),
     ];
@@ -132,7 +138,7 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Er
     }
     let sections = sections(call.engine, &call.caller.census());
     if given.reset {
-        call.engine.counters.reset();
+        call.engine.ledger.counters.reset();
     }
     let fields = sections.into_iter().flat_map(|section| section.fields);
     Ok(Reply::Map(
@@ -146,7 +152,7 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Er
 #[inline(never)]
 pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
-    let ranked: Vec<&Hot> = call.engine.counters.top.ranked().collect();
+    let ranked: Vec<&Hot> = call.engine.ledger.counters.top.ranked().collect();
     let keys: Vec<&[u8]> = ranked.iter().map(|hot| &*hot.name.key).collect();
     let readable = call.caller.may_read(&keys);
     let shown = ranked.iter().zip(readable).filter(|(_, may)| *may);

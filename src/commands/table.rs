@@ -6,7 +6,7 @@
 //! in the list of each command that takes it.
 
 use super::args;
-use crate::engine::{Limit, Millis, Policy, Token, MAX_LIMIT, MAX_OWNER, MAX_TOKEN};
+use crate::engine::{Limit, Millis, Policy, Token, MAX_LIMIT, MAX_OWNER};
 
 /// Which command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +97,7 @@ pub struct Given<'a> {
     /// How long to keep a place while nobody is there for it.
     pub claim: Option<Millis>,
     /// A fencing token.
-    pub token: Option<Token>,
+    pub token: Option<u64>,
     /// How many are to be shown or looked at.
     pub count: Option<u64>,
     /// Where a list goes on.
@@ -296,7 +296,10 @@ const LEASE: Arg = maybe(arg(
     "lease-ms",
     configured(Most::Lease, |given| &mut given.lease),
 ));
-const HELD_TOKEN: Arg = arg("token", integer(0, MAX_TOKEN - 1, |given| &mut given.token));
+const HELD_TOKEN: Arg = arg(
+    "token",
+    integer(0, Token::END.0 - 1, |given| &mut given.token),
+);
 const CURSOR: Arg = maybe(arg(
     "cursor",
     integer(0, MAX_INTEGER, |given| &mut given.cursor),
@@ -336,7 +339,7 @@ const CLAIM: Arg = option(
 const TOKEN: Arg = option(
     "TOKEN",
     "token",
-    integer(1, MAX_TOKEN - 1, |given| &mut given.token),
+    integer(1, Token::END.0 - 1, |given| &mut given.token),
 );
 const MATCH: Arg = option(
     "MATCH",

@@ -40,13 +40,13 @@ mod types;
 mod view;
 
 pub use keyspace::{Entry, Event, Keyspace};
-pub use ledger::{Keeping, Ledger, Message, Outcome, Wake};
-pub use lock::change::{self, Change, End};
-pub use lock::{codec, Hold, Lock};
+pub use ledger::{Keeping, Message, Outcome, Wake};
+pub use lock::change::{self, End};
+pub use lock::{codec, Lock};
 pub use policy::Policy;
 pub use rules::acquire::{Answer, Ask, Wait};
 pub use rules::many::ManyAnswer;
 pub use state::Engine;
 pub use types::*;
 pub use view::graph::Edge;
-pub use view::inspect::{HoldView, PlaceKind, PlaceView, Row, State, View};
+pub use view::inspect::{HoldView, PlaceKind, PlaceView, Row, State};

@@ -22,9 +22,9 @@ use super::cell::MainThread;
 use super::inbox::{self, Notice};
 use super::{door, reply};
 use crate::commands::Reply;
-use crate::engine::index::ByNumber;
-use crate::engine::line::RequestId;
-use crate::engine::{Grant, Name, Outcome, Wake};
+use crate::engine::collections::index::ByNumber;
+use crate::engine::{Grant, Name, Outcome, RequestId, Wake};
+use crate::error::Error;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -51,7 +51,7 @@ enum State {
 #[derive(Default)]
 struct Waiters {
     // Taken out as soon as the connection is unblocked or ends: the server frees a waiter only after that.
-    by_request: ByNumber<*mut Waiter>,
+    by_request: ByNumber<RequestId, *mut Waiter>,
     answered: VecDeque<RequestId>,
 }
 
@@ -170,11 +170,14 @@ extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
                 reply::write(ctx, Ok(Reply::Grant(token, holds, waiter.named.take())));
             }
             State::Answered(Outcome::GrantedAll(grants)) => {
-                let tokens = grants.iter().map(|grant| Reply::Integer(grant.token));
+                let tokens = grants.iter().map(|grant| Reply::Integer(grant.token.0));
                 reply::write(ctx, Ok(Reply::Array(tokens.collect())));
             }
             State::Answered(Outcome::Refused(error)) => reply::write(ctx, Err(error)),
-            State::Answered(Outcome::Null | Outcome::Cancelled | Outcome::Moved) => {
+            State::Answered(Outcome::Replaced) => reply::write(ctx, Err(Error::Replaced)),
+            State::Answered(
+                Outcome::Null | Outcome::Cancelled | Outcome::Gone | Outcome::Moved,
+            ) => {
                 reply::write(ctx, Ok(Reply::NullArray));
             }
             State::Waiting => {

@@ -4,9 +4,9 @@ use super::api::{self, api, hot, Ctx, Str, OK};
 use super::inbox::{self, Notice};
 use super::{
     audience, blocking, clock, door, eviction, gate, latency, log, news, persist, replicate,
-    stored, STATE,
+    stored, timer, STATE,
 };
-use crate::engine::{Name, NameRef};
+use crate::engine::{ClientId, Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,6 +42,7 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
             "ReplicaChange",
         ),
         (raw::REDISMODULE_EVENT_EVENTLOOP, Some(turned), "EventLoop"),
+        (raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron), "CronLoop"),
     ];
     for (id, callback, name) in wanted {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
@@ -114,7 +115,7 @@ extern "C" fn client_changed(
         }
         // SAFETY: this event comes with this structure.
         if let Some(info) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
-            inbox::post(Notice::Ended(info.id));
+            inbox::post(Notice::Ended(ClientId(info.id)));
         }
     });
 }
@@ -145,7 +146,7 @@ extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, da
             return;
         }
         let known = STATE.lend().map(|state| {
-            let held = stored::holds() + state.engine.counters.held;
+            let held = stored::holds() + state.engine.ledger.counters.held;
             (state.settings.databases, held)
         });
         if let Some((databases, held)) = known {
@@ -235,6 +236,10 @@ extern "C" fn turned(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _d
     }
 }
 
+extern "C" fn cron(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {
+    door(timer::catch_up);
+}
+
 extern "C" fn keyspace_event(
     ctx: *mut Ctx,
     _class: c_int,
@@ -261,7 +266,7 @@ extern "C" fn keyspace_event(
                 db: api::selected(ctx),
                 key: bytes,
             };
-            inbox::post(notice(name.keep()));
+            inbox::post(notice(name.to_owned()));
         }
     });
     OK

@@ -41,9 +41,9 @@ mod user;
 use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
-use crate::engine::change::End;
-use crate::engine::line::RequestId;
-use crate::engine::{Engine, Event, Keyspace, Name, NameRef, Now, Token};
+use crate::engine::{
+    End, Engine, Event, Keyspace, Name, NameRef, Now, RequestId, SteadyMs, WallMs,
+};
 use crate::error::Error;
 use api::{Ctx, Str};
 use caller::Client;
@@ -83,8 +83,10 @@ struct State {
     sweep: sweep::Sweep,
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
-    since: u64,
-    heartbeat: u64,
+    since: WallMs,
+    heartbeat: SteadyMs,
+    /// Whether circles of waiting owners are being looked for, a step at a time.
+    looking: bool,
     // Kept between events for their room; empty ones are in their places while these are worked off.
     news: News,
     texts: observers::Texts,
@@ -97,8 +99,9 @@ lazy_static::lazy_static! {
         steps: clock::Steps::default(),
         sweep: sweep::Sweep::default(),
         settings: config::Settings::default(),
-        since: clock::wall().ms(),
-        heartbeat: 0,
+        since: clock::read().wall(),
+        heartbeat: SteadyMs(0),
+        looking: false,
         news: News::default(),
         texts: observers::Texts::default(),
     });
@@ -110,9 +113,9 @@ static POISONED: AtomicBool = AtomicBool::new(false);
 /// The highest token in values that were loaded, until an event tells the engine.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
-/// Notes a token in a loaded value.
-pub fn seen(token: Token) {
-    SEEN.fetch_max(token, Ordering::Relaxed);
+/// Notes a token, or a ticket's number, in a loaded value.
+pub fn seen(number: u64) {
+    SEEN.fetch_max(number, Ordering::Relaxed);
 }
 
 /// The door that every callback of the server comes in by: a panic stops here. What it has left half done may have been
@@ -242,33 +245,38 @@ fn event(ctx: *mut Ctx) {
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     let began = Instant::now();
-    run(ctx, mode, Origin::Event, clock::wall(), |state, now| {
+    run(ctx, mode, Origin::Event, clock::read(), |state, now| {
         // A lease or a wait whose time came while the server was busy: whoever is next had to wait for that.
-        if let Some(due) = state.engine.next_wakeup().filter(|due| *due < now.ms()) {
-            latency::sample(c"dlock-late", Duration::from_millis(now.ms() - due));
+        let late = state.engine.overdue(now);
+        if late > 0 {
+            latency::sample(c"dlock-late", Duration::from_millis(late));
         }
         let due = state.engine.tick(now);
-        if now.ms() >= state.heartbeat {
-            state.heartbeat = now.ms() + HEARTBEAT_MS;
+        if now.steady() >= state.heartbeat {
+            state.heartbeat = now.steady().after(HEARTBEAT_MS);
             let steps = state.steps.count;
             state.steps.look(now);
-            state.engine.counters.clock_steps += state.steps.count - steps;
+            state.engine.ledger.counters.clock_steps += state.steps.count - steps;
             replicate::look(ctx);
             audience::heartbeat(ctx);
-            if open && state.engine.suspicious() {
-                state.engine.break_circles(&mut state.keys, now);
-            }
+            state.looking = true;
             if open && !events::hears_generic() {
                 state.sweep(ctx, now);
             }
         }
-        timer::arm(state.heartbeat, now.ms());
+        timer::arm(state.heartbeat, now.steady());
+        if open && state.looking {
+            state.looking = state.engine.break_circles(&mut state.keys, now);
+            if state.looking {
+                timer::arm(now.steady().after(RETRY_MS), now.steady());
+            }
+        }
         let left = open
             && state
                 .engine
                 .settle_dirty(&mut state.keys, now, SETTLED_A_STEP);
         if due || left {
-            timer::arm(now.ms(), now.ms());
+            timer::arm(now.steady(), now.steady());
         }
     });
     // Commands have their own samples; what the module does by itself nobody else could tell of.
@@ -298,8 +306,8 @@ fn run<T>(
     let result = work(state, now);
     state.keys.write(&mut state.news);
     state.arm(now);
-    let engine = &state.engine;
-    if !(engine.wakes.is_empty() && engine.messages.is_empty() && state.news.is_empty()) {
+    let ledger = &state.engine.ledger;
+    if !(ledger.wakes.is_empty() && ledger.messages.is_empty() && state.news.is_empty()) {
         tell(ctx, guard);
     }
     Some(result)
@@ -308,14 +316,14 @@ fn run<T>(
 /// Answers who waited, and tells observers: with nothing lent, since the server may call back from within.
 #[cold]
 fn tell(ctx: *mut Ctx, mut state: RefMut<State>) {
-    let answered = !state.engine.wakes.is_empty();
+    let answered = !state.engine.ledger.wakes.is_empty();
     if answered {
-        blocking::answer(&mut state.engine.wakes);
+        blocking::answer(&mut state.engine.ledger.wakes);
     }
     let (channel, home) = (state.settings.channel, state.keys.home());
     let mut news = std::mem::take(&mut state.news);
     let mut texts = std::mem::take(&mut state.texts);
-    let mut messages = std::mem::take(&mut state.engine.messages);
+    let mut messages = std::mem::take(&mut state.engine.ledger.messages);
     drop(state);
     if answered && !events::tells_of_sleep() {
         blocking::deliver();
@@ -393,7 +401,10 @@ impl State {
             owner,
             named,
         } = wait;
-        let names = keys.iter().map(|key| NameRef { db, key }.keep()).collect();
+        let names = keys
+            .iter()
+            .map(|key| NameRef { db, key }.to_owned())
+            .collect();
         let owner = match &named {
             Some(named) => named.clone().into_bytes(),
             None => owner.to_vec(),
@@ -401,7 +412,7 @@ impl State {
         self.keys.go_home();
         if !blocking::block(ctx, strings, id, names, &owner, named) {
             // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
-            self.engine.unblocked(&mut self.keys, now, id);
+            self.engine.abandon(&mut self.keys, now, id);
             reply::write(ctx, Ok(Reply::NullArray));
         }
     }
@@ -410,7 +421,7 @@ impl State {
     #[cold]
     fn read_inbox(&mut self, now: Now) {
         let seen = SEEN.swap(0, Ordering::Relaxed);
-        self.engine.clock.observe(seen, now);
+        self.engine.ledger.clock.observe(seen, now);
         let notices = inbox::take();
         let reloaded = notices
             .iter()
@@ -418,19 +429,19 @@ impl State {
         for notice in notices {
             match notice {
                 Notice::Gone(id) => self.engine.leave(id, now),
-                Notice::Ended(client) => self.engine.ended(client),
+                Notice::Ended(client) => self.engine.on_disconnect(client),
                 Notice::Undelivered { name, owner, grant } => {
                     self.engine.undelivered(name, owner, grant)
                 }
                 Notice::Unlinked { name, holds, moved } => {
                     self.look_again(&name, false);
                     for (token, deadline) in holds.into_iter().filter(|_| !moved) {
-                        let end = if deadline <= now.ms() {
+                        let end = if deadline <= now.wall() {
                             End::Expired
                         } else {
                             End::Removed
                         };
-                        self.engine.gone(end, token, now);
+                        self.engine.on_hold_removed(end, token, now);
                         self.news.add_named(&name, Event::Ended(end, token));
                     }
                 }
@@ -438,7 +449,7 @@ impl State {
                 Notice::Flushed(db) => {
                     self.look_all_again(db);
                     if !reloaded {
-                        self.engine.flushed(db);
+                        self.engine.on_flush(db);
                     }
                     // A server that loads its data anew empties itself first: nothing is gone for good.
                     let all = 0..if reloaded { 0 } else { self.settings.databases };
@@ -446,7 +457,7 @@ impl State {
                         .for_each(|at| self.news.add_flush(at));
                 }
                 Notice::Swapped(one, other) => {
-                    self.engine.swapped(one, other);
+                    self.engine.on_swap(one, other);
                     // Who waits stays at the name; the locks have gone over to the other database.
                     for (from, to) in [(one, other), (other, one)] {
                         for name in self.engine.watched(Some(from)) {
@@ -457,10 +468,12 @@ impl State {
                 }
                 Notice::Retimed(name) => {
                     if gate::primary() {
-                        match self.keys.retimed(name.lend(), now) {
+                        match self.keys.retimed(name.as_ref(), now) {
                             Retimed::Right => {}
-                            Retimed::Wrong => self.engine.note(&name),
-                            Retimed::Earlier(end) => self.engine.ends(&name, end),
+                            Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
+                            Retimed::Earlier(end) => {
+                                self.engine.on_external_ttl(name.as_ref(), end)
+                            }
                         }
                     }
                 }
@@ -475,7 +488,7 @@ impl State {
                         self.engine.promote();
                     }
                 }
-                Notice::Evicted => self.engine.counters.evicted += 1,
+                Notice::Evicted => self.engine.ledger.counters.evicted += 1,
             }
         }
     }
@@ -485,11 +498,11 @@ impl State {
     fn look_again(&mut self, name: &Name, brought: bool) {
         if !gate::primary() {
             self.engine
-                .follow(name.lend(), self.keys.entry(name.lend()));
+                .follow(name.as_ref(), self.keys.entry(name.as_ref()));
         } else if brought {
-            self.engine.brought(&mut self.keys, name);
+            self.engine.on_key_brought(&mut self.keys, name.as_ref());
         } else {
-            self.engine.stale(name.lend());
+            self.engine.on_key_removed(name.as_ref());
         }
     }
 
@@ -505,14 +518,14 @@ impl State {
 
     /// Looks whether a lock that the sweep came by has been renamed, moved or given another TTL.
     fn look_over(&mut self, name: &Name, now: Now) {
-        self.engine.bring_sessions(&mut self.keys, name);
-        let lock = self.keys.entry(name.lend()).lock.as_ref();
+        self.engine.bring_ties(&mut self.keys, name.as_ref());
+        let lock = self.keys.entry(name.as_ref()).lock.as_ref();
         let needs_watch = lock.is_some_and(|lock| lock.needs_watch());
-        let unwatched = needs_watch && !self.engine.watches(name.lend());
-        match self.keys.retimed(name.lend(), now) {
-            Retimed::Earlier(end) => self.engine.ends(name, end),
+        let unwatched = needs_watch && !self.engine.watches(name.as_ref());
+        match self.keys.retimed(name.as_ref(), now) {
+            Retimed::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
             Retimed::Right if !unwatched => {}
-            Retimed::Right | Retimed::Wrong => self.engine.note(name),
+            Retimed::Right | Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
         }
     }
 
@@ -525,7 +538,7 @@ impl State {
 
     /// This server decides from now on: a quarantine begins.
     fn decide_from(&mut self, now: Now) {
-        self.since = now.ms();
+        self.since = now.wall();
         self.settings.begin();
         self.settings.refresh(&mut self.engine.policy, self.since);
     }
@@ -540,12 +553,12 @@ impl State {
 
     #[cold]
     fn arm_timer(&mut self, now: Now) {
-        if let Some(at) = self.engine.next_wakeup() {
-            timer::arm(at, now.ms());
+        if let Some(wait) = self.engine.next_wakeup(now) {
+            timer::arm(now.steady().after(wait), now.steady());
         }
         // A replica has nothing to settle until it is promoted, of which it is told.
         if self.engine.unsettled() && gate::primary() {
-            timer::arm(now.ms() + RETRY_MS, now.ms());
+            timer::arm(now.steady().after(RETRY_MS), now.steady());
         }
     }
 }

@@ -3,8 +3,8 @@
 use super::api::{self, api};
 use super::inbox::{self, Notice};
 use super::{clock, gate, stored};
-use crate::engine::lock::Lock;
-use crate::engine::{change, codec, token, Name, NameRef};
+use crate::engine::lock::token;
+use crate::engine::{change, codec, Lock, Name, NameRef};
 use redis_module::native_types::RedisType;
 use redis_module::raw;
 use redis_module::raw::{
@@ -52,8 +52,7 @@ pub fn lock_type() -> *mut raw::RedisModuleType {
     *LOCK_TYPE.raw_type.borrow()
 }
 
-/// No server has ever handed out a lower number for a place: numbers are microseconds of the wall clock. A holder that
-/// has to wait before all others counts down from the first in the queue, and must never come to 0.
+/// No server has ever handed out a lower number for a ticket: numbers are microseconds of the wall clock.
 const FIRST_PLACE: u64 = 1 << 40;
 
 /// Makes a lock the server's: a value that it will free.
@@ -83,13 +82,13 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
         let from_a_user = flags & believed == 0 && gate::primary();
         let numbers = || {
             lock.holds()
-                .map(|hold| hold.token)
-                .chain(lock.tickets().map(|(number, _)| number))
+                .map(|hold| hold.token.0)
+                .chain(lock.tickets().map(|(number, _)| number.0))
         };
-        let now = clock::wall();
+        let now = clock::read();
         let plausible = lock.obeys_the_rule()
             && numbers().all(|number| token::plausible(number, now))
-            && lock.tickets().all(|(number, _)| number >= FIRST_PLACE);
+            && lock.tickets().all(|(number, _)| number.0 >= FIRST_PLACE);
         if from_a_user && !plausible {
             return None;
         }
@@ -120,7 +119,7 @@ unsafe fn name_of(io: *mut RedisModuleIO) -> Option<Name> {
             db,
             key: api::bytes(key),
         }
-        .keep()
+        .to_owned()
     })
 }
 
@@ -216,7 +215,7 @@ unsafe extern "C" fn unlinked(ctx: *mut RedisModuleKeyOptCtx, value: *const c_vo
                 db,
                 key: api::bytes(key),
             }
-            .keep(),
+            .to_owned(),
             lock,
         );
     });

@@ -3,19 +3,19 @@
 use super::api::{api, Ctx};
 use super::cell::MainThread;
 use super::clock;
-use crate::engine::Millis;
+use crate::engine::{Millis, SteadyMs};
 use std::ffi::c_void;
 use std::ptr;
 
 /// The armed timer: its id, and when it goes off.
 struct Armed {
     ctx: *mut Ctx,
-    timer: Option<(u64, Millis)>,
+    timer: Option<(u64, SteadyMs)>,
 }
 
 /// The longest time that a timer is set for: a day. The server counts in microseconds, and one that overflows is due
 /// at once for ever. Going off too early does no harm: the event sets the next.
-const LONGEST_MS: u64 = 86_400_000;
+const LONGEST_MS: Millis = 86_400_000;
 
 static ARMED: MainThread<Armed> = MainThread::new(Armed {
     ctx: ptr::null_mut(),
@@ -30,7 +30,7 @@ pub fn init(own: *mut Ctx) {
 }
 
 /// Sees to it that the module's event comes at `at` or earlier.
-pub fn arm(at: Millis, now: Millis) {
+pub fn arm(at: SteadyMs, now: SteadyMs) {
     let Some(mut armed) = ARMED.lend() else {
         return;
     };
@@ -43,7 +43,7 @@ pub fn arm(at: Millis, now: Millis) {
         if let Some((id, _)) = armed.timer.take() {
             api!(RedisModule_StopTimer(armed.ctx, id, ptr::null_mut()));
         }
-        let wait = at.saturating_sub(now).min(LONGEST_MS) as i64;
+        let wait = at.since(now).min(LONGEST_MS) as i64;
         let id = api!(RedisModule_CreateTimer(
             armed.ctx,
             wait,
@@ -54,9 +54,28 @@ pub fn arm(at: Millis, now: Millis) {
     }
 }
 
+/// How much later than armed the timer may go off before that is put down to a step of the wall clock.
+const LATE_MS: Millis = 20;
+
+/// Arms a timer anew that should have gone off: the server's timers follow the wall clock, and one that stepped back has put
+/// them off by as much. To be called now and then, not from the timer's own callback.
+pub fn catch_up() {
+    let now = clock::read().steady();
+    let late = ARMED.lend().and_then(|mut armed| {
+        let (id, at) = armed.timer.filter(|(_, at)| now.since(*at) >= LATE_MS)?;
+        armed.timer = None;
+        // SAFETY: the id is of a timer that has not gone off, since its callback takes it out before anything else.
+        unsafe { api!(RedisModule_StopTimer(armed.ctx, id, ptr::null_mut())) };
+        Some(at)
+    });
+    if late.is_some() {
+        arm(now, now);
+    }
+}
+
 /// Sees to it that the module's event comes as soon as the server is back in its loop.
 pub fn soon() {
-    let now = clock::wall().ms();
+    let now = clock::read().steady();
     arm(now, now);
 }
 

@@ -78,7 +78,11 @@ impl<N: Copy + Ord, T> Roster<N, T> {
     /// Those from this number on, in order.
     pub fn from(&self, number: N) -> impl Iterator<Item = (N, &T)> {
         let first = self.chunk_of(number);
-        let members = self.chunks.iter().skip(first).flat_map(|chunk| &chunk.members);
+        let members = self
+            .chunks
+            .iter()
+            .skip(first)
+            .flat_map(|chunk| &chunk.members);
         let from = members.skip_while(move |(at, _)| *at < number);
         from.map(|(number, value)| (*number, &**value))
     }

@@ -354,9 +354,8 @@ impl Look {
         lock.explored = Some(from.max(target.number));
         // Whoever waits for nothing else acts when it is granted: it is in the way only as long as it is not compatible.
         let queue = queue_of(world, lock);
-        let matter = |queue: &WaitQueue| {
-            queue.parts > 0 || queue.entangled > 0 || queue.upgrade().is_some()
-        };
+        let matter =
+            |queue: &WaitQueue| queue.parts > 0 || queue.entangled > 0 || queue.upgrade().is_some();
         if from < target.number && queue.is_some_and(matter) {
             let places = Task::Places(target.lock, from, target.number);
             self.todo.push(places);
@@ -502,9 +501,7 @@ impl Look {
         owner: usize,
     ) -> impl Iterator<Item = (usize, Limit)> + Clone + 'l {
         let holders = self.locks[lock].holders.iter().copied();
-        holders.filter(move |(holder, _)| {
-            *holder != owner && self.owners[*holder].ungranted > 0
-        })
+        holders.filter(move |(holder, _)| *holder != owner && self.owners[*holder].ungranted > 0)
     }
 
     /// Whether holders that give nothing back keep this owner from holding beside them, by the granting rule.
@@ -556,7 +553,9 @@ impl Look {
             } = self.waits[wait].targets[nth];
             if self.is_incompatible(lock, owner, limit) {
                 let holders: Vec<usize> = self.standing(lock, owner).map(|(at, _)| at).collect();
-                let waits = holders.iter().flat_map(|holder| &self.owners[*holder].waits);
+                let waits = holders
+                    .iter()
+                    .flat_map(|holder| &self.owners[*holder].waits);
                 let stuck = waits.filter(|wait| !self.waits[**wait].granted);
                 arrows.extend(stuck.map(|to| Arrow {
                     to: *to,
@@ -662,7 +661,12 @@ impl Look {
     }
 
     /// The shortest circle of requests of a knot through one of them.
-    pub fn circle_through(&mut self, world: &World, id: RequestId, knot: &[RequestId]) -> Vec<Link> {
+    pub fn circle_through(
+        &mut self,
+        world: &World,
+        id: RequestId,
+        knot: &[RequestId],
+    ) -> Vec<Link> {
         let Some(start) = self.wait_at.get(&id).copied() else {
             return Vec::new();
         };
@@ -685,11 +689,7 @@ impl Look {
         Vec::new()
     }
 
-    fn path_back(
-        &self,
-        came_by: &ByNumber<RequestId, (usize, Arrow)>,
-        id: RequestId,
-    ) -> Vec<Link> {
+    fn path_back(&self, came_by: &ByNumber<RequestId, (usize, Arrow)>, id: RequestId) -> Vec<Link> {
         let mut links = Vec::new();
         let mut at = id;
         while let Some((wait, arrow)) = came_by.get(&at) {

@@ -20,7 +20,9 @@
 //! of the hold, and an argument less saves the server a tenth of its work on the command.
 
 use super::{Hold, Lock};
-use crate::engine::types::{Arrival, ClientId, Limit, Millis, Token, WallMs, MAX_NUMBER, MAX_OWNER};
+use crate::engine::types::{
+    Arrival, ClientId, Limit, Millis, Token, WallMs, MAX_NUMBER, MAX_OWNER,
+};
 
 /// Why a hold is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

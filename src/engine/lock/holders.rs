@@ -125,7 +125,10 @@ impl Holders {
     /// How many leases have not run out. Takes time by the number of those that have, which are soon taken out.
     pub fn live(&self, now: WallMs) -> usize {
         let ended = match self {
-            Holders::List(list) => list.iter().filter(|holder| holder.terms.deadline <= now).count(),
+            Holders::List(list) => list
+                .iter()
+                .filter(|holder| holder.terms.deadline <= now)
+                .count(),
             Holders::Indexed(many) => {
                 let ended = many.by_deadline.iter();
                 ended.take_while(|(at, ..)| *at <= now).count()

@@ -218,12 +218,7 @@ impl Requests {
     }
 
     /// Takes a request of this owner and connection out. Gives where it waited.
-    pub fn remove(
-        &mut self,
-        id: RequestId,
-        owner: OwnerHash,
-        client: ClientId,
-    ) -> Option<WaitsAt> {
+    pub fn remove(&mut self, id: RequestId, owner: OwnerHash, client: ClientId) -> Option<WaitsAt> {
         let (_, at) = self.by_id.remove(&id)?;
         match self.by_owner.get_mut(&owner) {
             Some(Ids::More(ids)) if ids.len() > 1 => drop(ids.remove(&id)),

@@ -11,9 +11,7 @@ use crate::engine::queue::requests::WaitsAt;
 use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::state::Engine;
-use crate::engine::types::{
-    Arrival, ClientId, Grant, Limit, Millis, NameRef, Now, RequestId,
-};
+use crate::engine::types::{Arrival, ClientId, Grant, Limit, Millis, NameRef, Now, RequestId};
 use crate::error::Error;
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -162,7 +160,11 @@ impl Engine {
         let wanted = [Wanted {
             name,
             lock,
-            place: if way == Way::Upgrade { Some(Arrival::AHEAD) } else { place },
+            place: if way == Way::Upgrade {
+                Some(Arrival::AHEAD)
+            } else {
+                place
+            },
             limit: ask.limit,
         }];
         self.refuse_if_deadlocked(keys, &wanted, ask, older.as_slice())?;
@@ -304,8 +306,13 @@ impl Engine {
     pub(super) fn waits_by_channel(&self, id: RequestId) -> bool {
         match self.requests.get(id) {
             Some(WaitsAt::One(lock, number)) => {
-                let place = self.queues.get(*lock).and_then(|queue| queue.place(*number));
-                place.and_then(Place::one).is_some_and(|request| request.channel.is_some())
+                let place = self
+                    .queues
+                    .get(*lock)
+                    .and_then(|queue| queue.place(*number));
+                place
+                    .and_then(Place::one)
+                    .is_some_and(|request| request.channel.is_some())
             }
             _ => false,
         }
@@ -350,7 +357,10 @@ impl Engine {
             self.add_place(entry, now, lock, &ask, number);
             return number;
         };
-        let place = self.queues.get_mut(lock).and_then(|queue| queue.place_mut(number));
+        let place = self
+            .queues
+            .get_mut(lock)
+            .and_then(|queue| queue.place_mut(number));
         if let Some(place) = place {
             let before = (place.limit, place.claim());
             place.limit = ask.limit;
@@ -431,7 +441,10 @@ impl Engine {
             session: ask.session,
             channel: channel.clone(),
         };
-        let place = self.queues.get_mut(lock).and_then(|queue| queue.place_mut(number));
+        let place = self
+            .queues
+            .get_mut(lock)
+            .and_then(|queue| queue.place_mut(number));
         if let Some(place) = place {
             place.occupant = Occupant::One(Box::new(request));
         }

@@ -49,20 +49,19 @@ impl Engine {
     }
 
     /// Whether anybody may wait for this owner, so that its wait could close a circle.
-    fn blocks_somebody(
-        &self,
-        keys: &mut impl Keyspace,
-        owner: &[u8],
-        hash: OwnerHash,
-    ) -> bool {
+    fn blocks_somebody(&self, keys: &mut impl Keyspace, owner: &[u8], hash: OwnerHash) -> bool {
         let mut holds = |lock: LockId| {
             let mut found = false;
             if let Some(name) = self.queues.name(lock) {
-                keys.inspect(name.as_ref(), &mut |lock| found = lock.hold(owner).is_some());
+                keys.inspect(name.as_ref(), &mut |lock| {
+                    found = lock.hold(owner).is_some()
+                });
             }
             found
         };
-        self.blocking.has(hash) || self.requests.waits(hash) || self.blocking.crowded().any(&mut holds)
+        self.blocking.has(hash)
+            || self.requests.waits(hash)
+            || self.blocking.crowded().any(&mut holds)
     }
 
     /// Whether those who hold what is waited for wait for nothing, and nobody who is queued for it waits for anything else.
@@ -220,13 +219,7 @@ impl Engine {
     }
 
     /// Ends the youngest request of a knot.
-    fn untie(
-        &mut self,
-        keys: &mut impl Keyspace,
-        now: Now,
-        look: &mut Look,
-        knot: &[RequestId],
-    ) {
+    fn untie(&mut self, keys: &mut impl Keyspace, now: Now, look: &mut Look, knot: &[RequestId]) {
         let Some(victim) = knot.iter().max().copied() else {
             return;
         };

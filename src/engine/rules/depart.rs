@@ -7,7 +7,9 @@ use crate::engine::queue::place::{Occupant, Place};
 use crate::engine::queue::requests::WaitsAt;
 use crate::engine::queue::LockId;
 use crate::engine::state::{Engine, Next};
-use crate::engine::types::{Arrival, ClientId, Millis, NameRef, Now, OwnerHash, RequestId, SteadyMs};
+use crate::engine::types::{
+    Arrival, ClientId, Millis, NameRef, Now, OwnerHash, RequestId, SteadyMs,
+};
 use crate::error::Error;
 use std::rc::Rc;
 
@@ -313,7 +315,10 @@ impl Engine {
         if let Some(left) = left {
             self.tell(left, lock, outcome);
         }
-        let Some(mut place) = self.queues.get_mut(lock).and_then(|queue| queue.remove(number))
+        let Some(mut place) = self
+            .queues
+            .get_mut(lock)
+            .and_then(|queue| queue.remove(number))
         else {
             return;
         };

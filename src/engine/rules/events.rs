@@ -237,7 +237,9 @@ impl Engine {
             return;
         };
         self.places -= queue.len();
-        let windows = queue.in_order().filter_map(|(_, place)| place.ticket.as_deref());
+        let windows = queue
+            .in_order()
+            .filter_map(|(_, place)| place.ticket.as_deref());
         for mut due in windows.map(|window| window.due) {
             self.ledger.timers.clear(&mut due);
         }
@@ -302,8 +304,7 @@ impl Engine {
     pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let mut refused = BTreeMap::new();
         let mut room = CLEARED_A_STEP;
-        while let Some((&client, &after)) =
-            self.disconnected.first_key_value().filter(|_| room > 0)
+        while let Some((&client, &after)) = self.disconnected.first_key_value().filter(|_| room > 0)
         {
             room -= 1;
             if let Some(id) = self.requests.notified(client) {
@@ -355,8 +356,7 @@ impl Engine {
         }
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, &tie.owner, Some(token)).is_ok_and(lives) {
-            self.ledger
-                .end(entry, &tie.owner, token, End::Session, now);
+            self.ledger.end(entry, &tie.owner, token, End::Session, now);
             // Served when all has gone that the connection held: what else it holds is not to be counted on.
             if let Some(lock) = self.queues.id(name) {
                 self.mark(lock);

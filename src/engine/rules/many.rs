@@ -510,7 +510,11 @@ impl Engine {
             self.places -= 1;
         }
         queue.counting.insert(id);
-        if let Some(part) = self.requests.many_mut(id).and_then(|many| many.part_mut(lock)) {
+        if let Some(part) = self
+            .requests
+            .many_mut(id)
+            .and_then(|many| many.part_mut(lock))
+        {
             part.place = None;
         }
         self.next.insert(Next::Many(id));

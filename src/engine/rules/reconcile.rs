@@ -21,9 +21,10 @@ impl Engine {
     #[inline]
     pub(super) fn abuts_stale(&self, lock: LockId) -> bool {
         self.stale > 0
-            && self.queues.get(lock).is_some_and(|queue| {
-                self.stale > usize::from(queue.stale) && queue.is_shared()
-            })
+            && self
+                .queues
+                .get(lock)
+                .is_some_and(|queue| self.stale > usize::from(queue.stale) && queue.is_shared())
     }
 
     /// Reconciles the queues of all locks that are wanted together with this one. A request that leaves this queue leaves
@@ -163,7 +164,11 @@ impl Engine {
         let request = place.request();
         queue.insert(Arrival::AHEAD, *place);
         let Some(id) = request else { return };
-        if let Some(part) = self.requests.many_mut(id).and_then(|many| many.part_mut(lock)) {
+        if let Some(part) = self
+            .requests
+            .many_mut(id)
+            .and_then(|many| many.part_mut(lock))
+        {
             part.place = Some(Arrival::AHEAD);
         } else {
             self.requests.set(id, WaitsAt::One(lock, Arrival::AHEAD));

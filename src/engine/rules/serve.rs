@@ -52,7 +52,10 @@ impl Engine {
     fn drop_disconnected_head(&mut self, entry: &mut Entry, now: Now, lock: LockId) -> bool {
         let head = self.queues.get(lock).and_then(|queue| queue.head());
         let ended = head.is_some_and(|(_, place)| self.is_disconnected(place));
-        let Some(id) = head.filter(|_| ended).and_then(|(_, place)| place.request()) else {
+        let Some(id) = head
+            .filter(|_| ended)
+            .and_then(|(_, place)| place.request())
+        else {
             return false;
         };
         if let Some((left, _)) = self.depart(id, now) {
@@ -75,13 +78,7 @@ impl Engine {
     }
 
     /// One step of serving a queue.
-    fn serve_head(
-        &mut self,
-        entry: &mut Entry,
-        now: Now,
-        name: NameRef,
-        lock: LockId,
-    ) -> Served {
+    fn serve_head(&mut self, entry: &mut Entry, now: Now, name: NameRef, lock: LockId) -> Served {
         let Some(queue) = self.queues.get(lock) else {
             return Served::Waits;
         };

@@ -44,12 +44,7 @@ impl Engine {
 
     /// The part of a settlement that every lock needs. Gives the lock's number if it turns out to need a queue.
     #[inline(always)]
-    fn settle_unwatched(
-        &mut self,
-        entry: &mut Entry,
-        now: Now,
-        name: NameRef,
-    ) -> Option<LockId> {
+    fn settle_unwatched(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> Option<LockId> {
         if let Some(end) = entry.external_end.take() {
             entry.shorten(end);
         }
@@ -215,7 +210,12 @@ impl Engine {
     ) {
         let needed = entry.lock.as_ref().is_some_and(|lock| lock.needs_watch());
         if needed || lock.is_some() {
-            self.settle_entry(entry, now, name, lock.filter(|lock| self.queues.get(*lock).is_some()));
+            self.settle_entry(
+                entry,
+                now,
+                name,
+                lock.filter(|lock| self.queues.get(*lock).is_some()),
+            );
         }
     }
 
@@ -283,7 +283,10 @@ impl Engine {
         let changed = self.blocking.record(
             lock,
             blocking.map_or(0, |lock| lock.holders()),
-            blocking.into_iter().flat_map(|lock| lock.holds()).map(holder),
+            blocking
+                .into_iter()
+                .flat_map(|lock| lock.holds())
+                .map(holder),
             &mut queue.blocking,
         );
         queue.revision += u64::from(changed);

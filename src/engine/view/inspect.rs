@@ -149,7 +149,10 @@ impl Engine {
 
     /// How many places of the queue are before the owner's; none if it has no place.
     pub fn position(&self, lock: Option<&Lock>, name: NameRef, owner: &[u8]) -> Option<usize> {
-        match self.queue(name).and_then(|queue| queue.rank(queue.number_of(owner)?)) {
+        match self
+            .queue(name)
+            .and_then(|queue| queue.rank(queue.number_of(owner)?))
+        {
             Some(rank) => Some(rank),
             // On a replica, and right after a load, only the value knows the tickets.
             None => lock?
