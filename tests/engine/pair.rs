@@ -19,6 +19,8 @@ pub struct Pair {
     highest: u64,
     /// The engine's numbers of waits, by the model's.
     waits: BTreeMap<u64, RequestId>,
+    /// How often each kind of answer was given, at once or later.
+    pub seen: BTreeMap<String, usize>,
     /// Whether the wall clock has stepped: then it does not tell how long ago something was.
     stepped: bool,
 }
@@ -31,6 +33,7 @@ impl Pair {
             tokens: Labels::new(),
             highest: 0,
             waits: BTreeMap::new(),
+            seen: BTreeMap::new(),
             stepped: false,
         }
     }
@@ -65,6 +68,7 @@ impl Pair {
         let Some(must) = must else {
             return Ok(());
         };
+        self.count("answered", &must);
         let count = |left: &Option<u32>| left.map_or(Reply::Null, |left| Reply::Integer(left.into()));
         let same = match (&must, &got) {
             (Answer::Granted { grant, holds }, Ok(Reply::Grant(token, count, _))) => {
@@ -109,6 +113,15 @@ impl Pair {
         same.then_some(()).ok_or(format!("{words}: the model answers {must:?}, the engine {got:?}"))
     }
 
+    fn count(&mut self, when: &str, answer: &Answer) {
+        let shown = match answer {
+            Answer::Refused(error) => error.to_string(),
+            other => format!("{other:?}"),
+        };
+        let kind = shown.split(|letter: char| !letter.is_alphabetic()).next().unwrap_or_default();
+        *self.seen.entry(format!("{when} {kind}")).or_default() += 1;
+    }
+
     /// Whether this token is the one of that grant: for a new grant, one above all that were seen.
     fn stands_for(&mut self, grant: u64, token: u64) -> bool {
         if let Some(known) = self.tokens.get(&grant) {
@@ -129,6 +142,7 @@ impl Pair {
                 return Err(format!("the model does not tell this: {heard:?}"));
             };
             let must = musts.remove(at);
+            self.count("told", &must.answer);
             if !self.same_outcome(&must, &heard) {
                 return Err(format!("the model tells {must:?}, the engine {heard:?}"));
             }

@@ -1,88 +1,9 @@
 //! The conversations in `tests/scenarios`, held with the engine and with the model.
 
-use crate::model::{Answer, Model, Told};
-use crate::script::{Act, Reader};
-use crate::transcript::{check, Labels, Subject};
-use std::path::Path;
-
-/// What is said by the model. Of what it does not know it says `...`.
-impl Subject for Model {
-    fn act(&mut self, act: &Act, tokens: &Labels, names: &Reader) -> Result<Option<Vec<String>>, String> {
-        let Ok(answer) = Model::act(self, act, tokens) else {
-            return Ok(None);
-        };
-        let mut said: Vec<String> = Vec::new();
-        if let Act::Command(command) = act {
-            let unnamed = command.words.iter().any(|word| word == "*");
-            let named = unnamed.then(|| format!("uuid-of-{}", command.client));
-            said.push(format!("-> {}", answer.map_or("...".into(), |answer| answer.said(named.as_deref()))));
-        }
-        let told = self.take_told().into_iter();
-        let heard = told.filter(|told| told.wait.asked.channel.is_some() || !self.cut.contains(&told.wait.asked.client));
-        said.extend(heard.map(|told| told.said(names)));
-        Ok(Some(said))
-    }
-
-    fn skips(&self, answer: &str) -> bool {
-        answer.starts_with("-> ERR") || answer.starts_with("-> NOPERM")
-    }
-
-    fn events(&mut self) -> Option<String> {
-        None
-    }
-}
-
-impl Answer {
-    fn said(&self, named: Option<&str>) -> String {
-        let named = |text: String| match named {
-            Some(named) => format!("{text}, {named}]"),
-            None => format!("{text}]"),
-        };
-        let list = |items: Vec<String>| format!("[{}]", items.join(", "));
-        match self {
-            Answer::Granted { grant, holds } => named(format!("[{grant}, {holds}")),
-            Answer::GrantedAll(grants) => list(grants.iter().map(u64::to_string).collect()),
-            Answer::Null | Answer::Cancelled => "null".into(),
-            // The circle is not the model's to name.
-            Answer::Refused(error) => match error.to_string() {
-                text if text.starts_with("DEADLOCK") => "DEADLOCK ...".into(),
-                text => text,
-            },
-            Answer::Waits(_) => "waits...".into(),
-            Answer::Noted(place, id) => format!("[0, {place}, {id}]"),
-            Answer::Number(number) => number.to_string(),
-            Answer::Remaining(remaining) => {
-                let shown = |left: &Option<u32>| left.map_or("null".into(), |left| left.to_string());
-                list(remaining.iter().map(shown).collect())
-            }
-            Answer::Held(grant, holds, left) => format!("[{grant}, {holds}, {left}]"),
-            Answer::Ok => "OK".into(),
-            Answer::Replaced => crate::error::Error::Replaced.to_string(),
-            Answer::Gone => "gone".into(),
-        }
-    }
-}
-
-impl Told {
-    fn said(&self, names: &Reader) -> String {
-        let asked = &self.wait.asked;
-        let Some(channel) = &asked.channel else {
-            return format!("{} <- {}", names.name(asked.client), self.answer.said(None));
-        };
-        let what = match &self.answer {
-            Answer::Granted { grant, .. } => format!("granted {grant}"),
-            Answer::Null => "timeout".into(),
-            Answer::Cancelled => "cancelled".into(),
-            Answer::Replaced => "replaced".into(),
-            other => other.said(None),
-        };
-        let key = asked.keys[0].split_once(':').map_or("", |(_, key)| key);
-        match what.starts_with("DEADLOCK") {
-            true => format!("{channel} <- {what}"),
-            false => format!("{channel} <- {what} {key} {} {}", asked.owner, self.wait.id),
-        }
-    }
-}
+use crate::model::Model;
+use crate::speech::Speaker;
+use crate::transcript::{check, Subject};
+use std::path::{Path, PathBuf};
 
 /// Holds all conversations, each with a fresh subject.
 fn converse<S: Subject>(subject: impl Fn() -> S) {
@@ -93,7 +14,7 @@ fn converse<S: Subject>(subject: impl Fn() -> S) {
         .collect();
     files.sort();
     assert!(!files.is_empty());
-    let told = |file: &std::path::PathBuf| {
+    let told = |file: &PathBuf| {
         let text = std::fs::read_to_string(file).expect("a text");
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         check(&mut subject(), &text).err().map(|wrong| format!("{name}, {wrong}"))
@@ -103,6 +24,52 @@ fn converse<S: Subject>(subject: impl Fn() -> S) {
 }
 
 #[test]
+fn conversations_go_as_written() {
+    converse(Speaker::new);
+}
+
+#[test]
 fn conversations_with_the_model_go_as_written() {
     converse(|| Model::new(Default::default()));
+}
+
+const TRUE: &str = "\
+ann: ACQUIRE shop alice 1000
+  -> [#1, 1]
+bob: ACQUIRE shop bert 1000 BLOCK 0
+  -> waits
+ann: RELEASE shop alice
+  -> 0
+  bob <- [#2, 1]
+ann: HELD shop alice
+  -> null
+";
+
+#[test]
+fn a_true_conversation_passes() {
+    assert_eq!(check(&mut Speaker::new(), TRUE), Ok(()));
+}
+
+/// Makes a conversation untrue in one place, and requires that exactly this line is rejected.
+fn untrue(there: &str, instead: &str, line: usize) {
+    assert!(TRUE.contains(there));
+    let wrong = check(&mut Speaker::new(), &TRUE.replacen(there, instead, 1)).expect_err("it is not so");
+    assert!(wrong.starts_with(&format!("line {line}:")), "{wrong}");
+}
+
+#[test]
+fn an_untrue_conversation_does_not() {
+    untrue("-> waits", "-> null", 4);
+    untrue("-> waits", "-> waits and", 4);
+    untrue("bob <- [#2, 1]", "bob <- [#1, 1]", 7);
+    untrue("bob <- [#2, 1]", "bob <- [#2, 2]", 7);
+    untrue("bob <- [#2, 1]", "ann <- [#2, 1]", 7);
+    untrue("  bob <- [#2, 1]\n", "", 7);
+    untrue("  -> 0\n", "  -> 0\n  ann <- null\n", 7);
+    untrue("  bob <- [#2, 1]\n", "  bob <- [#2, 1]\n  bob <- null\n", 8);
+    untrue("-> null", "-> nul", 9);
+    // A higher number is a higher token.
+    let again = "shop bert\n  -> [#3, 1, 1000]";
+    untrue("shop alice\n  -> null", again, 9);
+    untrue("bob <- [#2, 1]", "bob <- [#0, 1]", 7);
 }

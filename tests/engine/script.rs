@@ -13,12 +13,13 @@
 //! config max-queue 3                `config quarantine 100` lets one begin that lasts so long
 //! ```
 //! Other lines: `del`, `rename`, `move` (to another database), `copy` (by DUMP and RESTORE), `dump` (by DUMP and DEL, kept for)
-//! `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `crash` (the replica takes over), `failover`, `restart`.
+//! `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that lags catches up), `crash` (the
+//! replica takes over), `failover`, `restart`. `shop@1` is a key of database 1.
 //!
 //! In a command `#1` is a token, `''` is empty, `\xhh` a byte, `(99*x)` 99 times x. A connection that is called by a number has
 //! that as its id.
 
-use crate::engine::{Millis, Policy};
+use crate::engine::{Millis, Policy, WallMs};
 use std::collections::BTreeMap;
 
 /// One thing that happens.
@@ -42,6 +43,8 @@ pub enum Act {
     Slot { key: Key, leaves: bool },
     Pause,
     Resume,
+    /// A replica that lags catches up.
+    Sync,
     Failover,
     Restart,
     Crash { quarantine: Millis },
@@ -72,7 +75,10 @@ impl Reader {
             return self.command(who, words).map(Act::Command);
         }
         let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text} is no number"));
-        let key = |key: &str| (0, key.to_string());
+        let key = |key: &str| match key.rsplit_once('@') {
+            Some((key, db)) => (db.parse().unwrap_or(0), key.to_string()),
+            None => (0, key.to_string()),
+        };
         Ok(match line.split_whitespace().collect::<Vec<_>>()[..] {
             ["wait", ms] => Act::Wait(number(ms)?),
             ["stall", ms] => Act::Stall(number(ms)?),
@@ -83,7 +89,7 @@ impl Reader {
             ["del", one] => Act::Del(key(one)),
             ["set", one] => Act::Set(key(one)),
             ["rename", from, to] => Act::Rename(key(from), key(to)),
-            ["move", one, db] => Act::Rename(key(one), (number(db)? as u32, one.to_string())),
+            ["move", one, db] => Act::Rename(key(one), (number(db)? as u32, key(one).1)),
             ["copy", from, to] => Act::Copy(key(from), key(to)),
             ["dump", one] => Act::Dump(key(one)),
             ["restore", one] => Act::Restore(key(one)),
@@ -93,6 +99,7 @@ impl Reader {
             ["slot", "of", one, "returns"] => Act::Slot { key: key(one), leaves: false },
             ["pause"] => Act::Pause,
             ["resume"] => Act::Resume,
+            ["sync"] => Act::Sync,
             ["failover"] => Act::Failover,
             ["restart"] => Act::Restart,
             ["crash"] => Act::Crash { quarantine: 0 },
@@ -129,7 +136,7 @@ impl Reader {
 }
 
 /// Changes a setting, as `config` says. Gives whether there is one of that name.
-pub fn configure(policy: &mut Policy, name: &str, value: &str, now: Millis) -> bool {
+pub fn configure(policy: &mut Policy, name: &str, value: &str, now: WallMs) -> bool {
     let number = value.parse::<u64>().unwrap_or(0);
     match name {
         "grants" => policy.grants = value == "yes",
@@ -143,7 +150,7 @@ pub fn configure(policy: &mut Policy, name: &str, value: &str, now: Millis) -> b
         "deadlock-detection" => policy.deadlock_detection = value == "yes",
         "deadlock-max-steps" => policy.deadlock_max_steps = number as usize,
         "quarantine-ms" => policy.max_lease_ms = policy.max_lease_ms.min(number),
-        "quarantine" => policy.quarantine_until = now + number,
+        "quarantine" => policy.quarantine_until = now.after(number),
         _ => return false,
     }
     true

@@ -196,6 +196,9 @@ impl World {
             Act::Stall(ms) => self.jump(*ms),
             Act::Clock(ms) => {
                 self.now.us = self.now.us.saturating_add_signed(ms * 1000);
+                if self.is(Fault::SteadySteps) {
+                    self.now.steady_us = self.now.steady_us.saturating_add_signed(ms * 1000);
+                }
                 self.tick();
                 self.expire_keys();
             }
@@ -228,6 +231,7 @@ impl World {
             }
             Act::Pause => self.writable = false,
             Act::Resume => self.resume(),
+            Act::Sync => self.sync(),
             Act::Failover => self.failover(),
             Act::Restart => self.restart(),
             Act::Crash { quarantine } => self.crash(0, *quarantine),
@@ -410,6 +414,7 @@ impl World {
         policy.deadlock_detection = detection;
         change(policy);
         self.detection = policy.deadlock_detection;
+        policy.grants |= self.fault == Some(Fault::GrantsOn);
         self.engine().mark_all();
         self.engine().suspect_all();
         self.tick();
@@ -423,7 +428,16 @@ impl World {
 
     /// Something other than the module works on keys.
     pub fn alter(&mut self, op: Op) {
-        self.primary.alter(&op, self.now);
+        let values = &mut self.primary.keys.values;
+        match (self.fault, &op) {
+            (Some(Fault::DelUnseen), Op::Del(name)) => drop(values.remove(name)),
+            (Some(Fault::RenameUnseen), Op::Rename(from, to)) => {
+                if let Some(value) = values.remove(from) {
+                    values.insert(to.clone(), value);
+                }
+            }
+            _ => self.primary.alter(&op, self.now),
+        }
         self.known.extend(self.primary.keys.values.keys().cloned());
         self.link.push_back(op);
         self.perform();

@@ -259,7 +259,7 @@ impl Model {
     }
 
     pub fn quarantined(&self) -> bool {
-        self.now < self.policy.quarantine_until
+        self.now < self.policy.quarantine_until.0
     }
 
     fn granting(&self) -> bool {
@@ -267,7 +267,7 @@ impl Model {
     }
 
     fn quarantine(&self) -> Error {
-        Error::Quarantine(self.policy.quarantine_until.saturating_sub(self.now))
+        Error::Quarantine(self.policy.quarantine_until.0.saturating_sub(self.now))
     }
 
     fn lock(&mut self, key: &str) -> &mut Lock {

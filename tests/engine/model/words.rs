@@ -1,6 +1,7 @@
 //! The commands and events as the model takes them.
 
 use super::{Answer, Model, Patience, Request, Told, SHARED};
+use crate::engine::WallMs;
 use crate::error::Error;
 use crate::script::{self, Act, Command};
 use std::collections::BTreeMap;
@@ -40,7 +41,7 @@ impl Model {
             // The model's look at deadlocks has no bound.
             Act::Config(name, _) if name == "deadlock-max-steps" => return Err(()),
             Act::Config(name, value) => {
-                let now = self.now;
+                let now = WallMs(self.now);
                 self.configure(|policy| drop(script::configure(policy, name, value, now)));
             }
             _ => return Err(()),
