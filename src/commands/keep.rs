@@ -3,7 +3,7 @@
 use super::args::Usual;
 use super::table::Given;
 use super::{Call, Reply};
-use crate::engine::{Keyspace, Limit};
+use crate::engine::{Keyspace, Limit, Millis, Token};
 use crate::error::Error;
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
@@ -17,13 +17,53 @@ pub fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply
     Ok(Reply::Grant(hold.token, hold.holds, None))
 }
 
-/// Renews a lease: `key owner [lease-ms] [TOKEN t]`.
+/// What `DLOCK.RENEW` and `DLOCK.MRENEW` ask for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Renewal {
+    /// The lease, from now on.
+    pub lease: Millis,
+    /// The token that the hold must have.
+    pub token: Option<Token>,
+    /// Whether the hold is to end with the connection, from now on.
+    pub session: bool,
+    /// How long the server is to renew it by itself while the connection is open; 0: without bound.
+    pub auto: Option<Millis>,
+    /// The connection's client id.
+    pub client: u64,
+}
+
+impl Renewal {
+    /// What the words say. Errors if the caller may not ask for it.
+    pub fn read<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<Renewal, Error> {
+        let tie = match (given.session, given.auto) {
+            (false, None) => None,
+            (true, _) => Some("SESSION"),
+            (false, Some(_)) => Some("AUTO"),
+        };
+        if let Some(option) = tie {
+            if !call.caller.own_connection() {
+                return Err(Error::NoConnection(option));
+            }
+            // UNTIL THE ENGINE TIES HOLDS BY A RENEWAL: the one place that refuses it.
+            return Err(Error::UnknownOption(option.to_string()));
+        }
+        Ok(Renewal {
+            lease: call.lease(given.lease),
+            token: given.token,
+            session: given.session,
+            auto: given.auto,
+            client: call.caller.client(),
+        })
+    }
+}
+
+/// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.
 #[inline(never)]
 pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
-    let lease = call.lease(given.lease);
+    let Renewal { lease, token, .. } = Renewal::read(call, given)?;
     call.engine
-        .renew(call.keys, call.now, name, owner, given.token, lease)
+        .renew(call.keys, call.now, name, owner, token, lease)
         .map(Reply::Integer)
 }
 

@@ -1,6 +1,7 @@
 //! `DLOCK.MACQUIRE`, `DLOCK.MRENEW`, `DLOCK.MRELEASE`.
 
 use super::acquire::{self, Family};
+use super::keep::Renewal;
 use super::table::Given;
 use super::{Call, Reply};
 use crate::engine::{Keyspace, ManyAnswer};
@@ -33,11 +34,11 @@ pub fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, 
     })
 }
 
-/// Renews many leases: `numkeys key [key …] owner [lease-ms]`.
+/// Renews many leases: `numkeys key [key …] owner [lease-ms] [SESSION] [AUTO ms]`.
 #[inline(never)]
 pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
-    let lease = call.lease(given.lease);
+    let Renewal { lease, .. } = Renewal::read(call, given)?;
     call.engine
         .renew_many(call.keys, call.now, &names, owner, lease)
         .map(Reply::Integer)
