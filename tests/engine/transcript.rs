@@ -177,7 +177,15 @@ impl Transcript {
         } else {
             Client::connection(id)
         };
+        let by_channel = words
+            .iter()
+            .any(|word| word.eq_ignore_ascii_case(b"NOTIFY"));
         let answer = match self.world.send(client, db, &words) {
+            // The number of the wait is another in each run.
+            Ok(Reply::Array(mut parts)) if by_channel => {
+                parts.truncate(2);
+                shown(&Reply::Array(parts))
+            }
             Ok(reply) => shown(&reply),
             Err(error) => error.to_string(),
         };
