@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use dlock_integration::redis::Connection;
-use dlock_integration::{Ask, Grant, Server};
+use dlock_integration::{Ask, Grant, Queued, Server};
 
 use crate::errand::{owners, Errand, Errands};
 use crate::failure::Failure;
@@ -59,11 +59,11 @@ impl Chain {
         }
         // Owner 0 has no part yet in the chain that it would close, or stand at the beginning of.
         for number in 1..CHAIN - 1 {
-            let _: Grant = connection.ask(&wait(number, number + 1));
+            let _: Queued = connection.ask(&wait(number, number + 1));
         }
-        let _: Grant = connection.ask(&wait(CHAIN, 0));
+        let _: Queued = connection.ask(&wait(CHAIN, 0));
         if closed {
-            let _: Grant = connection.ask(&wait(0, 1));
+            let _: Queued = connection.ask(&wait(0, 1));
         }
         Chain {
             name,
@@ -81,7 +81,7 @@ impl Chain {
                 return Err(refusal.into());
             }
         } else {
-            let (granted, _): Grant = self.connection.ask(&wait(0, 1));
+            let (granted, ..): Queued = self.connection.ask(&wait(0, 1));
             if granted != 0 {
                 return Err("it was granted, not queued".into());
             }
@@ -124,7 +124,7 @@ const WAIT: Errand = Errand {
         "DLOCK.ACQUIRE {key} {owner} 86400000 NOTIFY news",
         "DLOCK.CANCEL {key} {owner}",
     ],
-    reply: "*2\r\n:0\r\n:0\r\n:1\r\n",
+    reply: "*3\r\n:0\r\n:0\r\n:#\r\n:1\r\n",
 };
 
 /// By one who holds nothing, with the look for deadlocks and without it.
@@ -154,7 +154,7 @@ pub fn open_wait() -> Opened {
                     let _: Grant = connection.ask(&take);
                     let want =
                         format!("DLOCK.ACQUIRE own:{owner} other:{owner} {LEASE_MS} NOTIFY news");
-                    let _: Grant = connection.ask(&want);
+                    let _: Queued = connection.ask(&want);
                 }
             }
             // The holders' connection stays: they can act.

@@ -65,7 +65,7 @@ mod subscriber;
 mod version;
 mod wire;
 
-pub use ask::{command, reply_of, Ask, Grant};
+pub use ask::{command, reply_of, Ask, Grant, Queued};
 pub use blocked::Blocked;
 pub use builder::{ServerBuilder, StartError};
 pub use daemon::Daemon;

@@ -5,7 +5,9 @@ mod sound;
 use std::time::Duration;
 
 use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, PushKind, Value};
-use dlock_integration::{await_until, position, stat, Ask, Blocked, Grant, Server, Wire, PATIENCE};
+use dlock_integration::{
+    await_until, position, stat, Ask, Blocked, Grant, Queued, Server, Wire, PATIENCE,
+};
 use sound::assert_sound;
 
 /// Waiters of which the memory is measured.
@@ -80,11 +82,19 @@ fn message(value: &Value) -> Option<Vec<u8>> {
     from_redis_value(payload).ok()
 }
 
+/// The place in what a request that is to wait by a channel is answered.
+#[track_caller]
+fn place_of(reply: &Value) -> u64 {
+    let (zero, place, _): Queued = from_redis_value(reply).expect("three numbers");
+    assert_eq!(zero, 0);
+    place
+}
+
 /// Waits by a channel; gives its place.
 #[track_caller]
 fn wait_as(connection: &mut Connection, owner: &str, options: &str) -> u64 {
     let line = format!("DLOCK.ACQUIRE k {owner} 600000 NOTIFY news {options}");
-    let (zero, place): (u64, u64) = connection.ask(&line);
+    let (zero, place, _): Queued = connection.ask(&line);
     assert_eq!(zero, 0, "{line}");
     place
 }
@@ -156,7 +166,8 @@ fn messages_are_exact() {
         };
         c.ask_command::<Grant>(&acquire(b"alice"));
         let wait = |mut line: Cmd| line.arg("NOTIFY").arg(channel).to_owned();
-        assert_eq!(c.ask_command::<(u64, u64)>(&wait(acquire(owner))), (0, 0));
+        let (zero, place, first): Queued = c.ask_command(&wait(acquire(owner)));
+        assert_eq!((zero, place), (0, 0));
         c.ask_command::<u64>(cmd("DLOCK.RELEASE").arg(key).arg(b"alice"));
         let (token, ..): (u64, u64, u64) = c.ask_command(cmd("DLOCK.HELD").arg(key).arg(owner));
         let head = format!("granted {token} {}:", key.len()).into_bytes();
@@ -167,7 +178,9 @@ fn messages_are_exact() {
         let long = [b'o'; 1024];
         let mut line = acquire(&long);
         line.arg("NOTIFY").arg([b'c'; 1024].as_slice());
-        assert_eq!(c.ask_command::<(u64, u64)>(&line), (0, 0));
+        let (zero, place, second): Queued = c.ask_command(&line);
+        assert_eq!((zero, place), (0, 0));
+        assert!(second > first, "each wait has a number of its own");
         let mut line = acquire(b"dave");
         line.arg("NOTIFY").arg([b'c'; 1025].as_slice());
         let error = c.answer(&line).expect_err("a refusal");
@@ -216,7 +229,7 @@ fn a_circle_is_told() {
     wait_as(&mut c, "bob", "");
     c.run("DLOCK.ACQUIRE x bob 600000");
     c.run("DLOCK.ACQUIRE y carol 600000");
-    let (zero, _): (u64, u64) = c.ask("DLOCK.ACQUIRE y alice 600000 NOTIFY news");
+    let (zero, ..): Queued = c.ask("DLOCK.ACQUIRE y alice 600000 NOTIFY news");
     assert_eq!(zero, 0);
     c.run("DLOCK.FORCERELEASE j");
     // Now what bob holds stands where alice waits.
@@ -242,15 +255,13 @@ fn the_user_needs_the_channel() {
     );
     assert_eq!(position(&mut c, "k", "bob"), None);
     assert_eq!(c.ask::<u64>("EXISTS free"), 0);
-    let mine: (u64, u64) = limited.ask("DLOCK.ACQUIRE k bob 600000 NOTIFY mine");
-    assert_eq!(mine, (0, 0));
+    let (zero, place, _): Queued = limited.ask("DLOCK.ACQUIRE k bob 600000 NOTIFY mine");
+    assert_eq!((zero, place), (0, 0));
     // A pattern is no permission for what it matches.
     c.run("ACL SETUSER limited resetchannels &n*");
     let mut limited = server.connection_as("limited", "p");
     assert_eq!(
-        limited
-            .ask::<(u64, u64)>("DLOCK.ACQUIRE k carol NOTIFY news")
-            .0,
+        limited.ask::<Queued>("DLOCK.ACQUIRE k carol NOTIFY news").0,
         0
     );
 }
@@ -271,8 +282,8 @@ fn refused_in_scripts_and_allowed_in_a_transaction() {
     c.run("DLOCK.ACQUIRE k carol 600000 NOTIFY news");
     c.run("DLOCK.RELEASE k alice");
     let replies: Vec<Value> = c.ask("EXEC");
-    let place = |place| Value::Array(vec![Value::Int(0), Value::Int(place)]);
-    assert_eq!(replies, [place(0), place(1), Value::Int(0)]);
+    assert_eq!((place_of(&replies[0]), place_of(&replies[1])), (0, 1));
+    assert_eq!(replies[2..], [Value::Int(0)]);
     ear.granted("k", "bob");
 }
 
@@ -334,7 +345,7 @@ fn a_connection_s_end_removes_its_places() {
 fn who_dies_is_not_granted_for_long() {
     let (server, mut c, _) = held();
     let mut dies = server.wire();
-    dies.ask::<(u64, u64)>("DLOCK.ACQUIRE k dies 600000 NOTIFY none");
+    dies.ask::<Queued>("DLOCK.ACQUIRE k dies 600000 NOTIFY none");
     let id = dies.client_id();
     let next = Blocked::start(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
     let kill = format!("CLIENT KILL ID {id}");
@@ -365,7 +376,7 @@ fn the_reply_comes_before_its_message() {
         let replies: Vec<Value> = replies.map(|reply| reply.expect("no refusal")).collect();
         let told = replies.iter().position(|value| message(value).is_some());
         let told = told.unwrap_or_else(|| panic!("no message in {replies:?}"));
-        assert_eq!(replies[0], Value::Array(vec![Value::Int(0), Value::Int(0)]));
+        assert_eq!(place_of(&replies[0]), 0);
         // By the release that was its turn, and not later.
         assert!(told == 1 || told == 2, "{replies:?}");
     }
@@ -448,8 +459,8 @@ fn a_restart_forgets_who_waited() {
     );
     assert_eq!(stat(&server, "notify_waiting"), 0);
     let mut ear = Ear::new(&server, 2, b"news");
-    let again: (u64, u64) = c.ask("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news");
-    assert_eq!(again, (0, 0));
+    let (zero, place, _): Queued = c.ask("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news");
+    assert_eq!((zero, place), (0, 0));
     c.run("DLOCK.RELEASE k alice");
     ear.granted("k", "carol");
 }
@@ -479,8 +490,7 @@ fn a_thousand_are_handed_the_lock_in_order() {
     let mut wire = server.wire();
     let lines = (0..WAITERS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 600000 NOTIFY news"));
     for (at, reply) in wire.pipeline(lines).iter().enumerate() {
-        let place = i64::try_from(at).expect("a thousand at most");
-        assert_eq!(reply, &Value::Array(vec![Value::Int(0), Value::Int(place)]));
+        assert_eq!(place_of(reply), at as u64);
     }
     c.run("DLOCK.RELEASE k alice");
     let mut before = 0;
@@ -507,11 +517,7 @@ fn a_hundred_thousand_wait_on_one_connection() {
     let before = used_memory(&server);
     let lines = (0..MASS).map(|at| format!("DLOCK.ACQUIRE k owner-{at:06} 600000 NOTIFY news"));
     let replies = wire.pipeline(lines);
-    let last = MASS as i64 - 1;
-    assert_eq!(
-        replies[MASS - 1],
-        Value::Array(vec![Value::Int(0), Value::Int(last)])
-    );
+    assert_eq!(place_of(&replies[MASS - 1]), MASS as u64 - 1);
     let bytes = (used_memory(&server) - before) / MASS;
     println!("{}: {bytes} bytes a waiter by a channel", server.version());
     for at in [0, MASS / 2, MASS - 1] {

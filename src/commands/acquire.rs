@@ -42,9 +42,13 @@ pub fn run_usual<K: Keyspace>(
 pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given, family: Family) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     if owner == FRESH {
-        check_fresh(given)?;
+        check_fresh(given, family)?;
         let owner = call.caller.fresh_owner();
-        let ask = ask(call, given, owner.as_bytes(), family)?;
+        let mut ask = ask(call, given, owner.as_bytes(), family)?;
+        if ask.wait == Wait::No {
+            // Nobody would know the name of the ticket that it left.
+            ask.ticket = None;
+        }
         return request(call, name, &ask, Some(&owner));
     }
     let ask = ask(call, given, owner, family)?;
@@ -106,15 +110,21 @@ pub fn ask<'a, K: Keyspace>(
     })
 }
 
-/// An owner that the server is to name has no holds yet, and a message would not tell it its name.
+/// An owner that the server is to name learns its name from the grant, and from nothing before: it has no holds yet, a message
+/// would not tell it its name, and it could not claim a ticket that outlives its wait.
 #[cold]
-fn check_fresh(given: &Given) -> Result<(), Error> {
+fn check_fresh(given: &Given, family: Family) -> Result<(), Error> {
     let excluded = [
         (given.holds.is_some(), "HOLDS"),
         (given.notify.is_some(), "NOTIFY"),
+        (given.claim.is_some(), "CLAIM"),
     ];
     match excluded.into_iter().find(|(given, _)| *given) {
         Some((_, option)) => Err(Error::Conflict(option, "owner *")),
+        None if family == Family::Fair && given.block.is_none() => {
+            let must = "a name: * needs BLOCK with DLOCK.FAIRACQUIRE".to_string();
+            Err(Error::Argument("owner", must))
+        }
         None => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use super::args::Usual;
 use super::table::Given;
 use super::{Call, Reply};
-use crate::engine::{Keeping, Keyspace, Limit, Token};
+use crate::engine::{ClientId, Keeping, Keyspace, Limit, Token};
 use crate::error::Error;
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
@@ -17,20 +17,33 @@ pub fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply
     Ok(Reply::Grant(hold.token, hold.holds, None))
 }
 
-/// Renews a lease: `key owner [lease-ms] [TOKEN t]`.
+/// How `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
+///
+/// Errors if the caller has none.
+pub fn keeping<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<Keeping, Error> {
+    let tie = match (given.session, given.auto) {
+        (false, None) => return Ok(Keeping::default()),
+        (true, _) => "SESSION",
+        (false, Some(_)) => "AUTO",
+    };
+    if !call.caller.own_connection() {
+        return Err(Error::NoConnection(tie));
+    }
+    Ok(Keeping {
+        client: ClientId(call.caller.client()),
+        session: given.session,
+        auto: given.auto,
+    })
+}
+
+/// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.
 #[inline(never)]
 pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
-    let lease = call.lease(given.lease);
+    let (lease, token) = (call.lease(given.lease), given.token.map(Token));
+    let keeping = keeping(call, given)?;
     call.engine
-        .renew(
-            call.keys,
-            call.now,
-            name,
-            (owner, given.token.map(Token)),
-            lease,
-            &Keeping::default(),
-        )
+        .renew(call.keys, call.now, name, (owner, token), lease, &keeping)
         .map(Reply::Integer)
 }
 

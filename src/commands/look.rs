@@ -2,26 +2,35 @@
 
 use super::table::{Given, COMMANDS};
 use super::{Call, Caller, Reply};
-use crate::engine::{HoldView, Keyspace, PlaceKind, PlaceView, State, Token};
+use crate::engine::{HoldView, Keyspace, Lock, PlaceKind, PlaceView, State, Token};
 use crate::error::Error;
 
 /// Holders and places that INFO shows where the request does not say.
 const SHOWN: u64 = 100;
 
-/// An owner's hold: `key owner`.
+/// An owner's hold: `key owner`; that whose lease ends last, and whose it is: `key`.
 #[inline(never)]
 pub fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
-    let (name, owner) = (call.name(given.key()), given.owner());
-    let now = call.now;
+    let (name, now) = (call.name(given.key()), call.now);
     let (engine, lock) = call.lock(name)?;
-    Ok(match engine.held(lock, now, owner) {
-        None => Reply::NullArray,
-        Some(hold) => Reply::Array(vec![
-            Reply::Integer(hold.token.0),
-            Reply::Integer(u64::from(hold.holds)),
-            Reply::Integer(hold.deadline.since(now.wall())),
-        ]),
-    })
+    let hold = match given.owner {
+        Some(owner) => engine.held(lock, now, owner),
+        None => lock
+            .and_then(Lock::last)
+            .filter(|hold| hold.deadline > now.wall()),
+    };
+    let Some(hold) = hold else {
+        return Ok(Reply::NullArray);
+    };
+    let mut fields = vec![
+        Reply::Integer(hold.token.0),
+        Reply::Integer(u64::from(hold.holds)),
+        Reply::Integer(hold.deadline.since(now.wall())),
+    ];
+    if given.owner.is_none() {
+        fields.push(Reply::Bulk(hold.owner.to_vec()));
+    }
+    Ok(Reply::Array(fields))
 }
 
 /// Whether a token still holds: `key token`.

@@ -1,9 +1,10 @@
 //! `DLOCK.MACQUIRE`, `DLOCK.MRENEW`, `DLOCK.MRELEASE`.
 
 use super::acquire::{self, Family};
+use super::keep::keeping;
 use super::table::Given;
 use super::{Call, Reply};
-use crate::engine::{Keeping, Keyspace, ManyAnswer};
+use crate::engine::{Keyspace, ManyAnswer};
 use crate::error::Error;
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n] [SESSION]`.
@@ -33,20 +34,13 @@ pub fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, 
     })
 }
 
-/// Renews many leases: `numkeys key [key …] owner [lease-ms]`.
+/// Renews many leases: `numkeys key [key …] owner [lease-ms] [SESSION] [AUTO ms]`.
 #[inline(never)]
 pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
-    let lease = call.lease(given.lease);
+    let (lease, keeping) = (call.lease(given.lease), keeping(call, given)?);
     call.engine
-        .renew_many(
-            call.keys,
-            call.now,
-            &names,
-            owner,
-            lease,
-            &Keeping::default(),
-        )
+        .renew_many(call.keys, call.now, &names, owner, lease, &keeping)
         .map(Reply::Integer)
 }
 

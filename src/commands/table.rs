@@ -94,6 +94,8 @@ pub struct Given<'a> {
     pub limit: Option<u64>,
     /// Whether the hold is tied to the connection.
     pub session: bool,
+    /// For how long the server renews a hold by itself.
+    pub auto: Option<Millis>,
     /// How long to keep a place while nobody is there for it.
     pub claim: Option<Millis>,
     /// A fencing token.
@@ -282,11 +284,6 @@ pub const MAX_KEYS: u64 = 1024;
 /// The largest integer of the server's protocol.
 const MAX_INTEGER: u64 = i64::MAX as u64;
 
-/// The most keys that one call of `DLOCK.LIST` looks at. Another key takes 2 µs and a lock 4 to 5 on a busy machine, most of it
-/// in the server's SCAN, its look-ups and the reply: a call holds others up for some milliseconds, whatever the client asks
-/// for.
-const MAX_LISTED: u64 = 1_000;
-
 // What goes by its place.
 const KEY: Arg = arg("key", Kind::Key);
 const NUMKEYS: Arg = arg("numkeys", integer(1, MAX_KEYS, |given| &mut given.numkeys));
@@ -331,6 +328,11 @@ const HOLDS_LEFT: Arg = option(
     integer(0, MAX_HOLDS, |given| &mut given.holds),
 );
 const SESSION: Arg = option("SESSION", "session", Kind::Flag(|given| &mut given.session));
+const AUTO: Arg = option(
+    "AUTO",
+    "auto-ms",
+    integer(0, MAX_BLOCK_MS, |given| &mut given.auto),
+);
 const CLAIM: Arg = option(
     "CLAIM",
     "claim-ms",
@@ -431,12 +433,12 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::RenewMany,
         name: "dlock.mrenew",
-        summary: "Makes the leases of many holds end that long from now, or of none if one is not held",
+        summary: "Makes the leases of many holds end that long from now, or none; ties them to the connection",
         complexity: "O(N log M) with N keys and M holders",
         access: Access::Write,
         flags: "",
         categories: "write",
-        args: &[NUMKEYS, KEYS, OWNER, LEASE],
+        args: &[NUMKEYS, KEYS, OWNER, LEASE, SESSION, AUTO],
     },
     Spec {
         verb: Verb::ReleaseMany,
@@ -461,12 +463,12 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Renew,
         name: "dlock.renew",
-        summary: "Makes the lease of a hold end that long from now",
+        summary: "Makes the lease of a hold end that long from now; ties the hold to the connection",
         complexity: "O(log N) with N holders",
         access: Access::Write,
         flags: "fast",
         categories: "write fast",
-        args: &[KEY, OWNER, LEASE, TOKEN],
+        args: &[KEY, OWNER, LEASE, TOKEN, SESSION, AUTO],
     },
     Spec {
         verb: Verb::Release,
@@ -511,12 +513,12 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Held,
         name: "dlock.held",
-        summary: "Tells an owner's token, hold count and lease left",
+        summary: "Tells a hold's token, count and lease left: an owner's, or that which ends last",
         complexity: "O(log N) with N holders",
         access: Access::Read,
         flags: "fast",
         categories: "read fast",
-        args: &[KEY, OWNER],
+        args: &[KEY, maybe(OWNER)],
     },
     Spec {
         verb: Verb::Check,
@@ -564,7 +566,7 @@ pub static COMMANDS: &[Spec] = &[
         args: &[
             CURSOR,
             MATCH,
-            count(1, MAX_LISTED),
+            count(1, MAX_INTEGER),
             OF_OWNER,
             CONTENDED,
         ],

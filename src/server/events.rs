@@ -4,7 +4,7 @@ use super::api::{self, api, hot, Ctx, Str, OK};
 use super::inbox::{self, Notice};
 use super::{
     audience, blocking, clock, door, eviction, gate, latency, log, news, persist, replicate,
-    stored, timer, STATE,
+    stored, timer, vacant, STATE,
 };
 use crate::engine::{ClientId, Name, NameRef};
 use redis_module::raw;
@@ -226,10 +226,13 @@ extern "C" fn listener(
     replicate::somebody_may_listen();
 }
 
-extern "C" fn turned(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
+extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
     if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
         clock::turn();
         audience::turn();
+        if vacant::any() {
+            door(|| vacant::turn(ctx));
+        }
         if tells_of_sleep() {
             door(blocking::deliver);
         }

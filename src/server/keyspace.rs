@@ -230,6 +230,23 @@ impl OpenKeys {
         at
     }
 
+    /// The names that are open, and whether each had a key when it was opened, and has one now.
+    pub fn opened(&self) -> impl Iterator<Item = (NameRef<'_>, bool, bool)> {
+        let opened = self.open.get(..self.used).unwrap_or_default();
+        opened.iter().map(|open| {
+            // SAFETY: the string lives until the event is worked off.
+            let key = unsafe { &*open.bytes };
+            let foreign = open.entry.foreign;
+            let lock = open
+                .entry
+                .lock
+                .as_ref()
+                .is_some_and(|lock| !lock.is_empty());
+            let name = NameRef { db: open.db, key };
+            (name, open.stored || foreign, lock || foreign)
+        })
+    }
+
     /// Works off the event's changes, in one fixed order for each lock: the value before the effect, since the key's
     /// deletion or TTL must be this server's own when replicas hear of it; the key is closed last, since a handle
     /// must not outlive a change of its value by somebody else. Observers are told later, when nothing is lent any

@@ -37,6 +37,7 @@ mod stored;
 mod sweep;
 mod timer;
 mod user;
+mod vacant;
 
 use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
@@ -81,6 +82,7 @@ struct State {
     keys: OpenKeys,
     steps: clock::Steps,
     sweep: sweep::Sweep,
+    vacant: vacant::Vacant,
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
     since: WallMs,
@@ -98,6 +100,7 @@ lazy_static::lazy_static! {
         keys: OpenKeys::new(),
         steps: clock::Steps::default(),
         sweep: sweep::Sweep::default(),
+        vacant: vacant::Vacant::default(),
         settings: config::Settings::default(),
         since: clock::read().wall(),
         heartbeat: SteadyMs(0),
@@ -245,14 +248,15 @@ fn event(ctx: *mut Ctx) {
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     let began = Instant::now();
-    run(ctx, mode, Origin::Event, clock::read(), |state, now| {
+    let beats = run(ctx, mode, Origin::Event, clock::read(), |state, now| {
         // A lease or a wait whose time came while the server was busy: whoever is next had to wait for that.
         let late = state.engine.overdue(now);
         if late > 0 {
             latency::sample(c"dlock-late", Duration::from_millis(late));
         }
         let due = state.engine.tick(now);
-        if now.steady() >= state.heartbeat {
+        let beats = now.steady() >= state.heartbeat;
+        if beats {
             state.heartbeat = now.steady().after(HEARTBEAT_MS);
             let steps = state.steps.count;
             state.steps.look(now);
@@ -278,7 +282,11 @@ fn event(ctx: *mut Ctx) {
         if due || left {
             timer::arm(now.steady(), now.steady());
         }
+        beats
     });
+    if beats == Some(true) && vacant::any() {
+        vacant::heartbeat(ctx);
+    }
     // Commands have their own samples; what the module does by itself nobody else could tell of.
     latency::sample(c"dlock-event", began.elapsed());
 }
@@ -304,6 +312,7 @@ fn run<T>(
         state.read_inbox(now);
     }
     let result = work(state, now);
+    state.note_vacant();
     state.keys.write(&mut state.news);
     state.arm(now);
     let ledger = &state.engine.ledger;
@@ -414,6 +423,21 @@ impl State {
             // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
             self.engine.abandon(&mut self.keys, now, id);
             reply::write(ctx, Ok(Reply::NullArray));
+        }
+    }
+
+    /// Notes which names are waited for and have no key, now that it is decided what becomes of the keys of this event.
+    #[inline]
+    fn note_vacant(&mut self) {
+        for (name, had_key, has_key) in self.keys.opened() {
+            if !has_key && self.engine.watches(name) {
+                self.vacant.add(name.to_owned());
+            } else if vacant::any() && self.vacant.remove(&name.to_owned()) {
+                // The event has come upon a key that has appeared since the last look.
+                if had_key && self.engine.watches(name) {
+                    inbox::post(Notice::Brought(name.to_owned()));
+                }
+            }
         }
     }
 

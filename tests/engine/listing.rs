@@ -29,7 +29,7 @@ fn listing(line: &str) -> Result<Listing, String> {
 #[test]
 fn each_error_names_the_argument() {
     let cursor = "ERR cursor must be an integer from 0 to 9223372036854775807";
-    let count = "ERR COUNT must be an integer from 1 to 1000";
+    let count = "ERR COUNT must be an integer from 1 to 9223372036854775807";
     let owner = "ERR OWNER must be 1 to 1024 bytes long";
     let strange = "ERR cursor must be 0, or one that CONTENDED has given";
     let long = format!("LIST OWNER {}", "x".repeat(1025));
@@ -38,7 +38,7 @@ fn each_error_names_the_argument() {
         ("LIST 1.5", cursor),
         ("LIST 9223372036854775808", cursor),
         ("LIST 0 COUNT 0", count),
-        ("LIST COUNT 1001", count),
+        ("LIST COUNT 9223372036854775808", count),
         ("LIST COUNT", count),
         ("LIST 0 MATCH", "ERR MATCH must be a pattern"),
         ("LIST OWNER", owner),
@@ -52,6 +52,21 @@ fn each_error_names_the_argument() {
         ("LIST k", "ERR unknown option 'k'"),
     ] {
         assert_eq!(listing(line), Err(error.to_owned()), "{line}");
+    }
+}
+
+/// COUNT is a hint, as SCAN's: one call looks at so many keys at most, whatever is asked for.
+#[test]
+fn a_large_count_is_cut() {
+    for (line, count) in [
+        ("LIST", 100),
+        ("LIST COUNT 1", 1),
+        ("LIST COUNT 1000", 1_000),
+        ("LIST COUNT 1001", 1_000),
+        ("LIST COUNT 9223372036854775807", 1_000),
+    ] {
+        let listing = listing(line).map(|listing| listing.count);
+        assert_eq!(listing, Ok(count), "{line}");
     }
 }
 

@@ -1,0 +1,342 @@
+//! A key appears where there was none, under those who wait for its name: a value of another type tells them so, and a lock
+//! brings its tickets in before those who came later.
+
+mod sound;
+
+use dlock_integration::redis::{cmd, Connection, Value};
+use dlock_integration::{
+    await_until, command, position, Ask, Blocked, Grant, Server, Subscriber, PATIENCE,
+};
+use sound::assert_sound;
+
+/// A server where somebody waits for `k1`, which has no key: by a request for many that needs `k0` as well, which alice holds,
+/// behind that by a request of its own, and by a channel.
+struct Scene {
+    server: Server,
+    control: Connection,
+    many: Blocked,
+    behind: Blocked,
+    news: Subscriber,
+}
+
+impl Scene {
+    #[track_caller]
+    fn new() -> Scene {
+        let server = Server::start();
+        let mut control = server.connection();
+        control.run("DLOCK.ACQUIRE k0 alice 600000");
+        let many = Blocked::start(&server, "DLOCK.MACQUIRE 2 k0 k1 many 600000 BLOCK 0");
+        let behind = Blocked::start(&server, "DLOCK.ACQUIRE k1 behind 600000 BLOCK 0");
+        let news = Subscriber::channels(&server, &["news"]);
+        control.run("DLOCK.ACQUIRE k1 notified 600000 NOTIFY news");
+        Scene {
+            server,
+            control,
+            many,
+            behind,
+            news,
+        }
+    }
+
+    #[track_caller]
+    fn assert_told(mut self, what: &str) {
+        println!("{what}");
+        for wait in [&self.many, &self.behind] {
+            let error = wait.refusal();
+            assert!(error.starts_with("WRONGTYPE "), "{what}: {error}");
+        }
+        let message = self.news.payload();
+        assert!(
+            message.starts_with("wrongtype 0 2:k1 8:notified"),
+            "{what}: {message}"
+        );
+        // Nothing is left of them.
+        let queued: Option<u64> = self.control.ask("DLOCK.POSITION k0 many");
+        assert_eq!(queued, None, "{what}");
+        assert_eq!(
+            self.server.info("dlock").text("dlock_places_queued"),
+            "0",
+            "{what}"
+        );
+        assert_sound(&self.server);
+    }
+}
+
+/// Commands that make a key of another type.
+const MAKERS: [&str; 19] = [
+    "SET k1 x",
+    "SET k1 x PX 600000",
+    "MSET other x k1 x",
+    "APPEND k1 x",
+    "INCR k1",
+    "SETBIT k1 7 1",
+    "BITOP NOT k1 text",
+    "LPUSH k1 x",
+    "HSET k1 f x",
+    "SADD k1 x",
+    "ZADD k1 1 x",
+    "XADD k1 * f x",
+    "PFADD k1 x",
+    "SUNIONSTORE k1 set",
+    "SORT set ALPHA STORE k1",
+    "COPY text k1",
+    "RENAME text k1",
+    "RENAMENX text k1",
+    "MOVE text 1",
+];
+
+#[test]
+fn a_value_of_another_type_tells_who_waits_for_the_name() {
+    for line in MAKERS {
+        let mut scene = Scene::new();
+        scene.control.run("SADD set x");
+        scene.control.run("SET text x");
+        if line.starts_with("MOVE") {
+            let mut there = scene.server.connection_in(1);
+            there.run("SET k1 x");
+            there.run("MOVE k1 0");
+        } else {
+            scene.control.run(line);
+        }
+        scene.assert_told(line);
+    }
+}
+
+#[test]
+fn a_restored_value_of_another_type_tells_who_waits_for_the_name() {
+    let mut scene = Scene::new();
+    scene.control.run("SET text x");
+    let payload: Vec<u8> = scene.control.ask("DUMP text");
+    let restore = cmd("RESTORE").arg("k1").arg(0).arg(payload).to_owned();
+    scene.control.ask_command::<()>(&restore);
+    scene.assert_told("RESTORE");
+}
+
+#[test]
+fn a_database_swapped_in_tells_who_waits_for_its_names() {
+    let scene = Scene::new();
+    scene.server.connection_in(1).run("SET k1 x");
+    // Alice's lock goes away with her database: what is left at its name is free.
+    scene.server.connection().run("SWAPDB 0 1");
+    scene.assert_told("SWAPDB");
+}
+
+#[test]
+fn a_value_made_in_a_transaction_or_script_tells_who_waits_for_the_name() {
+    let mut scene = Scene::new();
+    for line in ["MULTI", "SET other x", "SET k1 x", "EXEC"] {
+        scene.control.run(line);
+    }
+    scene.assert_told("MULTI");
+
+    let mut scene = Scene::new();
+    let script =
+        "redis.call('HSET', KEYS[1], 'f', 'x') return redis.call('DLOCK.HELD', KEYS[2], 'alice')";
+    let mut eval = cmd("EVAL");
+    eval.arg(script).arg(2).arg("k1").arg("k0");
+    scene.control.ask_command::<Value>(&eval);
+    scene.assert_told("EVAL");
+
+    let mut scene = Scene::new();
+    let library = "#!lua name=maker\nredis.register_function('make', \
+                   function(keys) return redis.call('LPUSH', keys[1], 'x') end)";
+    let mut load = cmd("FUNCTION");
+    load.arg("LOAD").arg(library);
+    scene.control.ask_command::<String>(&load);
+    scene.control.run("FCALL make 1 k1");
+    scene.assert_told("FCALL");
+}
+
+/// One that is gone again before anybody has looked has never been there.
+#[test]
+fn a_value_that_is_gone_at_once_tells_nobody() {
+    let mut scene = Scene::new();
+    for line in ["MULTI", "SET k1 x", "DEL k1", "EXEC"] {
+        scene.control.run(line);
+    }
+    assert_eq!(scene.control.ask::<u64>("DLOCK.RELEASE k0 alice"), 0);
+    assert_eq!(scene.many.reply::<Vec<u64>>().len(), 2);
+    scene.control.run("DLOCK.RELEASE k1 many");
+    scene.behind.reply::<Grant>();
+    assert_sound(&scene.server);
+}
+
+/// However many names are waited for, who waits for one that has come to have a value is told.
+#[test]
+fn each_of_many_names_without_a_key_is_looked_after() {
+    const NAMES: u64 = 3000;
+    // While nothing is granted every wait is for a name without a key.
+    let server = Server::builder()
+        .config("dlock.quarantine-ms", 600_000)
+        .start();
+    let mut c = server.connection();
+    let news = Subscriber::channels(&server, &["news"]);
+    for at in 0..NAMES {
+        c.run(&format!("DLOCK.ACQUIRE name{at} owner 1000 NOTIFY news"));
+    }
+    let mut expected = Vec::new();
+    for at in (0..NAMES).step_by(7) {
+        c.run(&format!("SET name{at} x"));
+        expected.push(at);
+    }
+    let mut told: Vec<u64> = Vec::new();
+    while told.len() < expected.len() {
+        let message = news.payload();
+        let name = message
+            .split(' ')
+            .nth(2)
+            .and_then(|key| key.split(':').nth(1));
+        let at = name.and_then(|name| name.strip_prefix("name"));
+        assert!(message.starts_with("wrongtype 0 "), "{message}");
+        told.push(at.and_then(|at| at.parse().ok()).expect("a name"));
+    }
+    told.sort_unstable();
+    assert_eq!(told, expected);
+    let left: u64 = server.info("dlock").number("dlock_notify_waiting");
+    assert_eq!(left, NAMES - expected.len() as u64);
+    assert_sound(&server);
+}
+
+/// Looking for keys that appear leaves no trace: no look that failed is counted, and no event of one is raised.
+#[test]
+fn to_look_for_a_key_leaves_no_trace() {
+    let scene = Scene::new();
+    let mut c = scene.server.connection();
+    c.run("CONFIG SET notify-keyspace-events KEAm");
+    let misses = Subscriber::patterns(&scene.server, &["__keyevent@0__:keymiss"]);
+    c.run("CONFIG RESETSTAT");
+    for _ in 0..100 {
+        c.run("PING");
+    }
+    let stats = scene.server.info("stats");
+    let counted: (u64, u64) = (
+        stats.number("keyspace_misses"),
+        stats.number("keyspace_hits"),
+    );
+    assert_eq!(counted, (0, 0));
+    assert_eq!(misses.arrived(), []);
+}
+
+/// A lock with a holder and a ticket, `a` (in database 1: `k1`), and what brings it to the name `k1` of database 0.
+const BRINGERS: [&str; 6] = [
+    "RENAME a k1",
+    "RENAMENX a k1",
+    "MOVE",
+    "RESTORE",
+    "SWAPDB",
+    "MULTI RENAME",
+];
+
+#[test]
+fn a_lock_that_appears_brings_its_tickets_in() {
+    for line in BRINGERS {
+        println!("{line}");
+        let server = Server::start();
+        let (mut c, mut there) = (server.connection(), server.connection_in(1));
+        let from_there = matches!(line, "MOVE" | "SWAPDB");
+        let (key, source) = match from_there {
+            true => ("k1", &mut there),
+            false => ("a", &mut c),
+        };
+        source.run(&format!("DLOCK.ACQUIRE {key} holder 600000"));
+        let ticket = format!("DLOCK.FAIRACQUIRE {key} early 600000 CLAIM 600000");
+        assert_eq!(source.try_ask(&ticket), Ok(Value::Nil), "{line}");
+        // On both sides of SWAPDB: the lock that keeps `many` waiting is there before and after.
+        c.run("DLOCK.ACQUIRE k0 alice 600000");
+        there.run("DLOCK.ACQUIRE k0 alice 600000");
+        let many = Blocked::start(&server, "DLOCK.MACQUIRE 2 k0 k1 many 600000 BLOCK 0");
+        let late = Blocked::start(&server, "DLOCK.ACQUIRE k1 late 600000 BLOCK 0");
+        match line {
+            "MOVE" => assert_eq!(there.ask::<u64>("MOVE k1 0"), 1),
+            "RESTORE" => {
+                let payload: Vec<u8> = c.ask("DUMP a");
+                c.ask_command::<()>(command("RESTORE k1 0").arg(payload));
+            }
+            "SWAPDB" => c.run("SWAPDB 0 1"),
+            "MULTI RENAME" => {
+                for line in ["MULTI", "RENAME a k1", "DLOCK.ACQUIRE k1 newest", "EXEC"] {
+                    c.run(line);
+                }
+            }
+            line => c.run(line),
+        }
+        let places = ["early", "many", "late"].map(|owner| position(&mut c, "k1", owner));
+        assert_eq!(places, [Some(0), Some(1), Some(2)], "{line}");
+        // The ticket keeps the lock for its owner.
+        assert_eq!(c.ask::<u64>("DLOCK.RELEASE k1 holder"), 0, "{line}");
+        assert_eq!(
+            c.try_ask("DLOCK.ACQUIRE k1 newer"),
+            Ok(Value::Nil),
+            "{line}"
+        );
+        assert_eq!(c.ask::<Grant>("DLOCK.FAIRACQUIRE k1 early").1, 1, "{line}");
+        assert_eq!(c.ask::<u64>("DLOCK.RELEASE k1 early"), 0, "{line}");
+        assert!(
+            many.is_blocked(&server) && late.is_blocked(&server),
+            "{line}"
+        );
+        assert_eq!(c.ask::<u64>("DLOCK.RELEASE k0 alice"), 0, "{line}");
+        assert_eq!(many.reply::<Vec<u64>>().len(), 2, "{line}");
+        c.run("DLOCK.RELEASE k1 many");
+        late.reply::<Grant>();
+        assert_sound(&server);
+    }
+}
+
+/// Whether an owner's name is in the lock's value.
+#[track_caller]
+fn keeps(connection: &mut Connection, key: &str, owner: &str) -> bool {
+    let payload: Vec<u8> = connection.ask(&format!("DUMP {key}"));
+    payload
+        .windows(owner.len())
+        .any(|bytes| bytes == owner.as_bytes())
+}
+
+/// A ticket that came with a lock does not outlive its window, whether anybody waited at the name or not.
+#[test]
+fn a_ticket_that_comes_along_is_watched_over() {
+    for waits in [true, false] {
+        for line in BRINGERS {
+            println!("{line}, somebody waits: {waits}");
+            let server = Server::builder()
+                .config("dlock.claim-window-ms", 200)
+                .start();
+            let (mut c, mut there) = (server.connection(), server.connection_in(1));
+            let from_there = matches!(line, "MOVE" | "SWAPDB");
+            let (key, source) = match from_there {
+                true => ("k1", &mut there),
+                false => ("a", &mut c),
+            };
+            source.run(&format!("DLOCK.ACQUIRE {key} holder 600000"));
+            let ticket = format!("DLOCK.FAIRACQUIRE {key} ghost 600000 CLAIM 600000");
+            assert_eq!(source.try_ask(&ticket), Ok(Value::Nil), "{line}");
+            assert!(keeps(source, key, "ghost"), "{line}");
+            c.run("DLOCK.ACQUIRE k0 alice 600000");
+            there.run("DLOCK.ACQUIRE k0 alice 600000");
+            let many = waits
+                .then(|| Blocked::start(&server, "DLOCK.MACQUIRE 2 k0 k1 many 600000 BLOCK 0"));
+            // From here on a ticket lasts as long as the default window.
+            c.run("CONFIG SET dlock.max-claim-ms 200");
+            match line {
+                "MOVE" => assert_eq!(there.ask::<u64>("MOVE k1 0"), 1),
+                "RESTORE" => {
+                    let payload: Vec<u8> = c.ask("DUMP a");
+                    c.ask_command::<()>(command("RESTORE k1 0").arg(payload));
+                }
+                "SWAPDB" => c.run("SWAPDB 0 1"),
+                "MULTI RENAME" => {
+                    for line in ["MULTI", "RENAME a k1", "EXEC"] {
+                        c.run(line);
+                    }
+                }
+                line => c.run(line),
+            }
+            // Nobody asks the module anything of the lock meanwhile: that would put it right.
+            await_until("the ticket's window is over", PATIENCE, || {
+                !keeps(&mut c, "k1", "ghost")
+            });
+            drop(many);
+            assert_sound(&server);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! Names that somebody waits for and that have no key, and the look whether one of them has come to have one.
+//!
+//! A value that replaces or removes a lock is told of by the lock's own callback. A value that appears where there was none
+//! has nobody to tell of it: the server's event of a new key (class `n`) costs every new key of the whole server a context
+//! and a call from the first subscription on, whether or not anybody waits; Valkey 8.1 leaves a client in another database
+//! by it (see `events`); and the callback of the connections that are blocked on the key does harm on Redis 7.0. But names
+//! like these are few: a lock with a queue has a value, unless its next holder waits for other locks as well, or nothing is
+//! granted for now. So they are looked at, some in each turn of the event loop, which is where a key can have appeared. A
+//! server without them pays for one look at a flag a turn.
+
+use super::api::{self, hot, Ctx, Text};
+use super::inbox::{self, Notice};
+use super::STATE;
+use crate::engine::Name;
+use redis_module::raw;
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Names that one turn of the event loop looks at: 5 µs. Where there are more, their turn comes after that of the others.
+const A_TURN: usize = 32;
+
+/// How long the look of one heartbeat may take, for a server that makes few turns of its event loop.
+const A_HEARTBEAT: Duration = Duration::from_millis(1);
+
+/// Whether there are any. A key may have appeared only then.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// Whether there are any.
+#[inline]
+pub fn any() -> bool {
+    ANY.load(Ordering::Relaxed)
+}
+
+/// The names.
+#[derive(Default)]
+pub struct Vacant {
+    names: BTreeSet<Name>,
+    // The one that was looked at last: the next look begins behind it.
+    last: Option<Name>,
+}
+
+impl Vacant {
+    /// Somebody waits for this name, which has no key.
+    pub fn add(&mut self, name: Name) {
+        self.names.insert(name);
+        ANY.store(true, Ordering::Relaxed);
+    }
+
+    /// This name has a key, or nobody waits for it. Gives whether it was one of these.
+    pub fn remove(&mut self, name: &Name) -> bool {
+        let removed = self.names.remove(name);
+        ANY.store(!self.names.is_empty(), Ordering::Relaxed);
+        removed
+    }
+
+    /// The next names in turn, `most` of them at most, none twice.
+    fn next(&mut self, most: usize) -> Vec<Name> {
+        let behind = self.last.take().map_or(Bound::Unbounded, Bound::Excluded);
+        let rest = self.names.range((behind, Bound::Unbounded));
+        let names: Vec<Name> = rest
+            .chain(&self.names)
+            .take(most.min(self.names.len()))
+            .cloned()
+            .collect();
+        self.last = names.last().cloned();
+        names
+    }
+}
+
+/// Looks at some of them: the event loop has made a turn.
+pub fn turn(ctx: *mut Ctx) {
+    look(ctx, A_TURN);
+}
+
+/// Looks at as many of them as a heartbeat has time for.
+pub fn heartbeat(ctx: *mut Ctx) {
+    let begun = Instant::now();
+    let mut left = STATE.lend().map_or(0, |state| state.vacant.names.len());
+    while left > 0 && begun.elapsed() < A_HEARTBEAT {
+        look(ctx, A_TURN);
+        left = left.saturating_sub(A_TURN);
+    }
+}
+
+/// Looks at the next ones, and leaves word of those that have a key. Nothing is lent meanwhile: Redis 7.0 removes a key that
+/// has expired when it is looked at.
+fn look(ctx: *mut Ctx, most: usize) {
+    let names = STATE.lend().map(|mut state| state.vacant.next(most));
+    let home = api::selected(ctx);
+    for name in names.unwrap_or_default() {
+        let has_key = has_key(ctx, &name);
+        let Some(mut state) = STATE.lend() else { break };
+        let waited_for = state.engine.watches(name.as_ref());
+        if has_key || !waited_for {
+            state.vacant.remove(&name);
+        }
+        if has_key && waited_for {
+            inbox::post(Notice::Brought(name));
+        }
+    }
+    api::select(ctx, home);
+}
+
+/// Whether there is a key of this name, of whatever type. The look leaves no trace: since Redis 7.2 it can be asked for
+/// without one, and before that only a look for reading counts as one that has failed.
+fn has_key(ctx: *mut Ctx, name: &Name) -> bool {
+    /// No change of the key's age, no event, no count, no removal of a key that has expired.
+    const NO_EFFECTS: u32 = 1 << 20;
+    let mode = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
+    let mode = mode | raw::REDISMODULE_OPEN_KEY_NOTOUCH | NO_EFFECTS;
+    api::select(ctx, name.db);
+    let key = Text::new(&name.key);
+    // SAFETY: the server's own context; opened, looked at, closed.
+    unsafe {
+        let open = hot!(RedisModule_OpenKey(ctx, key.raw(), mode as c_int));
+        if open.is_null() {
+            return false;
+        }
+        let there = hot!(RedisModule_KeyType(open)) != raw::REDISMODULE_KEYTYPE_EMPTY as c_int;
+        hot!(RedisModule_CloseKey(open));
+        there
+    }
+}
