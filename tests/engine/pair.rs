@@ -38,11 +38,12 @@ impl Pair {
         }
     }
 
-    /// Does something with both. What a connection cannot do, as it is blocked or gone, is left out.
+    /// Does something with both. What cannot be is left out: that a connection asks which is blocked or gone, or names a token
+    /// that there is not.
     pub fn act(&mut self, act: &Act) -> Result<(), String> {
         self.highest = self.tokens.values().max().copied().unwrap_or(0);
         match act {
-            Act::Command(command) if command.may_wait && !self.is_free(command.client) => return Ok(()),
+            Act::Command(command) if !self.is_possible(command) => return Ok(()),
             Act::Clock(_) => self.stepped = true,
             _ => {}
         }
@@ -54,6 +55,14 @@ impl Pair {
         }
         self.compare_told()?;
         self.compare_views()
+    }
+
+    fn is_possible(&self, command: &Command) -> bool {
+        let known = |word: &String| match word.strip_prefix('#').and_then(|grant| grant.parse().ok()) {
+            Some(grant) => self.tokens.contains_key::<u64>(&grant),
+            None => true,
+        };
+        (!command.may_wait || self.is_free(command.client)) && command.words.iter().all(known)
     }
 
     /// Whether a connection can send something.

@@ -174,7 +174,8 @@ impl Answer {
                 let shown = |left: &Option<u32>| left.map_or("null".into(), |left| left.to_string());
                 list(remaining.iter().map(shown).collect())
             }
-            Answer::Held(grant, holds, left) => format!("[{grant}, {holds}, {left}]"),
+            Answer::Held(grant, holds, left, None) => format!("[{grant}, {holds}, {left}]"),
+            Answer::Held(grant, holds, left, Some(owner)) => format!("[{grant}, {holds}, {left}, {owner}]"),
             Answer::Ok => "OK".into(),
             Answer::Replaced => Error::Replaced.to_string(),
             Answer::Gone => "gone".into(),

@@ -18,7 +18,7 @@ impl Wishes {
     pub fn request(&self, random: &mut Random, verb: &str, locks: &str, owner: &str, may_wait: bool, channel: &str) -> String {
         let lease = 1 + random.below(self.lease);
         let mut words = format!("{verb} {locks} {owner} {lease}");
-        let mut say = |words: &mut String, chance: bool, option: String| {
+        let say = |words: &mut String, chance: bool, option: String| {
             if chance {
                 words.push(' ');
                 words.push_str(&option);

@@ -4,7 +4,8 @@ use crate::client::Client;
 use crate::commands::table::Verb;
 use crate::commands::Reply;
 use crate::engine::{
-    change, codec, Change, ClientId, End, Engine, Event, Grant, Limit, Millis, Name, NameRef, Now,
+    change::{self, Change},
+    codec, ClientId, End, Engine, Event, Grant, Limit, Millis, Name, NameRef, Now,
     Outcome, Policy, RequestId, SteadyMs, Token, WallMs,
 };
 use crate::error::Error;
@@ -295,7 +296,7 @@ impl World {
     }
 
     /// What a command of the ACQUIRE family asks for.
-    fn asked(&self, client: Client, db: u32, words: &[&[u8]]) -> Option<Waiting> {
+    pub fn asked(&self, client: Client, db: u32, words: &[&[u8]]) -> Option<Waiting> {
         let spec = crate::server::command(&String::from_utf8_lossy(words[0]))?;
         let many = spec.verb == Verb::AcquireMany;
         if !many && !matches!(spec.verb, Verb::Acquire | Verb::FairAcquire) {
@@ -409,12 +410,13 @@ impl World {
 
     /// The operator changes the configuration.
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
-        let detection = self.detection;
+        let (detection, deaf) = (self.detection, self.is(Fault::GrantsOn));
         let policy = &mut self.engine().policy;
         policy.deadlock_detection = detection;
         change(policy);
-        self.detection = policy.deadlock_detection;
-        policy.grants |= self.fault == Some(Fault::GrantsOn);
+        let detection = policy.deadlock_detection;
+        policy.grants |= deaf;
+        self.detection = detection;
         self.engine().mark_all();
         self.engine().suspect_all();
         self.tick();
@@ -449,8 +451,8 @@ impl World {
         let over = |value: &Value| matches!(value, Value::Lock(_, Some(ttl)) if *ttl <= now);
         let values = self.primary.keys.values.iter().filter(|(_, value)| over(value));
         let gone: Vec<Name> = values.map(|(name, _)| name.clone()).collect();
-        for name in gone.into_iter().filter(|_| self.writable) {
-            self.alter(Op::Del(name));
+        if self.writable {
+            gone.into_iter().for_each(|name| self.alter(Op::Del(name)));
         }
     }
 

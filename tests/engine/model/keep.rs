@@ -141,7 +141,6 @@ impl Model {
     /// The wall clock steps; durations do not see it.
     pub fn step(&mut self, ms: i64) {
         self.now = self.now.saturating_add_signed(ms);
-        self.latest = self.latest.max(self.now);
         let late = |wait: &Wait| wait.until.is_some_and(|until| until <= self.steady);
         let late: Vec<u64> = self.waits.iter().filter(|wait| late(wait)).map(|wait| wait.id).collect();
         for id in late {
@@ -170,8 +169,12 @@ impl Model {
         self.settle();
     }
 
-    /// What a key has, as DUMP would tell it.
-    pub fn value(&self, key: &str) -> Option<Value> {
+    /// What a lock has, as DUMP would tell it.
+    pub fn dump(&self, key: &str) -> Option<Value> {
+        self.value(key).filter(|value| !value.foreign)
+    }
+
+    fn value(&self, key: &str) -> Option<Value> {
         let lock = self.locks.get(key).filter(|lock| lock.exists())?;
         let tickets = lock.queue.iter().filter(|place| place.claim.is_some());
         Some(Value {
@@ -201,7 +204,9 @@ impl Model {
         for hold in &mut lock.holds {
             hold.deadline = hold.deadline.min(most);
         }
-        let same = |one: &Place, other: &Place| (&one.owner, one.arrival) == (&other.owner, other.arrival);
+        // One that is just the same as the one that is here is that, and its window goes on.
+        let told = |place: &Place| (place.owner.clone(), place.arrival, place.limit, place.claim);
+        let same = |one: &Place, other: &Place| told(one) == told(other);
         let comes = |place: &Place| value.tickets.iter().any(|ticket| same(ticket, place));
         lock.queue.retain(|place| place.wait.is_some() || comes(place));
         for ticket in &value.tickets {

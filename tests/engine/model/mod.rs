@@ -22,8 +22,8 @@ pub struct Model {
     /// The wall clock, which leases follow, and one that never steps, for durations.
     pub now: Millis,
     pub steady: Millis,
-    /// The latest time of the wall clock so far: grants are dated by it.
-    pub latest: Millis,
+    /// The latest time at which a token or a place was given: if the wall clock steps back, these do not.
+    latest: Millis,
     pub policy: Policy,
     pub locks: BTreeMap<String, Lock>,
     /// The requests that wait, in order of arrival.
@@ -134,8 +134,8 @@ pub enum Answer {
     Noted(usize, u64),
     Number(u64),
     Remaining(Vec<Option<u32>>),
-    /// Grant, count and the milliseconds that are left.
-    Held(u64, u32, Millis),
+    /// Grant, count, the milliseconds that are left, and the owner if none was named.
+    Held(u64, u32, Millis, Option<String>),
     Ok,
 }
 
@@ -191,10 +191,6 @@ impl Lock {
     /// All places in the order in which they are served.
     pub fn in_order(&self) -> impl Iterator<Item = &Place> {
         self.upgrade.iter().chain(&self.queue)
-    }
-
-    fn in_order_mut(&mut self) -> impl Iterator<Item = &mut Place> {
-        self.upgrade.iter_mut().chain(&mut self.queue)
     }
 
     pub fn place(&self, owner: &str) -> Option<&Place> {
@@ -255,7 +251,7 @@ impl Lock {
 
 impl Model {
     pub fn new(policy: Policy) -> Model {
-        Model { now: BEGIN_MS, latest: BEGIN_MS, policy, ..Model::default() }
+        Model { now: BEGIN_MS, policy, ..Model::default() }
     }
 
     pub fn quarantined(&self) -> bool {
@@ -293,8 +289,16 @@ impl Model {
         if only_reenters && self.quarantined() {
             return Answer::Refused(self.quarantine());
         }
-        let open = locks.iter().all(|lock| lock.open(owner, *limit));
-        if only_reenters || open && self.granting() {
+        let withheld = |lock: &Lock| match lock.way(owner, *limit) {
+            Way::Reenters => self.quarantined(),
+            _ => !self.granting(),
+        };
+        let open = |lock: &&Lock| lock.open(owner, *limit) && !withheld(lock);
+        let bound = locks.iter().filter(open).find_map(|lock| self.bound(lock, request));
+        if let Some(bound) = bound {
+            return Answer::Refused(bound);
+        }
+        if locks.iter().filter(open).count() == locks.len() {
             return self.grant_now(request);
         }
         if !request.waits() {
@@ -319,19 +323,17 @@ impl Model {
         older
     }
 
+    /// What keeps a request from a lock that it could have now.
+    fn bound(&self, lock: &Lock, request: &Request) -> Option<Error> {
+        let full = lock.holds.len() >= self.policy.max_holders;
+        match lock.hold(&request.owner) {
+            None => full.then_some(Error::Full("dlock.max-holders")),
+            Some(hold) => hold.overflows(request).then(overflow),
+        }
+    }
+
     /// Every lock can be had now.
     fn grant_now(&mut self, request: &Request) -> Answer {
-        for key in &request.keys {
-            let most = self.policy.max_holders;
-            let lock = self.lock(key);
-            match lock.hold(&request.owner) {
-                None if lock.holds.len() >= most => {
-                    return Answer::Refused(Error::Full("dlock.max-holders"));
-                }
-                Some(hold) if hold.overflows(request) => return Answer::Refused(overflow()),
-                _ => {}
-            }
-        }
         for id in self.older(request) {
             self.end_wait(id, Answer::Replaced);
         }
@@ -469,6 +471,7 @@ impl Model {
 
     fn new_place(&mut self, request: &Request) -> Place {
         self.arrivals += 1;
+        self.latest = self.latest.max(self.now);
         Place {
             owner: request.owner.clone(),
             limit: request.limit,

@@ -150,7 +150,7 @@ impl Model {
 
     /// Makes the owner a holder, or enters the lock once more. Gives its grant and count.
     fn take(&mut self, key: &str, request: &Request) -> (u64, u32) {
-        let (now, latest, fresh) = (self.now, self.latest, self.grants_made + 1);
+        let (now, latest, fresh) = (self.now, self.latest.max(self.now), self.grants_made + 1);
         let before = self.lock(key).hold(&request.owner).cloned();
         let mut hold = before.unwrap_or(Hold {
             owner: request.owner.clone(),
@@ -172,7 +172,9 @@ impl Model {
         if request.session {
             hold.session = Some(request.client);
         }
-        self.grants_made = self.grants_made.max(hold.grant);
+        if hold.grant == fresh {
+            (self.grants_made, self.latest) = (fresh, latest);
+        }
         let told = (hold.grant, hold.holds);
         let lock = self.lock(key);
         lock.holds.retain(|other| other.owner != hold.owner);

@@ -1,6 +1,6 @@
 //! The commands and events as the model takes them.
 
-use super::{Answer, Model, Patience, Request, Told, SHARED};
+use super::{Answer, Hold, Model, Patience, Place, Request, Told, SHARED};
 use crate::engine::WallMs;
 use crate::error::Error;
 use crate::script::{self, Act, Command};
@@ -23,12 +23,12 @@ impl Model {
             Act::Set(one) => self.overwrite(&key(one)),
             Act::Rename(from, to) => self.rename(&key(from), &key(to)),
             Act::Copy(from, to) => {
-                if let Some(value) = self.value(&key(from)) {
+                if let Some(value) = self.dump(&key(from)) {
                     self.restore(&key(to), value);
                 }
             }
             Act::Dump(one) => {
-                self.dumped = self.value(&key(one));
+                self.dumped = self.dump(&key(one));
                 self.del(&[key(one)]);
             }
             Act::Restore(one) => {
@@ -94,14 +94,21 @@ impl Model {
                 Some(Answer::Refused(Error::WrongType))
             }
             "HELD" => {
-                let hold = self.locks.get(key).and_then(|lock| lock.hold(owner.as_ref()?));
-                let left = |deadline| deadline - self.now;
-                let held = hold.map(|hold| Answer::Held(hold.grant, hold.holds, left(hold.deadline)));
+                let lock = self.lock(key).clone();
+                let hold = match &owner {
+                    Some(owner) => lock.hold(owner).cloned(),
+                    None => lock.holds.iter().max_by_key(|hold| hold.deadline).cloned(),
+                };
+                let named = |hold: &Hold| Some(hold.owner.clone()).filter(|_| owner.is_none());
+                let left = |hold: &Hold| hold.deadline - self.now;
+                let held = hold.map(|hold| Answer::Held(hold.grant, hold.holds, left(&hold), named(&hold)));
                 Some(held.unwrap_or(Answer::Null))
             }
             "POSITION" => {
-                let mut queue = self.locks.get(key).into_iter().flat_map(|lock| &lock.queue);
-                let at = queue.position(|place| Some(&place.owner) == owner.as_ref());
+                let lock = self.lock(key);
+                let its = |place: &Place| Some(&place.owner) == owner.as_ref();
+                let upgrades = lock.upgrade.as_ref().is_some_and(its);
+                let at = if upgrades { Some(0) } else { lock.queue.iter().position(its) };
                 Some(at.map_or(Answer::Null, |at| Answer::Number(at as u64)))
             }
             "CHECK" => {
