@@ -256,9 +256,9 @@ impl Engine {
 
     /// Has a queue looked at whose holders, or first places, have changed in favour of an owner that waits for something
     /// else: those behind it depend on that from now on.
-    pub(super) fn suspect_if_waiting(&mut self, lock: LockId, owner: &[u8]) {
+    pub(super) fn suspect_if_waiting(&mut self, lock: LockId, owner: OwnerHash) {
         let queued = self.queues.get(lock).is_some_and(|queue| !queue.is_empty());
-        if queued && self.requests.waits(self.requests.hash(owner)) {
+        if queued && self.requests.waits(owner) {
             self.suspects.insert(lock);
         }
     }

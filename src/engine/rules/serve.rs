@@ -175,7 +175,7 @@ impl Engine {
         if let Some(name) = self.queues.name(lock) {
             self.ledger.tell(to, name, outcome);
         }
-        self.suspect_if_waiting(lock, &place.owner);
+        self.suspect_if_waiting(lock, owner);
     }
 
     /// Refuses the requests for many locks that counted on a hold here which has ended, or no longer is what they ask for.
