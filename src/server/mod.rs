@@ -312,7 +312,9 @@ fn run<T>(
         state.read_inbox(now);
     }
     let result = work(state, now);
-    state.note_vacant();
+    if vacant::any() || !state.engine.is_idle() {
+        state.note_vacant();
+    }
     state.keys.write(&mut state.news);
     state.arm(now);
     let ledger = &state.engine.ledger;
@@ -427,7 +429,7 @@ impl State {
     }
 
     /// Notes which names are waited for and have no key, now that it is decided what becomes of the keys of this event.
-    #[inline]
+    #[cold]
     fn note_vacant(&mut self) {
         for (name, had_key, has_key) in self.keys.opened() {
             if !has_key && self.engine.watches(name) {
@@ -570,7 +572,7 @@ impl State {
     /// Sees to it that the module's event comes when something is due.
     #[inline]
     fn arm(&mut self, now: Now) {
-        if !self.engine.idle() {
+        if !self.engine.is_idle() {
             self.arm_timer(now);
         }
     }
