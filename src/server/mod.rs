@@ -21,6 +21,7 @@ mod gate;
 mod guard;
 mod inbox;
 mod info;
+mod intents;
 mod keyspace;
 mod latency;
 mod list;
@@ -156,6 +157,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         Mode::Read
     };
     if spec.access == Access::Follow && gate::probing() {
+        events::trial(ctx);
         return reply::pass(ctx);
     }
     let now = if mode == Mode::Read {
@@ -262,8 +264,11 @@ fn event(ctx: *mut Ctx) {
             if open && state.engine.suspicious() {
                 state.engine.break_circles(&mut state.keys, now);
             }
-            if open && !events::hears_generic() {
-                state.sweep(ctx, now);
+            if !events::hears_generic() {
+                intents::heartbeat();
+                if open {
+                    state.sweep(ctx, now);
+                }
             }
         }
         timer::arm(state.heartbeat, now.ms());
@@ -488,6 +493,7 @@ impl State {
                         }
                     }
                 }
+                Notice::Touched(key) => self.look_everywhere(&key, now),
                 Notice::Role { primary: true } => {
                     self.decide_from(now);
                     self.engine.promote();
@@ -527,13 +533,29 @@ impl State {
         }
     }
 
-    /// Looks whether a lock that the sweep came by has been renamed, moved or given another TTL.
+    /// Looks at the locks that are at this key: a command that may have changed something of them was seen.
+    fn look_everywhere(&mut self, key: &[u8], now: Now) {
+        for db in stored::databases() {
+            let name = NameRef { db, key };
+            let mut found = false;
+            self.keys.look(name, &mut |_| found = true);
+            if found && gate::primary() {
+                self.look_over(&name.keep(), now);
+            } else if found {
+                self.look_again(&name.keep(), true);
+            }
+        }
+    }
+
+    /// Looks whether a lock has been renamed, moved or given another TTL, where the server does not tell.
     fn look_over(&mut self, name: &Name, now: Now) {
         self.engine.bring_sessions(&mut self.keys, name);
+        let appeared = vacant::any() && self.vacant.remove(name);
         let lock = self.keys.entry(name.lend()).lock.as_ref();
         let needs_watch = lock.is_some_and(|lock| lock.needs_watch());
         let unwatched = needs_watch && !self.engine.watches(name.lend());
         match self.keys.retimed(name.lend(), now) {
+            _ if appeared => self.engine.note(name),
             Retimed::Earlier(end) => self.engine.ends(name, end),
             Retimed::Right if !unwatched => {}
             Retimed::Right | Retimed::Wrong => self.engine.note(name),

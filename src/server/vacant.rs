@@ -107,15 +107,12 @@ fn look(ctx: *mut Ctx, most: usize) {
 /// Whether there is a key of this name, of whatever type. The look leaves no trace: since Redis 7.2 it can be asked for
 /// without one, and before that only a look for reading counts as one that has failed.
 fn has_key(ctx: *mut Ctx, name: &Name) -> bool {
-    /// No change of the key's age, no event, no count, no removal of a key that has expired.
-    const NO_EFFECTS: u32 = 1 << 20;
-    let mode = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
-    let mode = mode | raw::REDISMODULE_OPEN_KEY_NOTOUCH | NO_EFFECTS;
+    let mode = api::TRACELESS | raw::REDISMODULE_WRITE as c_int;
     api::select(ctx, name.db);
     let key = Text::new(&name.key);
     // SAFETY: the server's own context; opened, looked at, closed.
     unsafe {
-        let open = hot!(RedisModule_OpenKey(ctx, key.raw(), mode as c_int));
+        let open = hot!(RedisModule_OpenKey(ctx, key.raw(), mode));
         if open.is_null() {
             return false;
         }
