@@ -309,7 +309,9 @@ fn run<T>(
         state.read_inbox(now);
     }
     let result = work(state, now);
-    state.note_vacant();
+    if state.engine.places() > 0 || vacant::any() {
+        state.note_vacant();
+    }
     state.keys.write(&mut state.news);
     state.arm(now);
     let engine = &state.engine;
@@ -421,7 +423,7 @@ impl State {
     }
 
     /// Notes which names are waited for and have no key, now that it is decided what becomes of the keys of this event.
-    #[inline]
+    #[cold]
     fn note_vacant(&mut self) {
         for (name, had_key, has_key) in self.keys.opened() {
             if !has_key && self.engine.watches(name) {
