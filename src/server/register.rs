@@ -51,15 +51,18 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     log::panics();
     timer::init(own);
     config::register(context, args)?;
-    events::subscribe(ctx)
-        .map_err(|name| format!("the server refuses a subscription to {name}"))?;
-    if let Some(mut state) = STATE.lend() {
-        let cluster = state.settings.cluster;
-        state.keys.set_server(cluster, events::hears_generic());
-    }
+    let refuses = |name| format!("the server refuses a subscription to {name}");
+    events::subscribe(ctx).map_err(refuses)?;
     for spec in COMMANDS {
         register(ctx, spec)
             .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
+    }
+    let (cluster, databases) = STATE.lend().map_or((false, 1), |state| {
+        (state.settings.cluster, state.settings.databases)
+    });
+    events::hear_generic(ctx, own, databases).map_err(refuses)?;
+    if let Some(mut state) = STATE.lend() {
+        state.keys.set_server(cluster, events::hears_generic());
     }
     eviction::look(ctx);
     latency::look(ctx);
