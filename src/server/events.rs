@@ -22,7 +22,7 @@ pub fn hears_generic() -> bool {
 
 /// Subscribes to everything that concerns locks, but for what `hear_generic` adds.
 pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
-    let wanted: Vec<(u64, raw::RedisModuleEventCallback, &'static str)> = vec![
+    let wanted: [(u64, raw::RedisModuleEventCallback, &'static str); 9] = [
         (raw::REDISMODULE_EVENT_FLUSHDB, Some(flushed), "FlushDB"),
         (raw::REDISMODULE_EVENT_SWAPDB, Some(swapped), "SwapDB"),
         (
@@ -45,10 +45,18 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
         (raw::REDISMODULE_EVENT_EVENTLOOP, Some(turned), "EventLoop"),
         (raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron), "CronLoop"),
     ];
-    for (id, callback, name) in wanted {
+    let hear = |id, callback| {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
-        // SAFETY: the context of the load, and a callback that lives as long as the module, which is never unloaded.
-        if unsafe { api!(RedisModule_SubscribeToServerEvent(ctx, event, callback)) } != OK {
+        // SAFETY: the context of the load, and a callback that lives as long as the module; without one the server takes
+        // the subscription back.
+        unsafe { api!(RedisModule_SubscribeToServerEvent(ctx, event, callback)) == OK }
+    };
+    for (at, (id, callback, name)) in wanted.into_iter().enumerate() {
+        if !hear(id, callback) {
+            // Redis 7.0 leaves subscriptions behind when a load fails.
+            for (id, ..) in wanted.into_iter().take(at) {
+                hear(id, None);
+            }
             return Err(name);
         }
     }

@@ -15,6 +15,7 @@ mod caller;
 mod cell;
 mod clock;
 pub mod config;
+mod dry_run;
 mod events;
 mod eviction;
 mod gate;
