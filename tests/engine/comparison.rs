@@ -109,7 +109,10 @@ impl Run {
             94 => format!("dump {one}"),
             95 => format!("restore {one}"),
             96 if self.setting.steps => format!("clock {}", random.below(600) as i64 - 200),
-            97 => format!("config deadlock-detection {}", *random.pick(&["no", "yes", "yes"])),
+            97 => format!(
+                "config deadlock-detection {}",
+                *random.pick(&["no", "yes", "yes"])
+            ),
             98 => format!("config quarantine {}", random.below(300)),
             _ => format!("config grants {}", *random.pick(&["no", "yes", "yes"])),
         }
@@ -131,8 +134,11 @@ impl Run {
     /// An owner that holds this lock, if there is one.
     fn holder(&mut self, key: &str) -> String {
         let lock = self.pair.model.locks.get(&format!("0:{key}"));
-        let holders: Vec<String> =
-            lock.into_iter().flat_map(|lock| &lock.holds).map(|hold| hold.owner.clone()).collect();
+        let holders: Vec<String> = lock
+            .into_iter()
+            .flat_map(|lock| &lock.holds)
+            .map(|hold| hold.owner.clone())
+            .collect();
         match holders.is_empty() || self.random.chance(20) {
             true => self.owner(),
             false => self.random.pick(&holders).clone(),
@@ -149,12 +155,27 @@ impl Run {
             if self.random.chance(50) {
                 keys.reverse();
             }
-            let locks = if many { format!("{} {}", keys.len(), keys.join(" ")) } else { keys[0].to_string() };
+            let locks = if many {
+                format!("{} {}", keys.len(), keys.join(" "))
+            } else {
+                keys[0].to_string()
+            };
             return (locks, asked.owner.clone());
         }
         let key = self.key();
-        let owner = if self.random.chance(30) { self.holder(key) } else { self.owner() };
-        (if many { some_of(&mut self.random, &KEYS) } else { key.to_string() }, owner)
+        let owner = if self.random.chance(30) {
+            self.holder(key)
+        } else {
+            self.owner()
+        };
+        (
+            if many {
+                some_of(&mut self.random, &KEYS)
+            } else {
+                key.to_string()
+            },
+            owner,
+        )
     }
 
     /// A connection that is not blocked, and whether it may wait: one more than there are stands for a script.
@@ -167,11 +188,29 @@ impl Run {
 
     fn command(&mut self) -> String {
         let (client, may_wait) = self.free_client();
-        let who = if may_wait { format!("{client}") } else { format!("{client} (script)") };
+        let who = if may_wait {
+            format!("{client}")
+        } else {
+            format!("{client} (script)")
+        };
         let verb = *self.random.pick(&[
-            "ACQUIRE", "ACQUIRE", "ACQUIRE", "FAIRACQUIRE", "FAIRACQUIRE", "FAIRACQUIRE", "MACQUIRE",
-            "MACQUIRE", "RELEASE", "RELEASE", "MRELEASE", "RENEW", "MRENEW", "DOWNGRADE", "CANCEL",
-            "FORCERELEASE", "HELD",
+            "ACQUIRE",
+            "ACQUIRE",
+            "ACQUIRE",
+            "FAIRACQUIRE",
+            "FAIRACQUIRE",
+            "FAIRACQUIRE",
+            "MACQUIRE",
+            "MACQUIRE",
+            "RELEASE",
+            "RELEASE",
+            "MRELEASE",
+            "RENEW",
+            "MRENEW",
+            "DOWNGRADE",
+            "CANCEL",
+            "FORCERELEASE",
+            "HELD",
         ]);
         let (many, wishes) = (verb.starts_with('M'), self.setting.wishes);
         if verb.ends_with("ACQUIRE") {
@@ -182,11 +221,18 @@ impl Run {
         }
         let key = self.key();
         let owner = self.holder(key);
-        let locks = if many { some_of(&mut self.random, &KEYS) } else { key.to_string() };
+        let locks = if many {
+            some_of(&mut self.random, &KEYS)
+        } else {
+            key.to_string()
+        };
         let mut words = wishes.other(&mut self.random, verb, &locks, &owner);
         let newest = self.pair.model.grants_made;
         if ["RELEASE", "RENEW"].contains(&verb) && newest > 0 && self.random.chance(25) {
-            words.push_str(&format!(" TOKEN #{}", newest - self.random.below(newest.min(3))));
+            words.push_str(&format!(
+                " TOKEN #{}",
+                newest - self.random.below(newest.min(3))
+            ));
         }
         format!("{who}: {words}")
     }
@@ -196,7 +242,9 @@ impl Run {
 fn differs(setting: &Setting, fault: Option<Fault>, lines: &[String]) -> Option<String> {
     let mut pair = setting.pair();
     pair.world.fault = fault;
-    let mut acts = lines.iter().filter_map(|line| Reader::default().read(line).ok());
+    let mut acts = lines
+        .iter()
+        .filter_map(|line| Reader::default().read(line).ok());
     acts.find_map(|act| pair.act(&act).err())
 }
 
@@ -227,7 +275,11 @@ fn compare(seed: u64, limits: bool, fault: Option<Fault>) -> Result<Run, String>
         if let Err(what) = run.step() {
             let shrunk = shrink(&run.setting, fault, &run.lines);
             let what = differs(&run.setting, fault, &shrunk).unwrap_or(what);
-            return Err(format!("{:?}\n\n{}\n\n{what}", run.setting, shrunk.join("\n")));
+            return Err(format!(
+                "{:?}\n\n{}\n\n{what}",
+                run.setting,
+                shrunk.join("\n")
+            ));
         }
     }
     Ok(run)

@@ -63,7 +63,9 @@ impl Wait {
 impl Scene {
     /// Those who hold this lock beside the owner.
     fn others<'s>(&'s self, key: &'s str, owner: &'s str) -> impl Iterator<Item = &'s Hold> {
-        self.holds.iter().filter(move |hold| hold.key == key && hold.owner != owner)
+        self.holds
+            .iter()
+            .filter(move |hold| hold.key == key && hold.owner != owner)
     }
 
     fn compatible(&self, place: &Place, owner: &str) -> bool {
@@ -83,7 +85,8 @@ impl Scene {
     fn grant(&mut self, at: usize) {
         let wait = self.waits.remove(at);
         for Place { key, limit, .. } in wait.places {
-            self.holds.retain(|hold| hold.key != key || hold.owner != wait.owner);
+            self.holds
+                .retain(|hold| hold.key != key || hold.owner != wait.owner);
             let owner = wait.owner.clone();
             self.holds.push(Hold { key, owner, limit });
         }
@@ -125,7 +128,9 @@ pub fn play(mut scene: Scene) -> Scene {
     loop {
         let before = (scene.holds.len(), scene.waits.len());
         let waits = &scene.waits;
-        scene.holds.retain(|hold| waits.iter().any(|wait| wait.owner == hold.owner));
+        scene
+            .holds
+            .retain(|hold| waits.iter().any(|wait| wait.owner == hold.owner));
         while let Some(at) = scene.waits.iter().position(|wait| scene.grantable(wait)) {
             scene.grant(at);
         }
@@ -138,11 +143,23 @@ pub fn play(mut scene: Scene) -> Scene {
 /// A wait that has to be ended so that others can: the youngest of those that depend on each other and on nothing else.
 pub fn victim(scene: Scene) -> Option<u64> {
     let left = play(scene);
-    let depends: Vec<(u64, BTreeSet<u64>)> =
-        left.waits.iter().map(|wait| (wait.id, left.depends_on(wait))).collect();
-    let on = |id: &u64| depends.iter().find(|(other, _)| other == id).map(|(_, on)| on);
-    let knot = |(id, its): &&(u64, BTreeSet<u64>)| {
-        its.iter().all(|other| on(other).is_some_and(|back| back.contains(id)))
+    let depends: Vec<(u64, BTreeSet<u64>)> = left
+        .waits
+        .iter()
+        .map(|wait| (wait.id, left.depends_on(wait)))
+        .collect();
+    let on = |id: &u64| {
+        depends
+            .iter()
+            .find(|(other, _)| other == id)
+            .map(|(_, on)| on)
     };
-    depends.iter().find(knot).and_then(|(_, knot)| knot.last().copied())
+    let knot = |(id, its): &&(u64, BTreeSet<u64>)| {
+        its.iter()
+            .all(|other| on(other).is_some_and(|back| back.contains(id)))
+    };
+    depends
+        .iter()
+        .find(knot)
+        .and_then(|(_, knot)| knot.last().copied())
 }

@@ -155,7 +155,9 @@ impl World {
             return heard;
         };
         let at = |heard: &[Vec<u8>], option: &str| {
-            heard.iter().position(|word| word.eq_ignore_ascii_case(option.as_bytes()))
+            heard
+                .iter()
+                .position(|word| word.eq_ignore_ascii_case(option.as_bytes()))
         };
         let without = |heard: &mut Vec<Vec<u8>>, option: &str, words: usize| {
             if let Some(at) = at(heard, option) {
@@ -164,7 +166,8 @@ impl World {
         };
         let asked = self.asked(client, db, words);
         let older = asked.as_ref().and_then(|asked| {
-            let its = |wait: &&Waiting| wait.owner == asked.owner && wait.names.contains(&asked.names[0]);
+            let its =
+                |wait: &&Waiting| wait.owner == asked.owner && wait.names.contains(&asked.names[0]);
             self.waits.values().find(its).cloned()
         });
         let waits = at(&heard, "BLOCK").is_some() || at(&heard, "NOTIFY").is_some();
@@ -180,7 +183,9 @@ impl World {
                 }
             }
             (ShortLease, Some(asked), _) if !asked.many => {
-                let lease = heard.get(3).map(|lease| String::from_utf8_lossy(lease).parse::<u64>());
+                let lease = heard
+                    .get(3)
+                    .map(|lease| String::from_utf8_lossy(lease).parse::<u64>());
                 if let Some(Ok(lease)) = lease {
                     heard[3] = (lease - 1).max(1).to_string().into_bytes();
                 }
@@ -209,7 +214,11 @@ impl World {
     }
 
     /// What the answer to a request for locks is told as.
-    pub fn falsify(&mut self, asked: &Waiting, answer: Result<Reply, Error>) -> Result<Reply, Error> {
+    pub fn falsify(
+        &mut self,
+        asked: &Waiting,
+        answer: Result<Reply, Error>,
+    ) -> Result<Reply, Error> {
         match (self.fault, answer) {
             (Some(FalseAlarm), Ok(Reply::Wait(id, _))) if self.holds_something(&asked.owner) => {
                 let Server { engine, keys, .. } = &mut self.primary;
@@ -220,7 +229,9 @@ impl World {
                 parts[1] = Reply::Integer(7);
                 Ok(Reply::Array(parts))
             }
-            (Some(ReentryWaits), Err(Error::Quarantine(_))) if self.holds_something(&asked.owner) => {
+            (Some(ReentryWaits), Err(Error::Quarantine(_)))
+                if self.holds_something(&asked.owner) =>
+            {
                 Ok(Reply::Wait(RequestId(1), None))
             }
             (_, answer) => answer,
@@ -237,7 +248,10 @@ impl World {
 
     /// What an outcome is told as, and to whom.
     pub fn garble(&mut self, id: RequestId, outcome: Outcome) -> Vec<(RequestId, Outcome)> {
-        let blocked = self.waits.get(&id).is_some_and(|wait| wait.channel.is_none());
+        let blocked = self
+            .waits
+            .get(&id)
+            .is_some_and(|wait| wait.channel.is_none());
         match (self.fault, outcome) {
             (Some(LostWake), _) if blocked => Vec::new(),
             (Some(LostMessage), _) if !blocked => Vec::new(),
@@ -321,7 +335,9 @@ impl Fault {
             }
             LeakedPlace => after.places += 1,
             LateWakeup => *after.next_wakeup.as_mut()? += 1,
-            Unwatched => *rows.find_map(|row| row.watched.as_mut().filter(|watched| **watched))? = false,
+            Unwatched => {
+                *rows.find_map(|row| row.watched.as_mut().filter(|watched| **watched))? = false
+            }
             LostTicket => drop(rows.find_map(|row| row.tickets.as_mut()?.pop())?),
             WrongTtl => rows.find_map(|row| row.ttl.as_mut())?.0.take().map(drop)?,
             StraySession => {
@@ -332,14 +348,23 @@ impl Fault {
             Partly => {
                 let wait = after.waits.values().find(|wait| wait.many)?;
                 let token = Token(after.last_token.0 + 1);
-                after.grants.push((wait.names[0].clone(), wait.owner.clone(), token));
+                after
+                    .grants
+                    .push((wait.names[0].clone(), wait.owner.clone(), token));
             }
             ToldPartly => {
-                let answer = after.answers.iter_mut().find(|answer| answer.names.len() > 1)?;
+                let answer = after
+                    .answers
+                    .iter_mut()
+                    .find(|answer| answer.names.len() > 1)?;
                 answer.tokens.pop();
             }
             Nowhere => {
-                let row = rows.find(|row| row.queue.iter().any(|place| place.kind == PlaceKind::Waiter))?;
+                let row = rows.find(|row| {
+                    row.queue
+                        .iter()
+                        .any(|place| place.kind == PlaceKind::Waiter)
+                })?;
                 row.queue.pop();
                 after.places -= 1;
             }
@@ -351,7 +376,9 @@ impl Fault {
 
 /// Whether these lines, with this fault, are caught.
 fn is_caught(fault: Fault, by: By, lines: &[&str]) -> bool {
-    let acts = lines.iter().map(|line| Reader::default().read(line).expect("a line"));
+    let acts = lines
+        .iter()
+        .map(|line| Reader::default().read(line).expect("a line"));
     match by {
         Model => {
             let mut pair = Pair::new(policy());
@@ -388,7 +415,11 @@ fn every_fault_is_caught_at_its_smallest_sequence() {
         assert!(is_caught(fault, by, lines), "{fault:?} is not caught");
         for at in 0..lines.len() {
             let fewer = [&lines[..at], &lines[at + 1..]].concat();
-            assert!(!is_caught(fault, by, &fewer), "{fault:?} is caught without {:?}", lines[at]);
+            assert!(
+                !is_caught(fault, by, &fewer),
+                "{fault:?} is caught without {:?}",
+                lines[at]
+            );
         }
     }
 }
@@ -402,7 +433,10 @@ fn a_value_that_is_read_otherwise_is_seen() {
         let Value::Lock(_, ttl) = value else { continue };
         *ttl = None;
     }
-    assert!(matches!(round_trip(&world), Err(Broken(Rule::RoundTrip, _))));
+    assert!(matches!(
+        round_trip(&world),
+        Err(Broken(Rule::RoundTrip, _))
+    ));
 }
 
 /// Each of these leaves something behind that the other rules do not mind.
@@ -418,13 +452,18 @@ fn what_is_left_behind_is_seen() {
                 holds: 1,
                 added: 1,
             };
-            world.engine().undelivered(name(0, "shop"), Box::from(*b"ada"), grant);
+            world
+                .engine()
+                .undelivered(name(0, "shop"), Box::from(*b"ada"), grant);
         },
     ];
     for (at, leave) in leave.into_iter().enumerate() {
         let mut world = World::new(Policy::default());
         assert!(no_leak(&world).is_ok());
         leave(&mut world);
-        assert!(matches!(no_leak(&world), Err(Broken(Rule::NoLeak, _))), "{at}");
+        assert!(
+            matches!(no_leak(&world), Err(Broken(Rule::NoLeak, _))),
+            "{at}"
+        );
     }
 }

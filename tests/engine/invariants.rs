@@ -81,7 +81,13 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
     if orderly {
         let none = Row::default();
         for (name, row) in &after.rows {
-            no_overtaking(name, before.rows.get(name).unwrap_or(&none), row, before, after)?;
+            no_overtaking(
+                name,
+                before.rows.get(name).unwrap_or(&none),
+                row,
+                before,
+                after,
+            )?;
         }
     }
     replica(after)
@@ -125,12 +131,19 @@ fn limits(name: &Name, row: &Row) -> Result<(), Broken> {
 fn one_place(name: &Name, row: &Row) -> Result<(), Broken> {
     let mut seen = BTreeSet::new();
     let twice = row.in_order().find(|place| !seen.insert(&place.owner));
-    let holder = row.queue.iter().find(|place| row.hold(&place.owner).is_some());
+    let holder = row
+        .queue
+        .iter()
+        .find(|place| row.hold(&place.owner).is_some());
     match twice.or(holder) {
         None => Ok(()),
         Some(place) => broken(
             Rule::OnePlace,
-            format!("{} has a place too much at {}", text(&place.owner), key(name)),
+            format!(
+                "{} has a place too much at {}",
+                text(&place.owner),
+                key(name)
+            ),
         ),
     }
 }
@@ -148,7 +161,11 @@ fn nobody_idle(after: &Picture) -> Result<(), Broken> {
             }
         };
         if wait.names.iter().all(free) {
-            let what = format!("this could be granted: {}\n{}", wait.shown(), after.queues());
+            let what = format!(
+                "this could be granted: {}\n{}",
+                wait.shown(),
+                after.queues()
+            );
             return broken(Rule::NobodyIdle, what);
         }
     }
@@ -170,7 +187,11 @@ fn ghost(name: &Name, row: &Row) -> Result<(), Broken> {
         None => Ok(()),
         Some(place) => broken(
             Rule::Ghost,
-            format!("{}'s place for {} has nobody", text(&place.owner), key(name)),
+            format!(
+                "{}'s place for {} has nobody",
+                text(&place.owner),
+                key(name)
+            ),
         ),
     }
 }
@@ -180,8 +201,13 @@ fn watched(name: &Name, row: &Row) -> Result<(), Broken> {
     let Some(watched) = row.watched else {
         return Ok(());
     };
-    let tickets = row.queue.iter().filter(|place| matches!(place.kind, Absent | Ticket));
-    let tickets: Vec<_> = tickets.map(|place| (place.owner.clone(), place.limit)).collect();
+    let tickets = row
+        .queue
+        .iter()
+        .filter(|place| matches!(place.kind, Absent | Ticket));
+    let tickets: Vec<_> = tickets
+        .map(|place| (place.owner.clone(), place.limit))
+        .collect();
     if watched != row.in_order().next().is_some() || Some(&tickets) != row.tickets.as_ref() {
         return broken(Rule::Watched, format!("{}: {row:?}", key(name)));
     }
@@ -208,28 +234,51 @@ fn no_overtaking(
     after: &Picture,
 ) -> Result<(), Broken> {
     let rank = |owner: &[u8]| was.queue.iter().position(|place| place.owner == owner);
-    let grants: Vec<&Vec<u8>> =
-        after.grants.iter().filter(|(lock, ..)| lock == name).map(|(_, owner, _)| owner).collect();
+    let grants: Vec<&Vec<u8>> = after
+        .grants
+        .iter()
+        .filter(|(lock, ..)| lock == name)
+        .map(|(_, owner, _)| owner)
+        .collect();
     let stayed = |place: &&Place| {
-        // It has left its place by a grant and come to wait again, or by a request for many that enters all queues anew.
-        let anew = after.waits.values().any(|wait| {
-            wait.many && wait.event > before.event && wait.owner == place.owner && wait.names.contains(name)
-        });
-        !anew && !grants.contains(&&place.owner)
+        // It has left its place by a grant, and come to wait again.
+        !grants.contains(&&place.owner)
+    };
+    // A newer request for many may have taken over the place, or have entered all queues anew.
+    let anew = |place: &Place| {
+        let mut waits = after.waits.values();
+        waits.any(|wait| wait.many && wait.event > before.event && wait.owner == place.owner)
     };
     let ranks: Vec<usize> = is
         .queue
         .iter()
-        .map(|place| Some(place).filter(stayed).and_then(|place| rank(&place.owner)).unwrap_or(usize::MAX))
+        .filter(|place| !anew(place))
+        .map(|place| {
+            Some(place)
+                .filter(stayed)
+                .and_then(|place| rank(&place.owner))
+                .unwrap_or(usize::MAX)
+        })
         .collect();
     if ranks.windows(2).any(|pair| pair[0] > pair[1]) {
-        let shown = |row: &Row| row.queue.iter().map(|place| text(&place.owner)).collect::<Vec<_>>();
+        let shown = |row: &Row| {
+            row.queue
+                .iter()
+                .map(|place| text(&place.owner))
+                .collect::<Vec<_>>()
+        };
         let (was, is) = (shown(was), shown(is));
-        let what = format!("the queue for {} changed its order: {was:?}, {is:?}", key(name));
+        let what = format!(
+            "the queue for {} changed its order: {was:?}, {is:?}",
+            key(name)
+        );
         return broken(Rule::NoOvertaking, what);
     }
     // A holder's upgrade is not the queue's affair.
-    let queued = |owner: &&Vec<u8>| was.hold(owner).map_or(true, |hold| hold.deadline <= after.now);
+    let queued = |owner: &&Vec<u8>| {
+        was.hold(owner)
+            .map_or(true, |hold| hold.deadline <= after.now)
+    };
     for owner in grants.into_iter().filter(queued) {
         let stood = rank(owner).unwrap_or(usize::MAX);
         if let Some(passed) = ranks.iter().find(|rank| **rank < stood) {
@@ -244,7 +293,10 @@ fn no_overtaking(
 fn places(after: &Picture) -> Result<(), Broken> {
     let count: usize = after.rows.values().map(|row| row.in_order().count()).sum();
     if count != after.places {
-        let what = format!("there are {count} places, and the engine counts {}", after.places);
+        let what = format!(
+            "there are {count} places, and the engine counts {}",
+            after.places
+        );
         return broken(Rule::Places, what);
     }
     Ok(())
@@ -254,20 +306,25 @@ fn answered(after: &Picture) -> Result<(), Broken> {
     for (name, row) in &after.rows {
         for place in row.in_order() {
             let here = |wait: &&Waiting| wait.owner == place.owner && wait.names.contains(name);
-            // Of an owner that holds the lock a request for many may count on that, and stand nowhere here.
-            let counts = |wait: &Waiting| {
-                let hold = row.hold(&wait.owner);
-                wait.many && hold.is_some_and(|hold| hold.limit <= wait.limit)
-            };
-            let waits = after.waits.values().filter(here).filter(|wait| !counts(wait));
+            let waits = after.waits.values().filter(here);
+            let waits = waits.filter(|wait| !row.counts(wait));
             if waits.count() != usize::from(!place.is_absent()) {
-                let what = format!("{} at {}\n{}", text(&place.owner), key(name), after.queues());
+                let what = format!(
+                    "{} at {}\n{}",
+                    text(&place.owner),
+                    key(name),
+                    after.queues()
+                );
                 return broken(Rule::Answered, what);
             }
         }
     }
     for wait in after.waits.values() {
-        let place = |name: &Name| after.rows[name].in_order().any(|place| place.owner == wait.owner);
+        let place = |name: &Name| {
+            after.rows[name]
+                .in_order()
+                .any(|place| place.owner == wait.owner)
+        };
         let holds = |name: &Name| wait.many && after.rows[name].hold(&wait.owner).is_some();
         let nowhere = !wait.names.iter().any(place);
         if nowhere || !wait.names.iter().all(|name| place(name) || holds(name)) {
@@ -284,9 +341,16 @@ fn notify_told(after: &Picture) -> Result<(), Broken> {
         let what = format!("nobody waited for {unasked:?}, or was told already");
         return broken(Rule::NotifyTold, what);
     }
-    let count = after.waits.values().filter(|wait| wait.channel.is_some()).count();
+    let count = after
+        .waits
+        .values()
+        .filter(|wait| wait.channel.is_some())
+        .count();
     if after.settled && count != after.notifies {
-        let what = format!("{count} wait by a channel, and the engine will tell {}", after.notifies);
+        let what = format!(
+            "{count} wait by a channel, and the engine will tell {}",
+            after.notifies
+        );
         return broken(Rule::NotifyTold, what);
     }
     Ok(())
@@ -306,7 +370,10 @@ fn all_or_none(after: &Picture) -> Result<(), Broken> {
             return broken(Rule::AllOrNone, what);
         }
     }
-    let partly = after.answers.iter().find(|answer| answer.names.len() != answer.tokens.len());
+    let partly = after
+        .answers
+        .iter()
+        .find(|answer| answer.names.len() != answer.tokens.len());
     match partly.or(after.stale.first()) {
         None => Ok(()),
         Some(answer) => broken(
@@ -319,16 +386,24 @@ fn all_or_none(after: &Picture) -> Result<(), Broken> {
 fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
     for (name, row) in &after.rows {
         let ended = |client: &u64| after.settled && after.ended.contains(client);
-        if let Some(hold) = row.holders.iter().find(|hold| hold.session.as_ref().is_some_and(ended)) {
+        if let Some(hold) = row
+            .holders
+            .iter()
+            .find(|hold| hold.session.as_ref().is_some_and(ended))
+        {
             let (owner, name) = (text(&hold.owner), key(name));
-            let what = format!("{owner} still holds {name}, and the connection of the session is gone");
+            let what =
+                format!("{owner} still holds {name}, and the connection of the session is gone");
             return broken(Rule::SessionEnds, what);
         }
     }
-    let mut holders = before.rows.values().flat_map(|row| &row.holders);
+    let stray = |token: Token| {
+        let mut holders = before.rows.values().flat_map(|row| &row.holders);
+        holders.any(|hold| hold.token == token && hold.session.is_none())
+    };
     let ended = after.over.iter().filter(|(end, _)| *end == End::Session);
     for (_, token) in ended {
-        if holders.any(|hold| hold.token == *token && hold.session.is_none()) {
+        if stray(*token) {
             let what = format!("{token:?} was no session's, and ended with a connection");
             return broken(Rule::SessionEnds, what);
         }
@@ -348,7 +423,9 @@ fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
     }
     let told = |heard: &&Heard| matches!(heard.outcome, Outcome::Refused(Error::Deadlock(_)));
     for heard in after.heard.iter().filter(told) {
-        let upgrades = [before, after].iter().any(|at| second_upgrade(at, &heard.asked));
+        let upgrades = [before, after]
+            .iter()
+            .any(|at| second_upgrade(at, &heard.asked));
         if !upgrades && !stands(before.scene(), heard.id.0) {
             let (ended, queues) = (heard.asked.shown(), before.queues());
             let what = format!("a wait could end, and was ended: {ended}\n{queues}");
@@ -370,11 +447,18 @@ fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
 
 /// Whether this request would need an upgrade that another owner waits for.
 fn second_upgrade(picture: &Picture, asked: &Waiting) -> bool {
-    asked.names.iter().filter_map(|name| picture.rows.get(name)).any(|row| {
-        let other = row.upgrade.as_ref().is_some_and(|place| place.owner != asked.owner);
-        let hold = row.hold(&asked.owner);
-        other && hold.is_some_and(|hold| asked.limit < hold.limit)
-    })
+    asked
+        .names
+        .iter()
+        .filter_map(|name| picture.rows.get(name))
+        .any(|row| {
+            let other = row
+                .upgrade
+                .as_ref()
+                .is_some_and(|place| place.owner != asked.owner);
+            let hold = row.hold(&asked.owner);
+            other && hold.is_some_and(|hold| asked.limit < hold.limit)
+        })
 }
 
 fn wakeup(after: &Picture) -> Result<(), Broken> {
@@ -384,7 +468,11 @@ fn wakeup(after: &Picture) -> Result<(), Broken> {
         let absent = row.queue.iter().filter(|place| place.is_absent());
         musts.extend(absent.filter_map(|place| place.left));
         if row.in_order().next().is_some() || row.holders.len() > 1 {
-            musts.extend(row.holders.iter().map(|hold| hold.deadline.since(after.now)));
+            musts.extend(
+                row.holders
+                    .iter()
+                    .map(|hold| hold.deadline.since(after.now)),
+            );
         }
     }
     // What should have happened already is for the other rules to find.
@@ -392,7 +480,8 @@ fn wakeup(after: &Picture) -> Result<(), Broken> {
     let next = after.next_wakeup;
     let late = first.is_some_and(|first| next.map_or(true, |next| next > first));
     if late || next == Some(0) {
-        let what = format!("{first:?} ms from now something is due, and the engine sleeps for {next:?}");
+        let what =
+            format!("{first:?} ms from now something is due, and the engine sleeps for {next:?}");
         return broken(Rule::Wakeup, what);
     }
     Ok(())
@@ -407,7 +496,10 @@ fn replica(after: &Picture) -> Result<(), Broken> {
         None => Ok(()),
         Some(name) => {
             let (one, other) = (after.primary.get(name), replica.get(name));
-            let what = format!("{}: the primary has {one:?}, the replica {other:?}", key(name));
+            let what = format!(
+                "{}: the primary has {one:?}, the replica {other:?}",
+                key(name)
+            );
             broken(Rule::Replica, what)
         }
     }
@@ -428,7 +520,11 @@ pub fn round_trip(world: &World) -> Result<(), Broken> {
 /// To be asked when everything was given back and everyone is gone.
 pub fn no_leak(world: &World) -> Result<(), Broken> {
     let engine = &world.primary.engine;
-    let left = (engine.places(), engine.next_wakeup(world.now), engine.unsettled());
+    let left = (
+        engine.places(),
+        engine.next_wakeup(world.now),
+        engine.unsettled(),
+    );
     if left != (0, None, false) {
         let what = format!("places, next wake-up, unsettled: {left:?}");
         return broken(Rule::NoLeak, what);

@@ -88,7 +88,10 @@ impl Keys {
                 effect,
                 events,
             } = entry;
-            assert!(external_end.is_none(), "an end from outside was passed over");
+            assert!(
+                external_end.is_none(),
+                "an end from outside was passed over"
+            );
             assert_eq!(
                 !effect.is_empty(),
                 changed && replicate,

@@ -96,6 +96,24 @@ impl Row {
         self.upgrade.iter().chain(&self.queue)
     }
 
+    /// Where the owner's place is: 0 is that of the waiting upgrade.
+    fn rank(&self, owner: &[u8]) -> Option<usize> {
+        let its = |place: &Place| place.owner == owner;
+        let upgrades = self.upgrade.as_ref().is_some_and(its);
+        let rank = self.queue.iter().position(its).map(|rank| rank + 1);
+        if upgrades {
+            Some(0)
+        } else {
+            rank
+        }
+    }
+
+    /// Whether a request for many counts on its owner's hold of this lock.
+    pub fn counts(&self, wait: &Waiting) -> bool {
+        let hold = self.hold(&wait.owner);
+        wait.many && hold.is_some_and(|hold| hold.limit <= wait.limit)
+    }
+
     pub fn hold(&self, owner: &[u8]) -> Option<&Holder> {
         self.holders.iter().find(|hold| hold.owner == owner)
     }
@@ -108,7 +126,11 @@ impl Picture {
         Picture {
             now: now.wall(),
             steady: now.steady(),
-            rows: world.known.iter().map(|name| (name.clone(), row(world, name))).collect(),
+            rows: world
+                .known
+                .iter()
+                .map(|name| (name.clone(), row(world, name)))
+                .collect(),
             places: engine.places(),
             next_wakeup: engine.next_wakeup(now),
             waits: world.waits.clone(),
@@ -137,17 +159,19 @@ impl Picture {
     pub fn scene(&self) -> Scene {
         let mut scene = Scene::default();
         for (name, row) in &self.rows {
-            scene.holds.extend(row.holders.iter().map(|hold| deadlock::Hold {
-                key: key(name),
-                owner: text(&hold.owner),
-                limit: wide(hold.limit),
-            }));
+            scene
+                .holds
+                .extend(row.holders.iter().map(|hold| deadlock::Hold {
+                    key: key(name),
+                    owner: text(&hold.owner),
+                    limit: wide(hold.limit),
+                }));
         }
         for (id, wait) in &self.waits {
             let mut waiting = deadlock::Wait::new(id.0, &text(&wait.owner));
             for name in &wait.names {
-                let mut places = self.rows[name].in_order();
-                if let Some(rank) = places.position(|place| place.owner == wait.owner) {
+                let row = &self.rows[name];
+                if let Some(rank) = row.rank(&wait.owner).filter(|_| !row.counts(wait)) {
                     waiting.stand(&key(name), rank, wide(wait.limit));
                 }
             }
@@ -163,12 +187,15 @@ impl Picture {
         let mut replaced = Vec::new();
         let inherits = |wait: &Waiting| {
             let same = |name: &Name| asked.names.contains(name);
-            !asked.many || wait.many && wait.names.len() == asked.names.len() && wait.names.iter().all(same)
+            !asked.many
+                || wait.many && wait.names.len() == asked.names.len() && wait.names.iter().all(same)
         };
         for name in &asked.names {
             let row = self.rows.get(name).cloned().unwrap_or_default();
-            let place = row.in_order().position(|place| place.owner == asked.owner);
-            let here = |(_, wait): &(&RequestId, &Waiting)| wait.owner == asked.owner && wait.names.contains(name);
+            let place = row.rank(&asked.owner);
+            let here = |(_, wait): &(&RequestId, &Waiting)| {
+                wait.owner == asked.owner && wait.names.contains(name) && !row.counts(wait)
+            };
             let older = self.waits.iter().find(|wait| place.is_some() && here(wait));
             replaced.extend(older.map(|(id, _)| id.0));
             let stays = older.map_or(!asked.many, |(_, wait)| inherits(wait));
@@ -189,7 +216,9 @@ impl Picture {
         let mut lines = Vec::new();
         for (name, row) in &self.rows {
             let holders = row.holders.iter().map(|hold| {
-                let session = hold.session.map_or(String::new(), |client| format!(", with {client}"));
+                let session = hold
+                    .session
+                    .map_or(String::new(), |client| format!(", with {client}"));
                 format!("{} ({}{session})", text(&hold.owner), hold.limit.to_wire())
             });
             let places = row.in_order().map(|place| {
@@ -202,7 +231,11 @@ impl Picture {
                 lines.push(format!("{} held by {holders}; queue: {places}", key(name)));
             }
         }
-        lines.extend(self.waits.iter().map(|(id, wait)| format!("{}: {}", id.0, wait.shown())));
+        lines.extend(
+            self.waits
+                .iter()
+                .map(|(id, wait)| format!("{}: {}", id.0, wait.shown())),
+        );
         lines.join("\n")
     }
 }
@@ -212,7 +245,11 @@ impl Waiting {
         let keys: Vec<String> = self.names.iter().map(key).collect();
         let by = self.channel.as_ref().map_or("", |_| " by a channel");
         let (owner, limit) = (text(&self.owner), self.limit.to_wire());
-        format!("{owner} for {} ({limit}) from {}{by}", keys.join(", "), self.client)
+        format!(
+            "{owner} for {} ({limit}) from {}{by}",
+            keys.join(", "),
+            self.client
+        )
     }
 }
 

@@ -17,7 +17,9 @@ fn converse<S: Subject>(subject: impl Fn() -> S) {
     let told = |file: &PathBuf| {
         let text = std::fs::read_to_string(file).expect("a text");
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        check(&mut subject(), &text).err().map(|wrong| format!("{name}, {wrong}"))
+        check(&mut subject(), &text)
+            .err()
+            .map(|wrong| format!("{name}, {wrong}"))
     };
     let wrong: Vec<String> = files.iter().filter_map(told).collect();
     assert!(wrong.is_empty(), "\n\n{}\n", wrong.join("\n\n"));
@@ -53,7 +55,8 @@ fn a_true_conversation_passes() {
 /// Makes a conversation untrue in one place, and requires that exactly this line is rejected.
 fn untrue(there: &str, instead: &str, line: usize) {
     assert!(TRUE.contains(there));
-    let wrong = check(&mut Speaker::new(), &TRUE.replacen(there, instead, 1)).expect_err("it is not so");
+    let wrong =
+        check(&mut Speaker::new(), &TRUE.replacen(there, instead, 1)).expect_err("it is not so");
     assert!(wrong.starts_with(&format!("line {line}:")), "{wrong}");
 }
 

@@ -40,14 +40,19 @@ pub enum Act {
     Restore(Key),
     Flush,
     Swap(u32, u32),
-    Slot { key: Key, leaves: bool },
+    Slot {
+        key: Key,
+        leaves: bool,
+    },
     Pause,
     Resume,
     /// A replica that lags catches up.
     Sync,
     Failover,
     Restart,
-    Crash { quarantine: Millis },
+    Crash {
+        quarantine: Millis,
+    },
     Config(String, String),
 }
 
@@ -74,7 +79,10 @@ impl Reader {
         if let Some((who, words)) = line.split_once(": ") {
             return self.command(who, words).map(Act::Command);
         }
-        let number = |text: &str| text.parse::<u64>().map_err(|_| format!("{text} is no number"));
+        let number = |text: &str| {
+            text.parse::<u64>()
+                .map_err(|_| format!("{text} is no number"))
+        };
         let key = |key: &str| match key.rsplit_once('@') {
             Some((key, db)) => (db.parse().unwrap_or(0), key.to_string()),
             None => (0, key.to_string()),
@@ -95,15 +103,23 @@ impl Reader {
             ["restore", one] => Act::Restore(key(one)),
             ["flush"] => Act::Flush,
             ["swap", one, other] => Act::Swap(number(one)? as u32, number(other)? as u32),
-            ["slot", "of", one, "leaves"] => Act::Slot { key: key(one), leaves: true },
-            ["slot", "of", one, "returns"] => Act::Slot { key: key(one), leaves: false },
+            ["slot", "of", one, "leaves"] => Act::Slot {
+                key: key(one),
+                leaves: true,
+            },
+            ["slot", "of", one, "returns"] => Act::Slot {
+                key: key(one),
+                leaves: false,
+            },
             ["pause"] => Act::Pause,
             ["resume"] => Act::Resume,
             ["sync"] => Act::Sync,
             ["failover"] => Act::Failover,
             ["restart"] => Act::Restart,
             ["crash"] => Act::Crash { quarantine: 0 },
-            ["crash", "quarantine", ms] => Act::Crash { quarantine: number(ms)? },
+            ["crash", "quarantine", ms] => Act::Crash {
+                quarantine: number(ms)?,
+            },
             ["config", name, value] => Act::Config(name.to_string(), value.to_string()),
             _ => return Err("nobody knows what this means".into()),
         })
@@ -125,13 +141,16 @@ impl Reader {
 
     fn client(&mut self, name: &str) -> u64 {
         let next = self.clients.len() as u64 + 1;
-        name.parse().unwrap_or_else(|_| *self.clients.entry(name.to_string()).or_insert(next))
+        name.parse()
+            .unwrap_or_else(|_| *self.clients.entry(name.to_string()).or_insert(next))
     }
 
     /// What the connection with this id is called.
     pub fn name(&self, id: u64) -> String {
         let mut known = self.clients.iter();
-        known.find(|(_, its)| **its == id).map_or(id.to_string(), |(name, _)| name.clone())
+        known
+            .find(|(_, its)| **its == id)
+            .map_or(id.to_string(), |(name, _)| name.clone())
     }
 }
 
@@ -162,7 +181,9 @@ pub fn bytes(word: &str, tokens: &BTreeMap<u64, u64>) -> Vec<u8> {
     if let Some(token) = label.and_then(|label: u64| tokens.get(&label)) {
         return token.to_string().into_bytes();
     }
-    let times = word.strip_prefix('(').and_then(|word| word.strip_suffix(')'));
+    let times = word
+        .strip_prefix('(')
+        .and_then(|word| word.strip_suffix(')'));
     if let Some((count, what)) = times.and_then(|word| word.split_once('*')) {
         return what.repeat(count.parse().unwrap_or(0)).into_bytes();
     }

@@ -3,9 +3,7 @@
 use crate::client::Client;
 use crate::commands::table::{Spec, COMMANDS};
 use crate::commands::{execute, Call, Defaults, Reply};
-use crate::engine::{
-    change, codec, End, Engine, Keyspace, Name, Now, Policy, Wake, WallMs,
-};
+use crate::engine::{change, codec, End, Engine, Keyspace, Name, Now, Policy, Wake, WallMs};
 use crate::error::Error;
 use crate::keys::{Closed, Keys, Value};
 use crate::world::Op;
@@ -86,7 +84,10 @@ impl Server {
 
     /// Works an event off: what was done to which lock, and who is to be answered.
     pub fn work_off(&mut self) -> (Vec<Closed>, Vec<Wake>) {
-        (self.keys.close(), std::mem::take(&mut self.engine.ledger.wakes))
+        (
+            self.keys.close(),
+            std::mem::take(&mut self.engine.ledger.wakes),
+        )
     }
 
     /// What stands at each key.
@@ -193,7 +194,9 @@ impl Server {
                 self.revisit(name, false);
             }
             Op::Flush(db) => {
-                self.keys.values.retain(|name, _| db.is_some_and(|db| name.db != db));
+                self.keys
+                    .values
+                    .retain(|name, _| db.is_some_and(|db| name.db != db));
                 for name in self.engine.watched(*db) {
                     self.revisit(&name, true);
                 }
@@ -219,7 +222,9 @@ impl Server {
             ..name
         };
         let values = std::mem::take(&mut self.keys.values);
-        let moved = values.into_iter().map(|(name, value)| (swapped(name), value));
+        let moved = values
+            .into_iter()
+            .map(|(name, value)| (swapped(name), value));
         self.keys.values = moved.collect();
         self.engine.on_swap(one, other);
         for db in [one, other] {

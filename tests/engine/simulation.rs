@@ -44,7 +44,11 @@ impl Simulation {
             max_hold_ms: if random.chance(20) { 3_000 } else { 0 },
             max_queue: if random.chance(10) { 3 } else { 100_000 },
             deadlock_detection: random.chance(70),
-            deadlock_max_steps: if random.chance(10) { random.below(20) as usize } else { default },
+            deadlock_max_steps: if random.chance(10) {
+                random.below(20) as usize
+            } else {
+                default
+            },
             ..Policy::default()
         };
         let mut world = World::new(policy);
@@ -108,7 +112,8 @@ impl Simulation {
         let after = Picture::take(&mut self.world);
         for heard in &after.heard {
             let outcome = &heard.outcome;
-            self.lines.push(format!("  {}: {outcome:?}", heard.asked.shown()));
+            self.lines
+                .push(format!("  {}: {outcome:?}", heard.asked.shown()));
         }
         let orderly = matches!(
             act,
@@ -130,7 +135,10 @@ impl Simulation {
             94..=95 => self.upheaval(),
             96 => "pause".into(),
             97 => "sync".into(),
-            98 => format!("config deadlock-detection {}", *self.random.pick(&["no", "yes"])),
+            98 => format!(
+                "config deadlock-detection {}",
+                *self.random.pick(&["no", "yes"])
+            ),
             _ => format!("config grants {}", *self.random.pick(&["no", "yes", "yes"])),
         }
     }
@@ -147,7 +155,11 @@ impl Simulation {
     fn command(&mut self) -> String {
         let client = self.client();
         // One that waits already stands for a script, or for another module, that runs in its name.
-        let busy = self.world.waits.values().any(|wait| wait.client == client && wait.channel.is_none());
+        let busy = self
+            .world
+            .waits
+            .values()
+            .any(|wait| wait.client == client && wait.channel.is_none());
         let may_wait = !busy && !self.random.chance(5);
         let db = u32::from(self.random.chance(10));
         let who = format!("{client}@{db}{}", if may_wait { "" } else { " (script)" });
@@ -173,7 +185,9 @@ impl Simulation {
             false => self.random.pick(&KEYS).to_string(),
         };
         let words = match verb.ends_with("ACQUIRE") {
-            true => self.wishes.request(&mut self.random, verb, &locks, owner, may_wait, "news"),
+            true => self
+                .wishes
+                .request(&mut self.random, verb, &locks, owner, may_wait, "news"),
             false => self.wishes.other(&mut self.random, verb, &locks, owner),
         };
         format!("{who}: {words}")
@@ -185,13 +199,23 @@ impl Simulation {
             4..=8 => self.random.below(400),
             _ => self.random.below(4_000),
         };
-        format!("{} {ms}", if self.random.chance(30) { "stall" } else { "wait" })
+        format!(
+            "{} {ms}",
+            if self.random.chance(30) {
+                "stall"
+            } else {
+                "wait"
+            }
+        )
     }
 
     fn death(&mut self) -> String {
         let at = self.random.below(CLIENTS) as usize;
         let next = self.connections.iter().max().unwrap_or(&0) + 1;
-        format!("{} dies", std::mem::replace(&mut self.connections[at], next))
+        format!(
+            "{} dies",
+            std::mem::replace(&mut self.connections[at], next)
+        )
     }
 
     fn surgery(&mut self) -> String {
@@ -240,7 +264,10 @@ fn simulate(seed: u64) -> Result<(), String> {
     let run = simulation.run(300);
     run.map_err(|Broken(rule, what)| {
         let from = simulation.lines.len().saturating_sub(60);
-        format!("{}\n\n{rule:?}: {what}", simulation.lines[from..].join("\n"))
+        format!(
+            "{}\n\n{rule:?}: {what}",
+            simulation.lines[from..].join("\n")
+        )
     })
 }
 
@@ -256,11 +283,16 @@ fn the_runs_come_by_everything() {
     for seed in 1..=25 {
         let mut simulation = Simulation::new(seed);
         for _ in 0..300 {
-            simulation.step().unwrap_or_else(|broken| panic!("{broken:?}"));
+            simulation
+                .step()
+                .unwrap_or_else(|broken| panic!("{broken:?}"));
             let after = &simulation.before;
             let many = after.answers.iter().filter(|answer| answer.names.len() > 1);
             let (at_once, later): (Vec<_>, Vec<_>) = many.partition(|answer| answer.at_once);
-            let messages = after.heard.iter().filter(|heard| heard.asked.channel.is_some());
+            let messages = after
+                .heard
+                .iter()
+                .filter(|heard| heard.asked.channel.is_some());
             let sessions = after.over.iter().filter(|(end, _)| *end == End::Session);
             let lost = after.heard.iter().filter(|heard| heard.lost);
             let counts = [
@@ -271,7 +303,9 @@ fn the_runs_come_by_everything() {
                 sessions.count(),
                 lost.count(),
             ];
-            seen.iter_mut().zip(counts).for_each(|(seen, count)| *seen += count);
+            seen.iter_mut()
+                .zip(counts)
+                .for_each(|(seen, count)| *seen += count);
         }
     }
     let names = [

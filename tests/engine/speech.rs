@@ -25,7 +25,12 @@ impl Speaker {
 }
 
 impl Subject for Speaker {
-    fn act(&mut self, act: &Act, tokens: &Labels, names: &Reader) -> Result<Option<Vec<String>>, String> {
+    fn act(
+        &mut self,
+        act: &Act,
+        tokens: &Labels,
+        names: &Reader,
+    ) -> Result<Option<Vec<String>>, String> {
         let answer = self.world.act(act, tokens);
         let mut said: Vec<String> = Vec::new();
         said.extend(answer.map(|answer| match answer {
@@ -63,7 +68,11 @@ impl Subject for Speaker {
 impl Heard {
     fn said(&self, names: &Reader) -> String {
         let Some(channel) = &self.asked.channel else {
-            return format!("{} <- {}", names.name(self.asked.client), outcome(&self.outcome));
+            return format!(
+                "{} <- {}",
+                names.name(self.asked.client),
+                outcome(&self.outcome)
+            );
         };
         let text = |bytes: &[u8]| escaped(bytes, 64);
         let what = match &self.outcome {
@@ -126,7 +135,12 @@ fn shown(reply: &Reply) -> String {
 
 /// Of what the model does not know it says `...`.
 impl Subject for Model {
-    fn act(&mut self, act: &Act, tokens: &Labels, names: &Reader) -> Result<Option<Vec<String>>, String> {
+    fn act(
+        &mut self,
+        act: &Act,
+        tokens: &Labels,
+        names: &Reader,
+    ) -> Result<Option<Vec<String>>, String> {
         let Ok(answer) = Model::act(self, act, tokens) else {
             return Ok(None);
         };
@@ -134,10 +148,15 @@ impl Subject for Model {
         if let Act::Command(command) = act {
             let unnamed = command.words.iter().any(|word| word == "*");
             let named = unnamed.then(|| format!("uuid-of-{}", command.client));
-            said.push(format!("-> {}", answer.map_or("...".into(), |answer| answer.said(named.as_deref()))));
+            said.push(format!(
+                "-> {}",
+                answer.map_or("...".into(), |answer| answer.said(named.as_deref()))
+            ));
         }
         let told = self.take_told().into_iter();
-        let heard = told.filter(|told| told.wait.asked.channel.is_some() || !self.cut.contains(&told.wait.asked.client));
+        let heard = told.filter(|told| {
+            told.wait.asked.channel.is_some() || !self.cut.contains(&told.wait.asked.client)
+        });
         said.extend(heard.map(|told| told.said(names)));
         Ok(Some(said))
     }
@@ -171,11 +190,14 @@ impl Answer {
             Answer::Noted(place, id) => format!("[0, {place}, {id}]"),
             Answer::Number(number) => number.to_string(),
             Answer::Remaining(remaining) => {
-                let shown = |left: &Option<u32>| left.map_or("null".into(), |left| left.to_string());
+                let shown =
+                    |left: &Option<u32>| left.map_or("null".into(), |left| left.to_string());
                 list(remaining.iter().map(shown).collect())
             }
             Answer::Held(grant, holds, left, None) => format!("[{grant}, {holds}, {left}]"),
-            Answer::Held(grant, holds, left, Some(owner)) => format!("[{grant}, {holds}, {left}, {owner}]"),
+            Answer::Held(grant, holds, left, Some(owner)) => {
+                format!("[{grant}, {holds}, {left}, {owner}]")
+            }
             Answer::Ok => "OK".into(),
             Answer::Replaced => Error::Replaced.to_string(),
             Answer::Gone => "gone".into(),

@@ -24,7 +24,12 @@ pub trait Subject {
     /// Does what happens. Gives what is said: first the answer to a command, then who hears what. None ends the conversation.
     ///
     /// Errors if a promise is broken.
-    fn act(&mut self, act: &Act, tokens: &Labels, names: &Reader) -> Result<Option<Vec<String>>, String>;
+    fn act(
+        &mut self,
+        act: &Act,
+        tokens: &Labels,
+        names: &Reader,
+    ) -> Result<Option<Vec<String>>, String>;
 
     /// Whether a command need not be done that is answered like this.
     fn skips(&self, answer: &str) -> bool;
@@ -45,7 +50,9 @@ pub fn check(subject: &mut impl Subject, text: &str) -> Result<(), String> {
         let line = line.split(" # ").next().unwrap_or(line);
         (at + 1, line.trim_end())
     });
-    let mut lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).peekable();
+    let mut lines = lines
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+        .peekable();
     while let Some((at, line)) = lines.next() {
         let wrong = |what: String| format!("line {at}: {line}\n{what}");
         if let Some(expected) = line.strip_prefix(' ') {
@@ -60,7 +67,9 @@ pub fn check(subject: &mut impl Subject, text: &str) -> Result<(), String> {
             return Ok(());
         }
     }
-    transcript.silence().map_err(|what| format!("at the end: {what}"))
+    transcript
+        .silence()
+        .map_err(|what| format!("at the end: {what}"))
 }
 
 struct Transcript<'s, S> {
@@ -77,7 +86,9 @@ impl<S: Subject> Transcript<'_, S> {
     fn happen(&mut self, line: &str) -> Result<bool, String> {
         if let Some(expected) = line.strip_prefix("events: ") {
             let told = self.subject.events();
-            return told.map_or(Ok(()), |told| self.compare(expected, &told)).map(|()| true);
+            return told
+                .map_or(Ok(()), |told| self.compare(expected, &told))
+                .map(|()| true);
         }
         let act = self.names.read(line)?;
         let none = Labels::new();
@@ -100,7 +111,10 @@ impl<S: Subject> Transcript<'_, S> {
         let hearer = |text: &str| text.split_once(" <- ").map(|(who, _)| who.to_string());
         let mut said = self.said.iter();
         let its = said.position(|said| hearer(said) == hearer(expected));
-        let said = self.said.remove(its.unwrap_or(0)).ok_or("nothing was said")?;
+        let said = self
+            .said
+            .remove(its.unwrap_or(0))
+            .ok_or("nothing was said")?;
         self.compare(expected, &said)
     }
 
@@ -119,7 +133,9 @@ impl<S: Subject> Transcript<'_, S> {
             }
             let mut chars = expected.chars();
             let mark = chars.next().filter(|mark| ['#', '*'].contains(mark));
-            if let Some(mark) = mark.filter(|_| chars.next().is_some_and(|next| next.is_ascii_digit())) {
+            if let Some(mark) =
+                mark.filter(|_| chars.next().is_some_and(|next| next.is_ascii_digit()))
+            {
                 let (label, after) = expected[1..].split_at(word_end(&expected[1..]));
                 let (number, left) = said.split_at(word_end(said));
                 let (Ok(label), Ok(number)) = (label.parse(), number.parse()) else {
@@ -146,5 +162,6 @@ impl<S: Subject> Transcript<'_, S> {
 }
 
 fn word_end(text: &str) -> usize {
-    text.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(text.len())
+    text.find(|c: char| !c.is_ascii_alphanumeric())
+        .unwrap_or(text.len())
 }

@@ -5,8 +5,8 @@ use crate::commands::table::Verb;
 use crate::commands::Reply;
 use crate::engine::{
     change::{self, Change},
-    codec, ClientId, End, Engine, Event, Grant, Limit, Millis, Name, NameRef, Now,
-    Outcome, Policy, RequestId, SteadyMs, Token, WallMs,
+    codec, ClientId, End, Engine, Event, Grant, Limit, Millis, Name, NameRef, Now, Outcome, Policy,
+    RequestId, SteadyMs, Token, WallMs,
 };
 use crate::error::Error;
 use crate::faults::Fault;
@@ -181,8 +181,11 @@ impl World {
         let name = |(db, key): &script::Key| name(*db, key);
         match act {
             Act::Command(command) => {
-                let words: Vec<Vec<u8>> =
-                    command.words.iter().map(|word| script::bytes(word, tokens)).collect();
+                let words: Vec<Vec<u8>> = command
+                    .words
+                    .iter()
+                    .map(|word| script::bytes(word, tokens))
+                    .collect();
                 let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
                 let client = Client {
                     may_wait: command.may_wait,
@@ -239,7 +242,10 @@ impl World {
             Act::Config(name, value) => {
                 let now = self.now.wall();
                 let change = |policy: &mut Policy| {
-                    assert!(script::configure(policy, name, value, now), "no option {name}");
+                    assert!(
+                        script::configure(policy, name, value, now),
+                        "no option {name}"
+                    );
                 };
                 self.configure(change);
             }
@@ -307,7 +313,12 @@ impl World {
         let said = said(words[1..].get(keys.end + 1..)?);
         let at = |option: &str| said.iter().find(|(word, _)| word == option);
         let after = |option: &str| at(option)?.1;
-        let number = |option: &str| std::str::from_utf8(after(option)?).ok()?.parse::<u64>().ok();
+        let number = |option: &str| {
+            std::str::from_utf8(after(option)?)
+                .ok()?
+                .parse::<u64>()
+                .ok()
+        };
         let limit = match number("LIMIT") {
             _ if at("SHARED").is_some() => Some(Limit::SHARED),
             Some(n) => Limit::from_wire(n as u32),
@@ -449,7 +460,12 @@ impl World {
     pub fn expire_keys(&mut self) {
         let now = self.now.wall();
         let over = |value: &Value| matches!(value, Value::Lock(_, Some(ttl)) if *ttl <= now);
-        let values = self.primary.keys.values.iter().filter(|(_, value)| over(value));
+        let values = self
+            .primary
+            .keys
+            .values
+            .iter()
+            .filter(|(_, value)| over(value));
         let gone: Vec<Name> = values.map(|(name, _)| name.clone()).collect();
         if self.writable {
             gone.into_iter().for_each(|name| self.alter(Op::Del(name)));
@@ -464,7 +480,10 @@ impl World {
                     let tokens = granted(&effect).map(|(_, token)| token);
                     self.replica_knows = tokens.fold(self.replica_knows, Token::max);
                     let passed_on = self.replica.follow(&name, &effect, self.now);
-                    assert_eq!(passed_on, effect, "a replica's own replicas and AOF get the same bytes");
+                    assert_eq!(
+                        passed_on, effect,
+                        "a replica's own replicas and AOF get the same bytes"
+                    );
                 }
                 op => self.replica.alter(&op, self.now),
             }
@@ -584,7 +603,9 @@ impl World {
         let messages = std::mem::take(&mut ledger.messages);
         let answered = !wakes.is_empty();
         let wakes = wakes.into_iter().map(|wake| (wake.id, wake.outcome));
-        let messages = messages.into_iter().map(|message| (message.id, message.outcome));
+        let messages = messages
+            .into_iter()
+            .map(|message| (message.id, message.outcome));
         for (id, outcome) in wakes.chain(messages).collect::<Vec<_>>() {
             for (id, outcome) in self.garble(id, outcome) {
                 self.deliver(id, outcome);
@@ -603,7 +624,11 @@ impl World {
             _ => Vec::new(),
         };
         if !grants.is_empty() {
-            self.granted(&asked, grants.iter().map(|grant| grant.token).collect(), false);
+            self.granted(
+                &asked,
+                grants.iter().map(|grant| grant.token).collect(),
+                false,
+            );
         }
         let lost = asked.channel.is_none() && self.cut.contains(&asked.client);
         for (name, grant) in asked.names.iter().zip(grants).filter(|_| lost) {
@@ -633,12 +658,17 @@ impl World {
         let seen = std::mem::replace(&mut self.seen, self.answers.len());
         let fresh = &self.answers[seen..];
         let lives = |answer: &Answered, name: &Name, token: &Token| {
-            let held = self.primary.keys.lock(name).and_then(|lock| lock.hold(&answer.owner));
+            let held = self
+                .primary
+                .keys
+                .lock(name)
+                .and_then(|lock| lock.hold(&answer.owner));
             let held = held.map(|hold| hold.token);
             // Another request of the same owner may have been granted in the same event, as an upgrade.
             let another = |other: &Answered| {
                 let mut parts = other.names.iter().zip(&other.tokens);
-                other.owner == answer.owner && parts.any(|(lock, token)| lock == name && held == Some(*token))
+                other.owner == answer.owner
+                    && parts.any(|(lock, token)| lock == name && held == Some(*token))
             };
             let over = self.over.iter().any(|(_, over)| over == token);
             held == Some(*token) || over || fresh.iter().any(another)

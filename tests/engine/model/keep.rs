@@ -2,8 +2,8 @@
 
 use super::{Answer, Hold, Model, Place, Value, Wait};
 use crate::deadlock;
-use crate::engine::Policy;
 use crate::engine::Millis;
+use crate::engine::Policy;
 use crate::error::Error;
 
 impl Model {
@@ -13,11 +13,19 @@ impl Model {
         if lock.foreign {
             return Err(Error::WrongType);
         }
-        let its = |hold: &&mut Hold| hold.owner == owner && grant.map_or(true, |grant| grant == hold.grant);
+        let its = |hold: &&mut Hold| {
+            hold.owner == owner && grant.map_or(true, |grant| grant == hold.grant)
+        };
         lock.holds.iter_mut().find(its).ok_or(Error::NotHeld)
     }
 
-    pub fn renew(&mut self, key: &str, owner: &str, grant: Option<u64>, lease: Millis) -> Result<u64, Error> {
+    pub fn renew(
+        &mut self,
+        key: &str,
+        owner: &str,
+        grant: Option<u64>,
+        lease: Millis,
+    ) -> Result<u64, Error> {
         let since = self.held(key, owner, grant)?.since;
         let deadline = self.bounded(since, self.now + lease);
         self.held(key, owner, grant)?.deadline = deadline;
@@ -27,7 +35,13 @@ impl Model {
     }
 
     /// Gives back one hold, or all but so many.
-    pub fn release(&mut self, key: &str, owner: &str, grant: Option<u64>, leave: Option<u32>) -> Result<u64, Error> {
+    pub fn release(
+        &mut self,
+        key: &str,
+        owner: &str,
+        grant: Option<u64>,
+        leave: Option<u32>,
+    ) -> Result<u64, Error> {
         let hold = self.held(key, owner, grant)?;
         let left = leave.unwrap_or(hold.holds - 1);
         if left > hold.holds {
@@ -47,7 +61,12 @@ impl Model {
     }
 
     /// All of the leases or none; what is left of the shortest.
-    pub fn renew_many(&mut self, keys: &[String], owner: &str, lease: Millis) -> Result<u64, Error> {
+    pub fn renew_many(
+        &mut self,
+        keys: &[String],
+        owner: &str,
+        lease: Millis,
+    ) -> Result<u64, Error> {
         for key in keys {
             self.held(key, owner, None)?;
         }
@@ -57,7 +76,11 @@ impl Model {
     }
 
     /// Gives back one hold of each that is held, and only then serves the queues.
-    pub fn release_many(&mut self, keys: &[String], owner: &str) -> Result<Vec<Option<u32>>, Error> {
+    pub fn release_many(
+        &mut self,
+        keys: &[String],
+        owner: &str,
+    ) -> Result<Vec<Option<u32>>, Error> {
         if keys.iter().any(|key| self.lock(key).foreign) {
             return Err(Error::WrongType);
         }
@@ -90,7 +113,8 @@ impl Model {
             return Err(Error::WrongType);
         }
         let before = lock.holds.len();
-        lock.holds.retain(|hold| owner.is_some_and(|owner| owner != hold.owner));
+        lock.holds
+            .retain(|hold| owner.is_some_and(|owner| owner != hold.owner));
         let ended = before - lock.holds.len();
         self.settle();
         Ok(ended as u64)
@@ -142,7 +166,12 @@ impl Model {
     pub fn step(&mut self, ms: i64) {
         self.now = self.now.saturating_add_signed(ms);
         let late = |wait: &Wait| wait.until.is_some_and(|until| until <= self.steady);
-        let late: Vec<u64> = self.waits.iter().filter(|wait| late(wait)).map(|wait| wait.id).collect();
+        let late: Vec<u64> = self
+            .waits
+            .iter()
+            .filter(|wait| late(wait))
+            .map(|wait| wait.id)
+            .collect();
         for id in late {
             let wait = self.depart(id).expect("it waits");
             self.tell(wait, Answer::Null);
@@ -208,12 +237,17 @@ impl Model {
         let told = |place: &Place| (place.owner.clone(), place.arrival, place.limit, place.claim);
         let same = |one: &Place, other: &Place| told(one) == told(other);
         let comes = |place: &Place| value.tickets.iter().any(|ticket| same(ticket, place));
-        lock.queue.retain(|place| place.wait.is_some() || comes(place));
+        lock.queue
+            .retain(|place| place.wait.is_some() || comes(place));
         for ticket in &value.tickets {
             if lock.queue.iter().all(|place| place.owner != ticket.owner) {
                 let window = ticket.claim.unwrap_or(0).max(default);
                 let (wait, kept_until) = (None, Some(steady + window));
-                lock.queue.push(Place { wait, kept_until, ..ticket.clone() });
+                lock.queue.push(Place {
+                    wait,
+                    kept_until,
+                    ..ticket.clone()
+                });
             }
         }
         lock.queue.sort_by_key(|place| place.arrival);
@@ -230,7 +264,13 @@ impl Model {
     /// The key becomes something else.
     pub fn overwrite(&mut self, key: &str) {
         let foreign = true;
-        self.put_value(key, Value { foreign, ..Value::default() });
+        self.put_value(
+            key,
+            Value {
+                foreign,
+                ..Value::default()
+            },
+        );
         self.settle();
     }
 
@@ -251,9 +291,16 @@ impl Model {
             Some((db, rest)) if db == other.to_string() => format!("{one}:{rest}"),
             _ => key.to_string(),
         };
-        let keys: Vec<String> = self.locks.keys().filter(|key| swapped(key) != **key).cloned().collect();
-        let values: Vec<(String, Option<Value>)> =
-            keys.iter().map(|key| (swapped(key), self.take_value(key))).collect();
+        let keys: Vec<String> = self
+            .locks
+            .keys()
+            .filter(|key| swapped(key) != **key)
+            .cloned()
+            .collect();
+        let values: Vec<(String, Option<Value>)> = keys
+            .iter()
+            .map(|key| (swapped(key), self.take_value(key)))
+            .collect();
         for (key, value) in values {
             self.put_value(&key, value.unwrap_or_default());
         }

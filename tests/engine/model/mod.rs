@@ -171,7 +171,8 @@ impl Request {
     }
 
     fn same_keys(&self, other: &Request) -> bool {
-        let all = |one: &Request, other: &Request| one.keys.iter().all(|key| other.keys.contains(key));
+        let all =
+            |one: &Request, other: &Request| one.keys.iter().all(|key| other.keys.contains(key));
         all(self, other) && all(other, self)
     }
 }
@@ -228,13 +229,18 @@ impl Lock {
         match self.way(owner, limit) {
             Way::Reenters => true,
             Way::Upgrades => self.compatible(owner, limit),
-            Way::Queues => first.map_or(true, |place| place.owner == owner) && self.compatible(owner, limit),
+            Way::Queues => {
+                first.map_or(true, |place| place.owner == owner) && self.compatible(owner, limit)
+            }
         }
     }
 
     /// Whether another owner waits for the upgrade that this one would need.
     fn upgrade_of_another(&self, owner: &str, limit: usize) -> bool {
-        let other = self.upgrade.as_ref().is_some_and(|place| place.owner != owner);
+        let other = self
+            .upgrade
+            .as_ref()
+            .is_some_and(|place| place.owner != owner);
         other && self.way(owner, limit) == Way::Upgrades
     }
 
@@ -251,7 +257,11 @@ impl Lock {
 
 impl Model {
     pub fn new(policy: Policy) -> Model {
-        Model { now: BEGIN_MS, policy, ..Model::default() }
+        Model {
+            now: BEGIN_MS,
+            policy,
+            ..Model::default()
+        }
     }
 
     pub fn quarantined(&self) -> bool {
@@ -277,7 +287,11 @@ impl Model {
     /// A request for one lock or for many.
     pub fn ask(&mut self, request: &Request) -> Answer {
         let Request { owner, limit, .. } = request;
-        let locks: Vec<Lock> = request.keys.iter().map(|key| self.lock(key).clone()).collect();
+        let locks: Vec<Lock> = request
+            .keys
+            .iter()
+            .map(|key| self.lock(key).clone())
+            .collect();
         if locks.iter().any(|lock| lock.foreign) {
             return Answer::Refused(Error::WrongType);
         }
@@ -294,7 +308,10 @@ impl Model {
             _ => !self.granting(),
         };
         let open = |lock: &&Lock| lock.open(owner, *limit) && !withheld(lock);
-        let bound = locks.iter().filter(open).find_map(|lock| self.bound(lock, request));
+        let bound = locks
+            .iter()
+            .filter(open)
+            .find_map(|lock| self.bound(lock, request));
         if let Some(bound) = bound {
             return Answer::Refused(bound);
         }
@@ -307,7 +324,10 @@ impl Model {
         if !self.policy.grants && !self.inherits_all(request) {
             return Answer::Refused(Error::Draining);
         }
-        if locks.iter().any(|lock| lock.upgrade_of_another(owner, *limit)) {
+        if locks
+            .iter()
+            .any(|lock| lock.upgrade_of_another(owner, *limit))
+        {
             return Answer::Refused(Error::Deadlock(String::new()));
         }
         self.begin_to_wait(request)
@@ -318,7 +338,11 @@ impl Model {
         let mut older = Vec::new();
         for key in &request.keys {
             let place = self.lock(key).place(&request.owner).cloned();
-            older.extend(place.and_then(|place| place.wait).filter(|id| !older.contains(id)));
+            older.extend(
+                place
+                    .and_then(|place| place.wait)
+                    .filter(|id| !older.contains(id)),
+            );
         }
         older
     }
@@ -338,7 +362,8 @@ impl Model {
             self.end_wait(id, Answer::Replaced);
         }
         for key in &request.keys {
-            self.lock(key).keep_places(|place| place.owner != request.owner);
+            self.lock(key)
+                .keep_places(|place| place.owner != request.owner);
         }
         let answer = self.take_all(request);
         self.settle();
@@ -362,7 +387,11 @@ impl Model {
         }
         let mut then = self.clone();
         let kept_until = request.ticket.map(|claim| self.steady + claim);
-        let ticket = Place { claim: request.ticket, kept_until, ..then.new_place(request) };
+        let ticket = Place {
+            claim: request.ticket,
+            kept_until,
+            ..then.new_place(request)
+        };
         then.lock(key).queue.push(ticket);
         if let Some(cap) = self.exceeded(&then) {
             return Answer::Refused(Error::Full(cap));
@@ -389,14 +418,22 @@ impl Model {
     fn inherits_all(&mut self, request: &Request) -> bool {
         let older = self.older(request);
         let heir = |wait: &&Wait| wait.asked.many && wait.asked.same_keys(request);
-        let forebear = self.waits.iter().find(|wait| older.contains(&wait.id) && heir(wait));
+        let forebear = self
+            .waits
+            .iter()
+            .find(|wait| older.contains(&wait.id) && heir(wait));
         let forebear = forebear.map(|wait| wait.id);
         request.keys.iter().all(|key| {
             let place = self.locks[key].place(&request.owner);
-            match (self.locks[key].way(&request.owner, request.limit), request.many) {
+            match (
+                self.locks[key].way(&request.owner, request.limit),
+                request.many,
+            ) {
                 (Way::Reenters, _) => true,
                 (_, false) => place.is_some(),
-                (_, true) => forebear.is_some() && place.is_some_and(|place| place.wait == forebear),
+                (_, true) => {
+                    forebear.is_some() && place.is_some_and(|place| place.wait == forebear)
+                }
             }
         })
     }
@@ -437,22 +474,34 @@ impl Model {
             }),
         };
         let place = |key: &String| self.locks[key].place(&request.owner).cloned();
-        let inherited: Vec<Option<Place>> =
-            request.keys.iter().map(|key| place(key).filter(inherits)).collect();
+        let inherited: Vec<Option<Place>> = request
+            .keys
+            .iter()
+            .map(|key| place(key).filter(inherits))
+            .collect();
         for id in older {
             self.end_wait(id, Answer::Replaced);
         }
         self.waits_made += 1;
         let id = self.waits_made;
-        let fresh = self.new_place(request);
         for (key, inherited) in request.keys.iter().zip(inherited) {
             let lock = self.lock(key);
             lock.keep_places(|place| place.owner != request.owner);
-            let mut place = inherited.unwrap_or(fresh.clone());
+            let way = lock.way(&request.owner, request.limit);
+            if way == Way::Reenters {
+                continue;
+            }
+            let mut place = inherited.unwrap_or_else(|| self.new_place(request));
             (place.limit, place.wait, place.kept_until) = (request.limit, Some(id), None);
-            match lock.way(&request.owner, request.limit) {
+            let lock = self.lock(key);
+            match way {
                 Way::Reenters => {}
-                Way::Upgrades => lock.upgrade = Some(Place { claim: None, ..place }),
+                Way::Upgrades => {
+                    lock.upgrade = Some(Place {
+                        claim: None,
+                        ..place
+                    })
+                }
                 Way::Queues => {
                     place.claim = request.ticket.or(place.claim);
                     lock.queue.push(place);
@@ -487,10 +536,20 @@ impl Model {
     fn exceeded(&self, then: &Model) -> Option<&'static str> {
         let grown = |before: usize, after: usize, most: usize| after > before && after > most;
         let queue = |model: &Model, key: &String| model.locks.get(key).map_or(0, Lock::places);
-        let noted = |model: &Model| model.waits.iter().filter(|wait| wait.asked.channel.is_some()).count();
+        let noted = |model: &Model| {
+            model
+                .waits
+                .iter()
+                .filter(|wait| wait.asked.channel.is_some())
+                .count()
+        };
         let blocked = |model: &Model| model.waits.len() - noted(model);
         let policy = &self.policy;
-        if then.locks.keys().any(|key| grown(queue(self, key), queue(then, key), policy.max_queue)) {
+        if then
+            .locks
+            .keys()
+            .any(|key| grown(queue(self, key), queue(then, key), policy.max_queue))
+        {
             return Some("dlock.max-queue");
         }
         let places = grown(self.places(), then.places(), policy.max_places);
@@ -504,11 +563,13 @@ impl Model {
     pub fn scene(&self) -> Scene {
         let mut scene = Scene::default();
         for (key, lock) in &self.locks {
-            scene.holds.extend(lock.holds.iter().map(|hold| deadlock::Hold {
-                key: key.clone(),
-                owner: hold.owner.clone(),
-                limit: hold.limit,
-            }));
+            scene
+                .holds
+                .extend(lock.holds.iter().map(|hold| deadlock::Hold {
+                    key: key.clone(),
+                    owner: hold.owner.clone(),
+                    limit: hold.limit,
+                }));
         }
         for wait in &self.waits {
             let mut waiting = deadlock::Wait::new(wait.id, &wait.asked.owner);

@@ -79,7 +79,10 @@ impl Model {
                 None => {
                     remove(lock);
                     let claim = None;
-                    lock.upgrade = Some(Place { claim, ..place.clone() });
+                    lock.upgrade = Some(Place {
+                        claim,
+                        ..place.clone()
+                    });
                 }
             },
             (Some(_), Way::Upgrades) => {}
@@ -106,12 +109,18 @@ impl Model {
     /// Whether it heads all of its queues and could have all of its locks, or needs none of that as its owner holds them.
     fn grantable(&self, wait: &Wait) -> bool {
         let Wait { id, asked, .. } = wait;
-        let only_reenters = asked.keys.iter().all(|key| self.locks[key].place_of(*id).is_none());
+        let only_reenters = asked
+            .keys
+            .iter()
+            .all(|key| self.locks[key].place_of(*id).is_none());
         only_reenters
             || self.granting()
                 && asked.keys.iter().all(|key| {
                     let lock = &self.locks[key];
-                    let first = lock.in_order().next().is_some_and(|place| place.wait == Some(*id));
+                    let first = lock
+                        .in_order()
+                        .next()
+                        .is_some_and(|place| place.wait == Some(*id));
                     let full = lock.hold(&asked.owner).is_none()
                         && lock.holds.len() >= self.policy.max_holders;
                     let turn = first && !full && lock.compatible(&asked.owner, asked.limit);
@@ -121,15 +130,22 @@ impl Model {
 
     fn grant(&mut self, wait: &Wait) {
         let asked = &wait.asked;
-        let before: Vec<u32> = asked.keys.iter().map(|key| self.count(key, &asked.owner)).collect();
+        let before: Vec<u32> = asked
+            .keys
+            .iter()
+            .map(|key| self.count(key, &asked.owner))
+            .collect();
         self.remove_wait(wait.id);
         let answer = self.take_all(asked);
         // A grant by NOTIFY stands once the message is published.
         if asked.channel.is_none() && self.cut.contains(&asked.client) {
             for (key, before) in asked.keys.iter().zip(before) {
                 let added = self.count(key, &asked.owner) - before;
-                let grant = self.locks[key].hold(&asked.owner).map_or(0, |hold| hold.grant);
-                self.undelivered.push((key.clone(), asked.owner.clone(), grant, added));
+                let grant = self.locks[key]
+                    .hold(&asked.owner)
+                    .map_or(0, |hold| hold.grant);
+                self.undelivered
+                    .push((key.clone(), asked.owner.clone(), grant, added));
             }
         }
         self.tell(wait.clone(), answer);
@@ -141,7 +157,11 @@ impl Model {
 
     /// Makes the owner a holder of all locks.
     pub(super) fn take_all(&mut self, request: &Request) -> Answer {
-        let grants: Vec<(u64, u32)> = request.keys.iter().map(|key| self.take(key, request)).collect();
+        let grants: Vec<(u64, u32)> = request
+            .keys
+            .iter()
+            .map(|key| self.take(key, request))
+            .collect();
         match grants[..] {
             [(grant, holds)] if !request.many => Answer::Granted { grant, holds },
             _ => Answer::GrantedAll(grants.iter().map(|(grant, _)| *grant).collect()),
@@ -195,7 +215,10 @@ impl Model {
         for (key, owner, grant, added) in std::mem::take(&mut self.undelivered) {
             self.moved = true;
             let holds = &mut self.lock(&key).holds;
-            if let Some(hold) = holds.iter_mut().find(|hold| (&hold.owner, hold.grant) == (&owner, grant)) {
+            if let Some(hold) = holds
+                .iter_mut()
+                .find(|hold| (&hold.owner, hold.grant) == (&owner, grant))
+            {
                 hold.holds -= added.min(hold.holds);
             }
             holds.retain(|hold| hold.holds > 0);

@@ -55,26 +55,36 @@ impl Model {
     }
 
     fn run(&mut self, command: &Command, tokens: &BTreeMap<u64, u64>) -> Option<Answer> {
-        let text = |word: &String| String::from_utf8_lossy(&script::bytes(word, tokens)).into_owned();
+        let text =
+            |word: &String| String::from_utf8_lossy(&script::bytes(word, tokens)).into_owned();
         let words: Vec<String> = command.words.iter().map(text).collect();
         let verb = words[0].to_ascii_uppercase();
         let many = ["MACQUIRE", "MRELEASE", "MRENEW"].contains(&verb.as_str());
         let first = if many { 2 } else { 1 };
         let count = if many { words.get(1)?.parse().ok()? } else { 1 };
         let rest = first + count;
-        let keys: Vec<String> =
-            words.get(first..rest)?.iter().map(|key| format!("{}:{key}", command.db)).collect();
+        let keys: Vec<String> = words
+            .get(first..rest)?
+            .iter()
+            .map(|key| format!("{}:{key}", command.db))
+            .collect();
         let key = keys.first()?;
         let owner = words.get(rest).cloned();
         let options = Options::read(words.get(rest + 1..).unwrap_or_default())?;
-        let number = |result: Result<u64, Error>| Some(result.map_or_else(Answer::Refused, Answer::Number));
+        let number =
+            |result: Result<u64, Error>| Some(result.map_or_else(Answer::Refused, Answer::Number));
         match verb.as_str() {
             "ACQUIRE" | "FAIRACQUIRE" | "MACQUIRE" => {
                 let fair = verb == "FAIRACQUIRE";
                 let request = self.request(command, keys, &owner?, &options, fair);
                 Some(self.ask(&request))
             }
-            "RELEASE" => number(self.release(key, &owner?, options.number("TOKEN"), options.count("HOLDS"))),
+            "RELEASE" => number(self.release(
+                key,
+                &owner?,
+                options.number("TOKEN"),
+                options.count("HOLDS"),
+            )),
             "RENEW" => {
                 let lease = options.lease.unwrap_or(30_000);
                 number(self.renew(key, &owner?, options.number("TOKEN"), lease))
@@ -101,36 +111,60 @@ impl Model {
                 };
                 let named = |hold: &Hold| Some(hold.owner.clone()).filter(|_| owner.is_none());
                 let left = |hold: &Hold| hold.deadline - self.now;
-                let held = hold.map(|hold| Answer::Held(hold.grant, hold.holds, left(&hold), named(&hold)));
+                let held = hold
+                    .map(|hold| Answer::Held(hold.grant, hold.holds, left(&hold), named(&hold)));
                 Some(held.unwrap_or(Answer::Null))
             }
             "POSITION" => {
                 let lock = self.lock(key);
                 let its = |place: &Place| Some(&place.owner) == owner.as_ref();
                 let upgrades = lock.upgrade.as_ref().is_some_and(its);
-                let at = if upgrades { Some(0) } else { lock.queue.iter().position(its) };
+                let at = if upgrades {
+                    Some(0)
+                } else {
+                    lock.queue.iter().position(its)
+                };
                 Some(at.map_or(Answer::Null, |at| Answer::Number(at as u64)))
             }
             "CHECK" => {
                 let mut holds = self.locks.get(key).into_iter().flat_map(|lock| &lock.holds);
                 let held = holds.any(|hold| Some(hold.grant.to_string()) == owner);
-                Some(if held { Answer::Ok } else { Answer::Refused(Error::Fenced) })
+                Some(if held {
+                    Answer::Ok
+                } else {
+                    Answer::Refused(Error::Fenced)
+                })
             }
             _ => None,
         }
     }
 
-    fn request(&self, command: &Command, keys: Vec<String>, owner: &str, options: &Options, fair: bool) -> Request {
+    fn request(
+        &self,
+        command: &Command,
+        keys: Vec<String>,
+        owner: &str,
+        options: &Options,
+        fair: bool,
+    ) -> Request {
         let unnamed = owner == "*";
         let block = options.number("BLOCK").filter(|_| command.may_wait);
         let channel = options.text("NOTIFY");
         let waits = block.is_some() || channel.is_some();
-        let default = if waits { 0 } else { self.policy.claim_window_ms };
+        let default = if waits {
+            0
+        } else {
+            self.policy.claim_window_ms
+        };
         Request {
             client: command.client,
             many: command.words[0].eq_ignore_ascii_case("MACQUIRE"),
             keys,
-            owner: if unnamed { format!("uuid-of-{}", command.client) } else { owner.to_string() },
+            owner: if unnamed {
+                format!("uuid-of-{}", command.client)
+            } else {
+                owner.to_string()
+            },
             lease: options.lease.unwrap_or(30_000),
             wait: match block {
                 Some(ms) if ms > 0 => Patience::For(ms),
@@ -140,7 +174,8 @@ impl Model {
             holds: options.count("HOLDS"),
             limit: options.limit().unwrap_or(1),
             // Nobody would know the name of an owner whose ticket is polled.
-            ticket: (fair && (waits || !unnamed)).then(|| options.number("CLAIM").unwrap_or(default)),
+            ticket: (fair && (waits || !unnamed))
+                .then(|| options.number("CLAIM").unwrap_or(default)),
             session: options.has("SESSION"),
             channel,
         }
@@ -160,7 +195,8 @@ impl Options {
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let word = word.to_ascii_uppercase();
-            let valued = ["BLOCK", "NOTIFY", "HOLDS", "LIMIT", "CLAIM", "TOKEN"].contains(&word.as_str());
+            let valued =
+                ["BLOCK", "NOTIFY", "HOLDS", "LIMIT", "CLAIM", "TOKEN"].contains(&word.as_str());
             match word.parse() {
                 Ok(lease) => options.lease = Some(lease),
                 Err(_) if valued => options.said.push((word, Some(words.next()?.clone()))),
