@@ -3,7 +3,7 @@
 use super::api::{self, api, Ctx, Str, OK};
 use super::{
     config, door, dry_run, events, eviction, gate, guard, info, latency, log, news, persist,
-    stored, timer, STATE,
+    quirks, stored, timer, STATE,
 };
 use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
@@ -61,6 +61,7 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
 fn begin(ctx: *mut Ctx) {
     let flags = api::flags(ctx);
     gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
+    quirks::look(ctx);
     if let Some(mut state) = STATE.lend() {
         let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
         state.settings.cluster = cluster;
