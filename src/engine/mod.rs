@@ -468,6 +468,16 @@ impl Engine {
         self.counters.gone(end, token, now);
     }
 
+    /// A hold has left with its key's slot. It goes on elsewhere, without the connection that it is tied to here.
+    pub fn left(&mut self, token: Token) {
+        self.sessions.untie(token);
+    }
+
+    /// The same for all holds of locks that have left.
+    pub fn left_all(&mut self, left: impl Fn(&Name) -> bool) {
+        self.sessions.untie_all(left);
+    }
+
     /// All values of a database (or of all) have gone, and are not to come back.
     pub fn flushed(&mut self, db: Option<u32>) {
         self.sessions.flush(db);

@@ -117,11 +117,15 @@ impl Sessions {
 
     /// The values of a database (or of all) are gone, and the holds with them.
     pub fn flush(&mut self, db: Option<u32>) {
-        let gone = |session: &Session| db.map_or(true, |db| session.name.db == db);
+        self.untie_all(|name| db.map_or(true, |db| name.db == db));
+    }
+
+    /// The locks that this is true of are gone.
+    pub fn untie_all(&mut self, gone: impl Fn(&Name) -> bool) {
         let tokens: Vec<Token> = self
             .by_token
             .iter()
-            .filter(|(_, session)| gone(session))
+            .filter(|(_, session)| gone(&session.name))
             .map(|(token, _)| *token)
             .collect();
         for token in tokens {

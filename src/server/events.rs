@@ -274,6 +274,7 @@ extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _da
     if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
         clock::turn();
         audience::turn();
+        inbox::turn();
         if vacant::any() {
             door(|| vacant::turn(ctx));
         }

@@ -30,8 +30,9 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     })?;
     let flags = api::flags(ctx);
     gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
+    let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
+    gate::set_cluster(cluster);
     if let Some(mut state) = STATE.lend() {
-        let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
         state.settings.cluster = cluster;
         state.settings.databases = databases(ctx, cluster);
     }
@@ -57,9 +58,7 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
         register(ctx, spec)
             .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
     }
-    let (cluster, databases) = STATE.lend().map_or((false, 1), |state| {
-        (state.settings.cluster, state.settings.databases)
-    });
+    let databases = STATE.lend().map_or(1, |state| state.settings.databases);
     events::hear_generic(ctx, own, databases).map_err(refuses)?;
     if let Some(mut state) = STATE.lend() {
         state.keys.set_server(cluster, events::hears_generic());
