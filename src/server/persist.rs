@@ -129,6 +129,9 @@ unsafe extern "C" fn save(io: *mut RedisModuleIO, value: *mut c_void) {
         let Some(lock) = value.cast::<Lock>().as_ref() else {
             return;
         };
+        if gate::in_cluster() {
+            inbox::written(lock);
+        }
         let bytes = codec::encode(lock);
         api!(RedisModule_SaveStringBuffer(
             io,
