@@ -22,6 +22,7 @@ mod gate;
 mod guard;
 mod inbox;
 mod info;
+mod intents;
 mod keyspace;
 mod latency;
 mod list;
@@ -160,6 +161,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         Mode::Read
     };
     if spec.access == Access::Follow && gate::probing() {
+        events::trial(ctx);
         return reply::pass(ctx);
     }
     let now = if mode == Mode::Read {
@@ -265,8 +267,11 @@ fn event(ctx: *mut Ctx) {
             replicate::look(ctx);
             audience::heartbeat(ctx);
             state.looking = true;
-            if open && !events::hears_generic() {
-                state.sweep(ctx, now);
+            if !events::hears_generic() {
+                intents::heartbeat();
+                if open {
+                    state.sweep(ctx, now);
+                }
             }
         }
         timer::arm(state.heartbeat, now.steady());
@@ -313,7 +318,9 @@ fn run<T>(
         state.read_inbox(now);
     }
     let result = work(state, now);
-    state.note_vacant();
+    if state.engine.places() > 0 || vacant::any() {
+        state.note_vacant();
+    }
     state.keys.write(&mut state.news);
     state.arm(now);
     let ledger = &state.engine.ledger;
@@ -428,7 +435,7 @@ impl State {
     }
 
     /// Notes which names are waited for and have no key, now that it is decided what becomes of the keys of this event.
-    #[inline]
+    #[cold]
     fn note_vacant(&mut self) {
         for (name, had_key, has_key) in self.keys.opened() {
             if !has_key && self.engine.watches(name) {
@@ -502,6 +509,7 @@ impl State {
                         }
                     }
                 }
+                Notice::Touched(key) => self.look_everywhere(&key, now),
                 Notice::Role { primary: true } => {
                     self.decide_from(now);
                     self.engine.promote();
@@ -541,13 +549,29 @@ impl State {
         }
     }
 
-    /// Looks whether a lock that the sweep came by has been renamed, moved or given another TTL.
+    /// Looks at the locks that are at this key: a command that may have changed something of them was seen.
+    fn look_everywhere(&mut self, key: &[u8], now: Now) {
+        for db in stored::databases() {
+            let name = NameRef { db, key };
+            let mut found = false;
+            self.keys.inspect(name, &mut |_| found = true);
+            if found && gate::primary() {
+                self.look_over(&name.to_owned(), now);
+            } else if found {
+                self.look_again(&name.to_owned(), true);
+            }
+        }
+    }
+
+    /// Looks whether a lock has been renamed, moved or given another TTL, where the server does not tell.
     fn look_over(&mut self, name: &Name, now: Now) {
         self.engine.bring_ties(&mut self.keys, name.as_ref());
+        let appeared = vacant::any() && self.vacant.remove(name);
         let lock = self.keys.entry(name.as_ref()).lock.as_ref();
         let needs_watch = lock.is_some_and(|lock| lock.needs_watch());
         let unwatched = needs_watch && !self.engine.watches(name.as_ref());
         match self.keys.retimed(name.as_ref(), now) {
+            _ if appeared => self.engine.on_key_changed(name.as_ref()),
             Retimed::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
             Retimed::Right if !unwatched => {}
             Retimed::Right | Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
@@ -571,7 +595,7 @@ impl State {
     /// Sees to it that the module's event comes when something is due.
     #[inline]
     fn arm(&mut self, now: Now) {
-        if !self.engine.idle() {
+        if !self.engine.is_idle() {
             self.arm_timer(now);
         }
     }

@@ -65,7 +65,6 @@ fn begin(ctx: *mut Ctx) {
         let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
         state.settings.cluster = cluster;
         state.settings.databases = databases(ctx, cluster);
-        state.keys.set_server(cluster, events::hears_generic());
     }
     // SAFETY: the context of the load; the callback lives as long as the module, which is never unloaded from here on.
     unsafe {
@@ -80,6 +79,17 @@ fn begin(ctx: *mut Ctx) {
     let own = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx)) };
     stored::init();
     log::init(own);
+    let (cluster, databases) = STATE.lend().map_or((false, 1), |state| {
+        (state.settings.cluster, state.settings.databases)
+    });
+    if let Err(what) = events::hear_generic(ctx, own, databases) {
+        log::warning(&format!(
+            "the server refuses a subscription to {what}: what RENAME, MOVE, EXPIRE and PERSIST do to a lock is found by a slow sweep"
+        ));
+    }
+    if let Some(mut state) = STATE.lend() {
+        state.keys.set_server(cluster, events::hears_generic());
+    }
     eviction::look(ctx);
     latency::look(ctx);
     news::look();
