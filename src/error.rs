@@ -37,6 +37,10 @@ pub enum Error {
     NoPermission(String),
     /// `DLOCK.GUARD` was called by something that has no user.
     NoUser,
+    /// The command that `DLOCK.GUARD` ran found a value of another type (the server's own error).
+    InnerWrongType,
+    /// The command that `DLOCK.GUARD` ran was refused, and the server does not say why.
+    Unanswered(String),
     /// The server does not run SCAN for `DLOCK.LIST`.
     NoScan(String),
     /// Wrong arity, as the server words it.
@@ -84,6 +88,13 @@ impl fmt::Display for Error {
                 "NOPERM the user may not run '{command}' with these arguments"
             ),
             Error::NoUser => f.write_str("ERR DLOCK.GUARD needs a calling user"),
+            Error::InnerWrongType => {
+                f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
+            }
+            Error::Unanswered(command) => write!(
+                f,
+                "ERR '{command}' was refused, and the server does not tell a module why"
+            ),
             Error::NoScan(why) => write!(f, "ERR DLOCK.LIST needs the server's SCAN, which is refused: {why}"),
             Error::Arity(command) => write!(f, "ERR wrong number of arguments for '{command}' command"),
             Error::Argument(name, must) => write!(f, "ERR {name} must be {must}"),
