@@ -51,6 +51,8 @@ pub enum Error {
     NoConnection(&'static str),
     /// The calling user may not publish on this channel.
     NoChannel(String),
+    /// The server lets this connection wait for nothing.
+    MayNotWait,
 }
 
 impl fmt::Display for Error {
@@ -93,6 +95,10 @@ impl fmt::Display for Error {
                 "ERR {option} needs a connection of the caller's own: not in a script, not from another module"
             ),
             Error::NoChannel(channel) => write!(f, "NOPERM the user may not use the channel '{channel}'"),
+            Error::MayNotWait => f.write_str(
+                "ERR BLOCK is not possible here: this server does not block a connection that has subscriptions; \
+                 use another connection, RESP2, or NOTIFY",
+            ),
         }
     }
 }

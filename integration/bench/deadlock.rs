@@ -69,6 +69,10 @@ impl Chain {
     fn new(name: &'static str, owners: usize, closed: bool) -> Result<Chain, Failure> {
         let server = Server::start();
         let mut connection = server.connection();
+        if owners == CHAIN {
+            // All of it is to be looked at.
+            connection.run("CONFIG SET dlock.deadlock-max-steps 1000000");
+        }
         let mut line = Line::wide(server.port())?;
         line.run_each(owners, "*2\r\n:#\r\n:1\r\n", |number| {
             format!("DLOCK.ACQUIRE chain:{number} {number} {LEASE_MS}")

@@ -45,6 +45,7 @@
 //! | `info.rs` | [`Info`]: a section of INFO |
 //! | `ask.rs` | [`Ask`]: commands as lines of text |
 //! | `wire.rs` | [`Wire`]: a connection of which a test sees every byte |
+//! | `socket.rs` | what has arrived at a server that does not read |
 //! | `blocked.rs` | [`Blocked`]: a command whose reply is awaited |
 //! | `subscriber.rs` | [`Subscriber`]: messages in order |
 //! | `patience.rs` | [`await_until`] and its bounds |
@@ -61,6 +62,7 @@ mod process;
 mod program;
 mod scene;
 mod server;
+mod socket;
 mod subscriber;
 mod version;
 mod wire;

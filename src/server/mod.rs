@@ -15,12 +15,15 @@ mod caller;
 mod cell;
 mod clock;
 pub mod config;
+mod dry_run;
 mod events;
 mod eviction;
 mod gate;
 mod guard;
+mod hash_slot;
 mod inbox;
 mod info;
+mod intents;
 mod keyspace;
 mod latency;
 mod list;
@@ -29,6 +32,7 @@ mod news;
 mod notify;
 mod observers;
 pub mod persist;
+mod quirks;
 mod register;
 mod replicate;
 mod reply;
@@ -36,8 +40,10 @@ mod slot;
 mod stored;
 mod sweep;
 mod timer;
+mod turn_end;
 mod user;
 mod vacant;
+mod wait_key;
 
 use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
@@ -159,7 +165,11 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         Mode::Read
     };
     if spec.access == Access::Follow && gate::probing() {
+        events::trial(ctx);
         return reply::pass(ctx);
+    }
+    if spec.access == Access::None && turn_end::calling() {
+        return turn_end::block(ctx);
     }
     let now = if mode == Mode::Read {
         clock::of_look(ctx)
@@ -167,6 +177,9 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         clock::of_command()
     };
     let next = run(ctx, mode, Origin::Command(key), now, |state, now| {
+        if spec.access == Access::Write && state.engine.has_undelivered() {
+            state.take_back(now);
+        }
         let caller = Client(ctx);
         let mut call = state.call(&caller, now);
         if call.keys.in_cluster() {
@@ -176,7 +189,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         // Written from here, where it is: the server does not call back for a reply.
         match reply::write_usual(ctx, answer) {
             None => Next::Done,
-            Some(answer) => state.finish(ctx, spec, argv, words, answer, now),
+            Some(answer) => state.finish(ctx, spec, words, answer, now),
         }
     });
     match next {
@@ -264,8 +277,11 @@ fn event(ctx: *mut Ctx) {
             replicate::look(ctx);
             audience::heartbeat(ctx);
             state.looking = true;
-            if open && !events::hears_generic() {
-                state.sweep(ctx, now);
+            if !events::hears_generic() {
+                intents::heartbeat();
+                if open {
+                    state.sweep(ctx, now);
+                }
             }
         }
         timer::arm(state.heartbeat, now.steady());
@@ -312,7 +328,7 @@ fn run<T>(
         state.read_inbox(now);
     }
     let result = work(state, now);
-    if vacant::any() || !state.engine.is_idle() {
+    if state.engine.places() > 0 || vacant::any() {
         state.note_vacant();
     }
     state.keys.write(&mut state.news);
@@ -336,8 +352,8 @@ fn tell(ctx: *mut Ctx, mut state: RefMut<State>) {
     let mut texts = std::mem::take(&mut state.texts);
     let mut messages = std::mem::take(&mut state.engine.ledger.messages);
     drop(state);
-    if answered && !events::tells_of_sleep() {
-        blocking::deliver();
+    if answered {
+        blocking::deliver(ctx);
     }
     observers::tell(ctx, home, channel, &mut news, &mut texts);
     for message in messages.drain(..) {
@@ -362,6 +378,14 @@ impl State {
         }
     }
 
+    /// Takes back what has not reached its connection: a command that decides finds the locks as if it had not been granted.
+    #[cold]
+    fn take_back(&mut self, now: Now) {
+        if gate::primary() {
+            self.engine.take_back(&mut self.keys, now);
+        }
+    }
+
     /// More may be granted now than before, and a circle may matter that did not.
     #[cold]
     fn policy_changed(&mut self) {
@@ -375,7 +399,6 @@ impl State {
         &mut self,
         ctx: *mut Ctx,
         spec: &Spec,
-        argv: &mut [*mut Str],
         words: &[&[u8]],
         answer: Result<Reply, Error>,
         now: Now,
@@ -386,17 +409,14 @@ impl State {
             Ok(Reply::Wait(id, named)) => {
                 let keys = spec.keys(words);
                 let owner = words.get(keys.end).copied().unwrap_or_default();
-                let strings = argv.get_mut(keys.start + 1..keys.end + 1);
-                let names = words.get(keys).unwrap_or_default();
+                let keys = words.get(keys).unwrap_or_default();
                 let wait = Wait {
                     id,
-                    keys: names,
+                    keys,
                     owner,
                     named,
                 };
-                if let Some(strings) = strings {
-                    self.block(ctx, strings, wait, now);
-                }
+                self.block(ctx, wait, now);
             }
             answer => reply::write(ctx, answer),
         }
@@ -404,7 +424,7 @@ impl State {
     }
 
     /// Has the calling connection wait for its request, or answers it if the server does not let it.
-    fn block(&mut self, ctx: *mut Ctx, strings: &mut [*mut Str], wait: Wait, now: Now) {
+    fn block(&mut self, ctx: *mut Ctx, wait: Wait, now: Now) {
         let db = self.keys.home();
         let Wait {
             id,
@@ -421,10 +441,12 @@ impl State {
             None => owner.to_vec(),
         };
         self.keys.go_home();
-        if !blocking::block(ctx, strings, id, names, &owner, named) {
-            // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
+        let first = keys.first().copied().unwrap_or_default();
+        let key = wait_key::beside(first, self.keys.in_cluster());
+        if !blocking::block(ctx, &key, id, names, &owner, named) {
+            // The server has another reason than those that `may_wait` knows of.
             self.engine.abandon(&mut self.keys, now, id);
-            reply::write(ctx, Ok(Reply::NullArray));
+            reply::refuse(ctx, Error::MayNotWait);
         }
     }
 
@@ -503,6 +525,7 @@ impl State {
                         }
                     }
                 }
+                Notice::Touched(key) => self.look_everywhere(&key, now),
                 Notice::Role { primary: true } => {
                     self.decide_from(now);
                     self.engine.promote();
@@ -542,13 +565,29 @@ impl State {
         }
     }
 
-    /// Looks whether a lock that the sweep came by has been renamed, moved or given another TTL.
+    /// Looks at the locks that are at this key: a command that may have changed something of them was seen.
+    fn look_everywhere(&mut self, key: &[u8], now: Now) {
+        for db in stored::databases() {
+            let name = NameRef { db, key };
+            let mut found = false;
+            self.keys.inspect(name, &mut |_| found = true);
+            if found && gate::primary() {
+                self.look_over(&name.to_owned(), now);
+            } else if found {
+                self.look_again(&name.to_owned(), true);
+            }
+        }
+    }
+
+    /// Looks whether a lock has been renamed, moved or given another TTL, where the server does not tell.
     fn look_over(&mut self, name: &Name, now: Now) {
         self.engine.bring_ties(&mut self.keys, name.as_ref());
+        let appeared = vacant::any() && self.vacant.remove(name);
         let lock = self.keys.entry(name.as_ref()).lock.as_ref();
         let needs_watch = lock.is_some_and(|lock| lock.needs_watch());
         let unwatched = needs_watch && !self.engine.watches(name.as_ref());
         match self.keys.retimed(name.as_ref(), now) {
+            _ if appeared => self.engine.on_key_changed(name.as_ref()),
             Retimed::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
             Retimed::Right if !unwatched => {}
             Retimed::Right | Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),

@@ -13,6 +13,7 @@
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
 //! | `hostile` | the same, of any bytes: what `fuzz/` runs, too |
 //! | `slots` | locks whose slot has left this node |
+//! | `hash_slots` | which slot a key is in |
 //! | `counting` | numbers, percentiles, the most contended locks |
 //! | `listing` | DLOCK.LIST: rows, scans, patterns |
 //! | `reference` | the command table, and that README.md agrees with it |
@@ -27,6 +28,8 @@ mod engine;
 #[allow(dead_code)]
 #[path = "../../src/error.rs"]
 mod error;
+#[path = "../../src/server/hash_slot.rs"]
+mod hash_slot;
 
 mod arguments;
 mod bytes;
@@ -35,6 +38,7 @@ mod client;
 mod comparison;
 mod counting;
 mod faults;
+mod hash_slots;
 pub mod hostile;
 mod invariants;
 mod keys;

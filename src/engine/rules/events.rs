@@ -266,8 +266,15 @@ impl Engine {
         self.undelivered.push(Undelivered { name, owner, grant });
     }
 
-    /// Takes back what undelivered grants added, and no more: other connections of the owner keep theirs.
-    pub(super) fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
+    /// Whether there are grants to be taken back.
+    #[inline]
+    pub fn has_undelivered(&self) -> bool {
+        !self.undelivered.is_empty()
+    }
+
+    /// Takes back what undelivered grants added, and no more: other connections of the owner keep theirs. To be called
+    /// before anything else is decided, and only when this server would accept a write.
+    pub fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
         for Undelivered { name, owner, grant } in std::mem::take(&mut self.undelivered) {
             if !keys.accepts(name.as_ref()) {
                 // What has left with its slot is no longer to be had back from here.
