@@ -392,6 +392,39 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     nodes.assert_sound();
 }
 
+/// The server renews nothing in a slot that is on its way, and the tie stays behind with the connection: the client ties its hold
+/// anew at the target.
+#[test]
+fn renewals_stay_behind_when_a_slot_moves() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    let (mut alice, mut there) = (nodes.one.wire(), nodes.two.wire());
+    let token = take(&mut c, "k", "alice", 600_000);
+    take(&mut c, "{k}off", "alice", 600_000);
+    alice.ask::<u64>("DLOCK.MRENEW 2 k {k}off alice 12000 SESSION AUTO 0");
+    assert_eq!(stat(&nodes.one, "auto_renewed"), 2);
+    nodes.begin_move("k");
+    nodes.carry("k");
+    let end: u64 = d.ask("PEXPIRETIME k");
+    c.run("DLOCK.RELEASE {k}off alice");
+    nodes.end_move("k");
+    await_until("the ties are gone", PATIENCE, || {
+        stat(&nodes.one, "auto_renewed") == 0 && stat(&nodes.one, "sessions") == 0
+    });
+    alice.close();
+    assert_eq!(d.ask::<u64>("PEXPIRETIME k"), end);
+    assert_eq!(stat(&nodes.two, "auto_renewed"), 0);
+    there.ask::<u64>(&format!(
+        "DLOCK.RENEW k alice 600000 TOKEN {token} SESSION AUTO 0"
+    ));
+    assert_eq!(stat(&nodes.two, "auto_renewed"), 1);
+    there.close();
+    await_until("the session has ended", PATIENCE, || {
+        d.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
+    });
+    nodes.assert_sound();
+}
+
 /// What a connection leaves in a slot on its way does not hold up what it leaves in others.
 #[test]
 fn sessions_end_beside_a_slot_on_its_way() {
