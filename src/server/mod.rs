@@ -23,6 +23,7 @@ mod inbox;
 mod info;
 mod keyspace;
 mod latency;
+mod later;
 mod list;
 pub mod log;
 mod news;
@@ -398,7 +399,12 @@ impl State {
                     self.block(ctx, strings, wait, now);
                 }
             }
-            answer => reply::write(ctx, answer),
+            answer => {
+                if let Err(error @ Error::Later(..)) = &answer {
+                    later::effect(ctx, error);
+                }
+                reply::write(ctx, answer);
+            }
         }
         Next::Done
     }
