@@ -5,7 +5,9 @@ mod sound;
 use std::time::Duration;
 
 use dlock_integration::redis::{Connection, Value};
-use dlock_integration::{await_until, stat, Ask, Blocked, Grant, Server, Subscriber, PATIENCE};
+use dlock_integration::{
+    await_until, stat, Ask, Blocked, Grant, Queued, Server, Subscriber, PATIENCE,
+};
 use sound::assert_sound;
 
 /// So long nothing must come of what cannot be.
@@ -221,11 +223,11 @@ fn a_slot_s_leaving_tells_moved() {
     let mut c = nodes.one.connection();
     let news = Subscriber::channels(&nodes.one, &["news"]);
     take(&mut c, "k", "alice", 600_000);
-    c.run("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
+    let (_, _, wait): Queued = c.ask("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
     nodes.begin_move("k");
     nodes.carry("k");
     nodes.end_move("k");
-    assert_eq!(news.payload(), "moved 0 1:k 3:bob");
+    assert_eq!(news.payload(), format!("moved 0 1:k 3:bob {wait}"));
     await_no_places(&nodes.one);
     nodes.assert_sound();
 }
@@ -304,7 +306,7 @@ fn who_waits_for_many_locks_is_sent_on() {
             "DLOCK.ACQUIRE {k}b dave 600000 BLOCK 0",
         ];
         let waits = waits.map(|line| Blocked::start(&nodes.one, line));
-        c.run("DLOCK.ACQUIRE {k}b frank 600000 NOTIFY news");
+        let (_, _, frank): Queued = c.ask("DLOCK.ACQUIRE {k}b frank 600000 NOTIFY news");
         nodes.begin_move("{k}");
         if release.is_empty() {
             nodes.carry("{k}a");
@@ -319,7 +321,8 @@ fn who_waits_for_many_locks_is_sent_on() {
         for wait in &waits {
             nodes.assert_sent_on(&wait.refusal());
         }
-        assert_eq!(news.payload(), "moved 0 4:{k}b 5:frank");
+        let moved = format!("moved 0 4:{{k}}b 5:frank {frank}");
+        assert_eq!(news.payload(), moved);
         await_no_places(&nodes.one);
         assert_eq!(stat(&nodes.one, "locks"), 0);
         // Over there nobody has been heard of who only waited.
@@ -357,7 +360,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
         "DLOCK.MACQUIRE 2 {k}free {k}contended dave 600000 BLOCK 0",
     ];
     let waits = waits.map(|line| Blocked::start(&nodes.one, line));
-    c.run("DLOCK.ACQUIRE {k}contended frank NOTIFY news");
+    let (_, _, frank): Queued = c.ask("DLOCK.ACQUIRE {k}contended frank NOTIFY news");
     c.run("DLOCK.FAIRACQUIRE {k}short polls CLAIM 600000");
     if !nodes.move_at_once("{k}") {
         return;
@@ -365,7 +368,8 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     for wait in &waits {
         nodes.assert_sent_on(&wait.refusal());
     }
-    assert_eq!(news.payload(), "moved 0 12:{k}contended 5:frank");
+    let moved = format!("moved 0 12:{{k}}contended 5:frank {frank}");
+    assert_eq!(news.payload(), moved);
     drop(dies);
     await_no_places(&nodes.one);
     for name in ["locks", "sessions"] {

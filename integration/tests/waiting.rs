@@ -320,66 +320,6 @@ fn unblocked_by_error_just_after_the_grant() {
 }
 
 #[test]
-fn requests_of_one_owner_share_a_place() {
-    let (server, mut alice, _) = held();
-    let first = wait_as(&server, "bob");
-    let carol = wait_as(&server, "carol");
-    let second = wait_as(&server, "bob");
-    assert_eq!(
-        (
-            position(&mut alice, "k", "bob"),
-            position(&mut alice, "k", "carol")
-        ),
-        (Some(0), Some(1))
-    );
-    alice.run("DLOCK.RELEASE k alice");
-    let (token, holds): Grant = first.reply();
-    assert_eq!(holds, 1);
-    assert_eq!(second.reply::<Grant>(), (token, 2));
-    assert!(carol.is_blocked(&server));
-    assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k bob"), 1);
-    assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k bob"), 0);
-    carol.reply::<Grant>();
-}
-
-#[test]
-fn a_joined_request_survives_the_first() {
-    let (server, mut alice, _) = held();
-    let first = wait_as(&server, "bob");
-    let carol = wait_as(&server, "carol");
-    let second = wait_as(&server, "bob");
-    let id = first.client_id();
-    first.kill();
-    server.await_client_gone(id);
-    assert_eq!(position(&mut alice, "k", "bob"), Some(0));
-    alice.run("DLOCK.RELEASE k alice");
-    assert_eq!(second.reply::<Grant>().1, 1);
-    assert!(carol.is_blocked(&server));
-}
-
-#[test]
-fn a_joined_request_can_time_out_alone() {
-    let (server, mut alice, _) = held();
-    let first = wait_as(&server, "bob");
-    let second = Blocked::send(&server, "DLOCK.ACQUIRE k bob BLOCK 30");
-    assert_eq!(second.outcome(), Ok(Value::Nil));
-    assert_eq!(position(&mut alice, "k", "bob"), Some(0));
-    alice.run("DLOCK.RELEASE k alice");
-    assert_eq!(first.reply::<Grant>().1, 1);
-}
-
-#[test]
-fn joined_requests_with_holds_do_not_add_up() {
-    let (server, mut alice, _) = held();
-    let line = "DLOCK.ACQUIRE k bob 600000 BLOCK 0 HOLDS 1";
-    let (first, second) = (Blocked::start(&server, line), Blocked::start(&server, line));
-    alice.run("DLOCK.RELEASE k alice");
-    let (token, holds): Grant = first.reply();
-    assert_eq!(holds, 1);
-    assert_eq!(second.reply::<Grant>(), (token, 1));
-}
-
-#[test]
 fn a_transaction_does_not_wait() {
     let (_server, mut alice, _) = held();
     alice.run("MULTI");

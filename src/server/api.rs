@@ -92,6 +92,12 @@ pub const OK: c_int = raw::REDISMODULE_OK as c_int;
 /// The server's word for failure.
 pub const ERR: c_int = raw::REDISMODULE_ERR as c_int;
 
+/// How a key is opened so that the look leaves no trace: no change of its age, no event, no count, no removal of a key that has
+/// expired. Redis 7.0 knows only the first, and takes the others for nothing.
+pub const TRACELESS: c_int = (raw::REDISMODULE_READ
+    | raw::REDISMODULE_OPEN_KEY_NOTOUCH
+    | raw::REDISMODULE_OPEN_KEY_NOEFFECTS) as c_int;
+
 /// Whether this server offers everything the module cannot do without. To be called at load, before anything else here.
 pub fn complete() -> Result<(), &'static str> {
     macro_rules! need {

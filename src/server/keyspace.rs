@@ -320,7 +320,7 @@ impl Open {
                         DELETING.store(false, Ordering::Relaxed);
                     }
                 } else if changed && left.is_some() {
-                    let value = persist::give(lock);
+                    let value = persist::give(lock, self.db);
                     hot!(RedisModule_ModuleTypeSetValue(
                         self.key,
                         persist::lock_type(),

@@ -15,12 +15,14 @@ mod caller;
 mod cell;
 mod clock;
 pub mod config;
+mod dry_run;
 mod events;
 mod eviction;
 mod gate;
 mod guard;
 mod inbox;
 mod info;
+mod intents;
 mod keyspace;
 mod latency;
 mod later;
@@ -160,6 +162,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         Mode::Read
     };
     if spec.access == Access::Follow && gate::probing() {
+        events::trial(ctx);
         return reply::pass(ctx);
     }
     let now = if mode == Mode::Read {
@@ -265,8 +268,11 @@ fn event(ctx: *mut Ctx) {
             replicate::look(ctx);
             audience::heartbeat(ctx);
             state.looking = true;
-            if open && !events::hears_generic() {
-                state.sweep(ctx, now);
+            if !events::hears_generic() {
+                intents::heartbeat();
+                if open {
+                    state.sweep(ctx, now);
+                }
             }
         }
         timer::arm(state.heartbeat, now.steady());
@@ -313,7 +319,7 @@ fn run<T>(
         state.read_inbox(now);
     }
     let result = work(state, now);
-    if vacant::any() || !state.engine.is_idle() {
+    if state.engine.places() > 0 || vacant::any() {
         state.note_vacant();
     }
     state.keys.write(&mut state.news);
@@ -509,6 +515,7 @@ impl State {
                         }
                     }
                 }
+                Notice::Touched(key) => self.look_everywhere(&key, now),
                 Notice::Role { primary: true } => {
                     self.decide_from(now);
                     self.engine.promote();
@@ -548,13 +555,29 @@ impl State {
         }
     }
 
-    /// Looks whether a lock that the sweep came by has been renamed, moved or given another TTL.
+    /// Looks at the locks that are at this key: a command that may have changed something of them was seen.
+    fn look_everywhere(&mut self, key: &[u8], now: Now) {
+        for db in stored::databases() {
+            let name = NameRef { db, key };
+            let mut found = false;
+            self.keys.inspect(name, &mut |_| found = true);
+            if found && gate::primary() {
+                self.look_over(&name.to_owned(), now);
+            } else if found {
+                self.look_again(&name.to_owned(), true);
+            }
+        }
+    }
+
+    /// Looks whether a lock has been renamed, moved or given another TTL, where the server does not tell.
     fn look_over(&mut self, name: &Name, now: Now) {
         self.engine.bring_ties(&mut self.keys, name.as_ref());
+        let appeared = vacant::any() && self.vacant.remove(name);
         let lock = self.keys.entry(name.as_ref()).lock.as_ref();
         let needs_watch = lock.is_some_and(|lock| lock.needs_watch());
         let unwatched = needs_watch && !self.engine.watches(name.as_ref());
         match self.keys.retimed(name.as_ref(), now) {
+            _ if appeared => self.engine.on_key_changed(name.as_ref()),
             Retimed::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
             Retimed::Right if !unwatched => {}
             Retimed::Right | Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),

@@ -56,8 +56,8 @@ pub fn lock_type() -> *mut raw::RedisModuleType {
 const FIRST_PLACE: u64 = 1 << 40;
 
 /// Makes a lock the server's: a value that it will free.
-pub fn give(lock: Box<Lock>) -> *mut c_void {
-    stored::given(0);
+pub fn give(lock: Box<Lock>, db: u32) -> *mut c_void {
+    stored::given(db, 0);
     Box::into_raw(lock).cast()
 }
 
@@ -110,7 +110,8 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
                 inbox::post(Notice::Brought(name));
             }
         }
-        stored::given(lock.holders());
+        let db = u32::try_from(api!(RedisModule_GetDbIdFromIO(io)));
+        stored::given(db.unwrap_or(0), lock.holders());
         Some(Box::into_raw(Box::new(lock)).cast())
     });
     loaded.ok().flatten().unwrap_or(ptr::null_mut())

@@ -6,12 +6,15 @@ use crate::engine::deadlock::text::two_upgrades;
 use crate::engine::keyspace::{Entry, Event, Keyspace};
 use crate::engine::ledger::{overflow, Claim, Due, Outcome};
 use crate::engine::lock::change::Change;
+use crate::engine::queue::deadlines::DueKey;
 use crate::engine::queue::place::{Occupant, Place, Request};
 use crate::engine::queue::requests::WaitsAt;
 use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::state::Engine;
-use crate::engine::types::{Arrival, ClientId, Grant, Limit, Millis, NameRef, Now, RequestId};
+use crate::engine::types::{
+    Arrival, ClientId, Grant, Limit, Millis, NameRef, Now, RequestId, SteadyMs,
+};
 use crate::error::Error;
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -412,6 +415,22 @@ impl Engine {
         }
     }
 
+    /// The due entry of the end of the request's time, if it has one.
+    pub(super) fn begin_to_wait(
+        &mut self,
+        ask: &Ask,
+        id: RequestId,
+        now: Now,
+    ) -> Option<DueKey<SteadyMs>> {
+        match ask.wait {
+            Wait::For(Some(ms)) => {
+                let at = now.steady().after(ms);
+                Some(self.ledger.timers.add(at, Due::Wait(id)))
+            }
+            _ => None,
+        }
+    }
+
     /// Has the request wait at its place, lets the queue be served, and answers if that has answered it.
     #[cold]
     fn wait(
@@ -423,13 +442,7 @@ impl Engine {
         number: Arrival,
     ) -> Result<Answer, Error> {
         let id = self.requests.fresh(now);
-        let until = match ask.wait {
-            Wait::For(Some(ms)) => {
-                let at = now.steady().after(ms);
-                Some(self.ledger.timers.add(at, Due::Wait(id)))
-            }
-            _ => None,
-        };
+        let until = self.begin_to_wait(ask, id, now);
         let channel = ask.channel;
         let channel = channel.map(|channel| self.requests.channel(ask.client, channel));
         let request = Request {

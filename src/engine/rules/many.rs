@@ -11,7 +11,7 @@ use super::acquire::{refuse_overflow, Ask, Wait};
 use super::grantable::{Grantable, Way};
 use crate::engine::deadlock::look::Wanted;
 use crate::engine::keyspace::{Entry, Keyspace};
-use crate::engine::ledger::{Due, Outcome, Recipient};
+use crate::engine::ledger::{Outcome, Recipient};
 use crate::engine::queue::place::{Occupant, Place};
 use crate::engine::queue::requests::{Many, Part, WaitsAt};
 use crate::engine::queue::LockId;
@@ -304,13 +304,7 @@ impl Engine {
             .collect();
         self.replace_older(older, ways, now);
         let id = self.requests.fresh(now);
-        let until = match ask.wait {
-            Wait::For(Some(ms)) => {
-                let at = now.steady().after(ms);
-                Some(self.ledger.timers.add(at, Due::Wait(id)))
-            }
-            _ => None,
-        };
+        let until = self.begin_to_wait(ask, id, now);
         let mut parts = Vec::with_capacity(ways.len());
         for (access, stays) in ways.iter().zip(stays) {
             let entry = keys.entry(access.name);

@@ -149,20 +149,15 @@ impl Engine {
 
     /// A place becomes the waiting upgrade's.
     fn make_upgrade(&mut self, entry: &mut Entry, lock: LockId, number: Arrival) {
-        let Some(queue) = self.queues.get_mut(lock) else {
+        let Some(mut place) = self.uproot(entry, lock, number) else {
             return;
         };
-        let Some(mut place) = queue.remove(number) else {
-            return;
-        };
-        if let Some(mut window) = place.ticket.take() {
-            self.ledger.timers.clear(&mut window.due);
-            if entry.has_ticket(number) {
-                entry.commit(&Change::Unticket { number });
-            }
-        }
+        place.ticket = None;
         let request = place.request();
-        queue.insert(Arrival::AHEAD, *place);
+        let queue = self.queues.get_mut(lock);
+        if queue.is_some_and(|queue| queue.insert(Arrival::AHEAD, *place)) {
+            self.places += 1;
+        }
         let Some(id) = request else { return };
         if let Some(part) = self
             .requests
@@ -177,7 +172,7 @@ impl Engine {
 
     /// Tickets that have gone with their value: of an owner that is present it is made anew, an absent one has gone.
     fn renew_lost_tickets(&mut self, entry: &mut Entry, lock: LockId) {
-        let Some(queue) = self.queues.get_mut(lock) else {
+        let Some(queue) = self.queues.get(lock) else {
             return;
         };
         let durable = |number: Arrival, owner: &[u8]| {
@@ -190,13 +185,10 @@ impl Engine {
             .map(|(number, place)| (number, place.is_absent()))
             .collect();
         for (number, absent) in lost {
-            if !absent {
+            if absent {
+                drop(self.uproot(entry, lock, number));
+            } else if let Some(queue) = self.queues.get(lock) {
                 write_ticket(entry, queue.place(number), number);
-            } else if let Some(mut place) = queue.remove(number) {
-                self.places -= 1;
-                if let Some(window) = place.ticket.as_deref_mut() {
-                    self.ledger.timers.clear(&mut window.due);
-                }
             }
         }
     }
