@@ -25,8 +25,10 @@ pub enum Error {
     WrongType,
     /// Decisions are made on the primary only.
     ReadOnly,
-    /// The internal effect command came from a client.
+    /// The internal effect command came from a client, or makes no sense.
     Internal,
+    /// An effect is in a format of a later version of the module: which, and the latest that is known.
+    Later(u64, u64),
     /// The command was called from within an event of the module itself (by another module's callback).
     Busy,
     /// An earlier panic left the module's state in doubt; it refuses everything until a restart.
@@ -75,6 +77,9 @@ impl fmt::Display for Error {
             Error::WrongType => f.write_str("WRONGTYPE the key holds a value that is not a lock"),
             Error::ReadOnly => f.write_str("READONLY locks are taken and given back on the primary only"),
             Error::Internal => f.write_str("ERR DLOCK.APPLY is for replication and the AOF only"),
+            Error::Later(format, known) => {
+                write!(f, "ERR {}", later("the effect", *format, *known))
+            }
             Error::Busy => f.write_str("ERR dlock cannot be called from within its own events"),
             Error::Poisoned => f.write_str(
                 "ERR dlock stopped serving after an internal fault; see the server log and restart the server",
@@ -115,6 +120,15 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// What there is to say of something that a later version of the module has written.
+pub fn later(what: &str, format: u64, known: u64) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "{what} has format {format}, and dlock {version} knows formats up to {known}: \
+         it must be as new as the module that wrote it"
+    )
+}
 
 /// Bytes of a client as they may stand in an error or a log line: printable ASCII as it is, the rest as `\xhh`,
 /// cut after `most` bytes of input.

@@ -26,6 +26,7 @@ mod info;
 mod intents;
 mod keyspace;
 mod latency;
+mod later;
 mod list;
 pub mod log;
 mod news;
@@ -434,7 +435,12 @@ impl State {
                 };
                 self.block(ctx, wait, now);
             }
-            answer => reply::write(ctx, answer),
+            answer => {
+                if let Err(error @ Error::Later(..)) = &answer {
+                    later::effect(ctx, error);
+                }
+                reply::write(ctx, answer);
+            }
         }
         Next::Done
     }
