@@ -2,7 +2,8 @@
 //!
 //! `clients [SERVER…] [--only LANGUAGE,…]`: a stage of servers is started for each language and each server
 //! program (the environment's one, and those that are named), and `clients/<language>/run.sh` is run with their
-//! addresses in its environment. What that is and which tests there are is in `clients/README.md`.
+//! addresses in its environment; what that is and which tests there are is in `clients/README.md`.
+//! With `--serve` it only starts the servers, of the last program, and prints that environment.
 
 mod control;
 mod language;
@@ -22,6 +23,7 @@ const WHOLE: Duration = Duration::from_secs(20 * 60);
 fn main() -> ExitCode {
     let mut servers = vec![server_program()];
     let mut only: Vec<String> = Vec::new();
+    let mut serve = false;
     let mut arguments = std::env::args_os().skip(1);
     while let Some(argument) = arguments.next() {
         if argument == "--only" {
@@ -33,6 +35,8 @@ fn main() -> ExitCode {
                     .filter(|name| !name.is_empty())
                     .map(str::to_owned),
             );
+        } else if argument == "--serve" {
+            serve = true;
         } else {
             servers.push(argument);
         }
@@ -43,6 +47,9 @@ fn main() -> ExitCode {
     {
         eprintln!("clients: {name} is none of the languages");
         return ExitCode::FAILURE;
+    }
+    if serve {
+        return serve_until_eof(servers.last().expect("there is the environment's"));
     }
     let end = Instant::now() + WHOLE;
     let mut lines = Vec::new();
@@ -61,6 +68,19 @@ fn main() -> ExitCode {
     } else {
         ExitCode::FAILURE
     }
+}
+
+/// Servers for whoever works on a client: prints the environment, and lets them live as long as its own input.
+fn serve_until_eof(server: &OsString) -> ExitCode {
+    let stage = stage::Stage::start(server);
+    for (name, value) in stage.environment() {
+        println!("export {name}='{value}'");
+    }
+    let served = control::serve(stage);
+    println!("export DLOCK_CONTROL='{}'", served.address());
+    // Nothing is expected there but its end.
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    ExitCode::SUCCESS
 }
 
 fn run(language: &language::Language, servers: &[OsString], end: Instant) -> Verdict {
