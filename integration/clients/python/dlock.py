@@ -159,7 +159,7 @@ class _Wire:
     """A connection that is nobody else's, to whoever serves the key. Opened when needed, again when lost."""
 
     def __init__(self, client, key):
-        self.client, self.key, self.connection, self.closed = client, key, None, False
+        self.client, self.key, self.connection, self.closed, self.asked = client, key, None, False, False
         self.lock = threading.Lock()
 
     def send(self, *words):
@@ -175,11 +175,15 @@ class _Wire:
 
     def call(self, *words):
         with self.lock:
+            self.asked = True
             self.send(*words)
             try:
                 # An interrupt leaves the connection as it is: the reply is still to come.
-                return self.connection.read_response(disconnect_on_error=False)
+                reply = self.connection.read_response(disconnect_on_error=False)
+                self.asked = False
+                return reply
             except library.ResponseError as error:
+                self.asked = False
                 raise _error(error) from None
 
     def mend(self):
@@ -335,12 +339,13 @@ class Locks(_Settings):
     def _leave(self, request, wire):
         """Until the waiting command has answered: no place, no hold beyond those of before."""
         try:
-            answered = False
-            while not answered:
-                # Look first: what is undone after the answer, is undone for good.
+            # Bounded, since an interrupt can come right after the answer was read: then there is none to come.
+            answered, end = not wire.asked, time.monotonic() + self.slice
+            while True:
+                # Look first: what is undone after the answer is undone for good.
                 connection = wire.connection
                 try:
-                    answered = connection is None or not connection.is_connected or connection.can_read(0.01)
+                    answered = answered or connection is None or not connection.is_connected or connection.can_read(0.01)
                 except (OSError, redis.RedisError):
                     answered = True
                 self._call(*request.words("CANCEL"))
@@ -348,6 +353,8 @@ class Locks(_Settings):
                     self._call(*request.release())
                 except (NotHeld, library.ResponseError):
                     pass
+                if answered or time.monotonic() > end:
+                    return
         except (OSError, redis.RedisError):
             pass  # the server is away; its own rules end what is left: the claim, and the first lease
 
