@@ -39,6 +39,7 @@ use std::thread;
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::history::History;
 use crate::options::Options;
 use crate::report::Cell;
 use crate::run::{play, Plan};
@@ -63,8 +64,10 @@ fn main() -> ExitCode {
         for _ in 0..options.lanes {
             scope.spawn(|| {
                 while let Some(plan) = plans.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let histories = options.histories.then_some(results.as_path());
-                    let cell = measure(plan, &progress, histories);
+                    let Some(history) = history_of(plan, &options, &results, &progress) else {
+                        continue;
+                    };
+                    let cell = Cell::new(plan, plan.version().to_string(), &history);
                     progress.suspend(|| println!("{}", cell.line()));
                     let mut failed = failed.lock().expect("no lane panics with it");
                     if !cell.faults.is_empty() {
@@ -85,17 +88,27 @@ fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn measure(plan: &Plan, progress: &ProgressBar, histories: Option<&Path>) -> Cell {
+/// Plays a cell, or reads what was played before.
+fn history_of(
+    plan: &Plan,
+    options: &Options,
+    results: &Path,
+    progress: &ProgressBar,
+) -> Option<History> {
+    let name = plan.name().replace([' ', '|', ','], "-");
+    let path = results.join(format!("history-{name}.json"));
+    if options.again {
+        let bytes = fs::read(path).ok()?;
+        return Some(serde_json::from_slice(&bytes).expect("a history that this program wrote"));
+    }
     let mut scene = plan.start();
     let history = play(plan, scene.as_mut(), &|| progress.inc(1));
-    if let Some(directory) = histories {
-        let name = plan.name().replace([' ', '|', ','], "-");
-        fs::create_dir_all(directory).expect("the results can be written");
+    if options.histories {
+        fs::create_dir_all(results).expect("the results can be written");
         let text = serde_json::to_string(&history).expect("a history is plain data");
-        fs::write(directory.join(format!("history-{name}.json")), text)
-            .expect("the results can be written");
+        fs::write(path, text).expect("the results can be written");
     }
-    Cell::new(plan, plan.version().to_string(), &history)
+    Some(history)
 }
 
 fn progress_bar(plans: &[Plan]) -> ProgressBar {

@@ -50,6 +50,9 @@ pub struct Options {
     /// Also writes the history of each cell to the results
     #[arg(long)]
     pub histories: bool,
+    /// Starts nothing, but judges again the histories that are among the results
+    #[arg(long)]
+    pub again: bool,
 }
 
 impl Options {
@@ -76,9 +79,10 @@ impl Options {
                     cells.push((server, Mode::Cluster, fault, NOTHING));
                 }
             }
-            // From the first server on which all is measured, then what matters most on the others.
-            for fault in Fault::SENTINEL {
-                cells.extend(ALL.map(|setting| (0, Mode::Sentinel, fault, setting)));
+            // On the first server all is measured, on the others what matters most.
+            for setting in ALL {
+                let faults = Fault::SENTINEL;
+                cells.extend(faults.map(|fault| (0, Mode::Sentinel, fault, setting)));
             }
             for server in 0..servers.len() {
                 for fault in [

@@ -42,15 +42,15 @@ pub const NOTHING: Setting = setting("nothing", None, false, false);
 /// What is recommended: a lag that is 2 s below the detection, and a quarantine.
 pub const RECOMMENDED: Setting = setting("min-replicas, lag 1 + quarantine", Some(1), true, false);
 
-/// All that are measured.
+/// All that are measured, the most telling first.
 pub const ALL: [Setting; 7] = [
-    NOTHING,
-    setting("min-replicas, lag 10", Some(10), false, false),
-    setting("min-replicas, lag 1", Some(1), false, false),
-    setting("quarantine", None, true, false),
-    setting("WAIT 1", None, false, true),
-    setting("WAIT 1 + quarantine", None, true, true),
     RECOMMENDED,
+    NOTHING,
+    setting("WAIT 1 + quarantine", None, true, true),
+    setting("quarantine", None, true, false),
+    setting("min-replicas, lag 1", Some(1), false, false),
+    setting("WAIT 1", None, false, true),
+    setting("min-replicas, lag 10", Some(10), false, false),
 ];
 
 impl Setting {

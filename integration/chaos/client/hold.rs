@@ -12,6 +12,9 @@ const WAIT_MS: u64 = 1_000;
 /// How long the server renews by itself at most.
 const AUTO_MS: u64 = 60_000;
 
+/// An allowance for clocks.
+const ALLOWANCE_MS: u64 = 2;
+
 /// After the end of its lease a late writer waits for so much longer, so that no rounding lets it in.
 const LATE_MS: u64 = 50;
 
@@ -49,6 +52,11 @@ impl Hold {
             alive_until: 0,
         }
     }
+}
+
+/// For how long a lease is believed in, in microseconds: servers count in whole milliseconds and round down.
+fn believed(left_ms: u64) -> Micros {
+    left_ms.saturating_sub(ALLOWANCE_MS) * 1_000
 }
 
 /// What a holder learned from a call about its hold.
@@ -163,7 +171,7 @@ impl Client<'_> {
         if self.shared.setting.waits && !self.is_replicated(port) {
             return Learned::Nothing;
         }
-        hold.deadline = hold.deadline.max(sent + left_ms * 1_000);
+        hold.deadline = hold.deadline.max(sent + believed(left_ms));
         Learned::Holds
     }
 
@@ -196,7 +204,7 @@ impl Client<'_> {
                 if hold.tied {
                     // What the server has renewed by itself, under the settings that need no WAIT.
                     if !self.shared.setting.waits {
-                        hold.deadline = hold.deadline.max(sent + left_ms * 1_000);
+                        hold.deadline = hold.deadline.max(sent + believed(*left_ms));
                     }
                     if port != hold.tied_at {
                         return self.renew(hold);
