@@ -14,6 +14,7 @@
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
 //! | `hostile` | the same, of any bytes: what `fuzz/` runs, too |
 //! | `slots` | locks whose slot has left this node |
+//! | `hash_slots` | which slot a key is in |
 //! | `counting` | numbers, percentiles, the most contended locks |
 //! | `listing` | DLOCK.LIST: rows, scans, patterns |
 //! | `reference` | the command table, and that README.md agrees with it |
@@ -28,6 +29,8 @@ mod engine;
 #[allow(dead_code)]
 #[path = "../../src/error.rs"]
 mod error;
+#[path = "../../src/server/hash_slot.rs"]
+mod hash_slot;
 
 mod arguments;
 mod bytes;
@@ -36,6 +39,7 @@ mod comparison;
 mod counting;
 mod deadlock;
 mod faults;
+mod hash_slots;
 pub mod hostile;
 mod invariants;
 mod keys;
