@@ -38,6 +38,7 @@ mod client;
 mod comparison;
 mod counting;
 mod deadlock;
+mod exploration;
 mod faults;
 mod hash_slots;
 pub mod hostile;
