@@ -276,20 +276,23 @@ extern "C" fn listener(
     _sub: u64,
     _data: *mut c_void,
 ) {
-    replicate::somebody_may_listen();
+    door(replicate::somebody_may_listen);
 }
 
 extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
-    if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+    if sub != raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+        return;
+    }
+    door(|| {
         clock::turn();
         audience::turn();
         if vacant::any() {
-            door(|| vacant::turn(ctx));
+            vacant::turn(ctx);
         }
         if tells_of_sleep() {
-            door(blocking::deliver);
+            blocking::deliver();
         }
-    }
+    });
 }
 
 extern "C" fn cron(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {
