@@ -3,6 +3,7 @@
 mod sound;
 
 use std::collections::HashMap;
+use std::iter;
 
 use dlock_integration::redis::{cmd, from_redis_value, Connection, Value};
 use dlock_integration::{
@@ -20,6 +21,9 @@ const LONG_MS: u64 = 600_000;
 
 /// Holds of which the renewals are counted.
 const MASS: usize = 20_000;
+
+/// Keys of one command.
+const AT_ONCE: usize = 1_000;
 
 /// A server where alice holds `k`, by a connection of her own that does nothing else, and what she sends for it to be renewed.
 fn alice() -> (Server, Connection, Wire, u64) {
@@ -551,14 +555,20 @@ fn renewed_together(wire: &mut Wire) -> HashMap<i64, usize> {
     together
 }
 
-/// Twenty thousand holds that were taken together are renewed about once a second: none is lost, and there is no burst.
+/// Twenty thousand holds that were tied in one moment are renewed about once a second: none is lost, and there is no burst.
 #[test]
 fn a_mass_is_renewed_without_a_burst() {
     let server = Server::start();
     let (mut holds, mut looks) = (server.wire(), server.wire());
-    holds.pipeline((0..MASS).map(|at| format!("DLOCK.ACQUIRE mass:{at} owner-{at} 600000")));
-    // One connection, one moment.
-    holds.pipeline((0..MASS).map(|at| format!("DLOCK.RENEW mass:{at} owner-{at} 3500 AUTO 0")));
+    holds.pipeline((0..MASS).map(|at| format!("DLOCK.ACQUIRE mass:{at} alice 600000")));
+    // In one moment, by the module's clock.
+    let renewals = (0..MASS).step_by(AT_ONCE).map(|first| {
+        let keys = (first..first + AT_ONCE).map(|at| format!("mass:{at} "));
+        let keys: String = keys.collect();
+        format!("DLOCK.MRENEW {AT_ONCE} {keys} alice 3500 AUTO 0")
+    });
+    let begin = iter::once("MULTI".to_owned());
+    holds.pipeline(begin.chain(renewals).chain(iter::once("EXEC".to_owned())));
     assert_eq!(stat(&server, "auto_renewed"), MASS as u64);
     for round in 1..=4 {
         await_until("all were renewed", PATIENCE, || {
