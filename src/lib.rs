@@ -34,8 +34,8 @@ use server::init;
 
 redis_module::redis_module! {
     name: "dlock",
-    // 0.1.0, as modules count: two digits a part.
-    version: 100,
+    // 0.2.0, as modules count: two digits a part.
+    version: 200,
     allocator: (redis_module::alloc::RedisAlloc, redis_module::alloc::RedisAlloc),
     // The type comes last (`server::register`): a module that has one cannot be unloaded.
     data_types: [],

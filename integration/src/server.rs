@@ -330,6 +330,11 @@ impl Server {
         self.await_exit()
     }
 
+    /// Does its process run? (Also when it is frozen.)
+    pub fn is_running(&mut self) -> bool {
+        !self.has_ended()
+    }
+
     /// Waits until it has ended by itself.
     ///
     /// # Panics

@@ -13,6 +13,9 @@ use crate::socket;
 /// Lines of a pipeline that are sent before their replies are read: few enough that neither side's buffers fill up.
 const AT_ONCE: usize = 500;
 
+/// Follows commands whose answers are read as bytes: no answer ends like this by itself.
+const END: &str = "no-such-reply-ends-like-this";
+
 /// A plain TCP connection: sending and reading are two steps, so a test can pipeline, leave in the middle
 /// or send what no client would. It speaks RESP2 until it has sent `HELLO 3`.
 pub struct Wire {
@@ -169,6 +172,27 @@ impl Wire {
         }
         line.truncate(line.len() - 2);
         String::from_utf8_lossy(&line).into_owned()
+    }
+
+    /// Sends commands at once; the bytes of all that the server answers, as they come. To be used when every earlier reply
+    /// was read completely.
+    ///
+    /// # Panics
+    /// When the server does not answer, or closes the connection.
+    #[track_caller]
+    pub fn bytes(&mut self, commands: &[Cmd]) -> Vec<u8> {
+        let mut sent: Vec<u8> = commands.iter().flat_map(Cmd::get_packed_command).collect();
+        command("ECHO").arg(END).write_packed_command(&mut sent);
+        self.send_bytes(&sent).expect("the server reads");
+        let end = format!("${}\r\n{END}\r\n", END.len());
+        let (mut bytes, mut piece) = (Vec::new(), vec![0; 65_536]);
+        while !bytes.ends_with(end.as_bytes()) {
+            let length = self.stream.read(&mut piece).expect("an answer");
+            assert!(length > 0, "the connection was closed");
+            bytes.extend(&piece[..length]);
+        }
+        bytes.truncate(bytes.len() - end.len());
+        bytes
     }
 
     /// How long a read waits; `None` is for ever.

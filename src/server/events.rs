@@ -287,6 +287,7 @@ extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _da
         ASLEEP.store(true, Ordering::Relaxed);
         clock::turn();
         audience::turn();
+        inbox::turn();
         if vacant::any() {
             door(|| vacant::turn(ctx));
         }

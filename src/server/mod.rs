@@ -26,6 +26,7 @@ mod info;
 mod intents;
 mod keyspace;
 mod latency;
+mod later;
 mod list;
 pub mod log;
 mod news;
@@ -49,7 +50,7 @@ use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
 use crate::engine::{
-    End, Engine, Event, Keyspace, Name, NameRef, Now, RequestId, SteadyMs, WallMs,
+    End, Engine, Event, Keyspace, Name, NameRef, Now, RequestId, SteadyMs, Token, WallMs,
 };
 use crate::error::Error;
 use api::{Ctx, Str};
@@ -79,6 +80,10 @@ const RETRY_MS: u64 = 10;
 /// How often the module looks at what nothing tells it of: a step of the clock, the last listener's leaving.
 const HEARTBEAT_MS: u64 = 1000;
 
+/// How often a node of a cluster looks which slots are its own, while somebody waits or is tied to a hold: not every way in which
+/// a slot leaves does anything to the keys that are waited for, and whoever waits by a channel is to be told within a second.
+const SLOTS: Duration = Duration::from_millis(500);
+
 /// Locks of a sweep that are open together: those that are open at once are told apart by looking through all of them.
 const SWEPT_A_TIME: usize = 16;
 
@@ -89,6 +94,8 @@ struct State {
     steps: clock::Steps,
     sweep: sweep::Sweep,
     vacant: vacant::Vacant,
+    own_slots: slot::Own,
+    slots_seen: Option<Instant>,
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
     since: WallMs,
@@ -107,6 +114,8 @@ lazy_static::lazy_static! {
         steps: clock::Steps::default(),
         sweep: sweep::Sweep::default(),
         vacant: vacant::Vacant::default(),
+        own_slots: slot::Own::default(),
+        slots_seen: None,
         settings: config::Settings::default(),
         since: clock::read().wall(),
         heartbeat: SteadyMs(0),
@@ -285,6 +294,14 @@ fn event(ctx: *mut Ctx) {
             }
         }
         timer::arm(state.heartbeat, now.steady());
+        if state.keys.in_cluster() {
+            if state.slots_seen.map_or(true, |seen| seen + SLOTS <= began) {
+                state.slots_seen = Some(began);
+                state.look_at_slots();
+            }
+            let next = now.steady().after(SLOTS.as_millis() as u64);
+            timer::arm(next, now.steady());
+        }
         if open && state.looking {
             state.looking = state.engine.break_circles(&mut state.keys, now);
             if state.looking {
@@ -418,7 +435,12 @@ impl State {
                 };
                 self.block(ctx, wait, now);
             }
-            answer => reply::write(ctx, answer),
+            answer => {
+                if let Err(error @ Error::Later(..)) = &answer {
+                    later::effect(ctx, error);
+                }
+                reply::write(ctx, answer);
+            }
         }
         Next::Done
     }
@@ -481,18 +503,12 @@ impl State {
                 Notice::Undelivered { name, owner, grant } => {
                     self.engine.undelivered(name, owner, grant)
                 }
-                Notice::Unlinked { name, holds, moved } => {
-                    self.look_again(&name, false);
-                    for (token, deadline) in holds.into_iter().filter(|_| !moved) {
-                        let end = if deadline <= now.wall() {
-                            End::Expired
-                        } else {
-                            End::Removed
-                        };
-                        self.engine.on_hold_removed(end, token, now);
-                        self.news.add_named(&name, Event::Ended(end, token));
-                    }
-                }
+                Notice::Unlinked {
+                    name,
+                    holds,
+                    moved,
+                    carried,
+                } => self.lost(&name, &holds, moved, carried, now),
                 Notice::Brought(name) => self.look_again(&name, true),
                 Notice::Flushed(db) => {
                     self.look_all_again(db);
@@ -540,6 +556,42 @@ impl State {
                 Notice::Evicted => self.engine.ledger.counters.evicted += 1,
             }
         }
+    }
+
+    /// A lock has left this name: its holds have ended, unless they go on elsewhere.
+    fn lost(
+        &mut self,
+        name: &Name,
+        holds: &[(Token, WallMs)],
+        moved: bool,
+        carried: bool,
+        now: Now,
+    ) {
+        self.look_again(name, false);
+        if moved {
+            return;
+        }
+        // A lease that has run out has ended the hold anywhere.
+        let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
+        let left = lives && self.took_along(name, carried);
+        for &(token, deadline) in holds {
+            let end = match deadline <= now.wall() {
+                true => End::Expired,
+                false => End::Removed,
+            };
+            if left {
+                self.engine.on_hold_left(token);
+            } else {
+                self.engine.on_hold_removed(end, token, now);
+                self.news.add_named(name, Event::Ended(end, token));
+            }
+        }
+    }
+
+    /// Whether a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a
+    /// cluster it tells nobody either.
+    fn took_along(&mut self, name: &Name, carried: bool) -> bool {
+        gate::primary() && self.keys.took_along(name.as_ref(), carried)
     }
 
     /// The value at this name has gone or come (`brought`). A server that decides has the queue served; one that
@@ -592,6 +644,26 @@ impl State {
             Retimed::Right if !unwatched => {}
             Retimed::Right | Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
         }
+    }
+
+    /// Looks which slots are this node's. What is waited for in one that has left is looked at again, and nothing is tied to a
+    /// connection there any more.
+    #[cold]
+    fn look_at_slots(&mut self) {
+        if self.engine.is_idle() || !gate::primary() {
+            return;
+        }
+        let own = self.keys.own_slots();
+        if *own == self.own_slots {
+            return;
+        }
+        for name in self.engine.watched(None) {
+            if !own.serves(&name.key) {
+                self.engine.on_key_changed(name.as_ref());
+            }
+        }
+        self.engine.on_locks_left(|name| !own.serves(&name.key));
+        self.own_slots = own.clone();
     }
 
     /// The values of a database (or of all) have gone, or are others.

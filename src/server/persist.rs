@@ -2,7 +2,7 @@
 
 use super::api::{self, api};
 use super::inbox::{self, Notice};
-use super::{clock, gate, stored};
+use super::{clock, gate, later, stored};
 use crate::engine::lock::token;
 use crate::engine::{change, codec, Lock, Name, NameRef};
 use redis_module::native_types::RedisType;
@@ -66,6 +66,10 @@ pub fn give(lock: Box<Lock>, db: u32) -> *mut c_void {
 unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
     let loaded = catch_unwind(|| {
         if version > ENCODING {
+            later::value(
+                version.unsigned_abs().into(),
+                ENCODING.unsigned_abs().into(),
+            );
             return None;
         }
         let mut len = 0;
@@ -73,8 +77,12 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
         if bytes.is_null() || api!(RedisModule_IsIOError(io)) != 0 {
             return None;
         }
-        let lock = codec::decode(std::slice::from_raw_parts(bytes.cast(), len));
+        let value = std::slice::from_raw_parts(bytes.cast(), len);
+        let (lock, format) = (codec::decode(value), codec::later(value));
         api::free(bytes.cast());
+        if let Some(format) = format {
+            later::value(format.into(), codec::VERSION.into());
+        }
         let lock = lock?;
         let flags = api::flags(api!(RedisModule_GetContextFromIO(io)));
         let believed =
@@ -129,6 +137,9 @@ unsafe extern "C" fn save(io: *mut RedisModuleIO, value: *mut c_void) {
         let Some(lock) = value.cast::<Lock>().as_ref() else {
             return;
         };
+        if gate::in_cluster() {
+            inbox::written(lock);
+        }
         let bytes = codec::encode(lock);
         api!(RedisModule_SaveStringBuffer(
             io,

@@ -6,8 +6,9 @@
 //! |---|---|
 //! | `scenarios` | conversations in `tests/scenarios/*.txt`, word for word |
 //! | `comparison` | the engine against a naive `model`, with random commands and times |
+//! | `exploration` | the same with every sequence of a few things that can happen |
 //! | `simulation` | primary, replica, crash and promotion by a seed; `invariants` after each step |
-//! | `circles` | who can never get what is waited for, played through naively |
+//! | `deadlock` | which waits could never end, by definition |
 //! | `faults` | that each of these checks rejects what it is there for |
 //! | `parsing` | every command's words are read as the table says |
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
@@ -33,10 +34,10 @@ mod hash_slot;
 
 mod arguments;
 mod bytes;
-mod circles;
 mod client;
 mod comparison;
 mod counting;
+mod deadlock;
 mod faults;
 mod hash_slots;
 pub mod hostile;
@@ -44,13 +45,17 @@ mod invariants;
 mod keys;
 mod listing;
 mod model;
+mod pair;
 mod parsing;
 mod picture;
 mod random;
 mod reference;
 mod scenarios;
+mod script;
 mod server;
 mod simulation;
 mod slots;
+mod speech;
 mod transcript;
+mod wishes;
 mod world;
