@@ -34,11 +34,11 @@ const LEAVE_AND_WAIT: Errand = Errand {
         "DLOCK.RELEASE {key} {owner}",
         "DLOCK.ACQUIRE {key} {owner} 86400000 NOTIFY {key}",
     ],
-    reply: ":0\r\n*2\r\n:0\r\n:#\r\n",
+    reply: ":0\r\n*3\r\n:0\r\n:#\r\n:#\r\n",
 };
 
 /// The reply to somebody who is to wait by a channel.
-pub const QUEUED: &str = "*2\r\n:0\r\n:#\r\n";
+pub const QUEUED: &str = "*3\r\n:0\r\n:#\r\n:#\r\n";
 
 /// Both queues on one server.
 pub fn open() -> Opened {

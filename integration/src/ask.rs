@@ -5,6 +5,9 @@ use redis::{Cmd, ConnectionLike, FromRedisValue, RedisError, Value};
 /// What a granted request replies: the fencing token and the hold count.
 pub type Grant = (u64, u64);
 
+/// What a request that is to wait by a channel is answered: 0, the places before it, the number of the wait.
+pub type Queued = (u64, u64, u64);
+
 /// A command from a line of words: `command("SET k v").arg(b"\0")`. There is no quoting; what a line
 /// cannot say is added with `arg`.
 pub fn command(line: &str) -> Cmd {

@@ -515,6 +515,7 @@ fn nulls_are_of_the_right_kind() {
         ("DLOCK.ACQUIRE k bob BLOCK 1", "*-1"),
         ("DLOCK.FAIRACQUIRE k bob BLOCK 1", "*-1"),
         ("DLOCK.HELD k bob", "*-1"),
+        ("DLOCK.HELD nothing", "*-1"),
         ("DLOCK.INFO nothing", "*-1"),
         ("DLOCK.POSITION k bob", "$-1"),
     ] {
@@ -553,4 +554,31 @@ fn locks_of_two_databases_are_two_locks() {
     one.run("DLOCK.ACQUIRE k bob");
     assert_eq!(zero.ask::<u64>("DLOCK.RELEASE k alice"), 0);
     assert_eq!(one.ask::<u64>("DLOCK.RELEASE k bob"), 0);
+}
+
+/// Who has it, and for how long: the holder whose lease ends last.
+#[test]
+fn held_names_the_holder() {
+    let (server, mut two) = server();
+    let mut three = server.connection_resp3();
+    type Last = (u64, u64, u64, String);
+    let (alice, _): Grant = two.ask("DLOCK.ACQUIRE k alice 60000 SHARED");
+    let (bob, _): Grant = two.ask("DLOCK.ACQUIRE k bob 90000 HOLDS 2 SHARED");
+    for c in [&mut two, &mut three] {
+        let (token, holds, left, owner): Last = c.ask("DLOCK.HELD k");
+        assert_eq!((token, holds, owner.as_str()), (bob, 2, "bob"));
+        assert!((60_001..=90_000).contains(&left), "{left}");
+        assert_eq!(hold(c, "k", "alice").map(|hold| hold.0), Some(alice));
+    }
+    two.run("DLOCK.RELEASE k bob HOLDS 0");
+    for c in [&mut two, &mut three] {
+        let (token, holds, _, owner): Last = c.ask("DLOCK.HELD k");
+        assert_eq!((token, holds, owner.as_str()), (alice, 1, "alice"));
+    }
+    two.run("DLOCK.RELEASE k alice");
+    for c in [&mut two, &mut three] {
+        assert_eq!(c.try_ask("DLOCK.HELD k"), Ok(Value::Nil));
+    }
+    two.run("SET k x");
+    assert!(two.refusal("DLOCK.HELD k").starts_with("WRONGTYPE "));
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dlock_integration::redis::{Cmd, Connection, Value};
 use dlock_integration::{
-    await_until, command, stat, Ask, Blocked, Grant, Server, Subscriber, PATIENCE,
+    await_until, command, stat, Ask, Blocked, Grant, Queued, Server, Subscriber, PATIENCE,
 };
 use sound::assert_sound;
 
@@ -223,11 +223,11 @@ fn a_slot_s_leaving_tells_moved() {
     let mut c = nodes.one.connection();
     let news = Subscriber::channels(&nodes.one, &["news"]);
     take(&mut c, "k", "alice", 600_000);
-    c.run("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
+    let (_, _, wait): Queued = c.ask("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
     nodes.begin_move("k");
     nodes.carry("k");
     nodes.end_move("k");
-    assert_eq!(news.payload(), "moved 0 1:k 3:bob");
+    assert_eq!(news.payload(), format!("moved 0 1:k 3:bob {wait}"));
     await_no_places(&nodes.one);
     nodes.assert_sound();
 }
@@ -306,7 +306,7 @@ fn who_waits_for_many_locks_is_sent_on() {
             "DLOCK.ACQUIRE {k}b dave 600000 BLOCK 0",
         ];
         let waits = waits.map(|line| Blocked::start(&nodes.one, line));
-        c.run("DLOCK.ACQUIRE {k}b frank 600000 NOTIFY news");
+        let (_, _, frank): Queued = c.ask("DLOCK.ACQUIRE {k}b frank 600000 NOTIFY news");
         nodes.begin_move("{k}");
         if release.is_empty() {
             nodes.carry("{k}a");
@@ -321,7 +321,8 @@ fn who_waits_for_many_locks_is_sent_on() {
         for wait in &waits {
             nodes.assert_sent_on(&wait.refusal());
         }
-        assert_eq!(news.payload(), "moved 0 4:{k}b 5:frank");
+        let moved = format!("moved 0 4:{{k}}b 5:frank {frank}");
+        assert_eq!(news.payload(), moved);
         await_no_places(&nodes.one);
         assert_eq!(stat(&nodes.one, "locks"), 0);
         // Over there nobody has been heard of who only waited.
@@ -359,7 +360,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
         "DLOCK.MACQUIRE 2 {k}free {k}contended dave 600000 BLOCK 0",
     ];
     let waits = waits.map(|line| Blocked::start(&nodes.one, line));
-    c.run("DLOCK.ACQUIRE {k}contended frank NOTIFY news");
+    let (_, _, frank): Queued = c.ask("DLOCK.ACQUIRE {k}contended frank NOTIFY news");
     c.run("DLOCK.FAIRACQUIRE {k}short polls CLAIM 600000");
     if !nodes.move_at_once("{k}") {
         return;
@@ -367,7 +368,8 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     for wait in &waits {
         nodes.assert_sent_on(&wait.refusal());
     }
-    assert_eq!(news.payload(), "moved 0 12:{k}contended 5:frank");
+    let moved = format!("moved 0 12:{{k}}contended 5:frank {frank}");
+    assert_eq!(news.payload(), moved);
     drop(dies);
     await_no_places(&nodes.one);
     for name in ["locks", "sessions"] {
@@ -387,6 +389,39 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
         let held: Option<Vec<u64>> = d.ask(&format!("DLOCK.HELD {key} sam"));
         assert!(held.is_some(), "{key}");
     }
+    nodes.assert_sound();
+}
+
+/// The server renews nothing in a slot that is on its way, and the tie stays behind with the connection: the client ties its hold
+/// anew at the target.
+#[test]
+fn renewals_stay_behind_when_a_slot_moves() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    let (mut alice, mut there) = (nodes.one.wire(), nodes.two.wire());
+    let token = take(&mut c, "k", "alice", 600_000);
+    take(&mut c, "{k}off", "alice", 600_000);
+    alice.ask::<u64>("DLOCK.MRENEW 2 k {k}off alice 12000 SESSION AUTO 0");
+    assert_eq!(stat(&nodes.one, "auto_renewed"), 2);
+    nodes.begin_move("k");
+    nodes.carry("k");
+    let end: u64 = d.ask("PEXPIRETIME k");
+    c.run("DLOCK.RELEASE {k}off alice");
+    nodes.end_move("k");
+    await_until("the ties are gone", PATIENCE, || {
+        stat(&nodes.one, "auto_renewed") == 0 && stat(&nodes.one, "sessions") == 0
+    });
+    alice.close();
+    assert_eq!(d.ask::<u64>("PEXPIRETIME k"), end);
+    assert_eq!(stat(&nodes.two, "auto_renewed"), 0);
+    there.ask::<u64>(&format!(
+        "DLOCK.RENEW k alice 600000 TOKEN {token} SESSION AUTO 0"
+    ));
+    assert_eq!(stat(&nodes.two, "auto_renewed"), 1);
+    there.close();
+    await_until("the session has ended", PATIENCE, || {
+        d.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
+    });
     nodes.assert_sound();
 }
 

@@ -61,7 +61,7 @@ const COMMANDS: &[Expected] = &[
         example: "DLOCK.MACQUIRE 1 k alice 600000",
     },
     Expected {
-        syntax: "DLOCK.MRENEW numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer]",
+        syntax: "DLOCK.MRENEW numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] [SESSION] [AUTO auto-ms=integer]",
         arity: -4,
         needs: ReadWrite,
         flags: "write movablekeys",
@@ -85,7 +85,7 @@ const COMMANDS: &[Expected] = &[
         example: "DLOCK.DOWNGRADE k alice LIMIT 1",
     },
     Expected {
-        syntax: "DLOCK.RENEW key=key owner=string [lease-ms=integer] [TOKEN token=integer]",
+        syntax: "DLOCK.RENEW key=key owner=string [lease-ms=integer] [TOKEN token=integer] [SESSION] [AUTO auto-ms=integer]",
         arity: -3,
         needs: ReadWrite,
         flags: "write fast",
@@ -125,8 +125,8 @@ const COMMANDS: &[Expected] = &[
         example: "DLOCK.POSITION k nobody",
     },
     Expected {
-        syntax: "DLOCK.HELD key=key owner=string",
-        arity: 3,
+        syntax: "DLOCK.HELD key=key [owner=string]",
+        arity: -2,
         needs: Read,
         flags: "readonly fast",
         categories: "@read @fast",
@@ -498,7 +498,7 @@ fn command_getkeys_finds_the_lock() {
         let keys: Vec<String> = c.ask(&format!("COMMAND GETKEYS {line}"));
         assert_eq!(keys, ["owner"], "{line}");
     }
-    for line in ["DLOCK.HELP", "DLOCK.HELD k", "DLOCK.CANCEL k a b"] {
+    for line in ["DLOCK.HELP", "DLOCK.POSITION k", "DLOCK.CANCEL k a b"] {
         let error = c.refusal(&format!("COMMAND GETKEYS {line}"));
         assert!(error.starts_with("ERR "), "{line}: {error}");
     }

@@ -547,7 +547,7 @@ const NUMBERS: [(&str, &str, u64, u64); 25] = [
         u32::MAX as u64 - 1,
     ),
     ("DLOCK.MRENEW 1 guarded alice", "lease-ms", 1, 2_592_000_000),
-    ("DLOCK.LIST 0 COUNT", "COUNT", 1, 1_000),
+    ("DLOCK.LIST 0 COUNT", "COUNT", 1, i64::MAX as u64),
     ("DLOCK.GRAPH COUNT", "COUNT", 1, i64::MAX as u64),
     ("DLOCK.TOP COUNT", "COUNT", 1, i64::MAX as u64),
 ];
@@ -725,7 +725,7 @@ fn the_number_of_words_is_checked() {
         ("DLOCK.FORCERELEASE guarded", Some(2)),
         ("DLOCK.CANCEL guarded alice", Some(2)),
         ("DLOCK.POSITION guarded alice", Some(2)),
-        ("DLOCK.HELD guarded alice", Some(2)),
+        ("DLOCK.HELD guarded", Some(2)),
         ("DLOCK.CHECK guarded 1", Some(2)),
         ("DLOCK.GUARD guarded x x", None),
         ("DLOCK.INFO guarded", None),

@@ -1,8 +1,9 @@
-//! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, and the options that `DLOCK.MACQUIRE` shares with them.
+//! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, and what `DLOCK.MACQUIRE` asks for as they do.
 
-use super::args::{is, once, sharing, unknown, Args};
-use super::{Call, Reply};
-use crate::engine::{Answer, Ask, Keyspace, Limit, Millis, NameRef, Wait};
+use super::args::Usual;
+use super::table::Given;
+use super::{Call, MayWait, Reply};
+use crate::engine::{Answer, Ask, ClientId, Keyspace, Limit, NameRef, Wait};
 use crate::error::{escaped, Error};
 
 /// Which command of the family is read.
@@ -16,70 +17,42 @@ pub enum Family {
     Many,
 }
 
-/// What the words after key, owner and lease say.
-#[derive(Debug, Default)]
-pub struct Options<'a> {
-    block: Option<Millis>,
-    holds: Option<u32>,
-    claim: Option<Millis>,
-    limit: Option<Limit>,
-    notify: Option<&'a [u8]>,
-    session: Option<()>,
+/// The owner that stands for a fresh one.
+pub const FRESH: &[u8] = b"*";
+
+/// Takes a lock: `key owner [lease-ms]` and no options.
+#[inline(never)]
+pub fn run_usual<K: Keyspace>(
+    call: &mut Call<K>,
+    usual: Usual,
+    family: Family,
+) -> Result<Reply, Error> {
+    let given = Given {
+        lease: usual.lease,
+        ..Given::default()
+    };
+    let name = call.name(usual.key);
+    let ask = ask(call, &given, usual.owner, family)?;
+    request(call, name, &ask, None)
 }
-
-/// The longest wait that may be asked for: a century. Beyond, sums with the clock would have to be watched.
-const MAX_BLOCK_MS: u64 = 3_155_760_000_000;
-
-/// The longest channel name, in bytes.
-const MAX_CHANNEL: usize = 1024;
 
 /// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n] [SESSION]`, in the fair
 /// family also `[CLAIM ms]`.
 #[inline(never)]
-pub fn run<K: Keyspace>(
-    call: &mut Call<K>,
-    args: &mut Args,
-    family: Family,
-) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let owner = args.owner()?;
-    if owner == b"*" {
-        return run_unnamed(call, args, family, name);
+pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given, family: Family) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
+    if owner == FRESH {
+        check_fresh(given, family)?;
+        let owner = call.caller.fresh_owner();
+        let mut ask = ask(call, given, owner.as_bytes(), family)?;
+        if ask.wait == Wait::No {
+            // Nobody would know the name of the ticket that it left.
+            ask.ticket = None;
+        }
+        return request(call, name, &ask, Some(&owner));
     }
-    let lease = call.lease(args)?;
-    // Most requests have no options: they do not pay for the reading of them.
-    let ask = match args.is_empty() {
-        true => Options::default().ask(call, owner, lease, family)?,
-        false => read_ask(call, args, owner, lease, family)?,
-    };
+    let ask = ask(call, given, owner, family)?;
     request(call, name, &ask, None)
-}
-
-/// The same for an owner that the server is to name.
-#[cold]
-fn run_unnamed<K: Keyspace>(
-    call: &mut Call<K>,
-    args: &mut Args,
-    family: Family,
-    name: NameRef,
-) -> Result<Reply, Error> {
-    let lease = call.lease(args)?;
-    let options = Options::read(call, args, family)?;
-    options.check_unnamed()?;
-    let owner = call.caller.fresh_owner();
-    let ask = options.ask(call, owner.as_bytes(), lease, family)?;
-    request(call, name, &ask, Some(&owner))
-}
-
-#[inline(never)]
-fn read_ask<'a, K: Keyspace>(
-    call: &Call<K>,
-    args: &mut Args<'a>,
-    owner: &'a [u8],
-    lease: Millis,
-    family: Family,
-) -> Result<Ask<'a>, Error> {
-    Options::read(call, args, family)?.ask(call, owner, lease, family)
 }
 
 /// Hands the request to the engine. `named` is the owner if the server named it.
@@ -97,114 +70,83 @@ fn request<K: Keyspace>(
         Answer::Waiting(id) if ask.channel.is_some() => Ok(Reply::Array(vec![
             Reply::Integer(0),
             Reply::Integer(call.engine.rank(id) as u64),
+            Reply::Integer(id.0),
         ])),
         Answer::Waiting(id) => Ok(Reply::Wait(id, named())),
     }
 }
 
-impl<'a> Options<'a> {
-    /// Reads what is left of the words.
-    pub fn read<K: Keyspace>(
-        call: &Call<K>,
-        args: &mut Args<'a>,
-        family: Family,
-    ) -> Result<Options<'a>, Error> {
-        let mut options = Options::default();
-        while let Some(word) = args.next() {
-            if is(word, "BLOCK") {
-                let ms = args.integer("BLOCK", 0..=MAX_BLOCK_MS)?;
-                once(&mut options.block, "BLOCK", ms)?;
-            } else if is(word, "HOLDS") {
-                let holds = args.integer("HOLDS", 1..=u64::from(u32::MAX))?;
-                once(&mut options.holds, "HOLDS", holds as u32)?;
-            } else if family == Family::Fair && is(word, "CLAIM") {
-                let ms = args.integer("CLAIM", 1..=call.engine.policy.max_claim_ms)?;
-                once(&mut options.claim, "CLAIM", ms)?;
-            } else if family != Family::Many && is(word, "NOTIFY") {
-                let channel = channel(args)?;
-                once(&mut options.notify, "NOTIFY", channel)?;
-            } else if is(word, "SESSION") {
-                once(&mut options.session, "SESSION", ())?;
-            } else if !sharing(word, args, &mut options.limit)? {
-                return Err(unknown(word));
-            }
-        }
-        Ok(options)
+/// What is asked of the engine. Errors if the caller may not ask for it.
+#[inline(always)]
+pub fn ask<'a, K: Keyspace>(
+    call: &Call<K>,
+    given: &Given<'a>,
+    owner: &'a [u8],
+    family: Family,
+) -> Result<Ask<'a>, Error> {
+    if given.session || given.notify.is_some() {
+        check_caller(call, given)?;
     }
+    let waits = given.notify.is_some() || given.block.is_some() && may_block(call)?;
+    Ok(Ask {
+        owner,
+        lease: call.lease(given.lease),
+        wait: match given.block.filter(|ms| waits && *ms > 0) {
+            Some(ms) => Wait::For(Some(ms)),
+            None if waits => Wait::For(None),
+            None => Wait::No,
+        },
+        holds: given.holds.map(|holds| holds as u32),
+        limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
+        ticket: match (family, given.claim) {
+            (Family::Plain | Family::Many, _) => None,
+            (Family::Fair, Some(claim)) => Some(claim),
+            (Family::Fair, None) if waits => Some(0),
+            (Family::Fair, None) => Some(call.engine.policy.claim_window_ms),
+        },
+        session: given.session,
+        channel: given.notify,
+        client: ClientId(call.caller.client()),
+    })
+}
 
-    /// What is asked of the engine. Errors if the caller may not ask for it.
-    #[inline]
-    pub fn ask<K: Keyspace>(
-        self,
-        call: &Call<K>,
-        owner: &'a [u8],
-        lease: Millis,
-        family: Family,
-    ) -> Result<Ask<'a>, Error> {
-        if self.session.is_some() || self.notify.is_some() {
-            self.check_caller(call)?;
+/// An owner that the server is to name learns its name from the grant, and from nothing before: it has no holds yet, a message
+/// would not tell it its name, and it could not claim a ticket that outlives its wait.
+#[cold]
+fn check_fresh(given: &Given, family: Family) -> Result<(), Error> {
+    let excluded = [
+        (given.holds.is_some(), "HOLDS"),
+        (given.notify.is_some(), "NOTIFY"),
+        (given.claim.is_some(), "CLAIM"),
+    ];
+    match excluded.into_iter().find(|(given, _)| *given) {
+        Some((_, option)) => Err(Error::Conflict(option, "owner *")),
+        None if family == Family::Fair && given.block.is_none() => {
+            let must = "a name: * needs BLOCK with DLOCK.FAIRACQUIRE".to_string();
+            Err(Error::Argument("owner", must))
         }
-        let waits = self.notify.is_some() || self.block.is_some() && call.caller.may_wait();
-        Ok(Ask {
-            owner,
-            lease,
-            wait: match self.block.filter(|ms| waits && *ms > 0) {
-                Some(ms) => Wait::For(Some(ms)),
-                None if waits => Wait::For(None),
-                None => Wait::No,
-            },
-            holds: self.holds,
-            limit: self.limit.unwrap_or(Limit::EXCLUSIVE),
-            ticket: match (family, self.claim) {
-                (Family::Plain | Family::Many, _) => None,
-                (Family::Fair, Some(claim)) => Some(claim),
-                (Family::Fair, None) if waits => Some(0),
-                (Family::Fair, None) => Some(call.engine.policy.claim_window_ms),
-            },
-            session: self.session.is_some(),
-            channel: self.notify,
-            client: call.caller.client(),
-        })
-    }
-
-    /// An owner that the server is to name has no holds yet, and a message would not tell it its name.
-    #[cold]
-    fn check_unnamed(&self) -> Result<(), Error> {
-        let excluded = [
-            (self.holds.is_some(), "HOLDS"),
-            (self.notify.is_some(), "NOTIFY"),
-        ];
-        match excluded.into_iter().find(|(given, _)| *given) {
-            Some((_, option)) => Err(Error::Conflict(option, "owner *")),
-            None => Ok(()),
-        }
-    }
-
-    /// What belongs to a connection needs one, and who has the module publish must be allowed to.
-    #[cold]
-    fn check_caller<K: Keyspace>(&self, call: &Call<K>) -> Result<(), Error> {
-        if !call.caller.own_connection() {
-            let option = if self.session.is_some() {
-                "SESSION"
-            } else {
-                "NOTIFY"
-            };
-            return Err(Error::NoConnection(option));
-        }
-        match self.notify.filter(|name| !call.caller.may_publish(name)) {
-            Some(channel) => Err(Error::NoChannel(escaped(channel, 64))),
-            None => Ok(()),
-        }
+        None => Ok(()),
     }
 }
 
-fn channel<'a>(args: &mut Args<'a>) -> Result<&'a [u8], Error> {
-    let channel = args.next().unwrap_or_default();
-    if channel.is_empty() || channel.len() > MAX_CHANNEL {
-        return Err(Error::Argument(
-            "NOTIFY",
-            format!("a channel of 1 to {MAX_CHANNEL} bytes"),
-        ));
+/// What belongs to a connection needs one, and who has the module publish must be allowed to.
+#[cold]
+fn check_caller<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<(), Error> {
+    if !call.caller.own_connection() {
+        let option = if given.session { "SESSION" } else { "NOTIFY" };
+        return Err(Error::NoConnection(option));
     }
-    Ok(channel)
+    match given.notify.filter(|name| !call.caller.may_publish(name)) {
+        Some(channel) => Err(Error::NoChannel(escaped(channel, 64))),
+        None => Ok(()),
+    }
+}
+
+/// Whether a caller that asks to be blocked is.
+fn may_block<K: Keyspace>(call: &Call<K>) -> Result<bool, Error> {
+    match call.caller.may_wait() {
+        MayWait::Yes => Ok(true),
+        MayWait::Ignored => Ok(false),
+        MayWait::Refused => Err(Error::MayNotWait),
+    }
 }

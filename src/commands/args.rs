@@ -1,165 +1,203 @@
-//! The argument cursor: reads a command's words one after the other, and names what is wrong with one.
+//! Reads a command's words as the table says, and names what is wrong with one.
 
-use crate::engine::{Limit, MAX_LIMIT, MAX_OWNER};
+use super::table::{Arg, Given, Kind, Spec, MAX_KEYS};
+use crate::engine::{Millis, Policy, MAX_OWNER};
 use crate::error::{escaped, Error};
-use std::ops::RangeInclusive;
 
-/// The most keys that one command may name.
-pub const MAX_KEYS: usize = 1024;
-
-/// The words of a command that are still to be read.
-#[derive(Debug, Clone, Copy)]
-pub struct Args<'a> {
-    command: &'static str,
-    rest: &'a [&'a [u8]],
+/// Reads all words of a command: what goes by its place, then the options, in any order and any case, each at most once.
+///
+/// Errors name the argument and what it may be.
+#[inline(always)]
+pub fn read<'a>(
+    spec: &'static Spec,
+    words: &'a [&'a [u8]],
+    policy: &Policy,
+) -> Result<Given<'a>, Error> {
+    let mut given = Given::default();
+    let mut reader = Reader {
+        command: spec.name,
+        policy,
+        rest: words,
+        given: &mut given,
+    };
+    let mut args = spec.args;
+    while let [arg, rest @ ..] = args {
+        if arg.is_option() {
+            break;
+        }
+        reader.placed(arg)?;
+        args = rest;
+    }
+    while let Some(word) = reader.next() {
+        reader.option(args, word)?;
+    }
+    for option in args {
+        if !option.optional && !option.is_given(reader.given) {
+            return Err(Error::Arity(spec.name));
+        }
+    }
+    Ok(given)
 }
 
-impl<'a> Args<'a> {
-    /// The words after the command's own name.
-    pub fn new(command: &'static str, rest: &'a [&'a [u8]]) -> Args<'a> {
-        Args { command, rest }
-    }
+/// A key, an owner, and perhaps a lease: all that most requests say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Usual<'a> {
+    /// The lock's key.
+    pub key: &'a [u8],
+    /// An owner.
+    pub owner: &'a [u8],
+    /// A lease.
+    pub lease: Option<Millis>,
+}
 
-    /// The next word, if there is one.
-    pub fn next(&mut self) -> Option<&'a [u8]> {
-        let (first, rest) = self.rest.split_first()?;
-        self.rest = rest;
-        Some(first)
-    }
-
-    /// The next word. Errors with the server's arity error if there is none.
-    pub fn word(&mut self) -> Result<&'a [u8], Error> {
-        // Not by `ok_or`: an error would be made, and dropped, for every word that is there.
-        match self.next() {
-            Some(word) => Ok(word),
-            None => Err(missing(self.command)),
-        }
-    }
-
-    /// The next word as an owner's name: 1 to 1,024 bytes of any kind.
-    pub fn owner(&mut self) -> Result<&'a [u8], Error> {
-        let owner = self.word()?;
-        if owner.is_empty() || owner.len() > MAX_OWNER {
-            return Err(no_owner());
-        }
-        Ok(owner)
-    }
-
-    /// The next word as a decimal integer within `range`; `name` stands in the error.
-    pub fn integer(
-        &mut self,
-        name: &'static str,
-        range: RangeInclusive<u64>,
-    ) -> Result<u64, Error> {
-        let (least, most) = range.into_inner();
-        match self.next().and_then(integer) {
-            Some(value) if least <= value && value <= most => Ok(value),
-            _ => Err(no_integer(name, least, most)),
-        }
-    }
-
-    /// A count and as many keys: `numkeys key [key …]`. No key may be named twice.
-    pub fn keys(&mut self) -> Result<&'a [&'a [u8]], Error> {
-        let count = self.integer("numkeys", 1..=MAX_KEYS as u64)? as usize;
-        let (keys, rest) = self
-            .rest
-            .split_at_checked(count)
-            .ok_or(Error::Arity(self.command))?;
-        self.rest = rest;
-        let mut sorted = keys.to_vec();
-        sorted.sort_unstable();
-        if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(Error::Argument("key", "named only once".to_string()));
-        }
-        Ok(keys)
-    }
-
-    /// Whether the next word is meant as a number: so an optional number is told from an option.
-    pub fn at_number(&self) -> bool {
-        self.rest
-            .first()
-            .and_then(|word| word.first())
-            .is_some_and(|c| matches!(c, b'0'..=b'9' | b'-' | b'+' | b'.'))
-    }
-
-    /// Whether no word is left.
-    pub fn is_empty(&self) -> bool {
-        self.rest.is_empty()
-    }
-
-    /// Errors with the server's arity error if words are left.
-    pub fn end(self) -> Result<(), Error> {
-        self.rest
-            .is_empty()
-            .then_some(())
-            .ok_or(Error::Arity(self.command))
-    }
+/// Reads words that say no more than that, without a look at the table: an uncontended command takes hardly longer than the
+/// reading of its words by it. None for any others, and if anything is wrong with these: `read` says what.
+#[inline]
+pub fn usual<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<Usual<'a>> {
+    let (key, owner, lease) = match *words {
+        [key, owner] => (key, owner, None),
+        [key, owner, lease] => (key, owner, Some(integer(lease)?)),
+        _ => return None,
+    };
+    let sound = (1..=MAX_OWNER).contains(&owner.len())
+        && lease.map_or(true, |lease| (1..=policy.max_lease_ms).contains(&lease));
+    sound.then_some(Usual { key, owner, lease })
 }
 
 /// A count of keys as it stands before them; 0 if it is none.
 pub fn count(word: &[u8]) -> usize {
     integer(word)
-        .filter(|count| *count <= MAX_KEYS as u64)
+        .filter(|count| *count <= MAX_KEYS)
         .unwrap_or(0) as usize
 }
 
-#[cold]
-fn missing(command: &'static str) -> Error {
-    Error::Arity(command)
+/// The words that are still to be read, and what those before them have given.
+struct Reader<'a, 'r> {
+    command: &'static str,
+    policy: &'r Policy,
+    rest: &'a [&'a [u8]],
+    given: &'r mut Given<'a>,
 }
 
-#[cold]
-fn no_owner() -> Error {
-    Error::Argument("owner", format!("1 to {MAX_OWNER} bytes long"))
-}
+impl<'a> Reader<'a, '_> {
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let (first, rest) = self.rest.split_first()?;
+        self.rest = rest;
+        Some(first)
+    }
 
-#[cold]
-fn no_integer(name: &'static str, least: u64, most: u64) -> Error {
-    Error::Argument(name, format!("an integer from {least} to {most}"))
-}
+    fn many(&mut self, count: usize) -> Result<&'a [&'a [u8]], Error> {
+        let (words, rest) = self
+            .rest
+            .split_at_checked(count)
+            .ok_or(Error::Arity(self.command))?;
+        self.rest = rest;
+        Ok(words)
+    }
 
-/// Reads `SHARED` or `LIMIT n` if the word begins one. At most one of them may be given.
-pub fn sharing(word: &[u8], args: &mut Args, limit: &mut Option<Limit>) -> Result<bool, Error> {
-    let given = if is(word, "SHARED") {
-        Limit::SHARED
-    } else if is(word, "LIMIT") {
-        let n = args.integer("LIMIT", 1..=MAX_LIMIT)?;
-        Limit::from_wire(n as u32).unwrap_or(Limit::EXCLUSIVE)
-    } else {
-        return Ok(false);
-    };
-    let kind = |limit: Limit| {
-        if limit == Limit::SHARED {
-            "SHARED"
-        } else {
-            "LIMIT"
+    /// Reads an argument that goes by its place.
+    fn placed(&mut self, arg: &Arg) -> Result<(), Error> {
+        if arg.optional && !self.is_meant(arg) {
+            return Ok(());
         }
-    };
-    match limit.replace(given) {
-        None => Ok(true),
-        Some(before) => Err(Error::Conflict(kind(before), kind(given))),
+        if self.rest.is_empty() && !arg.optional {
+            return Err(Error::Arity(self.command));
+        }
+        self.value(arg)
+    }
+
+    /// Whether the next word is meant as an optional argument that goes by its place: a number is told from an option by
+    /// what it begins with; no command takes options after any other.
+    fn is_meant(&self, arg: &Arg) -> bool {
+        let first = self.rest.first().map(|word| word.first());
+        match (arg.kind, first) {
+            (_, None) => false,
+            (Kind::Integer(..), Some(c)) => {
+                matches!(c, Some(b'0'..=b'9' | b'-' | b'+' | b'.'))
+            }
+            _ => true,
+        }
+    }
+
+    /// Reads the option that begins with this word.
+    fn option(&mut self, options: &[Arg], word: &[u8]) -> Result<(), Error> {
+        if options.is_empty() {
+            return Err(Error::Arity(self.command));
+        }
+        for option in options {
+            if let Kind::OneOf(choices) = option.kind {
+                if let Some(choice) = choices.iter().find(|choice| choice.is_named(word)) {
+                    return self.once(choices, choice);
+                }
+            } else if option.is_named(word) {
+                return self.once(std::slice::from_ref(option), option);
+            }
+        }
+        Err(Error::UnknownOption(escaped(word, 64)))
+    }
+
+    /// Reads an option's value, if neither it nor another that excludes it has been read before.
+    fn once(&mut self, exclusive: &[Arg], option: &Arg) -> Result<(), Error> {
+        for before in exclusive {
+            if before.is_given(self.given) {
+                return Err(Error::Conflict(before.called(), option.called()));
+            }
+        }
+        self.value(option)
+    }
+
+    /// Reads an argument's value.
+    fn value(&mut self, arg: &Arg) -> Result<(), Error> {
+        let right = match arg.kind {
+            Kind::Key => {
+                self.given.keys = self.many(1)?;
+                true
+            }
+            Kind::Keys => {
+                // No command has more keys than its `numkeys` may say.
+                self.given.keys = self.many(self.given.numkeys.unwrap_or(0) as usize)?;
+                all_differ(self.given.keys)
+            }
+            Kind::Text(length, field) => {
+                let text = self.next().filter(|text| length.fits(text));
+                *field(self.given) = text;
+                text.is_some()
+            }
+            Kind::Integer(range, field) => {
+                let (least, most) = range.bounds(self.policy);
+                let number = self.next().and_then(integer);
+                let number = number.filter(|number| (least..=most).contains(number));
+                *field(self.given) = number;
+                number.is_some()
+            }
+            Kind::Flag(field) => {
+                *field(self.given) = true;
+                true
+            }
+            Kind::Word => self.next().is_some(),
+            Kind::Words => {
+                self.rest = &[];
+                true
+            }
+            // One of its choices is read in its place.
+            Kind::OneOf(_) => true,
+        };
+        match right {
+            true => Ok(()),
+            false => Err(wrong(arg, self.policy)),
+        }
     }
 }
 
-/// Whether a word is this option, in any case.
-pub fn is(word: &[u8], option: &str) -> bool {
-    word.eq_ignore_ascii_case(option.as_bytes())
-}
-
-/// The error for a word that is no option of the command.
 #[cold]
-pub fn unknown(word: &[u8]) -> Error {
-    Error::UnknownOption(escaped(word, 64))
+fn wrong(arg: &Arg, policy: &Policy) -> Error {
+    Error::Argument(arg.called(), arg.must(policy).unwrap_or_default())
 }
 
-/// Sets an option that may be given once.
-///
-/// Errors if it was set before.
-pub fn once<T>(slot: &mut Option<T>, name: &'static str, value: T) -> Result<(), Error> {
-    match slot.replace(value) {
-        None => Ok(()),
-        Some(_) => Err(Error::Conflict(name, name)),
-    }
+fn all_differ(keys: &[&[u8]]) -> bool {
+    let mut sorted = keys.to_vec();
+    sorted.sort_unstable();
+    sorted.windows(2).all(|pair| pair[0] != pair[1])
 }
 
 /// A decimal integer as the server itself reads them: no plus, no leading zero, no blanks. No number that a command takes is

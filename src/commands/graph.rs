@@ -1,6 +1,6 @@
 //! `DLOCK.GRAPH`.
 
-use super::args::{is, once, unknown, Args};
+use super::table::Given;
 use super::{Call, Reply};
 use crate::engine::{Edge, Keyspace};
 use crate::error::Error;
@@ -10,27 +10,16 @@ const SHOWN: u64 = 1_000;
 
 /// Who waits for whom, of the locks that the user may read: `[DOT] [COUNT n]`.
 #[inline(never)]
-pub fn run<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let (mut dot, mut count) = (None, None);
-    while let Some(word) = args.next() {
-        if is(word, "DOT") {
-            once(&mut dot, "DOT", ())?;
-        } else if is(word, "COUNT") {
-            let most = args.integer("COUNT", 1..=i64::MAX as u64)?;
-            once(&mut count, "COUNT", most)?;
-        } else {
-            return Err(unknown(word));
-        }
-    }
-    let most = usize::try_from(count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     let caller = call.caller;
     let readable = |keys: &[&[u8]]| caller.may_read(keys);
     let edges = call
         .engine
         .graph(call.keys, call.now, call.db, most, &readable);
-    Ok(match dot {
-        Some(()) => Reply::Bulk(drawing(&edges).into_bytes()),
-        None => Reply::Array(edges.iter().map(row).collect()),
+    Ok(match given.dot {
+        true => Reply::Bulk(drawing(&edges).into_bytes()),
+        false => Reply::Array(edges.iter().map(row).collect()),
     })
 }
 

@@ -1,95 +1,97 @@
 //! `DLOCK.DOWNGRADE`, `DLOCK.RENEW`, `DLOCK.RELEASE`, `DLOCK.FORCERELEASE`.
 
-use super::args::{is, once, sharing, unknown, Args};
+use super::args::Usual;
+use super::table::Given;
 use super::{Call, Reply};
-use crate::engine::{Keyspace, Limit, Token, MAX_TOKEN};
+use crate::engine::{ClientId, Keeping, Keyspace, Limit, Token};
 use crate::error::Error;
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
 #[inline(never)]
-pub fn downgrade<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let owner = args.owner()?;
-    let mut limit = None;
-    let word = args.word()?;
-    if !sharing(word, args, &mut limit)? {
-        return Err(unknown(word));
-    }
-    args.end()?;
-    let limit = limit.unwrap_or(Limit::EXCLUSIVE);
+pub fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
+    let limit = given.sharing().unwrap_or(Limit::EXCLUSIVE);
     let hold = call
         .engine
         .downgrade(call.keys, call.now, name, owner, limit)?;
     Ok(Reply::Grant(hold.token, hold.holds, None))
 }
 
-/// Renews a lease: `key owner [lease-ms] [TOKEN t]`.
-#[inline(never)]
-pub fn renew<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let owner = args.owner()?;
-    let lease = call.lease(args)?;
-    let mut token = None;
-    while let Some(word) = args.next() {
-        read_token(args, word, &mut token)?;
+/// How `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
+///
+/// Errors if the caller has none.
+pub fn keeping<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<Keeping, Error> {
+    let tie = match (given.session, given.auto) {
+        (false, None) => return Ok(Keeping::default()),
+        (true, _) => "SESSION",
+        (false, Some(_)) => "AUTO",
+    };
+    if !call.caller.own_connection() {
+        return Err(Error::NoConnection(tie));
     }
+    Ok(Keeping {
+        client: ClientId(call.caller.client()),
+        session: given.session,
+        auto: given.auto,
+    })
+}
+
+/// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.
+#[inline(never)]
+pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
+    let (lease, token) = (call.lease(given.lease), given.token.map(Token));
+    let keeping = keeping(call, given)?;
     call.engine
-        .renew(call.keys, call.now, name, owner, token, lease)
+        .renew(call.keys, call.now, name, (owner, token), lease, &keeping)
+        .map(Reply::Integer)
+}
+
+/// The same without options.
+#[inline(never)]
+pub fn renew_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
+    let (name, lease) = (call.name(usual.key), call.lease(usual.lease));
+    call.engine
+        .renew(
+            call.keys,
+            call.now,
+            name,
+            (usual.owner, None),
+            lease,
+            &Keeping::default(),
+        )
         .map(Reply::Integer)
 }
 
 /// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
 #[inline(never)]
-pub fn release<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let owner = args.owner()?;
-    // As most releases have none.
-    let (token, leave) = match args.is_empty() {
-        true => (None, None),
-        false => read_release(args)?,
-    };
-    let left = call
-        .engine
-        .release(call.keys, call.now, name, owner, token, leave)?;
+pub fn release<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
+    let leave = given.holds.map(|holds| holds as u32);
+    let left = call.engine.release(
+        call.keys,
+        call.now,
+        name,
+        (owner, given.token.map(Token)),
+        leave,
+    )?;
     Ok(Reply::Integer(u64::from(left)))
 }
 
-/// Reads the options of a release: the token, and how many holds it leaves.
-#[cold]
-fn read_release(args: &mut Args) -> Result<(Option<Token>, Option<u32>), Error> {
-    let (mut token, mut leave) = (None, None);
-    while let Some(word) = args.next() {
-        if is(word, "HOLDS") {
-            let holds = args.integer("HOLDS", 0..=u64::from(u32::MAX))?;
-            once(&mut leave, "HOLDS", holds as u32)?;
-        } else {
-            read_token(args, word, &mut token)?;
-        }
-    }
-    Ok((token, leave))
+/// The same without options: one hold.
+#[inline(never)]
+pub fn release_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
+    let name = call.name(usual.key);
+    let left = call
+        .engine
+        .release(call.keys, call.now, name, (usual.owner, None), None)?;
+    Ok(Reply::Integer(u64::from(left)))
 }
 
 /// Ends holds by force: `key [owner]`.
 #[inline(never)]
-pub fn force<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let rest = *args;
-    let owner = match args.next() {
-        Some(_) => {
-            *args = rest;
-            Some(args.owner()?)
-        }
-        None => None,
-    };
-    args.end()?;
-    let ended = call.engine.force(call.keys, call.now, name, owner)?;
+pub fn force<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let name = call.name(given.key());
+    let ended = call.engine.force(call.keys, call.now, name, given.owner)?;
     Ok(Reply::Integer(ended as u64))
-}
-
-fn read_token(args: &mut Args, word: &[u8], token: &mut Option<Token>) -> Result<(), Error> {
-    if !is(word, "TOKEN") {
-        return Err(unknown(word));
-    }
-    let value = args.integer("TOKEN", 1..=MAX_TOKEN - 1)?;
-    once(token, "TOKEN", value)
 }

@@ -5,20 +5,21 @@
 //! keys which locks are contended. So the second source is the engine's lines, in an order that never changes. A cursor of
 //! theirs is marked.
 
-use super::args::{is, once, unknown, Args};
+use super::table::Given;
 use super::{glob, Call, Reply};
-use crate::engine::{order, Keyspace, NameRef, Row, MAX_OWNER};
+use crate::engine::{collections::scan_order, Keyspace, NameRef, Row};
 use crate::error::Error;
 
 /// Keys that one call looks at where the request does not say.
 const LOOKED_AT: u64 = 100;
 
-/// The most that a request may say. Another key takes 2 µs and a lock 4 to 5 on a busy machine, most of it in the server's
-/// SCAN, its look-ups and the reply: a call holds others up for some milliseconds, whatever the client asks for.
+/// The most that one call looks at, whatever the request says, which is a hint as in SCAN. Another key takes 2 µs and a lock 4
+/// to 5 on a busy machine, most of it in the server's SCAN, its look-ups and the reply: a call holds others up for some
+/// milliseconds.
 const MOST: u64 = 1_000;
 
 /// Cursors of the lines have this bit; the server's own count the places of its tables, and have not.
-const OF_LINES: u64 = 1 << order::BITS;
+const OF_LINES: u64 = 1 << scan_order::BITS;
 
 /// One request for a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,53 +52,25 @@ impl Source {
     }
 }
 
-/// Reads a request: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [CONTENDED]`.
+/// What page is asked for: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [CONTENDED]`.
 #[inline(never)]
-pub fn run(args: &mut Args) -> Result<Reply, Error> {
-    let cursor = match args.at_number() {
-        true => args.integer("cursor", 0..=i64::MAX as u64)?,
-        false => 0,
-    };
-    let (mut pattern, mut count, mut owner, mut contended) = (None, None, None, None);
-    while let Some(word) = args.next() {
-        if is(word, "MATCH") {
-            let given = args.next().ok_or_else(|| must("MATCH", "a pattern"))?;
-            once(&mut pattern, "MATCH", given.to_vec())?;
-        } else if is(word, "COUNT") {
-            let most = args.integer("COUNT", 1..=MOST)?;
-            once(&mut count, "COUNT", most)?;
-        } else if is(word, "OWNER") {
-            let given = args.next().filter(fits);
-            let long = || must("OWNER", &format!("1 to {MAX_OWNER} bytes long"));
-            once(&mut owner, "OWNER", given.ok_or_else(long)?.to_vec())?;
-        } else if is(word, "CONTENDED") {
-            once(&mut contended, "CONTENDED", ())?;
-        } else {
-            return Err(unknown(word));
-        }
-    }
-    let contended = contended.is_some();
-    let source = match cursor {
-        0 if contended => Source::Lines(0),
+pub fn run(given: &Given) -> Result<Reply, Error> {
+    let source = match given.cursor.unwrap_or(0) {
+        0 if given.contended => Source::Lines(0),
         marked if marked & OF_LINES != 0 => Source::Lines(marked & (OF_LINES - 1)),
-        _ if contended => return Err(must("cursor", "0, or one that CONTENDED has given")),
+        _ if given.contended => {
+            let must = "0, or one that CONTENDED has given".to_string();
+            return Err(Error::Argument("cursor", must));
+        }
         cursor => Source::Keys(cursor),
     };
     Ok(Reply::List(Box::new(Listing {
         source,
-        pattern,
-        count: count.unwrap_or(LOOKED_AT) as usize,
-        owner,
-        contended,
+        pattern: given.pattern.map(<[u8]>::to_vec),
+        count: given.count.unwrap_or(LOOKED_AT).min(MOST) as usize,
+        owner: given.owner.map(<[u8]>::to_vec),
+        contended: given.contended,
     })))
-}
-
-fn must(name: &'static str, be: &str) -> Error {
-    Error::Argument(name, be.to_string())
-}
-
-fn fits(owner: &&[u8]) -> bool {
-    (1..=MAX_OWNER).contains(&owner.len())
 }
 
 impl Listing {

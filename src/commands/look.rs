@@ -1,72 +1,65 @@
 //! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.GUARD`'s look at the lock, `DLOCK.INFO`, `DLOCK.HELP`.
 
-use super::args::{is, once, unknown, Args};
-use super::table::COMMANDS;
+use super::table::{Given, COMMANDS};
 use super::{Call, Caller, Reply};
-use crate::engine::{HoldView, Keyspace, NameRef, PlaceKind, PlaceView, State, Token, MAX_TOKEN};
+use crate::engine::{HoldView, Keyspace, Lock, PlaceKind, PlaceView, State, Token};
 use crate::error::Error;
 
 /// Holders and places that INFO shows where the request does not say.
 const SHOWN: u64 = 100;
 
-/// An owner's hold: `key owner`.
+/// An owner's hold: `key owner`; that whose lease ends last, and whose it is: `key`.
 #[inline(never)]
-pub fn held<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let owner = args.owner()?;
-    args.end()?;
-    let now = call.now;
+pub fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, now) = (call.name(given.key()), call.now);
     let (engine, lock) = call.lock(name)?;
-    Ok(match engine.held(lock, now, owner) {
-        None => Reply::NullArray,
-        Some(hold) => Reply::Array(vec![
-            Reply::Integer(hold.token),
-            Reply::Integer(u64::from(hold.holds)),
-            Reply::Integer(hold.deadline - now.ms()),
-        ]),
-    })
+    let hold = match given.owner {
+        Some(owner) => engine.held(lock, now, owner),
+        None => lock
+            .and_then(Lock::last)
+            .filter(|hold| hold.deadline > now.wall()),
+    };
+    let Some(hold) = hold else {
+        return Ok(Reply::NullArray);
+    };
+    let mut fields = vec![
+        Reply::Integer(hold.token.0),
+        Reply::Integer(u64::from(hold.holds)),
+        Reply::Integer(hold.deadline.since(now.wall())),
+    ];
+    if given.owner.is_none() {
+        fields.push(Reply::Bulk(hold.owner.to_vec()));
+    }
+    Ok(Reply::Array(fields))
 }
 
 /// Whether a token still holds: `key token`.
 #[inline(never)]
-pub fn check<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let token = args.integer("token", 0..=MAX_TOKEN - 1)?;
-    args.end()?;
-    live(call, name, token).map(|()| Reply::Ok)
+pub fn check<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    live(call, given).map(|()| Reply::Ok)
 }
 
 /// Whether a token still holds, so that a command may run: `key token command [arg ...]`.
 #[inline(never)]
-pub fn guard<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let token = args.integer("token", 0..=MAX_TOKEN - 1)?;
-    args.word()?;
-    live(call, name, token).map(|()| Reply::Run)
+pub fn guard<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    live(call, given).map(|()| Reply::Run)
 }
 
 /// Whether the lock is held under this token; one that is not is counted.
-fn live<K: Keyspace>(call: &mut Call<K>, name: NameRef, token: Token) -> Result<(), Error> {
+fn live<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<(), Error> {
+    let (name, token) = (call.name(given.key()), Token(given.token.unwrap_or(0)));
     let now = call.now;
     let (engine, lock) = call.lock(name)?;
     let checked = engine.check(lock, now, token);
-    call.engine.counters.fenced += u64::from(checked.is_err());
+    call.engine.ledger.counters.fenced += u64::from(checked.is_err());
     checked
 }
 
 /// What there is to see of a lock: `key [COUNT n]`.
 #[inline(never)]
-pub fn info<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let mut count = None;
-    while let Some(word) = args.next() {
-        if !is(word, "COUNT") {
-            return Err(unknown(word));
-        }
-        let most = args.integer("COUNT", 0..=i64::MAX as u64)?;
-        once(&mut count, "COUNT", most)?;
-    }
-    let most = usize::try_from(count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+pub fn info<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let name = call.name(given.key());
+    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     let (now, caller) = (call.now, call.caller);
     let (engine, lock) = call.lock(name)?;
     let Some(view) = engine.view(lock, now, name, most) else {
@@ -104,15 +97,16 @@ pub fn info<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, E
 }
 
 fn holder(hold: HoldView, caller: &dyn Caller) -> Reply {
-    let (client, described) = connection(hold.client, caller);
+    let (client, described) = connection(hold.client.0, caller);
     let mut fields = vec![
         ("owner", Reply::Bulk(hold.owner)),
-        ("token", Reply::Integer(hold.token)),
+        ("token", Reply::Integer(hold.token.0)),
         ("holds", Reply::Integer(u64::from(hold.holds))),
         ("limit", Reply::Integer(u64::from(hold.limit.to_wire()))),
         ("lease-ms", Reply::Integer(hold.lease_ms)),
         ("held-ms", Reply::Integer(hold.held_ms)),
         ("session", Reply::Integer(u64::from(hold.session))),
+        ("auto", Reply::Integer(u64::from(hold.auto))),
         ("client", Reply::Integer(client)),
     ];
     fields.extend(described);
@@ -126,7 +120,7 @@ fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
         PlaceKind::Ticket => "ticket",
         PlaceKind::Absent => "absent",
     };
-    let (client, described) = connection(place.client, caller);
+    let (client, described) = connection(place.client.0, caller);
     let mut fields = vec![
         ("owner", Reply::Bulk(place.owner)),
         ("kind", Reply::Text(kind)),
@@ -152,13 +146,12 @@ fn connection(client: u64, caller: &dyn Caller) -> (u64, Vec<(&'static str, Repl
 
 /// The commands: a line for what each takes, and one for what it does.
 #[inline(never)]
-pub fn help(args: &mut Args) -> Result<Reply, Error> {
-    args.end()?;
+pub fn help() -> Reply {
     let lines = COMMANDS.iter().filter(|spec| !spec.internal());
-    Ok(Reply::Array(
+    Reply::Array(
         lines
             .flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)])
             .map(|line| Reply::Bulk(line.into()))
             .collect(),
-    ))
+    )
 }

@@ -1,4 +1,5 @@
-//! The commands: one table, and for each family the way from words to an engine call to a reply.
+//! The commands: one table, by which their words are read, and for each family the way from there to an engine call to a
+//! reply.
 //!
 //! Nothing here knows of Redis either: words are byte slices, the keyspace is the engine's trait, a reply is a value.
 
@@ -15,19 +16,17 @@ mod queue;
 pub mod stats;
 pub mod table;
 
-use crate::engine::line::RequestId;
-use crate::engine::{Engine, Keyspace, Millis, NameRef, Now, Token};
+use crate::engine::{Engine, Keyspace, Millis, NameRef, Now, RequestId, Token};
 use crate::error::Error;
 use acquire::Family;
-use args::Args;
-use table::{Access, Spec, Verb};
+use table::{Access, Given, Spec, Verb};
 
 /// Who calls, and what can be found out about clients.
 pub trait Caller {
     /// The connection's client id; 0 if the caller has no connection of its own.
     fn client(&self) -> u64;
-    /// Whether this caller may be kept waiting: not in MULTI, in a script, or in another module's call.
-    fn may_wait(&self) -> bool;
+    /// Whether this caller may be kept waiting.
+    fn may_wait(&self) -> MayWait;
     /// Whether this is a primary's stream or the AOF, whose decisions are followed.
     fn is_followed(&self) -> bool;
     /// Whether the caller has a connection of its own, whose end the server will tell of: not a script, not another
@@ -47,6 +46,17 @@ pub trait Caller {
     fn may_reset(&self) -> bool;
     /// What the server counts.
     fn census(&self) -> Census;
+}
+
+/// Whether a caller may be kept waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MayWait {
+    /// It may.
+    Yes,
+    /// In MULTI, in a script, or in another module's call: it is as if it had not asked to.
+    Ignored,
+    /// The server lets this connection wait for nothing. A null would look like a time-out to it.
+    Refused,
 }
 
 /// What there is now, where it is not the engine that knows.
@@ -92,7 +102,7 @@ pub struct Call<'c, K: Keyspace> {
 pub enum Reply {
     /// Token and hold count, and the owner if the server named it.
     Grant(Token, u32, Option<String>),
-    /// No answer yet: the request waits under this name; the owner if the server named it.
+    /// No answer yet: the request waits under this number; the owner if the server named it.
     Wait(RequestId, Option<String>),
     /// The inner command may run: its reply is the answer.
     Run,
@@ -125,42 +135,71 @@ pub fn execute<K: Keyspace>(
     call: &mut Call<K>,
     words: &[&[u8]],
 ) -> Result<Reply, Error> {
-    let args = &mut Args::new(spec.name, words);
     if matches!(spec.access, Access::Write | Access::Guard) && !call.primary {
         return Err(Error::ReadOnly);
     }
+    // Most requests say no more than this, and do not pay for what others may say.
+    let usual = match spec.verb {
+        Verb::Acquire | Verb::FairAcquire | Verb::Renew | Verb::Release => {
+            args::usual(words, &call.engine.policy)
+        }
+        _ => None,
+    };
+    match (spec.verb, usual) {
+        (Verb::Acquire, Some(usual)) if usual.owner != acquire::FRESH => {
+            acquire::run_usual(call, usual, Family::Plain)
+        }
+        (Verb::FairAcquire, Some(usual)) if usual.owner != acquire::FRESH => {
+            acquire::run_usual(call, usual, Family::Fair)
+        }
+        (Verb::Renew, Some(usual)) => keep::renew_usual(call, usual),
+        (Verb::Release, Some(usual)) if usual.lease.is_none() => keep::release_usual(call, usual),
+        _ => execute_any(spec, call, words),
+    }
+}
+
+/// The same for any words.
+#[inline(never)]
+fn execute_any<K: Keyspace>(
+    spec: &'static Spec,
+    call: &mut Call<K>,
+    words: &[&[u8]],
+) -> Result<Reply, Error> {
+    let given = &args::read(spec, words, &call.engine.policy)?;
     match spec.verb {
-        Verb::Acquire => acquire::run(call, args, Family::Plain),
-        Verb::FairAcquire => acquire::run(call, args, Family::Fair),
-        Verb::AcquireMany => many::acquire(call, args),
-        Verb::RenewMany => many::renew(call, args),
-        Verb::ReleaseMany => many::release(call, args),
-        Verb::Downgrade => keep::downgrade(call, args),
-        Verb::Renew => keep::renew(call, args),
-        Verb::Release => keep::release(call, args),
-        Verb::ForceRelease => keep::force(call, args),
-        Verb::Cancel => queue::cancel(call, args),
-        Verb::Position => queue::position(call, args),
-        Verb::Held => look::held(call, args),
-        Verb::Check => look::check(call, args),
-        Verb::Guard => look::guard(call, args),
-        Verb::Info => look::info(call, args),
-        Verb::List => list::run(args),
-        Verb::Stats => stats::stats(call, args),
-        Verb::Top => stats::top(call, args),
-        Verb::Graph => graph::run(call, args),
-        Verb::Help => look::help(args),
-        Verb::Apply => apply::run(call, args),
+        Verb::Acquire => acquire::run(call, given, Family::Plain),
+        Verb::FairAcquire => acquire::run(call, given, Family::Fair),
+        Verb::AcquireMany => many::acquire(call, given),
+        Verb::RenewMany => many::renew(call, given),
+        Verb::ReleaseMany => many::release(call, given),
+        Verb::Downgrade => keep::downgrade(call, given),
+        Verb::Renew => keep::renew(call, given),
+        Verb::Release => keep::release(call, given),
+        Verb::ForceRelease => keep::force(call, given),
+        Verb::Cancel => queue::cancel(call, given),
+        Verb::Position => queue::position(call, given),
+        Verb::Held => look::held(call, given),
+        Verb::Check => look::check(call, given),
+        Verb::Guard => look::guard(call, given),
+        Verb::Info => look::info(call, given),
+        Verb::List => list::run(given),
+        Verb::Stats => stats::stats(call, given),
+        Verb::Top => stats::top(call, given),
+        Verb::Graph => graph::run(call, given),
+        Verb::Help => Ok(look::help()),
+        Verb::Apply => apply::run(call, given),
     }
 }
 
 impl<K: Keyspace> Call<'_, K> {
-    /// The lock that the next word names.
-    fn name<'a>(&self, args: &mut Args<'a>) -> Result<NameRef<'a>, Error> {
-        Ok(NameRef {
-            db: self.db,
-            key: args.word()?,
-        })
+    /// The lock at a key of the caller's database.
+    fn name<'a>(&self, key: &'a [u8]) -> NameRef<'a> {
+        NameRef { db: self.db, key }
+    }
+
+    /// The locks that a command names.
+    fn names<'a>(&self, given: &Given<'a>) -> Vec<NameRef<'a>> {
+        given.keys.iter().map(|key| self.name(key)).collect()
     }
 
     /// The lock at a name as it stands, for commands that only look.
@@ -177,12 +216,11 @@ impl<K: Keyspace> Call<'_, K> {
         Ok((self.engine, entry.lock.as_deref()))
     }
 
-    /// The lease that the next word tells, or the default.
-    fn lease(&self, args: &mut Args) -> Result<Millis, Error> {
-        let longest = self.engine.policy.max_lease_ms;
-        match args.at_number() {
-            true => args.integer("lease-ms", 1..=longest),
-            false => Ok(self.defaults.lease_ms.min(longest)),
+    /// The lease that was given, or the default.
+    fn lease(&self, given: Option<Millis>) -> Millis {
+        match given {
+            Some(lease) => lease,
+            None => self.defaults.lease_ms.min(self.engine.policy.max_lease_ms),
         }
     }
 }

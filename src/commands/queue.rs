@@ -1,16 +1,14 @@
 //! `DLOCK.CANCEL`, `DLOCK.POSITION`.
 
-use super::args::Args;
+use super::table::Given;
 use super::{Call, Reply};
 use crate::engine::Keyspace;
 use crate::error::Error;
 
 /// Takes an owner out of the queue: `key owner`.
 #[inline(never)]
-pub fn cancel<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let owner = args.owner()?;
-    args.end()?;
+pub fn cancel<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
     call.engine
         .cancel(call.keys, call.now, name, owner)
         .map(|removed| Reply::Integer(u64::from(removed)))
@@ -18,10 +16,8 @@ pub fn cancel<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply,
 
 /// How many stand before an owner: `key owner`.
 #[inline(never)]
-pub fn position<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let name = call.name(args)?;
-    let owner = args.owner()?;
-    args.end()?;
+pub fn position<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
     let (engine, lock) = call.lock(name)?;
     Ok(engine
         .position(lock, name, owner)

@@ -1,6 +1,6 @@
 //! `DLOCK.STATS`, `DLOCK.TOP`, and the numbers that INFO shows: one list for all of them.
 
-use super::args::{is, once, unknown, Args};
+use super::table::Given;
 use super::{Call, Census, Reply};
 use crate::engine::counters::Hot;
 use crate::engine::{Engine, Keyspace};
@@ -40,7 +40,7 @@ pub struct Section {
 
 /// Every number there is. Names are stable: exporters and dashboards rely on them.
 pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
-    let counters = &engine.counters;
+    let counters = &engine.ledger.counters;
     let held = census.stored_holds.saturating_add(counters.held);
     let now = [
         ("locks", census.locks),
@@ -49,6 +49,7 @@ pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
         ("connections_waiting", census.connections_waiting),
         ("notify_waiting", engine.notifies() as u64),
         ("sessions", engine.sessions() as u64),
+        ("auto_renewed", engine.autos() as u64),
         ("eviction_possible", u64::from(census.eviction_possible)),
     ];
     let totals = [
@@ -59,14 +60,19 @@ pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
         ("reentries_total", counters.reentries),
         ("upgrades_total", counters.upgrades),
         ("renewals_total", counters.renewals),
+        ("auto_renewals_total", counters.auto_renewals),
         ("released_total", counters.released),
         ("expired_total", counters.expired),
         ("forced_total", counters.forced),
         ("sessions_ended_total", counters.sessions),
         ("removed_total", counters.removed),
         ("evicted_total", counters.evicted),
+        ("replaced_total", counters.replaced),
         ("deadlocks_total", counters.deadlocks),
-        ("deadlock_checks_given_up_total", counters.deadlocks_unknown),
+        (
+            "deadlock_checks_deferred_total",
+            counters.deadlocks_deferred,
+        ),
         ("fenced_total", counters.fenced),
         ("clock_steps_total", counters.clock_steps),
     ];
@@ -126,20 +132,13 @@ pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
 
 /// Every number: `[RESET]`, which begins them anew once they have been read.
 #[inline(never)]
-pub fn stats<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let mut reset = None;
-    while let Some(word) = args.next() {
-        if !is(word, "RESET") {
-            return Err(unknown(word));
-        }
-        once(&mut reset, "RESET", ())?;
-    }
-    if reset.is_some() && !call.caller.may_reset() {
+pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    if given.reset && !call.caller.may_reset() {
         return Err(Error::NoPermission("dlock.stats reset".into()));
     }
     let sections = sections(call.engine, &call.caller.census());
-    if reset.is_some() {
-        call.engine.counters.reset();
+    if given.reset {
+        call.engine.ledger.counters.reset();
     }
     let fields = sections.into_iter().flat_map(|section| section.fields);
     Ok(Reply::Map(
@@ -151,17 +150,9 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, 
 
 /// The locks that were waited for most, of those that the user may read: `[COUNT n]`.
 #[inline(never)]
-pub fn top<K: Keyspace>(call: &mut Call<K>, args: &mut Args) -> Result<Reply, Error> {
-    let mut count = None;
-    while let Some(word) = args.next() {
-        if !is(word, "COUNT") {
-            return Err(unknown(word));
-        }
-        let most = args.integer("COUNT", 1..=i64::MAX as u64)?;
-        once(&mut count, "COUNT", most)?;
-    }
-    let most = usize::try_from(count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
-    let ranked: Vec<&Hot> = call.engine.counters.top.ranked().collect();
+pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+    let ranked: Vec<&Hot> = call.engine.ledger.counters.top.ranked().collect();
     let keys: Vec<&[u8]> = ranked.iter().map(|hot| &*hot.name.key).collect();
     let readable = call.caller.may_read(&keys);
     let shown = ranked.iter().zip(readable).filter(|(_, may)| *may);

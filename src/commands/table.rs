@@ -1,8 +1,12 @@
-//! The command table: the one definition from which registration, `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and
-//! `DLOCK.HELP` are made, and against which the README's reference is checked.
+//! The command table: the one definition by which a command's words are read (see [`args`]), from which registration,
+//! `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made, and against which the README's reference is
+//! checked.
+//!
+//! A new option is a field of [`Given`], a constant that says its word, what it may be and that field, and the constant's name
+//! in the list of each command that takes it.
 
 use super::args;
-use std::ops::Range;
+use crate::engine::{Limit, Millis, Policy, Token, MAX_LIMIT, MAX_OWNER};
 
 /// Which command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,33 +70,121 @@ pub enum Access {
     None,
 }
 
-/// What an argument is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What the words of one command give: a value for each argument of the table that is given. A command reads those of its own
+/// arguments; the others are none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Given<'a> {
+    /// The key, or the keys of a command that takes many.
+    pub keys: &'a [&'a [u8]],
+    /// How many keys.
+    pub numkeys: Option<u64>,
+    /// An owner.
+    pub owner: Option<&'a [u8]>,
+    /// A lease.
+    pub lease: Option<Millis>,
+    /// How long to wait.
+    pub block: Option<Millis>,
+    /// The channel to wait by.
+    pub notify: Option<&'a [u8]>,
+    /// A hold count.
+    pub holds: Option<u64>,
+    /// `SHARED`
+    pub shared: bool,
+    /// The largest number of holders.
+    pub limit: Option<u64>,
+    /// Whether the hold is tied to the connection.
+    pub session: bool,
+    /// For how long the server renews a hold by itself.
+    pub auto: Option<Millis>,
+    /// How long to keep a place while nobody is there for it.
+    pub claim: Option<Millis>,
+    /// A fencing token.
+    pub token: Option<u64>,
+    /// How many are to be shown or looked at.
+    pub count: Option<u64>,
+    /// Where a list goes on.
+    pub cursor: Option<u64>,
+    /// What keys have to match.
+    pub pattern: Option<&'a [u8]>,
+    /// Only locks that somebody is queued for.
+    pub contended: bool,
+    /// As a drawing.
+    pub dot: bool,
+    /// Begin anew.
+    pub reset: bool,
+    /// A primary's decision.
+    pub effect: Option<&'a [u8]>,
+}
+
+/// Where a number is kept once it is read.
+type NumberOf = for<'g, 'a> fn(&'g mut Given<'a>) -> &'g mut Option<u64>;
+
+/// Where bytes are kept.
+type TextOf = for<'g, 'a> fn(&'g mut Given<'a>) -> &'g mut Option<&'a [u8]>;
+
+/// Where it is kept that a word is there.
+type FlagOf = for<'g, 'a> fn(&'g mut Given<'a>) -> &'g mut bool;
+
+/// What an argument is, and where its value is kept.
+#[derive(Debug, Clone, Copy)]
 pub enum Kind {
     /// The lock's key.
     Key,
     /// The keys of locks, as many as the number before says.
     Keys,
     /// Bytes.
-    Text,
-    /// Any number of words.
+    Text(Length, TextOf),
+    /// A word of another command, which is not read here.
+    Word,
+    /// Any number of such words.
     Words,
     /// A decimal integer.
-    Integer,
+    Integer(Range, NumberOf),
     /// A word that stands for itself: its token.
-    Flag,
+    Flag(FlagOf),
     /// One of these.
     OneOf(&'static [Arg]),
 }
 
+/// What an integer may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Range {
+    /// The smallest.
+    pub least: u64,
+    /// The largest.
+    pub most: Most,
+}
+
+/// The largest that an integer may be.
+#[derive(Debug, Clone, Copy)]
+pub enum Most {
+    /// This.
+    Is(u64),
+    /// The longest lease that is configured.
+    Lease,
+    /// The longest claim window that is configured.
+    Claim,
+}
+
+/// How many bytes there may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Length {
+    /// What they are, where an error says more than how many.
+    pub called: Option<&'static str>,
+    /// The fewest.
+    pub least: usize,
+    /// The most.
+    pub most: usize,
+}
+
 /// One argument of a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Arg {
     /// Its name.
     pub name: &'static str,
     /// What it is.
     pub kind: Kind,
-    /// The word that goes before it.
+    /// The word that goes before it: then it is an option, and may stand anywhere after those that have none.
     pub token: Option<&'static str>,
     /// Whether it may be left out.
     pub optional: bool,
@@ -115,7 +207,7 @@ pub struct Spec {
     pub flags: &'static str,
     /// The ACL categories, where the server has them for modules.
     pub categories: &'static str,
-    /// What it takes.
+    /// What it takes: what goes by its place first, then the options.
     pub args: &'static [Arg],
 }
 
@@ -128,77 +220,155 @@ const fn arg(name: &'static str, kind: Kind) -> Arg {
     }
 }
 
-const fn maybe(name: &'static str, kind: Kind) -> Arg {
+const fn maybe(arg: Arg) -> Arg {
+    Arg {
+        optional: true,
+        ..arg
+    }
+}
+
+const fn option(token: &'static str, name: &'static str, kind: Kind) -> Arg {
     Arg {
         name,
         kind,
-        token: None,
-        optional: true,
-    }
-}
-
-/// An option with a number.
-const fn option(token: &'static str, name: &'static str) -> Arg {
-    Arg {
-        name,
-        kind: Kind::Integer,
         token: Some(token),
         optional: true,
     }
 }
 
-const fn flag(token: &'static str, name: &'static str) -> Arg {
+const fn needed(arg: Arg) -> Arg {
     Arg {
-        name,
-        kind: Kind::Flag,
-        token: Some(token),
-        optional: true,
+        optional: false,
+        ..arg
     }
 }
 
-const LIMITS: &[Arg] = &[
-    Arg {
-        name: "shared",
-        kind: Kind::Flag,
-        token: Some("SHARED"),
-        optional: false,
-    },
-    Arg {
-        name: "limit",
-        kind: Kind::Integer,
-        token: Some("LIMIT"),
-        optional: false,
-    },
-];
+const fn text(called: Option<&'static str>, least: usize, most: usize, field: TextOf) -> Kind {
+    let length = Length {
+        called,
+        least,
+        most,
+    };
+    Kind::Text(length, field)
+}
+
+const fn integer(least: u64, most: u64, field: NumberOf) -> Kind {
+    let most = Most::Is(most);
+    Kind::Integer(Range { least, most }, field)
+}
+
+const fn configured(most: Most, field: NumberOf) -> Kind {
+    Kind::Integer(Range { least: 1, most }, field)
+}
+
+const fn count(least: u64, most: u64) -> Arg {
+    option(
+        "COUNT",
+        "count",
+        integer(least, most, |given| &mut given.count),
+    )
+}
+
+/// The longest wait that may be asked for: a century. Beyond, sums with the clock would have to be watched.
+const MAX_BLOCK_MS: Millis = 3_155_760_000_000;
+
+/// The longest channel name, in bytes.
+const MAX_CHANNEL: usize = 1024;
+
+/// The largest hold count.
+const MAX_HOLDS: u64 = u32::MAX as u64;
+
+/// The most keys that one command may name.
+pub const MAX_KEYS: u64 = 1024;
+
+/// The largest integer of the server's protocol.
+const MAX_INTEGER: u64 = i64::MAX as u64;
+
+// What goes by its place.
+const KEY: Arg = arg("key", Kind::Key);
+const NUMKEYS: Arg = arg("numkeys", integer(1, MAX_KEYS, |given| &mut given.numkeys));
+const KEYS: Arg = arg("key", Kind::Keys);
+const OWNER: Arg = arg("owner", text(None, 1, MAX_OWNER, |given| &mut given.owner));
+const LEASE: Arg = maybe(arg(
+    "lease-ms",
+    configured(Most::Lease, |given| &mut given.lease),
+));
+const HELD_TOKEN: Arg = arg(
+    "token",
+    integer(0, Token::END.0 - 1, |given| &mut given.token),
+);
+const CURSOR: Arg = maybe(arg(
+    "cursor",
+    integer(0, MAX_INTEGER, |given| &mut given.cursor),
+));
+const EFFECT: Arg = maybe(arg(
+    "effect",
+    text(Some("an effect"), 0, usize::MAX, |given| &mut given.effect),
+));
+
+// Options.
+const BLOCK: Arg = option(
+    "BLOCK",
+    "block-ms",
+    integer(0, MAX_BLOCK_MS, |given| &mut given.block),
+);
+const NOTIFY: Arg = option(
+    "NOTIFY",
+    "channel",
+    text(Some("a channel"), 1, MAX_CHANNEL, |given| &mut given.notify),
+);
+const HOLDS: Arg = option(
+    "HOLDS",
+    "holds",
+    integer(1, MAX_HOLDS, |given| &mut given.holds),
+);
+const HOLDS_LEFT: Arg = option(
+    "HOLDS",
+    "holds",
+    integer(0, MAX_HOLDS, |given| &mut given.holds),
+);
+const SESSION: Arg = option("SESSION", "session", Kind::Flag(|given| &mut given.session));
+const AUTO: Arg = option(
+    "AUTO",
+    "auto-ms",
+    integer(0, MAX_BLOCK_MS, |given| &mut given.auto),
+);
+const CLAIM: Arg = option(
+    "CLAIM",
+    "claim-ms",
+    configured(Most::Claim, |given| &mut given.claim),
+);
+const TOKEN: Arg = option(
+    "TOKEN",
+    "token",
+    integer(1, Token::END.0 - 1, |given| &mut given.token),
+);
+const MATCH: Arg = option(
+    "MATCH",
+    "pattern",
+    text(Some("a pattern"), 0, usize::MAX, |given| &mut given.pattern),
+);
+const OF_OWNER: Arg = option("OWNER", "owner", OWNER.kind);
+const CONTENDED: Arg = option(
+    "CONTENDED",
+    "contended",
+    Kind::Flag(|given| &mut given.contended),
+);
+const DOT: Arg = option("DOT", "dot", Kind::Flag(|given| &mut given.dot));
+const RESET: Arg = option("RESET", "reset", Kind::Flag(|given| &mut given.reset));
 
 /// How many may hold at once.
-const fn sharing(optional: bool) -> Arg {
-    Arg {
-        name: "sharing",
-        kind: Kind::OneOf(LIMITS),
-        token: None,
-        optional,
-    }
-}
-
-/// An option with bytes.
-const fn text_option(token: &'static str, name: &'static str) -> Arg {
-    Arg {
-        kind: Kind::Text,
-        ..option(token, name)
-    }
-}
-
-const NOTIFY: Arg = text_option("NOTIFY", "channel");
-const SESSION: Arg = flag("SESSION", "session");
-const KEY: Arg = arg("key", Kind::Key);
-const NUMKEYS: Arg = arg("numkeys", Kind::Integer);
-const KEYS: Arg = arg("key", Kind::Keys);
-const OWNER: Arg = arg("owner", Kind::Text);
-const LEASE: Arg = maybe("lease-ms", Kind::Integer);
-const BLOCK: Arg = option("BLOCK", "block-ms");
-const HOLDS: Arg = option("HOLDS", "holds");
-const TOKEN: Arg = option("TOKEN", "token");
+const SHARING: Arg = arg("sharing", Kind::OneOf(&[SHARED, LIMIT]));
+const SHARED: Arg = needed(option(
+    "SHARED",
+    "shared",
+    Kind::Flag(|given| &mut given.shared),
+));
+const LIMIT: Arg = needed(option(
+    "LIMIT",
+    "limit",
+    integer(1, MAX_LIMIT, |given| &mut given.limit),
+));
 
 /// Every command of the module.
 pub static COMMANDS: &[Spec] = &[
@@ -217,7 +387,7 @@ pub static COMMANDS: &[Spec] = &[
             BLOCK,
             NOTIFY,
             HOLDS,
-            sharing(true),
+            maybe(SHARING),
             SESSION,
         ],
     },
@@ -236,9 +406,9 @@ pub static COMMANDS: &[Spec] = &[
             BLOCK,
             NOTIFY,
             HOLDS,
-            sharing(true),
+            maybe(SHARING),
             SESSION,
-            option("CLAIM", "claim-ms"),
+            CLAIM,
         ],
     },
     Spec {
@@ -256,19 +426,19 @@ pub static COMMANDS: &[Spec] = &[
             LEASE,
             BLOCK,
             HOLDS,
-            sharing(true),
+            maybe(SHARING),
             SESSION,
         ],
     },
     Spec {
         verb: Verb::RenewMany,
         name: "dlock.mrenew",
-        summary: "Makes the leases of many holds end that long from now, or of none if one is not held",
+        summary: "Makes the leases of many holds end that long from now, or none; ties them to the connection",
         complexity: "O(N log M) with N keys and M holders",
         access: Access::Write,
         flags: "",
         categories: "write",
-        args: &[NUMKEYS, KEYS, OWNER, LEASE],
+        args: &[NUMKEYS, KEYS, OWNER, LEASE, SESSION, AUTO],
     },
     Spec {
         verb: Verb::ReleaseMany,
@@ -288,17 +458,17 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Write,
         flags: "fast",
         categories: "write fast",
-        args: &[KEY, OWNER, sharing(false)],
+        args: &[KEY, OWNER, SHARING],
     },
     Spec {
         verb: Verb::Renew,
         name: "dlock.renew",
-        summary: "Makes the lease of a hold end that long from now",
+        summary: "Makes the lease of a hold end that long from now; ties the hold to the connection",
         complexity: "O(log N) with N holders",
         access: Access::Write,
         flags: "fast",
         categories: "write fast",
-        args: &[KEY, OWNER, LEASE, TOKEN],
+        args: &[KEY, OWNER, LEASE, TOKEN, SESSION, AUTO],
     },
     Spec {
         verb: Verb::Release,
@@ -308,7 +478,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Write,
         flags: "fast",
         categories: "write fast",
-        args: &[KEY, OWNER, HOLDS, TOKEN],
+        args: &[KEY, OWNER, HOLDS_LEFT, TOKEN],
     },
     Spec {
         verb: Verb::ForceRelease,
@@ -318,7 +488,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Write,
         flags: "",
         categories: "write admin dangerous",
-        args: &[KEY, maybe("owner", Kind::Text)],
+        args: &[KEY, maybe(OWNER)],
     },
     Spec {
         verb: Verb::Cancel,
@@ -343,12 +513,12 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Held,
         name: "dlock.held",
-        summary: "Tells an owner's token, hold count and lease left",
+        summary: "Tells a hold's token, count and lease left: an owner's, or that which ends last",
         complexity: "O(log N) with N holders",
         access: Access::Read,
         flags: "fast",
         categories: "read fast",
-        args: &[KEY, OWNER],
+        args: &[KEY, maybe(OWNER)],
     },
     Spec {
         verb: Verb::Check,
@@ -358,7 +528,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Read,
         flags: "fast",
         categories: "read fast",
-        args: &[KEY, arg("token", Kind::Integer)],
+        args: &[KEY, HELD_TOKEN],
     },
     Spec {
         verb: Verb::Guard,
@@ -370,9 +540,9 @@ pub static COMMANDS: &[Spec] = &[
         categories: "write",
         args: &[
             KEY,
-            arg("token", Kind::Integer),
-            arg("command", Kind::Text),
-            maybe("arg", Kind::Words),
+            HELD_TOKEN,
+            arg("command", Kind::Word),
+            maybe(arg("arg", Kind::Words)),
         ],
     },
     Spec {
@@ -383,7 +553,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Read,
         flags: "",
         categories: "read",
-        args: &[KEY, option("COUNT", "count")],
+        args: &[KEY, count(0, MAX_INTEGER)],
     },
     Spec {
         verb: Verb::List,
@@ -394,11 +564,11 @@ pub static COMMANDS: &[Spec] = &[
         flags: "readonly",
         categories: "read",
         args: &[
-            maybe("cursor", Kind::Integer),
-            text_option("MATCH", "pattern"),
-            option("COUNT", "count"),
-            text_option("OWNER", "owner"),
-            flag("CONTENDED", "contended"),
+            CURSOR,
+            MATCH,
+            count(1, MAX_INTEGER),
+            OF_OWNER,
+            CONTENDED,
         ],
     },
     Spec {
@@ -409,7 +579,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::None,
         flags: "readonly",
         categories: "read",
-        args: &[flag("DOT", "dot"), option("COUNT", "count")],
+        args: &[DOT, count(1, MAX_INTEGER)],
     },
     Spec {
         verb: Verb::Top,
@@ -419,7 +589,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::None,
         flags: "readonly",
         categories: "read",
-        args: &[option("COUNT", "count")],
+        args: &[count(1, MAX_INTEGER)],
     },
     Spec {
         verb: Verb::Stats,
@@ -429,7 +599,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::None,
         flags: "readonly allow-loading allow-stale",
         categories: "read",
-        args: &[flag("RESET", "reset")],
+        args: &[RESET],
     },
     Spec {
         verb: Verb::Help,
@@ -449,7 +619,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Follow,
         flags: "",
         categories: "write admin dangerous",
-        args: &[KEY, maybe("effect", Kind::Text)],
+        args: &[KEY, EFFECT],
     },
 ];
 
@@ -468,7 +638,7 @@ impl Spec {
     }
 
     /// Where the keys of locks stand among a command's words; nowhere if the words are not what they should be.
-    pub fn keys(&self, words: &[&[u8]]) -> Range<usize> {
+    pub fn keys(&self, words: &[&[u8]]) -> std::ops::Range<usize> {
         let keys = match words.first() {
             Some(_) if self.access == Access::None => 0..0,
             Some(count) if self.many_keys() => 1..args::count(count).saturating_add(1),
@@ -505,15 +675,105 @@ impl Spec {
 }
 
 impl Arg {
+    /// Whether it may stand anywhere after what goes by its place.
+    pub fn is_option(&self) -> bool {
+        self.token.is_some() || matches!(self.kind, Kind::OneOf(_))
+    }
+
+    /// Whether this word, in any case, begins it.
+    pub fn is_named(&self, word: &[u8]) -> bool {
+        let token = self.token.unwrap_or_default();
+        token.as_bytes().eq_ignore_ascii_case(word)
+    }
+
+    /// What errors call it.
+    pub fn called(&self) -> &'static str {
+        self.token.unwrap_or(self.name)
+    }
+
+    /// What it may be, as errors say it; nothing where it may be anything.
+    pub fn must(&self, policy: &Policy) -> Option<String> {
+        match self.kind {
+            Kind::Text(length, _) => Some(length.text()),
+            Kind::Integer(range, _) => {
+                let (least, most) = range.bounds(policy);
+                Some(format!("an integer from {least} to {most}"))
+            }
+            Kind::Keys => Some("named only once".to_string()),
+            Kind::Key | Kind::Word | Kind::Words | Kind::Flag(_) | Kind::OneOf(_) => None,
+        }
+    }
+
+    /// Whether its value has been read.
+    pub fn is_given(&self, given: &mut Given) -> bool {
+        match self.kind {
+            Kind::Key | Kind::Keys => !given.keys.is_empty(),
+            Kind::Text(_, field) => field(given).is_some(),
+            Kind::Integer(_, field) => field(given).is_some(),
+            Kind::Flag(field) => *field(given),
+            Kind::OneOf(choices) => choices.iter().any(|choice| choice.is_given(given)),
+            Kind::Word | Kind::Words => false,
+        }
+    }
+
     /// The argument as the reference writes it, without the brackets of an optional one.
     fn plain(&self) -> String {
         match (self.kind, self.token) {
             (Kind::OneOf(args), _) => args.iter().map(Arg::plain).collect::<Vec<_>>().join(" | "),
-            (Kind::Flag, Some(token)) => token.to_string(),
+            (Kind::Flag(_), Some(token)) => token.to_string(),
             (Kind::Words, _) => format!("{} ...", self.name),
             (Kind::Keys, _) => format!("{0} [{0} ...]", self.name),
             (_, Some(token)) => format!("{token} {}", self.name),
             (_, None) => self.name.to_string(),
+        }
+    }
+}
+
+impl Range {
+    /// The smallest and the largest integer.
+    pub fn bounds(self, policy: &Policy) -> (u64, u64) {
+        let most = match self.most {
+            Most::Is(most) => most,
+            Most::Lease => policy.max_lease_ms,
+            Most::Claim => policy.max_claim_ms,
+        };
+        (self.least, most)
+    }
+}
+
+impl Length {
+    /// Whether so many bytes may be.
+    pub fn fits(self, bytes: &[u8]) -> bool {
+        (self.least..=self.most).contains(&bytes.len())
+    }
+
+    fn text(self) -> String {
+        match (self.called, self.most) {
+            (None, most) => format!("{} to {most} bytes long", self.least),
+            (Some(called), usize::MAX) => called.to_string(),
+            (Some(called), most) => format!("{called} of {} to {most} bytes", self.least),
+        }
+    }
+}
+
+impl<'a> Given<'a> {
+    /// The key of a command that names one.
+    pub fn key(&self) -> &'a [u8] {
+        self.keys.first().copied().unwrap_or_default()
+    }
+
+    /// The owner of a command that must name one.
+    pub fn owner(&self) -> &'a [u8] {
+        self.owner.unwrap_or_default()
+    }
+
+    /// How many may hold at once, if that is said.
+    #[inline]
+    pub fn sharing(&self) -> Option<Limit> {
+        match self.limit {
+            _ if self.shared => Some(Limit::SHARED),
+            Some(limit) => Limit::from_wire(limit as u32),
+            None => None,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The wall clock. It is read once an event; within MULTI and scripts it stands still.
+//! The clocks: the wall clock, which leases follow, and one that never steps, by which waits and claim windows last. They are
+//! read once an event; within MULTI and scripts they stand still.
 //!
 //! Redis 7.0 does not tell its modules its own time, and a reading costs as much there as a look-up in the keyspace. So
 //! one reading serves the commands of one turn of the event loop for as long as the processor's counter, which costs a
@@ -23,23 +24,32 @@ struct Frozen {
 static FROZEN: MainThread<Frozen> = MainThread::new(Frozen {
     turn: 1,
     within: (0, 0),
-    now: Now { us: 0 },
+    now: Now {
+        us: 0,
+        steady_us: 0,
+    },
 });
 
-/// The last reading of the wall clock in this turn of the event loop, and what the processor's counter said then.
+/// The last reading of the clocks in this turn of the event loop, and what the processor's counter said then.
 static LAST: MainThread<Option<(u64, Now)>> = MainThread::new(None);
 
 /// For how many steps of the processor's counter a reading serves: 65 to 260 us at 4 to 1 GHz.
 const SERVES: u64 = 1 << 18;
 
+lazy_static::lazy_static! {
+    /// Where the steady clock begins.
+    static ref BEGAN: Instant = Instant::now();
+}
+
 /// The time now.
 #[inline(never)]
-pub fn wall() -> Now {
+pub fn read() -> Now {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
     let now = Now {
         us: since.as_secs() * 1_000_000 + u64::from(since.subsec_micros()),
+        steady_us: BEGAN.elapsed().as_micros() as u64,
     };
     // Every reading is kept, so that nothing in this turn is decided by an earlier time than what came before it.
     if let (Some(mut last), Some(steps)) = (LAST.lend(), steps()) {
@@ -53,7 +63,7 @@ fn recent() -> Now {
     let last = LAST.lend().and_then(|last| *last);
     match (last, steps()) {
         (Some((then, now)), Some(steps)) if steps.wrapping_sub(then) < SERVES => now,
-        _ => wall(),
+        _ => read(),
     }
 }
 
@@ -72,6 +82,7 @@ pub fn of_command() -> Now {
     match unsafe { raw::RedisModule_CachedMicroseconds } {
         Some(cached) => Now {
             us: unsafe { cached() } as u64,
+            ..recent()
         },
         None => recent(),
     }
@@ -92,11 +103,11 @@ pub fn of_look(ctx: *mut Ctx) -> Now {
         }
         let client = hot!(RedisModule_GetClientId(ctx));
         let Some(mut frozen) = FROZEN.lend() else {
-            return wall();
+            return read();
         };
         if frozen.within != (frozen.turn, client) {
             frozen.within = (frozen.turn, client);
-            frozen.now = wall();
+            frozen.now = read();
         }
         frozen.now
     }
@@ -112,10 +123,10 @@ pub fn turn() {
     }
 }
 
-/// Sees steps of the wall clock, by holding it against one that cannot step.
+/// Sees steps of the wall clock, by holding it against the one that cannot step.
 #[derive(Default)]
 pub struct Steps {
-    last: Option<(Now, Instant)>,
+    last: Option<Now>,
     /// How many have been seen.
     pub count: u64,
 }
@@ -126,19 +137,17 @@ const STEP_US: i64 = 1_000_000;
 impl Steps {
     /// Compares the clocks once more, and logs a step.
     pub fn look(&mut self, now: Now) {
-        let steady = Instant::now();
-        if let Some((then, since)) = self.last.replace((now, steady)) {
-            let passed = steady.duration_since(since).as_micros() as i64;
-            let step = (now.us as i64)
-                .wrapping_sub(then.us as i64)
-                .wrapping_sub(passed);
-            if step.abs() >= STEP_US {
-                self.count += 1;
-                log::warning(&format!(
-                    "the wall clock stepped by {} ms; leases follow it",
-                    step / 1000
-                ));
-            }
+        let Some(last) = self.last.replace(now) else {
+            return;
+        };
+        let passed = now.steady_us.wrapping_sub(last.steady_us) as i64;
+        let step = (now.us.wrapping_sub(last.us) as i64).wrapping_sub(passed);
+        if step.abs() >= STEP_US {
+            self.count += 1;
+            log::warning(&format!(
+                "the wall clock stepped by {} ms; leases follow it",
+                step / 1000
+            ));
         }
     }
 }

@@ -4,7 +4,7 @@ use super::api::{api, OK};
 use super::observers::Channel;
 use super::timer;
 use crate::commands::Defaults;
-use crate::engine::Policy;
+use crate::engine::{Policy, WallMs};
 use redis_module::configuration::{
     get_bool_default_config_value, get_enum_default_config_value, get_i64_default_config_value,
     register_bool_configuration, register_enum_configuration, register_i64_configuration,
@@ -70,7 +70,7 @@ numbers! {
     /// The age beyond which renewals and re-entry cannot carry a hold, in ms; 0: none.
     MAX_HOLD_MS "max-hold-ms" = 0 in 0 ..= CENTURY_MS;
     /// Holders and places that one look for a circle of waiting owners passes at most.
-    DEADLOCK_MAX_STEPS "deadlock-max-steps" = 100_000 in 1 ..= MANY;
+    DEADLOCK_MAX_STEPS "deadlock-max-steps" = 10_000 in 1 ..= MANY;
     /// How long nothing is granted after a start or promotion, in ms; 0: no quarantine.
     QUARANTINE_MS "quarantine-ms" = 0 in 0 ..= CENTURY_MS;
 }
@@ -163,7 +163,7 @@ impl Settings {
     }
 
     /// Brings itself and the engine's policy up to date; gives whether anything had changed. `since` is when this server began to decide.
-    pub fn refresh(&mut self, policy: &mut Policy, since: u64) -> bool {
+    pub fn refresh(&mut self, policy: &mut Policy, since: WallMs) -> bool {
         let epoch = EPOCH.load(Ordering::Relaxed);
         if self.epoch == epoch {
             return false;
@@ -173,7 +173,7 @@ impl Settings {
     }
 
     #[cold]
-    fn read(&mut self, policy: &mut Policy, since: u64, epoch: u64) {
+    fn read(&mut self, policy: &mut Policy, since: WallMs, epoch: u64) {
         let begins = self.epoch == 0;
         self.epoch = epoch;
         let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
@@ -189,11 +189,9 @@ impl Settings {
         let quarantine = value(&QUARANTINE_MS);
         // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
         let until = match quarantine {
-            0 => 0,
-            _ if begins => since.saturating_add(quarantine),
-            _ => policy
-                .quarantine_until
-                .min(since.saturating_add(quarantine)),
+            0 => WallMs(0),
+            _ if begins => since.after(quarantine),
+            _ => policy.quarantine_until.min(since.after(quarantine)),
         };
         let max_lease = value(&MAX_LEASE_MS);
         *policy = Policy {

@@ -4,9 +4,9 @@ use super::api::{self, api, hot, Ctx, Str, Text, OK};
 use super::inbox::{self, Notice};
 use super::{
     audience, blocking, clock, door, eviction, gate, intents, latency, log, news, persist,
-    replicate, stored, vacant, STATE,
+    replicate, stored, timer, vacant, STATE,
 };
-use crate::engine::{Name, NameRef};
+use crate::engine::{ClientId, Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::ptr;
@@ -22,7 +22,7 @@ pub fn hears_generic() -> bool {
 
 /// Subscribes to everything that concerns locks, but for what `hear_generic` adds.
 pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
-    let wanted: Vec<(u64, raw::RedisModuleEventCallback, &'static str)> = vec![
+    let wanted: [(u64, raw::RedisModuleEventCallback, &'static str); 9] = [
         (raw::REDISMODULE_EVENT_FLUSHDB, Some(flushed), "FlushDB"),
         (raw::REDISMODULE_EVENT_SWAPDB, Some(swapped), "SwapDB"),
         (
@@ -43,11 +43,20 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
             "ReplicaChange",
         ),
         (raw::REDISMODULE_EVENT_EVENTLOOP, Some(turned), "EventLoop"),
+        (raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron), "CronLoop"),
     ];
-    for (id, callback, name) in wanted {
+    let hear = |id, callback| {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
-        // SAFETY: the context of the load, and a callback that lives as long as the module, which is never unloaded.
-        if unsafe { api!(RedisModule_SubscribeToServerEvent(ctx, event, callback)) } != OK {
+        // SAFETY: the context of the load, and a callback that lives as long as the module; without one the server takes
+        // the subscription back.
+        unsafe { api!(RedisModule_SubscribeToServerEvent(ctx, event, callback)) == OK }
+    };
+    for (at, (id, callback, name)) in wanted.into_iter().enumerate() {
+        if !hear(id, callback) {
+            // Redis 7.0 leaves subscriptions behind when a load fails.
+            for (id, ..) in wanted.into_iter().take(at) {
+                hear(id, None);
+            }
             return Err(name);
         }
     }
@@ -113,7 +122,7 @@ pub fn hear_of_ends(ctx: *mut Ctx) {
 }
 
 extern "C" fn client_changed(
-    _ctx: *mut Ctx,
+    ctx: *mut Ctx,
     _event: raw::RedisModuleEvent,
     sub: u64,
     data: *mut c_void,
@@ -124,16 +133,11 @@ extern "C" fn client_changed(
         }
         // SAFETY: this event comes with this structure.
         if let Some(info) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
-            inbox::post(Notice::Ended(info.id));
+            let client = ClientId(info.id);
+            inbox::post(Notice::Ended(client));
+            blocking::ends(ctx, client);
         }
     });
-}
-
-/// Whether this server raises an event right before it works off unblocked connections and goes to sleep: Redis 7.0
-/// (told by a function that came with 7.2).
-pub fn tells_of_sleep() -> bool {
-    // SAFETY: a pointer that the server set before this.
-    unsafe { raw::RedisModule_CachedMicroseconds }.is_none()
 }
 
 /// Valkey since 8.1 runs the callbacks of keyspace events with the client whose command it executes, selected to the event's
@@ -190,7 +194,7 @@ extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, da
             return;
         }
         let known = STATE.lend().map(|state| {
-            let held = stored::holds() + state.engine.counters.held;
+            let held = stored::holds() + state.engine.ledger.counters.held;
             (state.settings.databases, held)
         });
         if let Some((databases, held)) = known {
@@ -270,18 +274,32 @@ extern "C" fn listener(
     replicate::somebody_may_listen();
 }
 
+/// Set from the event before the event loop sleeps until the one after.
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+
+/// Whether the event loop sleeps, or is about to: it works off the last of a turn.
+pub fn asleep() -> bool {
+    ASLEEP.load(Ordering::Relaxed)
+}
+
 extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
     if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+        ASLEEP.store(true, Ordering::Relaxed);
         clock::turn();
         audience::turn();
         inbox::turn();
         if vacant::any() {
             door(|| vacant::turn(ctx));
         }
-        if tells_of_sleep() {
-            door(blocking::deliver);
-        }
+        door(blocking::before_sleep);
+    } else {
+        ASLEEP.store(false, Ordering::Relaxed);
+        door(blocking::after_sleep);
     }
+}
+
+extern "C" fn cron(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {
+    door(timer::catch_up);
 }
 
 extern "C" fn keyspace_event(
@@ -310,7 +328,7 @@ extern "C" fn keyspace_event(
                 db: api::selected(ctx),
                 key: bytes,
             };
-            inbox::post(notice(name.keep()));
+            inbox::post(notice(name.to_owned()));
         }
     });
     OK

@@ -3,9 +3,7 @@
 
 use super::cell::MainThread;
 use super::timer;
-use crate::engine::line::RequestId;
-use crate::engine::lock::Lock;
-use crate::engine::{Grant, Millis, Name, Token};
+use crate::engine::{ClientId, Grant, Lock, Name, RequestId, Token, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -14,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 pub enum Notice {
     /// The connection of a waiting request has ended, or waits no longer.
     Gone(RequestId),
-    /// The connection with this client id has ended: what was tied to it ends too.
-    Ended(u64),
+    /// This connection has ended: what was tied to it ends too.
+    Ended(ClientId),
     /// A grant was decided but did not reach its connection.
     Undelivered {
         /// Where.
@@ -30,7 +28,7 @@ pub enum Notice {
         /// Which.
         name: Name,
         /// Its holds: token and deadline.
-        holds: Vec<(Token, Millis)>,
+        holds: Vec<(Token, WallMs)>,
         /// Whether the lock lives on under another name.
         moved: bool,
         /// Whether its value was written out right before, as a command does that carries it to another server.

@@ -4,8 +4,7 @@ use super::api::{self, api, hot, Ctx, Key, Str, Text};
 use super::news::News;
 use super::user::User;
 use super::{persist, replicate, slot};
-use crate::engine::lock::Lock;
-use crate::engine::{Entry, Keyspace, Millis, NameRef, Now};
+use crate::engine::{Entry, Keyspace, Lock, NameRef, Now, WallMs};
 use redis_module::raw;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,7 +43,7 @@ pub enum Retimed {
     /// It is to be put right.
     Wrong,
     /// It ends the holds earlier than their leases do.
-    Earlier(Millis),
+    Earlier(WallMs),
 }
 
 /// The keys that an event has opened. Kept between events, so that their buffers are.
@@ -63,8 +62,8 @@ pub struct OpenKeys {
     // The server tells when it is given a TTL from outside; else that is seen when a lock is opened.
     hears_generic: bool,
     now: Now,
-    // Nobody listens: changes are counted, not told.
-    unheard: bool,
+    // Whether anybody reads effects; else changes are only counted.
+    replicate: bool,
 }
 
 struct Open {
@@ -92,8 +91,11 @@ impl OpenKeys {
             cluster: false,
             slots: slot::Answers::default(),
             hears_generic: true,
-            now: Now { us: 0 },
-            unheard: false,
+            now: Now {
+                us: 0,
+                steady_us: 0,
+            },
+            replicate: true,
         }
     }
 
@@ -106,11 +108,11 @@ impl OpenKeys {
         self.selected = self.home;
         // Only a command has words of its own that can be counted; other events are rare enough. They live until it is
         // worked off.
-        (self.named, self.unheard) = match origin {
-            Origin::Event => (None, false),
+        (self.named, self.replicate) = match origin {
+            Origin::Event => (None, true),
             Origin::Command(named) => (
                 named.map(|(key, bytes)| (key, bytes as *const [u8])),
-                !replicate::listening(),
+                replicate::listening(),
             ),
         };
         if self.cluster {
@@ -164,12 +166,10 @@ impl OpenKeys {
         let at = self.open.iter().take(self.used).find(|open| open.is(name));
         // SAFETY: the key was opened in this event.
         let left = at.map_or(-1, |open| unsafe { api!(RedisModule_GetExpire(open.key)) });
-        let end = u64::try_from(left)
-            .ok()
-            .map(|left| now.ms().saturating_add(left));
+        let end = u64::try_from(left).ok().map(|left| now.wall().after(left));
         match (end, wanted) {
             // The server tells what is left; the clock may have gone on by a millisecond since.
-            (Some(end), Some(wanted)) if end.abs_diff(wanted) <= 1 => Retimed::Right,
+            (Some(end), Some(wanted)) if end.0.abs_diff(wanted.0) <= 1 => Retimed::Right,
             (Some(end), _) if end < last => Retimed::Earlier(end),
             (None, None) => Retimed::Right,
             _ => Retimed::Wrong,
@@ -196,7 +196,7 @@ impl OpenKeys {
         let open = &mut self.open[at];
         self.used += 1;
         open.db = name.db;
-        open.entry.unheard = self.unheard;
+        open.entry.replicate = self.replicate;
         // SAFETY: the context is the one of the event that is being worked off, the strings live until it is.
         unsafe {
             match self.named {
@@ -234,7 +234,7 @@ impl OpenKeys {
             open.entry.lock = (!value.is_null()).then(|| Box::from_raw(value));
             open.stored = open.entry.lock.is_some();
             if !self.hears_generic && self.mode == Mode::Write {
-                open.entry.ends = open.earlier_end(self.now);
+                open.entry.external_end = open.earlier_end(self.now);
             }
         }
         at
@@ -268,7 +268,7 @@ impl OpenKeys {
                 api::select(self.ctx, open.db);
                 self.selected = open.db;
             }
-            open.write(self.ctx, self.unheard, news);
+            open.write(self.ctx, self.replicate, news);
         }
         self.used = 0;
         self.named = None;
@@ -300,10 +300,10 @@ impl Open {
     /// # Safety
     /// The key is open.
     #[cold]
-    unsafe fn earlier_end(&self, now: Now) -> Option<Millis> {
+    unsafe fn earlier_end(&self, now: Now) -> Option<WallMs> {
         let last = self.entry.lock.as_ref()?.last()?.deadline;
         let left = u64::try_from(api!(RedisModule_GetExpire(self.key))).ok()?;
-        Some(now.ms().saturating_add(left)).filter(|end| end + 1 < last)
+        Some(now.wall().after(left)).filter(|end| end.after(1) < last)
     }
 
     fn is(&self, name: NameRef) -> bool {
@@ -315,7 +315,7 @@ impl Open {
     }
 
     #[inline(always)]
-    fn write(&mut self, ctx: *mut Ctx, unheard: bool, news: &mut News) {
+    fn write(&mut self, ctx: *mut Ctx, replicate: bool, news: &mut News) {
         let changed = std::mem::take(&mut self.entry.changed);
         // SAFETY: the key was opened in this event; the lock is the value that it holds (`stored`) or a new one.
         unsafe {
@@ -340,17 +340,18 @@ impl Open {
                 if let Some(expires) = left.filter(|_| changed) {
                     // A key that has just been made has no TTL to take away.
                     if self.stored || expires.is_some() {
-                        let at = expires.map_or(raw::REDISMODULE_NO_EXPIRE as i64, |at| at as i64);
+                        let at =
+                            expires.map_or(raw::REDISMODULE_NO_EXPIRE as i64, |at| at.0 as i64);
                         hot!(RedisModule_SetAbsExpire(self.key, at));
                     }
                 }
             }
             if changed {
                 hot!(RedisModule_SignalModifiedKey(ctx, self.name));
-                if unheard {
-                    replicate::nothing(ctx);
-                } else {
+                if replicate {
                     replicate::effect(ctx, self.name, &self.entry.effect);
+                } else {
+                    replicate::nothing(ctx);
                 }
             }
             if !self.key.is_null() {
@@ -393,7 +394,7 @@ impl Keyspace for OpenKeys {
     }
 
     /// Opens the key for this look only: a search through many locks leaves none open behind it.
-    fn look(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) {
+    fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) {
         let opened = self.open.get(..self.used).unwrap_or_default();
         if let Some(open) = opened.iter().find(|open| open.is(name)) {
             if let Some(lock) = &open.entry.lock {
@@ -429,9 +430,5 @@ impl Keyspace for OpenKeys {
 
     fn readable(&mut self, name: NameRef) -> bool {
         User::calling(self.ctx).is_some_and(|user| user.may_read(name.key))
-    }
-
-    fn connected(&self, client: u64) -> bool {
-        api::connected(client)
     }
 }

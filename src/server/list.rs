@@ -44,9 +44,7 @@ fn lines(
     mut before: Vec<Reply>,
 ) -> Result<Reply, Error> {
     let db = api::selected(ctx);
-    let found = look(ctx, |state, _| {
-        state.engine.in_line(db, from, listing.count)
-    });
+    let found = look(ctx, |state, _| state.engine.scan(db, from, listing.count));
     let (keys, next) = found?;
     before.extend(rows(ctx, listing, Source::Lines(from), &keys)?);
     Ok(list::page(next.map(Source::Lines), before))

@@ -15,21 +15,25 @@ mod caller;
 mod cell;
 mod clock;
 pub mod config;
+mod dry_run;
 mod events;
 mod eviction;
 mod gate;
 mod guard;
+mod hash_slot;
 mod inbox;
 mod info;
 mod intents;
 mod keyspace;
 mod latency;
+mod later;
 mod list;
 pub mod log;
 mod news;
 mod notify;
 mod observers;
 pub mod persist;
+mod quirks;
 mod register;
 mod replicate;
 mod reply;
@@ -37,15 +41,17 @@ mod slot;
 mod stored;
 mod sweep;
 mod timer;
+mod turn_end;
 mod user;
 mod vacant;
+mod wait_key;
 
 use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
-use crate::engine::change::End;
-use crate::engine::line::RequestId;
-use crate::engine::{Engine, Event, Keyspace, Millis, Name, NameRef, Now, Token};
+use crate::engine::{
+    End, Engine, Event, Keyspace, Name, NameRef, Now, RequestId, SteadyMs, Token, WallMs,
+};
 use crate::error::Error;
 use api::{Ctx, Str};
 use caller::Client;
@@ -92,8 +98,10 @@ struct State {
     slots_seen: Option<Instant>,
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
-    since: u64,
-    heartbeat: u64,
+    since: WallMs,
+    heartbeat: SteadyMs,
+    /// Whether circles of waiting owners are being looked for, a step at a time.
+    looking: bool,
     // Kept between events for their room; empty ones are in their places while these are worked off.
     news: News,
     texts: observers::Texts,
@@ -109,8 +117,9 @@ lazy_static::lazy_static! {
         own_slots: slot::Own::default(),
         slots_seen: None,
         settings: config::Settings::default(),
-        since: clock::wall().ms(),
-        heartbeat: 0,
+        since: clock::read().wall(),
+        heartbeat: SteadyMs(0),
+        looking: false,
         news: News::default(),
         texts: observers::Texts::default(),
     });
@@ -122,9 +131,9 @@ static POISONED: AtomicBool = AtomicBool::new(false);
 /// The highest token in values that were loaded, until an event tells the engine.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
-/// Notes a token in a loaded value.
-pub fn seen(token: Token) {
-    SEEN.fetch_max(token, Ordering::Relaxed);
+/// Notes a token, or a ticket's number, in a loaded value.
+pub fn seen(number: u64) {
+    SEEN.fetch_max(number, Ordering::Relaxed);
 }
 
 /// The door that every callback of the server comes in by: a panic stops here. What it has left half done may have been
@@ -168,12 +177,18 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         events::trial(ctx);
         return reply::pass(ctx);
     }
+    if spec.access == Access::None && turn_end::calling() {
+        return turn_end::block(ctx);
+    }
     let now = if mode == Mode::Read {
         clock::of_look(ctx)
     } else {
         clock::of_command()
     };
     let next = run(ctx, mode, Origin::Command(key), now, |state, now| {
+        if spec.access == Access::Write && state.engine.has_undelivered() {
+            state.take_back(now);
+        }
         let caller = Client(ctx);
         let mut call = state.call(&caller, now);
         if call.keys.in_cluster() {
@@ -183,7 +198,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         // Written from here, where it is: the server does not call back for a reply.
         match reply::write_usual(ctx, answer) {
             None => Next::Done,
-            Some(answer) => state.finish(ctx, spec, argv, words, answer, now),
+            Some(answer) => state.finish(ctx, spec, words, answer, now),
         }
     });
     match next {
@@ -255,23 +270,22 @@ fn event(ctx: *mut Ctx) {
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     let began = Instant::now();
-    let beats = run(ctx, mode, Origin::Event, clock::wall(), |state, now| {
+    let beats = run(ctx, mode, Origin::Event, clock::read(), |state, now| {
         // A lease or a wait whose time came while the server was busy: whoever is next had to wait for that.
-        if let Some(due) = state.engine.next_wakeup().filter(|due| *due < now.ms()) {
-            latency::sample(c"dlock-late", Duration::from_millis(now.ms() - due));
+        let late = state.engine.overdue(now);
+        if late > 0 {
+            latency::sample(c"dlock-late", Duration::from_millis(late));
         }
         let due = state.engine.tick(now);
-        let beats = now.ms() >= state.heartbeat;
+        let beats = now.steady() >= state.heartbeat;
         if beats {
-            state.heartbeat = now.ms() + HEARTBEAT_MS;
+            state.heartbeat = now.steady().after(HEARTBEAT_MS);
             let steps = state.steps.count;
             state.steps.look(now);
-            state.engine.counters.clock_steps += state.steps.count - steps;
+            state.engine.ledger.counters.clock_steps += state.steps.count - steps;
             replicate::look(ctx);
             audience::heartbeat(ctx);
-            if open && state.engine.suspicious() {
-                state.engine.break_circles(&mut state.keys, now);
-            }
+            state.looking = true;
             if !events::hears_generic() {
                 intents::heartbeat();
                 if open {
@@ -279,20 +293,27 @@ fn event(ctx: *mut Ctx) {
                 }
             }
         }
-        timer::arm(state.heartbeat, now.ms());
+        timer::arm(state.heartbeat, now.steady());
         if state.keys.in_cluster() {
             if state.slots_seen.map_or(true, |seen| seen + SLOTS <= began) {
                 state.slots_seen = Some(began);
                 state.look_at_slots();
             }
-            timer::arm(now.ms() + SLOTS.as_millis() as u64, now.ms());
+            let next = now.steady().after(SLOTS.as_millis() as u64);
+            timer::arm(next, now.steady());
+        }
+        if open && state.looking {
+            state.looking = state.engine.break_circles(&mut state.keys, now);
+            if state.looking {
+                timer::arm(now.steady().after(RETRY_MS), now.steady());
+            }
         }
         let left = open
             && state
                 .engine
                 .settle_dirty(&mut state.keys, now, SETTLED_A_STEP);
         if due || left {
-            timer::arm(now.ms(), now.ms());
+            timer::arm(now.steady(), now.steady());
         }
         beats
     });
@@ -329,8 +350,8 @@ fn run<T>(
     }
     state.keys.write(&mut state.news);
     state.arm(now);
-    let engine = &state.engine;
-    if !(engine.wakes.is_empty() && engine.messages.is_empty() && state.news.is_empty()) {
+    let ledger = &state.engine.ledger;
+    if !(ledger.wakes.is_empty() && ledger.messages.is_empty() && state.news.is_empty()) {
         tell(ctx, guard);
     }
     Some(result)
@@ -339,17 +360,17 @@ fn run<T>(
 /// Answers who waited, and tells observers: with nothing lent, since the server may call back from within.
 #[cold]
 fn tell(ctx: *mut Ctx, mut state: RefMut<State>) {
-    let answered = !state.engine.wakes.is_empty();
+    let answered = !state.engine.ledger.wakes.is_empty();
     if answered {
-        blocking::answer(&mut state.engine.wakes);
+        blocking::answer(&mut state.engine.ledger.wakes);
     }
     let (channel, home) = (state.settings.channel, state.keys.home());
     let mut news = std::mem::take(&mut state.news);
     let mut texts = std::mem::take(&mut state.texts);
-    let mut messages = std::mem::take(&mut state.engine.messages);
+    let mut messages = std::mem::take(&mut state.engine.ledger.messages);
     drop(state);
-    if answered && !events::tells_of_sleep() {
-        blocking::deliver();
+    if answered {
+        blocking::deliver(ctx);
     }
     observers::tell(ctx, home, channel, &mut news, &mut texts);
     for message in messages.drain(..) {
@@ -374,6 +395,14 @@ impl State {
         }
     }
 
+    /// Takes back what has not reached its connection: a command that decides finds the locks as if it had not been granted.
+    #[cold]
+    fn take_back(&mut self, now: Now) {
+        if gate::primary() {
+            self.engine.take_back(&mut self.keys, now);
+        }
+    }
+
     /// More may be granted now than before, and a circle may matter that did not.
     #[cold]
     fn policy_changed(&mut self) {
@@ -387,7 +416,6 @@ impl State {
         &mut self,
         ctx: *mut Ctx,
         spec: &Spec,
-        argv: &mut [*mut Str],
         words: &[&[u8]],
         answer: Result<Reply, Error>,
         now: Now,
@@ -398,25 +426,27 @@ impl State {
             Ok(Reply::Wait(id, named)) => {
                 let keys = spec.keys(words);
                 let owner = words.get(keys.end).copied().unwrap_or_default();
-                let strings = argv.get_mut(keys.start + 1..keys.end + 1);
-                let names = words.get(keys).unwrap_or_default();
+                let keys = words.get(keys).unwrap_or_default();
                 let wait = Wait {
                     id,
-                    keys: names,
+                    keys,
                     owner,
                     named,
                 };
-                if let Some(strings) = strings {
-                    self.block(ctx, strings, wait, now);
-                }
+                self.block(ctx, wait, now);
             }
-            answer => reply::write(ctx, answer),
+            answer => {
+                if let Err(error @ Error::Later(..)) = &answer {
+                    later::effect(ctx, error);
+                }
+                reply::write(ctx, answer);
+            }
         }
         Next::Done
     }
 
     /// Has the calling connection wait for its request, or answers it if the server does not let it.
-    fn block(&mut self, ctx: *mut Ctx, strings: &mut [*mut Str], wait: Wait, now: Now) {
+    fn block(&mut self, ctx: *mut Ctx, wait: Wait, now: Now) {
         let db = self.keys.home();
         let Wait {
             id,
@@ -424,16 +454,21 @@ impl State {
             owner,
             named,
         } = wait;
-        let names = keys.iter().map(|key| NameRef { db, key }.keep()).collect();
+        let names = keys
+            .iter()
+            .map(|key| NameRef { db, key }.to_owned())
+            .collect();
         let owner = match &named {
             Some(named) => named.clone().into_bytes(),
             None => owner.to_vec(),
         };
         self.keys.go_home();
-        if !blocking::block(ctx, strings, id, names, &owner, named) {
-            // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
-            self.engine.unblocked(&mut self.keys, now, id);
-            reply::write(ctx, Ok(Reply::NullArray));
+        let first = keys.first().copied().unwrap_or_default();
+        let key = wait_key::beside(first, self.keys.in_cluster());
+        if !blocking::block(ctx, &key, id, names, &owner, named) {
+            // The server has another reason than those that `may_wait` knows of.
+            self.engine.abandon(&mut self.keys, now, id);
+            reply::refuse(ctx, Error::MayNotWait);
         }
     }
 
@@ -442,11 +477,11 @@ impl State {
     fn note_vacant(&mut self) {
         for (name, had_key, has_key) in self.keys.opened() {
             if !has_key && self.engine.watches(name) {
-                self.vacant.add(name.keep());
-            } else if vacant::any() && self.vacant.remove(&name.keep()) {
+                self.vacant.add(name.to_owned());
+            } else if vacant::any() && self.vacant.remove(&name.to_owned()) {
                 // The event has come upon a key that has appeared since the last look.
                 if had_key && self.engine.watches(name) {
-                    inbox::post(Notice::Brought(name.keep()));
+                    inbox::post(Notice::Brought(name.to_owned()));
                 }
             }
         }
@@ -456,7 +491,7 @@ impl State {
     #[cold]
     fn read_inbox(&mut self, now: Now) {
         let seen = SEEN.swap(0, Ordering::Relaxed);
-        self.engine.clock.observe(seen, now);
+        self.engine.ledger.clock.observe(seen, now);
         let notices = inbox::take();
         let reloaded = notices
             .iter()
@@ -464,7 +499,7 @@ impl State {
         for notice in notices {
             match notice {
                 Notice::Gone(id) => self.engine.leave(id, now),
-                Notice::Ended(client) => self.engine.ended(client),
+                Notice::Ended(client) => self.engine.on_disconnect(client),
                 Notice::Undelivered { name, owner, grant } => {
                     self.engine.undelivered(name, owner, grant)
                 }
@@ -478,7 +513,7 @@ impl State {
                 Notice::Flushed(db) => {
                     self.look_all_again(db);
                     if !reloaded {
-                        self.engine.flushed(db);
+                        self.engine.on_flush(db);
                     }
                     // A server that loads its data anew empties itself first: nothing is gone for good.
                     let all = 0..if reloaded { 0 } else { self.settings.databases };
@@ -486,7 +521,7 @@ impl State {
                         .for_each(|at| self.news.add_flush(at));
                 }
                 Notice::Swapped(one, other) => {
-                    self.engine.swapped(one, other);
+                    self.engine.on_swap(one, other);
                     // Who waits stays at the name; the locks have gone over to the other database.
                     for (from, to) in [(one, other), (other, one)] {
                         for name in self.engine.watched(Some(from)) {
@@ -497,10 +532,12 @@ impl State {
                 }
                 Notice::Retimed(name) => {
                     if gate::primary() {
-                        match self.keys.retimed(name.lend(), now) {
+                        match self.keys.retimed(name.as_ref(), now) {
                             Retimed::Right => {}
-                            Retimed::Wrong => self.engine.note(&name),
-                            Retimed::Earlier(end) => self.engine.ends(&name, end),
+                            Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
+                            Retimed::Earlier(end) => {
+                                self.engine.on_external_ttl(name.as_ref(), end)
+                            }
                         }
                     }
                 }
@@ -516,7 +553,7 @@ impl State {
                         self.engine.promote();
                     }
                 }
-                Notice::Evicted => self.engine.counters.evicted += 1,
+                Notice::Evicted => self.engine.ledger.counters.evicted += 1,
             }
         }
     }
@@ -525,7 +562,7 @@ impl State {
     fn lost(
         &mut self,
         name: &Name,
-        holds: &[(Token, Millis)],
+        holds: &[(Token, WallMs)],
         moved: bool,
         carried: bool,
         now: Now,
@@ -535,17 +572,17 @@ impl State {
             return;
         }
         // A lease that has run out has ended the hold anywhere.
-        let lives = holds.iter().any(|(_, deadline)| *deadline > now.ms());
+        let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
         let left = lives && self.took_along(name, carried);
         for &(token, deadline) in holds {
-            let end = match deadline <= now.ms() {
+            let end = match deadline <= now.wall() {
                 true => End::Expired,
                 false => End::Removed,
             };
             if left {
-                self.engine.left(token);
+                self.engine.on_hold_left(token);
             } else {
-                self.engine.gone(end, token, now);
+                self.engine.on_hold_removed(end, token, now);
                 self.news.add_named(name, Event::Ended(end, token));
             }
         }
@@ -554,7 +591,7 @@ impl State {
     /// Whether a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a
     /// cluster it tells nobody either.
     fn took_along(&mut self, name: &Name, carried: bool) -> bool {
-        gate::primary() && self.keys.took_along(name.lend(), carried)
+        gate::primary() && self.keys.took_along(name.as_ref(), carried)
     }
 
     /// The value at this name has gone or come (`brought`). A server that decides has the queue served; one that
@@ -562,11 +599,11 @@ impl State {
     fn look_again(&mut self, name: &Name, brought: bool) {
         if !gate::primary() {
             self.engine
-                .follow(name.lend(), self.keys.entry(name.lend()));
+                .follow(name.as_ref(), self.keys.entry(name.as_ref()));
         } else if brought {
-            self.engine.brought(&mut self.keys, name);
+            self.engine.on_key_brought(&mut self.keys, name.as_ref());
         } else {
-            self.engine.stale(name.lend());
+            self.engine.on_key_removed(name.as_ref());
         }
     }
 
@@ -585,27 +622,27 @@ impl State {
         for db in stored::databases() {
             let name = NameRef { db, key };
             let mut found = false;
-            self.keys.look(name, &mut |_| found = true);
+            self.keys.inspect(name, &mut |_| found = true);
             if found && gate::primary() {
-                self.look_over(&name.keep(), now);
+                self.look_over(&name.to_owned(), now);
             } else if found {
-                self.look_again(&name.keep(), true);
+                self.look_again(&name.to_owned(), true);
             }
         }
     }
 
     /// Looks whether a lock has been renamed, moved or given another TTL, where the server does not tell.
     fn look_over(&mut self, name: &Name, now: Now) {
-        self.engine.bring_sessions(&mut self.keys, name);
+        self.engine.bring_ties(&mut self.keys, name.as_ref());
         let appeared = vacant::any() && self.vacant.remove(name);
-        let lock = self.keys.entry(name.lend()).lock.as_ref();
+        let lock = self.keys.entry(name.as_ref()).lock.as_ref();
         let needs_watch = lock.is_some_and(|lock| lock.needs_watch());
-        let unwatched = needs_watch && !self.engine.watches(name.lend());
-        match self.keys.retimed(name.lend(), now) {
-            _ if appeared => self.engine.note(name),
-            Retimed::Earlier(end) => self.engine.ends(name, end),
+        let unwatched = needs_watch && !self.engine.watches(name.as_ref());
+        match self.keys.retimed(name.as_ref(), now) {
+            _ if appeared => self.engine.on_key_changed(name.as_ref()),
+            Retimed::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
             Retimed::Right if !unwatched => {}
-            Retimed::Right | Retimed::Wrong => self.engine.note(name),
+            Retimed::Right | Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
         }
     }
 
@@ -613,9 +650,7 @@ impl State {
     /// connection there any more.
     #[cold]
     fn look_at_slots(&mut self) {
-        let engine = &self.engine;
-        let nothing = engine.idle() && engine.places() == 0 && engine.sessions() == 0;
-        if nothing || !gate::primary() {
+        if self.engine.is_idle() || !gate::primary() {
             return;
         }
         let own = self.keys.own_slots();
@@ -624,10 +659,10 @@ impl State {
         }
         for name in self.engine.watched(None) {
             if !own.serves(&name.key) {
-                self.engine.note(&name);
+                self.engine.on_key_changed(name.as_ref());
             }
         }
-        self.engine.left_all(|name| !own.serves(&name.key));
+        self.engine.on_locks_left(|name| !own.serves(&name.key));
         self.own_slots = own.clone();
     }
 
@@ -640,7 +675,7 @@ impl State {
 
     /// This server decides from now on: a quarantine begins.
     fn decide_from(&mut self, now: Now) {
-        self.since = now.ms();
+        self.since = now.wall();
         self.settings.begin();
         self.settings.refresh(&mut self.engine.policy, self.since);
     }
@@ -648,19 +683,19 @@ impl State {
     /// Sees to it that the module's event comes when something is due.
     #[inline]
     fn arm(&mut self, now: Now) {
-        if !self.engine.idle() {
+        if !self.engine.is_idle() {
             self.arm_timer(now);
         }
     }
 
     #[cold]
     fn arm_timer(&mut self, now: Now) {
-        if let Some(at) = self.engine.next_wakeup() {
-            timer::arm(at, now.ms());
+        if let Some(wait) = self.engine.next_wakeup(now) {
+            timer::arm(now.steady().after(wait), now.steady());
         }
         // A replica has nothing to settle until it is promoted, of which it is told.
         if self.engine.unsettled() && gate::primary() {
-            timer::arm(now.ms() + RETRY_MS, now.ms());
+            timer::arm(now.steady().after(RETRY_MS), now.steady());
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Telling those who wait by a channel.
 
 use super::api::{self, Ctx};
-use crate::engine::{Message, Outcome, Token};
+use crate::engine::{Message, Outcome};
 use crate::error::Error;
 
-/// Publishes what a waiting request is told: `word token keylen:key ownerlen:owner`. In a cluster every node's subscribers
+/// Publishes what a waiting request is told: `word token keylen:key ownerlen:owner wait-id`. In a cluster every node's subscribers
 /// hear it, since the channel is the client's and belongs to no slot.
 pub fn publish(ctx: *mut Ctx, message: &Message) {
     let (word, token) = said(&message.outcome);
@@ -13,16 +13,19 @@ pub fn publish(ctx: *mut Ctx, message: &Message) {
     text.extend_from_slice(key);
     text.extend_from_slice(format!(" {}:", owner.len()).as_bytes());
     text.extend_from_slice(owner);
+    text.extend_from_slice(format!(" {}", message.id.0).as_bytes());
     api::publish(ctx, &message.channel, &text, false);
 }
 
 /// The word for an outcome, and the token: 0 for all but a grant.
-fn said(outcome: &Outcome) -> (&'static str, Token) {
+fn said(outcome: &Outcome) -> (&'static str, u64) {
     match outcome {
-        Outcome::Granted(grant) => ("granted", grant.token),
+        Outcome::Granted(grant) => ("granted", grant.token.0),
         // A request for many locks has no channel.
         Outcome::GrantedAll(_) | Outcome::Null => ("timeout", 0),
         Outcome::Cancelled => ("cancelled", 0),
+        Outcome::Replaced => ("replaced", 0),
+        Outcome::Gone => ("gone", 0),
         Outcome::Moved => ("moved", 0),
         Outcome::Refused(Error::WrongType) => ("wrongtype", 0),
         Outcome::Refused(Error::Deadlock(_)) => ("deadlock", 0),

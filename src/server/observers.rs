@@ -3,8 +3,7 @@
 use super::api::{self, Ctx};
 use super::news::{self, Item, News};
 use super::{audience, gate, slot};
-use crate::engine::change::{self, End};
-use crate::engine::{Event, Token};
+use crate::engine::{change, End, Event, Token};
 use std::ffi::CStr;
 
 /// How unlock messages go out (`dlock.notify`, with `auto` resolved).
@@ -144,6 +143,6 @@ impl Texts {
         self.message.push(b' ');
         let mut digits = [0; change::DIGITS];
         self.message
-            .extend_from_slice(change::decimal(token, &mut digits));
+            .extend_from_slice(change::decimal(token.0, &mut digits));
     }
 }

@@ -2,9 +2,9 @@
 
 use super::api::{self, api};
 use super::inbox::{self, Notice};
-use super::{clock, gate, stored};
-use crate::engine::lock::Lock;
-use crate::engine::{change, codec, token, Name, NameRef};
+use super::{clock, gate, later, stored};
+use crate::engine::lock::token;
+use crate::engine::{change, codec, Lock, Name, NameRef};
 use redis_module::native_types::RedisType;
 use redis_module::raw;
 use redis_module::raw::{
@@ -52,8 +52,7 @@ pub fn lock_type() -> *mut raw::RedisModuleType {
     *LOCK_TYPE.raw_type.borrow()
 }
 
-/// No server has ever handed out a lower number for a place: numbers are microseconds of the wall clock. A holder that
-/// has to wait before all others counts down from the first in the queue, and must never come to 0.
+/// No server has ever handed out a lower number for a ticket: numbers are microseconds of the wall clock.
 const FIRST_PLACE: u64 = 1 << 40;
 
 /// Makes a lock the server's: a value that it will free.
@@ -67,6 +66,10 @@ pub fn give(lock: Box<Lock>, db: u32) -> *mut c_void {
 unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
     let loaded = catch_unwind(|| {
         if version > ENCODING {
+            later::value(
+                version.unsigned_abs().into(),
+                ENCODING.unsigned_abs().into(),
+            );
             return None;
         }
         let mut len = 0;
@@ -74,8 +77,12 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
         if bytes.is_null() || api!(RedisModule_IsIOError(io)) != 0 {
             return None;
         }
-        let lock = codec::decode(std::slice::from_raw_parts(bytes.cast(), len));
+        let value = std::slice::from_raw_parts(bytes.cast(), len);
+        let (lock, format) = (codec::decode(value), codec::later(value));
         api::free(bytes.cast());
+        if let Some(format) = format {
+            later::value(format.into(), codec::VERSION.into());
+        }
         let lock = lock?;
         let flags = api::flags(api!(RedisModule_GetContextFromIO(io)));
         let believed =
@@ -83,13 +90,13 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
         let from_a_user = flags & believed == 0 && gate::primary();
         let numbers = || {
             lock.holds()
-                .map(|hold| hold.token)
-                .chain(lock.tickets().map(|(number, _)| number))
+                .map(|hold| hold.token.0)
+                .chain(lock.tickets().map(|(number, _)| number.0))
         };
-        let now = clock::wall();
+        let now = clock::read();
         let plausible = lock.obeys_the_rule()
             && numbers().all(|number| token::plausible(number, now))
-            && lock.tickets().all(|(number, _)| number >= FIRST_PLACE);
+            && lock.tickets().all(|(number, _)| number.0 >= FIRST_PLACE);
         if from_a_user && !plausible {
             return None;
         }
@@ -121,7 +128,7 @@ unsafe fn name_of(io: *mut RedisModuleIO) -> Option<Name> {
             db,
             key: api::bytes(key),
         }
-        .keep()
+        .to_owned()
     })
 }
 
@@ -220,7 +227,7 @@ unsafe extern "C" fn unlinked(ctx: *mut RedisModuleKeyOptCtx, value: *const c_vo
                 db,
                 key: api::bytes(key),
             }
-            .keep(),
+            .to_owned(),
             lock,
         );
     });

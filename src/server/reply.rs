@@ -43,7 +43,7 @@ fn grant(ctx: *mut Ctx, token: Token, holds: u32, named: Option<&str>) {
     let len = if named.is_some() { 3 } else { 2 };
     // SAFETY: a live context; the length matches what follows.
     unsafe { hot!(RedisModule_ReplyWithArray(ctx, len)) };
-    api::reply_integer(ctx, token);
+    api::reply_integer(ctx, token.0);
     api::reply_integer(ctx, u64::from(holds));
     if let Some(owner) = named {
         api::reply_bulk(ctx, owner.as_bytes());

@@ -2,17 +2,9 @@
 
 use super::api::{self, Ctx};
 use super::gate;
+pub use super::hash_slot::{of, tag, SLOTS};
 use crate::engine::NameRef;
 use std::collections::HashMap;
-
-/// The part of the key that alone decides on its slot, if it has one: what stands between the first `{` and the next `}`,
-/// unless that is nothing.
-pub fn tag(key: &[u8]) -> Option<&[u8]> {
-    let open = key.iter().position(|byte| *byte == b'{')?;
-    let rest = key.get(open + 1..)?;
-    let close = rest.iter().position(|byte| *byte == b'}')?;
-    rest.get(..close).filter(|tag| !tag.is_empty())
-}
 
 /// Whether braces around the whole key keep it in its slot. A key without a tag of its own that contains a `}` has no
 /// other names in its slot that could be made of it.
@@ -28,19 +20,6 @@ pub fn neighbour(key: &[u8]) -> Option<Vec<u8>> {
         None => return None,
     };
     Some([b"{", tag, b"}\0dlock\0nobody"].concat())
-}
-
-/// How many slots a cluster has.
-const SLOTS: u16 = 16_384;
-
-/// The key's slot: CRC16 (XMODEM) of what the cluster hashes of it.
-pub fn of(key: &[u8]) -> u16 {
-    let crc = tag(key).unwrap_or(key).iter().fold(0_u16, |crc, byte| {
-        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
-            (crc << 1) ^ if crc & 0x8000 != 0 { 0x1021 } else { 0 }
-        })
-    });
-    crc % SLOTS
 }
 
 /// What the server has said of slots within one event, in which nothing of it can change: the locks of a slot that is on

@@ -68,7 +68,7 @@ unsafe extern "C" fn see(ctx: *mut Ctx, name: *mut Str, key: *mut Key, list: *mu
         if let Some(found) = list.cast::<Vec<Name>>().as_mut() {
             let db = api::selected(ctx);
             let key = api::bytes(name);
-            found.push(NameRef { db, key }.keep());
+            found.push(NameRef { db, key }.to_owned());
         }
     }
 }

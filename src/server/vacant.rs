@@ -94,7 +94,7 @@ fn look(ctx: *mut Ctx, most: usize) {
     for name in names.unwrap_or_default() {
         let has_key = has_key(ctx, &name);
         let Some(mut state) = STATE.lend() else { break };
-        let waited_for = state.engine.watches(name.lend());
+        let waited_for = state.engine.watches(name.as_ref());
         if has_key || !waited_for {
             state.vacant.remove(&name);
         }

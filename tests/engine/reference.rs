@@ -1,6 +1,7 @@
 //! The command table, and what is made of it.
 
-use crate::commands::table::{Access, Kind, Spec, COMMANDS};
+use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
+use crate::engine::Policy;
 use crate::error::Error;
 use std::collections::BTreeSet;
 
@@ -41,7 +42,7 @@ fn the_key_stands_first() {
             _ => &[0],
         };
         assert_eq!(keys, must, "{}", spec.name);
-        let many = spec.args.iter().any(|arg| arg.kind == Kind::Keys);
+        let many = spec.args.iter().any(|arg| matches!(arg.kind, Kind::Keys));
         assert_eq!(spec.many_keys(), many, "{}", spec.name);
     }
 }
@@ -88,6 +89,26 @@ fn the_readme_has_every_command() {
     );
 }
 
+#[test]
+fn the_readme_says_what_every_argument_may_be() {
+    let (readme, policy) = (readme(), Policy::default());
+    let mut missing = BTreeSet::new();
+    for spec in COMMANDS.iter().filter(|spec| !spec.internal()) {
+        let choices = |arg: &'static Arg| match arg.kind {
+            Kind::OneOf(choices) => choices,
+            _ => std::slice::from_ref(arg),
+        };
+        for arg in spec.args.iter().flat_map(choices) {
+            let error = arg
+                .must(&policy)
+                .map(|must| Error::Argument(arg.called(), must));
+            missing.extend(error.map(|error| format!("`{error}`")));
+        }
+    }
+    missing.retain(|text| !readme.contains(text));
+    assert!(missing.is_empty(), "README.md does not have {missing:#?}");
+}
+
 /// All but those that name a circle or a range: these are in other tests' words.
 #[test]
 fn the_readme_has_every_error() {
@@ -99,7 +120,7 @@ fn the_readme_has_every_error() {
         Error::Full("dlock.max-queue"),
         Error::Full("dlock.max-places"),
         Error::Full("dlock.max-waiters"),
-        Error::Quarantine,
+        Error::Quarantine(1),
         Error::Draining,
         Error::WrongType,
         Error::ReadOnly,

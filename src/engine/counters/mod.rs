@@ -6,8 +6,8 @@ mod top;
 pub use times::Times;
 pub use top::{Hot, Top};
 
-use super::change::End;
-use super::{NameRef, Now, Token};
+use super::lock::change::End;
+use super::types::{NameRef, Now, Token};
 
 /// Everything that is counted. Numbers begin at 0 with the server, and again by `DLOCK.STATS RESET`; `held` alone is what
 /// there is now.
@@ -27,6 +27,8 @@ pub struct Counters {
     pub timeouts: u64,
     /// Renewals.
     pub renewals: u64,
+    /// Those of them that the server made by itself.
+    pub auto_renewals: u64,
     /// Holds given back.
     pub released: u64,
     /// Holds whose lease ran out.
@@ -37,12 +39,14 @@ pub struct Counters {
     pub sessions: u64,
     /// Holds that went with their key.
     pub removed: u64,
+    /// Waits whose place a newer request of the same owner has taken.
+    pub replaced: u64,
     /// Locks that the server evicted.
     pub evicted: u64,
     /// Waits that were refused or ended because they could never end otherwise.
     pub deadlocks: u64,
-    /// Looks for a circle of waiting owners that were given up.
-    pub deadlocks_unknown: u64,
+    /// Requests whose look for a circle of waiting owners was left to the periodic check.
+    pub deadlocks_deferred: u64,
     /// Tokens that were found dead by CHECK or GUARD.
     pub fenced: u64,
     /// Steps of the wall clock.
@@ -84,18 +88,17 @@ impl Counters {
             End::Session => self.sessions += 1,
             End::Removed => self.removed += 1,
         }
-        self.holds.record(now.us.saturating_sub(token));
+        self.holds.record(now.us.saturating_sub(token.0));
     }
 
-    /// A wait ended with a grant; `since` is when it began, in microseconds.
-    pub fn waited(&mut self, name: NameRef, since: u64, now: Now) {
-        let us = now.us.saturating_sub(since);
+    /// A wait of so many microseconds ended with a grant.
+    pub fn waited(&mut self, name: NameRef, us: u64) {
         self.waits.record(us);
         self.top.waited(name, us);
     }
 
-    /// A wait ended with nothing.
-    pub fn waited_in_vain(&mut self, name: NameRef, since: u64, now: Now) {
-        self.top.waited(name, now.us.saturating_sub(since));
+    /// A wait of so many microseconds ended with nothing.
+    pub fn waited_in_vain(&mut self, name: NameRef, us: u64) {
+        self.top.waited(name, us);
     }
 }

@@ -5,7 +5,7 @@
 //! So no count is too low, none is off by more than its error, and a lock with more than one in `KEPT` of all waits is
 //! always here.
 
-use crate::engine::{Name, NameRef};
+use crate::engine::types::{Name, NameRef};
 use std::collections::{BTreeSet, HashMap};
 
 /// How many locks have a count.
@@ -44,7 +44,7 @@ impl Top {
         if name.key.len() > LONGEST_NAME {
             return;
         }
-        let name = name.keep();
+        let name = name.to_owned();
         let at = match self.at.get(&name) {
             Some(at) => *at,
             None => self.make_room(&name),
@@ -60,7 +60,7 @@ impl Top {
     /// A wait for this lock has ended.
     pub fn waited(&mut self, name: NameRef, us: u64) {
         // Looked up by a name of its own: only contended locks come here.
-        let at = self.at.get(&name.keep());
+        let at = self.at.get(&name.to_owned());
         if let Some(hot) = at.and_then(|at| self.kept.get_mut(*at)) {
             hot.total_us = hot.total_us.saturating_add(us);
             hot.longest_us = hot.longest_us.max(us);

@@ -1,0 +1,181 @@
+//! A list in order of arrival that can say how many stand before a given one.
+
+use std::collections::VecDeque;
+
+/// Members a chunk: few enough that to take one out moves no more than some lines of memory, and enough that a rank among
+/// 100,000 adds up no more than a thousand lengths.
+const CHUNK: usize = 128;
+
+/// Values in the order of their numbers. Front, look-up, insertion and removal are a binary search and a short move;
+/// the rank adds the lengths of the chunks before.
+#[derive(Debug)]
+pub struct Roster<N, T> {
+    chunks: VecDeque<Chunk<N, T>>,
+    // How many each chunk has, once more: a rank adds up neighbours here, and reads no other chunk for it.
+    lens: VecDeque<u32>,
+    len: usize,
+}
+
+/// Neighbours. A search goes by `start`, and so reads the memory of one chunk only.
+#[derive(Debug)]
+struct Chunk<N, T> {
+    // Above every number of the chunks before, and not above any in this one.
+    start: N,
+    members: VecDeque<(N, Box<T>)>,
+}
+
+impl<N: Copy + Ord, T> Chunk<N, T> {
+    fn of(number: N, value: Box<T>) -> Chunk<N, T> {
+        Chunk {
+            start: number,
+            members: VecDeque::from([(number, value)]),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Where the number is, or would be.
+    fn search(&self, number: N) -> Result<usize, usize> {
+        self.members.binary_search_by_key(&number, |(n, _)| *n)
+    }
+}
+
+impl<N, T> Default for Roster<N, T> {
+    fn default() -> Self {
+        Roster {
+            chunks: VecDeque::new(),
+            lens: VecDeque::new(),
+            len: 0,
+        }
+    }
+}
+
+impl<N: Copy + Ord, T> Roster<N, T> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first, with its number.
+    pub fn front(&self) -> Option<(N, &T)> {
+        let (number, value) = self.chunks.front()?.members.front()?;
+        Some((*number, value))
+    }
+
+    /// All in order.
+    pub fn iter(&self) -> impl Iterator<Item = (N, &T)> {
+        let members = self.chunks.iter().flat_map(|chunk| &chunk.members);
+        members.map(|(number, value)| (*number, &**value))
+    }
+
+    /// Those from this number on, in order.
+    pub fn from(&self, number: N) -> impl Iterator<Item = (N, &T)> {
+        let first = self.chunk_of(number);
+        let members = self
+            .chunks
+            .iter()
+            .skip(first)
+            .flat_map(|chunk| &chunk.members);
+        let from = members.skip_while(move |(at, _)| *at < number);
+        from.map(|(number, value)| (*number, &**value))
+    }
+
+    /// The one with this number.
+    pub fn get_mut(&mut self, number: N) -> Option<&mut T> {
+        let (chunk, at) = self.find(number)?;
+        let (_, value) = self.chunks.get_mut(chunk)?.members.get_mut(at)?;
+        Some(value)
+    }
+
+    /// The one with this number.
+    pub fn get(&self, number: N) -> Option<&T> {
+        let (chunk, at) = self.find(number)?;
+        let (_, value) = self.chunks.get(chunk)?.members.get(at)?;
+        Some(value)
+    }
+
+    /// How many stand before this number; none if it is not here.
+    pub fn rank(&self, number: N) -> Option<usize> {
+        let (chunk, at) = self.find(number)?;
+        let before: u32 = self.lens.iter().take(chunk).sum();
+        Some(before as usize + at)
+    }
+
+    /// Puts a value in its place by number. A number that is here already keeps its value: the new one comes back.
+    pub fn insert(&mut self, number: N, value: Box<T>) -> Result<(), Box<T>> {
+        let index = self.chunk_of(number);
+        match self.chunks.get_mut(index) {
+            None => self.put(index, Chunk::of(number, value)),
+            Some(chunk) => match chunk.search(number) {
+                Ok(_) => return Err(value),
+                // Arrival at the end of a full last chunk, the usual case: a fresh chunk rather than a split.
+                Err(at) if at == chunk.len() && chunk.len() >= CHUNK => {
+                    self.put(index + 1, Chunk::of(number, value));
+                }
+                Err(at) => {
+                    chunk.start = chunk.start.min(number);
+                    chunk.members.insert(at, (number, value));
+                    self.lens[index] += 1;
+                    self.split(index);
+                }
+            },
+        }
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Takes out the one with this number.
+    pub fn remove(&mut self, number: N) -> Option<Box<T>> {
+        let (index, at) = self.find(number)?;
+        let chunk = self.chunks.get_mut(index)?;
+        let (_, value) = chunk.members.remove(at)?;
+        self.lens[index] -= 1;
+        if chunk.len() == 0 {
+            self.chunks.remove(index);
+            self.lens.remove(index);
+        }
+        self.len -= 1;
+        Some(value)
+    }
+
+    /// Makes two of a chunk that has become too long.
+    fn split(&mut self, index: usize) {
+        let Some(chunk) = self
+            .chunks
+            .get_mut(index)
+            .filter(|chunk| chunk.len() > CHUNK)
+        else {
+            return;
+        };
+        let members = chunk.members.split_off(CHUNK / 2);
+        self.lens[index] = chunk.len() as u32;
+        if let Some((start, _)) = members.front() {
+            let start = *start;
+            self.put(index + 1, Chunk { start, members });
+        }
+    }
+
+    fn put(&mut self, index: usize, chunk: Chunk<N, T>) {
+        self.lens.insert(index, chunk.len() as u32);
+        self.chunks.insert(index, chunk);
+    }
+
+    /// The chunk that holds or would hold the number: the last one that starts at or before it.
+    fn chunk_of(&self, number: N) -> usize {
+        let starts_before = |chunk: &Chunk<N, T>| chunk.start <= number;
+        self.chunks.partition_point(starts_before).saturating_sub(1)
+    }
+
+    fn find(&self, number: N) -> Option<(usize, usize)> {
+        let index = self.chunk_of(number);
+        let at = self.chunks.get(index)?.search(number).ok()?;
+        Some((index, at))
+    }
+}

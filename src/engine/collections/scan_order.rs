@@ -1,0 +1,46 @@
+//! Keys in an order that never changes, so that a scan can go on where it stopped and keep no state in between.
+
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::rc::Rc;
+
+/// Keys in the order of their hashes. A scan goes by hashes: a key that is there all the time is met once, whatever else
+/// comes and goes.
+#[derive(Debug, Default)]
+pub struct ScanOrder(BTreeSet<(u64, Rc<[u8]>)>);
+
+/// Hashes have so many bits: the numbers of a scan leave room for a mark.
+pub const BITS: u32 = 62;
+
+impl ScanOrder {
+    /// Puts a key in.
+    pub fn insert(&mut self, key: &Rc<[u8]>) {
+        self.0.insert((hash(key), key.clone()));
+    }
+
+    /// Takes a key out.
+    pub fn remove(&mut self, key: &Rc<[u8]>) {
+        self.0.remove(&(hash(key), key.clone()));
+    }
+
+    /// The keys from this hash on, `most` of them (and those with the last one's hash); and the next hash, if there is one.
+    pub fn from(&self, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
+        let mut keys = Vec::new();
+        let mut last = None;
+        for (hash, key) in self.0.range((from, Rc::from([]))..) {
+            if keys.len() >= most && last != Some(*hash) {
+                return (keys, Some(*hash));
+            }
+            last = Some(*hash);
+            keys.push(key.clone());
+        }
+        (keys, None)
+    }
+}
+
+/// The same in every process.
+fn hash(key: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    hasher.finish() >> (u64::BITS - BITS)
+}

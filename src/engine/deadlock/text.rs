@@ -1,0 +1,60 @@
+//! A circle as an error names it.
+
+use crate::engine::types::Name;
+use crate::error::{escaped, Error};
+use std::rc::Rc;
+
+/// Steps of a circle that an error names.
+pub const STEPS_NAMED: usize = 8;
+
+/// Bytes of an owner or key that an error shows.
+const BYTES_NAMED: usize = 64;
+
+/// One step of a circle: somebody waits for a lock that somebody holds, or is queued for before it.
+#[derive(Debug)]
+pub struct Step {
+    /// Who waits.
+    pub waiter: Rc<[u8]>,
+    /// For which lock.
+    pub name: Name,
+    /// Who is in the way.
+    pub blocker: Rc<[u8]>,
+    /// Whether that is by a place in the queue; else by a hold.
+    pub queued: bool,
+}
+
+/// The error for a second holder that wants to upgrade: each would wait for the other to leave.
+pub fn two_upgrades(owner: &[u8], other: &[u8]) -> Error {
+    Error::Deadlock(format!(
+        "'{}' and '{}' hold the lock, and each waits for the other to leave it",
+        escaped(owner, BYTES_NAMED),
+        escaped(other, BYTES_NAMED)
+    ))
+}
+
+/// The error for a circle, of which the first steps are named, and how many more it has, as far as that is known. Keys that
+/// the caller may not read are masked.
+pub fn deadlock(
+    steps: &[Step],
+    more: Option<usize>,
+    readable: &mut dyn FnMut(&Name) -> bool,
+) -> Error {
+    let named = steps.iter().map(|step| {
+        let key = match readable(&step.name) {
+            true => format!("'{}'", escaped(&step.name.key, BYTES_NAMED)),
+            false => "a key".to_string(),
+        };
+        format!(
+            "'{}' waits for {key} {} '{}'",
+            escaped(&step.waiter, BYTES_NAMED),
+            if step.queued { "behind" } else { "held by" },
+            escaped(&step.blocker, BYTES_NAMED)
+        )
+    });
+    let named = named.collect::<Vec<_>>().join(", ");
+    Error::Deadlock(match more {
+        Some(0) => named,
+        Some(more) => format!("{named}, and {more} more"),
+        None => format!("{named}, and more"),
+    })
+}

@@ -1,0 +1,197 @@
+//! Where locks are kept: the caller's keyspace, and one lock as an event finds and leaves it.
+
+use super::lock::change::{self, Change, End};
+use super::lock::token::TokenClock;
+use super::lock::{Hold, Lock};
+use super::types::{Arrival, Limit, NameRef, Token, WallMs};
+use crate::error::Error;
+
+/// The place where locks are kept. The engine asks it for each lock that it has to do with.
+pub trait Keyspace {
+    /// The entry of this lock, opened on first use, the same one until the event is worked off.
+    fn entry(&mut self, name: NameRef) -> &mut Entry;
+
+    /// Whether this lock may be changed outside of a request now. The caller has seen to all that does not depend on
+    /// the key; a node of a cluster asks whether the key's slot is its own.
+    fn accepts(&mut self, _name: NameRef) -> bool {
+        true
+    }
+
+    /// Whether the key's slot is served elsewhere now, so that nothing will ever be granted here.
+    fn moved(&mut self, _name: NameRef) -> bool {
+        false
+    }
+
+    /// Shows the lock as it stands, without opening it for a change.
+    fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) {
+        if let Some(lock) = &self.entry(name).lock {
+            see(lock);
+        }
+    }
+
+    /// Whether the caller may read this key, so that an error may name it. Outside of a command there is no caller.
+    fn readable(&mut self, _name: NameRef) -> bool {
+        true
+    }
+}
+
+/// Whether there is a lock at this key. There may be many to ask for: none is left open.
+pub fn exists(keys: &mut impl Keyspace, name: NameRef) -> bool {
+    let mut exists = false;
+    keys.inspect(name, &mut |_| exists = true);
+    exists
+}
+
+/// One lock as an event finds and leaves it.
+#[derive(Debug)]
+pub struct Entry {
+    /// The value at the key. The engine puts a lock here when there was none, but never takes one away: what has
+    /// become empty is for the caller to delete.
+    pub lock: Option<Box<Lock>>,
+    /// The key holds something that is not a lock.
+    pub foreign: bool,
+    /// An end that the key was given from outside, earlier than the leases, where nothing else tells of it.
+    pub external_end: Option<WallMs>,
+    /// Whether anything has changed, or the key's TTL is to be put right.
+    pub changed: bool,
+    /// Whether an effect is written. False where nobody would read it.
+    pub replicate: bool,
+    /// What replicas and the AOF must be told (see [`change`]).
+    pub effect: Vec<u8>,
+    /// What observers are to be told, in order.
+    pub events: Vec<Event>,
+}
+
+impl Default for Entry {
+    /// No key.
+    fn default() -> Entry {
+        Entry {
+            lock: None,
+            foreign: false,
+            external_end: None,
+            changed: false,
+            replicate: true,
+            effect: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+}
+
+/// Something that observers are told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A grant.
+    Acquired(Token),
+    /// A hold has ended.
+    Ended(End, Token),
+    /// A new place in the queue.
+    Queued,
+    /// A wait ended by time-out.
+    Timeout,
+}
+
+impl Entry {
+    /// The owner's hold.
+    pub fn hold(&self, owner: &[u8]) -> Option<Hold<'_>> {
+        self.lock.as_ref()?.hold(owner)
+    }
+
+    /// How many owners hold it.
+    pub fn holders(&self) -> usize {
+        self.lock.as_ref().map_or(0, |lock| lock.holders())
+    }
+
+    /// Whether a ticket has this number.
+    pub fn has_ticket(&self, number: Arrival) -> bool {
+        self.lock
+            .as_ref()
+            .is_some_and(|lock| lock.ticket(number).is_some())
+    }
+
+    /// Whether the owner may hold with this limit beside the other holders.
+    pub fn admits(&self, owner: &[u8], limit: Limit) -> bool {
+        self.lock
+            .as_ref()
+            .map_or(true, |lock| lock.admits(owner, limit))
+    }
+
+    /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
+    #[inline]
+    pub fn commit(&mut self, change: &Change) {
+        self.lock.get_or_insert_with(Box::default);
+        self.amend(change);
+    }
+
+    /// The same where there is a lock already; else there is nothing to change.
+    #[inline]
+    pub fn amend(&mut self, change: &Change) {
+        let Some(lock) = &mut self.lock else { return };
+        lock.apply(change);
+        self.changed = true;
+        if self.replicate {
+            change.write(&mut self.effect);
+        }
+    }
+
+    /// Has the key's TTL put right even if nothing else changes, here and on replicas.
+    pub fn retime(&mut self) {
+        self.changed = true;
+        if self.replicate {
+            change::begin(&mut self.effect);
+        }
+    }
+
+    /// Ends every lease at this time that would end later.
+    #[cold]
+    pub fn shorten(&mut self, latest: WallMs) {
+        let Some(lock) = &self.lock else { return };
+        let beyond: Vec<Box<[u8]>> = lock
+            .holds()
+            .filter(|hold| hold.deadline > latest)
+            .map(|hold| Box::from(hold.owner))
+            .collect();
+        for owner in beyond {
+            if let Some(hold) = self.hold(&owner) {
+                let shortened = Hold {
+                    owner: &owner,
+                    deadline: latest,
+                    ..hold
+                };
+                self.commit(&Change::Hold(shortened));
+            }
+        }
+    }
+
+    /// Takes over the primary's decision: moves the state of a replica, or of a server that reads its AOF.
+    ///
+    /// Errors with nothing changed when the effect is not well formed.
+    pub fn follow(&mut self, effect: &[u8], clock: &mut TokenClock) -> Result<(), Error> {
+        let Some(changes) = change::read(effect) else {
+            let later = change::later(effect);
+            return Err(later.map_or(Error::Internal, |format| {
+                Error::Later(format, change::FORMAT)
+            }));
+        };
+        for change in &changes {
+            match change {
+                Change::Hold(hold) => {
+                    clock.follow(hold.token.0);
+                    let before = self.hold(hold.owner).map(|hold| hold.token);
+                    if before != Some(hold.token) {
+                        self.events.push(Event::Acquired(hold.token));
+                    }
+                }
+                Change::Unhold { token, end, .. } => self.events.push(Event::Ended(*end, *token)),
+                Change::Ticket { number, .. } => {
+                    clock.follow(number.0);
+                    if !self.has_ticket(*number) {
+                        self.events.push(Event::Queued);
+                    }
+                }
+                Change::Unticket { .. } | Change::Watch(_) => {}
+            }
+            self.lock.get_or_insert_with(Box::default).apply(change);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,474 @@
+//! What is durable of a lock: who holds it and which tickets stand in its queue. The granting rule is here.
+
+pub mod change;
+pub mod codec;
+mod holders;
+pub mod token;
+
+use super::types::{Arrival, ClientId, Limit, Millis, Token, WallMs};
+use change::Change;
+use holders::Holders;
+use std::collections::BTreeMap;
+use std::num::NonZeroU8;
+
+/// One owner's ownership of a lock, as everyone sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hold<'a> {
+    /// Who holds.
+    pub owner: &'a [u8],
+    /// The fencing token of the grant; it also tells when the grant was made.
+    pub token: Token,
+    /// When the hold ends by itself.
+    pub deadline: WallMs,
+    /// The hold count: 1 for a first grant, more by re-entry.
+    pub holds: u32,
+    /// The most owners this owner holds the lock with.
+    pub limit: Limit,
+    /// The client id of the connection that last took or entered it; 0 if this server does not know: then it did not grant it
+    /// since it runs. Not part of the durable state.
+    pub client: ClientId,
+}
+
+/// A durable place in the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ticket {
+    /// Whose place it is.
+    pub owner: Box<[u8]>,
+    /// What the owner asks for.
+    pub limit: Limit,
+    /// How long the place is kept while nobody is there for it; 0: not at all.
+    pub claim: Millis,
+}
+
+/// The durable state of one lock: the value that stands at its key.
+///
+/// | held | queued | form | the key's TTL |
+/// |---|---|---|---|
+/// | no | no | the key does not exist (a `Lock` is empty only between a change and the deletion of its key) | – |
+/// | by one, with an owner of at most 39 bytes, hold count and limit at most 65,535 | no | `Sole` | the lease |
+/// | otherwise | no | `Full` | the latest lease |
+/// | any | yes | `Full`, `watched` | none: the module ends the leases |
+///
+/// A queue is the tickets here and the waiters of this server (see `line`); `watched` tells a server that loads the
+/// value that somebody waited, so that it watches the leases itself although the waiters are gone.
+#[derive(Debug)]
+pub enum Lock {
+    /// The usual lock, in one allocation of 64 bytes (a size class of every malloc).
+    Sole(Sole),
+    /// Everything else.
+    Full(Box<Full>),
+}
+
+/// The longest owner of the small form: a UUID, a colon and two more bytes; it fills the 64 bytes.
+const INLINE: usize = 39;
+
+/// One holder with a short owner, or none (`holds` is 0).
+#[derive(Debug)]
+pub struct Sole {
+    token: Token,
+    deadline: WallMs,
+    holds: u16,
+    // As `Limit::to_wire` writes it.
+    limit: u16,
+    // Ids beyond 32 bits are not remembered.
+    client: u32,
+    // Never zero, so that the compiler keeps the enum's discriminant in it.
+    len: NonZeroU8,
+    owner: [u8; INLINE],
+}
+
+const _: () = assert!(std::mem::size_of::<Lock>() == 64);
+
+/// Any number of holders and tickets.
+#[derive(Debug, Default)]
+pub struct Full {
+    pub(super) holders: Holders,
+    pub(super) tickets: BTreeMap<Arrival, Ticket>,
+    pub(super) watched: bool,
+}
+
+// What `Lock` says of itself, for the large form: marked as cold, since it would stand between the few lines that the
+// usual lock needs.
+impl Full {
+    #[cold]
+    fn is_empty(&self) -> bool {
+        self.holders.is_empty() && self.tickets.is_empty()
+    }
+
+    #[cold]
+    fn needs_watch(&self) -> bool {
+        self.watched || !self.tickets.is_empty() || self.holders.len() > 1
+    }
+
+    #[cold]
+    fn hold(&self, owner: &[u8]) -> Option<Hold<'_>> {
+        self.holders.get(owner)
+    }
+
+    #[cold]
+    fn holders(&self) -> usize {
+        self.holders.len()
+    }
+
+    #[cold]
+    fn ended(&self, now: WallMs) -> Option<Hold<'_>> {
+        let (at, owner) = self.holders.earliest()?;
+        (at <= now).then(|| self.holders.get(owner)).flatten()
+    }
+
+    #[cold]
+    fn expires(&self) -> Option<WallMs> {
+        match self.watched || !self.tickets.is_empty() {
+            true => None,
+            false => self.holders.latest(),
+        }
+    }
+}
+
+impl Sole {
+    /// Held by nobody.
+    const FREE: Sole = Sole {
+        token: Token(0),
+        deadline: WallMs(0),
+        holds: 0,
+        limit: 1,
+        client: 0,
+        len: NonZeroU8::MIN,
+        owner: [0; INLINE],
+    };
+
+    /// Moves the state, if it can say what is to be. Gives whether it can; else nothing has changed.
+    #[inline]
+    fn apply(&mut self, change: &Change) -> bool {
+        match change {
+            Change::Hold(hold) => self.is_for(hold.owner) && self.put(hold),
+            Change::Unhold { owner, token, .. } => {
+                self.end(owner, *token);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether this owner's hold may stand here.
+    fn is_for(&self, owner: &[u8]) -> bool {
+        self.holds == 0 || self.owner() == owner
+    }
+
+    /// Makes this the hold, in place: a value that is made elsewhere and then moved costs as much again. Gives false,
+    /// with nothing changed, if the owner is too long for it or a number too large.
+    fn put(&mut self, hold: &Hold) -> bool {
+        let len = u8::try_from(hold.owner.len()).ok().and_then(NonZeroU8::new);
+        let (Some(len), Some(owner)) = (len, self.owner.get_mut(..hold.owner.len())) else {
+            return false;
+        };
+        let (Ok(holds), Ok(limit)) = (
+            u16::try_from(hold.holds),
+            u16::try_from(hold.limit.to_wire()),
+        ) else {
+            return false;
+        };
+        owner.copy_from_slice(hold.owner);
+        self.len = len;
+        self.token = hold.token;
+        self.deadline = hold.deadline;
+        self.holds = holds;
+        self.limit = limit;
+        self.client = u32::try_from(hold.client.0).unwrap_or(0);
+        true
+    }
+
+    /// Ends this owner's hold, or, of no owner, the one with this token.
+    fn end(&mut self, owner: &[u8], token: Token) {
+        let meant = match owner {
+            [] => self.token == token,
+            owner => self.owner() == owner,
+        };
+        if meant {
+            self.holds = 0;
+        }
+    }
+
+    fn owner(&self) -> &[u8] {
+        self.owner
+            .get(..usize::from(self.len.get()))
+            .unwrap_or_default()
+    }
+
+    fn hold(&self) -> Option<Hold<'_>> {
+        (self.holds > 0).then(|| Hold {
+            owner: self.owner(),
+            token: self.token,
+            deadline: self.deadline,
+            holds: u32::from(self.holds),
+            limit: Limit::from_wire(u32::from(self.limit)).unwrap_or(Limit::EXCLUSIVE),
+            client: ClientId(u64::from(self.client)),
+        })
+    }
+}
+
+impl Default for Lock {
+    /// The lock that nobody holds and nobody waits for.
+    fn default() -> Self {
+        Lock::Sole(Sole::FREE)
+    }
+}
+
+impl Lock {
+    /// Whether nothing is left, so that the key is to go.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            Lock::Sole(sole) => sole.holds == 0,
+            Lock::Full(full) => full.is_empty(),
+        }
+    }
+
+    /// Whether the module has to watch this lock by itself: somebody is (or was, when it was saved) queued, or there
+    /// are several leases and the key's TTL is only the latest of them.
+    pub fn needs_watch(&self) -> bool {
+        match self {
+            Lock::Sole(_) => false,
+            Lock::Full(full) => full.needs_watch(),
+        }
+    }
+
+    /// Whether somebody was queued at the last change.
+    pub fn watched(&self) -> bool {
+        matches!(self, Lock::Full(full) if full.watched)
+    }
+
+    /// The owner's hold.
+    pub fn hold(&self, owner: &[u8]) -> Option<Hold<'_>> {
+        match self {
+            Lock::Sole(sole) => sole.hold().filter(|hold| hold.owner == owner),
+            Lock::Full(full) => full.hold(owner),
+        }
+    }
+
+    /// All holds.
+    pub fn holds(&self) -> impl Iterator<Item = Hold<'_>> {
+        let (sole, full) = match self {
+            Lock::Sole(sole) => (sole.hold(), None),
+            Lock::Full(full) => (None, Some(full.holders.iter())),
+        };
+        sole.into_iter().chain(full.into_iter().flatten())
+    }
+
+    /// The same without the first so many, which are not looked at.
+    pub fn holds_from(&self, first: usize) -> impl Iterator<Item = Hold<'_>> {
+        let (sole, full) = match self {
+            Lock::Sole(sole) => (sole.hold().filter(|_| first == 0), None),
+            Lock::Full(full) => (None, Some(full.holders.iter_from(first))),
+        };
+        sole.into_iter().chain(full.into_iter().flatten())
+    }
+
+    /// How many owners hold it.
+    pub fn holders(&self) -> usize {
+        match self {
+            Lock::Sole(sole) => usize::from(sole.holds > 0),
+            Lock::Full(full) => full.holders(),
+        }
+    }
+
+    /// How many hold it whose lease has not run out.
+    pub fn live(&self, now: WallMs) -> usize {
+        match self {
+            Lock::Sole(sole) => sole
+                .hold()
+                .map_or(0, |hold| usize::from(hold.deadline > now)),
+            Lock::Full(full) => full.holders.live(now),
+        }
+    }
+
+    /// The hold whose lease ends last.
+    pub fn last(&self) -> Option<Hold<'_>> {
+        match self {
+            Lock::Sole(sole) => sole.hold(),
+            Lock::Full(full) => full.holders.last(),
+        }
+    }
+
+    /// How many tickets there are.
+    pub fn queued(&self) -> usize {
+        match self {
+            Lock::Sole(_) => 0,
+            Lock::Full(full) => full.tickets.len(),
+        }
+    }
+
+    /// The strictest limit among the holders; none when nobody holds.
+    pub fn strictest(&self) -> Option<Limit> {
+        match self {
+            Lock::Sole(sole) => sole.hold().map(|hold| hold.limit),
+            Lock::Full(full) => full.holders.strictest(),
+        }
+    }
+
+    /// The tickets in order, with their numbers.
+    pub fn tickets(&self) -> impl Iterator<Item = (Arrival, &Ticket)> {
+        let full = match self {
+            Lock::Sole(_) => None,
+            Lock::Full(full) => Some(full),
+        };
+        full.into_iter().flat_map(|full| {
+            full.tickets
+                .iter()
+                .map(|(number, ticket)| (*number, ticket))
+        })
+    }
+
+    /// The ticket with this number.
+    pub fn ticket(&self, number: Arrival) -> Option<&Ticket> {
+        match self {
+            Lock::Sole(_) => None,
+            Lock::Full(full) => full.tickets.get(&number),
+        }
+    }
+
+    /// When the first lease ends.
+    pub fn earliest(&self) -> Option<WallMs> {
+        match self {
+            Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
+            Lock::Full(full) => full.holders.earliest().map(|(at, _)| at),
+        }
+    }
+
+    /// The hold whose lease ends first, if it has ended at `now`.
+    pub fn ended(&self, now: WallMs) -> Option<Hold<'_>> {
+        match self {
+            Lock::Sole(sole) => sole.hold().filter(|hold| hold.deadline <= now),
+            Lock::Full(full) => full.ended(now),
+        }
+    }
+
+    /// The TTL that the key must have: the latest lease, or none while anybody is queued. Creating a key under
+    /// blocked clients makes the server call every one of them back, so a contended lock must not expire by itself.
+    pub fn expires(&self) -> Option<WallMs> {
+        match self {
+            Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
+            Lock::Full(full) => full.expires(),
+        }
+    }
+
+    /// **The granting rule.** Whether `owner` may hold with `limit` beside the other holders: they plus one are no
+    /// more than its limit, and no more than any of theirs. Mutex, read-write lock and semaphore are this one rule
+    /// with limits 1, unbounded and n.
+    pub fn admits(&self, owner: &[u8], limit: Limit) -> bool {
+        let mine = self.hold(owner);
+        let others = self.holders() - usize::from(mine.is_some());
+        if others == 0 {
+            return true;
+        }
+        let theirs = match (self, mine) {
+            (Lock::Full(full), Some(mine)) => full.holders.strictest_beside(mine.limit),
+            _ => self.strictest(),
+        };
+        limit.allows(others + 1) && theirs.map_or(true, |limit| limit.allows(others + 1))
+    }
+
+    /// Whether the holders are such as the granting rule could have let in together.
+    pub fn obeys_the_rule(&self) -> bool {
+        self.strictest()
+            .map_or(true, |limit| limit.allows(self.holders()))
+    }
+
+    /// Moves the state. The only way it ever moves: on the primary, on a replica and from the AOF alike. What the usual lock
+    /// needs is at hand; the rest stands apart, out of the way of every grant and release.
+    #[inline]
+    pub fn apply(&mut self, change: &Change) {
+        if let Lock::Sole(sole) = self {
+            if sole.apply(change) {
+                return;
+            }
+        }
+        self.apply_fully(change);
+    }
+
+    #[cold]
+    fn apply_fully(&mut self, change: &Change) {
+        let full = match change {
+            // Where there is neither a ticket nor a watch there is none to take away.
+            Change::Unticket { .. } | Change::Watch(false) if !self.is_full() => return,
+            _ => self.full(),
+        };
+        match change {
+            Change::Hold(hold) => full.holders.put(hold),
+            Change::Unhold { owner, token, .. } => match owner {
+                [] => full.holders.remove_only(*token),
+                owner => full.holders.remove(owner),
+            },
+            Change::Ticket {
+                number,
+                owner,
+                limit,
+                claim,
+            } => {
+                let ticket = Ticket {
+                    owner: Box::from(*owner),
+                    limit: *limit,
+                    claim: *claim,
+                };
+                full.tickets.insert(*number, ticket);
+            }
+            Change::Unticket { number } => {
+                full.tickets.remove(number);
+            }
+            Change::Watch(watched) => full.watched = *watched,
+        }
+        self.shrink();
+    }
+
+    /// Roughly the memory it takes, in bytes.
+    pub fn bytes(&self) -> usize {
+        let own = std::mem::size_of::<Lock>();
+        match self {
+            Lock::Sole(_) => own,
+            Lock::Full(full) => {
+                let holders = full.holders.bytes();
+                let tickets: usize = full
+                    .tickets
+                    .values()
+                    .map(|ticket| 80 + ticket.owner.len())
+                    .sum();
+                own + std::mem::size_of::<Full>() + holders + tickets
+            }
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        matches!(self, Lock::Full(_))
+    }
+
+    /// The large form, made from the small one where need be.
+    fn full(&mut self) -> &mut Full {
+        if let Lock::Sole(sole) = self {
+            let mut full = Box::<Full>::default();
+            if let Some(hold) = sole.hold() {
+                full.holders.put(&hold);
+            }
+            *self = Lock::Full(full);
+        }
+        match self {
+            Lock::Full(full) => full,
+            Lock::Sole(_) => unreachable!("the small form was replaced above"),
+        }
+    }
+
+    /// Back to the small form as soon as it can say the same, so that equal states have equal forms.
+    fn shrink(&mut self) {
+        let Lock::Full(full) = self else { return };
+        if full.watched || !full.tickets.is_empty() || full.holders.len() > 1 {
+            return;
+        }
+        let mut small = Sole::FREE;
+        if full
+            .holders
+            .iter()
+            .next()
+            .map_or(true, |hold| small.put(&hold))
+        {
+            *self = Lock::Sole(small);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What the operator has configured.
+
+use super::types::{Millis, Now, Token, WallMs};
+
+/// The settings that the engine goes by, in the units of the configuration table. The caller keeps them up to date.
+#[derive(Debug, Clone)]
+pub struct Policy {
+    /// The longest lease that may be asked for: in a server with a quarantine, one that ends within it.
+    pub max_lease_ms: Millis,
+    /// The longest claim window.
+    pub max_claim_ms: Millis,
+    /// How long a polled or re-found ticket is kept while nobody is there for it.
+    pub claim_window_ms: Millis,
+    /// Places a lock.
+    pub max_queue: usize,
+    /// Places over all locks.
+    pub max_places: usize,
+    /// Blocked connections over all locks.
+    pub max_waiters: usize,
+    /// Holders a lock.
+    pub max_holders: usize,
+    /// The age beyond which renewals and re-entry cannot carry a hold; 0: none.
+    pub max_hold_ms: Millis,
+    /// Whether a wait that could never end is refused.
+    pub deadlock_detection: bool,
+    /// Steps that one look for a circle of waiting owners takes at most.
+    pub deadlock_max_steps: usize,
+    /// No new grants or places when false.
+    pub grants: bool,
+    /// Until when nothing is granted after a start or promotion; 0: no quarantine.
+    pub quarantine_until: WallMs,
+}
+
+impl Default for Policy {
+    /// The defaults of the configuration table.
+    fn default() -> Self {
+        Policy {
+            max_lease_ms: 2_592_000_000,
+            max_claim_ms: 600_000,
+            claim_window_ms: 5_000,
+            max_queue: 100_000,
+            max_places: 1_000_000,
+            max_waiters: 50_000,
+            max_holders: 100_000,
+            max_hold_ms: 0,
+            deadlock_detection: true,
+            deadlock_max_steps: 10_000,
+            grants: true,
+            quarantine_until: WallMs(0),
+        }
+    }
+}
+
+impl Policy {
+    /// Whether locks are granted to new holders at this time.
+    pub fn granting(&self, now: Now) -> bool {
+        self.grants && !self.quarantined(now)
+    }
+
+    /// Whether the quarantine after a start or promotion lasts.
+    pub fn quarantined(&self, now: Now) -> bool {
+        now.wall() < self.quarantine_until
+    }
+
+    /// The deadline, no later than `max-hold-ms` after the grant. The token tells when that was.
+    pub fn bounded(&self, token: Token, deadline: WallMs) -> WallMs {
+        match self.max_hold_ms {
+            0 => deadline,
+            age => bound(token, deadline, age),
+        }
+    }
+}
+
+#[cold]
+fn bound(token: Token, deadline: WallMs, age: Millis) -> WallMs {
+    deadline.min(token.granted().after(age))
+}

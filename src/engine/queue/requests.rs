@@ -1,0 +1,246 @@
+//! The requests that wait, over all locks: found by number, by owner and by connection.
+
+use super::deadlines::DueKey;
+use super::LockId;
+use crate::engine::collections::index::{ByNumber, NumberIndex};
+use crate::engine::types::{Arrival, ClientId, Limit, Millis, Now, OwnerHash, RequestId, SteadyMs};
+use std::collections::hash_map::{Entry as Slot, RandomState};
+use std::collections::BTreeSet;
+use std::hash::BuildHasher;
+use std::num::NonZeroU32;
+use std::rc::Rc;
+
+/// Where a request waits.
+#[derive(Debug)]
+pub enum WaitsAt {
+    /// In the queue of one lock: at the place with this number.
+    One(LockId, Arrival),
+    /// In the queues of many.
+    Many(Box<Many>),
+}
+
+/// A request for many locks at once.
+#[derive(Debug)]
+pub struct Many {
+    /// Who asks.
+    pub owner: Rc<[u8]>,
+    /// The connection that asked.
+    pub client: ClientId,
+    /// The lease, from the grant on.
+    pub lease: Millis,
+    /// `HOLDS n`: make the hold counts at least n rather than one more.
+    pub holds: Option<NonZeroU32>,
+    /// The most owners that may hold at once.
+    pub limit: Limit,
+    /// Whether the holds are to end with the connection.
+    pub session: bool,
+    /// When its time is up; none for a wait without bound.
+    pub until: Option<DueKey<SteadyMs>>,
+    /// The locks, in the order of the request.
+    pub parts: Vec<Part>,
+}
+
+/// What a request for many locks is at one of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Which lock.
+    pub lock: LockId,
+    /// The number of its place there; none where it counts on its owner's hold instead.
+    pub place: Option<Arrival>,
+}
+
+impl Many {
+    /// Its part at this lock.
+    pub fn part_mut(&mut self, lock: LockId) -> Option<&mut Part> {
+        self.parts.iter_mut().find(|part| part.lock == lock)
+    }
+
+    /// The locks at which it has a place, and the number of that.
+    pub fn places(&self) -> impl Iterator<Item = (LockId, Arrival)> + '_ {
+        let places = self.parts.iter();
+        places.filter_map(|part| Some((part.lock, part.place?)))
+    }
+}
+
+/// An owner's waiting requests: mostly one.
+#[derive(Debug)]
+enum Ids {
+    One(RequestId),
+    // An owner may wait for a hundred thousand locks by a channel. Boxed, since this is rare and would make the usual case
+    // half as large again.
+    #[allow(clippy::box_collection)]
+    More(Box<BTreeSet<RequestId>>),
+}
+
+/// The requests of one connection that wait by a channel: mostly always the same one, so its name is shared.
+#[derive(Debug)]
+struct Notified {
+    channel: Rc<[u8]>,
+    ids: BTreeSet<RequestId>,
+}
+
+/// All waiting requests.
+#[derive(Debug, Default)]
+pub struct Requests {
+    by_id: NumberIndex<RequestId, WaitsAt>,
+    // By the hash of the owner's name: owners are kept with their places, and there may be many.
+    by_owner: NumberIndex<OwnerHash, Ids>,
+    hash: RandomState,
+    // Those that wait by a channel, by connection.
+    notified: ByNumber<ClientId, Notified>,
+    notifies: usize,
+    last: u64,
+}
+
+impl Requests {
+    /// A number that no other request has had. It follows the wall clock, so that a client that has seen numbers of an
+    /// earlier run of the server sees no number a second time.
+    pub fn fresh(&mut self, now: Now) -> RequestId {
+        self.last = (self.last + 1).max(now.us);
+        RequestId(self.last)
+    }
+
+    /// How many requests wait by a blocked connection.
+    pub fn blocked(&self) -> usize {
+        self.by_id.len() - self.notifies
+    }
+
+    /// How many requests wait by a channel.
+    pub fn notifies(&self) -> usize {
+        self.notifies
+    }
+
+    /// Where a request waits.
+    pub fn get(&self, id: RequestId) -> Option<&WaitsAt> {
+        self.by_id.get(&id)
+    }
+
+    /// A request for many locks.
+    pub fn many(&self, id: RequestId) -> Option<&Many> {
+        match self.by_id.get(&id) {
+            Some(WaitsAt::Many(many)) => Some(many),
+            _ => None,
+        }
+    }
+
+    /// A request for many locks.
+    pub fn many_mut(&mut self, id: RequestId) -> Option<&mut Many> {
+        match self.by_id.get_mut(&id) {
+            Some(WaitsAt::Many(many)) => Some(many),
+            _ => None,
+        }
+    }
+
+    /// A request waits at another place now.
+    pub fn set(&mut self, id: RequestId, at: WaitsAt) {
+        if let Some(known) = self.by_id.get_mut(&id) {
+            *known = at;
+        }
+    }
+
+    /// What stands for an owner in the indexes.
+    pub fn hash(&self, owner: &[u8]) -> OwnerHash {
+        OwnerHash(self.hash.hash_one(owner))
+    }
+
+    /// An owner's waiting requests, in order.
+    pub fn of_owner(&self, owner: OwnerHash) -> impl Iterator<Item = RequestId> + '_ {
+        self.of_owner_from(owner, RequestId(0))
+    }
+
+    /// The same from this number on.
+    pub fn of_owner_from(
+        &self,
+        owner: OwnerHash,
+        from: RequestId,
+    ) -> impl Iterator<Item = RequestId> + '_ {
+        let (one, more) = match self.by_owner.get(&owner) {
+            None => (None, None),
+            Some(Ids::One(id)) => (Some(*id).filter(|id| *id >= from), None),
+            Some(Ids::More(ids)) => (None, Some(ids.range(from..).copied())),
+        };
+        one.into_iter().chain(more.into_iter().flatten())
+    }
+
+    /// An owner's only waiting request; none if it has none or several.
+    pub fn only_of_owner(&self, owner: OwnerHash) -> Option<RequestId> {
+        let mut ids = self.of_owner(owner);
+        let first = ids.next()?;
+        ids.next().is_none().then_some(first)
+    }
+
+    /// Whether an owner waits for anything.
+    pub fn waits(&self, owner: OwnerHash) -> bool {
+        self.by_owner.get(&owner).is_some()
+    }
+
+    /// The next of the requests by which this connection waits on a channel.
+    pub fn notified(&self, client: ClientId) -> Option<RequestId> {
+        self.notified.get(&client)?.ids.first().copied()
+    }
+
+    /// The name of a channel that this connection is to wait by, as it is kept.
+    pub fn channel(&self, client: ClientId, channel: &[u8]) -> Rc<[u8]> {
+        let known = self.notified.get(&client).map(|notified| &notified.channel);
+        match known.filter(|known| ***known == *channel) {
+            Some(known) => known.clone(),
+            None => Rc::from(channel),
+        }
+    }
+
+    /// Adds a request of this owner and connection, which waits by a channel if it has one.
+    pub fn add(
+        &mut self,
+        id: RequestId,
+        owner: OwnerHash,
+        client: ClientId,
+        channel: Option<&Rc<[u8]>>,
+        at: WaitsAt,
+    ) {
+        self.by_id.insert(id, at);
+        match self.by_owner.get_mut(&owner) {
+            None => drop(self.by_owner.insert(owner, Ids::One(id))),
+            Some(Ids::More(ids)) => drop(ids.insert(id)),
+            Some(ids) => {
+                if let Ids::One(first) = *ids {
+                    *ids = Ids::More(Box::new(BTreeSet::from([first, id])));
+                }
+            }
+        }
+        if let Some(channel) = channel {
+            let notified = self.notified.entry(client).or_insert_with(|| Notified {
+                channel: channel.clone(),
+                ids: BTreeSet::new(),
+            });
+            notified.ids.insert(id);
+            self.notifies += 1;
+        }
+    }
+
+    /// Takes a request of this owner and connection out. Gives where it waited.
+    pub fn remove(&mut self, id: RequestId, owner: OwnerHash, client: ClientId) -> Option<WaitsAt> {
+        let (_, at) = self.by_id.remove(&id)?;
+        match self.by_owner.get_mut(&owner) {
+            Some(Ids::More(ids)) if ids.len() > 1 => drop(ids.remove(&id)),
+            _ => drop(self.by_owner.remove(&owner)),
+        }
+        if let Slot::Occupied(mut notified) = self.notified.entry(client) {
+            if notified.get_mut().ids.remove(&id) {
+                self.notifies -= 1;
+                if notified.get().ids.is_empty() {
+                    notified.remove();
+                }
+            }
+        }
+        Some(at)
+    }
+
+    /// Forgets all of them, but no number is given a second time.
+    pub fn clear(&mut self) {
+        *self = Requests {
+            last: self.last,
+            hash: self.hash.clone(),
+            ..Requests::default()
+        };
+    }
+}

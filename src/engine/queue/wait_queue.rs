@@ -1,0 +1,158 @@
+//! The wait queue of one lock, on the server that decides.
+
+use super::blocking_holders::BlockingHolders;
+use super::deadlines::DueKey;
+use super::place::Place;
+use crate::engine::collections::index::Index;
+use crate::engine::collections::roster::Roster;
+
+use crate::engine::types::{Arrival, RequestId, WallMs};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// The wait queue of one lock. It exists for a lock that somebody is queued for, or that has to be watched (see
+/// `Lock::needs_watch`). It holds every place, tickets and waiters alike; of a ticket the lock's value holds the durable
+/// half.
+///
+/// A holder never has a place in the queue: it may only wait for a stricter limit, ahead of the queue.
+#[derive(Debug, Default)]
+pub struct WaitQueue {
+    places: Roster<Arrival, Place>,
+    by_owner: Index<Rc<[u8]>, Arrival>,
+    // The holder that waits for a stricter limit: only for the other holders to leave.
+    upgrade: Option<Box<Place>>,
+    /// The due entry of the earliest lease.
+    pub lease: Option<DueKey<WallMs>>,
+    /// Requests for many locks that count on their owner's hold of this one.
+    pub counting: BTreeSet<RequestId>,
+    /// How many parts of requests for many locks wait at a place here.
+    pub parts: usize,
+    /// How many other places belong to owners that wait for something else too.
+    pub entangled: usize,
+    /// What the index of blocking holders has recorded of it.
+    pub blocking: BlockingHolders,
+    /// Absent tickets whose window has ended.
+    pub lapsed: Vec<Arrival>,
+    /// Waits that ended by time-out since the last settlement; for the events that tell of them.
+    pub timeouts: u32,
+    /// An end that the key was given from outside (EXPIRE), earlier than its leases. As long as nothing else touches the
+    /// lock the server removes the key then; the next request makes it the leases' own end.
+    pub external_end: Option<WallMs>,
+    /// Rises whenever holders change or somebody leaves: what was found out about it before may not be so any more.
+    pub revision: u64,
+    /// Whether the queue must not move, as its slot is migrating away.
+    pub closed: bool,
+    /// Whether the value at the key may have been replaced behind the queue's back.
+    pub stale: bool,
+    /// Whether a settlement is pending.
+    pub dirty: bool,
+}
+
+impl WaitQueue {
+    /// Whether nobody is queued.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty() && self.upgrade.is_none()
+    }
+
+    /// How many places there are.
+    pub fn len(&self) -> usize {
+        self.places.len() + usize::from(self.upgrade.is_some())
+    }
+
+    /// Whether nobody waits at any place, and no request counts on a hold here.
+    pub fn is_unattended(&self) -> bool {
+        self.counting.is_empty() && self.in_order().all(|(_, place)| place.is_absent())
+    }
+
+    /// The number of this owner's place, the waiting upgrade's included.
+    pub fn number_of(&self, owner: &[u8]) -> Option<Arrival> {
+        match self.upgrade.as_deref() {
+            Some(place) if *place.owner == *owner => Some(Arrival::AHEAD),
+            _ => self.by_owner.get(owner).copied(),
+        }
+    }
+
+    /// Puts a place at its number. The owner has no place yet and the number is free, or nothing happens. Gives whether it
+    /// is there.
+    pub fn insert(&mut self, number: Arrival, place: Place) -> bool {
+        if number == Arrival::AHEAD {
+            let free = self.upgrade.is_none();
+            self.upgrade.get_or_insert_with(|| Box::new(place));
+            self.revision += u64::from(free);
+            return free;
+        }
+        if self.by_owner.get(&place.owner).is_some() {
+            return false;
+        }
+        let owner = place.owner.clone();
+        let inserted = self.places.insert(number, Box::new(place)).is_ok();
+        if inserted {
+            self.by_owner.insert(owner, number);
+        }
+        inserted
+    }
+
+    /// Takes a place out.
+    pub fn remove(&mut self, number: Arrival) -> Option<Box<Place>> {
+        self.revision += 1;
+        if number == Arrival::AHEAD {
+            return self.upgrade.take();
+        }
+        let place = self.places.remove(number)?;
+        self.by_owner.remove(&place.owner);
+        Some(place)
+    }
+
+    /// The place with this number.
+    pub fn place(&self, number: Arrival) -> Option<&Place> {
+        match number {
+            Arrival::AHEAD => self.upgrade.as_deref(),
+            _ => self.places.get(number),
+        }
+    }
+
+    /// The place with this number.
+    pub fn place_mut(&mut self, number: Arrival) -> Option<&mut Place> {
+        match number {
+            Arrival::AHEAD => self.upgrade.as_deref_mut(),
+            _ => self.places.get_mut(number),
+        }
+    }
+
+    /// The holder's place that waits for a stricter limit.
+    pub fn upgrade(&self) -> Option<&Place> {
+        self.upgrade.as_deref()
+    }
+
+    /// The place that is served next: the waiting upgrade, or the first in order.
+    pub fn head(&self) -> Option<(Arrival, &Place)> {
+        match self.upgrade.as_deref() {
+            Some(place) => Some((Arrival::AHEAD, place)),
+            None => self.places.front(),
+        }
+    }
+
+    /// All places as they are served: the waiting upgrade first.
+    pub fn in_order(&self) -> impl Iterator<Item = (Arrival, &Place)> {
+        let upgrade = self.upgrade.as_deref().map(|place| (Arrival::AHEAD, place));
+        upgrade.into_iter().chain(self.places.iter())
+    }
+
+    /// The places from this number on, the waiting upgrade left out.
+    pub fn from(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Place)> {
+        self.places.from(number)
+    }
+
+    /// How many places of the queue are before this one; 0 for the waiting upgrade.
+    pub fn rank(&self, number: Arrival) -> Option<usize> {
+        match number {
+            Arrival::AHEAD => self.upgrade.as_ref().map(|_| 0),
+            _ => self.places.rank(number),
+        }
+    }
+
+    /// Whether the settlement of another lock may depend on what is queued here.
+    pub fn is_shared(&self) -> bool {
+        self.parts > 0 || !self.counting.is_empty()
+    }
+}

@@ -1,0 +1,277 @@
+//! Refusing waits that could never end, and ending those that have become so.
+
+use super::acquire::Ask;
+use crate::engine::deadlock::look::{Link, Look, Progress, Wanted, World, ASKED};
+use crate::engine::deadlock::text::{deadlock, Step, STEPS_NAMED};
+use crate::engine::keyspace::Keyspace;
+use crate::engine::ledger::Outcome;
+use crate::engine::queue::blocking_holders::MOST_RECORDED;
+use crate::engine::queue::place::Place;
+use crate::engine::queue::requests::WaitsAt;
+use crate::engine::queue::wait_queue::WaitQueue;
+use crate::engine::queue::LockId;
+use crate::engine::state::{Engine, Suspicion};
+use crate::engine::types::{Name, Now, OwnerHash, RequestId};
+use crate::error::Error;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+impl Engine {
+    /// Sees to it that a request that would wait at these places can be granted some time, with those out of the way that it
+    /// replaces.
+    ///
+    /// Errors: `Deadlock`, which names the circle.
+    #[inline]
+    pub(super) fn refuse_if_deadlocked(
+        &mut self,
+        keys: &mut impl Keyspace,
+        wanted: &[Wanted],
+        ask: &Ask,
+        replaced: &[RequestId],
+    ) -> Result<(), Error> {
+        if !self.policy.deadlock_detection {
+            return Ok(());
+        }
+        // A place that is there already may be before those that the request waits for.
+        let returns = wanted.iter().any(|wanted| {
+            let queue = wanted.lock.and_then(|lock| self.queues.get(lock));
+            let place = queue.and_then(|queue| queue.place(wanted.place?));
+            place.is_some()
+        });
+        let owner = self.requests.hash(ask.owner);
+        if !(returns || self.is_suspicious() || self.blocks_somebody(keys, ask.owner, owner)) {
+            return Ok(());
+        }
+        if self.ends_plainly(keys, wanted, owner) {
+            return Ok(());
+        }
+        self.look_for_circle(keys, wanted, (ask.owner, owner), replaced)
+    }
+
+    /// Whether anybody may wait for this owner, so that its wait could close a circle.
+    fn blocks_somebody(&self, keys: &mut impl Keyspace, owner: &[u8], hash: OwnerHash) -> bool {
+        let mut holds = |lock: LockId| {
+            let mut found = false;
+            if let Some(name) = self.queues.name(lock) {
+                keys.inspect(name.as_ref(), &mut |lock| {
+                    found = lock.hold(owner).is_some()
+                });
+            }
+            found
+        };
+        self.blocking.has(hash)
+            || self.requests.waits(hash)
+            || self.blocking.crowded().any(&mut holds)
+    }
+
+    /// Whether those who hold what is waited for wait for nothing, and nobody who is queued for it waits for anything else.
+    /// Then it does not matter what else the owner waits for, which may be a lot: by a channel it can wait for thousands.
+    fn ends_plainly(&self, keys: &mut impl Keyspace, wanted: &[Wanted], owner: OwnerHash) -> bool {
+        let waits = |holder: OwnerHash| holder != owner && self.requests.waits(holder);
+        wanted.iter().all(|wanted| {
+            let queue = wanted.lock.and_then(|lock| self.queues.get(lock));
+            let entangled = |queue: &WaitQueue| {
+                queue.parts > 0 || queue.entangled > 0 || queue.upgrade().is_some()
+            };
+            if queue.is_some_and(entangled) {
+                return false;
+            }
+            let recorded = queue.filter(|queue| !queue.is_empty());
+            if let Some(holders) = recorded.and_then(|queue| queue.blocking.each()) {
+                return !holders.iter().any(|holder| waits(holder.owner));
+            }
+            let mut plain = true;
+            keys.inspect(wanted.name, &mut |lock| {
+                let mut owners = lock.holds().map(|hold| self.requests.hash(hold.owner));
+                // A crowd of holders is looked through once, in steps.
+                plain = lock.holders() <= MOST_RECORDED && !owners.any(waits);
+            });
+            plain
+        })
+    }
+
+    #[inline(never)]
+    fn look_for_circle(
+        &mut self,
+        keys: &mut impl Keyspace,
+        wanted: &[Wanted],
+        (owner, hash): (&[u8], OwnerHash),
+        replaced: &[RequestId],
+    ) -> Result<(), Error> {
+        let world = World {
+            queues: &self.queues,
+            requests: &self.requests,
+        };
+        let mut look = Look::at_request(&world, hash, wanted, replaced);
+        let mut steps = self.policy.deadlock_max_steps;
+        match look.advance(&world, keys, ASKED, &mut steps) {
+            Progress::Ends => Ok(()),
+            Progress::Stuck => {
+                let (circle, whole) = look.circle(&world, ASKED);
+                let mut readable = |name: &Name| keys.readable(name.as_ref());
+                let error = self.deadlock((&circle, whole), Some(owner), &mut readable);
+                self.ledger.counters.deadlocks += 1;
+                Err(error)
+            }
+            // Too much depends on this wait to be looked at in its way: it waits, and is looked at later.
+            Progress::Unfinished => {
+                self.ledger.counters.deadlocks_deferred += 1;
+                let locks: Vec<LockId> = wanted
+                    .iter()
+                    .map(|wanted| self.queues.id_or_new(wanted.name))
+                    .collect();
+                self.suspects.extend(locks);
+                Ok(())
+            }
+        }
+    }
+
+    /// The error for a circle. `asks` is the owner of the request that is in no queue yet.
+    fn deadlock(
+        &self,
+        (circle, whole): (&[Link], bool),
+        asks: Option<&[u8]>,
+        readable: &mut dyn FnMut(&Name) -> bool,
+    ) -> Error {
+        let owner = |id: RequestId| match asks {
+            Some(owner) if id == ASKED => Rc::from(owner),
+            _ => self.owner_of(id).unwrap_or_default(),
+        };
+        let step = |link: &Link| Step {
+            waiter: owner(link.waiter),
+            name: link.name.clone(),
+            blocker: owner(link.blocker),
+            queued: link.queued,
+        };
+        let steps: Vec<Step> = circle.iter().take(STEPS_NAMED).map(step).collect();
+        let more = whole.then_some(circle.len() - steps.len());
+        deadlock(&steps, more, readable)
+    }
+
+    /// Who asks in a waiting request.
+    fn owner_of(&self, id: RequestId) -> Option<Rc<[u8]>> {
+        match self.requests.get(id)? {
+            WaitsAt::One(lock, number) => {
+                let place = self.queues.get(*lock)?.place(*number)?;
+                Some(place.owner.clone())
+            }
+            WaitsAt::Many(many) => Some(many.owner.clone()),
+        }
+    }
+
+    /// Looks for circles that have closed other than by a request: a lock that came by RENAME or RESTORE, a setting, a grant
+    /// to an owner that waits for something else; or that were too long to be found at the request. The youngest request of
+    /// a knot is told `Deadlock`. To be called now and then, when changes are possible: one call takes as many steps as the
+    /// look of one request. Gives whether there is more to look at.
+    pub fn break_circles(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
+        if !self.policy.deadlock_detection {
+            self.suspects.clear();
+            self.look = None;
+            return false;
+        }
+        let mut steps = self.policy.deadlock_max_steps;
+        while steps > 0 {
+            let Some(mut suspicion) = self.look.take().or_else(|| self.next_suspicion()) else {
+                return false;
+            };
+            let world = World {
+                queues: &self.queues,
+                requests: &self.requests,
+            };
+            let target = suspicion.request;
+            match suspicion.look.advance(&world, keys, target, &mut steps) {
+                Progress::Ends => {}
+                Progress::Unfinished => {
+                    suspicion.interrupted = true;
+                    self.look = Some(suspicion);
+                }
+                Progress::Stuck => {
+                    let Some(knot) = suspicion.look.knot(&world, target, &mut steps) else {
+                        suspicion.interrupted = true;
+                        self.look = Some(suspicion);
+                        continue;
+                    };
+                    if !suspicion.interrupted || suspicion.look.still_holds(&world, &knot) {
+                        self.untie(keys, now, &mut suspicion.look, &knot);
+                    }
+                    // There may be another knot behind it; or somebody has left since.
+                    self.suspects.insert(suspicion.lock);
+                    steps = steps.saturating_sub(1);
+                }
+            }
+        }
+        self.is_suspicious()
+    }
+
+    /// A look at the next queue that is suspected. If its last request can be granted some time then all before it can.
+    fn next_suspicion(&mut self) -> Option<Box<Suspicion>> {
+        loop {
+            let lock = self.suspects.pop_first()?;
+            let queue = self.queues.get(lock);
+            let present = |place: &&Place| !place.is_absent();
+            let places = queue.into_iter().flat_map(WaitQueue::in_order);
+            let last = places.map(|(_, place)| place).filter(present).last();
+            if let Some((request, place)) = last.and_then(|place| Some((place.request()?, place))) {
+                return Some(Box::new(Suspicion {
+                    lock,
+                    request,
+                    look: Look::at_wait(self.requests.hash(&place.owner)),
+                    interrupted: false,
+                }));
+            }
+        }
+    }
+
+    /// Ends the youngest request of a knot.
+    fn untie(&mut self, keys: &mut impl Keyspace, now: Now, look: &mut Look, knot: &[RequestId]) {
+        let Some(victim) = knot.iter().max().copied() else {
+            return;
+        };
+        let world = World {
+            queues: &self.queues,
+            requests: &self.requests,
+        };
+        let (circle, whole) = look.circle(&world, victim);
+        // Whose keys these are is not known here: only its own are named to the one that is told.
+        let own: BTreeSet<Name> = match self.requests.get(victim) {
+            Some(WaitsAt::One(lock, _)) => self.queues.name(*lock).cloned().into_iter().collect(),
+            Some(WaitsAt::Many(many)) => many
+                .parts
+                .iter()
+                .filter_map(|part| self.queues.name(part.lock).cloned())
+                .collect(),
+            None => BTreeSet::new(),
+        };
+        let error = self.deadlock((&circle, whole), None, &mut |name| own.contains(name));
+        self.ledger.counters.deadlocks += 1;
+        self.dismiss(victim, now, Outcome::Refused(error));
+        self.follow_up(keys, now);
+    }
+
+    /// Whether circles are to be looked for (see [`Engine::break_circles`]).
+    pub fn is_suspicious(&self) -> bool {
+        !self.suspects.is_empty() || self.look.is_some()
+    }
+
+    /// Has every queue looked at for circles: the rules have changed.
+    pub fn suspect_all(&mut self) {
+        self.suspects.extend(self.queues.ids(None));
+    }
+
+    /// Has a queue looked at whose holders, or first places, have changed in favour of an owner that waits for something
+    /// else: those behind it depend on that from now on.
+    pub(super) fn suspect_if_waiting(&mut self, lock: LockId, owner: OwnerHash) {
+        let queued = self.queues.get(lock).is_some_and(|queue| !queue.is_empty());
+        if queued && self.requests.waits(owner) {
+            self.suspects.insert(lock);
+        }
+    }
+
+    /// The same where one of its requests waits here.
+    pub(super) fn suspect_if_waiting_beside(&mut self, lock: LockId, owner: &[u8], id: RequestId) {
+        let owner = self.requests.hash(owner);
+        if self.requests.only_of_owner(owner) != Some(id) {
+            self.suspects.insert(lock);
+        }
+    }
+}

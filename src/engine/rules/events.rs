@@ -1,0 +1,472 @@
+//! What happens outside of requests. Events may come at a moment when nothing may be changed: they note what is to be done,
+//! and settlements do it.
+
+use super::hold::held;
+use crate::engine::keyspace::{exists, Entry, Keyspace};
+use crate::engine::ledger::{Due, Outcome};
+use crate::engine::lock::change::{Change, End};
+use crate::engine::lock::Hold;
+use crate::engine::queue::ties::Tie;
+use crate::engine::queue::wait_queue::WaitQueue;
+use crate::engine::queue::LockId;
+use crate::engine::state::{Engine, Undelivered};
+use crate::engine::types::{ClientId, Grant, Name, NameRef, Now, RequestId, Token, WallMs};
+use std::collections::BTreeMap;
+
+/// Due entries that one tick works off at most.
+const DUES_A_STEP: usize = 1024;
+
+/// Holds and places of connections that have ended which one settlement clears away at most.
+const CLEARED_A_STEP: usize = 1024;
+
+/// Holds that one settlement renews at most.
+const RENEWED_A_STEP: usize = 256;
+
+impl Engine {
+    /// Works off what is due: marks the locks concerned and answers the waits whose time is up. Changes no lock.
+    /// Gives whether more is due already.
+    pub fn tick(&mut self, now: Now) -> bool {
+        if self.held_back && self.policy.granting(now) {
+            self.held_back = false;
+            self.mark_all();
+        }
+        for _ in 0..DUES_A_STEP {
+            match self.ledger.timers.pop(now.steady()) {
+                None => break,
+                Some(Due::Wait(id)) => self.time_out(id, now),
+                Some(Due::Window(lock, number)) => {
+                    if let Some(queue) = self.queues.get_mut(lock) {
+                        queue.lapsed.push(number);
+                    }
+                    self.mark(lock);
+                }
+                Some(Due::Renewal(token)) => {
+                    if let Some(auto) = self.ledger.ties.auto_mut(token) {
+                        auto.due = None;
+                        self.renewals.push_back(token);
+                    }
+                }
+            }
+        }
+        for _ in 0..DUES_A_STEP {
+            let Some(lock) = self.leases.pop(now.wall()) else {
+                break;
+            };
+            if let Some(queue) = self.queues.get_mut(lock) {
+                queue.lease = None;
+            }
+            self.mark(lock);
+        }
+        let timers = self.ledger.timers.next();
+        timers.is_some_and(|at| at <= now.steady())
+            || self.leases.next().is_some_and(|at| at <= now.wall())
+    }
+
+    fn time_out(&mut self, id: RequestId, now: Now) {
+        let Some((left, lock)) = self.depart(id, now) else {
+            return;
+        };
+        for (lock, _) in &left.places {
+            if let Some(queue) = self.queues.get_mut(*lock) {
+                queue.timeouts += 1;
+            }
+        }
+        self.ledger.counters.timeouts += 1;
+        self.tell(left, lock, Outcome::Null);
+    }
+
+    /// The connection of a blocked request has ended, or no longer waits.
+    pub fn leave(&mut self, id: RequestId, now: Now) {
+        self.depart(id, now);
+    }
+
+    /// The server does not let this request wait after all: it leaves, and the queue goes on without it.
+    pub fn abandon(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
+        let locks: Vec<LockId> = match self.depart(id, now) {
+            Some((left, _)) => left.places.iter().map(|(lock, _)| *lock).collect(),
+            None => Vec::new(),
+        };
+        for lock in locks {
+            self.settle(keys, now, lock);
+        }
+        self.follow_up(keys, now);
+    }
+
+    /// The value at this key may have been removed, replaced or brought: it is looked at again. Costs one look where nobody
+    /// is queued and nothing is to be watched.
+    pub fn on_key_changed(&mut self, name: NameRef) {
+        let lock = self.queues.id_or_new(name);
+        self.revisit(lock);
+    }
+
+    /// The same if somebody is queued for this lock, or it is watched; else nothing is to be done.
+    pub fn on_key_removed(&mut self, name: NameRef) {
+        if let Some(lock) = self.queues.id(name) {
+            self.revisit(lock);
+        }
+    }
+
+    fn revisit(&mut self, lock: LockId) {
+        self.distrust(lock);
+        // What was said of the value that was here does not hold for the next.
+        if let Some(queue) = self.queues.get_mut(lock) {
+            queue.external_end = None;
+        }
+        self.mark(lock);
+    }
+
+    /// A lock has come to this key: it is looked at again, and the ties of its holds come along.
+    pub fn on_key_brought(&mut self, keys: &mut impl Keyspace, name: NameRef) {
+        self.bring_ties(keys, name);
+        self.on_key_changed(name);
+    }
+
+    /// A tie follows its hold to this key, unless the hold is still where it was: RESTORE can make a second one of it.
+    pub fn bring_ties(&mut self, keys: &mut impl Keyspace, name: NameRef) {
+        if self.ledger.ties.is_empty() {
+            return;
+        }
+        let here = name.to_owned();
+        let ties = &self.ledger.ties;
+        let strayed = |hold: Hold| Some((hold.token, ties.strayed(hold.token, &here)?));
+        let holds = keys.entry(name).lock.iter().flat_map(|lock| lock.holds());
+        let strayed: Vec<_> = holds.filter_map(strayed).collect();
+        for (token, old) in strayed {
+            let there = keys.entry(old.as_ref()).lock.as_ref();
+            if !there.is_some_and(|lock| lock.holds().any(|hold| hold.token == token)) {
+                self.ledger.ties.rename(token, &here);
+            }
+        }
+    }
+
+    /// Whether this lock's queue must not move: its slot is migrating away.
+    pub fn close(&mut self, name: NameRef, closed: bool) {
+        let queue = self.queues.id(name);
+        if let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) {
+            queue.closed = closed;
+        }
+    }
+
+    /// The key was given an end from outside that is earlier than its leases.
+    pub fn on_external_ttl(&mut self, name: NameRef, end: WallMs) {
+        let lock = self.queues.id_or_new(name);
+        if let Some(queue) = self.queues.get_mut(lock) {
+            queue.external_end = Some(end);
+        }
+    }
+
+    /// Whether somebody is queued for this lock, or it is watched.
+    pub fn watches(&self, name: NameRef) -> bool {
+        self.queues.id(name).is_some()
+    }
+
+    /// The locks of a database (or of all) that somebody is queued for or that are watched.
+    pub fn watched(&self, db: Option<u32>) -> Vec<Name> {
+        let ids = self.queues.ids(db).into_iter();
+        ids.filter_map(|lock| self.queues.name(lock).cloned())
+            .collect()
+    }
+
+    /// Keeps in mind, on a server that only follows, which locks it has to watch once it decides.
+    pub fn follow(&mut self, name: NameRef, entry: &Entry) {
+        let lock = entry.lock.as_ref();
+        let watch = lock.is_some_and(|lock| lock.needs_watch() && !lock.is_empty());
+        match self.queues.id(name) {
+            None if watch => {
+                let lock = self.queues.id_or_new(name);
+                self.distrust(lock);
+            }
+            Some(lock) if !watch && self.queues.get(lock).is_some_and(WaitQueue::is_empty) => {
+                self.drop_queue(lock);
+            }
+            _ => {}
+        }
+    }
+
+    /// This server decides from now on: every lock it knows to watch is looked at, every ticket starts as absent.
+    pub fn promote(&mut self) {
+        for lock in self.queues.ids(None) {
+            self.revisit(lock);
+        }
+    }
+
+    /// This server only follows from now on: places and deadlines are the new primary's affair. The server itself tells
+    /// blocked connections; who waits by a channel is told that the lock has moved.
+    pub fn demote(&mut self, now: Now) {
+        let locks = self.queues.ids(None);
+        if self.requests.notifies() > 0 {
+            locks.iter().for_each(|lock| self.move_away(*lock, now));
+        }
+        let names: Vec<Name> = locks
+            .iter()
+            .filter_map(|lock| self.queues.name(*lock).cloned())
+            .collect();
+        self.queues = Default::default();
+        self.leases = Default::default();
+        self.blocking = Default::default();
+        self.requests.clear();
+        self.ledger.timers = Default::default();
+        self.ledger.ties.clear();
+        self.ledger.wakes.clear();
+        self.dirty.clear();
+        self.next.clear();
+        self.undelivered.clear();
+        self.disconnected.clear();
+        self.renewals.clear();
+        self.suspects.clear();
+        self.look = None;
+        self.places = 0;
+        self.stale = 0;
+        self.held_back = false;
+        for name in names {
+            let lock = self.queues.id_or_new(name.as_ref());
+            self.distrust(lock);
+        }
+    }
+
+    /// Marks every watched lock for settlement: the rules have changed.
+    pub fn mark_all(&mut self) {
+        for lock in self.queues.ids(None) {
+            self.mark(lock);
+        }
+    }
+
+    /// Takes a queue out with all its places, at which nobody waits.
+    pub(super) fn forget(&mut self, lock: LockId) {
+        let Some(queue) = self.drop_queue(lock) else {
+            return;
+        };
+        self.places -= queue.len();
+        let windows = queue
+            .in_order()
+            .filter_map(|(_, place)| place.ticket.as_deref());
+        for mut due in windows.map(|window| window.due) {
+            self.ledger.timers.clear(&mut due);
+        }
+    }
+
+    /// The lock's slot is served elsewhere now. The server itself tells blocked connections; who waits by a channel is told
+    /// here.
+    pub(super) fn move_away(&mut self, lock: LockId, now: Now) {
+        let Some(queue) = self.queues.get(lock) else {
+            return;
+        };
+        let places = queue.in_order().filter_map(|(_, place)| place.one());
+        let by_channel = places.filter(|request| request.channel.is_some());
+        let ids: Vec<RequestId> = by_channel.map(|request| request.id).collect();
+        for id in ids {
+            if let Some((left, lock)) = self.depart(id, now) {
+                self.tell(left, lock, Outcome::Moved);
+            }
+        }
+    }
+
+    /// A grant did not reach its connection: what it added is to be taken back as soon as changes are possible.
+    pub fn undelivered(&mut self, name: Name, owner: Box<[u8]>, grant: Grant) {
+        self.undelivered.push(Undelivered { name, owner, grant });
+    }
+
+    /// Whether there are grants to be taken back.
+    #[inline]
+    pub fn has_undelivered(&self) -> bool {
+        !self.undelivered.is_empty()
+    }
+
+    /// Takes back what undelivered grants added, and no more: other connections of the owner keep theirs. To be called
+    /// before anything else is decided, and only when this server would accept a write.
+    pub fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
+        for Undelivered { name, owner, grant } in std::mem::take(&mut self.undelivered) {
+            if !keys.accepts(name.as_ref()) {
+                // What has left with its slot is no longer to be had back from here.
+                if exists(keys, name.as_ref()) {
+                    self.undelivered.push(Undelivered { name, owner, grant });
+                }
+                continue;
+            }
+            let Ok(entry) = self.settled(keys, now, name.as_ref()) else {
+                continue;
+            };
+            let Ok(hold) = held(entry, &owner, Some(grant.token)) else {
+                continue;
+            };
+            let left = hold.holds.saturating_sub(grant.added);
+            self.ledger.lower(entry, &owner, hold, left, now);
+            let lock = self.queues.id(name.as_ref());
+            self.rewatch(entry, now, name.as_ref(), lock);
+            self.follow_up(keys, now);
+        }
+    }
+
+    /// A connection has ended: what ties holds to it and what waits by a channel for it are cleared away as soon as changes
+    /// are possible. What blocked it ends by [`Engine::leave`].
+    pub fn on_disconnect(&mut self, client: ClientId) {
+        let tied = self.ledger.ties.next_of(client, Token(0)).is_some();
+        if tied || self.requests.notified(client).is_some() {
+            self.disconnected.insert(client, Token(0));
+        }
+    }
+
+    /// Clears away what belonged to connections that have ended, one step of it. Gives whether something is left that could
+    /// go on at once.
+    pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
+        let mut refused = BTreeMap::new();
+        let mut room = CLEARED_A_STEP;
+        while let Some((&client, &after)) = self.disconnected.first_key_value().filter(|_| room > 0)
+        {
+            room -= 1;
+            if let Some(id) = self.requests.notified(client) {
+                if let Some((left, lock)) = self.depart(id, now) {
+                    self.tell(left, lock, Outcome::Gone);
+                }
+                continue;
+            }
+            let Some(token) = self.ledger.ties.next_of(client, after) else {
+                self.disconnected.remove(&client);
+                if self.ledger.ties.next_of(client, Token(0)).is_some() {
+                    refused.insert(client, Token(0));
+                }
+                continue;
+            };
+            let tie = self.ledger.ties.get(token).cloned();
+            let Some(tie) = tie.filter(|tie| tie.session) else {
+                // Its lease runs on to its end.
+                self.ledger.untie(token);
+                continue;
+            };
+            let name = tie.name.as_ref();
+            if keys.accepts(name) {
+                // The end of a hold opens a key and hands a lock over; a place only goes.
+                room = room.saturating_sub(3);
+                self.end_session(keys, now, token, &tie);
+            } else if !exists(keys, name) {
+                // The lock has left with its slot.
+                self.ledger.untie(token);
+            } else {
+                // Its slot is migrating away, and the hold with it; it is asked again, after all others.
+                self.disconnected.insert(client, token);
+            }
+        }
+        let left = !self.disconnected.is_empty();
+        self.disconnected.append(&mut refused);
+        left
+    }
+
+    fn end_session(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, tie: &Tie) {
+        let name = tie.name.as_ref();
+        let lock = self.queues.id(name);
+        if lock.is_none() {
+            drop(self.settled(keys, now, name));
+        }
+        let entry = keys.entry(name);
+        if let Some(end) = entry.external_end.take() {
+            entry.shorten(end);
+        }
+        let lives = |hold: Hold| hold.deadline > now.wall();
+        if held(entry, &tie.owner, Some(token)).is_ok_and(lives) {
+            self.ledger.end(entry, &tie.owner, token, End::Session, now);
+            // Served when all has gone that the connection held: what else it holds is not to be counted on.
+            if let Some(lock) = self.queues.id(name) {
+                self.mark(lock);
+            }
+        }
+        self.ledger.untie(token);
+    }
+
+    /// Renews the holds whose renewal is due, one step of it. Gives whether something is left that could go on at once.
+    pub(super) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
+        let mut refused = Vec::new();
+        for _ in 0..RENEWED_A_STEP {
+            let Some(token) = self.renewals.pop_front() else {
+                break;
+            };
+            let Some(tie) = self.ledger.ties.get(token).cloned() else {
+                continue;
+            };
+            let Some(auto) = tie.auto.filter(|auto| auto.due.is_none()) else {
+                continue;
+            };
+            let over = auto.until.is_some_and(|until| until <= now.steady());
+            let gone = self.disconnected.contains_key(&tie.client);
+            if over || gone {
+                self.renew_no_more(token);
+            } else if keys.accepts(tie.name.as_ref()) {
+                self.renew_for(keys, now, token, &tie);
+            } else if exists(keys, tie.name.as_ref()) {
+                refused.push(token);
+            } else {
+                // The lock has left with its slot.
+                self.ledger.untie(token);
+            }
+        }
+        let left = !self.renewals.is_empty();
+        self.renewals.extend(refused);
+        left
+    }
+
+    /// Renews a hold for its full lease, unless it has ended: then it is too late.
+    fn renew_for(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, tie: &Tie) {
+        let Some(auto) = tie.auto else { return };
+        let name = tie.name.as_ref();
+        let entry = keys.entry(name);
+        let lives = |hold: &Hold| hold.deadline > now.wall();
+        let hold = held(entry, &tie.owner, Some(token)).ok().filter(lives);
+        let Some(hold) = hold else { return };
+        let wanted = now.wall().after(auto.lease);
+        let deadline = self.policy.bounded(token, wanted).max(hold.deadline);
+        if deadline != hold.deadline {
+            entry.commit(&Change::Hold(Hold {
+                owner: &tie.owner,
+                deadline,
+                ..hold
+            }));
+            self.ledger.counters.renewals += 1;
+            self.ledger.counters.auto_renewals += 1;
+        }
+        if deadline < wanted {
+            // It has reached the age that it may have.
+            self.renew_no_more(token);
+        } else {
+            let next = self.ledger.next_renewal(token, auto.lease, now);
+            if let Some(auto) = self.ledger.ties.auto_mut(token) {
+                auto.due = Some(next);
+            }
+        }
+        let lock = self.queues.id(name);
+        self.rewatch(entry, now, name, lock);
+    }
+
+    /// The server renews a hold no more; a session stays.
+    fn renew_no_more(&mut self, token: Token) {
+        if let Some(tie) = self.ledger.untie(token).filter(|tie| tie.session) {
+            self.ledger.ties.tie(token, Tie { auto: None, ..tie });
+        }
+    }
+
+    /// A hold has ended with its key.
+    pub fn on_hold_removed(&mut self, end: End, token: Token, now: Now) {
+        self.ledger.untie(token);
+        self.ledger.counters.gone(end, token, now);
+    }
+
+    /// A hold has left with its key's slot. It goes on elsewhere, without the connection that it is tied to here.
+    pub fn on_hold_left(&mut self, token: Token) {
+        self.ledger.untie(token);
+    }
+
+    /// The same for all holds of the locks that have left.
+    pub fn on_locks_left(&mut self, left: impl Fn(&Name) -> bool) {
+        for token in self.ledger.ties.of(left) {
+            self.ledger.untie(token);
+        }
+    }
+
+    /// All values of a database (or of all) have gone, and are not to come back.
+    pub fn on_flush(&mut self, db: Option<u32>) {
+        self.on_locks_left(|name| db.map_or(true, |db| name.db == db));
+    }
+
+    /// Two databases were exchanged.
+    pub fn on_swap(&mut self, one: u32, other: u32) {
+        self.ledger.ties.swap(one, other);
+    }
+}

@@ -1,0 +1,310 @@
+//! Bringing a queue and a value that came or went behind its back together again: RENAME, MOVE, RESTORE, SWAPDB, FLUSHALL, a
+//! promotion, a load.
+
+use crate::engine::deadlock::text::two_upgrades;
+use crate::engine::keyspace::{Entry, Keyspace};
+use crate::engine::ledger::{overflow, Outcome};
+use crate::engine::lock::change::Change;
+use crate::engine::lock::Ticket;
+use crate::engine::queue::place::{Occupant, Place};
+use crate::engine::queue::requests::WaitsAt;
+use crate::engine::queue::LockId;
+use crate::engine::state::Engine;
+use crate::engine::types::{Arrival, Name, NameRef, Now};
+use crate::error::Error;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+impl Engine {
+    /// Whether what is served here may change the queue of another lock whose value came or went behind its back. Mostly no
+    /// queue is like that, and this one is not looked up.
+    #[inline]
+    pub(super) fn abuts_stale(&self, lock: LockId) -> bool {
+        self.stale > 0
+            && self
+                .queues
+                .get(lock)
+                .is_some_and(|queue| self.stale > usize::from(queue.stale) && queue.is_shared())
+    }
+
+    /// Reconciles the queues of all locks that are wanted together with this one. A request that leaves this queue leaves
+    /// theirs: had they not been looked at before, it would depend on which lock is settled first who was there when the
+    /// value changed.
+    #[cold]
+    pub(super) fn reconcile_beside(&mut self, keys: &mut impl Keyspace, now: Now, lock: LockId) {
+        let Some(queue) = self.queues.get(lock) else {
+            return;
+        };
+        let parts = queue.in_order().filter(|(_, place)| place.is_part());
+        let ids = parts.filter_map(|(_, place)| place.request());
+        let ids = ids.chain(queue.counting.iter().copied());
+        let many = ids.filter_map(|id| self.requests.many(id));
+        let locks = many.flat_map(|many| many.parts.iter().map(|part| part.lock));
+        let stale = |lock: &LockId| self.queues.get(*lock).is_some_and(|queue| queue.stale);
+        let beside: BTreeSet<LockId> = locks.filter(stale).collect();
+        let named = |lock: LockId| Some((lock, self.queues.name(lock)?.clone()));
+        let beside: Vec<(LockId, Name)> = beside.into_iter().filter_map(named).collect();
+        for (lock, name) in beside {
+            let entry = keys.entry(name.as_ref());
+            // Who waits under a key of another type is told so when that lock is settled.
+            if !entry.foreign {
+                self.reconcile(entry, now, name.as_ref(), lock);
+            }
+        }
+    }
+
+    /// Brings the queue and its value together again.
+    ///
+    /// An owner that waits and now holds is answered. An owner that is present keeps its place, its ticket made anew; an
+    /// absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a fresh window. A
+    /// value from outside is bounded: no lease beyond what can be asked for here.
+    pub(super) fn reconcile(&mut self, entry: &mut Entry, now: Now, name: NameRef, lock: LockId) {
+        let Some(queue) = self.queues.get_mut(lock).filter(|queue| queue.stale) else {
+            return;
+        };
+        queue.stale = false;
+        self.stale -= 1;
+        if !queue.is_empty() || !queue.counting.is_empty() {
+            // The holders may be others than those that a wait was found to end with.
+            self.suspects.insert(lock);
+        }
+        if entry.lock.is_some() {
+            entry.retime();
+        }
+        entry.shorten(now.wall().after(self.policy.max_lease_ms));
+        for number in self.places_of_holders(entry, lock) {
+            self.meet_hold(entry, now, name, lock, number);
+        }
+        self.renew_lost_tickets(entry, lock);
+        self.take_in_tickets(entry, now, lock);
+    }
+
+    /// The places of owners that hold the lock, in order.
+    fn places_of_holders(&self, entry: &Entry, lock: LockId) -> Vec<Arrival> {
+        let Some(queue) = self.queues.get(lock).filter(|queue| !queue.is_empty()) else {
+            return Vec::new();
+        };
+        let holds = entry.lock.iter().flat_map(|lock| lock.holds());
+        let mut places: Vec<Arrival> = holds
+            .filter_map(|hold| queue.number_of(hold.owner))
+            .collect();
+        places.sort_unstable();
+        places
+    }
+
+    /// A hold has come to this lock, and its owner has a place in the queue: the request that waits there is answered as a
+    /// re-entry, or goes on as an upgrade. A ticket there is dropped.
+    fn meet_hold(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        lock: LockId,
+        number: Arrival,
+    ) {
+        let Some(queue) = self.queues.get(lock) else {
+            return;
+        };
+        let Some(place) = queue.place(number) else {
+            return;
+        };
+        let Some(hold) = entry.hold(&place.owner) else {
+            return;
+        };
+        let strong_enough = hold.limit <= place.limit;
+        let overflows = hold.holds == u32::MAX;
+        let refuse = |error: Error| Outcome::Refused(error);
+        match &place.occupant {
+            Occupant::Absent => {
+                self.remove_place(entry, now, lock, number, Outcome::Cancelled);
+            }
+            Occupant::Part(id) if strong_enough => {
+                let id = *id;
+                self.count_on_hold(lock, number, id);
+            }
+            Occupant::One(request) if strong_enough => {
+                let outcome = match () {
+                    () if self.policy.quarantined(now) => refuse(self.withheld(now)),
+                    () if overflows && request.holds.is_none() => refuse(overflow()),
+                    () => {
+                        if let Some(place) = self.take_out(entry, now, lock, number) {
+                            self.grant(entry, now, (name, lock), *place);
+                        }
+                        return;
+                    }
+                };
+                self.remove_place(entry, now, lock, number, outcome);
+            }
+            _ if number == Arrival::AHEAD => {}
+            _ => match queue.upgrade() {
+                Some(other) => {
+                    let error = two_upgrades(&place.owner, &other.owner);
+                    self.ledger.counters.deadlocks += 1;
+                    self.remove_place(entry, now, lock, number, refuse(error));
+                }
+                None => self.make_upgrade(entry, lock, number),
+            },
+        }
+    }
+
+    /// A place becomes the waiting upgrade's.
+    fn make_upgrade(&mut self, entry: &mut Entry, lock: LockId, number: Arrival) {
+        let Some(mut place) = self.uproot(entry, lock, number) else {
+            return;
+        };
+        place.ticket = None;
+        let request = place.request();
+        let queue = self.queues.get_mut(lock);
+        if queue.is_some_and(|queue| queue.insert(Arrival::AHEAD, *place)) {
+            self.places += 1;
+        }
+        let Some(id) = request else { return };
+        if let Some(part) = self
+            .requests
+            .many_mut(id)
+            .and_then(|many| many.part_mut(lock))
+        {
+            part.place = Some(Arrival::AHEAD);
+        } else {
+            self.requests.set(id, WaitsAt::One(lock, Arrival::AHEAD));
+        }
+    }
+
+    /// Tickets that have gone with their value: of an owner that is present it is made anew, an absent one has gone.
+    fn renew_lost_tickets(&mut self, entry: &mut Entry, lock: LockId) {
+        let Some(queue) = self.queues.get(lock) else {
+            return;
+        };
+        let durable = |number: Arrival, owner: &[u8]| {
+            let ticket = entry.lock.as_ref().and_then(|lock| lock.ticket(number));
+            ticket.is_some_and(|ticket| *ticket.owner == *owner)
+        };
+        let lost: Vec<(Arrival, bool)> = queue
+            .in_order()
+            .filter(|(number, place)| place.ticket.is_some() && !durable(*number, &place.owner))
+            .map(|(number, place)| (number, place.is_absent()))
+            .collect();
+        for (number, absent) in lost {
+            if absent {
+                drop(self.uproot(entry, lock, number));
+            } else if let Some(queue) = self.queues.get(lock) {
+                write_ticket(entry, queue.place(number), number);
+            }
+        }
+    }
+
+    /// Tickets that came with the value take their places.
+    fn take_in_tickets(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
+        let brought: Vec<(Arrival, Ticket)> = match &entry.lock {
+            Some(lock) => lock
+                .tickets()
+                .map(|(number, ticket)| (number, ticket.clone()))
+                .collect(),
+            None => Vec::new(),
+        };
+        for (number, ticket) in brought {
+            self.take_in_ticket(entry, now, lock, number, ticket);
+        }
+    }
+
+    fn take_in_ticket(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        lock: LockId,
+        brought: Arrival,
+        ticket: Ticket,
+    ) {
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        let place = queue.number_of(&ticket.owner);
+        if place == Some(brought) {
+            return self.meet_ticket(entry, now, lock, brought, &ticket);
+        }
+        self.ledger.clock.observe(brought.0, now);
+        let taken = queue.place(brought).is_some();
+        // One place an owner, and none for a holder.
+        let superfluous = place.is_some() || entry.hold(&ticket.owner).is_some();
+        if superfluous || taken {
+            entry.commit(&Change::Unticket { number: brought });
+        }
+        if superfluous {
+            return;
+        }
+        let number = match taken {
+            true => self.ledger.clock.arrival(now),
+            false => brought,
+        };
+        let claim = ticket.claim.min(self.policy.max_claim_ms);
+        let mut place = Place::new(Rc::from(ticket.owner), ticket.limit, now);
+        place.since_us = now
+            .steady_us
+            .saturating_sub(now.us.saturating_sub(brought.0));
+        place.set_claim(claim);
+        if queue.insert(number, place) {
+            self.places += 1;
+        }
+        if taken || claim != ticket.claim {
+            write_ticket(entry, queue.place(number), number);
+        }
+        let window = claim.max(self.policy.claim_window_ms);
+        self.keep_ticket(lock, number, window, now);
+    }
+
+    /// A ticket came to its own place. Either may have been asked for anew since they were parted.
+    fn meet_ticket(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        lock: LockId,
+        number: Arrival,
+        ticket: &Ticket,
+    ) {
+        let queue = self.queues.get_mut(lock);
+        let Some(place) = queue.and_then(|queue| queue.place_mut(number)) else {
+            return;
+        };
+        if (place.limit, place.claim()) == (ticket.limit, Some(ticket.claim)) {
+            return;
+        }
+        if !place.is_absent() {
+            return write_ticket(entry, Some(place), number);
+        }
+        place.limit = ticket.limit;
+        place.set_claim(ticket.claim);
+        let window = ticket.claim.max(self.policy.claim_window_ms);
+        self.keep_ticket(lock, number, window, now);
+    }
+
+    /// The key became something else under those who wait for a lock.
+    pub(super) fn refuse_all(&mut self, now: Now, lock: LockId) {
+        let Some(queue) = self.queues.get(lock) else {
+            return;
+        };
+        let places = queue.in_order().map(|(number, _)| number);
+        let numbers: Vec<Arrival> = places.collect();
+        let counting: Vec<_> = queue.counting.iter().copied().collect();
+        // There is no value to take a ticket from.
+        let none = &mut Entry::default();
+        for number in numbers {
+            let outcome = Outcome::Refused(Error::WrongType);
+            self.remove_place(none, now, lock, number, outcome);
+        }
+        for id in counting {
+            self.dismiss(id, now, Outcome::Refused(Error::WrongType));
+        }
+        self.drop_queue(lock);
+    }
+}
+
+/// Writes the ticket of a place into the value that stands at the key now.
+fn write_ticket(entry: &mut Entry, place: Option<&Place>, number: Arrival) {
+    let Some(place) = place else { return };
+    entry.commit(&Change::Ticket {
+        number,
+        owner: &place.owner,
+        limit: place.limit,
+        claim: place.claim().unwrap_or(0),
+    });
+}

@@ -1,0 +1,316 @@
+//! Settlement: bringing a lock up to date after anything that may free capacity or a place.
+//!
+//! A request settles the locks that it has to do with; an event outside of a request marks them, and
+//! [`Engine::settle_dirty`] settles them when changes are possible.
+
+use crate::engine::keyspace::{exists, Entry, Event, Keyspace};
+use crate::engine::lock::change::{Change, End};
+use crate::engine::lock::{Hold, Lock};
+use crate::engine::queue::blocking_holders::BlockingHolder;
+use crate::engine::queue::wait_queue::WaitQueue;
+use crate::engine::queue::LockId;
+use crate::engine::state::{Engine, Next};
+use crate::engine::types::{NameRef, Now, Token, WallMs};
+
+/// Outcomes after which a settlement of marked locks leaves the others to the next step.
+const TOLD_A_STEP: usize = 1024;
+
+impl Engine {
+    /// Brings a lock up to date: ends leases that have run out, drops lapsed tickets, grants the head of the queue while
+    /// that is compatible, and keeps the watch over the lock's deadlines.
+    pub(super) fn settle(&mut self, keys: &mut impl Keyspace, now: Now, lock: LockId) {
+        let Some(name) = self.queues.name(lock).cloned() else {
+            return;
+        };
+        if self.abuts_stale(lock) {
+            self.reconcile_beside(keys, now, lock);
+        }
+        self.settle_queue(keys.entry(name.as_ref()), now, name.as_ref(), lock);
+    }
+
+    /// The same for an entry that is at hand.
+    pub(super) fn settle_entry(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        lock: Option<LockId>,
+    ) {
+        match lock {
+            Some(lock) => self.settle_queue(entry, now, name, lock),
+            None => drop(self.settle_unwatched(entry, now, name)),
+        }
+    }
+
+    /// The part of a settlement that every lock needs. Gives the lock's number if it turns out to need a queue.
+    #[inline(always)]
+    fn settle_unwatched(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> Option<LockId> {
+        if let Some(end) = entry.external_end.take() {
+            entry.shorten(end);
+        }
+        match &entry.lock {
+            None => None,
+            Some(lock) if lock.needs_watch() => {
+                let lock = self.queues.id_or_new(name);
+                self.distrust(lock);
+                self.mark(lock);
+                self.settle_queue(entry, now, name, lock);
+                Some(lock)
+            }
+            Some(_) => {
+                self.expire(entry, now);
+                None
+            }
+        }
+    }
+
+    /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
+    #[cold]
+    fn settle_queue(&mut self, entry: &mut Entry, now: Now, name: NameRef, lock: LockId) {
+        if let Some(end) = entry.external_end.take() {
+            entry.shorten(end);
+        }
+        if entry.foreign {
+            return self.refuse_all(now, lock);
+        }
+        let queue = self.queues.get_mut(lock);
+        if let Some(end) = queue.and_then(|queue| queue.external_end.take()) {
+            entry.shorten(end);
+        }
+        self.expire(entry, now);
+        self.reconcile(entry, now, name, lock);
+        self.drop_lapsed(entry, now, lock);
+        self.refuse_unfounded(entry, now, lock);
+        let left_over = self.serve(entry, now, name, lock);
+        self.watch(entry, lock, left_over);
+    }
+
+    /// Settles what has been marked, in order, `most` locks at most. To be called only when this server would accept a
+    /// write now. Gives whether something is left that could go on at once; what the keyspace does not accept now
+    /// stays marked (see [`Engine::unsettled`]).
+    pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
+        self.take_back(keys, now);
+        let renewing = self.renew_due(keys, now);
+        let clearing = self.clear_away(keys, now);
+        self.follow_up(keys, now);
+        let mut refused = Vec::new();
+        let mut settled = 0;
+        // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.
+        let mut left = self.dirty.len();
+        while settled < most && left > 0 && self.ledger.told() < TOLD_A_STEP {
+            left -= 1;
+            let Some(lock) = self.dirty.pop_front() else {
+                break;
+            };
+            let Some(queue) = self.queues.get(lock).filter(|queue| queue.dirty) else {
+                continue;
+            };
+            let (unattended, empty) = (queue.is_unattended(), queue.is_empty());
+            let Some(name) = self.queues.name(lock).cloned() else {
+                continue;
+            };
+            let name = name.as_ref();
+            if keys.accepts(name) {
+                settled += 1;
+                self.close(name, false);
+                self.settle(keys, now, lock);
+            } else if unattended && !exists(keys, name) {
+                // Nobody waits here, and the lock has left with its slot and its tickets.
+                self.forget(lock);
+            } else {
+                if !empty && self.requests.notifies() > 0 && keys.moved(name) {
+                    self.move_away(lock, now);
+                }
+                refused.push(lock);
+            }
+        }
+        // Only then those are looked at that wait for several of them.
+        self.follow_up(keys, now);
+        let more = !self.dirty.is_empty() || clearing || renewing;
+        self.dirty.extend(refused);
+        more
+    }
+
+    /// Works off what settlements have made possible elsewhere, to a fixed point.
+    #[inline]
+    pub(super) fn follow_up(&mut self, keys: &mut impl Keyspace, now: Now) {
+        if !self.next.is_empty() {
+            self.follow_up_all(keys, now);
+        }
+    }
+
+    #[inline(never)]
+    fn follow_up_all(&mut self, keys: &mut impl Keyspace, now: Now) {
+        while let Some(next) = self.next.pop_first() {
+            match next {
+                Next::Lock(lock) => self.settle(keys, now, lock),
+                Next::Many(id) => self.serve_many(keys, now, id),
+            }
+        }
+    }
+
+    /// Brings the lock that a request is about up to date. Gives its entry, and its number if it has had a queue.
+    #[inline(always)]
+    pub(super) fn freshen<'k>(
+        &mut self,
+        keys: &'k mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+    ) -> (&'k mut Entry, Option<LockId>) {
+        if let Some(lock) = self.queues.id(name) {
+            return (self.freshen_watched(keys, now, name, lock), Some(lock));
+        }
+        let entry = keys.entry(name);
+        let lock = self.settle_unwatched(entry, now, name);
+        (entry, lock)
+    }
+
+    /// The same where there is a queue: only then can something be to follow up elsewhere.
+    #[inline(never)]
+    fn freshen_watched<'k>(
+        &mut self,
+        keys: &'k mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        lock: LockId,
+    ) -> &'k mut Entry {
+        let at_rest = self.disconnected.is_empty()
+            && !self.held_back
+            && self.is_settled(keys.entry(name), now, lock)
+            && !self.abuts_stale(lock);
+        if !at_rest {
+            self.settle(keys, now, lock);
+            self.follow_up(keys, now);
+        }
+        keys.entry(name)
+    }
+
+    /// Whether this lock has been settled since anything has happened to it, and no lease has run out.
+    pub(super) fn is_settled(&self, entry: &Entry, now: Now, lock: LockId) -> bool {
+        let settled = |queue: &WaitQueue| {
+            let pending =
+                queue.dirty || queue.stale || queue.closed || queue.external_end.is_some();
+            !pending && queue.lapsed.is_empty()
+        };
+        let lapsed = |lock: &Lock| lock.ended(now.wall()).is_some();
+        self.queues.get(lock).is_some_and(settled)
+            && !entry.foreign
+            && entry.external_end.is_none()
+            && !entry.lock.as_deref().is_some_and(lapsed)
+    }
+
+    /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
+    #[inline]
+    pub(super) fn rewatch(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        lock: Option<LockId>,
+    ) {
+        let needed = entry.lock.as_ref().is_some_and(|lock| lock.needs_watch());
+        if needed || lock.is_some() {
+            self.settle_entry(
+                entry,
+                now,
+                name,
+                lock.filter(|lock| self.queues.get(*lock).is_some()),
+            );
+        }
+    }
+
+    /// Ends the holds whose lease has run out.
+    #[inline]
+    fn expire(&mut self, entry: &mut Entry, now: Now) {
+        let lapsed = |lock: &Lock| lock.ended(now.wall()).is_some();
+        if entry.lock.as_deref().is_some_and(lapsed) {
+            self.expire_all(entry, now);
+        }
+    }
+
+    #[cold]
+    fn expire_all(&mut self, entry: &mut Entry, now: Now) {
+        while let Some((owner, token)) = ended(entry, now.wall()) {
+            self.ledger.end(entry, &owner, token, End::Expired, now);
+        }
+    }
+
+    /// Marks a lock for settlement.
+    pub(super) fn mark(&mut self, lock: LockId) {
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        if !queue.dirty {
+            queue.dirty = true;
+            self.dirty.push_back(lock);
+        }
+    }
+
+    /// Notes that the value at this key may have been replaced behind the queue's back.
+    pub(super) fn distrust(&mut self, lock: LockId) {
+        if let Some(queue) = self.queues.get_mut(lock) {
+            self.stale += usize::from(!queue.stale);
+            queue.stale = true;
+        }
+    }
+
+    /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, what others must know
+    /// of its holders, the queue itself.
+    fn watch(&mut self, entry: &mut Entry, lock: LockId, left_over: bool) {
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        queue.dirty = false;
+        for _ in 0..std::mem::take(&mut queue.timeouts) {
+            entry.events.push(Event::Timeout);
+        }
+        let queued = !queue.is_empty();
+        let value = entry.lock.as_deref().filter(|lock| !lock.is_empty());
+        if value.is_some_and(|lock| lock.watched() != queued) {
+            entry.commit(&Change::Watch(queued));
+        }
+        let value = entry.lock.as_deref().filter(|lock| !lock.is_empty());
+        let watched =
+            queued || !queue.counting.is_empty() || value.is_some_and(|lock| lock.needs_watch());
+        let earliest = value.and_then(|lock| lock.earliest()).filter(|_| watched);
+        if queue.lease.map(|due| due.at) != earliest {
+            self.leases.clear(&mut queue.lease);
+            queue.lease = earliest.map(|at| self.leases.add(at, lock));
+        }
+        let blocking = value.filter(|_| queued && self.policy.deadlock_detection);
+        let requests = &self.requests;
+        let holder = |hold: Hold| BlockingHolder::of(&hold, |owner| requests.hash(owner));
+        let changed = self.blocking.record(
+            lock,
+            blocking.map_or(0, |lock| lock.holders()),
+            blocking
+                .into_iter()
+                .flat_map(|lock| lock.holds())
+                .map(holder),
+            &mut queue.blocking,
+        );
+        queue.revision += u64::from(changed);
+        let has_end = queue.external_end.is_some() && value.is_some();
+        if !watched && !has_end {
+            self.drop_queue(lock);
+        } else if left_over {
+            self.mark(lock);
+        }
+    }
+
+    /// Takes a queue out, and what other indexes know of it.
+    pub(super) fn drop_queue(&mut self, lock: LockId) -> Option<WaitQueue> {
+        let (_, mut queue) = self.queues.remove(lock)?;
+        self.stale -= usize::from(queue.stale);
+        self.leases.clear(&mut queue.lease);
+        self.blocking.clear(lock, &mut queue.blocking);
+        self.suspects.remove(&lock);
+        Some(queue)
+    }
+}
+
+/// A hold whose lease has run out.
+fn ended(entry: &Entry, now: WallMs) -> Option<(Box<[u8]>, Token)> {
+    let hold = entry.lock.as_ref()?.ended(now)?;
+    Some((Box::from(hold.owner), hold.token))
+}

@@ -1,0 +1,133 @@
+//! What the engine keeps, and what can be asked of it without a lock's name.
+
+use super::deadlock::look::Look;
+use super::ledger::Ledger;
+use super::policy::Policy;
+use super::queue::blocking_holders::BlockingIndex;
+use super::queue::deadlines::Deadlines;
+use super::queue::queues::WaitQueues;
+use super::queue::requests::Requests;
+use super::queue::LockId;
+use super::types::{ClientId, Grant, Millis, Name, Now, RequestId, Token, WallMs};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// All wait queues and what they need. See the module's documentation for its use.
+#[derive(Debug, Default)]
+pub struct Engine {
+    /// What the operator has configured. The caller keeps it up to date.
+    pub policy: Policy,
+    /// What decisions are written to: the caller delivers its answers and messages.
+    pub ledger: Ledger,
+    pub(super) queues: WaitQueues,
+    /// The earliest lease of each watched lock.
+    pub(super) leases: Deadlines<WallMs, LockId>,
+    pub(super) requests: Requests,
+    pub(super) blocking: BlockingIndex,
+    /// How many places there are over all locks.
+    pub(super) places: usize,
+    /// How many queues are stale.
+    pub(super) stale: usize,
+    /// Locks that are to be settled, in order.
+    pub(super) dirty: VecDeque<LockId>,
+    /// What a settlement has made possible elsewhere: worked off before the event ends.
+    pub(super) next: BTreeSet<Next>,
+    pub(super) undelivered: Vec<Undelivered>,
+    /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
+    /// had to be left, since its slot is migrating away.
+    pub(super) disconnected: BTreeMap<ClientId, Token>,
+    /// Holds whose renewal is due.
+    pub(super) renewals: VecDeque<Token>,
+    /// Locks whose queue may have become part of a circle other than by a request.
+    pub(super) suspects: BTreeSet<LockId>,
+    /// A look for a circle that took longer than one step may.
+    pub(super) look: Option<Box<Suspicion>>,
+    /// A compatible head was not granted because nothing is granted for now.
+    pub(super) held_back: bool,
+}
+
+/// What a settlement has made possible elsewhere, in the order in which it is looked at.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Next {
+    /// A place in this lock's queue has gone with one elsewhere.
+    Lock(LockId),
+    /// A request for many locks may be grantable: it heads a queue. They are looked at as they came.
+    Many(RequestId),
+}
+
+/// A look at the queue of a lock that may be part of a circle.
+#[derive(Debug)]
+pub struct Suspicion {
+    /// Which lock.
+    pub lock: LockId,
+    /// The request that is looked at.
+    pub request: RequestId,
+    /// How far the look is.
+    pub look: Look,
+    /// Whether anything may have happened since it began.
+    pub interrupted: bool,
+}
+
+/// A grant whose connection ended before it had the answer.
+#[derive(Debug)]
+pub struct Undelivered {
+    /// The lock.
+    pub name: Name,
+    /// Whose grant it was.
+    pub owner: Box<[u8]>,
+    /// What was granted.
+    pub grant: Grant,
+}
+
+impl Engine {
+    /// How many holds end with a connection.
+    pub fn sessions(&self) -> usize {
+        self.ledger.ties.sessions()
+    }
+
+    /// How many holds the server renews.
+    pub fn autos(&self) -> usize {
+        self.ledger.ties.autos()
+    }
+
+    /// How many requests wait by a channel.
+    pub fn notifies(&self) -> usize {
+        self.requests.notifies()
+    }
+
+    /// How many places are queued over all locks.
+    pub fn places(&self) -> usize {
+        self.places
+    }
+
+    /// Whether settlements are pending.
+    pub fn unsettled(&self) -> bool {
+        !(self.dirty.is_empty()
+            && self.undelivered.is_empty()
+            && self.disconnected.is_empty()
+            && self.renewals.is_empty())
+    }
+
+    /// Whether no lock has a queue or is watched, and no hold is tied: then nothing is due, ever, and nothing to settle.
+    #[inline]
+    pub fn is_idle(&self) -> bool {
+        self.queues.is_empty() && self.ledger.ties.is_empty() && self.undelivered.is_empty()
+    }
+
+    /// In how many milliseconds something is due; 0 if it is already, none if nothing is.
+    pub fn next_wakeup(&self, now: Now) -> Option<Millis> {
+        let granting = Some(self.policy.quarantine_until);
+        let granting = granting.filter(|_| self.held_back && self.policy.grants);
+        let wall = self.leases.next().into_iter().chain(granting).min();
+        let steady = self.ledger.timers.next();
+        let in_wall = wall.map(|at| at.since(now.wall()));
+        let in_steady = steady.map(|at| at.since(now.steady()));
+        in_wall.into_iter().chain(in_steady).min()
+    }
+
+    /// For how many milliseconds something has been due; 0 if nothing is.
+    pub fn overdue(&self, now: Now) -> Millis {
+        let wall = self.leases.next().map_or(0, |at| now.wall().since(at));
+        let steady = self.ledger.timers.next();
+        wall.max(steady.map_or(0, |at| now.steady().since(at)))
+    }
+}

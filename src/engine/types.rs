@@ -1,0 +1,202 @@
+//! The words of the engine as types: points in time, names, limits, and the numbers that things go by.
+
+use std::rc::Rc;
+
+/// A duration in milliseconds.
+pub type Millis = u64;
+
+/// A number that names one thing and is no amount.
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
+    };
+}
+
+number! {
+    /// A fencing token. It tells when the grant was made: it is that time in microseconds of the unix epoch, or a little more.
+    Token
+}
+number! {
+    /// The server's id of a connection; 0 for none, or one that this server does not know.
+    ClientId
+}
+number! {
+    /// Names one waiting request. No number is given twice, also not by a later run of the server whose clock is right.
+    RequestId
+}
+number! {
+    /// A place's number in the order of arrival: the time in microseconds of the unix epoch, or a little more.
+    Arrival
+}
+number! {
+    /// What stands for an owner's name in the indexes. Clients cannot choose it, so no two owners share one.
+    OwnerHash
+}
+
+impl ClientId {
+    /// No connection.
+    pub const NONE: ClientId = ClientId(0);
+}
+
+impl Token {
+    /// The lowest that is no token, so that every client language holds each of them exactly (2^53).
+    pub const END: Token = Token(1 << 53);
+
+    /// When the grant was made.
+    pub fn granted(self) -> WallMs {
+        WallMs(self.0 / 1000)
+    }
+}
+
+impl Arrival {
+    /// The place of the waiting upgrade: ahead of the queue.
+    pub const AHEAD: Arrival = Arrival(0);
+
+    /// The place that does not exist yet: behind all others.
+    pub const LAST: Arrival = Arrival(u64::MAX);
+}
+
+/// A point in time: what is before what, what comes a while later, how long it is until then.
+macro_rules! point {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub Millis);
+
+        impl $name {
+            /// The point that comes this much later.
+            pub fn after(self, ms: Millis) -> $name {
+                $name(self.0.saturating_add(ms))
+            }
+
+            /// How much later this is than another point; 0 if it is not.
+            pub fn since(self, earlier: $name) -> Millis {
+                self.0.saturating_sub(earlier.0)
+            }
+        }
+    };
+}
+
+point! {
+    /// A point of the server's wall clock, in milliseconds of the unix epoch. Leases end by it, as every TTL of the server.
+    WallMs
+}
+point! {
+    /// A point of a clock that never steps, in milliseconds. Waits and claim windows end by it.
+    SteadyMs
+}
+
+/// The clocks of the server at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Now {
+    /// The wall clock: microseconds of the unix epoch.
+    pub us: u64,
+    /// A clock that never steps: microseconds since some beginning.
+    pub steady_us: u64,
+}
+
+impl Now {
+    /// The wall clock.
+    pub fn wall(self) -> WallMs {
+        WallMs(self.us / 1000)
+    }
+
+    /// The clock that never steps.
+    pub fn steady(self) -> SteadyMs {
+        SteadyMs(self.steady_us / 1000)
+    }
+}
+
+/// The largest limit that is not "no bound".
+pub const MAX_LIMIT: u64 = u32::MAX as u64 - 1;
+
+/// The largest number that values and effects may contain: what both, and the server itself, can say.
+pub const MAX_NUMBER: u64 = i64::MAX as u64;
+
+/// The longest owner, in bytes.
+pub const MAX_OWNER: usize = 1024;
+
+/// The most owners that may hold at once as far as one owner is concerned. The strictest sorts first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Limit(u32);
+
+impl Limit {
+    /// One owner: a mutex.
+    pub const EXCLUSIVE: Limit = Limit(1);
+    /// No bound: the readers of a read-write lock.
+    pub const SHARED: Limit = Limit(u32::MAX);
+
+    /// As it stands in values, effects and replies, where 0 is "no bound".
+    pub fn from_wire(value: u32) -> Option<Limit> {
+        match value {
+            0 => Some(Limit::SHARED),
+            u32::MAX => None,
+            n => Some(Limit(n)),
+        }
+    }
+
+    /// As it stands in values, effects and replies, where 0 is "no bound".
+    pub fn to_wire(self) -> u32 {
+        if self == Limit::SHARED {
+            0
+        } else {
+            self.0
+        }
+    }
+
+    /// Whether so many owners may hold at once.
+    pub fn allows(self, owners: usize) -> bool {
+        self == Limit::SHARED || owners <= self.0 as usize
+    }
+}
+
+/// A lock's name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name {
+    /// The database.
+    pub db: u32,
+    /// The key.
+    pub key: Rc<[u8]>,
+}
+
+/// A lock's name, borrowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NameRef<'a> {
+    /// The database.
+    pub db: u32,
+    /// The key.
+    pub key: &'a [u8],
+}
+
+impl Name {
+    /// The same name, borrowed.
+    pub fn as_ref(&self) -> NameRef<'_> {
+        NameRef {
+            db: self.db,
+            key: &self.key,
+        }
+    }
+}
+
+impl NameRef<'_> {
+    /// The same name, owned.
+    pub fn to_owned(self) -> Name {
+        Name {
+            db: self.db,
+            key: Rc::from(self.key),
+        }
+    }
+}
+
+/// A grant, or a re-entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The fencing token.
+    pub token: Token,
+    /// The hold count now.
+    pub holds: u32,
+    /// How much of it this request added.
+    pub added: u32,
+}

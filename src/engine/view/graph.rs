@@ -1,0 +1,129 @@
+//! Who waits for whom, for people to look at.
+
+use crate::engine::keyspace::Keyspace;
+use crate::engine::lock::Lock;
+use crate::engine::queue::place::Place;
+use crate::engine::queue::LockId;
+use crate::engine::state::Engine;
+use crate::engine::types::{Millis, Name, NameRef, Now};
+use std::rc::Rc;
+
+/// Somebody waits for somebody.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edge {
+    /// Who waits.
+    pub waiter: Rc<[u8]>,
+    /// For which lock.
+    pub name: Name,
+    /// For whom: a holder that the waiter cannot hold beside, or the one right before it in the queue.
+    pub blocker: Rc<[u8]>,
+    /// Since how many milliseconds.
+    pub waited_ms: Millis,
+}
+
+/// Locks that are looked at together.
+const PAGE: usize = 256;
+
+/// Locks that are looked at in all: those that are only watched have nobody waiting, and there may be many.
+const MOST_LOCKS: usize = 100_000;
+
+impl Engine {
+    /// Who waits for whom in a database, `most` pairs of them at most. A waiter has a pair with each holder in its way, or, with
+    /// none, with the one right before it in the queue. Locks that are not `readable` are left out. Absent tickets wait for
+    /// nobody, but are before others.
+    pub fn graph(
+        &self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        db: u32,
+        most: usize,
+        readable: &dyn Fn(&[&[u8]]) -> Vec<bool>,
+    ) -> Vec<Edge> {
+        let mut edges = Vec::new();
+        let (mut next, mut looked) = (Some(0), 0);
+        while let Some(from) = next.filter(|_| looked < MOST_LOCKS && edges.len() < most) {
+            let (page, after) = self.queues.scan(db, from, PAGE);
+            looked += page.len();
+            next = after;
+            let queued = |key: &Rc<[u8]>| {
+                let lock = self.queues.id(NameRef { db, key });
+                let queue = lock.and_then(|lock| self.queues.get(lock));
+                queue.is_some_and(|queue| !queue.is_empty())
+            };
+            let page: Vec<Rc<[u8]>> = page.into_iter().filter(queued).collect();
+            let asked: Vec<&[u8]> = page.iter().map(|key| &**key).collect();
+            let shown = page.iter().zip(readable(&asked)).filter(|(_, may)| *may);
+            for (key, _) in shown {
+                let lock = self.queues.id(NameRef { db, key });
+                if let Some(lock) = lock.filter(|_| edges.len() < most) {
+                    self.waits_for(keys, now, lock, most, &mut edges);
+                }
+            }
+        }
+        edges
+    }
+
+    /// Adds the pairs of one lock.
+    fn waits_for(
+        &self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        lock: LockId,
+        most: usize,
+        edges: &mut Vec<Edge>,
+    ) {
+        let (Some(name), Some(queue)) = (self.queues.name(lock), self.queues.get(lock)) else {
+            return;
+        };
+        let mut before: Option<&Rc<[u8]>> = None;
+        let mut none = Some(());
+        let mut add = |lock: Option<&Lock>| {
+            for (_, place) in queue.in_order() {
+                let first = before.replace(&place.owner);
+                if place.is_absent() {
+                    continue;
+                }
+                let mut edge = |blocker: Rc<[u8]>| {
+                    edges.push(Edge {
+                        waiter: place.owner.clone(),
+                        name: name.clone(),
+                        blocker,
+                        waited_ms: place.waited_us(now) / 1000,
+                    });
+                    edges.len() < most
+                };
+                let mut holders = in_the_way(lock, now, place).peekable();
+                let more = match (holders.peek(), first) {
+                    (Some(_), _) => holders.all(&mut edge),
+                    (None, Some(first)) => edge(first.clone()),
+                    (None, None) => true,
+                };
+                if !more {
+                    return;
+                }
+            }
+        };
+        keys.inspect(name.as_ref(), &mut |lock| {
+            none = None;
+            add(Some(lock));
+        });
+        if none.is_some() {
+            // Nobody holds it: it is reserved for the head.
+            add(None);
+        }
+    }
+}
+
+/// The holders that this place's owner cannot hold beside.
+fn in_the_way<'l>(
+    lock: Option<&'l Lock>,
+    now: Now,
+    place: &'l Place,
+) -> impl Iterator<Item = Rc<[u8]>> + 'l {
+    let lock = lock.filter(|lock| !lock.admits(&place.owner, place.limit));
+    let others = lock
+        .into_iter()
+        .flat_map(|lock| lock.holds())
+        .filter(move |hold| hold.deadline > now.wall() && *hold.owner != *place.owner);
+    others.map(|hold| Rc::from(hold.owner))
+}

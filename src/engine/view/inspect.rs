@@ -1,0 +1,284 @@
+//! Looking at a lock: changes nothing, ends nothing, and may be done on a replica.
+
+use crate::engine::lock::{Hold, Lock};
+use crate::engine::queue::place::{Occupant, Place};
+use crate::engine::queue::requests::WaitsAt;
+use crate::engine::queue::wait_queue::WaitQueue;
+use crate::engine::state::Engine;
+use crate::engine::types::{ClientId, Limit, Millis, NameRef, Now, RequestId, Token};
+use crate::error::Error;
+use std::rc::Rc;
+
+/// What `DLOCK.INFO` shows of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    /// Held, reserved or quarantined.
+    pub state: State,
+    /// The strictest limit of the holders, or what the head of the queue asks for.
+    pub limit: Limit,
+    /// How many hold it.
+    pub held: usize,
+    /// How many places its queue has.
+    pub queued: usize,
+    /// The holders, in order of their grants, at most as many as were asked for.
+    pub holders: Vec<HoldView>,
+    /// The queue, in order, at most as many places as were asked for.
+    pub queue: Vec<PlaceView>,
+}
+
+/// What a lock is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Somebody holds it.
+    Held,
+    /// Nobody holds it; it is kept for the head of the queue.
+    Reserved,
+    /// Nobody holds it, and the server grants nothing for now.
+    Quarantined,
+}
+
+/// One holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HoldView {
+    /// Who.
+    pub owner: Vec<u8>,
+    /// The fencing token.
+    pub token: Token,
+    /// The hold count.
+    pub holds: u32,
+    /// The limit it holds with.
+    pub limit: Limit,
+    /// Milliseconds until the lease ends.
+    pub lease_ms: Millis,
+    /// Milliseconds since the grant.
+    pub held_ms: Millis,
+    /// Whether it ends with a connection.
+    pub session: bool,
+    /// Whether the server renews it.
+    pub auto: bool,
+    /// The connection that it is tied to, else the one that last took or entered it.
+    pub client: ClientId,
+}
+
+/// One place in the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlaceView {
+    /// Whose.
+    pub owner: Vec<u8>,
+    /// What kind of place.
+    pub kind: PlaceKind,
+    /// What is asked for.
+    pub limit: Limit,
+    /// Milliseconds since it is there.
+    pub waited_ms: Millis,
+    /// Milliseconds until its time is up: the wait's, or the claim window's; none without bound.
+    pub left_ms: Option<Millis>,
+    /// The connection that waits here.
+    pub client: ClientId,
+}
+
+/// Kinds of places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlaceKind {
+    /// A blocked connection's place.
+    Waiter,
+    /// The place of a request that waits by a channel.
+    Notify,
+    /// A ticket with a connection waiting on it.
+    Ticket,
+    /// A ticket with nobody there.
+    Absent,
+}
+
+/// One line of `DLOCK.LIST`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// The holder that was asked for, or the one whose lease ends last: who, and milliseconds until that.
+    pub hold: Option<(Vec<u8>, Millis)>,
+    /// How many hold it.
+    pub holders: usize,
+    /// How many places its queue has.
+    pub queued: usize,
+}
+
+impl Engine {
+    /// The locks of a database that somebody is queued for or that are watched: about `most` of them from this point of
+    /// their order on, and the point to go on from; none if these were the last.
+    pub fn scan(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
+        self.queues.scan(db, from, most)
+    }
+
+    /// What is listed of a lock; none if nobody holds it (or not this owner) and nobody waits. Takes no longer for a lock
+    /// with many holders or places.
+    pub fn row(
+        &self,
+        lock: Option<&Lock>,
+        now: Now,
+        name: NameRef,
+        owner: Option<&[u8]>,
+    ) -> Option<Row> {
+        let hold = match owner {
+            Some(owner) => Some(self.held(lock, now, owner)?),
+            None => lock
+                .and_then(Lock::last)
+                .filter(|hold| hold.deadline > now.wall()),
+        };
+        let queue = self.queue(name).filter(|queue| !queue.is_empty());
+        let row = Row {
+            hold: hold.map(|hold| (hold.owner.to_vec(), hold.deadline.since(now.wall()))),
+            holders: lock.map_or(0, |lock| lock.live(now.wall())),
+            queued: queue.map_or_else(|| lock.map_or(0, Lock::queued), |queue| queue.len()),
+        };
+        (row.holders > 0 || row.queued > 0).then_some(row)
+    }
+
+    /// The owner's hold, if its lease has not run out.
+    pub fn held<'l>(&self, lock: Option<&'l Lock>, now: Now, owner: &[u8]) -> Option<Hold<'l>> {
+        lock?.hold(owner).filter(|hold| hold.deadline > now.wall())
+    }
+
+    /// Whether somebody holds the lock under this token now.
+    ///
+    /// Errors: `Fenced` if nobody does.
+    pub fn check(&self, lock: Option<&Lock>, now: Now, token: Token) -> Result<(), Error> {
+        let held = |hold: Hold| hold.token == token && hold.deadline > now.wall();
+        lock.is_some_and(|lock| lock.holds().any(held))
+            .then_some(())
+            .ok_or(Error::Fenced)
+    }
+
+    /// How many places of the queue are before the owner's; none if it has no place.
+    pub fn position(&self, lock: Option<&Lock>, name: NameRef, owner: &[u8]) -> Option<usize> {
+        match self
+            .queue(name)
+            .and_then(|queue| queue.rank(queue.number_of(owner)?))
+        {
+            Some(rank) => Some(rank),
+            // On a replica, and right after a load, only the value knows the tickets.
+            None => lock?
+                .tickets()
+                .position(|(_, ticket)| *ticket.owner == *owner),
+        }
+    }
+
+    /// How many places are before a waiting request's at its lock; 0 for a waiting upgrade.
+    pub fn rank(&self, id: RequestId) -> usize {
+        let rank = match self.requests.get(id) {
+            Some(WaitsAt::One(lock, number)) => {
+                self.queues.get(*lock).and_then(|queue| queue.rank(*number))
+            }
+            _ => None,
+        };
+        rank.unwrap_or(0)
+    }
+
+    /// What there is to see, `most` holders and places at most; none if nobody holds and nobody waits.
+    pub fn view(&self, lock: Option<&Lock>, now: Now, name: NameRef, most: usize) -> Option<View> {
+        let live = |hold: &Hold| hold.deadline > now.wall();
+        let mut holds: Vec<Hold> = lock
+            .into_iter()
+            .flat_map(Lock::holds)
+            .filter(live)
+            .collect();
+        holds.sort_by_key(|hold| hold.token);
+        let (queued, queue, head) = self.view_queue(lock, now, name, most);
+        if holds.is_empty() && queued == 0 {
+            return None;
+        }
+        let strictest = holds.iter().map(|hold| hold.limit).min();
+        let tie = |token: Token| self.ledger.ties.get(token);
+        Some(View {
+            state: match () {
+                () if !holds.is_empty() => State::Held,
+                () if self.policy.quarantined(now) => State::Quarantined,
+                () => State::Reserved,
+            },
+            limit: strictest.or(head).unwrap_or(Limit::EXCLUSIVE),
+            held: holds.len(),
+            queued,
+            holders: holds
+                .iter()
+                .take(most)
+                .map(|hold| HoldView {
+                    owner: hold.owner.to_vec(),
+                    token: hold.token,
+                    holds: hold.holds,
+                    limit: hold.limit,
+                    lease_ms: hold.deadline.since(now.wall()),
+                    held_ms: now.wall().since(hold.token.granted()),
+                    session: tie(hold.token).is_some_and(|tie| tie.session),
+                    auto: tie(hold.token).is_some_and(|tie| tie.auto.is_some()),
+                    client: tie(hold.token).map_or(hold.client, |tie| tie.client),
+                })
+                .collect(),
+            queue,
+        })
+    }
+
+    fn queue(&self, name: NameRef) -> Option<&WaitQueue> {
+        self.queues.get(self.queues.id(name)?)
+    }
+
+    fn view_queue(
+        &self,
+        lock: Option<&Lock>,
+        now: Now,
+        name: NameRef,
+        most: usize,
+    ) -> (usize, Vec<PlaceView>, Option<Limit>) {
+        let Some(queue) = self.queue(name).filter(|queue| !queue.is_empty()) else {
+            let tickets = || lock.into_iter().flat_map(Lock::tickets);
+            let shown = tickets().take(most).map(|(number, ticket)| PlaceView {
+                owner: ticket.owner.to_vec(),
+                kind: PlaceKind::Absent,
+                limit: ticket.limit,
+                waited_ms: now.us.saturating_sub(number.0) / 1000,
+                left_ms: None,
+                client: ClientId::NONE,
+            });
+            return (
+                tickets().count(),
+                shown.collect(),
+                tickets().next().map(|(_, ticket)| ticket.limit),
+            );
+        };
+        let places = queue.in_order().map(|(_, place)| place);
+        let shown = places.take(most).map(|place| self.view_place(place, now));
+        let head = queue.head().map(|(_, place)| place.limit);
+        (queue.len(), shown.collect(), head)
+    }
+
+    fn view_place(&self, place: &Place, now: Now) -> PlaceView {
+        let (kind, until, client) = match &place.occupant {
+            Occupant::Absent => {
+                let until = place.ticket.as_deref().map(|window| window.until);
+                (PlaceKind::Absent, until, ClientId::NONE)
+            }
+            Occupant::One(request) => {
+                let kind = match &request.channel {
+                    Some(_) => PlaceKind::Notify,
+                    None => PlaceKind::Waiter,
+                };
+                let until = request.until.map(|due| due.at);
+                (kind, until, request.client)
+            }
+            Occupant::Part(id) => {
+                let many = self.requests.many(*id);
+                let until = many.and_then(|many| many.until).map(|due| due.at);
+                let client = many.map_or(ClientId::NONE, |many| many.client);
+                (PlaceKind::Waiter, until, client)
+            }
+        };
+        PlaceView {
+            owner: place.owner.to_vec(),
+            kind: match place.ticket.is_some() && !place.is_absent() {
+                true => PlaceKind::Ticket,
+                false => kind,
+            },
+            limit: place.limit,
+            waited_ms: place.waited_us(now) / 1000,
+            left_ms: until.map(|at| at.since(now.steady())),
+            client,
+        }
+    }
+}
