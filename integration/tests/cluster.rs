@@ -405,6 +405,7 @@ fn renewals_stay_behind_when_a_slot_moves() {
     assert_eq!(stat(&nodes.one, "auto_renewed"), 2);
     nodes.begin_move("k");
     nodes.carry("k");
+    d.run("ASKING");
     let end: u64 = d.ask("PEXPIRETIME k");
     c.run("DLOCK.RELEASE {k}off alice");
     nodes.end_move("k");
