@@ -14,7 +14,7 @@ import redis.asyncio
 
 import dlock
 
-PATIENCE = 30
+PATIENCE = int(os.environ.get("PATIENCE", "30"))
 LEASE = 1.5
 SETTINGS = {"lease": LEASE, "auto": 30.0, "claim": 2.0}
 
@@ -85,6 +85,12 @@ class Server:
     def __init__(self, place):
         self.place, self.client = place, client(place)
         self.key = f"{{{random.getrandbits(48):x}}}lock"
+
+    def control(self, line):
+        """Has something done to the servers; looks anew who is who."""
+        control(line)
+        if self.place == "pair":
+            self.client.connection_pool.disconnect()
 
     def ask(self, *words):
         return self.client.execute_command(*words)
@@ -295,5 +301,13 @@ class Tasks:
         return hold and TaskHold(self, hold)
 
     def close(self):
-        self.run(self.locks.aclose())
+        async def end():
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.locks.aclose()
+            await self.locks.client.aclose()
+
+        self.run(end())
         self.loop.call_soon_threadsafe(self.loop.stop)
