@@ -96,11 +96,19 @@ class Server:
         return self.client.execute_command(*words)
 
     def node(self, key):
+        """A client of whoever serves this key now; some nodes may know it later than others."""
         if self.place != "cluster":
             return self.client
-        self.client.nodes_manager.initialize()
-        node = self.client.get_node_from_key(key)
-        return redis.Redis(host=node.host, port=node.port)
+
+        def serves(address):
+            try:
+                node = redis.Redis(*address)
+                node.exists(key)  # or MOVED
+                return node if node.role()[0] in (b"master", "master") else None
+            except redis.RedisError:
+                return None
+
+        return until(lambda: next(filter(None, map(serves, addresses("DLOCK_CLUSTER"))), None), f"{key} is served")
 
     def info(self, key=None):
         reply = self.ask("DLOCK.INFO", key or self.key, "COUNT", 5000)
