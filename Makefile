@@ -22,7 +22,7 @@ VALKEY ?= $(TARGET)/servers/valkey-9.1/server
 export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
-.PHONY: help run test demo bench bench-check peers check clients observe fuzz install clean build servers test-servers deps
+.PHONY: help run test demo bench bench-check chaos clients peers check explore check-long memcheck observe fuzz install clean build servers test-servers deps
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
@@ -41,6 +41,10 @@ bench: build peers ## Measure dlock side by side with what it replaces, in up to
 
 bench-check: build peers ## Fail when a ratio of the quick run has grown by more than its tolerance since the committed full one
 	@$(BENCH) --quick --check
+
+chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: four minutes; ARGS='--help')
+	@cargo run --quiet --release --package dlock-integration --bin chaos -- \
+	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' $(if $(QUICK),--quick --lanes 7) $(ARGS)
 
 check: build ## What a change must pass: formatting, lints, all tests
 	cargo fmt --all --check
