@@ -16,6 +16,7 @@ import dlock
 
 PATIENCE = int(os.environ.get("PATIENCE", "30"))
 LEASE = 1.5
+LONG = 15.0  # no fault takes so long, however busy the machine
 SETTINGS = {"lease": LEASE, "auto": 30.0, "claim": 2.0}
 
 
@@ -170,8 +171,10 @@ def _text(value):
 class Threads:
     """dlock.Locks, each call in a thread."""
 
-    def __init__(self, place, **options):
-        self.locks = dlock.Locks(client(place, **options), **SETTINGS)
+    def __init__(self, place, lease=LEASE, **options):
+        # Where this process runs in the background it may have inherited that Ctrl-C is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.locks = dlock.Locks(client(place, **options), **{**SETTINGS, "lease": lease})
         self.pool = concurrent.futures.ThreadPoolExecutor(64)
 
     def lock(self, key, timeout=PATIENCE, **options):
@@ -243,12 +246,12 @@ class TaskHold:
 class Tasks:
     """dlock.AsyncLocks, each call as a task."""
 
-    def __init__(self, place, **options):
+    def __init__(self, place, lease=LEASE, **options):
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
         async def make():
-            return dlock.AsyncLocks(client(place, redis.asyncio, **options), **SETTINGS)
+            return dlock.AsyncLocks(client(place, redis.asyncio, **options), **{**SETTINGS, "lease": lease})
 
         self.locks = self.run(make())
 

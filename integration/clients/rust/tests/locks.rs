@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use dlock_client::{release_all, Error, Hold, Locks};
 use redis::{cmd, Value};
-use stage::{control, int, text, until, Cluster, Pair, Place, Server, Single, LEASE, PATIENCE};
+use stage::{control, int, text, until, Cluster, Pair, Place, Server, Single, LEASE, LONG, PATIENCE};
 use tokio::task::JoinHandle;
 
 /// Those that move servers about are alone meanwhile; the others run side by side.
@@ -42,6 +42,7 @@ tests! {
     deadline_passes in Single, Cluster;
     cancel_at_the_grant in Single, Cluster;
     killed_waiter in Single, Cluster;
+    killed_at_the_grant in Single, Cluster;
     killed_holder in Single, Cluster;
     keeps_it_for_ten_leases in Single;
     cut_connection in Single, Cluster;
@@ -242,6 +243,28 @@ mod scenes {
         server.await_gone().await;
     }
 
+    pub async fn killed_at_the_grant(server: Server) {
+        let locks = server.locks();
+        for delay in [0, 200, 1000] {
+            server.hold("").await;
+            let process = Process::start(&server, "plain");
+            server.await_queued(1).await;
+            let next = start(&locks, &server.key);
+            server.await_queued(2).await;
+            let kill = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_micros(delay));
+                drop(process);
+            });
+            server.hand_over("other").await;
+            kill.join().expect("no panic");
+            // It had the lock for no longer than its first lease, or its place for no longer than its claim.
+            let hold = end(next).await;
+            assert!(server.queue().await.is_empty());
+            hold.release().await.expect("it was held");
+            server.await_gone().await;
+        }
+    }
+
     pub async fn killed_holder(server: Server) {
         let locks = server.locks();
         for (how, reason) in [("session", "session"), ("plain", "expired")] {
@@ -282,8 +305,7 @@ mod scenes {
     }
 
     pub async fn cut_connection(server: Server) {
-        let locks = server.locks();
-        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let hold = server.locks_for(LONG).on(&server.key).lock().await.expect("the lock");
         let client = int(&server.info().await.holders[0], "client");
         let _: u64 = server.ask(&format!("CLIENT KILL ID {client}")).await;
         until("another connection keeps it", || async {
@@ -291,8 +313,9 @@ mod scenes {
             now != 0 && now != client
         })
         .await;
-        await_kept(&server, &hold, 3).await;
+        await_kept(&server, &hold, 0).await;
         hold.release().await.expect("it was held");
+        let locks = server.locks();
         let hold = locks.on(&server.key).session().lock().await.expect("the lock");
         let client = int(&server.info().await.holders[0], "client");
         let _: u64 = server.ask(&format!("CLIENT KILL ID {client}")).await;
@@ -448,10 +471,11 @@ mod scenes {
     }
 
     async fn holds_over(server: &Server, what: &str) {
-        let locks = server.locks();
-        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let hold = server.locks_for(LONG).on(&server.key).lock().await.expect("the lock");
         fault(server, what).await;
-        await_kept(server, &hold, 3).await;
+        // The new server knows nothing of connections: until the client has said it again nobody renews.
+        await_kept(server, &hold, 0).await;
+        hold.guard(cmd("SET").arg(format!("{}:x", server.key)).arg(1)).await.expect("it is held");
         hold.release().await.expect("it was held");
         server.await_gone().await;
     }

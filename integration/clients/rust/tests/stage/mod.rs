@@ -12,6 +12,8 @@ use redis::{cmd, AsyncConnectionConfig, Client, FromRedisValue, RedisError, Valu
 
 pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const LEASE: Duration = Duration::from_millis(1500);
+/// No fault takes so long, however busy the machine.
+pub const LONG: Duration = Duration::from_secs(15);
 pub const SETTINGS: Settings = Settings { lease: LEASE, auto: Duration::from_secs(30), claim: Duration::from_secs(2) };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +72,10 @@ impl Server {
 
     pub fn locks(&self) -> Locks {
         Locks::with(self.clients(), SETTINGS)
+    }
+
+    pub fn locks_for(&self, lease: Duration) -> Locks {
+        Locks::with(self.clients(), Settings { lease, ..SETTINGS })
     }
 
     /// A connection to whoever may write this key.
