@@ -12,7 +12,7 @@ import time
 import pytest
 
 import dlock
-from stage import LEASE, PATIENCE, Server, Tasks, Threads, until
+from stage import LEASE, LONG, PATIENCE, Server, Tasks, Threads, until
 
 KINDS = {"threads": Threads, "asyncio": Tasks}
 everywhere = pytest.mark.parametrize("place", ["single", "cluster"], indirect=True)
