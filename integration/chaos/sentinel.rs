@@ -194,6 +194,11 @@ impl Scene for Watched {
             };
         };
         let new = self.replace(fault, old, number, random);
+        if new.is_none() {
+            for sentinel in &self.sentinels {
+                eprintln!("Nobody was promoted; a Sentinel's log:\n{}", sentinel.log());
+            }
+        }
         let promoted_at = Instant::now();
         let healed = until(PATIENCE, || {
             self.primary()

@@ -129,7 +129,7 @@ impl Client<'_> {
         }
         match self.random.u8(0..4) {
             0 if renews && !hold.tied => self.renew(hold),
-            1 if hold.tied => self.look(hold),
+            1 | 2 if hold.tied => self.look(hold),
             _ if hold.limit == 1 => self.write(hold),
             _ => self.look(hold),
         }
@@ -249,6 +249,10 @@ impl Client<'_> {
             until = hold.deadline;
             end = End::RanOut;
             self.write_late(&hold);
+            if hold.tied {
+                // The server would renew it for as long as the connection is open.
+                self.release(&hold);
+            }
         } else {
             let reply = self.release(&hold);
             if reply.is_error("NOTHELD") && self.shared.now() < hold.deadline {
