@@ -131,7 +131,7 @@ impl Watched {
                 // Below the time after which the Sentinels would see more than a lag.
                 thread::sleep(Duration::from_millis(random.u64(500..2_800)));
                 self.nodes[number].server.kill9();
-                self.network.heal();
+                self.network.lose();
                 self.come_back(old, number)
             }
             Fault::Stop => {

@@ -206,6 +206,16 @@ impl Quorum {
 }
 
 impl Held {
+    /// A hold that was come by in another way, with the first master's queue of no account.
+    pub fn new(lock: &str, deadline: Instant, tokens: Vec<Option<u64>>) -> Held {
+        Held {
+            lock: lock.to_owned(),
+            deadline,
+            tokens,
+            first: 0,
+        }
+    }
+
     /// How many masters have granted it.
     pub fn votes(&self) -> usize {
         self.tokens.iter().flatten().count()

@@ -245,14 +245,13 @@ impl Client<'_> {
         };
         if let Some(at) = lost {
             (until, end) = (at, End::Lost);
-        } else if end == End::RanOut || (hold.limit == 1 && self.random.u8(0..40) == 0) {
+        } else if hold.tied && end == End::RanOut {
+            // The server would renew it for as long as the connection is open.
+            self.release(&hold);
+        } else if end == End::RanOut || self.is_suspended(&hold) {
             until = hold.deadline;
             end = End::RanOut;
             self.write_late(&hold);
-            if hold.tied {
-                // The server would renew it for as long as the connection is open.
-                self.release(&hold);
-            }
         } else {
             let reply = self.release(&hold);
             if reply.is_error("NOTHELD") && self.shared.now() < hold.deadline {
@@ -269,6 +268,11 @@ impl Client<'_> {
             until,
             end,
         });
+    }
+
+    /// Does its process stand still until its lease is over?
+    fn is_suspended(&mut self, hold: &Hold) -> bool {
+        hold.limit == 1 && !hold.tied && self.random.u8(0..40) == 0
     }
 
     /// A client that was suspended: it writes when its lease is over.
