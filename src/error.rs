@@ -25,8 +25,10 @@ pub enum Error {
     WrongType,
     /// Decisions are made on the primary only.
     ReadOnly,
-    /// The internal effect command came from a client.
+    /// The internal effect command came from a client, or makes no sense.
     Internal,
+    /// An effect is in a format of a later version of the module: which, and the latest that is known.
+    Later(u64, u64),
     /// The command was called from within an event of the module itself (by another module's callback).
     Busy,
     /// An earlier panic left the module's state in doubt; it refuses everything until a restart.
@@ -37,6 +39,10 @@ pub enum Error {
     NoPermission(String),
     /// `DLOCK.GUARD` was called by something that has no user.
     NoUser,
+    /// The command that `DLOCK.GUARD` ran found a value of another type (the server's own error).
+    InnerWrongType,
+    /// The command that `DLOCK.GUARD` ran was refused, and the server does not say why.
+    Unanswered(String),
     /// The server does not run SCAN for `DLOCK.LIST`.
     NoScan(String),
     /// Wrong arity, as the server words it.
@@ -51,6 +57,8 @@ pub enum Error {
     NoConnection(&'static str),
     /// The calling user may not publish on this channel.
     NoChannel(String),
+    /// The server lets this connection wait for nothing.
+    MayNotWait,
 }
 
 impl fmt::Display for Error {
@@ -69,6 +77,9 @@ impl fmt::Display for Error {
             Error::WrongType => f.write_str("WRONGTYPE the key holds a value that is not a lock"),
             Error::ReadOnly => f.write_str("READONLY locks are taken and given back on the primary only"),
             Error::Internal => f.write_str("ERR DLOCK.APPLY is for replication and the AOF only"),
+            Error::Later(format, known) => {
+                write!(f, "ERR {}", later("the effect", *format, *known))
+            }
             Error::Busy => f.write_str("ERR dlock cannot be called from within its own events"),
             Error::Poisoned => f.write_str(
                 "ERR dlock stopped serving after an internal fault; see the server log and restart the server",
@@ -82,6 +93,13 @@ impl fmt::Display for Error {
                 "NOPERM the user may not run '{command}' with these arguments"
             ),
             Error::NoUser => f.write_str("ERR DLOCK.GUARD needs a calling user"),
+            Error::InnerWrongType => {
+                f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
+            }
+            Error::Unanswered(command) => write!(
+                f,
+                "ERR '{command}' was refused, and the server does not tell a module why"
+            ),
             Error::NoScan(why) => write!(f, "ERR DLOCK.LIST needs the server's SCAN, which is refused: {why}"),
             Error::Arity(command) => write!(f, "ERR wrong number of arguments for '{command}' command"),
             Error::Argument(name, must) => write!(f, "ERR {name} must be {must}"),
@@ -93,11 +111,24 @@ impl fmt::Display for Error {
                 "ERR {option} needs a connection of the caller's own: not in a script, not from another module"
             ),
             Error::NoChannel(channel) => write!(f, "NOPERM the user may not use the channel '{channel}'"),
+            Error::MayNotWait => f.write_str(
+                "ERR BLOCK is not possible here: this server does not block a connection that has subscriptions; \
+                 use another connection, RESP2, or NOTIFY",
+            ),
         }
     }
 }
 
 impl std::error::Error for Error {}
+
+/// What there is to say of something that a later version of the module has written.
+pub fn later(what: &str, format: u64, known: u64) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "{what} has format {format}, and dlock {version} knows formats up to {known}: \
+         it must be as new as the module that wrote it"
+    )
+}
 
 /// Bytes of a client as they may stand in an error or a log line: printable ASCII as it is, the rest as `\xhh`,
 /// cut after `most` bytes of input.

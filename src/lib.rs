@@ -31,13 +31,13 @@ mod error;
 mod server;
 
 use server::init;
-use server::persist::LOCK_TYPE;
 
 redis_module::redis_module! {
     name: "dlock",
-    // 0.1.0, as modules count: two digits a part.
-    version: 100,
+    // 0.2.0, as modules count: two digits a part.
+    version: 200,
     allocator: (redis_module::alloc::RedisAlloc, redis_module::alloc::RedisAlloc),
-    data_types: [LOCK_TYPE],
+    // The type comes last (`server::register`): a module that has one cannot be unloaded.
+    data_types: [],
     init: init,
 }

@@ -48,6 +48,7 @@
 //! | `info.rs` | [`Info`]: a section of INFO |
 //! | `ask.rs` | [`Ask`]: commands as lines of text |
 //! | `wire.rs` | [`Wire`]: a connection of which a test sees every byte |
+//! | `socket.rs` | what has arrived at a server that does not read |
 //! | `blocked.rs` | [`Blocked`]: a command whose reply is awaited |
 //! | `subscriber.rs` | [`Subscriber`]: messages in order |
 //! | `patience.rs` | [`await_until`] and its bounds |
@@ -67,6 +68,7 @@ mod quorum;
 mod scene;
 mod sentinel;
 mod server;
+mod socket;
 mod subscriber;
 mod version;
 mod wire;

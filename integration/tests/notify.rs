@@ -46,17 +46,24 @@ impl Ear {
         String::from_utf8(self.bytes()).expect("text")
     }
 
-    /// The token of the next message, which grants the key to the owner.
+    /// The token of the next message, which grants the key to the owner that waits under this number.
     #[track_caller]
-    fn granted(&mut self, key: &str, owner: &str) -> u64 {
+    fn granted(&mut self, key: &str, owner: &str, wait: u64) -> u64 {
         let text = self.text();
         let token = text.split(' ').nth(1).expect("a token").to_owned();
         let (keys, owners) = (key.len(), owner.len());
         assert_eq!(
             text,
-            format!("granted {token} {keys}:{key} {owners}:{owner}")
+            format!("granted {token} {keys}:{key} {owners}:{owner} {wait}")
         );
         token.parse().expect("a token")
+    }
+
+    /// The next message says how a wait for `k` has ended otherwise.
+    #[track_caller]
+    fn ended(&mut self, word: &str, owner: &str, wait: u64) {
+        let wanted = format!("{word} 0 1:k {}:{owner} {wait}", owner.len());
+        assert_eq!(self.text(), wanted);
     }
 
     /// Nothing has been published that was not taken yet.
@@ -82,21 +89,25 @@ fn message(value: &Value) -> Option<Vec<u8>> {
     from_redis_value(payload).ok()
 }
 
-/// The place in what a request that is to wait by a channel is answered.
+/// What a request that is to wait by a channel is answered: its place, and the number of the wait.
 #[track_caller]
-fn place_of(reply: &Value) -> u64 {
-    let (zero, place, _): Queued = from_redis_value(reply).expect("three numbers");
+fn place_of(reply: &Value) -> (u64, u64) {
+    let (zero, place, wait): Queued = from_redis_value(reply).expect("three numbers");
     assert_eq!(zero, 0);
-    place
+    (place, wait)
 }
 
-/// Waits by a channel; gives its place.
+/// Waits by a channel; gives its place, and the number of the wait.
+#[track_caller]
+fn wait_at(connection: &mut Connection, owner: &str, options: &str) -> (u64, u64) {
+    let line = format!("DLOCK.ACQUIRE k {owner} 600000 NOTIFY news {options}");
+    place_of(&connection.ask(&line))
+}
+
+/// Waits by a channel; gives the number of the wait.
 #[track_caller]
 fn wait_as(connection: &mut Connection, owner: &str, options: &str) -> u64 {
-    let line = format!("DLOCK.ACQUIRE k {owner} 600000 NOTIFY news {options}");
-    let (zero, place, _): Queued = connection.ask(&line);
-    assert_eq!(zero, 0, "{line}");
-    place
+    wait_at(connection, owner, options).1
 }
 
 /// A server on which alice holds `k`, her connection, and one that hears the news.
@@ -109,16 +120,17 @@ fn held() -> (Server, Connection, Ear) {
 #[test]
 fn a_turn_is_told_and_nothing_blocks() {
     let (server, mut c, mut ear) = held();
-    assert_eq!(wait_as(&mut c, "bob", ""), 0);
-    assert_eq!(wait_as(&mut c, "carol", "BLOCK 0"), 1);
-    assert_eq!(wait_as(&mut c, "dave", "SHARED"), 2);
+    let waits = [("bob", ""), ("carol", "BLOCK 0"), ("dave", "SHARED")];
+    let waits = waits.map(|(owner, options)| wait_at(&mut c, owner, options));
+    assert_eq!(waits.map(|(place, _)| place), [0, 1, 2]);
     assert_eq!(stat(&server, "notify_waiting"), 3);
     assert_eq!(server.info("clients").number::<u64>("blocked_clients"), 0);
     let mut before = 0;
-    for (from, to) in [("alice", "bob"), ("bob", "carol"), ("carol", "dave")] {
+    let turns = [("alice", "bob"), ("bob", "carol"), ("carol", "dave")];
+    for ((from, to), (_, wait)) in turns.into_iter().zip(waits) {
         ear.assert_silent(&server, "news");
         assert_eq!(c.ask::<u64>(&format!("DLOCK.RELEASE k {from}")), 0);
-        let token = ear.granted("k", to);
+        let token = ear.granted("k", to, wait);
         assert!(token > before);
         before = token;
         let (held, holds, left): (u64, u64, u64) = c.ask(&format!("DLOCK.HELD k {to}"));
@@ -172,7 +184,8 @@ fn messages_are_exact() {
         let (token, ..): (u64, u64, u64) = c.ask_command(cmd("DLOCK.HELD").arg(key).arg(owner));
         let head = format!("granted {token} {}:", key.len()).into_bytes();
         let middle = format!(" {}:", owner.len()).into_bytes();
-        let wanted = [&*head, key, &*middle, owner].concat();
+        let end = format!(" {first}").into_bytes();
+        let wanted = [&*head, key, &*middle, owner, &*end].concat();
         assert_eq!(ear.bytes(), wanted);
         // The longest there are.
         let long = [b'o'; 1024];
@@ -191,32 +204,42 @@ fn messages_are_exact() {
 #[test]
 fn every_other_end_is_told() {
     let (server, mut c, mut ear) = held();
-    wait_as(&mut c, "bob", "BLOCK 30");
-    assert_eq!(ear.text(), "timeout 0 1:k 3:bob");
+    let wait = wait_as(&mut c, "bob", "BLOCK 30");
+    ear.ended("timeout", "bob", wait);
     assert_eq!(position(&mut c, "k", "bob"), None);
 
-    wait_as(&mut c, "bob", "");
+    let wait = wait_as(&mut c, "bob", "");
     assert_eq!(c.ask::<u64>("DLOCK.CANCEL k bob"), 1);
-    assert_eq!(ear.text(), "cancelled 0 1:k 3:bob");
+    ear.ended("cancelled", "bob", wait);
 
-    // A place has requests of both kinds.
-    wait_as(&mut c, "bob", "");
+    // A newer request takes the place over, whichever way it waits.
+    let wait = wait_as(&mut c, "bob", "");
     let blocked = Blocked::start(&server, "DLOCK.ACQUIRE k bob BLOCK 0");
+    ear.ended("replaced", "bob", wait);
+    let wait = wait_as(&mut c, "bob", "");
+    assert!(blocked.refusal().starts_with("REPLACED "));
+    let newer = wait_as(&mut c, "bob", "");
+    ear.ended("replaced", "bob", wait);
     c.run("DLOCK.CANCEL k bob");
-    assert_eq!(ear.text(), "cancelled 0 1:k 3:bob");
-    assert_eq!(blocked.outcome(), Ok(Value::Nil));
+    ear.ended("cancelled", "bob", newer);
 
-    wait_as(&mut c, "bob", "");
+    let wait = wait_as(&mut c, "bob", "");
     c.run("SET k v");
-    assert_eq!(ear.text(), "wrongtype 0 1:k 3:bob");
+    ear.ended("wrongtype", "bob", wait);
     c.run("DEL k");
 
     // A holder that waits for an upgrade, and loses what it holds.
     c.run("DLOCK.ACQUIRE k bob 600000 SHARED");
     c.run("DLOCK.ACQUIRE k anna 600000 SHARED");
-    wait_as(&mut c, "bob", "");
+    let wait = wait_as(&mut c, "bob", "");
     c.run("DLOCK.FORCERELEASE k bob");
-    assert_eq!(ear.text(), "notheld 0 1:k 3:bob");
+    ear.ended("notheld", "bob", wait);
+
+    // The connection that asked ends.
+    let mut dies = server.connection();
+    let wait = wait_as(&mut dies, "bob", "");
+    drop(dies);
+    ear.ended("gone", "bob", wait);
     assert_eq!(stat(&server, "notify_waiting"), 0);
     ear.assert_silent(&server, "news");
 }
@@ -226,17 +249,16 @@ fn every_other_end_is_told() {
 fn a_circle_is_told() {
     let (_server, mut c, mut ear) = held();
     c.run("DLOCK.ACQUIRE j bob 600000");
-    wait_as(&mut c, "bob", "");
+    let bob = wait_as(&mut c, "bob", "");
     c.run("DLOCK.ACQUIRE x bob 600000");
     c.run("DLOCK.ACQUIRE y carol 600000");
-    let (zero, ..): Queued = c.ask("DLOCK.ACQUIRE y alice 600000 NOTIFY news");
-    assert_eq!(zero, 0);
+    let (_, alice) = place_of(&c.ask("DLOCK.ACQUIRE y alice 600000 NOTIFY news"));
     c.run("DLOCK.FORCERELEASE j");
     // Now what bob holds stands where alice waits.
     c.run("RENAME x y");
-    assert_eq!(ear.text(), "deadlock 0 1:y 5:alice");
+    assert_eq!(ear.text(), format!("deadlock 0 1:y 5:alice {alice}"));
     c.run("DLOCK.RELEASE k alice");
-    ear.granted("k", "bob");
+    ear.granted("k", "bob", bob);
 }
 
 #[test]
@@ -282,9 +304,10 @@ fn refused_in_scripts_and_allowed_in_a_transaction() {
     c.run("DLOCK.ACQUIRE k carol 600000 NOTIFY news");
     c.run("DLOCK.RELEASE k alice");
     let replies: Vec<Value> = c.ask("EXEC");
-    assert_eq!((place_of(&replies[0]), place_of(&replies[1])), (0, 1));
+    let (bob, carol) = (place_of(&replies[0]), place_of(&replies[1]));
+    assert_eq!((bob.0, carol.0), (0, 1));
     assert_eq!(replies[2..], [Value::Int(0)]);
-    ear.granted("k", "bob");
+    ear.granted("k", "bob", bob.1);
 }
 
 #[test]
@@ -309,22 +332,33 @@ fn options_that_do_not_go_together() {
     );
 }
 
-/// Its places go with it, whatever stands between and behind them; a ticket with a claim stays as absent.
+/// Its places go with it, whatever stands between and behind them, and that is told; a ticket with a claim stays as absent.
 #[test]
 fn a_connection_s_end_removes_its_places() {
     let (server, mut c, mut ear) = held();
     let mut dies = server.connection();
-    wait_as(&mut dies, "one", "");
-    wait_as(&mut c, "two", "");
-    wait_as(&mut dies, "three", "");
+    let one = wait_as(&mut dies, "one", "");
+    let older = wait_as(&mut dies, "two", "");
+    let three = wait_as(&mut dies, "three", "");
     let four = Blocked::start(&server, "DLOCK.ACQUIRE k four 600000 BLOCK 0");
-    dies.run("DLOCK.FAIRACQUIRE k five 600000 NOTIFY news");
-    dies.run("DLOCK.FAIRACQUIRE k six 600000 NOTIFY news CLAIM 60000");
+    let fair = |c: &mut Connection, owner: &str, options: &str| {
+        let line = format!("DLOCK.FAIRACQUIRE k {owner} 600000 NOTIFY news {options}");
+        place_of(&c.ask(&line)).1
+    };
+    let five = fair(&mut dies, "five", "");
+    let six = fair(&mut dies, "six", "CLAIM 60000");
     wait_as(&mut c, "seven", "");
-    // Shared by two connections.
-    wait_as(&mut dies, "two", "");
+    // Taken over by a connection that lives.
+    let two = wait_as(&mut c, "two", "");
+    ear.ended("replaced", "two", older);
     assert_eq!(position(&mut c, "k", "seven"), Some(6));
     drop(dies);
+    let gone = [("one", one), ("three", three), ("five", five), ("six", six)];
+    let mut wanted = gone.map(|(owner, wait)| format!("gone 0 1:k {}:{owner} {wait}", owner.len()));
+    let mut told = gone.map(|_| ear.text());
+    wanted.sort();
+    told.sort();
+    assert_eq!(told, wanted);
     await_until("the places are gone", PATIENCE, || {
         position(&mut c, "k", "seven") == Some(3)
     });
@@ -333,10 +367,32 @@ fn a_connection_s_end_removes_its_places() {
     assert_eq!(positions, [None, Some(0), None, Some(1), None, Some(2)]);
     assert_eq!(stat(&server, "notify_waiting"), 2);
     c.run("DLOCK.RELEASE k alice");
-    ear.granted("k", "two");
+    ear.granted("k", "two", two);
     assert_eq!(c.ask::<(u64, u64, u64)>("DLOCK.HELD k two").1, 1);
     c.run("DLOCK.RELEASE k two");
     four.reply::<Grant>();
+    ear.assert_silent(&server, "news");
+}
+
+/// A message that comes late is told from that of a newer wait of the same owner for the same lock by its number.
+#[test]
+fn each_wait_has_a_number_of_its_own() {
+    let (server, mut c, mut ear) = held();
+    let (mut one, mut other) = (server.connection(), server.connection());
+    let mut waits = vec![wait_as(&mut one, "bob", "BLOCK 30")];
+    // Read only now: by then the owner waits anew, by another connection.
+    await_until("the time is up", PATIENCE, || {
+        position(&mut c, "k", "bob").is_none()
+    });
+    waits.push(wait_as(&mut other, "bob", ""));
+    waits.push(wait_as(&mut one, "bob", ""));
+    waits.push(wait_as(&mut other, "bob", "HOLDS 1"));
+    assert!(waits.windows(2).all(|pair| pair[0] < pair[1]), "{waits:?}");
+    c.run("DLOCK.RELEASE k alice");
+    ear.ended("timeout", "bob", waits[0]);
+    ear.ended("replaced", "bob", waits[1]);
+    ear.ended("replaced", "bob", waits[2]);
+    ear.granted("k", "bob", waits[3]);
     ear.assert_silent(&server, "news");
 }
 
@@ -376,7 +432,7 @@ fn the_reply_comes_before_its_message() {
         let replies: Vec<Value> = replies.map(|reply| reply.expect("no refusal")).collect();
         let told = replies.iter().position(|value| message(value).is_some());
         let told = told.unwrap_or_else(|| panic!("no message in {replies:?}"));
-        assert_eq!(place_of(&replies[0]), 0);
+        assert_eq!(place_of(&replies[0]).0, 0);
         // By the release that was its turn, and not later.
         assert!(told == 1 || told == 2, "{replies:?}");
     }
@@ -395,13 +451,13 @@ fn removals_under_waiters() {
         "PEXPIRE k 1",
     ] {
         let (server, mut c, mut ear) = held();
-        wait_as(&mut c, "bob", "");
-        wait_as(&mut c, "carol", "");
+        let bob = wait_as(&mut c, "bob", "");
+        let carol = wait_as(&mut c, "carol", "");
         c.run(removal);
-        ear.granted("k", "bob");
+        ear.granted("k", "bob", bob);
         assert_eq!(position(&mut c, "k", "carol"), Some(0), "{removal}");
         c.run("DLOCK.RELEASE k bob");
-        ear.granted("k", "carol");
+        ear.granted("k", "carol", carol);
         assert_sound(&server);
     }
 }
@@ -410,14 +466,14 @@ fn removals_under_waiters() {
 #[test]
 fn another_database_s_lock_comes_under_waiters() {
     let (server, mut c, mut ear) = held();
-    wait_as(&mut c, "bob", "");
+    let bob = wait_as(&mut c, "bob", "");
     let mut other = server.connection_in(1);
     other.run("DLOCK.ACQUIRE k zoe 600000");
     c.run("SWAPDB 0 1");
     assert_eq!(position(&mut c, "k", "bob"), Some(0));
     ear.assert_silent(&server, "news");
     c.run("DLOCK.RELEASE k zoe");
-    ear.granted("k", "bob");
+    ear.granted("k", "bob", bob);
     assert_eq!(other.ask::<u64>("DLOCK.RELEASE k alice"), 0);
 }
 
@@ -426,13 +482,13 @@ fn a_demotion_tells_moved() {
     let (server, mut c, mut ear) = held();
     let other = Server::start();
     other.replica_of(&server);
-    wait_as(&mut c, "bob", "");
-    c.run("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news");
+    let bob = wait_as(&mut c, "bob", "");
+    let (_, carol) = place_of(&c.ask("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news"));
     other.wait_in_sync(&server);
     other.promote();
     c.run(&format!("REPLICAOF 127.0.0.1 {}", other.port()));
-    assert_eq!(ear.text(), "moved 0 1:k 3:bob");
-    assert_eq!(ear.text(), "moved 0 1:k 5:carol");
+    ear.ended("moved", "bob", bob);
+    ear.ended("moved", "carol", carol);
     assert_eq!(stat(&server, "notify_waiting"), 0);
     // The ticket has gone over, the waiter has not.
     let mut d = other.connection();
@@ -459,10 +515,10 @@ fn a_restart_forgets_who_waited() {
     );
     assert_eq!(stat(&server, "notify_waiting"), 0);
     let mut ear = Ear::new(&server, 2, b"news");
-    let (zero, place, _): Queued = c.ask("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news");
-    assert_eq!((zero, place), (0, 0));
+    let (place, wait) = place_of(&c.ask("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news"));
+    assert_eq!(place, 0);
     c.run("DLOCK.RELEASE k alice");
-    ear.granted("k", "carol");
+    ear.granted("k", "carol", wait);
 }
 
 /// What is decided in a pause is told after it.
@@ -471,7 +527,7 @@ fn a_lease_that_ends_in_a_pause() {
     let server = Server::start();
     let mut c = server.connection();
     c.run("DLOCK.ACQUIRE k alice 100");
-    wait_as(&mut c, "bob", "");
+    let bob = wait_as(&mut c, "bob", "");
     let mut ear = Ear::new(&server, 2, b"news");
     c.run("CLIENT PAUSE 60000 WRITE");
     await_until("the lease is over", PATIENCE, || {
@@ -479,7 +535,7 @@ fn a_lease_that_ends_in_a_pause() {
     });
     assert_eq!(position(&mut c, "k", "bob"), Some(0));
     c.run("CLIENT UNPAUSE");
-    ear.granted("k", "bob");
+    ear.granted("k", "bob", bob);
     assert_sound(&server);
 }
 
@@ -489,14 +545,14 @@ fn a_thousand_are_handed_the_lock_in_order() {
     let (server, mut c, mut ear) = held();
     let mut wire = server.wire();
     let lines = (0..WAITERS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 600000 NOTIFY news"));
-    for (at, reply) in wire.pipeline(lines).iter().enumerate() {
-        assert_eq!(place_of(reply), at as u64);
-    }
+    let replies = wire.pipeline(lines);
+    let (places, waits): (Vec<u64>, Vec<u64>) = replies.iter().map(place_of).unzip();
+    assert!(places.into_iter().eq(0..WAITERS as u64));
     c.run("DLOCK.RELEASE k alice");
     let mut before = 0;
-    for at in 0..WAITERS {
+    for (at, wait) in waits.into_iter().enumerate() {
         let owner = format!("owner-{at}");
-        let token = ear.granted("k", &owner);
+        let token = ear.granted("k", &owner, wait);
         assert!(token > before);
         before = token;
         assert_eq!(c.ask::<u64>(&format!("DLOCK.RELEASE k {owner}")), 0);
@@ -517,7 +573,7 @@ fn a_hundred_thousand_wait_on_one_connection() {
     let before = used_memory(&server);
     let lines = (0..MASS).map(|at| format!("DLOCK.ACQUIRE k owner-{at:06} 600000 NOTIFY news"));
     let replies = wire.pipeline(lines);
-    assert_eq!(place_of(&replies[MASS - 1]), MASS as u64 - 1);
+    assert_eq!(place_of(&replies[MASS - 1]).0, MASS as u64 - 1);
     let bytes = (used_memory(&server) - before) / MASS;
     println!("{}: {bytes} bytes a waiter by a channel", server.version());
     for at in [0, MASS / 2, MASS - 1] {
@@ -563,13 +619,15 @@ fn many_times_are_up_together() {
     let mut wire = server.wire();
     let lines =
         (0..WAITERS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 600000 BLOCK 300 NOTIFY news"));
-    wire.pipeline(lines);
+    let replies = wire.pipeline(lines);
     wait_as(&mut c, "last", "");
     let mut told: Vec<String> = (0..WAITERS).map(|_| ear.text()).collect();
     told.sort();
-    let mut wanted: Vec<String> = (0..WAITERS)
-        .map(|at| format!("owner-{at}"))
-        .map(|owner| format!("timeout 0 1:k {}:{owner}", owner.len()))
+    let mut wanted: Vec<String> = replies
+        .iter()
+        .enumerate()
+        .map(|(at, reply)| (format!("owner-{at}"), place_of(reply).1))
+        .map(|(owner, wait)| format!("timeout 0 1:k {}:{owner} {wait}", owner.len()))
         .collect();
     wanted.sort();
     assert_eq!(told, wanted);

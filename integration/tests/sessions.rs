@@ -504,12 +504,6 @@ fn a_lock_that_is_renamed_or_moved_takes_its_session_along() {
         ("MOVE k 3", 3, "k"),
         ("SWAPDB 0 3", 3, "k"),
     ] {
-        // Valkey 8.1 does not tell its modules of these (see `server::events`): there the lease ends such a hold.
-        let version = server.version();
-        let deaf = version.is_valkey(8, 1) && !version.is_valkey(8, 2);
-        if deaf && !line.starts_with("SWAPDB") {
-            continue;
-        }
         c.run("FLUSHALL");
         let mut there = server.connection_in(db);
         let mut dies = server.wire();
@@ -539,10 +533,6 @@ fn a_lock_that_is_renamed_or_moved_takes_its_session_along() {
 #[test]
 fn a_renamed_lock_s_session_ends_nothing_else() {
     let server = Server::start();
-    let version = server.version();
-    if version.is_valkey(8, 1) && !version.is_valkey(8, 2) {
-        return;
-    }
     let mut c = server.connection();
     for line in ["RENAME k j", "MULTI, RENAME k x, RENAME x j, EXEC"] {
         let (mut first, mut second) = (server.wire(), server.wire());

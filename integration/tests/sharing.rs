@@ -939,7 +939,7 @@ fn a_replica_agrees_after_shared_traffic() {
                     if let Err(error) = c.try_ask(&line) {
                         let code = error.split(' ').next().unwrap_or_default().to_owned();
                         assert!(
-                            ["NOTHELD", "DEADLOCK", "ERR"].contains(&code.as_str()),
+                            ["NOTHELD", "DEADLOCK", "REPLACED", "ERR"].contains(&code.as_str()),
                             "{line}: {error}"
                         );
                     }

@@ -166,7 +166,12 @@ impl Entry {
     ///
     /// Errors with nothing changed when the effect is not well formed.
     pub fn follow(&mut self, effect: &[u8], clock: &mut TokenClock) -> Result<(), Error> {
-        let changes = change::read(effect).ok_or(Error::Internal)?;
+        let Some(changes) = change::read(effect) else {
+            let later = change::later(effect);
+            return Err(later.map_or(Error::Internal, |format| {
+                Error::Later(format, change::FORMAT)
+            }));
+        };
         for change in &changes {
             match change {
                 Change::Hold(hold) => {

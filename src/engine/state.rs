@@ -107,13 +107,10 @@ impl Engine {
             && self.renewals.is_empty())
     }
 
-    /// Whether nothing is due, ever, and nothing left to settle: so it is as long as no lock is contended.
+    /// Whether no lock has a queue or is watched, and no hold is tied: then nothing is due, ever, and nothing to settle.
     #[inline]
-    pub fn idle(&self) -> bool {
-        self.leases.is_empty()
-            && self.ledger.timers.is_empty()
-            && !self.held_back
-            && !self.unsettled()
+    pub fn is_idle(&self) -> bool {
+        self.queues.is_empty() && self.ledger.ties.is_empty() && self.undelivered.is_empty()
     }
 
     /// In how many milliseconds something is due; 0 if it is already, none if nothing is.

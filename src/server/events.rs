@@ -1,15 +1,16 @@
 //! What the server tells its modules: only noted here, worked off by the module's next event.
 
-use super::api::{self, api, hot, Ctx, Str, OK};
+use super::api::{self, api, hot, Ctx, Str, Text, OK};
 use super::inbox::{self, Notice};
 use super::{
-    audience, blocking, clock, door, eviction, gate, latency, log, news, persist, replicate,
-    stored, timer, vacant, STATE,
+    audience, blocking, clock, door, eviction, gate, intents, latency, log, news, persist,
+    replicate, stored, timer, vacant, STATE,
 };
 use crate::engine::{ClientId, Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// Whether the module hears of RENAME, MOVE, EXPIRE and PERSIST.
 static HEARS_GENERIC: AtomicBool = AtomicBool::new(true);
@@ -19,9 +20,9 @@ pub fn hears_generic() -> bool {
     HEARS_GENERIC.load(Ordering::Relaxed)
 }
 
-/// Subscribes to everything that concerns locks.
+/// Subscribes to everything that concerns locks, but for what `hear_generic` adds.
 pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
-    let wanted: Vec<(u64, raw::RedisModuleEventCallback, &'static str)> = vec![
+    let wanted: [(u64, raw::RedisModuleEventCallback, &'static str); 9] = [
         (raw::REDISMODULE_EVENT_FLUSHDB, Some(flushed), "FlushDB"),
         (raw::REDISMODULE_EVENT_SWAPDB, Some(swapped), "SwapDB"),
         (
@@ -44,35 +45,52 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
         (raw::REDISMODULE_EVENT_EVENTLOOP, Some(turned), "EventLoop"),
         (raw::REDISMODULE_EVENT_CRON_LOOP, Some(cron), "CronLoop"),
     ];
-    for (id, callback, name) in wanted {
+    let hear = |id, callback| {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
-        // SAFETY: the context of the load, and a callback that lives as long as the module, which is never unloaded.
-        if unsafe { api!(RedisModule_SubscribeToServerEvent(ctx, event, callback)) } != OK {
+        // SAFETY: the context of the load, and a callback that lives as long as the module; without one the server takes
+        // the subscription back.
+        unsafe { api!(RedisModule_SubscribeToServerEvent(ctx, event, callback)) == OK }
+    };
+    for (at, (id, callback, name)) in wanted.into_iter().enumerate() {
+        if !hear(id, callback) {
+            // Redis 7.0 leaves subscriptions behind when a load fails.
+            for (id, ..) in wanted.into_iter().take(at) {
+                hear(id, None);
+            }
             return Err(name);
         }
     }
-    let mut classes = raw::REDISMODULE_NOTIFY_EVICTED as c_int;
-    HEARS_GENERIC.store(generic_events_are_safe(ctx), Ordering::Relaxed);
-    if hears_generic() {
-        classes |= raw::REDISMODULE_NOTIFY_GENERIC as c_int;
-    } else {
-        log::notice(
-            "this server's version moves a client to another database when a module listens to its generic keyspace events, \
-              so dlock does not: what RENAME, MOVE, EXPIRE and PERSIST do to a lock is found by a slow sweep",
-        );
+    listen(ctx, raw::REDISMODULE_NOTIFY_EVICTED)
+}
+
+/// Subscribes to what happens to keys, where that is safe, or else has the server show its commands. To be called when the
+/// module's commands can be run. `own` is a context of the module's own.
+pub fn hear_generic(ctx: *mut Ctx, own: *mut Ctx, databases: u32) -> Result<(), &'static str> {
+    let safe = generic_events_are_safe(ctx, own, databases);
+    HEARS_GENERIC.store(safe, Ordering::Relaxed);
+    if safe {
+        return listen(ctx, raw::REDISMODULE_NOTIFY_GENERIC);
     }
-    // SAFETY: as above.
-    if unsafe {
+    log::notice(
+        "this server's version moves a client to another database when a module listens to its generic keyspace events, \
+          so dlock looks at the commands instead: what RENAME, MOVE, EXPIRE and PERSIST do to a lock under another name \
+          (rename-command) is found by a slow sweep",
+    );
+    intents::watch(ctx, own)
+}
+
+fn listen(ctx: *mut Ctx, classes: i32) -> Result<(), &'static str> {
+    let callback: raw::RedisModuleNotificationFunc = Some(keyspace_event);
+    // SAFETY: the context of the load, and a callback that lives as long as the module, which is never unloaded.
+    let heard = unsafe {
         api!(RedisModule_SubscribeToKeyspaceEvents(
-            ctx,
-            classes,
-            Some(keyspace_event)
+            ctx, classes, callback
         ))
-    } != OK
-    {
-        return Err("keyspace events");
+    };
+    match heard {
+        OK => Ok(()),
+        _ => Err("keyspace events"),
     }
-    Ok(())
 }
 
 /// Set once the module hears of connections that end.
@@ -104,7 +122,7 @@ pub fn hear_of_ends(ctx: *mut Ctx) {
 }
 
 extern "C" fn client_changed(
-    _ctx: *mut Ctx,
+    ctx: *mut Ctx,
     _event: raw::RedisModuleEvent,
     sub: u64,
     data: *mut c_void,
@@ -115,23 +133,53 @@ extern "C" fn client_changed(
         }
         // SAFETY: this event comes with this structure.
         if let Some(info) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
-            inbox::post(Notice::Ended(ClientId(info.id)));
+            let client = ClientId(info.id);
+            inbox::post(Notice::Ended(client));
+            blocking::ends(ctx, client);
         }
     });
 }
 
-/// Whether this server raises an event right before it works off unblocked connections and goes to sleep: Redis 7.0
-/// (told by a function that came with 7.2).
-pub fn tells_of_sleep() -> bool {
-    // SAFETY: a pointer that the server set before this.
-    unsafe { raw::RedisModule_CachedMicroseconds }.is_none()
+/// Valkey since 8.1 runs the callbacks of keyspace events with the client whose command it executes, selected to the event's
+/// database, and leaves it there: MOVE and COPY then move the *client*. Mended in 9.1.1, and who knows where else: so it is tried
+/// out. Redis gives each callback a client of its own.
+fn generic_events_are_safe(ctx: *mut Ctx, own: *mut Ctx, databases: u32) -> bool {
+    let is_valkey = api::server_info(ctx, c"server", c"valkey_version").is_some();
+    if !is_valkey || databases < 2 {
+        return true;
+    }
+    // A command of the module's own, in which `trial` raises an event of another database.
+    api::select(own, u32::from(api::selected(ctx) == 0));
+    TRIED.store(own, Ordering::Relaxed);
+    gate::pass_through(ctx);
+    let safe = TRIED.swap(ptr::null_mut(), Ordering::Relaxed).is_null();
+    api::select(own, 0);
+    safe
 }
 
-/// Valkey 8.1 runs such callbacks with the calling client selected to the event's database and leave it there (MOVE and COPY
-/// then move the *client*).
-fn generic_events_are_safe(ctx: *mut Ctx) -> bool {
-    let version = api::server_info(ctx, c"server", c"valkey_version").unwrap_or_default();
-    !version.starts_with("8.1.")
+/// While it is tried out whether keyspace events are safe: the context to raise one in. Taken out if they are.
+static TRIED: AtomicPtr<Ctx> = AtomicPtr::new(ptr::null_mut());
+
+/// Within a command: raises an event that is none of anybody's, and looks whether the command's client is where it was.
+pub fn trial(ctx: *mut Ctx) {
+    let own = TRIED.load(Ordering::Relaxed);
+    if own.is_null() {
+        return;
+    }
+    let (home, key) = (api::selected(ctx), Text::new(b"dlock"));
+    // SAFETY: a context of the module's own, in another database; the event's name is copied.
+    unsafe {
+        api!(RedisModule_NotifyKeyspaceEvent(
+            own,
+            raw::REDISMODULE_NOTIFY_EVICTED as c_int,
+            c"dlock.trial".as_ptr(),
+            key.raw()
+        ));
+    }
+    if api::selected(ctx) == home {
+        TRIED.store(ptr::null_mut(), Ordering::Relaxed);
+    }
+    api::select(ctx, home);
 }
 
 extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, data: *mut c_void) {
@@ -159,10 +207,10 @@ extern "C" fn swapped(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, 
     door(|| {
         // SAFETY: this event comes with this structure.
         if let Some(info) = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
-            inbox::post(Notice::Swapped(
-                info.dbnum_first as u32,
-                info.dbnum_second as u32,
-            ));
+            let (one, other) = (info.dbnum_first as u32, info.dbnum_second as u32);
+            stored::found_in(one);
+            stored::found_in(other);
+            inbox::post(Notice::Swapped(one, other));
         }
     });
 }
@@ -226,16 +274,27 @@ extern "C" fn listener(
     replicate::somebody_may_listen();
 }
 
+/// Set from the event before the event loop sleeps until the one after.
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+
+/// Whether the event loop sleeps, or is about to: it works off the last of a turn.
+pub fn asleep() -> bool {
+    ASLEEP.load(Ordering::Relaxed)
+}
+
 extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
     if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+        ASLEEP.store(true, Ordering::Relaxed);
         clock::turn();
         audience::turn();
+        inbox::turn();
         if vacant::any() {
             door(|| vacant::turn(ctx));
         }
-        if tells_of_sleep() {
-            door(blocking::deliver);
-        }
+        door(blocking::before_sleep);
+    } else {
+        ASLEEP.store(false, Ordering::Relaxed);
+        door(blocking::after_sleep);
     }
 }
 

@@ -4,6 +4,7 @@ use super::api::{self, api, Ctx, Text};
 use super::slot;
 use crate::engine::NameRef;
 use redis_module::raw;
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether this server decides. Kept by the role events, since asking for the flags costs more than an uncontended
@@ -12,6 +13,19 @@ static PRIMARY: AtomicBool = AtomicBool::new(true);
 
 /// Set while the module asks the server about itself: then the effect command does nothing and says so.
 static PROBING: AtomicBool = AtomicBool::new(false);
+
+/// Whether the server is a node of a cluster: that never changes.
+static IN_CLUSTER: AtomicBool = AtomicBool::new(false);
+
+/// Whether the server is a node of a cluster.
+pub fn in_cluster() -> bool {
+    IN_CLUSTER.load(Ordering::Relaxed)
+}
+
+/// Notes whether the server is a node of a cluster.
+pub fn set_cluster(cluster: bool) {
+    IN_CLUSTER.store(cluster, Ordering::Relaxed);
+}
 
 /// Whether this server decides, or follows another.
 pub fn primary() -> bool {
@@ -53,16 +67,26 @@ pub fn accepts_key(ctx: *mut Ctx, name: NameRef) -> bool {
     }
 }
 
-/// Asks the server to run a write command that does nothing, under the rules that scripts are held to.
+/// Asks the server to run a write command that does nothing, under the rules that scripts are held to: `E` gives refusals as
+/// replies.
 fn probe(ctx: *mut Ctx, key: &[u8]) -> bool {
+    run(ctx, key, c"SEsc")
+}
+
+/// Has the server run a command that does nothing, under no rules.
+pub fn pass_through(ctx: *mut Ctx) {
+    run(ctx, b"dlock", c"sc");
+}
+
+fn run(ctx: *mut Ctx, key: &[u8], rules: &CStr) -> bool {
     let key = Text::new(key);
     PROBING.store(true, Ordering::Relaxed);
-    // SAFETY: a live context; `S` holds the call to the rules for scripts, `E` gives refusals as replies.
+    // SAFETY: a live context, a string of one's own and a constant, as the rules say.
     let passed = unsafe {
         let reply = api!(RedisModule_Call(
             ctx,
             c"DLOCK.APPLY".as_ptr(),
-            c"SEsc".as_ptr(),
+            rules.as_ptr(),
             key.raw(),
             c"".as_ptr()
         ));

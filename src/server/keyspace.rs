@@ -144,6 +144,16 @@ impl OpenKeys {
         self.cluster
     }
 
+    /// Whether a key that was removed has left with its slot (see `slot`).
+    pub fn took_along(&mut self, name: NameRef, carried: bool) -> bool {
+        self.cluster && self.slots.took_along(self.ctx, name, carried)
+    }
+
+    /// The node's slots.
+    pub fn own_slots(&mut self) -> &slot::Own {
+        self.slots.own(self.ctx)
+    }
+
     /// What a TTL that was set from outside means. An earlier end of the key stands: it ends the holds then. A later one,
     /// or none, has no effect on the leases.
     pub fn retimed(&mut self, name: NameRef, now: Now) -> Retimed {
@@ -320,7 +330,7 @@ impl Open {
                         DELETING.store(false, Ordering::Relaxed);
                     }
                 } else if changed && left.is_some() {
-                    let value = persist::give(lock);
+                    let value = persist::give(lock, self.db);
                     hot!(RedisModule_ModuleTypeSetValue(
                         self.key,
                         persist::lock_type(),

@@ -2,7 +2,7 @@
 
 use super::api::{self, api};
 use super::inbox::{self, Notice};
-use super::{clock, gate, stored};
+use super::{clock, gate, later, stored};
 use crate::engine::lock::token;
 use crate::engine::{change, codec, Lock, Name, NameRef};
 use redis_module::native_types::RedisType;
@@ -56,8 +56,8 @@ pub fn lock_type() -> *mut raw::RedisModuleType {
 const FIRST_PLACE: u64 = 1 << 40;
 
 /// Makes a lock the server's: a value that it will free.
-pub fn give(lock: Box<Lock>) -> *mut c_void {
-    stored::given(0);
+pub fn give(lock: Box<Lock>, db: u32) -> *mut c_void {
+    stored::given(db, 0);
     Box::into_raw(lock).cast()
 }
 
@@ -66,6 +66,10 @@ pub fn give(lock: Box<Lock>) -> *mut c_void {
 unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
     let loaded = catch_unwind(|| {
         if version > ENCODING {
+            later::value(
+                version.unsigned_abs().into(),
+                ENCODING.unsigned_abs().into(),
+            );
             return None;
         }
         let mut len = 0;
@@ -73,8 +77,12 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
         if bytes.is_null() || api!(RedisModule_IsIOError(io)) != 0 {
             return None;
         }
-        let lock = codec::decode(std::slice::from_raw_parts(bytes.cast(), len));
+        let value = std::slice::from_raw_parts(bytes.cast(), len);
+        let (lock, format) = (codec::decode(value), codec::later(value));
         api::free(bytes.cast());
+        if let Some(format) = format {
+            later::value(format.into(), codec::VERSION.into());
+        }
         let lock = lock?;
         let flags = api::flags(api!(RedisModule_GetContextFromIO(io)));
         let believed =
@@ -102,7 +110,8 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
                 inbox::post(Notice::Brought(name));
             }
         }
-        stored::given(lock.holders());
+        let db = u32::try_from(api!(RedisModule_GetDbIdFromIO(io)));
+        stored::given(db.unwrap_or(0), lock.holders());
         Some(Box::into_raw(Box::new(lock)).cast())
     });
     loaded.ok().flatten().unwrap_or(ptr::null_mut())
@@ -128,6 +137,9 @@ unsafe extern "C" fn save(io: *mut RedisModuleIO, value: *mut c_void) {
         let Some(lock) = value.cast::<Lock>().as_ref() else {
             return;
         };
+        if gate::in_cluster() {
+            inbox::written(lock);
+        }
         let bytes = codec::encode(lock);
         api!(RedisModule_SaveStringBuffer(
             io,

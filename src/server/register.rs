@@ -2,20 +2,32 @@
 
 use super::api::{self, api, Ctx, Str, OK};
 use super::{
-    config, door, events, eviction, gate, guard, info, latency, log, news, stored, timer, STATE,
+    config, door, dry_run, events, eviction, gate, guard, info, latency, log, news, persist,
+    quirks, stored, timer, STATE,
 };
 use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
 use std::ffi::{c_char, c_int, CString};
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr;
 
-/// Prepares the module, after the crate has set up types and configuration.
+/// Prepares the module, or takes back what it has done and says why in the log.
 pub fn init(context: &Context, args: &[RedisString]) -> Status {
+    if dry_run::under_way() {
+        return Status::Ok;
+    }
     let ctx = context.ctx.cast::<Ctx>();
-    match prepare(context, ctx, args) {
+    let prepared = catch_unwind(AssertUnwindSafe(|| {
+        prepare(context, ctx, args)?;
+        begin(ctx);
+        Ok(())
+    }));
+    match prepared.unwrap_or_else(|_| Err("an internal fault".to_string())) {
         Ok(()) => Status::Ok,
         Err(why) => {
             log::warning(&format!("dlock cannot be loaded: {why}"));
+            // The context ends with the load.
+            log::init(ptr::null_mut());
             Status::Err
         }
     }
@@ -24,18 +36,39 @@ pub fn init(context: &Context, args: &[RedisString]) -> Status {
 /// Declares that locks may travel in Valkey's atomic slot migration (9.0 and later; other servers ignore the bit).
 const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
 
+/// All that a server may refuse. A module whose load fails is taken out of memory, so nothing may stay that leads into it.
+/// Servers take back the settings and commands of such a module, Redis 7.0 no subscriptions, and none of them timers. So there
+/// are no timers yet, and subscriptions come last.
 fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(), String> {
     api::complete().map_err(|name| {
         format!("this server has no {name}; it must be Redis 7.0 or Valkey 8.0, or later")
     })?;
+    log::init(ctx);
+    log::panics();
+    config::register(context, args)?;
+    dry_run::run(ctx)?;
+    persist::LOCK_TYPE
+        .create_data_type(context.ctx)
+        .map_err(|_| format!("the server refuses the data type {}", persist::NAME))?;
+    for spec in COMMANDS {
+        register(ctx, spec)
+            .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
+    }
+    events::subscribe(ctx).map_err(|name| format!("the server refuses a subscription to {name}"))
+}
+
+/// All that cannot fail.
+fn begin(ctx: *mut Ctx) {
     let flags = api::flags(ctx);
     gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
+    quirks::look(ctx);
+    let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
+    gate::set_cluster(cluster);
     if let Some(mut state) = STATE.lend() {
-        let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
         state.settings.cluster = cluster;
         state.settings.databases = databases(ctx, cluster);
     }
-    // SAFETY: the context of the load; the callbacks live as long as the module, which is never unloaded.
+    // SAFETY: the context of the load; the callback lives as long as the module, which is never unloaded from here on.
     unsafe {
         let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS as c_int
             | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int
@@ -48,26 +81,22 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     let own = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx)) };
     stored::init();
     log::init(own);
-    log::panics();
-    timer::init(own);
-    config::register(context, args)?;
-    events::subscribe(ctx)
-        .map_err(|name| format!("the server refuses a subscription to {name}"))?;
-    if let Some(mut state) = STATE.lend() {
-        let cluster = state.settings.cluster;
-        state.keys.set_server(cluster, events::hears_generic());
+    let databases = STATE.lend().map_or(1, |state| state.settings.databases);
+    if let Err(what) = events::hear_generic(ctx, own, databases) {
+        log::warning(&format!(
+            "the server refuses a subscription to {what}: what RENAME, MOVE, EXPIRE and PERSIST do to a lock is found by a slow sweep"
+        ));
     }
-    for spec in COMMANDS {
-        register(ctx, spec)
-            .map_err(|what| format!("the server refuses {what} of {}", spec.name))?;
+    if let Some(mut state) = STATE.lend() {
+        state.keys.set_server(cluster, events::hears_generic());
     }
     eviction::look(ctx);
     latency::look(ctx);
     news::look();
+    log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
+    timer::init(own);
     // The first event is the first heartbeat.
     timer::soon();
-    log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
-    Ok(())
 }
 
 /// How many databases the server has. A node of a cluster has one, whatever `databases` says, but where Valkey has a setting

@@ -1,9 +1,10 @@
 //! Names that somebody waits for and that have no key, and the look whether one of them has come to have one.
 //!
 //! A value that replaces or removes a lock is told of by the lock's own callback. A value that appears where there was none
-//! has nobody to tell of it: the server's event of a new key (class `n`) costs every new key of the whole server a context
-//! and a call from the first subscription on, whether or not anybody waits; Valkey 8.1 leaves a client in another database
-//! by it (see `events`); and the callback of the connections that are blocked on the key does harm on Redis 7.0. But names
+//! has nobody to tell of it: the server's event of a new key (class `n`) costs each new key of the whole server 650
+//! instructions, an eighth of a SET, from the first subscription on, whether or not anybody waits; Valkey 8.1 leaves a client
+//! in another database by it (see `events`); and the callback of the connections that are blocked on the key does harm on
+//! Redis 7.0. But names
 //! like these are few: a lock with a queue has a value, unless its next holder waits for other locks as well, or nothing is
 //! granted for now. So they are looked at, some in each turn of the event loop, which is where a key can have appeared. A
 //! server without them pays for one look at a flag a turn.
@@ -107,15 +108,12 @@ fn look(ctx: *mut Ctx, most: usize) {
 /// Whether there is a key of this name, of whatever type. The look leaves no trace: since Redis 7.2 it can be asked for
 /// without one, and before that only a look for reading counts as one that has failed.
 fn has_key(ctx: *mut Ctx, name: &Name) -> bool {
-    /// No change of the key's age, no event, no count, no removal of a key that has expired.
-    const NO_EFFECTS: u32 = 1 << 20;
-    let mode = raw::REDISMODULE_READ | raw::REDISMODULE_WRITE;
-    let mode = mode | raw::REDISMODULE_OPEN_KEY_NOTOUCH | NO_EFFECTS;
+    let mode = api::TRACELESS | raw::REDISMODULE_WRITE as c_int;
     api::select(ctx, name.db);
     let key = Text::new(&name.key);
     // SAFETY: the server's own context; opened, looked at, closed.
     unsafe {
-        let open = hot!(RedisModule_OpenKey(ctx, key.raw(), mode as c_int));
+        let open = hot!(RedisModule_OpenKey(ctx, key.raw(), mode));
         if open.is_null() {
             return false;
         }

@@ -120,7 +120,7 @@ fn the_readme_has_every_error() {
         Error::Full("dlock.max-queue"),
         Error::Full("dlock.max-places"),
         Error::Full("dlock.max-waiters"),
-        Error::Quarantine,
+        Error::Quarantine(1),
         Error::Draining,
         Error::WrongType,
         Error::ReadOnly,

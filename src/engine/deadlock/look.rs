@@ -11,13 +11,15 @@ use crate::engine::queue::requests::{Requests, WaitsAt};
 use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::types::{Arrival, Limit, Name, NameRef, OwnerHash, RequestId};
-use std::collections::{HashSet, VecDeque};
 
 /// The number that the request goes by that is asked for, and is in no queue yet.
 pub const ASKED: RequestId = RequestId(0);
 
 /// Holders, places or requests that are worked off between two looks at the steps that are left.
 const A_CHUNK: usize = 64;
+
+/// Steps of a circle that are followed to name it.
+const LONGEST_NAMED: usize = 2_000;
 
 /// What a look reads.
 pub struct World<'w> {
@@ -67,6 +69,7 @@ pub struct Look {
     // Waits that may have become grantable.
     candidates: Vec<usize>,
     steps_left: usize,
+    search: Option<Search>,
 }
 
 #[derive(Debug)]
@@ -144,6 +147,51 @@ pub struct Link {
     pub blocker: RequestId,
     /// Whether by its place in the queue.
     pub queued: bool,
+}
+
+/// A search for a knot.
+#[derive(Debug, Default)]
+struct Search {
+    enter: Option<usize>,
+    // Where a wait is on the stack: nothing leaves that before the first component is complete.
+    index: ByNumber<RequestId, usize>,
+    low: Vec<usize>,
+    stack: Vec<RequestId>,
+    path: Vec<(usize, Vec<Arrow>)>,
+}
+
+impl Search {
+    fn enter(&mut self, id: RequestId, wait: usize, arrows: Vec<Arrow>) {
+        self.index.insert(id, self.stack.len());
+        self.low.push(self.stack.len());
+        self.stack.push(id);
+        self.path.push((wait, arrows));
+    }
+
+    /// Follows one arrow, or goes back from a wait that has no other. Gives the first component that is complete; of no
+    /// request, if there is none.
+    fn step(&mut self, id: impl Fn(usize) -> RequestId) -> Option<Vec<RequestId>> {
+        let Some((wait, arrows)) = self.path.last_mut() else {
+            return Some(Vec::new());
+        };
+        let own = self.index[&id(*wait)];
+        if let Some(arrow) = arrows.pop() {
+            match self.index.get(&id(arrow.to)) {
+                None => self.enter = Some(arrow.to),
+                Some(known) => self.low[own] = self.low[own].min(self.low[*known]),
+            }
+            return None;
+        }
+        if self.low[own] == own {
+            return Some(self.stack.split_off(own));
+        }
+        self.path.pop();
+        if let Some((before, _)) = self.path.last() {
+            let before = self.index[&id(*before)];
+            self.low[before] = self.low[before].min(self.low[own]);
+        }
+        None
+    }
 }
 
 /// A lock's queue.
@@ -597,110 +645,56 @@ impl Look {
         self.wait_of(world, owner, id)
     }
 
-    /// The first circle that one comes to from a request that is left standing, by what is first in the way of each.
-    pub fn circle(&mut self, world: &World, from: RequestId) -> Vec<Link> {
+    /// Goes on for so many steps at most, which are counted down, to find a knot that one comes to from a request that is
+    /// left standing: requests of which each is in the way of each other, directly or not, and nobody else is in the way of
+    /// any. Every knot has a circle, and which knot is untied first makes no difference to the others. Gives its requests
+    /// once they are found.
+    ///
+    /// Tarjan's algorithm (1972), up to the first component that is complete.
+    pub fn knot(
+        &mut self,
+        world: &World,
+        from: RequestId,
+        steps: &mut usize,
+    ) -> Option<Vec<RequestId>> {
+        let mut search = self.search.take().unwrap_or_else(|| Search {
+            enter: self.wait_at.get(&from).copied(),
+            ..Search::default()
+        });
+        self.steps_left = *steps;
+        while self.steps_left > 0 {
+            self.spend(1);
+            if let Some(wait) = search.enter.take() {
+                let arrows = self.arrows(world, wait);
+                search.enter(self.waits[wait].id, wait, arrows);
+            }
+            let Some(knot) = search.step(|wait| self.waits[wait].id) else {
+                continue;
+            };
+            *steps = self.steps_left;
+            return Some(knot);
+        }
+        *steps = 0;
+        self.search = Some(search);
+        None
+    }
+
+    /// The circle that one comes to from a request that is left standing, by what is first in the way of each; only the
+    /// beginning of the way if that is long. Gives whether it is a circle.
+    pub fn circle(&mut self, world: &World, from: RequestId) -> (Vec<Link>, bool) {
         let mut links: Vec<Link> = Vec::new();
         let mut seen: ByNumber<RequestId, usize> = ByNumber::default();
         let mut at = self.wait_at.get(&from).copied();
-        while let Some(wait) = at {
+        while let Some(wait) = at.filter(|_| links.len() < LONGEST_NAMED) {
             let id = self.waits[wait].id;
             if let Some(first) = seen.insert(id, links.len()) {
-                return links.split_off(first);
+                return (links.split_off(first), true);
             }
             let arrow = self.arrows(world, wait).first().copied();
             links.extend(arrow.map(|arrow| self.link(wait, arrow)));
             at = arrow.map(|arrow| arrow.to);
         }
-        links
-    }
-
-    /// The requests of a knot that one comes to from a request that is left standing: each of them is in the way of each
-    /// other, directly or not, and nobody else is in the way of any. Every knot has a circle, and which knot is untied
-    /// first makes no difference to the others.
-    ///
-    /// Tarjan's algorithm (1972), up to the first component that is complete.
-    pub fn knot(&mut self, world: &World, from: RequestId) -> Vec<RequestId> {
-        let Some(start) = self.wait_at.get(&from).copied() else {
-            return Vec::new();
-        };
-        let mut index: ByNumber<RequestId, usize> = ByNumber::default();
-        let mut low: Vec<usize> = Vec::new();
-        let mut stack: Vec<usize> = Vec::new();
-        let mut path: Vec<(usize, Vec<Arrow>)> = Vec::new();
-        let mut enter = Some(start);
-        loop {
-            if let Some(wait) = enter.take() {
-                index.insert(self.waits[wait].id, stack.len());
-                low.push(stack.len());
-                stack.push(wait);
-                let arrows = self.arrows(world, wait);
-                path.push((wait, arrows));
-            }
-            let Some((wait, arrows)) = path.last_mut() else {
-                return Vec::new();
-            };
-            let own = index[&self.waits[*wait].id];
-            if let Some(arrow) = arrows.pop() {
-                // Nothing has left the stack before the first component is complete.
-                match index.get(&self.waits[arrow.to].id) {
-                    None => enter = Some(arrow.to),
-                    Some(known) => low[own] = low[own].min(low[*known]),
-                }
-                continue;
-            }
-            if low[own] == own {
-                let knot = stack.split_off(own);
-                return knot.iter().map(|wait| self.waits[*wait].id).collect();
-            }
-            path.pop();
-            if let Some((before, _)) = path.last() {
-                let before = index[&self.waits[*before].id];
-                low[before] = low[before].min(low[own]);
-            }
-        }
-    }
-
-    /// The shortest circle of requests of a knot through one of them.
-    pub fn circle_through(
-        &mut self,
-        world: &World,
-        id: RequestId,
-        knot: &[RequestId],
-    ) -> Vec<Link> {
-        let Some(start) = self.wait_at.get(&id).copied() else {
-            return Vec::new();
-        };
-        let mut came_by: ByNumber<RequestId, (usize, Arrow)> = ByNumber::default();
-        let inside: HashSet<RequestId> = knot.iter().copied().collect();
-        let mut next = VecDeque::from([start]);
-        while let Some(wait) = next.pop_front() {
-            for arrow in self.arrows(world, wait) {
-                let to = self.waits[arrow.to].id;
-                if !inside.contains(&to) || came_by.contains_key(&to) {
-                    continue;
-                }
-                came_by.insert(to, (wait, arrow));
-                if to == id {
-                    return self.path_back(&came_by, id);
-                }
-                next.push_back(arrow.to);
-            }
-        }
-        Vec::new()
-    }
-
-    fn path_back(&self, came_by: &ByNumber<RequestId, (usize, Arrow)>, id: RequestId) -> Vec<Link> {
-        let mut links = Vec::new();
-        let mut at = id;
-        while let Some((wait, arrow)) = came_by.get(&at) {
-            links.push(self.link(*wait, *arrow));
-            at = self.waits[*wait].id;
-            if at == id {
-                break;
-            }
-        }
-        links.reverse();
-        links
+        (links, false)
     }
 
     fn link(&self, wait: usize, arrow: Arrow) -> Link {

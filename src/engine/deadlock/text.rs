@@ -32,8 +32,13 @@ pub fn two_upgrades(owner: &[u8], other: &[u8]) -> Error {
     ))
 }
 
-/// The error for a circle of so many steps, of which the first are named. Keys that the caller may not read are masked.
-pub fn deadlock(steps: &[Step], length: usize, readable: &mut dyn FnMut(&Name) -> bool) -> Error {
+/// The error for a circle, of which the first steps are named, and how many more it has, as far as that is known. Keys that
+/// the caller may not read are masked.
+pub fn deadlock(
+    steps: &[Step],
+    more: Option<usize>,
+    readable: &mut dyn FnMut(&Name) -> bool,
+) -> Error {
     let named = steps.iter().map(|step| {
         let key = match readable(&step.name) {
             true => format!("'{}'", escaped(&step.name.key, BYTES_NAMED)),
@@ -47,8 +52,9 @@ pub fn deadlock(steps: &[Step], length: usize, readable: &mut dyn FnMut(&Name) -
         )
     });
     let named = named.collect::<Vec<_>>().join(", ");
-    Error::Deadlock(match length.saturating_sub(steps.len()) {
-        0 => named,
-        more => format!("{named}, and {more} more"),
+    Error::Deadlock(match more {
+        Some(0) => named,
+        Some(more) => format!("{named}, and {more} more"),
+        None => format!("{named}, and more"),
     })
 }

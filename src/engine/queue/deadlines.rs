@@ -50,11 +50,6 @@ impl<At: Copy + Ord, Due> Deadlines<At, Due> {
         }
     }
 
-    /// Whether there is no entry.
-    pub fn is_empty(&self) -> bool {
-        self.index.is_empty()
-    }
-
     /// The time of the earliest entry.
     pub fn next(&self) -> Option<At> {
         self.index.first_key_value().map(|(key, _)| key.at)

@@ -36,6 +36,12 @@ struct Db {
 }
 
 impl WaitQueues {
+    /// Whether no lock has a queue.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// The number of the lock with this name, if it has a queue. In a server without a contended lock none has.
     #[inline(always)]
     pub fn id(&self, name: NameRef) -> Option<LockId> {

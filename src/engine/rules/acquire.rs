@@ -6,12 +6,15 @@ use crate::engine::deadlock::text::two_upgrades;
 use crate::engine::keyspace::{Entry, Event, Keyspace};
 use crate::engine::ledger::{overflow, Claim, Due, Outcome};
 use crate::engine::lock::change::Change;
+use crate::engine::queue::deadlines::DueKey;
 use crate::engine::queue::place::{Occupant, Place, Request};
 use crate::engine::queue::requests::WaitsAt;
 use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::state::Engine;
-use crate::engine::types::{Arrival, ClientId, Grant, Limit, Millis, NameRef, Now, RequestId};
+use crate::engine::types::{
+    Arrival, ClientId, Grant, Limit, Millis, NameRef, Now, RequestId, SteadyMs,
+};
 use crate::error::Error;
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -107,7 +110,7 @@ impl Engine {
             self.ledger.counters.grants_immediate += 1;
             return Ok(Answer::Granted(grant));
         }
-        let answer = self.contend(keys, now, name, ask);
+        let answer = self.contend(keys, now, (name, lock), ask);
         self.follow_up(keys, now);
         answer
     }
@@ -119,18 +122,19 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
-        name: NameRef,
+        (name, lock): (NameRef, Option<LockId>),
         ask: &Ask,
     ) -> Result<Answer, Error> {
-        let lock = self.queues.id(name);
         let entry = keys.entry(name);
+        // It may have gone as the lock was brought up to date.
+        let lock = lock.filter(|lock| self.queues.get(*lock).is_some());
         let queue = lock.and_then(|lock| self.queues.get(lock));
         let place = queue.and_then(|queue| queue.number_of(ask.owner));
         let older = place.and_then(|number| queue?.place(number)?.request());
         if older.is_some() && !ask.waits() {
             return Ok(self.null());
         }
-        let way = Way::of(entry, queue, ask.owner, ask.limit);
+        let way = Way::of(entry, place, ask.owner, ask.limit);
         match self.grantable(entry, queue, now, (ask.owner, ask.limit), way) {
             Grantable::Now => {
                 refuse_overflow(entry, ask)?;
@@ -139,7 +143,7 @@ impl Engine {
                     self.take_over(lock, number, now);
                     drop(self.take_out(entry, now, lock, number));
                 }
-                return self.grant_at_once(entry, now, name, ask, place.is_some());
+                return self.grant_at_once(entry, now, (name, lock), ask, place.is_some());
             }
             Grantable::Withheld if way == Way::Reenter => return Err(self.withheld(now)),
             Grantable::Full if self.policy.granting(now) => {
@@ -148,7 +152,7 @@ impl Engine {
             _ => {}
         }
         if !ask.waits() {
-            return self.poll(entry, now, name, ask, way);
+            return self.poll(entry, now, (name, lock), ask, way);
         }
         if !self.policy.grants && place.is_none() {
             return Err(Error::Draining);
@@ -168,7 +172,7 @@ impl Engine {
             limit: ask.limit,
         }];
         self.refuse_if_deadlocked(keys, &wanted, ask, older.as_slice())?;
-        let lock = self.queues.id_or_new(name);
+        let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
         if let Some(number) = place {
             self.take_over(lock, number, now);
         }
@@ -181,7 +185,7 @@ impl Engine {
         &mut self,
         entry: &mut Entry,
         now: Now,
-        name: NameRef,
+        (name, lock): (NameRef, Option<LockId>),
         ask: &Ask,
         waited: bool,
     ) -> Result<Answer, Error> {
@@ -192,9 +196,8 @@ impl Engine {
             counters.grants_immediate += u64::from(!waited);
             counters.grants_waited += u64::from(waited);
         }
-        let lock = self.queues.id(name);
         if let Some(lock) = lock {
-            self.suspect_if_waiting(lock, ask.owner);
+            self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
         }
         self.rewatch(entry, now, name, lock);
         Ok(Answer::Granted(grant))
@@ -206,7 +209,7 @@ impl Engine {
         &mut self,
         entry: &mut Entry,
         now: Now,
-        name: NameRef,
+        (name, lock): (NameRef, Option<LockId>),
         ask: &Ask,
         way: Way,
     ) -> Result<Answer, Error> {
@@ -222,8 +225,8 @@ impl Engine {
         if place.is_none() && ask.ticket.is_none() {
             return Ok(self.null());
         }
-        self.room(self.queues.id(name), ask, place.is_some(), None)?;
-        let lock = self.queues.id_or_new(name);
+        self.room(lock, ask, place.is_some(), None)?;
+        let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
         let number = self.enqueue(entry, now, lock, ask, way);
         self.begin_window(lock, number, now);
         if place.is_none() {
@@ -379,7 +382,7 @@ impl Engine {
             }
         }
         // It may be before others, who did not know of what else its owner waits for.
-        self.suspect_if_waiting(lock, ask.owner);
+        self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
         number
     }
 
@@ -412,6 +415,22 @@ impl Engine {
         }
     }
 
+    /// The due entry of the end of the request's time, if it has one.
+    pub(super) fn begin_to_wait(
+        &mut self,
+        ask: &Ask,
+        id: RequestId,
+        now: Now,
+    ) -> Option<DueKey<SteadyMs>> {
+        match ask.wait {
+            Wait::For(Some(ms)) => {
+                let at = now.steady().after(ms);
+                Some(self.ledger.timers.add(at, Due::Wait(id)))
+            }
+            _ => None,
+        }
+    }
+
     /// Has the request wait at its place, lets the queue be served, and answers if that has answered it.
     #[cold]
     fn wait(
@@ -423,13 +442,7 @@ impl Engine {
         number: Arrival,
     ) -> Result<Answer, Error> {
         let id = self.requests.fresh(now);
-        let until = match ask.wait {
-            Wait::For(Some(ms)) => {
-                let at = now.steady().after(ms);
-                Some(self.ledger.timers.add(at, Due::Wait(id)))
-            }
-            _ => None,
-        };
+        let until = self.begin_to_wait(ask, id, now);
         let channel = ask.channel;
         let channel = channel.map(|channel| self.requests.channel(ask.client, channel));
         let request = Request {

@@ -107,9 +107,9 @@ impl Engine {
         match look.advance(&world, keys, ASKED, &mut steps) {
             Progress::Ends => Ok(()),
             Progress::Stuck => {
-                let circle = look.circle(&world, ASKED);
+                let (circle, whole) = look.circle(&world, ASKED);
                 let mut readable = |name: &Name| keys.readable(name.as_ref());
-                let error = self.deadlock(&circle, Some(owner), &mut readable);
+                let error = self.deadlock((&circle, whole), Some(owner), &mut readable);
                 self.ledger.counters.deadlocks += 1;
                 Err(error)
             }
@@ -129,7 +129,7 @@ impl Engine {
     /// The error for a circle. `asks` is the owner of the request that is in no queue yet.
     fn deadlock(
         &self,
-        circle: &[Link],
+        (circle, whole): (&[Link], bool),
         asks: Option<&[u8]>,
         readable: &mut dyn FnMut(&Name) -> bool,
     ) -> Error {
@@ -144,7 +144,8 @@ impl Engine {
             queued: link.queued,
         };
         let steps: Vec<Step> = circle.iter().take(STEPS_NAMED).map(step).collect();
-        deadlock(&steps, circle.len(), readable)
+        let more = whole.then_some(circle.len() - steps.len());
+        deadlock(&steps, more, readable)
     }
 
     /// Who asks in a waiting request.
@@ -185,14 +186,17 @@ impl Engine {
                     self.look = Some(suspicion);
                 }
                 Progress::Stuck => {
-                    let knot = suspicion.look.knot(&world, target);
-                    let since = suspicion.interrupted;
-                    if !since || suspicion.look.still_holds(&world, &knot) {
+                    let Some(knot) = suspicion.look.knot(&world, target, &mut steps) else {
+                        suspicion.interrupted = true;
+                        self.look = Some(suspicion);
+                        continue;
+                    };
+                    if !suspicion.interrupted || suspicion.look.still_holds(&world, &knot) {
                         self.untie(keys, now, &mut suspicion.look, &knot);
                     }
                     // There may be another knot behind it; or somebody has left since.
                     self.suspects.insert(suspicion.lock);
-                    steps = steps.saturating_sub(1 + knot.len());
+                    steps = steps.saturating_sub(1);
                 }
             }
         }
@@ -227,7 +231,7 @@ impl Engine {
             queues: &self.queues,
             requests: &self.requests,
         };
-        let circle = look.circle_through(&world, victim, knot);
+        let (circle, whole) = look.circle(&world, victim);
         // Whose keys these are is not known here: only its own are named to the one that is told.
         let own: BTreeSet<Name> = match self.requests.get(victim) {
             Some(WaitsAt::One(lock, _)) => self.queues.name(*lock).cloned().into_iter().collect(),
@@ -238,7 +242,7 @@ impl Engine {
                 .collect(),
             None => BTreeSet::new(),
         };
-        let error = self.deadlock(&circle, None, &mut |name| own.contains(name));
+        let error = self.deadlock((&circle, whole), None, &mut |name| own.contains(name));
         self.ledger.counters.deadlocks += 1;
         self.dismiss(victim, now, Outcome::Refused(error));
         self.follow_up(keys, now);
@@ -256,9 +260,9 @@ impl Engine {
 
     /// Has a queue looked at whose holders, or first places, have changed in favour of an owner that waits for something
     /// else: those behind it depend on that from now on.
-    pub(super) fn suspect_if_waiting(&mut self, lock: LockId, owner: &[u8]) {
+    pub(super) fn suspect_if_waiting(&mut self, lock: LockId, owner: OwnerHash) {
         let queued = self.queues.get(lock).is_some_and(|queue| !queue.is_empty());
-        if queued && self.requests.waits(self.requests.hash(owner)) {
+        if queued && self.requests.waits(owner) {
             self.suspects.insert(lock);
         }
     }

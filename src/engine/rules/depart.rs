@@ -246,7 +246,11 @@ impl Engine {
             return;
         };
         for number in std::mem::take(&mut queue.lapsed) {
-            let Some(place) = queue.place_mut(number) else {
+            let place = self
+                .queues
+                .get_mut(lock)
+                .and_then(|queue| queue.place_mut(number));
+            let Some(place) = place else {
                 continue;
             };
             let absent = place.is_absent();
@@ -261,14 +265,28 @@ impl Engine {
                 // The owner has asked since.
                 let due = Due::Window(lock, number);
                 window.due = Some(self.ledger.timers.add(window.until, due));
-                continue;
+            } else {
+                drop(self.uproot(entry, lock, number));
             }
-            queue.remove(number);
-            self.places -= 1;
+        }
+    }
+
+    /// Takes a place out of its queue, its ticket out of the value, and its window out of the timers.
+    pub(super) fn uproot(
+        &mut self,
+        entry: &mut Entry,
+        lock: LockId,
+        number: Arrival,
+    ) -> Option<Box<Place>> {
+        let mut place = self.queues.get_mut(lock)?.remove(number)?;
+        self.places -= 1;
+        if let Some(window) = place.ticket.as_deref_mut() {
+            self.ledger.timers.clear(&mut window.due);
             if entry.has_ticket(number) {
                 entry.commit(&Change::Unticket { number });
             }
         }
+        Some(place)
     }
 
     /// Removes the owner's place from the queue; a request that waits at it is answered null. Gives whether there was one.
@@ -315,21 +333,8 @@ impl Engine {
         if let Some(left) = left {
             self.tell(left, lock, outcome);
         }
-        let Some(mut place) = self
-            .queues
-            .get_mut(lock)
-            .and_then(|queue| queue.remove(number))
-        else {
-            return;
-        };
-        self.places -= 1;
-        if let Some(window) = place.ticket.as_deref_mut() {
-            self.ledger.timers.clear(&mut window.due);
-            if entry.has_ticket(number) {
-                entry.commit(&Change::Unticket { number });
-            }
-        }
-        if let Some(name) = self.queues.name(lock) {
+        let place = self.uproot(entry, lock, number);
+        if let Some((place, name)) = place.zip(self.queues.name(lock)) {
             let waited = place.waited_us(now);
             self.ledger.counters.waited_in_vain(name.as_ref(), waited);
         }

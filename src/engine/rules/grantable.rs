@@ -18,12 +18,12 @@ pub enum Way {
 }
 
 impl Way {
-    /// How a request of this owner comes to a lock with this queue.
-    pub fn of(entry: &Entry, queue: Option<&WaitQueue>, owner: &[u8], limit: Limit) -> Way {
+    /// How a request of this owner, which has this place in the queue, comes to a lock.
+    pub fn of(entry: &Entry, place: Option<Arrival>, owner: &[u8], limit: Limit) -> Way {
         match entry.hold(owner) {
             Some(hold) if hold.limit <= limit => Way::Reenter,
             Some(_) => Way::Upgrade,
-            None => Way::Queue(queue.and_then(|queue| queue.number_of(owner))),
+            None => Way::Queue(place),
         }
     }
 

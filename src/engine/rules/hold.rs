@@ -113,6 +113,7 @@ impl Engine {
     /// Gives back one hold, or all but `leave`; gives the holds that remain. The last one hands the lock over.
     ///
     /// Errors: `NotHeld` as for `renew`; `Argument` if `leave` is above the count; `WrongType`.
+    #[inline(always)]
     pub fn release(
         &mut self,
         keys: &mut impl Keyspace,

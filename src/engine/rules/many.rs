@@ -11,7 +11,7 @@ use super::acquire::{refuse_overflow, Ask, Wait};
 use super::grantable::{Grantable, Way};
 use crate::engine::deadlock::look::Wanted;
 use crate::engine::keyspace::{Entry, Keyspace};
-use crate::engine::ledger::{Due, Outcome, Recipient};
+use crate::engine::ledger::{Outcome, Recipient};
 use crate::engine::queue::place::{Occupant, Place};
 use crate::engine::queue::requests::{Many, Part, WaitsAt};
 use crate::engine::queue::LockId;
@@ -134,12 +134,13 @@ impl Engine {
     fn access<'a>(&self, entry: &Entry, now: Now, name: NameRef<'a>, ask: &Ask) -> Access<'a> {
         let lock = self.queues.id(name);
         let queue = lock.and_then(|lock| self.queues.get(lock));
-        let way = Way::of(entry, queue, ask.owner, ask.limit);
+        let place = queue.and_then(|queue| queue.number_of(ask.owner));
+        let way = Way::of(entry, place, ask.owner, ask.limit);
         Access {
             name,
             lock,
             way,
-            place: queue.and_then(|queue| queue.number_of(ask.owner)),
+            place,
             grantable: self.grantable(entry, queue, now, (ask.owner, ask.limit), way),
         }
     }
@@ -270,7 +271,7 @@ impl Engine {
         }
         for access in ways {
             if let Some(lock) = access.lock {
-                self.suspect_if_waiting(lock, ask.owner);
+                self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
             }
             let lock = self.queues.id(access.name);
             self.rewatch(keys.entry(access.name), now, access.name, lock);
@@ -303,13 +304,7 @@ impl Engine {
             .collect();
         self.replace_older(older, ways, now);
         let id = self.requests.fresh(now);
-        let until = match ask.wait {
-            Wait::For(Some(ms)) => {
-                let at = now.steady().after(ms);
-                Some(self.ledger.timers.add(at, Due::Wait(id)))
-            }
-            _ => None,
-        };
+        let until = self.begin_to_wait(ask, id, now);
         let mut parts = Vec::with_capacity(ways.len());
         for (access, stays) in ways.iter().zip(stays) {
             let entry = keys.entry(access.name);
@@ -484,7 +479,7 @@ impl Engine {
                 self.ledger.counters.grants_waited += u64::from(grant.holds == grant.added);
                 grants.push(grant);
             }
-            self.suspect_if_waiting(part.lock, ask.owner);
+            self.suspect_if_waiting(part.lock, hash);
         }
         let to = Recipient {
             id,

@@ -149,20 +149,15 @@ impl Engine {
 
     /// A place becomes the waiting upgrade's.
     fn make_upgrade(&mut self, entry: &mut Entry, lock: LockId, number: Arrival) {
-        let Some(queue) = self.queues.get_mut(lock) else {
+        let Some(mut place) = self.uproot(entry, lock, number) else {
             return;
         };
-        let Some(mut place) = queue.remove(number) else {
-            return;
-        };
-        if let Some(mut window) = place.ticket.take() {
-            self.ledger.timers.clear(&mut window.due);
-            if entry.has_ticket(number) {
-                entry.commit(&Change::Unticket { number });
-            }
-        }
+        place.ticket = None;
         let request = place.request();
-        queue.insert(Arrival::AHEAD, *place);
+        let queue = self.queues.get_mut(lock);
+        if queue.is_some_and(|queue| queue.insert(Arrival::AHEAD, *place)) {
+            self.places += 1;
+        }
         let Some(id) = request else { return };
         if let Some(part) = self
             .requests
@@ -177,7 +172,7 @@ impl Engine {
 
     /// Tickets that have gone with their value: of an owner that is present it is made anew, an absent one has gone.
     fn renew_lost_tickets(&mut self, entry: &mut Entry, lock: LockId) {
-        let Some(queue) = self.queues.get_mut(lock) else {
+        let Some(queue) = self.queues.get(lock) else {
             return;
         };
         let durable = |number: Arrival, owner: &[u8]| {
@@ -190,13 +185,10 @@ impl Engine {
             .map(|(number, place)| (number, place.is_absent()))
             .collect();
         for (number, absent) in lost {
-            if !absent {
+            if absent {
+                drop(self.uproot(entry, lock, number));
+            } else if let Some(queue) = self.queues.get(lock) {
                 write_ticket(entry, queue.place(number), number);
-            } else if let Some(mut place) = queue.remove(number) {
-                self.places -= 1;
-                if let Some(window) = place.ticket.as_deref_mut() {
-                    self.ledger.timers.clear(&mut window.due);
-                }
             }
         }
     }
@@ -228,7 +220,7 @@ impl Engine {
         };
         let place = queue.number_of(&ticket.owner);
         if place == Some(brought) {
-            return;
+            return self.meet_ticket(entry, now, lock, brought, &ticket);
         }
         self.ledger.clock.observe(brought.0, now);
         let taken = queue.place(brought).is_some();
@@ -257,6 +249,31 @@ impl Engine {
             write_ticket(entry, queue.place(number), number);
         }
         let window = claim.max(self.policy.claim_window_ms);
+        self.keep_ticket(lock, number, window, now);
+    }
+
+    /// A ticket came to its own place. Either may have been asked for anew since they were parted.
+    fn meet_ticket(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        lock: LockId,
+        number: Arrival,
+        ticket: &Ticket,
+    ) {
+        let queue = self.queues.get_mut(lock);
+        let Some(place) = queue.and_then(|queue| queue.place_mut(number)) else {
+            return;
+        };
+        if (place.limit, place.claim()) == (ticket.limit, Some(ticket.claim)) {
+            return;
+        }
+        if !place.is_absent() {
+            return write_ticket(entry, Some(place), number);
+        }
+        place.limit = ticket.limit;
+        place.set_claim(ticket.claim);
+        let window = ticket.claim.max(self.policy.claim_window_ms);
         self.keep_ticket(lock, number, window, now);
     }
 

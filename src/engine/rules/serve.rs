@@ -3,7 +3,6 @@
 use super::grantable::{Grantable, Way};
 use crate::engine::keyspace::Entry;
 use crate::engine::ledger::{Claim, Outcome, Recipient};
-use crate::engine::lock::change::Change;
 use crate::engine::queue::place::{Occupant, Place};
 use crate::engine::queue::LockId;
 use crate::engine::state::{Engine, Next};
@@ -122,17 +121,9 @@ impl Engine {
         lock: LockId,
         number: Arrival,
     ) -> Option<Box<Place>> {
-        let mut place = self.queues.get_mut(lock)?.remove(number)?;
-        self.places -= 1;
-        if let Some(window) = place.ticket.as_deref_mut() {
-            self.ledger.timers.clear(&mut window.due);
-            entry.commit(&Change::Unticket { number });
-        }
-        if let Some(name) = self.queues.name(lock) {
-            self.ledger
-                .counters
-                .waited(name.as_ref(), place.waited_us(now));
-        }
+        let place = self.uproot(entry, lock, number)?;
+        let name = self.queues.name(lock)?.as_ref();
+        self.ledger.counters.waited(name, place.waited_us(now));
         Some(place)
     }
 
@@ -175,7 +166,7 @@ impl Engine {
         if let Some(name) = self.queues.name(lock) {
             self.ledger.tell(to, name, outcome);
         }
-        self.suspect_if_waiting(lock, &place.owner);
+        self.suspect_if_waiting(lock, owner);
     }
 
     /// Refuses the requests for many locks that counted on a hold here which has ended, or no longer is what they ask for.
