@@ -184,9 +184,12 @@ impl Scene for Watched {
     }
 
     fn inflict(&mut self, fault: Fault, random: &mut Rng) -> Inflicted {
-        let begun = self
-            .primary()
-            .and_then(|old| Some((old, self.number_of(old)?)));
+        let mut begun = None;
+        until(PATIENCE, || {
+            let primary = self.primary();
+            begun = primary.and_then(|old| Some((old, self.number_of(old)?)));
+            begun.is_some()
+        });
         let Some((old, number)) = begun else {
             return Inflicted {
                 promoted: false,
