@@ -565,10 +565,14 @@ impl Look {
     fn bystander(&mut self, world: &World, lock: usize, number: Arrival) -> Option<Arrival> {
         let nobody = usize::MAX;
         self.standing(lock, nobody).next()?;
-        let queue = queue_of(world, &self.locks[lock])?;
+        self.head(lock);
+        let node = &self.locks[lock];
+        // Those before a place that was granted have had their turn.
+        let served = node.waits[..node.granted].last().map(|(at, _)| *at);
+        let queue = queue_of(world, node)?;
         let mut looked = 0;
         let mut found = None;
-        for (at, place) in queue.in_order() {
+        for (at, place) in queue.in_order().skip_while(|(at, _)| Some(*at) <= served) {
             if at >= number {
                 break;
             }
