@@ -41,6 +41,10 @@ pub enum Error {
     NoPermission(String),
     /// `DLOCK.GUARD` was called by something that has no user.
     NoUser,
+    /// The command that `DLOCK.GUARD` ran found a value of another type (the server's own error).
+    InnerWrongType,
+    /// The command that `DLOCK.GUARD` ran was refused, and the server does not say why.
+    Unanswered(String),
     /// The server does not run SCAN for `DLOCK.LIST`.
     NoScan(String),
     /// Wrong arity, as the server words it.
@@ -55,6 +59,8 @@ pub enum Error {
     NoConnection(&'static str),
     /// The calling user may not publish on this channel.
     NoChannel(String),
+    /// The server lets this connection wait for nothing.
+    MayNotWait,
 }
 
 impl fmt::Display for Error {
@@ -89,6 +95,13 @@ impl fmt::Display for Error {
                 "NOPERM the user may not run '{command}' with these arguments"
             ),
             Error::NoUser => f.write_str("ERR DLOCK.GUARD needs a calling user"),
+            Error::InnerWrongType => {
+                f.write_str("WRONGTYPE Operation against a key holding the wrong kind of value")
+            }
+            Error::Unanswered(command) => write!(
+                f,
+                "ERR '{command}' was refused, and the server does not tell a module why"
+            ),
             Error::NoScan(why) => write!(f, "ERR DLOCK.LIST needs the server's SCAN, which is refused: {why}"),
             Error::Arity(command) => write!(f, "ERR wrong number of arguments for '{command}' command"),
             Error::Argument(name, must) => write!(f, "ERR {name} must be {must}"),
@@ -100,6 +113,10 @@ impl fmt::Display for Error {
                 "ERR {option} needs a connection of the caller's own: not in a script, not from another module"
             ),
             Error::NoChannel(channel) => write!(f, "NOPERM the user may not use the channel '{channel}'"),
+            Error::MayNotWait => f.write_str(
+                "ERR BLOCK is not possible here: this server does not block a connection that has subscriptions; \
+                 use another connection, RESP2, or NOTIFY",
+            ),
         }
     }
 }

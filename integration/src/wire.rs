@@ -8,9 +8,13 @@ use redis::{Cmd, FromRedisValue, Parser, Value};
 
 use crate::ask::{command, decode, reply_of};
 use crate::patience::PATIENCE;
+use crate::socket;
 
 /// Lines of a pipeline that are sent before their replies are read: few enough that neither side's buffers fill up.
 const AT_ONCE: usize = 500;
+
+/// Follows commands whose answers are read as bytes: no answer ends like this by itself.
+const END: &str = "no-such-reply-ends-like-this";
 
 /// A plain TCP connection: sending and reading are two steps, so a test can pipeline, leave in the middle
 /// or send what no client would. It speaks RESP2 until it has sent `HELLO 3`.
@@ -121,6 +125,38 @@ impl Wire {
         self.send_bytes(&bytes).expect("the server reads");
     }
 
+    /// Sends a line to a server that stands still, and returns when it has arrived there.
+    #[track_caller]
+    pub fn send_to_still(&mut self, line: &str) {
+        self.send(line);
+        socket::await_arrival(self.server_port(), self.local_port());
+    }
+
+    /// Closes the connection to a server that stands still, and returns when the end has arrived there. If something was not read
+    /// yet, it is a reset.
+    #[track_caller]
+    pub fn close_to_still(self) {
+        let (server, local) = (self.server_port(), self.local_port());
+        drop(self);
+        socket::await_end(server, local);
+    }
+
+    fn server_port(&self) -> u16 {
+        self.stream.peer_addr().expect("a connection").port()
+    }
+
+    fn local_port(&self) -> u16 {
+        self.stream.local_addr().expect("a connection").port()
+    }
+
+    /// Whether anything has arrived that was not read yet.
+    pub fn has_something(&self) -> bool {
+        self.stream.set_nonblocking(true).expect("a TCP option");
+        let arrived = self.stream.peek(&mut [0]).is_ok();
+        self.stream.set_nonblocking(false).expect("a TCP option");
+        arrived
+    }
+
     /// One line as it comes, without its CR LF: `*-1` tells a null array from a null bulk, `$-1`, which
     /// clients show as the same. To be used when every earlier reply was read completely: what the parser
     /// has read ahead is not seen here.
@@ -136,6 +172,27 @@ impl Wire {
         }
         line.truncate(line.len() - 2);
         String::from_utf8_lossy(&line).into_owned()
+    }
+
+    /// Sends commands at once; the bytes of all that the server answers, as they come. To be used when every earlier reply
+    /// was read completely.
+    ///
+    /// # Panics
+    /// When the server does not answer, or closes the connection.
+    #[track_caller]
+    pub fn bytes(&mut self, commands: &[Cmd]) -> Vec<u8> {
+        let mut sent: Vec<u8> = commands.iter().flat_map(Cmd::get_packed_command).collect();
+        command("ECHO").arg(END).write_packed_command(&mut sent);
+        self.send_bytes(&sent).expect("the server reads");
+        let end = format!("${}\r\n{END}\r\n", END.len());
+        let (mut bytes, mut piece) = (Vec::new(), vec![0; 65_536]);
+        while !bytes.ends_with(end.as_bytes()) {
+            let length = self.stream.read(&mut piece).expect("an answer");
+            assert!(length > 0, "the connection was closed");
+            bytes.extend(&piece[..length]);
+        }
+        bytes.truncate(bytes.len() - end.len());
+        bytes
     }
 
     /// How long a read waits; `None` is for ever.

@@ -4,9 +4,9 @@ mod sound;
 
 use std::time::Duration;
 
-use dlock_integration::redis::{Connection, Value};
+use dlock_integration::redis::{Cmd, Connection, Value};
 use dlock_integration::{
-    await_until, stat, Ask, Blocked, Grant, Queued, Server, Subscriber, PATIENCE,
+    await_until, command, stat, Ask, Blocked, Grant, Queued, Server, Subscriber, PATIENCE,
 };
 use sound::assert_sound;
 
@@ -392,6 +392,39 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     nodes.assert_sound();
 }
 
+/// The server renews nothing in a slot that is on its way, and the tie stays behind with the connection: the client ties its hold
+/// anew at the target.
+#[test]
+fn renewals_stay_behind_when_a_slot_moves() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    let (mut alice, mut there) = (nodes.one.wire(), nodes.two.wire());
+    let token = take(&mut c, "k", "alice", 600_000);
+    take(&mut c, "{k}off", "alice", 600_000);
+    alice.ask::<u64>("DLOCK.MRENEW 2 k {k}off alice 12000 SESSION AUTO 0");
+    assert_eq!(stat(&nodes.one, "auto_renewed"), 2);
+    nodes.begin_move("k");
+    nodes.carry("k");
+    let end: u64 = d.ask("PEXPIRETIME k");
+    c.run("DLOCK.RELEASE {k}off alice");
+    nodes.end_move("k");
+    await_until("the ties are gone", PATIENCE, || {
+        stat(&nodes.one, "auto_renewed") == 0 && stat(&nodes.one, "sessions") == 0
+    });
+    alice.close();
+    assert_eq!(d.ask::<u64>("PEXPIRETIME k"), end);
+    assert_eq!(stat(&nodes.two, "auto_renewed"), 0);
+    there.ask::<u64>(&format!(
+        "DLOCK.RENEW k alice 600000 TOKEN {token} SESSION AUTO 0"
+    ));
+    assert_eq!(stat(&nodes.two, "auto_renewed"), 1);
+    there.close();
+    await_until("the session has ended", PATIENCE, || {
+        d.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
+    });
+    nodes.assert_sound();
+}
+
 /// What a connection leaves in a slot on its way does not hold up what it leaves in others.
 #[test]
 fn sessions_end_beside_a_slot_on_its_way() {
@@ -410,4 +443,290 @@ fn sessions_end_beside_a_slot_on_its_way() {
     nodes.call_off("moves");
     await_until("the session has ended", PATIENCE, || !held(&mut c));
     nodes.assert_sound();
+}
+
+/// A way in which a slot with all that is in it goes to the second node. Gives whether the servers have that way.
+type Way = fn(&Nodes, &[&str]) -> bool;
+
+/// Every way, by name.
+const WAYS: [(&str, Way); 6] = [
+    ("key by key", |nodes, keys| {
+        nodes.begin_move(keys[0]);
+        keys.iter().for_each(|key| nodes.carry(key));
+        nodes.end_move(keys[0]);
+        true
+    }),
+    ("many keys at once", |nodes, keys| {
+        nodes.begin_move(keys[0]);
+        let moved: String = nodes.one.connection().ask_command(&nodes.migration(keys));
+        assert_eq!(moved, "OK");
+        nodes.end_move(keys[0]);
+        true
+    }),
+    ("in a transaction", |nodes, keys| {
+        nodes.begin_move(keys[0]);
+        let mut c = nodes.one.connection();
+        c.run("MULTI");
+        let queued: String = c.ask_command(&nodes.migration(keys));
+        assert_eq!(queued, "QUEUED");
+        assert_eq!(c.ask::<Vec<String>>("EXEC"), ["OK"]);
+        nodes.end_move(keys[0]);
+        true
+    }),
+    ("in one step", |nodes, keys| nodes.move_at_once(keys[0])),
+    ("in one step, but key by key", |nodes, keys| {
+        // Redis does so while any client caches keys.
+        let mut caches = nodes.one.connection_resp3();
+        caches.run("CLIENT TRACKING ON");
+        let can = nodes.one.version().is_redis(8, 4) && nodes.move_at_once(keys[0]);
+        if can {
+            await_until("the keys have gone", PATIENCE, || {
+                stat(&nodes.one, "locks") == 0
+            });
+        }
+        can
+    }),
+    ("without its keys", |nodes, keys| {
+        nodes.take_over(keys[0]);
+        true
+    }),
+];
+
+impl Nodes {
+    /// The command that carries keys over.
+    fn migration(&self, keys: &[&str]) -> Cmd {
+        let mut migrate = command(&format!("MIGRATE 127.0.0.1 {}", self.two.port()));
+        migrate.arg("").arg(0).arg(5000).arg("KEYS").arg(keys);
+        migrate
+    }
+
+    /// The second node takes the key's slot as its own; the first learns of it, and drops the keys that it has there.
+    #[track_caller]
+    fn take_over(&self, key: &str) {
+        let (mut c, mut d) = self.connections();
+        let slot = self.slot(key);
+        d.run(&format!("CLUSTER SETSLOT {slot} NODE {}", self.two_id));
+        let moved = format!("MOVED {slot} 127.0.0.1:{}", self.two.port());
+        await_until("the slot is the other node's", PATIENCE, || {
+            // The higher of two claims counts.
+            d.run("CLUSTER BUMPEPOCH");
+            c.try_ask(&format!("DLOCK.INFO {key}")) == Err(moved.clone())
+        });
+    }
+
+    /// Waits until the first node has nothing left of a slot, though every connection is still there.
+    #[track_caller]
+    fn await_nothing_left(&self, way: &str) {
+        for name in [
+            "locks",
+            "holders",
+            "places_queued",
+            "connections_waiting",
+            "notify_waiting",
+            "sessions",
+        ] {
+            let what = format!("{way}: {name} is 0");
+            await_until(&what, PATIENCE, || stat(&self.one, name) == 0);
+        }
+    }
+}
+
+/// All unlock messages of a node, and what has been said of ends until now.
+#[track_caller]
+fn ends_told(news: &Subscriber, c: &mut Connection) -> Vec<String> {
+    // Whatever a command has left for the module's next event is worked off by this one.
+    c.run("DLOCK.STATS");
+    c.run("PUBLISH __dlock@end end");
+    let mut told = Vec::new();
+    loop {
+        let message = news.message();
+        if message.channel == "__dlock@end" {
+            return told;
+        }
+        told.push(message.payload);
+    }
+}
+
+/// What counts ends of holds.
+fn ends_counted(server: &Server) -> [u64; 4] {
+    [
+        "removed_total",
+        "expired_total",
+        "sessions_ended_total",
+        "holds_total",
+    ]
+    .map(|name| stat(server, name))
+}
+
+/// A lock that leaves with its slot goes on elsewhere: its holds have not ended, and nothing of it stays behind.
+#[test]
+fn a_lock_that_leaves_with_its_slot_ends_no_hold() {
+    for (way, go) in WAYS {
+        println!("{way}");
+        let nodes = Nodes::start();
+        let (mut c, mut d) = nodes.connections();
+        c.run("CONFIG SET dlock.notify pubsub");
+        let ends = Subscriber::patterns(&nodes.one, &["__dlock@*"]);
+        let news = Subscriber::channels(&nodes.one, &["news"]);
+        // Connections that stay: what is tied to them must go all the same.
+        let mut tied = nodes.one.connection();
+        let quiet: Grant = tied.ask("DLOCK.ACQUIRE {k}quiet sam 600000 SESSION");
+        let wanted: Grant = tied.ask("DLOCK.ACQUIRE {k}wanted sam 600000 SESSION");
+        for reader in ["one", "two"] {
+            c.run(&format!("DLOCK.ACQUIRE {{k}}shared {reader} 600000 SHARED"));
+        }
+        let ticket = "DLOCK.FAIRACQUIRE {k}wanted polls CLAIM 600000";
+        assert_eq!(c.try_ask(ticket), Ok(Value::Nil));
+        let wait = Blocked::start(&nodes.one, "DLOCK.ACQUIRE {k}wanted waits 600000 BLOCK 0");
+        c.run("DLOCK.ACQUIRE {k}wanted notified 600000 NOTIFY news");
+        let before = ends_counted(&nodes.one);
+        if !go(&nodes, &["{k}quiet", "{k}wanted", "{k}shared"]) {
+            continue;
+        }
+        nodes.assert_sent_on(&wait.refusal());
+        let message = news.payload();
+        assert!(
+            message.starts_with("moved 0 9:{k}wanted 8:notified"),
+            "{way}: {message}"
+        );
+        nodes.await_nothing_left(way);
+        assert_eq!(ends_told(&ends, &mut c), [""; 0], "{way}");
+        assert_eq!(ends_counted(&nodes.one), before, "{way}");
+        if way != "without its keys" {
+            for (key, (token, _)) in [("{k}quiet", quiet), ("{k}wanted", wanted)] {
+                let check = format!("DLOCK.CHECK {key} {token}");
+                assert_eq!(d.ask::<String>(&check), "OK", "{way}");
+            }
+            let place: Option<u64> = d.ask("DLOCK.POSITION {k}wanted polls");
+            assert_eq!(place, Some(0), "{way}");
+        }
+        drop(tied);
+        nodes.assert_sound();
+    }
+}
+
+/// In a slot on its way a user may still remove a lock: that ends its holds.
+#[test]
+fn a_lock_that_is_removed_from_a_slot_on_its_way_has_ended() {
+    let nodes = Nodes::start();
+    let mut c = nodes.one.connection();
+    c.run("CONFIG SET dlock.notify pubsub");
+    let ends = Subscriber::patterns(&nodes.one, &["__dlock@*"]);
+    nodes.begin_move("{k}");
+    nodes.call_off("{k}");
+    for (at, line) in ["DEL", "UNLINK", "EXPIRE -1", "SET"]
+        .into_iter()
+        .enumerate()
+    {
+        let key = format!("{{k}}{at}");
+        let token = take(&mut c, &key, "alice", 600_000);
+        nodes.begin_move("{k}");
+        let before = stat(&nodes.one, "removed_total");
+        // To have looked at a value is not to have carried it over.
+        let payload: Vec<u8> = c.ask(&format!("DUMP {key}"));
+        assert!(!payload.is_empty());
+        match line {
+            "EXPIRE -1" => c.run(&format!("EXPIRE {key} -1")),
+            "SET" => c.run(&format!("SET {key} x")),
+            line => c.run(&format!("{line} {key}")),
+        }
+        assert_eq!(
+            ends_told(&ends, &mut c),
+            [format!("removed {token}")],
+            "{line}"
+        );
+        assert_eq!(stat(&nodes.one, "removed_total"), before + 1, "{line}");
+        nodes.call_off("{k}");
+    }
+    nodes.assert_sound();
+}
+
+/// Where there is no cluster a key that is carried away is a key that is removed.
+#[test]
+fn a_lock_that_migrates_outside_of_a_cluster_has_ended() {
+    let (one, two) = (Server::start(), Server::start());
+    let mut c = one.connection();
+    let ends = Subscriber::patterns(&one, &["__dlock@*"]);
+    let token = take(&mut c, "k", "alice", 600_000);
+    let bob = Blocked::start(&one, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    let migrate = format!("MIGRATE 127.0.0.1 {} k 0 5000", two.port());
+    assert_eq!(c.ask::<String>(&migrate), "OK");
+    bob.reply::<Grant>();
+    assert_eq!(ends_told(&ends, &mut c), [format!("removed {token}")]);
+    assert_eq!(stat(&one, "removed_total"), 1);
+    assert_sound(&one);
+    assert_sound(&two);
+}
+
+/// However many wait in a slot: each is told that it has left, be it for a lock that is held, for one that has no key, or
+/// behind others.
+#[test]
+fn everybody_who_waits_in_a_slot_is_told_that_it_has_left() {
+    const EACH: usize = 1700;
+    for (way, go) in WAYS {
+        println!("{way}");
+        let nodes = Nodes::start();
+        let mut c = nodes.one.connection();
+        let news = Subscriber::channels(&nodes.one, &["news"]);
+        take(&mut c, "{k}", "alice", 600_000);
+        // Reserves a lock that nobody holds.
+        let many = Blocked::start(&nodes.one, "DLOCK.MACQUIRE 2 {k} {k}free many BLOCK 0");
+        for at in 0..EACH {
+            c.run(&format!("DLOCK.ACQUIRE {{k}} n{at} 600000 NOTIFY news"));
+            c.run(&format!("DLOCK.ACQUIRE {{k}}free n{at} 600000 NOTIFY news"));
+            take(&mut c, &format!("{{k}}{at}"), "alice", 600_000);
+            c.run(&format!("DLOCK.ACQUIRE {{k}}{at} n{at} 600000 NOTIFY news"));
+        }
+        let keys: Vec<String> = (0..EACH).map(|at| format!("{{k}}{at}")).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).chain(["{k}"]).collect();
+        if !go(&nodes, &keys) {
+            continue;
+        }
+        for at in 0..3 * EACH {
+            let message = news.payload();
+            assert!(message.starts_with("moved 0 "), "{way}, {at}: {message}");
+        }
+        nodes.assert_sent_on(&many.refusal());
+        nodes.await_nothing_left(way);
+        nodes.assert_sound();
+    }
+}
+
+/// Who waits by a channel for a name without a key is told as well: nothing happens to a key then.
+#[test]
+fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
+    for (way, go) in WAYS {
+        let nodes = Nodes::start();
+        let mut c = nodes.one.connection();
+        let news = Subscriber::channels(&nodes.one, &["news"]);
+        take(&mut c, "{k}", "alice", 600_000);
+        let many = Blocked::start(&nodes.one, "DLOCK.MACQUIRE 2 {k} {k}free many BLOCK 0");
+        c.run("DLOCK.ACQUIRE {k}free notified 600000 NOTIFY news");
+        // Leaves nobody but the one at the name without a key.
+        c.run("CONFIG SET dlock.grants no");
+        many.kill();
+        await_until("the connection is gone", PATIENCE, || {
+            stat(&nodes.one, "connections_waiting") == 0
+        });
+        c.run("DLOCK.RELEASE {k} alice");
+        println!("{way}");
+        // There is no key left to carry over.
+        match way {
+            "in one step" | "without its keys" if !go(&nodes, &["{k}"]) => continue,
+            "in one step" | "without its keys" => {}
+            "key by key" => {
+                nodes.begin_move("{k}");
+                nodes.end_move("{k}");
+            }
+            // As one of those.
+            _ => continue,
+        }
+        let message = news.payload();
+        assert!(
+            message.starts_with("moved 0 7:{k}free 8:notified"),
+            "{way}: {message}"
+        );
+        nodes.await_nothing_left(way);
+        nodes.assert_sound();
+    }
 }

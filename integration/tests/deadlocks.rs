@@ -11,11 +11,8 @@ use sound::assert_sound;
 /// So long nothing must come of what cannot be.
 const WHILE: Duration = Duration::from_millis(1500);
 
-/// Owners of the chain whose check is timed.
+/// Owners of a long chain.
 const CHAIN: usize = 1_000;
-
-/// How long that check may take the server. The goal is a millisecond; the rest is for a loaded machine.
-const CHECK: Duration = Duration::from_millis(5);
 
 /// Each takes its locks, by a connection that is gone then.
 /// `a:alice b:bob SHARED`.
@@ -323,44 +320,15 @@ fn chain(server: &Server, owners: usize) -> (Result<Value, String>, Vec<Wire>) {
     )
 }
 
-/// Microseconds that the server has spent on a command so far.
-fn spent(server: &Server) -> u64 {
-    let stats = server.info("commandstats");
-    let text = stats.text("cmdstat_dlock.acquire");
-    text.split(',')
-        .find_map(|field| field.strip_prefix("usec="))
-        .and_then(|usec| usec.parse().ok())
-        .unwrap_or_else(|| panic!("{text}"))
-}
-
 #[test]
-fn a_chain_of_a_thousand_owners_is_checked_in_a_millisecond() {
+fn a_circle_of_a_thousand_owners_is_named_in_part() {
     let server = Server::start();
-    let mut c = server.connection();
     let (refused, _waits) = chain(&server, CHAIN);
     let error = refused.expect_err("a refusal");
     assert!(
         error.starts_with("DEADLOCK ") && error.ends_with(", and 992 more"),
         "{error}"
     );
-    let line = format!("DLOCK.ACQUIRE chain{} owner0 600000 BLOCK 0", CHAIN - 1);
-    let mut took: Vec<u64> = (0..21)
-        .map(|_| {
-            let before = spent(&server);
-            assert!(c.refusal(&line).starts_with("DEADLOCK "));
-            spent(&server) - before
-        })
-        .collect();
-    took.sort_unstable();
-    println!(
-        "{}: {CHAIN} owners: {} to {} us, median {}",
-        server.version(),
-        took[0],
-        took[20],
-        took[10]
-    );
-    // The least of them: on a loaded machine the others are those of its other processes.
-    assert!(Duration::from_micros(took[0]) < CHECK, "{took:?}");
     assert_sound(&server);
 }
 
@@ -463,7 +431,7 @@ fn two_upgrades() {
     alice.reply::<Grant>();
 }
 
-/// An owner may wait for thousands of locks by a channel: each further wait is as cheap as the first.
+/// An owner may wait for thousands of locks by a channel: each further wait takes no more steps than the first.
 #[test]
 fn who_waits_for_much_is_not_slowed_down() {
     const LOCKS: usize = 5_000;
@@ -475,11 +443,10 @@ fn who_waits_for_much_is_not_slowed_down() {
     for at in 0..LOCKS {
         c.run(&format!("DLOCK.ACQUIRE k{at} bob 600000 NOTIFY news"));
     }
-    let before = spent(&server);
+    // A look that went through all of its waits would be too much work by far.
+    c.run("CONFIG SET dlock.deadlock-max-steps 100");
     for at in LOCKS..LOCKS + 20 {
         c.run(&format!("DLOCK.ACQUIRE k{at} bob 600000 NOTIFY news"));
     }
-    let each = (spent(&server) - before) / 20;
-    println!("{each} us for each wait beyond {LOCKS}");
-    assert!(each < 1_000, "{each} us");
+    assert_eq!(stat(&server, "deadlock_checks_deferred_total"), 0);
 }

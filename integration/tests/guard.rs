@@ -1,13 +1,11 @@
 //! `DLOCK.GUARD`: a command that runs only while its caller holds the lock, and else as if it were by itself.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{from_redis_value, Cmd, Connection, Value};
+use dlock_integration::redis::{from_redis_value, Connection, Value};
 use dlock_integration::{
-    await_until, command, held, kept, reply_of, Ask, Blocked, Grant, Server, PATIENCE,
+    await_until, command, held, kept, reply_of, Ask, Blocked, Grant, Server, Wire, PATIENCE,
 };
 
 fn hold(connection: &mut Connection) -> u64 {
@@ -212,37 +210,14 @@ fn bad_arguments_run_nothing() {
 }
 
 /// A connection of which even the bytes of a reply are compared: client libraries show different replies as the same.
-struct Bytes(TcpStream);
+fn wire(server: &Server, protocol: u8) -> Wire {
+    let mut wire = server.wire();
+    wire.bytes(&[command(&format!("HELLO {protocol}"))]);
+    wire
+}
 
-/// No reply ends like this by itself.
-const END: &str = "no-such-reply-ends-like-this";
-
-impl Bytes {
-    fn connect(server: &Server, protocol: u8) -> Bytes {
-        let stream =
-            TcpStream::connect((Ipv4Addr::LOCALHOST, server.port())).expect("a connection");
-        stream
-            .set_read_timeout(Some(PATIENCE))
-            .expect("a timeout that is not zero");
-        let mut bytes = Bytes(stream);
-        bytes.reply(&command(&format!("HELLO {protocol}")));
-        bytes
-    }
-
-    fn reply(&mut self, command: &Cmd) -> String {
-        let mut sent = command.get_packed_command();
-        sent.extend(dlock_integration::command(&format!("ECHO {END}")).get_packed_command());
-        self.0.write_all(&sent).expect("the server reads");
-        let end = format!("${}\r\n{END}\r\n", END.len());
-        let (mut reply, mut piece) = (Vec::new(), [0; 65536]);
-        while !reply.ends_with(end.as_bytes()) {
-            let length = self.0.read(&mut piece).expect("a reply");
-            assert!(length > 0, "the connection was closed");
-            reply.extend(&piece[..length]);
-        }
-        reply.truncate(reply.len() - end.len());
-        String::from_utf8_lossy(&reply).into_owned()
-    }
+fn bytes(wire: &mut Wire, line: &str) -> String {
+    String::from_utf8_lossy(&wire.bytes(&[command(line)])).into_owned()
 }
 
 #[test]
@@ -340,10 +315,10 @@ fn replies_of_every_shape_pass_through() {
         "ZADD zset NX XX 1 a",
     ];
     for protocol in [2, 3] {
-        let mut bytes = Bytes::connect(&server, protocol);
+        let mut wire = wire(&server, protocol);
         for line in lines {
-            let direct = bytes.reply(&command(line));
-            let guarded = bytes.reply(&command(&guard(token, line)));
+            let direct = bytes(&mut wire, line);
+            let guarded = bytes(&mut wire, &guard(token, line));
             assert_eq!(direct, guarded, "RESP{protocol}: {line}");
         }
     }
@@ -361,13 +336,10 @@ fn a_long_reply_passes_through() {
         c.answer(command("RPUSH list").arg(members))
             .expect("a length");
     }
-    let mut bytes = Bytes::connect(&server, 3);
+    let mut wire = wire(&server, 3);
     for line in ["GET data", "LRANGE list 0 -1"] {
-        let direct = bytes.reply(&command(line));
-        assert!(
-            direct == bytes.reply(&command(&guard(token, line))),
-            "{line}"
-        );
+        let direct = bytes(&mut wire, line);
+        assert!(direct == bytes(&mut wire, &guard(token, line)), "{line}");
     }
 }
 

@@ -53,9 +53,40 @@ pub fn run(ctx: *mut Ctx, argv: &mut [*mut Str]) {
         if answer.is_null() {
             return reply::write(ctx, Err(Error::Unguarded(escaped(name, 64))));
         }
-        api!(RedisModule_ReplyWithCallReply(ctx, answer));
+        let passed = pass_on(ctx, answer);
         api!(RedisModule_FreeCallReply(answer));
+        if let Err(wrong_type) = passed {
+            let error = match wrong_type {
+                true => Error::InnerWrongType,
+                false => Error::Unanswered(escaped(name, 64)),
+            };
+            reply::refuse(ctx, error);
+        }
     }
+}
+
+/// Passes a reply on as it is.
+///
+/// Errors when nothing was written, since the server has lost the reply; with whether it was a value of another type.
+/// From Valkey 8.1 on, a command that may change a key holds back what it writes until the modules that listen to keyspace
+/// events have heard of the change. An error is written right away, but not where a module has called the command: then it is
+/// lost (GETSET and GETDEL are such). The server still counts it, when the reply is passed on.
+///
+/// # Safety
+/// The reply is live.
+unsafe fn pass_on(ctx: *mut Ctx, answer: *mut RedisModuleCallReply) -> Result<(), bool> {
+    let mut len = 0;
+    // SAFETY: the reply is live, as the caller says, and the context is that of a command that is owed a reply.
+    let pass = || unsafe { api!(RedisModule_ReplyWithCallReply(ctx, answer)) };
+    // SAFETY: as above.
+    unsafe { api!(RedisModule_CallReplyProto(answer, &mut len)) };
+    if len > 0 && pass() == api::OK {
+        return Ok(());
+    }
+    let wrong_types = || api::server_info(ctx, c"errorstats", c"errorstat_WRONGTYPE");
+    let before = wrong_types();
+    pass();
+    Err(wrong_types() != before)
 }
 
 fn allowed(ctx: *mut Ctx, name: &[u8], argv: &mut [*mut Str]) -> Result<(), Error> {

@@ -145,6 +145,16 @@ impl OpenKeys {
         self.cluster
     }
 
+    /// Whether a key that was removed has left with its slot (see `slot`).
+    pub fn took_along(&mut self, name: NameRef, carried: bool) -> bool {
+        self.cluster && self.slots.took_along(self.ctx, name, carried)
+    }
+
+    /// The node's slots.
+    pub fn own_slots(&mut self) -> &slot::Own {
+        self.slots.own(self.ctx)
+    }
+
     /// What a TTL that was set from outside means. An earlier end of the key stands: it ends the holds then. A later one,
     /// or none, has no effect on the leases.
     pub fn retimed(&mut self, name: NameRef, now: Now) -> Retimed {

@@ -174,6 +174,9 @@ unsafe extern "C" fn save(io: *mut RedisModuleIO, value: *mut c_void) {
         let Some(lock) = (unsafe { lock_at(value) }) else {
             return;
         };
+        if gate::in_cluster() {
+            inbox::written(lock);
+        }
         let bytes = codec::encode(lock);
         // SAFETY: the server writes to `io` and copies the bytes.
         unsafe {

@@ -19,7 +19,7 @@ pub const ASKED: RequestId = RequestId(0);
 const A_CHUNK: usize = 64;
 
 /// Steps of a circle that are followed to name it.
-const LONGEST_NAMED: usize = 1_000;
+const LONGEST_NAMED: usize = 2_000;
 
 /// What a look reads.
 pub struct World<'w> {

@@ -220,7 +220,7 @@ impl Engine {
         };
         let place = queue.number_of(&ticket.owner);
         if place == Some(brought) {
-            return;
+            return self.meet_ticket(entry, now, lock, brought, &ticket);
         }
         self.ledger.clock.observe(brought.0, now);
         let taken = queue.place(brought).is_some();
@@ -249,6 +249,31 @@ impl Engine {
             write_ticket(entry, queue.place(number), number);
         }
         let window = claim.max(self.policy.claim_window_ms);
+        self.keep_ticket(lock, number, window, now);
+    }
+
+    /// A ticket came to its own place. Either may have been asked for anew since they were parted.
+    fn meet_ticket(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        lock: LockId,
+        number: Arrival,
+        ticket: &Ticket,
+    ) {
+        let queue = self.queues.get_mut(lock);
+        let Some(place) = queue.and_then(|queue| queue.place_mut(number)) else {
+            return;
+        };
+        if (place.limit, place.claim()) == (ticket.limit, Some(ticket.claim)) {
+            return;
+        }
+        if !place.is_absent() {
+            return write_ticket(entry, Some(place), number);
+        }
+        place.limit = ticket.limit;
+        place.set_claim(ticket.claim);
+        let window = ticket.claim.max(self.policy.claim_window_ms);
         self.keep_ticket(lock, number, window, now);
     }
 

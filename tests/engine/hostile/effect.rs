@@ -4,9 +4,8 @@ use super::story::Story;
 use crate::client::Client;
 use crate::commands::Reply;
 use crate::engine::change::{self, Change};
-use crate::engine::lock::Lock;
-use crate::engine::token::plausible;
-use crate::engine::{codec, Entry, Policy};
+use crate::engine::lock::token::plausible;
+use crate::engine::{codec, Entry, Lock, Policy};
 use crate::error::Error;
 use crate::server::Server;
 use crate::world::{name, World};
@@ -25,7 +24,8 @@ pub fn hold(effect: &[u8]) {
     let answer = server.run(now, 0, Client::primary(), &[b"apply", b"shop", effect]);
     server.work_off();
     let Some(changes) = change::read(effect) else {
-        assert_eq!(answer, Err(Error::Internal));
+        let later = change::later(effect).map(|format| Error::Later(format, change::FORMAT));
+        assert_eq!(answer, Err(later.unwrap_or(Error::Internal)));
         assert!(
             server.data().is_empty(),
             "it was refused and changed something"
@@ -42,8 +42,8 @@ pub fn hold(effect: &[u8]) {
     }
     // A number further ahead comes from no server, and leaves no room for the numbers after it.
     let believed = changes.iter().all(|change| match change {
-        Change::Hold(hold) => plausible(hold.token, now),
-        Change::Ticket { number, .. } => plausible(*number, now),
+        Change::Hold(hold) => plausible(hold.token.0, now),
+        Change::Ticket { number, .. } => plausible(number.0, now),
         _ => true,
     });
     if believed {
