@@ -283,19 +283,20 @@ pub fn asleep() -> bool {
 }
 
 extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
-    let sleeps = sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
-    ASLEEP.store(sleeps, Ordering::Relaxed);
     door(|| {
-        if !sleeps {
-            return blocking::after_sleep();
+        if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+            ASLEEP.store(true, Ordering::Relaxed);
+            clock::turn();
+            audience::turn();
+            inbox::turn();
+            if vacant::any() {
+                vacant::turn(ctx);
+            }
+            blocking::before_sleep();
+        } else {
+            ASLEEP.store(false, Ordering::Relaxed);
+            blocking::after_sleep();
         }
-        clock::turn();
-        audience::turn();
-        inbox::turn();
-        if vacant::any() {
-            vacant::turn(ctx);
-        }
-        blocking::before_sleep();
     });
 }
 

@@ -105,8 +105,8 @@ impl Keys {
                 );
                 self.values.insert(name.clone(), Value::Other);
             } else if let Some(lock) = lock
-                .filter(|lock| !lock.is_empty())
                 .and_then(MaybeOwned::into_owned)
+                .filter(|lock| !lock.is_empty())
             {
                 let ttl = if changed { lock.expires() } else { ttl };
                 self.values.insert(name.clone(), Value::Lock(lock, ttl));
