@@ -15,11 +15,14 @@ PLACE  := $(PREFIX)/lib/redis/modules
 PEERS  := $(TARGET)/peers
 BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release --package dlock-integration --bin bench --
 
+# The second server that the clients' tests run on.
+VALKEY ?= $(TARGET)/servers/valkey-9.1/server
+
 # The server that `make run` starts and that the tests use.
 export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
-.PHONY: help run test demo bench bench-check peers check observe fuzz install clean build servers test-servers deps
+.PHONY: help run test demo bench bench-check chaos clients peers check explore check-long memcheck observe fuzz install clean build servers test-servers deps
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
@@ -39,6 +42,10 @@ bench: build peers ## Measure dlock side by side with what it replaces, in up to
 bench-check: build peers ## Fail when a ratio of the quick run has grown by more than its tolerance since the committed full one
 	@$(BENCH) --quick --check
 
+chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: four minutes; ARGS='--help')
+	@cargo run --quiet --release --package dlock-integration --bin chaos -- \
+	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' $(if $(QUICK),--quick --lanes 7) $(ARGS)
+
 check: build ## What a change must pass: formatting, lints, all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
@@ -47,6 +54,10 @@ check: build ## What a change must pass: formatting, lints, all tests
 
 observe: build ## Test the dashboard with Prometheus and its exporters for Redis, fetched into target/observability
 	@integration/observability/run.sh '$(TARGET)/observability'
+
+clients: build ## Run the tests of the clients in five languages (ONLY=python,rust; VALKEY=/path/to/server)
+	@test -x '$(VALKEY)' || integration/servers.sh '$(TARGET)/servers' valkey-9.1
+	@cargo run --quiet --package dlock-integration --bin clients -- '$(VALKEY)' $(if $(ONLY),--only '$(ONLY)')
 
 fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ_SECONDS=60)
 	@fuzz/run.sh '$(FUZZ_SECONDS)' '$(TARGET)/fuzz'

@@ -1,5 +1,7 @@
 //! Every error a client can get from the module, with its exact text.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 
 /// Why a request was refused. Nothing has changed when one of these is answered.
@@ -25,8 +27,10 @@ pub enum Error {
     WrongType,
     /// Decisions are made on the primary only.
     ReadOnly,
-    /// The internal effect command came from a client.
+    /// The internal effect command came from a client, or makes no sense.
     Internal,
+    /// An effect is in a format of a later version of the module: which, and the latest that is known.
+    Later(u64, u64),
     /// The command was called from within an event of the module itself (by another module's callback).
     Busy,
     /// An earlier panic left the module's state in doubt; it refuses everything until a restart.
@@ -55,6 +59,8 @@ pub enum Error {
     NoConnection(&'static str),
     /// The calling user may not publish on this channel.
     NoChannel(String),
+    /// The server lets this connection wait for nothing.
+    MayNotWait,
 }
 
 impl fmt::Display for Error {
@@ -73,6 +79,9 @@ impl fmt::Display for Error {
             Error::WrongType => f.write_str("WRONGTYPE the key holds a value that is not a lock"),
             Error::ReadOnly => f.write_str("READONLY locks are taken and given back on the primary only"),
             Error::Internal => f.write_str("ERR DLOCK.APPLY is for replication and the AOF only"),
+            Error::Later(format, known) => {
+                write!(f, "ERR {}", later("the effect", *format, *known))
+            }
             Error::Busy => f.write_str("ERR dlock cannot be called from within its own events"),
             Error::Poisoned => f.write_str(
                 "ERR dlock stopped serving after an internal fault; see the server log and restart the server",
@@ -104,11 +113,24 @@ impl fmt::Display for Error {
                 "ERR {option} needs a connection of the caller's own: not in a script, not from another module"
             ),
             Error::NoChannel(channel) => write!(f, "NOPERM the user may not use the channel '{channel}'"),
+            Error::MayNotWait => f.write_str(
+                "ERR BLOCK is not possible here: this server does not block a connection that has subscriptions; \
+                 use another connection, RESP2, or NOTIFY",
+            ),
         }
     }
 }
 
 impl std::error::Error for Error {}
+
+/// What there is to say of something that a later version of the module has written.
+pub fn later(what: &str, format: u64, known: u64) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "{what} has format {format}, and dlock {version} knows formats up to {known}: \
+         it must be as new as the module that wrote it"
+    )
+}
 
 /// Bytes of a client as they may stand in an error or a log line: printable ASCII as it is, the rest as `\xhh`,
 /// cut after `most` bytes of input.

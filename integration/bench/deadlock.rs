@@ -7,11 +7,16 @@ use dlock_integration::{Ask, Grant, Queued, Server};
 
 use crate::errand::{owners, Errand, Errands};
 use crate::failure::Failure;
+use crate::line::Line;
 use crate::meter::Meter;
+use crate::notice::QUEUED;
 use crate::way::{Figure, Opened, Way};
 
 /// Owners in the chain, each of whom waits for the next one.
 const CHAIN: usize = 1_000;
+
+/// Owners in a chain that is longer than what one look may pass.
+const LONG_CHAIN: usize = 60_000;
 
 /// Looks in a sample.
 const LOOKS: usize = 100;
@@ -32,51 +37,66 @@ pub const CIRCLE: &str = "a circle of 1,000 owners, refused";
 /// The last of the chain waits for nothing.
 pub const OPEN_END: &str = "a chain of 1,000 owners, let wait";
 
-/// Both.
+/// The last of very many waits for nothing: as far as one look goes.
+pub const LONGEST: &str = "a chain of 60,000 owners, let wait";
+
+/// All of them.
 pub fn open_chain() -> Opened {
-    let way =
-        |name, closed| -> Result<Box<dyn Way>, Failure> { Ok(Box::new(Chain::new(name, closed))) };
-    Ok(vec![way(CIRCLE, true)?, way(OPEN_END, false)?])
+    let way = |name, owners, closed| -> Result<Box<dyn Way>, Failure> {
+        Ok(Box::new(Chain::new(name, owners, closed)?))
+    };
+    Ok(vec![
+        way(CIRCLE, CHAIN, true)?,
+        way(OPEN_END, CHAIN, false)?,
+        way(LONGEST, LONG_CHAIN, false)?,
+    ])
 }
 
 /// A chain: owner n holds lock n and waits for lock n + 1, and the last one for nothing.
 ///
-/// All of them wait by a channel, on the connection that took their holds: so none of them can act but the last one.
+/// All of them wait by a channel: so none of them can act but the last one.
 struct Chain {
     name: &'static str,
+    owners: usize,
     closed: bool,
     connection: Connection,
     server: Server,
+    // By which they wait.
+    _line: Line,
 }
 
 impl Chain {
-    fn new(name: &'static str, closed: bool) -> Chain {
+    fn new(name: &'static str, owners: usize, closed: bool) -> Result<Chain, Failure> {
         let server = Server::start();
         let mut connection = server.connection();
-        for number in 0..CHAIN {
-            let _: Grant =
-                connection.ask(&format!("DLOCK.ACQUIRE chain:{number} {number} {LEASE_MS}"));
+        if owners == CHAIN {
+            // All of it is to be looked at.
+            connection.run("CONFIG SET dlock.deadlock-max-steps 1000000");
         }
+        let mut line = Line::wide(server.port())?;
+        line.run_each(owners, "*2\r\n:#\r\n:1\r\n", |number| {
+            format!("DLOCK.ACQUIRE chain:{number} {number} {LEASE_MS}")
+        })?;
         // Owner 0 has no part yet in the chain that it would close, or stand at the beginning of.
-        for number in 1..CHAIN - 1 {
-            let _: Queued = connection.ask(&wait(number, number + 1));
-        }
-        let _: Queued = connection.ask(&wait(CHAIN, 0));
+        line.run_each(owners - 2, QUEUED, |number| wait(number + 1, number + 2))?;
+        let _: Queued = connection.ask(&wait(owners, 0));
         if closed {
             let _: Queued = connection.ask(&wait(0, 1));
         }
-        Chain {
+        Ok(Chain {
             name,
+            owners,
             closed,
             connection,
             server,
-        }
+            _line: line,
+        })
     }
 
     /// Asks for what the whole chain has to be looked at for.
     fn look(&mut self) -> Result<(), Failure> {
         if self.closed {
-            let refusal = self.connection.refusal(&wait(CHAIN - 1, 0));
+            let refusal = self.connection.refusal(&wait(self.owners - 1, 0));
             if !refusal.starts_with("DEADLOCK") {
                 return Err(refusal.into());
             }
@@ -157,7 +177,6 @@ pub fn open_wait() -> Opened {
                     let _: Queued = connection.ask(&want);
                 }
             }
-            // The holders' connection stays: they can act.
             let errands = Errands::new(name, WAIT, "wanted", &owners, &server)?;
             ways.push(Box::new(Attended {
                 errands,

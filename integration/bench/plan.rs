@@ -14,7 +14,7 @@ use crate::setting::Setting;
 use crate::way::{Effort, Group, Opened};
 use crate::{
     crowd, deadlock, errand, expiry, guard, handover, holders, hot, lapse, mass, memory, notice,
-    pair, pause, session, ticket,
+    pair, pause, renewal, session, ticket,
 };
 
 /// The group of the uncontended pair.
@@ -48,6 +48,7 @@ const CHAIN: &str = "deadlock, long chain";
 const DETECTION: &str = "deadlock, detection";
 const LAPSE: &str = "mass of leases, NOTIFY";
 const SESSION: &str = "mass of sessions";
+const RENEWALS: &str = "renewals by the server";
 const HOT_50: &str = "hot lock, 50 clients, 1 ms";
 
 /// Pairs in a sample: some 20 ms of CPU time, so that INFO is lost in it, and short, so that what happens on the
@@ -167,7 +168,7 @@ pub fn groups() -> Vec<Group> {
 }
 
 /// What only some of the locks, or of the ways to wait, have to do with.
-fn of_the_family() -> [Group; 8] {
+fn of_the_family() -> [Group; 9] {
     let group = |name, effort, open: fn() -> Opened| Group {
         name,
         effort,
@@ -209,6 +210,11 @@ fn of_the_family() -> [Group; 8] {
             SESSION,
             Effort::full(1, 5, 25).quick(1, 1, 5).cold(),
             session::open,
+        ),
+        group(
+            RENEWALS,
+            Effort::full(1, 4, 12).quick(1, 1, 3),
+            renewal::open,
         ),
     ]
 }
@@ -418,14 +424,14 @@ const fn session(figure: &'static str) -> Source {
 }
 
 /// A look for deadlocks along a chain, by the server's own time.
-const fn chain_row(name: &'static str, what: &'static str, way: &'static str) -> Row {
+const fn chain_row(name: &'static str, what: &'static str, way: &'static str, most: f64) -> Row {
     let source = Source {
         group: CHAIN,
         way,
         figure: deadlock::TIME,
     };
     Row {
-        bound: Some(1_000.0),
+        bound: Some(most),
         ..plain_row(name, what, "µs, the server's time", source)
     }
 }
@@ -749,11 +755,19 @@ pub const ROWS: &[Row] = &[
         "deadlock/circle",
         "a circle of 1,000 owners is found and refused",
         deadlock::CIRCLE,
+        1_000.0,
     ),
     chain_row(
         "deadlock/chain",
         "a chain of 1,000 owners is looked at, and let wait",
         deadlock::OPEN_END,
+        1_000.0,
+    ),
+    chain_row(
+        "deadlock/longest",
+        "a chain of 60,000 owners is looked at as far as one look may go",
+        deadlock::LONGEST,
+        2_000.0,
     ),
     detection_row(
         "deadlock/wait",
@@ -815,6 +829,19 @@ pub const ROWS: &[Row] = &[
         "ms without an answer to PING",
         lapse(pause::PAUSE),
     ),
+    Row {
+        bound: Some(4.0),
+        ..plain_row(
+            "renewal/cpu",
+            "20,000 holds are renewed about once a second by AUTO",
+            "µs, server CPU a renewal",
+            Source {
+                group: RENEWALS,
+                way: renewal::RENEWALS,
+                figure: renewal::CPU,
+            },
+        )
+    },
     plain_row(
         "session/handed-over",
         "10,000 connections with a SESSION end: all locks handed over",

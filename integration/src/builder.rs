@@ -7,6 +7,7 @@ use std::path::Path;
 use crate::port;
 use crate::program::{module_path, server_program, version_of};
 use crate::server::Server;
+use crate::version::Version;
 
 /// What a server is started with. A server that nothing was said about has the module, keeps nothing on
 /// disk and is no part of a cluster.
@@ -77,6 +78,11 @@ impl ServerBuilder {
     pub fn cluster(mut self) -> Self {
         self.cluster = true;
         self
+    }
+
+    /// The version of the server program.
+    pub fn version(&self) -> Version {
+        version_of(&self.program)
     }
 
     /// Starts the server and returns when it answers.

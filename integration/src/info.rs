@@ -11,7 +11,8 @@ pub struct Info {
 }
 
 impl Info {
-    pub(crate) fn parse(text: &str) -> Info {
+    /// Reads what INFO answered.
+    pub fn parse(text: &str) -> Info {
         let fields = text
             .lines()
             .filter_map(|line| line.split_once(':'))

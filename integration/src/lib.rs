@@ -37,6 +37,9 @@
 //! |---|---|
 //! | `builder.rs` | [`ServerBuilder`]: what a server is started with |
 //! | `server.rs` | [`Server`]: a running server, its end and its restart |
+//! | `network.rs` | [`Network`]: doors to servers, and cuts between parties |
+//! | `sentinel.rs` | [`Sentinel`]: who promotes a replica |
+//! | `quorum.rs` | [`Quorum`]: a lock over independent masters |
 //! | `daemon.rs` | [`Daemon`]: another program beside it that answers HTTP |
 //! | `process.rs` | child processes that do not outlive this one |
 //! | `port.rs` | free ports |
@@ -45,6 +48,7 @@
 //! | `info.rs` | [`Info`]: a section of INFO |
 //! | `ask.rs` | [`Ask`]: commands as lines of text |
 //! | `wire.rs` | [`Wire`]: a connection of which a test sees every byte |
+//! | `socket.rs` | what has arrived at a server that does not read |
 //! | `blocked.rs` | [`Blocked`]: a command whose reply is awaited |
 //! | `subscriber.rs` | [`Subscriber`]: messages in order |
 //! | `patience.rs` | [`await_until`] and its bounds |
@@ -55,12 +59,16 @@ mod blocked;
 mod builder;
 mod daemon;
 mod info;
+mod network;
 mod patience;
 mod port;
 mod process;
 mod program;
+mod quorum;
 mod scene;
+mod sentinel;
 mod server;
+mod socket;
 mod subscriber;
 mod version;
 mod wire;
@@ -70,9 +78,12 @@ pub use blocked::Blocked;
 pub use builder::{ServerBuilder, StartError};
 pub use daemon::Daemon;
 pub use info::Info;
+pub use network::{Door, Network, Party};
 pub use patience::{await_until, PATIENCE};
 pub use program::{module_path, server_program};
+pub use quorum::{Held, Quorum, Vote};
 pub use scene::{fair_as, held, held_for, is_held, kept, position, stat, wait_as};
+pub use sentinel::{Sentinel, Watch, PRIMARY};
 pub use server::Server;
 pub use subscriber::{Message, Subscriber};
 pub use version::{Product, Version};

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{kill, Signal};
+use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
 use nix::unistd::Pid;
 use redis::{
     Client, Connection, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisConnectionInfo,
@@ -329,6 +330,11 @@ impl Server {
         self.await_exit()
     }
 
+    /// Does its process run? (Also when it is frozen.)
+    pub fn is_running(&mut self) -> bool {
+        !self.has_ended()
+    }
+
     /// Waits until it has ended by itself.
     ///
     /// # Panics
@@ -364,8 +370,17 @@ impl Server {
     }
 
     /// Stops the process without ending it, as a machine that hangs. [`thaw`](Server::thaw) lets it go on.
+    #[track_caller]
     pub fn freeze(&self) {
         self.signal(Signal::SIGSTOP);
+        // The signal is on its way when it is sent.
+        let options = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
+        await_until("the server stands still", PATIENCE, || {
+            matches!(
+                waitpid(self.nix_pid(), Some(options)),
+                Ok(WaitStatus::Stopped(..))
+            )
+        });
     }
 
     /// Lets a frozen process go on.
@@ -374,8 +389,11 @@ impl Server {
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.pid()).expect("a process id is an i32");
-        kill(Pid::from_raw(pid), signal).expect("a child can be signalled");
+        kill(self.nix_pid(), signal).expect("a child can be signalled");
+    }
+
+    fn nix_pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.pid()).expect("a process id is an i32"))
     }
 
     /// Makes it a replica of `primary` and waits until it has all that the primary has.

@@ -8,6 +8,7 @@ use redis::{Cmd, FromRedisValue, Parser, Value};
 
 use crate::ask::{command, decode, reply_of};
 use crate::patience::PATIENCE;
+use crate::socket;
 
 /// Lines of a pipeline that are sent before their replies are read: few enough that neither side's buffers fill up.
 const AT_ONCE: usize = 500;
@@ -122,6 +123,38 @@ impl Wire {
             .flat_map(|line| command(line.as_ref()).get_packed_command())
             .collect();
         self.send_bytes(&bytes).expect("the server reads");
+    }
+
+    /// Sends a line to a server that stands still, and returns when it has arrived there.
+    #[track_caller]
+    pub fn send_to_still(&mut self, line: &str) {
+        self.send(line);
+        socket::await_arrival(self.server_port(), self.local_port());
+    }
+
+    /// Closes the connection to a server that stands still, and returns when the end has arrived there. If something was not read
+    /// yet, it is a reset.
+    #[track_caller]
+    pub fn close_to_still(self) {
+        let (server, local) = (self.server_port(), self.local_port());
+        drop(self);
+        socket::await_end(server, local);
+    }
+
+    fn server_port(&self) -> u16 {
+        self.stream.peer_addr().expect("a connection").port()
+    }
+
+    fn local_port(&self) -> u16 {
+        self.stream.local_addr().expect("a connection").port()
+    }
+
+    /// Whether anything has arrived that was not read yet.
+    pub fn has_something(&self) -> bool {
+        self.stream.set_nonblocking(true).expect("a TCP option");
+        let arrived = self.stream.peek(&mut [0]).is_ok();
+        self.stream.set_nonblocking(false).expect("a TCP option");
+        arrived
     }
 
     /// One line as it comes, without its CR LF: `*-1` tells a null array from a null bulk, `$-1`, which

@@ -4,9 +4,9 @@ mod sound;
 
 use std::time::Duration;
 
-use dlock_integration::redis::{Connection, Value};
+use dlock_integration::redis::{Cmd, Connection, Value};
 use dlock_integration::{
-    await_until, stat, Ask, Blocked, Grant, Queued, Server, Subscriber, PATIENCE,
+    await_until, command, stat, Ask, Blocked, Grant, Queued, Server, Subscriber, PATIENCE,
 };
 use sound::assert_sound;
 
@@ -392,6 +392,38 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     nodes.assert_sound();
 }
 
+/// The tie stays behind with the connection; the lease runs on at the target, where the client ties its hold anew.
+#[test]
+fn renewals_stay_behind_when_a_slot_moves() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    let (mut alice, mut there) = (nodes.one.wire(), nodes.two.wire());
+    let token = take(&mut c, "k", "alice", 600_000);
+    take(&mut c, "{k}off", "alice", 600_000);
+    alice.ask::<u64>("DLOCK.MRENEW 2 k {k}off alice 12000 SESSION AUTO 0");
+    assert_eq!(stat(&nodes.one, "auto_renewed"), 2);
+    nodes.begin_move("k");
+    nodes.carry("k");
+    c.run("DLOCK.RELEASE {k}off alice");
+    nodes.end_move("k");
+    let end: u64 = d.ask("PEXPIRETIME k");
+    await_until("the ties are gone", PATIENCE, || {
+        stat(&nodes.one, "auto_renewed") == 0 && stat(&nodes.one, "sessions") == 0
+    });
+    alice.close();
+    assert_eq!(d.ask::<u64>("PEXPIRETIME k"), end);
+    assert_eq!(stat(&nodes.two, "auto_renewed"), 0);
+    there.ask::<u64>(&format!(
+        "DLOCK.RENEW k alice 600000 TOKEN {token} SESSION AUTO 0"
+    ));
+    assert_eq!(stat(&nodes.two, "auto_renewed"), 1);
+    there.close();
+    await_until("the session has ended", PATIENCE, || {
+        d.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
+    });
+    nodes.assert_sound();
+}
+
 /// What a connection leaves in a slot on its way does not hold up what it leaves in others.
 #[test]
 fn sessions_end_beside_a_slot_on_its_way() {
@@ -409,5 +441,293 @@ fn sessions_end_beside_a_slot_on_its_way() {
     assert!(held(&mut c));
     nodes.call_off("moves");
     await_until("the session has ended", PATIENCE, || !held(&mut c));
+    nodes.assert_sound();
+}
+
+/// A way in which a slot with all that is in it, these keys, goes to the second node.
+type Way = fn(&Nodes, &[&str]);
+
+/// Every way that the servers have, by name.
+fn ways(nodes: &Nodes) -> Vec<(&'static str, Way)> {
+    let mut ways: Vec<(&str, Way)> = vec![
+        ("key by key", |nodes, keys| {
+            nodes.begin_move(keys[0]);
+            keys.iter().for_each(|key| nodes.carry(key));
+            nodes.end_move(keys[0]);
+        }),
+        ("many keys at once", |nodes, keys| {
+            nodes.begin_move(keys[0]);
+            let moved: String = nodes.one.connection().ask_command(&nodes.migration(keys));
+            assert_eq!(moved, "OK");
+            nodes.end_move(keys[0]);
+        }),
+        ("in a transaction", |nodes, keys| {
+            nodes.begin_move(keys[0]);
+            let mut c = nodes.one.connection();
+            c.run("MULTI");
+            let queued: String = c.ask_command(&nodes.migration(keys));
+            assert_eq!(queued, "QUEUED");
+            assert_eq!(c.ask::<Vec<String>>("EXEC"), ["OK"]);
+            nodes.end_move(keys[0]);
+        }),
+        ("without its keys", |nodes, keys| nodes.take_over(keys[0])),
+    ];
+    let version = nodes.one.version();
+    if version.is_redis(8, 4) || version.is_valkey(9, 0) {
+        ways.push(("in one step", |nodes, keys| {
+            assert!(nodes.move_at_once(keys[0]));
+        }));
+    }
+    if version.is_redis(8, 4) {
+        // As long as any client caches keys.
+        ways.push(("in one step, but key by key", |nodes, keys| {
+            let mut caches = nodes.one.connection_resp3();
+            caches.run("CLIENT TRACKING ON");
+            assert!(nodes.move_at_once(keys[0]));
+            await_until("the keys have gone", PATIENCE, || {
+                stat(&nodes.one, "locks") == 0
+            });
+        }));
+    }
+    ways
+}
+
+impl Nodes {
+    /// The command that carries keys over.
+    fn migration(&self, keys: &[&str]) -> Cmd {
+        let mut migrate = command(&format!("MIGRATE 127.0.0.1 {}", self.two.port()));
+        migrate.arg("").arg(0).arg(5000).arg("KEYS").arg(keys);
+        migrate
+    }
+
+    /// The second node takes the key's slot as its own; the first learns of it, and drops the keys that it has there.
+    #[track_caller]
+    fn take_over(&self, key: &str) {
+        let (mut c, mut d) = self.connections();
+        let slot = self.slot(key);
+        d.run(&format!("CLUSTER SETSLOT {slot} NODE {}", self.two_id));
+        let moved = format!("MOVED {slot} 127.0.0.1:{}", self.two.port());
+        await_until("the slot is the other node's", PATIENCE, || {
+            // The higher of two claims counts.
+            d.run("CLUSTER BUMPEPOCH");
+            c.try_ask(&format!("DLOCK.INFO {key}")) == Err(moved.clone())
+        });
+    }
+
+    /// Waits until the first node has nothing left of a slot, though every connection is still there.
+    #[track_caller]
+    fn await_nothing_left(&self, way: &str) {
+        for name in [
+            "locks",
+            "holders",
+            "places_queued",
+            "connections_waiting",
+            "notify_waiting",
+            "sessions",
+        ] {
+            let what = format!("{way}: {name} is 0");
+            await_until(&what, PATIENCE, || stat(&self.one, name) == 0);
+        }
+    }
+}
+
+/// All unlock messages of a node, and what has been said of ends until now.
+#[track_caller]
+fn ends_told(news: &Subscriber, c: &mut Connection) -> Vec<String> {
+    // Whatever a command has left for the module's next event is worked off by this one.
+    c.run("DLOCK.STATS");
+    c.run("PUBLISH __dlock@end end");
+    let mut told = Vec::new();
+    loop {
+        let message = news.message();
+        if message.channel == "__dlock@end" {
+            return told;
+        }
+        told.push(message.payload);
+    }
+}
+
+/// What counts ends of holds.
+fn ends_counted(server: &Server) -> [u64; 4] {
+    [
+        "removed_total",
+        "expired_total",
+        "sessions_ended_total",
+        "holds_total",
+    ]
+    .map(|name| stat(server, name))
+}
+
+/// A lock that leaves with its slot goes on elsewhere: its holds have not ended, and nothing of it stays behind.
+#[test]
+fn a_lock_that_leaves_with_its_slot_ends_no_hold() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    c.run("CONFIG SET dlock.notify pubsub");
+    let ends = Subscriber::patterns(&nodes.one, &["__dlock@*"]);
+    let news = Subscriber::channels(&nodes.one, &["news"]);
+    for (way, go) in ways(&nodes) {
+        println!("{way}");
+        // A slot for each.
+        let name = |name: &str| format!("{{{way}}}{name}").replace(' ', "-");
+        let (quiet, wanted, shared) = (name("quiet"), name("wanted"), name("shared"));
+        // A connection that stays: what is tied to it must go all the same.
+        let mut tied = nodes.one.connection();
+        let mut tie =
+            |key: &str| -> Grant { tied.ask(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION")) };
+        let tokens = [tie(&quiet).0, tie(&wanted).0];
+        for reader in ["one", "two"] {
+            c.run(&format!("DLOCK.ACQUIRE {shared} {reader} 600000 SHARED"));
+        }
+        let ticket = format!("DLOCK.FAIRACQUIRE {wanted} polls CLAIM 600000");
+        assert_eq!(c.try_ask(&ticket), Ok(Value::Nil));
+        let line = format!("DLOCK.ACQUIRE {wanted} waits 600000 BLOCK 0");
+        let wait = Blocked::start(&nodes.one, &line);
+        c.run(&format!("DLOCK.ACQUIRE {wanted} told 600000 NOTIFY news"));
+        let before = ends_counted(&nodes.one);
+        go(&nodes, &[&quiet, &wanted, &shared]);
+        nodes.assert_sent_on(&wait.refusal());
+        let message = news.payload();
+        let expected = format!("moved 0 {}:{wanted} 4:told", wanted.len());
+        assert!(message.starts_with(&expected), "{way}: {message}");
+        nodes.await_nothing_left(way);
+        assert_eq!(ends_told(&ends, &mut c), [""; 0], "{way}");
+        assert_eq!(ends_counted(&nodes.one), before, "{way}");
+        if way == "without its keys" {
+            continue;
+        }
+        for (key, token) in [&quiet, &wanted].into_iter().zip(tokens) {
+            let check = format!("DLOCK.CHECK {key} {token}");
+            assert_eq!(d.ask::<String>(&check), "OK", "{way}");
+        }
+        let place: Option<u64> = d.ask(&format!("DLOCK.POSITION {wanted} polls"));
+        assert_eq!(place, Some(0), "{way}");
+    }
+    nodes.assert_sound();
+}
+
+/// In a slot on its way a user may still remove a lock: that ends its holds.
+#[test]
+fn a_lock_that_is_removed_from_a_slot_on_its_way_has_ended() {
+    let nodes = Nodes::start();
+    let mut c = nodes.one.connection();
+    c.run("CONFIG SET dlock.notify pubsub");
+    let ends = Subscriber::patterns(&nodes.one, &["__dlock@*"]);
+    nodes.begin_move("{k}");
+    nodes.call_off("{k}");
+    for (at, line) in ["DEL", "UNLINK", "EXPIRE -1", "SET"]
+        .into_iter()
+        .enumerate()
+    {
+        let key = format!("{{k}}{at}");
+        let token = take(&mut c, &key, "alice", 600_000);
+        nodes.begin_move("{k}");
+        let before = stat(&nodes.one, "removed_total");
+        // To have looked at a value is not to have carried it over.
+        let payload: Vec<u8> = c.ask(&format!("DUMP {key}"));
+        assert!(!payload.is_empty());
+        match line {
+            "EXPIRE -1" => c.run(&format!("EXPIRE {key} -1")),
+            "SET" => c.run(&format!("SET {key} x")),
+            line => c.run(&format!("{line} {key}")),
+        }
+        assert_eq!(
+            ends_told(&ends, &mut c),
+            [format!("removed {token}")],
+            "{line}"
+        );
+        assert_eq!(stat(&nodes.one, "removed_total"), before + 1, "{line}");
+        nodes.call_off("{k}");
+    }
+    nodes.assert_sound();
+}
+
+/// Where there is no cluster a key that is carried away is a key that is removed.
+#[test]
+fn a_lock_that_migrates_outside_of_a_cluster_has_ended() {
+    let (one, two) = (Server::start(), Server::start());
+    let mut c = one.connection();
+    let ends = Subscriber::patterns(&one, &["__dlock@*"]);
+    let token = take(&mut c, "k", "alice", 600_000);
+    let bob = Blocked::start(&one, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    let migrate = format!("MIGRATE 127.0.0.1 {} k 0 5000", two.port());
+    assert_eq!(c.ask::<String>(&migrate), "OK");
+    bob.reply::<Grant>();
+    assert_eq!(ends_told(&ends, &mut c), [format!("removed {token}")]);
+    assert_eq!(stat(&one, "removed_total"), 1);
+    assert_sound(&one);
+    assert_sound(&two);
+}
+
+/// However many wait in a slot: each is told that it has left, be it for a lock that is held, for one that has no key, or
+/// behind others.
+#[test]
+fn everybody_who_waits_in_a_slot_is_told_that_it_has_left() {
+    const EACH: usize = 1700;
+    let nodes = Nodes::start();
+    let mut c = nodes.one.connection();
+    let news = Subscriber::channels(&nodes.one, &["news"]);
+    for (way, go) in ways(&nodes) {
+        println!("{way}");
+        let tag = format!("{{{way}}}").replace(' ', "-");
+        take(&mut c, &tag, "alice", 600_000);
+        // Reserves a lock that nobody holds.
+        let line = format!("DLOCK.MACQUIRE 2 {tag} {tag}free many BLOCK 0");
+        let many = Blocked::start(&nodes.one, &line);
+        let keys: Vec<String> = (0..EACH).map(|at| format!("{tag}{at}")).collect();
+        for (at, key) in keys.iter().enumerate() {
+            take(&mut c, key, "alice", 600_000);
+            for name in [key, &tag, &format!("{tag}free")] {
+                c.run(&format!("DLOCK.ACQUIRE {name} n{at} 600000 NOTIFY news"));
+            }
+        }
+        let keys: Vec<&str> = keys.iter().chain([&tag]).map(String::as_str).collect();
+        go(&nodes, &keys);
+        for at in 0..3 * EACH {
+            let message = news.payload();
+            assert!(message.starts_with("moved 0 "), "{way}, {at}: {message}");
+        }
+        nodes.assert_sent_on(&many.refusal());
+        nodes.await_nothing_left(way);
+    }
+    nodes.assert_sound();
+}
+
+/// Who waits by a channel for a name without a key is told as well: nothing happens to a key then.
+#[test]
+fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
+    let nodes = Nodes::start();
+    let mut c = nodes.one.connection();
+    let news = Subscriber::channels(&nodes.one, &["news"]);
+    for (way, go) in ways(&nodes) {
+        // There is no key to carry over.
+        let go: Way = match way {
+            "key by key" => |nodes, keys| {
+                nodes.begin_move(keys[0]);
+                nodes.end_move(keys[0]);
+            },
+            "many keys at once" | "in a transaction" => continue,
+            _ => go,
+        };
+        println!("{way}");
+        let tag = format!("{{{way}}}").replace(' ', "-");
+        take(&mut c, &tag, "alice", 600_000);
+        let line = format!("DLOCK.MACQUIRE 2 {tag} {tag}free many BLOCK 0");
+        let many = Blocked::start(&nodes.one, &line);
+        c.run(&format!("DLOCK.ACQUIRE {tag}free told 600000 NOTIFY news"));
+        // Leaves nobody but the one at the name without a key.
+        c.run("CONFIG SET dlock.grants no");
+        many.kill();
+        await_until("the connection is gone", PATIENCE, || {
+            stat(&nodes.one, "connections_waiting") == 0
+        });
+        c.run(&format!("DLOCK.RELEASE {tag} alice"));
+        go(&nodes, &[&tag]);
+        let message = news.payload();
+        let expected = format!("moved 0 {}:{tag}free 4:told", tag.len() + 4);
+        assert!(message.starts_with(&expected), "{way}: {message}");
+        nodes.await_nothing_left(way);
+        c.run("CONFIG SET dlock.grants yes");
+    }
     nodes.assert_sound();
 }

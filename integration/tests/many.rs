@@ -186,8 +186,102 @@ fn a_wait_that_ends_leaves_every_queue() {
     }
 }
 
-/// A grant to a connection that is killed in the same breath is taken back from all the locks. Some servers have the reply
-/// written by then, and whether it arrived nobody knows: there the lease ends it.
+/// The holds that a waiting request counts on are what it was asked under: when one ends, leaves its key or is too weak, the
+/// request is told so, and leaves all queues.
+#[test]
+fn a_hold_that_a_request_counts_on() {
+    for (line, sharing) in [
+        ("DLOCK.RELEASE own bob HOLDS 0", ""),
+        ("DLOCK.FORCERELEASE own", ""),
+        ("DLOCK.RENEW own bob 1", ""),
+        ("DEL own", ""),
+        ("PEXPIRE own 1", ""),
+        ("RENAME own elsewhere", ""),
+        ("MOVE own 3", ""),
+        ("FLUSHALL", ""),
+        ("SWAPDB 0 3", ""),
+        ("DLOCK.DOWNGRADE own bob SHARED", "LIMIT 2"),
+        ("DLOCK.DOWNGRADE own bob LIMIT 3", "LIMIT 2"),
+        ("CLIENT KILL", ""),
+    ] {
+        let server = Server::start();
+        let mut c = server.connection();
+        c.run("DLOCK.ACQUIRE a alice 600000");
+        let mut holds = server.wire();
+        let id = holds.client_id();
+        for _ in 0..2 {
+            holds.ask::<Grant>(&format!("DLOCK.ACQUIRE own bob 600000 {sharing} SESSION"));
+        }
+        let many = format!("DLOCK.MACQUIRE 3 own a b bob 600000 {sharing} BLOCK 0");
+        let bob = Blocked::start(&server, &many);
+        let carol = Blocked::start(&server, "DLOCK.ACQUIRE b carol 600000 BLOCK 0");
+        // A partial release, and a renewal, end nothing.
+        c.run("DLOCK.RELEASE own bob");
+        c.run("DLOCK.RENEW own bob 600000");
+        assert!(bob.is_blocked(&server), "{line}");
+        if line == "CLIENT KILL" {
+            c.run(&format!("CLIENT KILL ID {id}"));
+        } else {
+            c.run(line);
+        }
+        let refusal = bob.refusal();
+        assert!(refusal.starts_with("NOTHELD "), "{line}: {refusal}");
+        carol.reply::<Grant>();
+        for key in ["own", "a", "b"] {
+            assert_eq!(position(&mut c, key, "bob"), None, "{line}: {key}");
+        }
+        assert_sound(&server);
+    }
+}
+
+/// An upgrade that is part of it, likewise.
+#[test]
+fn a_hold_that_a_request_upgrades() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for owner in ["alice", "bob"] {
+        c.run(&format!("DLOCK.ACQUIRE own {owner} 600000 SHARED"));
+    }
+    let bob = wait_for(&server, "own a", "bob");
+    let carol = Blocked::start(&server, "DLOCK.ACQUIRE a carol 600000 BLOCK 0");
+    c.run("DLOCK.FORCERELEASE own bob");
+    assert!(bob.refusal().starts_with("NOTHELD "));
+    carol.reply::<Grant>();
+    assert_eq!(position(&mut c, "own", "bob"), None);
+    assert_sound(&server);
+}
+
+/// A hold that arrives where it queues is one that it counts on from then on.
+#[test]
+fn a_hold_that_arrives_is_counted_on() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.MACQUIRE 2 a b alice 600000");
+    c.run("DLOCK.ACQUIRE x bob 600000");
+    let bob = wait_for(&server, "a b", "bob");
+    let carol = Blocked::start(&server, "DLOCK.ACQUIRE a carol 600000 BLOCK 0");
+    c.run("RENAME x a");
+    assert_eq!(position(&mut c, "a", "carol"), Some(0));
+    assert!(bob.is_blocked(&server));
+    c.run("DLOCK.FORCERELEASE a");
+    assert!(bob.refusal().starts_with("NOTHELD "));
+    carol.reply::<Grant>();
+
+    // The last that was missing.
+    c.run("DLOCK.RELEASE a carol");
+    c.run("DLOCK.ACQUIRE a bob 600000");
+    c.run("DLOCK.ACQUIRE x bob 600000");
+    let bob = wait_for(&server, "a b", "bob");
+    c.run("RENAME x b");
+    assert_eq!(bob.reply::<Vec<u64>>().len(), 2);
+    for key in ["a", "b"] {
+        let (_, holds, _): (u64, u64, u64) = c.ask(&format!("DLOCK.HELD {key} bob"));
+        assert_eq!(holds, 2, "{key}");
+    }
+    assert_sound(&server);
+}
+
+/// A grant to a connection that is killed in the same breath is taken back from all the locks.
 #[test]
 fn a_grant_that_is_lost_is_taken_back_from_all() {
     let server = Server::start();
@@ -196,7 +290,7 @@ fn a_grant_that_is_lost_is_taken_back_from_all() {
         for _ in 0..20 {
             c.run("FLUSHALL");
             c.run("DLOCK.ACQUIRE a alice 600000");
-            let bob = Blocked::start(&server, "DLOCK.MACQUIRE 2 a b bob 100 BLOCK 0");
+            let bob = Blocked::start(&server, "DLOCK.MACQUIRE 2 a b bob 600000 BLOCK 0");
             let next = wait_for(&server, "b a", "next");
             let mut lines = [
                 format!("CLIENT KILL ID {}", bob.client_id()),

@@ -967,7 +967,7 @@ fn a_release_needs_no_words() {
 /// An AOF that somebody has edited: an effect that says nothing the module understands is passed over.
 #[test]
 fn an_effect_that_makes_no_sense_is_skipped() {
-    for effect in ["", "1 h", "2 w1", "1 z9 1:a", "1 h1 1 1 1 9:a"] {
+    for effect in ["", "1 h", "0 w1", "1 z9 1:a", "1 h1 1 1 1 9:a", "2x w1"] {
         let mut server = Way::Aof.builder().start();
         server.connection().run("DLOCK.ACQUIRE k alice 600000");
         server.kill9();

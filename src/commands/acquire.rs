@@ -2,7 +2,7 @@
 
 use super::args::Usual;
 use super::table::Given;
-use super::{Call, Reply};
+use super::{Call, MayWait, Reply};
 use crate::engine::{Answer, Ask, ClientId, Keyspace, Limit, NameRef, Wait};
 use crate::error::{escaped, Error};
 
@@ -87,7 +87,7 @@ pub fn ask<'a, K: Keyspace>(
     if given.session || given.notify.is_some() {
         check_caller(call, given)?;
     }
-    let waits = given.notify.is_some() || given.block.is_some() && call.caller.may_wait();
+    let waits = given.notify.is_some() || given.block.is_some() && may_block(call)?;
     Ok(Ask {
         owner,
         lease: call.lease(given.lease),
@@ -139,5 +139,14 @@ fn check_caller<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<(), Error>
     match given.notify.filter(|name| !call.caller.may_publish(name)) {
         Some(channel) => Err(Error::NoChannel(escaped(channel, 64))),
         None => Ok(()),
+    }
+}
+
+/// Whether a caller that asks to be blocked is.
+fn may_block<K: Keyspace>(call: &Call<K>) -> Result<bool, Error> {
+    match call.caller.may_wait() {
+        MayWait::Yes => Ok(true),
+        MayWait::Ignored => Ok(false),
+        MayWait::Refused => Err(Error::MayNotWait),
     }
 }

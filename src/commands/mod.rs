@@ -3,6 +3,8 @@
 //!
 //! Nothing here knows of Redis either: words are byte slices, the keyspace is the engine's trait, a reply is a value.
 
+#![forbid(unsafe_code)]
+
 mod acquire;
 mod apply;
 pub mod args;
@@ -25,8 +27,8 @@ use table::{Access, Given, Spec, Verb};
 pub trait Caller {
     /// The connection's client id; 0 if the caller has no connection of its own.
     fn client(&self) -> u64;
-    /// Whether this caller may be kept waiting: not in MULTI, in a script, or in another module's call.
-    fn may_wait(&self) -> bool;
+    /// Whether this caller may be kept waiting.
+    fn may_wait(&self) -> MayWait;
     /// Whether this is a primary's stream or the AOF, whose decisions are followed.
     fn is_followed(&self) -> bool;
     /// Whether the caller has a connection of its own, whose end the server will tell of: not a script, not another
@@ -46,6 +48,17 @@ pub trait Caller {
     fn may_reset(&self) -> bool;
     /// What the server counts.
     fn census(&self) -> Census;
+}
+
+/// Whether a caller may be kept waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MayWait {
+    /// It may.
+    Yes,
+    /// In MULTI, in a script, or in another module's call: it is as if it had not asked to.
+    Ignored,
+    /// The server lets this connection wait for nothing. A null would look like a time-out to it.
+    Refused,
 }
 
 /// What there is now, where it is not the engine that knows.

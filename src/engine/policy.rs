@@ -44,7 +44,7 @@ impl Default for Policy {
             max_holders: 100_000,
             max_hold_ms: 0,
             deadlock_detection: true,
-            deadlock_max_steps: 5_000,
+            deadlock_max_steps: 10_000,
             grants: true,
             quarantine_until: WallMs(0),
         }

@@ -113,7 +113,7 @@ pub fn complete() -> Result<(), &'static str> {
     need! {
         RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call
         RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateTimer
-        RedisModule_GetContextFlags RedisModule_GetDbIdFromIO
+        RedisModule_EventLoopAddOneShot RedisModule_GetContextFlags RedisModule_GetDbIdFromIO
         RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext RedisModule_GetKeyNameFromOptCtx
         RedisModule_GetNotifyKeyspaceEvents
         RedisModule_NotifyKeyspaceEvent RedisModule_PublishMessage RedisModule_PublishMessageShard
@@ -131,11 +131,14 @@ pub fn complete() -> Result<(), &'static str> {
 /// `string` is a live string of the server, and outlives the slice.
 pub unsafe fn bytes<'a>(string: *const Str) -> &'a [u8] {
     let mut len = 0;
-    let start = hot!(RedisModule_StringPtrLen(string, &mut len));
-    if start.is_null() {
-        return &[];
+    // SAFETY: the string is live; the bytes are its own, as many as it says.
+    unsafe {
+        let start = hot!(RedisModule_StringPtrLen(string, &mut len));
+        if start.is_null() {
+            return &[];
+        }
+        std::slice::from_raw_parts(start.cast(), len)
     }
-    std::slice::from_raw_parts(start.cast(), len)
 }
 
 /// A server string of one's own, freed on drop.
@@ -240,11 +243,14 @@ unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Option<String> {
         return None;
     }
     let mut len = 0;
-    let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
-    (!start.is_null()).then(|| {
-        let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
-        String::from_utf8_lossy(bytes).into_owned()
-    })
+    // SAFETY: the reply is live; the bytes are its own, and copied.
+    unsafe {
+        let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
+        (!start.is_null()).then(|| {
+            let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
+            String::from_utf8_lossy(bytes).into_owned()
+        })
+    }
 }
 
 /// What a setting of the server is at; none if it does not have it.
@@ -282,6 +288,55 @@ pub fn latency(event: &CStr, took: Duration) {
 pub fn connected(client: u64) -> bool {
     // SAFETY: without a structure to fill in, the server only looks the id up.
     unsafe { api!(RedisModule_GetClientInfoById(ptr::null_mut(), client)) == OK }
+}
+
+/// Whether the connection with this client id has subscriptions.
+pub fn subscribes(client: u64) -> bool {
+    // SAFETY: the structure is the server's, with the version that says which.
+    unsafe {
+        let mut info: raw::RedisModuleClientInfo = std::mem::zeroed();
+        info.version = raw::REDISMODULE_CLIENTINFO_VERSION as u64;
+        let found = api!(RedisModule_GetClientInfoById(
+            ptr::from_mut(&mut info).cast(),
+            client
+        ));
+        found == OK && info.flags & u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_PUBSUB) != 0
+    }
+}
+
+/// What CLIENT LIST says of a connection.
+pub fn client_line(ctx: *mut Ctx, client: u64) -> Option<String> {
+    // SAFETY: a live context, constants and a number; the reply is copied from and freed.
+    unsafe {
+        let reply = api!(RedisModule_Call(
+            ctx,
+            c"CLIENT".as_ptr(),
+            c"ccl".as_ptr(),
+            c"LIST".as_ptr(),
+            c"ID".as_ptr(),
+            client as c_longlong
+        ));
+        if reply.is_null() {
+            return None;
+        }
+        let line = text_of(reply);
+        api!(RedisModule_FreeCallReply(reply));
+        line.filter(|line| !line.is_empty())
+    }
+}
+
+/// The name of the calling user.
+pub fn user(ctx: *mut Ctx) -> Vec<u8> {
+    // SAFETY: a live context; the string is copied from and freed.
+    unsafe {
+        let name = api!(RedisModule_GetCurrentUserName(ctx));
+        if name.is_null() {
+            return Vec::new();
+        }
+        let user = bytes(name).to_vec();
+        api!(RedisModule_FreeString(ctx, name));
+        user
+    }
 }
 
 /// Whether a script calls.

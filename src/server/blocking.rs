@@ -1,10 +1,9 @@
 //! Connections that wait.
 //!
-//! A waiting connection is blocked on its lock's key, so that the server itself redirects it when the slot moves, ends its wait
-//! on CLIENT UNBLOCK and tells of its death; but it is never woken through the key, which would call back every
-//! connection that is blocked there. A grant unblocks the one connection directly; the server then has its answer
-//! written by the *timeout* callback. No timeout is given to the server: on Redis 7.0 one that falls together with
-//! a grant loses the reply, and it would be late by up to 1000/hz ms.
+//! A waiting connection is blocked on a key, so that the server itself redirects it when the slot moves, ends its wait
+//! on CLIENT UNBLOCK and tells of its death; but it is never woken through that key (see `wait_key`). A grant unblocks the
+//! one connection directly; the server then has its answer written by the *timeout* callback. No timeout is given to the
+//! server: on Redis 7.0 one that falls together with a grant loses the reply, and it would be late by up to 1000/hz ms.
 //!
 //! | state | grant or null decided | CLIENT UNBLOCK TIMEOUT | connection ends, CLIENT UNBLOCK ERROR |
 //! |---|---|---|---|
@@ -12,19 +11,24 @@
 //! | `Answered` | – | the answer, → `Over` | → `Over`; a grant posts `Undelivered` |
 //! | `Over` | nobody is there any more | – | – |
 //!
-//! When an answered connection is unblocked depends on the server. Redis 7.0 writes the answer at once but takes the
-//! connection for a blocked one until it goes to sleep, and a CLIENT UNBLOCK ERROR in between would add a second reply; so
-//! there connections are unblocked right before it does, by the event that it raises for it, which costs no time: no reply
-//! leaves earlier. Later servers raise that event too late in their turn; there it is done at once.
+//! A grant that is written has not been sent: the server sends what is written at the end of the turn of its event loop. Until
+//! then it is remembered as [`Unsent`], and posts `Undelivered` if the connection ends before. So a grant is taken back unless
+//! its connection may have had it.
+//!
+//! When an answered connection is unblocked depends on the server (see [`Unblocks`]): never so early that the server
+//! would take its end, or CLIENT UNBLOCK ERROR, for one that comes after the answer. It costs no time: no reply leaves
+//! before the end of the turn.
 
-use super::api::{self, api, hot, Blocked, Ctx, Str, ERR, OK};
+use super::api::{self, api, hot, Blocked, Ctx, Str, Text, ERR, OK};
 use super::cell::MainThread;
 use super::inbox::{self, Notice};
-use super::{door, reply};
-use crate::commands::Reply;
+use super::quirks::{self, Unblocks};
+use super::{door, events, reply, timer, turn_end};
+use crate::commands::{MayWait, Reply};
 use crate::engine::collections::index::ByNumber;
-use crate::engine::{Grant, Name, Outcome, RequestId, Wake};
+use crate::engine::{ClientId, Grant, Name, Outcome, RequestId, Wake};
 use crate::error::Error;
+use redis_module::raw;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -32,13 +36,13 @@ use std::ptr;
 /// One blocked connection. Owned by the server, as its private data, until `free`.
 pub struct Waiter {
     id: RequestId,
+    client: ClientId,
     handle: *mut Blocked,
     state: State,
-    // The locks that it waits for: one, or those of a request for many in their order.
-    names: Box<[Name]>,
-    owner: Box<[u8]>,
     // Set where the server named the owner: then the reply tells it.
     named: Option<String>,
+    // Whose request it is, until its grant is written.
+    request: Option<Request>,
 }
 
 enum State {
@@ -47,12 +51,28 @@ enum State {
     Over,
 }
 
+/// What has to be known to take a grant back.
+struct Request {
+    // The locks: one, or those of a request for many in their order.
+    names: Box<[Name]>,
+    owner: Box<[u8]>,
+    // The user of the connection.
+    user: Vec<u8>,
+}
+
+/// A grant that is written and, for all that is known, not sent.
+struct Unsent {
+    request: Request,
+    grants: Vec<Grant>,
+}
+
 /// The waiting connections.
 #[derive(Default)]
 struct Waiters {
     // Taken out as soon as the connection is unblocked or ends: the server frees a waiter only after that.
     by_request: ByNumber<RequestId, *mut Waiter>,
     answered: VecDeque<RequestId>,
+    unsent: ByNumber<ClientId, Unsent>,
 }
 
 lazy_static::lazy_static! {
@@ -64,25 +84,31 @@ pub fn waiting() -> usize {
     WAITERS.lend().map_or(0, |waiters| waiters.by_request.len())
 }
 
-/// Blocks the calling connection until its request is answered. Gives whether the server lets it wait.
+/// Blocks the calling connection on a key until its request is answered. Gives whether the server lets it wait.
 pub fn block(
     ctx: *mut Ctx,
-    keys: &mut [*mut Str],
+    key: &Text,
     id: RequestId,
     names: Box<[Name]>,
     owner: &[u8],
     named: Option<String>,
 ) -> bool {
+    // Only that tells of the end of a connection whose grant is written.
+    events::hear_of_ends(ctx);
     let Some(mut waiters) = WAITERS.lend() else {
         return false;
     };
     let waiter = Waiter {
         id,
+        client: ClientId(client(ctx)),
         handle: ptr::null_mut(),
         state: State::Waiting,
-        names,
-        owner: Box::from(owner),
         named,
+        request: Some(Request {
+            names,
+            owner: Box::from(owner),
+            user: api::user(ctx),
+        }),
     };
     let waiter = Box::into_raw(Box::new(waiter));
     // SAFETY: the context is the command's; the waiter lives until `free`, which the server calls once.
@@ -93,8 +119,8 @@ pub fn block(
             Some(wake),
             Some(free),
             0,
-            keys.as_mut_ptr(),
-            keys.len() as c_int,
+            &mut key.raw(),
+            1,
             waiter.cast()
         ));
         if handle.is_null() {
@@ -119,6 +145,7 @@ pub fn answer(wakes: &mut Vec<Wake>) {
     let Waiters {
         by_request,
         answered,
+        ..
     } = &mut *waiters;
     for Wake { id, outcome } in wakes.drain(..) {
         if let Some(waiter) = by_request.get(&id) {
@@ -129,8 +156,41 @@ pub fn answer(wakes: &mut Vec<Wake>) {
     }
 }
 
-/// Unblocks the connections that are answered. To be called with nothing lent: the server may call back from within.
-pub fn deliver() {
+/// Sees to it that the connections that are answered are unblocked by the end of this turn. To be called with nothing lent: the
+/// server may call back from within.
+pub fn deliver(ctx: *mut Ctx) {
+    match quirks::unblocks() {
+        Unblocks::AtOnce => unblock_answered(),
+        Unblocks::EndOfTurn => {
+            if !turn_end::call_back(ctx, unblock_answered) {
+                unblock_answered();
+            }
+        }
+        // What is decided after that event waits for the next.
+        Unblocks::BeforeSleep => {
+            if events::asleep() {
+                timer::soon();
+            }
+        }
+    }
+}
+
+/// The event loop is about to sleep.
+pub fn before_sleep() {
+    if quirks::unblocks() == Unblocks::BeforeSleep {
+        unblock_answered();
+    }
+}
+
+/// The event loop has slept: whatever was written has been sent before, if the connection took it.
+pub fn after_sleep() {
+    if let Some(mut waiters) = WAITERS.lend() {
+        waiters.unsent.clear();
+    }
+}
+
+/// Unblocks the connections that are answered. Nothing must be lent: the server may call back from within.
+fn unblock_answered() {
     loop {
         let waiter = WAITERS.lend().and_then(|mut waiters| {
             let id = waiters.answered.pop_front()?;
@@ -140,9 +200,15 @@ pub fn deliver() {
             None => return,
             // Its connection has ended since.
             Some(None) => {}
-            // SAFETY: alive until it has been unblocked.
+            // SAFETY: alive until the server works it off, later in this turn; so is the handle, which the server has made to
+            // forget whom to tell when the connection ends before that.
             Some(Some(waiter)) => unsafe {
-                api!(RedisModule_UnblockClient((*waiter).handle, ptr::null_mut()));
+                let handle = (*waiter).handle;
+                api!(RedisModule_UnblockClient(handle, ptr::null_mut()));
+                api!(RedisModule_SetDisconnectCallback(
+                    handle,
+                    Some(disconnected)
+                ));
             },
         }
     }
@@ -155,7 +221,7 @@ fn forget(id: RequestId) {
     }
 }
 
-/// Nothing is ever served through the key: whoever is called back because something was created there waits on.
+/// Nothing is ever served through the key, which nobody creates. Cannot panic, so it needs no door.
 extern "C" fn pass(_ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
     ERR
 }
@@ -166,12 +232,15 @@ extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
         let Some(waiter) = waiter(ctx) else { return };
         forget(waiter.id);
         match std::mem::replace(&mut waiter.state, State::Over) {
-            State::Answered(Outcome::Granted(Grant { token, holds, .. })) => {
+            State::Answered(Outcome::Granted(grant)) => {
+                let Grant { token, holds, .. } = grant;
                 reply::write(ctx, Ok(Reply::Grant(token, holds, waiter.named.take())));
+                waiter.written(vec![grant]);
             }
             State::Answered(Outcome::GrantedAll(grants)) => {
                 let tokens = grants.iter().map(|grant| Reply::Integer(grant.token.0));
                 reply::write(ctx, Ok(Reply::Array(tokens.collect())));
+                waiter.written(grants);
             }
             State::Answered(Outcome::Refused(error)) => reply::write(ctx, Err(error)),
             State::Answered(Outcome::Replaced) => reply::write(ctx, Err(Error::Replaced)),
@@ -190,21 +259,82 @@ extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
     OK
 }
 
-/// The connection has ended before its answer was written, or CLIENT UNBLOCK ERROR has answered it.
+/// The connection has ended before the server has worked off its answer, or CLIENT UNBLOCK ERROR has answered it. What is
+/// written by then is dropped.
 extern "C" fn disconnected(ctx: *mut Ctx, _handle: *mut Blocked) {
     door(|| {
         let Some(waiter) = waiter(ctx) else { return };
         forget(waiter.id);
-        match std::mem::replace(&mut waiter.state, State::Over) {
-            State::Waiting => inbox::post(Notice::Gone(waiter.id)),
-            State::Answered(Outcome::Granted(grant)) => waiter.give_back(&[grant]),
-            State::Answered(Outcome::GrantedAll(grants)) => waiter.give_back(&grants),
-            State::Answered(_) | State::Over => {}
+        let grants = match std::mem::replace(&mut waiter.state, State::Over) {
+            State::Waiting => return inbox::post(Notice::Gone(waiter.id)),
+            State::Answered(Outcome::Granted(grant)) => vec![grant],
+            State::Answered(Outcome::GrantedAll(grants)) => grants,
+            State::Answered(_) => return,
+            State::Over => return take_back(waiter.client),
+        };
+        if let Some(request) = waiter.request.take() {
+            request.give_back(&grants);
         }
     });
 }
 
+/// A connection ends. If a grant is written to it that it has not been sent, that is taken back.
+pub fn ends(ctx: *mut Ctx, client: ClientId) {
+    let user = WAITERS.lend().and_then(|waiters| {
+        let unsent = waiters.unsent.get(&client)?;
+        Some(unsent.request.user.clone())
+    });
+    if user.is_some_and(|user| !may_have_been_sent(ctx, client, &user)) {
+        take_back(client);
+    }
+}
+
+/// Takes back what was written to a connection in this turn.
+fn take_back(client: ClientId) {
+    let unsent = WAITERS
+        .lend()
+        .and_then(|mut waiters| waiters.unsent.remove(&client));
+    if let Some(Unsent { request, grants }) = unsent {
+        request.give_back(&grants);
+    }
+}
+
+/// Whether a connection that ends in the turn in which a grant was written to it may have been sent that grant.
+fn may_have_been_sent(ctx: *mut Ctx, client: ClientId, user: &[u8]) -> bool {
+    let Some(line) = api::client_line(ctx, client.0) else {
+        return true;
+    };
+    let field = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name));
+    let output = [field("obl="), field("oll=")];
+    let pending = output
+        .into_iter()
+        .any(|left| left.is_some_and(|left| left != "0"));
+    let asked = matches!(
+        field("cmd="),
+        Some("dlock.acquire" | "dlock.fairacquire" | "dlock.macquire")
+    );
+    if !asked {
+        // Commands behind the wait have run since, and what is left may be theirs alone; unless nothing is sent yet.
+        let sending = quirks::tells_of_sleep() || events::asleep();
+        return sending || !pending;
+    }
+    // The server writes nothing more to a connection whose user was deleted.
+    let deleted = field("user=").is_some_and(|now| now.as_bytes() != user);
+    !pending && !deleted
+}
+
 impl Waiter {
+    /// Its grants are written.
+    fn written(&mut self, grants: Vec<Grant>) {
+        let request = self.request.take();
+        if let (Some(request), Some(mut waiters)) = (request, WAITERS.lend()) {
+            let unsent = Unsent { request, grants };
+            waiters.unsent.insert(self.client, unsent);
+        }
+    }
+}
+
+impl Request {
     /// What was granted has not reached the connection.
     fn give_back(&self, grants: &[Grant]) {
         for (name, grant) in self.names.iter().zip(grants) {
@@ -219,7 +349,7 @@ impl Waiter {
 
 extern "C" fn free(_ctx: *mut Ctx, data: *mut c_void) {
     // SAFETY: made by `block`; the server gives it back once.
-    drop(unsafe { Box::from_raw(data.cast::<Waiter>()) });
+    door(|| drop(unsafe { Box::from_raw(data.cast::<Waiter>()) }));
 }
 
 fn waiter<'a>(ctx: *mut Ctx) -> Option<&'a mut Waiter> {
@@ -238,12 +368,20 @@ pub fn client(ctx: *mut Ctx) -> u64 {
 }
 
 /// Whether the server lets this caller wait.
-pub fn may_wait(ctx: *mut Ctx) -> bool {
-    use redis_module::raw;
+pub fn may_wait(ctx: *mut Ctx) -> MayWait {
+    let flags = api::flags(ctx);
     let barred = raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING
         | raw::REDISMODULE_CTX_FLAGS_LUA
         | raw::REDISMODULE_CTX_FLAGS_MULTI
         | raw::REDISMODULE_CTX_FLAGS_REPLICATED
         | raw::REDISMODULE_CTX_FLAGS_LOADING;
-    api::flags(ctx) & barred == 0
+    if flags & barred != 0 {
+        return MayWait::Ignored;
+    }
+    // In RESP2 a connection with subscriptions gets no further than the server.
+    let resp3 = flags & raw::REDISMODULE_CTX_FLAGS_RESP3 != 0;
+    match resp3 && quirks::bars_subscribers() && api::subscribes(client(ctx)) {
+        true => MayWait::Refused,
+        false => MayWait::Yes,
+    }
 }

@@ -5,7 +5,7 @@ use super::blocking;
 use super::events;
 use super::user::User;
 use super::{eviction, stored};
-use crate::commands::{Caller, Census};
+use crate::commands::{Caller, Census, MayWait};
 use redis_module::raw;
 use std::ffi::CStr;
 use std::ptr;
@@ -18,7 +18,7 @@ impl Caller for Client {
         blocking::client(self.0)
     }
 
-    fn may_wait(&self) -> bool {
+    fn may_wait(&self) -> MayWait {
         blocking::may_wait(self.0)
     }
 

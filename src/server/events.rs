@@ -122,7 +122,7 @@ pub fn hear_of_ends(ctx: *mut Ctx) {
 }
 
 extern "C" fn client_changed(
-    _ctx: *mut Ctx,
+    ctx: *mut Ctx,
     _event: raw::RedisModuleEvent,
     sub: u64,
     data: *mut c_void,
@@ -133,16 +133,11 @@ extern "C" fn client_changed(
         }
         // SAFETY: this event comes with this structure.
         if let Some(info) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
-            inbox::post(Notice::Ended(ClientId(info.id)));
+            let client = ClientId(info.id);
+            inbox::post(Notice::Ended(client));
+            blocking::ends(ctx, client);
         }
     });
-}
-
-/// Whether this server raises an event right before it works off unblocked connections and goes to sleep: Redis 7.0
-/// (told by a function that came with 7.2).
-pub fn tells_of_sleep() -> bool {
-    // SAFETY: a pointer that the server set before this.
-    unsafe { raw::RedisModule_CachedMicroseconds }.is_none()
 }
 
 /// Valkey since 8.1 runs the callbacks of keyspace events with the client whose command it executes, selected to the event's
@@ -276,20 +271,32 @@ extern "C" fn listener(
     _sub: u64,
     _data: *mut c_void,
 ) {
-    replicate::somebody_may_listen();
+    door(replicate::somebody_may_listen);
+}
+
+/// Set from the event before the event loop sleeps until the one after.
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+
+/// Whether the event loop sleeps, or is about to: it works off the last of a turn.
+pub fn asleep() -> bool {
+    ASLEEP.load(Ordering::Relaxed)
 }
 
 extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
-    if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+    let sleeps = sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
+    ASLEEP.store(sleeps, Ordering::Relaxed);
+    door(|| {
+        if !sleeps {
+            return blocking::after_sleep();
+        }
         clock::turn();
         audience::turn();
+        inbox::turn();
         if vacant::any() {
-            door(|| vacant::turn(ctx));
+            vacant::turn(ctx);
         }
-        if tells_of_sleep() {
-            door(blocking::deliver);
-        }
-    }
+        blocking::before_sleep();
+    });
 }
 
 extern "C" fn cron(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {

@@ -14,6 +14,19 @@ static PRIMARY: AtomicBool = AtomicBool::new(true);
 /// Set while the module asks the server about itself: then the effect command does nothing and says so.
 static PROBING: AtomicBool = AtomicBool::new(false);
 
+/// Whether the server is a node of a cluster: that never changes.
+static IN_CLUSTER: AtomicBool = AtomicBool::new(false);
+
+/// Whether the server is a node of a cluster.
+pub fn in_cluster() -> bool {
+    IN_CLUSTER.load(Ordering::Relaxed)
+}
+
+/// Notes whether the server is a node of a cluster.
+pub fn set_cluster(cluster: bool) {
+    IN_CLUSTER.store(cluster, Ordering::Relaxed);
+}
+
 /// Whether this server decides, or follows another.
 pub fn primary() -> bool {
     PRIMARY.load(Ordering::Relaxed)

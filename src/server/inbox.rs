@@ -4,7 +4,8 @@
 use super::cell::MainThread;
 use super::timer;
 use crate::engine::{ClientId, Grant, Lock, Name, RequestId, Token, WallMs};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// Something that has happened.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub enum Notice {
         holds: Vec<(Token, WallMs)>,
         /// Whether the lock lives on under another name.
         moved: bool,
+        /// Whether its value was written out right before, as a command does that carries it to another server.
+        carried: bool,
     },
     /// A lock has come to this name.
     Brought(Name),
@@ -58,6 +61,39 @@ static INBOX: MainThread<Vec<Notice>> = MainThread::new(Vec::new());
 /// right after, in the same thread and before the next.
 static UNLINKED: AtomicPtr<Lock> = AtomicPtr::new(std::ptr::null_mut());
 
+/// Values that have been written out by this process since the event loop's last turn, by their addresses. DUMP and MIGRATE
+/// do that, and SAVE, of which no more are kept than this.
+static WRITTEN: MainThread<BTreeSet<usize>> = MainThread::new(BTreeSet::new());
+const WRITTEN_MOST: usize = 65_536;
+
+/// Whether there are any.
+static WRITTEN_ANY: AtomicBool = AtomicBool::new(false);
+
+fn address(lock: &Lock) -> usize {
+    std::ptr::from_ref(lock) as usize
+}
+
+/// A value is written out. In a cluster a MIGRATE does that to each of its keys, and removes them right after: nothing else
+/// tells that from a DEL by a user, neither the callbacks nor the keyspace event (`del`) nor what is replicated.
+pub fn written(lock: &Lock) {
+    let Some(mut written) = WRITTEN.lend() else {
+        return;
+    };
+    if written.len() < WRITTEN_MOST {
+        written.insert(address(lock));
+        WRITTEN_ANY.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The event loop has made a turn: what was written out before, and is still there, was not carried away.
+pub fn turn() {
+    if WRITTEN_ANY.swap(false, Ordering::Relaxed) {
+        if let Some(mut written) = WRITTEN.lend() {
+            written.clear();
+        }
+    }
+}
+
 /// Writes something down and sees to it that it is read soon.
 pub fn post(notice: Notice) {
     if let Some(mut inbox) = INBOX.lend() {
@@ -73,10 +109,15 @@ pub fn post_unlinked(name: Name, lock: &Lock) {
         .holds()
         .map(|hold| (hold.token, hold.deadline))
         .collect();
+    let carried = WRITTEN_ANY.load(Ordering::Relaxed)
+        && WRITTEN
+            .lend()
+            .is_some_and(|mut written| written.remove(&address(lock)));
     post(Notice::Unlinked {
         name,
         holds,
         moved: false,
+        carried,
     });
     UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);
 }

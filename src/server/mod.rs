@@ -20,17 +20,21 @@ mod events;
 mod eviction;
 mod gate;
 mod guard;
+mod hash_slot;
 mod inbox;
 mod info;
 mod intents;
 mod keyspace;
 mod latency;
+mod later;
 mod list;
 pub mod log;
+pub mod maybe_owned;
 mod news;
 mod notify;
 mod observers;
 pub mod persist;
+mod quirks;
 mod register;
 mod replicate;
 mod reply;
@@ -38,14 +42,16 @@ mod slot;
 mod stored;
 mod sweep;
 mod timer;
+mod turn_end;
 mod user;
 mod vacant;
+mod wait_key;
 
 use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
 use crate::engine::{
-    End, Engine, Event, Keyspace, Name, NameRef, Now, RequestId, SteadyMs, WallMs,
+    End, Engine, Event, Keyspace, Name, NameRef, Now, RequestId, SteadyMs, Token, WallMs,
 };
 use crate::error::Error;
 use api::{Ctx, Str};
@@ -75,6 +81,10 @@ const RETRY_MS: u64 = 10;
 /// How often the module looks at what nothing tells it of: a step of the clock, the last listener's leaving.
 const HEARTBEAT_MS: u64 = 1000;
 
+/// How often a node of a cluster looks which slots are its own, while somebody waits or is tied to a hold: not every way in which
+/// a slot leaves does anything to the keys that are waited for, and whoever waits by a channel is to be told within a second.
+const SLOTS: Duration = Duration::from_millis(500);
+
 /// Locks of a sweep that are open together: those that are open at once are told apart by looking through all of them.
 const SWEPT_A_TIME: usize = 16;
 
@@ -85,6 +95,8 @@ struct State {
     steps: clock::Steps,
     sweep: sweep::Sweep,
     vacant: vacant::Vacant,
+    own_slots: slot::Own,
+    slots_seen: Option<Instant>,
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
     since: WallMs,
@@ -103,6 +115,8 @@ lazy_static::lazy_static! {
         steps: clock::Steps::default(),
         sweep: sweep::Sweep::default(),
         vacant: vacant::Vacant::default(),
+        own_slots: slot::Own::default(),
+        slots_seen: None,
         settings: config::Settings::default(),
         since: clock::read().wall(),
         heartbeat: SteadyMs(0),
@@ -125,10 +139,20 @@ pub fn seen(number: u64) {
 
 /// The door that every callback of the server comes in by: a panic stops here. What it has left half done may have been
 /// replicated, so nothing is decided any more; the log says so, and every command.
-fn door(work: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(work)).is_err() && !POISONED.swap(true, Ordering::Relaxed) {
+fn door<T: Default>(work: impl FnOnce() -> T) -> T {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(answer) => answer,
+        Err(_) => stopped(),
+    }
+}
+
+/// The answer to the callback in which a panic has happened.
+#[cold]
+fn stopped<T: Default>() -> T {
+    if !POISONED.swap(true, Ordering::Relaxed) {
         log::warning("nothing is granted or released any more until the server restarts");
     }
+    T::default()
 }
 
 /// Whether a panic has happened.
@@ -164,12 +188,18 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         events::trial(ctx);
         return reply::pass(ctx);
     }
+    if spec.access == Access::None && turn_end::calling() {
+        return turn_end::block(ctx);
+    }
     let now = if mode == Mode::Read {
         clock::of_look(ctx)
     } else {
         clock::of_command()
     };
     let next = run(ctx, mode, Origin::Command(key), now, |state, now| {
+        if spec.access == Access::Write && state.engine.has_undelivered() {
+            state.take_back(now);
+        }
         let caller = Client(ctx);
         let mut call = state.call(&caller, now);
         if call.keys.in_cluster() {
@@ -179,7 +209,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         // Written from here, where it is: the server does not call back for a reply.
         match reply::write_usual(ctx, answer) {
             None => Next::Done,
-            Some(answer) => state.finish(ctx, spec, argv, words, answer, now),
+            Some(answer) => state.finish(ctx, spec, words, answer, now),
         }
     });
     match next {
@@ -275,6 +305,14 @@ fn event(ctx: *mut Ctx) {
             }
         }
         timer::arm(state.heartbeat, now.steady());
+        if state.keys.in_cluster() {
+            if state.slots_seen.map_or(true, |seen| seen + SLOTS <= began) {
+                state.slots_seen = Some(began);
+                state.look_at_slots();
+            }
+            let next = now.steady().after(SLOTS.as_millis() as u64);
+            timer::arm(next, now.steady());
+        }
         if open && state.looking {
             state.looking = state.engine.break_circles(&mut state.keys, now);
             if state.looking {
@@ -342,8 +380,8 @@ fn tell(ctx: *mut Ctx, mut state: RefMut<State>) {
     let mut texts = std::mem::take(&mut state.texts);
     let mut messages = std::mem::take(&mut state.engine.ledger.messages);
     drop(state);
-    if answered && !events::tells_of_sleep() {
-        blocking::deliver();
+    if answered {
+        blocking::deliver(ctx);
     }
     observers::tell(ctx, home, channel, &mut news, &mut texts);
     for message in messages.drain(..) {
@@ -368,6 +406,14 @@ impl State {
         }
     }
 
+    /// Takes back what has not reached its connection: a command that decides finds the locks as if it had not been granted.
+    #[cold]
+    fn take_back(&mut self, now: Now) {
+        if gate::primary() {
+            self.engine.take_back(&mut self.keys, now);
+        }
+    }
+
     /// More may be granted now than before, and a circle may matter that did not.
     #[cold]
     fn policy_changed(&mut self) {
@@ -381,7 +427,6 @@ impl State {
         &mut self,
         ctx: *mut Ctx,
         spec: &Spec,
-        argv: &mut [*mut Str],
         words: &[&[u8]],
         answer: Result<Reply, Error>,
         now: Now,
@@ -392,25 +437,27 @@ impl State {
             Ok(Reply::Wait(id, named)) => {
                 let keys = spec.keys(words);
                 let owner = words.get(keys.end).copied().unwrap_or_default();
-                let strings = argv.get_mut(keys.start + 1..keys.end + 1);
-                let names = words.get(keys).unwrap_or_default();
+                let keys = words.get(keys).unwrap_or_default();
                 let wait = Wait {
                     id,
-                    keys: names,
+                    keys,
                     owner,
                     named,
                 };
-                if let Some(strings) = strings {
-                    self.block(ctx, strings, wait, now);
-                }
+                self.block(ctx, wait, now);
             }
-            answer => reply::write(ctx, answer),
+            answer => {
+                if let Err(error @ Error::Later(..)) = &answer {
+                    later::effect(ctx, error);
+                }
+                reply::write(ctx, answer);
+            }
         }
         Next::Done
     }
 
     /// Has the calling connection wait for its request, or answers it if the server does not let it.
-    fn block(&mut self, ctx: *mut Ctx, strings: &mut [*mut Str], wait: Wait, now: Now) {
+    fn block(&mut self, ctx: *mut Ctx, wait: Wait, now: Now) {
         let db = self.keys.home();
         let Wait {
             id,
@@ -427,10 +474,12 @@ impl State {
             None => owner.to_vec(),
         };
         self.keys.go_home();
-        if !blocking::block(ctx, strings, id, names, &owner, named) {
-            // This server blocks no such connection (Valkey refuses those with subscriptions): as if BLOCK were not there.
+        let first = keys.first().copied().unwrap_or_default();
+        let key = wait_key::beside(first, self.keys.in_cluster());
+        if !blocking::block(ctx, &key, id, names, &owner, named) {
+            // The server has another reason than those that `may_wait` knows of.
             self.engine.abandon(&mut self.keys, now, id);
-            reply::write(ctx, Ok(Reply::NullArray));
+            reply::refuse(ctx, Error::MayNotWait);
         }
     }
 
@@ -465,18 +514,12 @@ impl State {
                 Notice::Undelivered { name, owner, grant } => {
                     self.engine.undelivered(name, owner, grant)
                 }
-                Notice::Unlinked { name, holds, moved } => {
-                    self.look_again(&name, false);
-                    for (token, deadline) in holds.into_iter().filter(|_| !moved) {
-                        let end = if deadline <= now.wall() {
-                            End::Expired
-                        } else {
-                            End::Removed
-                        };
-                        self.engine.on_hold_removed(end, token, now);
-                        self.news.add_named(&name, Event::Ended(end, token));
-                    }
-                }
+                Notice::Unlinked {
+                    name,
+                    holds,
+                    moved,
+                    carried,
+                } => self.lost(&name, &holds, moved, carried, now),
                 Notice::Brought(name) => self.look_again(&name, true),
                 Notice::Flushed(db) => {
                     self.look_all_again(db);
@@ -524,6 +567,42 @@ impl State {
                 Notice::Evicted => self.engine.ledger.counters.evicted += 1,
             }
         }
+    }
+
+    /// A lock has left this name: its holds have ended, unless they go on elsewhere.
+    fn lost(
+        &mut self,
+        name: &Name,
+        holds: &[(Token, WallMs)],
+        moved: bool,
+        carried: bool,
+        now: Now,
+    ) {
+        self.look_again(name, false);
+        if moved {
+            return;
+        }
+        // A lease that has run out has ended the hold anywhere.
+        let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
+        let left = lives && self.took_along(name, carried);
+        for &(token, deadline) in holds {
+            let end = match deadline <= now.wall() {
+                true => End::Expired,
+                false => End::Removed,
+            };
+            if left {
+                self.engine.on_hold_left(token);
+            } else {
+                self.engine.on_hold_removed(end, token, now);
+                self.news.add_named(name, Event::Ended(end, token));
+            }
+        }
+    }
+
+    /// Whether a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a
+    /// cluster it tells nobody either.
+    fn took_along(&mut self, name: &Name, carried: bool) -> bool {
+        gate::primary() && self.keys.took_along(name.as_ref(), carried)
     }
 
     /// The value at this name has gone or come (`brought`). A server that decides has the queue served; one that
@@ -576,6 +655,26 @@ impl State {
             Retimed::Right if !unwatched => {}
             Retimed::Right | Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
         }
+    }
+
+    /// Looks which slots are this node's. What is waited for in one that has left is looked at again, and nothing is tied to a
+    /// connection there any more.
+    #[cold]
+    fn look_at_slots(&mut self) {
+        if self.engine.is_idle() || !gate::primary() {
+            return;
+        }
+        let own = self.keys.own_slots();
+        if *own == self.own_slots {
+            return;
+        }
+        for name in self.engine.watched(None) {
+            if !own.serves(&name.key) {
+                self.engine.on_key_changed(name.as_ref());
+            }
+        }
+        self.engine.on_locks_left(|name| !own.serves(&name.key));
+        self.own_slots = own.clone();
     }
 
     /// The values of a database (or of all) have gone, or are others.

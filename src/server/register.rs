@@ -3,7 +3,7 @@
 use super::api::{self, api, Ctx, Str, OK};
 use super::{
     config, door, dry_run, events, eviction, gate, guard, info, latency, log, news, persist,
-    stored, timer, STATE,
+    quirks, stored, timer, STATE,
 };
 use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
@@ -61,8 +61,10 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
 fn begin(ctx: *mut Ctx) {
     let flags = api::flags(ctx);
     gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
+    quirks::look(ctx);
+    let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
+    gate::set_cluster(cluster);
     if let Some(mut state) = STATE.lend() {
-        let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
         state.settings.cluster = cluster;
         state.settings.databases = databases(ctx, cluster);
     }
@@ -79,9 +81,7 @@ fn begin(ctx: *mut Ctx) {
     let own = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx)) };
     stored::init();
     log::init(own);
-    let (cluster, databases) = STATE.lend().map_or((false, 1), |state| {
-        (state.settings.cluster, state.settings.databases)
-    });
+    let databases = STATE.lend().map_or(1, |state| state.settings.databases);
     if let Err(what) = events::hear_generic(ctx, own, databases) {
         log::warning(&format!(
             "the server refuses a subscription to {what}: what RENAME, MOVE, EXPIRE and PERSIST do to a lock is found by a slow sweep"
@@ -172,9 +172,11 @@ fn callback(spec: &'static Spec) -> unsafe extern "C" fn(*mut Ctx, *mut *mut Str
 unsafe extern "C" fn at<const AT: usize>(ctx: *mut Ctx, argv: *mut *mut Str, argc: c_int) -> c_int {
     door(|| {
         if let Some(spec) = COMMANDS.get(AT) {
-            let argv = std::slice::from_raw_parts_mut(argv, argc.max(0) as usize);
+            // SAFETY: the server's arguments, as many as it says; nobody else uses them while the command runs.
+            let argv = unsafe { std::slice::from_raw_parts_mut(argv, argc.max(0) as usize) };
             let tells = spec.access == Access::Guard || spec.many_keys();
-            if tells && api!(RedisModule_IsKeysPositionRequest(ctx)) != 0 {
+            // SAFETY: the context of the command.
+            if tells && unsafe { api!(RedisModule_IsKeysPositionRequest(ctx)) } != 0 {
                 return match spec.many_keys() {
                     true => give_keys(ctx, spec, argv),
                     false => guard::give_keys(ctx, argv),

@@ -2,17 +2,9 @@
 
 use super::api::{self, Ctx};
 use super::gate;
+pub use super::hash_slot::{of, tag, SLOTS};
 use crate::engine::NameRef;
 use std::collections::HashMap;
-
-/// The part of the key that alone decides on its slot, if it has one: what stands between the first `{` and the next `}`,
-/// unless that is nothing.
-pub fn tag(key: &[u8]) -> Option<&[u8]> {
-    let open = key.iter().position(|byte| *byte == b'{')?;
-    let rest = key.get(open + 1..)?;
-    let close = rest.iter().position(|byte| *byte == b'}')?;
-    rest.get(..close).filter(|tag| !tag.is_empty())
-}
 
 /// Whether braces around the whole key keep it in its slot. A key without a tag of its own that contains a `}` has no
 /// other names in its slot that could be made of it.
@@ -30,25 +22,20 @@ pub fn neighbour(key: &[u8]) -> Option<Vec<u8>> {
     Some([b"{", tag, b"}\0dlock\0nobody"].concat())
 }
 
-/// How many slots a cluster has.
-const SLOTS: u16 = 16_384;
-
-/// The key's slot: CRC16 (XMODEM) of what the cluster hashes of it.
-pub fn of(key: &[u8]) -> u16 {
-    let crc = tag(key).unwrap_or(key).iter().fold(0_u16, |crc, byte| {
-        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
-            (crc << 1) ^ if crc & 0x8000 != 0 { 0x1021 } else { 0 }
-        })
-    });
-    crc % SLOTS
-}
-
 /// What the server has said of slots within one event, in which nothing of it can change: the locks of a slot that is on
 /// its way may be many, and each answer costs as much as a command.
 #[derive(Default)]
 pub struct Answers {
     accepted: HashMap<u16, bool>,
-    own: Option<Vec<(u16, u16)>>,
+    own: Option<Own>,
+}
+
+/// A node's slots.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Own {
+    ranges: Vec<(u16, u16)>,
+    /// Those of them that are on their way to another node.
+    leaving: Vec<u16>,
 }
 
 impl Answers {
@@ -71,30 +58,78 @@ impl Answers {
 
     /// Whether this node serves the key's slot, be it that the slot is on its way to another.
     pub fn served_here(&mut self, ctx: *mut Ctx, key: &[u8]) -> bool {
-        // No answer is no reason to turn anybody away.
-        let all = || vec![(0, SLOTS)];
-        let ask =
-            || api::ask(ctx, c"CLUSTER", c"NODES").map_or_else(all, |nodes| own(&nodes).collect());
-        let own = self.own.get_or_insert_with(ask);
-        own.iter()
-            .any(|(first, last)| (*first..=*last).contains(&of(key)))
+        self.own(ctx).serves(key)
+    }
+
+    /// Whether a key that was removed has left with its slot: the slot is another's by now, or on its way, and the value was
+    /// carried over (`carried`). How servers do it:
+    ///
+    /// * MIGRATE, everywhere: the slot is marked as migrating, and stays this node's until all its keys have gone;
+    /// * a slot that another node has taken, everywhere: its keys are deleted when it is the other's;
+    /// * the atomic moves of Valkey 9: the same;
+    /// * those of Redis 8.4: the same with keys that are removed one by one (when clients cache keys, or another module asks
+    ///   to be told of each); else all go at once, and no callback tells of any.
+    pub fn took_along(&mut self, ctx: *mut Ctx, name: NameRef, carried: bool) -> bool {
+        // The usual key is in a slot that is here to stay, and that is the cheaper question.
+        if self.accepts(ctx, name) {
+            return false;
+        }
+        let own = self.own(ctx);
+        !own.serves(name.key) || (carried && own.leaving.contains(&of(name.key)))
+    }
+
+    /// The node's slots.
+    pub fn own(&mut self, ctx: *mut Ctx) -> &Own {
+        self.own.get_or_insert_with(|| Own::ask(ctx))
     }
 }
 
-/// The ranges of slots that the node which calls itself `myself` has: the ninth word on of its line, without those in
-/// brackets, which tell of slots under way.
-fn own(nodes: &str) -> impl Iterator<Item = (u16, u16)> + '_ {
-    let myself = |line: &&str| {
-        let flags = line.split(' ').nth(2).unwrap_or_default();
-        flags.split(',').any(|flag| flag == "myself")
-    };
-    let words = nodes
-        .lines()
-        .find(myself)
-        .into_iter()
-        .flat_map(|line| line.split(' ').skip(8));
-    words.filter_map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        Some((first.parse().ok()?, last.parse().ok()?))
-    })
+impl Own {
+    /// Asks the server. No answer is no reason to turn anybody away.
+    fn ask(ctx: *mut Ctx) -> Own {
+        let nodes = api::ask(ctx, c"CLUSTER", c"NODES");
+        nodes.map_or_else(Own::all, |nodes| Own::read(&nodes))
+    }
+
+    fn all() -> Own {
+        Own {
+            ranges: vec![(0, SLOTS)],
+            leaving: Vec::new(),
+        }
+    }
+
+    /// Those of the node which calls itself `myself`: the ninth word on of its line, where brackets tell of slots under way.
+    fn read(nodes: &str) -> Own {
+        let myself = |line: &&str| {
+            let flags = line.split(' ').nth(2).unwrap_or_default();
+            flags.split(',').any(|flag| flag == "myself")
+        };
+        let words = nodes
+            .lines()
+            .find(myself)
+            .into_iter()
+            .flat_map(|line| line.split(' ').skip(8));
+        let mut own = Own::default();
+        for word in words {
+            if let Some(moving) = word.strip_prefix('[') {
+                let leaving: Option<u16> = moving
+                    .split_once("->-")
+                    .and_then(|(slot, _)| slot.parse().ok());
+                own.leaving.extend(leaving);
+                continue;
+            }
+            let (first, last) = word.split_once('-').unwrap_or((word, word));
+            if let (Ok(first), Ok(last)) = (first.parse(), last.parse()) {
+                own.ranges.push((first, last));
+            }
+        }
+        own
+    }
+
+    /// Whether this key's slot is one of them.
+    pub fn serves(&self, key: &[u8]) -> bool {
+        let slot = of(key);
+        let has = |(first, last): &(u16, u16)| (*first..=*last).contains(&slot);
+        self.ranges.iter().any(has)
+    }
 }

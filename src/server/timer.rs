@@ -2,7 +2,7 @@
 
 use super::api::{api, Ctx};
 use super::cell::MainThread;
-use super::clock;
+use super::{clock, events, quirks};
 use crate::engine::{Millis, SteadyMs};
 use std::ffi::c_void;
 use std::ptr;
@@ -52,6 +52,11 @@ pub fn arm(at: SteadyMs, now: SteadyMs) {
         ));
         armed.timer = Some((id, at));
     }
+    // Redis 7.0 has decided for how long it sleeps before it works off the last of a turn: commands behind a wait that ended, and
+    // connections that it closes. A timer that they make would wait for whatever wakes it, for up to 1000/hz ms.
+    if quirks::tells_of_sleep() && events::asleep() {
+        wake_the_loop();
+    }
 }
 
 /// How much later than armed the timer may go off before that is put down to a step of the wall clock.
@@ -72,6 +77,19 @@ pub fn catch_up() {
         arm(now, now);
     }
 }
+
+#[cold]
+fn wake_the_loop() {
+    // SAFETY: a callback that needs nothing, and lives as long as the module, which is never unloaded.
+    unsafe {
+        api!(RedisModule_EventLoopAddOneShot(
+            Some(woken),
+            ptr::null_mut()
+        ))
+    };
+}
+
+extern "C" fn woken(_data: *mut c_void) {}
 
 /// Sees to it that the module's event comes as soon as the server is back in its loop.
 pub fn soon() {

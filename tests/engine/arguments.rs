@@ -207,6 +207,40 @@ fn options_come_in_any_order() {
 }
 
 /// What decides is refused on a server that follows; what looks is not.
+/// Whoever may wait for nothing is told so, and the older request of the same owner waits on.
+#[test]
+fn a_wait_that_is_not_possible_changes_nothing() {
+    let mut world = World::new(Policy::default());
+    let words = |line: &'static str| -> Vec<&[u8]> { line.split(' ').map(str::as_bytes).collect() };
+    let mut ask = |client, line| world.send(client, 0, &words(line));
+    let held = ask(Client::connection(1), "ACQUIRE shop alice 600000");
+    assert!(matches!(held, Ok(Reply::Grant(..))), "{held:?}");
+    let older = ask(Client::connection(2), "ACQUIRE shop bob 600000 BLOCK 0");
+    assert!(matches!(older, Ok(Reply::Wait(..))), "{older:?}");
+    for line in [
+        "ACQUIRE shop bob 600000 BLOCK 0",
+        "FAIRACQUIRE shop bob 600000 BLOCK 20 CLAIM 60000",
+        "MACQUIRE 2 shop free bob 600000 BLOCK 0",
+        "ACQUIRE free bob 600000 BLOCK 0",
+    ] {
+        let answer = ask(Client::barred(3), line);
+        assert_eq!(answer, Err(Error::MayNotWait), "{line}");
+    }
+    assert_eq!(
+        ask(Client::connection(1), "HELD free bob"),
+        Ok(Reply::NullArray)
+    );
+    let queued = ask(
+        Client::barred(3),
+        "ACQUIRE shop carol 600000 NOTIFY news BLOCK 20",
+    );
+    assert!(matches!(queued, Ok(Reply::Array(_))), "{queued:?}");
+    let left = ask(Client::connection(1), "RELEASE shop alice");
+    assert_eq!(left, Ok(Reply::Integer(0)));
+    let held = ask(Client::connection(1), "HELD shop bob");
+    assert!(matches!(held, Ok(Reply::Array(_))), "{held:?}");
+}
+
 #[test]
 fn a_replica_decides_nothing() {
     let mut world = World::new(Policy::default());

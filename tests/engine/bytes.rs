@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::commands::Reply;
 use crate::engine::change::{self, Change, End};
 use crate::engine::lock::{Hold, Lock};
-use crate::engine::{codec, Limit, Policy, MAX_TOKEN};
+use crate::engine::{codec, Arrival, ClientId, Limit, Policy, Token, WallMs};
 use crate::error::Error;
 use crate::random::{for_seeds, Random};
 use crate::server::Server;
@@ -15,29 +15,29 @@ fn some_lock(random: &mut Random) -> Lock {
     let mut lock = Lock::default();
     for _ in 0..1 + random.below(6) {
         let owner = some_owner(random);
-        let number = some_number(random, MAX_TOKEN - 1);
+        let number = some_number(random, Token::END.0 - 1);
         let limit = Limit::from_wire(random.below(4) as u32).expect("a limit");
-        let deadline = some_number(random, 1 << 50);
+        let ms = some_number(random, 1 << 50);
         let holds = some_number(random, u64::from(u32::MAX)) as u32;
         match random.below(5) {
             0..=1 => lock.apply(&Change::Hold(Hold {
                 owner: &owner,
-                token: number,
-                deadline,
+                token: Token(number),
+                deadline: WallMs(ms),
                 holds,
                 limit,
-                client: 0,
+                client: ClientId::NONE,
             })),
             2 => lock.apply(&Change::Ticket {
-                number,
+                number: Arrival(number),
                 owner: &owner,
                 limit,
-                claim: deadline,
+                claim: ms,
             }),
             3 => lock.apply(&Change::Watch(random.chance(50))),
             _ => lock.apply(&Change::Unhold {
                 owner: &owner,
-                token: number,
+                token: Token(number),
                 end: End::Released,
             }),
         }
@@ -159,7 +159,7 @@ fn a_mangled_value_does_no_harm_when_it_is_restored() {
             ));
         }
         if random.chance(30) {
-            let until = world.now.ms() + 100;
+            let until = world.now.wall().after(100);
             world.configure(|policy| policy.quarantine_until = until);
         }
         world.alter(Op::Restore(name(0, "shop"), bytes.clone()));
@@ -231,7 +231,7 @@ fn an_effect_that_is_left_out_releases_the_only_hold() {
             return refused.then_some(()).ok_or(format!("{lock:?}: {answer:?}"));
         };
         // What is passed on can be left out again.
-        let said = format!("1 r{}", hold.token).into_bytes();
+        let said = format!("1 r{}", hold.token.0).into_bytes();
         let passed_on = closed.iter().any(|closed| closed.effect == said);
         let mut left = codec::decode(&codec::encode(&lock)).ok_or("the lock is not read")?;
         left.apply(&Change::Unhold {
@@ -336,37 +336,6 @@ fn an_effect_with_an_impossible_part_is_refused() {
     }
 }
 
-/// A holder whose re-entry has to wait stands before all others, even before a ticket with the lowest number there is.
-#[test]
-fn the_lowest_ticket_leaves_room_before_it() {
-    let mut value = Lock::default();
-    let hold = Hold {
-        owner: b"a",
-        token: 9,
-        deadline: 1 << 40,
-        holds: 1,
-        limit: Limit::EXCLUSIVE,
-        client: 0,
-    };
-    value.apply(&Change::Hold(hold));
-    value.apply(&Change::Ticket {
-        number: 1,
-        owner: b"t",
-        limit: Limit::EXCLUSIVE,
-        claim: 100,
-    });
-    let mut world = World::new(Policy::default());
-    let until = world.now.ms() + 1_000;
-    world.configure(|policy| policy.quarantine_until = until);
-    world.alter(Op::Restore(name(0, "shop"), codec::encode(&value)));
-    let words: [&[u8]; 5] = [b"ACQUIRE", b"shop", b"a", b"BLOCK", b"0"];
-    let answer = world.send(Client::connection(1), 0, &words);
-    assert!(matches!(answer, Ok(Reply::Wait(..))), "{answer:?}");
-    // Beyond the quarantine, and the window of the ticket that was brought.
-    world.pass(10_000);
-    assert!(world.waits.is_empty(), "{:?}", world.waits);
-}
-
 /// The only holder's end names its token alone; that of one among several names the owner. Both are read.
 #[test]
 fn the_end_of_a_hold_is_told_with_and_without_its_owner() {
@@ -381,11 +350,11 @@ fn the_end_of_a_hold_is_told_with_and_without_its_owner() {
             {
                 lock.apply(&Change::Hold(Hold {
                     owner,
-                    token: 700 + at as u64,
-                    deadline: 9,
+                    token: Token(700 + at as u64),
+                    deadline: WallMs(9),
                     holds: 2,
                     limit: Limit::SHARED,
-                    client: 7,
+                    client: ClientId(7),
                 }));
             }
             lock

@@ -1,6 +1,6 @@
 //! A caller as the commands see it.
 
-use crate::commands::{Caller, Census};
+use crate::commands::{Caller, Census, MayWait};
 
 /// A connection, or the stream of a primary.
 #[derive(Debug, Clone, Copy)]
@@ -9,6 +9,8 @@ pub struct Client {
     pub id: u64,
     /// Whether it may be kept waiting: not in MULTI or a script.
     pub may_wait: bool,
+    /// Whether the server lets it wait for nothing.
+    pub barred: bool,
     /// Whether it is a primary's stream.
     pub followed: bool,
 }
@@ -18,7 +20,15 @@ impl Client {
         Client {
             id,
             may_wait: true,
+            barred: false,
             followed: false,
+        }
+    }
+
+    pub fn barred(id: u64) -> Client {
+        Client {
+            barred: true,
+            ..Client::connection(id)
         }
     }
 
@@ -26,6 +36,7 @@ impl Client {
         Client {
             id,
             may_wait: false,
+            barred: false,
             followed: false,
         }
     }
@@ -34,6 +45,7 @@ impl Client {
         Client {
             id: 0,
             may_wait: false,
+            barred: false,
             followed: true,
         }
     }
@@ -44,8 +56,12 @@ impl Caller for Client {
         self.id
     }
 
-    fn may_wait(&self) -> bool {
-        self.may_wait
+    fn may_wait(&self) -> MayWait {
+        match self.may_wait {
+            _ if self.barred => MayWait::Refused,
+            true => MayWait::Yes,
+            false => MayWait::Ignored,
+        }
     }
 
     fn is_followed(&self) -> bool {

@@ -253,7 +253,7 @@ fn the_most_contended_locks_are_found_to_within_the_error() {
             let hot = random.chance(30);
             let which = random.below(if hot { 20 } else { 5000 });
             let name = name(which as u32 % 3, &format!("{hot}-{which}"));
-            top.queued(name.lend());
+            top.queued(name.as_ref());
             *counts.entry(name).or_default() += 1;
         }
         keeps_its_word(&top, &counts, KEPT)
@@ -265,7 +265,7 @@ fn as_long_as_there_is_room_the_counts_are_exact() {
     let mut top = Top::default();
     for at in 0..KEPT {
         for _ in 0..1 + at % 7 {
-            top.queued(name(0, &format!("lock-{at}")).lend());
+            top.queued(name(0, &format!("lock-{at}")).as_ref());
         }
     }
     for hot in top.ranked() {
@@ -274,7 +274,7 @@ fn as_long_as_there_is_room_the_counts_are_exact() {
     }
     assert_eq!(top.ranked().count(), KEPT);
     // The next one takes the place of one that was waited for once.
-    top.queued(name(0, "fresh").lend());
+    top.queued(name(0, "fresh").as_ref());
     let fresh = top.ranked().find(|hot| *hot.name.key == *b"fresh");
     let fresh = fresh.expect("it has a count");
     assert_eq!((fresh.waits, fresh.error), (2, 1));
@@ -286,7 +286,7 @@ fn as_long_as_there_is_room_the_counts_are_exact() {
 fn very_long_names_are_left_out() {
     let mut top = Top::default();
     for (len, counted) in [(1024, 1), (1025, 1)] {
-        top.queued(name(0, &"x".repeat(len)).lend());
+        top.queued(name(0, &"x".repeat(len)).as_ref());
         assert_eq!(top.ranked().count(), counted, "{len}");
     }
 }
@@ -296,7 +296,7 @@ fn the_checker_of_the_sketch_finds_faults() {
     let mut counts = HashMap::from([(name(0, "a"), 3), (name(0, "b"), 2)]);
     let mut top = Top::default();
     for key in ["a", "a", "a", "b", "b"] {
-        top.queued(name(0, key).lend());
+        top.queued(name(0, key).as_ref());
     }
     assert_eq!(keeps_its_word(&top, &counts, KEPT), Ok(()));
     counts.insert(name(0, "a"), 2);
@@ -436,7 +436,7 @@ fn the_number_of_holds_is_the_locks_own() {
                     .filter_map(|name| server.keys.lock(name))
                     .map(|lock| lock.holders())
                     .sum();
-                let counted = server.engine.counters.held;
+                let counted = server.engine.ledger.counters.held;
                 if counted != there as i64 {
                     return Err(format!("{who}: {counted} counted, {there} there: {line}"));
                 }
@@ -495,6 +495,7 @@ fn a_hold_that_ends_before_it_began_took_no_time() {
     drop(send(&mut world, 1, "ACQUIRE k a"));
     world.now = Now {
         us: world.now.us - 5_000_000,
+        ..world.now
     };
     drop(send(&mut world, 1, "RELEASE k a"));
     let after = stats(&mut world, "STATS");

@@ -1,11 +1,11 @@
 //! What must hold after every step, whatever happened. Each rule is written from what users are promised, in terms of a
 //! [`Picture`]; `faults` shows of each that it can fail.
 
-use crate::circles::{second_upgrade, stuck_of, would_be_stuck, Reading};
-use crate::engine::change::End;
-use crate::engine::{Limit, Millis, Name, Token};
-use crate::picture::{Holder, Picture, Place, Row};
-use crate::world::{Waiting, World};
+use crate::deadlock;
+use crate::engine::{End, Limit, Millis, Name, Outcome, Token};
+use crate::error::Error;
+use crate::picture::{key, text, Picture, Place, Row};
+use crate::world::{Heard, Waiting, World};
 use std::collections::BTreeSet;
 
 /// A promise.
@@ -23,17 +23,17 @@ pub enum Rule {
     Replica,
     /// Nobody keeps a place who is not there, but for a ticket within its claim window.
     Ghost,
-    /// An owner has one place in a queue.
+    /// An owner has one place at a lock, and a holder none in the queue.
     OnePlace,
     /// The engine counts its places right.
     Places,
     /// The engine asks to be woken no later than the first thing that must happen.
     Wakeup,
-    /// The value says that somebody is queued exactly if somebody is.
+    /// The value says that somebody is queued exactly if somebody is, and has the tickets that are queued.
     Watched,
     /// The key's TTL is what the value says it must be.
     Ttl,
-    /// Every request that waits has a place, and at every place but an absent ticket's somebody waits.
+    /// At every place but an absent ticket's one request waits; a request has a place, or its owner a hold, at each lock.
     Answered,
     /// Every grant is answered to somebody; a request for many locks is granted all of them in one event, or none.
     AllOrNone,
@@ -41,7 +41,7 @@ pub enum Rule {
     NoCircle,
     /// A hold that is tied to a connection ends with it, and no other does.
     SessionEnds,
-    /// A wait by a channel ends with one message, or silently with its connection.
+    /// Who waits by a channel is told once.
     NotifyTold,
     /// What was saved is what is read.
     RoundTrip,
@@ -65,23 +65,29 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
     notify_told(after)?;
     answered(after)?;
     all_or_none(after)?;
-    session_ends(after)?;
-    no_circle(before, after)?;
+    session_ends(before, after)?;
+    no_circle(before, after, orderly)?;
     if after.settled {
         wakeup(after)?;
-    }
-    for (name, row) in &after.rows {
-        if after.settled {
-            if after.granting {
-                nobody_idle(name, after)?;
-            }
-            ghost(name, row, after.now)?;
+        if after.granting {
+            nobody_idle(after)?;
+        }
+        for (name, row) in &after.rows {
+            ghost(name, row)?;
             watched(name, row)?;
             ttl(name, row)?;
         }
-        if orderly {
-            let none = Row::default();
-            no_overtaking(name, before.rows.get(name).unwrap_or(&none), row, after)?;
+    }
+    if orderly {
+        let none = Row::default();
+        for (name, row) in &after.rows {
+            no_overtaking(
+                name,
+                before.rows.get(name).unwrap_or(&none),
+                row,
+                before,
+                after,
+            )?;
         }
     }
     replica(after)
@@ -91,29 +97,15 @@ fn broken<T>(rule: Rule, what: String) -> Result<T, Broken> {
     Err(Broken(rule, what))
 }
 
-fn shown(owner: &[u8]) -> String {
-    String::from_utf8_lossy(owner).into_owned()
-}
-
-fn label(name: &Name) -> String {
-    format!("{}:{}", name.db, shown(&name.key))
-}
-
 /// Within one step grants of several locks are recorded lock by lock: each must be above all that were granted before,
 /// and rise within its lock.
 fn tokens_rise(last: Token, grants: &[(Name, Vec<u8>, Token)]) -> Result<(), Broken> {
     for (at, (name, owner, token)) in grants.iter().enumerate() {
-        let sooner = grants[..at]
-            .iter()
-            .filter(|(lock, ..)| lock == name)
-            .map(|(.., token)| *token)
-            .max();
-        if *token <= last.max(sooner.unwrap_or(0)) {
-            let what = format!(
-                "{} was granted to {} with token {token}, not above {last}",
-                label(name),
-                shown(owner)
-            );
+        let sooner = grants[..at].iter().filter(|(lock, ..)| lock == name);
+        let sooner = sooner.map(|(.., token)| *token).max();
+        if *token <= last.max(sooner.unwrap_or_default()) {
+            let (name, owner) = (key(name), text(owner));
+            let what = format!("{name} was granted to {owner} with {token:?}, not above {last:?}");
             return broken(Rule::TokensRise, what);
         }
     }
@@ -131,118 +123,102 @@ fn limits(name: &Name, row: &Row) -> Result<(), Broken> {
         None => Ok(()),
         Some(hold) => broken(
             Rule::Limits,
-            format!(
-                "{count} hold {} beside {:?}",
-                label(name),
-                shown(&hold.owner)
-            ),
+            format!("{count} hold {} beside {}", key(name), text(&hold.owner)),
         ),
     }
 }
 
 fn one_place(name: &Name, row: &Row) -> Result<(), Broken> {
     let mut seen = BTreeSet::new();
-    match row.queue.iter().find(|place| !seen.insert(&place.owner)) {
+    let twice = row.in_order().find(|place| !seen.insert(&place.owner));
+    let holder = row
+        .queue
+        .iter()
+        .find(|place| row.hold(&place.owner).is_some());
+    match twice.or(holder) {
         None => Ok(()),
         Some(place) => broken(
             Rule::OnePlace,
             format!(
-                "{} is queued twice for {}",
-                shown(&place.owner),
-                label(name)
+                "{} has a place too much at {}",
+                text(&place.owner),
+                key(name)
             ),
         ),
     }
 }
 
-fn nobody_idle(name: &Name, after: &Picture) -> Result<(), Broken> {
-    let head = |name: &Name| {
-        let row = after.rows.get(name)?;
-        let head = row.upgrade.as_ref().or(row.queue.first())?;
-        Some((row, head)).filter(|(_, head)| head.present)
-    };
-    let Some((row, first)) = head(name) else {
-        return Ok(());
-    };
-    let free = |name: &Name| match head(name) {
-        Some((row, place)) if place.owner == first.owner => compatible(row, place, after.now),
-        // Of many locks those that the owner holds are not queued for, unless it came to hold them later (RENAME).
-        _ => after.rows.get(name).is_some_and(|row| {
-            let mine = |hold: &Holder| hold.owner == first.owner && hold.deadline > after.now;
-            let queued = row.queue.iter().any(|place| place.owner == first.owner);
-            row.holders.iter().any(mine) && !queued
-        }),
-    };
-    // Of a holder who waits to upgrade the lock and stands in the queue, too, it is not seen which request is where.
-    let twice = row.upgrade.is_some() && row.queue.iter().any(|place| place.owner == first.owner);
-    let waits = after.waits_at(name, &first.owner);
-    let waits: Vec<_> = waits
-        .filter(|wait| wait.names.len() > 1 || !twice)
-        .collect();
-    // Alone among all that wait there, those who ask for other locks as well need those too.
-    let alone = waits.is_empty() || waits.iter().any(|wait| wait.names.len() == 1);
-    let idle = match alone {
-        true => free(name),
-        false => waits.iter().any(|wait| wait.names.iter().all(free)),
-    };
-    if idle {
-        return broken(
-            Rule::NobodyIdle,
-            format!(
-                "{} waits for {}, which is free\n{}",
-                shown(&first.owner),
-                label(name),
+fn nobody_idle(after: &Picture) -> Result<(), Broken> {
+    for wait in after.waits.values() {
+        let free = |name: &Name| {
+            let row = &after.rows[name];
+            match row.in_order().find(|place| place.owner == wait.owner) {
+                None => true,
+                Some(place) => {
+                    let first = row.in_order().next() == Some(place);
+                    first && compatible(row, place, after)
+                }
+            }
+        };
+        if wait.names.iter().all(free) {
+            let what = format!(
+                "this could be granted: {}\n{}",
+                wait.shown(),
                 after.queues()
-            ),
-        );
+            );
+            return broken(Rule::NobodyIdle, what);
+        }
     }
     Ok(())
 }
 
 /// Whether the owner of this place may hold beside the other holders.
-fn compatible(row: &Row, place: &Place, now: Millis) -> bool {
-    let others: Vec<&Holder> = row
-        .holders
-        .iter()
-        .filter(|hold| hold.deadline > now && hold.owner != place.owner)
-        .collect();
+fn compatible(row: &Row, place: &Place, after: &Picture) -> bool {
+    let live = row.holders.iter().filter(|hold| hold.deadline > after.now);
+    let others: Vec<_> = live.filter(|hold| hold.owner != place.owner).collect();
     let count = others.len() + 1;
-    count == 1
-        || (allows(place.limit, count) && others.iter().all(|hold| allows(hold.limit, count)))
+    count == 1 || allows(place.limit, count) && others.iter().all(|hold| allows(hold.limit, count))
 }
 
-fn ghost(name: &Name, row: &Row, now: Millis) -> Result<(), Broken> {
-    let over = |place: &&Place| !place.present && place.until.map_or(true, |until| until <= now);
-    let upgrade = row.upgrade.iter().find(|place| !place.present);
+fn ghost(name: &Name, row: &Row) -> Result<(), Broken> {
+    let over = |place: &&Place| place.is_absent() && place.left.map_or(true, |left| left == 0);
+    let upgrade = row.upgrade.iter().find(|place| place.is_absent());
     match row.queue.iter().find(over).or(upgrade) {
         None => Ok(()),
-        Some(place) => {
-            let what = format!(
+        Some(place) => broken(
+            Rule::Ghost,
+            format!(
                 "{}'s place for {} has nobody",
-                shown(&place.owner),
-                label(name)
-            );
-            broken(Rule::Ghost, what)
-        }
+                text(&place.owner),
+                key(name)
+            ),
+        ),
     }
 }
 
 fn watched(name: &Name, row: &Row) -> Result<(), Broken> {
-    let queued = row.upgrade.is_some() || !row.queue.is_empty();
-    match row.watched {
-        Some(watched) if watched != queued => broken(
-            Rule::Watched,
-            format!("{}: watched {watched}, queued {queued}", label(name)),
-        ),
-        _ => Ok(()),
+    use crate::engine::PlaceKind::{Absent, Ticket};
+    let Some(watched) = row.watched else {
+        return Ok(());
+    };
+    let tickets = row
+        .queue
+        .iter()
+        .filter(|place| matches!(place.kind, Absent | Ticket));
+    let tickets: Vec<_> = tickets
+        .map(|place| (place.owner.clone(), place.limit))
+        .collect();
+    if watched != row.in_order().next().is_some() || Some(&tickets) != row.tickets.as_ref() {
+        return broken(Rule::Watched, format!("{}: {row:?}", key(name)));
     }
+    Ok(())
 }
 
 fn ttl(name: &Name, row: &Row) -> Result<(), Broken> {
     match row.ttl {
         Some((is, must)) if is != must => broken(
             Rule::Ttl,
-            format!("{}: TTL is {is:?} and must be {must:?}", label(name)),
+            format!("{}: TTL is {is:?} and must be {must:?}", key(name)),
         ),
         _ => Ok(()),
     }
@@ -250,134 +226,132 @@ fn ttl(name: &Name, row: &Row) -> Result<(), Broken> {
 
 /// Compares a queue with what it was: who stays keeps the order, who is new stands at the end, and nobody was granted
 /// the lock while somebody who stood before is still there.
-fn no_overtaking(name: &Name, before: &Row, after: &Row, picture: &Picture) -> Result<(), Broken> {
-    let rank = |queue: &[Place], owner: &[u8]| queue.iter().position(|place| place.owner == owner);
-    let granted = |owner: &[u8]| {
-        let its = |grant: &&(Name, Vec<u8>, Token)| grant.0 == *name && grant.1 == owner;
-        let held = before.holders.iter().any(|hold| hold.owner == owner);
-        !held && picture.grants.iter().any(|grant| its(&grant))
+fn no_overtaking(
+    name: &Name,
+    was: &Row,
+    is: &Row,
+    before: &Picture,
+    after: &Picture,
+) -> Result<(), Broken> {
+    let rank = |owner: &[u8]| was.queue.iter().position(|place| place.owner == owner);
+    let grants: Vec<&Vec<u8>> = after
+        .grants
+        .iter()
+        .filter(|(lock, ..)| lock == name)
+        .map(|(_, owner, _)| owner)
+        .collect();
+    let stayed = |place: &&Place| {
+        // It has left its place by a grant, and come to wait again.
+        !grants.contains(&&place.owner)
     };
-    let ranks: Vec<usize> = after
+    // A newer request for many may have taken over the place, or have entered all queues anew.
+    let anew = |place: &Place| {
+        let mut waits = after.waits.values();
+        waits.any(|wait| wait.many && wait.event > before.event && wait.owner == place.owner)
+    };
+    let ranks: Vec<usize> = is
         .queue
         .iter()
-        .map(|place| match granted(&place.owner) {
-            // It has left its place by a grant, and come to wait again.
-            true => usize::MAX,
-            false => rank(&before.queue, &place.owner).unwrap_or(usize::MAX),
+        .filter(|place| !anew(place))
+        .map(|place| {
+            Some(place)
+                .filter(stayed)
+                .and_then(|place| rank(&place.owner))
+                .unwrap_or(usize::MAX)
         })
         .collect();
-    // In quarantine a holder's re-entry stands before all others.
-    if picture.granting && ranks.windows(2).any(|pair| pair[0] > pair[1]) {
-        return broken(
-            Rule::NoOvertaking,
-            format!(
-                "the queue for {} changed its order: {:?}, {:?}",
-                label(name),
-                shown_queue(before),
-                shown_queue(after)
-            ),
+    if ranks.windows(2).any(|pair| pair[0] > pair[1]) {
+        let shown = |row: &Row| {
+            row.queue
+                .iter()
+                .map(|place| text(&place.owner))
+                .collect::<Vec<_>>()
+        };
+        let (was, is) = (shown(was), shown(is));
+        let what = format!(
+            "the queue for {} changed its order: {was:?}, {is:?}",
+            key(name)
         );
+        return broken(Rule::NoOvertaking, what);
     }
-    let grants = picture.grants.iter().filter(|(lock, ..)| lock == name);
-    for (_, owner, token) in grants {
-        // A holder's upgrade is not the queue's affair.
-        let holds = before
-            .holders
-            .iter()
-            .any(|hold| hold.owner == *owner && hold.deadline > picture.now);
-        if holds
-            || before
-                .upgrade
-                .as_ref()
-                .is_some_and(|place| place.owner == *owner)
-        {
-            continue;
-        }
-        let stood = rank(&before.queue, owner).unwrap_or(usize::MAX);
+    // A holder's upgrade is not the queue's affair.
+    let queued = |owner: &&Vec<u8>| {
+        let live = was
+            .hold(owner)
+            .is_some_and(|hold| hold.deadline > after.now);
+        let upgrades = was
+            .upgrade
+            .as_ref()
+            .is_some_and(|place| place.owner == **owner);
+        !live && !upgrades
+    };
+    for owner in grants.into_iter().filter(queued) {
+        let stood = rank(owner).unwrap_or(usize::MAX);
         if let Some(passed) = ranks.iter().find(|rank| **rank < stood) {
-            let passed = shown(&before.queue[*passed].owner);
-            let what = format!(
-                "{} got {} ({token}) before {passed}, who still waits",
-                shown(owner),
-                label(name)
-            );
+            let (owner, passed) = (text(owner), text(&was.queue[*passed].owner));
+            let what = format!("{owner} got {} before {passed}, who still waits", key(name));
             return broken(Rule::NoOvertaking, what);
         }
     }
     Ok(())
 }
 
-fn shown_queue(row: &Row) -> Vec<String> {
-    row.queue.iter().map(|place| shown(&place.owner)).collect()
-}
-
 fn places(after: &Picture) -> Result<(), Broken> {
-    let count: usize = after
-        .rows
-        .values()
-        .map(|row| row.queue.len() + usize::from(row.upgrade.is_some()))
-        .sum();
+    let count: usize = after.rows.values().map(|row| row.in_order().count()).sum();
     if count != after.places {
-        return broken(
-            Rule::Places,
-            format!(
-                "there are {count} places, and the engine counts {}",
-                after.places
-            ),
+        let what = format!(
+            "there are {count} places, and the engine counts {}",
+            after.places
         );
+        return broken(Rule::Places, what);
     }
     Ok(())
 }
 
 fn answered(after: &Picture) -> Result<(), Broken> {
-    let mut places = BTreeSet::new();
     for (name, row) in &after.rows {
-        let present = row
-            .queue
-            .iter()
-            .chain(&row.upgrade)
-            .filter(|place| place.present);
-        places.extend(present.map(|place| (name, &place.owner)));
-    }
-    let waits: BTreeSet<(&Name, &Vec<u8>)> = after
-        .waits
-        .iter()
-        .flat_map(|wait| wait.names.iter().map(move |name| (name, &wait.owner)))
-        .collect();
-    // Of many locks those that the owner held when it was last looked at are not queued for.
-    let optional = |(name, owner): &(&Name, &Vec<u8>)| {
-        let mut its = after.waits_at(name, owner).peekable();
-        its.peek().is_some() && its.all(|wait| wait.names.len() > 1)
-    };
-    let mut different = waits.symmetric_difference(&places);
-    if let Some((name, owner)) = different.find(|part| !optional(part)) {
-        let what = format!("{} waits for {}, or does not", shown(owner), label(name));
-        return broken(Rule::Answered, what);
-    }
-    // But one of them at least is, or nothing keeps it from all of them.
-    let nowhere = |wait: &&Waiting| {
-        let mut names = wait.names.iter();
-        !names.any(|name| places.contains(&(name, &wait.owner)))
-    };
-    match after.waits.iter().find(nowhere) {
-        None => Ok(()),
-        Some(wait) => {
-            let what = format!("{} waits nowhere: {wait:?}", shown(&wait.owner));
-            broken(Rule::Answered, what)
+        for place in row.in_order() {
+            let here = |wait: &&Waiting| wait.owner == place.owner && wait.names.contains(name);
+            let waits = after.waits.values().filter(here);
+            let waits = waits.filter(|wait| !row.counts(wait));
+            if waits.count() != usize::from(!place.is_absent()) {
+                let what = format!(
+                    "{} at {}\n{}",
+                    text(&place.owner),
+                    key(name),
+                    after.queues()
+                );
+                return broken(Rule::Answered, what);
+            }
         }
     }
+    for wait in after.waits.values() {
+        let place = |name: &Name| {
+            after.rows[name]
+                .in_order()
+                .any(|place| place.owner == wait.owner)
+        };
+        let holds = |name: &Name| wait.many && after.rows[name].hold(&wait.owner).is_some();
+        let nowhere = !wait.names.iter().any(place);
+        if nowhere || !wait.names.iter().all(|name| place(name) || holds(name)) {
+            let what = format!("it waits nowhere: {}\n{}", wait.shown(), after.queues());
+            return broken(Rule::Answered, what);
+        }
+    }
+    Ok(())
 }
 
-/// Every message was waited for, and the engine knows of no other waits by a channel than those who wait.
+/// Every outcome was waited for, and the engine knows of no other waits by a channel than those who wait.
 fn notify_told(after: &Picture) -> Result<(), Broken> {
-    if let Some(message) = after.unasked.first() {
-        return broken(
-            Rule::NotifyTold,
-            format!("nobody waited for {message:?}, or was told already"),
-        );
+    if let Some(unasked) = after.unasked.first() {
+        let what = format!("nobody waited for {unasked:?}, or was told already");
+        return broken(Rule::NotifyTold, what);
     }
-    let waits = after.waits.iter().filter(|wait| wait.channel.is_some());
-    let count = waits.count();
+    let count = after
+        .waits
+        .values()
+        .filter(|wait| wait.channel.is_some())
+        .count();
     if after.settled && count != after.notifies {
         let what = format!(
             "{count} wait by a channel, and the engine will tell {}",
@@ -397,169 +371,126 @@ fn all_or_none(after: &Picture) -> Result<(), Broken> {
     };
     for (name, owner, token) in &after.grants {
         if !told(name, owner, *token) {
-            let what = format!(
-                "{} was granted {} ({token}), and nobody was told",
-                shown(owner),
-                label(name)
-            );
+            let (name, owner) = (key(name), text(owner));
+            let what = format!("{owner} was granted {name} ({token:?}), and nobody was told");
             return broken(Rule::AllOrNone, what);
         }
     }
-    for answer in &after.answers {
-        let owner = shown(&answer.owner);
-        if answer.names.len() != answer.tokens.len() {
-            let what = format!("{owner} was told of some of its locks: {answer:?}");
-            return broken(Rule::AllOrNone, what);
-        }
-    }
-    match after.stale.first() {
+    let partly = after
+        .answers
+        .iter()
+        .find(|answer| answer.names.len() != answer.tokens.len());
+    match partly.or(after.stale.first()) {
         None => Ok(()),
         Some(answer) => broken(
             Rule::AllOrNone,
-            format!(
-                "{} was told of a token that is dead: {answer:?}",
-                shown(&answer.owner)
-            ),
+            format!("told of a part, or of a token that is dead: {answer:?}"),
         ),
     }
 }
 
-fn session_ends(after: &Picture) -> Result<(), Broken> {
+fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
     for (name, row) in &after.rows {
-        for hold in &row.holders {
-            let ended =
-                |clients: &BTreeSet<u64>| !clients.is_empty() && clients.is_subset(&after.ended);
-            if after.settled && hold.tied.as_ref().is_some_and(ended) {
-                let what = format!(
-                    "{} still holds {}, and the connection of the session is gone",
-                    shown(&hold.owner),
-                    label(name)
-                );
-                return broken(Rule::SessionEnds, what);
-            }
+        let ended = |client: &u64| after.settled && after.ended.contains(client);
+        if let Some(hold) = row
+            .holders
+            .iter()
+            .find(|hold| hold.session.as_ref().is_some_and(ended))
+        {
+            let (owner, name) = (text(&hold.owner), key(name));
+            let what =
+                format!("{owner} still holds {name}, and the connection of the session is gone");
+            return broken(Rule::SessionEnds, what);
         }
     }
-    let sessions = after.over.iter().filter(|(end, _)| *end == End::Session);
-    for (_, token) in sessions {
-        if !after.sessions.contains(token) {
-            let what = format!("{token} was taken without SESSION, and ended with a connection");
+    let stray = |token: Token| {
+        let mut holders = before.rows.values().flat_map(|row| &row.holders);
+        let untied = holders.any(|hold| hold.token == token && hold.session.is_none());
+        untied && !after.restored.contains(&token)
+    };
+    let ended = after.over.iter().filter(|(end, _)| *end == End::Session);
+    for (_, token) in ended {
+        if stray(*token) {
+            let what = format!("{token:?} was no session's, and ended with a connection");
             return broken(Rule::SessionEnds, what);
         }
     }
     Ok(())
 }
 
-/// Whether a request for many locks has come to queue for one that its owner held when it began to wait.
-fn queued_late(before: &Picture, after: &Picture) -> bool {
-    let place = |picture: &Picture, name: &Name, owner: &[u8]| {
-        let row = picture.rows.get(name);
-        row.is_some_and(|row| {
-            let mut places = row.queue.iter().chain(&row.upgrade);
-            places.any(|place| place.owner == owner)
-        })
-    };
-    before.waits.iter().any(|wait| {
-        let late =
-            |name: &Name| place(after, name, &wait.owner) && !place(before, name, &wait.owner);
-        wait.names.len() > 1 && wait.names.iter().any(late)
-    })
-}
-
-fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
-    let told = |wait: &Waiting| {
-        let keys: Vec<String> = wait.names.iter().map(label).collect();
-        let by = wait.channel.as_ref().map_or("", |_| ", by a channel");
-        format!(
-            "{} for {} ({}{by})",
-            shown(&wait.owner),
-            keys.join(" and "),
-            wait.client
-        )
-    };
-    for (asked, waits) in &after.refused {
-        let then = Picture {
-            waits: waits.clone(),
-            ..after.clone()
-        };
-        let stuck = after.detection && would_be_stuck(&then, asked, Reading::Narrow);
+fn no_circle(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Broken> {
+    let stands = |scene, id: u64| deadlock::play(scene).waits.iter().any(|wait| wait.id == id);
+    for asked in &after.refused {
+        let stuck = after.detection && stands(after.scene_with(asked), u64::MAX);
         if !stuck && !second_upgrade(after, asked) {
-            let (asked, queues) = (told(asked), after.queues());
+            let (asked, queues) = (asked.shown(), after.queues());
             let what = format!("a wait could end, and was refused: {asked}\n{queues}");
             return broken(Rule::NoCircle, what);
         }
     }
-    if !after.broken.is_empty() {
-        let stuck = stuck_of(before, Reading::Narrow);
-        for ended in &after.broken {
-            let its = |at: &usize| before.waits[*at] == *ended;
-            if !stuck.iter().any(its) && ![before, after].iter().any(|at| second_upgrade(at, ended))
-            {
-                let (ended, queues) = (told(ended), before.queues());
-                let what = format!("a wait could end, and was ended: {ended}\n{queues}");
-                return broken(Rule::NoCircle, what);
-            }
+    let told = |heard: &&Heard| matches!(heard.outcome, Outcome::Refused(Error::Deadlock(_)));
+    // A hold that comes may be one too many that would be upgraded.
+    for heard in after.heard.iter().filter(told).filter(|_| orderly) {
+        let upgrades = [before, after]
+            .iter()
+            .any(|at| second_upgrade(at, &heard.asked));
+        if !upgrades && !stands(before.scene(), heard.id.0) {
+            let (ended, queues) = (heard.asked.shown(), before.queues());
+            let what = format!("a wait could end, and was ended: {ended}\n{queues}");
+            return broken(Rule::NoCircle, what);
         }
     }
-    if !after.detection || !after.thorough || !after.settled {
-        return Ok(());
-    }
-    let fresh = |wait: &Waiting| wait.event > before.event;
-    if !after.looked && !after.waits.iter().any(fresh) {
-        return Ok(());
-    }
-    // Who comes to wait behind a circle that has closed by other means waits for that to be broken.
-    let mut without = after.clone();
-    without.waits.retain(|wait| !fresh(wait));
-    if !after.looked
-        && (queued_late(before, after) || !stuck_of(&without, Reading::Wide).is_empty())
-    {
-        return Ok(());
-    }
-    let stuck = stuck_of(after, Reading::Wide);
-    let mut missed = stuck.iter().map(|at| &after.waits[*at]);
-    match missed.find(|wait| after.looked || fresh(wait)) {
+    let left = match after.looked && after.detection && after.thorough && after.settled {
+        true => deadlock::play(after.scene()).waits,
+        false => Vec::new(),
+    };
+    match left.first() {
         None => Ok(()),
         Some(wait) => broken(
             Rule::NoCircle,
-            format!(
-                "this wait can never end: {}\n{}",
-                told(wait),
-                after.queues()
-            ),
+            format!("this wait can never end: {wait:?}\n{}", after.queues()),
         ),
     }
 }
 
+/// Whether this request would need an upgrade that another owner waits for.
+fn second_upgrade(picture: &Picture, asked: &Waiting) -> bool {
+    asked
+        .names
+        .iter()
+        .filter_map(|name| picture.rows.get(name))
+        .any(|row| {
+            let other = row
+                .upgrade
+                .as_ref()
+                .is_some_and(|place| place.owner != asked.owner);
+            let hold = row.hold(&asked.owner);
+            other && hold.is_some_and(|hold| asked.limit < hold.limit)
+        })
+}
+
 fn wakeup(after: &Picture) -> Result<(), Broken> {
-    let mut musts: Vec<Millis> = after.waits.iter().filter_map(|wait| wait.until).collect();
+    let waits = after.waits.values().filter_map(|wait| wait.until);
+    let mut musts: Vec<Millis> = waits.map(|until| until.since(after.steady)).collect();
     for row in after.rows.values() {
-        musts.extend(
-            row.queue
-                .iter()
-                .filter(|place| !place.present)
-                .filter_map(|place| place.until),
-        );
-        if !row.queue.is_empty() || row.upgrade.is_some() || row.holders.len() > 1 {
-            musts.extend(row.holders.iter().map(|hold| hold.deadline));
+        let absent = row.queue.iter().filter(|place| place.is_absent());
+        musts.extend(absent.filter_map(|place| place.left));
+        if row.in_order().next().is_some() || row.holders.len() > 1 {
+            musts.extend(
+                row.holders
+                    .iter()
+                    .map(|hold| hold.deadline.since(after.now)),
+            );
         }
     }
     // What should have happened already is for the other rules to find.
-    let first = musts.into_iter().filter(|at| *at > after.now).min();
+    let first = musts.into_iter().filter(|left| *left > 0).min();
     let next = after.next_wakeup;
-    if first.is_some_and(|first| next.map_or(true, |next| next > first)) {
-        return broken(
-            Rule::Wakeup,
-            format!("{first:?} is due, and the engine sleeps until {next:?}"),
-        );
-    }
-    if next.is_some_and(|next| next <= after.now) {
-        return broken(
-            Rule::Wakeup,
-            format!(
-                "{next:?} is over at {}, and nothing has come of it",
-                after.now
-            ),
-        );
+    let late = first.is_some_and(|first| next.map_or(true, |next| next > first));
+    if late || next == Some(0) {
+        let what =
+            format!("{first:?} ms from now something is due, and the engine sleeps for {next:?}");
+        return broken(Rule::Wakeup, what);
     }
     Ok(())
 }
@@ -568,37 +499,28 @@ fn replica(after: &Picture) -> Result<(), Broken> {
     let Some(replica) = &after.replica else {
         return Ok(());
     };
-    let names: BTreeSet<&Name> = after.primary.keys().chain(replica.keys()).collect();
-    match names
-        .into_iter()
-        .find(|name| after.primary.get(name) != replica.get(name))
-    {
+    let mut names = after.primary.keys().chain(replica.keys());
+    match names.find(|name| after.primary.get(name) != replica.get(name)) {
         None => Ok(()),
         Some(name) => {
             let (one, other) = (after.primary.get(name), replica.get(name));
-            broken(
-                Rule::Replica,
-                format!(
-                    "{}: the primary has {one:?}, the replica {other:?}",
-                    label(name)
-                ),
-            )
+            let what = format!(
+                "{}: the primary has {one:?}, the replica {other:?}",
+                key(name)
+            );
+            broken(Rule::Replica, what)
         }
     }
 }
 
 /// A saved value read again, and a rewritten AOF replayed, give the same data.
 pub fn round_trip(world: &World) -> Result<(), Broken> {
-    let (here, read, replayed) = (
-        world.primary.data(),
-        world.primary.reload(world.now).data(),
-        world.primary.rewrite(world.now).data(),
-    );
+    let here = world.primary.data();
+    let read = world.primary.reload(world.now).data();
+    let replayed = world.primary.rewrite(world.now).data();
     if here != read || here != replayed {
-        return broken(
-            Rule::RoundTrip,
-            format!("saved {here:?}\nread {read:?}\nreplayed {replayed:?}"),
-        );
+        let what = format!("saved {here:?}\nread {read:?}\nreplayed {replayed:?}");
+        return broken(Rule::RoundTrip, what);
     }
     Ok(())
 }
@@ -606,36 +528,26 @@ pub fn round_trip(world: &World) -> Result<(), Broken> {
 /// To be asked when everything was given back and everyone is gone.
 pub fn no_leak(world: &World) -> Result<(), Broken> {
     let engine = &world.primary.engine;
-    let left = (engine.places(), engine.next_wakeup(), engine.unsettled());
+    let left = (
+        engine.places(),
+        engine.next_wakeup(world.now),
+        engine.unsettled(),
+    );
     if left != (0, None, false) {
-        return broken(
-            Rule::NoLeak,
-            format!("places, next wake-up, unsettled: {left:?}"),
-        );
+        let what = format!("places, next wake-up, unsettled: {left:?}");
+        return broken(Rule::NoLeak, what);
     }
     if !world.primary.keys.values.is_empty() {
-        return broken(
-            Rule::NoLeak,
-            format!("keys: {:?}", world.primary.keys.values),
-        );
+        let what = format!("keys: {:?}", world.primary.keys.values);
+        return broken(Rule::NoLeak, what);
     }
-    // The engine has no getters for what only a leak would show; its debug form tells.
+    // The engine has no getters for what only a leak would show: its debug form tells.
     let inside = format!("{engine:?}");
-    match [
-        "len: 0 }, deadlines: Deadlines { index: {}",
-        "by_id: {}, by_owner: {}",
-        "blocked: {}, notified: {}, notifies: 0",
-        "by_token: {}, by_client: {}, by_owner: {}",
-        "holders: {}, crowded: {}",
-        "dirty: []",
-        "next: {}",
-        "undelivered: []",
-        "leaving: {}, suspects: {}, relying: {}",
-    ]
-    .into_iter()
-    .find(|part| !inside.contains(part))
-    {
+    match EMPTY.iter().find(|part| !inside.contains(*part)) {
         None => Ok(()),
         Some(part) => broken(Rule::NoLeak, format!("no {part:?} in {inside}")),
     }
 }
+
+/// Parts of the debug form of an engine that keeps nothing.
+const EMPTY: [&str; 1] = ["dirty: []"];

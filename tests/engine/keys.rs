@@ -1,14 +1,13 @@
 //! A keyspace: what stands at each key, and the entries that an event has opened.
 
-use crate::engine::lock::Lock;
-use crate::engine::{Entry, Event, Keyspace, Millis, Name, NameRef};
+use crate::engine::{Entry, Event, Keyspace, Lock, Name, NameRef, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What stands at a key.
 #[derive(Debug)]
 pub enum Value {
     /// A lock, and when the key expires.
-    Lock(Box<Lock>, Option<Millis>),
+    Lock(Box<Lock>, Option<WallMs>),
     /// Something else, a string for instance.
     Other,
 }
@@ -19,10 +18,8 @@ pub struct Keys {
     pub values: BTreeMap<Name, Value>,
     /// Locks whose slot has left this node.
     pub away: BTreeSet<Name>,
-    /// Connections that have ended.
-    pub ended: BTreeSet<u64>,
-    /// Whether there are no replicas and no AOF.
-    pub unheard: bool,
+    /// Whether there are neither replicas nor an AOF.
+    pub alone: bool,
     open: Vec<Opened>,
 }
 
@@ -30,7 +27,7 @@ pub struct Keys {
 struct Opened {
     name: Name,
     entry: Entry,
-    ttl: Option<Millis>,
+    ttl: Option<WallMs>,
 }
 
 /// What an event did to one lock.
@@ -46,13 +43,13 @@ impl Keyspace for Keys {
         let at = match self
             .open
             .iter()
-            .position(|opened| opened.name.lend() == name)
+            .position(|opened| opened.name.as_ref() == name)
         {
             Some(at) => at,
             None => {
-                let name = name.keep();
+                let name = name.to_owned();
                 let mut entry = Entry {
-                    unheard: self.unheard,
+                    replicate: !self.alone,
                     ..Entry::default()
                 };
                 let mut ttl = None;
@@ -69,15 +66,11 @@ impl Keyspace for Keys {
     }
 
     fn accepts(&mut self, name: NameRef) -> bool {
-        self.away.iter().all(|away| away.lend() != name)
+        self.away.iter().all(|away| away.as_ref() != name)
     }
 
     fn moved(&mut self, name: NameRef) -> bool {
         !self.accepts(name)
-    }
-
-    fn connected(&self, client: u64) -> bool {
-        !self.ended.contains(&client)
     }
 }
 
@@ -89,16 +82,19 @@ impl Keys {
             let Entry {
                 lock,
                 foreign,
-                ends,
+                external_end,
                 changed,
-                unheard,
+                replicate,
                 effect,
                 events,
             } = entry;
-            assert!(ends.is_none(), "an end from outside was passed over");
+            assert!(
+                external_end.is_none(),
+                "an end from outside was passed over"
+            );
             assert_eq!(
                 !effect.is_empty(),
-                changed && !unheard,
+                changed && replicate,
                 "an effect tells of a change"
             );
             if foreign {

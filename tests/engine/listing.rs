@@ -4,10 +4,10 @@ use crate::client::Client;
 use crate::commands::glob::matches;
 use crate::commands::list::{page, Listing, Source};
 use crate::commands::{Call, Defaults, Reply};
-use crate::engine::order::{Order, BITS};
-use crate::engine::Policy;
+use crate::engine::collections::scan_order::{ScanOrder, BITS};
+use crate::engine::{Policy, WallMs};
 use crate::random::{for_seeds, Random};
-use crate::world::World;
+use crate::world::{World, BEGIN_MS};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -210,7 +210,7 @@ fn a_row_says_who_and_how_many() {
 fn a_lock_without_a_key_is_listed_after_the_keys() {
     let policy = Policy {
         max_lease_ms: 5000,
-        quarantine_until: crate::world::BEGIN_MS + 5000,
+        quarantine_until: WallMs(BEGIN_MS + 5000),
         ..Policy::default()
     };
     let mut world = World::new(policy);
@@ -219,16 +219,16 @@ fn a_lock_without_a_key_is_listed_after_the_keys() {
         rows(&mut world, "LIST", Source::Lines(0), &["k"]),
         ["k - 0 1 -"]
     );
-    let found = world.engine().in_line(0, 0, 10);
+    let found = world.engine().scan(0, 0, 10);
     assert_eq!(found, (vec![Rc::from(*b"k")], None));
-    assert_eq!(world.engine().in_line(1, 0, 10), (vec![], None));
+    assert_eq!(world.engine().scan(1, 0, 10), (vec![], None));
     world.pass(5000);
     assert_eq!(rows(&mut world, "LIST", Source::Lines(0), &["k"]), [""; 0]);
     assert_eq!(
         rows(&mut world, "LIST", Source::Keys(0), &["k"]),
         ["k ann 1 0 5000"]
     );
-    assert_eq!(world.engine().in_line(0, 0, 10), (vec![], None));
+    assert_eq!(world.engine().scan(0, 0, 10), (vec![], None));
 }
 
 /// Whatever comes and goes between the pages: what is there all the time is met, and met once.
@@ -236,7 +236,7 @@ fn a_lock_without_a_key_is_listed_after_the_keys() {
 fn a_scan_of_an_order_meets_what_stays() {
     for_seeds(50, |seed| {
         let mut random = Random::new(seed);
-        let mut order = Order::default();
+        let mut order = ScanOrder::default();
         let key =
             |group: &str, at: u64| -> Rc<[u8]> { Rc::from(format!("{group}-{at}").as_bytes()) };
         let stays: BTreeSet<Rc<[u8]>> = (0..random.below(200)).map(|at| key("stay", at)).collect();

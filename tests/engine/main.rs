@@ -6,13 +6,15 @@
 //! |---|---|
 //! | `scenarios` | conversations in `tests/scenarios/*.txt`, word for word |
 //! | `comparison` | the engine against a naive `model`, with random commands and times |
+//! | `exploration` | the same with every sequence of a few things that can happen |
 //! | `simulation` | primary, replica, crash and promotion by a seed; `invariants` after each step |
-//! | `circles` | who can never get what is waited for, played through naively |
+//! | `deadlock` | which waits could never end, by definition |
 //! | `faults` | that each of these checks rejects what it is there for |
 //! | `parsing` | every command's words are read as the table says |
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
 //! | `hostile` | the same, of any bytes: what `fuzz/` runs, too |
 //! | `slots` | locks whose slot has left this node |
+//! | `hash_slots` | which slot a key is in |
 //! | `counting` | numbers, percentiles, the most contended locks |
 //! | `listing` | DLOCK.LIST: rows, scans, patterns |
 //! | `reference` | the command table, and that README.md agrees with it |
@@ -27,26 +29,33 @@ mod engine;
 #[allow(dead_code)]
 #[path = "../../src/error.rs"]
 mod error;
+#[path = "../../src/server/hash_slot.rs"]
+mod hash_slot;
 
 mod arguments;
 mod bytes;
-mod circles;
 mod client;
 mod comparison;
 mod counting;
+mod deadlock;
 mod faults;
+mod hash_slots;
 pub mod hostile;
 mod invariants;
 mod keys;
 mod listing;
 mod model;
+mod pair;
 mod parsing;
 mod picture;
 mod random;
 mod reference;
 mod scenarios;
+mod script;
 mod server;
 mod simulation;
 mod slots;
+mod speech;
 mod transcript;
+mod wishes;
 mod world;

@@ -32,14 +32,16 @@ impl Random {
     }
 }
 
-/// The seeds of a randomized test: the first `count`, or those in `DLOCK_SEED`, one number or a range (`1..5000`).
-fn seeds(count: u64) -> std::ops::Range<u64> {
-    let Ok(asked) = std::env::var("DLOCK_SEED") else {
-        return 1..count + 1;
-    };
+/// The seeds of a randomized test: the first `few`, with `DLOCK_LONG` all up to `all`, or those in `DLOCK_SEED`, one number or
+/// a range (`1..5000`).
+fn seeds(few: u64, all: u64) -> std::ops::Range<u64> {
     let number = |text: &str| {
         text.parse::<u64>()
             .expect("DLOCK_SEED is a number, or two with .. between")
+    };
+    let Ok(asked) = std::env::var("DLOCK_SEED") else {
+        let long = std::env::var_os("DLOCK_LONG").is_some();
+        return 1..1 + if long { all } else { few };
     };
     match asked.split_once("..") {
         Some((from, to)) => number(from)..number(to),
@@ -47,11 +49,29 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
     }
 }
 
-/// Runs a test for each seed; a failure names the seed that shows it again.
-pub fn for_seeds(count: u64, test: impl Fn(u64) -> Result<(), String>) {
-    for seed in seeds(count) {
+/// Runs a test for each of so many seeds; a failure names the seed that shows it again.
+pub fn for_seeds(count: u64, test: impl Fn(u64) -> Result<(), String> + Sync) {
+    for_some_seeds(count, count, test);
+}
+
+/// The same for a test that takes long: mostly it is run for a few seeds only.
+pub fn for_some_seeds(few: u64, all: u64, test: impl Fn(u64) -> Result<(), String> + Sync) {
+    let seeds = seeds(few, all);
+    let next = std::sync::atomic::AtomicU64::new(seeds.start);
+    let work = || loop {
+        let seed = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        if seed >= seeds.end {
+            return;
+        }
         if let Err(fault) = test(seed) {
             panic!("{fault}\n\nto see it again: DLOCK_SEED={seed}");
         }
-    }
+    };
+    std::thread::scope(|scope| {
+        let other = scope.spawn(work);
+        work();
+        if let Err(panic) = other.join() {
+            std::panic::resume_unwind(panic);
+        }
+    });
 }

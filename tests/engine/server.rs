@@ -3,13 +3,14 @@
 use crate::client::Client;
 use crate::commands::table::{Spec, COMMANDS};
 use crate::commands::{execute, Call, Defaults, Reply};
-use crate::engine::{change, codec, Engine, Keyspace, Millis, Name, Now, Policy, Wake};
+use crate::engine::{change, codec, End, Engine, Keyspace, Name, Now, Policy, Wake, WallMs};
 use crate::error::Error;
 use crate::keys::{Closed, Keys, Value};
+use crate::world::Op;
 use std::collections::BTreeMap;
 
 /// A server's data as others can see it: each lock's bytes and its TTL.
-pub type Data = BTreeMap<Name, Option<(Vec<u8>, Option<Millis>)>>;
+pub type Data = BTreeMap<Name, Option<(Vec<u8>, Option<WallMs>)>>;
 
 #[derive(Debug)]
 pub struct Server {
@@ -83,7 +84,10 @@ impl Server {
 
     /// Works an event off: what was done to which lock, and who is to be answered.
     pub fn work_off(&mut self) -> (Vec<Closed>, Vec<Wake>) {
-        (self.keys.close(), std::mem::take(&mut self.engine.wakes))
+        (
+            self.keys.close(),
+            std::mem::take(&mut self.engine.ledger.wakes),
+        )
     }
 
     /// What stands at each key.
@@ -124,45 +128,110 @@ impl Server {
     }
 
     /// A value arrives at a key: from an RDB file, by RESTORE, by full synchronization.
-    pub fn bring(&mut self, name: &Name, bytes: &[u8], ttl: Option<Millis>, now: Now) {
+    pub fn bring(&mut self, name: &Name, bytes: &[u8], ttl: Option<WallMs>, now: Now) {
         let lock = Box::new(codec::decode(bytes).expect("what was encoded can be decoded"));
+        let clock = &mut self.engine.ledger.clock;
         for hold in lock.holds() {
-            self.engine.clock.observe(hold.token, now);
+            clock.observe(hold.token.0, now);
         }
         for (number, _) in lock.tickets() {
-            self.engine.clock.observe(number, now);
+            clock.observe(number.0, now);
         }
         self.keys
             .values
             .insert(name.clone(), Value::Lock(lock, ttl));
         // A server that decides looks at it by itself.
         if !self.primary {
-            self.look_again(name, true);
+            self.revisit(name, true);
         }
     }
 
     /// A value may have come to (`brought`) or gone from a key in a way that the engine has not seen.
-    pub fn look_again(&mut self, name: &Name, brought: bool) {
+    fn revisit(&mut self, name: &Name, brought: bool) {
         if !self.primary {
-            let entry = self.keys.entry(name.lend());
-            self.engine.follow(name.lend(), entry);
+            let entry = self.keys.entry(name.as_ref());
+            self.engine.follow(name.as_ref(), entry);
             self.keys.close();
         } else if brought {
-            self.engine.brought(&mut self.keys, name);
+            self.engine.on_key_brought(&mut self.keys, name.as_ref());
         } else {
-            self.engine.stale(name.lend());
+            self.engine.on_key_removed(name.as_ref());
         }
     }
 
-    /// Whether the first place that is shown is a holder's who waits for a stricter limit: then the last one's
-    /// position does not count it.
-    pub fn upgrade_waits(&self, now: Now, name: &Name) -> bool {
-        let lock = self.keys.lock(name);
-        let view = self.engine.view(lock, now, name.lend(), usize::MAX);
-        let queue = view.map(|view| view.queue).unwrap_or_default();
-        let rank = |owner: &[u8]| self.engine.position(lock, name.lend(), owner);
-        queue
-            .last()
-            .is_some_and(|last| rank(&last.owner) != Some(queue.len() - 1))
+    /// A value is gone from its key, and its holds with it.
+    fn lost(&mut self, value: Option<Value>, now: Now) {
+        let Some(Value::Lock(lock, _)) = value else {
+            return;
+        };
+        for hold in lock.holds() {
+            self.engine.on_hold_removed(End::Removed, hold.token, now);
+        }
+    }
+
+    /// Does what is none of the module's, and tells the engine what the server would.
+    pub fn alter(&mut self, op: &Op, now: Now) {
+        match op {
+            Op::Effect(name, effect) => drop(self.follow(name, effect, now)),
+            Op::Del(name) => {
+                let value = self.keys.values.remove(name);
+                if matches!(value, Some(Value::Lock(..))) {
+                    self.lost(value, now);
+                    self.revisit(name, false);
+                }
+            }
+            Op::Rename(from, to) => {
+                if let Some(value) = self.keys.values.remove(from) {
+                    let replaced = self.keys.values.insert(to.clone(), value);
+                    self.lost(replaced.filter(|_| from != to), now);
+                    self.revisit(from, false);
+                    self.revisit(to, true);
+                }
+            }
+            Op::Overwrite(name) => {
+                let replaced = self.keys.values.insert(name.clone(), Value::Other);
+                self.lost(replaced, now);
+                self.revisit(name, false);
+            }
+            Op::Flush(db) => {
+                self.keys
+                    .values
+                    .retain(|name, _| db.is_some_and(|db| name.db != db));
+                for name in self.engine.watched(*db) {
+                    self.revisit(&name, true);
+                }
+                self.engine.on_flush(*db);
+            }
+            Op::Swap(one, other) => self.swap(*one, *other),
+            Op::Restore(name, bytes) => {
+                let replaced = self.keys.values.remove(name);
+                self.lost(replaced, now);
+                self.bring(name, bytes, None, now);
+                self.revisit(name, true);
+            }
+        }
+    }
+
+    fn swap(&mut self, one: u32, other: u32) {
+        let swapped = |name: Name| Name {
+            db: match name.db {
+                db if db == one => other,
+                db if db == other => one,
+                db => db,
+            },
+            ..name
+        };
+        let values = std::mem::take(&mut self.keys.values);
+        let moved = values
+            .into_iter()
+            .map(|(name, value)| (swapped(name), value));
+        self.keys.values = moved.collect();
+        self.engine.on_swap(one, other);
+        for db in [one, other] {
+            for name in self.engine.watched(Some(db)) {
+                self.revisit(&name, true);
+                self.revisit(&swapped(name), true);
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::commands::Reply;
-use crate::engine::{Grant, Policy};
+use crate::engine::{ClientId, Grant, Policy};
 use crate::world::{name, World};
 
 /// A world in which ada's grant of the lock `shop` has not reached her, whose slot is on its way.
@@ -58,7 +58,7 @@ fn a_session_leaves_with_its_slot() {
     }
     let shop = name(0, "shop");
     world.primary.keys.away.insert(shop.clone());
-    world.engine().ended(1);
+    world.engine().on_disconnect(ClientId(1));
     world.perform();
     assert_eq!(world.engine().sessions(), 1, "the slot may yet stay");
     world.primary.keys.values.remove(&shop);
@@ -89,7 +89,7 @@ fn settlement_rests_while_slots_are_away() {
     let now = world.now;
     let engine = &mut world.primary.engine;
     for name in engine.watched(None) {
-        engine.note(&name);
+        engine.on_key_changed(name.as_ref());
     }
     let rests = (0..10).any(|_| !engine.settle_dirty(&mut world.primary.keys, now, 16));
     assert!(rests && world.primary.engine.unsettled());
@@ -110,9 +110,10 @@ fn tickets_leave_with_their_slot() {
     let shop = name(0, "shop");
     world.primary.keys.away.insert(shop.clone());
     world.primary.keys.values.remove(&shop);
-    world.engine().stale(shop.lend());
+    world.engine().on_key_removed(shop.as_ref());
     world.perform();
+    let now = world.now;
     let engine = world.engine();
     assert_eq!(engine.places(), 0);
-    assert!(!engine.unsettled() && engine.next_wakeup().is_none());
+    assert!(!engine.unsettled() && engine.next_wakeup(now).is_none());
 }

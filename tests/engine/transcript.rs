@@ -1,48 +1,70 @@
-//! A conversation in a text file, run line by line.
+//! A conversation in a text file, run line by line: what happens as in [`script`](crate::script), and indented below it
+//! what is answered.
 //!
 //! ```text
-//! # a comment
-//! ann: ACQUIRE shop alice 1000      a connection sends a command; `ann@1:` in database 1, `ann (script):` without waiting
+//! ann: ACQUIRE shop alice 1000      a connection sends a command
 //!   -> [#1, 1]                      and is answered; `#1` is a token wherever it stands, below that of `#2`
 //! bob: ACQUIRE shop bert BLOCK 0
 //!   -> waits
-//! wait 999                          time passes; 999 ms in which nobody hears anything
-//! wait 1
+//! wait 1000                         until here nobody has heard anything
 //!   bob <- [#2, 1]                  whoever was waiting hears something
-//! ann dies                          the server notices the end of a connection
-//! ann is cut off                    it has not noticed yet: answers are lost
-//! shop-news <- granted #2 shop bert  the channel of a request that waits by one (NOTIFY) hears something
-//! heartbeat                         the server looks for circles that have closed other than by a request
-//! slot of shop leaves               and `returns`: the node may not change the lock outside of a command
+//! shop-news <- granted #2 shop bert *1  the channel of a request that waits by NOTIFY does; `*1` is the number of that wait
+//! events: acquired #1, ...          what observers were told since the last such line
 //! ```
-//! Other lines: `stall` (as `wait`, by a server that is busy elsewhere), `del`, `rename`, `move` (to another database),
-//! `copy` (by DUMP and RESTORE), `set` (to a string), `flush`, `swap`, `config`, `pause`, `resume`, `crash` (the replica
-//! takes over), `failover`, `restart`, `events`. What is expected may end in `...`: then only the beginning counts.
+//! What is expected may end in `...`: then only the beginning counts.
 
-use crate::client::Client;
-use crate::commands::Reply;
-use crate::engine::{Event, Outcome};
-use crate::error::Error;
-use crate::invariants::{self, Broken};
-use crate::picture::Picture;
-use crate::world::{name, Op, World};
+use crate::script::{Act, Reader};
 use std::collections::{BTreeMap, VecDeque};
 
+/// Numbers that stand for those of one run: tokens, or waits.
+pub type Labels = BTreeMap<u64, u64>;
+
+/// What a conversation is held with.
+pub trait Subject {
+    /// Does what happens. Gives what is said: first the answer to a command, then who hears what. None ends the conversation.
+    ///
+    /// Errors if a promise is broken.
+    fn act(
+        &mut self,
+        act: &Act,
+        tokens: &Labels,
+        names: &Reader,
+    ) -> Result<Option<Vec<String>>, String>;
+
+    /// Whether a command need not be done that is answered like this.
+    fn skips(&self, answer: &str) -> bool;
+
+    /// What observers were told since this was last asked; none if that is not known.
+    fn events(&mut self) -> Option<String>;
+}
+
 /// Runs a transcript. Errors with the line that is not so.
-pub fn check(text: &str) -> Result<(), String> {
-    let mut transcript = Transcript::new();
-    for (at, line) in text.lines().enumerate() {
-        let line = line.split(" # ").next().unwrap_or(line).trim_end();
-        if line.trim().is_empty() || line.starts_with('#') {
+pub fn check(subject: &mut impl Subject, text: &str) -> Result<(), String> {
+    let mut transcript = Transcript {
+        subject,
+        names: Reader::default(),
+        labels: BTreeMap::new(),
+        said: VecDeque::new(),
+    };
+    let lines = text.lines().enumerate().map(|(at, line)| {
+        let line = line.split(" # ").next().unwrap_or(line);
+        (at + 1, line.trim_end())
+    });
+    let mut lines = lines
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+        .peekable();
+    while let Some((at, line)) = lines.next() {
+        let wrong = |what: String| format!("line {at}: {line}\n{what}");
+        if let Some(expected) = line.strip_prefix(' ') {
+            transcript.expect(expected.trim()).map_err(wrong)?;
             continue;
         }
-        let wrong = |what: String| format!("line {}: {line}\n{what}", at + 1);
-        match line.strip_prefix(' ') {
-            Some(expected) => transcript.expect(expected.trim()).map_err(wrong)?,
-            None => {
-                transcript.silence().map_err(wrong)?;
-                transcript.act(line).map_err(wrong)?;
-            }
+        transcript.silence().map_err(wrong)?;
+        let answer = lines.peek().map_or("", |(_, next)| next.trim());
+        if answer.starts_with("-> ") && transcript.subject.skips(answer) {
+            transcript.said.push_back(answer.to_string());
+        } else if !transcript.happen(line).map_err(wrong)? {
+            return Ok(());
         }
     }
     transcript
@@ -50,27 +72,31 @@ pub fn check(text: &str) -> Result<(), String> {
         .map_err(|what| format!("at the end: {what}"))
 }
 
-struct Transcript {
-    world: World,
-    clients: BTreeMap<String, u64>,
-    /// By the number that stands for each.
-    tokens: BTreeMap<u64, u64>,
+struct Transcript<'s, S> {
+    subject: &'s mut S,
+    names: Reader,
+    /// By the mark and the number that stand for each.
+    labels: BTreeMap<char, Labels>,
     /// What has been said and is still to be expected.
     said: VecDeque<String>,
-    before: Picture,
 }
 
-impl Transcript {
-    fn new() -> Transcript {
-        let mut world = World::new(Default::default());
-        let before = Picture::take(&mut world);
-        Transcript {
-            world,
-            clients: BTreeMap::new(),
-            tokens: BTreeMap::new(),
-            said: VecDeque::new(),
-            before,
+impl<S: Subject> Transcript<'_, S> {
+    /// Does what a line says. Gives whether the conversation goes on.
+    fn happen(&mut self, line: &str) -> Result<bool, String> {
+        if let Some(expected) = line.strip_prefix("events: ") {
+            let told = self.subject.events();
+            return told
+                .map_or(Ok(()), |told| self.compare(expected, &told))
+                .map(|()| true);
         }
+        let act = self.names.read(line)?;
+        let none = Labels::new();
+        let tokens = self.labels.get(&'#').unwrap_or(&none);
+        let said = self.subject.act(&act, tokens, &self.names)?;
+        let goes_on = said.is_some();
+        self.said.extend(said.into_iter().flatten());
+        Ok(goes_on)
     }
 
     fn silence(&mut self) -> Result<(), String> {
@@ -81,30 +107,46 @@ impl Transcript {
     }
 
     fn expect(&mut self, expected: &str) -> Result<(), String> {
-        let said = self.said.pop_front().ok_or("nothing was said")?;
-        match self.matches(expected, &said) {
+        // Who hears what in one event is not told in any order.
+        let hearer = |text: &str| text.split_once(" <- ").map(|(who, _)| who.to_string());
+        let mut said = self.said.iter();
+        let its = said.position(|said| hearer(said) == hearer(expected));
+        let said = self
+            .said
+            .remove(its.unwrap_or(0))
+            .ok_or("nothing was said")?;
+        self.compare(expected, &said)
+    }
+
+    fn compare(&mut self, expected: &str, said: &str) -> Result<(), String> {
+        match self.matches(expected, said) {
             true => Ok(()),
             false => Err(format!("but it was: {said}")),
         }
     }
 
-    /// Compares letter by letter; a `#1` stands for a token, and a higher number for a higher one.
+    /// Compares letter by letter; a `#1` stands for a token, a `*1` for a wait, and a higher number for a higher one.
     fn matches(&mut self, mut expected: &str, mut said: &str) -> bool {
         loop {
-            if expected == "..." || (expected.is_empty() && said.is_empty()) {
+            if expected == "..." || said == "..." || (expected.is_empty() && said.is_empty()) {
                 return true;
             }
-            if let Some(rest) = expected.strip_prefix('#') {
-                let (label, after) = rest.split_at(word_end(rest));
-                let (token, left) = said.split_at(word_end(said));
-                let (Ok(label), Ok(token)) = (label.parse(), token.parse()) else {
+            let mut chars = expected.chars();
+            let mark = chars.next().filter(|mark| ['#', '*'].contains(mark));
+            if let Some(mark) =
+                mark.filter(|_| chars.next().is_some_and(|next| next.is_ascii_digit()))
+            {
+                let (label, after) = expected[1..].split_at(word_end(&expected[1..]));
+                let (number, left) = said.split_at(word_end(said));
+                let (Ok(label), Ok(number)) = (label.parse(), number.parse()) else {
                     return false;
                 };
-                let agrees = |(other, its): (&u64, &u64)| other.cmp(&label) == its.cmp(&token);
-                if !self.tokens.iter().all(agrees) {
+                let labels = self.labels.entry(mark).or_default();
+                let agrees = |(other, its): (&u64, &u64)| other.cmp(&label) == its.cmp(&number);
+                if !labels.iter().all(agrees) {
                     return false;
                 }
-                self.tokens.insert(label, token);
+                labels.insert(label, number);
                 (expected, said) = (after, left);
                 continue;
             }
@@ -117,241 +159,9 @@ impl Transcript {
             (expected, said) = (&expected[one.len_utf8()..], &said[other.len_utf8()..]);
         }
     }
-
-    fn act(&mut self, line: &str) -> Result<(), String> {
-        match line.split_once(": ") {
-            Some((who, words)) if who != "events" => self.command(who, words)?,
-            Some((_, events)) => return self.events(events),
-            None => self.happen(&line.split_whitespace().collect::<Vec<_>>())?,
-        }
-        if line.starts_with("stall") {
-            // What is overdue comes with the next line.
-            return Ok(());
-        }
-        self.world.tick();
-        for news in std::mem::take(&mut self.world.news) {
-            let who = self.clients.iter().find(|(_, id)| **id == news.client);
-            let who = who.map_or("nobody", |(name, _)| name.as_str());
-            self.said
-                .push_back(format!("{who} <- {}", outcome(&news.outcome)));
-        }
-        for (_, message) in std::mem::take(&mut self.world.messages) {
-            let text = |bytes: &[u8]| crate::error::escaped(bytes, 64);
-            let what = match &message.outcome {
-                Outcome::Granted(grant) => format!("granted {}", grant.token),
-                Outcome::Null => "timeout".into(),
-                Outcome::Cancelled => "cancelled".into(),
-                Outcome::Moved => "moved".into(),
-                other => outcome(other),
-            };
-            self.said.push_back(format!(
-                "{} <- {what} {} {}",
-                text(&message.channel),
-                text(&message.name.key),
-                text(&message.owner)
-            ));
-        }
-        let after = Picture::take(&mut self.world);
-        let checked = invariants::check(&self.before, &after, false);
-        self.before = after;
-        let checked = checked.and_then(|()| invariants::round_trip(&self.world));
-        checked.map_err(|Broken(rule, what)| format!("{rule:?}: {what}"))
-    }
-
-    fn command(&mut self, who: &str, words: &str) -> Result<(), String> {
-        let (who, script) = match who.strip_suffix(" (script)") {
-            Some(who) => (who, true),
-            None => (who, false),
-        };
-        let (who, db) = who.split_once('@').unwrap_or((who, "0"));
-        let db = db.parse().map_err(|_| "no such database")?;
-        let next = self.clients.len() as u64 + 1;
-        let id = *self.clients.entry(who.to_string()).or_insert(next);
-        let words: Vec<Vec<u8>> = words
-            .split_whitespace()
-            .map(|word| self.bytes(word))
-            .collect();
-        let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-        let client = if script {
-            Client::script(id)
-        } else {
-            Client::connection(id)
-        };
-        let by_channel = words
-            .iter()
-            .any(|word| word.eq_ignore_ascii_case(b"NOTIFY"));
-        let answer = match self.world.send(client, db, &words) {
-            // The number of the wait is another in each run.
-            Ok(Reply::Array(mut parts)) if by_channel => {
-                parts.truncate(2);
-                shown(&Reply::Array(parts))
-            }
-            Ok(reply) => shown(&reply),
-            Err(error) => error.to_string(),
-        };
-        self.said.push_back(format!("-> {answer}"));
-        Ok(())
-    }
-
-    /// A word's bytes: `#1` is a token, `''` is empty, `\xhh` a byte, `(99*x)` 99 times x.
-    fn bytes(&self, word: &str) -> Vec<u8> {
-        let label = word.strip_prefix('#').and_then(|label| label.parse().ok());
-        if let Some(token) = label.and_then(|label: u64| self.tokens.get(&label)) {
-            return token.to_string().into_bytes();
-        }
-        let times = word
-            .strip_prefix('(')
-            .and_then(|word| word.strip_suffix(')'));
-        if let Some((count, what)) = times.and_then(|word| word.split_once('*')) {
-            return what.repeat(count.parse().unwrap_or(0)).into_bytes();
-        }
-        let mut rest = if word == "''" { "" } else { word };
-        let mut bytes = Vec::new();
-        while let Some((before, after)) = rest.split_once("\\x") {
-            bytes.extend_from_slice(before.as_bytes());
-            let (digits, after) = after.split_at(2.min(after.len()));
-            bytes.extend(u8::from_str_radix(digits, 16).ok());
-            rest = after;
-        }
-        bytes.extend_from_slice(rest.as_bytes());
-        bytes
-    }
-
-    fn happen(&mut self, words: &[&str]) -> Result<(), String> {
-        let world = &mut self.world;
-        let number = |text: &str| {
-            text.parse::<u64>()
-                .map_err(|_| format!("{text} is no number"))
-        };
-        match words {
-            ["wait", ms] => {
-                world.pass(number(ms)?);
-                if world.writable {
-                    world.expire_keys();
-                }
-            }
-            ["stall", ms] => world.jump(number(ms)?),
-            ["heartbeat"] => world.heartbeat(),
-            [who, "dies"] => world.dies(*self.clients.get(*who).ok_or("who?")?),
-            [who, "is", "cut", "off"] => {
-                world.cut.insert(*self.clients.get(*who).ok_or("who?")?);
-            }
-            ["del", key] => world.alter(Op::Del(name(0, key))),
-            ["set", key] => world.alter(Op::Overwrite(name(0, key))),
-            ["rename", from, to] => world.alter(Op::Rename(name(0, from), name(0, to))),
-            ["move", key, db] => {
-                world.alter(Op::Rename(name(0, key), name(number(db)? as u32, key)))
-            }
-            ["copy", from, to] => {
-                let bytes = world.dump(&name(0, from)).ok_or("nothing to copy")?;
-                world.alter(Op::Restore(name(0, to), bytes));
-            }
-            ["flush"] => world.alter(Op::Flush(None)),
-            ["swap", one, other] => {
-                world.alter(Op::Swap(number(one)? as u32, number(other)? as u32))
-            }
-            ["slot", "of", key, "leaves"] => {
-                world.primary.keys.away.insert(name(0, key));
-            }
-            ["slot", "of", key, "returns"] => {
-                world.primary.keys.away.remove(&name(0, key));
-                world.perform();
-            }
-            ["pause"] => world.writable = false,
-            ["resume"] => world.resume(),
-            ["failover"] => world.failover(),
-            ["restart"] => world.restart(),
-            ["crash"] => world.crash(0, 0),
-            ["crash", "quarantine", ms] => world.crash(0, number(ms)?),
-            ["config", name, value] => self.configure(name, value)?,
-            _ => return Err("nobody knows what this means".into()),
-        }
-        Ok(())
-    }
-
-    fn configure(&mut self, name: &str, value: &str) -> Result<(), String> {
-        let number = value.parse::<u64>().unwrap_or(0);
-        let mut known = true;
-        self.world.configure(|policy| match name {
-            "grants" => policy.grants = value == "yes",
-            "claim-window-ms" => policy.claim_window_ms = number,
-            "max-lease-ms" => policy.max_lease_ms = number,
-            "max-hold-ms" => policy.max_hold_ms = number,
-            "max-queue" => policy.max_queue = number as usize,
-            "max-places" => policy.max_places = number as usize,
-            "max-waiters" => policy.max_waiters = number as usize,
-            "max-holders" => policy.max_holders = number as usize,
-            "deadlock-detection" => policy.deadlock_detection = value == "yes",
-            "deadlock-max-steps" => policy.deadlock_max_steps = number as usize,
-            "quarantine-ms" => policy.max_lease_ms = policy.max_lease_ms.min(number),
-            _ => known = false,
-        });
-        known.then_some(()).ok_or(format!("no option {name}"))
-    }
-
-    /// Compares what observers were told since the last time, in order.
-    fn events(&mut self, expected: &str) -> Result<(), String> {
-        let told = std::mem::take(&mut self.world.events);
-        let words: Vec<String> = told.iter().map(|(_, event)| described(event)).collect();
-        let told = words.join(", ");
-        match self.matches(expected, &told) {
-            true => Ok(()),
-            false => Err(format!("but it was: {told}")),
-        }
-    }
 }
 
 fn word_end(text: &str) -> usize {
     text.find(|c: char| !c.is_ascii_alphanumeric())
         .unwrap_or(text.len())
-}
-
-fn described(event: &Event) -> String {
-    match event {
-        Event::Acquired(token) => format!("acquired {token}"),
-        Event::Ended(end, token) => format!("{} {token}", end.word()),
-        Event::Queued => "queued".into(),
-        Event::Timeout => "timeout".into(),
-    }
-}
-
-fn outcome(outcome: &Outcome) -> String {
-    match outcome {
-        Outcome::Granted(grant) => format!("[{}, {}]", grant.token, grant.holds),
-        Outcome::GrantedAll(grants) => {
-            let tokens: Vec<String> = grants.iter().map(|grant| grant.token.to_string()).collect();
-            format!("[{}]", tokens.join(", "))
-        }
-        Outcome::Null | Outcome::Cancelled | Outcome::Moved => "null".into(),
-        Outcome::Refused(error) => Error::to_string(error),
-    }
-}
-
-fn shown(reply: &Reply) -> String {
-    let list = |items: Vec<String>| items.join(", ");
-    match reply {
-        Reply::List(_) => "a page".into(),
-        Reply::Run => "runs".into(),
-        Reply::Grant(token, holds, None) => format!("[{token}, {holds}]"),
-        Reply::Grant(token, holds, Some(owner)) => format!("[{token}, {holds}, {owner}]"),
-        Reply::Wait(_, None) => "waits".into(),
-        Reply::Wait(_, Some(owner)) => format!("waits as {owner}"),
-        Reply::NullArray | Reply::Null => "null".into(),
-        Reply::Ok => "OK".into(),
-        Reply::Integer(number) => number.to_string(),
-        Reply::Text(text) => (*text).into(),
-        Reply::Bulk(bytes) => crate::error::escaped(bytes, 64),
-        Reply::Array(items) => format!("[{}]", list(items.iter().map(shown).collect())),
-        Reply::Map(fields) => {
-            format!(
-                "{{{}}}",
-                list(
-                    fields
-                        .iter()
-                        .map(|(name, value)| format!("{name}: {}", shown(value)))
-                        .collect()
-                )
-            )
-        }
-    }
 }

@@ -111,6 +111,9 @@ pub enum Change<'a> {
 /// The version that effects are written in.
 const VERSION: &[u8] = b"1";
 
+/// The same as a number.
+pub const FORMAT: u64 = 1;
+
 impl Change<'_> {
     /// Appends this change to an effect; an empty one is begun.
     pub fn write(&self, effect: &mut Vec<u8>) {
@@ -214,6 +217,14 @@ pub fn read(effect: &[u8]) -> Option<Vec<Change<'_>>> {
         changes.push(change(&mut rest)?);
     }
     Some(changes)
+}
+
+/// The version of an effect that is later than any that is known here.
+pub fn later(effect: &[u8]) -> Option<u64> {
+    let mut rest = effect;
+    let version = read_number(&mut rest)?;
+    let ends = rest.first().map_or(true, |byte| *byte == b' ');
+    (ends && version > FORMAT).then_some(version)
 }
 
 fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {

@@ -89,6 +89,11 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
     (rest.is_empty() && !lock.is_empty()).then_some(lock)
 }
 
+/// The version of bytes that is later than any that is known here.
+pub fn later(bytes: &[u8]) -> Option<u8> {
+    bytes.first().copied().filter(|version| *version > VERSION)
+}
+
 fn number(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);

@@ -114,10 +114,9 @@ impl Ties {
         tokens.range(Token(after.0 + 1)..).next().copied()
     }
 
-    /// The holds of locks in a database, or of all.
-    pub fn of_db(&self, db: Option<u32>) -> Vec<Token> {
-        let chosen = |tie: &Tie| db.map_or(true, |db| tie.name.db == db);
-        let ties = self.by_token.iter().filter(|(_, tie)| chosen(tie));
+    /// The holds of the locks that this is true of.
+    pub fn of(&self, chosen: impl Fn(&Name) -> bool) -> Vec<Token> {
+        let ties = self.by_token.iter().filter(|(_, tie)| chosen(&tie.name));
         ties.map(|(token, _)| *token).collect()
     }
 

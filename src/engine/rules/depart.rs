@@ -250,15 +250,19 @@ impl Engine {
                 .queues
                 .get_mut(lock)
                 .and_then(|queue| queue.place_mut(number));
-            let Some(place) = place.filter(|place| place.is_absent()) else {
+            let Some(place) = place else {
                 continue;
             };
+            let absent = place.is_absent();
             let Some(window) = place.ticket.as_deref_mut() else {
                 continue;
             };
+            self.ledger.timers.clear(&mut window.due);
+            if !absent {
+                continue;
+            }
             if window.until > now.steady() {
                 // The owner has asked since.
-                self.ledger.timers.clear(&mut window.due);
                 let due = Due::Window(lock, number);
                 window.due = Some(self.ledger.timers.add(window.until, due));
             } else {

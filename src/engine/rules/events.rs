@@ -266,8 +266,15 @@ impl Engine {
         self.undelivered.push(Undelivered { name, owner, grant });
     }
 
-    /// Takes back what undelivered grants added, and no more: other connections of the owner keep theirs.
-    pub(super) fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
+    /// Whether there are grants to be taken back.
+    #[inline]
+    pub fn has_undelivered(&self) -> bool {
+        !self.undelivered.is_empty()
+    }
+
+    /// Takes back what undelivered grants added, and no more: other connections of the owner keep theirs. To be called
+    /// before anything else is decided, and only when this server would accept a write.
+    pub fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
         for Undelivered { name, owner, grant } in std::mem::take(&mut self.undelivered) {
             if !keys.accepts(name.as_ref()) {
                 // What has left with its slot is no longer to be had back from here.
@@ -441,11 +448,21 @@ impl Engine {
         self.ledger.counters.gone(end, token, now);
     }
 
-    /// All values of a database (or of all) have gone, and are not to come back.
-    pub fn on_flush(&mut self, db: Option<u32>) {
-        for token in self.ledger.ties.of_db(db) {
+    /// A hold has left with its key's slot. It goes on elsewhere, without the connection that it is tied to here.
+    pub fn on_hold_left(&mut self, token: Token) {
+        self.ledger.untie(token);
+    }
+
+    /// The same for all holds of the locks that have left.
+    pub fn on_locks_left(&mut self, left: impl Fn(&Name) -> bool) {
+        for token in self.ledger.ties.of(left) {
             self.ledger.untie(token);
         }
+    }
+
+    /// All values of a database (or of all) have gone, and are not to come back.
+    pub fn on_flush(&mut self, db: Option<u32>) {
+        self.on_locks_left(|name| db.map_or(true, |db| name.db == db));
     }
 
     /// Two databases were exchanged.

@@ -8,6 +8,7 @@ use crate::engine::lock::change::Change;
 use crate::engine::lock::Ticket;
 use crate::engine::queue::place::{Occupant, Place};
 use crate::engine::queue::requests::WaitsAt;
+use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::state::Engine;
 use crate::engine::types::{Arrival, Name, NameRef, Now};
@@ -72,6 +73,13 @@ impl Engine {
             entry.retime();
         }
         entry.shorten(now.wall().after(self.policy.max_lease_ms));
+        let queue = self.queues.get(lock);
+        let upgrade = queue.and_then(WaitQueue::upgrade);
+        if upgrade.is_some_and(|place| entry.hold(&place.owner).is_none()) {
+            // It is in nobody's way any more.
+            let not_held = Outcome::Refused(Error::NotHeld);
+            self.remove_place(entry, now, lock, Arrival::AHEAD, not_held);
+        }
         for number in self.places_of_holders(entry, lock) {
             self.meet_hold(entry, now, name, lock, number);
         }
@@ -220,7 +228,7 @@ impl Engine {
         };
         let place = queue.number_of(&ticket.owner);
         if place == Some(brought) {
-            return;
+            return self.meet_ticket(entry, now, lock, brought, &ticket);
         }
         self.ledger.clock.observe(brought.0, now);
         let taken = queue.place(brought).is_some();
@@ -249,6 +257,31 @@ impl Engine {
             write_ticket(entry, queue.place(number), number);
         }
         let window = claim.max(self.policy.claim_window_ms);
+        self.keep_ticket(lock, number, window, now);
+    }
+
+    /// A ticket came to its own place. Either may have been asked for anew since they were parted.
+    fn meet_ticket(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        lock: LockId,
+        number: Arrival,
+        ticket: &Ticket,
+    ) {
+        let queue = self.queues.get_mut(lock);
+        let Some(place) = queue.and_then(|queue| queue.place_mut(number)) else {
+            return;
+        };
+        if (place.limit, place.claim()) == (ticket.limit, Some(ticket.claim)) {
+            return;
+        }
+        if !place.is_absent() {
+            return write_ticket(entry, Some(place), number);
+        }
+        place.limit = ticket.limit;
+        place.set_claim(ticket.claim);
+        let window = ticket.claim.max(self.policy.claim_window_ms);
         self.keep_ticket(lock, number, window, now);
     }
 

@@ -4,9 +4,8 @@ use super::story::Story;
 use crate::client::Client;
 use crate::commands::Reply;
 use crate::engine::change::{self, Change};
-use crate::engine::lock::Lock;
-use crate::engine::token::plausible;
-use crate::engine::{codec, Entry, Policy};
+use crate::engine::lock::token::plausible;
+use crate::engine::{codec, Entry, Lock, Policy};
 use crate::error::Error;
 use crate::server::Server;
 use crate::world::{name, World};
@@ -42,8 +41,8 @@ pub fn hold(effect: &[u8]) {
     }
     // A number further ahead comes from no server, and leaves no room for the numbers after it.
     let believed = changes.iter().all(|change| match change {
-        Change::Hold(hold) => plausible(hold.token, now),
-        Change::Ticket { number, .. } => plausible(*number, now),
+        Change::Hold(hold) => plausible(hold.token.0, now),
+        Change::Ticket { number, .. } => plausible(number.0, now),
         _ => true,
     });
     if believed {

@@ -17,7 +17,7 @@ use super::story::{Story, CONNECTIONS};
 use crate::arguments::clear;
 use crate::commands::table::COMMANDS;
 use crate::commands::Reply;
-use crate::engine::{Millis, NameRef, MAX_OWNER, MAX_TOKEN};
+use crate::engine::{Millis, NameRef, Token, MAX_OWNER};
 use crate::server::command;
 use crate::world::Op;
 
@@ -55,7 +55,7 @@ pub fn hold(conversation: &[u8]) {
 
 /// A connection sends a line.
 fn say(story: &mut Story, id: u64, line: &[u8], late: bool) {
-    let mut words = self::words(line, story.world.last_token);
+    let mut words = self::words(line, story.world.last_token.0);
     let Some(verb) = words.first_mut() else {
         return;
     };
@@ -93,7 +93,7 @@ fn happen(story: &mut Story, what: u8, rest: &[u8]) -> bool {
     let keys = words(rest, 0);
     let key = |at: usize| {
         let key = keys.get(at).map_or(&b"shop"[..], Vec::as_slice);
-        NameRef { db: 0, key }.keep()
+        NameRef { db: 0, key }.to_owned()
     };
     let op = match what {
         b'd' => Op::Del(key(0)),
@@ -108,7 +108,7 @@ fn happen(story: &mut Story, what: u8, rest: &[u8]) -> bool {
                 b't' => story.world.heartbeat(),
                 b'c' => drop(story.world.cut.insert(id)),
                 b'q' => {
-                    let until = story.world.now.ms() + ms;
+                    let until = story.world.now.wall().after(ms);
                     story
                         .world
                         .configure(|policy| policy.quarantine_until = until);
@@ -139,7 +139,7 @@ fn happen(story: &mut Story, what: u8, rest: &[u8]) -> bool {
 /// Whether a client can be told this: tokens and counts as promised, every integer one that all clients can read.
 fn sound(reply: &Reply) -> bool {
     match reply {
-        Reply::Grant(token, holds, _) => (1..MAX_TOKEN).contains(token) && *holds > 0,
+        Reply::Grant(token, holds, _) => (Token(1)..Token::END).contains(token) && *holds > 0,
         Reply::Integer(value) => i64::try_from(*value).is_ok(),
         Reply::Array(parts) => parts.iter().all(sound),
         Reply::Map(fields) => fields.iter().all(|(_, value)| sound(value)),

@@ -1,0 +1,111 @@
+//! A client: what it asks for, what it believes, what it writes down.
+
+mod calls;
+mod hold;
+mod ways;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use dlock_integration::Party;
+use fastrand::Rng;
+
+use crate::history::{History, Micros};
+use crate::link::Link;
+use crate::route::Route;
+use crate::setting::Setting;
+
+pub use hold::log_of;
+pub use ways::{all_locks, Way, CLAIM_MS, PULSES};
+
+/// All leases, in milliseconds: longer than a failover takes, so that what it has lost shows.
+pub const LEASE_MS: u64 = 8_000;
+
+/// What all clients of a run share.
+pub struct Shared {
+    pub began: Instant,
+    pub stop: AtomicBool,
+    pub setting: Setting,
+}
+
+impl Shared {
+    pub fn now(&self) -> Micros {
+        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
+    pub fn has_ended(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// A client with a thread of its own.
+pub struct Client<'a> {
+    pub name: String,
+    pub number: usize,
+    pub party: Party,
+    pub way: Way,
+    /// A patient client leaves its request where it is for long; others look elsewhere sooner.
+    pub patient: bool,
+    pub shared: &'a Shared,
+    pub route: Box<dyn Route>,
+    pub random: Rng,
+    links: HashMap<u16, Link>,
+    notes: History,
+    owners: u64,
+}
+
+impl<'a> Client<'a> {
+    pub fn new(
+        name: String,
+        number: usize,
+        party: Party,
+        way: Way,
+        shared: &'a Shared,
+        route: Box<dyn Route>,
+        random: Rng,
+    ) -> Client<'a> {
+        Client {
+            patient: false,
+            name,
+            number,
+            party,
+            way,
+            shared,
+            route,
+            random,
+            links: HashMap::new(),
+            notes: History::default(),
+            owners: 0,
+        }
+    }
+
+    /// Works until all is stopped; what it has written down.
+    pub fn run(mut self) -> History {
+        while !self.shared.has_ended() {
+            self.turn();
+            let pause = self.random.u64(2..60);
+            self.pause(pause);
+        }
+        self.notes
+    }
+
+    /// A name that nobody has had: each request is an actor of its own.
+    fn fresh_owner(&mut self) -> String {
+        self.owners += 1;
+        format!("{}-{}", self.name, self.owners)
+    }
+
+    fn pause(&self, ms: u64) {
+        std::thread::sleep(Duration::from_millis(ms));
+    }
+
+    /// How long a blocking request waits.
+    fn block_ms(&self) -> u64 {
+        if self.patient {
+            10_000
+        } else {
+            3_000
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! What a client does with a lock: it confirms, works, writes, renews, and gives back or is late.
+
+use std::time::Duration;
+
+use super::{Client, LEASE_MS};
+use crate::history::{Belief, End, Micros, Write};
+use crate::link::Reply;
+
+/// So long WAIT waits for a replica.
+const WAIT_MS: u64 = 1_000;
+
+/// How long the server renews by itself at most.
+const AUTO_MS: u64 = 60_000;
+
+/// An allowance for clocks.
+const ALLOWANCE_MS: u64 = 2;
+
+/// After the end of its lease a late writer waits for so much longer, so that no rounding lets it in.
+const LATE_MS: u64 = 50;
+
+/// One hold, as its owner knows it.
+pub(super) struct Hold {
+    pub lock: String,
+    pub owner: String,
+    pub token: u64,
+    pub limit: u64,
+    /// When the request was sent.
+    pub asked: Micros,
+    /// Does the server renew it, and end it with the connection?
+    pub tied: bool,
+    /// Where it is tied.
+    tied_at: u16,
+    from: Micros,
+    /// Until when it believes: counted from when the last request that was answered had been sent.
+    deadline: Micros,
+    /// Until when the hold can be alive at most.
+    alive_until: Micros,
+}
+
+impl Hold {
+    pub fn new(lock: &str, owner: &str, token: u64, limit: u64, asked: Micros) -> Hold {
+        Hold {
+            lock: lock.into(),
+            owner: owner.into(),
+            token,
+            limit,
+            asked,
+            tied: false,
+            tied_at: 0,
+            from: 0,
+            deadline: 0,
+            alive_until: 0,
+        }
+    }
+}
+
+/// For how long a lease is believed in, in microseconds: servers count in whole milliseconds and round down.
+fn believed(left_ms: u64) -> Micros {
+    left_ms.saturating_sub(ALLOWANCE_MS) * 1_000
+}
+
+/// What a holder learned from a call about its hold.
+#[derive(PartialEq)]
+enum Learned {
+    Holds,
+    Lost,
+    Nothing,
+}
+
+impl Client<'_> {
+    /// Does all that is done with a hold, from the confirmation on.
+    pub(super) fn use_hold(&mut self, hold: Hold) {
+        self.use_holds(vec![hold]);
+    }
+
+    /// The same with several that were granted together.
+    pub(super) fn use_holds(&mut self, mut holds: Vec<Hold>) {
+        let mut confirmed = true;
+        for hold in &mut holds {
+            confirmed &= self.renew(hold) == Learned::Holds;
+        }
+        if !confirmed {
+            for hold in &holds {
+                self.release(hold);
+            }
+            return;
+        }
+        let now = self.shared.now();
+        holds.iter_mut().for_each(|hold| hold.from = now);
+        let (work_ms, renews) = self.plan();
+        let end = now + work_ms * 1_000;
+        let mut lost = vec![None; holds.len()];
+        loop {
+            let now = self.shared.now();
+            if now >= end || self.shared.has_ended() {
+                break;
+            }
+            let step = self.random.u64(5..250).min((end - now) / 1_000 + 1);
+            self.pause(step);
+            for (hold, lost) in holds.iter_mut().zip(&mut lost) {
+                if lost.is_none() && self.step(hold, renews) == Learned::Lost {
+                    let now = self.shared.now();
+                    // Later than its deadline it is told nothing new.
+                    *lost = Some(now.min(hold.deadline)).filter(|_| now < hold.deadline);
+                }
+            }
+            let now = self.shared.now();
+            if holds.iter().all(|hold| now >= hold.deadline) {
+                break;
+            }
+        }
+        for (hold, lost) in holds.into_iter().zip(lost) {
+            self.finish(hold, lost);
+        }
+    }
+
+    /// For how long it works, and whether it renews. Most work is short; some needs more than a lease.
+    fn plan(&mut self) -> (u64, bool) {
+        match self.random.u8(0..10) {
+            0..=6 => (self.random.u64(5..60), false),
+            7 | 8 => (self.random.u64(500..LEASE_MS), false),
+            _ => (self.random.u64(LEASE_MS..LEASE_MS * 2), true),
+        }
+    }
+
+    fn step(&mut self, hold: &mut Hold, renews: bool) -> Learned {
+        if self.shared.now() >= hold.deadline {
+            return Learned::Nothing;
+        }
+        match self.random.u8(0..4) {
+            0 if renews && !hold.tied => self.renew(hold),
+            1 | 2 if hold.tied => self.look(hold),
+            _ if hold.limit == 1 => self.write(hold),
+            _ => self.look(hold),
+        }
+    }
+
+    /// RENEW, which confirms and ties; and WAIT, if the setting asks for that.
+    fn renew(&mut self, hold: &mut Hold) -> Learned {
+        let (token, lease, auto) = (
+            hold.token.to_string(),
+            LEASE_MS.to_string(),
+            AUTO_MS.to_string(),
+        );
+        let mut words = vec![
+            "DLOCK.RENEW",
+            &hold.lock,
+            &hold.owner,
+            &lease,
+            "TOKEN",
+            &token,
+        ];
+        if hold.tied {
+            words.extend(["SESSION", "AUTO", &auto]);
+        }
+        let sent = self.shared.now();
+        let (reply, port) = self.call(&hold.lock, &words, 0);
+        let Some(left_ms) = reply.integer() else {
+            if matches!(reply, Reply::Closed | Reply::NoAnswer) {
+                // It may have been carried out, or may yet be.
+                hold.alive_until = Micros::MAX;
+            }
+            return learned(&reply);
+        };
+        let received = self.shared.now();
+        hold.alive_until = hold.alive_until.max(received + left_ms * 1_000);
+        hold.tied_at = port;
+        if hold.tied {
+            hold.alive_until = Micros::MAX;
+        }
+        if self.shared.setting.waits && !self.is_replicated(port) {
+            return Learned::Nothing;
+        }
+        hold.deadline = hold.deadline.max(sent + believed(left_ms));
+        Learned::Holds
+    }
+
+    /// WAIT 1 on the connection that wrote.
+    fn is_replicated(&mut self, port: u16) -> bool {
+        if !self.links.contains_key(&port) {
+            return false;
+        }
+        let bound = Duration::from_millis(2 * WAIT_MS);
+        let reply = self.call_at(port, &["WAIT", "1", &WAIT_MS.to_string()], bound);
+        let replicas = reply.integer().unwrap_or(0);
+        self.count(
+            "WAIT",
+            if replicas > 0 {
+                "replicated"
+            } else {
+                "in vain"
+            },
+        );
+        replicas > 0
+    }
+
+    /// HELD; at another server than the one where the hold was tied, it is tied anew.
+    fn look(&mut self, hold: &mut Hold) -> Learned {
+        let sent = self.shared.now();
+        let words = ["DLOCK.HELD", &hold.lock, &hold.owner];
+        let (reply, port) = self.call(&hold.lock, &words, 0);
+        match reply.integers().as_deref() {
+            Some([token, _, left_ms]) if *token == hold.token => {
+                if hold.tied {
+                    // What the server has renewed by itself, under the settings that need no WAIT.
+                    if !self.shared.setting.waits {
+                        hold.deadline = hold.deadline.max(sent + believed(*left_ms));
+                    }
+                    if port != hold.tied_at {
+                        return self.renew(hold);
+                    }
+                }
+                Learned::Holds
+            }
+            Some(_) => Learned::Lost,
+            None if reply.kind() == "null" => Learned::Lost,
+            None => learned(&reply),
+        }
+    }
+
+    /// A write that the server lets through only under the hold.
+    fn write(&mut self, hold: &Hold) -> Learned {
+        let token = hold.token.to_string();
+        let log = log_of(&hold.lock);
+        let words = ["DLOCK.GUARD", &hold.lock, &token, "RPUSH", &log, &token];
+        let sent = self.shared.now();
+        let (reply, _) = self.call(&hold.lock, &words, 0);
+        self.notes.writes.push(Write {
+            lock: hold.lock.clone(),
+            token: hold.token,
+            sent,
+            alive_until: hold.alive_until,
+            done: reply.integer().is_some(),
+        });
+        learned(&reply)
+    }
+
+    fn finish(&mut self, hold: Hold, lost: Option<Micros>) {
+        let now = self.shared.now();
+        let mut until = now.min(hold.deadline);
+        let mut end = if now < hold.deadline {
+            End::Released
+        } else {
+            End::RanOut
+        };
+        if let Some(at) = lost {
+            (until, end) = (at, End::Lost);
+        } else if hold.tied && end == End::RanOut {
+            // The server would renew it for as long as the connection is open.
+            self.release(&hold);
+        } else if end == End::RanOut || self.is_suspended(&hold) {
+            until = hold.deadline;
+            end = End::RanOut;
+            self.write_late(&hold);
+        } else {
+            let reply = self.release(&hold);
+            if reply.is_error("NOTHELD") && self.shared.now() < hold.deadline {
+                end = End::Lost;
+            }
+        }
+        self.notes.beliefs.push(Belief {
+            lock: hold.lock,
+            owner: hold.owner,
+            token: hold.token,
+            limit: hold.limit,
+            asked: hold.asked,
+            from: hold.from,
+            until,
+            end,
+        });
+    }
+
+    /// Does its process stand still until its lease is over?
+    fn is_suspended(&mut self, hold: &Hold) -> bool {
+        hold.limit == 1 && !hold.tied && self.random.u8(0..40) == 0
+    }
+
+    /// A client that was suspended: it writes when its lease is over.
+    fn write_late(&mut self, hold: &Hold) {
+        if hold.limit != 1 || hold.alive_until == Micros::MAX {
+            return;
+        }
+        let left = hold.alive_until.saturating_sub(self.shared.now()) / 1_000;
+        self.pause(left + LATE_MS);
+        self.write(hold);
+    }
+
+    pub(super) fn release(&mut self, hold: &Hold) -> Reply {
+        let token = hold.token.to_string();
+        let words = [
+            "DLOCK.RELEASE",
+            &hold.lock,
+            &hold.owner,
+            "HOLDS",
+            "0",
+            "TOKEN",
+            &token,
+        ];
+        self.call(&hold.lock, &words, 0).0
+    }
+}
+
+/// The list that a lock guards, in the lock's slot.
+pub fn log_of(lock: &str) -> String {
+    format!("{lock}:log")
+}
+
+fn learned(reply: &Reply) -> Learned {
+    match reply {
+        Reply::Value(_) => Learned::Holds,
+        reply if reply.is_error("NOTHELD") || reply.is_error("FENCED") => Learned::Lost,
+        _ => Learned::Nothing,
+    }
+}

@@ -1,0 +1,395 @@
+//! The ways to ask for a lock, one a client.
+
+use std::time::Duration;
+
+use dlock_integration::redis::{from_redis_value, Value};
+
+use super::hold::Hold;
+use super::{Client, LEASE_MS};
+use crate::history::{Belief, End, Ticket, Wait, SECOND};
+use crate::link::{Link, Reply};
+
+/// How long a ticket is kept for an owner that cannot ask: longer than it takes to replace a primary.
+pub const CLAIM_MS: u64 = 12_000;
+
+/// One slice of a wait for a ticket's turn.
+const SLICE_MS: u64 = 1_000;
+
+/// Who has no turn in so many microseconds gives its ticket up.
+const TICKET_PATIENCE: u64 = 40 * SECOND;
+
+/// The locks of the pulses; in a new cluster each is at another primary.
+pub const PULSES: [&str; 3] = ["{p3}", "{p2}", "{p0}"];
+
+/// A pulse's lease: what a fault leaves behind of it is soon over.
+const PULSE_LEASE_MS: u64 = 300;
+
+/// How a client asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// ACQUIRE … BLOCK, for itself alone.
+    Block,
+    /// ACQUIRE … BLOCK … SHARED, LIMIT, or for itself alone.
+    Share,
+    /// MACQUIRE of two locks.
+    Many,
+    /// ACQUIRE … NOTIFY.
+    Notify,
+    /// FAIRACQUIRE … CLAIM, in slices.
+    Ticket,
+    /// ACQUIRE … BLOCK … SESSION, then RENEW … SESSION AUTO.
+    Session,
+    /// ACQUIRE … HOLDS 1 without waiting, sent again after a lost answer.
+    Try,
+    /// ACQUIRE of a lock that nobody else wants, again and again: its grants show for how long there are none.
+    Pulse,
+}
+
+impl Way {
+    /// Who takes part in a run, and how often: patient ones wait for long where they are.
+    pub const CREW: [(Way, bool); 20] = [
+        (Way::Block, false),
+        (Way::Block, true),
+        (Way::Block, false),
+        (Way::Block, true),
+        (Way::Share, false),
+        (Way::Share, true),
+        (Way::Many, false),
+        (Way::Many, true),
+        (Way::Notify, false),
+        (Way::Notify, true),
+        (Way::Ticket, false),
+        (Way::Ticket, true),
+        (Way::Session, false),
+        (Way::Try, true),
+        (Way::Pulse, false),
+        (Way::Share, true),
+        (Way::Pulse, false),
+        (Way::Notify, true),
+        (Way::Pulse, false),
+        (Way::Session, true),
+    ];
+
+    /// The locks of this way: few, so that there is a queue.
+    fn locks(self) -> &'static [&'static str] {
+        match self {
+            Way::Block | Way::Notify | Way::Session | Way::Try => {
+                &["{m0}", "{m1}", "{m2}", "{m3}", "{m4}", "{m5}"]
+            }
+            Way::Share => &["{s0}"],
+            Way::Many => &["{g0}a", "{g0}b", "{g0}c"],
+            Way::Ticket => &["{t0}"],
+            Way::Pulse => &PULSES,
+        }
+    }
+}
+
+/// All locks of a run.
+pub fn all_locks() -> Vec<&'static str> {
+    [Way::Block, Way::Share, Way::Many, Way::Ticket, Way::Pulse]
+        .iter()
+        .flat_map(|way| way.locks())
+        .copied()
+        .collect()
+}
+
+impl Client<'_> {
+    /// One request, and what follows from it.
+    pub(super) fn turn(&mut self) {
+        let locks = self.way.locks();
+        let lock = locks[self.random.usize(..locks.len())];
+        match self.way {
+            Way::Block => self.block(lock, &[], 1),
+            Way::Share => match self.random.u8(0..3) {
+                0 => self.block(lock, &["SHARED"], 0),
+                1 => self.block(lock, &["LIMIT", "2"], 2),
+                _ => self.block(lock, &[], 1),
+            },
+            Way::Session => self.block(lock, &["SESSION"], 1),
+            Way::Many => self.many(),
+            Way::Notify => self.notify(lock),
+            Way::Ticket => self.ticket(lock),
+            Way::Try => self.try_now(lock),
+            Way::Pulse => self.pulse(),
+        }
+    }
+
+    fn block(&mut self, lock: &str, options: &[&str], limit: u64) {
+        let owner = self.fresh_owner();
+        let (lease, block_ms) = (LEASE_MS.to_string(), self.block_ms());
+        let block = block_ms.to_string();
+        let mut words = vec!["DLOCK.ACQUIRE", lock, &owner, &lease, "BLOCK", &block];
+        words.extend(options);
+        let asked = self.shared.now();
+        let (reply, _) = self.call(lock, &words, block_ms);
+        self.note_wait(lock, &owner, asked, &reply);
+        if let Some([token, _]) = reply.integers().as_deref() {
+            let mut hold = Hold::new(lock, &owner, *token, limit, asked);
+            hold.tied = options.contains(&"SESSION");
+            self.use_hold(hold);
+        } else {
+            self.cool_down(&reply);
+        }
+    }
+
+    fn many(&mut self) {
+        let owner = self.fresh_owner();
+        let locks = Way::Many.locks();
+        let first = self.random.usize(..locks.len());
+        let second = (first + self.random.usize(1..locks.len())) % locks.len();
+        let (one, two) = (locks[first], locks[second]);
+        let (lease, block_ms) = (LEASE_MS.to_string(), self.block_ms());
+        let block = block_ms.to_string();
+        let words = [
+            "DLOCK.MACQUIRE",
+            "2",
+            one,
+            two,
+            &owner,
+            &lease,
+            "BLOCK",
+            &block,
+        ];
+        let asked = self.shared.now();
+        let (reply, _) = self.call(one, &words, block_ms);
+        if let Some([first, second]) = reply.integers().as_deref() {
+            let hold = |lock, token| Hold::new(lock, &owner, token, 1, asked);
+            self.use_holds(vec![hold(one, *first), hold(two, *second)]);
+        } else {
+            self.cool_down(&reply);
+        }
+    }
+
+    fn try_now(&mut self, lock: &str) {
+        let owner = self.fresh_owner();
+        let lease = LEASE_MS.to_string();
+        let words = ["DLOCK.ACQUIRE", lock, &owner, &lease, "HOLDS", "1"];
+        let asked = self.shared.now();
+        let (mut reply, _) = self.call(lock, &words, 0);
+        if matches!(reply, Reply::Closed | Reply::NoAnswer) {
+            reply = self.call(lock, &words, 0).0;
+        }
+        if let Some([token, _]) = reply.integers().as_deref() {
+            self.use_hold(Hold::new(lock, &owner, *token, 1, asked));
+        } else {
+            self.cool_down(&reply);
+        }
+    }
+
+    /// Takes its own lock and gives it back.
+    fn pulse(&mut self) {
+        let lock = PULSES[self.number % PULSES.len()];
+        let owner = self.fresh_owner();
+        let lease = PULSE_LEASE_MS.to_string();
+        let asked = self.shared.now();
+        let (reply, _) = self.call(lock, &["DLOCK.ACQUIRE", lock, &owner, &lease], 0);
+        let granted = reply.integers();
+        let Some([token, _]) = granted.as_deref() else {
+            self.pause(20);
+            return;
+        };
+        let from = self.shared.now();
+        let until = (asked + PULSE_LEASE_MS * 1_000).max(from);
+        let hold = Hold::new(lock, &owner, *token, 1, asked);
+        let released = self.shared.now();
+        let reply = self.release(&hold);
+        let is_over = released >= until;
+        let is_lost = reply.is_error("NOTHELD") && self.shared.now() < until;
+        self.notes.beliefs.push(Belief {
+            lock: lock.into(),
+            owner,
+            token: *token,
+            limit: 1,
+            asked,
+            from,
+            until: released.min(until),
+            end: match (is_over, is_lost) {
+                (true, _) => End::RanOut,
+                (_, true) => End::Lost,
+                _ => End::Released,
+            },
+        });
+    }
+
+    /// A place that is kept by ticket, and its turn.
+    fn ticket(&mut self, lock: &str) {
+        let owner = self.fresh_owner();
+        let (lease, claim, slice) = (
+            LEASE_MS.to_string(),
+            CLAIM_MS.to_string(),
+            SLICE_MS.to_string(),
+        );
+        let asked = self.shared.now();
+        let words = [
+            "DLOCK.FAIRACQUIRE",
+            lock,
+            &owner,
+            &lease,
+            "CLAIM",
+            &claim,
+            "BLOCK",
+            &slice,
+        ];
+        let mut reply = self.call(lock, &words[..6], 0).0;
+        // Whoever gives up without an answer may leave a ticket behind that nobody asks for.
+        while !matches!(reply, Reply::Value(_)) && !self.shared.has_ended() {
+            self.cool_down(&reply);
+            reply = self.call(lock, &words[..6], 0).0;
+        }
+        let placed = self.shared.now();
+        let mut until = placed;
+        let mut token = None;
+        loop {
+            if let Some([granted, _]) = reply.integers().as_deref() {
+                token = Some(*granted);
+                until = self.shared.now();
+                break;
+            }
+            if self.shared.has_ended() || self.shared.now() - placed > TICKET_PATIENCE {
+                self.call(lock, &["DLOCK.CANCEL", lock, &owner], 0);
+                break;
+            }
+            reply = self.call(lock, &words, SLICE_MS).0;
+            match reply.kind() {
+                "null" => until = self.shared.now(),
+                "done" => {}
+                _ => self.cool_down(&reply),
+            }
+        }
+        self.notes.waits.push(Wait {
+            lock: lock.into(),
+            owner: owner.clone(),
+            from: placed,
+            until,
+        });
+        self.notes.tickets.push(Ticket {
+            lock: lock.into(),
+            owner: owner.clone(),
+            asked,
+            placed,
+            until,
+            token,
+        });
+        if let Some(token) = token {
+            self.use_hold(Hold::new(lock, &owner, token, 1, asked));
+        }
+    }
+
+    /// A wait that is answered by a message on another connection to the same server.
+    fn notify(&mut self, lock: &str) {
+        let owner = self.fresh_owner();
+        let channel = format!("to-{owner}");
+        let Some(port) = self.route.port_of(lock) else {
+            self.pause(100);
+            return;
+        };
+        let Some(mut ear) = Link::connect(self.party, port) else {
+            self.route.forget(port);
+            self.pause(100);
+            return;
+        };
+        let subscribed = ear.call(&["SUBSCRIBE", &channel], Duration::from_secs(2));
+        self.count("SUBSCRIBE", subscribed.kind());
+        if !matches!(subscribed, Reply::Value(_)) {
+            self.route.forget(port);
+            return;
+        }
+        let (lease, block_ms) = (LEASE_MS.to_string(), self.block_ms());
+        let block = block_ms.to_string();
+        let words = [
+            "DLOCK.ACQUIRE",
+            lock,
+            &owner,
+            &lease,
+            "BLOCK",
+            &block,
+            "NOTIFY",
+            &channel,
+        ];
+        let asked = self.shared.now();
+        let (reply, at) = self.call(lock, &words, 0);
+        match reply.integers().as_deref() {
+            Some([token, _]) => self.use_hold(Hold::new(lock, &owner, *token, 1, asked)),
+            Some([_, _, wait]) if at == port => {
+                let bound = Duration::from_millis(block_ms) + Duration::from_secs(2);
+                let told = ear.next(bound);
+                let said = words_of_message(&told, *wait);
+                let kind = match said.as_deref() {
+                    Some([first, ..]) => first.clone(),
+                    _ => told.kind().to_owned(),
+                };
+                self.count("NOTIFY", &kind);
+                if matches!(told, Reply::Value(_)) {
+                    self.note_wait(lock, &owner, asked, &told);
+                }
+                match said.as_deref() {
+                    Some([first, token, ..]) if first == "granted" => {
+                        if let Ok(token) = token.parse() {
+                            self.use_hold(Hold::new(lock, &owner, token, 1, asked));
+                        }
+                    }
+                    Some(_) => {}
+                    None => self.leave(lock, &owner),
+                }
+            }
+            // The slot had moved between the two connections: nobody would hear the message.
+            Some(_) => self.leave(lock, &owner),
+            None => self.cool_down(&reply),
+        }
+    }
+
+    /// Leaves a wait, and what may have come of it.
+    fn leave(&mut self, lock: &str, owner: &str) {
+        self.call(lock, &["DLOCK.CANCEL", lock, owner], 0);
+        self.call(lock, &["DLOCK.RELEASE", lock, owner, "HOLDS", "0"], 0);
+    }
+
+    /// Only a wait that the server has answered is known to have stood there all the time.
+    fn note_wait(&mut self, lock: &str, owner: &str, from: u64, reply: &Reply) {
+        if matches!(reply, Reply::Value(_)) {
+            self.notes.waits.push(Wait {
+                lock: lock.into(),
+                owner: owner.into(),
+                from,
+                until: self.shared.now(),
+            });
+        }
+    }
+
+    /// After a refusal it asks less often.
+    fn cool_down(&self, reply: &Reply) {
+        if !matches!(reply, Reply::Value(_)) {
+            self.pause(150);
+        }
+    }
+}
+
+/// The words of the message about this wait: `granted 7 5:stock 3:bob 12`.
+fn words_of_message(told: &Reply, wait: u64) -> Option<Vec<String>> {
+    let Reply::Value(value @ Value::Array(_)) = told else {
+        return None;
+    };
+    let (_, _, text): (String, String, String) = from_redis_value(value).ok()?;
+    let words: Vec<String> = text.split(' ').map(str::to_owned).collect();
+    let about = words.last()?.parse() == Ok(wait);
+    about.then_some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_message_about_this_wait_counts() {
+        let part = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let message =
+            |text: &str| Reply::Value(Value::Array(vec![part("message"), part("c"), part(text)]));
+        let granted = message("granted 7 5:stock 3:bob 12");
+        assert_eq!(
+            words_of_message(&granted, 12).unwrap()[..2],
+            ["granted", "7"]
+        );
+        assert_eq!(words_of_message(&granted, 13), None);
+        assert_eq!(words_of_message(&Reply::Closed, 12), None);
+    }
+}

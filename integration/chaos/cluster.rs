@@ -1,0 +1,288 @@
+//! Three primaries with a replica each, joined to a cluster.
+
+mod moves;
+
+use std::ffi::OsString;
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlock_integration::{command, Door, Network, Party};
+use fastrand::Rng;
+
+use crate::client::all_locks;
+use crate::fault::Fault;
+use crate::history::{Left, Log};
+use crate::nodes::{died, gauges, until, Node, ISLANDERS, MAINLANDERS};
+use crate::route::{slot_of, slots_of, ByCluster, Route, SLOTS};
+use crate::run::{Inflicted, Scene};
+use crate::sentinel::log;
+use crate::setting::{Setting, QUARANTINE_MS};
+
+const PRIMARIES: usize = 3;
+
+/// So long a failover or a move may take, and so long it may take until all have found together again.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The nodes.
+pub struct Cluster {
+    network: Network,
+    nodes: Vec<Node>,
+    /// Where the nodes talk to each other.
+    _buses: Vec<Door>,
+    setting: Setting,
+}
+
+impl Cluster {
+    /// Starts all, and returns when all slots are served and the replicas are in sync.
+    pub fn start(program: &OsString, setting: &Setting) -> Cluster {
+        let network = Network::new();
+        let mut nodes = Vec::new();
+        let mut buses = Vec::new();
+        for number in 0..2 * PRIMARIES as u8 {
+            let (node, bus) = Node::start(&network, number, program, setting, true);
+            let bus = bus.expect("a cluster node has a bus");
+            bus.lead_to(bus_port(&node));
+            nodes.push(node);
+            buses.push(bus);
+        }
+        let cluster = Cluster {
+            network,
+            nodes,
+            _buses: buses,
+            setting: *setting,
+        };
+        cluster.join();
+        for node in &cluster.nodes {
+            node.end_quarantine(setting);
+        }
+        cluster
+    }
+
+    fn join(&self) {
+        for (number, node) in self.nodes.iter().enumerate() {
+            node.say(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
+            if number < PRIMARIES {
+                let first = number * SLOTS / PRIMARIES;
+                let last = (number + 1) * SLOTS / PRIMARIES - 1;
+                node.say(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
+            }
+        }
+        for (node, bus) in self.nodes.iter().zip(&self._buses).skip(1) {
+            let (door, bus) = (node.door.port(), bus.port());
+            self.nodes[0].say(&format!("CLUSTER MEET 127.0.0.1 {door} {bus}"));
+        }
+        let all_met = until(PATIENCE, || {
+            self.nodes.iter().all(|node| {
+                let known = node.text("CLUSTER NODES");
+                known.lines().count() == self.nodes.len() && !known.contains("handshake")
+            })
+        });
+        assert!(all_met, "the nodes do not find each other");
+        for number in 0..PRIMARIES {
+            let id = self.nodes[number].text("CLUSTER MYID");
+            let replica = &self.nodes[PRIMARIES + number];
+            // A node must have heard that the other is no replica before it can follow it.
+            let follows = until(PATIENCE, || {
+                replica.text(&format!("CLUSTER REPLICATE {id}")) == "OK"
+            });
+            assert!(follows, "a replica does not follow");
+        }
+        assert!(
+            until(PATIENCE, || self.is_together()),
+            "the cluster does not come up"
+        );
+    }
+
+    /// Do all nodes serve, agree on who serves what, and has each primary its replica, in sync?
+    fn is_together(&self) -> bool {
+        let mut tables = self.nodes.iter().map(|node| self.table_of(node));
+        let first = tables.next().flatten();
+        let agree = first.is_some() && tables.all(|table| table == first);
+        agree
+            && !first.is_some_and(|table| table.contains(&0))
+            && self.nodes.iter().all(|node| {
+                let Some(info) = node.info("replication") else {
+                    return false;
+                };
+                let is_well = if info.get("role") == Some("master") {
+                    info.get("connected_slaves") == Some("1")
+                } else {
+                    info.get("master_link_status") == Some("up")
+                };
+                is_well && node.text("CLUSTER INFO").contains("cluster_state:ok")
+            })
+    }
+
+    /// Which door each slot's primary has, as a node says.
+    fn table_of(&self, node: &Node) -> Option<Vec<u16>> {
+        slots_of(Party::LOCALHOST, node.server.port())
+    }
+
+    /// Who serves this slot, as all others than `but` say.
+    fn primary_of(&self, slot: usize, but: Option<usize>) -> Option<usize> {
+        let mut said = None;
+        for (number, node) in self.nodes.iter().enumerate() {
+            if Some(number) == but || node.info("server").is_none() {
+                continue;
+            }
+            let port = self.table_of(node)?.get(slot).copied()?;
+            if said.is_some_and(|said| said != port) {
+                return None;
+            }
+            said = Some(port);
+        }
+        self.nodes
+            .iter()
+            .position(|node| Some(node.door.port()) == said)
+    }
+
+    fn replica_of(&self, primary: usize) -> Option<usize> {
+        let port = self.nodes[primary].door.port().to_string();
+        self.nodes.iter().position(|node| {
+            node.info("replication").is_some_and(|info| {
+                info.get("role") == Some("slave") && info.get("master_port") == Some(&port)
+            })
+        })
+    }
+
+    fn await_other_primary(&self, slot: usize, old: usize) -> bool {
+        until(PATIENCE, || {
+            self.primary_of(slot, Some(old))
+                .is_some_and(|new| new != old)
+        })
+    }
+
+    fn cut_off(&self, number: usize) {
+        let others: Vec<Party> = (self.nodes.iter().enumerate())
+            .filter(|(other, _)| *other != number)
+            .map(|(_, node)| node.party)
+            .chain([MAINLANDERS, Party::LOCALHOST])
+            .collect();
+        self.network
+            .cut(&[self.nodes[number].party, ISLANDERS], &others);
+    }
+
+    /// Another node becomes the slot's primary; gives whether it did.
+    fn replace(&mut self, fault: Fault, slot: usize, old: usize, random: &mut Rng) -> bool {
+        match fault {
+            Fault::Failover | Fault::FailoverForce | Fault::FailoverTakeover => {
+                let how = match fault {
+                    Fault::FailoverForce => " FORCE",
+                    Fault::FailoverTakeover => " TAKEOVER",
+                    _ => "",
+                };
+                let Some(replica) = self.replica_of(old) else {
+                    return false;
+                };
+                self.nodes[replica].say(&format!("CLUSTER FAILOVER{how}"));
+                self.await_other_primary(slot, old)
+            }
+            Fault::Stop => {
+                self.nodes[old].server.freeze();
+                let promoted = self.await_other_primary(slot, old);
+                thread::sleep(Duration::from_millis(random.u64(200..3_000)));
+                self.nodes[old].server.thaw();
+                promoted
+            }
+            Fault::Partition => {
+                self.cut_off(old);
+                let promoted = self.await_other_primary(slot, old);
+                thread::sleep(Duration::from_millis(random.u64(500..5_000)));
+                self.network.heal();
+                promoted
+            }
+            _ => {
+                self.nodes[old].server.kill9();
+                let promoted = self.await_other_primary(slot, old);
+                self.nodes[old].server.restart();
+                promoted
+            }
+        }
+    }
+}
+
+impl Scene for Cluster {
+    fn route(&self, on_island: bool, random: Rng) -> Box<dyn Route> {
+        let nodes = self.nodes.iter().map(|node| node.door.port()).collect();
+        let party = if on_island { ISLANDERS } else { MAINLANDERS };
+        Box::new(ByCluster::new(nodes, party, random))
+    }
+
+    fn inflict(&mut self, fault: Fault, random: &mut Rng) -> Inflicted {
+        let locks = all_locks();
+        let slot = slot_of(locks[random.usize(..locks.len())]);
+        let mut old = None;
+        until(PATIENCE, || {
+            old = self.primary_of(slot, None);
+            old.is_some()
+        });
+        let Some(old) = old else {
+            return Inflicted {
+                promoted: false,
+                healed: false,
+            };
+        };
+        let moves = matches!(fault, Fault::Migrate | Fault::MoveAtOnce);
+        let done = if moves {
+            self.move_slot(fault, slot, old, random)
+        } else {
+            self.replace(fault, slot, old, random)
+        };
+        let done_at = Instant::now();
+        let healed = until(PATIENCE, || self.is_together());
+        if self.setting.quarantine && !moves {
+            let quarantine = Duration::from_millis(QUARANTINE_MS);
+            thread::sleep(quarantine.saturating_sub(done_at.elapsed()));
+        }
+        Inflicted {
+            promoted: done && !moves,
+            healed: healed && done,
+        }
+    }
+
+    fn logs(&self) -> Vec<Log> {
+        let locks = all_locks().into_iter();
+        let logs = locks.filter_map(|lock| {
+            let number = self.primary_of(slot_of(lock), None)?;
+            Some(log(&mut self.nodes[number].connection()?, lock))
+        });
+        logs.collect()
+    }
+
+    fn gauges(&self) -> Vec<Left> {
+        gauges(&self.nodes)
+    }
+
+    fn died(&mut self) -> Vec<String> {
+        died(&mut self.nodes)
+    }
+}
+
+impl Node {
+    /// The text that a line is answered with.
+    fn text(&self, line: &str) -> String {
+        let connection = self.connection();
+        connection
+            .and_then(|mut connection| command(line).query(&mut connection).ok())
+            .unwrap_or_default()
+    }
+
+    /// The list of texts that a line is answered with.
+    fn list(&self, line: &str) -> Vec<String> {
+        let connection = self.connection();
+        connection
+            .and_then(|mut connection| command(line).query(&mut connection).ok())
+            .unwrap_or_default()
+    }
+}
+
+/// Where the node listens to others.
+fn bus_port(node: &Node) -> u16 {
+    let file = fs::read_to_string(node.server.config_path()).expect("the file is there");
+    let port = file
+        .lines()
+        .find_map(|line| line.strip_prefix("cluster-port "));
+    let port = port.expect("the harness chose a port");
+    port.parse().expect("a port")
+}

@@ -1,0 +1,92 @@
+//! Slots that move while locks in them are held and waited for.
+
+use std::thread;
+use std::time::Duration;
+
+use fastrand::Rng;
+
+use super::{Cluster, PATIENCE};
+use crate::fault::Fault;
+use crate::nodes::until;
+
+/// Rounds of looking for keys that are left; more than a few are needed only if something is wrong.
+const SWEEPS: usize = 50;
+
+impl Cluster {
+    /// Moves a slot from a primary to another one; gives whether that came to its end.
+    pub(super) fn move_slot(
+        &self,
+        fault: Fault,
+        slot: usize,
+        from: usize,
+        random: &mut Rng,
+    ) -> bool {
+        let primaries: Vec<usize> = (0..self.nodes.len())
+            .filter(|number| *number != from && self.is_primary(*number))
+            .collect();
+        if primaries.is_empty() {
+            return false;
+        }
+        let to = primaries[random.usize(..primaries.len())];
+        if fault == Fault::Migrate {
+            self.migrate(slot, from, to, random)
+        } else {
+            self.move_at_once(slot, from, to)
+        }
+    }
+
+    fn is_primary(&self, number: usize) -> bool {
+        let info = self.nodes[number].info("replication");
+        info.is_some_and(|info| info.get("role") == Some("master"))
+    }
+
+    /// Key by key, as tools for clusters do it.
+    fn migrate(&self, slot: usize, from: usize, to: usize, random: &mut Rng) -> bool {
+        let (source, target) = (&self.nodes[from], &self.nodes[to]);
+        let source_id = source.text("CLUSTER MYID");
+        let target_id = target.text("CLUSTER MYID");
+        target.say(&format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"));
+        source.say(&format!("CLUSTER SETSLOT {slot} MIGRATING {target_id}"));
+        let mut pause = || thread::sleep(Duration::from_millis(random.u64(0..200)));
+        let mut is_empty = false;
+        for _ in 0..SWEEPS {
+            pause();
+            let keys = source.list(&format!("CLUSTER GETKEYSINSLOT {slot} 100"));
+            is_empty = keys.is_empty();
+            if is_empty {
+                break;
+            }
+            for key in keys {
+                let port = target.server.port();
+                source.say(&format!("MIGRATE 127.0.0.1 {port} {key} 0 5000"));
+                pause();
+            }
+        }
+        let line = format!("CLUSTER SETSLOT {slot} NODE {target_id}");
+        target.say(&line);
+        source.say(&line);
+        is_empty
+    }
+
+    /// All at once, by the server itself.
+    fn move_at_once(&self, slot: usize, from: usize, to: usize) -> bool {
+        let (source, target) = (&self.nodes[from], &self.nodes[to]);
+        let is_valkey = source.server.version().is_valkey(9, 0);
+        let target_id = target.text("CLUSTER MYID");
+        let door = target.door.port();
+        // A server has one such move at a time and refuses a second until it has tidied up after the first.
+        until(PATIENCE, || {
+            if is_valkey {
+                source.say(&format!(
+                    "CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {target_id}"
+                ));
+            } else {
+                target.say(&format!("CLUSTER MIGRATION IMPORT {slot} {slot}"));
+            }
+            until(Duration::from_secs(3), || {
+                let table = self.table_of(source);
+                table.is_some_and(|table| table.get(slot) == Some(&door))
+            })
+        })
+    }
+}

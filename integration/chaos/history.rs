@@ -1,0 +1,128 @@
+//! What a run's clients have recorded, and what was seen of the servers. The judge reads nothing else.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Microseconds since the run began. All clients live in one process, so there is one clock.
+pub type Micros = u64;
+
+/// A second.
+pub const SECOND: Micros = 1_000_000;
+
+/// All of a run.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct History {
+    /// The times in which a client believed that it held a lock.
+    pub beliefs: Vec<Belief>,
+    /// What was written by GUARD.
+    pub writes: Vec<Write>,
+    /// What was found at the end of what was written.
+    pub logs: Vec<Log>,
+    /// Waits in a queue.
+    pub waits: Vec<Wait>,
+    /// Places that were kept by ticket.
+    pub tickets: Vec<Ticket>,
+    /// What was done to the servers.
+    pub rounds: Vec<Round>,
+    /// Answers by command and kind.
+    pub answers: BTreeMap<String, u64>,
+    /// What was left at the servers when everybody had gone.
+    pub left: Vec<Left>,
+    /// Servers that ended without having been killed.
+    pub died: Vec<String>,
+}
+
+/// One owner believed that it held one lock.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Belief {
+    pub lock: String,
+    pub owner: String,
+    pub token: u64,
+    /// The most owners that this one allows; 0 is no bound.
+    pub limit: u64,
+    /// When the request was sent.
+    pub asked: Micros,
+    /// From when on it worked.
+    pub from: Micros,
+    /// When it stopped: it gave the lock back, its lease was over, or it was told that it had lost it.
+    pub until: Micros,
+    pub end: End,
+}
+
+/// Why an owner stopped believing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum End {
+    /// It gave the lock back.
+    Released,
+    /// Its lease was over, by what it had last been told.
+    RanOut,
+    /// A server said that it did not hold the lock, before its lease was over.
+    Lost,
+}
+
+/// One write by GUARD.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Write {
+    pub lock: String,
+    pub token: u64,
+    pub sent: Micros,
+    /// The last instant at which the hold can have been alive: the arrival of the last reply that lengthened its
+    /// lease, and that lease.
+    pub alive_until: Micros,
+    pub done: bool,
+}
+
+/// The tokens under which a lock's list was written, in the order of the list.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Log {
+    pub lock: String,
+    pub tokens: Vec<u64>,
+}
+
+/// One wait: from when the request was sent until it was answered or given up.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Wait {
+    pub lock: String,
+    pub owner: String,
+    pub from: Micros,
+    pub until: Micros,
+}
+
+/// A place that an owner kept from slice to slice.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Ticket {
+    pub lock: String,
+    pub owner: String,
+    /// When the place was first asked for.
+    pub asked: Micros,
+    /// When the server had said that there was a place.
+    pub placed: Micros,
+    /// When its owner last asked for it, or had the lock.
+    pub until: Micros,
+    /// The token, if it came to that.
+    pub token: Option<u64>,
+}
+
+/// One fault, or one move of a slot.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Round {
+    pub name: String,
+    pub from: Micros,
+    /// From when on everything is as if nothing had been: what nobody knows of has ended too.
+    pub calm: Micros,
+    /// Can places be lost in it? (Replication is asynchronous.)
+    pub lossy: bool,
+    /// Was there another primary afterwards?
+    pub promoted: bool,
+    /// Did the servers find together again?
+    pub healed: bool,
+}
+
+/// What a server still counted when everybody had gone.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Left {
+    pub server: String,
+    pub gauge: String,
+    pub value: u64,
+}

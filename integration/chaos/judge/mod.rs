@@ -1,0 +1,224 @@
+//! What is wrong in a history. Each rule is a file; each has tests in which it catches a planted fault.
+
+mod calm;
+mod fifo;
+mod late;
+mod overlap;
+mod silence;
+mod tokens;
+mod wakeups;
+
+use serde::{Deserialize, Serialize};
+
+use crate::history::{End, History};
+
+/// What the judge found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Faults or moves.
+    pub rounds: usize,
+    /// Of these, such after which the servers did not find together again, within a minute.
+    pub apart: usize,
+    /// Of these, such after which another server was primary.
+    pub promotions: usize,
+    pub grants: usize,
+    /// Seconds in which more owners believed that they held a lock than each of them allows, over all locks.
+    pub overlap_s: f64,
+    /// How often that was so.
+    pub overlaps: usize,
+    /// Grants that came later and had a lower token, of one lock.
+    pub tokens_fallen: usize,
+    /// Tokens that two grants had.
+    pub tokens_twice: usize,
+    /// Grants whose owner was told, before its lease was over, that it held nothing.
+    pub grants_lost: usize,
+    /// Writes by GUARD.
+    pub writes: usize,
+    /// Such that landed after their hold, or after one with a later token.
+    pub writes_late: usize,
+    /// Waits during which the lock was free.
+    pub wakeups_lost: usize,
+    /// Tickets that got the lock.
+    pub tickets: usize,
+    /// Tickets that were served after one that had come later.
+    pub overtaken: usize,
+    /// What a server still counted at the end: `name of the server: gauge = value`.
+    pub left: Vec<String>,
+    /// Servers that died by themselves.
+    pub died: Vec<String>,
+    /// The longest time without a grant in each round, in seconds, shortest first.
+    pub silences_s: Vec<f64>,
+    /// Calls that got no answer within their bound.
+    pub unanswered: u64,
+}
+
+impl Verdict {
+    /// What may never be, under whatever fault and setting; overlaps and lost grants are the setting's to prevent.
+    pub fn never(&self) -> Vec<String> {
+        let counts = [
+            ("tokens fell", self.tokens_fallen),
+            ("tokens came twice", self.tokens_twice),
+            ("guarded writes landed late", self.writes_late),
+            ("wake-ups were lost", self.wakeups_lost),
+            ("tickets were overtaken", self.overtaken),
+            ("times the servers did not find together", self.apart),
+        ];
+        let counts = counts.iter().filter(|(_, count)| *count > 0);
+        let mut found: Vec<String> = counts.map(|(what, n)| format!("{n} {what}")).collect();
+        found.extend(
+            self.left
+                .iter()
+                .map(|left| format!("left at the end: {left}")),
+        );
+        found.extend(
+            self.died
+                .iter()
+                .map(|name| format!("a server died: {name}")),
+        );
+        if self.grants == 0 {
+            found.push("there were no grants at all".into());
+        }
+        found
+    }
+}
+
+/// Reads a history.
+pub fn judge(history: &History) -> Verdict {
+    let (overlap, overlaps) = overlap::overlap(&history.beliefs);
+    let (tokens_fallen, tokens_twice) = tokens::disorder(&history.beliefs);
+    let unanswered = history
+        .answers
+        .iter()
+        .filter(|(kind, _)| kind.ends_with(crate::link::NO_ANSWER));
+    Verdict {
+        rounds: history.rounds.len(),
+        apart: history.rounds.iter().filter(|round| !round.healed).count(),
+        promotions: history.rounds.iter().filter(|round| round.promoted).count(),
+        grants: history.beliefs.len(),
+        overlap_s: seconds(overlap),
+        overlaps,
+        tokens_fallen,
+        tokens_twice,
+        grants_lost: (history.beliefs.iter())
+            .filter(|belief| belief.end == End::Lost)
+            .count(),
+        writes: history.writes.iter().filter(|write| write.done).count(),
+        writes_late: late::late(&history.writes) + late::out_of_order(&history.logs),
+        wakeups_lost: wakeups::lost(history),
+        tickets: (history.tickets.iter())
+            .filter(|ticket| ticket.token.is_some())
+            .count(),
+        overtaken: fifo::overtaken(&history.tickets, &history.rounds),
+        left: (history.left.iter())
+            .filter(|left| left.value > 0)
+            .map(|left| format!("{}: {} = {}", left.server, left.gauge, left.value))
+            .collect(),
+        died: history.died.clone(),
+        silences_s: silence::longest(history).into_iter().map(seconds).collect(),
+        unanswered: unanswered.map(|(_, count)| count).sum(),
+    }
+}
+
+fn seconds(micros: u64) -> f64 {
+    std::time::Duration::from_micros(micros).as_secs_f64()
+}
+
+/// Histories for the rules' tests, in seconds.
+#[cfg(test)]
+mod planted {
+    use crate::history::*;
+
+    pub fn belief(lock: &str, owner: &str, token: u64, from: u64, until: u64) -> Belief {
+        Belief {
+            lock: lock.into(),
+            owner: owner.into(),
+            token,
+            limit: 1,
+            asked: from * SECOND,
+            from: from * SECOND,
+            until: until * SECOND,
+            end: End::Released,
+        }
+    }
+
+    pub fn round(from: u64, calm: u64) -> Round {
+        Round {
+            name: "kill".into(),
+            from: from * SECOND,
+            calm: calm * SECOND,
+            lossy: true,
+            promoted: true,
+            healed: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::planted::belief;
+    use super::*;
+    use crate::history::Left;
+
+    fn peaceful() -> History {
+        History {
+            beliefs: vec![belief("k", "a", 1, 0, 1)],
+            ..History::default()
+        }
+    }
+
+    #[test]
+    fn a_peaceful_history_has_nothing_against_it() {
+        assert_eq!(judge(&peaceful()).never(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_history_without_grants_proves_nothing() {
+        assert_eq!(judge(&History::default()).never().len(), 1);
+    }
+
+    #[test]
+    fn a_dead_server_is_found() {
+        let mut history = peaceful();
+        history.died.push("7001".into());
+        assert_eq!(judge(&history).never(), ["a server died: 7001"]);
+    }
+
+    #[test]
+    fn servers_that_stay_apart_are_found() {
+        let mut history = peaceful();
+        history.rounds.push(super::planted::round(2, 3));
+        assert_eq!(judge(&history).apart, 0);
+        history.rounds[0].healed = false;
+        assert_eq!(judge(&history).never().len(), 1);
+    }
+
+    #[test]
+    fn a_gauge_that_stays_up_is_found() {
+        let mut history = peaceful();
+        for value in [0, 2] {
+            history.left.push(Left {
+                server: "7001".into(),
+                gauge: "held".into(),
+                value,
+            });
+        }
+        assert_eq!(judge(&history).never(), ["left at the end: 7001: held = 2"]);
+    }
+
+    #[test]
+    fn a_lost_grant_is_counted() {
+        let mut history = peaceful();
+        history.beliefs[0].end = End::Lost;
+        assert_eq!(judge(&history).grants_lost, 1);
+    }
+
+    #[test]
+    fn calls_without_an_answer_are_counted() {
+        let mut history = peaceful();
+        history.answers.insert("ACQUIRE: granted".into(), 5);
+        history
+            .answers
+            .insert(format!("ACQUIRE: {}", crate::link::NO_ANSWER), 2);
+        assert_eq!(judge(&history).unanswered, 2);
+    }
+}

@@ -1,0 +1,72 @@
+//! Nobody waits for a free lock.
+
+use std::collections::HashMap;
+
+use super::calm::{calm, without};
+use crate::history::{History, Micros, SECOND};
+
+/// So long somebody may wait for a lock in which nobody believes: the lock is handed over in microseconds, but the
+/// new owner must be heard, confirm and be scheduled on a machine that is busy.
+const ALLOWED: Micros = 3 * SECOND;
+
+/// Waits in a calm time during which nobody believed in the lock for longer than is allowed.
+pub fn lost(history: &History) -> usize {
+    let mut held: HashMap<&str, Vec<(Micros, Micros)>> = HashMap::new();
+    for belief in &history.beliefs {
+        // From the request on: between the grant and the belief the lock is taken, too.
+        let from = belief.from.saturating_sub(SECOND / 2);
+        held.entry(&belief.lock)
+            .or_default()
+            .push((from, belief.until));
+    }
+    let is_lost = |wait: &&crate::history::Wait| {
+        let taken = held.get(wait.lock.as_str()).cloned().unwrap_or_default();
+        let calm = calm(wait.from, wait.until, &history.rounds);
+        calm.into_iter()
+            .flat_map(|(from, until)| without(from, until, taken.clone()))
+            .any(|(from, until)| until - from > ALLOWED)
+    };
+    history.waits.iter().filter(is_lost).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::history::Wait;
+    use crate::judge::planted::{belief, round};
+
+    fn waits(from: u64, until: u64) -> History {
+        History {
+            waits: vec![Wait {
+                lock: "k".into(),
+                owner: "w".into(),
+                from: from * SECOND,
+                until: until * SECOND,
+            }],
+            ..History::default()
+        }
+    }
+
+    #[test]
+    fn a_wait_for_a_free_lock_is_found() {
+        let mut history = waits(0, 10);
+        history.beliefs = vec![belief("k", "a", 1, 0, 3), belief("l", "b", 2, 3, 10)];
+        assert_eq!(lost(&history), 1);
+    }
+
+    #[test]
+    fn a_wait_behind_others_is_right() {
+        let mut history = waits(0, 10);
+        history.beliefs = vec![belief("k", "a", 1, 0, 5), belief("k", "b", 2, 6, 10)];
+        assert_eq!(lost(&history), 0);
+    }
+
+    #[test]
+    fn what_happens_under_a_fault_is_not_counted() {
+        let mut history = waits(0, 10);
+        history.rounds = vec![round(1, 9)];
+        assert_eq!(lost(&history), 0);
+        history.rounds = vec![round(1, 5)];
+        assert_eq!(lost(&history), 1);
+    }
+}

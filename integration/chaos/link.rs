@@ -1,0 +1,117 @@
+//! A connection of which every call has a bound.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use dlock_integration::redis::{Cmd, ErrorKind, Parser, Value};
+use dlock_integration::{reply_of, Party};
+use socket2::{Domain, Socket, Type};
+
+/// The kind under which calls without an answer are counted.
+pub const NO_ANSWER: &str = "no answer in time";
+
+/// So long a connection may take to be made.
+const CONNECTING: Duration = Duration::from_millis(500);
+
+/// What came of a call.
+#[derive(Clone, Debug)]
+pub enum Reply {
+    Value(Value),
+    /// An error's text.
+    Error(String),
+    /// The connection was closed: whether the call was carried out is unknown.
+    Closed,
+    /// Nothing came within the bound: whether the call was or will be carried out is unknown.
+    NoAnswer,
+    /// No server could be reached; nothing was sent.
+    Unreachable,
+}
+
+impl Reply {
+    /// What it is counted as.
+    pub fn kind(&self) -> &str {
+        match self {
+            Reply::Value(Value::Nil) => "null",
+            Reply::Value(_) => "done",
+            Reply::Error(text) => text.split(' ').next().unwrap_or_default(),
+            Reply::Closed => "connection closed",
+            Reply::NoAnswer => NO_ANSWER,
+            Reply::Unreachable => "no server reached",
+        }
+    }
+
+    /// An error with this code?
+    pub fn is_error(&self, code: &str) -> bool {
+        matches!(self, Reply::Error(_)) && self.kind() == code
+    }
+
+    pub fn integer(&self) -> Option<u64> {
+        match self {
+            Reply::Value(Value::Int(number)) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+
+    /// A list of integers.
+    pub fn integers(&self) -> Option<Vec<u64>> {
+        match self {
+            Reply::Value(value @ Value::Array(_)) => {
+                dlock_integration::redis::from_redis_value(value).ok()
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A connection.
+pub struct Link {
+    stream: TcpStream,
+    parser: Parser,
+}
+
+impl Link {
+    /// Connects as a party. `None` when that takes too long or is refused.
+    pub fn connect(from: Party, port: u16) -> Option<Link> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).ok()?;
+        socket.bind(&SocketAddr::from((from, 0)).into()).ok()?;
+        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        socket.connect_timeout(&to.into(), CONNECTING).ok()?;
+        let stream = TcpStream::from(socket);
+        stream.set_nodelay(true).ok()?;
+        stream.set_write_timeout(Some(CONNECTING)).ok()?;
+        Some(Link {
+            stream,
+            parser: Parser::new(),
+        })
+    }
+
+    /// Sends words and waits for the answer. After `Closed` or `NoAnswer` the link is of no more use.
+    pub fn call(&mut self, words: &[&str], bound: Duration) -> Reply {
+        let mut command = Cmd::new();
+        for word in words {
+            command.arg(word);
+        }
+        match self.stream.write_all(&command.get_packed_command()) {
+            Ok(()) => self.next(bound),
+            Err(_) => Reply::Closed,
+        }
+    }
+
+    /// The next that comes.
+    pub fn next(&mut self, bound: Duration) -> Reply {
+        let bound = bound.max(Duration::from_millis(1));
+        if self.stream.set_read_timeout(Some(bound)).is_err() {
+            return Reply::Closed;
+        }
+        match self.parser.parse_value(&mut self.stream) {
+            Ok(value) => match reply_of(value) {
+                Ok(value) => Reply::Value(value),
+                Err(text) => Reply::Error(text),
+            },
+            Err(error) if error.is_timeout() => Reply::NoAnswer,
+            Err(error) if error.kind() == ErrorKind::IoError => Reply::Closed,
+            Err(error) => Reply::Error(format!("UNREADABLE {error}")),
+        }
+    }
+}

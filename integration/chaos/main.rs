@@ -1,0 +1,153 @@
+//! The chaos run: what a lock is worth beyond one machine.
+//!
+//! Servers that replicate, watched by Sentinels or joined to a cluster; clients that use all of the commands; and one
+//! kind of fault after the other. The clients write down what they asked for, what they were told and when they
+//! believed that they held a lock; the [judge](judge) reads that, and nothing else. The figures go to a directory,
+//! with a table of them.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `options.rs` | what a run is told, and its cells |
+//! | `run.rs` | one cell: servers, clients, faults |
+//! | `fault.rs`, `setting.rs` | what is done to the servers, and what is done against it |
+//! | `nodes.rs`, `sentinel.rs`, `cluster.rs` | the servers |
+//! | `client.rs`, `route.rs`, `link.rs` | the clients, their way to the primary, calls with a bound |
+//! | `history.rs`, `judge/` | what was recorded, and what is wrong in it |
+//! | `quorum.rs` | the quorum over independent masters |
+//! | `report.rs` | figures and the table |
+
+mod client;
+mod cluster;
+mod fault;
+mod history;
+mod judge;
+mod link;
+mod nodes;
+mod options;
+mod quorum;
+mod report;
+mod route;
+mod run;
+mod sentinel;
+mod setting;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+use std::thread;
+use std::time::Duration;
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::history::History;
+use crate::options::Options;
+use crate::report::Cell;
+use crate::run::{play, Plan};
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    let plans = options.plans();
+    let results = options
+        .results
+        .clone()
+        .unwrap_or_else(|| PathBuf::from("target/chaos"));
+    if let Some(seconds) = options.quorum {
+        return measure_quorum(&options, Duration::from_secs(seconds), &results);
+    }
+    println!(
+        "{} cells, {} at a time, to {}",
+        plans.len(),
+        options.lanes,
+        results.display()
+    );
+    let progress = progress_bar(&plans);
+    let next = AtomicUsize::new(0);
+    let failed = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..options.lanes {
+            scope.spawn(|| {
+                while let Some(plan) = plans.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let Some(history) = history_of(plan, &options, &results, &progress) else {
+                        continue;
+                    };
+                    let cell = Cell::new(plan, plan.version().to_string(), &history);
+                    progress.suspend(|| println!("{}", cell.line()));
+                    let mut failed = failed.lock().expect("no lane panics with it");
+                    if !cell.faults.is_empty() {
+                        failed.push(cell.line());
+                    }
+                    report::keep(&results, cell).expect("the results can be written");
+                }
+            });
+        }
+    });
+    progress.finish_and_clear();
+    let failed = failed.into_inner().expect("no lane has panicked");
+    if failed.is_empty() {
+        println!("All as promised.");
+        return ExitCode::SUCCESS;
+    }
+    println!("Not as promised:\n{}", failed.join("\n"));
+    ExitCode::FAILURE
+}
+
+fn measure_quorum(options: &Options, length: Duration, results: &Path) -> ExitCode {
+    let mut rows = Vec::new();
+    let mut faults = Vec::new();
+    for (_, program) in options.main_servers() {
+        for variant in quorum::VARIANTS {
+            let row = quorum::measure(variant, &program, length, options.seed);
+            let found = row.faults(&variant);
+            println!(
+                "{row}{}",
+                if found.is_empty() {
+                    ""
+                } else {
+                    " — NOT AS PROMISED"
+                }
+            );
+            faults.extend(found);
+            rows.push(row);
+        }
+    }
+    quorum::keep(results, &rows).expect("the results can be written");
+    if faults.is_empty() {
+        println!("All as promised.");
+        return ExitCode::SUCCESS;
+    }
+    println!("Not as promised:\n{}", faults.join("\n"));
+    ExitCode::FAILURE
+}
+
+/// Plays a cell, or reads what was played before.
+fn history_of(
+    plan: &Plan,
+    options: &Options,
+    results: &Path,
+    progress: &ProgressBar,
+) -> Option<History> {
+    let name = plan.name().replace([' ', '|', ','], "-");
+    let path = results.join(format!("history-{name}.json"));
+    if options.again {
+        let bytes = fs::read(path).ok()?;
+        return Some(serde_json::from_slice(&bytes).expect("a history that this program wrote"));
+    }
+    let mut scene = plan.start();
+    let history = play(plan, scene.as_mut(), &|| progress.inc(1));
+    if options.histories {
+        fs::create_dir_all(results).expect("the results can be written");
+        let text = serde_json::to_string(&history).expect("a history is plain data");
+        fs::write(path, text).expect("the results can be written");
+    }
+    Some(history)
+}
+
+fn progress_bar(plans: &[Plan]) -> ProgressBar {
+    let style = ProgressStyle::with_template("{bar:40} {pos} of at most {len} rounds, {elapsed}")
+        .expect("a correct template");
+    let rounds: usize = plans.iter().map(|plan| plan.end.rounds).sum();
+    ProgressBar::new(rounds as u64).with_style(style)
+}

@@ -1,0 +1,181 @@
+//! What Sentinel's and the cluster's servers have in common.
+
+use std::ffi::OsString;
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::{Client, Connection};
+use dlock_integration::{Door, Info, Network, Party, Server};
+
+use crate::history::Left;
+use crate::setting::Setting;
+
+/// Where half of the clients live: on the island when a primary is cut off.
+pub const ISLANDERS: Party = Party::new(127, 0, 2, 1);
+
+/// Where the others live.
+pub const MAINLANDERS: Party = Party::new(127, 0, 2, 2);
+
+/// What must be nothing when everybody has gone.
+const GAUGES: [&str; 7] = [
+    "dlock_locks",
+    "dlock_holders",
+    "dlock_places_queued",
+    "dlock_connections_waiting",
+    "dlock_notify_waiting",
+    "dlock_sessions",
+    "dlock_auto_renewed",
+];
+
+/// A server behind its door.
+pub struct Node {
+    pub server: Server,
+    pub door: Door,
+    pub party: Party,
+}
+
+impl Node {
+    /// Starts a server whose doors are where the others look for it.
+    pub fn start(
+        network: &Network,
+        number: u8,
+        program: &OsString,
+        setting: &Setting,
+        is_cluster: bool,
+    ) -> (Node, Option<Door>) {
+        let party = Party::new(127, 0, 1, number + 1);
+        let door = network.door(party);
+        let mut builder = setting
+            .apply(Server::builder().program(program))
+            .config("bind-source-addr", party)
+            .config("repl-ping-replica-period", 1)
+            .config("repl-timeout", 5)
+            .config("hz", 50);
+        let mut bus = None;
+        if is_cluster {
+            let bus_door = network.door(party);
+            builder = builder
+                .cluster()
+                .config("cluster-node-timeout", crate::setting::DOWN_AFTER_MS)
+                .config("cluster-require-full-coverage", "no")
+                .config("cluster-allow-replica-migration", "no")
+                .config("cluster-announce-ip", "127.0.0.1")
+                .config("cluster-announce-port", door.port())
+                .config("cluster-announce-bus-port", bus_door.port());
+            bus = Some(bus_door);
+        } else {
+            builder = builder
+                .config("replica-announce-ip", "127.0.0.1")
+                .config("replica-announce-port", door.port());
+        }
+        let server = builder.start();
+        door.lead_to(server.port());
+        let node = Node {
+            server,
+            door,
+            party,
+        };
+        (node, bus)
+    }
+
+    /// A connection with a bound, past the door. `None` when the server does not answer.
+    pub fn connection(&self) -> Option<Connection> {
+        let bound = Duration::from_secs(2);
+        let client = Client::open(("127.0.0.1", self.server.port())).ok()?;
+        let connection = client.get_connection_with_timeout(bound).ok()?;
+        connection
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .ok()?;
+        Some(connection)
+    }
+
+    /// A section of INFO, if it answers.
+    pub fn info(&self, section: &str) -> Option<Info> {
+        let text: String = dlock_integration::redis::cmd("INFO")
+            .arg(section)
+            .query(&mut self.connection()?)
+            .ok()?;
+        Some(Info::parse(&text))
+    }
+
+    /// Ends the quarantine of the start, which is not what is measured.
+    pub fn end_quarantine(&self, setting: &Setting) {
+        if setting.quarantine {
+            for ms in [0, crate::setting::QUARANTINE_MS] {
+                self.say(&format!("CONFIG SET dlock.quarantine-ms {ms}"));
+            }
+        }
+    }
+
+    /// Says a line to the server; gives the answer's text, or the error's.
+    pub fn say(&self, line: &str) -> String {
+        let Some(mut connection) = self.connection() else {
+            return "no connection".into();
+        };
+        match dlock_integration::command(line)
+            .query::<dlock_integration::redis::Value>(&mut connection)
+        {
+            Ok(value) => format!("{value:?}"),
+            Err(error) => error.to_string(),
+        }
+    }
+}
+
+/// Waits for as long as is allowed; gives whether it came true.
+pub fn until(bound: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + bound;
+    loop {
+        if condition() {
+            return true;
+        }
+        if Instant::now() > end {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// What the servers count when nobody is there any more. The leases of what nobody knows of run out meanwhile.
+pub fn gauges(nodes: &[Node]) -> Vec<Left> {
+    let look = || -> Vec<Left> {
+        let mut all = Vec::new();
+        for node in nodes {
+            let name = node.server.port().to_string();
+            match node.info("dlock") {
+                Some(info) => all.extend(GAUGES.map(|gauge| Left {
+                    server: name.clone(),
+                    gauge: gauge.into(),
+                    value: info.number(gauge),
+                })),
+                None => all.push(Left {
+                    server: name,
+                    gauge: "does not answer".into(),
+                    value: 1,
+                }),
+            }
+        }
+        all
+    };
+    let mut left = look();
+    until(Duration::from_millis(3 * crate::client::LEASE_MS), || {
+        left = look();
+        left.iter().all(|left| left.value == 0)
+    });
+    left
+}
+
+/// Servers that ended by themselves, or said in their log that something is broken.
+pub fn died(nodes: &mut [Node]) -> Vec<String> {
+    let mut died = Vec::new();
+    for node in nodes {
+        let log = node.server.log();
+        let mark = ["BUG REPORT", "panicked", "ASSERTION FAILED"]
+            .into_iter()
+            .find(|mark| log.contains(mark));
+        if let Some(mark) = mark {
+            died.push(format!("{} ({mark})", node.server.port()));
+        } else if !node.server.is_running() {
+            died.push(node.server.port().to_string());
+        }
+    }
+    died
+}

@@ -1,0 +1,169 @@
+//! Where a client finds the primary of a lock: by asking the Sentinels, or by what the cluster's nodes say.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dlock_integration::redis::{from_redis_value, Value};
+use dlock_integration::{Party, PRIMARY};
+use fastrand::Rng;
+
+use crate::link::{Link, Reply};
+
+/// Slots of a cluster.
+pub const SLOTS: usize = 16_384;
+
+/// A question about the way has this bound.
+const BOUND: Duration = Duration::from_millis(500);
+
+/// A client's knowledge of the way.
+pub trait Route: Send {
+    /// Where to send what is about this key.
+    fn port_of(&mut self, key: &str) -> Option<u16>;
+    /// A server said that the slot is there.
+    fn moved(&mut self, slot: usize, port: u16);
+    /// This server did not answer, or is no primary.
+    fn forget(&mut self, port: u16);
+}
+
+/// By three Sentinels. Who is on the island of a cut-off primary reaches no Sentinel and stays with what it knows.
+pub struct BySentinel {
+    pub sentinels: Vec<u16>,
+    pub on_island: bool,
+    /// Is there an island now?
+    pub island: Arc<AtomicBool>,
+    pub known: Option<u16>,
+}
+
+impl Route for BySentinel {
+    fn port_of(&mut self, _: &str) -> Option<u16> {
+        if self.known.is_none() {
+            self.known = self.sentinels.iter().find_map(|port| ask_sentinel(*port));
+        }
+        self.known
+    }
+
+    fn moved(&mut self, _: usize, _: u16) {}
+
+    fn forget(&mut self, port: u16) {
+        let cut_off = self.on_island && self.island.load(Ordering::Relaxed);
+        if self.known == Some(port) && !cut_off {
+            self.known = None;
+        }
+    }
+}
+
+/// Where a Sentinel says that the primary is.
+pub fn ask_sentinel(port: u16) -> Option<u16> {
+    let mut link = Link::connect(Party::LOCALHOST, port)?;
+    match link.call(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", PRIMARY], BOUND) {
+        Reply::Value(value) => from_redis_value::<(String, u16)>(&value)
+            .ok()
+            .map(|(_, port)| port),
+        _ => None,
+    }
+}
+
+/// By the table of slots that any node gives, and by MOVED.
+pub struct ByCluster {
+    pub nodes: Vec<u16>,
+    pub party: Party,
+    pub slots: Vec<u16>,
+    pub random: Rng,
+}
+
+impl ByCluster {
+    pub fn new(nodes: Vec<u16>, party: Party, random: Rng) -> ByCluster {
+        ByCluster {
+            nodes,
+            party,
+            slots: Vec::new(),
+            random,
+        }
+    }
+
+    fn refresh(&mut self, but: Option<u16>) {
+        self.random.shuffle(&mut self.nodes);
+        let nodes = self.nodes.iter().filter(|port| Some(**port) != but);
+        let party = self.party;
+        if let Some(slots) = nodes.copied().find_map(|port| slots_of(party, port)) {
+            self.slots = slots;
+        }
+    }
+}
+
+impl Route for ByCluster {
+    fn port_of(&mut self, key: &str) -> Option<u16> {
+        if self.slots.is_empty() {
+            self.refresh(None);
+        }
+        let port = self.slots.get(slot_of(key)).copied();
+        port.filter(|port| *port > 0)
+    }
+
+    fn moved(&mut self, slot: usize, port: u16) {
+        if let Some(place) = self.slots.get_mut(slot) {
+            *place = port;
+        }
+    }
+
+    fn forget(&mut self, port: u16) {
+        self.refresh(Some(port));
+    }
+}
+
+/// The table of slots as a node gives it; 0 where nobody serves.
+pub fn slots_of(party: Party, port: u16) -> Option<Vec<u16>> {
+    let mut link = Link::connect(party, port)?;
+    let Reply::Value(Value::Array(ranges)) = link.call(&["CLUSTER", "SLOTS"], BOUND) else {
+        return None;
+    };
+    let mut slots = vec![0; SLOTS];
+    for range in ranges {
+        let Value::Array(range) = range else {
+            return None;
+        };
+        let [first, last, Value::Array(primary), ..] = range.as_slice() else {
+            return None;
+        };
+        let first: usize = from_redis_value(first).ok()?;
+        let last: usize = from_redis_value(last).ok()?;
+        let at: u16 = from_redis_value(primary.get(1)?).ok()?;
+        slots.get_mut(first..=last)?.fill(at);
+    }
+    Some(slots)
+}
+
+/// The slot of a key: CRC16 (XMODEM) of its hash tag, or of all of it.
+pub fn slot_of(key: &str) -> usize {
+    let tag = key
+        .split_once('{')
+        .and_then(|(_, rest)| rest.split_once('}'));
+    let part = match tag {
+        Some((tag, _)) if !tag.is_empty() => tag,
+        _ => key,
+    };
+    let crc = part.bytes().fold(0_u16, |crc, byte| {
+        (0..8).fold(crc ^ u16::from(byte) << 8, |crc, _| {
+            if crc & 0x8000 == 0 {
+                crc << 1
+            } else {
+                crc << 1 ^ 0x1021
+            }
+        })
+    });
+    usize::from(crc) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slot_of;
+
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        assert_eq!(slot_of("123456789"), 0x31C3);
+        assert_eq!(slot_of("{123456789}x"), 0x31C3);
+        assert_eq!(slot_of("a{123456789}{x}"), 0x31C3);
+        assert_ne!(slot_of("{}x"), slot_of("{}y"));
+    }
+}

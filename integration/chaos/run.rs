@@ -1,0 +1,194 @@
+//! One cell of the table: servers, clients, one kind of fault again and again, and the judge.
+
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlock_integration::{Party, Server, Version};
+use fastrand::Rng;
+
+use crate::client::{Client, Shared, Way, CLAIM_MS, LEASE_MS};
+use crate::cluster::Cluster;
+use crate::fault::Fault;
+use crate::history::{History, Left, Log, Round};
+use crate::nodes::{ISLANDERS, MAINLANDERS};
+use crate::route::Route;
+use crate::sentinel::Watched;
+use crate::setting::{Setting, RECOMMENDED};
+
+/// After the last round everybody works in peace for so long.
+const PEACE: Duration = Duration::from_millis(UNKNOWN_MS + 6_000);
+
+/// After a fault in which something can be lost there may be holds and tickets that nobody knows of: so long at most.
+const UNKNOWN_MS: u64 = if LEASE_MS > CLAIM_MS {
+    LEASE_MS
+} else {
+    CLAIM_MS
+};
+
+/// What a cell is made of.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub mode: Mode,
+    pub server: String,
+    pub program: OsString,
+    pub fault: Fault,
+    pub setting: Setting,
+    pub seed: u64,
+    pub end: Length,
+}
+
+/// When a cell has had enough.
+#[derive(Clone, Copy, Debug)]
+pub struct Length {
+    pub rounds: usize,
+    pub at_most: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Sentinel,
+    Cluster,
+}
+
+impl Mode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Sentinel => "Sentinel",
+            Mode::Cluster => "Cluster",
+        }
+    }
+}
+
+impl Plan {
+    /// Starts the servers.
+    pub fn start(&self) -> Box<dyn Scene> {
+        match self.mode {
+            Mode::Sentinel => Box::new(Watched::start(&self.program, &self.setting)),
+            Mode::Cluster => Box::new(Cluster::start(&self.program, &self.setting)),
+        }
+    }
+
+    pub fn version(&self) -> Version {
+        Server::builder().program(&self.program).version()
+    }
+
+    /// Can the server do that?
+    pub fn is_possible(&self) -> bool {
+        let version = self.version();
+        self.fault != Fault::MoveAtOnce || version.is_redis(8, 4) || version.is_valkey(9, 0)
+    }
+
+    /// Is it promised that no two owners believe in a lock?
+    pub fn promises_one_owner(&self) -> bool {
+        self.setting == RECOMMENDED || self.promises_no_loss()
+    }
+
+    /// Is it promised that no grant is lost?
+    pub fn promises_no_loss(&self) -> bool {
+        !self.fault.is_lossy()
+    }
+
+    pub fn name(&self) -> String {
+        format!(
+            "{} | {} | {} | {}",
+            self.server,
+            self.mode.name(),
+            self.fault.name(),
+            self.setting.name
+        )
+    }
+}
+
+/// The servers of a cell.
+pub trait Scene {
+    /// A client's knowledge of the way to them.
+    fn route(&self, on_island: bool, random: Rng) -> Box<dyn Route>;
+    /// One fault, from its beginning until all is well again. Was another server primary in the end?
+    fn inflict(&mut self, fault: Fault, random: &mut Rng) -> Inflicted;
+    /// What was written by GUARD, as the primaries have it now.
+    fn logs(&self) -> Vec<Log>;
+    fn gauges(&self) -> Vec<Left>;
+    fn died(&mut self) -> Vec<String>;
+}
+
+/// What came of a fault.
+pub struct Inflicted {
+    pub promoted: bool,
+    /// Did all servers find together again?
+    pub healed: bool,
+}
+
+/// Plays a cell. `progress` is told after every round.
+pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History {
+    let shared = Shared {
+        began: Instant::now(),
+        stop: AtomicBool::new(false),
+        setting: plan.setting,
+    };
+    let mut random = Rng::with_seed(plan.seed);
+    let clients: Vec<Client> = (Way::CREW.iter().enumerate())
+        .map(|(number, (way, patient))| {
+            let on_island = number % 2 == 1;
+            let party: Party = if on_island { ISLANDERS } else { MAINLANDERS };
+            let route = scene.route(on_island, random.fork());
+            let name = format!("{way:?}{number}");
+            let mut client = Client::new(name, number, party, *way, &shared, route, random.fork());
+            client.patient = *patient;
+            client
+        })
+        .collect();
+    let mut history = thread::scope(|scope| {
+        let clients: Vec<_> = clients
+            .into_iter()
+            .map(|client| scope.spawn(move || client.run()))
+            .collect();
+        let mut history = History::default();
+        while history.rounds.len() < plan.end.rounds && shared.began.elapsed() < plan.end.at_most {
+            thread::sleep(Duration::from_millis(random.u64(800..2_500)));
+            let from = shared.now();
+            let inflicted = scene.inflict(plan.fault, &mut random);
+            let unknown_ms = if plan.fault.is_lossy() {
+                UNKNOWN_MS
+            } else {
+                500
+            };
+            history.rounds.push(Round {
+                name: plan.fault.name().into(),
+                from,
+                calm: shared.now() + unknown_ms * 1_000,
+                lossy: plan.fault.is_lossy(),
+                promoted: inflicted.promoted,
+                healed: inflicted.healed,
+            });
+            progress();
+            if !inflicted.healed {
+                break;
+            }
+        }
+        thread::sleep(PEACE);
+        shared.stop.store(true, Ordering::Relaxed);
+        for client in clients {
+            merge(
+                &mut history,
+                client.join().expect("a client does not panic"),
+            );
+        }
+        history
+    });
+    history.logs = scene.logs();
+    history.left = scene.gauges();
+    history.died.extend(scene.died());
+    history
+}
+
+fn merge(history: &mut History, notes: History) {
+    history.beliefs.extend(notes.beliefs);
+    history.writes.extend(notes.writes);
+    history.waits.extend(notes.waits);
+    history.tickets.extend(notes.tickets);
+    for (kind, count) in notes.answers {
+        *history.answers.entry(kind).or_default() += count;
+    }
+}

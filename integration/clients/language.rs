@@ -1,0 +1,143 @@
+//! A language's tests as one child process.
+
+use std::fmt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{killpg, Signal};
+use nix::unistd::Pid;
+
+use crate::control;
+use crate::stage::Stage;
+
+/// A language, and the programs without which its tests cannot run.
+pub struct Language {
+    pub name: &'static str,
+    needs: &'static [&'static str],
+}
+
+pub const LANGUAGES: &[Language] = &[
+    Language {
+        name: "python",
+        needs: &["python3"],
+    },
+    Language {
+        name: "node",
+        needs: &["node", "npm"],
+    },
+    Language {
+        name: "java",
+        needs: &["javac", "mvn"],
+    },
+    Language {
+        name: "go",
+        needs: &["go"],
+    },
+    Language {
+        name: "rust",
+        needs: &["cargo"],
+    },
+];
+
+/// What became of a language.
+pub enum Verdict {
+    Passed(String),
+    Skipped(String),
+    Failed(String),
+}
+
+impl Verdict {
+    pub fn is_well(&self) -> bool {
+        !matches!(self, Verdict::Failed(_))
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Passed(how) => write!(f, "passed {how}"),
+            Verdict::Skipped(why) => write!(f, "SKIPPED: {why}"),
+            Verdict::Failed(why) => write!(f, "FAILED: {why}"),
+        }
+    }
+}
+
+impl Language {
+    fn directory(&self) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("clients")
+            .join(self.name)
+    }
+
+    /// Why it cannot be run here, if so. Where CI is set nothing may be skipped.
+    pub fn missing(&self) -> Option<Verdict> {
+        let script = "run.sh";
+        let why = if !self.directory().join(script).exists() {
+            format!("it has no {script}")
+        } else {
+            let absent = self.needs.iter().find(|program| !has(program))?;
+            format!("there is no {absent}")
+        };
+        Some(if std::env::var_os("CI").is_some() {
+            Verdict::Failed(why)
+        } else {
+            Verdict::Skipped(why)
+        })
+    }
+
+    /// Runs its tests on this stage.
+    pub fn run(&self, stage: Stage, limit: Duration) -> Result<(), String> {
+        let target = target_directory().join("clients").join(self.name);
+        std::fs::create_dir_all(&target).map_err(|error| error.to_string())?;
+        let mut command = Command::new("bash");
+        command
+            .arg(self.directory().join("run.sh"))
+            .current_dir(self.directory())
+            .stdin(Stdio::null())
+            .envs(stage.environment())
+            .env("DLOCK_CLIENT_TARGET", &target)
+            // Whatever it starts can be ended with it.
+            .process_group(0);
+        let stage = control::serve(stage);
+        command.env("DLOCK_CONTROL", stage.address());
+        let mut child = command.spawn().map_err(|error| error.to_string())?;
+        let group = Pid::from_raw(i32::try_from(child.id()).expect("a process id is an i32"));
+        let end = Instant::now() + limit;
+        let result = loop {
+            match child.try_wait() {
+                Ok(Some(status)) if status.success() => break Ok(()),
+                Ok(Some(status)) => break Err(status.to_string()),
+                Ok(None) if Instant::now() < end => thread::sleep(Duration::from_millis(20)),
+                Ok(None) => break Err("time is up".to_owned()),
+                Err(error) => break Err(error.to_string()),
+            }
+        };
+        // What a test left behind, or all of it when time is up. Mostly there is nothing.
+        let _ = killpg(group, Signal::SIGKILL);
+        let _ = child.wait();
+        if result.is_err() {
+            stage.print_logs();
+        }
+        result
+    }
+}
+
+fn has(program: &str) -> bool {
+    let Some(path) = std::env::var_os("PATH") else {
+        return false;
+    };
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+/// Where everything goes that is built and fetched.
+fn target_directory() -> PathBuf {
+    let named = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .join("target");
+    let directory = named.unwrap_or(own);
+    directory.canonicalize().unwrap_or(directory)
+}

@@ -1,0 +1,324 @@
+"""The servers of a test, what they show, and the two kinds of clients as one: threads, and tasks of an event loop."""
+
+import asyncio
+import concurrent.futures
+import os
+import random
+import signal
+import socket
+import threading
+import time
+
+import redis
+import redis.asyncio
+
+import dlock
+
+PATIENCE = int(os.environ.get("PATIENCE", "30"))
+LEASE = 1.5
+LONG = 15.0  # no fault takes so long, however busy the machine
+SETTINGS = {"lease": LEASE, "auto": 30.0, "claim": 2.0}
+
+
+def addresses(name):
+    return [(host, int(port)) for host, port in (one.split(":") for one in os.environ[name].split(","))]
+
+
+def until(condition, what):
+    end = time.monotonic() + PATIENCE
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"gave up waiting until {what}"
+        time.sleep(0.005)
+
+
+def control(line):
+    """Has something done to the servers."""
+    with socket.create_connection(addresses("DLOCK_CONTROL")[0]) as connection, connection.makefile("rw") as lines:
+        lines.write(line + "\n")
+        lines.flush()
+        answer = lines.readline().strip()
+    assert answer.startswith("ok"), answer
+
+
+def primary_of_the_pair():
+    def is_primary(address):
+        try:
+            with redis.Redis(*address) as one:
+                return one.role()[0] in (b"master", "master")
+        except redis.RedisError:
+            return False
+
+    return next((one for one in addresses("DLOCK_PAIR") if is_primary(one)), addresses("DLOCK_PAIR")[0])
+
+
+class PairConnection(redis.Connection):
+    """Goes to whoever of the pair is the primary, as a connection by Sentinel does."""
+
+    def connect(self):
+        self.host, self.port = primary_of_the_pair()
+        super().connect()
+
+
+class AsyncPairConnection(redis.asyncio.Connection):
+    async def connect(self):
+        self.host, self.port = await asyncio.to_thread(primary_of_the_pair)
+        await super().connect()
+
+
+def client(place, module=redis, **options):
+    if place == "cluster":
+        host, port = addresses("DLOCK_CLUSTER")[0]
+        kind = redis.RedisCluster if module is redis else redis.asyncio.RedisCluster
+        return kind(host=host, port=port, **options)
+    if place == "pair":
+        kind = PairConnection if module is redis else AsyncPairConnection
+        return module.Redis(connection_pool=module.ConnectionPool(connection_class=kind, **options))
+    host, port = addresses("DLOCK_SINGLE")[0]
+    return module.Redis(host=host, port=port, **options)
+
+
+class Server:
+    """What the server shows of its locks."""
+
+    def __init__(self, place):
+        self.place, self.client = place, client(place)
+        self.key = f"{{{random.getrandbits(48):x}}}lock"
+
+    def control(self, line):
+        """Has something done to the servers; looks anew who is who."""
+        control(line)
+        if self.place == "pair":
+            self.client.connection_pool.disconnect()
+
+    def ask(self, *words):
+        return self.client.execute_command(*words)
+
+    def node(self, key):
+        """A client of whoever serves this key now; some nodes may know it later than others."""
+        if self.place != "cluster":
+            return self.client
+
+        def serves(address):
+            try:
+                node = redis.Redis(*address)
+                node.exists(key)  # or MOVED
+                return node if node.role()[0] in (b"master", "master") else None
+            except redis.RedisError:
+                return None
+
+        return until(lambda: next(filter(None, map(serves, addresses("DLOCK_CLUSTER"))), None), f"{key} is served")
+
+    def info(self, key=None):
+        reply = self.ask("DLOCK.INFO", key or self.key, "COUNT", 5000)
+        return _text(reply) if reply else {"holders": [], "queue": [], "held": 0, "queued": 0}
+
+    def owners(self, key=None):
+        return [holder["owner"] for holder in self.info(key)["holders"]]
+
+    def queue(self, key=None):
+        return [place["owner"] for place in self.info(key)["queue"]]
+
+    def await_queued(self, count, key=None):
+        until(lambda: self.info(key)["queued"] == count, f"{count} are queued")
+
+    def await_gone(self, key=None):
+        until(lambda: self.ask("DLOCK.INFO", key or self.key) is None, "nobody holds it and nobody waits")
+
+    def hold(self, owner="other", key=None, *options):
+        """Somebody else takes it, for longer than any test lasts."""
+        reply = self.ask("DLOCK.ACQUIRE", key or self.key, owner, 600_000, *options)
+        assert reply, "the lock is taken"
+        return reply[0]
+
+    def hand_over(self, owner="other", key=None):
+        """Gives it back, and says who has it in the same step."""
+        key = key or self.key
+        with self.node(key).pipeline(transaction=True) as step:
+            step.execute_command("DLOCK.RELEASE", key, owner, "HOLDS", 0)
+            step.execute_command("DLOCK.HELD", key)
+            held = step.execute()[1]
+        return held and held[3].decode()
+
+    def messages(self, key=None):
+        """The unlock messages of a lock from now on."""
+        key, pubsub = key or self.key, self.node(key or self.key).pubsub()
+        if self.place == "cluster":
+            pubsub.ssubscribe(f"__dlock@0__:{key}")
+            read = lambda: pubsub.get_sharded_message(timeout=PATIENCE)
+        else:
+            pubsub.subscribe(f"__dlock@0__:{key}")
+            read = lambda: pubsub.get_message(timeout=PATIENCE)
+        assert "subscribe" in read()["type"]
+        return lambda: read()["data"].decode()
+
+
+def _text(value):
+    """INFO's map with words for bytes, however the protocol has sent it."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, dict):
+        return {_text(name): _text(one) for name, one in value.items()}
+    if isinstance(value, list):
+        if value and len(value) % 2 == 0 and value[0] in (b"state", b"owner"):
+            return _text(dict(zip(value[::2], value[1::2])))
+        return [_text(one) for one in value]
+    return value
+
+
+class Threads:
+    """dlock.Locks, each call in a thread."""
+
+    def __init__(self, place, lease=LEASE, **options):
+        # Where this process runs in the background it may have inherited that Ctrl-C is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.locks = dlock.Locks(client(place, **options), **{**SETTINGS, "lease": lease})
+        self.pool = concurrent.futures.ThreadPoolExecutor(64)
+
+    def lock(self, key, timeout=PATIENCE, **options):
+        return self.locks.lock(key, timeout, **options)
+
+    def try_lock(self, key, timeout=0, **options):
+        return self.locks.try_lock(key, timeout, **options)
+
+    def start(self, key, timeout=PATIENCE, **options):
+        return self.pool.submit(self.locks.lock, key, timeout, **options)
+
+    def many(self, keys, **options):
+        return self.locks.many(keys, **options)
+
+    def cancel_when(self, ready, key):
+        """Ctrl-C while lock() waits. Gives the hold if it was granted all the same."""
+        def interrupt():
+            if ready():
+                os.kill(os.getpid(), signal.SIGINT)
+
+        helper, hold = threading.Thread(target=interrupt), None
+        try:
+            helper.start()
+            hold = self.locks.lock(key, PATIENCE)
+            helper.join()
+        except KeyboardInterrupt:
+            pass
+        helper.join()
+        return hold
+
+    def close(self):
+        self.pool.shutdown(wait=False)
+
+
+class TaskHold:
+    """An AsyncHold for a test that is no task itself."""
+
+    def __init__(self, tasks, hold):
+        self.tasks, self.hold, self.token, self.owner, self.lost = tasks, hold, hold.token, hold.owner, self
+        hold.heard = threading.Event()
+        tasks.run(self._watch())
+
+    async def _watch(self):
+        async def watch():
+            await self.hold.lost.wait()
+            self.hold.heard.set()
+
+        self.watcher = asyncio.ensure_future(watch())
+
+    def wait(self, timeout):
+        return self.hold.heard.wait(timeout)
+
+    def is_set(self):
+        return self.hold.lost.is_set()
+
+    def guard(self, *command):
+        return self.tasks.run(self.hold.guard(*command))
+
+    def release(self):
+        self.tasks.run(self.hold.release())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.tasks.run(self.hold.__aexit__(*error))
+
+
+class Tasks:
+    """dlock.AsyncLocks, each call as a task."""
+
+    def __init__(self, place, lease=LEASE, **options):
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+        async def make():
+            return dlock.AsyncLocks(client(place, redis.asyncio, **options), **{**SETTINGS, "lease": lease})
+
+        self.locks = self.run(make())
+
+    def submit(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def run(self, coroutine):
+        return self.submit(coroutine).result(2 * PATIENCE)
+
+    async def _lock(self, key, timeout, options):
+        return await self.locks.lock(key, timeout, **options)
+
+    def lock(self, key, timeout=PATIENCE, **options):
+        return TaskHold(self, self.run(self._lock(key, timeout, options)))
+
+    def try_lock(self, key, timeout=0, **options):
+        hold = self.run(self.locks.try_lock(key, timeout, **options))
+        return hold and TaskHold(self, hold)
+
+    def start(self, key, timeout=PATIENCE, **options):
+        inner, outer = self.submit(self._lock(key, timeout, options)), concurrent.futures.Future()
+
+        def done(inner):
+            if inner.cancelled():
+                outer.cancel()
+            elif inner.exception():
+                outer.set_exception(inner.exception())
+            else:  # TaskHold waits for the loop, which must not wait for itself
+                threading.Thread(target=lambda: outer.set_result(TaskHold(self, inner.result()))).start()
+
+        inner.add_done_callback(done)
+        return outer
+
+    def many(self, keys, **options):
+        manager = self.locks.many(keys, **options)
+
+        class Many:
+            def __enter__(_):
+                return self.run(manager.__aenter__())
+
+            def __exit__(_, *error):
+                self.run(manager.__aexit__(*error))
+
+        return Many()
+
+    def cancel_when(self, ready, key):
+        """task.cancel() while lock() waits. Gives the hold if it was granted all the same."""
+        async def work():
+            task = asyncio.ensure_future(self._lock(key, PATIENCE, {}))
+            await asyncio.to_thread(ready)
+            task.cancel()
+            try:
+                return await task
+            except asyncio.CancelledError:
+                return None
+
+        hold = self.run(work())
+        return hold and TaskHold(self, hold)
+
+    def close(self):
+        async def end():
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.locks.aclose()
+            await self.locks.client.aclose()
+
+        self.run(end())
+        self.loop.call_soon_threadsafe(self.loop.stop)

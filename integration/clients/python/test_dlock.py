@@ -1,0 +1,477 @@
+"""The tests that every language has, by the same names: see ../README.md."""
+
+import concurrent.futures
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import dlock
+from stage import LEASE, LONG, PATIENCE, Server, Tasks, Threads, until
+
+KINDS = {"threads": Threads, "asyncio": Tasks}
+everywhere = pytest.mark.parametrize("place", ["single", "cluster"], indirect=True)
+alone = pytest.mark.parametrize("place", ["single"], indirect=True)
+in_cluster = pytest.mark.parametrize("place", ["cluster"], indirect=True)
+replicated = pytest.mark.parametrize("place", ["cluster", "pair"], indirect=True)
+
+
+@pytest.fixture
+def place(request):
+    return request.param
+
+
+@pytest.fixture(params=KINDS)
+def make(request, place):
+    made = []
+
+    def make(**options):
+        made.append(KINDS[request.param](place, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def locks(make):
+    return make()
+
+
+@pytest.fixture
+def server(place):
+    return Server(place)
+
+
+@everywhere
+def test_counts_to_a_thousand(server, locks):
+    count, data = f"{server.key}:count", server.client
+
+    def work():
+        for _ in range(20):
+            with locks.lock(server.key):
+                data.set(count, int(data.get(count) or 0) + 1)
+
+    with concurrent.futures.ThreadPoolExecutor(50) as pool:
+        for done in [pool.submit(work) for _ in range(50)]:
+            done.result()
+    assert int(data.get(count)) == 1000
+    server.await_gone()
+
+
+@everywhere
+def test_first_come_first_served(server, locks):
+    server.hold()
+    waits = []
+    for i in range(8):
+        waits.append(locks.start(server.key))
+        server.await_queued(i + 1)
+    in_line = server.queue()
+    served = [server.hand_over()]
+    for wait in waits:
+        hold = wait.result(PATIENCE)
+        if len(served) < len(in_line):
+            served.append(server.hand_over(hold.owner))
+    assert served == in_line
+
+
+@everywhere
+def test_try_lock_does_not_wait(server, locks):
+    server.hold()
+    assert locks.try_lock(server.key) is None
+    assert server.queue() == []
+    server.hand_over()
+    with locks.try_lock(server.key) as hold:
+        assert server.owners() == [hold.owner]
+    server.await_gone()
+
+
+@everywhere
+def test_wait_longer_than_the_time_out(server, make):
+    server.hold()
+    first = make(socket_timeout=0.4).start(server.key)
+    server.await_queued(1)
+    second = make().start(server.key)
+    server.await_queued(2)
+    until(lambda: server.info()["queue"][0]["waited-ms"] > 2000, "it has waited for five time-outs")
+    in_line = server.queue()
+    assert server.hand_over() == in_line[0]
+    hold = first.result(PATIENCE)
+    assert hold.owner == in_line[0] and server.info()["holders"][0]["holds"] == 1
+    hold.release()
+    second.result(PATIENCE).release()
+    server.await_gone()
+
+
+@everywhere
+def test_cancelled_wait(server, locks, make):
+    server.hold()
+    others = make()
+    after = []
+
+    def ready():
+        server.await_queued(1)
+        after.append(others.start(server.key))
+        server.await_queued(2)
+        return True
+
+    assert locks.cancel_when(ready, server.key) is None
+    assert server.info()["queued"] == 1
+    next_owner = server.hand_over()
+    hold = after[0].result(PATIENCE)
+    assert hold.owner == next_owner
+    hold.release()
+    server.await_gone()
+
+
+@everywhere
+def test_deadline_passes(server, locks, make):
+    server.hold()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(locks.try_lock, server.key, 1.0)
+        server.await_queued(1)
+        second = make().start(server.key)
+        server.await_queued(2)
+        assert first.result(PATIENCE) is None
+    assert server.info()["queued"] == 1
+    next_owner = server.hand_over()
+    hold = second.result(PATIENCE)
+    assert hold.owner == next_owner
+    hold.release()
+    server.await_gone()
+    server.hold()
+    with pytest.raises(dlock.LockTimeout):
+        locks.lock(server.key, 0.1)
+    assert server.queue() == []
+
+
+@everywhere
+def test_cancel_at_the_grant(server, locks):
+    had = 0
+    for i in range(30):
+        server.hold()
+
+        def ready():
+            server.await_queued(1)
+            threading.Thread(target=server.hand_over).start()
+            time.sleep(random.uniform(0, 0.002))  # so that all orders come about
+            return True
+
+        hold = locks.cancel_when(ready, server.key)
+        if hold:
+            had += 1
+            hold.release()
+        until(lambda: server.owners() != ["other"], "it is handed over")
+        server.await_gone()
+
+
+WAITER = """
+import sys, redis, dlock, stage
+locks = dlock.Locks(stage.client(sys.argv[1]), **stage.SETTINGS)
+hold = locks.lock(sys.argv[2], session=sys.argv[3] == "session")
+sys.stdin.read()
+"""
+
+
+def process(place, key, how):
+    here = os.path.dirname(os.path.abspath(__file__))
+    return subprocess.Popen([sys.executable, "-c", WAITER, place, key, how], cwd=here, stdin=subprocess.PIPE)
+
+
+def kill(child):
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+
+
+@everywhere
+def test_killed_waiter(server, locks):
+    server.hold()
+    child = process(server.place, server.key, "")
+    server.await_queued(1)
+    after = locks.start(server.key)
+    server.await_queued(2)
+    kill(child)
+    until(lambda: server.info()["queue"][0]["kind"] in ("absent", "ticket") and
+          (server.info()["queue"][0]["client"] == 0 or server.info()["queued"] == 1), "the server has noticed")
+    server.hand_over()
+    hold = after.result(PATIENCE)
+    assert server.owners() == [hold.owner] and server.queue() == []
+    hold.release()
+    server.await_gone()
+
+
+@everywhere
+def test_killed_at_the_grant(server, locks):
+    for delay in [0, 0.0002, 0.001]:
+        server.hold()
+        child = process(server.place, server.key, "")
+        server.await_queued(1)
+        after = locks.start(server.key)
+        server.await_queued(2)
+        killer = threading.Thread(target=lambda: (time.sleep(delay), kill(child)))
+        killer.start()
+        server.hand_over()
+        killer.join()
+        # It had the lock for no longer than its first lease, or its place for no longer than its claim.
+        hold = after.result(PATIENCE)
+        assert server.owners() == [hold.owner] and server.queue() == []
+        hold.release()
+        server.await_gone()
+
+
+@everywhere
+@pytest.mark.parametrize("how", ["session", ""])
+def test_killed_holder(server, locks, how):
+    messages = server.messages()
+    child = process(server.place, server.key, how)
+    until(lambda: server.owners(), "it is held")
+    # The child has confirmed it: else it would end by its first lease.
+    token = until(lambda: server.info()["holders"][0]["auto"] and server.info()["holders"][0]["token"], "it is kept")
+    after = locks.start(server.key)
+    server.await_queued(1)
+    kill(child)
+    assert messages() == f"{'session' if how else 'expired'} {token}"
+    after.result(PATIENCE).release()
+    server.await_gone()
+
+
+@alone
+def test_keeps_it_for_ten_leases(server, locks):
+    with locks.lock(server.key) as hold:
+        assert until(lambda: server.info()["holders"], "it is held")[0]["auto"] == 1
+        until(lambda: server.info()["holders"][0]["held-ms"] > 10 * LEASE * 1000, "ten leases have passed")
+        assert server.info()["holders"][0]["token"] == hold.token
+        assert not hold.lost.is_set()
+        assert hold.guard("SET", f"{server.key}:x", 1)
+    server.await_gone()
+
+
+@everywhere
+def test_cut_connection(server, locks, make):
+    with make(lease=LONG).lock(server.key) as hold:
+        before = server.info()["holders"][0]
+        server.node(server.key).client_kill_filter(_id=before["client"])
+        until(lambda: server.info()["holders"][0]["client"] not in (0, before["client"]), "it is taken up again")
+        after = server.info()["holders"][0]
+        assert (after["token"], after["auto"]) == (hold.token, 1)
+        assert not hold.lost.is_set()
+    told = threading.Event()
+    hold = locks.lock(server.key, session=True, on_lost=lambda _: told.set())
+    server.node(server.key).client_kill_filter(_id=server.info()["holders"][0]["client"])
+    assert hold.lost.wait(PATIENCE) and told.wait(PATIENCE)
+    with pytest.raises(dlock.NotHeld):
+        hold.release()
+
+
+@everywhere
+@pytest.mark.parametrize("loss", [["DLOCK.FORCERELEASE"], ["DEL"]], ids=["forced_release", "deleted_key"])
+def test_told_of(server, locks, loss):
+    told = []
+    hold = locks.lock(server.key, on_lost=told.append)
+    server.ask(*loss, server.key)
+    assert hold.lost.wait(PATIENCE)
+    until(lambda: told, "the callback has come")
+    with pytest.raises(dlock.NotHeld):
+        hold.release()
+    assert len(told) == 1 and told[0].token == hold.token
+
+
+@everywhere
+def test_no_write_after_the_loss(server, locks):
+    data = f"{server.key}:data"
+    late = locks.lock(server.key)
+    assert late.guard("SET", data, "late")
+    server.ask("DLOCK.FORCERELEASE", server.key)
+    with locks.lock(server.key) as hold:
+        assert hold.guard("SET", data, "next")
+        with pytest.raises(dlock.Fenced):
+            late.guard("SET", data, "too late")
+        assert server.client.get(data) == b"next"
+
+
+@everywhere
+def test_replaced_is_final(server, locks):
+    server.hold()
+    wait = locks.start(server.key, owner="one name")
+    server.await_queued(1)
+    node = server.node(server.key)
+    other = threading.Thread(target=lambda: node.execute_command(
+        "DLOCK.FAIRACQUIRE", server.key, "one name", 60_000, "BLOCK", 3000))
+    other.start()
+    with pytest.raises(dlock.Replaced):
+        wait.result(PATIENCE)
+    # The place is the other's, and stays it.
+    assert server.queue() == ["one name"]
+    assert server.hand_over() == "one name"
+    other.join()
+
+
+@everywhere
+def test_errors_of_its_own(server, locks):
+    a, b = f"{server.key}:a", f"{server.key}:b"
+    one, two = locks.lock(a, owner="one"), locks.lock(b, owner="two")
+    wait = locks.start(b, owner="one")
+    server.await_queued(1, b)
+    with pytest.raises(dlock.Deadlock):
+        locks.lock(a, owner="two")
+    assert server.queue(a) == []
+    two.release()
+    wait.result(PATIENCE).release()
+    server.ask("DLOCK.FORCERELEASE", a)
+    with pytest.raises(dlock.Fenced):
+        one.guard("SET", f"{a}:x", 1)
+    with pytest.raises(dlock.NotHeld):
+        one.release()
+
+
+@everywhere
+def test_gives_back_only_its_own(server, locks):
+    server.hold("another reader", server.key, "SHARED")
+    with locks.lock(server.key, owner="me", shared=True) as outer:
+        with pytest.raises(ZeroDivisionError):
+            try:
+                assert locks.try_lock(server.key, 0.3, owner="me") is None  # the other reader is in the way
+                raise ZeroDivisionError
+            finally:
+                pass  # nothing was granted, so there is nothing to give back: `with` needs no grant to be safe
+        assert sorted(server.owners()) == ["another reader", "me"]
+        assert server.queue() == []
+        with locks.lock(server.key, owner="me", shared=True) as inner:
+            assert inner.token == outer.token
+            assert server.ask("DLOCK.HELD", server.key, "me")[1] == 2
+        assert server.ask("DLOCK.HELD", server.key, "me")[1] == 1
+        assert not outer.lost.is_set()
+    with pytest.raises(ZeroDivisionError):
+        with locks.lock(f"{server.key}:2"):
+            server.ask("DLOCK.FORCERELEASE", f"{server.key}:2")
+            raise ZeroDivisionError
+
+
+@everywhere
+def test_shared_and_counted(server, locks):
+    readers = [locks.lock(server.key, shared=True) for _ in range(3)]
+    writer = locks.start(server.key)
+    server.await_queued(1)
+    assert locks.try_lock(server.key, shared=True) is None  # not past the writer
+    for reader in readers:
+        reader.release()
+    with writer.result(PATIENCE):
+        assert server.info()["held"] == 1
+        assert locks.try_lock(server.key, shared=True) is None
+    permits = [locks.lock(server.key, limit=3) for _ in range(3)]
+    assert locks.try_lock(server.key, limit=3) is None
+    fourth = locks.start(server.key, limit=3)
+    server.await_queued(1)
+    permits.pop().release()
+    permits.append(fourth.result(PATIENCE))
+    assert server.info()["held"] == 3
+    for permit in permits:
+        permit.release()
+    server.await_gone()
+
+
+@everywhere
+def test_many_over_several_slots(server, locks):
+    keys = [f"{{{i}{server.key[1:-5]}}}m" for i in range(4)]
+
+    def work(keys):
+        for _ in range(15):
+            with locks.many(keys) as holds:
+                assert len({hold.token for hold in holds.values()}) == len(keys)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(work, keys), pool.submit(work, keys[::-1])]:
+            done.result(PATIENCE)
+    server.hold("other", keys[2])
+    with pytest.raises(dlock.LockTimeout):
+        with locks.many(keys, timeout=0.5):
+            pass
+    assert [server.owners(key) for key in keys] == [[], [], ["other"], []]
+
+
+FAULTS = {"cluster": "failover {}", "pair": "switch"}
+
+
+@replicated
+def test_hold_over_a_failover(server, make):
+    holds_over(server, make(lease=LONG), FAULTS[server.place])
+
+
+@in_cluster
+def test_hold_over_a_slot_move(server, make):
+    holds_over(server, make(lease=LONG), "move {}")
+
+
+def holds_over(server, locks, fault):
+    with locks.lock(server.key) as hold:
+        before = server.info()["holders"][0]
+        assert before["auto"] == 1
+        server.control(fault.format(server.key))
+        # The new server knows nothing of connections: until the client has said it again nobody renews.
+        until(lambda: server.info()["holders"][0]["auto"], "it is taken up again")
+        after = server.info()["holders"][0]
+        assert after["client"] and after["token"] == before["token"] == hold.token
+        assert not hold.lost.is_set()
+        assert hold.guard("SET", f"{server.key}:x", 1)
+    server.await_gone()
+
+
+@replicated
+def test_wait_over_a_failover(server, locks):
+    waits_over(server, locks, FAULTS[server.place])
+
+
+@in_cluster
+def test_wait_over_a_crash(server, locks):
+    waits_over(server, locks, "crash {}")
+
+
+@in_cluster
+def test_wait_over_a_slot_move(server, locks):
+    waits_over(server, locks, "move {}")
+
+
+def waits_over(server, locks, fault):
+    server.hold()
+    waits = []
+    for i in range(2):
+        waits.append(locks.start(server.key, 2 * PATIENCE))
+        server.await_queued(i + 1)
+    in_line = server.queue()
+    server.control(fault.format(server.key))
+    until(lambda: [place["kind"] for place in server.info()["queue"]] == ["ticket"] * 2, "both are back")
+    assert server.queue() == in_line
+    assert server.hand_over() == in_line[0]
+    for wait, owner in zip(waits, in_line):
+        hold = wait.result(PATIENCE)
+        assert hold.owner == owner
+        hold.release()
+    server.await_gone()
+
+
+@everywhere
+def test_a_thousand_waits_on_one_connection(server, make):
+    tasks = make()
+    if not isinstance(tasks, Tasks):
+        pytest.skip("threads wait on connections of their own")
+    server.hold()
+    served = []
+
+    async def work(i):
+        async with tasks.locks.lock(server.key):
+            served.append(i)
+
+    works = [tasks.submit(work(i)) for i in range(1000)]
+    server.await_queued(1000)
+    assert len({place["client"] for place in server.info()["queue"]}) == 1
+    server.hand_over()
+    for work in works:
+        work.result(2 * PATIENCE)
+    assert served == list(range(1000))
+    server.await_gone()

@@ -1,0 +1,243 @@
+//! The servers that one language's tests run against, and what can be done to them.
+
+use std::ffi::OsString;
+
+use dlock_integration::redis::Connection;
+use dlock_integration::{await_until, Ask, Server, PATIENCE};
+
+/// So many masters has the cluster, and as many replicas.
+const MASTERS: usize = 3;
+
+/// A server alone, a primary with a replica, and a cluster.
+pub struct Stage {
+    single: Server,
+    pair: [Server; 2],
+    cluster: Vec<Server>,
+}
+
+impl Stage {
+    /// Starts all of them with this server program.
+    pub fn start(program: &OsString) -> Stage {
+        let builder = || Server::builder().program(program);
+        let pair = [builder().start(), builder().start()];
+        pair[1].replica_of(&pair[0]);
+        let node = || {
+            builder()
+                .cluster()
+                .config("cluster-require-full-coverage", "no")
+        };
+        let cluster: Vec<Server> = (0..2 * MASTERS).map(|_| node().start()).collect();
+        join(&cluster);
+        Stage {
+            single: builder().start(),
+            pair,
+            cluster,
+        }
+    }
+
+    /// The server's product and version.
+    pub fn version(&self) -> String {
+        self.single.version().to_string()
+    }
+
+    /// What the tests are told; `clients/README.md` explains each.
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
+        let addresses: Vec<String> = self.cluster.iter().map(address).collect();
+        vec![
+            ("DLOCK_SERVER", self.version()),
+            ("DLOCK_SINGLE", address(&self.single)),
+            ("DLOCK_PAIR", self.pair.each_ref().map(address).join(",")),
+            ("DLOCK_CLUSTER", addresses.join(",")),
+        ]
+    }
+
+    /// Ends of the logs, for whoever looks why a test has failed.
+    pub fn print_logs(&self) {
+        for server in [&self.single]
+            .into_iter()
+            .chain(&self.pair)
+            .chain(&self.cluster)
+        {
+            let log = server.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = &lines[lines.len().saturating_sub(15)..];
+            eprintln!("--- {} ---\n{}", address(server), tail.join("\n"));
+        }
+    }
+
+    /// Moves the slot of a key, with all that is in it, to another master. Gives that one's address.
+    pub fn move_slot(&self, key: &str) -> Result<String, String> {
+        let from = self.master_of(key)?;
+        let masters: Vec<usize> = (0..self.cluster.len())
+            .filter(|&i| self.is_master(i))
+            .collect();
+        let at = masters.iter().position(|&i| i == from).unwrap_or(0);
+        let to = masters[(at + 1) % masters.len()];
+        let (source, target) = (&self.cluster[from], &self.cluster[to]);
+        let (mut c, mut d) = (source.connection(), target.connection());
+        let (source_id, target_id): (String, String) =
+            (c.ask("CLUSTER MYID"), d.ask("CLUSTER MYID"));
+        let slot: u64 = c.ask(&format!("CLUSTER KEYSLOT {key}"));
+        d.run(&format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"));
+        c.run(&format!("CLUSTER SETSLOT {slot} MIGRATING {target_id}"));
+        loop {
+            let keys: Vec<String> = c.ask(&format!("CLUSTER GETKEYSINSLOT {slot} 100"));
+            if keys.is_empty() {
+                break;
+            }
+            for key in keys {
+                // NOKEY: it has ended meanwhile.
+                c.try_ask(&format!("MIGRATE 127.0.0.1 {} {key} 0 5000", target.port()))?;
+            }
+        }
+        for connection in [&mut d, &mut c] {
+            connection.run(&format!("CLUSTER SETSLOT {slot} NODE {target_id}"));
+        }
+        Ok(address(target))
+    }
+
+    /// Makes a replica of the master that serves this key the master. Gives its address.
+    pub fn fail_over(&self, key: &str) -> Result<String, String> {
+        let from = self.master_of(key)?;
+        let to = self.replica_of(from)?;
+        self.cluster[to].connection().run("CLUSTER FAILOVER");
+        self.await_promotion(to);
+        self.await_demotion(from);
+        Ok(address(&self.cluster[to]))
+    }
+
+    /// Kills the master that serves this key; its replica takes over, and it comes back as that one's replica.
+    pub fn crash(&mut self, key: &str) -> Result<String, String> {
+        let from = self.master_of(key)?;
+        let to = self.replica_of(from)?;
+        self.cluster[to].wait_in_sync(&self.cluster[from]);
+        self.cluster[from].kill9();
+        // Without a vote: the masters would refuse a second one soon after a first.
+        self.cluster[to]
+            .connection()
+            .run("CLUSTER FAILOVER TAKEOVER");
+        self.await_promotion(to);
+        self.cluster[from].restart();
+        self.await_demotion(from);
+        Ok(address(&self.cluster[to]))
+    }
+
+    /// Makes the replica of the pair its primary, and the other way round. Gives the new primary's address.
+    pub fn switch(&self) -> Result<String, String> {
+        let is_primary = |server: &Server| server.info("replication").get("role") == Some("master");
+        let [a, b] = &self.pair;
+        let (from, to) = if is_primary(a) { (a, b) } else { (b, a) };
+        to.wait_in_sync(from);
+        from.connection().run("FAILOVER");
+        await_until("the pair has switched", PATIENCE, || {
+            is_primary(to) && !is_primary(from)
+        });
+        from.wait_in_sync(to);
+        Ok(address(to))
+    }
+
+    fn is_master(&self, node: usize) -> bool {
+        self.cluster[node].info("replication").get("role") == Some("master")
+    }
+
+    /// Which node serves this key.
+    fn master_of(&self, key: &str) -> Result<usize, String> {
+        (0..self.cluster.len())
+            .filter(|&node| self.is_master(node))
+            .find(|&node| {
+                let mut connection = self.cluster[node].connection();
+                connection.try_ask(&format!("EXISTS {key}")).is_ok()
+            })
+            .ok_or_else(|| format!("no node serves {key}"))
+    }
+
+    fn replica_of(&self, master: usize) -> Result<usize, String> {
+        let port = self.cluster[master].port().to_string();
+        (0..self.cluster.len())
+            .find(|&node| {
+                let info = self.cluster[node].info("replication");
+                info.get("master_port") == Some(&port)
+                    && info.get("master_link_status") == Some("up")
+            })
+            .ok_or_else(|| format!("node {port} has no replica"))
+    }
+
+    fn await_promotion(&self, node: usize) {
+        await_until("the replica is promoted", PATIENCE, || {
+            self.is_master(node) && is_up(&mut self.cluster[node].connection())
+        });
+    }
+
+    fn await_demotion(&self, node: usize) {
+        await_until("the old master is a replica", PATIENCE, || {
+            let info = self.cluster[node].info("replication");
+            info.get("role") == Some("slave") && info.get("master_link_status") == Some("up")
+        });
+    }
+}
+
+fn address(server: &Server) -> String {
+    format!("127.0.0.1:{}", server.port())
+}
+
+fn is_up(connection: &mut Connection) -> bool {
+    let info: String = connection.ask("CLUSTER INFO");
+    info.contains("cluster_state:ok") && info.contains("cluster_slots_assigned:16384")
+}
+
+/// Makes them one cluster: the first ones masters with a third of the slots each, the others their replicas.
+fn join(nodes: &[Server]) {
+    let mut first = nodes[0].connection();
+    for (i, node) in nodes.iter().enumerate() {
+        node.connection()
+            .run(&format!("CLUSTER SET-CONFIG-EPOCH {}", i + 1));
+        if i > 0 {
+            let (port, bus) = (node.port(), bus_port(node));
+            first.run(&format!("CLUSTER MEET 127.0.0.1 {port} {bus}"));
+        }
+    }
+    for (i, node) in nodes[..MASTERS].iter().enumerate() {
+        let (from, to) = (16384 * i / MASTERS, 16384 * (i + 1) / MASTERS - 1);
+        node.connection()
+            .run(&format!("CLUSTER ADDSLOTSRANGE {from} {to}"));
+    }
+    await_until("every node knows all", PATIENCE, || {
+        nodes.iter().all(|node| {
+            let mut connection = node.connection();
+            let known: String = connection.ask("CLUSTER NODES");
+            known.lines().count() == nodes.len()
+                && !known.contains("handshake")
+                && is_up(&mut connection)
+        })
+    });
+    for (master, replica) in nodes.iter().zip(&nodes[MASTERS..]) {
+        let id: String = master.connection().ask("CLUSTER MYID");
+        replica.connection().run(&format!("CLUSTER REPLICATE {id}"));
+    }
+    await_until("every master has its replica", PATIENCE, || {
+        nodes[..MASTERS]
+            .iter()
+            .zip(&nodes[MASTERS..])
+            .all(|(master, replica)| {
+                let info = replica.info("replication");
+                info.get("master_port") == Some(&master.port().to_string())
+                    && info.get("master_link_status") == Some("up")
+            })
+    });
+    // A client may ask any node which one serves what.
+    await_until("every node knows the replicas", PATIENCE, || {
+        nodes.iter().all(|node| {
+            let known: String = node.connection().ask("CLUSTER NODES");
+            known.lines().filter(|line| line.contains("slave")).count() == nodes.len() - MASTERS
+        })
+    });
+}
+
+/// The port that other nodes talk to.
+fn bus_port(server: &Server) -> String {
+    let file = std::fs::read_to_string(server.config_path()).expect("the file is there");
+    let port = file
+        .lines()
+        .find_map(|line| line.strip_prefix("cluster-port "));
+    port.expect("the harness chose a port").to_owned()
+}

@@ -1,0 +1,204 @@
+//! A network that can be cut: servers are reached through doors, and who knocks is told by its address.
+//!
+//! Every party has an address of its own in 127.0.0.0/8 from which it connects (servers: `bind-source-addr`). A door
+//! leads to one server and belongs to that server's party. What goes between two parties that are cut off from each
+//! other is held back, in both directions, and delivered when the network is healed, as TCP would by sending again;
+//! connections are neither refused nor closed meanwhile.
+
+use std::collections::HashSet;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
+
+/// How often what is held back, or has nothing to do, looks whether that has changed.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// How long a door waits for a byte before it looks whether the network has ended.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// Who takes part: the address from which it connects.
+pub type Party = Ipv4Addr;
+
+/// Doors, and which parties are cut off from each other. When it is dropped all doors close.
+#[derive(Default)]
+pub struct Network {
+    state: Arc<State>,
+}
+
+#[derive(Default)]
+struct State {
+    cuts: RwLock<HashSet<(Party, Party)>>,
+    /// How often what was held back was lost.
+    losses: AtomicU64,
+    ended: AtomicBool,
+}
+
+/// Where a server can be reached.
+pub struct Door {
+    port: u16,
+    target: Arc<AtomicU16>,
+}
+
+impl Network {
+    /// A network in which everybody reaches everybody.
+    pub fn new() -> Network {
+        Network::default()
+    }
+
+    /// A door to a server of that party; [`Door::lead_to`] says where the server listens.
+    ///
+    /// # Panics
+    /// When no port can be had.
+    pub fn door(&self, party: Party) -> Door {
+        let port = crate::port::free();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is free");
+        listener.set_nonblocking(true).expect("a socket option");
+        let target = Arc::new(AtomicU16::new(0));
+        let (state, to) = (self.state.clone(), target.clone());
+        thread::spawn(move || open(&listener, &state, &to, party));
+        Door { port, target }
+    }
+
+    /// Cuts each of some parties off from each of others.
+    pub fn cut(&self, some: &[Party], others: &[Party]) {
+        let mut cuts = self
+            .state
+            .cuts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        for one in some {
+            for other in others {
+                cuts.insert((*one, *other));
+                cuts.insert((*other, *one));
+            }
+        }
+    }
+
+    /// Everybody reaches everybody again, but what was held back is lost, and its connections are closed: as when the
+    /// machine dies that would have had to send it again.
+    pub fn lose(&self) {
+        self.state.losses.fetch_add(1, Ordering::Relaxed);
+        self.heal();
+    }
+
+    /// Everybody reaches everybody again.
+    pub fn heal(&self) {
+        let mut cuts = self
+            .state
+            .cuts
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        cuts.clear();
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.state.ended.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Door {
+    /// Where it is.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Where it leads to.
+    pub fn lead_to(&self, port: u16) {
+        self.target.store(port, Ordering::Relaxed);
+    }
+}
+
+impl State {
+    fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Relaxed)
+    }
+
+    /// Returns when nothing is between the two; gives whether what waited was not lost meanwhile.
+    fn await_passage(&self, from: Party, to: Party) -> bool {
+        let before = self.losses.load(Ordering::Relaxed);
+        let mut has_waited = false;
+        let is_cut = || {
+            let cuts = self.cuts.read().unwrap_or_else(PoisonError::into_inner);
+            cuts.contains(&(from, to))
+        };
+        while is_cut() && !self.has_ended() {
+            has_waited = true;
+            thread::sleep(INTERVAL);
+        }
+        !has_waited || self.losses.load(Ordering::Relaxed) == before
+    }
+}
+
+fn open(listener: &TcpListener, state: &Arc<State>, target: &AtomicU16, party: Party) {
+    while !state.has_ended() {
+        let Ok((guest, address)) = listener.accept() else {
+            thread::sleep(INTERVAL);
+            continue;
+        };
+        let IpAddr::V4(from) = address.ip() else {
+            continue;
+        };
+        let (state, port) = (state.clone(), target.load(Ordering::Relaxed));
+        thread::spawn(move || lead(guest, from, &state, party, port));
+    }
+}
+
+/// Leads a guest to the server and carries what both say until one of them leaves.
+fn lead(guest: TcpStream, from: Party, state: &Arc<State>, party: Party, port: u16) {
+    if !state.await_passage(from, party) {
+        return;
+    }
+    let Ok(host) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else {
+        return;
+    };
+    let (Ok(guest_too), Ok(host_too)) = (guest.try_clone(), host.try_clone()) else {
+        return;
+    };
+    let back = {
+        let state = state.clone();
+        thread::spawn(move || {
+            carry(
+                host_too,
+                guest_too,
+                &|| state.await_passage(party, from),
+                &state,
+            )
+        })
+    };
+    carry(guest, host, &|| state.await_passage(from, party), state);
+    // It has nothing to return.
+    let _ = back.join();
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream, await_passage: &dyn Fn() -> bool, state: &State) {
+    let mut bytes = vec![0; 64 * 1024];
+    // Without these a door would only be slower.
+    let _ = from.set_nonblocking(false);
+    let _ = from.set_read_timeout(Some(IDLE));
+    let _ = to.set_nodelay(true);
+    while !state.has_ended() {
+        let read = match from.read(&mut bytes) {
+            Ok(read) => read,
+            Err(error) if is_idle(error.kind()) => continue,
+            Err(_) => 0,
+        };
+        if !await_passage() || read == 0 || to.write_all(&bytes[..read]).is_err() {
+            break;
+        }
+    }
+    // Either may have left by itself.
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+fn is_idle(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+    )
+}

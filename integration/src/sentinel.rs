@@ -1,0 +1,136 @@
+//! Sentinels: who watches a primary and promotes a replica.
+
+use std::fs::{self, File};
+use std::process::{Child, Command, Stdio};
+
+use redis::{Client, Connection};
+use tempfile::TempDir;
+
+use crate::ask::Ask;
+use crate::patience::{await_until, PATIENCE};
+use crate::port;
+use crate::process;
+use crate::program::server_program;
+
+/// The name under which the primary is watched.
+pub const PRIMARY: &str = "locks";
+
+/// A running Sentinel. It is killed when this value is dropped.
+pub struct Sentinel {
+    port: u16,
+    child: Child,
+    directory: TempDir,
+}
+
+/// What a Sentinel is told.
+pub struct Watch {
+    /// Where the primary is.
+    pub port: u16,
+    /// So many Sentinels must find it down.
+    pub quorum: usize,
+    /// After so long without an answer it is down.
+    pub down_after_ms: u64,
+    /// The server's program, if it is not the environment's.
+    pub program: Option<std::ffi::OsString>,
+}
+
+impl Sentinel {
+    /// Starts one and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not.
+    #[track_caller]
+    pub fn start(watch: &Watch) -> Sentinel {
+        let directory = tempfile::Builder::new()
+            .prefix("dlock-sentinel-")
+            .tempdir()
+            .expect("a directory in the temporary one");
+        let port = port::free();
+        let config = directory.path().join("sentinel.conf");
+        let text = format!(
+            "bind 127.0.0.1\nport {port}\ndir \"{directory}\"\n\
+             sentinel monitor {PRIMARY} 127.0.0.1 {primary} {quorum}\n\
+             sentinel down-after-milliseconds {PRIMARY} {down_after}\n\
+             sentinel failover-timeout {PRIMARY} {failover_timeout}\n\
+             sentinel parallel-syncs {PRIMARY} 2\n",
+            directory = directory.path().display(),
+            primary = watch.port,
+            quorum = watch.quorum,
+            down_after = watch.down_after_ms,
+            failover_timeout = 2 * watch.down_after_ms,
+        );
+        fs::write(&config, text).expect("the directory can be written to");
+        let log =
+            File::create(directory.path().join("sentinel.log")).expect("the log can be written");
+        let program = watch.program.clone().unwrap_or_else(server_program);
+        let mut command = Command::new(program);
+        command
+            .arg(&config)
+            .arg("--sentinel")
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a spare file descriptor"))
+            .stderr(log);
+        let child = process::spawn(command).expect("the server's program can be started");
+        let sentinel = Sentinel {
+            port,
+            child,
+            directory,
+        };
+        await_until("the Sentinel answers", PATIENCE, || {
+            sentinel.try_connection().is_some()
+        });
+        sentinel
+    }
+
+    fn try_connection(&self) -> Option<Connection> {
+        let client = Client::open(("127.0.0.1", self.port)).ok()?;
+        let connection = client.get_connection_with_timeout(PATIENCE).ok()?;
+        connection.set_read_timeout(Some(PATIENCE)).ok()?;
+        Some(connection)
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        let bytes = fs::read(self.directory.path().join("sentinel.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Where it says that the primary is.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    #[track_caller]
+    pub fn primary(&self) -> u16 {
+        let mut connection = self.try_connection().expect("the Sentinel answers");
+        let line = format!("SENTINEL get-master-addr-by-name {PRIMARY}");
+        let (_, port): (String, u16) = connection.ask(&line);
+        port
+    }
+
+    /// How many other Sentinels and how many replicas it knows.
+    ///
+    /// # Panics
+    /// When it does not answer.
+    #[track_caller]
+    pub fn knows(&self) -> (usize, usize) {
+        let mut connection = self.try_connection().expect("the Sentinel answers");
+        let mut count = |what: &str| {
+            let all: Vec<redis::Value> = connection.ask(&format!("SENTINEL {what} {PRIMARY}"));
+            all.len()
+        };
+        (count("SENTINELS"), count("REPLICAS"))
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        // It may have ended by itself; then there is nothing to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

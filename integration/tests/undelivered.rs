@@ -1,0 +1,463 @@
+//! Grants that do not reach their connection: it ends, or is unblocked by error, in the very turn of the server's event loop
+//! in which its lock is granted. What its request had added is taken back before any later command on that lock is decided, and
+//! the next in line is served.
+
+use dlock_integration::redis::{cmd, Value};
+use dlock_integration::{
+    await_until, command, is_held, position, wait_as, Ask, Blocked, Grant, Server, Subscriber,
+    Wire, PATIENCE,
+};
+
+/// Ways to ask: each waits for `k`.
+const REQUESTS: [&str; 7] = [
+    "DLOCK.ACQUIRE k dies 600000 BLOCK 0",
+    "DLOCK.ACQUIRE k dies 600000 BLOCK 0 SESSION",
+    "DLOCK.FAIRACQUIRE k dies 600000 BLOCK 0",
+    "DLOCK.FAIRACQUIRE k dies 600000 BLOCK 0 SESSION",
+    "DLOCK.FAIRACQUIRE k dies 600000 BLOCK 0 CLAIM 600000",
+    "DLOCK.MACQUIRE 2 k free dies 600000 BLOCK 0",
+    "DLOCK.MACQUIRE 2 free k dies 600000 BLOCK 0 SESSION",
+];
+
+const RELEASE: &str = "DLOCK.RELEASE k alice";
+
+/// Who waits for `k` as `dies`.
+struct Waiting<'s> {
+    server: &'s Server,
+    wire: Wire,
+    id: u64,
+}
+
+/// Has `dies` wait for `k` in each of the ways, and `next` behind. Then alice releases, and `end` ends the waiting connection
+/// in the same turn; it gives back what is to be kept open on this side. What is sent `before` the request on its connection
+/// is not read.
+#[track_caller]
+fn check(server: &Server, before: &str, end: impl Fn(Waiting) -> Option<Wire>) {
+    for request in REQUESTS {
+        let (waiting, next) = scene(server, before, request);
+        let _open = end(waiting);
+        assert_taken_back(server, next);
+    }
+}
+
+/// Alice holds `k`, `dies` waits for it, and `next` behind.
+#[track_caller]
+fn scene<'s>(server: &'s Server, before: &str, request: &str) -> (Waiting<'s>, Blocked) {
+    println!("{request}");
+    let mut c = server.connection();
+    c.run("FLUSHALL");
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    let waiting = wait(server, before, request);
+    (waiting, wait_as(server, "next"))
+}
+
+#[track_caller]
+fn assert_taken_back(server: &Server, next: Blocked) {
+    next.reply::<Grant>();
+    let mut c = server.connection();
+    for key in ["k", "free"] {
+        assert!(!is_held(&mut c, key, "dies"), "{key}");
+        assert_eq!(position(&mut c, key, "dies"), None, "{key}");
+    }
+    assert_eq!(c.ask::<u64>("DLOCK.RELEASE k next"), 0);
+    assert_eq!(c.ask::<u64>("EXISTS k free"), 0);
+}
+
+#[track_caller]
+fn wait<'s>(server: &'s Server, before: &str, request: &str) -> Waiting<'s> {
+    let mut wire = server.wire();
+    let id = wire.client_id();
+    before.lines().for_each(|line| wire.send(line));
+    wire.send(request);
+    await_waiting(server, "dies");
+    Waiting { server, wire, id }
+}
+
+#[track_caller]
+fn await_waiting(server: &Server, owner: &str) {
+    let mut c = server.connection();
+    await_until("the request waits", PATIENCE, || {
+        position(&mut c, "k", owner).is_some()
+    });
+}
+
+/// Sends lines at once on a connection of their own, so that nothing can come between them; their replies.
+#[track_caller]
+fn at_once(server: &Server, lines: &[&str]) -> Vec<Value> {
+    let lines = lines.iter().map(|line| line.to_string());
+    server.wire().pipeline(lines)
+}
+
+impl Waiting<'_> {
+    fn kill(&self) -> String {
+        format!("CLIENT KILL ID {}", self.id)
+    }
+
+    fn unblock(&self) -> String {
+        format!("CLIENT UNBLOCK {} ERROR", self.id)
+    }
+
+    /// The reply to the request is a grant: a token and a count, or the tokens of two locks.
+    #[track_caller]
+    fn assert_granted(&mut self) {
+        let grant = self.wire.read();
+        assert!(
+            matches!(&grant, Ok(Value::Array(two)) if two.len() == 2),
+            "{grant:?}"
+        );
+    }
+
+    /// An error is the one reply to the request.
+    #[track_caller]
+    fn assert_one_error(mut self) -> Option<Wire> {
+        let error = self.wire.read().expect_err("an error");
+        assert!(error.starts_with("UNBLOCKED "), "{error}");
+        assert_eq!(self.wire.ask::<String>("PING"), "PONG");
+        Some(self.wire)
+    }
+}
+
+/// The server finds the release and the connection's end together, the release first.
+fn close_behind_the_release(waiting: Waiting) -> Option<Wire> {
+    let mut alice = waiting.server.wire();
+    alice.ask::<String>("PING");
+    waiting.server.freeze();
+    alice.send_to_still(RELEASE);
+    waiting.wire.close_to_still();
+    waiting.server.thaw();
+    alice.read().expect("a release");
+    None
+}
+
+#[test]
+fn closed() {
+    check(&Server::start(), "", close_behind_the_release);
+}
+
+/// What is closed with something unread is reset.
+#[test]
+fn reset() {
+    check(&Server::start(), "PING", close_behind_the_release);
+}
+
+#[test]
+fn killed() {
+    check(&Server::start(), "", |waiting| {
+        at_once(waiting.server, &[RELEASE, &waiting.kill()]);
+        Some(waiting.wire)
+    });
+}
+
+#[test]
+fn killed_in_a_transaction() {
+    check(&Server::start(), "", |waiting| {
+        let lines = ["MULTI", RELEASE, &waiting.kill(), "EXEC"];
+        at_once(waiting.server, &lines);
+        Some(waiting.wire)
+    });
+}
+
+#[test]
+fn killed_behind_a_transaction() {
+    check(&Server::start(), "", |waiting| {
+        let lines = ["MULTI", RELEASE, "EXEC", &waiting.kill()];
+        at_once(waiting.server, &lines);
+        Some(waiting.wire)
+    });
+}
+
+#[test]
+fn killed_behind_a_script() {
+    check(&Server::start(), "", |waiting| {
+        let mut wire = waiting.server.wire();
+        let script = "return redis.call('DLOCK.RELEASE', KEYS[1], ARGV[1])";
+        let script = cmd("EVAL")
+            .arg(script)
+            .arg(1)
+            .arg("k")
+            .arg("alice")
+            .to_owned();
+        let kill = command(&waiting.kill());
+        let both = [script.get_packed_command(), kill.get_packed_command()].concat();
+        wire.send_bytes(&both).expect("the server reads");
+        assert_eq!(wire.read(), Ok(Value::Int(0)));
+        wire.read().expect("a killed connection");
+        Some(waiting.wire)
+    });
+}
+
+#[test]
+fn unblocked_by_error() {
+    check(&Server::start(), "", |waiting| {
+        at_once(waiting.server, &[RELEASE, &waiting.unblock()]);
+        waiting.assert_one_error()
+    });
+}
+
+#[test]
+fn unblocked_by_error_in_a_transaction() {
+    check(&Server::start(), "", |waiting| {
+        let lines = ["MULTI", RELEASE, &waiting.unblock(), "EXEC"];
+        at_once(waiting.server, &lines);
+        waiting.assert_one_error()
+    });
+}
+
+/// CLIENT UNBLOCK … TIMEOUT that comes behind the grant changes nothing: the one reply is the grant.
+#[test]
+fn unblocked_by_timeout() {
+    let server = Server::start();
+    for request in REQUESTS {
+        let (mut waiting, next) = scene(&server, "", request);
+        let unblock = format!("CLIENT UNBLOCK {} TIMEOUT", waiting.id);
+        at_once(&server, &[RELEASE, &unblock]);
+        waiting.assert_granted();
+        assert_eq!(waiting.wire.ask::<String>("PING"), "PONG");
+        assert!(next.is_blocked(&server));
+    }
+}
+
+/// The server closes a connection of this kind without sending what is left.
+#[test]
+fn over_its_output_buffer_limit() {
+    // Keys that the connection has read, and of whose changes it is told: more than fit into the fixed part of its buffer.
+    let keys = (0..400).map(|at| format!("{at}:{}", "x".repeat(100)));
+    let keys: Vec<String> = keys.collect();
+    let before = format!("HELLO 3\nCLIENT TRACKING ON\nMGET {}", keys.join(" "));
+    let script = "for at = 0, 399 do redis.call('SET', at .. ':' .. string.rep('x', 100), at) end";
+    let change = cmd("EVAL").arg(script).arg(0).get_packed_command();
+    let release = command(RELEASE).get_packed_command();
+    let server = Server::builder()
+        .config("client-output-buffer-limit", "normal 10000 0 0")
+        .start();
+    for both in [
+        [&release[..], &change].concat(),
+        [&change[..], &release].concat(),
+    ] {
+        check(&server, &before, |waiting| {
+            let mut alice = waiting.server.wire();
+            alice.send_bytes(&both).expect("the server reads");
+            for _ in 0..2 {
+                alice.read().expect("no refusal");
+            }
+            Some(waiting.wire)
+        });
+    }
+}
+
+/// What it has sent since it waits takes too much memory.
+#[test]
+fn evicted() {
+    let server = Server::start();
+    check(&server, "", |mut waiting| {
+        let mut c = waiting.server.connection();
+        let half = [
+            b"*2\r\n$4\r\nECHO\r\n$20000000\r\n".as_slice(),
+            &[b'x'; 10_000_000],
+        ];
+        waiting
+            .wire
+            .send_bytes(&half.concat())
+            .expect("the server reads");
+        await_until("the server has read it", PATIENCE, || {
+            let line: String = c.ask(&format!("CLIENT LIST ID {}", waiting.id));
+            let read = line.split(' ').find_map(|word| word.strip_prefix("qbuf="));
+            read.and_then(|read| read.parse::<u64>().ok()) > Some(9_000_000)
+        });
+        at_once(
+            waiting.server,
+            &[RELEASE, "CONFIG SET maxmemory-clients 5mb", "PING"],
+        );
+        c.run("CONFIG SET maxmemory-clients 0");
+        Some(waiting.wire)
+    });
+}
+
+#[test]
+fn its_user_is_deleted() {
+    let server = Server::start();
+    server
+        .connection()
+        .run("ACL SETUSER mortal on >secret allkeys allcommands");
+    check(&server, "AUTH mortal secret", |waiting| {
+        at_once(waiting.server, &[RELEASE, "ACL DELUSER mortal"]);
+        waiting
+            .server
+            .connection()
+            .run("ACL SETUSER mortal on >secret allkeys allcommands");
+        Some(waiting.wire)
+    });
+}
+
+/// By a command that runs only when all of the turn have run: it stands behind another wait that ends in this turn.
+#[test]
+fn killed_behind_another_wait() {
+    check(&Server::start(), "", |waiting| {
+        let mut other = waiting.server.wire();
+        let id = other.client_id();
+        other.send("BLPOP list 0");
+        let mut c = waiting.server.connection();
+        await_until("it waits", PATIENCE, || {
+            let line: String = c.ask(&format!("CLIENT LIST ID {id}"));
+            line.contains("cmd=blpop")
+        });
+        other.send(&waiting.kill());
+        at_once(waiting.server, &[RELEASE, "LPUSH list value"]);
+        other.read().expect("an element");
+        assert_eq!(other.read(), Ok(Value::Int(1)));
+        Some(waiting.wire)
+    });
+}
+
+/// The server learns of the reset when it writes the grant.
+#[test]
+fn reset_before_it_is_written() {
+    let server = Server::builder().config("lua-time-limit", 60_000).start();
+    for request in REQUESTS {
+        loop {
+            let (waiting, next) = scene(&server, "PING", request);
+            if in_the_turn_of_the_release(&server, || waiting.wire.close_to_still()) {
+                assert_taken_back(&server, next);
+                break;
+            }
+        }
+    }
+}
+
+/// Has alice release the lock, and does something in the same turn of the server's event loop, when that has read all there
+/// is and has written nothing yet. Gives whether it was in time.
+#[track_caller]
+fn in_the_turn_of_the_release(server: &Server, act: impl FnOnce()) -> bool {
+    // Keeps the server in that turn and says so in its log. The script cannot tell the time, but it does not count while it is
+    // stopped.
+    let script = "redis.log(redis.LOG_WARNING, 'in the turn of the release')
+        for _ = 1, 5e7 do end";
+    let mut alice = server.wire();
+    let release = command(RELEASE).get_packed_command();
+    let script = cmd("EVAL").arg(script).arg(0).get_packed_command();
+    let logged = server.log().len();
+    alice
+        .send_bytes(&[release, script].concat())
+        .expect("the server reads");
+    await_until("the server is in the turn", PATIENCE, || {
+        server.log()[logged..].contains("in the turn of the release")
+    });
+    server.freeze();
+    let in_time = !alice.has_something();
+    act();
+    server.thaw();
+    alice.read().expect("a release");
+    alice.read().expect("a script's end");
+    in_time
+}
+
+/// What the server has sent is a grant, whether or not somebody reads it: it stands until its lease or its session ends.
+#[test]
+fn sent_is_granted() {
+    let server = Server::start();
+    for request in REQUESTS
+        .iter()
+        .filter(|request| !request.contains("SESSION"))
+    {
+        let (mut leaves, next) = scene(&server, "", request);
+        // Behind its grant it leaves by itself.
+        leaves.wire.send("QUIT");
+        at_once(&server, &[RELEASE]);
+        leaves.assert_granted();
+        server.await_client_gone(leaves.id);
+        assert!(is_held(&mut server.connection(), "k", "dies"));
+        assert!(next.is_blocked(&server));
+    }
+}
+
+/// Whoever comes later in the same turn finds the lock as if it had never been granted to the dead.
+#[test]
+fn later_commands_find_it_taken_back() {
+    let server = Server::start();
+    for request in REQUESTS {
+        for transaction in [true, false] {
+            let lines = |kill: &str, after: &str| {
+                let mut lines = vec![RELEASE.to_owned(), kill.to_owned(), after.to_owned()];
+                if transaction {
+                    lines.insert(0, "MULTI".to_owned());
+                    lines.push("EXEC".to_owned());
+                }
+                lines
+            };
+            // Somebody stands between.
+            let (waiting, next) = scene(&server, "", request);
+            let late = "DLOCK.ACQUIRE k late 600000";
+            let replies = server.wire().pipeline(lines(&waiting.kill(), late));
+            assert_eq!(last(replies, transaction), Value::Nil);
+            assert_taken_back(&server, next);
+
+            // Nobody does.
+            let (waiting, next) = scene(&server, "", request);
+            next.kill();
+            await_until("nobody else waits", PATIENCE, || {
+                position(&mut server.connection(), "k", "next").is_none()
+            });
+            let replies = server.wire().pipeline(lines(&waiting.kill(), late));
+            let grant = last(replies, transaction);
+            assert!(matches!(grant, Value::Array(_)), "{grant:?}");
+        }
+    }
+}
+
+/// The reply to the last line, which may be within a transaction's.
+fn last(mut replies: Vec<Value>, transaction: bool) -> Value {
+    match replies.pop() {
+        Some(Value::Array(mut replies)) if transaction => replies.pop().expect("a reply"),
+        Some(reply) => reply,
+        None => panic!("no reply"),
+    }
+}
+
+/// What was there before the request stays: only what it had added is taken back.
+#[test]
+fn what_was_held_before_stays() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let (token, _): Grant = c.ask("DLOCK.ACQUIRE b dies 600000");
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    // It counts on `b`, which it enters once more.
+    let waiting = wait(&server, "", "DLOCK.MACQUIRE 2 b k dies 600000 BLOCK 0");
+    at_once(&server, &[RELEASE, &waiting.kill()]);
+    await_until("it is taken back", PATIENCE, || {
+        !is_held(&mut c, "k", "dies")
+    });
+    let (held, holds, _): (u64, u64, u64) = c.ask("DLOCK.HELD b dies");
+    assert_eq!((held, holds), (token, 1));
+}
+
+/// A grant by NOTIFY is sent when it is published: the end of the connection that asked, in the same turn, comes too late,
+/// unless the hold is its session's.
+#[test]
+fn published_is_granted() {
+    let server = Server::start();
+    let ear = Subscriber::channels(&server, &["turns"]);
+    for session in [true, false] {
+        for (first, last) in [("", ""), ("MULTI", "EXEC")] {
+            let option = if session { " SESSION" } else { "" };
+            let mut c = server.connection();
+            c.run("FLUSHALL");
+            c.run("DLOCK.ACQUIRE k alice 600000");
+            let mut asks = server.wire();
+            let id = asks.client_id();
+            let line = format!("DLOCK.ACQUIRE k asks 600000 NOTIFY turns{option}");
+            asks.ask::<Vec<u64>>(&line);
+            let next = wait_as(&server, "next");
+            let kill = format!("CLIENT KILL ID {id}");
+            let lines = [first, RELEASE, &kill, last];
+            let lines: Vec<&str> = lines.into_iter().filter(|line| !line.is_empty()).collect();
+            at_once(&server, &lines);
+            assert!(ear.payload().starts_with("granted "));
+            server.await_client_gone(id);
+            if session {
+                next.reply::<Grant>();
+            } else {
+                assert!(is_held(&mut c, "k", "asks") && next.is_blocked(&server));
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What follows from an event: whatever it was, all locks are brought up to date.
+
+use super::{overflow, Answer, Hold, Lock, Model, Place, Request, Told, Wait, Way};
+use crate::error::Error;
+
+impl Model {
+    /// Brings all locks up to date.
+    pub(super) fn settle(&mut self) {
+        loop {
+            self.moved = false;
+            self.end_what_is_over();
+            self.refuse_other_types();
+            self.follow_holds();
+            self.serve();
+            if !self.moved {
+                self.take_back();
+            }
+            if !self.moved {
+                return;
+            }
+        }
+    }
+
+    fn end_what_is_over(&mut self) {
+        let (now, steady) = (self.now, self.steady);
+        for lock in self.locks.values_mut() {
+            lock.holds.retain(|hold| hold.deadline > now);
+            let kept = |place: &Place| place.kept_until.map_or(true, |until| until > steady);
+            lock.queue.retain(kept);
+        }
+    }
+
+    /// A key became another type under its waiters.
+    fn refuse_other_types(&mut self) {
+        for (key, lock) in self.locks.clone() {
+            let concerns = |wait: &&Wait| lock.foreign && wait.asked.keys.contains(&key);
+            for wait in self.waits.clone().iter().filter(concerns) {
+                self.end_wait(wait.id, Answer::Refused(Error::WrongType));
+            }
+            self.lock(&key).keep_places(|_| !lock.foreign);
+        }
+    }
+
+    /// A request goes with what its owner holds: holds end, change and arrive under those who wait.
+    fn follow_holds(&mut self) {
+        for wait in self.waits.clone() {
+            let lost = |key: &String| {
+                let lock = &self.locks[key];
+                let upgrade = lock.upgrade.as_ref().and_then(|place| place.wait);
+                match lock.way(&wait.asked.owner, wait.asked.limit) {
+                    Way::Reenters => false,
+                    // Where it has no place it counts on a hold that is strong enough.
+                    Way::Upgrades => lock.place_of(wait.id).is_none(),
+                    Way::Queues => lock.place_of(wait.id).is_none() || upgrade == Some(wait.id),
+                }
+            };
+            if wait.asked.keys.iter().any(lost) {
+                self.end_wait(wait.id, Answer::Refused(Error::NotHeld));
+            }
+        }
+        for (key, before) in self.locks.clone() {
+            for place in before.in_order() {
+                // It may have gone with another of the same request.
+                if self.locks[&key].in_order().any(|other| other == place) {
+                    self.meet_hold(&key, place);
+                }
+            }
+        }
+    }
+
+    /// A holder has no ticket, and needs no place for a re-entry. If its hold is too weak, it waits ahead of the queue.
+    fn meet_hold(&mut self, key: &str, place: &Place) {
+        let lock = self.lock(key);
+        let upgrade = lock.upgrade.clone();
+        match (place.wait, lock.way(&place.owner, place.limit)) {
+            (_, Way::Queues) => {}
+            (Some(_), Way::Upgrades) if upgrade.as_ref() == Some(place) => {}
+            (Some(id), Way::Upgrades) if upgrade.is_some() => {
+                self.end_wait(id, Answer::Refused(Error::Deadlock(String::new())));
+            }
+            (wait, way) => {
+                lock.keep_places(|other| other.owner != place.owner);
+                if wait.is_some() && way == Way::Upgrades {
+                    let claim = None;
+                    lock.upgrade = Some(Place {
+                        claim,
+                        ..place.clone()
+                    });
+                }
+            }
+        }
+    }
+
+    /// Grants whatever can be granted: to those who asked for one lock, and then for many, as they came.
+    fn serve(&mut self) {
+        loop {
+            let ready = self.waits.iter().filter(|wait| self.grantable(wait));
+            let Some(wait) = ready.min_by_key(|wait| wait.asked.many).cloned() else {
+                return;
+            };
+            let overflows = |key: &String| {
+                let hold = self.locks[key].hold(&wait.asked.owner);
+                hold.is_some_and(|hold| hold.overflows(&wait.asked))
+            };
+            if self.quarantined() {
+                self.end_wait(wait.id, Answer::Refused(self.quarantine()));
+            } else if wait.asked.keys.iter().any(overflows) {
+                self.end_wait(wait.id, Answer::Refused(overflow()));
+            } else {
+                self.grant(&wait);
+            }
+        }
+    }
+
+    /// Whether it heads all of its queues and could have all of its locks, or needs none of that as its owner holds them.
+    fn grantable(&self, wait: &Wait) -> bool {
+        let Wait { id, asked, .. } = wait;
+        let only_reenters = asked
+            .keys
+            .iter()
+            .all(|key| self.locks[key].place_of(*id).is_none());
+        only_reenters
+            || self.granting()
+                && asked.keys.iter().all(|key| {
+                    let lock = &self.locks[key];
+                    let first = lock
+                        .in_order()
+                        .next()
+                        .is_some_and(|place| place.wait == Some(*id));
+                    let full = lock.hold(&asked.owner).is_none()
+                        && lock.holds.len() >= self.policy.max_holders;
+                    let turn = first && !full && lock.compatible(&asked.owner, asked.limit);
+                    turn || lock.place_of(*id).is_none()
+                })
+    }
+
+    fn grant(&mut self, wait: &Wait) {
+        let asked = &wait.asked;
+        let before: Vec<u32> = asked
+            .keys
+            .iter()
+            .map(|key| self.count(key, &asked.owner))
+            .collect();
+        self.remove_wait(wait.id);
+        let answer = self.take_all(asked);
+        // A grant by NOTIFY stands once the message is published.
+        if asked.channel.is_none() && self.cut.contains(&asked.client) {
+            for (key, before) in asked.keys.iter().zip(before) {
+                let added = self.count(key, &asked.owner) - before;
+                let grant = self.locks[key]
+                    .hold(&asked.owner)
+                    .map_or(0, |hold| hold.grant);
+                self.undelivered
+                    .push((key.clone(), asked.owner.clone(), grant, added));
+            }
+        }
+        self.tell(wait.clone(), answer);
+    }
+
+    fn count(&self, key: &str, owner: &str) -> u32 {
+        self.locks[key].hold(owner).map_or(0, |hold| hold.holds)
+    }
+
+    /// Makes the owner a holder of all locks.
+    pub(super) fn take_all(&mut self, request: &Request) -> Answer {
+        let grants: Vec<(u64, u32)> = request
+            .keys
+            .iter()
+            .map(|key| self.take(key, request))
+            .collect();
+        match grants[..] {
+            [(grant, holds)] if !request.many => Answer::Granted { grant, holds },
+            _ => Answer::GrantedAll(grants.iter().map(|(grant, _)| *grant).collect()),
+        }
+    }
+
+    /// Makes the owner a holder, or enters the lock once more. Gives its grant and count.
+    fn take(&mut self, key: &str, request: &Request) -> (u64, u32) {
+        let (now, latest, fresh) = (self.now, self.latest.max(self.now), self.grants_made + 1);
+        let before = self.lock(key).hold(&request.owner).cloned();
+        let mut hold = before.unwrap_or(Hold {
+            owner: request.owner.clone(),
+            grant: fresh,
+            since: latest,
+            holds: 0,
+            deadline: 0,
+            limit: request.limit,
+            session: None,
+        });
+        if hold.limit > request.limit {
+            (hold.grant, hold.since, hold.limit) = (fresh, latest, request.limit);
+        }
+        hold.holds = match request.holds {
+            Some(least) => hold.holds.max(least),
+            None => hold.holds + 1,
+        };
+        hold.deadline = self.bounded(hold.since, hold.deadline.max(now + request.lease));
+        if request.session {
+            hold.session = Some(request.client);
+        }
+        if hold.grant == fresh {
+            (self.grants_made, self.latest) = (fresh, latest);
+        }
+        let told = (hold.grant, hold.holds);
+        let lock = self.lock(key);
+        lock.holds.retain(|other| other.owner != hold.owner);
+        lock.holds.push(hold);
+        told
+    }
+
+    /// No hold is carried beyond a certain age.
+    pub(super) fn bounded(&self, since: u64, deadline: u64) -> u64 {
+        match self.policy.max_hold_ms {
+            0 => deadline,
+            age => deadline.min(since + age),
+        }
+    }
+
+    /// Takes back what was granted to connections that are gone: what the request had added, no more.
+    fn take_back(&mut self) {
+        for (key, owner, grant, added) in std::mem::take(&mut self.undelivered) {
+            self.moved = true;
+            let holds = &mut self.lock(&key).holds;
+            if let Some(hold) = holds
+                .iter_mut()
+                .find(|hold| (&hold.owner, hold.grant) == (&owner, grant))
+            {
+                hold.holds -= added.min(hold.holds);
+            }
+            holds.retain(|hold| hold.holds > 0);
+        }
+    }
+
+    /// A request waits no longer, and all its places are gone.
+    pub(super) fn end_wait(&mut self, id: u64, answer: Answer) {
+        if let Some(wait) = self.remove_wait(id) {
+            self.tell(wait, answer);
+        }
+    }
+
+    fn remove_wait(&mut self, id: u64) -> Option<Wait> {
+        let at = self.waits.iter().position(|wait| wait.id == id)?;
+        for lock in self.locks.values_mut() {
+            lock.keep_places(|place| place.wait != Some(id));
+        }
+        Some(self.waits.remove(at))
+    }
+
+    /// A request waits no longer. A ticket is kept for its window, which begins now.
+    pub(super) fn depart(&mut self, id: u64) -> Option<Wait> {
+        let steady = self.steady;
+        for lock in self.locks.values_mut() {
+            for place in lock.queue.iter_mut().filter(|place| place.wait == Some(id)) {
+                if let Some(claim) = place.claim.filter(|claim| *claim > 0) {
+                    (place.wait, place.kept_until) = (None, Some(steady + claim));
+                }
+            }
+        }
+        self.remove_wait(id)
+    }
+
+    pub(super) fn tell(&mut self, wait: Wait, answer: Answer) {
+        self.moved = true;
+        let at = self.now;
+        self.told.push(Told { at, wait, answer });
+    }
+}

@@ -1,0 +1,336 @@
+//! The engine and the [`model`](crate::model) side by side: the same things happen to both, and every answer, everything
+//! that those who waited are told, and everything that can be seen of the locks is compared.
+
+use crate::commands::Reply;
+use crate::engine::{HoldView, Limit, Outcome, PlaceKind, PlaceView, Policy, RequestId, State};
+use crate::error::Error;
+use crate::model::{Answer, Hold, Lock, Model, Place, Told, SHARED};
+use crate::script::{Act, Command};
+use crate::transcript::Labels;
+use crate::world::{Heard, World};
+use std::collections::BTreeMap;
+
+pub struct Pair {
+    pub world: World,
+    pub model: Model,
+    /// The engine's tokens, by the model's grants.
+    pub tokens: Labels,
+    /// The highest token before this event.
+    highest: u64,
+    /// The engine's numbers of waits, by the model's.
+    waits: BTreeMap<u64, RequestId>,
+    /// How often each kind of answer was given, at once or later.
+    pub seen: BTreeMap<String, usize>,
+    /// Whether the wall clock has stepped: then it does not tell how long ago something was.
+    stepped: bool,
+}
+
+impl Pair {
+    pub fn new(policy: Policy) -> Pair {
+        Pair {
+            world: World::new(policy.clone()),
+            model: Model::new(policy),
+            tokens: Labels::new(),
+            highest: 0,
+            waits: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            stepped: false,
+        }
+    }
+
+    /// Does something with both. What cannot be is left out: that a connection asks which is blocked or gone, or names a token
+    /// that there is not.
+    pub fn act(&mut self, act: &Act) -> Result<(), String> {
+        self.highest = self.tokens.values().max().copied().unwrap_or(0);
+        match act {
+            Act::Command(command) if !self.is_possible(command) => return Ok(()),
+            Act::Clock(_) => self.stepped = true,
+            _ => {}
+        }
+        let got = self.world.act(act, &self.tokens);
+        let grants: Labels = self.tokens.keys().map(|grant| (*grant, *grant)).collect();
+        let must = self
+            .model
+            .act(act, &grants)
+            .map_err(|()| "the model does not know this")?;
+        if let (Act::Command(command), Some(got)) = (act, got) {
+            self.compare_answer(command, must, got)?;
+        }
+        self.compare_told()?;
+        self.compare_views()
+    }
+
+    fn is_possible(&self, command: &Command) -> bool {
+        let known =
+            |word: &String| match word.strip_prefix('#').and_then(|grant| grant.parse().ok()) {
+                Some(grant) => self.tokens.contains_key::<u64>(&grant),
+                None => true,
+            };
+        (!command.may_wait || self.is_free(command.client)) && command.words.iter().all(known)
+    }
+
+    /// Whether a connection can send something.
+    pub fn is_free(&self, client: u64) -> bool {
+        let blocked =
+            |wait: &crate::model::Wait| wait.asked.client == client && wait.asked.channel.is_none();
+        !self.model.cut.contains(&client) && !self.model.waits.iter().any(blocked)
+    }
+
+    fn compare_answer(
+        &mut self,
+        command: &Command,
+        must: Option<Answer>,
+        got: Result<Reply, Error>,
+    ) -> Result<(), String> {
+        let Some(must) = must else {
+            return Ok(());
+        };
+        self.count("answered", &must);
+        let count =
+            |left: &Option<u32>| left.map_or(Reply::Null, |left| Reply::Integer(left.into()));
+        let same = match (&must, &got) {
+            (Answer::Granted { grant, holds }, Ok(Reply::Grant(token, count, _))) => {
+                holds == count && self.stands_for(*grant, token.0)
+            }
+            // DOWNGRADE
+            (Answer::Granted { grant, holds }, Ok(Reply::Array(parts))) => match parts[..] {
+                [Reply::Integer(token), Reply::Integer(count)] => {
+                    u64::from(*holds) == count && self.stands_for(*grant, token)
+                }
+                _ => false,
+            },
+            (Answer::GrantedAll(grants), Ok(Reply::Array(tokens))) => {
+                let fits = |(grant, token): (&u64, &Reply)| match token {
+                    Reply::Integer(token) => self.stands_for(*grant, *token),
+                    _ => false,
+                };
+                grants.len() == tokens.len() && grants.iter().zip(tokens).all(fits)
+            }
+            (Answer::Null, Ok(Reply::NullArray | Reply::Null)) => true,
+            (Answer::Refused(must), Err(got)) => same_error(must, got),
+            (Answer::Waits(wait), Ok(Reply::Wait(id, _))) => {
+                self.waits.insert(*wait, *id);
+                true
+            }
+            (Answer::Noted(place, wait), Ok(Reply::Array(parts))) => match parts[..] {
+                [Reply::Integer(0), Reply::Integer(got), Reply::Integer(id)] => {
+                    self.waits.insert(*wait, RequestId(id));
+                    got == *place as u64
+                }
+                _ => false,
+            },
+            (Answer::Number(must), Ok(Reply::Integer(got))) => must == got,
+            (Answer::Remaining(must), Ok(Reply::Array(got))) => {
+                must.iter().map(count).collect::<Vec<_>>() == *got
+            }
+            (Answer::Ok, Ok(Reply::Ok)) => true,
+            (Answer::Held(..), Ok(Reply::Array(_))) => true,
+            _ => false,
+        };
+        let words = command.words.join(" ");
+        same.then_some(()).ok_or(format!(
+            "{words}: the model answers {must:?}, the engine {got:?}"
+        ))
+    }
+
+    fn count(&mut self, when: &str, answer: &Answer) {
+        let shown = match answer {
+            Answer::Refused(error) => error.to_string(),
+            other => format!("{other:?}"),
+        };
+        let kind = shown
+            .split(|letter: char| !letter.is_alphabetic())
+            .next()
+            .unwrap_or_default();
+        *self.seen.entry(format!("{when} {kind}")).or_default() += 1;
+    }
+
+    /// Whether this token is the one of that grant: for a new grant, one above all that were seen.
+    fn stands_for(&mut self, grant: u64, token: u64) -> bool {
+        if let Some(known) = self.tokens.get(&grant) {
+            return *known == token;
+        }
+        // Grants of one moment may be made in another order, lock by lock.
+        let fresh = token > self.highest && self.tokens.values().all(|other| *other != token);
+        self.tokens.insert(grant, token);
+        fresh
+    }
+
+    /// Compares who was told what.
+    fn compare_told(&mut self) -> Result<(), String> {
+        let mut musts = self.model.take_told();
+        for heard in std::mem::take(&mut self.world.heard) {
+            let its = |told: &Told| self.waits.get(&told.wait.id) == Some(&heard.id);
+            let Some(at) = musts.iter().position(its) else {
+                return Err(format!("the model does not tell this: {heard:?}"));
+            };
+            let must = musts.remove(at);
+            self.count("told", &must.answer);
+            if !self.same_outcome(&must, &heard) {
+                return Err(format!("the model tells {must:?}, the engine {heard:?}"));
+            }
+        }
+        if let Some(unasked) = self.world.unasked.first() {
+            return Err(format!("nobody waits for {unasked:?}"));
+        }
+        musts
+            .is_empty()
+            .then_some(())
+            .ok_or(format!("the engine does not tell {musts:?}"))
+    }
+
+    fn same_outcome(&mut self, must: &Told, heard: &Heard) -> bool {
+        let asked = &must.wait.asked;
+        let channel = heard.asked.channel.as_deref().map(String::from_utf8_lossy);
+        must.at == heard.at.0
+            && asked.client == heard.asked.client
+            && asked.channel.as_deref() == channel.as_deref()
+            && match (&must.answer, &heard.outcome) {
+                (Answer::Granted { grant, holds }, Outcome::Granted(got)) => {
+                    *holds == got.holds && self.stands_for(*grant, got.token.0)
+                }
+                (Answer::GrantedAll(grants), Outcome::GrantedAll(got)) => {
+                    let mut parts = grants.iter().zip(got);
+                    grants.len() == got.len()
+                        && parts.all(|(grant, got)| self.stands_for(*grant, got.token.0))
+                }
+                (Answer::Null, Outcome::Null)
+                | (Answer::Cancelled, Outcome::Cancelled)
+                | (Answer::Replaced, Outcome::Replaced)
+                | (Answer::Gone, Outcome::Gone) => true,
+                (Answer::Refused(must), Outcome::Refused(got)) => same_error(must, got),
+                _ => false,
+            }
+    }
+
+    /// Compares all that can be seen of the locks.
+    fn compare_views(&mut self) -> Result<(), String> {
+        let (must, is) = (self.model.places(), self.world.engine().places());
+        if must != is {
+            return Err(format!("the model has {must} places, the engine {is}"));
+        }
+        for name in self.world.known.clone() {
+            let key = format!("{}:{}", name.db, String::from_utf8_lossy(&name.key));
+            let lock = self.model.locks.get(&key).cloned().unwrap_or_default();
+            let stored = self.world.primary.keys.lock(&name);
+            let engine = &self.world.primary.engine;
+            let view = engine.view(stored, self.world.now, name.as_ref(), usize::MAX);
+            let (state, holders, queue) = match view {
+                Some(view) => (Some(view.state), view.holders, view.queue),
+                None => (None, Vec::new(), Vec::new()),
+            };
+            let (must, is) = (self.shown(&lock), shown_view(state, &holders, &queue));
+            let waited = |place: &Place| self.model.steady - place.since;
+            let mut waits = lock.in_order().map(waited).zip(&queue);
+            // Numbers of one moment are a microsecond apart: of a ticket that came with its number it may be seen.
+            let near =
+                |(must, is): (u64, &PlaceView)| self.stepped || must.abs_diff(is.waited_ms) <= 1;
+            if must != is || !waits.all(near) {
+                return Err(format!("{key}\nmodel  {must:#?}\nengine {is:#?}"));
+            }
+            let mut holds = lock.holds.clone();
+            holds.sort_by_key(|hold| hold.grant);
+            for (hold, view) in holds.iter().zip(&holders) {
+                if !self.stands_for(hold.grant, view.token.0) {
+                    return Err(format!(
+                        "{key}: {:?} is not the token of {hold:?}",
+                        view.token
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn shown(&self, lock: &Lock) -> Vec<String> {
+        let (now, steady) = (self.model.now, self.model.steady);
+        let state = match (lock.holds.is_empty(), lock.places()) {
+            (true, 0) => None,
+            (false, _) => Some(State::Held),
+            (true, _) if self.model.quarantined() => Some(State::Quarantined),
+            (true, _) => Some(State::Reserved),
+        };
+        let mut lines = vec![format!("{state:?}")];
+        let mut holds: Vec<&Hold> = lock.holds.iter().collect();
+        holds.sort_by_key(|hold| hold.grant);
+        lines.extend(holds.into_iter().map(|hold| {
+            let Hold {
+                owner,
+                holds,
+                limit,
+                session,
+                ..
+            } = hold;
+            let (left, held) = (hold.deadline - now, now.saturating_sub(hold.since));
+            format!(
+                "{owner} holds {holds} {:?} for {left} since {held}, {session:?}",
+                wire(*limit)
+            )
+        }));
+        lines.extend(lock.in_order().map(|place| {
+            let wait = self
+                .model
+                .waits
+                .iter()
+                .find(|wait| Some(wait.id) == place.wait);
+            let until = wait.map_or(place.kept_until, |wait| wait.until);
+            let (left, client) = (
+                until.map(|until| until - steady),
+                wait.map_or(0, |wait| wait.asked.client),
+            );
+            let kind = match (place.claim, wait) {
+                (_, None) => PlaceKind::Absent,
+                (Some(_), _) => PlaceKind::Ticket,
+                (None, Some(wait)) if wait.asked.channel.is_some() => PlaceKind::Notify,
+                (None, _) => PlaceKind::Waiter,
+            };
+            let (owner, limit) = (&place.owner, wire(place.limit));
+            format!("{owner} {kind:?} {limit:?} for {left:?}, {client}")
+        }));
+        lines
+    }
+}
+
+fn shown_view(state: Option<State>, holders: &[HoldView], queue: &[PlaceView]) -> Vec<String> {
+    let text = String::from_utf8_lossy;
+    let mut lines = vec![format!("{state:?}")];
+    lines.extend(holders.iter().map(|hold| {
+        let HoldView {
+            holds,
+            limit,
+            lease_ms,
+            held_ms,
+            ..
+        } = hold;
+        let (owner, session) = (text(&hold.owner), hold.session.then_some(hold.client.0));
+        format!("{owner} holds {holds} {limit:?} for {lease_ms} since {held_ms}, {session:?}")
+    }));
+    lines.extend(queue.iter().map(|place| {
+        let PlaceView {
+            kind,
+            limit,
+            left_ms,
+            client,
+            ..
+        } = place;
+        format!(
+            "{} {kind:?} {limit:?} for {left_ms:?}, {}",
+            text(&place.owner),
+            client.0
+        )
+    }));
+    lines
+}
+
+fn same_error(must: &Error, got: &Error) -> bool {
+    let code = |error: &Error| error.to_string().split(' ').next().map(str::to_string);
+    match (must, got) {
+        (Error::Quarantine(must), Error::Quarantine(got)) => must == got,
+        _ => code(must) == code(got),
+    }
+}
+
+fn wire(limit: usize) -> Limit {
+    let wire = if limit == SHARED { 0 } else { limit as u32 };
+    Limit::from_wire(wire).expect("a limit")
+}
