@@ -271,7 +271,7 @@ extern "C" fn listener(
     _sub: u64,
     _data: *mut c_void,
 ) {
-    replicate::somebody_may_listen();
+    door(replicate::somebody_may_listen);
 }
 
 /// Set from the event before the event loop sleeps until the one after.
@@ -283,19 +283,20 @@ pub fn asleep() -> bool {
 }
 
 extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
-    if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
-        ASLEEP.store(true, Ordering::Relaxed);
+    let sleeps = sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
+    ASLEEP.store(sleeps, Ordering::Relaxed);
+    door(|| {
+        if !sleeps {
+            return blocking::after_sleep();
+        }
         clock::turn();
         audience::turn();
         inbox::turn();
         if vacant::any() {
-            door(|| vacant::turn(ctx));
+            vacant::turn(ctx);
         }
-        door(blocking::before_sleep);
-    } else {
-        ASLEEP.store(false, Ordering::Relaxed);
-        door(blocking::after_sleep);
-    }
+        blocking::before_sleep();
+    });
 }
 
 extern "C" fn cron(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {

@@ -129,7 +129,7 @@ impl Client<'_> {
         }
         match self.random.u8(0..4) {
             0 if renews && !hold.tied => self.renew(hold),
-            1 if hold.tied => self.look(hold),
+            1 | 2 if hold.tied => self.look(hold),
             _ if hold.limit == 1 => self.write(hold),
             _ => self.look(hold),
         }
@@ -245,7 +245,10 @@ impl Client<'_> {
         };
         if let Some(at) = lost {
             (until, end) = (at, End::Lost);
-        } else if end == End::RanOut || (hold.limit == 1 && self.random.u8(0..40) == 0) {
+        } else if hold.tied && end == End::RanOut {
+            // The server would renew it for as long as the connection is open.
+            self.release(&hold);
+        } else if end == End::RanOut || self.is_suspended(&hold) {
             until = hold.deadline;
             end = End::RanOut;
             self.write_late(&hold);
@@ -265,6 +268,11 @@ impl Client<'_> {
             until,
             end,
         });
+    }
+
+    /// Does its process stand still until its lease is over?
+    fn is_suspended(&mut self, hold: &Hold) -> bool {
+        hold.limit == 1 && !hold.tied && self.random.u8(0..40) == 0
     }
 
     /// A client that was suspended: it writes when its lease is over.
