@@ -360,7 +360,7 @@ impl Engine {
             self.add_place(entry, now, lock, &ask, number);
             if upgrades {
                 // It is before others, who did not know of what else its owner waits for.
-                self.suspect_if_waiting(lock, ask.owner);
+                self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
             }
             return number;
         };
