@@ -301,7 +301,10 @@ extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _da
 }
 
 extern "C" fn cron(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {
-    door(timer::catch_up);
+    door(|| {
+        gate::beat(clock::read().steady());
+        timer::catch_up();
+    });
 }
 
 extern "C" fn keyspace_event(
