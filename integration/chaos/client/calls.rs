@@ -72,6 +72,7 @@ impl Client<'_> {
             None => Reply::Unreachable,
         };
         if matches!(reply, Reply::Closed | Reply::NoAnswer) {
+            self.given_up.insert(port, self.shared.now());
             self.links.remove(&port);
         }
         self.count(words.first().copied().unwrap_or_default(), reply.kind());
