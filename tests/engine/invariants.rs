@@ -66,7 +66,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
     answered(after)?;
     all_or_none(after)?;
     session_ends(before, after)?;
-    no_circle(before, after)?;
+    no_circle(before, after, orderly)?;
     if after.settled {
         wakeup(after)?;
         if after.granting {
@@ -276,8 +276,14 @@ fn no_overtaking(
     }
     // A holder's upgrade is not the queue's affair.
     let queued = |owner: &&Vec<u8>| {
-        was.hold(owner)
-            .map_or(true, |hold| hold.deadline <= after.now)
+        let live = was
+            .hold(owner)
+            .is_some_and(|hold| hold.deadline > after.now);
+        let upgrades = was
+            .upgrade
+            .as_ref()
+            .is_some_and(|place| place.owner == **owner);
+        !live && !upgrades
     };
     for owner in grants.into_iter().filter(queued) {
         let stood = rank(owner).unwrap_or(usize::MAX);
@@ -399,7 +405,8 @@ fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
     }
     let stray = |token: Token| {
         let mut holders = before.rows.values().flat_map(|row| &row.holders);
-        holders.any(|hold| hold.token == token && hold.session.is_none())
+        let untied = holders.any(|hold| hold.token == token && hold.session.is_none());
+        untied && !after.restored.contains(&token)
     };
     let ended = after.over.iter().filter(|(end, _)| *end == End::Session);
     for (_, token) in ended {
@@ -411,7 +418,7 @@ fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
     Ok(())
 }
 
-fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
+fn no_circle(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Broken> {
     let stands = |scene, id: u64| deadlock::play(scene).waits.iter().any(|wait| wait.id == id);
     for asked in &after.refused {
         let stuck = after.detection && stands(after.scene_with(asked), u64::MAX);
@@ -422,7 +429,8 @@ fn no_circle(before: &Picture, after: &Picture) -> Result<(), Broken> {
         }
     }
     let told = |heard: &&Heard| matches!(heard.outcome, Outcome::Refused(Error::Deadlock(_)));
-    for heard in after.heard.iter().filter(told) {
+    // A hold that comes may be one too many that would be upgraded.
+    for heard in after.heard.iter().filter(told).filter(|_| orderly) {
         let upgrades = [before, after]
             .iter()
             .any(|at| second_upgrade(at, &heard.asked));

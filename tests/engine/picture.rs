@@ -45,6 +45,8 @@ pub struct Picture {
     /// Whether deadlocks are to be detected; and whether each look may go as far as it has to.
     pub detection: bool,
     pub thorough: bool,
+    /// Tokens that came by RESTORE.
+    pub restored: BTreeSet<Token>,
     /// Connections that have ended.
     pub ended: BTreeSet<u64>,
     /// Counts the events.
@@ -143,6 +145,7 @@ impl Picture {
             looked: world.looked,
             detection: world.detection,
             thorough: engine.policy.deadlock_max_steps >= Policy::default().deadlock_max_steps,
+            restored: world.restored.clone(),
             ended: world.ended.clone(),
             event: world.event,
             grants: std::mem::take(&mut world.grants),

@@ -69,6 +69,8 @@ pub struct World {
     pub step: usize,
     /// A fault that is planted here, to see that it is found.
     pub fault: Option<Fault>,
+    /// Tokens that came by RESTORE: one may stand at two keys, and which of these a session means is anybody's guess.
+    pub restored: BTreeSet<Token>,
     /// Every lock that there ever was.
     pub known: BTreeSet<Name>,
     /// The highest token of all grants.
@@ -165,6 +167,7 @@ impl World {
             detection,
             step: 16,
             fault: None,
+            restored: BTreeSet::new(),
             known: BTreeSet::new(),
             last_token: Token(0),
             replica_knows: Token(0),
@@ -441,6 +444,10 @@ impl World {
 
     /// Something other than the module works on keys.
     pub fn alter(&mut self, op: Op) {
+        if let Op::Restore(_, bytes) = &op {
+            let lock = codec::decode(bytes).expect("what was encoded can be decoded");
+            self.restored.extend(lock.holds().map(|hold| hold.token));
+        }
         let values = &mut self.primary.keys.values;
         match (self.fault, &op) {
             (Some(Fault::DelUnseen), Op::Del(name)) => drop(values.remove(name)),

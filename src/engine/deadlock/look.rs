@@ -565,10 +565,14 @@ impl Look {
     fn bystander(&mut self, world: &World, lock: usize, number: Arrival) -> Option<Arrival> {
         let nobody = usize::MAX;
         self.standing(lock, nobody).next()?;
-        let queue = queue_of(world, &self.locks[lock])?;
+        self.head(lock);
+        let node = &self.locks[lock];
+        // Those before a place that was granted have had their turn.
+        let served = node.waits[..node.granted].last().map(|(at, _)| *at);
+        let queue = queue_of(world, node)?;
         let mut looked = 0;
         let mut found = None;
-        for (at, place) in queue.in_order() {
+        for (at, place) in queue.in_order().skip_while(|(at, _)| Some(*at) <= served) {
             if at >= number {
                 break;
             }
@@ -704,6 +708,15 @@ impl Look {
             blocker: self.waits[arrow.to].id,
             queued: arrow.queued,
         }
+    }
+
+    /// The locks of which all waits were granted in the play: those need no look of their own.
+    pub fn ending<'l>(&'l self, world: &'l World) -> impl Iterator<Item = LockId> + 'l {
+        let ends = |lock: &&LockNode| {
+            let all = queue_of(world, lock).is_some_and(|queue| queue.len() == lock.waits.len());
+            all && lock.waits.iter().all(|(_, wait)| self.waits[*wait].granted)
+        };
+        self.locks.iter().filter(ends).filter_map(|lock| lock.id)
     }
 
     /// Whether nothing has changed since at the locks that these requests wait for.

@@ -358,6 +358,10 @@ impl Engine {
             let ticket = ask.ticket.filter(|_| !upgrades);
             let ask = Ask { ticket, ..*ask };
             self.add_place(entry, now, lock, &ask, number);
+            if upgrades {
+                // It is before others, who did not know of what else its owner waits for.
+                self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
+            }
             return number;
         };
         let place = self

@@ -182,7 +182,7 @@ impl Engine {
         inherited: Option<RequestId>,
         ask: &Ask,
     ) -> Result<(), Error> {
-        let mut fresh = 0;
+        let mut fresh = Vec::new();
         let mut gone: BTreeSet<(LockId, Arrival)> = BTreeSet::new();
         for access in ways {
             let stays = self.inherited_place(access, inherited);
@@ -196,11 +196,12 @@ impl Engine {
             if access.way == Way::Upgrade {
                 self.refuse_second_upgrade(access.lock, ask.owner)?;
             }
-            if access.place.is_none() {
-                self.room_in_queue(access.lock)?;
-            }
-            fresh += 1;
+            fresh.push(access);
         }
+        for access in fresh.iter().filter(|access| access.place.is_none()) {
+            self.room_in_queue(access.lock)?;
+        }
+        let fresh = fresh.len();
         // Other older requests leave all their queues.
         let others = older.iter().filter(|id| Some(**id) != inherited);
         let others = others.filter_map(|id| self.requests.many(*id));

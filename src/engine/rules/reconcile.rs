@@ -8,6 +8,7 @@ use crate::engine::lock::change::Change;
 use crate::engine::lock::Ticket;
 use crate::engine::queue::place::{Occupant, Place};
 use crate::engine::queue::requests::WaitsAt;
+use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::state::Engine;
 use crate::engine::types::{Arrival, Name, NameRef, Now};
@@ -72,6 +73,13 @@ impl Engine {
             entry.retime();
         }
         entry.shorten(now.wall().after(self.policy.max_lease_ms));
+        let queue = self.queues.get(lock);
+        let upgrade = queue.and_then(WaitQueue::upgrade);
+        if upgrade.is_some_and(|place| entry.hold(&place.owner).is_none()) {
+            // It is in nobody's way any more.
+            let not_held = Outcome::Refused(Error::NotHeld);
+            self.remove_place(entry, now, lock, Arrival::AHEAD, not_held);
+        }
         for number in self.places_of_holders(entry, lock) {
             self.meet_hold(entry, now, name, lock, number);
         }

@@ -390,7 +390,7 @@ impl Model {
         let ticket = Place {
             claim: request.ticket,
             kept_until,
-            ..then.new_place(request)
+            ..then.last_place(request)
         };
         then.lock(key).queue.push(ticket);
         if let Some(cap) = self.exceeded(&then) {
@@ -488,26 +488,21 @@ impl Model {
             let lock = self.lock(key);
             lock.keep_places(|place| place.owner != request.owner);
             let way = lock.way(&request.owner, request.limit);
-            if way == Way::Reenters {
-                continue;
-            }
-            let mut place = inherited.unwrap_or_else(|| self.new_place(request));
+            let mut place = match (way, inherited) {
+                (Way::Reenters, _) => continue,
+                (_, Some(place)) => place,
+                (Way::Upgrades, None) => self.place_ahead(request),
+                (Way::Queues, None) => self.last_place(request),
+            };
             (place.limit, place.wait, place.kept_until) = (request.limit, Some(id), None);
             let lock = self.lock(key);
-            match way {
-                Way::Reenters => {}
-                Way::Upgrades => {
-                    lock.upgrade = Some(Place {
-                        claim: None,
-                        ..place
-                    })
-                }
-                Way::Queues => {
-                    place.claim = request.ticket.or(place.claim);
-                    lock.queue.push(place);
-                    lock.queue.sort_by_key(|place| place.arrival);
-                }
+            if way == Way::Upgrades {
+                lock.upgrade = Some(place);
+                continue;
             }
+            place.claim = request.ticket.or(place.claim);
+            lock.queue.push(place);
+            lock.queue.sort_by_key(|place| place.arrival);
         }
         let until = match request.wait {
             Patience::For(ms) => Some(self.steady + ms),
@@ -518,14 +513,24 @@ impl Model {
         id
     }
 
-    fn new_place(&mut self, request: &Request) -> Place {
+    /// A place behind all others.
+    fn last_place(&mut self, request: &Request) -> Place {
         self.arrivals += 1;
         self.latest = self.latest.max(self.now);
+        let arrival = self.arrivals;
+        Place {
+            arrival,
+            ..self.place_ahead(request)
+        }
+    }
+
+    /// A place ahead of the queue: for an upgrade.
+    fn place_ahead(&self, request: &Request) -> Place {
         Place {
             owner: request.owner.clone(),
             limit: request.limit,
             since: self.steady,
-            arrival: self.arrivals,
+            arrival: 0,
             claim: None,
             kept_until: None,
             wait: None,

@@ -1,6 +1,6 @@
 //! What follows from an event: whatever it was, all locks are brought up to date.
 
-use super::{overflow, Answer, Hold, Lock, Model, Place, Request, Told, Wait, Way};
+use super::{overflow, Answer, Hold, Model, Place, Request, Told, Wait, Way};
 use crate::error::Error;
 
 impl Model {
@@ -41,57 +41,63 @@ impl Model {
         }
     }
 
-    /// A place goes with what its owner holds: holds end, arrive and change under those who wait.
+    /// A request goes with what its owner holds: holds end, change and arrive under those who wait.
     fn follow_holds(&mut self) {
+        for wait in self.waits.clone() {
+            let lost = |key: &String| {
+                let lock = &self.locks[key];
+                let upgrade = lock.upgrade.as_ref().and_then(|place| place.wait);
+                match lock.way(&wait.asked.owner, wait.asked.limit) {
+                    Way::Reenters => false,
+                    // Where it has no place it counts on a hold that is strong enough.
+                    Way::Upgrades => lock.place_of(wait.id).is_none(),
+                    Way::Queues => lock.place_of(wait.id).is_none() || upgrade == Some(wait.id),
+                }
+            };
+            if wait.asked.keys.iter().any(lost) {
+                self.end_wait(wait.id, Answer::Refused(Error::NotHeld));
+            }
+        }
         for (key, before) in self.locks.clone() {
             for place in before.in_order() {
                 // It may have gone with another of the same request.
                 if self.locks[&key].in_order().any(|other| other == place) {
-                    self.follow_hold(&key, place);
+                    self.meet_hold(&key, place);
                 }
-            }
-        }
-        for wait in self.waits.clone() {
-            let counts = |key: &&String| self.locks[*key].place_of(wait.id).is_none();
-            let lost = |key: &String| {
-                self.locks[key].way(&wait.asked.owner, wait.asked.limit) != Way::Reenters
-            };
-            if wait.asked.keys.iter().filter(counts).any(lost) {
-                self.end_wait(wait.id, Answer::Refused(Error::NotHeld));
             }
         }
     }
 
-    fn follow_hold(&mut self, key: &str, place: &Place) {
+    /// A holder has no ticket, and needs no place for a re-entry. If its hold is too weak, it waits ahead of the queue.
+    fn meet_hold(&mut self, key: &str, place: &Place) {
         let lock = self.lock(key);
         let upgrade = lock.upgrade.clone();
-        let upgrades = upgrade.as_ref() == Some(place);
-        let remove = |lock: &mut Lock| lock.keep_places(|other| other.owner != place.owner);
         match (place.wait, lock.way(&place.owner, place.limit)) {
-            (Some(id), Way::Queues) if upgrades => {
-                self.end_wait(id, Answer::Refused(Error::NotHeld));
-            }
             (_, Way::Queues) => {}
-            // A holder has no ticket; a re-entry needs no place.
-            (None, _) | (_, Way::Reenters) => remove(lock),
-            (Some(id), Way::Upgrades) if !upgrades => match upgrade {
-                Some(_) => drop(self.end_wait(id, Answer::Refused(Error::Deadlock(String::new())))),
-                None => {
-                    remove(lock);
+            (Some(_), Way::Upgrades) if upgrade.as_ref() == Some(place) => {}
+            (Some(id), Way::Upgrades) if upgrade.is_some() => {
+                self.end_wait(id, Answer::Refused(Error::Deadlock(String::new())));
+            }
+            (wait, way) => {
+                lock.keep_places(|other| other.owner != place.owner);
+                if wait.is_some() && way == Way::Upgrades {
                     let claim = None;
                     lock.upgrade = Some(Place {
                         claim,
                         ..place.clone()
                     });
                 }
-            },
-            (Some(_), Way::Upgrades) => {}
+            }
         }
     }
 
-    /// Grants whatever can be granted, to the first that asked.
+    /// Grants whatever can be granted: to those who asked for one lock, and then for many, as they came.
     fn serve(&mut self) {
-        while let Some(wait) = self.waits.iter().find(|wait| self.grantable(wait)).cloned() {
+        loop {
+            let ready = self.waits.iter().filter(|wait| self.grantable(wait));
+            let Some(wait) = ready.min_by_key(|wait| wait.asked.many).cloned() else {
+                return;
+            };
             let overflows = |key: &String| {
                 let hold = self.locks[key].hold(&wait.asked.owner);
                 hold.is_some_and(|hold| hold.overflows(&wait.asked))
