@@ -32,6 +32,7 @@ const DRIFT: u32 = 100;
 pub struct Quorum {
     masters: Vec<Master>,
     owner: String,
+    bound: Duration,
 }
 
 struct Master {
@@ -75,7 +76,13 @@ impl Quorum {
         Quorum {
             masters: masters.collect(),
             owner: owner.to_owned(),
+            bound: BOUND,
         }
+    }
+
+    /// The same, but a master may take so long to answer what it need not wait for.
+    pub fn with_bound(self, bound: Duration) -> Quorum {
+        Quorum { bound, ..self }
     }
 
     fn majority(&self) -> usize {
@@ -92,7 +99,7 @@ impl Quorum {
             let block = millis(left).max(1);
             let mut request = self.request("DLOCK.ACQUIRE", lock, millis(lease));
             request.arg("BLOCK").arg(block);
-            let bound = Duration::from_millis(block) + BOUND;
+            let bound = Duration::from_millis(block) + self.bound;
             match self.masters[number].ask::<Option<(u64, u64)>>(&request, bound) {
                 Some(Some((token, _))) => {
                     first = Some((number, token));
@@ -124,7 +131,7 @@ impl Quorum {
         let mut confirmation = self.request("DLOCK.RENEW", lock, millis(lease));
         confirmation.arg("TOKEN").arg(token);
         if self.masters[first]
-            .ask::<u64>(&confirmation, BOUND)
+            .ask::<u64>(&confirmation, self.bound)
             .is_some()
         {
             held.tokens[first] = Some(token);
@@ -134,7 +141,7 @@ impl Quorum {
             let sent = Instant::now();
             let shorter = shorter(lease, begun.elapsed());
             let request = self.request("DLOCK.ACQUIRE", lock, millis(shorter).max(1));
-            let grant = self.masters[number].ask::<Option<(u64, u64)>>(&request, BOUND);
+            let grant = self.masters[number].ask::<Option<(u64, u64)>>(&request, self.bound);
             if let Some(Some((token, _))) = grant {
                 held.tokens[number] = Some(token);
                 held.count_lease(sent, shorter);
@@ -165,7 +172,10 @@ impl Quorum {
             };
             let mut request = self.request("DLOCK.RENEW", &held.lock, millis(length).max(1));
             request.arg("TOKEN").arg(token);
-            if self.masters[number].ask::<u64>(&request, BOUND).is_some() {
+            if self.masters[number]
+                .ask::<u64>(&request, self.bound)
+                .is_some()
+            {
                 renewed.count_lease(sent, length);
             } else {
                 renewed.tokens[number] = None;
@@ -188,7 +198,7 @@ impl Quorum {
             let mut request = redis::cmd("DLOCK.RELEASE");
             request.arg(lock).arg(&self.owner).arg("HOLDS").arg(0);
             // NOTHELD is as good; without an answer the lease ends it.
-            let _ = self.masters[number].ask::<u64>(&request, BOUND);
+            let _ = self.masters[number].ask::<u64>(&request, self.bound);
         }
     }
 

@@ -49,6 +49,7 @@ impl Nodes {
                 && info.contains("cluster_state:ok")
                 && info.contains("cluster_slots_assigned:16384")
         });
+        two.trust_other_nodes();
         Nodes {
             one,
             two,
@@ -76,7 +77,7 @@ impl Nodes {
 
     /// Carries a key over.
     fn carry(&self, key: &str) {
-        let line = format!("MIGRATE 127.0.0.1 {} {key} 0 5000", self.two.port());
+        let line = format!("MIGRATE 127.0.0.1 {} {key} 0 60000", self.two.port());
         let moved: String = self.one.connection().ask(&line);
         assert_eq!(moved, "OK", "{key}");
     }
@@ -189,20 +190,21 @@ fn nobody_is_granted_in_a_slot_that_migrates_away() {
     let nodes = Nodes::start();
     let mut c = nodes.one.connection();
     let mut granted = Vec::new();
-    for (at, release) in ["", "DLOCK.RELEASE k alice", "DLOCK.FORCERELEASE k", "DEL k"]
-        .into_iter()
-        .enumerate()
-    {
+    let releases = [
+        "DLOCK.RENEW k alice 100",
+        "DLOCK.RELEASE k alice",
+        "DLOCK.FORCERELEASE k",
+        "DEL k",
+    ];
+    for (at, release) in releases.into_iter().enumerate() {
         let key = format!("{{k}}{at}");
-        take(&mut c, &key, "alice", 500);
+        take(&mut c, &key, "alice", 600_000);
         let line = format!("DLOCK.ACQUIRE {key} bob 600000 BLOCK 0");
         let bob = Blocked::start(&nodes.one, &line);
         nodes.begin_move(&key);
-        if !release.is_empty() {
-            c.run(&release.replace(" k", &format!(" {key}")));
-        }
+        c.run(&release.replace(" k", &format!(" {key}")));
         let held = format!("DLOCK.HELD {key} alice");
-        await_until("the lease is over in any case", PATIENCE, || {
+        await_until("the hold is over", PATIENCE, || {
             // Where the key is gone from, requests are sent on.
             c.try_ask(&held).map_or(true, |reply| reply == Value::Nil)
         });
@@ -353,7 +355,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     for key in ["{k}session", "{k}contended"] {
         dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION"));
     }
-    let short = take(&mut c, "{k}short", "alice", 3000);
+    let short = take(&mut c, "{k}short", "alice", 600_000);
     let waits = [
         "DLOCK.ACQUIRE {k}short bob 600000 BLOCK 0",
         "DLOCK.FAIRACQUIRE {k}short carol 600000 BLOCK 0",
@@ -362,6 +364,8 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
     let waits = waits.map(|line| Blocked::start(&nodes.one, line));
     let (_, _, frank): Queued = c.ask("DLOCK.ACQUIRE {k}contended frank NOTIFY news");
     c.run("DLOCK.FAIRACQUIRE {k}short polls CLAIM 600000");
+    // Time enough for the move.
+    c.run("DLOCK.RENEW {k}short alice 12000");
     if !nodes.move_at_once("{k}") {
         return;
     }
@@ -400,7 +404,7 @@ fn renewals_stay_behind_when_a_slot_moves() {
     let (mut alice, mut there) = (nodes.one.wire(), nodes.two.wire());
     let token = take(&mut c, "k", "alice", 600_000);
     take(&mut c, "{k}off", "alice", 600_000);
-    alice.ask::<u64>("DLOCK.MRENEW 2 k {k}off alice 12000 SESSION AUTO 0");
+    alice.ask::<u64>("DLOCK.MRENEW 2 k {k}off alice 600000 SESSION AUTO 0");
     assert_eq!(stat(&nodes.one, "auto_renewed"), 2);
     nodes.begin_move("k");
     nodes.carry("k");
@@ -496,7 +500,7 @@ impl Nodes {
     /// The command that carries keys over.
     fn migration(&self, keys: &[&str]) -> Cmd {
         let mut migrate = command(&format!("MIGRATE 127.0.0.1 {}", self.two.port()));
-        migrate.arg("").arg(0).arg(5000).arg("KEYS").arg(keys);
+        migrate.arg("").arg(0).arg(60_000).arg("KEYS").arg(keys);
         migrate
     }
 
@@ -650,7 +654,7 @@ fn a_lock_that_migrates_outside_of_a_cluster_has_ended() {
     let ends = Subscriber::patterns(&one, &["__dlock@*"]);
     let token = take(&mut c, "k", "alice", 600_000);
     let bob = Blocked::start(&one, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    let migrate = format!("MIGRATE 127.0.0.1 {} k 0 5000", two.port());
+    let migrate = format!("MIGRATE 127.0.0.1 {} k 0 60000", two.port());
     assert_eq!(c.ask::<String>(&migrate), "OK");
     bob.reply::<Grant>();
     assert_eq!(ends_told(&ends, &mut c), [format!("removed {token}")]);

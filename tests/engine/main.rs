@@ -41,6 +41,7 @@ mod client;
 mod comparison;
 mod counting;
 mod deadlock;
+mod exploration;
 mod faults;
 mod hash_slots;
 pub mod hostile;
