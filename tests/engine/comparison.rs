@@ -3,7 +3,7 @@
 //! it does not need is taken out.
 
 use crate::engine::Policy;
-use crate::faults::Fault;
+use crate::faults::{broken, Fault, SEEN_BY_INVARIANTS, SEEN_BY_MODEL};
 use crate::model::Wait;
 use crate::pair::Pair;
 use crate::random::{for_some_seeds, Random};
@@ -330,4 +330,47 @@ fn the_comparison_comes_by_everything() {
         let least = if what == "told DEADLOCK" { 1 } else { 10 };
         assert!(count >= least, "{what}: {count} of {seen:#?}");
     }
+}
+
+/// Seeds among which each fault is found.
+const FOUND_WITHIN: u64 = 4_000;
+
+#[test]
+fn the_comparison_finds_faults() {
+    let mut missed = Vec::new();
+    for fault in SEEN_BY_MODEL {
+        let found = (1..=FOUND_WITHIN).find_map(|seed| {
+            let mut run = Run::new(seed, seed % 2 == 0);
+            run.pair.world.fault = Some(fault);
+            let differs = (0..STEPS).any(|_| run.step().is_err());
+            differs.then_some((seed, run))
+        });
+        match found {
+            None => missed.push(fault),
+            Some((seed, run)) => {
+                let shrunk = shrink(&run.setting, Some(fault), &run.lines);
+                println!("{fault:?} (seed {seed}):\n    {}", shrunk.join("\n    "));
+                assert!(differs(&run.setting, None, &shrunk).is_none(), "{fault:?}");
+            }
+        }
+    }
+    assert!(missed.is_empty(), "{missed:?}");
+}
+
+#[test]
+fn the_invariants_find_faults() {
+    let mut missed = Vec::new();
+    for fault in SEEN_BY_INVARIANTS {
+        let found = (1..=FOUND_WITHIN).find_map(|seed| {
+            let mut run = Run::new(seed, seed % 2 == 0);
+            (0..STEPS).for_each(|_| drop(run.step()));
+            let rule = broken(fault, run.setting.policy.clone(), &run.lines)?;
+            Some((seed, rule))
+        });
+        match found {
+            None => missed.push(fault),
+            Some((seed, rule)) => println!("{fault:?}: {rule:?} (seed {seed})"),
+        }
+    }
+    assert!(missed.is_empty(), "{missed:?}");
 }
