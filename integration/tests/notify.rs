@@ -2,7 +2,6 @@
 
 mod sound;
 
-
 use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, PushKind, Value};
 use dlock_integration::{
     await_until, position, stat, Ask, Blocked, Grant, Queued, Server, Wire, PATIENCE,
