@@ -1,5 +1,7 @@
 //! Every error a client can get from the module, with its exact text.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 
 /// Why a request was refused. Nothing has changed when one of these is answered.

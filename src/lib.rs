@@ -9,14 +9,17 @@
 //!
 //! What holds throughout:
 //!
-//! 1. One way in: whatever happens comes to `server::run`, and one way through: args → engine → effects → perform → reply.
+//! 1. What may change a lock comes in by `server::run`, and goes one way: args → engine → effects → perform → reply.
 //! 2. Durable state moves by `engine::change::Change` only, on the primary, on replicas and from the AOF alike.
-//! 3. The engine never learns the time by itself, calls nothing out, and contains no `unsafe`.
+//! 3. The engine is told the time, calls nothing but its keyspace, and compiles without a server (`tests/engine`).
 //! 4. Nothing is decided on a replica, and nothing by a replica's or a client's clock.
 //! 5. Nothing is propagated outside of a command unless the server would accept a write (`server::gate`).
-//! 6. Callbacks write down what happened (`server::inbox`) and do nothing else.
-//! 7. Nothing is lent while the server may call back: connections are answered and observers told last.
-//! 8. A connection is answered once: granted, null, or an error.
+//! 6. A callback of the server changes no lock: it notes what has happened (`server::inbox`), and the module's next event acts.
+//! 7. What may run more of the module than such a callback comes last: connections are answered, and observers told, with no
+//!    state borrowed.
+//! 8. The module answers a request once.
+//! 9. A panic stops at the callback in which it happens (`server::door`), and nothing is decided after it.
+//! 10. All `unsafe` is in `server`, each block with its reason; engine, commands and errors forbid it.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -31,6 +34,7 @@ mod error;
 mod server;
 
 use server::init;
+use server::maybe_owned;
 
 redis_module::redis_module! {
     name: "dlock",

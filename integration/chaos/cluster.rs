@@ -212,7 +212,12 @@ impl Scene for Cluster {
     fn inflict(&mut self, fault: Fault, random: &mut Rng) -> Inflicted {
         let locks = all_locks();
         let slot = slot_of(locks[random.usize(..locks.len())]);
-        let Some(old) = self.primary_of(slot, None) else {
+        let mut old = None;
+        until(PATIENCE, || {
+            old = self.primary_of(slot, None);
+            old.is_some()
+        });
+        let Some(old) = old else {
             return Inflicted {
                 promoted: false,
                 healed: false,

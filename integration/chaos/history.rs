@@ -115,6 +115,8 @@ pub struct Round {
     pub lossy: bool,
     /// Was there another primary afterwards?
     pub promoted: bool,
+    /// Did the servers find together again?
+    pub healed: bool,
 }
 
 /// What a server still counted when everybody had gone.

@@ -13,6 +13,7 @@
 //! | `nodes.rs`, `sentinel.rs`, `cluster.rs` | the servers |
 //! | `client.rs`, `route.rs`, `link.rs` | the clients, their way to the primary, calls with a bound |
 //! | `history.rs`, `judge/` | what was recorded, and what is wrong in it |
+//! | `quorum.rs` | the quorum over independent masters |
 //! | `report.rs` | figures and the table |
 
 mod client;
@@ -23,6 +24,7 @@ mod judge;
 mod link;
 mod nodes;
 mod options;
+mod quorum;
 mod report;
 mod route;
 mod run;
@@ -35,6 +37,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 use std::thread;
+use std::time::Duration;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -51,6 +54,9 @@ fn main() -> ExitCode {
         .results
         .clone()
         .unwrap_or_else(|| PathBuf::from("target/chaos"));
+    if let Some(seconds) = options.quorum {
+        return measure_quorum(&options, Duration::from_secs(seconds), &results);
+    }
     println!(
         "{} cells, {} at a time, to {}",
         plans.len(),
@@ -85,6 +91,34 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     println!("Not as promised:\n{}", failed.join("\n"));
+    ExitCode::FAILURE
+}
+
+fn measure_quorum(options: &Options, length: Duration, results: &Path) -> ExitCode {
+    let mut rows = Vec::new();
+    let mut faults = Vec::new();
+    for (_, program) in options.main_servers() {
+        for variant in quorum::VARIANTS {
+            let row = quorum::measure(variant, &program, length, options.seed);
+            let found = row.faults(&variant);
+            println!(
+                "{row}{}",
+                if found.is_empty() {
+                    ""
+                } else {
+                    " — NOT AS PROMISED"
+                }
+            );
+            faults.extend(found);
+            rows.push(row);
+        }
+    }
+    quorum::keep(results, &rows).expect("the results can be written");
+    if faults.is_empty() {
+        println!("All as promised.");
+        return ExitCode::SUCCESS;
+    }
+    println!("Not as promised:\n{}", faults.join("\n"));
     ExitCode::FAILURE
 }
 

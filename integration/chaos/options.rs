@@ -50,6 +50,9 @@ pub struct Options {
     /// Also writes the history of each cell to the results
     #[arg(long)]
     pub histories: bool,
+    /// Only the quorum over independent masters, so many seconds for each way
+    #[arg(long)]
+    pub quorum: Option<u64>,
     /// Starts nothing, but judges again the histories that are among the results
     #[arg(long)]
     pub again: bool,
@@ -130,7 +133,7 @@ impl Options {
     }
 
     /// Names and programs: the environment's server when no other was fetched.
-    fn main_servers(&self) -> Vec<(String, OsString)> {
+    pub fn main_servers(&self) -> Vec<(String, OsString)> {
         let fetched = self.servers.iter().flat_map(|directory| {
             let programs = MAIN_SERVERS.map(|name| (name, directory.join(name).join("server")));
             programs.into_iter().filter(|(_, path)| path.exists())

@@ -160,12 +160,10 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
                 calm: shared.now() + unknown_ms * 1_000,
                 lossy: plan.fault.is_lossy(),
                 promoted: inflicted.promoted,
+                healed: inflicted.healed,
             });
             progress();
             if !inflicted.healed {
-                history
-                    .died
-                    .push("the servers did not find together again".into());
                 break;
             }
         }

@@ -131,7 +131,7 @@ impl Watched {
                 // Below the time after which the Sentinels would see more than a lag.
                 thread::sleep(Duration::from_millis(random.u64(500..2_800)));
                 self.nodes[number].server.kill9();
-                self.network.heal();
+                self.network.lose();
                 self.come_back(old, number)
             }
             Fault::Stop => {
@@ -184,9 +184,12 @@ impl Scene for Watched {
     }
 
     fn inflict(&mut self, fault: Fault, random: &mut Rng) -> Inflicted {
-        let begun = self
-            .primary()
-            .and_then(|old| Some((old, self.number_of(old)?)));
+        let mut begun = None;
+        until(PATIENCE, || {
+            let primary = self.primary();
+            begun = primary.and_then(|old| Some((old, self.number_of(old)?)));
+            begun.is_some()
+        });
         let Some((old, number)) = begun else {
             return Inflicted {
                 promoted: false,
@@ -194,6 +197,11 @@ impl Scene for Watched {
             };
         };
         let new = self.replace(fault, old, number, random);
+        if new.is_none() {
+            for sentinel in &self.sentinels {
+                eprintln!("Nobody was promoted; a Sentinel's log:\n{}", sentinel.log());
+            }
+        }
         let promoted_at = Instant::now();
         let healed = until(PATIENCE, || {
             self.primary()

@@ -112,7 +112,10 @@ impl Stage {
         let to = self.replica_of(from)?;
         self.cluster[to].wait_in_sync(&self.cluster[from]);
         self.cluster[from].kill9();
-        self.cluster[to].connection().run("CLUSTER FAILOVER FORCE");
+        // Without a vote: the masters would refuse a second one soon after a first.
+        self.cluster[to]
+            .connection()
+            .run("CLUSTER FAILOVER TAKEOVER");
         self.await_promotion(to);
         self.cluster[from].restart();
         self.await_demotion(from);

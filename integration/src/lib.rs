@@ -39,6 +39,7 @@
 //! | `server.rs` | [`Server`]: a running server, its end and its restart |
 //! | `network.rs` | [`Network`]: doors to servers, and cuts between parties |
 //! | `sentinel.rs` | [`Sentinel`]: who promotes a replica |
+//! | `quorum.rs` | [`Quorum`]: a lock over independent masters |
 //! | `daemon.rs` | [`Daemon`]: another program beside it that answers HTTP |
 //! | `process.rs` | child processes that do not outlive this one |
 //! | `port.rs` | free ports |
@@ -63,6 +64,7 @@ mod patience;
 mod port;
 mod process;
 mod program;
+mod quorum;
 mod scene;
 mod sentinel;
 mod server;
@@ -79,6 +81,7 @@ pub use info::Info;
 pub use network::{Door, Network, Party};
 pub use patience::{await_until, PATIENCE};
 pub use program::{module_path, server_program};
+pub use quorum::{Held, Quorum, Vote};
 pub use scene::{fair_as, held, held_for, is_held, kept, position, stat, wait_as};
 pub use sentinel::{Sentinel, Watch, PRIMARY};
 pub use server::Server;

@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 use std::time::Duration;
@@ -31,6 +31,8 @@ pub struct Network {
 #[derive(Default)]
 struct State {
     cuts: RwLock<HashSet<(Party, Party)>>,
+    /// How often what was held back was lost.
+    losses: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -75,6 +77,13 @@ impl Network {
         }
     }
 
+    /// Everybody reaches everybody again, but what was held back is lost, and its connections are closed: as when the
+    /// machine dies that would have had to send it again.
+    pub fn lose(&self) {
+        self.state.losses.fetch_add(1, Ordering::Relaxed);
+        self.heal();
+    }
+
     /// Everybody reaches everybody again.
     pub fn heal(&self) {
         let mut cuts = self
@@ -109,15 +118,19 @@ impl State {
         self.ended.load(Ordering::Relaxed)
     }
 
-    /// Returns when nothing is between the two.
-    fn await_passage(&self, from: Party, to: Party) {
+    /// Returns when nothing is between the two; gives whether what waited was not lost meanwhile.
+    fn await_passage(&self, from: Party, to: Party) -> bool {
+        let before = self.losses.load(Ordering::Relaxed);
+        let mut has_waited = false;
         let is_cut = || {
             let cuts = self.cuts.read().unwrap_or_else(PoisonError::into_inner);
             cuts.contains(&(from, to))
         };
         while is_cut() && !self.has_ended() {
+            has_waited = true;
             thread::sleep(INTERVAL);
         }
+        !has_waited || self.losses.load(Ordering::Relaxed) == before
     }
 }
 
@@ -137,7 +150,9 @@ fn open(listener: &TcpListener, state: &Arc<State>, target: &AtomicU16, party: P
 
 /// Leads a guest to the server and carries what both say until one of them leaves.
 fn lead(guest: TcpStream, from: Party, state: &Arc<State>, party: Party, port: u16) {
-    state.await_passage(from, party);
+    if !state.await_passage(from, party) {
+        return;
+    }
     let Ok(host) = TcpStream::connect((Ipv4Addr::LOCALHOST, port)) else {
         return;
     };
@@ -160,7 +175,7 @@ fn lead(guest: TcpStream, from: Party, state: &Arc<State>, party: Party, port: u
     let _ = back.join();
 }
 
-fn carry(mut from: TcpStream, mut to: TcpStream, await_passage: &dyn Fn(), state: &State) {
+fn carry(mut from: TcpStream, mut to: TcpStream, await_passage: &dyn Fn() -> bool, state: &State) {
     let mut bytes = vec![0; 64 * 1024];
     // Without these a door would only be slower.
     let _ = from.set_nonblocking(false);
@@ -172,8 +187,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream, await_passage: &dyn Fn(), state
             Err(error) if is_idle(error.kind()) => continue,
             Err(_) => 0,
         };
-        await_passage();
-        if read == 0 || to.write_all(&bytes[..read]).is_err() {
+        if !await_passage() || read == 0 || to.write_all(&bytes[..read]).is_err() {
             break;
         }
     }

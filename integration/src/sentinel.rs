@@ -19,7 +19,7 @@ pub const PRIMARY: &str = "locks";
 pub struct Sentinel {
     port: u16,
     child: Child,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 /// What a Sentinel is told.
@@ -74,7 +74,7 @@ impl Sentinel {
         let sentinel = Sentinel {
             port,
             child,
-            _directory: directory,
+            directory,
         };
         await_until("the Sentinel answers", PATIENCE, || {
             sentinel.try_connection().is_some()
@@ -92,6 +92,12 @@ impl Sentinel {
     /// Where it listens.
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        let bytes = fs::read(self.directory.path().join("sentinel.log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Where it says that the primary is.

@@ -432,6 +432,15 @@ impl Server {
                 .ask::<String>("CLUSTER INFO")
                 .contains("cluster_state:ok")
         });
+        self.trust_other_nodes();
+    }
+
+    /// Has a cluster node take no other for dead that a loaded machine has only not let answer. It comes up with a short
+    /// time-out, since it waits for as long before it serves.
+    #[track_caller]
+    pub fn trust_other_nodes(&self) {
+        self.connection()
+            .run("CONFIG SET cluster-node-timeout 120000");
     }
 }
 

@@ -63,7 +63,7 @@ fn tokens_rise_over_everything_and_follow_the_clock() {
         }
     }
     assert!(
-        last < now + 60_000_000,
+        last < now + 3_600_000_000,
         "token {last} is far from the clock, {now}"
     );
 }
@@ -71,10 +71,10 @@ fn tokens_rise_over_everything_and_follow_the_clock() {
 #[test]
 fn an_owner_re_enters() {
     let (_server, mut c) = server();
-    let (token, _): Grant = c.ask("DLOCK.ACQUIRE k alice 10000");
+    let (token, _): Grant = c.ask("DLOCK.ACQUIRE k alice 600000");
     for holds in 2..=5 {
         assert_eq!(
-            c.ask::<Grant>("DLOCK.ACQUIRE k alice 10000"),
+            c.ask::<Grant>("DLOCK.ACQUIRE k alice 600000"),
             (token, holds)
         );
     }
@@ -88,25 +88,27 @@ fn an_owner_re_enters() {
 #[test]
 fn re_entry_never_shortens_a_lease() {
     let (_server, mut c) = server();
-    c.run("DLOCK.ACQUIRE k alice 60000");
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    let ends: u64 = c.ask("PEXPIRETIME k");
     c.run("DLOCK.ACQUIRE k alice 1000");
+    assert_eq!(c.ask::<u64>("PEXPIRETIME k"), ends);
     let (_, holds, left) = hold(&mut c, "k", "alice").expect("held");
     assert!(
-        holds == 2 && left > 50_000 && left <= 60_000,
+        holds == 2 && left > 300_000 && left <= 600_000,
         "{left} ms left"
     );
-    c.run("DLOCK.ACQUIRE k alice 90000");
+    c.run("DLOCK.ACQUIRE k alice 1200000");
     let (_, _, left) = hold(&mut c, "k", "alice").expect("held");
-    assert!(left > 80_000 && left <= 90_000, "{left} ms left");
+    assert!(left > 900_000 && left <= 1_200_000, "{left} ms left");
 }
 
 #[test]
 fn holds_makes_a_request_repeatable() {
     let (_server, mut c) = server();
-    let (token, holds): Grant = c.ask("DLOCK.ACQUIRE k alice 10000 HOLDS 1");
+    let (token, holds): Grant = c.ask("DLOCK.ACQUIRE k alice 600000 HOLDS 1");
     assert_eq!(holds, 1);
     for (asked, holds) in [(1, 1), (3, 3), (3, 3), (2, 3)] {
-        let line = format!("DLOCK.ACQUIRE k alice 10000 HOLDS {asked}");
+        let line = format!("DLOCK.ACQUIRE k alice 600000 HOLDS {asked}");
         assert_eq!(c.ask::<Grant>(&line), (token, holds), "{line}");
     }
     assert_eq!(c.ask::<Grant>("DLOCK.ACQUIRE k alice"), (token, 4));
@@ -116,7 +118,7 @@ fn holds_makes_a_request_repeatable() {
 #[test]
 fn the_server_names_an_owner() {
     let (_server, mut c) = server();
-    let (token, holds, owner): (u64, u64, String) = c.ask("DLOCK.ACQUIRE k * 10000");
+    let (token, holds, owner): (u64, u64, String) = c.ask("DLOCK.ACQUIRE k * 600000");
     assert_eq!(holds, 1);
     assert_version_4_uuid(&owner);
     assert_eq!(
@@ -186,18 +188,22 @@ fn release_leaves_what_it_is_told() {
 #[test]
 fn renew_sets_the_deadline() {
     let (_server, mut c) = server();
-    let (token, _): Grant = c.ask("DLOCK.ACQUIRE k alice 10000");
+    c.run("CONFIG SET dlock.default-lease-ms 1500000");
+    let (token, _): Grant = c.ask("DLOCK.ACQUIRE k alice 600000");
     for (line, lease) in [
-        ("DLOCK.RENEW k alice 60000".to_owned(), 60_000),
-        ("DLOCK.RENEW k alice 20000".to_owned(), 20_000),
-        ("DLOCK.RENEW k alice".to_owned(), 30_000),
-        (format!("DLOCK.RENEW k alice 40000 TOKEN {token}"), 40_000),
-        (format!("DLOCK.RENEW k alice TOKEN {token}"), 30_000),
+        ("DLOCK.RENEW k alice 6000000".to_owned(), 6_000_000),
+        ("DLOCK.RENEW k alice 2000000".to_owned(), 2_000_000),
+        ("DLOCK.RENEW k alice".to_owned(), 1_500_000),
+        (
+            format!("DLOCK.RENEW k alice 4000000 TOKEN {token}"),
+            4_000_000,
+        ),
+        (format!("DLOCK.RENEW k alice TOKEN {token}"), 1_500_000),
     ] {
         assert_eq!(c.ask::<u64>(&line), lease, "{line}");
         let (_, holds, left) = hold(&mut c, "k", "alice").expect("held");
         assert!(
-            holds == 1 && left <= lease && left + 5_000 > lease,
+            holds == 1 && left <= lease && left + 300_000 > lease,
             "{line}: {left} ms left"
         );
     }
@@ -277,7 +283,7 @@ fn who_is_not_queued_has_no_place() {
 fn info_shows_the_holder() {
     let (server, mut two) = server();
     let mut three = server.connection_resp3();
-    let (token, _): Grant = two.ask("DLOCK.ACQUIRE k alice 60000 HOLDS 2");
+    let (token, _): Grant = two.ask("DLOCK.ACQUIRE k alice 600000 HOLDS 2");
     assert!(matches!(two.try_ask("DLOCK.INFO k"), Ok(Value::Array(_))));
     assert!(matches!(three.try_ask("DLOCK.INFO k"), Ok(Value::Map(_))));
     for connection in [&mut two, &mut three] {
@@ -307,8 +313,13 @@ fn info_shows_the_holder() {
             ),
             (2, 1, 0)
         );
-        assert!(number(&holder["lease-ms"]) > 50_000 && number(&holder["lease-ms"]) <= 60_000);
-        assert!(number(&holder["held-ms"]) < 10_000);
+        let (left, held) = (number(&holder["lease-ms"]), number(&holder["held-ms"]));
+        assert!(left > 300_000 && left <= 600_000, "{left}");
+        // One reading of the clock says both.
+        assert!(
+            (599_999..=600_001).contains(&(left + held)),
+            "{left} {held}"
+        );
         assert!(holder.contains_key("client"));
     }
     assert_eq!(two.try_ask("DLOCK.INFO nothing"), Ok(Value::Nil));
@@ -319,7 +330,7 @@ fn info_bounds_its_arrays() {
     let (_server, mut c) = server();
     c.run("DLOCK.ACQUIRE k alice");
     for owner in 0..120 {
-        c.run(&format!("DLOCK.FAIRACQUIRE k owner-{owner} CLAIM 60000"));
+        c.run(&format!("DLOCK.FAIRACQUIRE k owner-{owner} CLAIM 600000"));
     }
     for (line, shown) in [
         ("DLOCK.INFO k", 100),
@@ -562,12 +573,12 @@ fn held_names_the_holder() {
     let (server, mut two) = server();
     let mut three = server.connection_resp3();
     type Last = (u64, u64, u64, String);
-    let (alice, _): Grant = two.ask("DLOCK.ACQUIRE k alice 60000 SHARED");
-    let (bob, _): Grant = two.ask("DLOCK.ACQUIRE k bob 90000 HOLDS 2 SHARED");
+    let (alice, _): Grant = two.ask("DLOCK.ACQUIRE k alice 600000 SHARED");
+    let (bob, _): Grant = two.ask("DLOCK.ACQUIRE k bob 1200000 HOLDS 2 SHARED");
     for c in [&mut two, &mut three] {
         let (token, holds, left, owner): Last = c.ask("DLOCK.HELD k");
         assert_eq!((token, holds, owner.as_str()), (bob, 2, "bob"));
-        assert!((60_001..=90_000).contains(&left), "{left}");
+        assert!((600_001..=1_200_000).contains(&left), "{left}");
         assert_eq!(hold(c, "k", "alice").map(|hold| hold.0), Some(alice));
     }
     two.run("DLOCK.RELEASE k bob HOLDS 0");

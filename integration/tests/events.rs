@@ -3,7 +3,7 @@
 mod sound;
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock_integration::redis::{cmd, Connection, Value};
 use dlock_integration::{await_until, Ask, Blocked, Grant, Server, Subscriber, PATIENCE};
@@ -95,8 +95,9 @@ fn an_ended_lease_is_told() {
     let token = take(&mut c, "k", "alice", 30);
     assert_eq!(subscriber.payload(), format!("expired {token}"));
     // Somebody waits: told when the lease ends.
-    let token = take(&mut c, "k", "alice", 300);
+    let token = take(&mut c, "k", "alice", 600_000);
     let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 30 BLOCK 0");
+    c.run("DLOCK.RENEW k alice 30");
     let (next, _): Grant = bob.reply();
     assert_eq!(subscriber.payload(), format!("expired {token}"));
     assert_eq!(subscriber.payload(), format!("expired {next}"));
@@ -288,8 +289,9 @@ fn a_replica_tells_its_own_subscribers() {
         assert_eq!(subscriber.payload(), format!("{word} {token}"));
     }
     c.run("DEL k");
-    let token = take(&mut c, "k", "alice", 200);
+    let token = take(&mut c, "k", "alice", 600_000);
     let bob = Blocked::start(&primary, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    c.run("DLOCK.RENEW k alice 30");
     let (next, _): Grant = bob.reply();
     assert_eq!(subscriber.payload(), format!("expired {token}"));
     c.run("FLUSHDB");
@@ -429,12 +431,13 @@ fn keyspace_events_tell_what_happens_to_a_lock() {
         &["dlock.released k", "dlock.acquired k"],
     );
     carol.reply::<Grant>();
-    check(&mut c, "DLOCK.RENEW k carol 200", &[]);
     let _dave = Blocked::start(&server, "DLOCK.ACQUIRE k dave 600000 BLOCK 0");
-    let ended: Vec<String> = (0..3).map(|_| events.next()).collect();
+    assert_eq!(events.next(), "dlock.queued k");
+    check(&mut c, "DLOCK.RENEW k carol 600000", &[]);
+    c.run("DLOCK.RENEW k carol 30");
     assert_eq!(
-        ended,
-        ["dlock.queued k", "dlock.expired k", "dlock.acquired k"]
+        (events.next().as_str(), events.next().as_str()),
+        ("dlock.expired k", "dlock.acquired k")
     );
     // A removal has the server's own event, of another class.
     check(&mut c, "DEL k", &[]);
@@ -492,8 +495,9 @@ fn a_replica_has_the_keyspace_events_too() {
     c.run("DLOCK.RELEASE k alice");
     c.run("DLOCK.FAIRACQUIRE k bob");
     c.run("DLOCK.FORCERELEASE k");
-    c.run("DLOCK.ACQUIRE k alice 200");
+    c.run("DLOCK.ACQUIRE k alice 600000");
     c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
+    c.run("DLOCK.RENEW k alice 30");
     let all: Vec<String> = (0..8).map(|_| events.next()).collect();
     let expected = [
         "acquired", "queued", "released", "acquired", "forced", "acquired", "queued", "expired",
@@ -503,10 +507,10 @@ fn a_replica_has_the_keyspace_events_too() {
 
 /// Each setting with a value that is not its default, and one that it refuses.
 const SETTINGS: [(&str, &str, &str); 14] = [
-    ("default-lease-ms", "12345", "0"),
+    ("default-lease-ms", "1234000", "0"),
     ("max-lease-ms", "1234567", "-1"),
     ("claim-window-ms", "4321", "x"),
-    ("max-claim-ms", "54321", "0"),
+    ("max-claim-ms", "543210", "0"),
     ("max-queue", "17", "0"),
     ("max-waiters", "18", "-5"),
     ("max-places", "19", "99999999999999999999"),
@@ -550,18 +554,18 @@ fn settings_survive_a_rewrite_and_a_restart() {
     c.run("CONFIG SET dlock.quarantine-ms 0");
     assert_eq!(c.ask::<Grant>("DLOCK.ACQUIRE k alice").1, 1);
     let (_, _, left): (u64, u64, u64) = c.ask("DLOCK.HELD k alice");
-    assert!(left <= 12_345 && left > 2_345);
+    assert!(left <= 1_234_000 && left > 600_000);
     assert!(c
         .refusal("DLOCK.ACQUIRE k alice 1234568")
         .starts_with("ERR lease-ms"));
     for place in 0..17 {
-        c.run(&format!("DLOCK.FAIRACQUIRE k owner{place} CLAIM 54321"));
+        c.run(&format!("DLOCK.FAIRACQUIRE k owner{place} CLAIM 543210"));
     }
     assert!(c
         .refusal("DLOCK.FAIRACQUIRE k more")
         .starts_with("QUEUEFULL"));
     assert!(c
-        .refusal("DLOCK.FAIRACQUIRE k more CLAIM 54322")
+        .refusal("DLOCK.FAIRACQUIRE k more CLAIM 543211")
         .starts_with("ERR CLAIM"));
     let subscriber = listen(&server);
     c.run("DLOCK.RELEASE k alice");
@@ -619,8 +623,9 @@ fn messages_of_a_cluster_are_sharded() {
     assert_eq!(tagged.payload(), format!("removed {token}"));
     let token = take(&mut c, "k", "alice", 30);
     assert_eq!(braced.payload(), format!("expired {token}"));
-    let token = take(&mut c, "k", "alice", 300);
+    let token = take(&mut c, "k", "alice", 600_000);
     let _bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    c.run("DLOCK.RENEW k alice 30");
     assert_eq!(braced.payload(), format!("expired {token}"));
     c.run("CONFIG SET dlock.notify pubsub");
     let (token, ..): (u64, u64, u64) = c.ask("DLOCK.HELD k bob");
@@ -703,15 +708,15 @@ fn the_sharded_channel_is_in_the_locks_slot() {
 #[test]
 fn a_cluster_hands_over() {
     let (server, mut c) = node();
-    take(&mut c, "k", "alice", 300);
-    let begin = Instant::now();
+    let alice = take(&mut c, "k", "alice", 600_000);
     let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
     let carol = Blocked::start(&server, "DLOCK.FAIRACQUIRE k carol 600000 BLOCK 0");
     let dies = Blocked::start(&server, "DLOCK.FAIRACQUIRE k dies 600000 BLOCK 0");
     let dave = Blocked::start(&server, "DLOCK.ACQUIRE k dave 600000 BLOCK 0");
-    let (reply, at) = bob.outcome_at();
-    assert!(reply.is_ok(), "{reply:?}");
-    assert!(at - begin < Duration::from_millis(300 + 150));
+    // By the lease: a token is the time of its grant in microseconds.
+    c.run("DLOCK.RENEW k alice 100");
+    let (token, _): Grant = bob.reply();
+    assert!(token >= alice + 99_000, "{alice} {token}");
     c.run("DLOCK.RELEASE k bob");
     carol.reply::<Grant>();
     dies.kill();
@@ -733,15 +738,21 @@ fn a_cluster_hands_over() {
 #[test]
 fn a_slot_that_is_given_up_frees_nothing() {
     let (server, mut c) = node();
-    let token = take(&mut c, "k", "alice", 400);
-    take(&mut c, "other", "alice", 400);
+    let token = take(&mut c, "k", "alice", 600_000);
+    take(&mut c, "other", "alice", 600_000);
     let waits = [
         Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0"),
         Blocked::start(&server, "DLOCK.FAIRACQUIRE k carol 600000 BLOCK 0"),
     ];
     let elsewhere = Blocked::start(&server, "DLOCK.ACQUIRE other bob 600000 BLOCK 0");
     let slot: u64 = c.ask("CLUSTER KEYSLOT k");
-    c.run(&format!("CLUSTER DELSLOTS {slot}"));
+    // Its lease ends when the slot is given up, and not before: nothing comes between these.
+    let replies = server.wire().batch([
+        "DLOCK.RENEW other alice 100",
+        "DLOCK.RENEW k alice 100",
+        &format!("CLUSTER DELSLOTS {slot}"),
+    ]);
+    assert!(replies.iter().all(Result::is_ok), "{replies:?}");
     for wait in &waits {
         let error = wait.refusal();
         assert!(

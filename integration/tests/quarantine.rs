@@ -169,13 +169,13 @@ fn leases_end_and_are_renewed() {
         restarted_after(&["DLOCK.ACQUIRE k alice 600000", "DLOCK.ACQUIRE j bob 600000"]);
     let ends = Subscriber::channels(&server, &["__dlock@0__:k", "__dlock@0__:j"]);
     let mut alice = server.wire();
-    alice.ask::<u64>("DLOCK.RENEW k alice 1500 AUTO 0");
+    alice.ask::<u64>("DLOCK.RENEW k alice 4000 AUTO 0");
     let first: u64 = c.ask("PEXPIRETIME k");
     c.run("DLOCK.RENEW j bob 1");
     let expired = ends.message();
     assert_eq!(expired.channel, "__dlock@0__:j");
     await_until("the first lease is over", PATIENCE, || {
-        c.ask::<i64>("PEXPIRETIME k") > first as i64 + 1_500
+        c.ask::<i64>("PEXPIRETIME k") > first as i64 + 4_000
     });
     assert!(is_held(&mut c, "k", "alice"));
     assert_sound(&server);

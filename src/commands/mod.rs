@@ -3,6 +3,8 @@
 //!
 //! Nothing here knows of Redis either: words are byte slices, the keyspace is the engine's trait, a reply is a value.
 
+#![forbid(unsafe_code)]
+
 mod acquire;
 mod apply;
 pub mod args;

@@ -5,6 +5,7 @@ use super::lock::token::TokenClock;
 use super::lock::{Hold, Lock};
 use super::types::{Arrival, Limit, NameRef, Token, WallMs};
 use crate::error::Error;
+use crate::maybe_owned::MaybeOwned;
 
 /// The place where locks are kept. The engine asks it for each lock that it has to do with.
 pub trait Keyspace {
@@ -47,7 +48,7 @@ pub fn exists(keys: &mut impl Keyspace, name: NameRef) -> bool {
 pub struct Entry {
     /// The value at the key. The engine puts a lock here when there was none, but never takes one away: what has
     /// become empty is for the caller to delete.
-    pub lock: Option<Box<Lock>>,
+    pub lock: Option<MaybeOwned<Lock>>,
     /// The key holds something that is not a lock.
     pub foreign: bool,
     /// An end that the key was given from outside, earlier than the leases, where nothing else tells of it.
@@ -118,7 +119,7 @@ impl Entry {
     /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
     #[inline]
     pub fn commit(&mut self, change: &Change) {
-        self.lock.get_or_insert_with(Box::default);
+        self.lock.get_or_insert_with(MaybeOwned::default);
         self.amend(change);
     }
 
@@ -190,7 +191,9 @@ impl Entry {
                 }
                 Change::Unticket { .. } | Change::Watch(_) => {}
             }
-            self.lock.get_or_insert_with(Box::default).apply(change);
+            self.lock
+                .get_or_insert_with(MaybeOwned::default)
+                .apply(change);
         }
         Ok(())
     }

@@ -26,6 +26,8 @@
 //! | `rules` | what decides: requests, events, settlement |
 //! | `view` | what there is to see |
 
+#![forbid(unsafe_code)]
+
 pub mod collections;
 pub mod counters;
 mod deadlock;

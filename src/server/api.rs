@@ -131,11 +131,14 @@ pub fn complete() -> Result<(), &'static str> {
 /// `string` is a live string of the server, and outlives the slice.
 pub unsafe fn bytes<'a>(string: *const Str) -> &'a [u8] {
     let mut len = 0;
-    let start = hot!(RedisModule_StringPtrLen(string, &mut len));
-    if start.is_null() {
-        return &[];
+    // SAFETY: the string is live; the bytes are its own, as many as it says.
+    unsafe {
+        let start = hot!(RedisModule_StringPtrLen(string, &mut len));
+        if start.is_null() {
+            return &[];
+        }
+        std::slice::from_raw_parts(start.cast(), len)
     }
-    std::slice::from_raw_parts(start.cast(), len)
 }
 
 /// A server string of one's own, freed on drop.
@@ -240,11 +243,14 @@ unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Option<String> {
         return None;
     }
     let mut len = 0;
-    let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
-    (!start.is_null()).then(|| {
-        let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
-        String::from_utf8_lossy(bytes).into_owned()
-    })
+    // SAFETY: the reply is live; the bytes are its own, and copied.
+    unsafe {
+        let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
+        (!start.is_null()).then(|| {
+            let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len);
+            String::from_utf8_lossy(bytes).into_owned()
+        })
+    }
 }
 
 /// What a setting of the server is at; none if it does not have it.

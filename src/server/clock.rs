@@ -78,9 +78,10 @@ fn steps() -> Option<u64> {
 
 /// The time of a command that decides: the server's own where it tells it.
 pub fn of_command() -> Now {
-    // SAFETY: the function takes nothing.
+    // SAFETY: a pointer that the server has set before this and never changes.
     match unsafe { raw::RedisModule_CachedMicroseconds } {
         Some(cached) => Now {
+            // SAFETY: it takes nothing.
             us: unsafe { cached() } as u64,
             ..recent()
         },

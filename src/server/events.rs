@@ -271,7 +271,7 @@ extern "C" fn listener(
     _sub: u64,
     _data: *mut c_void,
 ) {
-    replicate::somebody_may_listen();
+    door(replicate::somebody_may_listen);
 }
 
 /// Set from the event before the event loop sleeps until the one after.
@@ -283,23 +283,28 @@ pub fn asleep() -> bool {
 }
 
 extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
-    if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
-        ASLEEP.store(true, Ordering::Relaxed);
-        clock::turn();
-        audience::turn();
-        inbox::turn();
-        if vacant::any() {
-            door(|| vacant::turn(ctx));
+    door(|| {
+        if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+            ASLEEP.store(true, Ordering::Relaxed);
+            clock::turn();
+            audience::turn();
+            inbox::turn();
+            if vacant::any() {
+                vacant::turn(ctx);
+            }
+            blocking::before_sleep();
+        } else {
+            ASLEEP.store(false, Ordering::Relaxed);
+            blocking::after_sleep();
         }
-        door(blocking::before_sleep);
-    } else {
-        ASLEEP.store(false, Ordering::Relaxed);
-        door(blocking::after_sleep);
-    }
+    });
 }
 
 extern "C" fn cron(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {
-    door(timer::catch_up);
+    door(|| {
+        gate::beat(clock::read().steady());
+        timer::catch_up();
+    });
 }
 
 extern "C" fn keyspace_event(

@@ -1,16 +1,19 @@
 //! The module's sections of INFO.
 
 use super::api::{self, api};
-use super::{caller, STATE};
+use super::{caller, door, STATE};
 use crate::commands::stats;
 use redis_module::raw::RedisModuleInfoCtx;
 use std::ffi::{c_int, CString};
 
 /// Adds the module's sections. For a crash report nothing is added: the state may be what crashed.
 pub extern "C" fn report(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) {
-    if for_crash_report != 0 {
-        return;
+    if for_crash_report == 0 {
+        door(|| add_sections(ctx));
     }
+}
+
+fn add_sections(ctx: *mut RedisModuleInfoCtx) {
     let Some(state) = STATE.lend() else { return };
     for section in stats::sections(&state.engine, &caller::census()) {
         let name = CString::new(section.name).unwrap_or_default();

@@ -101,12 +101,12 @@ unsafe extern "C" fn about(filter: *mut Filter) {
     if !stored::any() {
         return;
     }
-    // SAFETY: the server's own filter context, whose words live for the length of this call.
-    let word = |at: c_int| unsafe {
-        let word = api!(RedisModule_CommandFilterArgGet(filter, at));
-        (!word.is_null()).then_some(word)
-    };
     door(|| {
+        // SAFETY: the server's own filter context, whose words live for the length of this call.
+        let word = |at: c_int| unsafe {
+            let word = api!(RedisModule_CommandFilterArgGet(filter, at));
+            (!word.is_null()).then_some(word)
+        };
         // SAFETY: as above.
         let bytes = |at| word(at).map(|word| unsafe { api::bytes(word) });
         let Some(kind) = bytes(0).and_then(kind) else {

@@ -1,12 +1,13 @@
 //! The server's keyspace as the engine sees it: locks, opened on first use, written back when the event is worked off.
 
 use super::api::{self, api, hot, Ctx, Key, Str, Text};
+use super::maybe_owned::MaybeOwned;
 use super::news::News;
 use super::user::User;
 use super::{persist, replicate, slot};
 use crate::engine::{Entry, Keyspace, Lock, NameRef, Now, WallMs};
 use redis_module::raw;
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Set while the module itself deletes a key.
@@ -230,8 +231,8 @@ impl OpenKeys {
                 return at;
             }
             let value = hot!(RedisModule_ModuleTypeGetValue(open.key)).cast::<Lock>();
-            // The box is lent to the engine and given back by `write`; the keyspace goes on pointing at it.
-            open.entry.lock = (!value.is_null()).then(|| Box::from_raw(value));
+            // Nobody else touches it until `write`, which lets go of it before the server may free it.
+            open.entry.lock = NonNull::new(value).map(|value| MaybeOwned::borrowed(value));
             open.stored = open.entry.lock.is_some();
             if !self.hears_generic && self.mode == Mode::Write {
                 open.entry.external_end = open.earlier_end(self.now);
@@ -302,7 +303,9 @@ impl Open {
     #[cold]
     unsafe fn earlier_end(&self, now: Now) -> Option<WallMs> {
         let last = self.entry.lock.as_ref()?.last()?.deadline;
-        let left = u64::try_from(api!(RedisModule_GetExpire(self.key))).ok()?;
+        // SAFETY: the key is open, as the caller says.
+        let left = unsafe { api!(RedisModule_GetExpire(self.key)) };
+        let left = u64::try_from(left).ok()?;
         Some(now.wall().after(left)).filter(|end| end.after(1) < last)
     }
 
@@ -317,25 +320,25 @@ impl Open {
     #[inline(always)]
     fn write(&mut self, ctx: *mut Ctx, replicate: bool, news: &mut News) {
         let changed = std::mem::take(&mut self.entry.changed);
-        // SAFETY: the key was opened in this event; the lock is the value that it holds (`stored`) or a new one.
+        // SAFETY: the key was opened in this event. Its value is let go of before anything is done to the key.
         unsafe {
             if let Some(lock) = self.entry.lock.take() {
                 let left = (!lock.is_empty()).then(|| lock.expires());
-                if self.stored {
-                    // Lent by the keyspace, which has pointed at it all the time.
-                    let _ = Box::into_raw(lock);
-                    if left.is_none() {
+                match lock.into_owned() {
+                    None if left.is_none() => {
                         DELETING.store(true, Ordering::Relaxed);
                         hot!(RedisModule_DeleteKey(self.key));
                         DELETING.store(false, Ordering::Relaxed);
                     }
-                } else if changed && left.is_some() {
-                    let value = persist::give(lock, self.db);
-                    hot!(RedisModule_ModuleTypeSetValue(
-                        self.key,
-                        persist::lock_type(),
-                        value
-                    ));
+                    Some(lock) if changed && left.is_some() => {
+                        let value = persist::give(lock, self.db);
+                        hot!(RedisModule_ModuleTypeSetValue(
+                            self.key,
+                            persist::lock_type(),
+                            value
+                        ));
+                    }
+                    _ => {}
                 }
                 if let Some(expires) = left.filter(|_| changed) {
                     // A key that has just been made has no TTL to take away.

@@ -111,17 +111,20 @@ fn scan(ctx: *mut Ctx, cursor: u64, listing: &Listing) -> Result<(u64, Vec<Vec<u
 /// # Safety
 /// The reply is live.
 unsafe fn read(reply: *mut RedisModuleCallReply) -> Result<(u64, Vec<Vec<u8>>), Error> {
-    let refused = |reply| Error::NoScan(String::from_utf8_lossy(&text(reply)).into_owned());
-    if api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ARRAY as c_int {
-        return Err(refused(reply));
+    // SAFETY: the reply is live, and so are its elements; one that is not there is null.
+    unsafe {
+        let refused = |reply| Error::NoScan(String::from_utf8_lossy(&text(reply)).into_owned());
+        if api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ARRAY as c_int {
+            return Err(refused(reply));
+        }
+        let next = api!(RedisModule_CallReplyArrayElement(reply, 0));
+        let names = api!(RedisModule_CallReplyArrayElement(reply, 1));
+        let cursor = String::from_utf8_lossy(&text(next)).parse();
+        let cursor = cursor.map_err(|_| refused(next))?;
+        let all = 0..api!(RedisModule_CallReplyLength(names));
+        let name = |at| text(api!(RedisModule_CallReplyArrayElement(names, at)));
+        Ok((cursor, all.map(name).collect()))
     }
-    let next = api!(RedisModule_CallReplyArrayElement(reply, 0));
-    let names = api!(RedisModule_CallReplyArrayElement(reply, 1));
-    let cursor = String::from_utf8_lossy(&text(next)).parse();
-    let cursor = cursor.map_err(|_| refused(next))?;
-    let all = 0..api!(RedisModule_CallReplyLength(names));
-    let name = |at| text(api!(RedisModule_CallReplyArrayElement(names, at)));
-    Ok((cursor, all.map(name).collect()))
 }
 
 /// A copy of a string or an error.
@@ -133,9 +136,12 @@ unsafe fn text(reply: *mut RedisModuleCallReply) -> Vec<u8> {
     if reply.is_null() {
         return Vec::new();
     }
-    let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
-    if start.is_null() {
-        return Vec::new();
+    // SAFETY: the reply is live; the bytes are its own, and copied.
+    unsafe {
+        let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
+        if start.is_null() {
+            return Vec::new();
+        }
+        std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec()
     }
-    std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec()
 }

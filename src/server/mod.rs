@@ -29,6 +29,7 @@ mod latency;
 mod later;
 mod list;
 pub mod log;
+pub mod maybe_owned;
 mod news;
 mod notify;
 mod observers;
@@ -138,10 +139,20 @@ pub fn seen(number: u64) {
 
 /// The door that every callback of the server comes in by: a panic stops here. What it has left half done may have been
 /// replicated, so nothing is decided any more; the log says so, and every command.
-fn door(work: impl FnOnce()) {
-    if catch_unwind(AssertUnwindSafe(work)).is_err() && !POISONED.swap(true, Ordering::Relaxed) {
+fn door<T: Default>(work: impl FnOnce() -> T) -> T {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(answer) => answer,
+        Err(_) => stopped(),
+    }
+}
+
+/// The answer to the callback in which a panic has happened.
+#[cold]
+fn stopped<T: Default>() -> T {
+    if !POISONED.swap(true, Ordering::Relaxed) {
         log::warning("nothing is granted or released any more until the server restarts");
     }
+    T::default()
 }
 
 /// Whether a panic has happened.
@@ -267,6 +278,7 @@ fn event(ctx: *mut Ctx) {
     if poisoned() {
         return;
     }
+    gate::wake(ctx, clock::read().steady());
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     let began = Instant::now();

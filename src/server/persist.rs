@@ -2,7 +2,7 @@
 
 use super::api::{self, api};
 use super::inbox::{self, Notice};
-use super::{clock, gate, later, stored};
+use super::{clock, door, gate, later, stored};
 use crate::engine::lock::token;
 use crate::engine::{change, codec, Lock, Name, NameRef};
 use redis_module::native_types::RedisType;
@@ -11,7 +11,6 @@ use redis_module::raw::{
     RedisModuleDigest, RedisModuleIO, RedisModuleKeyOptCtx, RedisModuleString,
 };
 use std::ffi::{c_int, c_void};
-use std::panic::catch_unwind;
 use std::ptr;
 
 /// The version of the encoding that the server keeps beside a value. The bytes carry their own (see `codec`).
@@ -61,18 +60,69 @@ pub fn give(lock: Box<Lock>, db: u32) -> *mut c_void {
     Box::into_raw(lock).cast()
 }
 
+/// Reads a value, if it can be: else the answer is null, which the server takes for a corrupt one.
+unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
+    // SAFETY: the server reads a value of this type from `io`.
+    let lock = door(|| unsafe { read(io, version) });
+    lock.map_or(ptr::null_mut(), |lock| Box::into_raw(Box::new(lock)).cast())
+}
+
 /// Reads a value. A server that loads its own data, or its primary's, believes it; RESTORE is open to every user, so a
 /// value that no healthy server could have written is refused there.
-unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
-    let loaded = catch_unwind(|| {
-        if version > ENCODING {
-            later::value(
-                version.unsigned_abs().into(),
-                ENCODING.unsigned_abs().into(),
-            );
-            return None;
+///
+/// # Safety
+/// The server reads a value of this type from `io`.
+unsafe fn read(io: *mut RedisModuleIO, version: c_int) -> Option<Lock> {
+    if version > ENCODING {
+        later::value(
+            version.unsigned_abs().into(),
+            ENCODING.unsigned_abs().into(),
+        );
+        return None;
+    }
+    // SAFETY: what is read is this type's, as the caller says.
+    let lock = unsafe { decoded(io) }?;
+    // SAFETY: as above: the context is the server's own.
+    let flags = api::flags(unsafe { api!(RedisModule_GetContextFromIO(io)) });
+    let believed = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
+    let from_a_user = flags & believed == 0 && gate::primary();
+    let numbers = || {
+        lock.holds()
+            .map(|hold| hold.token.0)
+            .chain(lock.tickets().map(|(number, _)| number.0))
+    };
+    let now = clock::read();
+    let plausible = lock.obeys_the_rule()
+        && numbers().all(|number| token::plausible(number, now))
+        && lock.tickets().all(|(number, _)| number.0 >= FIRST_PLACE);
+    if from_a_user && !plausible {
+        return None;
+    }
+    if let Some(latest) = numbers().max() {
+        super::seen(latest);
+    }
+    // A lock with one holder and no queue needs nothing but its key's TTL, which comes with it from a file; what
+    // RESTORE brings has the TTL that the user gave.
+    if from_a_user || lock.needs_watch() {
+        // SAFETY: as above.
+        if let Some(name) = unsafe { name_of(io) } {
+            inbox::post(Notice::Brought(name));
         }
-        let mut len = 0;
+    }
+    // SAFETY: as above.
+    let db = u32::try_from(unsafe { api!(RedisModule_GetDbIdFromIO(io)) });
+    stored::given(db.unwrap_or(0), lock.holders());
+    Some(lock)
+}
+
+/// The lock that is read next; none if the bytes end too early, or are not a lock's.
+///
+/// # Safety
+/// The server reads a value of this type from `io`.
+unsafe fn decoded(io: *mut RedisModuleIO) -> Option<Lock> {
+    let mut len = 0;
+    // SAFETY: what `save` has written is one string; it is copied for the caller, who frees it.
+    unsafe {
         let bytes = api!(RedisModule_LoadStringBuffer(io, &mut len));
         if bytes.is_null() || api!(RedisModule_IsIOError(io)) != 0 {
             return None;
@@ -83,69 +133,59 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
         if let Some(format) = format {
             later::value(format.into(), codec::VERSION.into());
         }
-        let lock = lock?;
-        let flags = api::flags(api!(RedisModule_GetContextFromIO(io)));
-        let believed =
-            raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
-        let from_a_user = flags & believed == 0 && gate::primary();
-        let numbers = || {
-            lock.holds()
-                .map(|hold| hold.token.0)
-                .chain(lock.tickets().map(|(number, _)| number.0))
-        };
-        let now = clock::read();
-        let plausible = lock.obeys_the_rule()
-            && numbers().all(|number| token::plausible(number, now))
-            && lock.tickets().all(|(number, _)| number.0 >= FIRST_PLACE);
-        if from_a_user && !plausible {
-            return None;
-        }
-        if let Some(latest) = numbers().max() {
-            super::seen(latest);
-        }
-        // A lock with one holder and no queue needs nothing but its key's TTL, which comes with it from a file; what
-        // RESTORE brings has the TTL that the user gave.
-        if from_a_user || lock.needs_watch() {
-            if let Some(name) = name_of(io) {
-                inbox::post(Notice::Brought(name));
-            }
-        }
-        let db = u32::try_from(api!(RedisModule_GetDbIdFromIO(io)));
-        stored::given(db.unwrap_or(0), lock.holders());
-        Some(Box::into_raw(Box::new(lock)).cast())
-    });
-    loaded.ok().flatten().unwrap_or(ptr::null_mut())
+        lock
+    }
 }
 
+/// The name that is loaded to, if the server tells it.
+///
+/// # Safety
+/// The server reads a value from `io`.
 unsafe fn name_of(io: *mut RedisModuleIO) -> Option<Name> {
-    let (key, db) = (
-        api!(RedisModule_GetKeyNameFromIO(io)),
-        api!(RedisModule_GetDbIdFromIO(io)),
-    );
-    let db = u32::try_from(db).ok()?;
-    (!key.is_null()).then(|| {
-        NameRef {
-            db,
-            key: api::bytes(key),
-        }
-        .to_owned()
-    })
+    // SAFETY: the name is the server's own, and copied.
+    unsafe {
+        let (key, db) = (
+            api!(RedisModule_GetKeyNameFromIO(io)),
+            api!(RedisModule_GetDbIdFromIO(io)),
+        );
+        let db = u32::try_from(db).ok()?;
+        (!key.is_null()).then(|| {
+            NameRef {
+                db,
+                key: api::bytes(key),
+            }
+            .to_owned()
+        })
+    }
+}
+
+/// A value of this type.
+///
+/// # Safety
+/// `value` is null, or one of this type that nobody changes or frees during the callback.
+unsafe fn lock_at<'a>(value: *const c_void) -> Option<&'a Lock> {
+    // SAFETY: made by `give` or `load`, and the caller's promise.
+    unsafe { value.cast::<Lock>().as_ref() }
 }
 
 unsafe extern "C" fn save(io: *mut RedisModuleIO, value: *mut c_void) {
-    let _ = catch_unwind(|| {
-        let Some(lock) = value.cast::<Lock>().as_ref() else {
+    door(|| {
+        // SAFETY: the server's own value, for the length of this call.
+        let Some(lock) = (unsafe { lock_at(value) }) else {
             return;
         };
         if gate::in_cluster() {
             inbox::written(lock);
         }
         let bytes = codec::encode(lock);
-        api!(RedisModule_SaveStringBuffer(
-            io,
-            bytes.as_ptr().cast(),
-            bytes.len()
-        ));
+        // SAFETY: the server writes to `io` and copies the bytes.
+        unsafe {
+            api!(RedisModule_SaveStringBuffer(
+                io,
+                bytes.as_ptr().cast(),
+                bytes.len()
+            ));
+        }
     });
 }
 
@@ -155,46 +195,58 @@ unsafe extern "C" fn rewrite(
     key: *mut RedisModuleString,
     value: *mut c_void,
 ) {
-    let _ = catch_unwind(|| {
-        let Some(lock) = value.cast::<Lock>().as_ref() else {
+    door(|| {
+        // SAFETY: the server's own value, for the length of this call.
+        let Some(lock) = (unsafe { lock_at(value) }) else {
             return;
         };
         let effect = change::rebuild(lock);
         let start = effect.as_ptr().cast::<std::ffi::c_char>();
-        api!(RedisModule_EmitAOF(
-            io,
-            c"DLOCK.APPLY".as_ptr(),
-            c"sb".as_ptr(),
-            key,
-            start,
-            effect.len()
-        ));
+        // SAFETY: the server writes to `io`; the format takes the key, and the bytes and their number.
+        unsafe {
+            api!(RedisModule_EmitAOF(
+                io,
+                c"DLOCK.APPLY".as_ptr(),
+                c"sb".as_ptr(),
+                key,
+                start,
+                effect.len()
+            ));
+        }
     });
 }
 
 unsafe extern "C" fn digest(digest: *mut RedisModuleDigest, value: *mut c_void) {
-    let _ = catch_unwind(|| {
-        let Some(lock) = value.cast::<Lock>().as_ref() else {
+    door(|| {
+        // SAFETY: the server's own value, for the length of this call.
+        let Some(lock) = (unsafe { lock_at(value) }) else {
             return;
         };
         let bytes = codec::encode(lock);
-        api!(RedisModule_DigestAddStringBuffer(
-            digest,
-            bytes.as_ptr().cast(),
-            bytes.len()
-        ));
-        api!(RedisModule_DigestEndSequence(digest));
+        // SAFETY: the server's own digest; the bytes go into it.
+        unsafe {
+            api!(RedisModule_DigestAddStringBuffer(
+                digest,
+                bytes.as_ptr().cast(),
+                bytes.len()
+            ));
+            api!(RedisModule_DigestEndSequence(digest));
+        }
     });
 }
 
 /// May run on any thread: a flush frees whole databases in the background.
 unsafe extern "C" fn free(value: *mut c_void) {
     let value = value.cast::<Lock>();
-    if !value.is_null() {
-        inbox::freed(value);
-        let lock = Box::from_raw(value);
-        stored::freed(lock.holders());
+    if value.is_null() {
+        return;
     }
+    door(|| {
+        inbox::freed(value);
+        // SAFETY: made by `give` or `load`; the server frees it once, and has it no more.
+        let lock = unsafe { Box::from_raw(value) };
+        stored::freed(lock.holders());
+    });
 }
 
 unsafe extern "C" fn memory(
@@ -202,10 +254,12 @@ unsafe extern "C" fn memory(
     value: *const c_void,
     _samples: usize,
 ) -> usize {
-    value.cast::<Lock>().as_ref().map_or(0, Lock::bytes)
+    // SAFETY: the server's own value, for the length of this call.
+    door(|| unsafe { lock_at(value) }.map_or(0, Lock::bytes))
 }
 
 /// Always cheap to free, so that a single removal frees in the main thread: the inbox tells a removal from a rename by it.
+/// Cannot panic, so it needs no door.
 unsafe extern "C" fn effort(_ctx: *mut RedisModuleKeyOptCtx, _value: *const c_void) -> usize {
     1
 }
@@ -216,19 +270,16 @@ unsafe extern "C" fn unlinked(ctx: *mut RedisModuleKeyOptCtx, value: *const c_vo
     if super::keyspace::deleting() {
         return;
     }
-    let _ = catch_unwind(|| {
-        let key = api!(RedisModule_GetKeyNameFromOptCtx(ctx));
-        let db = u32::try_from(api!(RedisModule_GetDbIdFromOptCtx(ctx)));
-        let (Some(lock), Ok(db), false) = (value.cast::<Lock>().as_ref(), db, key.is_null()) else {
-            return;
-        };
-        inbox::post_unlinked(
-            NameRef {
-                db,
-                key: api::bytes(key),
-            }
-            .to_owned(),
-            lock,
-        );
+    door(|| {
+        // SAFETY: the server's own context and value, for the length of this call; the name is copied.
+        unsafe {
+            let key = api!(RedisModule_GetKeyNameFromOptCtx(ctx));
+            let db = u32::try_from(api!(RedisModule_GetDbIdFromOptCtx(ctx)));
+            let (Some(lock), Ok(db), false) = (lock_at(value), db, key.is_null()) else {
+                return;
+            };
+            let key = api::bytes(key);
+            inbox::post_unlinked(NameRef { db, key }.to_owned(), lock);
+        }
     });
 }

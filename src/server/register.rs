@@ -172,9 +172,11 @@ fn callback(spec: &'static Spec) -> unsafe extern "C" fn(*mut Ctx, *mut *mut Str
 unsafe extern "C" fn at<const AT: usize>(ctx: *mut Ctx, argv: *mut *mut Str, argc: c_int) -> c_int {
     door(|| {
         if let Some(spec) = COMMANDS.get(AT) {
-            let argv = std::slice::from_raw_parts_mut(argv, argc.max(0) as usize);
+            // SAFETY: the server's arguments, as many as it says; nobody else uses them while the command runs.
+            let argv = unsafe { std::slice::from_raw_parts_mut(argv, argc.max(0) as usize) };
             let tells = spec.access == Access::Guard || spec.many_keys();
-            if tells && api!(RedisModule_IsKeysPositionRequest(ctx)) != 0 {
+            // SAFETY: the context of the command.
+            if tells && unsafe { api!(RedisModule_IsKeysPositionRequest(ctx)) } != 0 {
                 return match spec.many_keys() {
                     true => give_keys(ctx, spec, argv),
                     false => guard::give_keys(ctx, argv),
@@ -215,7 +217,7 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
         complexity: text(spec.complexity),
         since: text("0.1.0"),
         history: ptr::null_mut(),
-        tips: ptr::null(),
+        tips: spec.tips().map_or(ptr::null(), text),
         arity: spec.arity(),
         key_specs: key_specs(spec),
         args: arguments(spec.args),

@@ -2,7 +2,7 @@
 //! `events`): it finds the locks that were renamed or moved, or whose TTL was changed, behind the module's back.
 
 use super::api::{self, api, hot, Ctx, Key, Str};
-use super::{persist, stored};
+use super::{door, persist, stored};
 use crate::engine::{Name, NameRef};
 use redis_module::raw::RedisModuleScanCursor;
 use std::ffi::c_void;
@@ -61,7 +61,7 @@ impl Sweep {
 
 unsafe extern "C" fn see(ctx: *mut Ctx, name: *mut Str, key: *mut Key, list: *mut c_void) {
     // SAFETY: the server's own key, which may be left out, and the list of `step`.
-    unsafe {
+    door(|| unsafe {
         if key.is_null() || hot!(RedisModule_ModuleTypeGetType(key)) != persist::lock_type() {
             return;
         }
@@ -70,5 +70,5 @@ unsafe extern "C" fn see(ctx: *mut Ctx, name: *mut Str, key: *mut Key, list: *mu
             let key = api::bytes(name);
             found.push(NameRef { db, key }.to_owned());
         }
-    }
+    });
 }

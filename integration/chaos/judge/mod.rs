@@ -17,6 +17,8 @@ use crate::history::{End, History};
 pub struct Verdict {
     /// Faults or moves.
     pub rounds: usize,
+    /// Of these, such after which the servers did not find together again, within a minute.
+    pub apart: usize,
     /// Of these, such after which another server was primary.
     pub promotions: usize,
     pub grants: usize,
@@ -59,6 +61,7 @@ impl Verdict {
             ("guarded writes landed late", self.writes_late),
             ("wake-ups were lost", self.wakeups_lost),
             ("tickets were overtaken", self.overtaken),
+            ("times the servers did not find together", self.apart),
         ];
         let counts = counts.iter().filter(|(_, count)| *count > 0);
         let mut found: Vec<String> = counts.map(|(what, n)| format!("{n} {what}")).collect();
@@ -89,6 +92,7 @@ pub fn judge(history: &History) -> Verdict {
         .filter(|(kind, _)| kind.ends_with(crate::link::NO_ANSWER));
     Verdict {
         rounds: history.rounds.len(),
+        apart: history.rounds.iter().filter(|round| !round.healed).count(),
         promotions: history.rounds.iter().filter(|round| round.promoted).count(),
         grants: history.beliefs.len(),
         overlap_s: seconds(overlap),
@@ -144,6 +148,7 @@ mod planted {
             calm: calm * SECOND,
             lossy: true,
             promoted: true,
+            healed: true,
         }
     }
 }
@@ -176,6 +181,15 @@ mod tests {
         let mut history = peaceful();
         history.died.push("7001".into());
         assert_eq!(judge(&history).never(), ["a server died: 7001"]);
+    }
+
+    #[test]
+    fn servers_that_stay_apart_are_found() {
+        let mut history = peaceful();
+        history.rounds.push(super::planted::round(2, 3));
+        assert_eq!(judge(&history).apart, 0);
+        history.rounds[0].healed = false;
+        assert_eq!(judge(&history).never().len(), 1);
     }
 
     #[test]

@@ -15,6 +15,7 @@ cluster one for each node, and one). Times are in seconds.
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import threading
@@ -171,6 +172,7 @@ class _Wire:
                 client = client.get_redis_connection(client.get_node_from_key(self.key))
             pool = client.connection_pool  # not of the pool: of its kind
             self.connection = pool.connection_class(**pool.connection_kwargs)
+            self.connection.connect()  # asks the sentinels first, if it is of their kind
         self.connection.send_command(*words, check_health=False)
 
     def call(self, *words):
@@ -254,6 +256,8 @@ class Hold(_Hold):
         try:
             try:
                 self._wire.call(*self._request.renew(self.token))
+            except library.MovedError:
+                raise
             except library.AskError:  # the slot is on its way: the library finds the hold, and we keep the time
                 self._locks._call(*self._request.renew(self.token, auto=False))
             self._confirmed(now)
@@ -426,6 +430,8 @@ class _AsyncWire:
                 await self.connection.send_command(*words, check_health=False)
                 return await self.connection.read_response()
             except library.ResponseError as error:
+                if isinstance(error, (library.ReadOnlyError, library.MasterDownError)):
+                    await self.connection.disconnect(nowait=True)  # whoever is the primary now: not this one
                 raise _error(error) from None
             except Exception:
                 await self.connection.disconnect(nowait=True)
@@ -474,13 +480,15 @@ class AsyncHold(_Hold):
             try:
                 try:
                     await self._locks._call(self.key, *self._request.renew(self.token))
+                except library.MovedError:  # a kind of AskError
+                    raise
                 except library.AskError:
                     await self._locks._library(*self._request.renew(self.token, auto=False))
                 self._confirmed(now)
             except NotHeld:
                 self._lose()
-            except Exception:
-                await self._locks._mend()
+            except Exception as error:
+                await self._locks._mend(error)
                 if time.monotonic() > self._until:
                     self._lose()
 
@@ -507,7 +515,8 @@ class AsyncLocks(_Settings):
         await self._listen()
         if request.named:
             request.within(await self._library(*request.words("HELD")))
-        messages = self._waiting[request.names()] = asyncio.Queue()
+        messages = asyncio.Queue()
+        self._waiting.setdefault(request.names(), []).append(messages)
         try:
             granted = await self._wait(request, messages, _deadline(timeout), timeout == 0)
         except BaseException as error:
@@ -515,7 +524,8 @@ class AsyncLocks(_Settings):
                 await asyncio.shield(asyncio.ensure_future(self._leave(request)))
             raise
         finally:
-            if self._waiting.get(request.names()) is messages:
+            self._waiting[request.names()].remove(messages)
+            if not self._waiting[request.names()]:
                 del self._waiting[request.names()]
         if granted is None:
             return None
@@ -563,7 +573,7 @@ class AsyncLocks(_Settings):
             except Exception as error:
                 if not _passes(error) or at_once and deadline + 1 < time.monotonic():
                     raise
-                await self._mend()
+                await self._mend(error)
 
     async def _message(self, messages, wait_id, seconds):
         """The grant, if it comes so soon; else None: ask again."""
@@ -615,11 +625,11 @@ class AsyncLocks(_Settings):
                     async for message in pubsub.listen():
                         if message["type"] == "subscribe":
                             self._heard.set()
-                            for waiting in self._waiting.values():
+                            for waiting in itertools.chain(*self._waiting.values()):
                                 waiting.put_nowait((None, None, None))
                         elif message["type"] == "message":
                             self._dispatch(message["data"])
-            except Exception:
+            except Exception:  # the connection is lost: begins anew
                 await self._mend()
 
     def _dispatch(self, data):
@@ -630,8 +640,7 @@ class AsyncLocks(_Settings):
             size, rest = rest.split(b":", 1)
             names.append(rest[:int(size)])
             rest = rest[int(size) + 1:]
-        waiting = self._waiting.get(tuple(names))
-        if waiting:
+        for waiting in self._waiting.get(tuple(names), []):
             waiting.put_nowait((word.decode(), int(token), int(rest)))
 
     async def _call(self, key, *words):
@@ -647,12 +656,17 @@ class AsyncLocks(_Settings):
         return await wire.call(*words)
 
     async def _library(self, *words):
+        if self.cluster:
+            await self.client.initialize()  # of an unknown command it asks the nodes, whom it must know for that
         try:
             return await self.client.execute_command(*words)
         except library.ResponseError as error:
             raise _error(error) from None
 
-    async def _mend(self):
+    async def _mend(self, error=None):
+        if isinstance(error, library.ReadOnlyError) and self._reader:  # it hears the wrong server
+            self._reader.cancel()
+            self._reader = asyncio.ensure_future(self._read())
         if self.cluster:
             try:
                 await self.client.nodes_manager.initialize()

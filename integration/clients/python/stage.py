@@ -14,8 +14,9 @@ import redis.asyncio
 
 import dlock
 
-PATIENCE = 30
+PATIENCE = int(os.environ.get("PATIENCE", "30"))
 LEASE = 1.5
+LONG = 15.0  # no fault takes so long, however busy the machine
 SETTINGS = {"lease": LEASE, "auto": 30.0, "claim": 2.0}
 
 
@@ -86,15 +87,29 @@ class Server:
         self.place, self.client = place, client(place)
         self.key = f"{{{random.getrandbits(48):x}}}lock"
 
+    def control(self, line):
+        """Has something done to the servers; looks anew who is who."""
+        control(line)
+        if self.place == "pair":
+            self.client.connection_pool.disconnect()
+
     def ask(self, *words):
         return self.client.execute_command(*words)
 
     def node(self, key):
+        """A client of whoever serves this key now; some nodes may know it later than others."""
         if self.place != "cluster":
             return self.client
-        self.client.nodes_manager.initialize()
-        node = self.client.get_node_from_key(key)
-        return redis.Redis(host=node.host, port=node.port)
+
+        def serves(address):
+            try:
+                node = redis.Redis(*address)
+                node.exists(key)  # or MOVED
+                return node if node.role()[0] in (b"master", "master") else None
+            except redis.RedisError:
+                return None
+
+        return until(lambda: next(filter(None, map(serves, addresses("DLOCK_CLUSTER"))), None), f"{key} is served")
 
     def info(self, key=None):
         reply = self.ask("DLOCK.INFO", key or self.key, "COUNT", 5000)
@@ -156,8 +171,10 @@ def _text(value):
 class Threads:
     """dlock.Locks, each call in a thread."""
 
-    def __init__(self, place, **options):
-        self.locks = dlock.Locks(client(place, **options), **SETTINGS)
+    def __init__(self, place, lease=LEASE, **options):
+        # Where this process runs in the background it may have inherited that Ctrl-C is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.locks = dlock.Locks(client(place, **options), **{**SETTINGS, "lease": lease})
         self.pool = concurrent.futures.ThreadPoolExecutor(64)
 
     def lock(self, key, timeout=PATIENCE, **options):
@@ -229,12 +246,12 @@ class TaskHold:
 class Tasks:
     """dlock.AsyncLocks, each call as a task."""
 
-    def __init__(self, place, **options):
+    def __init__(self, place, lease=LEASE, **options):
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
         async def make():
-            return dlock.AsyncLocks(client(place, redis.asyncio, **options), **SETTINGS)
+            return dlock.AsyncLocks(client(place, redis.asyncio, **options), **{**SETTINGS, "lease": lease})
 
         self.locks = self.run(make())
 
@@ -295,5 +312,13 @@ class Tasks:
         return hold and TaskHold(self, hold)
 
     def close(self):
-        self.run(self.locks.aclose())
+        async def end():
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.locks.aclose()
+            await self.locks.client.aclose()
+
+        self.run(end())
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -710,6 +710,15 @@ impl Look {
         }
     }
 
+    /// The locks of which all waits were granted in the play: those need no look of their own.
+    pub fn ending<'l>(&'l self, world: &'l World) -> impl Iterator<Item = LockId> + 'l {
+        let ends = |lock: &&LockNode| {
+            let all = queue_of(world, lock).is_some_and(|queue| queue.len() == lock.waits.len());
+            all && lock.waits.iter().all(|(_, wait)| self.waits[*wait].granted)
+        };
+        self.locks.iter().filter(ends).filter_map(|lock| lock.id)
+    }
+
     /// Whether nothing has changed since at the locks that these requests wait for.
     pub fn still_holds(&self, world: &World, knot: &[RequestId]) -> bool {
         let waits = knot.iter().filter_map(|id| self.wait_at.get(id));

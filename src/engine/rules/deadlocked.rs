@@ -180,7 +180,12 @@ impl Engine {
             };
             let target = suspicion.request;
             match suspicion.look.advance(&world, keys, target, &mut steps) {
-                Progress::Ends => {}
+                Progress::Ends if suspicion.interrupted => {}
+                Progress::Ends => {
+                    for lock in suspicion.look.ending(&world) {
+                        self.suspects.remove(&lock);
+                    }
+                }
                 Progress::Unfinished => {
                     suspicion.interrupted = true;
                     self.look = Some(suspicion);

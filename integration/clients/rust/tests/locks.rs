@@ -1,0 +1,548 @@
+//! The tests that every language has, by the same names: see ../../README.md.
+
+mod stage;
+
+use std::future::Future;
+use std::process::{Child, Command};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use dlock_client::{release_all, Error, Hold, Locks};
+use redis::{cmd, Value};
+use stage::{control, int, text, until, Cluster, Pair, Place, Server, Single, LEASE, LONG, PATIENCE};
+use tokio::task::JoinHandle;
+
+/// Those that move servers about are alone meanwhile; the others run side by side.
+static STAGE: RwLock<()> = RwLock::new(());
+
+/// A test in each of these places.
+macro_rules! tests {
+    ($($name:ident in $($place:ident),+;)+) => {$(
+        #[test]
+        fn $name() {
+            $(run($place, stringify!($name).contains("_over_a"), scenes::$name);)+
+        }
+    )+};
+}
+
+fn run<F: Future<Output = ()>>(place: Place, alone: bool, test: impl FnOnce(Server) -> F) {
+    println!("{place:?}");
+    let _alone = alone.then(|| STAGE.write().unwrap_or_else(PoisonError::into_inner));
+    let _shared = (!alone).then(|| STAGE.read().unwrap_or_else(PoisonError::into_inner));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(test(Server::new(place)));
+}
+
+tests! {
+    counts_to_a_thousand in Single, Cluster;
+    first_come_first_served in Single, Cluster;
+    try_lock_does_not_wait in Single, Cluster;
+    wait_longer_than_the_time_out in Single, Cluster;
+    cancelled_wait in Single, Cluster;
+    deadline_passes in Single, Cluster;
+    cancel_at_the_grant in Single, Cluster;
+    killed_waiter in Single, Cluster;
+    killed_at_the_grant in Single, Cluster;
+    killed_holder in Single, Cluster;
+    keeps_it_for_ten_leases in Single;
+    cut_connection in Single, Cluster;
+    forced_release in Single, Cluster;
+    deleted_key in Single, Cluster;
+    no_write_after_the_loss in Single, Cluster;
+    replaced_is_final in Single, Cluster;
+    errors_of_its_own in Single, Cluster;
+    gives_back_only_its_own in Single, Cluster;
+    shared_and_counted in Single, Cluster;
+    many_over_several_slots in Single, Cluster;
+    hold_over_a_failover in Cluster, Pair;
+    wait_over_a_failover in Cluster, Pair;
+    wait_over_a_crash in Cluster;
+    hold_over_a_slot_move in Cluster;
+    wait_over_a_slot_move in Cluster;
+    a_thousand_waits_on_one_connection in Single, Cluster;
+}
+
+/// Waits for the lock in a task of its own.
+fn start(locks: &Locks, key: &str) -> JoinHandle<Result<Hold, Error>> {
+    tokio::spawn(locks.on(key).timeout(2 * PATIENCE).lock())
+}
+
+async fn end(wait: JoinHandle<Result<Hold, Error>>) -> Hold {
+    wait.await.expect("no panic").expect("the lock")
+}
+
+/// Another process that wants the lock; killed by SIGKILL.
+struct Process(Child);
+
+impl Process {
+    fn start(server: &Server, how: &str) -> Process {
+        let target = std::env::var("CARGO_TARGET_DIR").expect("run.sh sets it");
+        let mut command = Command::new(format!("{target}/debug/examples/process"));
+        let child = command.args([&server.addresses(), &server.key, how]).spawn();
+        Process(child.expect("the example is built"))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.0.kill().expect("a child can be killed");
+        self.0.wait().expect("a child can be awaited");
+    }
+}
+
+mod scenes {
+    use super::*;
+
+    pub async fn counts_to_a_thousand(server: Server) {
+        let (locks, mut node) = (server.locks(), server.node(&server.key).await);
+        let count = format!("{}:count", server.key);
+        let tasks: Vec<_> = (0..50)
+            .map(|_| {
+                let (locks, key, count, mut node) = (locks.clone(), server.key.clone(), count.clone(), node.clone());
+                tokio::spawn(async move {
+                    for _ in 0..20 {
+                        let hold = locks.on(&key).lock().await.expect("the lock");
+                        let n: Option<u64> = cmd("GET").arg(&count).query_async(&mut node).await.expect("a number");
+                        let more = n.unwrap_or(0) + 1;
+                        cmd("SET").arg(&count).arg(more).exec_async(&mut node).await.expect("it is written");
+                        hold.release().await.expect("it was held");
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+        let n: u64 = cmd("GET").arg(&count).query_async(&mut node).await.expect("a number");
+        assert_eq!(n, 1000);
+        server.await_gone().await;
+    }
+
+    pub async fn first_come_first_served(server: Server) {
+        let locks = server.locks();
+        server.hold("").await;
+        let mut waits = Vec::new();
+        for i in 0..8 {
+            waits.push(start(&locks, &server.key));
+            server.await_queued(i + 1).await;
+        }
+        let in_line = server.queue().await;
+        let mut owner = "other".to_owned();
+        for (wait, next) in waits.into_iter().zip(in_line) {
+            assert_eq!(server.hand_over(&owner).await.as_ref(), Some(&next));
+            // Its owner has it in hand; who gives it back for it is the test.
+            std::mem::forget(end(wait).await);
+            owner = next;
+        }
+        server.hand_over(&owner).await;
+    }
+
+    pub async fn try_lock_does_not_wait(server: Server) {
+        let locks = server.locks();
+        server.hold("").await;
+        assert!(locks.on(&server.key).try_lock().await.expect("an answer").is_none());
+        assert!(server.queue().await.is_empty());
+        server.hand_over("other").await;
+        let hold = locks.on(&server.key).try_lock().await.expect("an answer").expect("the lock");
+        assert_eq!(server.owners(&server.key).await.len(), 1);
+        hold.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    pub async fn wait_longer_than_the_time_out(server: Server) {
+        let (locks, others) = (server.locks(), server.locks());
+        server.hold("").await;
+        let first = start(&locks, &server.key);
+        server.await_queued(1).await;
+        let second = start(&others, &server.key);
+        server.await_queued(2).await;
+        // The client waits half a lease at most for any reply, and the library 500 ms by default.
+        until("it has waited for more than five of them", || async {
+            int(&server.info().await.queue[0], "waited-ms") > 5 * 750
+        })
+        .await;
+        let in_line = server.queue().await;
+        assert_eq!(server.hand_over("other").await.as_ref(), Some(&in_line[0]));
+        let hold = end(first).await;
+        assert_eq!(int(&server.info().await.holders[0], "holds"), 1);
+        hold.release().await.expect("it was held");
+        end(second).await.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    pub async fn cancelled_wait(server: Server) {
+        let locks = server.locks();
+        server.hold("").await;
+        let first = start(&locks, &server.key);
+        server.await_queued(1).await;
+        let second = start(&locks, &server.key);
+        server.await_queued(2).await;
+        first.abort();
+        assert!(first.await.is_err_and(|error| error.is_cancelled()));
+        server.await_queued(1).await;
+        let next = server.queue().await;
+        assert_eq!(server.hand_over("other").await.as_ref(), next.first());
+        end(second).await.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    pub async fn deadline_passes(server: Server) {
+        let locks = server.locks();
+        server.hold("").await;
+        let first = tokio::spawn(locks.on(&server.key).timeout(Duration::from_secs(1)).lock());
+        server.await_queued(1).await;
+        let second = start(&locks, &server.key);
+        server.await_queued(2).await;
+        assert!(matches!(first.await.expect("no panic"), Err(Error::TimedOut)));
+        server.await_queued(1).await;
+        let next = server.queue().await;
+        assert_eq!(server.hand_over("other").await.as_ref(), next.first());
+        end(second).await.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    pub async fn cancel_at_the_grant(server: Server) {
+        let locks = server.locks();
+        for i in 0..40 {
+            server.hold("").await;
+            let wait = start(&locks, &server.key);
+            server.await_queued(1).await;
+            let release = async {
+                server.hand_over("other").await;
+            };
+            let cancel = async {
+                // So that all orders come about.
+                tokio::time::sleep(Duration::from_micros(i * 50)).await;
+                wait.abort();
+            };
+            tokio::join!(release, cancel);
+            if let Ok(granted) = wait.await {
+                granted.expect("the lock").release().await.expect("it was held");
+            }
+            server.await_gone().await;
+        }
+    }
+
+    pub async fn killed_waiter(server: Server) {
+        let locks = server.locks();
+        server.hold("").await;
+        let process = Process::start(&server, "plain");
+        server.await_queued(1).await;
+        let next = start(&locks, &server.key);
+        server.await_queued(2).await;
+        drop(process);
+        until("the server has noticed", || async {
+            let queue = server.info().await.queue;
+            queue.len() == 1 || text(&queue[0], "kind") == "absent"
+        })
+        .await;
+        server.hand_over("other").await;
+        let hold = end(next).await;
+        assert!(server.queue().await.is_empty());
+        hold.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    pub async fn killed_at_the_grant(server: Server) {
+        let locks = server.locks();
+        for delay in [0, 200, 1000] {
+            server.hold("").await;
+            let process = Process::start(&server, "plain");
+            server.await_queued(1).await;
+            let next = start(&locks, &server.key);
+            server.await_queued(2).await;
+            let kill = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_micros(delay));
+                drop(process);
+            });
+            server.hand_over("other").await;
+            kill.join().expect("no panic");
+            // It had the lock for no longer than its first lease, or its place for no longer than its claim.
+            let hold = end(next).await;
+            assert!(server.queue().await.is_empty());
+            hold.release().await.expect("it was held");
+            server.await_gone().await;
+        }
+    }
+
+    pub async fn killed_holder(server: Server) {
+        let locks = server.locks();
+        for (how, reason) in [("session", "session"), ("plain", "expired")] {
+            let mut messages = server.messages().await;
+            let process = Process::start(&server, how);
+            until("it is held and kept", || async {
+                server.info().await.holders.first().is_some_and(|holder| int(holder, "auto") == 1)
+            })
+            .await;
+            let token = int(&server.info().await.holders[0], "token");
+            let next = start(&locks, &server.key);
+            server.await_queued(1).await;
+            drop(process);
+            assert_eq!(messages.recv().await, Some(format!("{reason} {token}")));
+            end(next).await.release().await.expect("it was held");
+            server.await_gone().await;
+        }
+    }
+
+    /// Waits until it has been held for more than so many leases, under this token, and is kept by the server.
+    async fn await_kept(server: &Server, hold: &Hold, leases: u128) {
+        until("leases have passed", || async {
+            let info = server.info().await;
+            let holder = info.holders.iter().find(|holder| int(holder, "token") == hold.token());
+            let holder = holder.expect("it is held under its token");
+            u128::from(int(holder, "held-ms")) > leases * LEASE.as_millis() && int(holder, "auto") == 1
+        })
+        .await;
+        assert!(!hold.is_lost());
+    }
+
+    pub async fn keeps_it_for_ten_leases(server: Server) {
+        let hold = server.locks().on(&server.key).lock().await.expect("the lock");
+        await_kept(&server, &hold, 10).await;
+        hold.guard(cmd("SET").arg(format!("{}:x", server.key)).arg(1)).await.expect("it is held");
+        hold.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    pub async fn cut_connection(server: Server) {
+        let hold = server.locks_for(LONG).on(&server.key).lock().await.expect("the lock");
+        let client = int(&server.info().await.holders[0], "client");
+        let _: u64 = server.ask(&format!("CLIENT KILL ID {client}")).await;
+        until("another connection keeps it", || async {
+            let now = int(&server.info().await.holders[0], "client");
+            now != 0 && now != client
+        })
+        .await;
+        await_kept(&server, &hold, 0).await;
+        hold.release().await.expect("it was held");
+        let locks = server.locks();
+        let hold = locks.on(&server.key).session().lock().await.expect("the lock");
+        let client = int(&server.info().await.holders[0], "client");
+        let _: u64 = server.ask(&format!("CLIENT KILL ID {client}")).await;
+        assert_lost(hold).await;
+    }
+
+    async fn assert_lost(hold: Hold) {
+        tokio::time::timeout(PATIENCE, hold.lost()).await.expect("it is told");
+        assert!(matches!(hold.release().await, Err(Error::NotHeld)));
+    }
+
+    pub async fn forced_release(server: Server) {
+        let hold = server.locks().on(&server.key).lock().await.expect("the lock");
+        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
+        assert_lost(hold).await;
+    }
+
+    pub async fn deleted_key(server: Server) {
+        let hold = server.locks().on(&server.key).lock().await.expect("the lock");
+        let _: u64 = server.ask("DEL KEY").await;
+        assert_lost(hold).await;
+    }
+
+    pub async fn no_write_after_the_loss(server: Server) {
+        let (locks, data) = (server.locks(), format!("{}:data", server.key));
+        let late = locks.on(&server.key).lock().await.expect("the lock");
+        late.guard(cmd("SET").arg(&data).arg("late")).await.expect("it is held");
+        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        hold.guard(cmd("SET").arg(&data).arg("next")).await.expect("it is held");
+        let refused = late.guard(cmd("SET").arg(&data).arg("too late")).await;
+        assert!(matches!(refused, Err(Error::Fenced)), "{refused:?}");
+        assert_eq!(server.ask_at::<String>(&data, "GET KEY").await, "next");
+        hold.release().await.expect("it was held");
+    }
+
+    pub async fn replaced_is_final(server: Server) {
+        let locks = server.locks();
+        server.hold("").await;
+        let wait = tokio::spawn(locks.on(&server.key).owner("one-name").lock());
+        server.await_queued(1).await;
+        let other = server.ask::<Value>("DLOCK.FAIRACQUIRE KEY one-name 600000 BLOCK 20000");
+        let watch = async {
+            assert!(matches!(wait.await.expect("no panic"), Err(Error::Replaced)));
+            // The place is the other's, and stays it.
+            assert_eq!(server.queue().await, ["one-name"]);
+            server.hand_over("other").await
+        };
+        let (granted, owner) = tokio::join!(other, watch);
+        assert!(matches!(granted, Value::Array(_)), "{granted:?}");
+        assert_eq!(owner.as_deref(), Some("one-name"));
+        server.hand_over("one-name").await;
+    }
+
+    pub async fn errors_of_its_own(server: Server) {
+        let locks = server.locks();
+        let (a, b) = (format!("{}:a", server.key), format!("{}:b", server.key));
+        let one = locks.on(&a).owner("one").lock().await.expect("the lock");
+        let two = locks.on(&b).owner("two").lock().await.expect("the lock");
+        let wait = tokio::spawn(locks.on(&b).owner("one").lock());
+        server.await_queued_at(&b, 1).await;
+        let refused = locks.on(&a).owner("two").lock().await;
+        assert!(matches!(&refused, Err(Error::Deadlock(circle)) if circle.contains("one")));
+        assert!(server.info_at(&a).await.queue.is_empty());
+        two.release().await.expect("it was held");
+        end(wait).await.release().await.expect("it was held");
+        let _: u64 = server.ask_at(&a, "DLOCK.FORCERELEASE KEY").await;
+        let refused = one.guard(cmd("SET").arg(format!("{a}:x")).arg(1)).await;
+        assert!(matches!(refused, Err(Error::Fenced)));
+        assert!(matches!(one.release().await, Err(Error::NotHeld)));
+    }
+
+    pub async fn gives_back_only_its_own(server: Server) {
+        let locks = server.locks();
+        server.hold(" SHARED").await;
+        let outer = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
+        // To write is to wait for the other reader.
+        let writing = locks.on(&server.key).owner("me").timeout(Duration::from_millis(300));
+        assert!(matches!(writing.lock().await, Err(Error::TimedOut)));
+        until("the try has left", || async { server.queue().await.is_empty() }).await;
+        let mut owners = server.owners(&server.key).await;
+        owners.sort();
+        assert_eq!(owners, ["me", "other"]);
+        let inner = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
+        assert_eq!(inner.token(), outer.token());
+        assert_eq!(server.ask::<Vec<u64>>("DLOCK.HELD KEY me").await[1], 2);
+        inner.release().await.expect("it was held");
+        assert_eq!(server.ask::<Vec<u64>>("DLOCK.HELD KEY me").await[1], 1);
+        await_kept(&server, &outer, 2).await;
+        outer.release().await.expect("it was held");
+        server.hand_over("other").await;
+    }
+
+    pub async fn shared_and_counted(server: Server) {
+        let locks = server.locks();
+        let mut readers = Vec::new();
+        for _ in 0..3 {
+            readers.push(locks.on(&server.key).shared().lock().await.expect("the lock"));
+        }
+        let writer = start(&locks, &server.key);
+        server.await_queued(1).await;
+        let try_shared = || async { locks.on(&server.key).shared().try_lock().await.expect("an answer") };
+        assert!(try_shared().await.is_none(), "not past the writer");
+        release_all(readers).await.expect("they were held");
+        let writer = end(writer).await;
+        assert!(try_shared().await.is_none());
+        writer.release().await.expect("it was held");
+        let mut permits = Vec::new();
+        for _ in 0..3 {
+            permits.push(locks.on(&server.key).limit(3).lock().await.expect("the lock"));
+        }
+        assert!(locks.on(&server.key).limit(3).try_lock().await.expect("an answer").is_none());
+        let fourth = tokio::spawn(locks.on(&server.key).limit(3).lock());
+        server.await_queued(1).await;
+        permits.pop().expect("three").release().await.expect("it was held");
+        permits.push(end(fourth).await);
+        assert_eq!(server.info().await.holders.len(), 3);
+        release_all(permits).await.expect("they were held");
+        server.await_gone().await;
+    }
+
+    pub async fn many_over_several_slots(server: Server) {
+        let locks = server.locks();
+        let keys: Vec<String> = (0..4).map(|i| format!("{{{i}{}}}", server.key.trim_start_matches('{'))).collect();
+        let backwards: Vec<String> = keys.iter().rev().cloned().collect();
+        let work = |keys: Vec<String>| {
+            let locks = locks.clone();
+            tokio::spawn(async move {
+                for _ in 0..15 {
+                    let holds = locks.many(&keys, None).await.expect("the locks");
+                    assert_eq!(holds.len(), 4);
+                    release_all(holds).await.expect("they were held");
+                }
+            })
+        };
+        let (one, two) = (work(keys.clone()), work(backwards));
+        one.await.expect("no panic");
+        two.await.expect("no panic");
+        let granted: Option<Vec<u64>> = server.ask_at(&keys[2], "DLOCK.ACQUIRE KEY other 600000").await;
+        granted.expect("it is free");
+        let refused = locks.many(&keys, Some(Duration::from_millis(500))).await;
+        assert!(matches!(refused, Err(Error::TimedOut)));
+        for (key, owners) in keys.iter().zip([vec![], vec![], vec!["other"], vec![]]) {
+            until("the others are given back", || async { server.owners(key).await == owners }).await;
+        }
+    }
+
+    async fn fault(server: &Server, cluster: &str) {
+        match server.place {
+            Pair => control("switch".into()).await,
+            _ => control(format!("{cluster} {}", server.key)).await,
+        }
+    }
+
+    async fn holds_over(server: &Server, what: &str) {
+        let hold = server.locks_for(LONG).on(&server.key).lock().await.expect("the lock");
+        fault(server, what).await;
+        // The new server knows nothing of connections: until the client has said it again nobody renews.
+        await_kept(server, &hold, 0).await;
+        hold.guard(cmd("SET").arg(format!("{}:x", server.key)).arg(1)).await.expect("it is held");
+        hold.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    async fn waits_over(server: &Server, what: &str) {
+        let (locks, others) = (server.locks(), server.locks());
+        server.hold("").await;
+        let first = start(&locks, &server.key);
+        server.await_queued(1).await;
+        let second = start(&others, &server.key);
+        server.await_queued(2).await;
+        let in_line = server.queue().await;
+        fault(server, what).await;
+        until("both are back", || async {
+            server.info().await.queue.iter().filter(|place| text(place, "kind") == "ticket").count() == 2
+        })
+        .await;
+        assert_eq!(server.queue().await, in_line);
+        assert_eq!(server.hand_over("other").await.as_ref(), Some(&in_line[0]));
+        end(first).await.release().await.expect("it was held");
+        end(second).await.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    pub async fn hold_over_a_failover(server: Server) {
+        holds_over(&server, "failover").await;
+    }
+
+    pub async fn wait_over_a_failover(server: Server) {
+        waits_over(&server, "failover").await;
+    }
+
+    pub async fn wait_over_a_crash(server: Server) {
+        waits_over(&server, "crash").await;
+    }
+
+    pub async fn hold_over_a_slot_move(server: Server) {
+        holds_over(&server, "move").await;
+    }
+
+    pub async fn wait_over_a_slot_move(server: Server) {
+        waits_over(&server, "move").await;
+    }
+
+    pub async fn a_thousand_waits_on_one_connection(server: Server) {
+        let locks = server.locks();
+        server.hold("").await;
+        let served = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = Vec::new();
+        for i in 0..1000 {
+            let (locks, key, served) = (locks.clone(), server.key.clone(), served.clone());
+            let request = locks.on(&key).owner(format!("{i}"));
+            tasks.push(tokio::spawn(async move {
+                let hold = request.lock().await.expect("the lock");
+                served.lock().expect("no panic").push(i);
+                hold.release().await.expect("it was held");
+            }));
+        }
+        server.await_queued(1000).await;
+        let queue = server.info().await.queue;
+        assert!(queue.iter().all(|place| int(place, "client") == int(&queue[0], "client")));
+        let in_line: Vec<u32> = queue.iter().map(|place| text(place, "owner").parse().expect("a number")).collect();
+        server.hand_over("other").await;
+        for task in tasks {
+            task.await.expect("no panic");
+        }
+        assert_eq!(*served.lock().expect("no panic"), in_line);
+        server.await_gone().await;
+    }
+}

@@ -1,0 +1,222 @@
+//! The servers of a test, and what they show.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use dlock_client::{Locks, Settings};
+use redis::aio::MultiplexedConnection;
+use redis::{cmd, AsyncConnectionConfig, Client, FromRedisValue, RedisError, Value};
+
+pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const LEASE: Duration = Duration::from_millis(1500);
+/// No fault takes so long, however busy the machine.
+pub const LONG: Duration = Duration::from_secs(15);
+pub const SETTINGS: Settings = Settings { lease: LEASE, auto: Duration::from_secs(30), claim: Duration::from_secs(2) };
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    Single,
+    Cluster,
+    Pair,
+}
+
+pub use Place::{Cluster, Pair, Single};
+
+/// What the server shows of a lock of this test alone.
+pub struct Server {
+    pub place: Place,
+    pub key: String,
+}
+
+/// A holder, or a place in the queue.
+pub type Entry = HashMap<String, Value>;
+
+#[derive(Default)]
+pub struct Info {
+    pub holders: Vec<Entry>,
+    pub queue: Vec<Entry>,
+}
+
+pub fn text(entry: &Entry, name: &str) -> String {
+    String::from_redis_value(&entry[name]).expect("it is a text")
+}
+
+pub fn int(entry: &Entry, name: &str) -> u64 {
+    u64::from_redis_value(&entry[name]).expect("it is a number")
+}
+
+impl Server {
+    pub fn new(place: Place) -> Server {
+        let time = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("it is later than 1970");
+        Server { place, key: format!("{{{:x}}}lock", time.as_nanos()) }
+    }
+
+    pub fn addresses(&self) -> String {
+        let name = match self.place {
+            Single => "DLOCK_SINGLE",
+            Cluster => "DLOCK_CLUSTER",
+            Pair => "DLOCK_PAIR",
+        };
+        std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: use `make clients`"))
+    }
+
+    pub fn clients(&self) -> Vec<Client> {
+        self.addresses()
+            .split(',')
+            .map(|address| Client::open(format!("redis://{address}/")).expect("an address"))
+            .collect()
+    }
+
+    pub fn locks(&self) -> Locks {
+        Locks::with(self.clients(), SETTINGS)
+    }
+
+    pub fn locks_for(&self, lease: Duration) -> Locks {
+        Locks::with(self.clients(), Settings { lease, ..SETTINGS })
+    }
+
+    /// A connection to whoever may write this key.
+    pub async fn node(&self, key: &str) -> MultiplexedConnection {
+        let config = AsyncConnectionConfig::new().set_response_timeout(PATIENCE);
+        let end = Instant::now() + PATIENCE;
+        loop {
+            for client in self.clients() {
+                let Ok(mut node) = client.get_multiplexed_async_connection_with_config(&config).await else {
+                    continue;
+                };
+                let role: Result<Vec<Value>, _> = cmd("ROLE").query_async(&mut node).await;
+                let is_primary = role.is_ok_and(|role| role[0] == Value::BulkString(b"master".to_vec()));
+                let there: Result<u64, RedisError> = cmd("EXISTS").arg(key).query_async(&mut node).await;
+                if is_primary && there.is_ok() {
+                    return node;
+                }
+            }
+            assert!(Instant::now() < end, "nobody serves {key}");
+        }
+    }
+
+    pub async fn ask<T: FromRedisValue>(&self, words: &str) -> T {
+        self.ask_at(&self.key, words).await
+    }
+
+    /// The reply to a command with `KEY` in the place of the key.
+    pub async fn ask_at<T: FromRedisValue>(&self, key: &str, words: &str) -> T {
+        let mut command = redis::Cmd::new();
+        for word in words.split(' ') {
+            command.arg(if word == "KEY" { key } else { word });
+        }
+        command.query_async(&mut self.node(key).await).await.unwrap_or_else(|error| panic!("{words}: {error}"))
+    }
+
+    pub async fn info(&self) -> Info {
+        self.info_at(&self.key).await
+    }
+
+    pub async fn info_at(&self, key: &str) -> Info {
+        let reply: Option<HashMap<String, Value>> = self.ask_at(key, "DLOCK.INFO KEY COUNT 5000").await;
+        let Some(reply) = reply else { return Info::default() };
+        let entries = |name: &str| Vec::<Entry>::from_redis_value(&reply[name]).expect("an array of maps");
+        Info { holders: entries("holders"), queue: entries("queue") }
+    }
+
+    pub async fn owners(&self, key: &str) -> Vec<String> {
+        self.info_at(key).await.holders.iter().map(|holder| text(holder, "owner")).collect()
+    }
+
+    pub async fn queue(&self) -> Vec<String> {
+        self.info().await.queue.iter().map(|place| text(place, "owner")).collect()
+    }
+
+    pub async fn await_queued(&self, count: usize) {
+        self.await_queued_at(&self.key, count).await;
+    }
+
+    pub async fn await_queued_at(&self, key: &str, count: usize) {
+        until("so many are queued", || async { self.info_at(key).await.queue.len() == count }).await;
+    }
+
+    /// Nobody holds it and nobody waits.
+    pub async fn await_gone(&self) {
+        until("it is gone", || async { self.ask::<Value>("DLOCK.INFO KEY").await == Value::Nil }).await;
+    }
+
+    /// Somebody else takes it, for longer than any test lasts.
+    pub async fn hold(&self, options: &str) {
+        let words = format!("DLOCK.ACQUIRE KEY other 600000{options}");
+        let granted: Option<Vec<u64>> = self.ask(&words).await;
+        granted.expect("the lock is taken");
+    }
+
+    /// Gives it back for that owner, and says who has it in the same step.
+    pub async fn hand_over(&self, owner: &str) -> Option<String> {
+        let mut step = redis::pipe();
+        step.atomic().cmd("DLOCK.RELEASE").arg(&self.key).arg(owner).arg("HOLDS").arg(0).ignore();
+        step.cmd("DLOCK.HELD").arg(&self.key);
+        let (held,): (Option<Vec<Value>>,) =
+            step.query_async(&mut self.node(&self.key).await).await.expect("it was held");
+        held.map(|held| String::from_redis_value(&held[3]).expect("an owner"))
+    }
+
+    /// The next unlock message of this lock, and a future that is ready when it is listened to.
+    pub async fn messages(&self) -> tokio::sync::mpsc::UnboundedReceiver<String> {
+        let (pushes, mut pushed) = tokio::sync::mpsc::unbounded_channel();
+        let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+        let node = self.node(&self.key).await;
+        let mut info = None;
+        for client in self.clients() {
+            let mut one = client.get_multiplexed_async_connection().await.expect("a node");
+            let served: Result<u64, RedisError> = cmd("EXISTS").arg(&self.key).query_async(&mut one).await;
+            let role: Vec<Value> = cmd("ROLE").query_async(&mut one).await.expect("a role");
+            if served.is_ok() && role[0] == Value::BulkString(b"master".to_vec()) {
+                info = Some(client.get_connection_info().clone());
+            }
+        }
+        drop(node);
+        let mut info = info.expect("somebody serves it");
+        info.redis.protocol = redis::ProtocolVersion::RESP3;
+        let config = AsyncConnectionConfig::new().set_push_sender(pushes);
+        let client = Client::open(info).expect("an address");
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.expect("a node");
+        let verb = if self.place == Cluster { "SSUBSCRIBE" } else { "SUBSCRIBE" };
+        let channel = format!("__dlock@0__:{}", self.key);
+        cmd(verb).arg(channel).exec_async(&mut connection).await.expect("it may subscribe");
+        tokio::spawn(async move {
+            let _connection = connection;
+            while let Some(push) = pushed.recv().await {
+                if matches!(push.kind, redis::PushKind::Message | redis::PushKind::SMessage) {
+                    let text = String::from_redis_value(&push.data[1]).expect("a text");
+                    if sender.send(text).is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        receiver
+    }
+}
+
+/// Waits until it is so.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnMut() -> F) {
+    let end = Instant::now() + PATIENCE;
+    while !condition().await {
+        assert!(Instant::now() < end, "gave up waiting until {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Has something done to the servers.
+pub async fn control(line: String) {
+    let answer = tokio::task::spawn_blocking(move || {
+        let address = std::env::var("DLOCK_CONTROL").expect("DLOCK_CONTROL is set");
+        let mut stream = TcpStream::connect(address).expect("the control answers");
+        writeln!(stream, "{line}").expect("it reads");
+        let mut answer = String::new();
+        BufReader::new(stream).read_line(&mut answer).expect("it answers");
+        answer
+    });
+    let answer = answer.await.expect("no panic");
+    assert!(answer.starts_with("ok"), "{answer}");
+}

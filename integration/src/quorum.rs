@@ -1,0 +1,279 @@
+//! A lock over independent masters that know nothing of each other: it outlives the loss of a minority of them.
+//!
+//! Every client names the masters in the same order. It waits in the queue of the first and then asks the others
+//! without waiting; with a majority it holds the lock. Because all wait in one queue, only the head of that queue asks
+//! the others: votes are not split. Two details keep it so:
+//!
+//! * The others are given back before the first, and their leases end before the first's. Whoever the first is
+//!   handed to finds the others free, whether its predecessor has released or died.
+//! * The lease at the first is renewed after the wait, since the wait's reply does not say when the grant was made. All
+//!   leases are then counted from when their request was sent, so that the client never believes longer than a master.
+//!
+//! A master that forgets its grants (a restart without `appendfsync always`) would vote twice: give it an AOF, or
+//! `dlock.quarantine-ms` of the longest lease.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use redis::{Client, Cmd, Connection, FromRedisValue};
+
+/// So long a master may take to answer what it need not wait for. It is part of the time that the lease pays.
+const BOUND: Duration = Duration::from_millis(300);
+
+/// The leases at the others end so much before the first's.
+const EARLIER_MS: u64 = 5;
+
+/// What is taken off each lease for clocks: servers count in whole milliseconds, and none runs faster by more than a
+/// hundredth.
+const ROUNDING: Duration = Duration::from_millis(2);
+const DRIFT: u32 = 100;
+
+/// A client of a lock over masters.
+pub struct Quorum {
+    masters: Vec<Master>,
+    owner: String,
+    bound: Duration,
+}
+
+struct Master {
+    port: u16,
+    connection: Option<Connection>,
+}
+
+/// What came of asking.
+#[derive(Debug)]
+pub enum Vote {
+    /// The lock is held.
+    Held(Held),
+    /// The time was up while others had it.
+    Busy,
+    /// Some masters granted it, but no majority. All has been given back.
+    Split,
+    /// No master was there to wait at.
+    Unreachable,
+}
+
+/// A hold on a majority.
+#[derive(Clone, Debug)]
+pub struct Held {
+    /// The lock.
+    pub lock: String,
+    /// Until when it is held for sure.
+    pub deadline: Instant,
+    /// Each master's token, where it granted.
+    pub tokens: Vec<Option<u64>>,
+    /// Where the queue was.
+    first: usize,
+}
+
+impl Quorum {
+    /// A client with this owner name. All clients must give the masters in the same order.
+    pub fn new(ports: &[u16], owner: &str) -> Quorum {
+        let masters = ports.iter().map(|port| Master {
+            port: *port,
+            connection: None,
+        });
+        Quorum {
+            masters: masters.collect(),
+            owner: owner.to_owned(),
+            bound: BOUND,
+        }
+    }
+
+    /// The same, but a master may take so long to answer what it need not wait for.
+    pub fn with_bound(self, bound: Duration) -> Quorum {
+        Quorum { bound, ..self }
+    }
+
+    fn majority(&self) -> usize {
+        self.masters.len() / 2 + 1
+    }
+
+    /// Waits at most `wait` at the first master, then asks the others.
+    pub fn acquire(&mut self, lock: &str, lease: Duration, wait: Duration) -> Vote {
+        let end = Instant::now() + wait;
+        let mut first = None;
+        for number in 0..self.masters.len() {
+            let left = end.saturating_duration_since(Instant::now());
+            // `BLOCK 0` would be without bound.
+            let block = millis(left).max(1);
+            let mut request = self.request("DLOCK.ACQUIRE", lock, millis(lease));
+            request.arg("BLOCK").arg(block);
+            let bound = Duration::from_millis(block) + self.bound;
+            match self.masters[number].ask::<Option<(u64, u64)>>(&request, bound) {
+                Some(Some((token, _))) => {
+                    first = Some((number, token));
+                    break;
+                }
+                Some(None) => return Vote::Busy,
+                None => {}
+            }
+        }
+        match first {
+            Some((first, token)) => self.collect(lock, lease, first, token),
+            None => {
+                // One that did not answer may have granted it.
+                self.give_back(lock, 0);
+                Vote::Unreachable
+            }
+        }
+    }
+
+    /// The first has granted: asks the others, and counts.
+    fn collect(&mut self, lock: &str, lease: Duration, first: usize, token: u64) -> Vote {
+        let mut held = Held {
+            lock: lock.to_owned(),
+            deadline: Instant::now() + lease,
+            tokens: vec![None; self.masters.len()],
+            first,
+        };
+        let begun = Instant::now();
+        let mut confirmation = self.request("DLOCK.RENEW", lock, millis(lease));
+        confirmation.arg("TOKEN").arg(token);
+        if self.masters[first]
+            .ask::<u64>(&confirmation, self.bound)
+            .is_some()
+        {
+            held.tokens[first] = Some(token);
+            held.count_lease(begun, lease);
+        }
+        for number in (0..self.masters.len()).filter(|number| *number != first) {
+            let sent = Instant::now();
+            let shorter = shorter(lease, begun.elapsed());
+            let request = self.request("DLOCK.ACQUIRE", lock, millis(shorter).max(1));
+            let grant = self.masters[number].ask::<Option<(u64, u64)>>(&request, self.bound);
+            if let Some(Some((token, _))) = grant {
+                held.tokens[number] = Some(token);
+                held.count_lease(sent, shorter);
+            }
+        }
+        if held.votes() >= self.majority() && Instant::now() < held.deadline {
+            return Vote::Held(held);
+        }
+        self.give_back(lock, first);
+        Vote::Split
+    }
+
+    /// Makes all leases new. Gives whether a majority agreed in time; if not, the hold lasts until its old deadline.
+    pub fn renew(&mut self, held: &mut Held, lease: Duration) -> bool {
+        let mut renewed = held.clone();
+        renewed.deadline = Instant::now() + lease;
+        let begun = Instant::now();
+        // The first at last, so that its lease ends last.
+        for number in self.others_before(held.first) {
+            let Some(token) = held.tokens[number] else {
+                continue;
+            };
+            let sent = Instant::now();
+            let length = if number == held.first {
+                lease
+            } else {
+                shorter(lease, begun.elapsed())
+            };
+            let mut request = self.request("DLOCK.RENEW", &held.lock, millis(length).max(1));
+            request.arg("TOKEN").arg(token);
+            if self.masters[number]
+                .ask::<u64>(&request, self.bound)
+                .is_some()
+            {
+                renewed.count_lease(sent, length);
+            } else {
+                renewed.tokens[number] = None;
+            }
+        }
+        let agreed = renewed.votes() >= self.majority() && Instant::now() < renewed.deadline;
+        if agreed {
+            *held = renewed;
+        }
+        agreed
+    }
+
+    /// Gives the lock back at all masters, also at those that did not answer.
+    pub fn release(&mut self, held: &Held) {
+        self.give_back(&held.lock, held.first);
+    }
+
+    fn give_back(&mut self, lock: &str, first: usize) {
+        for number in self.others_before(first) {
+            let mut request = redis::cmd("DLOCK.RELEASE");
+            request.arg(lock).arg(&self.owner).arg("HOLDS").arg(0);
+            // NOTHELD is as good; without an answer the lease ends it.
+            let _ = self.masters[number].ask::<u64>(&request, self.bound);
+        }
+    }
+
+    /// All masters, that one at last.
+    fn others_before(&self, first: usize) -> Vec<usize> {
+        let others = (0..self.masters.len()).filter(|number| *number != first);
+        others.chain([first]).collect()
+    }
+
+    fn request(&self, name: &str, lock: &str, lease_ms: u64) -> Cmd {
+        let mut request = redis::cmd(name);
+        request.arg(lock).arg(&self.owner).arg(lease_ms);
+        request
+    }
+}
+
+impl Held {
+    /// A hold that was come by in another way, with the first master's queue of no account.
+    pub fn new(lock: &str, deadline: Instant, tokens: Vec<Option<u64>>) -> Held {
+        Held {
+            lock: lock.to_owned(),
+            deadline,
+            tokens,
+            first: 0,
+        }
+    }
+
+    /// How many masters have granted it.
+    pub fn votes(&self) -> usize {
+        self.tokens.iter().flatten().count()
+    }
+
+    /// The hold is sure for no longer than this lease.
+    fn count_lease(&mut self, sent: Instant, lease: Duration) {
+        let sure = lease.saturating_sub(ROUNDING + lease / DRIFT);
+        self.deadline = self.deadline.min(sent + sure);
+    }
+}
+
+impl Master {
+    /// The answer, or `None` when there is none in time or the request is refused.
+    fn ask<T: FromRedisValue>(&mut self, request: &Cmd, bound: Duration) -> Option<T> {
+        if self.connection.is_none() {
+            self.connection = connect(self.port);
+        }
+        let connection = self.connection.as_mut()?;
+        connection.set_read_timeout(Some(bound)).ok()?;
+        match request.query(connection) {
+            Ok(answer) => Some(answer),
+            Err(error) => {
+                // What comes late must not be taken for the next answer; and a wait ends with its connection.
+                if error.is_io_error() {
+                    self.connection = None;
+                }
+                None
+            }
+        }
+    }
+}
+
+fn connect(port: u16) -> Option<Connection> {
+    // The client library takes longer to give up than a socket, so we knock first.
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    TcpStream::connect_timeout(&address, BOUND).ok()?;
+    let connection = Client::open(("127.0.0.1", port)).ok()?;
+    let connection = connection.get_connection_with_timeout(BOUND).ok()?;
+    connection.set_write_timeout(Some(BOUND)).ok()?;
+    Some(connection)
+}
+
+/// A lease that ends before one of that length that was asked for so long ago.
+fn shorter(lease: Duration, ago: Duration) -> Duration {
+    lease.saturating_sub(ago + Duration::from_millis(EARLIER_MS))
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

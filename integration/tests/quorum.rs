@@ -1,0 +1,196 @@
+//! A lock over three masters that know nothing of each other.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::Connection;
+use dlock_integration::{await_until, position, Ask, Held, Quorum, Server, Vote, PATIENCE};
+
+const LEASE: Duration = Duration::from_secs(600);
+const AT_ONCE: Duration = Duration::from_millis(1);
+
+fn masters() -> Vec<Server> {
+    (0..3).map(|_| Server::start()).collect()
+}
+
+fn client(masters: &[Server], owner: &str) -> Quorum {
+    let ports: Vec<u16> = masters.iter().map(Server::port).collect();
+    // A loaded machine answers in its own time.
+    Quorum::new(&ports, owner).with_bound(PATIENCE)
+}
+
+#[track_caller]
+fn held(vote: Vote) -> Held {
+    match vote {
+        Vote::Held(held) => held,
+        other => panic!("not held: {other:?}"),
+    }
+}
+
+/// Milliseconds left of the hold at each master.
+fn left_ms(masters: &[Server], lock: &str, owner: &str) -> Vec<Option<u64>> {
+    let of_one = |master: &Server| {
+        let line = format!("DLOCK.HELD {lock} {owner}");
+        let hold: Option<(u64, u64, u64)> = master.connection().ask(&line);
+        hold.map(|(_, _, left)| left)
+    };
+    masters.iter().map(of_one).collect()
+}
+
+#[test]
+fn the_lock_is_held_at_all_and_given_back_at_all() {
+    let masters = masters();
+    let mut alice = client(&masters, "alice");
+    let hold = held(alice.acquire("k", LEASE, PATIENCE));
+    assert_eq!(hold.votes(), 3);
+    assert!(left_ms(&masters, "k", "alice").iter().all(Option::is_some));
+    alice.release(&hold);
+    assert_eq!(left_ms(&masters, "k", "alice"), [None, None, None]);
+}
+
+#[test]
+fn no_lease_ends_before_the_client_believes() {
+    let masters = masters();
+    let mut alice = client(&masters, "alice");
+    let mut hold = held(alice.acquire("k", LEASE, PATIENCE));
+    let check = |hold: &Held| {
+        let left = left_ms(&masters, "k", "alice");
+        let believed = hold.deadline.saturating_duration_since(Instant::now());
+        for left in left.iter().map(|left| left.expect("it is held")) {
+            assert!(
+                Duration::from_millis(left) >= believed,
+                "{left} {believed:?}"
+            );
+        }
+        // A dead holder's successor at the first finds the others free.
+        assert!(left[0] > left[1] && left[0] > left[2], "{left:?}");
+    };
+    check(&hold);
+    assert!(alice.renew(&mut hold, 2 * LEASE));
+    assert!(hold.deadline > Instant::now() + LEASE);
+    check(&hold);
+}
+
+#[test]
+fn a_majority_is_enough_and_less_is_not() {
+    let mut masters = masters();
+    let mut alice = client(&masters, "alice");
+    masters[0].kill9();
+    let mut hold = held(alice.acquire("k", LEASE, PATIENCE));
+    assert_eq!(hold.votes(), 2);
+    assert!(alice.renew(&mut hold, LEASE));
+    masters[2].kill9();
+    let before = hold.deadline;
+    assert!(!alice.renew(&mut hold, 2 * LEASE));
+    assert_eq!(hold.deadline, before);
+    alice.release(&hold);
+    assert!(matches!(alice.acquire("k", LEASE, AT_ONCE), Vote::Split));
+    assert_eq!(left_ms(&masters[1..2], "k", "alice"), [None]);
+    masters[1].kill9();
+    assert!(matches!(
+        alice.acquire("k", LEASE, AT_ONCE),
+        Vote::Unreachable
+    ));
+}
+
+#[test]
+fn whoever_comes_second_waits_at_the_first() {
+    let masters = masters();
+    let (mut alice, mut bob) = (client(&masters, "alice"), client(&masters, "bob"));
+    let hold = held(alice.acquire("k", LEASE, PATIENCE));
+    assert!(matches!(bob.acquire("k", LEASE, AT_ONCE), Vote::Busy));
+    thread::scope(|scope| {
+        let waiting = scope.spawn(move || bob.acquire("k", LEASE, PATIENCE));
+        let mut first: Connection = masters[0].connection();
+        await_until("bob waits", PATIENCE, || {
+            position(&mut first, "k", "bob") == Some(0)
+        });
+        alice.release(&hold);
+        let hold = held(waiting.join().expect("no panic"));
+        assert_eq!(hold.votes(), 3);
+    });
+}
+
+/// Were the others not asked by the head of one queue only, or given back last, this would see split votes.
+#[test]
+fn votes_are_not_split() {
+    const CLIENTS: usize = 6;
+    const TURNS: usize = 20;
+    let masters = masters();
+    let (inside, at_most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    thread::scope(|scope| {
+        for number in 0..CLIENTS {
+            let mut client = client(&masters, &format!("client-{number}"));
+            let (inside, at_most) = (&inside, &at_most);
+            scope.spawn(move || {
+                for _ in 0..TURNS {
+                    let hold = held(client.acquire("k", LEASE, PATIENCE));
+                    let now_inside = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                    at_most.fetch_max(now_inside, Ordering::SeqCst);
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    client.release(&hold);
+                }
+            });
+        }
+    });
+    assert_eq!(at_most.into_inner(), 1);
+}
+
+#[test]
+fn a_dead_holder_is_followed_without_a_split_vote() {
+    let masters = masters();
+    let (mut alice, mut bob) = (client(&masters, "alice"), client(&masters, "bob"));
+    let hold = held(alice.acquire("k", Duration::from_secs(5), PATIENCE));
+    let next = held(bob.acquire("k", LEASE, PATIENCE));
+    assert!(Instant::now() > hold.deadline);
+    assert_eq!(next.votes(), 3);
+}
+
+/// Alice has the first and the second; the third was away. The first dies and comes back. Does Bob get the first and the
+/// third, and with them a majority, while Alice holds?
+fn a_master_comes_back(start: impl Fn() -> Server) -> Vote {
+    let mut masters: Vec<Server> = (0..3).map(|_| start()).collect();
+    // What is measured is not the quarantine of the start.
+    for master in &masters {
+        master.connection().run("CONFIG SET dlock.quarantine-ms 0");
+    }
+    masters[2].kill9();
+    let mut alice = client(&masters, "alice");
+    let hold = held(alice.acquire("k", LEASE, PATIENCE));
+    assert_eq!(hold.votes(), 2);
+    masters[2].restart();
+    masters[2]
+        .connection()
+        .run("CONFIG SET dlock.quarantine-ms 0");
+    masters[0].kill9();
+    masters[0].restart();
+    let vote = client(&masters, "bob").acquire("k", LEASE, Duration::from_millis(200));
+    assert!(Instant::now() < hold.deadline);
+    vote
+}
+
+#[test]
+fn a_master_that_forgets_votes_twice() {
+    assert!(matches!(a_master_comes_back(Server::start), Vote::Held(_)));
+}
+
+#[test]
+fn a_master_with_an_aof_votes_once() {
+    let start = || {
+        Server::builder()
+            .config("appendonly", "yes")
+            .config("appendfsync", "always")
+            .start()
+    };
+    assert!(matches!(a_master_comes_back(start), Vote::Busy));
+}
+
+#[test]
+fn a_master_in_quarantine_votes_once() {
+    let start = || {
+        let builder = Server::builder().module_argument("quarantine-ms");
+        builder.module_argument(LEASE.as_millis()).start()
+    };
+    assert!(matches!(a_master_comes_back(start), Vote::Busy));
+}
