@@ -7,6 +7,8 @@ PREFIX ?= /usr/local
 
 FUZZ_SECONDS ?= 60
 
+DEPTH ?= 5
+
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 MODULE := libdlock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 BUILT  := $(TARGET)/release/$(MODULE)
@@ -22,7 +24,7 @@ VALKEY ?= $(TARGET)/servers/valkey-9.1/server
 export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
-.PHONY: help run test demo bench bench-check chaos clients peers check explore check-long memcheck observe fuzz install clean build servers test-servers deps
+.PHONY: help run test demo bench bench-check chaos clients peers check check-long explore observe fuzz install clean build servers test-servers deps
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
@@ -51,6 +53,12 @@ check: build ## What a change must pass: formatting, lints, all tests
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace
 	@integration/observability/run.sh '$(TARGET)/observability' exporter
+
+check-long: ## Hold the engine against its model for all seeds: some tens of thousands of runs
+	DLOCK_LONG=1 cargo test --release --package dlock --test engine -- what_the_model_does every_promise_holds
+
+explore: ## Every sequence of requests and events over three owners and two locks, against the model (DEPTH=5)
+	DLOCK_DEPTH=$(DEPTH) cargo test --release --package dlock --test engine -- --nocapture every_sequence
 
 observe: build ## Test the dashboard with Prometheus and its exporters for Redis, fetched into target/observability
 	@integration/observability/run.sh '$(TARGET)/observability'

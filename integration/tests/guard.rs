@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
 use dlock_integration::{
-    await_until, command, held, kept, reply_of, Ask, Blocked, Grant, Server, Wire, PATIENCE,
+    await_until, command, held, is_held, kept, reply_of, Ask, Blocked, Grant, Server, Wire,
+    PATIENCE,
 };
 
 fn hold(connection: &mut Connection) -> u64 {
@@ -99,8 +100,9 @@ fn a_holder_paused_past_its_lease_cannot_write() {
     let server = Server::start();
     let mut c = server.connection();
     c.run("SET data 10");
-    let (alice, _): Grant = c.ask("DLOCK.ACQUIRE k alice 100");
+    let alice = hold(&mut c);
     assert_eq!(c.ask::<u64>(&guard(alice, "GET data")), 10);
+    c.run("DLOCK.RENEW k alice 100");
     let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
     // The pause lasts until another has the lock.
     let (bob, _): Grant = bob.reply();
@@ -116,8 +118,8 @@ fn an_ended_lease_needs_nobody_to_notice() {
     let server = Server::start();
     let mut c = server.connection();
     c.run("DEBUG SET-ACTIVE-EXPIRE 0");
-    let begun = Instant::now();
     let (alice, _): Grant = c.ask("DLOCK.ACQUIRE k alice 40");
+    let begun = Instant::now();
     await_until("the lease is over", PATIENCE, || {
         begun.elapsed() > Duration::from_millis(60)
     });
@@ -129,12 +131,15 @@ fn an_ended_lease_needs_nobody_to_notice() {
 fn a_write_that_the_server_holds_up_past_the_lease_is_fenced() {
     let server = Server::start();
     let mut c = server.connection();
-    let begun = Instant::now();
-    let (alice, _): Grant = c.ask("DLOCK.ACQUIRE k alice 300");
-    c.run("CLIENT PAUSE 20000 WRITE");
+    let alice = hold(&mut c);
+    // In one batch: the lease runs when the pause has begun.
+    let lines = ["DLOCK.RENEW k alice 500", "CLIENT PAUSE 600000 WRITE"];
+    for reply in server.wire().batch(lines) {
+        reply.expect("no refusal");
+    }
     let late = Blocked::start(&server, &guard(alice, "SET data stale"));
     await_until("the lease is over", PATIENCE, || {
-        begun.elapsed() > Duration::from_millis(320)
+        !is_held(&mut c, "k", "alice")
     });
     c.run("CLIENT UNPAUSE");
     assert!(late.refusal().starts_with("FENCED "));

@@ -2,8 +2,6 @@
 
 mod sound;
 
-use std::time::Duration;
-
 use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, PushKind, Value};
 use dlock_integration::{
     await_until, position, stat, Ask, Blocked, Grant, Queued, Server, Wire, PATIENCE,
@@ -526,10 +524,14 @@ fn a_restart_forgets_who_waited() {
 fn a_lease_that_ends_in_a_pause() {
     let server = Server::start();
     let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice 100");
+    c.run("DLOCK.ACQUIRE k alice 600000");
     let bob = wait_as(&mut c, "bob", "");
     let mut ear = Ear::new(&server, 2, b"news");
-    c.run("CLIENT PAUSE 60000 WRITE");
+    // In one batch: the lease runs when the pause has begun.
+    let lines = ["DLOCK.RENEW k alice 100", "CLIENT PAUSE 600000 WRITE"];
+    for reply in server.wire().batch(lines) {
+        reply.expect("no refusal");
+    }
     await_until("the lease is over", PATIENCE, || {
         c.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
     });
@@ -631,7 +633,7 @@ fn many_times_are_up_together() {
         .collect();
     wanted.sort();
     assert_eq!(told, wanted);
-    await_until("their places are gone", Duration::from_secs(5), || {
+    await_until("their places are gone", PATIENCE, || {
         position(&mut c, "k", "last") == Some(0)
     });
     assert_eq!(stat(&server, "timeouts_total"), WAITERS as u64);

@@ -1,6 +1,7 @@
 //! What a server shows of its locks as a whole: STATS, TOP, LIST and the fields of INFO.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
 use dlock_integration::{await_until, command, stat, Ask, Blocked, Grant, Server, PATIENCE};
@@ -96,20 +97,23 @@ fn info_has_three_sections() {
 fn waits_and_holds_are_timed() {
     let server = Server::start();
     let mut c = server.connection();
+    let begun = Instant::now();
     c.run("DLOCK.ACQUIRE k alice 600000");
     let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    let begun = std::time::Instant::now();
+    let waits = Instant::now();
     await_until("bob has waited", PATIENCE, || {
-        begun.elapsed().as_millis() >= 20
+        waits.elapsed().as_millis() >= 20
     });
     c.run("DLOCK.RELEASE k alice");
     waiter.reply::<Grant>();
+    // A millisecond for the difference of two clocks.
+    let most = begun.elapsed().as_micros() as u64 + 1_000;
     let seen = stats(&mut c, "DLOCK.STATS");
     for name in ["wait", "hold"] {
         let percentiles =
             ["p50", "p99", "p999", "max"].map(|part| seen[&format!("{name}_{part}_us")]);
         let longest = percentiles[3];
-        assert!((20_000..10_000_000).contains(&longest), "{name}: {seen:?}");
+        assert!((20_000..=most).contains(&longest), "{name}: {seen:?}");
         // There was but one.
         assert_eq!(percentiles, [longest; 4], "{name}");
         assert_eq!(seen[&format!("{name}_us_total")], longest, "{name}");
@@ -405,6 +409,24 @@ fn a_list_has_every_lock_and_nothing_else() {
     assert_eq!(nested[0].1.len(), 500);
 }
 
+/// As SCAN takes COUNT for a hint: a call holds nobody up for long, whatever it asks for.
+#[test]
+fn no_call_looks_at_more_than_a_thousand_keys() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    wire.pipeline((0..5_000).map(|at| format!("DLOCK.ACQUIRE lock-{at} ann 600000")));
+    let mut c = server.connection();
+    for count in ["1000", "1001", "1000000", "9223372036854775807"] {
+        let (rows, pages) = pages(&mut c, &format!("COUNT {count}"));
+        assert_eq!(rows.len(), 5_000, "{count}");
+        assert!((3..=6).contains(&pages), "{count}: {pages} pages");
+    }
+    for count in ["0", "-1", "9223372036854775808", "x"] {
+        let error = c.refusal(&format!("DLOCK.LIST 0 COUNT {count}"));
+        assert!(error.starts_with("ERR COUNT must be "), "{error}");
+    }
+}
+
 #[test]
 fn a_list_shows_who_holds_and_how_many_wait() {
     let server = Server::start();
@@ -643,10 +665,13 @@ fn the_latency_monitor_shows_a_late_hand_over() {
     let mut c = server.connection();
     for threshold in [0, 50] {
         c.run(&format!("CONFIG SET latency-monitor-threshold {threshold}"));
-        c.run("DLOCK.ACQUIRE k one 100");
-        let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k two 60000 BLOCK 0");
-        // The lease ends while the server sleeps.
-        c.run("DEBUG SLEEP 0.4");
+        c.run("DLOCK.ACQUIRE k one 600000");
+        let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k two 600000 BLOCK 0");
+        // The lease ends while the server sleeps: nothing comes between these.
+        let lines = ["DLOCK.RENEW k one 100", "DEBUG SLEEP 0.4"];
+        for reply in server.wire().batch(lines) {
+            reply.expect("no refusal");
+        }
         let _: Grant = waiter.reply();
         // The event, when it was, and how long it took; newer servers go on with sums.
         let latest: Vec<Vec<Value>> = c.ask("LATENCY LATEST");
@@ -660,7 +685,7 @@ fn the_latency_monitor_shows_a_late_hand_over() {
         let late = latest.iter().find(is_late);
         let late = late.unwrap_or_else(|| panic!("no late end of a lease in {latest:?}"));
         let took: u64 = from_redis_value(&late[2]).expect("milliseconds");
-        assert!((50..=2_000).contains(&took), "{latest:?}");
+        assert!(took >= 290, "{latest:?}");
     }
 }
 

@@ -273,9 +273,9 @@ struct Exploration {
 
 /// The first sequence that showed a difference, and what differs.
 #[derive(Debug)]
-struct Difference {
-    lines: Vec<String>,
-    what: String,
+pub struct Difference {
+    pub lines: Vec<String>,
+    pub what: String,
 }
 
 impl Exploration {
@@ -359,8 +359,17 @@ fn go(pair: &mut Pair, line: &str) -> Result<(), String> {
     pair.act(&Reader::default().read(line)?)
 }
 
+/// Whether these lines are among those that are tried.
+pub fn says(said: &[&str]) -> bool {
+    let mut pair = Pair::new(policy());
+    said.iter().all(|said| {
+        let known = lines(&pair).iter().any(|line| line == said);
+        known && go(&mut pair, said).is_ok()
+    })
+}
+
 /// Explores to this depth, or to a difference. Prints how far it is.
-fn explore(depth: usize, fault: Option<Fault>) -> Result<(), Difference> {
+pub fn explore(depth: usize, fault: Option<Fault>) -> Result<(), Difference> {
     let mut exploration = Exploration::new(fault);
     for step in 1..=depth {
         let tried = exploration.deepen()?;
