@@ -96,8 +96,8 @@ fn listen(ctx: *mut Ctx, classes: i32) -> Result<(), &'static str> {
 /// Set once the module hears of connections that end.
 static HEARS_OF_ENDS: AtomicBool = AtomicBool::new(false);
 
-/// Has the server tell of connections that end, from the first one on to which something is tied: the server asks for the
-/// address of each connection that it tells of, which those who use none of this need not pay for.
+/// Has the server tell of connections that end, from the first one on that waits or to which something is tied: the server
+/// asks for the address of each connection that it tells of, which those who use none of this need not pay for.
 pub fn hear_of_ends(ctx: *mut Ctx) {
     if HEARS_OF_ENDS.swap(true, Ordering::Relaxed) {
         return;

@@ -69,7 +69,7 @@ pub fn take_back(client: ClientId) {
     }
 }
 
-/// A connection ends.
+/// A connection ends. The server is asked here, in the callback: a moment later it knows nothing of the connection any more.
 pub fn on_disconnect(ctx: *mut Ctx, client: ClientId) {
     let user = UNSENT.lend().and_then(|unsent| {
         let unsent = unsent.get(&client)?;
