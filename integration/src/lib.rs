@@ -82,7 +82,7 @@ pub use network::{Door, Network, Party};
 pub use patience::{await_until, PATIENCE};
 pub use program::{module_path, server_program};
 pub use quorum::{Held, Quorum, Vote};
-pub use scene::{fair_as, held, held_for, is_held, kept, position, stat, wait_as};
+pub use scene::{at_once, fair_as, held, held_for, is_held, kept, position, stat, wait_as};
 pub use sentinel::{Sentinel, Watch, PRIMARY};
 pub use server::Server;
 pub use subscriber::{Message, Subscriber};

@@ -1,6 +1,6 @@
 //! Where many tests begin, and what they look at: alice holds the lock `k`, and others wait for it.
 
-use redis::Connection;
+use redis::{Connection, Value};
 
 use crate::ask::{Ask, Grant};
 use crate::blocked::Blocked;
@@ -34,6 +34,18 @@ pub fn fair_as(server: &Server, owner: &str) -> Blocked {
         server,
         &format!("DLOCK.FAIRACQUIRE k {owner} 600000 BLOCK 0"),
     )
+}
+
+/// Sends lines at once, of which none is refused: nothing can come between them but what the server does within a turn of
+/// its loop. A lease that is cut short in the line before a pause ends in the pause, however slow the machine.
+#[track_caller]
+pub fn at_once<const N: usize>(server: &Server, lines: [&str; N]) -> [Value; N] {
+    let replies = server.wire().batch(lines);
+    let mut lines = lines.into_iter();
+    replies.map(|reply| {
+        let line = lines.next().unwrap_or_default();
+        reply.unwrap_or_else(|error| panic!("{line:?} was refused: {error}"))
+    })
 }
 
 /// An owner's place in a lock's queue.

@@ -11,7 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlock_integration::redis::{cmd, from_redis_value, Connection, Value};
 use dlock_integration::{
-    await_until, command, kept, position, Ask, Blocked, Grant, Server, ServerBuilder, PATIENCE,
+    at_once, await_until, command, kept, position, Ask, Blocked, Grant, Server, ServerBuilder,
+    PATIENCE,
 };
 use dump::{restore, value, Frame};
 use fastrand::Rng;
@@ -712,15 +713,17 @@ fn a_restored_lock_without_touch_ends_with_its_lease() {
     c.run("DLOCK.ACQUIRE alone alice 600000");
     c.run("DLOCK.ACQUIRE queued alice 600000");
     // Nothing comes between these: there is all of it to be copied.
-    let [_, _, _, alone, queued] = server.wire().batch([
-        "DLOCK.FAIRACQUIRE queued bob",
-        "DLOCK.RENEW alone alice 400",
-        "DLOCK.RENEW queued alice 400",
-        "DUMP alone",
-        "DUMP queued",
-    ]);
-    let dumps = [alone, queued]
-        .map(|dump| -> Vec<u8> { from_redis_value(&dump.expect("a value")).expect("bytes") });
+    let [_, _, _, alone, queued] = at_once(
+        &server,
+        [
+            "DLOCK.FAIRACQUIRE queued bob",
+            "DLOCK.RENEW alone alice 400",
+            "DLOCK.RENEW queued alice 400",
+            "DUMP alone",
+            "DUMP queued",
+        ],
+    );
+    let dumps = [alone, queued].map(|dump| -> Vec<u8> { from_redis_value(&dump).expect("bytes") });
     for (dump, key) in dumps.iter().zip(["alone", "queued"]) {
         for ttl in ["0", "3600000"] {
             restore_for(&mut c, &format!("{key}:{ttl}"), ttl, dump);
