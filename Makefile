@@ -7,6 +7,11 @@ PREFIX ?= /usr/local
 
 FUZZ_SECONDS ?= 60
 
+DEPTH ?= 5
+
+MEMCHECK_SECONDS ?= 300
+MEMCHECK_SEED    ?= 1
+
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 MODULE := libdlock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 BUILT  := $(TARGET)/release/$(MODULE)
@@ -22,7 +27,7 @@ VALKEY ?= $(TARGET)/servers/valkey-9.1/server
 export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
-.PHONY: help run test demo bench bench-check chaos clients peers check explore check-long memcheck observe fuzz install clean build servers test-servers deps
+.PHONY: help run test demo bench bench-check chaos clients peers check check-long explore observe fuzz memcheck install clean build servers test-servers deps
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
@@ -52,6 +57,12 @@ check: build ## What a change must pass: formatting, lints, all tests
 	cargo test --workspace
 	@integration/observability/run.sh '$(TARGET)/observability' exporter
 
+check-long: ## Hold the engine against its model for all seeds: some tens of thousands of runs
+	DLOCK_LONG=1 cargo test --release --package dlock --test engine -- what_the_model_does every_promise_holds
+
+explore: ## Every sequence of requests and events over three owners and two locks, against the model (DEPTH=5)
+	DLOCK_DEPTH=$(DEPTH) cargo test --release --package dlock --test engine -- --nocapture every_sequence
+
 observe: build ## Test the dashboard with Prometheus and its exporters for Redis, fetched into target/observability
 	@integration/observability/run.sh '$(TARGET)/observability'
 
@@ -61,6 +72,9 @@ clients: build ## Run the tests of the clients in five languages (ONLY=python,ru
 
 fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ_SECONDS=60)
 	@fuzz/run.sh '$(FUZZ_SECONDS)' '$(TARGET)/fuzz'
+
+memcheck: build ## Run tests and random commands on a server under valgrind's memcheck (MEMCHECK_SECONDS=300 MEMCHECK_SEED=1)
+	@integration/memcheck/run.sh '$(TARGET)/memcheck' '$(MEMCHECK_SECONDS)' '$(MEMCHECK_SEED)'
 
 install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr/local)
 	@test -e '$(BUILT)' || $(MAKE) build

@@ -128,7 +128,7 @@ pub fn groups() -> Vec<Group> {
         },
         Group {
             name: EXPIRY,
-            effort: Effort::full(2, 6, 25).quick(1, 3, 6),
+            effort: Effort::full(2, 6, 25).quick(1, 3, 5),
             open: Box::new(expiry::open),
         },
         Group {
@@ -198,7 +198,7 @@ fn of_the_family() -> [Group; 9] {
         ),
         group(
             DETECTION,
-            Effort::full(3, 5, 20).quick(1, 4, 6),
+            Effort::full(3, 5, 20).quick(1, 4, 5),
             deadlock::open_wait,
         ),
         group(

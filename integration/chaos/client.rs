@@ -51,6 +51,8 @@ pub struct Client<'a> {
     pub route: Box<dyn Route>,
     pub random: Rng,
     links: HashMap<u16, Link>,
+    /// When a link was given up, by port. What was tied to it has ended then.
+    given_up: HashMap<u16, Micros>,
     notes: History,
     owners: u64,
 }
@@ -75,6 +77,7 @@ impl<'a> Client<'a> {
             route,
             random,
             links: HashMap::new(),
+            given_up: HashMap::new(),
             notes: History::default(),
             owners: 0,
         }

@@ -340,3 +340,30 @@ fn a_ticket_that_comes_along_is_watched_over() {
         }
     }
 }
+
+/// A replica hears of a renamed lock what its primary's servers hear: once it decides, it watches over the ticket.
+#[test]
+fn a_ticket_that_comes_along_is_watched_over_after_a_failover() {
+    let mut primary = Server::start();
+    let replica = Server::builder()
+        .config("dlock.claim-window-ms", 200)
+        .config("dlock.max-claim-ms", 200)
+        .start();
+    let mut c = primary.connection();
+    // More than a look through all keys would come by in time.
+    c.run("DEBUG POPULATE 300000");
+    replica.replica_of(&primary);
+    c.run("DLOCK.ACQUIRE a holder 600000");
+    let ticket = "DLOCK.FAIRACQUIRE a ghost 600000 CLAIM 600000";
+    assert_eq!(c.try_ask(ticket), Ok(Value::Nil));
+    c.run("RENAME a k1");
+    replica.wait_in_sync(&primary);
+    primary.kill9();
+    let mut d = replica.connection();
+    assert!(keeps(&mut d, "k1", "ghost"));
+    replica.promote();
+    await_until("the ticket's window is over", PATIENCE, || {
+        !keeps(&mut d, "k1", "ghost")
+    });
+    assert_sound(&replica);
+}

@@ -120,7 +120,7 @@ fn a_slot_takes_its_waiters_along() {
         let slot: u64 = c.ask_command(cmd("CLUSTER").arg("KEYSLOT").arg(name));
         // Two names may share a slot.
         if slots.iter().all(|(other, ..)| *other != slot) {
-            let mut ask = |owner: &str| {
+            let ask = |owner: &str| {
                 let mut line = cmd("DLOCK.ACQUIRE");
                 line.arg(name).arg(owner).arg(600_000).arg("BLOCK").arg(0);
                 line

@@ -374,6 +374,17 @@ fn command_info_is_right() {
                 BTreeSet::new()
             };
             assert_eq!(read::<BTreeSet<String>>(&info[6]), own, "{name}");
+            let tips = match name.as_str() {
+                "dlock.list" => {
+                    "nondeterministic_output request_policy:special response_policy:special"
+                }
+                "dlock.graph" => "nondeterministic_output request_policy:all_shards",
+                "dlock.top" | "dlock.stats" => {
+                    "nondeterministic_output request_policy:all_shards response_policy:special"
+                }
+                _ => "",
+            };
+            assert_eq!(read::<BTreeSet<String>>(&info[7]), words(tips), "{name}");
             let keys: Vec<Fields> = read(&info[8]);
             assert_eq!(keys.len(), usize::from(expected.has_key()), "{name}");
             if let Some(key) = keys.first() {

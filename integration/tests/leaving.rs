@@ -4,10 +4,14 @@
 mod sound;
 
 use std::thread;
+use std::time::Duration;
 
 use dlock_integration::redis::{Connection, Value};
 use dlock_integration::{await_until, position, stat, Ask, Blocked, Server, PATIENCE};
 use sound::assert_sound;
+
+/// Between two tries.
+const WHILE: Duration = Duration::from_millis(5);
 
 /// What happens besides: the request reaches the server, the holder gives the lock back.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -134,12 +138,12 @@ fn give_back(c: &mut Connection, case: &Case) {
 #[track_caller]
 fn leave(c: &mut Connection, bob: &Blocked, case: &Case) {
     let reply = loop {
-        c.run(case.cancel);
-        give_back(c, case);
-        let answered = bob.outcome_within(std::time::Duration::from_millis(1));
-        if let Some(reply) = answered {
+        // An answer that is there already is the last word: nothing comes after it.
+        if let Some(reply) = bob.outcome_within(WHILE) {
             break reply.expect("null or a grant");
         }
+        c.run(case.cancel);
+        give_back(c, case);
     };
     if reply != Value::Nil {
         give_back(c, case);

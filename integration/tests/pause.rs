@@ -4,6 +4,7 @@
 mod sound;
 
 use std::fs;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{Connection, Value};
@@ -650,6 +651,36 @@ fn a_replica_that_was_missed() {
         kept(&mut replica.connection(), "k")
     );
     assert_sound(&replica);
+}
+
+/// After a stop the server still counts the replica that it had before: what it decides by itself waits until it has counted
+/// anew.
+#[test]
+fn a_stop_in_which_the_replica_was_lost() {
+    let (primary, replica) = (Server::start(), Server::start());
+    let mut c = primary.connection();
+    replica.replica_of(&primary);
+    c.run("CONFIG SET min-replicas-max-lag 1");
+    c.run("CONFIG SET min-replicas-to-write 1");
+    await_until("the replica counts", PATIENCE, || {
+        c.try_ask("SET x 1").is_ok()
+    });
+    c.run("DLOCK.ACQUIRE k alice 2000");
+    let bob = Blocked::start(&primary, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    primary.freeze();
+    replica.promote();
+    // Alice's lease runs out meanwhile, and the replica is too far behind to count.
+    thread::sleep(Duration::from_millis(3_500));
+    primary.thaw();
+    await_until("the server refuses writes", PATIENCE, || {
+        c.try_ask("SET x 1")
+            .is_err_and(|error| error.starts_with("NOREPLICAS"))
+    });
+    assert!(bob.is_blocked(&primary));
+    assert!(!is_held(&mut c, "k", "bob"));
+    c.run("CONFIG SET min-replicas-to-write 0");
+    bob.reply::<Grant>();
+    assert_sound(&primary);
 }
 
 /// A save fails, since something stands where the file should.

@@ -233,10 +233,8 @@ fn anything_in_any_order_does_no_harm() {
         match choice {
             0..=199 if open.len() < OPEN => open.push(Member::new(&server, &mut rng)),
             200..=249 if at < open.len() => open.swap_remove(at).leave(&mut rng),
-            250..=699 if at < open.len() => {
-                if !open[at].speak(&mut rng) {
-                    open.swap_remove(at);
-                }
+            250..=699 if at < open.len() && !open[at].speak(&mut rng) => {
+                open.swap_remove(at);
             }
             700..=702 => reload(&server),
             703.. => {

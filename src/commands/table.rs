@@ -624,6 +624,22 @@ pub static COMMANDS: &[Spec] = &[
 ];
 
 impl Spec {
+    /// How a client of a cluster is to ask all nodes, in the server's words: these speak for one node only.
+    pub fn tips(&self) -> Option<&'static str> {
+        match self.verb {
+            // As SCAN: each node has cursors of its own.
+            Verb::List => {
+                Some("nondeterministic_output request_policy:special response_policy:special")
+            }
+            // Without a policy for the answers they are put together, node after node.
+            Verb::Graph => Some("nondeterministic_output request_policy:all_shards"),
+            Verb::Top | Verb::Stats => {
+                Some("nondeterministic_output request_policy:all_shards response_policy:special")
+            }
+            _ => None,
+        }
+    }
+
     /// Whether the command is not for clients.
     pub fn internal(&self) -> bool {
         self.access == Access::Follow

@@ -283,24 +283,28 @@ pub fn asleep() -> bool {
 }
 
 extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
-    let sleeps = sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
-    ASLEEP.store(sleeps, Ordering::Relaxed);
     door(|| {
-        if !sleeps {
-            return blocking::after_sleep();
+        if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+            ASLEEP.store(true, Ordering::Relaxed);
+            clock::turn();
+            audience::turn();
+            inbox::turn();
+            if vacant::any() {
+                vacant::turn(ctx);
+            }
+            blocking::before_sleep();
+        } else {
+            ASLEEP.store(false, Ordering::Relaxed);
+            blocking::after_sleep();
         }
-        clock::turn();
-        audience::turn();
-        inbox::turn();
-        if vacant::any() {
-            vacant::turn(ctx);
-        }
-        blocking::before_sleep();
     });
 }
 
 extern "C" fn cron(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, _data: *mut c_void) {
-    door(timer::catch_up);
+    door(|| {
+        gate::beat(clock::read().steady());
+        timer::catch_up();
+    });
 }
 
 extern "C" fn keyspace_event(

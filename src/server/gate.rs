@@ -1,11 +1,11 @@
 //! Whether this server would accept a write now: what is decided outside of a command must pass the same gate.
 
 use super::api::{self, api, Ctx, Text};
-use super::slot;
-use crate::engine::NameRef;
+use super::{clock, slot};
+use crate::engine::{Millis, NameRef, SteadyMs};
 use redis_module::raw;
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Whether this server decides. Kept by the role events, since asking for the flags costs more than an uncontended
 /// command can spare.
@@ -25,6 +25,42 @@ pub fn in_cluster() -> bool {
 /// Notes whether the server is a node of a cluster.
 pub fn set_cluster(cluster: bool) {
     IN_CLUSTER.store(cluster, Ordering::Relaxed);
+}
+
+/// When the process was last seen to run, and until when nothing is decided because it had stood still: milliseconds of the
+/// steady clock.
+static LAST_BEAT: AtomicU64 = AtomicU64::new(0);
+static STALE_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// A process that was not seen to run for so long has stood still. The server's own timer goes off ten times a second.
+const STOOD_STILL_MS: Millis = 1_000;
+
+/// How long it then takes the server to find out anew which replicas are good: it counts them once a second.
+const RECOUNT_MS: Millis = 1_100;
+
+/// Notes that the process runs, as often as the server's own timer goes off.
+pub fn beat(now: SteadyMs) {
+    if now.0.saturating_sub(LAST_BEAT.load(Ordering::Relaxed)) < STOOD_STILL_MS {
+        LAST_BEAT.store(now.0, Ordering::Relaxed);
+    }
+}
+
+/// Notes that the module's event has come. After a stop of the process (SIGSTOP, a paused machine) the server still takes its
+/// replicas for good that it had then, and would pass a probe: another primary may have been made meanwhile. So where
+/// `min-replicas-to-write` is set nothing is decided before it has counted them again.
+pub fn wake(ctx: *mut Ctx, now: SteadyMs) {
+    let last = LAST_BEAT.swap(now.0, Ordering::Relaxed);
+    let stood_still = last > 0 && now.0.saturating_sub(last) >= STOOD_STILL_MS;
+    let counts = || api::setting(ctx, c"min-replicas-to-write").is_some_and(|least| least != "0");
+    if stood_still && counts() {
+        STALE_UNTIL.store(now.after(RECOUNT_MS).0, Ordering::Relaxed);
+    }
+}
+
+/// Whether what the server says of its replicas may be from before a stop.
+fn is_stale() -> bool {
+    let until = STALE_UNTIL.load(Ordering::Relaxed);
+    until > 0 && clock::read().steady().0 < until
 }
 
 /// Whether this server decides, or follows another.
@@ -50,7 +86,7 @@ pub fn open(ctx: *mut Ctx) -> bool {
     let barred = raw::REDISMODULE_CTX_FLAGS_LOADING
         | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING
         | raw::REDISMODULE_CTX_FLAGS_SLAVE;
-    if !primary() || flags & barred != 0 || api::must_hold_back() {
+    if !primary() || flags & barred != 0 || api::must_hold_back() || is_stale() {
         return false;
     }
     // In a cluster the question is put for each key.

@@ -76,10 +76,10 @@ pub fn run(ctx: *mut Ctx, argv: &mut [*mut Str]) {
 /// The reply is live.
 unsafe fn pass_on(ctx: *mut Ctx, answer: *mut RedisModuleCallReply) -> Result<(), bool> {
     let mut len = 0;
-    // SAFETY: a live reply.
-    unsafe { api!(RedisModule_CallReplyProto(answer, &mut len)) };
-    // SAFETY: the command's own context, and a live reply.
+    // SAFETY: the reply is live, as the caller says, and the context is that of a command that is owed a reply.
     let pass = || unsafe { api!(RedisModule_ReplyWithCallReply(ctx, answer)) };
+    // SAFETY: as above.
+    unsafe { api!(RedisModule_CallReplyProto(answer, &mut len)) };
     if len > 0 && pass() == api::OK {
         return Ok(());
     }

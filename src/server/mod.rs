@@ -278,6 +278,7 @@ fn event(ctx: *mut Ctx) {
     if poisoned() {
         return;
     }
+    gate::wake(ctx, clock::read().steady());
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     let began = Instant::now();

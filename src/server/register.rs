@@ -217,7 +217,7 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
         complexity: text(spec.complexity),
         since: text("0.1.0"),
         history: ptr::null_mut(),
-        tips: ptr::null(),
+        tips: spec.tips().map_or(ptr::null(), text),
         arity: spec.arity(),
         key_specs: key_specs(spec),
         args: arguments(spec.args),

@@ -1,13 +1,16 @@
 //! Names that somebody waits for and that have no key, and the look whether one of them has come to have one.
 //!
 //! A value that replaces or removes a lock is told of by the lock's own callback. A value that appears where there was none
-//! has nobody to tell of it: the server's event of a new key (class `n`) costs each new key of the whole server 650
-//! instructions, an eighth of a SET, from the first subscription on, whether or not anybody waits; Valkey 8.1 leaves a client
-//! in another database by it (see `events`); and the callback of the connections that are blocked on the key does harm on
-//! Redis 7.0. But names
-//! like these are few: a lock with a queue has a value, unless its next holder waits for other locks as well, or nothing is
-//! granted for now. So they are looked at, some in each turn of the event loop, which is where a key can have appeared. A
-//! server without them pays for one look at a flag a turn.
+//! has nobody to tell of it:
+//!
+//! * the server's event of a new key (class `n`) costs each new key of the whole server 650 instructions, an eighth of a SET,
+//!   from the first subscription on, whether or not anybody waits, and Valkey 8.1 leaves a client in another database by it (see
+//!   `events`);
+//! * the callback of connections that are blocked on the key does harm on Redis 7.0.
+//!
+//! But names like these are few: a lock with a queue has a value, unless its next holder waits for other locks as well, or
+//! nothing is granted for now. So they are looked at, some in each turn of the event loop, which is where a key can have
+//! appeared. A server without them pays for one look at a flag a turn.
 
 use super::api::{self, hot, Ctx, Text};
 use super::inbox::{self, Notice};

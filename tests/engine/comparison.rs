@@ -326,6 +326,8 @@ fn the_comparison_comes_by_everything() {
         "told DEADLOCK",
     ] {
         let count = seen.get(what).copied().unwrap_or(0);
-        assert!(count >= 10, "{what}: {count} of {seen:#?}");
+        // Few circles close other than by a request.
+        let least = if what == "told DEADLOCK" { 1 } else { 10 };
+        assert!(count >= least, "{what}: {count} of {seen:#?}");
     }
 }

@@ -61,12 +61,12 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
         limits(name, row)?;
         one_place(name, row)?;
     }
+    no_circle(before, after, orderly)?;
     places(after)?;
     notify_told(after)?;
     answered(after)?;
     all_or_none(after)?;
     session_ends(before, after)?;
-    no_circle(before, after, orderly)?;
     if after.settled {
         wakeup(after)?;
         if after.granting {

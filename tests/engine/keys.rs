@@ -1,6 +1,7 @@
 //! A keyspace: what stands at each key, and the entries that an event has opened.
 
 use crate::engine::{Entry, Event, Keyspace, Lock, Name, NameRef, WallMs};
+use crate::maybe_owned::MaybeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What stands at a key.
@@ -54,7 +55,7 @@ impl Keyspace for Keys {
                 };
                 let mut ttl = None;
                 match self.values.remove(&name) {
-                    Some(Value::Lock(lock, at)) => (entry.lock, ttl) = (Some(lock), at),
+                    Some(Value::Lock(lock, at)) => (entry.lock, ttl) = (Some(lock.into()), at),
                     Some(Value::Other) => entry.foreign = true,
                     None => {}
                 }
@@ -103,7 +104,10 @@ impl Keys {
                     "the engine wrote to a key of another type"
                 );
                 self.values.insert(name.clone(), Value::Other);
-            } else if let Some(lock) = lock.filter(|lock| !lock.is_empty()) {
+            } else if let Some(lock) = lock
+                .and_then(MaybeOwned::into_owned)
+                .filter(|lock| !lock.is_empty())
+            {
                 let ttl = if changed { lock.expires() } else { ttl };
                 self.values.insert(name.clone(), Value::Lock(lock, ttl));
             }

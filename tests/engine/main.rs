@@ -23,7 +23,7 @@
 #[allow(dead_code)]
 #[path = "../../src/commands/mod.rs"]
 mod commands;
-#[allow(dead_code)]
+#[allow(dead_code, unused_imports)]
 #[path = "../../src/engine/mod.rs"]
 mod engine;
 #[allow(dead_code)]
@@ -31,6 +31,9 @@ mod engine;
 mod error;
 #[path = "../../src/server/hash_slot.rs"]
 mod hash_slot;
+#[allow(dead_code)]
+#[path = "../../src/server/maybe_owned.rs"]
+mod maybe_owned;
 
 mod arguments;
 mod bytes;
@@ -38,6 +41,7 @@ mod client;
 mod comparison;
 mod counting;
 mod deadlock;
+mod exploration;
 mod faults;
 mod hash_slots;
 pub mod hostile;

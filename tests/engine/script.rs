@@ -56,6 +56,14 @@ pub enum Act {
     Config(String, String),
 }
 
+impl Act {
+    /// Whether no key comes or goes by other means than the module's.
+    pub fn is_orderly(&self) -> bool {
+        use Act::*;
+        matches!(self, Command(_) | Wait(_) | Dies(_) | Heartbeat | Resume)
+    }
+}
+
 /// A database and a key.
 pub type Key = (u32, String);
 

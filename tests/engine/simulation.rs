@@ -115,11 +115,7 @@ impl Simulation {
             self.lines
                 .push(format!("  {}: {outcome:?}", heard.asked.shown()));
         }
-        let orderly = matches!(
-            act,
-            Act::Command(_) | Act::Wait(_) | Act::Dies(_) | Act::Heartbeat | Act::Resume
-        );
-        invariants::check(&self.before, &after, orderly)?;
+        invariants::check(&self.before, &after, act.is_orderly())?;
         self.before = after;
         Ok(())
     }

@@ -69,6 +69,8 @@ pub struct World {
     pub step: usize,
     /// A fault that is planted here, to see that it is found.
     pub fault: Option<Fault>,
+    /// Which owners have spoken by which connections, for a fault that goes by that.
+    pub speakers: BTreeSet<(Vec<u8>, u64)>,
     /// Tokens that came by RESTORE: one may stand at two keys, and which of these a session means is anybody's guess.
     pub restored: BTreeSet<Token>,
     /// Every lock that there ever was.
@@ -167,6 +169,7 @@ impl World {
             detection,
             step: 16,
             fault: None,
+            speakers: BTreeSet::new(),
             restored: BTreeSet::new(),
             known: BTreeSet::new(),
             last_token: Token(0),

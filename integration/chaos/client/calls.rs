@@ -1,5 +1,6 @@
 //! Calls that find their way: MOVED and ASK are followed, what cannot have been carried out is sent again.
 
+use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
 use super::Client;
@@ -62,9 +63,9 @@ impl Client<'_> {
     /// Sends a request to this server, and counts the answer.
     pub(super) fn call_at(&mut self, port: u16, words: &[&str], bound: Duration) -> Reply {
         let party = self.party;
-        if !self.links.contains_key(&port) {
+        if let Entry::Vacant(place) = self.links.entry(port) {
             if let Some(link) = Link::connect(party, port) {
-                self.links.insert(port, link);
+                place.insert(link);
             }
         }
         let reply = match self.links.get_mut(&port) {
@@ -72,6 +73,7 @@ impl Client<'_> {
             None => Reply::Unreachable,
         };
         if matches!(reply, Reply::Closed | Reply::NoAnswer) {
+            self.given_up.insert(port, self.shared.now());
             self.links.remove(&port);
         }
         self.count(words.first().copied().unwrap_or_default(), reply.kind());

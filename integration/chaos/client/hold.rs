@@ -101,8 +101,17 @@ impl Client<'_> {
                 if lost.is_none() && self.step(hold, renews) == Learned::Lost {
                     let now = self.shared.now();
                     // Later than its deadline it is told nothing new.
-                    *lost = Some(now.min(hold.deadline)).filter(|_| now < hold.deadline);
+                    *lost = Some((now, End::Lost)).filter(|_| now < hold.deadline);
                 }
+                if hold.tied && lost.is_none() {
+                    // Whoever gives up the connection gives up what is tied to it.
+                    let given_up = self.given_up.get(&hold.tied_at).copied();
+                    let at = given_up.filter(|at| *at > hold.from);
+                    *lost = at.map(|at| (at.min(hold.deadline), End::Released));
+                }
+            }
+            if lost.iter().all(Option::is_some) {
+                break;
             }
             let now = self.shared.now();
             if holds.iter().all(|hold| now >= hold.deadline) {
@@ -235,7 +244,7 @@ impl Client<'_> {
         learned(&reply)
     }
 
-    fn finish(&mut self, hold: Hold, lost: Option<Micros>) {
+    fn finish(&mut self, hold: Hold, lost: Option<(Micros, End)>) {
         let now = self.shared.now();
         let mut until = now.min(hold.deadline);
         let mut end = if now < hold.deadline {
@@ -243,8 +252,8 @@ impl Client<'_> {
         } else {
             End::RanOut
         };
-        if let Some(at) = lost {
-            (until, end) = (at, End::Lost);
+        if let Some(lost) = lost {
+            (until, end) = lost;
         } else if hold.tied && end == End::RanOut {
             // The server would renew it for as long as the connection is open.
             self.release(&hold);

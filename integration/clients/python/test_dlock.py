@@ -96,10 +96,12 @@ def test_try_lock_does_not_wait(server, locks):
 def test_wait_longer_than_the_time_out(server, make):
     server.hold()
     first = make(socket_timeout=0.4).start(server.key)
-    server.await_queued(1)
+    connection = until(lambda: server.queue() and server.info()["queue"][0]["client"], "it waits")
     second = make().start(server.key)
     server.await_queued(2)
     until(lambda: server.info()["queue"][0]["waited-ms"] > 2000, "it has waited for five time-outs")
+    # The library's time-out has cut nothing: between two slices nobody may be there, but no other connection is.
+    assert until(lambda: server.info()["queue"][0]["client"], "it waits") == connection
     in_line = server.queue()
     assert server.hand_over() == in_line[0]
     hold = first.result(PATIENCE)

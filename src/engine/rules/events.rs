@@ -10,7 +10,7 @@ use crate::engine::queue::ties::Tie;
 use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::state::{Engine, Undelivered};
-use crate::engine::types::{ClientId, Grant, Name, NameRef, Now, RequestId, Token, WallMs};
+use crate::engine::types::{ClientId, Grant, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
 use std::collections::BTreeMap;
 
 /// Due entries that one tick works off at most.
@@ -18,6 +18,9 @@ const DUES_A_STEP: usize = 1024;
 
 /// Holds and places of connections that have ended which one settlement clears away at most.
 const CLEARED_A_STEP: usize = 1024;
+
+/// When a renewal whose hold is not where it was is tried again.
+const ASKED_AGAIN_MS: Millis = 100;
 
 /// Holds that one settlement renews at most.
 const RENEWED_A_STEP: usize = 256;
@@ -410,7 +413,16 @@ impl Engine {
         let entry = keys.entry(name);
         let lives = |hold: &Hold| hold.deadline > now.wall();
         let hold = held(entry, &tie.owner, Some(token)).ok().filter(lives);
-        let Some(hold) = hold else { return };
+        let Some(hold) = hold else {
+            // It has ended, and is untied with the next settlement; or it is under another name by now, which is told in a
+            // moment.
+            let due = now.steady().after(ASKED_AGAIN_MS);
+            let due = self.ledger.timers.add(due, Due::Renewal(token));
+            if let Some(auto) = self.ledger.ties.auto_mut(token) {
+                auto.due = Some(due);
+            }
+            return;
+        };
         let wanted = now.wall().after(auto.lease);
         let deadline = self.policy.bounded(token, wanted).max(hold.deadline);
         if deadline != hold.deadline {

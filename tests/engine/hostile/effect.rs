@@ -24,7 +24,8 @@ pub fn hold(effect: &[u8]) {
     let answer = server.run(now, 0, Client::primary(), &[b"apply", b"shop", effect]);
     server.work_off();
     let Some(changes) = change::read(effect) else {
-        assert_eq!(answer, Err(Error::Internal));
+        let later = change::later(effect).map(|format| Error::Later(format, change::FORMAT));
+        assert_eq!(answer, Err(later.unwrap_or(Error::Internal)));
         assert!(
             server.data().is_empty(),
             "it was refused and changed something"

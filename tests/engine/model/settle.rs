@@ -1,6 +1,6 @@
 //! What follows from an event: whatever it was, all locks are brought up to date.
 
-use super::{overflow, Answer, Hold, Lock, Model, Place, Request, Told, Wait, Way};
+use super::{overflow, Answer, Hold, Model, Place, Request, Told, Wait, Way};
 use crate::error::Error;
 
 impl Model {

@@ -42,7 +42,9 @@ impl Model {
             Act::Config(name, _) if name == "deadlock-max-steps" => return Err(()),
             Act::Config(name, value) => {
                 let now = WallMs(self.now);
-                self.configure(|policy| drop(script::configure(policy, name, value, now)));
+                self.configure(|policy| {
+                    let _ = script::configure(policy, name, value, now);
+                });
             }
             _ => return Err(()),
         }
