@@ -2,10 +2,8 @@
 
 mod sound;
 
-use std::time::Duration;
-
 use dlock_integration::{
-    assert_hands_over, await_until, Ask, Blocked, Grant, Guarded, Server, PATIENCE,
+    assert_hands_over, at_once, await_until, Ask, Blocked, Grant, Guarded, Server, PATIENCE,
 };
 use sound::assert_sound;
 
@@ -17,10 +15,16 @@ fn a_lock_that_went_elsewhere_still_ends() {
         let server = Server::start();
         let mut c = server.connection();
         c.run("CONFIG SET dlock.claim-window-ms 100");
-        c.run("DLOCK.ACQUIRE k alice 300");
-        c.run("DLOCK.FAIRACQUIRE k bob CLAIM 300");
-        c.run(line);
-        await_until("the keys are gone", PATIENCE / 4, || {
+        c.run("DLOCK.ACQUIRE k alice 600000");
+        at_once(
+            &server,
+            [
+                "DLOCK.FAIRACQUIRE k bob CLAIM 300",
+                "DLOCK.RENEW k alice 300",
+                line,
+            ],
+        );
+        await_until("the keys are gone", PATIENCE, || {
             let keyspace = server.info("keyspace");
             keyspace.get("db0").is_none() && keyspace.get("db1").is_none()
         });
@@ -35,8 +39,7 @@ fn an_earlier_expire_is_not_forgotten() {
     c.run("DLOCK.ACQUIRE k alice 600000");
     c.run("PEXPIRE k 300");
     let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    let reply = bob.outcome_within(Duration::from_secs(5));
-    assert!(matches!(reply, Some(Ok(_))), "{reply:?}");
+    bob.reply::<Grant>();
 
     c.run("DLOCK.ACQUIRE twice alice 600000 HOLDS 2");
     c.run("PEXPIRE twice 60000");
@@ -52,9 +55,8 @@ fn an_evicted_lock_is_counted() {
     c.run("CONFIG SET maxmemory-policy allkeys-random");
     // At once: the server is over its limit for these only.
     let lines = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"];
-    let replies = server.wire().batch(lines);
-    assert!(replies.iter().all(Result::is_ok), "{replies:?}");
-    await_until("the eviction is counted", PATIENCE / 4, || {
+    at_once(&server, lines);
+    await_until("the eviction is counted", PATIENCE, || {
         server.info("dlock").number::<u64>("dlock_evicted_total") == 1
     });
 }

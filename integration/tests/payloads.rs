@@ -5,8 +5,7 @@ mod sound;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_integration::redis::Value;
-use dlock_integration::{assert_hands_over, await_until, Ask, Blocked, Grant, Server, PATIENCE};
+use dlock_integration::{assert_hands_over, position, Ask, Blocked, Grant, Server};
 use dump::{restore, seal, value, Frame};
 use sound::assert_sound;
 
@@ -49,30 +48,34 @@ fn a_restored_claim_window_is_bounded() {
 #[test]
 fn a_restored_ticket_number_stands_in_nobodys_way() {
     const LOWEST: u64 = 1 << 40;
-    let server = Server::builder()
-        .config("dlock.quarantine-ms", 1_500)
-        .start();
+    let server = Server::start();
     let mut c = server.connection();
-    let deadline = now_us() / 1_000 + HOUR_MS;
-    let (plain, learnt) = (Server::start(), now_us());
-    let frame = Frame::learn(&mut plain.connection());
+    let frame = Frame::learn(&mut c);
+    let now = now_us();
     let with_ticket = |number| {
-        let hold = (learnt, deadline, 1, 1, &b"alice"[..]);
-        frame.around(&value(1, &[hold], &[(number, 1_000, 1, b"first")]))
+        let hold = (now, now / 1_000 + HOUR_MS, 1, 1, &b"alice"[..]);
+        frame.around(&value(1, &[hold], &[(number, 600_000, 1, b"first")]))
     };
     for number in [1, LOWEST - 1] {
         let refused = restore(&mut c, "k", &with_ticket(number));
         assert!(refused.is_err(), "{number}");
     }
     restore(&mut c, "k", &with_ticket(LOWEST)).expect("a number that a server may have given");
+    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    assert_eq!(position(&mut c, "k", "first"), Some(0));
     assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
-    let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 1000 BLOCK 0");
+    assert!(bob.is_blocked(&server), "it is kept for the ticket");
+    c.run("DLOCK.FAIRACQUIRE k first CLAIM 600000");
+    assert_eq!(c.ask::<u64>("DLOCK.RELEASE k first"), 0);
     bob.reply::<Grant>();
-    await_until("the quarantine is over", PATIENCE, || {
-        c.try_ask("DLOCK.ACQUIRE probe p 1000")
-            .is_ok_and(|reply| matches!(reply, Value::Array(_)))
-    });
-    c.run("CONFIG SET dlock.quarantine-ms 0");
+    // Nobody comes for the next.
+    c.run("CONFIG SET dlock.max-claim-ms 300");
+    c.run("CONFIG SET dlock.claim-window-ms 200");
+    c.run("DEL k");
+    restore(&mut c, "k", &with_ticket(LOWEST)).expect("a number that a server may have given");
+    assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
+    let carol = Blocked::send(&server, "DLOCK.ACQUIRE k carol 600000 BLOCK 0");
+    carol.reply::<Grant>();
     assert_hands_over(&server, &mut c);
     assert_sound(&server);
 }

@@ -66,7 +66,7 @@ fn await_short_ends(server: &Server) {
         connections.iter_mut().all(|connection| {
             (0..KEYS).all(|key| {
                 let left: i64 = connection.ask(&format!("PTTL k{key}"));
-                left < 0 || left > 300_000
+                !(0..=300_000).contains(&left)
             })
         })
     });

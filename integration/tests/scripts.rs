@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{cmd, PushKind, Value};
 use dlock_integration::{
-    assert_hands_over, await_until, command, Ask, Blocked, Grant, Guarded, Server, PATIENCE,
+    assert_hands_over, await_until, command, with, Ask, Blocked, Grant, Guarded, Server, PATIENCE,
 };
 use sound::assert_sound;
 
@@ -121,15 +121,19 @@ fn scripts_and_functions_take_and_give_back() {
 fn a_script_that_does_not_end_delays_but_loses_nothing() {
     let server = Server::builder().config("lua-time-limit", 20).start();
     let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE short alice 300");
+    c.run("DLOCK.ACQUIRE short alice 600000");
     c.run("DLOCK.ACQUIRE long alice 600000");
     let (token, _): Grant = c.ask("DLOCK.ACQUIRE kept alice 600000");
     let bob = Blocked::start(&server, "DLOCK.ACQUIRE short bob 600000 BLOCK 0");
-    let timed = Blocked::start(&server, "DLOCK.ACQUIRE long timed 600000 BLOCK 300");
+    let timed = Blocked::send(&server, "DLOCK.ACQUIRE long timed 600000 BLOCK 1000");
     let dead = Blocked::start(&server, "DLOCK.ACQUIRE long dead 600000 BLOCK 0");
     let carol = Blocked::start(&server, "DLOCK.ACQUIRE long carol 600000 BLOCK 0");
     let mut busy = server.wire();
-    busy.send_command(cmd("EVAL").arg("while true do end").arg(0));
+    // Nothing comes between these: the lease ends while the script runs.
+    let renew = command("DLOCK.RENEW short alice 300").get_packed_command();
+    let endless = with("EVAL", &[b"while true do end", b"0"]).get_packed_command();
+    busy.send_bytes(&[renew, endless].concat())
+        .expect("the server reads");
     await_until("the server is busy", PATIENCE, || {
         c.try_ask("PING")
             .is_err_and(|error| error.starts_with("BUSY"))
@@ -144,9 +148,10 @@ fn a_script_that_does_not_end_delays_but_loses_nothing() {
         assert!(c.refusal(line).starts_with("BUSY"), "{line}");
     }
     await_until("the times are over", PATIENCE, || {
-        since.elapsed() > Duration::from_millis(350)
+        since.elapsed() > Duration::from_millis(1_100)
     });
     c.run("SCRIPT KILL");
+    assert_eq!(busy.read(), Ok(Value::Int(300)));
     assert!(busy.read().is_err());
     bob.reply::<Grant>();
     assert_eq!(timed.reply::<Value>(), Value::Nil);
@@ -208,22 +213,25 @@ fn watch_sees_changes_and_nothing_else() {
 
     // What the module does by itself is seen as well: a lease that ends.
     c.run("FLUSHALL");
-    c.run("DLOCK.ACQUIRE k alice 200");
+    c.run("DLOCK.ACQUIRE k alice 600000");
     let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    c.run("WATCH k");
+    let mut wire = server.wire();
+    // Watched before it ends: nothing comes between these.
+    for reply in wire.batch(["DLOCK.RENEW k alice 200", "WATCH k"]) {
+        reply.expect("no refusal");
+    }
     bob.reply::<Grant>();
-    c.run("MULTI");
-    c.run("SET data x");
-    assert_eq!(c.ask::<Value>("EXEC"), Value::Nil);
+    let [_, _, exec] = wire.batch(["MULTI", "SET data x", "EXEC"]);
+    assert_eq!(exec, Ok(Value::Nil));
     // And so is a lease that ends with nobody there.
-    c.run("DLOCK.ACQUIRE alone alice 50");
-    c.run("WATCH alone");
+    for reply in wire.batch(["DLOCK.ACQUIRE alone alice 50", "WATCH alone"]) {
+        reply.expect("no refusal");
+    }
     await_until("it has ended", PATIENCE, || {
         other.ask::<u64>("EXISTS alone") == 0
     });
-    c.run("MULTI");
-    c.run("SET data x");
-    assert_eq!(c.ask::<Value>("EXEC"), Value::Nil);
+    let [_, _, exec] = wire.batch(["MULTI", "SET data x", "EXEC"]);
+    assert_eq!(exec, Ok(Value::Nil));
     // Who waits in the same connection as it watches: the wait is over before EXEC.
     let mut wire = server.wire();
     wire.ask::<()>("WATCH k");
@@ -254,7 +262,7 @@ fn tracking_clients_are_told_of_changes() {
         ("DLOCK.ACQUIRE k alice 600000", "DLOCK.RENEW k alice 500000"),
         ("DLOCK.ACQUIRE k alice 600000", "DLOCK.FORCERELEASE k"),
         ("DLOCK.ACQUIRE k alice 600000", "DEL k"),
-        ("ECHO nothing", "DLOCK.ACQUIRE k alice 250"),
+        ("ECHO nothing", "DLOCK.ACQUIRE k alice 600000"),
         // A lease that ends while somebody waits: the module's own doing.
         ("ECHO waited-for", "ECHO nothing"),
     ] {
@@ -265,8 +273,17 @@ fn tracking_clients_are_told_of_changes() {
                 "DLOCK.ACQUIRE k bob 600000 BLOCK 0",
             ));
         }
-        for line in ["DLOCK.HELD k alice", "DLOCK.INFO k", "DLOCK.CHECK k 1"] {
-            wire.send(line);
+        let mut lines = vec!["DLOCK.HELD k alice", "DLOCK.INFO k", "DLOCK.CHECK k 1"];
+        if bob.is_some() {
+            // Read before it ends: nothing comes between these.
+            lines.insert(0, "DLOCK.RENEW k alice 250");
+        }
+        let bytes: Vec<u8> = lines
+            .iter()
+            .flat_map(|line| command(line).get_packed_command())
+            .collect();
+        wire.send_bytes(&bytes).expect("the server reads");
+        for _ in lines {
             while matches!(wire.read_value(), Ok(Value::Push { .. })) {}
         }
         c.run(change);
