@@ -4,7 +4,6 @@
 mod sound;
 
 use std::fs;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{Connection, Value};
@@ -665,13 +664,22 @@ fn a_stop_in_which_the_replica_was_lost() {
     await_until("the replica counts", PATIENCE, || {
         c.try_ask("SET x 1").is_ok()
     });
-    c.run("DLOCK.ACQUIRE k alice 2000");
-    let bob = Blocked::start(&primary, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    primary.freeze();
-    replica.promote();
-    // Alice's lease runs out meanwhile, and the replica is too far behind to count.
-    thread::sleep(Duration::from_millis(3_500));
-    primary.thaw();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    let bob = wait_as(&primary, "bob");
+    let (mut r, mut stops) = (replica.connection(), primary.wire());
+    // Alice's lease runs out while the server stands still, and the replica is too far behind to count then.
+    let lines = ["DLOCK.RENEW k alice 300", "DEBUG SLEEP 5"];
+    let bytes = lines
+        .iter()
+        .flat_map(|line| command(line).get_packed_command());
+    stops
+        .send_bytes(&bytes.collect::<Vec<_>>())
+        .expect("the server reads");
+    r.run("REPLICAOF NO ONE");
+    assert_eq!(
+        (stops.read(), stops.read()),
+        (Ok(Value::Int(300)), Ok(Value::Okay))
+    );
     await_until("the server refuses writes", PATIENCE, || {
         c.try_ask("SET x 1")
             .is_err_and(|error| error.starts_with("NOREPLICAS"))

@@ -671,7 +671,7 @@ fn a_dump_restores_the_lock() {
                 let copy = format!("{key}:{ttl}");
                 connection
                     .ask_command::<()>(command(&format!("RESTORE {copy} {ttl}")).arg(&payload));
-                await_until("the TTL is put right", PATIENCE / 4, || {
+                await_until("the TTL is put right", PATIENCE, || {
                     kept(connection, &copy) == (before.clone(), end)
                 });
             }
@@ -682,7 +682,7 @@ fn a_dump_restores_the_lock() {
                 .arg("ABSTTL")
                 .arg("REPLACE"),
         );
-        await_until("the TTL is put right", PATIENCE / 4, || {
+        await_until("the TTL is put right", PATIENCE, || {
             kept(&mut c, key) == (before.clone(), end)
         });
         for line in ["COPY {} copy", "COPY {} copy DB 5", "COPY {} copy REPLACE"] {
@@ -844,7 +844,7 @@ fn a_restored_lock_is_kept_in_the_aof() {
         .iter()
         .flat_map(|key| [kept(&mut c, key), kept(&mut c, key)])
         .collect();
-    await_until("the TTLs are put right", PATIENCE / 4, || {
+    await_until("the TTLs are put right", PATIENCE, || {
         all(&mut c)
             .into_iter()
             .map(|(_, kept)| kept)
