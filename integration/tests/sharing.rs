@@ -339,13 +339,14 @@ fn tickets_can_share_too() {
     let mut c = server.connection();
     acquire(&mut c, "writer", "");
     let fair = |owner: &str| format!("DLOCK.FAIRACQUIRE k {owner} {LONG} SHARED");
-    assert_eq!(c.try_ask(&fair("polls")), Ok(Value::Nil));
+    let poll = format!("{} CLAIM 600000", fair("polls"));
+    assert_eq!(c.try_ask(&poll), Ok(Value::Nil));
     let waits = Blocked::start(&server, &format!("{} BLOCK 0", fair("waits")));
     release(&mut c, "writer");
     // The head is absent, so the lock is kept for it; it comes and lets the next in.
     assert!(waits.is_blocked(&server));
     acquire_in_vain(&mut c, "newcomer", "SHARED");
-    assert_eq!(c.ask::<Grant>(&fair("polls")).1, 1);
+    assert_eq!(c.ask::<Grant>(&poll).1, 1);
     waits.reply::<Grant>();
 }
 
