@@ -12,6 +12,7 @@
 //! | `row.rs`, `outcome.rs` | rows, and what came of them |
 //! | `failure.rs` | why something was not measured |
 //! | `report.rs`, `plot.rs`, `check.rs` | what the user sees |
+//! | `servers.rs` | the same on one server version after the other |
 //! | `machine.rs` | where it was measured |
 //! | `line.rs`, `replies.rs` | a fast client that checks every reply |
 //! | `meter.rs`, `pause.rs`, `setting.rs` | the server's accounts, when it does not answer, and how it keeps its data |
@@ -52,6 +53,7 @@ mod round;
 mod row;
 mod scripts;
 mod series;
+mod servers;
 mod session;
 mod setting;
 mod spread;
@@ -89,6 +91,9 @@ struct Options {
     /// Only ways whose name contains this, to profile them; the result is not kept
     #[arg(long, value_name = "TEXT")]
     way: Option<String>,
+    /// The pair, the hand-over and memory on other servers too: those that `make servers` keeps in this directory
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "check")]
+    servers: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -106,6 +111,9 @@ fn main() -> ExitCode {
 /// Whether all is as it should be.
 fn run(options: &Options) -> Result<bool, Failure> {
     allow_many_connections()?;
+    if let Some(directory) = &options.servers {
+        return servers::run(directory, options);
+    }
     let mut groups = plan::groups();
     if let Some(text) = &options.only {
         groups.retain(|group| group.name.contains(text.as_str()));

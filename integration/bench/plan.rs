@@ -32,10 +32,12 @@ const SINGLE: &str = "single pair";
 const SINGLE_EVERYSEC: &str = "single pair, AOF everysec";
 const SINGLE_ALWAYS: &str = "single pair, AOF always";
 const SINGLE_REPLICA: &str = "single pair, a replica";
-const HANDOVER: &str = "hand-over";
+/// From a release to the waiter's reply.
+pub const HANDOVER: &str = "hand-over";
 const EXPIRY: &str = "expiry";
 const TICKETS: &str = "tickets";
-const MEMORY: &str = "memory";
+/// What a held lock takes.
+pub const MEMORY: &str = "memory";
 const MEMORY_MANY: &str = "memory, 1,000,000 locks";
 const CROWD: &str = "pair among held locks";
 const QUEUE: &str = "hand-over, very long queue";

@@ -125,6 +125,7 @@ pub fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-fn range(from: f64, to: f64) -> String {
+/// From here to there.
+pub fn range(from: f64, to: f64) -> String {
     format!("{} – {}", number(from), number(to))
 }
