@@ -118,6 +118,7 @@ fn align(table: &mut Table, first: usize) {
 /// Three digits that say something.
 pub fn number(value: f64) -> String {
     let decimals = match value.abs() {
+        size if size > 0.0 && size < 0.01 => 5,
         size if size < 10.0 => 2,
         size if size < 100.0 => 1,
         _ => 0,
