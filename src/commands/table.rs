@@ -1,6 +1,6 @@
 //! The command table: the one definition by which a command's words are read (see [`args`]), from which registration,
-//! `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made, and against which the README's reference is
-//! checked.
+//! `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made, and against which the reference in
+//! `docs/` is checked.
 //!
 //! A new option is a field of [`Given`], a constant that says its word, what it may be and that field, and the constant's name
 //! in the list of each command that takes it.
