@@ -89,6 +89,9 @@ struct Options {
     /// Only ways whose name contains this, to profile them; the result is not kept
     #[arg(long, value_name = "TEXT")]
     way: Option<String>,
+    /// Measure nothing: draw the committed result again
+    #[arg(long)]
+    plot: bool,
 }
 
 fn main() -> ExitCode {
@@ -105,6 +108,11 @@ fn main() -> ExitCode {
 
 /// Whether all is as it should be.
 fn run(options: &Options) -> Result<bool, Failure> {
+    if options.plot {
+        let directory = directory("full");
+        plot::draw_all(&Outcome::load(&directory.join(RESULT))?, &directory)?;
+        return Ok(true);
+    }
     allow_many_connections()?;
     let mut groups = plan::groups();
     if let Some(text) = &options.only {

@@ -507,7 +507,7 @@ fn refused_without_a_connection_of_one_s_own() {
             let script = format!("return redis.pcall({call})");
             let error = c.answer(cmd("EVAL").arg(script).arg(1).arg("k"));
             let error = error.expect_err("a refusal");
-            let refusal = format!("ERR {option} needs a connection of the caller's own");
+            let refusal = format!("ERR {option} needs a client connection");
             assert!(error.starts_with(&refusal), "{error}");
         }
     }
