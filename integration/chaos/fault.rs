@@ -62,9 +62,10 @@ impl Fault {
         }
     }
 
-    /// Is there a server that is there and does not answer?
+    /// Is there a server that is there and does not answer? One that comes back accepts connections before it answers.
     pub fn is_silent(self) -> bool {
-        matches!(self, Fault::Stop | Fault::Stall | Fault::Partition)
+        let is_gone = matches!(self, Fault::Stop | Fault::Stall | Fault::Partition);
+        is_gone || self.is_deadly()
     }
 
     /// Does the old primary end before another takes over?

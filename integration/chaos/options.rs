@@ -51,6 +51,9 @@ pub struct Options {
     /// Only cells in whose name this stands: "Sentinel | partition"
     #[arg(long, default_value = "")]
     pub only: String,
+    /// No cells in whose name this stands; may be given several times
+    #[arg(long)]
+    pub skip: Vec<String>,
     /// Where `make servers` has put other servers
     #[arg(long)]
     pub servers: Option<PathBuf>,
@@ -130,8 +133,12 @@ impl Options {
             }
         });
         plans
-            .filter(|plan| plan.is_possible() && plan.name().contains(&self.only))
+            .filter(|plan| plan.is_possible() && self.wants(&plan.name()))
             .collect()
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        name.contains(&self.only) && !self.skip.iter().any(|text| name.contains(text))
     }
 
     /// What is still to be played when these runs are there.

@@ -252,9 +252,15 @@ mod tests {
         put(1, Fault::Stop, 3);
         let runs = kept(directory.path()).expect("it can be read");
         assert_eq!(runs.len(), 3);
-        assert!(runs[1].is_of(&plan(Fault::Kill, NOTHING)) || runs[0].is_of(&plan(Fault::Kill, NOTHING)));
+        assert!(
+            runs[1].is_of(&plan(Fault::Kill, NOTHING))
+                || runs[0].is_of(&plan(Fault::Kill, NOTHING))
+        );
         let table = fs::read_to_string(directory.path().join("table.md")).expect("it is there");
-        let lines: Vec<&str> = table.lines().filter(|line| line.contains("Redis")).collect();
+        let lines: Vec<&str> = table
+            .lines()
+            .filter(|line| line.contains("Redis"))
+            .collect();
         assert_eq!(lines.len(), 2, "{table}");
         let kills = lines.iter().find(|line| line.contains("kill -9"));
         let kills = kills.expect("there is a line for it");

@@ -125,7 +125,8 @@ impl Client<'_> {
     fn give_up(&mut self, hold: Hold, learned: Learned) {
         let now = self.shared.now();
         self.release(&hold);
-        let is_lost = learned == Learned::Lost && !hold.tied && now < hold.asked + believed(LEASE_MS);
+        let is_lost =
+            learned == Learned::Lost && !hold.tied && now < hold.asked + believed(LEASE_MS);
         self.notes.beliefs.push(Belief {
             lock: hold.lock,
             owner: hold.owner,
@@ -134,11 +135,7 @@ impl Client<'_> {
             asked: hold.asked,
             from: now,
             until: now,
-            end: if is_lost {
-                End::Lost
-            } else {
-                End::Unconfirmed
-            },
+            end: if is_lost { End::Lost } else { End::Unconfirmed },
         });
     }
 
