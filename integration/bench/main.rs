@@ -17,7 +17,7 @@
 //! | `meter.rs`, `pause.rs`, `setting.rs` | the server's accounts, when it does not answer, and how it keeps its data |
 //! | `locking.rs`, `scripts.rs` | ways to take a lock and give it back |
 //! | `errand.rs` | commands that many owners send in turn |
-//! | `pair.rs`, `guard.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `holders.rs`, `notice.rs`, `deadlock.rs`, `memory.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs`, `lapse.rs`, `session.rs`, `renewal.rs` | what is measured |
+//! | `pair.rs`, `guard.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `holders.rs`, `notice.rs`, `deadlock.rs`, `memory.rs`, `growth.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs`, `lapse.rs`, `session.rs`, `renewal.rs` | what is measured |
 //! | `peers/` | the Python libraries that are measured beside it |
 
 mod check;
@@ -27,6 +27,7 @@ mod deadlock;
 mod errand;
 mod expiry;
 mod failure;
+mod growth;
 mod guard;
 mod handover;
 mod holders;
