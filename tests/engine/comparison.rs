@@ -43,8 +43,8 @@ impl Setting {
             max_hold_ms: if cap(20, 1) == 1 { 500 } else { 0 },
             ..Policy::default()
         };
+        let steps = random.chance(30);
         Setting {
-            policy,
             alone: seed % 3 == 0,
             step: if seed % 2 == 0 { 1 } else { 16 },
             wishes: Wishes {
@@ -52,8 +52,11 @@ impl Setting {
                 lease: 600,
                 block: 400,
                 claim: 500,
+                // When a hold ends that is bounded, or that the wall clock ends, would be the server's own affair.
+                auto: policy.max_hold_ms == 0 && !steps,
             },
-            steps: random.chance(30),
+            policy,
+            steps,
         }
     }
 
@@ -226,7 +229,7 @@ impl Run {
         } else {
             key.to_string()
         };
-        let mut words = wishes.other(&mut self.random, verb, &locks, &owner);
+        let mut words = wishes.other(&mut self.random, verb, &locks, &owner, may_wait);
         let newest = self.pair.model.grants_made;
         if ["RELEASE", "RENEW"].contains(&verb) && newest > 0 && self.random.chance(25) {
             words.push_str(&format!(

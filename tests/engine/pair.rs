@@ -251,7 +251,6 @@ impl Pair {
         }
         for name in self.world.known.clone() {
             let key = format!("{}:{}", name.db, String::from_utf8_lossy(&name.key));
-            let lock = self.model.locks.get(&key).cloned().unwrap_or_default();
             let stored = self.world.primary.keys.lock(&name);
             let engine = &self.world.primary.engine;
             let view = engine.view(stored, self.world.now, name.as_ref(), usize::MAX);
@@ -259,6 +258,8 @@ impl Pair {
                 Some(view) => (Some(view.state), view.holders, view.queue),
                 None => (None, Vec::new(), Vec::new()),
             };
+            self.adopt_renewals(&key, &holders)?;
+            let lock = self.model.locks.get(&key).cloned().unwrap_or_default();
             let (must, is) = (self.shown(&lock), shown_view(state, &holders, &queue));
             let waited = |place: &Place| self.model.steady - place.since;
             let mut waits = lock.in_order().map(waited).zip(&queue);
@@ -282,6 +283,23 @@ impl Pair {
         Ok(())
     }
 
+    /// When exactly the server renews a hold by itself is its own affair: when a third of the lease has passed, at the latest.
+    fn adopt_renewals(&mut self, key: &str, holders: &[HoldView]) -> Result<(), String> {
+        let now = self.model.now;
+        let lock = self.model.locks.get_mut(key);
+        for hold in lock.into_iter().flat_map(|lock| &mut lock.holds) {
+            let its = |view: &&HoldView| view.auto && view.owner == hold.owner.as_bytes();
+            let (Some(lease), Some(view)) = (hold.auto(), holders.iter().find(its)) else {
+                continue;
+            };
+            if !(lease - lease / 3..=lease).contains(&view.lease_ms) {
+                return Err(format!("{} ms are left of {hold:?}", view.lease_ms));
+            }
+            hold.deadline = now + view.lease_ms;
+        }
+        Ok(())
+    }
+
     fn shown(&self, lock: &Lock) -> Vec<String> {
         let (now, steady) = (self.model.now, self.model.steady);
         let state = match (lock.holds.is_empty(), lock.places()) {
@@ -298,13 +316,14 @@ impl Pair {
                 owner,
                 holds,
                 limit,
-                session,
                 ..
             } = hold;
             let (left, held) = (hold.deadline - now, now.saturating_sub(hold.since));
             format!(
-                "{owner} holds {holds} {:?} for {left} since {held}, {session:?}",
-                wire(*limit)
+                "{owner} holds {holds} {:?} for {left} since {held}, {:?}, {}",
+                wire(*limit),
+                hold.session(),
+                hold.auto().is_some()
             )
         }));
         lines.extend(lock.in_order().map(|place| {
@@ -343,7 +362,10 @@ fn shown_view(state: Option<State>, holders: &[HoldView], queue: &[PlaceView]) -
             ..
         } = hold;
         let (owner, session) = (text(&hold.owner), hold.session.then_some(hold.client.0));
-        format!("{owner} holds {holds} {limit:?} for {lease_ms} since {held_ms}, {session:?}")
+        format!(
+            "{owner} holds {holds} {limit:?} for {lease_ms} since {held_ms}, {session:?}, {}",
+            hold.auto
+        )
     }));
     lines.extend(queue.iter().map(|place| {
         let PlaceView {
