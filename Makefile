@@ -9,6 +9,9 @@ FUZZ_SECONDS ?= 60
 
 DEPTH ?= 5
 
+MEMCHECK_SECONDS ?= 300
+MEMCHECK_SEED    ?= 1
+
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 MODULE := libdlock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 BUILT  := $(TARGET)/release/$(MODULE)
@@ -24,7 +27,7 @@ VALKEY ?= $(TARGET)/servers/valkey-9.1/server
 export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
-.PHONY: help run test demo bench bench-check chaos clients peers check check-long explore observe fuzz install clean build servers test-servers deps
+.PHONY: help run test demo bench bench-check chaos clients peers check check-long explore observe fuzz memcheck install clean build servers test-servers deps
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
@@ -69,6 +72,9 @@ clients: build ## Run the tests of the clients in five languages (ONLY=python,ru
 
 fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ_SECONDS=60)
 	@fuzz/run.sh '$(FUZZ_SECONDS)' '$(TARGET)/fuzz'
+
+memcheck: build ## Run tests and random commands on a server under valgrind's memcheck (MEMCHECK_SECONDS=300 MEMCHECK_SEED=1)
+	@integration/memcheck/run.sh '$(TARGET)/memcheck' '$(MEMCHECK_SECONDS)' '$(MEMCHECK_SEED)'
 
 install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr/local)
 	@test -e '$(BUILT)' || $(MAKE) build
