@@ -335,7 +335,7 @@ impl Model {
         if let Some(bound) = bound {
             return Answer::Refused(bound);
         }
-        if locks.iter().filter(open).count() == locks.len() {
+        if locks.iter().all(|lock| open(&lock)) {
             return self.grant_now(request);
         }
         if !request.waits() {
