@@ -29,9 +29,10 @@ pub struct Errand {
     pub reply: &'static str,
 }
 
-/// Owners' names as clients make them: 43 bytes.
+/// Owners' names as clients make them: 43 bytes. Those of a crowd of another size are others: an owner is one actor, and could
+/// not hold one lock while it waits for the next.
 pub fn owners(count: usize) -> Rc<Vec<String>> {
-    let owner = |number| format!("6f9619ff-8b86-d011-b42d-00cf4fc964ff:{number:06}");
+    let owner = |number| format!("6f9619ff-8b86-d011-b42d-{count:012}:{number:06}");
     Rc::new((0..count).map(owner).collect())
 }
 

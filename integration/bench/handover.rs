@@ -79,8 +79,9 @@ struct Client {
 }
 
 impl Client {
-    fn new(server: &Server, key: &str, number: usize) -> Result<Client, Failure> {
-        let owner = format!("6f9619ff-8b86-d011-b42d-00cf4fc964ff:{number:05}");
+    /// One of so many for this lock. Those for another lock are other owners: an owner that waits gives nothing back.
+    fn new(server: &Server, key: &str, queued: usize, number: usize) -> Result<Client, Failure> {
+        let owner = format!("6f9619ff-8b86-d011-b42d-{queued:012}:{number:05}");
         let acquire = format!("DLOCK.ACQUIRE {key} {owner} {LEASE_MS} BLOCK 0");
         let release = format!("DLOCK.RELEASE {key} {owner}");
         Ok(Client {
@@ -97,11 +98,11 @@ impl Queue {
         let key = format!("queue:{queued}");
         let granted = Pattern::new("*2\r\n:#\r\n:1\r\n");
         let mut bystander = Bystander::new(server)?;
-        let mut holder = Client::new(server, &key, 0)?;
+        let mut holder = Client::new(server, &key, queued, 0)?;
         holder.line.exchange(&holder.acquire, &granted)?;
         let mut waiters = VecDeque::with_capacity(queued);
         for number in 1..=queued {
-            let mut waiter = Client::new(server, &key, number)?;
+            let mut waiter = Client::new(server, &key, queued, number)?;
             waiter.line.send(&waiter.acquire)?;
             // The server reads its connections in no certain order, and we must know who is first.
             bystander.wait_for_quiet()?;

@@ -11,7 +11,8 @@ seconds=$2
 seed=$3
 shift 3
 # Those that open, block, kill, restore, replicate and reload.
-[ $# -gt 0 ] || set -- basics waiting blocked undelivered many tickets sessions notify removal persistence replication hostile
+suites=(basics waiting blocked undelivered many tickets sessions notify removal persistence replication keys payloads scripts words)
+[ $# -gt 0 ] || set -- "${suites[@]}"
 # Masses would take hours, and how long the server stalls says nothing here.
 skipped=(--skip stall --skip a_hundred_thousand --skip a_large_keyspace --skip a_thousand_die)
 server=$(command -v "${DLOCK_REDIS_SERVER:-redis-server}")

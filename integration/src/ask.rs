@@ -18,6 +18,15 @@ pub fn command(line: &str) -> Cmd {
     command
 }
 
+/// The same with more words, which may be any bytes.
+pub fn with(line: &str, words: &[&[u8]]) -> Cmd {
+    let mut command = command(line);
+    for word in words {
+        command.arg(*word);
+    }
+    command
+}
+
 /// A reply as it came: a value, or the text of an error (`NOTHELD bob does not hold stock`).
 pub fn reply_of(value: Value) -> Result<Value, String> {
     match value {

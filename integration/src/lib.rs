@@ -47,17 +47,21 @@
 //! | `version.rs` | [`Version`] of a server |
 //! | `info.rs` | [`Info`]: a section of INFO |
 //! | `ask.rs` | [`Ask`]: commands as lines of text |
+//! | `awkward.rs` | [`awkward`]: bytes that are hard to handle |
 //! | `wire.rs` | [`Wire`]: a connection of which a test sees every byte |
 //! | `socket.rs` | what has arrived at a server that does not read |
 //! | `blocked.rs` | [`Blocked`]: a command whose reply is awaited |
 //! | `subscriber.rs` | [`Subscriber`]: messages in order |
 //! | `patience.rs` | [`await_until`] and its bounds |
+//! | `guarded.rs` | [`Guarded`]: a lock that nothing in a test may touch |
 //! | `scene.rs` | [`held`] and what else many tests begin with and look at |
 
 mod ask;
+mod awkward;
 mod blocked;
 mod builder;
 mod daemon;
+mod guarded;
 mod info;
 mod network;
 mod patience;
@@ -73,16 +77,20 @@ mod subscriber;
 mod version;
 mod wire;
 
-pub use ask::{command, reply_of, Ask, Grant, Queued};
+pub use ask::{command, reply_of, with, Ask, Grant, Queued};
+pub use awkward::awkward;
 pub use blocked::Blocked;
 pub use builder::{ServerBuilder, StartError};
 pub use daemon::Daemon;
+pub use guarded::Guarded;
 pub use info::Info;
 pub use network::{Door, Network, Party};
 pub use patience::{await_until, PATIENCE};
 pub use program::{module_path, server_program};
 pub use quorum::{Held, Quorum, Vote};
-pub use scene::{fair_as, held, held_for, is_held, kept, position, stat, wait_as};
+pub use scene::{
+    assert_hands_over, at_once, fair_as, held, is_held, kept, position, stat, wait_as,
+};
 pub use sentinel::{Sentinel, Watch, PRIMARY};
 pub use server::Server;
 pub use subscriber::{Message, Subscriber};

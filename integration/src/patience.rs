@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long anything that should happen at once may take before a test gives up on it. Long, because a
-/// loaded machine is no fault of the module; a test that is about time uses bounds of its own.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// loaded machine is no fault of the module. No test sets a narrower bound: how fast things are is the benchmark's to check.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Time between two looks at a condition: well below what a test could notice, well above a round trip.
 const INTERVAL: Duration = Duration::from_millis(1);

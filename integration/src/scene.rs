@@ -1,6 +1,6 @@
 //! Where many tests begin, and what they look at: alice holds the lock `k`, and others wait for it.
 
-use redis::Connection;
+use redis::{Connection, Value};
 
 use crate::ask::{Ask, Grant};
 use crate::blocked::Blocked;
@@ -9,15 +9,9 @@ use crate::server::Server;
 /// A server where alice holds `k` for longer than any test lasts, her connection, and her token.
 #[track_caller]
 pub fn held() -> (Server, Connection, u64) {
-    held_for(600_000)
-}
-
-/// The same for so many milliseconds.
-#[track_caller]
-pub fn held_for(lease_ms: u64) -> (Server, Connection, u64) {
     let server = Server::start();
     let mut alice = server.connection();
-    let (token, _): Grant = alice.ask(&format!("DLOCK.ACQUIRE k alice {lease_ms}"));
+    let (token, _): Grant = alice.ask("DLOCK.ACQUIRE k alice 600000");
     (server, alice, token)
 }
 
@@ -34,6 +28,29 @@ pub fn fair_as(server: &Server, owner: &str) -> Blocked {
         server,
         &format!("DLOCK.FAIRACQUIRE k {owner} 600000 BLOCK 0"),
     )
+}
+
+/// Sends lines at once, of which none is refused: nothing can come between them but what the server does within a turn of
+/// its loop. A lease that is cut short in the line before a pause ends in the pause, however slow the machine.
+#[track_caller]
+pub fn at_once<const N: usize>(server: &Server, lines: [&str; N]) -> [Value; N] {
+    let replies = server.wire().batch(lines);
+    let mut lines = lines.into_iter();
+    replies.map(|reply| {
+        let line = lines.next().unwrap_or_default();
+        reply.unwrap_or_else(|error| panic!("{line:?} was refused: {error}"))
+    })
+}
+
+/// Locks can be taken, waited for and handed over.
+#[track_caller]
+pub fn assert_hands_over(server: &Server, connection: &mut Connection) {
+    let (first, _): Grant = connection.ask("DLOCK.ACQUIRE sound alice 600000");
+    let bob = Blocked::start(server, "DLOCK.ACQUIRE sound bob 600000 BLOCK 0");
+    connection.run("DLOCK.RELEASE sound alice");
+    let (second, _): Grant = bob.reply();
+    assert!(second > first);
+    connection.run("DLOCK.RELEASE sound bob");
 }
 
 /// An owner's place in a lock's queue.

@@ -22,10 +22,10 @@ fn hold(connection: &mut Connection, key: &str, owner: &str) -> Hold {
 #[test]
 fn a_lock_is_taken_and_given_back() {
     let (_server, mut c) = server();
-    let (token, holds): Grant = c.ask("DLOCK.ACQUIRE k alice 10000");
+    let (token, holds): Grant = c.ask("DLOCK.ACQUIRE k alice 600000");
     assert_eq!(holds, 1);
     assert_eq!(c.ask::<String>("TYPE k"), "dlock-obj");
-    assert_eq!(c.try_ask("DLOCK.ACQUIRE k bob 10000"), Ok(Value::Nil));
+    assert_eq!(c.try_ask("DLOCK.ACQUIRE k bob 600000"), Ok(Value::Nil));
     assert_eq!(
         hold(&mut c, "k", "alice").map(|hold| (hold.0, hold.1)),
         Some((token, 1))

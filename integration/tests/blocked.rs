@@ -2,8 +2,8 @@
 
 use dlock_integration::redis::{cmd, Value};
 use dlock_integration::{
-    await_until, command, held, is_held, position, wait_as, Ask, Blocked, Grant, Server, Wire,
-    PATIENCE,
+    await_until, command, held, is_held, position, stat, wait_as, Ask, Blocked, Grant, Server,
+    Wire, PATIENCE,
 };
 
 /// A RESP3 connection that subscribes to something.
@@ -167,4 +167,29 @@ fn no_lock_s_key_is_blocked_on() {
     c.run("DLOCK.RELEASE k bob");
     c.run("DLOCK.FORCERELEASE other");
     assert_eq!(carol.reply::<Vec<u64>>().len(), 2);
+}
+
+/// A key that appears outside of a command, while connections wait for it, and then these are killed. Redis 7.0 used to call
+/// them back, keep the last of them for the connection that it serves, and read it when it was gone: `make memcheck` would see
+/// that here.
+#[test]
+fn a_key_appears_under_those_who_wait_for_it() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut holds = server.wire();
+    holds.ask::<Grant>("DLOCK.ACQUIRE other alice 600000 SESSION");
+    let bob = Blocked::start(&server, "DLOCK.MACQUIRE 2 other k bob 600000 BLOCK 0");
+    let waits = ["carol", "dave"].map(|owner| wait_as(&server, owner));
+    assert_eq!(c.ask::<u64>("EXISTS k"), 0);
+    holds.close();
+    assert_eq!(bob.reply::<Vec<u64>>().len(), 2);
+    for wait in &waits {
+        c.run(&format!("CLIENT KILL ID {}", wait.client_id()));
+    }
+    // A wait whose time is up is the module's own event, and what it may do then it asks the server.
+    let erin = Blocked::send(&server, "DLOCK.ACQUIRE k erin BLOCK 20");
+    assert_eq!(erin.outcome(), Ok(Value::Nil));
+    await_until("nobody waits", PATIENCE, || {
+        stat(&server, "connections_waiting") == 0
+    });
 }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use dlock_integration::redis::{cmd, Connection, Value};
-use dlock_integration::{await_until, Ask, Blocked, Grant, Server, Subscriber, PATIENCE};
+use dlock_integration::{at_once, await_until, Ask, Blocked, Grant, Server, Subscriber, PATIENCE};
 use sound::assert_sound;
 
 /// All messages of the module, of whatever lock and database.
@@ -747,12 +747,14 @@ fn a_slot_that_is_given_up_frees_nothing() {
     let elsewhere = Blocked::start(&server, "DLOCK.ACQUIRE other bob 600000 BLOCK 0");
     let slot: u64 = c.ask("CLUSTER KEYSLOT k");
     // Its lease ends when the slot is given up, and not before: nothing comes between these.
-    let replies = server.wire().batch([
-        "DLOCK.RENEW other alice 100",
-        "DLOCK.RENEW k alice 100",
-        &format!("CLUSTER DELSLOTS {slot}"),
-    ]);
-    assert!(replies.iter().all(Result::is_ok), "{replies:?}");
+    at_once(
+        &server,
+        [
+            "DLOCK.RENEW other alice 100",
+            "DLOCK.RENEW k alice 100",
+            &format!("CLUSTER DELSLOTS {slot}"),
+        ],
+    );
     for wait in &waits {
         let error = wait.refusal();
         assert!(

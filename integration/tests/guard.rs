@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
 use dlock_integration::{
-    await_until, command, held, is_held, kept, reply_of, Ask, Blocked, Grant, Server, Wire,
-    PATIENCE,
+    at_once, await_until, command, held, is_held, kept, reply_of, Ask, Blocked, Grant, Server,
+    Wire, PATIENCE,
 };
 
 fn hold(connection: &mut Connection) -> u64 {
@@ -132,11 +132,11 @@ fn a_write_that_the_server_holds_up_past_the_lease_is_fenced() {
     let server = Server::start();
     let mut c = server.connection();
     let alice = hold(&mut c);
-    // In one batch: the lease runs when the pause has begun.
-    let lines = ["DLOCK.RENEW k alice 500", "CLIENT PAUSE 600000 WRITE"];
-    for reply in server.wire().batch(lines) {
-        reply.expect("no refusal");
-    }
+    // The lease runs when the pause has begun.
+    at_once(
+        &server,
+        ["DLOCK.RENEW k alice 500", "CLIENT PAUSE 600000 WRITE"],
+    );
     let late = Blocked::start(&server, &guard(alice, "SET data stale"));
     await_until("the lease is over", PATIENCE, || {
         !is_held(&mut c, "k", "alice")

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use dlock_integration::redis::{cmd, Connection, Value};
 use dlock_integration::{
-    await_until, is_held, kept, position, Ask, Blocked, Grant, Server, Subscriber, PATIENCE,
+    at_once, await_until, is_held, kept, position, Ask, Blocked, Grant, Server, Subscriber,
+    PATIENCE,
 };
 use sound::assert_sound;
 
@@ -516,11 +517,10 @@ fn keys_that_go_and_come_under_a_waiting_request() {
     c.run("FLUSHALL");
     c.run("DLOCK.ACQUIRE a alice 600000");
     let bob = wait_for(&server, "a b", "bob");
-    // In one batch: the lease runs when the pause has begun.
-    let lines = ["DLOCK.RENEW a alice 100", "CLIENT PAUSE 600000 WRITE"];
-    for reply in server.wire().batch(lines) {
-        reply.expect("no refusal");
-    }
+    at_once(
+        &server,
+        ["DLOCK.RENEW a alice 100", "CLIENT PAUSE 600000 WRITE"],
+    );
     assert_eq!(bob.outcome_within(WHILE), None);
     c.run("CLIENT UNPAUSE");
     assert_eq!(bob.reply::<Vec<u64>>().len(), 2);

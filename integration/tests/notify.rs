@@ -4,7 +4,7 @@ mod sound;
 
 use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, PushKind, Value};
 use dlock_integration::{
-    await_until, position, stat, Ask, Blocked, Grant, Queued, Server, Wire, PATIENCE,
+    at_once, await_until, position, stat, Ask, Blocked, Grant, Queued, Server, Wire, PATIENCE,
 };
 use sound::assert_sound;
 
@@ -527,11 +527,10 @@ fn a_lease_that_ends_in_a_pause() {
     c.run("DLOCK.ACQUIRE k alice 600000");
     let bob = wait_as(&mut c, "bob", "");
     let mut ear = Ear::new(&server, 2, b"news");
-    // In one batch: the lease runs when the pause has begun.
-    let lines = ["DLOCK.RENEW k alice 100", "CLIENT PAUSE 600000 WRITE"];
-    for reply in server.wire().batch(lines) {
-        reply.expect("no refusal");
-    }
+    at_once(
+        &server,
+        ["DLOCK.RENEW k alice 100", "CLIENT PAUSE 600000 WRITE"],
+    );
     await_until("the lease is over", PATIENCE, || {
         c.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
     });

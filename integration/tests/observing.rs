@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{await_until, command, stat, Ask, Blocked, Grant, Server, PATIENCE};
+use dlock_integration::{
+    at_once, await_until, command, stat, Ask, Blocked, Grant, Server, PATIENCE,
+};
 
 /// The gauges that tell how many locks there are and how many holds.
 fn population(server: &Server) -> (u64, u64) {
@@ -668,10 +670,7 @@ fn the_latency_monitor_shows_a_late_hand_over() {
         c.run("DLOCK.ACQUIRE k one 600000");
         let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k two 600000 BLOCK 0");
         // The lease ends while the server sleeps: nothing comes between these.
-        let lines = ["DLOCK.RENEW k one 100", "DEBUG SLEEP 0.4"];
-        for reply in server.wire().batch(lines) {
-            reply.expect("no refusal");
-        }
+        at_once(&server, ["DLOCK.RENEW k one 100", "DEBUG SLEEP 0.4"]);
         let _: Grant = waiter.reply();
         // The event, when it was, and how long it took; newer servers go on with sums.
         let latest: Vec<Vec<Value>> = c.ask("LATENCY LATEST");

@@ -4,21 +4,17 @@
 mod sound;
 
 use std::fs;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{Connection, Value};
 use dlock_integration::{
-    await_until, fair_as, held, held_for, is_held, kept, position, wait_as, Ask, Blocked, Grant,
-    Server, Wire, PATIENCE,
+    at_once, await_until, command, fair_as, held, is_held, kept, position, stat, wait_as, Ask,
+    Blocked, Grant, Server, Wire, PATIENCE,
 };
 use sound::{assert_sound, assert_sound_log};
 
 /// So long nothing must come of what cannot be.
 const WHILE: Duration = Duration::from_millis(250);
-
-/// How much later than a pause's end its consequences may come, on a loaded machine.
-const SOON: Duration = Duration::from_millis(150);
 
 #[track_caller]
 fn assert_unanswered(blocked: &Blocked) {
@@ -28,11 +24,12 @@ fn assert_unanswered(blocked: &Blocked) {
 #[test]
 fn a_lease_that_ends_in_a_pause_is_handed_over_after_it() {
     for mode in ["WRITE", "ALL"] {
-        let (server, mut alice, _) = held_for(150);
+        let (server, mut alice, _) = held();
         let bob = wait_as(&server, "bob");
         let carol = wait_as(&server, "carol");
         let begin = Instant::now();
-        alice.run(&format!("CLIENT PAUSE 500 {mode}"));
+        let pause = format!("CLIENT PAUSE 500 {mode}");
+        at_once(&server, ["DLOCK.RENEW k alice 150", &pause]);
         let (reply, at) = bob.outcome_at();
         assert!(matches!(reply, Ok(Value::Array(_))), "{mode}: {reply:?}");
         let after = at - begin;
@@ -42,10 +39,9 @@ fn a_lease_that_ends_in_a_pause_is_handed_over_after_it() {
             after + Duration::from_millis(2) >= pause,
             "{mode}: {after:?}"
         );
-        assert!(after < pause + SOON, "{mode}: {after:?}");
         let (_, holds, left): (u64, u64, u64) = alice.ask("DLOCK.HELD k bob");
         // Its lease is full from the grant on, not from the moment the old one ended.
-        assert!(holds == 1 && left > 590_000);
+        assert!(holds == 1 && left > 300_000);
         assert_eq!(position(&mut alice, "k", "carol"), Some(0));
         drop(carol);
         assert_sound(&server);
@@ -58,10 +54,10 @@ fn many_leases_that_end_in_a_pause_are_all_handed_over() {
     let server = Server::start();
     let mut c = server.connection();
     const LOCKS: usize = 300;
+    let poll = |lock, claim| format!("DLOCK.FAIRACQUIRE lock{lock} polls CLAIM {claim}");
     for lock in 0..LOCKS {
-        // Long enough for all of them to be waited for before the first ends, on a busy machine too.
-        c.run(&format!("DLOCK.ACQUIRE lock{lock} alice 3000"));
-        c.run(&format!("DLOCK.FAIRACQUIRE lock{lock} polls CLAIM 1"));
+        c.run(&format!("DLOCK.ACQUIRE lock{lock} alice 600000"));
+        c.run(&poll(lock, 600_000));
     }
     let firsts: Vec<Blocked> = (0..LOCKS / 10)
         .map(|lock| {
@@ -71,8 +67,15 @@ fn many_leases_that_end_in_a_pause_are_all_handed_over() {
             )
         })
         .collect();
-    c.run("CONFIG SET dlock.claim-window-ms 1");
-    c.run("CLIENT PAUSE 60000 WRITE");
+    // In one step: leases and windows begin to run out when the pause does.
+    let keys: Vec<String> = (0..LOCKS).map(|lock| format!("lock{lock}")).collect();
+    let renewal = format!("DLOCK.MRENEW {LOCKS} {} alice 100", keys.join(" "));
+    let pause = "CLIENT PAUSE 60000 WRITE".to_owned();
+    let lines = ["MULTI".to_owned()]
+        .into_iter()
+        .chain((0..LOCKS).map(|lock| poll(lock, 100)))
+        .chain([renewal, pause, "EXEC".to_owned()]);
+    server.wire().pipeline(lines);
     await_over(&mut c, &format!("lock{}", LOCKS - 1));
     assert_unanswered(&firsts[0]);
     c.run("CLIENT UNPAUSE");
@@ -120,11 +123,11 @@ fn requests_made_in_a_pause_are_served_after_it_in_order() {
 #[test]
 fn time_is_up_during_a_pause() {
     let (server, mut alice, _) = held();
-    let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k waiter BLOCK 150");
-    let ticket = Blocked::start(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 150");
-    let claimed = Blocked::start(
+    let waiter = Blocked::send(&server, "DLOCK.ACQUIRE k waiter BLOCK 500");
+    let ticket = Blocked::send(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 500");
+    let claimed = Blocked::send(
         &server,
-        "DLOCK.FAIRACQUIRE k claimed BLOCK 150 CLAIM 600000",
+        "DLOCK.FAIRACQUIRE k claimed BLOCK 500 CLAIM 600000",
     );
     let last = wait_as(&server, "last");
     alice.run("CLIENT PAUSE 60000 WRITE");
@@ -148,9 +151,9 @@ fn time_is_up_during_a_pause() {
 #[test]
 fn time_is_up_during_a_pause_of_all() {
     let (server, mut alice, _) = held();
-    let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k waiter BLOCK 100");
-    let ticket = Blocked::start(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 100");
-    alice.run("CLIENT PAUSE 400 ALL");
+    let waiter = Blocked::send(&server, "DLOCK.ACQUIRE k waiter BLOCK 400");
+    let ticket = Blocked::send(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 400");
+    alice.run("CLIENT PAUSE 800 ALL");
     assert_eq!(waiter.outcome(), Ok(Value::Nil));
     assert_eq!(ticket.outcome(), Ok(Value::Nil));
     await_until("the places are gone", PATIENCE, || {
@@ -166,7 +169,7 @@ fn time_is_up_during_a_pause_of_all() {
 #[test]
 fn the_dead_of_a_pause_do_not_get_the_lock() {
     for mode in ["WRITE", "ALL"] {
-        let (server, mut alice, _) = held_for(300);
+        let (server, mut alice, _) = held();
         let waiter = wait_as(&server, "waiter");
         let ticket = fair_as(&server, "ticket");
         let claimed = Blocked::start(
@@ -177,11 +180,12 @@ fn the_dead_of_a_pause_do_not_get_the_lock() {
         let lives = wait_as(&server, "lives");
         // One batch, so that nothing of it waits for the pause's end.
         let lines = [
-            format!("CLIENT KILL ID {}", killed.client_id()),
-            format!("CLIENT PAUSE 700 {mode}"),
+            "DLOCK.RENEW k alice 300",
+            &format!("CLIENT KILL ID {}", killed.client_id()),
+            &format!("CLIENT PAUSE 700 {mode}"),
         ];
-        let replies = server.wire().batch(lines);
-        assert_eq!(replies, [Ok(Value::Int(1)), Ok(Value::Okay)]);
+        let replies = at_once(&server, lines);
+        assert_eq!(replies, [Value::Int(300), Value::Int(1), Value::Okay]);
         waiter.kill();
         ticket.kill();
         claimed.kill();
@@ -229,10 +233,16 @@ fn a_window_that_ends_in_a_pause_is_over_after_it() {
         .start();
     let mut c = server.connection();
     c.run("DLOCK.ACQUIRE k alice 600000");
-    c.run("DLOCK.FAIRACQUIRE k polls CLAIM 200");
+    c.run("DLOCK.FAIRACQUIRE k polls CLAIM 600000");
     let bob = wait_as(&server, "bob");
-    c.run("DLOCK.RELEASE k alice");
-    c.run("CLIENT PAUSE 60000 WRITE");
+    at_once(
+        &server,
+        [
+            "DLOCK.FAIRACQUIRE k polls CLAIM 200",
+            "DLOCK.RELEASE k alice",
+            "CLIENT PAUSE 60000 WRITE",
+        ],
+    );
     assert_unanswered(&bob);
     c.run("CLIENT UNPAUSE");
     bob.reply::<Grant>();
@@ -328,11 +338,14 @@ fn a_pause_of_a_server_with_an_aof_and_a_replica() {
     let replica = Server::start();
     replica.replica_of(&primary);
     let mut c = primary.connection();
-    c.run("DLOCK.ACQUIRE k alice 150");
+    c.run("DLOCK.ACQUIRE k alice 600000");
     let bob = fair_as(&primary, "bob");
     let dies = fair_as(&primary, "dies");
     let carol = wait_as(&primary, "carol");
-    c.run("CLIENT PAUSE 60000 WRITE");
+    at_once(
+        &primary,
+        ["DLOCK.RENEW k alice 150", "CLIENT PAUSE 60000 WRITE"],
+    );
     let offset = |server: &Server| {
         server
             .info("replication")
@@ -341,6 +354,7 @@ fn a_pause_of_a_server_with_an_aof_and_a_replica() {
     replica.wait_in_sync(&primary);
     let before = offset(&primary);
     dies.kill();
+    await_over(&mut c, "k");
     assert_unanswered(&bob);
     // Pings of the primary stop with a pause too; nothing at all has been sent.
     assert_eq!(offset(&primary), before);
@@ -361,7 +375,7 @@ fn a_pause_of_a_server_with_an_aof_and_a_replica() {
 }
 
 /// A primary with a replica, alice's hold of `k`, and everything on its way that can go wrong in a failover: waiters that
-/// live and die, time-outs, an ending lease.
+/// live and die, time-outs, and a hold of `other` whose lease is to end ([`ENDS`]).
 struct Scene {
     primary: Server,
     replica: Server,
@@ -373,6 +387,9 @@ struct Scene {
     other: Blocked,
 }
 
+/// To be sent right before what makes the server hold back: then the lease ends while it does.
+const ENDS: &str = "DLOCK.RENEW other alice 300";
+
 fn scene() -> Scene {
     let (primary, replica) = (Server::start(), Server::start());
     replica.replica_of(&primary);
@@ -381,12 +398,12 @@ fn scene() -> Scene {
     c.run("SET x 0");
     replica.wait_in_sync(&primary);
     c.run("DLOCK.ACQUIRE k alice 600000");
-    c.run("DLOCK.ACQUIRE other alice 1000");
+    c.run("DLOCK.ACQUIRE other alice 600000");
     let bob = fair_as(&primary, "bob");
     let dies = fair_as(&primary, "dies");
     let dies_too = wait_as(&primary, "dies-too");
     let carol = wait_as(&primary, "carol");
-    let times_out = Blocked::start(&primary, "DLOCK.FAIRACQUIRE k times-out BLOCK 900");
+    let times_out = times_out(&primary, "DLOCK.FAIRACQUIRE");
     let other = Blocked::start(&primary, "DLOCK.ACQUIRE other dave 600000 BLOCK 0");
     replica.wait_in_sync(&primary);
     Scene {
@@ -399,6 +416,17 @@ fn scene() -> Scene {
         times_out,
         other,
     }
+}
+
+/// Somebody who waits for `k` for a moment: has arrived when this returns, and may have given up by then.
+#[track_caller]
+fn times_out(server: &Server, verb: &str) -> Blocked {
+    let waits = Blocked::send(server, &format!("{verb} k times-out BLOCK 900"));
+    let mut c = server.connection();
+    await_until("it has arrived", PATIENCE, || {
+        position(&mut c, "k", "times-out").is_some() || stat(server, "timeouts_total") > 0
+    });
+    waits
 }
 
 /// Waits until alice's lease of this lock has run out, whether or not anything could be done about it.
@@ -423,7 +451,8 @@ fn a_failover_that_is_given_up() {
     // Something that the replica has not got yet.
     c.run("SET x 1");
     let target = format!("127.0.0.1 {}", scene.replica.port());
-    c.run(&format!("FAILOVER TO {target} TIMEOUT 60000"));
+    let failover = format!("FAILOVER TO {target} TIMEOUT 60000");
+    at_once(&scene.primary, [ENDS, &failover]);
     await_state(&scene.primary, "waiting-for-sync");
     scene.dies.kill();
     scene.dies_too.kill();
@@ -458,7 +487,7 @@ fn a_failover_with_waiters() {
             scene.replica.freeze();
             c.run("SET x 1");
         }
-        c.run(&format!("FAILOVER TO {target}"));
+        at_once(&scene.primary, [ENDS, &format!("FAILOVER TO {target}")]);
         if held_up {
             await_state(&scene.primary, "waiting-for-sync");
             scene.dies.kill();
@@ -503,7 +532,12 @@ fn shut_down(scene: &Scene) -> (Connection, Wire) {
     scene.replica.freeze();
     c.run("SET x 1");
     let mut control = scene.primary.wire();
-    control.send("SHUTDOWN NOSAVE");
+    let lines = [ENDS, "SHUTDOWN NOSAVE"];
+    let bytes = lines
+        .iter()
+        .flat_map(|line| command(line).get_packed_command());
+    let bytes: Vec<u8> = bytes.collect();
+    control.send_bytes(&bytes).expect("the server reads");
     await_until("the shutdown waits", PATIENCE, || {
         scene
             .primary
@@ -555,20 +589,19 @@ fn a_shutdown_that_is_given_up() {
 }
 
 /// What a server that refuses writes does with its locks: everything but a change of them.
+///
+/// `refuse` is the line that makes it do so.
 #[track_caller]
-fn assert_held_back(server: &Server, code: &str, refuse: impl FnOnce(), accept: impl FnOnce()) {
+fn assert_held_back(server: &Server, code: &str, refuse: &str, accept: impl FnOnce()) {
     let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice 1000");
+    c.run("DLOCK.ACQUIRE k alice 600000");
     c.run("DLOCK.ACQUIRE held alice 600000");
     let bob = fair_as(server, "bob");
     let dies = fair_as(server, "dies");
-    let times_out = Blocked::start(server, "DLOCK.ACQUIRE k times-out BLOCK 900");
+    let times_out = times_out(server, "DLOCK.ACQUIRE");
     let carol = wait_as(server, "carol");
-    refuse();
-    await_until("the server refuses writes", PATIENCE, || {
-        c.try_ask("SET x 1")
-            .is_err_and(|error| error.starts_with(code))
-    });
+    at_once(server, ["DLOCK.RENEW k alice 300", refuse]);
+    assert!(c.refusal("SET x 1").starts_with(code));
     dies.kill();
     assert_eq!(times_out.outcome(), Ok(Value::Nil));
     await_over(&mut c, "k");
@@ -587,12 +620,10 @@ fn assert_held_back(server: &Server, code: &str, refuse: impl FnOnce(), accept: 
 #[test]
 fn too_few_replicas() {
     let server = Server::start();
-    let set = |least: u64| {
-        server
-            .connection()
-            .run(&format!("CONFIG SET min-replicas-to-write {least}"))
-    };
-    assert_held_back(&server, "NOREPLICAS", || set(1), || set(0));
+    let [none, one] = [0, 1].map(|least| format!("CONFIG SET min-replicas-to-write {least}"));
+    assert_held_back(&server, "NOREPLICAS", &one, || {
+        server.connection().run(&none)
+    });
 }
 
 /// The replica that was missing comes back.
@@ -606,10 +637,18 @@ fn a_replica_that_was_missed() {
     await_until("the replica counts", PATIENCE, || {
         primary.connection().try_ask("SET x 1").is_ok()
     });
+    replica.promote();
+    await_until("the replica is missed", PATIENCE, || {
+        let refused = primary.connection().try_ask("SET x 1");
+        refused.is_err_and(|error| error.starts_with("NOREPLICAS"))
+    });
+    primary
+        .connection()
+        .run("CONFIG SET min-replicas-to-write 0");
     assert_held_back(
         &primary,
         "NOREPLICAS",
-        || replica.promote(),
+        "CONFIG SET min-replicas-to-write 1",
         || {
             replica
                 .connection()
@@ -631,18 +670,30 @@ fn a_stop_in_which_the_replica_was_lost() {
     let (primary, replica) = (Server::start(), Server::start());
     let mut c = primary.connection();
     replica.replica_of(&primary);
-    c.run("CONFIG SET min-replicas-max-lag 1");
     c.run("CONFIG SET min-replicas-to-write 1");
     await_until("the replica counts", PATIENCE, || {
         c.try_ask("SET x 1").is_ok()
     });
-    c.run("DLOCK.ACQUIRE k alice 2000");
-    let bob = Blocked::start(&primary, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    primary.freeze();
-    replica.promote();
-    // Alice's lease runs out meanwhile, and the replica is too far behind to count.
-    thread::sleep(Duration::from_millis(3_500));
-    primary.thaw();
+    c.run("CONFIG SET min-replicas-max-lag 600");
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    let bob = wait_as(&primary, "bob");
+    let (mut r, mut stops) = (replica.connection(), primary.wire());
+    // Alice's lease runs out while the server stands still, and the replica is too far behind to count then.
+    let lines = [
+        "DLOCK.RENEW k alice 300",
+        "CONFIG SET min-replicas-max-lag 1",
+        "DEBUG SLEEP 5",
+    ];
+    let bytes = lines
+        .iter()
+        .flat_map(|line| command(line).get_packed_command());
+    stops
+        .send_bytes(&bytes.collect::<Vec<_>>())
+        .expect("the server reads");
+    r.run("REPLICAOF NO ONE");
+    for _ in lines {
+        stops.read().expect("no refusal");
+    }
     await_until("the server refuses writes", PATIENCE, || {
         c.try_ask("SET x 1")
             .is_err_and(|error| error.starts_with("NOREPLICAS"))
@@ -667,14 +718,15 @@ fn a_disk_that_fails() {
                 && state.text("rdb_last_bgsave_status") == status
         });
     };
+    fs::create_dir_all(obstacle.join("in-the-way")).expect("the directory can be written to");
+    server
+        .connection()
+        .run("CONFIG SET stop-writes-on-bgsave-error no");
+    save("err");
     assert_held_back(
         &server,
         "MISCONF",
-        || {
-            fs::create_dir_all(obstacle.join("in-the-way"))
-                .expect("the directory can be written to");
-            save("err");
-        },
+        "CONFIG SET stop-writes-on-bgsave-error yes",
         || {
             fs::remove_dir_all(&obstacle).expect("it is there");
             save("ok");
@@ -685,10 +737,17 @@ fn a_disk_that_fails() {
 /// Two reasons at once, of which one goes first.
 #[test]
 fn a_pause_while_replicas_are_missing() {
-    let (server, mut alice, _) = held_for(100);
+    let (server, mut alice, _) = held();
     let bob = wait_as(&server, "bob");
-    alice.run("CONFIG SET min-replicas-to-write 1");
-    alice.run("CLIENT PAUSE 60000 WRITE");
+    at_once(
+        &server,
+        [
+            "DLOCK.RENEW k alice 100",
+            "CONFIG SET min-replicas-to-write 1",
+            "CLIENT PAUSE 60000 WRITE",
+        ],
+    );
+    await_over(&mut alice, "k");
     assert_unanswered(&bob);
     alice.run("CLIENT UNPAUSE");
     assert_unanswered(&bob);

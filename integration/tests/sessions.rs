@@ -3,10 +3,9 @@
 mod sound;
 
 use std::collections::HashMap;
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,12 +19,6 @@ use sound::assert_sound;
 
 /// So long nothing must come of what cannot be.
 const WHILE: Duration = Duration::from_millis(250);
-
-/// How soon after its end a session's hold is another's, on a loaded machine.
-const AT_ONCE: Duration = Duration::from_millis(500);
-
-/// The longest time for which a server that works off a mass of sessions may not answer others.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Holds that end together.
 const MASS: usize = 10_000;
@@ -146,7 +139,7 @@ const WAYS: [Way; 13] = [
     }),
 ];
 
-/// The next in line has the lock at once, and observers are told. What the same owner holds without SESSION stays.
+/// The next in line has the lock then, long before the lease is over, and observers are told. What the same owner holds without SESSION stays.
 #[test]
 fn a_hold_ends_with_its_connection_however_that_ends() {
     let server = Server::builder()
@@ -163,11 +156,8 @@ fn a_hold_ends_with_its_connection_however_that_ends() {
         let next = wait_as(&server, "next");
         let messages = Subscriber::channels(&server, &["__dlock@0__:k"]);
         let events = Subscriber::channels(&server, &["__keyspace@0__:k"]);
-        let ended = Instant::now();
         let left = end(&server, dies);
-        let (reply, at) = next.outcome_at();
-        assert!(matches!(reply, Ok(Value::Array(_))), "{name}: {reply:?}");
-        assert!(at - ended < AT_ONCE, "{name}: {:?}", at - ended);
+        next.reply::<Grant>();
         assert_eq!(messages.payload(), format!("session {token}"), "{name}");
         assert_eq!(events.payload(), "dlock.session", "{name}");
         assert_eq!(events.payload(), "dlock.acquired", "{name}");
@@ -220,13 +210,10 @@ fn a_hold_ends_with_the_process_that_has_the_connection() {
     let mut c = server.connection();
     assert!(is_held(&mut c, "k", "dies"));
     let next = wait_as(&server, "next");
-    let killed = Instant::now();
     process.kill().expect("a child can be killed");
     // `cat` has the socket too, and ends when its input does.
     drop(process.stdin.take());
-    let (reply, at) = next.outcome_at();
-    assert!(matches!(reply, Ok(Value::Array(_))), "{reply:?}");
-    assert!(at - killed < AT_ONCE, "{:?}", at - killed);
+    next.reply::<Grant>();
     process.wait().expect("a child can be waited for");
 }
 
@@ -284,11 +271,8 @@ fn who_waits_for_many_is_served_too() {
     take(&mut one, "a one 600000 SESSION");
     take(&mut two, "b two 600000 SESSION");
     let many = Blocked::start(&server, "DLOCK.MACQUIRE 3 a b c many 600000 BLOCK 0");
-    let ended = Instant::now();
     drop((one, two));
-    let (reply, at) = many.outcome_at();
-    assert!(matches!(reply, Ok(Value::Array(_))), "{reply:?}");
-    assert!(at - ended < AT_ONCE, "{:?}", at - ended);
+    assert_eq!(many.reply::<Vec<u64>>().len(), 3);
 }
 
 /// Given back, run out, forced or removed before: whoever has the lock by then keeps it, be it the same owner.
@@ -324,8 +308,9 @@ fn a_session_s_end_takes_nothing_from_those_who_came_after() {
 fn the_lease_still_ends_it() {
     let server = Server::start();
     let mut lives = server.wire();
-    take(&mut lives, "k bob 60 SESSION");
+    take(&mut lives, "k bob 600000 SESSION");
     let next = wait_as(&server, "next");
+    lives.ask::<u64>("DLOCK.RENEW k bob 60");
     next.reply::<Grant>();
     assert_eq!(lives.ask::<Option<Vec<u64>>>("DLOCK.HELD k bob"), None);
     assert_eq!(stat(&server, "expired_total"), 1);
@@ -483,10 +468,6 @@ fn a_connection_that_ends_in_a_pause() {
         let after = at - pause;
         assert!(
             after + Duration::from_millis(2) >= Duration::from_millis(600),
-            "{mode}: {after:?}"
-        );
-        assert!(
-            after < Duration::from_millis(600) + AT_ONCE,
             "{mode}: {after:?}"
         );
         await_end(&mut control, "j", "dies");
@@ -743,57 +724,62 @@ fn the_end_of_a_session_is_replicated_and_saved() {
     assert_eq!(primary.connection().ask::<String>(&check), "OK");
 }
 
-/// Asks a server without a break, and keeps the longest time that it took to answer.
-struct Pinging {
-    stop: Arc<AtomicBool>,
-    thread: thread::JoinHandle<(Duration, usize)>,
+/// A server with room for so many, of which the file says what it has done in one step.
+fn start_for_a_mass() -> Server {
+    Server::builder()
+        .config("maxclients", MASS + 100)
+        .config("appendonly", "yes")
+        .config("appendfsync", "no")
+        .config("auto-aof-rewrite-percentage", 0)
+        .start()
 }
 
-impl Pinging {
-    fn start(server: &Server) -> Pinging {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (mut wire, stopped) = (server.wire(), stop.clone());
-        wire.ask::<String>("PING");
-        let thread = thread::spawn(move || {
-            let (mut longest, mut count) = (Duration::ZERO, 0);
-            while !stopped.load(Ordering::Relaxed) {
-                let sent = Instant::now();
-                wire.ask::<String>("PING");
-                longest = longest.max(sent.elapsed());
-                count += 1;
-            }
-            (longest, count)
-        });
-        Pinging { stop, thread }
+/// How many changes the largest step was that the server's AOF has: what is decided in one go stands in one transaction.
+fn largest_step(server: &Server) -> usize {
+    let files = fs::read_dir(server.dir().join("appendonlydir")).expect("a directory");
+    let names = files.map(|file| file.expect("a file").path());
+    // The last one: an older one may not have been removed yet.
+    let file = names
+        .filter(|name| name.to_string_lossy().ends_with(".incr.aof"))
+        .max();
+    let text = fs::read(file.expect("a file of changes")).expect("our file");
+    let text = String::from_utf8_lossy(&text);
+    let (mut step, mut largest) = (0, 0);
+    for line in text.lines() {
+        match line {
+            "MULTI" | "EXEC" => step = 0,
+            "DLOCK.APPLY" => step += 1,
+            _ => {}
+        }
+        largest = largest.max(step);
     }
-
-    fn longest(self) -> (Duration, usize) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().expect("the pinging connection lives")
-    }
+    largest
 }
 
-/// Waits for the end of all sessions, and says how long others had to wait meanwhile.
+/// Ends all the sessions. They end in many steps, so that others are answered in between; for how long they have to wait is for
+/// the benchmark to say.
 #[track_caller]
-fn assert_no_stall(server: &Server, what: &str, most: Duration, end: impl FnOnce()) {
-    let pinging = Pinging::start(server);
-    let begun = Instant::now();
+fn assert_ends_in_steps(server: &Server, end: impl FnOnce()) {
+    // Then the file has only what comes now.
+    server.rewrite_aof();
     end();
     await_until("all sessions have ended", PATIENCE, || {
         stat(server, "sessions") == 0
     });
-    let all = begun.elapsed();
-    let (longest, count) = pinging.longest();
-    println!("{what}: longest pause {longest:?} of {count} pings, all ended after {all:?}");
-    assert!(longest < most, "{what}: {longest:?}");
     assert_eq!(stat(server, "sessions_ended_total"), MASS as u64);
+    let largest = largest_step(server);
+    println!("{}: {largest} changes in one step", server.version());
+    assert!(
+        (1..MASS / 4).contains(&largest),
+        "{largest} changes in one step"
+    );
     assert_sound(server);
 }
 
 /// One connection with a session on each of 10,000 locks, and on each somebody who waits.
 #[test]
 fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
-    let server = Server::start();
+    let server = start_for_a_mass();
     let mut dies = server.wire();
     let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} dies 600000 SESSION"));
     dies.pipeline(lines);
@@ -801,9 +787,7 @@ fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
     let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} next 600000 NOTIFY news"));
     waits.pipeline(lines);
     assert_eq!(stat(&server, "sessions"), MASS as u64);
-    assert_no_stall(&server, "10,000 locks of one connection", PAUSE, || {
-        drop(dies)
-    });
+    assert_ends_in_steps(&server, || drop(dies));
     let mut c = server.connection();
     for lock in [0, 1, MASS / 2, MASS - 1] {
         assert!(is_held(&mut c, &format!("k{lock}"), "next"));
@@ -813,12 +797,12 @@ fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
 /// Ten thousand who share one lock by sessions of one connection, and a writer behind them.
 #[test]
 fn ten_thousand_sessions_on_one_lock_do_not_stall_the_server() {
-    let server = Server::start();
+    let server = start_for_a_mass();
     let mut dies = server.wire();
     let lines = (0..MASS).map(|owner| format!("DLOCK.ACQUIRE k {owner} 600000 SHARED SESSION"));
     dies.pipeline(lines);
     let writer = wait_as(&server, "writer");
-    assert_no_stall(&server, "10,000 holders of one lock", PAUSE, || drop(dies));
+    assert_ends_in_steps(&server, || drop(dies));
     writer.reply::<Grant>();
 }
 
@@ -832,32 +816,14 @@ fn ten_thousand_connections_that_end_together_do_not_stall_the_server() {
         return;
     }
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(wanted), hard).expect("below the hard limit");
-    let server = Server::builder().config("maxclients", MASS + 100).start();
-    let hold = |option: &str| -> Vec<Wire> {
-        let mut wires: Vec<Wire> = (0..MASS).map(|_| server.wire()).collect();
-        for (number, wire) in wires.iter_mut().enumerate() {
-            wire.send(&format!("DLOCK.ACQUIRE k{number} dies 600000 {option}"));
-        }
-        for wire in &mut wires {
-            assert!(matches!(wire.read(), Ok(Value::Array(_))));
-        }
-        wires
-    };
-    // What the server needs by itself to close so many, for comparison.
-    let plain = hold("");
-    let pinging = Pinging::start(&server);
-    drop(plain);
-    await_until("the server has closed them", PATIENCE, || {
-        server.info("clients").number::<usize>("connected_clients") < 100
-    });
-    let (alone, _) = pinging.longest();
-    println!("10,000 connections without a session: longest pause {alone:?}");
-    server.connection().run("FLUSHALL");
-
-    let sessions = hold("SESSION");
-    // Closing thousands of connections in one turn holds the server up by itself, and on a loaded machine two runs are not
-    // alike.
-    let most = alone * 4 + PAUSE;
-    assert_no_stall(&server, "10,000 connections", most, || drop(sessions));
+    let server = start_for_a_mass();
+    let mut sessions: Vec<Wire> = (0..MASS).map(|_| server.wire()).collect();
+    for (number, wire) in sessions.iter_mut().enumerate() {
+        wire.send(&format!("DLOCK.ACQUIRE k{number} dies 600000 SESSION"));
+    }
+    for wire in &mut sessions {
+        assert!(matches!(wire.read(), Ok(Value::Array(_))));
+    }
+    assert_ends_in_steps(&server, || drop(sessions));
     assert_eq!(server.connection().ask::<u64>("DBSIZE"), 0);
 }

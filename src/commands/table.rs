@@ -698,8 +698,9 @@ impl Arg {
 
     /// Whether this word, in any case, begins it.
     pub fn is_named(&self, word: &[u8]) -> bool {
-        let token = self.token.unwrap_or_default();
-        token.as_bytes().eq_ignore_ascii_case(word)
+        let token = self.token.unwrap_or_default().as_bytes();
+        // Most clients send it as it is written here.
+        token == word || token.eq_ignore_ascii_case(word)
     }
 
     /// What errors call it.

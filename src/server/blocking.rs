@@ -11,9 +11,8 @@
 //! | `Answered` | – | the answer, → `Over` | → `Over`; a grant posts `Undelivered` |
 //! | `Over` | nobody is there any more | – | – |
 //!
-//! A grant that is written has not been sent: the server sends what is written at the end of the turn of its event loop. Until
-//! then it is remembered as [`Unsent`], and posts `Undelivered` if the connection ends before. So a grant is taken back unless
-//! its connection may have had it.
+//! A grant that is written has not been sent: `unsent` looks after it from then on, and posts `Undelivered`, too, if the
+//! connection ends before.
 //!
 //! When an answered connection is unblocked depends on the server (see [`Unblocks`]): never so early that the server
 //! would take its end, or CLIENT UNBLOCK ERROR, for one that comes after the answer. It costs no time: no reply leaves
@@ -23,6 +22,7 @@ use super::api::{self, api, hot, Blocked, Ctx, Str, Text, ERR, OK};
 use super::cell::MainThread;
 use super::inbox::{self, Notice};
 use super::quirks::{self, Unblocks};
+use super::unsent::{self, Request};
 use super::{door, events, reply, timer, turn_end};
 use crate::commands::{MayWait, Reply};
 use crate::engine::collections::index::ByNumber;
@@ -51,28 +51,12 @@ enum State {
     Over,
 }
 
-/// What has to be known to take a grant back.
-struct Request {
-    // The locks: one, or those of a request for many in their order.
-    names: Box<[Name]>,
-    owner: Box<[u8]>,
-    // The user of the connection.
-    user: Vec<u8>,
-}
-
-/// A grant that is written and, for all that is known, not sent.
-struct Unsent {
-    request: Request,
-    grants: Vec<Grant>,
-}
-
 /// The waiting connections.
 #[derive(Default)]
 struct Waiters {
     // Taken out as soon as the connection is unblocked or ends: the server frees a waiter only after that.
     by_request: ByNumber<RequestId, *mut Waiter>,
     answered: VecDeque<RequestId>,
-    unsent: ByNumber<ClientId, Unsent>,
 }
 
 lazy_static::lazy_static! {
@@ -145,7 +129,6 @@ pub fn answer(wakes: &mut Vec<Wake>) {
     let Waiters {
         by_request,
         answered,
-        ..
     } = &mut *waiters;
     for Wake { id, outcome } in wakes.drain(..) {
         if let Some(waiter) = by_request.get(&id) {
@@ -179,13 +162,6 @@ pub fn deliver(ctx: *mut Ctx) {
 pub fn before_sleep() {
     if quirks::unblocks() == Unblocks::BeforeSleep {
         unblock_answered();
-    }
-}
-
-/// The event loop has slept: whatever was written has been sent before, if the connection took it.
-pub fn after_sleep() {
-    if let Some(mut waiters) = WAITERS.lend() {
-        waiters.unsent.clear();
     }
 }
 
@@ -270,7 +246,7 @@ extern "C" fn disconnected(ctx: *mut Ctx, _handle: *mut Blocked) {
             State::Answered(Outcome::Granted(grant)) => vec![grant],
             State::Answered(Outcome::GrantedAll(grants)) => grants,
             State::Answered(_) => return,
-            State::Over => return take_back(waiter.client),
+            State::Over => return unsent::take_back(waiter.client),
         };
         if let Some(request) = waiter.request.take() {
             request.give_back(&grants);
@@ -278,71 +254,11 @@ extern "C" fn disconnected(ctx: *mut Ctx, _handle: *mut Blocked) {
     });
 }
 
-/// A connection ends. If a grant is written to it that it has not been sent, that is taken back.
-pub fn ends(ctx: *mut Ctx, client: ClientId) {
-    let user = WAITERS.lend().and_then(|waiters| {
-        let unsent = waiters.unsent.get(&client)?;
-        Some(unsent.request.user.clone())
-    });
-    if user.is_some_and(|user| !may_have_been_sent(ctx, client, &user)) {
-        take_back(client);
-    }
-}
-
-/// Takes back what was written to a connection in this turn.
-fn take_back(client: ClientId) {
-    let unsent = WAITERS
-        .lend()
-        .and_then(|mut waiters| waiters.unsent.remove(&client));
-    if let Some(Unsent { request, grants }) = unsent {
-        request.give_back(&grants);
-    }
-}
-
-/// Whether a connection that ends in the turn in which a grant was written to it may have been sent that grant.
-fn may_have_been_sent(ctx: *mut Ctx, client: ClientId, user: &[u8]) -> bool {
-    let Some(line) = api::client_line(ctx, client.0) else {
-        return true;
-    };
-    let field = |name: &str| line.split(' ').find_map(|word| word.strip_prefix(name));
-    let output = [field("obl="), field("oll=")];
-    let pending = output
-        .into_iter()
-        .any(|left| left.is_some_and(|left| left != "0"));
-    let asked = matches!(
-        field("cmd="),
-        Some("dlock.acquire" | "dlock.fairacquire" | "dlock.macquire")
-    );
-    if !asked {
-        // Commands behind the wait have run since, and what is left may be theirs alone; unless nothing is sent yet.
-        let sending = quirks::tells_of_sleep() || events::asleep();
-        return sending || !pending;
-    }
-    // The server writes nothing more to a connection whose user was deleted.
-    let deleted = field("user=").is_some_and(|now| now.as_bytes() != user);
-    !pending && !deleted
-}
-
 impl Waiter {
     /// Its grants are written.
     fn written(&mut self, grants: Vec<Grant>) {
-        let request = self.request.take();
-        if let (Some(request), Some(mut waiters)) = (request, WAITERS.lend()) {
-            let unsent = Unsent { request, grants };
-            waiters.unsent.insert(self.client, unsent);
-        }
-    }
-}
-
-impl Request {
-    /// What was granted has not reached the connection.
-    fn give_back(&self, grants: &[Grant]) {
-        for (name, grant) in self.names.iter().zip(grants) {
-            inbox::post(Notice::Undelivered {
-                name: name.clone(),
-                owner: self.owner.clone(),
-                grant: *grant,
-            });
+        if let Some(request) = self.request.take() {
+            unsent::add(self.client, request, grants);
         }
     }
 }

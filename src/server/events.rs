@@ -4,7 +4,7 @@ use super::api::{self, api, hot, Ctx, Str, Text, OK};
 use super::inbox::{self, Notice};
 use super::{
     audience, blocking, clock, door, eviction, gate, intents, latency, log, news, persist,
-    replicate, stored, timer, vacant, STATE,
+    replicate, stored, timer, unsent, vacant, STATE,
 };
 use crate::engine::{ClientId, Name, NameRef};
 use redis_module::raw;
@@ -96,8 +96,8 @@ fn listen(ctx: *mut Ctx, classes: i32) -> Result<(), &'static str> {
 /// Set once the module hears of connections that end.
 static HEARS_OF_ENDS: AtomicBool = AtomicBool::new(false);
 
-/// Has the server tell of connections that end, from the first one on to which something is tied: the server asks for the
-/// address of each connection that it tells of, which those who use none of this need not pay for.
+/// Has the server tell of connections that end, from the first one on that waits or to which something is tied: the server
+/// asks for the address of each connection that it tells of, which those who use none of this need not pay for.
 pub fn hear_of_ends(ctx: *mut Ctx) {
     if HEARS_OF_ENDS.swap(true, Ordering::Relaxed) {
         return;
@@ -135,7 +135,7 @@ extern "C" fn client_changed(
         if let Some(info) = unsafe { data.cast::<raw::RedisModuleClientInfo>().as_ref() } {
             let client = ClientId(info.id);
             inbox::post(Notice::Ended(client));
-            blocking::ends(ctx, client);
+            unsent::on_disconnect(ctx, client);
         }
     });
 }
@@ -295,7 +295,7 @@ extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _da
             blocking::before_sleep();
         } else {
             ASLEEP.store(false, Ordering::Relaxed);
-            blocking::after_sleep();
+            unsent::turn();
         }
     });
 }

@@ -27,9 +27,9 @@ pub fn set_cluster(cluster: bool) {
     IN_CLUSTER.store(cluster, Ordering::Relaxed);
 }
 
-/// When the process was last seen to run, and until when nothing is decided because it had stood still: milliseconds of the
-/// steady clock.
-static LAST_BEAT: AtomicU64 = AtomicU64::new(0);
+/// When the process was last seen to run (before that was seen once: in the far future), and until when nothing is decided
+/// because it had stood still: milliseconds of the steady clock.
+static LAST_BEAT: AtomicU64 = AtomicU64::new(u64::MAX);
 static STALE_UNTIL: AtomicU64 = AtomicU64::new(0);
 
 /// A process that was not seen to run for so long has stood still. The server's own timer goes off ten times a second.
@@ -50,7 +50,7 @@ pub fn beat(now: SteadyMs) {
 /// `min-replicas-to-write` is set nothing is decided before it has counted them again.
 pub fn wake(ctx: *mut Ctx, now: SteadyMs) {
     let last = LAST_BEAT.swap(now.0, Ordering::Relaxed);
-    let stood_still = last > 0 && now.0.saturating_sub(last) >= STOOD_STILL_MS;
+    let stood_still = now.0.saturating_sub(last) >= STOOD_STILL_MS;
     let counts = || api::setting(ctx, c"min-replicas-to-write").is_some_and(|least| least != "0");
     if stood_still && counts() {
         STALE_UNTIL.store(now.after(RECOUNT_MS).0, Ordering::Relaxed);

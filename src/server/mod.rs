@@ -43,6 +43,7 @@ mod stored;
 mod sweep;
 mod timer;
 mod turn_end;
+mod unsent;
 mod user;
 mod vacant;
 mod wait_key;
