@@ -188,7 +188,7 @@ const CAUGHT: [(Fault, By, &str); 60] = [
     (Unsettled, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
     (GrantStands, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 2 is cut off; 1: RELEASE x a"),
     (TakesBackAll, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 1: ACQUIRE x a BLOCK 0; 1 is cut off; 2: RELEASE x b"),
-    (RenameUnseen, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; rename x y"),
+    (RenameUnseen, Model, "1: ACQUIRE x a SESSION; rename x y"),
     (DelUnseen, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; del x"),
     (SteadySteps, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 50; clock 20"),
     (GrantsOn, Model, "config grants no; 1: ACQUIRE x a 10"),

@@ -28,11 +28,14 @@ impl Model {
         lease: Millis,
         asked: Option<Tie>,
     ) -> Result<u64, Error> {
-        let since = self.held(key, owner, grant)?.since;
+        let Hold { since, grant, .. } = *self.held(key, owner, grant)?;
         let deadline = self.bounded(since, self.now + lease);
-        let hold = self.held(key, owner, grant)?;
+        let session = self.held(key, owner, None)?.session();
+        if asked.is_some() {
+            self.untie(grant);
+        }
+        let hold = self.held(key, owner, None)?;
         hold.deadline = deadline;
-        let session = hold.session();
         hold.tie = match asked {
             Some(tie) => Some(Tie {
                 session: tie.session || session.is_some(),
@@ -235,6 +238,11 @@ impl Model {
     fn victim(&self) -> Option<u64> {
         let scene = self.policy.deadlock_detection.then(|| self.scene());
         scene.and_then(deadlock::victim)
+    }
+
+    /// Whether there are waits that could never end.
+    pub fn has_circle(&self) -> bool {
+        deadlock::victim(self.scene()).is_some()
     }
 
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {

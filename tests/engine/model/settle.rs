@@ -197,6 +197,7 @@ impl Model {
             tie.auto = auto;
         }
         if request.session {
+            self.untie(hold.grant);
             let (client, session) = (request.client, true);
             hold.tie = Some(Tie {
                 client,
@@ -212,6 +213,14 @@ impl Model {
         lock.holds.retain(|other| other.owner != hold.owner);
         lock.holds.push(hold);
         told
+    }
+
+    /// RESTORE can bring a second hold with one token: not more than one of them is tied.
+    pub(super) fn untie(&mut self, grant: u64) {
+        let holds = self.locks.values_mut().flat_map(|lock| &mut lock.holds);
+        for hold in holds.filter(|hold| hold.grant == grant) {
+            hold.tie = None;
+        }
     }
 
     /// No hold is carried beyond a certain age.
