@@ -293,7 +293,8 @@ impl Engine {
                 continue;
             };
             let left = hold.holds.saturating_sub(grant.added);
-            self.ledger.lower(entry, (name.as_ref(), &owner), hold, left, now);
+            self.ledger
+                .lower(entry, (name.as_ref(), &owner), hold, left, now);
             let lock = self.queues.id(name.as_ref());
             self.rewatch(entry, now, name.as_ref(), lock);
             self.follow_up(keys, now);
@@ -366,7 +367,8 @@ impl Engine {
         }
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, &tie.owner, Some(token)).is_ok_and(lives) {
-            self.ledger.end(entry, (name, &tie.owner), token, End::Session, now);
+            self.ledger
+                .end(entry, (name, &tie.owner), token, End::Session, now);
             // Served when all has gone that the connection held: what else it holds is not to be counted on.
             if let Some(lock) = self.queues.id(name) {
                 self.mark(lock);

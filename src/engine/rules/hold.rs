@@ -191,7 +191,8 @@ impl Engine {
             .map(|hold| (hold.owner.to_vec(), hold.token))
             .collect();
         for (owner, token) in &ended {
-            self.ledger.end(entry, (name, owner), *token, End::Forced, now);
+            self.ledger
+                .end(entry, (name, owner), *token, End::Forced, now);
         }
         self.rewatch(entry, now, name, self.queues.id(name));
         self.follow_up(keys, now);

@@ -72,7 +72,10 @@ impl Engine {
         let many = ids.filter_map(|id| self.requests.many(id));
         let locks = many.flat_map(|many| many.parts.iter().map(|part| part.lock));
         let stale = |lock: &LockId| self.queues.get(*lock).is_some_and(|queue| queue.stale);
-        locks.filter(stale).collect::<BTreeSet<LockId>>().into_iter()
+        locks
+            .filter(stale)
+            .collect::<BTreeSet<LockId>>()
+            .into_iter()
     }
 
     /// Refuses the upgrade, and the requests for many locks, whose hold of this lock has left it.
