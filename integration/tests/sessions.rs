@@ -426,7 +426,7 @@ fn the_client_is_shown() {
 fn refused_in_scripts_and_allowed_in_a_transaction() {
     let server = Server::start();
     let mut c = server.connection();
-    let refusal = "ERR SESSION needs a connection of the caller's own: not in a script, not from another module";
+    let refusal = "ERR SESSION needs a client connection: it is not possible in a script or from another module";
     let call = "redis.pcall('DLOCK.ACQUIRE', KEYS[1], 'bob', 'SESSION')";
     let script = format!("return {call}");
     let error = c.answer(cmd("EVAL").arg(&script).arg(1).arg("k"));

@@ -28,7 +28,7 @@ impl Engine {
             let least = match hold.limit {
                 Limit::SHARED => "SHARED, as the hold is".to_string(),
                 limit => format!(
-                    "{} or more, or SHARED: it can only be weakened here",
+                    "{} or more, or SHARED: DLOCK.DOWNGRADE only weakens a limit",
                     limit.to_wire()
                 ),
             };
