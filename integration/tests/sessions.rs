@@ -552,6 +552,38 @@ fn a_renamed_lock_s_session_ends_nothing_else() {
     assert_sound(&server);
 }
 
+/// RESTORE brings a second hold under the token of the first. It is tied to nothing: its end does not end the session of the
+/// first, nor does the end of that session end it.
+#[test]
+fn a_restored_hold_of_the_same_token_has_no_session() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut dies = server.wire();
+    take(&mut dies, "k bob 600000 SESSION");
+    let restore = {
+        let dump: Vec<u8> = c.ask("DUMP k");
+        cmd("RESTORE").arg("copy").arg(0).arg(dump).to_owned()
+    };
+    for line in [
+        "DLOCK.RELEASE copy bob",
+        "DLOCK.FORCERELEASE copy",
+        "DEL copy",
+        "RENAME copy other",
+        "DLOCK.RENEW copy bob 600000",
+    ] {
+        c.ask_command::<()>(&restore);
+        assert_eq!(holder::<u64>(&mut c, "copy", "session"), Some(0));
+        c.run(line);
+        assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1), "{line}");
+    }
+    dies.close();
+    await_end(&mut c, "k", "bob");
+    for key in ["copy", "other"] {
+        assert_stays(&mut c, key, "bob");
+    }
+    assert_sound(&server);
+}
+
 /// Opens connections until one has this client id.
 fn with_id(server: &Server, id: u64) -> (Wire, Vec<Wire>) {
     let mut others = Vec::new();
