@@ -3,7 +3,6 @@ package dlock.spring;
 
 import dlock.DLocks;
 import dlock.LettuceConnector;
-import io.lettuce.core.AbstractRedisClient;
 import io.lettuce.core.RedisURI;
 import org.springframework.boot.autoconfigure.condition.ConditionalOnBean;
 import org.springframework.boot.autoconfigure.data.redis.RedisAutoConfiguration;
@@ -23,7 +22,6 @@ public class LocksByLettuce {
             uri.withAuthentication(
                     properties.getUsername() != null ? properties.getUsername() : "default", properties.getPassword());
         }
-        var client = (AbstractRedisClient) factory.getRequiredNativeClient();
-        return new DLocks(new LettuceConnector(client, uri.build()));
+        return new DLocks(new LettuceConnector(factory.getRequiredNativeClient(), uri.build()));
     }
 }

@@ -21,6 +21,11 @@ import org.springframework.data.redis.connection.lettuce.LettuceConnectionFactor
 class LettuceTest extends SpringTest {
     @Autowired LettuceConnectionFactory lettuce;
 
+    @Override
+    Object run(String command, Object... words) {
+        return run(lettuce, command, words);
+    }
+
     private static Object run(LettuceConnectionFactory factory, String command, Object... words) {
         try (RedisConnection connection = factory.getConnection()) {
             return ((LettuceConnection) connection).execute(command, new LettuceConnector.Reply(), bytes(words));
@@ -34,16 +39,16 @@ class LettuceTest extends SpringTest {
             assertThrows(RuntimeException.class,
                     () -> connection.execute("DLOCK.ACQUIRE", bytes(item, "me", 60_000)));
         }
-        assertNotNull(run(lettuce, "DLOCK.HELD", item, "me"));
+        assertNotNull(run("DLOCK.HELD", item, "me"));
     }
 
     @Test
     void rightOutput() {
-        List<?> grant = (List<?>) run(lettuce, "DLOCK.ACQUIRE", item, "me", 60_000);
+        List<?> grant = (List<?>) run("DLOCK.ACQUIRE", item, "me", 60_000);
         assertTrue((Long) grant.get(0) > 0);
         assertEquals(1L, grant.get(1));
-        assertNull(run(lettuce, "DLOCK.ACQUIRE", item, "other", 60_000));
-        assertEquals(0L, run(lettuce, "DLOCK.RELEASE", item, "me"));
+        assertNull(run("DLOCK.ACQUIRE", item, "other", 60_000));
+        assertEquals(0L, run("DLOCK.RELEASE", item, "me"));
     }
 
     /** All connections of the factory are one: the release waits behind the wait that it would end. */

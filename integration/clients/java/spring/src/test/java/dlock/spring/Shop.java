@@ -26,15 +26,20 @@ class Shop {
     static class Stock {
         private final JdbcTemplate database;
         private final DLocks locks;
-        /** Runs when a sale has read, and when one is about to commit. */
-        Runnable afterReading = () -> {};
-        Runnable beforeCommit = () -> {};
+        private Runnable afterReading;
+        private Runnable beforeCommit;
 
         Stock(JdbcTemplate database, DLocks locks) {
             this.database = database;
             this.locks = locks;
             database.execute("CREATE TABLE IF NOT EXISTS stock"
                     + " (item VARCHAR(100) PRIMARY KEY, sold INT NOT NULL, token BIGINT NOT NULL)");
+        }
+
+        /** What runs when a sale has read, and when one is about to commit. */
+        void when(Runnable afterReading, Runnable beforeCommit) {
+            this.afterReading = afterReading;
+            this.beforeCommit = beforeCommit;
         }
 
         void add(String item) {

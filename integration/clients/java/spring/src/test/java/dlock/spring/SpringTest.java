@@ -16,13 +16,12 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicReference;
 import java.util.concurrent.locks.Lock;
 import org.junit.jupiter.api.AfterEach;
 import org.junit.jupiter.api.Test;
 import org.springframework.beans.factory.annotation.Autowired;
 import org.springframework.boot.test.context.SpringBootTest;
-import org.springframework.data.redis.connection.RedisConnection;
-import org.springframework.data.redis.connection.RedisConnectionFactory;
 import org.springframework.test.context.DynamicPropertyRegistry;
 import org.springframework.test.context.DynamicPropertySource;
 import org.springframework.transaction.IllegalTransactionStateException;
@@ -44,16 +43,16 @@ abstract class SpringTest {
     @Autowired DLocks locks;
     @Autowired DLockRegistry registry;
     @Autowired Shop.Stock stock;
-    @Autowired RedisConnectionFactory factory;
     final ExecutorService pool = Executors.newCachedThreadPool();
     final String item = UUID.randomUUID().toString();
 
     @AfterEach
     void end() {
         pool.shutdownNow();
-        stock.afterReading = () -> {};
-        stock.beforeCommit = () -> {};
     }
+
+    /** A command by a connection of the factory, as the library at hand must have it. */
+    abstract Object run(String command, Object... words);
 
     static byte[][] bytes(Object... words) {
         byte[][] bytes = new byte[words.length][];
@@ -61,13 +60,6 @@ abstract class SpringTest {
             bytes[i] = words[i].toString().getBytes();
         }
         return bytes;
-    }
-
-    /** How many wait for a lock; POSITION needs no library that understands more than integers. */
-    boolean isQueued(String key, String owner) {
-        try (RedisConnection connection = factory.getConnection()) {
-            return connection.execute("DLOCK.POSITION", bytes(key, owner)) != null;
-        }
     }
 
     @Test
@@ -95,8 +87,7 @@ abstract class SpringTest {
     void releaseBeforeCommitLosesUpdates() throws Exception {
         stock.add(item);
         CountDownLatch bothHaveRead = new CountDownLatch(2);
-        stock.afterReading = bothHaveRead::countDown;
-        stock.beforeCommit = () -> await(bothHaveRead);
+        stock.when(bothHaveRead::countDown, () -> await(bothHaveRead));
         Future<?> one = pool.submit(() -> stock.sellAndReleaseBeforeCommit(item));
         Future<?> two = pool.submit(() -> stock.sellAndReleaseBeforeCommit(item));
         one.get(60, SECONDS);
@@ -111,19 +102,18 @@ abstract class SpringTest {
         AtomicInteger within = new AtomicInteger();
         AtomicInteger most = new AtomicInteger();
         CountDownLatch otherWaits = new CountDownLatch(1);
-        stock.afterReading = () -> most.accumulateAndGet(within.incrementAndGet(), Math::max);
-        stock.beforeCommit = () -> {
+        stock.when(() -> most.accumulateAndGet(within.incrementAndGet(), Math::max), () -> {
             await(otherWaits);
             within.decrementAndGet();
-        };
+        });
         Future<?> one = pool.submit(() -> stock.sell(item));
-        String[] owner = new String[1];
+        AtomicReference<String> owner = new AtomicReference<>();
         Shop.until("it is held", () -> locks.lock("stock:" + item).isLocked());
         Future<?> two = pool.submit(() -> {
-            owner[0] = locks.owner();
+            owner.set(locks.owner());
             stock.sell(item);
         });
-        Shop.until("the other waits", () -> owner[0] != null && isQueued("stock:" + item, owner[0]));
+        Shop.until("the other waits", () -> owner.get() != null && run("DLOCK.POSITION", "stock:" + item, owner.get()) != null);
         otherWaits.countDown();
         one.get(60, SECONDS);
         two.get(60, SECONDS);
@@ -135,6 +125,7 @@ abstract class SpringTest {
     @Test
     void lockWithinATransactionIsRefused() {
         stock.add(item);
+        stock.when(() -> {}, () -> {});
         assertThrows(IllegalTransactionStateException.class, () -> stock.sellWithin(stock, item));
         assertEquals(0, stock.sold(item));
     }
@@ -148,9 +139,7 @@ abstract class SpringTest {
         long late = lock.token();
         assertTrue(stock.write(item, 1, late));
         assertTrue(stock.write(item, 2, late), "the same holder again");
-        try (RedisConnection connection = factory.getConnection()) {
-            connection.execute("DLOCK.FORCERELEASE", bytes(item));
-        }
+        run("DLOCK.FORCERELEASE", item);
         pool.submit(() -> {
             try (Hold next = locks.lock(item).hold()) {
                 assertTrue(stock.write(item, 10, next.token()));
