@@ -147,6 +147,7 @@ class LibrariesTest {
 
     /** A command that is known to block is waited for without the time-out. */
     @Test
+    @SuppressWarnings("deprecation") // in Jedis 8; the versions before have nothing else
     void jedisSendBlockingCommandHasNoTimeOut() throws Exception {
         s.hold();
         var config = DefaultJedisClientConfig.builder().socketTimeoutMillis(500).build();
