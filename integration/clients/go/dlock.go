@@ -232,7 +232,7 @@ type news struct {
 	wait  int64
 }
 
-// New makes locks. The options are copied; those of a client (client.Options()) will do, a sentinel's too.
+// New makes locks. The options are copied; those of a client (client.Options()) will do.
 func New(settings Settings, servers ...*redis.Options) *Locks {
 	orElse := func(value *time.Duration, usual time.Duration) {
 		if *value <= 0 {
@@ -617,6 +617,7 @@ func (l *Locks) link(name string) *link {
 	k.options.ConnMaxIdleTime, k.options.ConnMaxLifetime, k.options.MaxRetries = -1, 0, -1
 	k.options.DialTimeout, k.options.DialerRetries = l.patience, 1
 	k.options.ReadTimeout, k.options.WriteTimeout = l.patience, l.patience
+	k.options.PushNotificationProcessor = nil // that of the client whose options these are is its own
 	l.links[name] = k
 	return k
 }

@@ -603,6 +603,24 @@ func TestWaitOverASlotMove(t *testing.T) {
 	alone(t, func(s stage) { s.waitsOver("move") }, "cluster")
 }
 
+func TestWaitOverALostMessage(t *testing.T) {
+	alone(t, func(s stage) {
+		s.hold()
+		wait := s.start(ctx, s.locks)
+		s.awaitQueued(1)
+		// The grant is published when nobody is there to hear it.
+		step := s.node(s.key).TxPipeline()
+		step.Do(ctx, "CLIENT", "KILL", "TYPE", "pubsub")
+		step.Do(ctx, "DLOCK.RELEASE", s.key, "other")
+		_, err := step.Exec(ctx)
+		s.must(err)
+		hold := s.had(wait)
+		s.check(s.holder().int("token") == hold.Token && s.holder().int("holds") == 1, "%v", s.holder())
+		s.must(hold.Release())
+		s.awaitGone()
+	}, "single")
+}
+
 func TestWaitOverAPause(t *testing.T) {
 	alone(t, func(s stage) {
 		s.ask("CLIENT", "PAUSE", 600_000, "WRITE")

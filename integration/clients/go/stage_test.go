@@ -34,7 +34,9 @@ func addresses(place string) []string {
 func makeLocks(place string, lease, timeout time.Duration) *Locks {
 	var servers []*redis.Options
 	for _, address := range addresses(place) {
-		servers = append(servers, &redis.Options{Addr: address, ReadTimeout: timeout})
+		client := redis.NewClient(&redis.Options{Addr: address, ReadTimeout: timeout})
+		servers = append(servers, client.Options())
+		_ = client.Close() // it is but the pattern
 	}
 	return New(Settings{Lease: lease, Auto: 30 * time.Second, Claim: 2 * time.Second}, servers...)
 }
