@@ -27,7 +27,10 @@ VALKEY ?= $(TARGET)/servers/valkey-9.1/server
 export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
-.PHONY: help run test demo bench bench-check chaos clients peers check check-long explore observe fuzz memcheck install clean build servers test-servers deps
+.PHONY: help run test demo ladder clean
+.PHONY: bench bench-check bench-servers peers
+.PHONY: check check-long explore fuzz memcheck chaos clients observe
+.PHONY: install build deps servers test-servers
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
@@ -38,14 +41,21 @@ run: build ## Start a server with the module in the foreground (PORT=6379)
 test: build ## Run all tests
 	cargo test --workspace
 
-demo: build ## The shop: 6,000 orders by 100 clients, without a lock, with a client-side lock, with dlock, with GUARD
+demo: build ## The shop: 6,000 orders by 100 clients without a lock, with a client-side lock, with dlock, with GUARD; then a rush of 50
 	@cargo run --quiet --package dlock-integration --bin demo
+
+ladder: build ## Why a lock made of SETNX is not one: eight steps with kill -9, then the same with dlock, in half a minute
+	@cargo run --quiet --package dlock-integration --bin ladder
 
 bench: build peers ## Measure dlock side by side with what it replaces, in up to twenty minutes (QUICK=1: two)
 	@$(BENCH) $(if $(QUICK),--quick)
 
 bench-check: build peers ## Fail when a ratio of the quick run has grown by more than its tolerance since the committed full one
 	@$(BENCH) --quick --check
+
+bench-servers: build ## Measure the pair, the hand-over and memory on five server versions, in nine minutes (QUICK=1: three)
+	@integration/servers.sh '$(TARGET)/servers' redis-7.2 redis-8.6 valkey-8.1 valkey-9.1
+	@$(BENCH) --servers '$(TARGET)/servers' $(if $(QUICK),--quick)
 
 chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: four minutes; ARGS='--help')
 	@cargo run --quiet --release --package dlock-integration --bin chaos -- \

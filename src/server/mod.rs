@@ -151,7 +151,7 @@ fn door<T: Default>(work: impl FnOnce() -> T) -> T {
 #[cold]
 fn stopped<T: Default>() -> T {
     if !POISONED.swap(true, Ordering::Relaxed) {
-        log::warning("nothing is granted or released any more until the server restarts");
+        log::warning("dlock grants and releases nothing until the server restarts");
     }
     T::default()
 }
@@ -593,9 +593,9 @@ impl State {
                 false => End::Removed,
             };
             if left {
-                self.engine.on_hold_left(token);
+                self.engine.on_hold_left(name.as_ref(), token);
             } else {
-                self.engine.on_hold_removed(end, token, now);
+                self.engine.on_hold_removed(name.as_ref(), end, token, now);
                 self.news.add_named(name, Event::Ended(end, token));
             }
         }

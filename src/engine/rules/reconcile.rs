@@ -31,10 +31,40 @@ impl Engine {
     /// Reconciles the queues of all locks that are wanted together with this one. A request that leaves this queue leaves
     /// theirs: had they not been looked at before, it would depend on which lock is settled first who was there when the
     /// value changed.
+    ///
+    /// A request whose hold has left any of them is refused before it meets the holds that have come to another: it has no
+    /// ground any more, whatever else is in its way.
     #[cold]
     pub(super) fn reconcile_beside(&mut self, keys: &mut impl Keyspace, now: Now, lock: LockId) {
+        let mut stale = vec![lock];
+        let mut seen = 0;
+        while let Some(&next) = stale.get(seen) {
+            seen += 1;
+            let beside = self.stale_beside(next);
+            let fresh: Vec<LockId> = beside.filter(|other| !stale.contains(other)).collect();
+            stale.extend(fresh);
+        }
+        let named = |lock: LockId| Some((lock, self.queues.name(lock)?.clone()));
+        let stale: Vec<(LockId, Name)> = stale.into_iter().filter_map(named).collect();
+        for (other, name) in &stale {
+            let entry = keys.entry(name.as_ref());
+            // Who waits under a key of another type is told so when that lock is settled.
+            if !entry.foreign {
+                self.refuse_groundless(entry, now, *other);
+            }
+        }
+        for (other, name) in stale {
+            let entry = keys.entry(name.as_ref());
+            if !entry.foreign && other != lock {
+                self.reconcile(entry, now, name.as_ref(), other);
+            }
+        }
+    }
+
+    /// The locks that are wanted together with this one, and whose value came or went behind their queue's back.
+    fn stale_beside(&self, lock: LockId) -> impl Iterator<Item = LockId> {
         let Some(queue) = self.queues.get(lock) else {
-            return;
+            return BTreeSet::new().into_iter();
         };
         let parts = queue.in_order().filter(|(_, place)| place.is_part());
         let ids = parts.filter_map(|(_, place)| place.request());
@@ -42,16 +72,22 @@ impl Engine {
         let many = ids.filter_map(|id| self.requests.many(id));
         let locks = many.flat_map(|many| many.parts.iter().map(|part| part.lock));
         let stale = |lock: &LockId| self.queues.get(*lock).is_some_and(|queue| queue.stale);
-        let beside: BTreeSet<LockId> = locks.filter(stale).collect();
-        let named = |lock: LockId| Some((lock, self.queues.name(lock)?.clone()));
-        let beside: Vec<(LockId, Name)> = beside.into_iter().filter_map(named).collect();
-        for (lock, name) in beside {
-            let entry = keys.entry(name.as_ref());
-            // Who waits under a key of another type is told so when that lock is settled.
-            if !entry.foreign {
-                self.reconcile(entry, now, name.as_ref(), lock);
-            }
+        locks
+            .filter(stale)
+            .collect::<BTreeSet<LockId>>()
+            .into_iter()
+    }
+
+    /// Refuses the upgrade, and the requests for many locks, whose hold of this lock has left it.
+    fn refuse_groundless(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
+        let queue = self.queues.get(lock);
+        let upgrade = queue.and_then(WaitQueue::upgrade);
+        if upgrade.is_some_and(|place| entry.hold(&place.owner).is_none()) {
+            // It is in nobody's way any more.
+            let not_held = Outcome::Refused(Error::NotHeld);
+            self.remove_place(entry, now, lock, Arrival::AHEAD, not_held);
         }
+        self.refuse_unfounded(entry, now, lock);
     }
 
     /// Brings the queue and its value together again.
@@ -73,13 +109,7 @@ impl Engine {
             entry.retime();
         }
         entry.shorten(now.wall().after(self.policy.max_lease_ms));
-        let queue = self.queues.get(lock);
-        let upgrade = queue.and_then(WaitQueue::upgrade);
-        if upgrade.is_some_and(|place| entry.hold(&place.owner).is_none()) {
-            // It is in nobody's way any more.
-            let not_held = Outcome::Refused(Error::NotHeld);
-            self.remove_place(entry, now, lock, Arrival::AHEAD, not_held);
-        }
+        self.refuse_groundless(entry, now, lock);
         for number in self.places_of_holders(entry, lock) {
             self.meet_hold(entry, now, name, lock, number);
         }

@@ -58,7 +58,7 @@ impl Engine {
                 Some(lock)
             }
             Some(_) => {
-                self.expire(entry, now);
+                self.expire(entry, now, name);
                 None
             }
         }
@@ -77,7 +77,7 @@ impl Engine {
         if let Some(end) = queue.and_then(|queue| queue.external_end.take()) {
             entry.shorten(end);
         }
-        self.expire(entry, now);
+        self.expire(entry, now, name);
         self.reconcile(entry, now, name, lock);
         self.drop_lapsed(entry, now, lock);
         self.refuse_unfounded(entry, now, lock);
@@ -221,17 +221,18 @@ impl Engine {
 
     /// Ends the holds whose lease has run out.
     #[inline]
-    fn expire(&mut self, entry: &mut Entry, now: Now) {
+    fn expire(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         let lapsed = |lock: &Lock| lock.ended(now.wall()).is_some();
         if entry.lock.as_deref().is_some_and(lapsed) {
-            self.expire_all(entry, now);
+            self.expire_all(entry, now, name);
         }
     }
 
     #[cold]
-    fn expire_all(&mut self, entry: &mut Entry, now: Now) {
+    fn expire_all(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         while let Some((owner, token)) = ended(entry, now.wall()) {
-            self.ledger.end(entry, &owner, token, End::Expired, now);
+            self.ledger
+                .end(entry, (name, &owner), token, End::Expired, now);
         }
     }
 
