@@ -48,7 +48,15 @@ snippet='include /etc/dlock/dlock.conf'
 takes_a_lock /usr/bin/redis-server "$snippet" ${as_service[@]+"${as_service[@]}"}
 takes_a_lock "$valkey" "$snippet"
 
-root dpkg --remove dlock
+# Who has not removed the line that loads the module is told so.
+config=/etc/redis/dlock-check.conf
+trap 'root rm -f "$config"; root dpkg --purge dlock >/dev/null' EXIT
+root mkdir -p "${config%/*}"
+echo "$snippet" | root tee "$config" >/dev/null
+said=$(root dpkg --remove dlock 2>&1)
+echo "$said"
+[[ $said == *"$config loads the module"* ]] || fail "nothing was said of $config"
+root rm -f "$config"
 [ ! -e /usr/lib/redis/modules/libdlock.so ] || fail 'the module is still there'
 # What an administrator may have changed is kept until it is purged.
 [ -e /etc/dlock/dlock.conf ] || fail 'the configuration is gone'

@@ -23,7 +23,8 @@ if in_repository; then
     [ -z "$(git status --porcelain)" ] || echo 'dlock: what is not committed is not in the archive' >&2
     git archive HEAD | tar -x -C "$directory/source/$name"
 else
-    tar -c --exclude=./target --exclude=./fuzz/target . | tar -x -C "$directory/source/$name"
+    # Not what was built there, nor what is being made.
+    tar -c --exclude=./target --exclude=./fuzz/target --exclude="./${directory#"$(pwd -P)/"}" . | tar -x -C "$directory/source/$name"
 fi
 
 # Names in the order of bytes, one time, nobody's user, and nothing of this machine's umask.

@@ -14,14 +14,16 @@ export CARGO_INCREMENTAL=0 CARGO_TARGET_DIR=$target
 # Names of directories would be kept for backtraces. The flags are not part of the names of symbols, as RUSTFLAGS would be to
 # older versions of cargo: they are added by a wrapper.
 wrapper=$target/rustc
-cat >"$wrapper" <<'END'
+cat >"$wrapper.new" <<'END'
 #!/bin/sh
 compiler=$1
 shift
 exec "$compiler" "$@" --remap-path-prefix "$DLOCK_CARGO=/cargo" --remap-path-prefix "$DLOCK_RUST=/rust" \
     --remap-path-prefix "$DLOCK_SOURCE=/dlock" --remap-path-prefix "$DLOCK_TARGET=/target"
 END
-chmod +x "$wrapper"
+chmod +x "$wrapper.new"
+# With another one, cargo would build all anew.
+cmp -s "$wrapper.new" "$wrapper" || cp "$wrapper.new" "$wrapper"
 export RUSTC_WRAPPER=$wrapper DLOCK_SOURCE=$source DLOCK_TARGET=$target
 DLOCK_CARGO=$(cd "${CARGO_HOME:-$HOME/.cargo}" && pwd -P)
 DLOCK_RUST=$(rustc --print sysroot)
