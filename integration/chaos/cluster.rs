@@ -186,8 +186,7 @@ impl Cluster {
                 if let Some(asked_at) = self.asked_at {
                     thread::sleep(VOTES_AGAIN.saturating_sub(asked_at.elapsed()));
                 }
-                let asked_at = Instant::now();
-                self.asked_at = Some(asked_at);
+                self.asked_at = Some(Instant::now());
                 // Who asks for one and gets none asks again.
                 until(PATIENCE, || {
                     if let Some(replica) = self.replica_of(old) {
