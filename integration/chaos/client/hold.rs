@@ -28,8 +28,9 @@ pub(super) struct Hold {
     pub asked: Micros,
     /// Does the server renew it, and end it with the connection?
     pub tied: bool,
-    /// Where it is tied.
+    /// Where it is tied, and since when: a connection that ended before was another.
     tied_at: u16,
+    tied_since: Micros,
     from: Micros,
     /// Until when it believes: counted from when the last request that was answered had been sent.
     deadline: Micros,
@@ -47,6 +48,7 @@ impl Hold {
             asked,
             tied: false,
             tied_at: 0,
+            tied_since: 0,
             from: 0,
             deadline: 0,
             alive_until: 0,
@@ -103,7 +105,7 @@ impl Client<'_> {
                 if hold.tied && lost.is_none() {
                     // Whoever gives up the connection gives up what is tied to it.
                     let given_up = self.given_up.get(&hold.tied_at).copied();
-                    let at = given_up.filter(|at| *at > hold.from);
+                    let at = given_up.filter(|at| *at > hold.tied_since);
                     *lost = at.map(|at| (at.min(hold.deadline), End::Released));
                 }
             }
@@ -189,7 +191,7 @@ impl Client<'_> {
         };
         let received = self.shared.now();
         hold.alive_until = hold.alive_until.max(received + left_ms * 1_000);
-        hold.tied_at = port;
+        (hold.tied_at, hold.tied_since) = (port, received);
         if hold.tied {
             hold.alive_until = Micros::MAX;
         }
