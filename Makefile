@@ -30,7 +30,11 @@ VALKEY ?= $(TARGET)/servers/valkey-9.1/server
 export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
-.PHONY: help run test demo ladder bench bench-check chaos clients peers check check-long explore observe fuzz memcheck upgrade install clean build deb deb-check dist dist-check container-check servers test-servers deps
+.PHONY: help run test demo ladder clean
+.PHONY: bench bench-check bench-servers peers
+.PHONY: check check-long explore fuzz memcheck chaos clients observe upgrade
+.PHONY: install build deps servers test-servers
+.PHONY: deb deb-check dist dist-check container-check
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
@@ -52,6 +56,10 @@ bench: build peers ## Measure dlock side by side with what it replaces, in up to
 
 bench-check: build peers ## Fail when a ratio of the quick run has grown by more than its tolerance since the committed full one
 	@$(BENCH) --quick --check
+
+bench-servers: build ## Measure the pair, the hand-over and memory on five server versions, in nine minutes (QUICK=1: three)
+	@integration/servers.sh '$(TARGET)/servers' redis-7.2 redis-8.6 valkey-8.1 valkey-9.1
+	@$(BENCH) --servers '$(TARGET)/servers' $(if $(QUICK),--quick)
 
 chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: four minutes; ARGS='--help')
 	@cargo run --quiet --release --package dlock-integration --bin chaos -- \
