@@ -32,8 +32,8 @@ export DLOCK_MODULE := $(BUILT)
 
 .PHONY: help run test demo ladder clean
 .PHONY: bench bench-check bench-servers peers
-.PHONY: check check-long explore fuzz memcheck chaos clients observe
-.PHONY: install build deps servers test-servers upgrade
+.PHONY: check check-long explore fuzz memcheck chaos clients observe upgrade
+.PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check
 
 help: ## List what can be made
