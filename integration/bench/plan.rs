@@ -13,8 +13,8 @@ use crate::row::{Row, Source, Value};
 use crate::setting::Setting;
 use crate::way::{Effort, Group, Opened};
 use crate::{
-    again, crossing, crowd, deadlock, errand, expiry, fair, guard, handover, holders, hot, lapse,
-    mass, memory, notice, pair, pause, renewal, session, ticket,
+    again, crossing, crowd, deadlock, errand, expiry, fair, growth, guard, handover, holders, hot,
+    lapse, mass, memory, notice, pair, pause, renewal, session, ticket,
 };
 
 /// The group of the uncontended pair.
@@ -168,6 +168,7 @@ pub fn groups() -> Vec<Group> {
         },
     ];
     groups.extend(of_the_family());
+    groups.push(growth::group());
     groups.extend(HOT_LOCKS.iter().map(hot));
     groups
 }
@@ -1006,6 +1007,14 @@ pub const ROWS: &[Row] = &[
         hot::CPU,
         hot::PYTHON_REDIS_LOCK,
     ),
+    growth::PAIR_CPU,
+    growth::PAIR_INSTRUCTIONS,
+    growth::HANDOVER_CPU,
+    growth::HANDOVER_INSTRUCTIONS,
+    growth::REPLICAS_PAIR_CPU,
+    growth::REPLICAS_PAIR_INSTRUCTIONS,
+    growth::REPLICAS_HANDOVER_CPU,
+    growth::REPLICAS_HANDOVER_INSTRUCTIONS,
 ];
 
 #[cfg(test)]

@@ -28,8 +28,9 @@ pub(super) struct Hold {
     pub asked: Micros,
     /// Does the server renew it, and end it with the connection?
     pub tied: bool,
-    /// Where it is tied.
+    /// Where it is tied, and since when: a connection that ended before was another.
     tied_at: u16,
+    tied_since: Micros,
     from: Micros,
     /// Until when it believes: counted from when the last request that was answered had been sent.
     deadline: Micros,
@@ -47,6 +48,7 @@ impl Hold {
             asked,
             tied: false,
             tied_at: 0,
+            tied_since: 0,
             from: 0,
             deadline: 0,
             alive_until: 0,
@@ -75,13 +77,10 @@ impl Client<'_> {
 
     /// The same with several that were granted together.
     pub(super) fn use_holds(&mut self, mut holds: Vec<Hold>) {
-        let mut confirmed = true;
-        for hold in &mut holds {
-            confirmed &= self.renew(hold) == Learned::Holds;
-        }
-        if !confirmed {
-            for hold in &holds {
-                self.release(hold);
+        let learned: Vec<Learned> = holds.iter_mut().map(|hold| self.renew(hold)).collect();
+        if learned.iter().any(|learned| *learned != Learned::Holds) {
+            for (hold, learned) in holds.into_iter().zip(learned) {
+                self.give_up(hold, learned);
             }
             return;
         }
@@ -106,7 +105,7 @@ impl Client<'_> {
                 if hold.tied && lost.is_none() {
                     // Whoever gives up the connection gives up what is tied to it.
                     let given_up = self.given_up.get(&hold.tied_at).copied();
-                    let at = given_up.filter(|at| *at > hold.from);
+                    let at = given_up.filter(|at| *at > hold.tied_since);
                     *lost = at.map(|at| (at.min(hold.deadline), End::Released));
                 }
             }
@@ -121,6 +120,25 @@ impl Client<'_> {
         for (hold, lost) in holds.into_iter().zip(lost) {
             self.finish(hold, lost);
         }
+    }
+
+    /// Gives back what was granted and could not be confirmed. Nobody has believed in it, but its token counts, and so does
+    /// its loss, if its lease can only have been running when the server knew nothing of it.
+    fn give_up(&mut self, hold: Hold, learned: Learned) {
+        let now = self.shared.now();
+        self.release(&hold);
+        let is_lost =
+            learned == Learned::Lost && !hold.tied && now < hold.asked + believed(LEASE_MS);
+        self.notes.beliefs.push(Belief {
+            lock: hold.lock,
+            owner: hold.owner,
+            token: hold.token,
+            limit: hold.limit,
+            asked: hold.asked,
+            from: now,
+            until: now,
+            end: if is_lost { End::Lost } else { End::Unconfirmed },
+        });
     }
 
     /// For how long it works, and whether it renews. Most work is short; some needs more than a lease.
@@ -173,7 +191,7 @@ impl Client<'_> {
         };
         let received = self.shared.now();
         hold.alive_until = hold.alive_until.max(received + left_ms * 1_000);
-        hold.tied_at = port;
+        (hold.tied_at, hold.tied_since) = (port, received);
         if hold.tied {
             hold.alive_until = Micros::MAX;
         }

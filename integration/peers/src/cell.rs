@@ -6,7 +6,7 @@ use std::sync::{Arc, Barrier, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::spawn_child;
+use dlock_integration::spawn;
 use hdrhistogram::Histogram;
 use tokio::runtime::Handle;
 
@@ -159,7 +159,7 @@ pub async fn kill_holder(address: Address, lifetime: Lifetime) -> Result<Figures
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["--hold", &format!("{address},{lifetime:?},{LOCK}")]);
     command.stdout(Stdio::piped()).stdin(Stdio::null());
-    let mut holder = spawn_child(command)?;
+    let mut holder = spawn(command)?;
     let output = holder.stdout.take().ok_or("no output")?;
     let said = tokio::task::spawn_blocking(move || BufReader::new(output).lines().next());
     if !matches!(said.await?, Some(Ok(line)) if line == "held") {

@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::spawn_child;
+use dlock_integration::spawn;
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::{chown, Pid, Uid, User};
 use tempfile::TempDir;
@@ -84,7 +84,7 @@ impl Node {
             .stdout(log.try_clone()?)
             .stderr(log);
         Ok(Node {
-            child: spawn_child(command)?,
+            child: spawn(command)?,
             port,
             directory,
         })

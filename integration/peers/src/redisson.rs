@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dlock_integration::{spawn_child, Server};
+use dlock_integration::{spawn, Server};
 
 use crate::cell::{self, Figures, Load, Turn};
 use crate::failure::Failure;
@@ -65,7 +65,7 @@ impl Driver {
         // The program asks for nothing while it warms up: what the server spends is told between its two lines.
         let mut command = self.command(&words);
         command.stdout(Stdio::piped());
-        let mut child = spawn_child(command)?;
+        let mut child = spawn(command)?;
         let output = child.stdout.take().ok_or("no output")?;
         let mut lines = BufReader::new(output).lines();
         let mut next = || lines.next().transpose();
@@ -100,7 +100,7 @@ impl Driver {
             ];
             let mut command = self.command(&words);
             command.stdout(Stdio::piped());
-            let mut child = spawn_child(command)?;
+            let mut child = spawn(command)?;
             let output = child.stdout.take().ok_or("no output")?;
             Ok::<_, Failure>((child, BufReader::new(output).lines()))
         };
