@@ -92,7 +92,7 @@ pub struct Claim<'a> {
 
 /// How a RENEW ties a hold to its connection.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Keeping {
+pub struct TieRequest {
     /// The connection.
     pub client: ClientId,
     /// Whether the hold is to end with the connection.
@@ -181,7 +181,7 @@ impl Ledger {
         } else {
             self.counters.upgrades += 1;
             let token = self.clock.token(now);
-            self.retie(hold.token, token);
+            self.retie(claim.name, hold.token, token);
             entry.events.push(Event::Acquired(token));
             (token, claim.limit)
         };
@@ -201,7 +201,7 @@ impl Ledger {
         if same_connection != hold {
             entry.commit(&Change::Hold(entered));
         }
-        if !self.ties.is_empty() {
+        if !self.ties.is_empty() && self.ties.at(claim.name, token).is_some() {
             if let Some(auto) = self.ties.auto_mut(token) {
                 auto.lease = auto.lease.max(claim.lease);
             }
@@ -218,9 +218,16 @@ impl Ledger {
 
     /// Ends a hold, counts it, and tells observers.
     #[inline(always)]
-    pub fn end(&mut self, entry: &mut Entry, owner: &[u8], token: Token, end: End, now: Now) {
+    pub fn end(
+        &mut self,
+        entry: &mut Entry,
+        (name, owner): (NameRef, &[u8]),
+        token: Token,
+        end: End,
+        now: Now,
+    ) {
         if !self.ties.is_empty() {
-            self.untie(token);
+            self.untie_at(name, token);
         }
         let owner = if entry.holders() > 1 { owner } else { &[] };
         entry.amend(&Change::Unhold { owner, token, end });
@@ -230,9 +237,16 @@ impl Ledger {
 
     /// Brings the owner's hold count down to `holds`; at 0 the hold is given up. The deadline stays.
     #[inline(always)]
-    pub fn lower(&mut self, entry: &mut Entry, owner: &[u8], hold: Hold, holds: u32, now: Now) {
+    pub fn lower(
+        &mut self,
+        entry: &mut Entry,
+        (name, owner): (NameRef, &[u8]),
+        hold: Hold,
+        holds: u32,
+        now: Now,
+    ) {
         if holds == 0 {
-            self.end(entry, owner, hold.token, End::Released, now);
+            self.end(entry, (name, owner), hold.token, End::Released, now);
         } else if holds != hold.holds {
             set_holds(entry, owner, hold, holds);
         }
@@ -270,13 +284,19 @@ impl Ledger {
     /// The hold is to end with the connection that claims it: the last one that asks has it, and what else ties it.
     #[cold]
     fn tie_session(&mut self, claim: &Claim, token: Token) {
-        let before = self.ties.untie(token);
+        let before = self.ties.at(claim.name, token);
+        let auto = before.and_then(|tie| tie.auto);
+        if auto.is_some() {
+            self.ties.untie(token);
+        } else {
+            self.untie(token);
+        }
         let tie = Tie {
             client: claim.client,
             name: claim.name.to_owned(),
             owner: Rc::from(claim.owner),
             session: true,
-            auto: before.and_then(|tie| tie.auto),
+            auto,
         };
         self.ties.tie(token, tie);
     }
@@ -290,15 +310,19 @@ impl Ledger {
         owner: &[u8],
         token: Token,
         lease: Millis,
-        how: &Keeping,
+        how: &TieRequest,
         now: Now,
     ) {
-        let before = self.untie(token);
+        let asked = how.session || how.auto.is_some();
+        let its = self.ties.at(name, token).is_some();
+        if !its && !asked {
+            return;
+        }
+        let before = self.untie(token).filter(|_| its);
         let session = how.session || before.as_ref().is_some_and(|tie| tie.session);
         if !session && how.auto.is_none() {
             return;
         }
-        let asked = how.session || how.auto.is_some();
         let client = match before {
             Some(tie) if !asked => tie.client,
             _ => how.client,
@@ -330,7 +354,15 @@ impl Ledger {
             .add(now.steady().after(wait), Due::Renewal(token))
     }
 
-    /// Unties a hold from its connection.
+    /// Unties the hold of this lock from its connection.
+    #[cold]
+    pub fn untie_at(&mut self, name: NameRef, token: Token) {
+        if self.ties.at(name, token).is_some() {
+            self.untie(token);
+        }
+    }
+
+    /// Unties what is tied under this token.
     #[cold]
     pub fn untie(&mut self, token: Token) -> Option<Tie> {
         let mut tie = self.ties.untie(token)?;
@@ -341,8 +373,8 @@ impl Ledger {
     }
 
     /// The hold goes on under another token.
-    fn retie(&mut self, old: Token, new: Token) {
-        if self.ties.is_empty() {
+    fn retie(&mut self, name: NameRef, old: Token, new: Token) {
+        if self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
         }
         let Some(mut tie) = self.ties.untie(old) else {

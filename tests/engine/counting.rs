@@ -485,13 +485,13 @@ fn the_number_of_holds_is_the_locks_own() {
 }
 
 #[test]
-fn the_readme_tells_gauges_from_counters() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-    let readme = std::fs::read_to_string(file).expect("README.md");
+fn the_reference_tells_gauges_from_counters() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md");
+    let reference = std::fs::read_to_string(file).expect("docs/operations.md");
     let sections = sections(World::new(Policy::default()).engine(), &Census::default());
     for section in &sections {
         let heading = format!("Section `dlock_{}`", section.name);
-        let text = readme.split(&heading).nth(1).expect("README.md has it");
+        let text = reference.split(&heading).nth(1).expect("the section");
         let rows = text.split("\nSection `").next().unwrap_or_default();
         let mut documented: Vec<(String, &str)> = Vec::new();
         for row in rows.lines().filter(|row| row.starts_with("| `dlock_")) {

@@ -1,7 +1,7 @@
-//! Keeping a lock and giving it back.
+//! A hold from its owner's side: renewing, downgrading, giving back, and ending it by force.
 
 use crate::engine::keyspace::{Entry, Keyspace};
-use crate::engine::ledger::{Keeping, SHORTEST_AUTO_LEASE_MS};
+use crate::engine::ledger::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 use crate::engine::lock::change::{Change, End};
 use crate::engine::lock::Hold;
 use crate::engine::state::Engine;
@@ -28,7 +28,7 @@ impl Engine {
             let least = match hold.limit {
                 Limit::SHARED => "SHARED, as the hold is".to_string(),
                 limit => format!(
-                    "{} or more, or SHARED: it can only be weakened here",
+                    "{} or more, or SHARED: DLOCK.DOWNGRADE only weakens a limit",
                     limit.to_wire()
                 ),
             };
@@ -60,11 +60,11 @@ impl Engine {
         name: NameRef,
         (owner, token): (&[u8], Option<Token>),
         lease: Millis,
-        keeping: &Keeping,
+        tie: &TieRequest,
     ) -> Result<Millis, Error> {
         let entry = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
-        let lease = match keeping.auto {
+        let lease = match tie.auto {
             Some(_) => lease.max(SHORTEST_AUTO_LEASE_MS),
             None => lease,
         };
@@ -77,9 +77,8 @@ impl Engine {
             ..hold
         }));
         self.ledger.counters.renewals += 1;
-        if keeping.session || keeping.auto.is_some() || !self.ledger.ties.is_empty() {
-            self.ledger
-                .keep(name, owner, hold.token, lease, keeping, now);
+        if tie.session || tie.auto.is_some() || !self.ledger.ties.is_empty() {
+            self.ledger.keep(name, owner, hold.token, lease, tie, now);
         }
         self.rewatch(entry, now, name, self.queues.id(name));
         self.follow_up(keys, now);
@@ -97,14 +96,14 @@ impl Engine {
         names: &[NameRef],
         owner: &[u8],
         lease: Millis,
-        keeping: &Keeping,
+        tie: &TieRequest,
     ) -> Result<Millis, Error> {
         for name in names {
             held(self.settled(keys, now, *name)?, owner, None)?;
         }
         let mut least = Millis::MAX;
         for name in names {
-            let left = self.renew(keys, now, *name, (owner, None), lease, keeping)?;
+            let left = self.renew(keys, now, *name, (owner, None), lease, tie)?;
             least = least.min(left);
         }
         Ok(least)
@@ -132,7 +131,7 @@ impl Engine {
             Some(left) if left <= hold.holds => left,
             Some(_) => return Err(beyond(hold.holds)),
         };
-        self.ledger.lower(entry, owner, hold, left, now);
+        self.ledger.lower(entry, (name, owner), hold, left, now);
         if left == 0 {
             self.rewatch(entry, now, name, lock);
             self.follow_up(keys, now);
@@ -159,7 +158,7 @@ impl Engine {
             let entry = keys.entry(*name);
             left.push(held(entry, owner, None).ok().map(|hold| {
                 let holds = hold.holds - 1;
-                self.ledger.lower(entry, owner, hold, holds, now);
+                self.ledger.lower(entry, (*name, owner), hold, holds, now);
                 holds
             }));
         }
@@ -191,7 +190,8 @@ impl Engine {
             .map(|hold| (hold.owner.to_vec(), hold.token))
             .collect();
         for (owner, token) in &ended {
-            self.ledger.end(entry, owner, *token, End::Forced, now);
+            self.ledger
+                .end(entry, (name, owner), *token, End::Forced, now);
         }
         self.rewatch(entry, now, name, self.queues.id(name));
         self.follow_up(keys, now);

@@ -19,9 +19,10 @@ impl Engine {
     /// Brings a lock up to date: ends leases that have run out, drops lapsed tickets, grants the head of the queue while
     /// that is compatible, and keeps the watch over the lock's deadlines.
     pub(super) fn settle(&mut self, keys: &mut impl Keyspace, now: Now, lock: LockId) {
-        let Some(name) = self.queues.name(lock).cloned() else {
+        let Some(queue) = self.queues.get(lock) else {
             return;
         };
+        let name = queue.name.clone();
         if self.abuts_stale(lock) {
             self.reconcile_beside(keys, now, lock);
         }
@@ -58,7 +59,7 @@ impl Engine {
                 Some(lock)
             }
             Some(_) => {
-                self.expire(entry, now);
+                self.expire(entry, now, name);
                 None
             }
         }
@@ -77,7 +78,7 @@ impl Engine {
         if let Some(end) = queue.and_then(|queue| queue.external_end.take()) {
             entry.shorten(end);
         }
-        self.expire(entry, now);
+        self.expire(entry, now, name);
         self.reconcile(entry, now, name, lock);
         self.drop_lapsed(entry, now, lock);
         self.refuse_unfounded(entry, now, lock);
@@ -106,9 +107,7 @@ impl Engine {
                 continue;
             };
             let (unattended, empty) = (queue.is_unattended(), queue.is_empty());
-            let Some(name) = self.queues.name(lock).cloned() else {
-                continue;
-            };
+            let name = &queue.name.clone();
             let name = name.as_ref();
             if keys.accepts(name) {
                 settled += 1;
@@ -221,17 +220,18 @@ impl Engine {
 
     /// Ends the holds whose lease has run out.
     #[inline]
-    fn expire(&mut self, entry: &mut Entry, now: Now) {
+    fn expire(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         let lapsed = |lock: &Lock| lock.ended(now.wall()).is_some();
         if entry.lock.as_deref().is_some_and(lapsed) {
-            self.expire_all(entry, now);
+            self.expire_all(entry, now, name);
         }
     }
 
     #[cold]
-    fn expire_all(&mut self, entry: &mut Entry, now: Now) {
+    fn expire_all(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         while let Some((owner, token)) = ended(entry, now.wall()) {
-            self.ledger.end(entry, &owner, token, End::Expired, now);
+            self.ledger
+                .end(entry, (name, &owner), token, End::Expired, now);
         }
     }
 
@@ -300,7 +300,7 @@ impl Engine {
 
     /// Takes a queue out, and what other indexes know of it.
     pub(super) fn drop_queue(&mut self, lock: LockId) -> Option<WaitQueue> {
-        let (_, mut queue) = self.queues.remove(lock)?;
+        let mut queue = self.queues.remove(lock)?;
         self.stale -= usize::from(queue.stale);
         self.leases.clear(&mut queue.lease);
         self.blocking.clear(lock, &mut queue.blocking);
