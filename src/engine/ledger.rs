@@ -7,12 +7,14 @@ use super::lock::token::TokenClock;
 use super::lock::Hold;
 use super::policy::Policy;
 use super::queue::deadlines::{Deadlines, DueKey};
+use super::queue::requests::Request;
 use super::queue::ties::{Auto, Tie, Ties};
 use super::queue::LockId;
 use super::types::{
-    Arrival, ClientId, Grant, Limit, Millis, Name, NameRef, Now, RequestId, SteadyMs, Token,
+    Arrival, ClientId, Grant, Millis, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token,
 };
 use crate::error::Error;
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// Something that happens by itself after a while.
@@ -71,25 +73,6 @@ pub struct Message {
     pub outcome: Outcome,
 }
 
-/// What one request claims of a lock that is to be its owner's.
-#[derive(Debug, Clone, Copy)]
-pub struct Claim<'a> {
-    /// The lock.
-    pub name: NameRef<'a>,
-    /// Who is to hold it.
-    pub owner: &'a [u8],
-    /// The most owners that may hold at once.
-    pub limit: Limit,
-    /// The lease, from now on.
-    pub lease: Millis,
-    /// The least hold count; none for one more.
-    pub holds: Option<u32>,
-    /// The connection that asks.
-    pub client: ClientId,
-    /// Whether the hold is to end with the connection.
-    pub session: bool,
-}
-
 /// How a RENEW ties a hold to its connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TieRequest {
@@ -129,22 +112,23 @@ impl Ledger {
         policy: &Policy,
         entry: &mut Entry,
         now: Now,
-        claim: &Claim,
+        (name, owner): (NameRef, &[u8]),
+        terms: &Terms,
     ) -> Grant {
         let token = self.clock.token(now);
-        let holds = claim.holds.unwrap_or(1);
+        let holds = terms.holds.map_or(1, NonZeroU32::get);
         self.counters.held += 1;
         entry.events.push(Event::Acquired(token));
         entry.commit(&Change::Hold(Hold {
-            owner: claim.owner,
+            owner,
             token,
-            deadline: policy.bounded(token, now.wall().after(claim.lease)),
+            deadline: policy.bounded(token, now.wall().after(terms.lease)),
             holds,
-            limit: claim.limit,
-            client: claim.client,
+            limit: terms.limit,
+            client: terms.client,
         }));
-        if claim.session {
-            self.tie_session(claim, token);
+        if terms.session {
+            self.tie_session(name, owner, terms.client, token);
         }
         Grant {
             token,
@@ -162,20 +146,19 @@ impl Ledger {
         policy: &Policy,
         entry: &mut Entry,
         now: Now,
-        claim: &Claim,
+        (name, owner): (NameRef, &[u8]),
+        terms: &Terms,
     ) -> Result<Grant, Error> {
-        let hold = entry.hold(claim.owner).map(|hold| Hold {
-            owner: claim.owner,
-            ..hold
-        });
-        let Some(hold) = hold else {
-            return Ok(self.grant_first(policy, entry, now, claim));
+        let Some(hold) = entry.hold(owner) else {
+            return Ok(self.grant_first(policy, entry, now, (name, owner), terms));
         };
-        let holds = match claim.holds {
-            Some(least) => hold.holds.max(least),
+        // It would borrow the entry.
+        let hold = Hold { owner, ..hold };
+        let holds = match terms.holds {
+            Some(least) => hold.holds.max(least.get()),
             None => hold.holds.checked_add(1).ok_or_else(overflow)?,
         };
-        let (token, limit) = if hold.limit <= claim.limit {
+        let (token, limit) = if hold.limit <= terms.limit {
             self.counters.reentries += 1;
             (hold.token, hold.limit)
         } else {
@@ -183,15 +166,15 @@ impl Ledger {
             let token = self.clock.token(now);
             self.retie(hold.token, token);
             entry.events.push(Event::Acquired(token));
-            (token, claim.limit)
+            (token, terms.limit)
         };
-        let deadline = hold.deadline.max(now.wall().after(claim.lease));
+        let deadline = hold.deadline.max(now.wall().after(terms.lease));
         let entered = Hold {
             token,
             holds,
             limit,
             deadline: policy.bounded(token, deadline),
-            client: claim.client,
+            client: terms.client,
             ..hold
         };
         let same_connection = Hold {
@@ -203,11 +186,11 @@ impl Ledger {
         }
         if !self.ties.is_empty() {
             if let Some(auto) = self.ties.auto_mut(token) {
-                auto.lease = auto.lease.max(claim.lease);
+                auto.lease = auto.lease.max(terms.lease);
             }
         }
-        if claim.session {
-            self.tie_session(claim, token);
+        if terms.session {
+            self.tie_session(name, owner, terms.client, token);
         }
         Ok(Grant {
             token,
@@ -239,15 +222,14 @@ impl Ledger {
     }
 
     /// Tells a request how its wait ended: its connection, or the channel that it waits by.
-    pub fn tell(&mut self, to: Recipient, name: &Name, outcome: Outcome) {
-        let Recipient { id, channel, owner } = to;
-        match channel {
+    pub fn tell(&mut self, id: RequestId, request: Request, name: &Name, outcome: Outcome) {
+        match request.channel {
             None => self.wakes.push(Wake { id, outcome }),
             Some(channel) => self.messages.push(Message {
                 id,
                 channel,
                 name: name.clone(),
-                owner: owner.clone(),
+                owner: request.owner,
                 outcome,
             }),
         }
@@ -269,12 +251,12 @@ impl Ledger {
 
     /// The hold is to end with the connection that claims it: the last one that asks has it, and what else ties it.
     #[cold]
-    fn tie_session(&mut self, claim: &Claim, token: Token) {
+    fn tie_session(&mut self, name: NameRef, owner: &[u8], client: ClientId, token: Token) {
         let before = self.ties.untie(token);
         let tie = Tie {
-            client: claim.client,
-            name: claim.name.to_owned(),
-            owner: Rc::from(claim.owner),
+            client,
+            name: name.to_owned(),
+            owner: Rc::from(owner),
             session: true,
             auto: before.and_then(|tie| tie.auto),
         };
@@ -356,17 +338,6 @@ impl Ledger {
         }
         self.ties.tie(new, tie);
     }
-}
-
-/// Who is told of an outcome.
-#[derive(Debug)]
-pub struct Recipient<'o> {
-    /// The request.
-    pub id: RequestId,
-    /// The channel that it waits by; none if it blocks its connection.
-    pub channel: Option<Rc<[u8]>>,
-    /// Who asked.
-    pub owner: &'o Rc<[u8]>,
 }
 
 #[cold]

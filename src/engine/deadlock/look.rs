@@ -7,7 +7,7 @@ use crate::engine::lock::Lock;
 use crate::engine::queue::blocking_holders::BlockingHolder;
 use crate::engine::queue::place::Place;
 use crate::engine::queue::queues::WaitQueues;
-use crate::engine::queue::requests::{Requests, WaitsAt};
+use crate::engine::queue::requests::Requests;
 use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::types::{Arrival, Limit, Name, NameRef, OwnerHash, RequestId};
@@ -312,26 +312,14 @@ impl Look {
 
     /// Adds a request that waits.
     fn wait_of(&mut self, world: &World, owner: usize, id: RequestId) -> Option<usize> {
-        let targets = match world.requests.get(id)? {
-            WaitsAt::One(lock, number) => {
-                let place = world.queues.at(*lock).place(*number)?;
-                vec![self.target(world, *lock, *number, place.limit)]
-            }
-            WaitsAt::Many(many) => many
-                .places()
-                .map(|(lock, number)| self.target(world, lock, number, many.limit))
-                .collect(),
-        };
-        Some(self.wait(id, owner, targets))
-    }
-
-    fn target(&mut self, world: &World, lock: LockId, number: Arrival, limit: Limit) -> Target {
-        let name = world.queues.at(lock).name.as_ref();
-        Target {
-            lock: self.lock(world, Some(lock), name),
+        let request = world.requests.get(id)?;
+        let targets = request.places().map(|(lock, number)| Target {
+            lock: self.lock(world, Some(lock), world.queues.at(lock).name.as_ref()),
             number,
-            limit,
-        }
+            limit: request.terms.limit,
+        });
+        let targets = targets.collect();
+        Some(self.wait(id, owner, targets))
     }
 
     fn wait(&mut self, id: RequestId, owner: usize, targets: Vec<Target>) -> usize {

@@ -7,7 +7,7 @@ use crate::engine::keyspace::Keyspace;
 use crate::engine::ledger::Outcome;
 use crate::engine::queue::blocking_holders::MOST_RECORDED;
 use crate::engine::queue::place::Place;
-use crate::engine::queue::requests::WaitsAt;
+use crate::engine::queue::requests::Request;
 use crate::engine::queue::LockId;
 use crate::engine::state::{Engine, Suspicion};
 use crate::engine::types::{Name, Now, OwnerHash, RequestId};
@@ -126,7 +126,10 @@ impl Engine {
     ) -> Error {
         let owner = |id: RequestId| match asks {
             Some(owner) if id == ASKED => Rc::from(owner),
-            _ => self.owner_of(id).unwrap_or_default(),
+            _ => {
+                let request = self.requests.get(id);
+                request.map_or(Rc::default(), |request| request.owner.clone())
+            }
         };
         let step = |link: &Link| Step {
             waiter: owner(link.waiter),
@@ -137,17 +140,6 @@ impl Engine {
         let steps: Vec<Step> = circle.iter().take(STEPS_NAMED).map(step).collect();
         let more = whole.then_some(circle.len() - steps.len());
         deadlock(&steps, more, readable)
-    }
-
-    /// Who asks in a waiting request.
-    fn owner_of(&self, id: RequestId) -> Option<Rc<[u8]>> {
-        match self.requests.get(id)? {
-            WaitsAt::One(lock, number) => {
-                let place = self.queues.at(*lock).place(*number)?;
-                Some(place.owner.clone())
-            }
-            WaitsAt::Many(many) => Some(many.owner.clone()),
-        }
     }
 
     /// Looks for circles that have closed other than by a request: a lock that came by RENAME or RESTORE, a setting, a grant
@@ -228,15 +220,12 @@ impl Engine {
         };
         let (circle, whole) = look.circle(&world, victim);
         // Whose keys these are is not known here: only its own are named to the one that is told.
-        let name = |lock: LockId| self.queues.at(lock).name.clone();
-        let own: BTreeSet<Name> = match self.requests.get(victim) {
-            Some(WaitsAt::One(lock, _)) => BTreeSet::from([name(*lock)]),
-            Some(WaitsAt::Many(many)) => many.parts.iter().map(|part| name(part.lock)).collect(),
-            None => BTreeSet::new(),
-        };
+        let parts = self.requests.get(victim).into_iter();
+        let locks = parts.flat_map(Request::parts).map(|part| part.lock);
+        let own: BTreeSet<&Name> = locks.map(|lock| &self.queues.at(lock).name).collect();
         let error = self.deadlock((&circle, whole), None, &mut |name| own.contains(name));
         self.ledger.counters.deadlocks += 1;
-        self.dismiss(victim, now, Outcome::Refused(error));
+        self.dismiss(victim, now, Outcome::Refused(error), |_| false);
         self.follow_up(keys, now);
     }
 

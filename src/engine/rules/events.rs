@@ -6,6 +6,7 @@ use crate::engine::keyspace::{exists, Entry, Keyspace};
 use crate::engine::ledger::{Due, Outcome};
 use crate::engine::lock::change::{Change, End};
 use crate::engine::lock::Hold;
+use crate::engine::queue::requests::Request;
 use crate::engine::queue::ties::Tie;
 use crate::engine::queue::LockId;
 use crate::engine::state::{Engine, Undelivered};
@@ -65,16 +66,16 @@ impl Engine {
     }
 
     fn time_out(&mut self, id: RequestId, now: Now) {
-        let Some((left, lock)) = self.depart(id, now) else {
+        let Some(request) = self.requests.get(id) else {
             return;
         };
-        for (lock, _) in &left.places {
-            if let Some(queue) = self.queues.get_mut(*lock) {
+        for (lock, _) in request.places() {
+            if let Some(queue) = self.queues.get_mut(lock) {
                 queue.timeouts += 1;
             }
         }
         self.ledger.counters.timeouts += 1;
-        self.tell(left, lock, Outcome::Null);
+        self.end_wait(id, now, Outcome::Null);
     }
 
     /// The connection of a blocked request has ended, or no longer waits.
@@ -84,11 +85,8 @@ impl Engine {
 
     /// The server does not let this request wait after all: it leaves, and the queue goes on without it.
     pub fn abandon(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
-        let locks: Vec<LockId> = match self.depart(id, now) {
-            Some((left, _)) => left.places.iter().map(|(lock, _)| *lock).collect(),
-            None => Vec::new(),
-        };
-        for lock in locks {
+        let left = self.depart(id, now);
+        for (lock, _) in left.iter().flat_map(Request::places) {
             self.settle(keys, now, lock);
         }
         self.follow_up(keys, now);
@@ -248,13 +246,10 @@ impl Engine {
     /// here.
     pub(super) fn move_away(&mut self, lock: LockId, now: Now) {
         let queue = self.queues.at(lock);
-        let places = queue.in_order().filter_map(|(_, place)| place.one());
-        let by_channel = places.filter(|request| request.channel.is_some());
-        let ids: Vec<RequestId> = by_channel.map(|request| request.id).collect();
+        let ids = queue.in_order().filter_map(|(_, place)| place.request());
+        let ids: Vec<RequestId> = ids.filter(|id| self.waits_by_channel(*id)).collect();
         for id in ids {
-            if let Some((left, lock)) = self.depart(id, now) {
-                self.tell(left, lock, Outcome::Moved);
-            }
+            self.end_wait(id, now, Outcome::Moved);
         }
     }
 
@@ -312,9 +307,7 @@ impl Engine {
         {
             room -= 1;
             if let Some(id) = self.requests.notified(client) {
-                if let Some((left, lock)) = self.depart(id, now) {
-                    self.tell(left, lock, Outcome::Gone);
-                }
+                self.end_wait(id, now, Outcome::Gone);
                 continue;
             }
             let Some(token) = self.ledger.ties.next_of(client, after) else {

@@ -7,31 +7,19 @@
 //!
 //! A lock that the owner holds already is not queued for: the request counts on that hold, and is refused when it ends.
 
-use super::acquire::{refuse_overflow, Ask, Wait};
+use super::acquire::{refuse_overflow, Answer, Ask};
 use super::grantable::{Grantable, Way};
 use crate::engine::deadlock::look::Wanted;
 use crate::engine::keyspace::{Entry, Keyspace};
-use crate::engine::ledger::{Outcome, Recipient};
-use crate::engine::queue::place::{Occupant, Place};
-use crate::engine::queue::requests::{Many, Part, WaitsAt};
+use crate::engine::ledger::Outcome;
+use crate::engine::queue::place::Place;
+use crate::engine::queue::requests::{Part, Request, WaitsAt};
 use crate::engine::queue::LockId;
 use crate::engine::state::{Engine, Next};
 use crate::engine::types::{Arrival, Grant, Name, NameRef, Now, RequestId};
 use crate::error::Error;
 use std::collections::BTreeSet;
-use std::num::NonZeroU32;
 use std::rc::Rc;
-
-/// What a request for many locks is answered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ManyAnswer {
-    /// They are the owner's: a grant for each, in the order of the request.
-    Granted(Vec<Grant>),
-    /// They cannot be granted now.
-    Null,
-    /// It waits under this number.
-    Waiting(RequestId),
-}
 
 /// How a request comes to one of its locks.
 #[derive(Debug, Clone, Copy)]
@@ -44,23 +32,6 @@ struct Access<'a> {
     grantable: Grantable,
 }
 
-impl Many {
-    /// What it asks for of each lock.
-    fn ask<'a>(&self, owner: &'a [u8]) -> Ask<'a> {
-        Ask {
-            owner,
-            lease: self.lease,
-            wait: Wait::For(None),
-            holds: self.holds.map(NonZeroU32::get),
-            limit: self.limit,
-            ticket: None,
-            session: self.session,
-            channel: None,
-            client: self.client,
-        }
-    }
-}
-
 impl Engine {
     /// Takes all of the locks, or waits for all of them, or answers null. No lock is named twice.
     ///
@@ -71,7 +42,7 @@ impl Engine {
         now: Now,
         names: &[NameRef],
         ask: &Ask,
-    ) -> Result<ManyAnswer, Error> {
+    ) -> Result<Answer<Vec<Grant>>, Error> {
         for name in names {
             if self.freshen(keys, now, *name).0.foreign {
                 return Err(Error::WrongType);
@@ -88,14 +59,14 @@ impl Engine {
         now: Now,
         names: &[NameRef],
         ask: &Ask,
-    ) -> Result<ManyAnswer, Error> {
+    ) -> Result<Answer<Vec<Grant>>, Error> {
         let mut ways = Vec::with_capacity(names.len());
         for name in names {
             ways.push(self.access(keys.entry(*name), now, *name, ask));
         }
         let older = self.older(&ways);
         if !older.is_empty() && !ask.waits() {
-            return Ok(self.null_for_many());
+            return Ok(self.null());
         }
         let reenters = ways.iter().all(|access| access.way == Way::Reenter);
         if reenters && self.policy.quarantined(now) {
@@ -103,7 +74,7 @@ impl Engine {
         }
         for access in &ways {
             if access.grantable == Grantable::Now {
-                refuse_overflow(keys.entry(access.name), ask)?;
+                refuse_overflow(keys.entry(access.name), ask.owner, &ask.terms)?;
             }
             if access.grantable == Grantable::Full && self.policy.granting(now) {
                 return Err(Error::Full("dlock.max-holders"));
@@ -115,7 +86,7 @@ impl Engine {
         }
         if !ask.waits() {
             return match self.policy.granting(now) {
-                true => Ok(self.null_for_many()),
+                true => Ok(self.null()),
                 false => Err(self.withheld(now)),
             };
         }
@@ -125,23 +96,18 @@ impl Engine {
         self.wait_for_many(keys, now, &ways, &older, inherited, ask)
     }
 
-    fn null_for_many(&mut self) -> ManyAnswer {
-        self.ledger.counters.refused += 1;
-        ManyAnswer::Null
-    }
-
     /// How the request comes to one of its locks.
     fn access<'a>(&self, entry: &Entry, now: Now, name: NameRef<'a>, ask: &Ask) -> Access<'a> {
         let lock = self.queues.id(name);
         let queue = self.queues.at(lock);
         let place = queue.number_of(ask.owner);
-        let way = Way::of(entry, place, ask.owner, ask.limit);
+        let way = Way::of(entry, place, ask.owner, ask.terms.limit);
         Access {
             name,
             lock,
             way,
             place,
-            grantable: self.grantable(entry, queue, now, (ask.owner, ask.limit), way),
+            grantable: self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), way),
         }
     }
 
@@ -158,9 +124,10 @@ impl Engine {
     fn inherited(&self, older: &BTreeSet<RequestId>, ways: &[Access]) -> Option<RequestId> {
         let own: BTreeSet<LockId> = ways.iter().filter_map(|access| access.lock).collect();
         let same = |id: &RequestId| {
-            let parts = self.requests.many(*id).map(|many| &many.parts);
-            let theirs = parts.into_iter().flatten().map(|part| part.lock);
-            own.len() == ways.len() && theirs.collect::<BTreeSet<_>>() == own
+            let many = self.requests.get(*id).filter(|request| request.is_many());
+            let theirs = many.into_iter().flat_map(Request::parts);
+            let theirs: BTreeSet<LockId> = theirs.map(|part| part.lock).collect();
+            own.len() == ways.len() && theirs == own
         };
         older.iter().copied().find(same)
     }
@@ -204,8 +171,8 @@ impl Engine {
         let fresh = fresh.len();
         // Other older requests leave all their queues.
         let others = older.iter().filter(|id| Some(**id) != inherited);
-        let others = others.filter_map(|id| self.requests.many(*id));
-        gone.extend(others.flat_map(|many| many.places()));
+        let others = others.filter_map(|id| self.requests.get(*id));
+        gone.extend(others.flat_map(Request::places));
         if fresh > gone.len() && self.places + fresh - gone.len() > self.policy.max_places {
             return Err(Error::Full("dlock.max-places"));
         }
@@ -236,7 +203,7 @@ impl Engine {
                     name: access.name,
                     lock: access.lock,
                     place: wanted(access)?,
-                    limit: ask.limit,
+                    limit: ask.terms.limit,
                 })
             })
             .collect();
@@ -252,7 +219,7 @@ impl Engine {
         ways: &[Access],
         older: &BTreeSet<RequestId>,
         ask: &Ask,
-    ) -> Result<ManyAnswer, Error> {
+    ) -> Result<Answer<Vec<Grant>>, Error> {
         self.replace_older(older, ways, now);
         let mut grants = Vec::with_capacity(ways.len());
         for access in ways {
@@ -261,14 +228,8 @@ impl Engine {
             if let Some((lock, number)) = used {
                 drop(self.take_out(entry, now, lock, number));
             }
-            let claim = ask.claim(access.name);
-            let grant = self.ledger.grant(&self.policy, entry, now, &claim)?;
-            if grant.holds == grant.added {
-                let counters = &mut self.ledger.counters;
-                counters.grants_immediate += u64::from(used.is_none());
-                counters.grants_waited += u64::from(used.is_some());
-            }
-            grants.push(grant);
+            let whose = (access.name, ask.owner);
+            grants.push(self.grant(entry, now, whose, &ask.terms, used.is_some())?);
         }
         for access in ways {
             if let Some(lock) = access.lock {
@@ -277,7 +238,7 @@ impl Engine {
             let lock = self.queues.id(access.name);
             self.rewatch(keys.entry(access.name), now, access.name, lock);
         }
-        Ok(ManyAnswer::Granted(grants))
+        Ok(Answer::Granted(grants))
     }
 
     /// The older requests are told that they are replaced. Their places at these locks stay, with nobody there.
@@ -285,7 +246,7 @@ impl Engine {
         let here: BTreeSet<LockId> = ways.iter().filter_map(|access| access.lock).collect();
         for id in older {
             self.ledger.counters.replaced += 1;
-            self.replace(*id, now, |lock| here.contains(&lock));
+            self.dismiss(*id, now, Outcome::Replaced, |lock| here.contains(&lock));
         }
     }
 
@@ -298,14 +259,13 @@ impl Engine {
         older: &BTreeSet<RequestId>,
         inherited: Option<RequestId>,
         ask: &Ask,
-    ) -> Result<ManyAnswer, Error> {
+    ) -> Result<Answer<Vec<Grant>>, Error> {
         let stays: Vec<Option<Arrival>> = ways
             .iter()
             .map(|access| self.inherited_place(access, inherited))
             .collect();
         self.replace_older(older, ways, now);
         let id = self.requests.fresh(now);
-        let until = self.begin_to_wait(ask, id, now);
         let mut parts = Vec::with_capacity(ways.len());
         for (access, stays) in ways.iter().zip(stays) {
             let entry = keys.entry(access.name);
@@ -327,29 +287,18 @@ impl Engine {
             }
             parts.push(Part { lock, place });
         }
-        let many = Many {
-            owner: Rc::from(ask.owner),
-            client: ask.client,
-            lease: ask.lease,
-            holds: ask.holds.and_then(NonZeroU32::new),
-            limit: ask.limit,
-            session: ask.session,
-            until,
-            parts,
-        };
-        let locks: Vec<LockId> = many.parts.iter().map(|part| part.lock).collect();
-        let at = WaitsAt::Many(Box::new(many));
-        self.enlist(id, ask.owner, ask.client, None, at);
-        for lock in locks {
+        let at = WaitsAt::Many(parts.clone().into());
+        self.begin_to_wait(ask, Rc::from(ask.owner), at, id, now);
+        for Part { lock, .. } in parts {
             self.suspect_if_waiting_beside(lock, ask.owner, id);
             self.settle(keys, now, lock);
         }
         self.follow_up(keys, now);
         match self.ledger.take_answer(id) {
-            None => Ok(ManyAnswer::Waiting(id)),
-            Some(Outcome::GrantedAll(grants)) => Ok(ManyAnswer::Granted(grants)),
+            None => Ok(Answer::Waiting(id)),
+            Some(Outcome::GrantedAll(grants)) => Ok(Answer::Granted(grants)),
             Some(Outcome::Refused(error)) => Err(error),
-            Some(_) => Ok(ManyAnswer::Null),
+            Some(_) => Ok(Answer::Null),
         }
     }
 
@@ -375,8 +324,8 @@ impl Engine {
         };
         queue.parts += 1;
         if let Some(place) = queue.place_mut(number) {
-            place.limit = ask.limit;
-            place.occupant = Occupant::Part(id);
+            place.limit = ask.terms.limit;
+            place.occupy(id, true);
         }
     }
 
@@ -387,29 +336,28 @@ impl Engine {
             self.next.insert(Next::Many(id));
             return;
         }
-        let Some(many) = self.requests.many(id) else {
+        let Some(request) = self.requests.get(id) else {
             return;
         };
-        let owner = many.owner.clone();
-        let ask = many.ask(&owner);
+        let (owner, terms) = (request.owner.clone(), request.terms);
         let named = |part: &Part| (*part, self.queues.at(part.lock).name.clone());
-        let parts: Vec<(Part, Name)> = many.parts.iter().map(named).collect();
+        let parts: Vec<(Part, Name)> = request.parts().iter().map(named).collect();
         if parts.iter().all(|(part, _)| part.place.is_none()) && self.policy.quarantined(now) {
             // It has become one of re-entries only.
             let error = self.withheld(now);
-            return self.dismiss(id, now, Outcome::Refused(error));
+            return self.dismiss(id, now, Outcome::Refused(error), |_| false);
         }
         let mut overflows = Ok(());
         for (part, name) in &parts {
             let entry = keys.entry(name.as_ref());
             if entry.foreign {
-                return self.dismiss(id, now, Outcome::Refused(Error::WrongType));
+                return self.dismiss(id, now, Outcome::Refused(Error::WrongType), |_| false);
             }
-            overflows = overflows.and(refuse_overflow(entry, &ask));
+            overflows = overflows.and(refuse_overflow(entry, &owner, &terms));
             let queue = self.queues.at(part.lock);
             let closed = queue.closed;
             let way = part.place.map_or(Way::Reenter, Way::to);
-            match self.grantable(entry, queue, now, (&owner, ask.limit), way) {
+            match self.grantable(entry, queue, now, (&owner, terms.limit), way) {
                 Grantable::Now if !closed => {}
                 Grantable::Withheld => {
                     self.held_back = true;
@@ -419,16 +367,16 @@ impl Engine {
             }
         }
         if let Err(error) = overflows {
-            return self.dismiss(id, now, Outcome::Refused(error));
+            return self.dismiss(id, now, Outcome::Refused(error), |_| false);
         }
-        self.grant_waiting_many(keys, now, id, &parts, &ask);
+        self.grant_waiting_many(keys, now, id, &parts);
     }
 
     /// Brings those locks of a request up to date that are not: what it is told must not depend on which of them was settled
     /// first. Gives whether any was brought up to date by that.
     fn freshen_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
         let (mut nth, mut moved) = (0, false);
-        while let Some(part) = self.requests.many(id).and_then(|many| many.parts.get(nth)) {
+        while let Some(part) = self.requests.get(id).and_then(|many| many.parts().get(nth)) {
             nth += 1;
             let lock = part.lock;
             let name = self.queues.at(lock).name.clone();
@@ -448,14 +396,11 @@ impl Engine {
         now: Now,
         id: RequestId,
         parts: &[(Part, Name)],
-        ask: &Ask,
     ) {
-        let hash = self.requests.hash(ask.owner);
-        let Some(WaitsAt::Many(many)) = self.delist(id, hash, ask.client) else {
+        let Some(mut request) = self.delist(id) else {
             return;
         };
-        let mut until = many.until;
-        self.ledger.timers.clear(&mut until);
+        self.ledger.timers.clear(&mut request.until);
         let mut grants = Vec::with_capacity(parts.len());
         for (part, name) in parts {
             let entry = keys.entry(name.as_ref());
@@ -472,20 +417,13 @@ impl Engine {
                     }
                 }
             }
-            let claim = ask.claim(name.as_ref());
-            if let Ok(grant) = self.ledger.grant(&self.policy, entry, now, &claim) {
-                self.ledger.counters.grants_waited += u64::from(grant.holds == grant.added);
-                grants.push(grant);
-            }
-            self.suspect_if_waiting(part.lock, hash);
+            let whose = (name.as_ref(), &*request.owner);
+            grants.extend(self.grant(entry, now, whose, &request.terms, true));
+            self.suspect_if_waiting(part.lock, request.hash);
         }
-        let to = Recipient {
-            id,
-            channel: None,
-            owner: &many.owner,
-        };
         if let Some((_, name)) = parts.first() {
-            self.ledger.tell(to, name, Outcome::GrantedAll(grants));
+            self.ledger
+                .tell(id, *request, name, Outcome::GrantedAll(grants));
         }
         for (part, _) in parts {
             self.settle(keys, now, part.lock);
@@ -503,13 +441,7 @@ impl Engine {
             self.places -= 1;
         }
         queue.counting.insert(id);
-        if let Some(part) = self
-            .requests
-            .many_mut(id)
-            .and_then(|many| many.part_mut(lock))
-        {
-            part.place = None;
-        }
+        self.requests.set_place(id, lock, None);
         self.next.insert(Next::Many(id));
     }
 }

@@ -26,7 +26,7 @@ impl Engine {
         if self.abuts_stale(lock) {
             self.reconcile_beside(keys, now, lock);
         }
-        self.settle_queue(keys.entry(name.as_ref()), now, name.as_ref(), lock);
+        self.settle_queue(keys.entry(name.as_ref()), now, lock);
     }
 
     /// The same for an entry that is at hand.
@@ -38,7 +38,7 @@ impl Engine {
         lock: Option<LockId>,
     ) {
         match lock {
-            Some(lock) => self.settle_queue(entry, now, name, lock),
+            Some(lock) => self.settle_queue(entry, now, lock),
             None => drop(self.settle_unwatched(entry, now, name)),
         }
     }
@@ -55,7 +55,7 @@ impl Engine {
                 let lock = self.queues.id_or_new(name);
                 self.distrust(lock);
                 self.mark(lock);
-                self.settle_queue(entry, now, name, lock);
+                self.settle_queue(entry, now, lock);
                 Some(lock)
             }
             Some(_) => {
@@ -67,7 +67,7 @@ impl Engine {
 
     /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
     #[cold]
-    fn settle_queue(&mut self, entry: &mut Entry, now: Now, name: NameRef, lock: LockId) {
+    fn settle_queue(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
         if let Some(end) = entry.external_end.take() {
             entry.shorten(end);
         }
@@ -79,10 +79,10 @@ impl Engine {
             entry.shorten(end);
         }
         self.expire(entry, now);
-        self.reconcile(entry, now, name, lock);
+        self.reconcile(entry, now, lock);
         self.drop_lapsed(entry, now, lock);
         self.refuse_unfounded(entry, now, lock);
-        let left_over = self.serve(entry, now, name, lock);
+        let left_over = self.serve(entry, now, lock);
         self.watch(entry, lock, left_over);
     }
 

@@ -1,8 +1,7 @@
 //! Looking at a lock: changes nothing, ends nothing, and may be done on a replica.
 
 use crate::engine::lock::{Hold, Lock};
-use crate::engine::queue::place::{Occupant, Place};
-use crate::engine::queue::requests::WaitsAt;
+use crate::engine::queue::place::Place;
 use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::state::Engine;
 use crate::engine::types::{ClientId, Limit, Millis, NameRef, Now, RequestId, Token};
@@ -165,10 +164,8 @@ impl Engine {
 
     /// How many places are before a waiting request's at its lock; 0 for a waiting upgrade.
     pub fn rank(&self, id: RequestId) -> usize {
-        let rank = match self.requests.get(id) {
-            Some(WaitsAt::One(lock, number)) => self.queues.at(*lock).rank(*number),
-            _ => None,
-        };
+        let place = self.requests.get(id).and_then(|at| at.places().next());
+        let rank = place.and_then(|(lock, number)| self.queues.at(lock).rank(number));
         rank.unwrap_or(0)
     }
 
@@ -250,36 +247,24 @@ impl Engine {
     }
 
     fn view_place(&self, place: &Place, now: Now) -> PlaceView {
-        let (kind, until, client) = match &place.occupant {
-            Occupant::Absent => {
-                let until = place.ticket.as_deref().map(|window| window.until);
-                (PlaceKind::Absent, until, ClientId::NONE)
-            }
-            Occupant::One(request) => {
-                let kind = match &request.channel {
-                    Some(_) => PlaceKind::Notify,
-                    None => PlaceKind::Waiter,
-                };
-                let until = request.until.map(|due| due.at);
-                (kind, until, request.client)
-            }
-            Occupant::Part(id) => {
-                let many = self.requests.many(*id);
-                let until = many.and_then(|many| many.until).map(|due| due.at);
-                let client = many.map_or(ClientId::NONE, |many| many.client);
-                (PlaceKind::Waiter, until, client)
-            }
+        let window = place.ticket.as_deref();
+        let request = place.request().and_then(|id| self.requests.get(id));
+        let until = match request {
+            Some(request) => request.until.map(|due| due.at),
+            None => window.map(|window| window.until),
         };
         PlaceView {
             owner: place.owner.to_vec(),
-            kind: match place.ticket.is_some() && !place.is_absent() {
-                true => PlaceKind::Ticket,
-                false => kind,
+            kind: match (request, window) {
+                (None, _) => PlaceKind::Absent,
+                (Some(_), Some(_)) => PlaceKind::Ticket,
+                (Some(request), None) if request.channel.is_some() => PlaceKind::Notify,
+                (Some(_), None) => PlaceKind::Waiter,
             },
             limit: place.limit,
             waited_ms: place.waited_us(now) / 1000,
             left_ms: until.map(|at| at.since(now.steady())),
-            client,
+            client: request.map_or(ClientId::NONE, |request| request.terms.client),
         }
     }
 }
