@@ -119,14 +119,14 @@ impl Ledger {
         let holds = terms.holds.map_or(1, NonZeroU32::get);
         self.counters.held += 1;
         entry.events.push(Event::Acquired(token));
-        entry.commit(&Change::Hold(Hold {
+        entry.set_hold(Hold {
             owner,
             token,
             deadline: policy.bounded(token, now.wall().after(terms.lease)),
             holds,
             limit: terms.limit,
             client: terms.client,
-        }));
+        });
         if terms.session {
             self.tie_session(name, owner, terms.client, token);
         }
@@ -182,7 +182,7 @@ impl Ledger {
             ..entered
         };
         if same_connection != hold {
-            entry.commit(&Change::Hold(entered));
+            entry.set_hold(entered);
         }
         if !self.ties.is_empty() {
             if let Some(auto) = self.ties.auto_mut(token) {
@@ -217,7 +217,11 @@ impl Ledger {
         if holds == 0 {
             self.end(entry, owner, hold.token, End::Released, now);
         } else if holds != hold.holds {
-            set_holds(entry, owner, hold, holds);
+            entry.set_hold(Hold {
+                owner,
+                holds,
+                ..hold
+            });
         }
     }
 
@@ -338,15 +342,6 @@ impl Ledger {
         }
         self.ties.tie(new, tie);
     }
-}
-
-#[cold]
-fn set_holds(entry: &mut Entry, owner: &[u8], hold: Hold, holds: u32) {
-    entry.commit(&Change::Hold(Hold {
-        owner,
-        holds,
-        ..hold
-    }));
 }
 
 /// The error for a hold count that cannot be raised.

@@ -23,10 +23,19 @@ const LONGEST_NAMED: usize = 2_000;
 
 /// What a look reads.
 pub struct World<'w> {
-    /// The queues.
-    pub queues: &'w WaitQueues,
-    /// Who waits in them.
-    pub requests: &'w Requests,
+    queues: &'w WaitQueues,
+    requests: &'w Requests,
+}
+
+impl<'w> World<'w> {
+    /// The queues, and the requests that wait in them.
+    pub fn new(queues: &'w WaitQueues, requests: &'w Requests) -> World<'w> {
+        World { queues, requests }
+    }
+
+    fn queue(&self, lock: &LockNode) -> &'w WaitQueue {
+        self.queues.at(lock.id)
+    }
 }
 
 /// A lock that is asked for.
@@ -87,7 +96,7 @@ struct LockNode {
     granted: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct OwnerNode {
     waits: Vec<usize>,
     // How many of these are not granted: it gives nothing back before all are.
@@ -194,11 +203,6 @@ impl Search {
     }
 }
 
-/// A lock's queue.
-fn queue_of<'w>(world: &World<'w>, lock: &LockNode) -> &'w WaitQueue {
-    world.queues.at(lock.id)
-}
-
 impl Look {
     /// A look at a request that is asked for, as if it stood at these places, and those that it replaces did not wait.
     pub fn at_request(
@@ -283,14 +287,19 @@ impl Look {
     /// The node of an owner; one that is new is to bring all its waits with it.
     fn owner(&mut self, hash: OwnerHash) -> usize {
         let fresh = self.owners.len();
+        let at = self.lone_owner(hash);
+        if at == fresh {
+            self.todo.push(Task::Owner(at, hash, RequestId(0)));
+        }
+        at
+    }
+
+    /// The node of an owner, whatever it waits for.
+    fn lone_owner(&mut self, hash: OwnerHash) -> usize {
+        let fresh = self.owners.len();
         let at = *self.owner_at.entry(hash).or_insert(fresh);
         if at == fresh {
-            self.owners.push(OwnerNode {
-                waits: Vec::new(),
-                ungranted: 0,
-                holds: Vec::new(),
-            });
-            self.todo.push(Task::Owner(at, hash, RequestId(0)));
+            self.owners.push(OwnerNode::default());
         }
         at
     }
@@ -380,7 +389,7 @@ impl Look {
         let from = from.unwrap_or(Arrival::AHEAD);
         lock.explored = Some(from.max(target.number));
         // Whoever waits for nothing else acts when it is granted: it is in the way only as long as it is not compatible.
-        if from < target.number && queue_of(world, lock).is_entangled() {
+        if from < target.number && world.queue(lock).is_entangled() {
             let places = Task::Places(target.lock, from, target.number);
             self.todo.push(places);
         }
@@ -396,7 +405,7 @@ impl Look {
     ) {
         let node = &self.locks[lock];
         let mut found = Vec::new();
-        let holders = match queue_of(world, node).blocking_holders() {
+        let holders = match world.queue(node).blocking_holders() {
             Some(holders) => holders,
             None => {
                 keys.inspect(node.name.as_ref(), &mut |value: &Lock| {
@@ -424,18 +433,17 @@ impl Look {
 
     /// Notes those in the queue that wait for something else too: granted here, they still give nothing back.
     fn explore_places(&mut self, world: &World, lock: usize, from: Arrival, to: Arrival) {
-        let queue = queue_of(world, &self.locks[lock]);
-        if let Some(place) = queue.upgrade().filter(|_| from == Arrival::AHEAD) {
-            self.owner(world.requests.hash(&place.owner));
-        }
+        let queue = world.queue(&self.locks[lock]);
         let before = |(number, _): &(Arrival, &Place)| *number < to;
         let mut places = queue.from(from).take_while(before);
         let mut looked = 0;
-        for (_, place) in places.by_ref().take(A_CHUNK) {
+        for (number, place) in places.by_ref().take(A_CHUNK) {
             looked += 1;
             let hash = world.requests.hash(&place.owner);
-            let alone = || world.requests.only_of_owner(hash).is_some();
-            if !place.is_absent() && (place.is_part() || !alone()) {
+            // The waiting upgrade's owner holds the lock as well.
+            let alone = number != Arrival::AHEAD && !place.is_part();
+            let alone = alone && world.requests.only_of_owner(hash).is_some();
+            if !place.is_absent() && !alone {
                 self.owner(hash);
             }
         }
@@ -541,7 +549,7 @@ impl Look {
         let node = &self.locks[lock];
         // Those before a place that was granted have had their turn.
         let served = node.waits[..node.granted].last().map(|(at, _)| *at);
-        let queue = queue_of(world, node);
+        let queue = world.queue(node);
         let mut looked = 0;
         let mut found = None;
         for (at, place) in queue.in_order().skip_while(|(at, _)| Some(*at) <= served) {
@@ -606,18 +614,9 @@ impl Look {
 
     /// The node of a wait that has come up only now.
     fn bystanding_wait(&mut self, world: &World, lock: usize, number: Arrival) -> Option<usize> {
-        let place = queue_of(world, &self.locks[lock]).place(number)?;
+        let place = world.queue(&self.locks[lock]).place(number)?;
         let id = place.request()?;
-        let hash = world.requests.hash(&place.owner);
-        let fresh = self.owners.len();
-        let owner = *self.owner_at.entry(hash).or_insert(fresh);
-        if owner == fresh {
-            self.owners.push(OwnerNode {
-                waits: Vec::new(),
-                ungranted: 0,
-                holds: Vec::new(),
-            });
-        }
+        let owner = self.lone_owner(world.requests.hash(&place.owner));
         self.wait_of(world, owner, id)
     }
 
@@ -685,7 +684,7 @@ impl Look {
     /// The locks of which all waits were granted in the play: those need no look of their own.
     pub fn ending<'l>(&'l self, world: &'l World) -> impl Iterator<Item = LockId> + 'l {
         let ends = |lock: &&LockNode| {
-            let all = queue_of(world, lock).len() == lock.waits.len();
+            let all = world.queue(lock).len() == lock.waits.len();
             all && lock.waits.iter().all(|(_, wait)| self.waits[*wait].granted)
         };
         self.locks.iter().filter(ends).filter_map(|lock| lock.id)

@@ -1,7 +1,8 @@
 //! One owner's place in a wait queue, and the request that waits at it.
 
 use super::deadlines::DueKey;
-use crate::engine::types::{Limit, Millis, Now, RequestId, SteadyMs};
+use crate::engine::lock::change::Change;
+use crate::engine::types::{Arrival, Limit, Millis, Now, RequestId, SteadyMs};
 use std::rc::Rc;
 
 /// One owner's place in a queue. At most one request waits at it.
@@ -76,6 +77,16 @@ impl Place {
     /// How long it is kept while nobody is there for it; none if it is no ticket.
     pub fn claim(&self) -> Option<Millis> {
         self.ticket.as_deref().map(|window| window.claim)
+    }
+
+    /// Its ticket, to be written into the lock's value; none if it is no ticket.
+    pub fn as_change(&self, number: Arrival) -> Option<Change<'_>> {
+        Some(Change::Ticket {
+            number,
+            owner: &self.owner,
+            limit: self.limit,
+            claim: self.claim()?,
+        })
     }
 
     /// Makes it a ticket, or one that is kept so long.

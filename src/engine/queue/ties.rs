@@ -131,9 +131,4 @@ impl Ties {
             };
         }
     }
-
-    /// Forgets all of them.
-    pub fn clear(&mut self) {
-        *self = Ties::default();
-    }
 }

@@ -5,7 +5,6 @@ use crate::engine::deadlock::look::Wanted;
 use crate::engine::deadlock::text::two_upgrades;
 use crate::engine::keyspace::{Entry, Event, Keyspace};
 use crate::engine::ledger::{overflow, Due, Outcome};
-use crate::engine::lock::change::Change;
 use crate::engine::queue::place::Place;
 use crate::engine::queue::requests::{Part, Request, WaitsAt};
 use crate::engine::queue::LockId;
@@ -152,7 +151,7 @@ impl Engine {
             },
             limit: ask.terms.limit,
         }];
-        self.refuse_if_deadlocked(keys, &wanted, ask, older.as_slice())?;
+        self.refuse_if_deadlocked(keys, &wanted, ask.owner, older.as_slice())?;
         let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
         if let Some(number) = place {
             self.take_over(lock, number, now);
@@ -205,7 +204,7 @@ impl Engine {
         let number = self.enqueue(entry, now, lock, ask, way);
         self.begin_window(lock, number, now);
         if place.is_none() {
-            self.settle_entry(entry, now, name, Some(lock));
+            self.settle_queue(entry, now, lock);
         }
         Ok(self.null())
     }
@@ -306,74 +305,53 @@ impl Engine {
         ask: &Ask,
         way: Way,
     ) -> Arrival {
-        let upgrades = way == Way::Upgrade;
+        let claim = ask.ticket.filter(|_| way != Way::Upgrade);
         let known = match way {
             Way::Upgrade => self.queues.at(lock).upgrade().map(|_| Arrival::AHEAD),
             Way::Queue(place) => place,
             Way::Reenter => None,
         };
-        let Some(number) = known else {
-            let number = match upgrades {
-                true => Arrival::AHEAD,
-                false => self.ledger.clock.arrival(now),
-            };
-            let ticket = ask.ticket.filter(|_| !upgrades);
-            let ask = Ask { ticket, ..*ask };
-            self.add_place(entry, now, lock, &ask, number);
-            if upgrades {
-                // It is before others, who did not know of what else its owner waits for.
-                self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
-            }
-            return number;
-        };
-        if let Some(place) = self.queues.place_mut(lock, number) {
-            let before = (place.limit, place.claim());
-            place.limit = ask.terms.limit;
-            if let Some(claim) = ask.ticket.filter(|_| !upgrades) {
+        let number = known.unwrap_or_else(|| match way {
+            Way::Upgrade => Arrival::AHEAD,
+            _ => self.ledger.clock.arrival(now),
+        });
+        if known.is_none() {
+            let mut place = Place::new(Rc::from(ask.owner), ask.terms.limit, now);
+            if let Some(claim) = claim {
                 place.set_claim(claim);
             }
-            if let Some(claim) = place.claim() {
-                if before != (place.limit, Some(claim)) {
-                    entry.commit(&Change::Ticket {
-                        number,
-                        owner: ask.owner,
-                        limit: place.limit,
-                        claim,
-                    });
-                }
+            self.add_place(entry, lock, number, place);
+        } else if let Some(place) = self.queues.place_mut(lock, number) {
+            let before = (place.limit, place.claim());
+            place.limit = ask.terms.limit;
+            if let Some(claim) = claim {
+                place.set_claim(claim);
+            }
+            if before != (place.limit, place.claim()) {
+                entry.commit_any(place.as_change(number));
             }
         }
-        // It may be before others, who did not know of what else its owner waits for.
-        self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
+        if known.is_some() || way == Way::Upgrade {
+            // It is before others, who did not know of what else its owner waits for.
+            self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
+        }
         number
     }
 
-    /// Makes the owner's place at this number.
+    /// Makes a place at this number.
     pub(super) fn add_place(
         &mut self,
         entry: &mut Entry,
-        now: Now,
         lock: LockId,
-        ask: &Ask,
         number: Arrival,
+        place: Place,
     ) {
-        let mut place = Place::new(Rc::from(ask.owner), ask.terms.limit, now);
-        if let Some(claim) = ask.ticket {
-            place.set_claim(claim);
-            entry.commit(&Change::Ticket {
-                number,
-                owner: ask.owner,
-                limit: ask.terms.limit,
-                claim,
-            });
-        }
-        let queue = self.queues.get_mut(lock);
-        if queue.is_some_and(|queue| queue.insert(number, place)) {
-            self.places += 1;
-        }
+        entry.commit_any(place.as_change(number));
         entry.events.push(Event::Queued);
-        let name = &self.queues.at(lock).name;
-        self.ledger.counters.top.queued(name.as_ref());
+        if let Some(queue) = self.queues.get_mut(lock) {
+            self.places += usize::from(queue.insert(number, place));
+            self.ledger.counters.top.queued(queue.name.as_ref());
+        }
     }
 
     /// Makes the request that waits there.

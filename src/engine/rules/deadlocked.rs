@@ -1,6 +1,5 @@
 //! Refusing waits that could never end, and ending those that have become so.
 
-use super::acquire::Ask;
 use crate::engine::deadlock::look::{Link, Look, Progress, Wanted, World, ASKED};
 use crate::engine::deadlock::text::{deadlock, Step, STEPS_NAMED};
 use crate::engine::keyspace::Keyspace;
@@ -25,7 +24,7 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         wanted: &[Wanted],
-        ask: &Ask,
+        owner: &[u8],
         replaced: &[RequestId],
     ) -> Result<(), Error> {
         if !self.policy.deadlock_detection {
@@ -36,14 +35,12 @@ impl Engine {
             let queue = self.queues.at(wanted.lock);
             wanted.place.is_some_and(|at| queue.place(at).is_some())
         });
-        let owner = self.requests.hash(ask.owner);
-        if !(returns || self.is_suspicious() || self.blocks_somebody(keys, ask.owner, owner)) {
+        let hash = self.requests.hash(owner);
+        let may_close = returns || self.is_suspicious() || self.blocks_somebody(keys, owner, hash);
+        if !may_close || self.ends_plainly(keys, wanted, hash) {
             return Ok(());
         }
-        if self.ends_plainly(keys, wanted, owner) {
-            return Ok(());
-        }
-        self.look_for_circle(keys, wanted, (ask.owner, owner), replaced)
+        self.look_for_circle(keys, wanted, (owner, hash), replaced)
     }
 
     /// Whether anybody may wait for this owner, so that its wait could close a circle.
@@ -89,10 +86,7 @@ impl Engine {
         (owner, hash): (&[u8], OwnerHash),
         replaced: &[RequestId],
     ) -> Result<(), Error> {
-        let world = World {
-            queues: &self.queues,
-            requests: &self.requests,
-        };
+        let world = World::new(&self.queues, &self.requests);
         let mut look = Look::at_request(&world, hash, wanted, replaced);
         let mut steps = self.policy.deadlock_max_steps;
         match look.advance(&world, keys, ASKED, &mut steps) {
@@ -157,10 +151,7 @@ impl Engine {
             let Some(mut suspicion) = self.look.take().or_else(|| self.next_suspicion()) else {
                 return false;
             };
-            let world = World {
-                queues: &self.queues,
-                requests: &self.requests,
-            };
+            let world = World::new(&self.queues, &self.requests);
             let target = suspicion.request;
             match suspicion.look.advance(&world, keys, target, &mut steps) {
                 Progress::Ends if suspicion.interrupted => {}
@@ -214,10 +205,7 @@ impl Engine {
         let Some(victim) = knot.iter().max().copied() else {
             return;
         };
-        let world = World {
-            queues: &self.queues,
-            requests: &self.requests,
-        };
+        let world = World::new(&self.queues, &self.requests);
         let (circle, whole) = look.circle(&world, victim);
         // Whose keys these are is not known here: only its own are named to the one that is told.
         let parts = self.requests.get(victim).into_iter();

@@ -202,7 +202,7 @@ impl Engine {
         self.places -= 1;
         if let Some(window) = place.ticket.as_deref_mut() {
             self.ledger.timers.clear(&mut window.due);
-            if entry.has_ticket(number) {
+            if entry.value().ticket(number).is_some() {
                 entry.commit(&Change::Unticket { number });
             }
         }
@@ -226,7 +226,7 @@ impl Engine {
             return Ok(false);
         };
         self.remove_place(entry, now, lock, number, Outcome::Cancelled);
-        self.settle_entry(entry, now, name, Some(lock));
+        self.settle_queue(entry, now, lock);
         self.follow_up(keys, now);
         Ok(true)
     }

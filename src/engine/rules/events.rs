@@ -3,11 +3,12 @@
 
 use super::hold::held;
 use crate::engine::keyspace::{exists, Entry, Keyspace};
-use crate::engine::ledger::{Due, Outcome};
-use crate::engine::lock::change::{Change, End};
+use crate::engine::ledger::{Due, Ledger, Outcome};
+use crate::engine::lock::change::End;
 use crate::engine::lock::Hold;
+use crate::engine::queue::deadlines::Deadlines;
 use crate::engine::queue::requests::Request;
-use crate::engine::queue::ties::Tie;
+use crate::engine::queue::ties::{Tie, Ties};
 use crate::engine::queue::LockId;
 use crate::engine::state::{Engine, Undelivered};
 use crate::engine::types::{ClientId, Grant, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
@@ -129,11 +130,11 @@ impl Engine {
         let here = name.to_owned();
         let ties = &self.ledger.ties;
         let strayed = |hold: Hold| Some((hold.token, ties.strayed(hold.token, &here)?));
-        let holds = keys.entry(name).lock.iter().flat_map(|lock| lock.holds());
+        let holds = keys.entry(name).value().holds();
         let strayed: Vec<_> = holds.filter_map(strayed).collect();
         for (token, old) in strayed {
-            let there = keys.entry(old.as_ref()).lock.as_ref();
-            if !there.is_some_and(|lock| lock.holds().any(|hold| hold.token == token)) {
+            let mut there = keys.entry(old.as_ref()).value().holds();
+            if !there.any(|hold| hold.token == token) {
                 self.ledger.ties.rename(token, &here);
             }
         }
@@ -168,8 +169,7 @@ impl Engine {
 
     /// Keeps in mind, on a server that only follows, which locks it has to watch once it decides.
     pub fn follow(&mut self, name: NameRef, entry: &Entry) {
-        let lock = entry.lock.as_ref();
-        let watch = lock.is_some_and(|lock| lock.needs_watch() && !lock.is_empty());
+        let watch = entry.value().needs_watch() && !entry.value().is_empty();
         match self.queues.id(name) {
             None if watch => {
                 let lock = self.queues.id_or_new(name);
@@ -198,23 +198,23 @@ impl Engine {
         }
         let name = |lock: &LockId| self.queues.at(*lock).name.clone();
         let names: Vec<Name> = locks.iter().map(name).collect();
-        self.queues = Default::default();
-        self.leases = Default::default();
-        self.blocking = Default::default();
+        // What was counted stays, and no number is given twice.
         self.requests.clear();
-        self.ledger.timers = Default::default();
-        self.ledger.ties.clear();
-        self.ledger.wakes.clear();
-        self.dirty.clear();
-        self.next.clear();
-        self.undelivered.clear();
-        self.disconnected.clear();
-        self.renewals.clear();
-        self.suspects.clear();
-        self.look = None;
-        self.places = 0;
-        self.stale = 0;
-        self.held_back = false;
+        let policy = self.policy.clone();
+        let requests = std::mem::take(&mut self.requests);
+        let ledger = std::mem::take(&mut self.ledger);
+        let ledger = Ledger {
+            ties: Ties::default(),
+            timers: Deadlines::default(),
+            wakes: Vec::new(),
+            ..ledger
+        };
+        *self = Engine {
+            policy,
+            ledger,
+            requests,
+            ..Engine::default()
+        };
         for name in names {
             let lock = self.queues.id_or_new(name.as_ref());
             self.distrust(lock);
@@ -348,9 +348,7 @@ impl Engine {
             drop(self.settled(keys, now, name));
         }
         let entry = keys.entry(name);
-        if let Some(end) = entry.external_end.take() {
-            entry.shorten(end);
-        }
+        entry.heed_external_end();
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, &tie.owner, Some(token)).is_ok_and(lives) {
             self.ledger.end(entry, &tie.owner, token, End::Session, now);
@@ -413,11 +411,11 @@ impl Engine {
         let wanted = now.wall().after(auto.lease);
         let deadline = self.policy.bounded(token, wanted).max(hold.deadline);
         if deadline != hold.deadline {
-            entry.commit(&Change::Hold(Hold {
+            entry.set_hold(Hold {
                 owner: &tie.owner,
                 deadline,
                 ..hold
-            }));
+            });
             self.ledger.counters.renewals += 1;
             self.ledger.counters.auto_renewals += 1;
         }

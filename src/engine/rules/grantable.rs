@@ -73,7 +73,7 @@ impl Engine {
             Way::Queue(place) => head.is_none() || head == place,
             _ => true,
         };
-        if !first || !entry.admits(owner, limit) {
+        if !first || !entry.value().admits(owner, limit) {
             return Grantable::Blocked;
         }
         if way != Way::Upgrade && entry.holders() >= self.policy.max_holders {

@@ -32,6 +32,23 @@ struct Access<'a> {
     grantable: Grantable,
 }
 
+/// A request for many locks, and what it finds at them.
+struct Plan<'a> {
+    ask: &'a Ask<'a>,
+    ways: Vec<Access<'a>>,
+    /// The owner's older requests that wait at a place of these locks.
+    older: BTreeSet<RequestId>,
+    /// The one of them that is for the very same locks: its places are inherited.
+    inherited: Option<RequestId>,
+}
+
+impl Plan<'_> {
+    /// Whether of each lock this is true.
+    fn all(&self, is: impl Fn(&Access) -> bool) -> bool {
+        self.ways.iter().all(is)
+    }
+}
+
 impl Engine {
     /// Takes all of the locks, or waits for all of them, or answers null. No lock is named twice.
     ///
@@ -60,19 +77,14 @@ impl Engine {
         names: &[NameRef],
         ask: &Ask,
     ) -> Result<Answer<Vec<Grant>>, Error> {
-        let mut ways = Vec::with_capacity(names.len());
-        for name in names {
-            ways.push(self.access(keys.entry(*name), now, *name, ask));
-        }
-        let older = self.older(&ways);
-        if !older.is_empty() && !ask.waits() {
+        let plan = self.plan(keys, now, names, ask);
+        if !plan.older.is_empty() && !ask.waits() {
             return Ok(self.null());
         }
-        let reenters = ways.iter().all(|access| access.way == Way::Reenter);
-        if reenters && self.policy.quarantined(now) {
+        if plan.all(|access| access.way == Way::Reenter) && self.policy.quarantined(now) {
             return Err(self.withheld(now));
         }
-        for access in &ways {
+        for access in &plan.ways {
             if access.grantable == Grantable::Now {
                 refuse_overflow(keys.entry(access.name), ask.owner, &ask.terms)?;
             }
@@ -80,9 +92,8 @@ impl Engine {
                 return Err(Error::Full("dlock.max-holders"));
             }
         }
-        let open = |access: &Access| access.grantable == Grantable::Now;
-        if ways.iter().all(open) {
-            return self.grant_many(keys, now, &ways, &older, ask);
+        if plan.all(|access| access.grantable == Grantable::Now) {
+            return self.grant_many(keys, now, &plan);
         }
         if !ask.waits() {
             return match self.policy.granting(now) {
@@ -90,10 +101,38 @@ impl Engine {
                 false => Err(self.withheld(now)),
             };
         }
-        let inherited = self.inherited(&older, &ways);
-        self.admit_many(&ways, &older, inherited, ask)?;
-        self.look_for_circle_of_many(keys, &ways, &older, inherited, ask)?;
-        self.wait_for_many(keys, now, &ways, &older, inherited, ask)
+        self.admit_many(&plan)?;
+        self.refuse_if_many_deadlocked(keys, &plan)?;
+        self.wait_for_many(keys, now, &plan)
+    }
+
+    fn plan<'a>(
+        &self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef<'a>],
+        ask: &'a Ask<'a>,
+    ) -> Plan<'a> {
+        let ways: Vec<Access> = names
+            .iter()
+            .map(|name| self.access(keys.entry(*name), now, *name, ask))
+            .collect();
+        let request = |access: &Access| self.queues.at(access.lock).place(access.place?)?.request();
+        let older: BTreeSet<RequestId> = ways.iter().filter_map(request).collect();
+        let own: BTreeSet<LockId> = ways.iter().filter_map(|access| access.lock).collect();
+        let same = |id: &RequestId| {
+            let many = self.requests.get(*id).filter(|request| request.is_many());
+            let theirs = many.into_iter().flat_map(Request::parts);
+            let theirs: BTreeSet<LockId> = theirs.map(|part| part.lock).collect();
+            own.len() == ways.len() && theirs == own
+        };
+        let inherited = older.iter().copied().find(same);
+        Plan {
+            ask,
+            ways,
+            older,
+            inherited,
+        }
     }
 
     /// How the request comes to one of its locks.
@@ -111,48 +150,20 @@ impl Engine {
         }
     }
 
-    /// The owner's older requests that wait at a place of these locks.
-    fn older(&self, ways: &[Access]) -> BTreeSet<RequestId> {
-        let request = |access: &Access| {
-            let queue = self.queues.at(access.lock);
-            queue.place(access.place?)?.request()
-        };
-        ways.iter().filter_map(request).collect()
-    }
-
-    /// The older request that is one for the very same locks: its places are inherited.
-    fn inherited(&self, older: &BTreeSet<RequestId>, ways: &[Access]) -> Option<RequestId> {
-        let own: BTreeSet<LockId> = ways.iter().filter_map(|access| access.lock).collect();
-        let same = |id: &RequestId| {
-            let many = self.requests.get(*id).filter(|request| request.is_many());
-            let theirs = many.into_iter().flat_map(Request::parts);
-            let theirs: BTreeSet<LockId> = theirs.map(|part| part.lock).collect();
-            own.len() == ways.len() && theirs == own
-        };
-        older.iter().copied().find(same)
-    }
-
     /// The place at this lock that the request inherits and needs.
-    fn inherited_place(&self, access: &Access, inherited: Option<RequestId>) -> Option<Arrival> {
-        let queue = self.queues.at(access.lock);
+    fn inherited_place(&self, plan: &Plan, access: &Access) -> Option<Arrival> {
         let place = access.place.filter(|_| access.way != Way::Reenter)?;
-        let request = queue.place(place)?.request();
-        (inherited.is_some() && request == inherited).then_some(place)
+        let request = self.queues.at(access.lock).place(place)?.request();
+        (plan.inherited.is_some() && request == plan.inherited).then_some(place)
     }
 
     /// Errors if the request may not wait: for want of room, or of a place while none are given. A cap refuses only what
     /// makes its own number grow.
-    fn admit_many(
-        &mut self,
-        ways: &[Access],
-        older: &BTreeSet<RequestId>,
-        inherited: Option<RequestId>,
-        ask: &Ask,
-    ) -> Result<(), Error> {
+    fn admit_many(&mut self, plan: &Plan) -> Result<(), Error> {
         let mut fresh = Vec::new();
         let mut gone: BTreeSet<(LockId, Arrival)> = BTreeSet::new();
-        for access in ways {
-            let stays = self.inherited_place(access, inherited);
+        for access in &plan.ways {
+            let stays = self.inherited_place(plan, access);
             gone.extend(access.lock.zip(access.place.filter(|_| stays.is_none())));
             if access.way == Way::Reenter || stays.is_some() {
                 continue;
@@ -161,7 +172,7 @@ impl Engine {
                 return Err(Error::Draining);
             }
             if access.way == Way::Upgrade {
-                self.refuse_second_upgrade(access.lock, ask.owner)?;
+                self.refuse_second_upgrade(access.lock, plan.ask.owner)?;
             }
             fresh.push(access);
         }
@@ -170,45 +181,37 @@ impl Engine {
         }
         let fresh = fresh.len();
         // Other older requests leave all their queues.
-        let others = older.iter().filter(|id| Some(**id) != inherited);
+        let others = plan.older.iter().filter(|id| Some(**id) != plan.inherited);
         let others = others.filter_map(|id| self.requests.get(*id));
         gone.extend(others.flat_map(Request::places));
         if fresh > gone.len() && self.places + fresh - gone.len() > self.policy.max_places {
             return Err(Error::Full("dlock.max-places"));
         }
-        let replaces = older.iter().any(|id| !self.waits_by_channel(*id));
+        let replaces = plan.older.iter().any(|id| !self.waits_by_channel(*id));
         if !replaces && self.requests.blocked() >= self.policy.max_waiters {
             return Err(Error::Full("dlock.max-waiters"));
         }
         Ok(())
     }
 
-    fn look_for_circle_of_many(
+    fn refuse_if_many_deadlocked(
         &mut self,
         keys: &mut impl Keyspace,
-        ways: &[Access],
-        older: &BTreeSet<RequestId>,
-        inherited: Option<RequestId>,
-        ask: &Ask,
+        plan: &Plan,
     ) -> Result<(), Error> {
-        let wanted = |access: &Access<'_>| match access.way {
-            Way::Reenter => None,
-            Way::Upgrade => Some(Some(Arrival::AHEAD)),
-            Way::Queue(_) => Some(self.inherited_place(access, inherited)),
-        };
-        let wanted: Vec<Wanted> = ways
-            .iter()
-            .filter_map(|access| {
-                Some(Wanted {
-                    name: access.name,
-                    lock: access.lock,
-                    place: wanted(access)?,
-                    limit: ask.terms.limit,
-                })
-            })
-            .collect();
-        let older: Vec<RequestId> = older.iter().copied().collect();
-        self.refuse_if_deadlocked(keys, &wanted, ask, &older)
+        let queued = plan.ways.iter().filter(|access| access.way != Way::Reenter);
+        let wanted = queued.map(|access| Wanted {
+            name: access.name,
+            lock: access.lock,
+            place: match access.way {
+                Way::Upgrade => Some(Arrival::AHEAD),
+                _ => self.inherited_place(plan, access),
+            },
+            limit: plan.ask.terms.limit,
+        });
+        let wanted: Vec<Wanted> = wanted.collect();
+        let older: Vec<RequestId> = plan.older.iter().copied().collect();
+        self.refuse_if_deadlocked(keys, &wanted, plan.ask.owner, &older)
     }
 
     /// Takes all of the locks. The caller has seen that nothing is against it.
@@ -216,11 +219,10 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
-        ways: &[Access],
-        older: &BTreeSet<RequestId>,
-        ask: &Ask,
+        plan: &Plan,
     ) -> Result<Answer<Vec<Grant>>, Error> {
-        self.replace_older(older, ways, now);
+        self.replace_older(plan, now);
+        let Plan { ask, ways, .. } = plan;
         let mut grants = Vec::with_capacity(ways.len());
         for access in ways {
             let entry = keys.entry(access.name);
@@ -242,9 +244,9 @@ impl Engine {
     }
 
     /// The older requests are told that they are replaced. Their places at these locks stay, with nobody there.
-    fn replace_older(&mut self, older: &BTreeSet<RequestId>, ways: &[Access], now: Now) {
-        let here: BTreeSet<LockId> = ways.iter().filter_map(|access| access.lock).collect();
-        for id in older {
+    fn replace_older(&mut self, plan: &Plan, now: Now) {
+        let here: BTreeSet<LockId> = plan.ways.iter().filter_map(|access| access.lock).collect();
+        for id in &plan.older {
             self.ledger.counters.replaced += 1;
             self.dismiss(*id, now, Outcome::Replaced, |lock| here.contains(&lock));
         }
@@ -255,17 +257,13 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
-        ways: &[Access],
-        older: &BTreeSet<RequestId>,
-        inherited: Option<RequestId>,
-        ask: &Ask,
+        plan: &Plan,
     ) -> Result<Answer<Vec<Grant>>, Error> {
-        let stays: Vec<Option<Arrival>> = ways
-            .iter()
-            .map(|access| self.inherited_place(access, inherited))
-            .collect();
-        self.replace_older(older, ways, now);
-        let id = self.requests.fresh(now);
+        let Plan { ask, ways, .. } = plan;
+        let stays = ways.iter().map(|access| self.inherited_place(plan, access));
+        let stays: Vec<Option<Arrival>> = stays.collect();
+        self.replace_older(plan, now);
+        let (id, owner) = (self.requests.fresh(now), Rc::<[u8]>::from(ask.owner));
         let mut parts = Vec::with_capacity(ways.len());
         for (access, stays) in ways.iter().zip(stays) {
             let entry = keys.entry(access.name);
@@ -280,15 +278,24 @@ impl Engine {
                 Way::Upgrade => Some(Arrival::AHEAD),
                 Way::Queue(_) => Some(stays.unwrap_or_else(|| self.ledger.clock.arrival(now))),
             };
-            if let Some(number) = place {
-                self.enter(entry, now, lock, ask, number, id);
-            } else if let Some(queue) = self.queues.get_mut(lock) {
-                queue.counting.insert(id);
+            if let Some(number) = place.filter(|_| stays.is_none()) {
+                let place = Place::new(owner.clone(), ask.terms.limit, now);
+                self.add_place(entry, lock, number, place);
+            }
+            if let Some(queue) = self.queues.get_mut(lock) {
+                match place.and_then(|number| queue.place_mut(number)) {
+                    Some(place) => {
+                        place.limit = ask.terms.limit;
+                        place.occupy(id, true);
+                        queue.parts += 1;
+                    }
+                    None => drop(queue.counting.insert(id)),
+                }
             }
             parts.push(Part { lock, place });
         }
         let at = WaitsAt::Many(parts.clone().into());
-        self.begin_to_wait(ask, Rc::from(ask.owner), at, id, now);
+        self.begin_to_wait(ask, owner, at, id, now);
         for Part { lock, .. } in parts {
             self.suspect_if_waiting_beside(lock, ask.owner, id);
             self.settle(keys, now, lock);
@@ -299,33 +306,6 @@ impl Engine {
             Some(Outcome::GrantedAll(grants)) => Ok(Answer::Granted(grants)),
             Some(Outcome::Refused(error)) => Err(error),
             Some(_) => Ok(Answer::Null),
-        }
-    }
-
-    /// Has a part of the request wait at this place, which is made if it is not there.
-    fn enter(
-        &mut self,
-        entry: &mut Entry,
-        now: Now,
-        lock: LockId,
-        ask: &Ask,
-        number: Arrival,
-        id: RequestId,
-    ) {
-        if self.queues.at(lock).place(number).is_none() {
-            let ask = Ask {
-                ticket: None,
-                ..*ask
-            };
-            self.add_place(entry, now, lock, &ask, number);
-        }
-        let Some(queue) = self.queues.get_mut(lock) else {
-            return;
-        };
-        queue.parts += 1;
-        if let Some(place) = queue.place_mut(number) {
-            place.limit = ask.terms.limit;
-            place.occupy(id, true);
         }
     }
 

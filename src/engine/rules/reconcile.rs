@@ -89,10 +89,9 @@ impl Engine {
         if queue.is_empty() {
             return Vec::new();
         }
-        let holds = entry.lock.iter().flat_map(|lock| lock.holds());
-        let mut places: Vec<Arrival> = holds
-            .filter_map(|hold| queue.number_of(hold.owner))
-            .collect();
+        let holds = entry.value().holds();
+        let places = holds.filter_map(|hold| queue.number_of(hold.owner));
+        let mut places: Vec<Arrival> = places.collect();
         places.sort_unstable();
         places
     }
@@ -143,9 +142,8 @@ impl Engine {
         };
         place.ticket = None;
         let request = place.request();
-        let queue = self.queues.get_mut(lock);
-        if queue.is_some_and(|queue| queue.insert(Arrival::AHEAD, *place)) {
-            self.places += 1;
+        if let Some(queue) = self.queues.get_mut(lock) {
+            self.places += usize::from(queue.insert(Arrival::AHEAD, *place));
         }
         if let Some(id) = request {
             self.requests.set_place(id, lock, Some(Arrival::AHEAD));
@@ -156,7 +154,7 @@ impl Engine {
     fn renew_lost_tickets(&mut self, entry: &mut Entry, lock: LockId) {
         let queue = self.queues.at(lock);
         let durable = |number: Arrival, owner: &[u8]| {
-            let ticket = entry.lock.as_ref().and_then(|lock| lock.ticket(number));
+            let ticket = entry.value().ticket(number);
             ticket.is_some_and(|ticket| *ticket.owner == *owner)
         };
         let lost: Vec<(Arrival, bool)> = queue
@@ -168,20 +166,16 @@ impl Engine {
             if absent {
                 drop(self.uproot(entry, lock, number));
             } else {
-                write_ticket(entry, self.queues.at(lock).place(number), number);
+                let place = self.queues.at(lock).place(number);
+                entry.commit_any(place.and_then(|place| place.as_change(number)));
             }
         }
     }
 
     /// Tickets that came with the value take their places.
     fn take_in_tickets(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
-        let brought: Vec<(Arrival, Ticket)> = match &entry.lock {
-            Some(lock) => lock
-                .tickets()
-                .map(|(number, ticket)| (number, ticket.clone()))
-                .collect(),
-            None => Vec::new(),
-        };
+        let tickets = entry.value().tickets();
+        let brought: Vec<_> = tickets.map(|(at, ticket)| (at, ticket.clone())).collect();
         for (number, ticket) in brought {
             self.take_in_ticket(entry, now, lock, number, ticket);
         }
@@ -222,12 +216,10 @@ impl Engine {
             .steady_us
             .saturating_sub(now.us.saturating_sub(brought.0));
         place.set_claim(claim);
-        if queue.insert(number, place) {
-            self.places += 1;
-        }
         if taken || claim != ticket.claim {
-            write_ticket(entry, queue.place(number), number);
+            entry.commit_any(place.as_change(number));
         }
+        self.places += usize::from(queue.insert(number, place));
         let window = claim.max(self.policy.claim_window_ms);
         self.keep_ticket(lock, number, window, now);
     }
@@ -248,7 +240,7 @@ impl Engine {
             return;
         }
         if !place.is_absent() {
-            return write_ticket(entry, Some(place), number);
+            return entry.commit_any(place.as_change(number));
         }
         place.limit = ticket.limit;
         place.set_claim(ticket.claim);
@@ -273,15 +265,4 @@ impl Engine {
         }
         self.drop_queue(lock);
     }
-}
-
-/// Writes the ticket of a place into the value that stands at the key now.
-fn write_ticket(entry: &mut Entry, place: Option<&Place>, number: Arrival) {
-    let Some(place) = place else { return };
-    entry.commit(&Change::Ticket {
-        number,
-        owner: &place.owner,
-        limit: place.limit,
-        claim: place.claim().unwrap_or(0),
-    });
 }
