@@ -2,14 +2,10 @@
 
 use super::counters::Counters;
 use super::keyspace::{Entry, Event};
-use super::lock::change::{Change, End};
 use super::lock::token::TokenClock;
-use super::lock::Hold;
+use super::lock::{Change, End, Hold};
 use super::policy::Policy;
-use super::queue::deadlines::{Deadlines, DueKey};
-use super::queue::requests::Request;
-use super::queue::ties::{Auto, Tie, Ties};
-use super::queue::LockId;
+use super::queue::{Auto, Deadlines, DueKey, LockId, Request, Tie, Ties};
 use super::types::{
     Arrival, ClientId, Grant, Millis, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token,
 };

@@ -4,12 +4,7 @@
 use crate::engine::collections::index::ByNumber;
 use crate::engine::keyspace::Keyspace;
 use crate::engine::lock::Lock;
-use crate::engine::queue::blocking_holders::BlockingHolder;
-use crate::engine::queue::place::Place;
-use crate::engine::queue::queues::WaitQueues;
-use crate::engine::queue::requests::Requests;
-use crate::engine::queue::wait_queue::WaitQueue;
-use crate::engine::queue::LockId;
+use crate::engine::queue::{BlockingHolder, LockId, Place, Requests, WaitQueue, WaitQueues};
 use crate::engine::types::{Arrival, Limit, Name, NameRef, OwnerHash, RequestId};
 
 /// The number that the request goes by that is asked for, and is in no queue yet.

@@ -5,8 +5,9 @@ pub mod codec;
 mod holders;
 pub mod token;
 
+pub use change::{Change, End};
+
 use super::types::{Arrival, ClientId, Limit, Millis, Token, WallMs};
-use change::Change;
 use holders::Holders;
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;

@@ -1,7 +1,7 @@
 //! One owner's place in a wait queue, and the request that waits at it.
 
 use super::deadlines::DueKey;
-use crate::engine::lock::change::Change;
+use crate::engine::lock::Change;
 use crate::engine::types::{Arrival, Limit, Millis, Now, RequestId, SteadyMs};
 use std::rc::Rc;
 

@@ -138,12 +138,7 @@ impl Requests {
         OwnerHash(self.hash.hash_one(owner))
     }
 
-    /// An owner's waiting requests, in order.
-    pub fn of_owner(&self, owner: OwnerHash) -> impl Iterator<Item = RequestId> + '_ {
-        self.of_owner_from(owner, RequestId(0))
-    }
-
-    /// The same from this number on.
+    /// An owner's waiting requests from this number on, in order.
     pub fn of_owner_from(
         &self,
         owner: OwnerHash,
@@ -159,7 +154,7 @@ impl Requests {
 
     /// An owner's only waiting request; none if it has none or several.
     pub fn only_of_owner(&self, owner: OwnerHash) -> Option<RequestId> {
-        let mut ids = self.of_owner(owner);
+        let mut ids = self.of_owner_from(owner, RequestId(0));
         let first = ids.next()?;
         ids.next().is_none().then_some(first)
     }

@@ -1,13 +1,10 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
 use super::grantable::{Grantable, Way};
-use crate::engine::deadlock::look::Wanted;
-use crate::engine::deadlock::text::two_upgrades;
+use crate::engine::deadlock::{two_upgrades, Wanted};
 use crate::engine::keyspace::{Entry, Event, Keyspace};
 use crate::engine::ledger::{overflow, Due, Outcome};
-use crate::engine::queue::place::Place;
-use crate::engine::queue::requests::{Part, Request, WaitsAt};
-use crate::engine::queue::LockId;
+use crate::engine::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::engine::state::Engine;
 use crate::engine::types::{Arrival, Grant, Millis, NameRef, Now, RequestId, Terms};
 use crate::error::Error;
@@ -144,11 +141,7 @@ impl Engine {
         let wanted = [Wanted {
             name,
             lock,
-            place: if way == Way::Upgrade {
-                Some(Arrival::AHEAD)
-            } else {
-                place
-            },
+            place: way.place(),
             limit: ask.terms.limit,
         }];
         self.refuse_if_deadlocked(keys, &wanted, ask.owner, older.as_slice())?;
@@ -306,16 +299,10 @@ impl Engine {
         way: Way,
     ) -> Arrival {
         let claim = ask.ticket.filter(|_| way != Way::Upgrade);
-        let known = match way {
-            Way::Upgrade => self.queues.at(lock).upgrade().map(|_| Arrival::AHEAD),
-            Way::Queue(place) => place,
-            Way::Reenter => None,
-        };
-        let number = known.unwrap_or_else(|| match way {
-            Way::Upgrade => Arrival::AHEAD,
-            _ => self.ledger.clock.arrival(now),
-        });
-        if known.is_none() {
+        let number = way.place();
+        let number = number.unwrap_or_else(|| self.ledger.clock.arrival(now));
+        let is_new = self.queues.at(lock).place(number).is_none();
+        if is_new {
             let mut place = Place::new(Rc::from(ask.owner), ask.terms.limit, now);
             if let Some(claim) = claim {
                 place.set_claim(claim);
@@ -331,7 +318,7 @@ impl Engine {
                 entry.commit_any(place.as_change(number));
             }
         }
-        if known.is_some() || way == Way::Upgrade {
+        if !is_new || way == Way::Upgrade {
             // It is before others, who did not know of what else its owner waits for.
             self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
         }

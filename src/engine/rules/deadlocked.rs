@@ -1,13 +1,11 @@
 //! Refusing waits that could never end, and ending those that have become so.
 
-use crate::engine::deadlock::look::{Link, Look, Progress, Wanted, World, ASKED};
-use crate::engine::deadlock::text::{deadlock, Step, STEPS_NAMED};
+use crate::engine::deadlock::{
+    deadlock, Link, Look, Progress, Step, Wanted, World, ASKED, STEPS_NAMED,
+};
 use crate::engine::keyspace::Keyspace;
 use crate::engine::ledger::Outcome;
-use crate::engine::queue::blocking_holders::MOST_RECORDED;
-use crate::engine::queue::place::Place;
-use crate::engine::queue::requests::Request;
-use crate::engine::queue::LockId;
+use crate::engine::queue::{LockId, Place, Request, MOST_RECORDED};
 use crate::engine::state::{Engine, Suspicion};
 use crate::engine::types::{Name, Now, OwnerHash, RequestId};
 use crate::error::Error;

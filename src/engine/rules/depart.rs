@@ -2,10 +2,8 @@
 
 use crate::engine::keyspace::{Entry, Keyspace};
 use crate::engine::ledger::{Due, Outcome};
-use crate::engine::lock::change::Change;
-use crate::engine::queue::place::Place;
-use crate::engine::queue::requests::{Request, WaitsAt};
-use crate::engine::queue::LockId;
+use crate::engine::lock::Change;
+use crate::engine::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::engine::state::{Engine, Next};
 use crate::engine::types::{Arrival, Millis, NameRef, Now, OwnerHash, RequestId, SteadyMs};
 use crate::error::Error;
@@ -41,29 +39,26 @@ impl Engine {
     }
 
     /// Takes a request out of all places where it waits; these stay, with nobody there.
-    fn withdraw(&mut self, id: RequestId) -> Option<Request> {
+    pub(super) fn withdraw(&mut self, id: RequestId) -> Option<Request> {
         let mut request = self.delist(id)?;
         self.ledger.timers.clear(&mut request.until);
         for part in request.parts() {
             let Some(queue) = self.queues.get_mut(part.lock) else {
                 continue;
             };
-            let Some(number) = part.place else {
-                queue.counting.remove(&id);
-                // The queue may have nothing left to be there for.
-                self.mark(part.lock);
-                continue;
-            };
-            queue.parts -= usize::from(request.is_many());
-            if let Some(place) = queue.place_mut(number) {
-                place.vacate();
+            match part.place.and_then(|number| queue.place_mut(number)) {
+                Some(place) => {
+                    place.vacate();
+                    queue.parts -= usize::from(request.is_many());
+                }
+                None => drop(queue.counting.remove(&id)),
             }
         }
         Some(*request)
     }
 
     /// Tells a request that has left how its wait ended. One that waits by a channel is for one lock.
-    fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
+    pub(super) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
         let lock = left.parts().first().map(|part| part.lock);
         let name = &self.queues.at(lock).name;
         self.ledger.tell(id, left, name, outcome);
@@ -81,9 +76,9 @@ impl Engine {
         let Some(left) = self.withdraw(id) else {
             return;
         };
-        for (lock, number) in left.places().filter(|(lock, _)| !stays(*lock)) {
-            self.vacate(lock, number, now);
-            self.next.insert(Next::Lock(lock));
+        for part in left.parts().iter().filter(|part| !stays(part.lock)) {
+            self.vacate(part, now);
+            self.next.insert(Next::Lock(part.lock));
         }
         self.tell(id, left, outcome);
     }
@@ -92,9 +87,9 @@ impl Engine {
     /// settled as soon as changes are possible.
     pub(super) fn depart(&mut self, id: RequestId, now: Now) -> Option<Request> {
         let left = self.withdraw(id)?;
-        for (lock, number) in left.places() {
-            self.vacate(lock, number, now);
-            self.mark(lock);
+        for part in left.parts() {
+            self.vacate(part, now);
+            self.mark(part.lock);
         }
         Some(left)
     }
@@ -106,8 +101,11 @@ impl Engine {
         }
     }
 
-    /// Nobody waits at this place any more: it goes, unless it is a ticket that is kept for its window.
-    pub(super) fn vacate(&mut self, lock: LockId, number: Arrival, now: Now) {
+    /// Nobody waits at a request's place any more: it goes, unless it is a ticket that is kept for its window.
+    fn vacate(&mut self, part: &Part, now: Now) {
+        let (lock, Some(number)) = (part.lock, part.place) else {
+            return;
+        };
         let Some(queue) = self.queues.get_mut(lock) else {
             return;
         };

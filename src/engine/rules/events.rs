@@ -4,12 +4,8 @@
 use super::hold::held;
 use crate::engine::keyspace::{exists, Entry, Keyspace};
 use crate::engine::ledger::{Due, Ledger, Outcome};
-use crate::engine::lock::change::End;
-use crate::engine::lock::Hold;
-use crate::engine::queue::deadlines::Deadlines;
-use crate::engine::queue::requests::Request;
-use crate::engine::queue::ties::{Tie, Ties};
-use crate::engine::queue::LockId;
+use crate::engine::lock::{End, Hold};
+use crate::engine::queue::{Deadlines, LockId, Request, Tie, Ties};
 use crate::engine::state::{Engine, Undelivered};
 use crate::engine::types::{ClientId, Grant, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
 use std::collections::BTreeMap;

@@ -2,8 +2,7 @@
 
 use crate::engine::keyspace::{Entry, Keyspace};
 use crate::engine::ledger::{TieRequest, SHORTEST_AUTO_LEASE_MS};
-use crate::engine::lock::change::End;
-use crate::engine::lock::Hold;
+use crate::engine::lock::{End, Hold};
 use crate::engine::state::Engine;
 use crate::engine::types::{Grant, Limit, Millis, NameRef, Now, Token};
 use crate::error::Error;

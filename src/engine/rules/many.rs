@@ -9,14 +9,12 @@
 
 use super::acquire::{refuse_overflow, Answer, Ask};
 use super::grantable::{Grantable, Way};
-use crate::engine::deadlock::look::Wanted;
+use crate::engine::deadlock::Wanted;
 use crate::engine::keyspace::{Entry, Keyspace};
 use crate::engine::ledger::Outcome;
-use crate::engine::queue::place::Place;
-use crate::engine::queue::requests::{Part, Request, WaitsAt};
-use crate::engine::queue::LockId;
+use crate::engine::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::engine::state::{Engine, Next};
-use crate::engine::types::{Arrival, Grant, Name, NameRef, Now, RequestId};
+use crate::engine::types::{Arrival, Grant, Name, NameRef, Now, RequestId, Terms};
 use crate::error::Error;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -70,12 +68,12 @@ impl Engine {
         answer
     }
 
-    fn contend_for_many(
+    fn contend_for_many<'a>(
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
-        names: &[NameRef],
-        ask: &Ask,
+        names: &[NameRef<'a>],
+        ask: &'a Ask<'a>,
     ) -> Result<Answer<Vec<Grant>>, Error> {
         let plan = self.plan(keys, now, names, ask);
         if !plan.older.is_empty() && !ask.waits() {
@@ -93,7 +91,12 @@ impl Engine {
             }
         }
         if plan.all(|access| access.grantable == Grantable::Now) {
-            return self.grant_many(keys, now, &plan);
+            self.replace_older(&plan, now);
+            let at = |access: &Access<'a>| (access.name, access.lock, access.place);
+            let at: Vec<_> = plan.ways.iter().map(at).collect();
+            let grants = self.grant_all(keys, now, (ask.owner, &ask.terms), &at);
+            self.settle_all(keys, now, ask.owner, &at);
+            return Ok(Answer::Granted(grants));
         }
         if !ask.waits() {
             return match self.policy.granting(now) {
@@ -214,33 +217,44 @@ impl Engine {
         self.refuse_if_deadlocked(keys, &wanted, plan.ask.owner, &older)
     }
 
-    /// Takes all of the locks. The caller has seen that nothing is against it.
-    fn grant_many(
+    /// Takes all of the locks, and the owner's places there out. The caller has seen that nothing is against it.
+    fn grant_all(
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
-        plan: &Plan,
-    ) -> Result<Answer<Vec<Grant>>, Error> {
-        self.replace_older(plan, now);
-        let Plan { ask, ways, .. } = plan;
-        let mut grants = Vec::with_capacity(ways.len());
-        for access in ways {
-            let entry = keys.entry(access.name);
-            let used = access.lock.zip(access.place);
+        (owner, terms): (&[u8], &Terms),
+        at: &[(NameRef, Option<LockId>, Option<Arrival>)],
+    ) -> Vec<Grant> {
+        let mut grants = Vec::with_capacity(at.len());
+        for (name, lock, place) in at {
+            let entry = keys.entry(*name);
+            let used = lock.zip(*place);
             if let Some((lock, number)) = used {
                 drop(self.take_out(entry, now, lock, number));
             }
-            let whose = (access.name, ask.owner);
-            grants.push(self.grant(entry, now, whose, &ask.terms, used.is_some())?);
+            grants.extend(self.grant(entry, now, (*name, owner), terms, used.is_some()));
         }
-        for access in ways {
-            if let Some(lock) = access.lock {
-                self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
+        grants
+    }
+
+    /// Has all queues served on after that.
+    fn settle_all(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        owner: &[u8],
+        at: &[(NameRef, Option<LockId>, Option<Arrival>)],
+    ) {
+        let owner = self.requests.hash(owner);
+        for (name, lock, _) in at {
+            if let Some(lock) = lock {
+                self.suspect_if_waiting(*lock, owner);
             }
-            let lock = self.queues.id(access.name);
-            self.rewatch(keys.entry(access.name), now, access.name, lock);
+            match self.queues.id(*name) {
+                Some(lock) => self.settle(keys, now, lock),
+                None => self.rewatch(keys.entry(*name), now, *name, None),
+            }
         }
-        Ok(Answer::Granted(grants))
     }
 
     /// The older requests are told that they are replaced. Their places at these locks stay, with nobody there.
@@ -349,7 +363,15 @@ impl Engine {
         if let Err(error) = overflows {
             return self.dismiss(id, now, Outcome::Refused(error), |_| false);
         }
-        self.grant_waiting_many(keys, now, id, &parts);
+        let Some(request) = self.withdraw(id) else {
+            return;
+        };
+        let named = parts.iter();
+        let at = named.map(|(part, name)| (name.as_ref(), Some(part.lock), part.place));
+        let at: Vec<_> = at.collect();
+        let grants = self.grant_all(keys, now, (&owner, &terms), &at);
+        self.tell(id, request, Outcome::GrantedAll(grants));
+        self.settle_all(keys, now, &owner, &at);
     }
 
     /// Brings those locks of a request up to date that are not: what it is told must not depend on which of them was settled
@@ -367,47 +389,6 @@ impl Engine {
             }
         }
         moved
-    }
-
-    /// Grants all locks to a request that heads all of their queues, and has the queues served on.
-    fn grant_waiting_many(
-        &mut self,
-        keys: &mut impl Keyspace,
-        now: Now,
-        id: RequestId,
-        parts: &[(Part, Name)],
-    ) {
-        let Some(mut request) = self.delist(id) else {
-            return;
-        };
-        self.ledger.timers.clear(&mut request.until);
-        let mut grants = Vec::with_capacity(parts.len());
-        for (part, name) in parts {
-            let entry = keys.entry(name.as_ref());
-            match part.place {
-                Some(number) => {
-                    drop(self.take_out(entry, now, part.lock, number));
-                    if let Some(queue) = self.queues.get_mut(part.lock) {
-                        queue.parts -= 1;
-                    }
-                }
-                None => {
-                    if let Some(queue) = self.queues.get_mut(part.lock) {
-                        queue.counting.remove(&id);
-                    }
-                }
-            }
-            let whose = (name.as_ref(), &*request.owner);
-            grants.extend(self.grant(entry, now, whose, &request.terms, true));
-            self.suspect_if_waiting(part.lock, request.hash);
-        }
-        if let Some((_, name)) = parts.first() {
-            self.ledger
-                .tell(id, *request, name, Outcome::GrantedAll(grants));
-        }
-        for (part, _) in parts {
-            self.settle(keys, now, part.lock);
-        }
     }
 
     /// The request for many locks that waits at a place in this queue counts on its owner's hold from now on.

@@ -2,13 +2,11 @@
 //! promotion, a load.
 
 use super::acquire::refuse_overflow;
-use crate::engine::deadlock::text::two_upgrades;
+use crate::engine::deadlock::two_upgrades;
 use crate::engine::keyspace::{Entry, Keyspace};
 use crate::engine::ledger::Outcome;
-use crate::engine::lock::change::Change;
-use crate::engine::lock::Ticket;
-use crate::engine::queue::place::Place;
-use crate::engine::queue::LockId;
+use crate::engine::lock::{Change, Ticket};
+use crate::engine::queue::{LockId, Place};
 use crate::engine::state::Engine;
 use crate::engine::types::{Arrival, Name, Now};
 use crate::error::Error;

@@ -3,8 +3,7 @@
 use super::grantable::{Grantable, Way};
 use crate::engine::keyspace::Entry;
 use crate::engine::ledger::Outcome;
-use crate::engine::queue::place::Place;
-use crate::engine::queue::LockId;
+use crate::engine::queue::{LockId, Place};
 use crate::engine::state::{Engine, Next};
 use crate::engine::types::{Arrival, Now, RequestId};
 use crate::error::Error;

@@ -4,11 +4,8 @@
 //! [`Engine::settle_dirty`] settles them when changes are possible.
 
 use crate::engine::keyspace::{exists, Entry, Event, Keyspace};
-use crate::engine::lock::change::{Change, End};
-use crate::engine::lock::{Hold, Lock};
-use crate::engine::queue::blocking_holders::BlockingHolder;
-use crate::engine::queue::wait_queue::WaitQueue;
-use crate::engine::queue::LockId;
+use crate::engine::lock::{Change, End, Hold, Lock};
+use crate::engine::queue::{BlockingHolder, LockId, WaitQueue};
 use crate::engine::state::{Engine, Next};
 use crate::engine::types::{NameRef, Now};
 
