@@ -5,7 +5,7 @@ use super::keyspace::{Entry, Event};
 use super::lock::token::TokenClock;
 use super::lock::{Change, End, Hold};
 use super::policy::Policy;
-use super::queue::{Auto, Deadlines, DueKey, LockId, Request, Tie, Ties};
+use super::queue::{Auto, Deadlines, LockId, Request, Tie, Ties};
 use super::types::{
     Arrival, ClientId, Grant, Millis, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token,
 };
@@ -288,28 +288,25 @@ impl Ledger {
         let auto = how.auto.map(|ms| Auto {
             lease,
             until: (ms > 0).then(|| now.steady().after(ms)),
-            due: Some(self.next_renewal(token, lease, now)),
+            due: None,
         });
-        self.ties.tie(
-            token,
-            Tie {
-                client,
-                name: name.to_owned(),
-                owner: Rc::from(owner),
-                session,
-                auto,
-            },
-        );
+        let tie = Tie {
+            client,
+            name: name.to_owned(),
+            owner: Rc::from(owner),
+            session,
+            auto,
+        };
+        self.ties.tie(token, tie);
+        self.renew_at(token, next_renewal(token, lease, now));
     }
 
-    /// The due entry of a hold's next renewal: when a quarter to a third of its lease has passed, so that holds which were
-    /// taken together are not renewed together for ever.
-    pub fn next_renewal(&mut self, token: Token, lease: Millis, now: Now) -> DueKey<SteadyMs> {
-        // Tokens of one moment follow each other: the low bits spread best.
-        let early = token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let wait = lease / 3 - early % (lease / 12 + 1);
-        self.timers
-            .add(now.steady().after(wait), Due::Renewal(token))
+    /// Has the server renew a hold then, if it renews it at all.
+    pub fn renew_at(&mut self, token: Token, at: SteadyMs) {
+        if let Some(auto) = self.ties.auto_mut(token) {
+            self.timers.clear(&mut auto.due);
+            auto.due = Some(self.timers.add(at, Due::Renewal(token)));
+        }
     }
 
     /// Unties a hold from its connection.
@@ -327,17 +324,21 @@ impl Ledger {
         if self.ties.is_empty() {
             return;
         }
-        let Some(mut tie) = self.ties.untie(old) else {
-            return;
-        };
-        if let Some(auto) = &mut tie.auto {
-            // One that is due already, under the old token, is due at once under the new one.
-            let at = auto.due.map_or(SteadyMs(0), |due| due.at);
-            self.timers.clear(&mut auto.due);
-            auto.due = Some(self.timers.add(at, Due::Renewal(new)));
+        // One that is due already, under the old token, is due at once under the new one.
+        let due = self.ties.auto_mut(old).and_then(|auto| auto.due);
+        if let Some(tie) = self.untie(old) {
+            self.ties.tie(new, tie);
+            self.renew_at(new, due.map_or(SteadyMs(0), |due| due.at));
         }
-        self.ties.tie(new, tie);
     }
+}
+
+/// When a hold is renewed next: when a quarter to a third of its lease has passed, so that holds which were taken together are
+/// not renewed together for ever.
+pub fn next_renewal(token: Token, lease: Millis, now: Now) -> SteadyMs {
+    // Tokens of one moment follow each other: the low bits spread best.
+    let early = token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    now.steady().after(lease / 3 - early % (lease / 12 + 1))
 }
 
 /// The error for a hold count that cannot be raised.

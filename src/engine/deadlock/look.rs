@@ -1,11 +1,13 @@
 //! One look at a wait: what it depends on, played through, and the circle that is left. It goes on in steps, so that a long
 //! one can be spread over many events.
 
+use super::text::Step;
 use crate::engine::collections::index::ByNumber;
 use crate::engine::keyspace::Keyspace;
 use crate::engine::lock::Lock;
 use crate::engine::queue::{BlockingHolder, LockId, Place, Requests, WaitQueue, WaitQueues};
 use crate::engine::types::{Arrival, Limit, Name, NameRef, OwnerHash, RequestId};
+use std::rc::Rc;
 
 /// The number that the request goes by that is asked for, and is in no queue yet.
 pub const ASKED: RequestId = RequestId(0);
@@ -138,19 +140,6 @@ pub struct Arrow {
     lock: usize,
     /// Whether by its place in the queue; else by a hold of its owner.
     queued: bool,
-}
-
-/// One step of a circle, by numbers: see [`super::text::Step`].
-#[derive(Debug, Clone)]
-pub struct Link {
-    /// The request that waits.
-    pub waiter: RequestId,
-    /// For which lock.
-    pub name: Name,
-    /// The request of the owner that is in the way.
-    pub blocker: RequestId,
-    /// Whether by its place in the queue.
-    pub queued: bool,
 }
 
 /// A search for a knot.
@@ -383,7 +372,7 @@ impl Look {
         }
         let from = from.unwrap_or(Arrival::AHEAD);
         lock.explored = Some(from.max(target.number));
-        // Whoever waits for nothing else acts when it is granted: it is in the way only as long as it is not compatible.
+        // An owner that waits for nothing else acts when it is granted: it is in the way only while it is not compatible.
         if from < target.number && world.queue(lock).is_entangled() {
             let places = Task::Places(target.lock, from, target.number);
             self.todo.push(places);
@@ -650,9 +639,10 @@ impl Look {
     }
 
     /// The circle that one comes to from a request that is left standing, by what is first in the way of each; only the
-    /// beginning of the way if that is long. Gives whether it is a circle.
-    pub fn circle(&mut self, world: &World, from: RequestId) -> (Vec<Link>, bool) {
-        let mut links: Vec<Link> = Vec::new();
+    /// beginning of the way if that is long. Gives whether it is a circle. `asks` is the owner of the request that is in no
+    /// queue yet.
+    pub fn circle(&mut self, world: &World, from: RequestId, asks: &[u8]) -> (Vec<Step>, bool) {
+        let mut links: Vec<Step> = Vec::new();
         let mut seen: ByNumber<RequestId, usize> = ByNumber::default();
         let mut at = self.wait_at.get(&from).copied();
         while let Some(wait) = at.filter(|_| links.len() < LONGEST_NAMED) {
@@ -661,17 +651,21 @@ impl Look {
                 return (links.split_off(first), true);
             }
             let arrow = self.arrows(world, wait).first().copied();
-            links.extend(arrow.map(|arrow| self.link(wait, arrow)));
+            links.extend(arrow.map(|arrow| self.step(world, wait, arrow, asks)));
             at = arrow.map(|arrow| arrow.to);
         }
         (links, false)
     }
 
-    fn link(&self, wait: usize, arrow: Arrow) -> Link {
-        Link {
-            waiter: self.waits[wait].id,
+    fn step(&self, world: &World, wait: usize, arrow: Arrow, asks: &[u8]) -> Step {
+        let owner = |wait: usize| match world.requests.get(self.waits[wait].id) {
+            Some(request) => request.owner.clone(),
+            None => Rc::from(asks),
+        };
+        Step {
+            waiter: owner(wait),
             name: self.locks[arrow.lock].name.clone(),
-            blocker: self.waits[arrow.to].id,
+            blocker: owner(arrow.to),
             queued: arrow.queued,
         }
     }

@@ -11,5 +11,5 @@
 mod look;
 mod text;
 
-pub use look::{Link, Look, Progress, Wanted, World, ASKED};
-pub use text::{deadlock, two_upgrades, Step, STEPS_NAMED};
+pub use look::{Look, Progress, Wanted, World, ASKED};
+pub use text::{deadlock, two_upgrades};

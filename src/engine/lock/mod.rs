@@ -50,7 +50,7 @@ pub struct Ticket {
 /// | otherwise | no | `Full` | the latest lease |
 /// | any | yes | `Full`, `watched` | none: the module ends the leases |
 ///
-/// A queue is the tickets here and the waiters of this server (see `line`); `watched` tells a server that loads the
+/// A queue is the tickets here and the waiters of this server (see `queue`); `watched` tells a server that loads the
 /// value that somebody waited, so that it watches the leases itself although the waiters are gone.
 #[derive(Debug)]
 pub enum Lock {

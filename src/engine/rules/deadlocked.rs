@@ -1,8 +1,6 @@
 //! Refusing waits that could never end, and ending those that have become so.
 
-use crate::engine::deadlock::{
-    deadlock, Link, Look, Progress, Step, Wanted, World, ASKED, STEPS_NAMED,
-};
+use crate::engine::deadlock::{deadlock, Look, Progress, Wanted, World, ASKED};
 use crate::engine::keyspace::Keyspace;
 use crate::engine::ledger::Outcome;
 use crate::engine::queue::{LockId, Place, Request, MOST_RECORDED};
@@ -10,7 +8,6 @@ use crate::engine::state::{Engine, Suspicion};
 use crate::engine::types::{Name, Now, OwnerHash, RequestId};
 use crate::error::Error;
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
 impl Engine {
     /// Sees to it that a request that would wait at these places can be granted some time, with those out of the way that it
@@ -90,9 +87,9 @@ impl Engine {
         match look.advance(&world, keys, ASKED, &mut steps) {
             Progress::Ends => Ok(()),
             Progress::Stuck => {
-                let (circle, whole) = look.circle(&world, ASKED);
-                let mut readable = |name: &Name| keys.readable(name.as_ref());
-                let error = self.deadlock((&circle, whole), Some(owner), &mut readable);
+                let (circle, whole) = look.circle(&world, ASKED, owner);
+                let readable = |name: &Name| keys.readable(name.as_ref());
+                let error = deadlock(&circle, whole, readable);
                 self.ledger.counters.deadlocks += 1;
                 Err(error)
             }
@@ -107,31 +104,6 @@ impl Engine {
                 Ok(())
             }
         }
-    }
-
-    /// The error for a circle. `asks` is the owner of the request that is in no queue yet.
-    fn deadlock(
-        &self,
-        (circle, whole): (&[Link], bool),
-        asks: Option<&[u8]>,
-        readable: &mut dyn FnMut(&Name) -> bool,
-    ) -> Error {
-        let owner = |id: RequestId| match asks {
-            Some(owner) if id == ASKED => Rc::from(owner),
-            _ => {
-                let request = self.requests.get(id);
-                request.map_or(Rc::default(), |request| request.owner.clone())
-            }
-        };
-        let step = |link: &Link| Step {
-            waiter: owner(link.waiter),
-            name: link.name.clone(),
-            blocker: owner(link.blocker),
-            queued: link.queued,
-        };
-        let steps: Vec<Step> = circle.iter().take(STEPS_NAMED).map(step).collect();
-        let more = whole.then_some(circle.len() - steps.len());
-        deadlock(&steps, more, readable)
     }
 
     /// Looks for circles that have closed other than by a request: a lock that came by RENAME or RESTORE, a setting, a grant
@@ -204,12 +176,12 @@ impl Engine {
             return;
         };
         let world = World::new(&self.queues, &self.requests);
-        let (circle, whole) = look.circle(&world, victim);
+        let (circle, whole) = look.circle(&world, victim, &[]);
         // Whose keys these are is not known here: only its own are named to the one that is told.
         let parts = self.requests.get(victim).into_iter();
         let locks = parts.flat_map(Request::parts).map(|part| part.lock);
         let own: BTreeSet<&Name> = locks.map(|lock| &self.queues.at(lock).name).collect();
-        let error = self.deadlock((&circle, whole), None, &mut |name| own.contains(name));
+        let error = deadlock(&circle, whole, |name| own.contains(name));
         self.ledger.counters.deadlocks += 1;
         self.dismiss(victim, now, Outcome::Refused(error), |_| false);
         self.follow_up(keys, now);

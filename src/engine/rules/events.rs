@@ -3,7 +3,7 @@
 
 use super::hold::held;
 use crate::engine::keyspace::{exists, Entry, Keyspace};
-use crate::engine::ledger::{Due, Ledger, Outcome};
+use crate::engine::ledger::{next_renewal, Due, Ledger, Outcome};
 use crate::engine::lock::{End, Hold};
 use crate::engine::queue::{Deadlines, LockId, Request, Tie, Ties};
 use crate::engine::state::{Engine, Undelivered};
@@ -397,12 +397,8 @@ impl Engine {
         let Some(hold) = hold else {
             // It has ended, and is untied with the next settlement; or it is under another name by now, which is told in a
             // moment.
-            let due = now.steady().after(ASKED_AGAIN_MS);
-            let due = self.ledger.timers.add(due, Due::Renewal(token));
-            if let Some(auto) = self.ledger.ties.auto_mut(token) {
-                auto.due = Some(due);
-            }
-            return;
+            let again = now.steady().after(ASKED_AGAIN_MS);
+            return self.ledger.renew_at(token, again);
         };
         let wanted = now.wall().after(auto.lease);
         let deadline = self.policy.bounded(token, wanted).max(hold.deadline);
@@ -419,10 +415,8 @@ impl Engine {
             // It has reached the age that it may have.
             self.renew_no_more(token);
         } else {
-            let next = self.ledger.next_renewal(token, auto.lease, now);
-            if let Some(auto) = self.ledger.ties.auto_mut(token) {
-                auto.due = Some(next);
-            }
+            let next = next_renewal(token, auto.lease, now);
+            self.ledger.renew_at(token, next);
         }
         let lock = self.queues.id(name);
         self.rewatch(entry, now, name, lock);

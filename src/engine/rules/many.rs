@@ -27,6 +27,8 @@ struct Access<'a> {
     way: Way,
     /// The owner's place there, the waiting upgrade's included.
     place: Option<Arrival>,
+    /// The same where the request inherits and needs it.
+    stays: Option<Arrival>,
     grantable: Grantable,
 }
 
@@ -116,10 +118,8 @@ impl Engine {
         names: &[NameRef<'a>],
         ask: &'a Ask<'a>,
     ) -> Plan<'a> {
-        let ways: Vec<Access> = names
-            .iter()
-            .map(|name| self.access(keys.entry(*name), now, *name, ask))
-            .collect();
+        let access = |name: &NameRef<'a>| self.access(keys.entry(*name), now, *name, ask);
+        let mut ways: Vec<Access> = names.iter().map(access).collect();
         let request = |access: &Access| self.queues.at(access.lock).place(access.place?)?.request();
         let older: BTreeSet<RequestId> = ways.iter().filter_map(request).collect();
         let own: BTreeSet<LockId> = ways.iter().filter_map(|access| access.lock).collect();
@@ -130,6 +130,10 @@ impl Engine {
             own.len() == ways.len() && theirs == own
         };
         let inherited = older.iter().copied().find(same);
+        for access in ways.iter_mut().filter(|access| access.way != Way::Reenter) {
+            let stays = inherited.is_some() && request(access) == inherited;
+            access.stays = access.place.filter(|_| stays);
+        }
         Plan {
             ask,
             ways,
@@ -149,15 +153,9 @@ impl Engine {
             lock,
             way,
             place,
+            stays: None,
             grantable: self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), way),
         }
-    }
-
-    /// The place at this lock that the request inherits and needs.
-    fn inherited_place(&self, plan: &Plan, access: &Access) -> Option<Arrival> {
-        let place = access.place.filter(|_| access.way != Way::Reenter)?;
-        let request = self.queues.at(access.lock).place(place)?.request();
-        (plan.inherited.is_some() && request == plan.inherited).then_some(place)
     }
 
     /// Errors if the request may not wait: for want of room, or of a place while none are given. A cap refuses only what
@@ -166,9 +164,9 @@ impl Engine {
         let mut fresh = Vec::new();
         let mut gone: BTreeSet<(LockId, Arrival)> = BTreeSet::new();
         for access in &plan.ways {
-            let stays = self.inherited_place(plan, access);
-            gone.extend(access.lock.zip(access.place.filter(|_| stays.is_none())));
-            if access.way == Way::Reenter || stays.is_some() {
+            let goes = access.place.filter(|_| access.stays.is_none());
+            gone.extend(access.lock.zip(goes));
+            if access.way == Way::Reenter || access.stays.is_some() {
                 continue;
             }
             if !self.policy.grants {
@@ -208,7 +206,7 @@ impl Engine {
             lock: access.lock,
             place: match access.way {
                 Way::Upgrade => Some(Arrival::AHEAD),
-                _ => self.inherited_place(plan, access),
+                _ => access.stays,
             },
             limit: plan.ask.terms.limit,
         });
@@ -274,12 +272,11 @@ impl Engine {
         plan: &Plan,
     ) -> Result<Answer<Vec<Grant>>, Error> {
         let Plan { ask, ways, .. } = plan;
-        let stays = ways.iter().map(|access| self.inherited_place(plan, access));
-        let stays: Vec<Option<Arrival>> = stays.collect();
         self.replace_older(plan, now);
         let (id, owner) = (self.requests.fresh(now), Rc::<[u8]>::from(ask.owner));
         let mut parts = Vec::with_capacity(ways.len());
-        for (access, stays) in ways.iter().zip(stays) {
+        for access in ways {
+            let stays = access.stays;
             let entry = keys.entry(access.name);
             let lock = self.queues.id_or_new(access.name);
             if let Some(number) = access.place.filter(|_| stays.is_none()) {
