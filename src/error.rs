@@ -72,7 +72,7 @@ impl fmt::Display for Error {
             Error::Full(cap) => write!(f, "QUEUEFULL {cap} is reached"),
             Error::Quarantine(left_ms) => write!(
                 f,
-                "QUARANTINE no grants yet: dlock.quarantine-ms since the start or promotion ends in {left_ms} ms"
+                "QUARANTINE no grants yet: the quarantine after the start or promotion ends in {left_ms} ms"
             ),
             Error::Draining => f.write_str("QUARANTINE no grants: dlock.grants is no"),
             Error::Replaced => f.write_str("REPLACED a newer request of the same owner has taken its place"),
@@ -82,7 +82,7 @@ impl fmt::Display for Error {
             Error::Later(format, known) => {
                 write!(f, "ERR {}", later("the effect", *format, *known))
             }
-            Error::Busy => f.write_str("ERR dlock cannot be called from within its own events"),
+            Error::Busy => f.write_str("ERR dlock cannot be called while it handles an event"),
             Error::Poisoned => f.write_str(
                 "ERR dlock stopped serving after an internal fault; see the server log and restart the server",
             ),
@@ -102,7 +102,7 @@ impl fmt::Display for Error {
                 f,
                 "ERR '{command}' was refused, and the server does not tell a module why"
             ),
-            Error::NoScan(why) => write!(f, "ERR DLOCK.LIST needs the server's SCAN, which is refused: {why}"),
+            Error::NoScan(why) => write!(f, "ERR DLOCK.LIST needs SCAN, and the server refuses it: {why}"),
             Error::Arity(command) => write!(f, "ERR wrong number of arguments for '{command}' command"),
             Error::Argument(name, must) => write!(f, "ERR {name} must be {must}"),
             Error::UnknownOption(option) => write!(f, "ERR unknown option '{option}'"),
@@ -110,7 +110,7 @@ impl fmt::Display for Error {
             Error::Conflict(first, second) => write!(f, "ERR {first} cannot be combined with {second}"),
             Error::NoConnection(option) => write!(
                 f,
-                "ERR {option} needs a connection of the caller's own: not in a script, not from another module"
+                "ERR {option} needs a client connection: it is not possible in a script or from another module"
             ),
             Error::NoChannel(channel) => write!(f, "NOPERM the user may not use the channel '{channel}'"),
             Error::MayNotWait => f.write_str(
@@ -128,7 +128,7 @@ pub fn later(what: &str, format: u64, known: u64) -> String {
     let version = env!("CARGO_PKG_VERSION");
     format!(
         "{what} has format {format}, and dlock {version} knows formats up to {known}: \
-         it must be as new as the module that wrote it"
+         update the module of this server"
     )
 }
 

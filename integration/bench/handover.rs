@@ -21,7 +21,7 @@ use crate::replies::Pattern;
 use crate::way::{Figure, Opened, Way};
 
 /// Measured in a sample: enough for one in a thousand.
-const HANDOVERS: usize = 1_000;
+pub const HANDOVERS: usize = 1_000;
 
 /// Nobody's lease ends while we measure.
 const LEASE_MS: u64 = 3_600_000;
@@ -62,7 +62,7 @@ pub fn open_crowded() -> Opened {
 }
 
 /// A lock with its holder and those who wait, the first of them in front.
-struct Queue {
+pub struct Queue {
     name: &'static str,
     holder: Client,
     waiters: VecDeque<Client>,
@@ -95,14 +95,23 @@ impl Client {
 impl Queue {
     /// A lock of its own, held, and so many who wait for it.
     fn new(name: &'static str, queued: usize, server: &Rc<Server>) -> Result<Queue, Failure> {
-        let key = format!("queue:{queued}");
+        Queue::of(name, &format!("queue:{queued}"), queued, server)
+    }
+
+    /// The same with a lock of that name.
+    pub fn of(
+        name: &'static str,
+        key: &str,
+        queued: usize,
+        server: &Rc<Server>,
+    ) -> Result<Queue, Failure> {
         let granted = Pattern::new("*2\r\n:#\r\n:1\r\n");
         let mut bystander = Bystander::new(server)?;
-        let mut holder = Client::new(server, &key, queued, 0)?;
+        let mut holder = Client::new(server, key, queued, 0)?;
         holder.line.exchange(&holder.acquire, &granted)?;
         let mut waiters = VecDeque::with_capacity(queued);
         for number in 1..=queued {
-            let mut waiter = Client::new(server, &key, queued, number)?;
+            let mut waiter = Client::new(server, key, queued, number)?;
             waiter.line.send(&waiter.acquire)?;
             // The server reads its connections in no certain order, and we must know who is first.
             bystander.wait_for_quiet()?;

@@ -84,7 +84,7 @@ pub fn open(contest: Contest) -> Opened {
 }
 
 /// The figures of a contest, with what the server has spent on it.
-fn measure(
+pub fn measure(
     server: &Server,
     contest: &Contest,
     run: impl FnOnce() -> Result<Vec<Turn>, Failure>,
@@ -100,8 +100,10 @@ fn measure(
 }
 
 /// A client that takes the lock and gives it back, waiting as long as it takes.
-trait Client: Send {
+pub trait Client: Send {
+    /// Returns when it has it.
     fn acquire(&mut self) -> Result<(), Failure>;
+    /// Gives it back.
     fn release(&mut self) -> Result<(), Failure>;
 }
 
@@ -129,7 +131,8 @@ impl Way for Native {
     }
 }
 
-fn run(contest: &Contest, clients: Vec<Box<dyn Client>>) -> Result<Vec<Turn>, Failure> {
+/// Lets clients contend, each in a thread of its own; who got it when.
+pub fn run(contest: &Contest, clients: Vec<Box<dyn Client>>) -> Result<Vec<Turn>, Failure> {
     let door = Barrier::new(clients.len());
     let start = OnceLock::new();
     thread::scope(|scope| {

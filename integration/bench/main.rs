@@ -12,21 +12,26 @@
 //! | `row.rs`, `outcome.rs` | rows, and what came of them |
 //! | `failure.rs` | why something was not measured |
 //! | `report.rs`, `plot.rs`, `check.rs` | what the user sees |
+//! | `servers.rs` | the same on one server version after the other |
 //! | `machine.rs` | where it was measured |
 //! | `line.rs`, `replies.rs` | a fast client that checks every reply |
 //! | `meter.rs`, `pause.rs`, `setting.rs` | the server's accounts, when it does not answer, and how it keeps its data |
 //! | `locking.rs`, `scripts.rs` | ways to take a lock and give it back |
 //! | `errand.rs` | commands that many owners send in turn |
-//! | `pair.rs`, `guard.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `holders.rs`, `notice.rs`, `deadlock.rs`, `memory.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs`, `lapse.rs`, `session.rs`, `renewal.rs` | what is measured |
+//! | `pair.rs`, `again.rs`, `fair.rs`, `crossing.rs`, `guard.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `holders.rs`, `notice.rs`, `deadlock.rs`, `memory.rs`, `growth.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs`, `lapse.rs`, `session.rs`, `renewal.rs` | what is measured |
 //! | `peers/` | the Python libraries that are measured beside it |
 
+mod again;
 mod check;
 mod contest;
+mod crossing;
 mod crowd;
 mod deadlock;
 mod errand;
 mod expiry;
 mod failure;
+mod fair;
+mod growth;
 mod guard;
 mod handover;
 mod holders;
@@ -52,6 +57,7 @@ mod round;
 mod row;
 mod scripts;
 mod series;
+mod servers;
 mod session;
 mod setting;
 mod spread;
@@ -89,6 +95,12 @@ struct Options {
     /// Only ways whose name contains this, to profile them; the result is not kept
     #[arg(long, value_name = "TEXT")]
     way: Option<String>,
+    /// Measure nothing: draw the committed result again
+    #[arg(long)]
+    plot: bool,
+    /// The pair, the hand-over and memory on other servers too: those that `make servers` keeps in this directory
+    #[arg(long, value_name = "DIRECTORY", conflicts_with = "check")]
+    servers: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -105,7 +117,15 @@ fn main() -> ExitCode {
 
 /// Whether all is as it should be.
 fn run(options: &Options) -> Result<bool, Failure> {
+    if options.plot {
+        let directory = directory("full");
+        plot::draw_all(&Outcome::load(&directory.join(RESULT))?, &directory)?;
+        return Ok(true);
+    }
     allow_many_connections()?;
+    if let Some(directory) = &options.servers {
+        return servers::run(directory, options);
+    }
     let mut groups = plan::groups();
     if let Some(text) = &options.only {
         groups.retain(|group| group.name.contains(text.as_str()));

@@ -92,14 +92,18 @@ impl Outcome {
 
     /// Writes a file.
     pub fn save(&self, path: &Path) -> Result<(), Failure> {
-        let text = format!(
-            "{{\"machine\":{},\n\"quick\":{},\n\"rows\":[\n{}],\n\"figures\":[\n{}]}}\n",
+        Ok(fs::write(path, self.text()? + "\n")?)
+    }
+
+    /// As it stands in a file.
+    pub fn text(&self) -> Result<String, Failure> {
+        Ok(format!(
+            "{{\"machine\":{},\n\"quick\":{},\n\"rows\":[\n{}],\n\"figures\":[\n{}]}}",
             serde_json::to_string(&self.machine)?,
             self.quick,
             one_a_line(&self.rows)?,
             one_a_line(&self.figures)?,
-        );
-        Ok(fs::write(path, text)?)
+        ))
     }
 }
 

@@ -13,8 +13,8 @@ use crate::row::{Row, Source, Value};
 use crate::setting::Setting;
 use crate::way::{Effort, Group, Opened};
 use crate::{
-    crowd, deadlock, errand, expiry, guard, handover, holders, hot, lapse, mass, memory, notice,
-    pair, pause, renewal, session, ticket,
+    again, crossing, crowd, deadlock, errand, expiry, fair, growth, guard, handover, holders, hot,
+    lapse, mass, memory, notice, pair, pause, renewal, session, ticket,
 };
 
 /// The group of the uncontended pair.
@@ -32,10 +32,12 @@ const SINGLE: &str = "single pair";
 const SINGLE_EVERYSEC: &str = "single pair, AOF everysec";
 const SINGLE_ALWAYS: &str = "single pair, AOF always";
 const SINGLE_REPLICA: &str = "single pair, a replica";
-const HANDOVER: &str = "hand-over";
+/// From a release to the waiter's reply.
+pub const HANDOVER: &str = "hand-over";
 const EXPIRY: &str = "expiry";
 const TICKETS: &str = "tickets";
-const MEMORY: &str = "memory";
+/// What a held lock takes.
+pub const MEMORY: &str = "memory";
 const MEMORY_MANY: &str = "memory, 1,000,000 locks";
 const CROWD: &str = "pair among held locks";
 const QUEUE: &str = "hand-over, very long queue";
@@ -49,6 +51,9 @@ const DETECTION: &str = "deadlock, detection";
 const LAPSE: &str = "mass of leases, NOTIFY";
 const SESSION: &str = "mass of sessions";
 const RENEWALS: &str = "renewals by the server";
+const FAIR: &str = "fair lock";
+const AGAIN: &str = "while it is held";
+const CROSSING: &str = "three locks, crossing";
 const HOT_50: &str = "hot lock, 50 clients, 1 ms";
 
 /// Pairs in a sample: some 20 ms of CPU time, so that INFO is lost in it, and short, so that what happens on the
@@ -88,13 +93,13 @@ pub fn groups() -> Vec<Group> {
             PAIR,
             Setting::Memory,
             PAIRS,
-            Effort::full(5, 36, 50).quick(2, 18, 14),
+            Effort::full(5, 36, 50).quick(2, 18, 11),
         ),
         pipelined(
             PAIR_EVERYSEC,
             Setting::AofEverysec,
             PAIRS_AOF,
-            Effort::full(3, 8, 45).quick(1, 5, 12),
+            Effort::full(3, 8, 45).quick(1, 5, 10),
         ),
         pipelined(
             PAIR_ALWAYS,
@@ -123,7 +128,7 @@ pub fn groups() -> Vec<Group> {
         single(SINGLE_REPLICA, Setting::Replica, SINGLES),
         Group {
             name: HANDOVER,
-            effort: Effort::full(3, 10, 40).quick(1, 5, 9),
+            effort: Effort::full(3, 10, 40).quick(1, 5, 8),
             open: Box::new(handover::open),
         },
         Group {
@@ -163,12 +168,13 @@ pub fn groups() -> Vec<Group> {
         },
     ];
     groups.extend(of_the_family());
+    groups.push(growth::group());
     groups.extend(HOT_LOCKS.iter().map(hot));
     groups
 }
 
 /// What only some of the locks, or of the ways to wait, have to do with.
-fn of_the_family() -> [Group; 9] {
+fn of_the_family() -> [Group; 12] {
     let group = |name, effort, open: fn() -> Opened| Group {
         name,
         effort,
@@ -215,6 +221,13 @@ fn of_the_family() -> [Group; 9] {
             RENEWALS,
             Effort::full(1, 4, 12).quick(1, 1, 3),
             renewal::open,
+        ),
+        group(FAIR, Effort::full(2, 5, 16).quick(1, 1, 3), fair::open),
+        group(AGAIN, Effort::full(3, 12, 12).quick(1, 6, 2), again::open),
+        group(
+            CROSSING,
+            Effort::full(1, 5, 20).quick(1, 1, 3).cold(),
+            crossing::open,
         ),
     ]
 }
@@ -265,15 +278,15 @@ fn hot(lock: &HotLock) -> Group {
     };
     // Hundreds who try again and again have all had their turn only seconds after the contest is over.
     let share_s = match lock.clients {
-        ..100 => 25,
-        100..500 => 35,
-        500.. => 60,
+        ..100 => 22,
+        100..500 => 30,
+        500.. => 50,
     };
     let full = Effort::full(1, 3, share_s).cold();
     Group {
         name: lock.group,
         effort: if lock.group == HOT_50 {
-            full.quick(1, 1, 10)
+            full.quick(1, 1, 8)
         } else {
             full
         },
@@ -375,6 +388,42 @@ const fn hot_row(
         what,
         against,
         value: ratio(HOT_50, figure, hot::BLOCKING, against),
+        bound: None,
+        goal: None,
+        tolerance: ONE_ROUND,
+    }
+}
+
+/// A hand-over of a fair lock, by this module beside scripts.
+const fn fair_row(
+    name: &'static str,
+    what: &'static str,
+    way: &'static str,
+    against: &'static str,
+) -> Row {
+    Row {
+        name,
+        what,
+        against,
+        value: ratio(FAIR, fair::CPU, way, against),
+        bound: None,
+        goal: None,
+        tolerance: FEW_ROUNDS,
+    }
+}
+
+/// Three of six locks, in crossing orders.
+const fn crossing_row(
+    name: &'static str,
+    what: &'static str,
+    figure: &'static str,
+    (way, against): (&'static str, &'static str),
+) -> Row {
+    Row {
+        name,
+        what,
+        against,
+        value: ratio(CROSSING, figure, way, against),
         bound: None,
         goal: None,
         tolerance: ONE_ROUND,
@@ -863,6 +912,65 @@ pub const ROWS: &[Row] = &[
         goal: None,
         tolerance: ONE_ROUND,
     },
+    fair_row(
+        "fair/1",
+        "a fair lock: hand-over and queueing again, 1 queued, server CPU",
+        fair::TICKETS_1,
+        fair::SCRIPTS_1,
+    ),
+    fair_row(
+        "fair/1000",
+        "the same, 1,000 queued",
+        fair::TICKETS_1000,
+        fair::SCRIPTS_1000,
+    ),
+    fair_row(
+        "fair/10000",
+        "the same, 10,000 queued",
+        fair::TICKETS_10000,
+        fair::SCRIPTS_10000,
+    ),
+    kind_row(
+        "again/renew",
+        AGAIN,
+        "RENEW, server CPU",
+        again::RENEW,
+        again::RENEW_SCRIPT,
+    ),
+    kind_row(
+        "again/re-entered",
+        AGAIN,
+        "ACQUIRE + RELEASE within a hold, server CPU",
+        again::REENTER,
+        again::REENTER_SCRIPTS,
+    ),
+    crossing_row(
+        "crossing/worst-wait",
+        "MACQUIRE of 3 of 6 locks, 16 clients, 1 ms each: longest wait",
+        MAX,
+        (crossing::AT_ONCE, crossing::TIMED_OUT),
+    ),
+    crossing_row(
+        "crossing/worst-wait-refused",
+        "MACQUIRE of 3 of 6 locks, 16 clients, 1 ms each: longest wait",
+        MAX,
+        (crossing::AT_ONCE, crossing::REFUSED),
+    ),
+    crossing_row(
+        "crossing/cpu",
+        "MACQUIRE + MRELEASE, the same, server CPU",
+        hot::CPU,
+        (crossing::AT_ONCE, crossing::TIMED_OUT),
+    ),
+    Row {
+        against: "MACQUIRE",
+        ..crossing_row(
+            "crossing/completions",
+            "completions by SET one after the other, the same",
+            crossing::COMPLETIONS,
+            (crossing::TIMED_OUT, crossing::AT_ONCE),
+        )
+    },
     hot_row(
         "hot/polling",
         "wait p99, 50 clients, 1 ms each",
@@ -899,6 +1007,14 @@ pub const ROWS: &[Row] = &[
         hot::CPU,
         hot::PYTHON_REDIS_LOCK,
     ),
+    growth::PAIR_CPU,
+    growth::PAIR_INSTRUCTIONS,
+    growth::HANDOVER_CPU,
+    growth::HANDOVER_INSTRUCTIONS,
+    growth::REPLICAS_PAIR_CPU,
+    growth::REPLICAS_PAIR_INSTRUCTIONS,
+    growth::REPLICAS_HANDOVER_CPU,
+    growth::REPLICAS_HANDOVER_INSTRUCTIONS,
 ];
 
 #[cfg(test)]

@@ -118,6 +118,7 @@ fn align(table: &mut Table, first: usize) {
 /// Three digits that say something.
 pub fn number(value: f64) -> String {
     let decimals = match value.abs() {
+        size if size > 0.0 && size < 0.01 => 5,
         size if size < 10.0 => 2,
         size if size < 100.0 => 1,
         _ => 0,
@@ -125,6 +126,7 @@ pub fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-fn range(from: f64, to: f64) -> String {
+/// From here to there.
+pub fn range(from: f64, to: f64) -> String {
     format!("{} – {}", number(from), number(to))
 }

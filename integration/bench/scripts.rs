@@ -26,6 +26,74 @@ pub const COUNTED_GIVE: &str = "\
     redis.call('PUBLISH', KEYS[2], ARGV[1]); \
     return 1;";
 
+/// A longer lease for its holder: 1 when it was ours.
+pub const COUNTED_RENEW: &str = "\
+    if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then return 0; end; \
+    redis.call('PEXPIRE', KEYS[1], ARGV[1]); \
+    return 1;";
+
+/// Takes those from the head of a fair lock's queue whose time is over, by the client's clock, and leaves in `first` who is there
+/// then.
+macro_rules! drop_late {
+    ($now:literal) => {
+        concat!(
+            "local first = redis.call('LINDEX', KEYS[2], 0); \
+             while first and tonumber(redis.call('ZSCORE', KEYS[3], first)) <= tonumber(",
+            $now,
+            ") do \
+               redis.call('ZREM', KEYS[3], first); \
+               redis.call('LPOP', KEYS[2]); \
+               first = redis.call('LINDEX', KEYS[2], 0); \
+             end; "
+        )
+    };
+}
+
+/// A fair lock, as scripts over a hash of owner and count, a list of those who wait, and a sorted set of when the place of each is
+/// given up: so long after that of the one before. So whoever is granted the lock moves all others forward, and the script
+/// does as much work as there are waiters. nil when it is ours, else the milliseconds that our place is good for.
+pub const FAIR_TAKE: &str = concat!(
+    drop_late!("ARGV[4]"),
+    "if redis.call('EXISTS', KEYS[1]) == 0 and (not first or first == ARGV[2]) then \
+       if first then \
+         redis.call('LPOP', KEYS[2]); \
+         redis.call('ZREM', KEYS[3], first); \
+         for _, waiter in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do \
+           redis.call('ZINCRBY', KEYS[3], -tonumber(ARGV[3]), waiter); \
+         end; \
+       end; \
+       redis.call('HSET', KEYS[1], ARGV[2], 1); \
+       redis.call('PEXPIRE', KEYS[1], ARGV[1]); \
+       return nil; \
+     end; \
+     if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then \
+       redis.call('HINCRBY', KEYS[1], ARGV[2], 1); \
+       redis.call('PEXPIRE', KEYS[1], ARGV[1]); \
+       return nil; \
+     end; \
+     local place = redis.call('ZSCORE', KEYS[3], ARGV[2]); \
+     if not place then \
+       local last = redis.call('LINDEX', KEYS[2], -1); \
+       local before = last and redis.call('ZSCORE', KEYS[3], last) \
+         or ARGV[4] + math.max(redis.call('PTTL', KEYS[1]), 0); \
+       place = before + ARGV[3]; \
+       redis.call('ZADD', KEYS[3], place, ARGV[2]); \
+       redis.call('RPUSH', KEYS[2], ARGV[2]); \
+     end; \
+     return place - ARGV[4];"
+);
+
+/// The counterpart: nil when it was not ours, 0 when holds remain, 1 when it is free and the first who waits was told on a channel
+/// of its own.
+pub const FAIR_GIVE: &str = concat!(
+    drop_late!("ARGV[2]"),
+    "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return nil; end; \
+     if redis.call('HINCRBY', KEYS[1], ARGV[1], -1) > 0 then return 0; end; \
+     redis.call('DEL', KEYS[1]); \
+     if first then redis.call('PUBLISH', KEYS[4] .. ':' .. first, 0); end; \
+     return 1;"
+);
+
 /// A lock that readers share, as scripts over a hash: its `mode`, and a count for each reader. Each hold of a reader
 /// is a key of its own that ends with its lease, and the hash lasts as long as the longest of them. nil when it is
 /// ours, else the milliseconds that it lasts. A writer's own name lets it read as well.
@@ -139,6 +207,18 @@ mod tests {
         }
 
         #[track_caller]
+        fn take(&mut self, owner: &str, now_ms: u64, reply: impl Into<Option<i64>>) {
+            let words = format!("f f:queue f:timeouts 30000 {owner} 5000 {now_ms}");
+            self.check(FAIR_TAKE, 3, &words, reply);
+        }
+
+        #[track_caller]
+        fn give(&mut self, owner: &str, now_ms: u64, reply: impl Into<Option<i64>>) {
+            let words = format!("f f:queue f:timeouts unlocked {owner} {now_ms}");
+            self.check(FAIR_GIVE, 4, &words, reply);
+        }
+
+        #[track_caller]
         fn lasts(&mut self, key: &str, from_ms: i64, to_ms: i64) {
             let left: i64 = self.connection.ask(&format!("PTTL {key}"));
             assert!((from_ms..=to_ms).contains(&left), "{key} lasts {left} ms");
@@ -190,6 +270,53 @@ mod tests {
         stage.check(SLOT_TAKE, 1, "s 2 d 1000 6400", 0);
         assert_eq!(stage.connection.ask::<i64>("ZREM s b"), 1);
         stage.check(SLOT_TAKE, 1, "s 2 d 1000 6400", 1);
+    }
+
+    #[test]
+    fn only_the_holder_renews() {
+        let mut stage = Stage::new();
+        stage.check(COUNTED_TAKE, 1, "lock 30000 a", None);
+        stage.check(COUNTED_RENEW, 1, "lock 90000 b", 0);
+        stage.lasts("lock", 20_000, 30_000);
+        stage.check(COUNTED_RENEW, 1, "lock 90000 a", 1);
+        stage.lasts("lock", 80_000, 90_000);
+    }
+
+    #[test]
+    fn a_fair_lock_goes_to_the_first_who_waits() {
+        let mut stage = Stage::new();
+        stage.take("a", 1_000, None);
+        stage.take("a", 1_000, None);
+        stage.connection.run("PERSIST f");
+        stage.take("b", 1_000, 5_000);
+        stage.take("c", 1_000, 10_000);
+        stage.take("b", 2_000, 4_000);
+        stage.give("b", 2_000, None);
+        stage.give("a", 2_000, 0);
+        stage.give("a", 2_000, 1);
+        // It is free, and kept for the first.
+        stage.take("c", 2_000, 9_000);
+        stage.take("b", 2_000, None);
+        // The others move forward.
+        stage.take("c", 2_000, 4_000);
+        stage.give("b", 2_000, 1);
+        stage.take("c", 2_000, None);
+        stage.give("c", 2_000, 1);
+        stage.keys(0);
+    }
+
+    #[test]
+    fn who_does_not_come_in_time_loses_its_place() {
+        let mut stage = Stage::new();
+        stage.take("a", 1_000, None);
+        stage.connection.run("PERSIST f");
+        stage.take("b", 1_000, 5_000);
+        stage.take("c", 1_000, 10_000);
+        stage.give("a", 1_000, 1);
+        stage.take("c", 5_999, 5_001);
+        stage.take("c", 6_000, None);
+        stage.give("c", 6_000, 1);
+        stage.keys(0);
     }
 
     #[test]

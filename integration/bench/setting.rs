@@ -1,5 +1,7 @@
 //! How a server keeps what it does.
 
+use std::rc::Rc;
+
 use dlock_integration::{Server, ServerBuilder};
 
 /// How a server keeps what it does.
@@ -18,8 +20,18 @@ pub enum Setting {
 /// A server, and its replica if it has one.
 pub struct Stage {
     /// The server that is measured.
-    pub server: Server,
+    pub server: Rc<Server>,
     _replica: Option<Server>,
+}
+
+impl Stage {
+    /// A server that is there already.
+    pub fn of(server: &Rc<Server>) -> Stage {
+        Stage {
+            server: Rc::clone(server),
+            _replica: None,
+        }
+    }
 }
 
 impl Setting {
@@ -37,7 +49,7 @@ impl Setting {
             replica
         });
         Stage {
-            server,
+            server: Rc::new(server),
             _replica: replica,
         }
     }

@@ -245,7 +245,7 @@ impl Scene for Cluster {
         let locks = all_locks().into_iter();
         let logs = locks.filter_map(|lock| {
             let number = self.primary_of(slot_of(lock), None)?;
-            Some(log(&mut self.nodes[number].connection()?, lock))
+            log(&mut self.nodes[number].connection()?, lock)
         });
         logs.collect()
     }

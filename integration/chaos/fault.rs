@@ -31,8 +31,8 @@ impl Fault {
         Fault::Kill,
         Fault::LagThenKill,
         Fault::Stop,
-        Fault::Stall,
         Fault::Partition,
+        Fault::Stall,
     ];
 
     /// What happens in a cluster.
@@ -60,6 +60,17 @@ impl Fault {
             Fault::FailoverForce => "CLUSTER FAILOVER FORCE",
             Fault::FailoverTakeover => "CLUSTER FAILOVER TAKEOVER",
         }
+    }
+
+    /// Is there a server that is there and does not answer? One that comes back accepts connections before it answers.
+    pub fn is_silent(self) -> bool {
+        let is_gone = matches!(self, Fault::Stop | Fault::Stall | Fault::Partition);
+        is_gone || self.is_deadly()
+    }
+
+    /// Does the old primary end before another takes over?
+    pub fn is_deadly(self) -> bool {
+        matches!(self, Fault::Kill | Fault::LagThenKill)
     }
 
     /// Can a grant or a place be lost in it?

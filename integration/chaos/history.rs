@@ -27,6 +27,8 @@ pub struct History {
     pub rounds: Vec<Round>,
     /// Answers by command and kind.
     pub answers: BTreeMap<String, u64>,
+    /// Calls that got no answer within their bound.
+    pub unanswered: Vec<Unanswered>,
     /// What was left at the servers when everybody had gone.
     pub left: Vec<Left>,
     /// Servers that ended without having been killed.
@@ -59,6 +61,8 @@ pub enum End {
     RanOut,
     /// A server said that it did not hold the lock, before its lease was over.
     Lost,
+    /// It was granted the lock, but could not confirm that, and never believed.
+    Unconfirmed,
 }
 
 /// One write by GUARD.
@@ -104,6 +108,14 @@ pub struct Ticket {
     pub token: Option<u64>,
 }
 
+/// A call without an answer: from when it was sent until it was given up.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Unanswered {
+    pub command: String,
+    pub from: Micros,
+    pub until: Micros,
+}
+
 /// One fault, or one move of a slot.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Round {
@@ -113,6 +125,8 @@ pub struct Round {
     pub calm: Micros,
     /// Can places be lost in it? (Replication is asynchronous.)
     pub lossy: bool,
+    /// Can a server be there and not answer?
+    pub silent: bool,
     /// Was there another primary afterwards?
     pub promoted: bool,
     /// Did the servers find together again?

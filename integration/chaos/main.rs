@@ -37,7 +37,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Mutex;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -49,11 +49,22 @@ use crate::run::{play, Plan};
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let plans = options.plans();
     let results = options
         .results
         .clone()
         .unwrap_or_else(|| PathBuf::from("target/chaos"));
+    if !options.merge.is_empty() {
+        for other in &options.merge {
+            let runs = report::kept(other).expect("the other figures can be read");
+            report::keep(&results, runs).expect("the results can be written");
+        }
+        return ExitCode::SUCCESS;
+    }
+    let mut plans = options.plans();
+    if options.more {
+        let runs = report::kept(&results).expect("the figures can be read");
+        plans = options.lacking(plans, &runs);
+    }
     if let Some(seconds) = options.quorum {
         return measure_quorum(&options, Duration::from_secs(seconds), &results);
     }
@@ -64,12 +75,19 @@ fn main() -> ExitCode {
         results.display()
     );
     let progress = progress_bar(&plans);
-    let next = AtomicUsize::new(0);
+    let (begun, next) = (Instant::now(), AtomicUsize::new(0));
+    let has_time = || {
+        let minutes = begun.elapsed().as_secs_f64() / 60.0;
+        options.end.map_or(true, |end| minutes < end)
+    };
     let failed = Mutex::new(Vec::new());
     thread::scope(|scope| {
         for _ in 0..options.lanes {
             scope.spawn(|| {
-                while let Some(plan) = plans.get(next.fetch_add(1, Ordering::Relaxed)) {
+                while has_time() {
+                    let Some(plan) = plans.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                        break;
+                    };
                     let Some(history) = history_of(plan, &options, &results, &progress) else {
                         continue;
                     };
@@ -79,7 +97,7 @@ fn main() -> ExitCode {
                     if !cell.faults.is_empty() {
                         failed.push(cell.line());
                     }
-                    report::keep(&results, cell).expect("the results can be written");
+                    report::keep(&results, vec![cell]).expect("the results can be written");
                 }
             });
         }
@@ -129,7 +147,7 @@ fn history_of(
     results: &Path,
     progress: &ProgressBar,
 ) -> Option<History> {
-    let name = plan.name().replace([' ', '|', ','], "-");
+    let name = format!("{} {}", plan.name(), plan.seed).replace([' ', '|', ','], "-");
     let path = results.join(format!("history-{name}.json"));
     if options.again {
         let bytes = fs::read(path).ok()?;

@@ -8,8 +8,9 @@ use clap::Parser;
 use dlock_integration::server_program;
 
 use crate::fault::Fault;
+use crate::report::Cell;
 use crate::run::{Length, Mode, Plan};
-use crate::setting::{Setting, ALL, NOTHING, RECOMMENDED};
+use crate::setting::{Setting, ALL, MAIN_SETTINGS, NOTHING, RECOMMENDED};
 
 /// The servers that are measured, if they were fetched.
 const MAIN_SERVERS: [&str; 2] = ["redis-8.6", "valkey-9.1"];
@@ -32,6 +33,15 @@ pub struct Options {
     /// A cell begins no round after so many minutes
     #[arg(long, default_value_t = 10.0)]
     pub minutes: f64,
+    /// No cell begins after so many minutes
+    #[arg(long)]
+    pub end: Option<f64>,
+    /// Plays only what the results lack of the rounds: goes on with a run that was cut off
+    #[arg(long)]
+    pub more: bool,
+    /// Starts nothing, but puts the figures of this other directory to the results; may be given several times
+    #[arg(long)]
+    pub merge: Vec<PathBuf>,
     /// Cells that run at the same time
     #[arg(long, default_value_t = 4)]
     pub lanes: usize,
@@ -41,6 +51,9 @@ pub struct Options {
     /// Only cells in whose name this stands: "Sentinel | partition"
     #[arg(long, default_value = "")]
     pub only: String,
+    /// No cells in whose name this stands; may be given several times
+    #[arg(long)]
+    pub skip: Vec<String>,
     /// Where `make servers` has put other servers
     #[arg(long)]
     pub servers: Option<PathBuf>,
@@ -77,15 +90,20 @@ impl Options {
                 cells.push((server, Mode::Cluster, last, NOTHING));
             }
         } else {
+            // On the first server all is measured, on the others what matters most.
+            let (first, others) = ALL.split_at(MAIN_SETTINGS);
+            for setting in first {
+                let faults = Fault::SENTINEL;
+                cells.extend(faults.map(|fault| (0, Mode::Sentinel, fault, *setting)));
+            }
+            for server in 1..servers.len() {
+                let faults = Fault::SENTINEL;
+                cells.extend(faults.map(|fault| (server, Mode::Sentinel, fault, RECOMMENDED)));
+            }
             for server in 0..servers.len() {
                 for fault in Fault::CLUSTER {
                     cells.push((server, Mode::Cluster, fault, NOTHING));
                 }
-            }
-            // On the first server all is measured, on the others what matters most.
-            for setting in ALL {
-                let faults = Fault::SENTINEL;
-                cells.extend(faults.map(|fault| (0, Mode::Sentinel, fault, setting)));
             }
             for server in 0..servers.len() {
                 for fault in [
@@ -96,14 +114,13 @@ impl Options {
                 ] {
                     cells.push((server, Mode::Cluster, fault, RECOMMENDED));
                 }
-                if server > 0 {
-                    let faults = Fault::SENTINEL;
-                    cells.extend(faults.map(|fault| (server, Mode::Sentinel, fault, RECOMMENDED)));
-                }
+            }
+            for setting in others {
+                let faults = Fault::SENTINEL;
+                cells.extend(faults.map(|fault| (0, Mode::Sentinel, fault, *setting)));
             }
         }
-        let plans = cells.into_iter().enumerate();
-        let plans = plans.map(|(number, (server, mode, fault, setting))| {
+        let plans = cells.into_iter().map(|(server, mode, fault, setting)| {
             let (name, program) = &servers[server];
             Plan {
                 mode,
@@ -111,13 +128,31 @@ impl Options {
                 program: program.clone(),
                 fault,
                 setting,
-                seed: self.seed.wrapping_mul(1_000) + number as u64,
+                seed: self.seed,
                 end: self.length(),
             }
         });
         plans
-            .filter(|plan| plan.is_possible() && plan.name().contains(&self.only))
+            .filter(|plan| plan.is_possible() && self.wants(&plan.name()))
             .collect()
+    }
+
+    fn wants(&self, name: &str) -> bool {
+        name.contains(&self.only) && !self.skip.iter().any(|text| name.contains(text))
+    }
+
+    /// What is still to be played when these runs are there.
+    pub fn lacking(&self, plans: Vec<Plan>, runs: &[Cell]) -> Vec<Plan> {
+        let plans = plans.into_iter().map(|mut plan| {
+            let of_it: Vec<&Cell> = runs.iter().filter(|run| run.is_of(&plan)).collect();
+            for run in of_it {
+                plan.end.rounds = plan.end.rounds.saturating_sub(run.verdict.rounds);
+                // What comes to it is another run.
+                plan.seed = plan.seed.max(run.seed + 1);
+            }
+            plan
+        });
+        plans.filter(|plan| plan.end.rounds > 0).collect()
     }
 
     fn length(&self) -> Length {

@@ -12,7 +12,7 @@ use crate::history::History;
 use crate::judge::{judge, Verdict};
 use crate::run::Plan;
 
-/// A cell of the table.
+/// One run of a cell of the table.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Cell {
     pub server: String,
@@ -52,16 +52,15 @@ impl Cell {
         }
     }
 
-    fn is_of(&self, other: &Cell) -> bool {
-        let place = |cell: &Cell| {
-            [
-                cell.server.clone(),
-                cell.mode.clone(),
-                cell.fault.clone(),
-                cell.setting.clone(),
-            ]
-        };
-        place(self) == place(other)
+    /// Where it stands in the table.
+    fn place(&self) -> [&str; 4] {
+        [&self.mode, &self.server, &self.fault, &self.setting]
+    }
+
+    /// Is it a run of this plan's cell?
+    pub fn is_of(&self, plan: &Plan) -> bool {
+        let (mode, fault) = (plan.mode.name(), plan.fault.name());
+        self.place() == [mode, plan.server.as_str(), fault, plan.setting.name]
     }
 
     /// A line for who watches.
@@ -85,36 +84,50 @@ impl Cell {
     }
 }
 
-/// Puts a cell into the figures, in the place of one that was there, and writes the table anew.
-pub fn keep(directory: &Path, cell: Cell) -> io::Result<()> {
-    fs::create_dir_all(directory)?;
-    let path = directory.join("figures.json");
-    let mut cells: Vec<Cell> = match fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes)?,
-        Err(_) => Vec::new(),
-    };
-    cells.retain(|old| !old.is_of(&cell));
-    cells.push(cell);
-    let order = |cell: &Cell| {
-        (
-            cell.mode.clone(),
-            cell.server.clone(),
-            cell.fault.clone(),
-            cell.setting.clone(),
-        )
-    };
-    cells.sort_by_key(order);
-    fs::write(path, serde_json::to_string_pretty(&cells)? + "\n")?;
-    fs::write(directory.join("table.md"), table(&cells))
+/// The figures of all runs that are kept there.
+pub fn kept(directory: &Path) -> io::Result<Vec<Cell>> {
+    match fs::read(directory.join("figures.json")) {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
 }
 
-/// The table as Markdown.
-pub fn table(cells: &[Cell]) -> String {
+/// Puts runs to the figures, each in the place of one of the same cell and seed, and writes the table anew.
+pub fn keep(directory: &Path, runs: Vec<Cell>) -> io::Result<()> {
+    fs::create_dir_all(directory)?;
+    let mut cells = kept(directory)?;
+    for run in runs {
+        cells.retain(|old| old.place() != run.place() || old.seed != run.seed);
+        cells.push(run);
+    }
+    cells.sort_by(|one, other| (one.place(), one.seed).cmp(&(other.place(), other.seed)));
+    let figures = serde_json::to_string_pretty(&cells)? + "\n";
+    write(&directory.join("figures.json"), &figures)?;
+    write(&directory.join("table.md"), &table(&cells))
+}
+
+/// Whoever is ended in between leaves the old file.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let new = path.with_extension("new");
+    fs::write(&new, text)?;
+    fs::rename(new, path)
+}
+
+/// The table as Markdown: a line a cell, with all of its runs.
+pub fn table(runs: &[Cell]) -> String {
+    let mut cells: Vec<Cell> = Vec::new();
+    for run in runs {
+        match cells.iter_mut().find(|cell| cell.place() == run.place()) {
+            Some(cell) => cell.verdict.add(run.verdict.clone()),
+            None => cells.push(run.clone()),
+        }
+    }
     let mut text = String::from(
         "Made by `make chaos`; `figures.json` has the figures. A round is one fault or one move. Overlap: seconds in which \
          more owners believed in a lock than it allows, over all locks. Lost: grants whose owner was told before its \
          lease was over that it held nothing. Never: tokens that fell or came twice, guarded writes that landed late, \
-         lost wake-ups, tickets that were overtaken. Silence: the longest time without any grant in a round, median and most.\n\n\
+         lost wake-ups, tickets that were overtaken, calls that hung, gauges above nothing at the end, servers that died. Silence: the longest time without any grant in a round, median and most.\n\n\
          | mode | server | fault | against lost grants | rounds | new primaries | grants | overlap, s (times) | lost | guarded writes | never | silence, s | calls without an answer |\n\
          |---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
@@ -126,6 +139,10 @@ pub fn table(cells: &[Cell]) -> String {
             verdict.writes_late,
             verdict.wakeups_lost,
             verdict.overtaken,
+            verdict.hung,
+            verdict.logs_unread,
+            verdict.left.len(),
+            verdict.died.len(),
         ];
         let silences = &verdict.silences_s;
         let median = silences.get(silences.len() / 2).copied().unwrap_or(0.0);
@@ -150,4 +167,103 @@ pub fn table(cells: &[Cell]) -> String {
         .expect("a String takes all");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::Fault;
+    use crate::history::{End, SECOND};
+    use crate::judge::planted::{belief, round};
+    use crate::run::{Length, Mode};
+    use crate::setting::{Setting, ALL, NOTHING, RECOMMENDED};
+
+    fn plan(fault: Fault, setting: Setting) -> Plan {
+        Plan {
+            mode: Mode::Sentinel,
+            server: "redis".into(),
+            program: "redis-server".into(),
+            fault,
+            setting,
+            seed: 1,
+            end: Length {
+                rounds: 15,
+                at_most: std::time::Duration::from_secs(600),
+            },
+        }
+    }
+
+    fn cell(fault: Fault, setting: Setting, history: &History) -> Cell {
+        Cell::new(&plan(fault, setting), "Redis".into(), history)
+    }
+
+    #[test]
+    fn two_owners_are_a_finding_where_one_is_promised() {
+        let history = History {
+            beliefs: vec![belief("k", "a", 1, 0, 3), belief("k", "b", 2, 1, 4)],
+            ..History::default()
+        };
+        let found = |fault, setting| cell(fault, setting, &history).faults;
+        for fault in Fault::SENTINEL {
+            assert_eq!(found(fault, RECOMMENDED).len(), 1);
+            assert_eq!(found(fault, NOTHING).len(), 0);
+        }
+        for setting in ALL {
+            assert_eq!(found(Fault::Migrate, setting).len(), 1);
+        }
+        let quarantine = ALL.into_iter().find(|one| one.name == "quarantine");
+        let quarantine = quarantine.expect("it is measured");
+        assert_eq!(found(Fault::Kill, quarantine).len(), 1);
+        assert_eq!(found(Fault::Stop, quarantine).len(), 0);
+    }
+
+    #[test]
+    fn a_lost_grant_is_a_finding_where_none_can_be_lost() {
+        let mut history = History {
+            beliefs: vec![belief("k", "a", 1, 0, 3)],
+            ..History::default()
+        };
+        history.beliefs[0].end = End::Lost;
+        assert_eq!(cell(Fault::Kill, RECOMMENDED, &history).faults.len(), 0);
+        for fault in [Fault::Migrate, Fault::MoveAtOnce, Fault::Failover] {
+            assert_eq!(cell(fault, NOTHING, &history).faults.len(), 1);
+        }
+    }
+
+    #[test]
+    fn runs_of_a_cell_are_kept_side_by_side_and_are_one_line_of_the_table() {
+        let directory = tempfile::tempdir().expect("a directory in the temporary one");
+        let mut history = History {
+            beliefs: vec![belief(crate::client::PULSES[0], "a", 1, 0, 3)],
+            rounds: vec![round(1, 2)],
+            ..History::default()
+        };
+        let mut put = |seed: u64, fault: Fault, until: u64| {
+            history.beliefs[0].until = until * SECOND;
+            let run = Cell {
+                seed,
+                ..cell(fault, NOTHING, &history)
+            };
+            keep(directory.path(), vec![run]).expect("it can be written");
+        };
+        put(1, Fault::Kill, 3);
+        put(2, Fault::Kill, 4);
+        put(2, Fault::Kill, 5);
+        put(1, Fault::Stop, 3);
+        let runs = kept(directory.path()).expect("it can be read");
+        assert_eq!(runs.len(), 3);
+        assert!(
+            runs[1].is_of(&plan(Fault::Kill, NOTHING))
+                || runs[0].is_of(&plan(Fault::Kill, NOTHING))
+        );
+        let table = fs::read_to_string(directory.path().join("table.md")).expect("it is there");
+        let lines: Vec<&str> = table
+            .lines()
+            .filter(|line| line.contains("Redis"))
+            .collect();
+        assert_eq!(lines.len(), 2, "{table}");
+        let kills = lines.iter().find(|line| line.contains("kill -9"));
+        let kills = kills.expect("there is a line for it");
+        assert!(kills.contains("| nothing | 2 | 2 | 2 |"), "{kills}");
+    }
 }

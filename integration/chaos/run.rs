@@ -15,10 +15,14 @@ use crate::history::{History, Left, Log, Round};
 use crate::nodes::{ISLANDERS, MAINLANDERS};
 use crate::route::Route;
 use crate::sentinel::Watched;
-use crate::setting::{Setting, RECOMMENDED};
+use crate::setting::Setting;
 
-/// After the last round everybody works in peace for so long.
-const PEACE: Duration = Duration::from_millis(UNKNOWN_MS + 6_000);
+/// In the middle and after the last round everybody works in peace for so long: then it shows whether somebody waits for a
+/// lock that nobody has.
+const PEACE: Duration = Duration::from_millis(UNKNOWN_MS + 10_000);
+
+/// After so many rounds there is peace in between.
+const ROUNDS_TO_PEACE: usize = 8;
 
 /// After a fault in which something can be lost there may be holds and tickets that nobody knows of: so long at most.
 const UNKNOWN_MS: u64 = if LEASE_MS > CLAIM_MS {
@@ -80,14 +84,23 @@ impl Plan {
         self.fault != Fault::MoveAtOnce || version.is_redis(8, 4) || version.is_valkey(9, 0)
     }
 
-    /// Is it promised that no two owners believe in a lock?
+    /// Is it promised that no two owners believe in a lock? A quarantine alone promises it if the old primary is dead.
     pub fn promises_one_owner(&self) -> bool {
-        self.setting == RECOMMENDED || self.promises_no_loss()
+        let outlives = self.setting.quarantine && self.fault.is_deadly();
+        self.setting.is_safe() || outlives || self.promises_no_loss()
     }
 
     /// Is it promised that no grant is lost?
     pub fn promises_no_loss(&self) -> bool {
         !self.fault.is_lossy()
+    }
+
+    /// What this cell is drawn from: by its name, so that it is the same whichever cells are played with it.
+    fn random(&self) -> Rng {
+        // FNV-1a, which is the same in every version of the compiler.
+        let add = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        let seed = self.name().bytes().fold(0xcbf2_9ce4_8422_2325, add);
+        Rng::with_seed(seed ^ self.seed)
     }
 
     pub fn name(&self) -> String {
@@ -127,7 +140,7 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
         stop: AtomicBool::new(false),
         setting: plan.setting,
     };
-    let mut random = Rng::with_seed(plan.seed);
+    let mut random = plan.random();
     let clients: Vec<Client> = (Way::CREW.iter().enumerate())
         .map(|(number, (way, patient))| {
             let on_island = number % 2 == 1;
@@ -159,12 +172,16 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
                 from,
                 calm: shared.now() + unknown_ms * 1_000,
                 lossy: plan.fault.is_lossy(),
+                silent: plan.fault.is_silent(),
                 promoted: inflicted.promoted,
                 healed: inflicted.healed,
             });
             progress();
             if !inflicted.healed {
                 break;
+            }
+            if history.rounds.len() % ROUNDS_TO_PEACE == 0 {
+                thread::sleep(PEACE);
             }
         }
         thread::sleep(PEACE);
@@ -188,6 +205,7 @@ fn merge(history: &mut History, notes: History) {
     history.writes.extend(notes.writes);
     history.waits.extend(notes.waits);
     history.tickets.extend(notes.tickets);
+    history.unanswered.extend(notes.unanswered);
     for (kind, count) in notes.answers {
         *history.answers.entry(kind).or_default() += count;
     }

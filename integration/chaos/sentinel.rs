@@ -222,7 +222,7 @@ impl Scene for Watched {
         let connection = number.and_then(|number| self.nodes[number].connection());
         connection.map_or_else(Vec::new, |mut connection| {
             let logs = all_locks().into_iter();
-            logs.map(|lock| log(&mut connection, lock)).collect()
+            logs.filter_map(|lock| log(&mut connection, lock)).collect()
         })
     }
 
@@ -235,15 +235,12 @@ impl Scene for Watched {
     }
 }
 
-/// What was written under a lock.
-pub fn log(connection: &mut Connection, lock: &str) -> Log {
-    let tokens = cmd("LRANGE")
-        .arg(log_of(lock))
-        .arg(0)
-        .arg(-1)
-        .query(connection);
-    Log {
+/// What was written under a lock, if it can be read.
+pub fn log(connection: &mut Connection, lock: &str) -> Option<Log> {
+    let mut request = cmd("LRANGE");
+    request.arg(log_of(lock)).arg(0).arg(-1);
+    Some(Log {
         lock: lock.into(),
-        tokens: tokens.unwrap_or_default(),
-    }
+        tokens: request.query(connection).ok()?,
+    })
 }

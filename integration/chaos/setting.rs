@@ -42,11 +42,14 @@ pub const NOTHING: Setting = setting("nothing", None, false, false);
 /// What is recommended: a lag that is 2 s below the detection, and a quarantine.
 pub const RECOMMENDED: Setting = setting("min-replicas, lag 1 + quarantine", Some(1), true, false);
 
+/// So many of them are measured before all else.
+pub const MAIN_SETTINGS: usize = 3;
+
 /// All that are measured, the most telling first.
 pub const ALL: [Setting; 7] = [
     RECOMMENDED,
-    NOTHING,
     setting("WAIT 1 + quarantine", None, true, true),
+    NOTHING,
     setting("quarantine", None, true, false),
     setting("min-replicas, lag 1", Some(1), false, false),
     setting("WAIT 1", None, false, true),
@@ -54,6 +57,11 @@ pub const ALL: [Setting; 7] = [
 ];
 
 impl Setting {
+    /// Is it promised that no two owners believe in a lock, whatever the fault?
+    pub fn is_safe(&self) -> bool {
+        self.quarantine && (self.waits || *self == RECOMMENDED)
+    }
+
     /// What a server is started with.
     pub fn apply(&self, mut server: ServerBuilder) -> ServerBuilder {
         if let Some(lag) = self.max_lag {

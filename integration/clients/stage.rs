@@ -1,12 +1,16 @@
 //! The servers that one language's tests run against, and what can be done to them.
 
 use std::ffi::OsString;
+use std::time::{Duration, Instant};
 
 use dlock_integration::redis::Connection;
 use dlock_integration::{await_until, Ask, Server, PATIENCE};
 
 /// So many masters has the cluster, and as many replicas.
 const MASTERS: usize = 3;
+
+/// After so long a server has given up on a failover that was asked for.
+const MANUAL_FAILOVER: Duration = Duration::from_secs(6);
 
 /// A server alone, a primary with a replica, and a cluster.
 pub struct Stage {
@@ -100,8 +104,16 @@ impl Stage {
     pub fn fail_over(&self, key: &str) -> Result<String, String> {
         let from = self.master_of(key)?;
         let to = self.replica_of(from)?;
-        self.cluster[to].connection().run("CLUSTER FAILOVER");
-        self.await_promotion(to);
+        // On a busy machine the votes may come too late: the replica gives up after five seconds.
+        let mut asked: Option<Instant> = None;
+        await_until("the replica is promoted", PATIENCE, || {
+            if !asked.is_some_and(|at| at.elapsed() < MANUAL_FAILOVER) {
+                asked = Some(Instant::now());
+                // Refused where it has become the master meanwhile.
+                let _ = self.cluster[to].connection().try_ask("CLUSTER FAILOVER");
+            }
+            self.is_promoted(to)
+        });
         self.await_demotion(from);
         Ok(address(&self.cluster[to]))
     }
@@ -164,8 +176,12 @@ impl Stage {
 
     fn await_promotion(&self, node: usize) {
         await_until("the replica is promoted", PATIENCE, || {
-            self.is_master(node) && is_up(&mut self.cluster[node].connection())
+            self.is_promoted(node)
         });
+    }
+
+    fn is_promoted(&self, node: usize) -> bool {
+        self.is_master(node) && is_up(&mut self.cluster[node].connection())
     }
 
     fn await_demotion(&self, node: usize) {

@@ -23,9 +23,6 @@ const FREEZE: Duration = Duration::from_millis(100);
 /// One order in so many is frozen in the middle.
 const FREEZES_ONE_IN: u32 = 120;
 
-/// Between reading the stock and writing it back: a price to work out, another service to ask.
-const THINKING: Duration = Duration::from_millis(1);
-
 /// Between two tries to get a lock that cannot be waited for.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -35,8 +32,10 @@ pub struct Way {
     pub name: &'static str,
     /// Does it promise that no order is lost?
     pub promises: bool,
-    /// What customer number so-and-so uses.
-    pub checkout: fn(customer: usize) -> Box<dyn Checkout>,
+    /// Are some customers frozen in the middle of an order?
+    pub freezes: bool,
+    /// What customer number so-and-so uses, who thinks so long between reading the stock and writing it back.
+    pub checkout: fn(customer: usize, thinking: Duration) -> Box<dyn Checkout>,
 }
 
 /// One customer's way to place orders.
@@ -60,32 +59,39 @@ pub const WAYS: [Way; 4] = [
     Way {
         name: "no lock",
         promises: false,
-        checkout: |_| Box::new(Unlocked),
+        freezes: false,
+        checkout: |_, thinking| Box::new(Unlocked { thinking }),
     },
     Way {
         name: "SET NX PX, retry",
         promises: true,
-        checkout: |customer| {
+        freezes: false,
+        checkout: |customer, thinking| {
             Box::new(ClientSide {
                 owner: owner(customer),
+                thinking,
             })
         },
     },
     Way {
         name: "DLOCK",
         promises: true,
-        checkout: |customer| {
+        freezes: false,
+        checkout: |customer, thinking| {
             Box::new(Dlock {
                 owner: owner(customer),
+                thinking,
             })
         },
     },
     Way {
         name: "GUARD, some freeze",
         promises: true,
-        checkout: |customer| {
+        freezes: true,
+        checkout: |customer, thinking| {
             Box::new(Guarded {
                 owner: owner(customer),
+                thinking,
                 random: fastrand::Rng::with_seed(customer as u64),
                 frozen: 0,
                 fenced: 0,
@@ -99,24 +105,34 @@ fn owner(customer: usize) -> String {
 }
 
 /// What needs the lock.
-fn sell_one(connection: &mut Connection) -> RedisResult<()> {
+fn sell_one(connection: &mut Connection, thinking: Duration) -> RedisResult<()> {
     let stock: i64 = cmd("GET").arg(STOCK).query(connection)?;
-    thread::sleep(THINKING);
+    think(thinking);
     cmd("SET").arg(STOCK).arg(stock - 1).query(connection)
 }
 
+/// A price to work out, another service to ask. Even the shortest sleep would take a part of a millisecond.
+fn think(thinking: Duration) {
+    if !thinking.is_zero() {
+        thread::sleep(thinking);
+    }
+}
+
 /// Without a lock.
-struct Unlocked;
+struct Unlocked {
+    thinking: Duration,
+}
 
 impl Checkout for Unlocked {
     fn order(&mut self, connection: &mut Connection) -> RedisResult<()> {
-        sell_one(connection)
+        sell_one(connection, self.thinking)
     }
 }
 
 /// With a lock as clients make it of a plain key: whoever can set it has it, whoever cannot tries again.
 struct ClientSide {
     owner: String,
+    thinking: Duration,
 }
 
 impl ClientSide {
@@ -137,7 +153,7 @@ impl Checkout for ClientSide {
         while acquire.query::<Option<String>>(connection)?.is_none() {
             thread::sleep(PAUSE);
         }
-        sell_one(connection)?;
+        sell_one(connection, self.thinking)?;
         let deleted: u64 = cmd("EVAL")
             .arg(Self::RELEASE)
             .arg(1)
@@ -151,6 +167,7 @@ impl Checkout for ClientSide {
 /// With this module's lock: the server says when it is our turn.
 struct Dlock {
     owner: String,
+    thinking: Duration,
 }
 
 impl Checkout for Dlock {
@@ -162,7 +179,7 @@ impl Checkout for Dlock {
             .arg("BLOCK")
             .arg(0)
             .query(connection)?;
-        sell_one(connection)?;
+        sell_one(connection, self.thinking)?;
         let holds: u64 = cmd("DLOCK.RELEASE")
             .arg(LOCK)
             .arg(&self.owner)
@@ -175,6 +192,7 @@ impl Checkout for Dlock {
 /// names the token of the lock, and the server takes it only from who still holds it.
 struct Guarded {
     owner: String,
+    thinking: Duration,
     random: fastrand::Rng,
     frozen: u64,
     fenced: u64,
@@ -191,7 +209,7 @@ impl Guarded {
             .arg(0)
             .query(connection)?;
         let stock: i64 = cmd("GET").arg(STOCK).query(connection)?;
-        thread::sleep(THINKING);
+        think(self.thinking);
         if self.random.u32(..FREEZES_ONE_IN) == 0 {
             self.frozen += 1;
             thread::sleep(FREEZE);

@@ -4,6 +4,8 @@
 //! the stock less one: exactly the program that needs a lock. It is run with each way to [`checkout`]; in the
 //! end no piece may be left, or orders were lost. In the last run some customers are frozen in the middle of an
 //! order until their lease is over, and then go on as if nothing had been.
+//!
+//! Then fifty customers who neither look around nor think buy as fast as they can: what the lock itself costs.
 
 mod checkout;
 mod report;
@@ -14,25 +16,47 @@ use std::process::ExitCode;
 use dlock_integration::Server;
 
 use crate::checkout::WAYS;
-use crate::shop::{CUSTOMERS, LOOKING_AROUND, ORDERS};
+use crate::shop::{Outcome, RUSH, SHOP};
 
 fn main() -> ExitCode {
     let server = Server::start();
     println!(
-        "The shop: {ORDERS} orders by {CUSTOMERS} customers, on {}.",
+        "The shop: {} orders by {} customers, on {}.",
+        SHOP.orders,
+        SHOP.customers,
         server.version()
     );
-    println!("Each looks around ({LOOKING_AROUND:?} on average), then orders: read the stock, think, write it back.\n");
-    let results: Vec<_> = WAYS.iter().map(|way| shop::open(&server, way)).collect();
-    println!("{}", report::table(&results));
-    for result in &results {
-        if let Some(remark) = report::remark(result) {
-            println!("{remark}");
-        }
-    }
-    if results.iter().all(|result| result.is_as_promised()) {
+    println!(
+        "Each looks around ({:?} on average), then orders: read the stock, think, write it back.\n",
+        SHOP.looking_around
+    );
+    let calm: Vec<Outcome> = WAYS
+        .iter()
+        .map(|way| shop::open(&server, SHOP, way))
+        .collect();
+    show(&calm);
+    println!(
+        "\nThe rush: {} orders by {} customers, who neither look around nor think.\n",
+        RUSH.orders, RUSH.customers
+    );
+    // Nobody freezes in a rush.
+    let rush: Vec<Outcome> = WAYS
+        .iter()
+        .filter(|way| !way.freezes)
+        .map(|way| shop::open(&server, RUSH, way))
+        .collect();
+    show(&rush);
+    if calm.iter().chain(&rush).all(Outcome::is_as_promised) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
+}
+
+fn show(outcomes: &[Outcome]) {
+    println!("{}", report::table(outcomes));
+    outcomes
+        .iter()
+        .filter_map(report::remark)
+        .for_each(|remark| println!("{remark}"));
 }

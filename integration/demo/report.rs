@@ -3,10 +3,11 @@
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, Table};
 
-use crate::shop::{Outcome, ORDERS};
+use crate::shop::Outcome;
 
-const HEADER: [&str; 9] = [
-    "", "orders", "lost", "mean ms", "p50 ms", "p90 ms", "p99 ms", "max ms", "orders/s",
+const HEADER: [&str; 11] = [
+    "", "orders", "lost", "min ms", "mean ms", "p50 ms", "p90 ms", "p95 ms", "p99 ms", "max ms",
+    "orders/s",
 ];
 
 /// One row for each run.
@@ -17,11 +18,13 @@ pub fn table(outcomes: &[Outcome]) -> Table {
         let latency = |quantile| outcome.latencies.value_at_quantile(quantile) as f64;
         table.add_row([
             outcome.way.name.to_owned(),
-            ORDERS.to_string(),
+            outcome.orders.to_string(),
             outcome.lost.to_string(),
+            millis(outcome.latencies.min() as f64),
             millis(outcome.latencies.mean()),
             millis(latency(0.5)),
             millis(latency(0.9)),
+            millis(latency(0.95)),
             millis(latency(0.99)),
             millis(outcome.latencies.max() as f64),
             format!("{:.0}", outcome.rate()),
@@ -44,7 +47,10 @@ pub fn remark(outcome: &Outcome) -> Option<String> {
     };
     let end = match (outcome.way.promises, outcome.lost) {
         (false, 0) => return None,
-        (false, lost) => format!("{lost} of {ORDERS} orders left no trace in the stock."),
+        (false, lost) => format!(
+            "{lost} of {} orders left no trace in the stock.",
+            outcome.orders
+        ),
         (true, 0) if outcome.is_as_promised() => "the stock ended at exactly 0.".to_owned(),
         (true, 0) => "WRONG, a frozen customer has written.".to_owned(),
         (true, left) => format!("WRONG, the stock ended at {left} and not at 0."),

@@ -11,16 +11,35 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::checkout::{Way, STOCK};
 
-/// Orders in all, and pieces in stock at the beginning.
-pub const ORDERS: usize = 6_000;
+/// A shop: how many buy how much there, and how.
+#[derive(Clone, Copy)]
+pub struct Shop {
+    /// Who place the orders, each with a connection of its own.
+    pub customers: usize,
+    /// Orders in all, and pieces in stock at the beginning.
+    pub orders: usize,
+    /// A customer looks around before each order, for this time on average and at most twice as long.
+    pub looking_around: Duration,
+    /// Between reading the stock and writing it back.
+    pub thinking: Duration,
+}
 
-/// Who place them, each with a connection of its own.
-pub const CUSTOMERS: usize = 100;
-
-/// A customer looks around before each order, for this time on average and at most twice as long. It keeps
-/// the shop busy (without it, all would stand in line all the time, and what a row shows is its length)
+/// Looking around keeps the shop busy (without it, all would stand in line all the time, and what a row shows is its length)
 /// but not beyond what one cashier can do.
-pub const LOOKING_AROUND: Duration = Duration::from_millis(130);
+pub const SHOP: Shop = Shop {
+    customers: 100,
+    orders: 6_000,
+    looking_around: Duration::from_millis(130),
+    thinking: Duration::from_millis(1),
+};
+
+/// Nobody looks around or thinks: what a row shows is what the lock itself costs when all want it all the time.
+pub const RUSH: Shop = Shop {
+    customers: 50,
+    orders: 5_000,
+    looking_around: Duration::ZERO,
+    thinking: Duration::ZERO,
+};
 
 /// Latencies are kept to three digits.
 const DIGITS: u8 = 3;
@@ -29,6 +48,8 @@ const DIGITS: u8 = 3;
 pub struct Outcome {
     /// How the orders were placed.
     pub way: &'static Way,
+    /// How many.
+    pub orders: usize,
     /// Orders that left no trace in the stock.
     pub lost: i64,
     /// Microseconds from wanting an order to having it.
@@ -51,7 +72,7 @@ struct Bought {
 impl Outcome {
     /// Orders a second.
     pub fn rate(&self) -> f64 {
-        ORDERS as f64 / self.duration.as_secs_f64()
+        self.orders as f64 / self.duration.as_secs_f64()
     }
 
     /// Were no orders lost or doubled, if none should be, and was each frozen customer kept from writing?
@@ -61,19 +82,19 @@ impl Outcome {
 }
 
 /// Opens the shop until everything is sold.
-pub fn open(server: &Server, way: &'static Way) -> Outcome {
+pub fn open(server: &Server, shop: Shop, way: &'static Way) -> Outcome {
     let mut connection = server.connection();
-    connection.run(&format!("SET {STOCK} {ORDERS}"));
-    let progress = progress_bar(way.name);
+    connection.run(&format!("SET {STOCK} {}", shop.orders));
+    let progress = progress_bar(way.name, shop.orders);
     // Everybody is in the shop before it opens, the cashier with the stop-watch too.
-    let door = Barrier::new(CUSTOMERS + 1);
-    let (bought, duration) = thread::scope(|shop| {
-        let customers: Vec<_> = (0..CUSTOMERS)
+    let door = Barrier::new(shop.customers + 1);
+    let (bought, duration) = thread::scope(|scope| {
+        let customers: Vec<_> = (0..shop.customers)
             .map(|customer| {
                 let (connection, door, progress) = (server.connection(), &door, &progress);
-                shop.spawn(move || {
+                scope.spawn(move || {
                     door.wait();
-                    buy(way, customer, connection, progress)
+                    buy(shop, way, customer, connection, progress)
                 })
             })
             .collect();
@@ -97,6 +118,7 @@ pub fn open(server: &Server, way: &'static Way) -> Outcome {
     progress.finish_and_clear();
     Outcome {
         way,
+        orders: shop.orders,
         lost: connection.ask(&format!("GET {STOCK}")),
         latencies: bought.latencies,
         duration,
@@ -105,12 +127,20 @@ pub fn open(server: &Server, way: &'static Way) -> Outcome {
     }
 }
 
-fn buy(way: &Way, customer: usize, mut connection: Connection, progress: &ProgressBar) -> Bought {
-    let mut checkout = (way.checkout)(customer);
+fn buy(
+    shop: Shop,
+    way: &Way,
+    customer: usize,
+    mut connection: Connection,
+    progress: &ProgressBar,
+) -> Bought {
+    let mut checkout = (way.checkout)(customer, shop.thinking);
     let mut latencies = empty_histogram();
     let mut random = fastrand::Rng::with_seed(customer as u64);
-    for _ in 0..ORDERS / CUSTOMERS {
-        thread::sleep(LOOKING_AROUND.mul_f64(2.0 * random.f64()));
+    for _ in 0..shop.orders / shop.customers {
+        if !shop.looking_around.is_zero() {
+            thread::sleep(shop.looking_around.mul_f64(2.0 * random.f64()));
+        }
         let wanted = Instant::now();
         if let Err(error) = checkout.order(&mut connection) {
             panic!("{}: {error}", way.name);
@@ -134,10 +164,10 @@ fn empty_histogram() -> Histogram<u64> {
         .expect("bounds that are in order")
 }
 
-fn progress_bar(name: &'static str) -> ProgressBar {
+fn progress_bar(name: &'static str, orders: usize) -> ProgressBar {
     let style = ProgressStyle::with_template("{prefix:18} {bar:40} {pos}/{len} {per_sec}")
         .expect("a correct template");
-    ProgressBar::new(ORDERS as u64)
+    ProgressBar::new(orders as u64)
         .with_style(style)
         .with_prefix(name)
 }

@@ -15,7 +15,7 @@ struct Order {
 ///
 /// The kernel watches the *thread* that made the child, and a test's thread ends with its test while a
 /// server may be passed on. So all children are made by one thread that lives as long as the process.
-pub(crate) fn spawn(command: Command) -> io::Result<Child> {
+pub fn spawn(command: Command) -> io::Result<Child> {
     static SPAWNER: OnceLock<Sender<Order>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
         let (sender, orders) = channel::<Order>();

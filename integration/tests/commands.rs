@@ -1,12 +1,13 @@
 //! What the server itself knows of the commands: COMMAND, arity, ACL, and the module's section of INFO. What is
-//! expected is written down here from README's reference.
+//! expected is written down here from the reference, `docs/commands.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
 use dlock_integration::{command, held, kept, Ask, Blocked, Grant, Server};
 
-const README: &str = include_str!("../../README.md");
+const REFERENCE: &str = include_str!("../../docs/commands.md");
+const OPERATIONS: &str = include_str!("../../docs/operations.md");
 
 /// What a user needs to be allowed on the lock's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -303,9 +304,12 @@ fn assert_allowed(c: &mut Connection, line: &str, allowed: bool, why: &str) {
 fn the_table_is_the_reference() {
     for expected in COMMANDS {
         let syntax = format!("```\n{}\n```", expected.plain_syntax());
-        assert!(README.contains(&syntax), "README.md does not have {syntax}");
+        assert!(
+            REFERENCE.contains(&syntax),
+            "docs/commands.md does not have {syntax}"
+        );
     }
-    let headings: BTreeSet<String> = README
+    let headings: BTreeSet<String> = REFERENCE
         .lines()
         .filter_map(|line| line.strip_prefix("### DLOCK."))
         .map(|name| format!("dlock.{}", name.to_lowercase()))
@@ -623,17 +627,17 @@ fn commands_can_be_denied_one_by_one() {
     c.run(&format!("DLOCK.GUARD k {token} DBSIZE"));
 }
 
-/// README's two users.
+/// The two users of the reference.
 #[test]
-fn the_users_of_the_readme_can_do_what_they_are_for() {
-    let example = README
+fn the_users_of_the_reference_can_do_what_they_are_for() {
+    let example = OPERATIONS
         .split("ACL SETUSER app on >secret ")
         .nth(1)
         .and_then(|rest| rest.split("```").next())
-        .expect("README.md has the example");
+        .expect("docs/operations.md has the example");
     let (app, ops) = example
         .split_once("ACL SETUSER ops on >secret ")
-        .expect("README.md has both users");
+        .expect("docs/operations.md has both users");
     let app_may =
         "acquire fairacquire macquire mrenew mrelease downgrade renew release cancel position \
         held check info";
@@ -690,7 +694,7 @@ fn categories_allow_and_deny() {
             assert_allowed(&mut may_not, &line, !within, &but);
         }
     }
-    // README's rule.
+    // The reference's rule.
     let rules = "~* -@all +@read +@write +@blocking -@dangerous";
     let mut c = user(&server, rules);
     for expected in everything() {
@@ -779,11 +783,11 @@ fn info_fields(text: &str) -> BTreeMap<String, u64> {
 #[test]
 fn info_has_the_fields_of_the_reference() {
     // In the first column, in code, one or more a row.
-    let documented: BTreeSet<String> = README
+    let documented: BTreeSet<String> = OPERATIONS
         .split("## INFO fields")
         .nth(1)
         .and_then(|rest| rest.split("\n## ").next())
-        .expect("README.md has the table")
+        .expect("docs/operations.md has the table")
         .lines()
         .filter_map(|line| line.strip_prefix("| `dlock_"))
         .filter_map(|line| line.split(" | ").next())

@@ -417,7 +417,7 @@ fn two_upgrades() {
     assert_eq!(
         c.refusal("DLOCK.ACQUIRE k bob BLOCK 0"),
         "DEADLOCK waiting would never end: \
-         'bob' and 'alice' hold the lock, and each waits for the other to leave it"
+         'bob' and 'alice' hold the lock, and each waits for the other to release it"
     );
     c.run("DLOCK.RELEASE k bob");
     alice.reply::<Grant>();

@@ -607,7 +607,7 @@ fn of_a_later_format(mut bytes: Vec<u8>) -> Vec<u8> {
 /// What the log says of it.
 fn complaint(what: &str) -> String {
     format!(
-        "{what} has format 2, and dlock {} knows formats up to 1: it must be as new as the module that wrote it",
+        "{what} has format 2, and dlock {} knows formats up to 1: update the module of this server",
         env!("CARGO_PKG_VERSION")
     )
 }

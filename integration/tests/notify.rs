@@ -289,7 +289,7 @@ fn the_user_needs_the_channel() {
 #[test]
 fn refused_in_scripts_and_allowed_in_a_transaction() {
     let (_server, mut c, mut ear) = held();
-    let refusal = "ERR NOTIFY needs a connection of the caller's own: not in a script, not from another module";
+    let refusal = "ERR NOTIFY needs a client connection: it is not possible in a script or from another module";
     for verb in ["DLOCK.ACQUIRE", "DLOCK.FAIRACQUIRE"] {
         let script = format!("return redis.pcall('{verb}', KEYS[1], 'bob', 'NOTIFY', 'news')");
         let error = c.answer(cmd("EVAL").arg(script).arg(1).arg("k"));

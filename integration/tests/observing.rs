@@ -631,7 +631,7 @@ fn a_server_without_scan_says_so() {
         .start();
     let mut c = server.connection();
     let error = c.refusal("DLOCK.LIST");
-    let own = "ERR DLOCK.LIST needs the server's SCAN, which is refused: ";
+    let own = "ERR DLOCK.LIST needs SCAN, and the server refuses it: ";
     assert!(error.starts_with(own) && error.len() > own.len(), "{error}");
     assert_eq!(listed(&mut c, "CONTENDED"), [""; 0]);
 }

@@ -669,12 +669,6 @@ fn a_replica_that_was_missed() {
 fn a_stop_in_which_the_replica_was_lost() {
     let (primary, replica) = (Server::start(), Server::start());
     let mut c = primary.connection();
-    replica.replica_of(&primary);
-    c.run("CONFIG SET min-replicas-to-write 1");
-    await_until("the replica counts", PATIENCE, || {
-        c.try_ask("SET x 1").is_ok()
-    });
-    c.run("CONFIG SET min-replicas-max-lag 600");
     c.run("DLOCK.ACQUIRE k alice 600000");
     let bob = wait_as(&primary, "bob");
     let (mut r, mut stops) = (replica.connection(), primary.wire());
@@ -684,16 +678,27 @@ fn a_stop_in_which_the_replica_was_lost() {
         "CONFIG SET min-replicas-max-lag 1",
         "DEBUG SLEEP 5",
     ];
-    let bytes = lines
+    let bytes: Vec<u8> = lines
         .iter()
-        .flat_map(|line| command(line).get_packed_command());
-    stops
-        .send_bytes(&bytes.collect::<Vec<_>>())
-        .expect("the server reads");
-    r.run("REPLICAOF NO ONE");
-    for _ in lines {
-        stops.read().expect("no refusal");
-    }
+        .flat_map(|line| command(line).get_packed_command())
+        .collect();
+    await_until(
+        "the server stood still before it saw the link end",
+        PATIENCE,
+        || {
+            c.run("CONFIG SET min-replicas-to-write 0");
+            c.run("CONFIG SET min-replicas-max-lag 600");
+            replica.replica_of(&primary);
+            c.run("CONFIG SET min-replicas-to-write 1");
+            await_until("the replica counts", PATIENCE, || {
+                c.try_ask("SET x 1").is_ok()
+            });
+            stops.send_bytes(&bytes).expect("the server reads");
+            r.run("REPLICAOF NO ONE");
+            let replies = lines.map(|_| stops.read());
+            replies.iter().all(Result::is_ok)
+        },
+    );
     await_until("the server refuses writes", PATIENCE, || {
         c.try_ask("SET x 1")
             .is_err_and(|error| error.starts_with("NOREPLICAS"))

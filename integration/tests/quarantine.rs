@@ -33,7 +33,7 @@ fn restarted_after(lines: &[&str]) -> (Server, Connection) {
 fn assert_refused(refusal: &str) {
     let left = refusal
         .strip_prefix(
-            "QUARANTINE no grants yet: dlock.quarantine-ms since the start or promotion ends in ",
+            "QUARANTINE no grants yet: the quarantine after the start or promotion ends in ",
         )
         .and_then(|rest| rest.strip_suffix(" ms"))
         .and_then(|left| left.parse::<u64>().ok());

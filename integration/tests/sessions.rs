@@ -426,7 +426,7 @@ fn the_client_is_shown() {
 fn refused_in_scripts_and_allowed_in_a_transaction() {
     let server = Server::start();
     let mut c = server.connection();
-    let refusal = "ERR SESSION needs a connection of the caller's own: not in a script, not from another module";
+    let refusal = "ERR SESSION needs a client connection: it is not possible in a script or from another module";
     let call = "redis.pcall('DLOCK.ACQUIRE', KEYS[1], 'bob', 'SESSION')";
     let script = format!("return {call}");
     let error = c.answer(cmd("EVAL").arg(&script).arg(1).arg("k"));
@@ -549,6 +549,38 @@ fn a_renamed_lock_s_session_ends_nothing_else() {
     }
     next.reply::<Grant>();
     await_end(&mut c, "j", "bob");
+    assert_sound(&server);
+}
+
+/// RESTORE brings a second hold under the token of the first. It is tied to nothing: its end does not end the session of the
+/// first, nor does the end of that session end it.
+#[test]
+fn a_restored_hold_of_the_same_token_has_no_session() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut dies = server.wire();
+    take(&mut dies, "k bob 600000 SESSION");
+    let restore = {
+        let dump: Vec<u8> = c.ask("DUMP k");
+        cmd("RESTORE").arg("copy").arg(0).arg(dump).to_owned()
+    };
+    for line in [
+        "DLOCK.RELEASE copy bob",
+        "DLOCK.FORCERELEASE copy",
+        "DEL copy",
+        "RENAME copy other",
+        "DLOCK.RENEW copy bob 600000",
+    ] {
+        c.ask_command::<()>(&restore);
+        assert_eq!(holder::<u64>(&mut c, "copy", "session"), Some(0));
+        c.run(line);
+        assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1), "{line}");
+    }
+    dies.close();
+    await_end(&mut c, "k", "bob");
+    for key in ["copy", "other"] {
+        assert_stays(&mut c, key, "bob");
+    }
     assert_sound(&server);
 }
 

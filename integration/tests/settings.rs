@@ -26,6 +26,58 @@ const SETTINGS: [(&str, u64, u64); 11] = [
     ("deadlock-max-steps", 1, 1_000_000_000),
 ];
 
+const OPERATIONS: &str = include_str!("../../docs/operations.md");
+
+/// The pages that show the recommended setting.
+const RECOMMEND: [&str; 3] = [
+    include_str!("../../README.md"),
+    include_str!("../../docs/guarantees.md"),
+    include_str!("../../docs/cluster.md"),
+];
+
+/// The reference has every setting with its default and its bounds.
+#[test]
+fn the_reference_has_every_setting() {
+    let server = Server::start();
+    let all: HashMap<String, String> = server.connection().ask("CONFIG GET dlock.*");
+    for (setting, default) in &all {
+        let row = OPERATIONS
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{setting}` |")))
+            .unwrap_or_else(|| panic!("docs/operations.md does not have {setting}"));
+        let cells: Vec<&str> = row.split(" | ").collect();
+        let documented = cells[1].split(' ').next();
+        assert_eq!(documented, Some(default.as_str()), "{row}");
+        let known = SETTINGS.iter().find(|known| setting.ends_with(known.0));
+        if let Some((_, least, most)) = known {
+            assert_eq!(cells[2], format!("{least} – {most}"), "{row}");
+        }
+    }
+    assert_eq!(all.len(), SETTINGS.len() + 3);
+}
+
+/// What is recommended can be put into a configuration file as it is: a comment has a line of its own.
+#[test]
+fn the_recommended_setting_is_one() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let blocks = RECOMMEND.map(|page| {
+        let block = page.split("```\n").find(|block| block.starts_with("min-"));
+        block.expect("the recommended setting")
+    });
+    assert!(blocks.iter().all(|block| *block == blocks[0]));
+    let lines = blocks[0].lines().filter(|line| !line.starts_with('#'));
+    let lines: Vec<&str> = lines.collect();
+    assert_eq!(lines.len(), 3);
+    for line in lines {
+        let (name, value) = line.split_once(' ').expect("a name and a value");
+        assert!(!value.contains(' '), "{line}");
+        c.run(&format!("CONFIG SET {line}"));
+        let set: HashMap<String, String> = c.ask(&format!("CONFIG GET {name}"));
+        assert_eq!(set[name], value);
+    }
+}
+
 /// A setting that is refused stays as it was, and the error names it.
 #[test]
 fn bad_settings_change_nothing() {

@@ -59,7 +59,7 @@ pub fn run(given: &Given) -> Result<Reply, Error> {
         0 if given.contended => Source::Queues(0),
         marked if marked & OF_QUEUES != 0 => Source::Queues(marked & (OF_QUEUES - 1)),
         _ if given.contended => {
-            let must = "0, or one that CONTENDED has given".to_string();
+            let must = "0, or one that DLOCK.LIST CONTENDED returned".to_string();
             return Err(Error::Argument("cursor", must));
         }
         cursor => Source::Keys(cursor),

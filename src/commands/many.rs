@@ -14,8 +14,7 @@ pub fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, 
     if owner == acquire::FRESH {
         return Err(Error::Argument(
             "owner",
-            "a name: * stands for a fresh one with DLOCK.ACQUIRE and DLOCK.FAIRACQUIRE only"
-                .to_string(),
+            "a name: only DLOCK.ACQUIRE and DLOCK.FAIRACQUIRE make one for *".to_string(),
         ));
     }
     let ask = acquire::ask(call, given, owner, Family::Many)?;

@@ -1,6 +1,6 @@
 //! The command table: the one definition by which a command's words are read (see [`args`]), from which registration,
-//! `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made, and against which the README's reference is
-//! checked.
+//! `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made, and against which the reference in
+//! `docs/` is checked.
 //!
 //! A new option is a field of [`Given`], a constant that says its word, what it may be and that field, and the constant's name
 //! in the list of each command that takes it.
@@ -375,7 +375,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Acquire,
         name: "dlock.acquire",
-        summary: "Takes a lock, at once or after waiting for it; a holder enters it once more",
+        summary: "Takes a lock, or waits for it; the lock is re-entrant for its holder",
         complexity: "O(1) uncontended; O(log N) with N places in the queue",
         access: Access::Write,
         flags: "deny-oom blocking",
@@ -394,7 +394,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::FairAcquire,
         name: "dlock.fairacquire",
-        summary: "Takes a lock, or a durable place in its queue that survives disconnection, restart and failover",
+        summary: "Takes a lock, or a ticket: a place in its queue that survives disconnection, restart and failover",
         complexity: "O(1) uncontended; O(log N) with N places in the queue",
         access: Access::Write,
         flags: "deny-oom blocking",
@@ -414,7 +414,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::AcquireMany,
         name: "dlock.macquire",
-        summary: "Takes many locks or none of them, at once or after waiting for all",
+        summary: "Takes many locks, all or none, or waits for all of them",
         complexity: "O(N log M) with N keys and M places in their queues",
         access: Access::Write,
         flags: "deny-oom blocking",
@@ -433,7 +433,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::RenewMany,
         name: "dlock.mrenew",
-        summary: "Makes the leases of many holds end that long from now, or none; ties them to the connection",
+        summary: "Renews the leases of many holds, all or none; can tie them to the connection",
         complexity: "O(N log M) with N keys and M holders",
         access: Access::Write,
         flags: "",
@@ -443,7 +443,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::ReleaseMany,
         name: "dlock.mrelease",
-        summary: "Gives back one hold of each of many locks that is held",
+        summary: "Gives back one hold of each of many locks",
         complexity: "O(N log M) with N keys and M holders or places in their queues",
         access: Access::Write,
         flags: "",
@@ -453,7 +453,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Downgrade,
         name: "dlock.downgrade",
-        summary: "Weakens a hold's limit, keeping its token and count, and lets in who may now share",
+        summary: "Weakens the limit of a hold, so that others can share; token, count and lease stay",
         complexity: "O(log N) with N holders or places in the queue",
         access: Access::Write,
         flags: "fast",
@@ -463,7 +463,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Renew,
         name: "dlock.renew",
-        summary: "Makes the lease of a hold end that long from now; ties the hold to the connection",
+        summary: "Renews the lease of a hold; can tie the hold to the connection, or let the server renew it",
         complexity: "O(log N) with N holders",
         access: Access::Write,
         flags: "fast",
@@ -473,7 +473,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Release,
         name: "dlock.release",
-        summary: "Gives a hold back; the last one hands the lock to the next in the queue in the same step",
+        summary: "Gives a hold back; with the last hold the next in the queue gets the lock, in the same step",
         complexity: "O(log N) with N holders or places in the queue",
         access: Access::Write,
         flags: "fast",
@@ -483,7 +483,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::ForceRelease,
         name: "dlock.forcerelease",
-        summary: "Ends all holds of a lock, or one owner's, whoever has them",
+        summary: "For operators: ends all holds of a lock, or those of one owner",
         complexity: "O(N) with N holders that are ended",
         access: Access::Write,
         flags: "",
@@ -493,7 +493,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Cancel,
         name: "dlock.cancel",
-        summary: "Removes an owner's place from the queue and answers whoever waits on it",
+        summary: "Removes an owner's place from the queue; a client that waits there is answered null",
         complexity: "O(log N) with N places in the queue",
         access: Access::Write,
         flags: "fast",
@@ -503,7 +503,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Position,
         name: "dlock.position",
-        summary: "Tells how many places stand before an owner's",
+        summary: "Shows how many places are before an owner's in the queue",
         complexity: "O(log N) with N places in the queue; O(N) on a replica",
         access: Access::Read,
         flags: "fast",
@@ -513,7 +513,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Held,
         name: "dlock.held",
-        summary: "Tells a hold's token, count and lease left: an owner's, or that which ends last",
+        summary: "Shows an owner's hold, or the hold that ends last: token, count, lease left",
         complexity: "O(log N) with N holders",
         access: Access::Read,
         flags: "fast",
@@ -523,7 +523,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Check,
         name: "dlock.check",
-        summary: "Answers OK if the lock is held now under this fencing token",
+        summary: "Answers OK if the lock is held under this fencing token now, else an error",
         complexity: "O(N) with N holders",
         access: Access::Read,
         flags: "fast",
@@ -533,7 +533,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Guard,
         name: "dlock.guard",
-        summary: "Runs a command if, and only if, the lock is held now under this fencing token",
+        summary: "Runs a command only if the lock is held under this fencing token now",
         complexity: "O(N) with N holders, and the command's own",
         access: Access::Guard,
         flags: "getkeys-api",
@@ -558,7 +558,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::List,
         name: "dlock.list",
-        summary: "Lists the locks of the database page by page, with who holds them and how many wait",
+        summary: "Lists the locks of the database page by page, with their holders and queue lengths",
         complexity: "O(N) with N keys looked at, which COUNT says",
         access: Access::None,
         flags: "readonly",
@@ -584,7 +584,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Top,
         name: "dlock.top",
-        summary: "Shows the locks that were waited for most",
+        summary: "Shows the most contended locks",
         complexity: "O(1), as at most 1,000 locks are counted",
         access: Access::None,
         flags: "readonly",
@@ -594,7 +594,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Stats,
         name: "dlock.stats",
-        summary: "Shows what was counted and timed since the start or the last reset",
+        summary: "Shows counters and times since the start or the last reset",
         complexity: "O(1)",
         access: Access::None,
         flags: "readonly allow-loading allow-stale",
@@ -604,7 +604,7 @@ pub static COMMANDS: &[Spec] = &[
     Spec {
         verb: Verb::Help,
         name: "dlock.help",
-        summary: "Lists the commands and what they take",
+        summary: "Lists the commands and their arguments",
         complexity: "O(1)",
         access: Access::None,
         flags: "fast allow-loading allow-stale",

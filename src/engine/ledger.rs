@@ -160,7 +160,7 @@ impl Ledger {
         } else {
             self.counters.upgrades += 1;
             let token = self.clock.token(now);
-            self.retie(hold.token, token);
+            self.retie(name, hold.token, token);
             entry.events.push(Event::Acquired(token));
             (token, terms.limit)
         };
@@ -180,7 +180,7 @@ impl Ledger {
         if same_connection != hold {
             entry.set_hold(entered);
         }
-        if !self.ties.is_empty() {
+        if !self.ties.is_empty() && self.ties.at(name, token).is_some() {
             if let Some(auto) = self.ties.auto_mut(token) {
                 auto.lease = auto.lease.max(terms.lease);
             }
@@ -197,9 +197,16 @@ impl Ledger {
 
     /// Ends a hold, counts it, and tells observers.
     #[inline(always)]
-    pub fn end(&mut self, entry: &mut Entry, owner: &[u8], token: Token, end: End, now: Now) {
+    pub fn end(
+        &mut self,
+        entry: &mut Entry,
+        (name, owner): (NameRef, &[u8]),
+        token: Token,
+        end: End,
+        now: Now,
+    ) {
         if !self.ties.is_empty() {
-            self.untie(token);
+            self.untie_at(name, token);
         }
         let owner = if entry.holders() > 1 { owner } else { &[] };
         entry.amend(&Change::Unhold { owner, token, end });
@@ -209,9 +216,16 @@ impl Ledger {
 
     /// Brings the owner's hold count down to `holds`; at 0 the hold is given up. The deadline stays.
     #[inline(always)]
-    pub fn lower(&mut self, entry: &mut Entry, owner: &[u8], hold: Hold, holds: u32, now: Now) {
+    pub fn lower(
+        &mut self,
+        entry: &mut Entry,
+        (name, owner): (NameRef, &[u8]),
+        hold: Hold,
+        holds: u32,
+        now: Now,
+    ) {
         if holds == 0 {
-            self.end(entry, owner, hold.token, End::Released, now);
+            self.end(entry, (name, owner), hold.token, End::Released, now);
         } else if holds != hold.holds {
             entry.set_hold(Hold {
                 owner,
@@ -252,13 +266,19 @@ impl Ledger {
     /// The hold is to end with the connection that claims it: the last one that asks has it, and what else ties it.
     #[cold]
     fn tie_session(&mut self, name: NameRef, owner: &[u8], client: ClientId, token: Token) {
-        let before = self.ties.untie(token);
+        let before = self.ties.at(name, token);
+        let auto = before.and_then(|tie| tie.auto);
+        if auto.is_some() {
+            self.ties.untie(token);
+        } else {
+            self.untie(token);
+        }
         let tie = Tie {
             client,
             name: name.to_owned(),
             owner: Rc::from(owner),
             session: true,
-            auto: before.and_then(|tie| tie.auto),
+            auto,
         };
         self.ties.tie(token, tie);
     }
@@ -275,12 +295,16 @@ impl Ledger {
         how: &TieRequest,
         now: Now,
     ) {
-        let before = self.untie(token);
+        let asked = how.session || how.auto.is_some();
+        let its = self.ties.at(name, token).is_some();
+        if !its && !asked {
+            return;
+        }
+        let before = self.untie(token).filter(|_| its);
         let session = how.session || before.as_ref().is_some_and(|tie| tie.session);
         if !session && how.auto.is_none() {
             return;
         }
-        let asked = how.session || how.auto.is_some();
         let client = match before {
             Some(tie) if !asked => tie.client,
             _ => how.client,
@@ -309,7 +333,15 @@ impl Ledger {
         }
     }
 
-    /// Unties a hold from its connection.
+    /// Unties the hold of this lock from its connection.
+    #[cold]
+    pub fn untie_at(&mut self, name: NameRef, token: Token) {
+        if self.ties.at(name, token).is_some() {
+            self.untie(token);
+        }
+    }
+
+    /// Unties what is tied under this token.
     #[cold]
     pub fn untie(&mut self, token: Token) -> Option<Tie> {
         let mut tie = self.ties.untie(token)?;
@@ -320,8 +352,8 @@ impl Ledger {
     }
 
     /// The hold goes on under another token.
-    fn retie(&mut self, old: Token, new: Token) {
-        if self.ties.is_empty() {
+    fn retie(&mut self, name: NameRef, old: Token, new: Token) {
+        if self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
         }
         // One that is due already, under the old token, is due at once under the new one.

@@ -26,7 +26,7 @@ pub fn run(ctx: *mut Ctx) -> Result<(), String> {
     let Some(path) = own_path().filter(|_| clients.is_some_and(|clients| clients != "0")) else {
         return Ok(());
     };
-    log::notice("an empty module is loaded and unloaded, to see whether CONFIG names a setting that dlock does not have");
+    log::notice("dlock loads and unloads an empty module to see whether CONFIG names a setting that dlock does not have");
     UNDER_WAY.store(true, Ordering::Relaxed);
     let passed = module_command(ctx, b"LOADEX", path.to_bytes());
     UNDER_WAY.store(false, Ordering::Relaxed);

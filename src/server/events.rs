@@ -71,9 +71,9 @@ pub fn hear_generic(ctx: *mut Ctx, own: *mut Ctx, databases: u32) -> Result<(), 
         return listen(ctx, raw::REDISMODULE_NOTIFY_GENERIC);
     }
     log::notice(
-        "this server's version moves a client to another database when a module listens to its generic keyspace events, \
-          so dlock looks at the commands instead: what RENAME, MOVE, EXPIRE and PERSIST do to a lock under another name \
-          (rename-command) is found by a slow sweep",
+        "generic keyspace events of this server version move clients to another database, so dlock watches the commands \
+          RENAME, MOVE, EXPIRE and PERSIST instead; if they have other names (rename-command), a slow sweep finds what they \
+          did to a lock",
     );
     intents::watch(ctx, own)
 }
@@ -115,7 +115,7 @@ pub fn hear_of_ends(ctx: *mut Ctx) {
     };
     if heard != OK {
         log::warning(
-            "the server does not tell of connections that end: sessions last until their leases",
+            "the server does not report connections that end, so a hold with SESSION ends only with its lease",
         );
     }
 }

@@ -17,7 +17,7 @@ pub fn refresh(ctx: *mut Ctx) {
     let possible = !policy.is_empty() && policy != "noeviction";
     if possible && !POSSIBLE.swap(possible, Ordering::Relaxed) {
         log::warning(&format!(
-            "maxmemory-policy {policy} can evict locks while they are held; noeviction is the safe one for a lock server"
+            "maxmemory-policy {policy} can evict locks while they are held; use noeviction for a lock server"
         ));
     }
     POSSIBLE.store(possible, Ordering::Relaxed);

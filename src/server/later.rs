@@ -26,7 +26,7 @@ pub fn effect(ctx: *mut Ctx, error: &Error) {
     log::warning(&error.to_string());
     if api::flags(ctx) & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 || !gate::primary() {
         log::warning(
-            "the server ends, since it would lose locks: update its module and start it again",
+            "the server stops, because it would lose locks: update its module and start it again",
         );
         std::process::exit(1);
     }

@@ -146,7 +146,7 @@ fn door<T: Default>(work: impl FnOnce() -> T) -> T {
 #[cold]
 fn stopped<T: Default>() -> T {
     if !POISONED.swap(true, Ordering::Relaxed) {
-        log::warning("nothing is granted or released any more until the server restarts");
+        log::warning("dlock grants and releases nothing until the server restarts");
     }
     T::default()
 }

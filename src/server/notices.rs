@@ -105,9 +105,9 @@ impl State {
                 false => End::Removed,
             };
             if left {
-                self.engine.on_hold_left(token);
+                self.engine.on_hold_left(name.as_ref(), token);
             } else {
-                self.engine.on_hold_removed(end, token, now);
+                self.engine.on_hold_removed(name.as_ref(), end, token, now);
                 self.notifications.add_named(name, Event::Ended(end, token));
             }
         }

@@ -83,7 +83,7 @@ fn begin(ctx: *mut Ctx) {
         .map_or(1, |state| state.settings.databases);
     if let Err(what) = events::hear_generic(ctx, own, databases) {
         log::warning(&format!(
-            "the server refuses a subscription to {what}: what RENAME, MOVE, EXPIRE and PERSIST do to a lock is found by a slow sweep"
+            "the server refuses a subscription to {what}; a slow sweep finds what RENAME, MOVE, EXPIRE and PERSIST do to a lock"
         ));
     }
     if let Some(mut state) = STATE.try_borrow_mut() {

@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::commands::stats::{sections, Kind};
 use crate::commands::{Census, Reply};
 use crate::engine::counters::{Hot, Times, Top};
-use crate::engine::{Name, Now, Policy};
+use crate::engine::{Name, NameRef, Now, Policy};
 use crate::error::Error;
 use crate::random::{for_seeds, Random};
 use crate::world::{name, World};
@@ -281,6 +281,44 @@ fn as_long_as_there_is_room_the_counts_are_exact() {
     assert_eq!(top.ranked().count(), KEPT);
 }
 
+/// What is forgotten makes room; a lock that had lost its place before is not counted too low in it.
+#[test]
+fn locks_that_are_gone_are_forgotten_and_the_others_keep_their_counts() {
+    for_seeds(10, |seed| {
+        let mut random = Random::new(seed);
+        let mut top = Top::default();
+        let mut counts: HashMap<Name, u64> = HashMap::new();
+        let is_gone = |name: NameRef| name.key.ends_with(b"3");
+        let mut wait = |top: &mut Top, times: usize, all: bool| {
+            for _ in 0..times {
+                let name = name(0, &format!("lock-{}", random.below(5000)));
+                if all || !is_gone(name.as_ref()) {
+                    top.queued(name.as_ref());
+                    *counts.entry(name).or_default() += 1;
+                }
+            }
+            match top.ranked().find(|hot| {
+                let exact = counts[&hot.name];
+                hot.waits < exact || hot.waits - hot.error > exact
+            }) {
+                Some(wrong) => Err(format!("{wrong:?}, not {}", counts[&wrong.name])),
+                None => Ok(()),
+            }
+        };
+        wait(&mut top, 10_000, true)?;
+        let mut left: Vec<Hot> = top.ranked().cloned().collect();
+        left.retain(|hot| !is_gone(hot.name.as_ref()));
+        assert!((1..KEPT).contains(&left.len()));
+        top.forget(is_gone);
+        let now: Vec<Hot> = top.ranked().cloned().collect();
+        assert_eq!(now.len(), left.len());
+        assert!(left.iter().all(|hot| now.contains(hot)));
+        // First there is room, then there is none again.
+        wait(&mut top, 50, false)?;
+        wait(&mut top, 10_000, false)
+    });
+}
+
 /// Names would stay when their locks are long gone.
 #[test]
 fn very_long_names_are_left_out() {
@@ -447,13 +485,13 @@ fn the_number_of_holds_is_the_locks_own() {
 }
 
 #[test]
-fn the_readme_tells_gauges_from_counters() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-    let readme = std::fs::read_to_string(file).expect("README.md");
+fn the_reference_tells_gauges_from_counters() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md");
+    let reference = std::fs::read_to_string(file).expect("docs/operations.md");
     let sections = sections(World::new(Policy::default()).engine(), &Census::default());
     for section in &sections {
         let heading = format!("Section `dlock_{}`", section.name);
-        let text = readme.split(&heading).nth(1).expect("README.md has it");
+        let text = reference.split(&heading).nth(1).expect("the section");
         let rows = text.split("\nSection `").next().unwrap_or_default();
         let mut documented: Vec<(String, &str)> = Vec::new();
         for row in rows.lines().filter(|row| row.starts_with("| `dlock_")) {

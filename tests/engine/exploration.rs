@@ -152,7 +152,7 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
         let mut holds: Vec<_> = lock.holds.iter().collect();
         holds.sort_unstable_by_key(|hold| hold.grant);
         for hold in holds {
-            let session = hold.session.map(|client| names.client(client));
+            let session = hold.session().map(|client| names.client(client));
             let (owner, grant) = (names.owner(&hold.owner), rank(&grants, hold.grant));
             let left = hold.deadline - model.now;
             numbers.extend([

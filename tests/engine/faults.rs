@@ -29,6 +29,10 @@ pub enum Fault {
     DeafToClaim,
     /// TOKEN is not heard.
     DeafToToken,
+    /// AUTO is not heard.
+    DeafToAuto,
+    /// AUTO is over as soon as it begins.
+    ShortAuto,
     /// BLOCK is without bound, whatever it says.
     EndlessBlock,
     /// A lease is one millisecond short.
@@ -148,12 +152,14 @@ use Fault::*;
 /// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
 /// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 58] = [
+const CAUGHT: [(Fault, By, &str); 60] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
     (DeafToClaim, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 CLAIM 7"),
     (DeafToToken, Model, "1: ACQUIRE x a; 1: ACQUIRE y a; 1: RELEASE x a TOKEN #2"),
+    (DeafToAuto, Model, "1: ACQUIRE x a; 1: RENEW x a AUTO 0"),
+    (ShortAuto, Model, "1: ACQUIRE x a; 1: RENEW x a 1000 AUTO 0; wait 500"),
     (EndlessBlock, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 4 SHARED"),
     (ShortLease, Model, "1: ACQUIRE x a 10"),
     (ReleasesAll, Model, "1: ACQUIRE x a 10; 1: ACQUIRE x a 10; 1: RELEASE x a"),
@@ -182,7 +188,7 @@ const CAUGHT: [(Fault, By, &str); 58] = [
     (Unsettled, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
     (GrantStands, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 2 is cut off; 1: RELEASE x a"),
     (TakesBackAll, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 1: ACQUIRE x a BLOCK 0; 1 is cut off; 2: RELEASE x b"),
-    (RenameUnseen, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; rename x y"),
+    (RenameUnseen, Model, "1: ACQUIRE x a SESSION; rename x y"),
     (DelUnseen, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; del x"),
     (SteadySteps, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 50; clock 20"),
     (GrantsOn, Model, "config grants no; 1: ACQUIRE x a 10"),
@@ -243,6 +249,12 @@ impl World {
             (DeafToShared, ..) => without(&mut heard, "SHARED", 1),
             (DeafToClaim, ..) => without(&mut heard, "CLAIM", 2),
             (DeafToToken, ..) => without(&mut heard, "TOKEN", 2),
+            (DeafToAuto, ..) => without(&mut heard, "AUTO", 2),
+            (ShortAuto, ..) => {
+                if let Some(at) = at(&heard, "AUTO") {
+                    heard[at + 1] = b"1".to_vec();
+                }
+            }
             (EndlessBlock, ..) => {
                 if let Some(at) = at(&heard, "BLOCK") {
                     heard[at + 1] = b"0".to_vec();

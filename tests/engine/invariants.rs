@@ -550,4 +550,14 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 }
 
 /// Parts of the debug form of an engine that keeps nothing.
-const EMPTY: [&str; 1] = ["dirty: []"];
+const EMPTY: [&str; 9] = [
+    "by_token: {}, by_client: {}, sessions: 0, autos: 0",
+    "timers: Deadlines { index: {}",
+    "wakes: [], messages: []",
+    "len: 0, empty: WaitQueue",
+    "leases: Deadlines { index: {}",
+    "by_id: {}, by_owner: {}",
+    "notified: {}, notifies: 0",
+    "owners: {}, crowded: {}",
+    "stale: 0, dirty: [], next: {}, undelivered: [], disconnected: {}, renewals: [], suspects: {}, look: None",
+];

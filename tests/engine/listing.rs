@@ -31,7 +31,7 @@ fn each_error_names_the_argument() {
     let cursor = "ERR cursor must be an integer from 0 to 9223372036854775807";
     let count = "ERR COUNT must be an integer from 1 to 9223372036854775807";
     let owner = "ERR OWNER must be 1 to 1024 bytes long";
-    let strange = "ERR cursor must be 0, or one that CONTENDED has given";
+    let strange = "ERR cursor must be 0, or one that DLOCK.LIST CONTENDED returned";
     let long = format!("LIST OWNER {}", "x".repeat(1025));
     for (line, error) in [
         ("LIST -1", cursor),

@@ -17,7 +17,7 @@
 //! | `hash_slots` | which slot a key is in |
 //! | `counting` | numbers, percentiles, the most contended locks |
 //! | `listing` | DLOCK.LIST: rows, scans, patterns |
-//! | `reference` | the command table, and that README.md agrees with it |
+//! | `reference` | the command table, and that the reference in `docs/` agrees with it |
 
 // The server uses more of these sources than the tests do.
 #[allow(dead_code)]

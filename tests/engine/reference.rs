@@ -68,30 +68,30 @@ fn what_may_be_left_out_comes_last() {
     }
 }
 
-fn readme() -> String {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-    std::fs::read_to_string(file).expect("README.md")
+fn document(name: &str) -> String {
+    let file = format!("{}/docs/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&file).expect(&file)
 }
 
 #[test]
-fn the_readme_has_every_command() {
-    let readme = readme();
+fn the_reference_has_every_command() {
+    let reference = document("commands.md");
     let missing: Vec<String> = COMMANDS
         .iter()
         .filter(|spec| !spec.internal())
         .map(Spec::syntax)
-        .filter(|syntax| !readme.lines().any(|line| says(line, syntax)))
+        .filter(|syntax| !reference.lines().any(|line| says(line, syntax)))
         .collect();
     assert!(
         missing.is_empty(),
-        "README.md does not have:\n{}",
+        "docs/commands.md does not have:\n{}",
         missing.join("\n")
     );
 }
 
 #[test]
-fn the_readme_says_what_every_argument_may_be() {
-    let (readme, policy) = (readme(), Policy::default());
+fn the_reference_says_what_every_argument_may_be() {
+    let (errors, policy) = (document("errors.md"), Policy::default());
     let mut missing = BTreeSet::new();
     for spec in COMMANDS.iter().filter(|spec| !spec.internal()) {
         let choices = |arg: &'static Arg| match arg.kind {
@@ -105,8 +105,11 @@ fn the_readme_says_what_every_argument_may_be() {
             missing.extend(error.map(|error| format!("`{error}`")));
         }
     }
-    missing.retain(|text| !readme.contains(text));
-    assert!(missing.is_empty(), "README.md does not have {missing:#?}");
+    missing.retain(|text| !errors.contains(text));
+    assert!(
+        missing.is_empty(),
+        "docs/errors.md does not have {missing:#?}"
+    );
 }
 
 /// Lists examples of every kind of error; a kind that is left out does not compile.
@@ -118,8 +121,8 @@ macro_rules! examples {
 }
 
 #[test]
-fn the_readme_has_every_error() {
-    let readme = readme();
+fn the_reference_has_every_error() {
+    let documented = document("errors.md");
     let errors: Vec<Error> = examples! {
         Error::NotHeld => [Error::NotHeld];
         Error::Fenced => [Error::Fenced];
@@ -162,8 +165,11 @@ fn the_readme_has_every_error() {
         Error::MayNotWait => [Error::MayNotWait];
     };
     let texts = errors.iter().map(|error| format!("`{error}`"));
-    let missing: Vec<String> = texts.filter(|text| !readme.contains(text)).collect();
-    assert!(missing.is_empty(), "README.md does not have {missing:#?}");
+    let missing: Vec<String> = texts.filter(|text| !documented.contains(text)).collect();
+    assert!(
+        missing.is_empty(),
+        "docs/errors.md does not have {missing:#?}"
+    );
 }
 
 /// Whether the line has this syntax, and not a longer one that begins with it.

@@ -1,12 +1,10 @@
-//! The conversations in `tests/scenarios`, held with the engine and with the model.
+//! The conversations in `tests/scenarios`, held with the engine, and with the model beside it.
 
-use crate::model::Model;
-use crate::speech::Speaker;
-use crate::transcript::{check, Subject};
+use crate::transcript::check;
 use std::path::{Path, PathBuf};
 
-/// Holds all conversations, each with a fresh subject.
-fn converse<S: Subject>(subject: impl Fn() -> S) {
+#[test]
+fn conversations_go_as_written() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios");
     let mut files: Vec<_> = std::fs::read_dir(folder)
         .expect("the folder")
@@ -17,22 +15,10 @@ fn converse<S: Subject>(subject: impl Fn() -> S) {
     let told = |file: &PathBuf| {
         let text = std::fs::read_to_string(file).expect("a text");
         let name = file.file_name().unwrap_or_default().to_string_lossy();
-        check(&mut subject(), &text)
-            .err()
-            .map(|wrong| format!("{name}, {wrong}"))
+        check(&text).err().map(|wrong| format!("{name}, {wrong}"))
     };
     let wrong: Vec<String> = files.iter().filter_map(told).collect();
     assert!(wrong.is_empty(), "\n\n{}\n", wrong.join("\n\n"));
-}
-
-#[test]
-fn conversations_go_as_written() {
-    converse(Speaker::new);
-}
-
-#[test]
-fn conversations_with_the_model_go_as_written() {
-    converse(|| Model::new(Default::default()));
 }
 
 const TRUE: &str = "\
@@ -49,14 +35,13 @@ ann: HELD shop alice
 
 #[test]
 fn a_true_conversation_passes() {
-    assert_eq!(check(&mut Speaker::new(), TRUE), Ok(()));
+    assert_eq!(check(TRUE), Ok(()));
 }
 
 /// Makes a conversation untrue in one place, and requires that exactly this line is rejected.
 fn untrue(there: &str, instead: &str, line: usize) {
     assert!(TRUE.contains(there));
-    let wrong =
-        check(&mut Speaker::new(), &TRUE.replacen(there, instead, 1)).expect_err("it is not so");
+    let wrong = check(&TRUE.replacen(there, instead, 1)).expect_err("it is not so");
     assert!(wrong.starts_with(&format!("line {line}:")), "{wrong}");
 }
 

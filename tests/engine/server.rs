@@ -160,12 +160,13 @@ impl Server {
     }
 
     /// A value is gone from its key, and its holds with it.
-    fn lost(&mut self, value: Option<Value>, now: Now) {
+    fn lost(&mut self, name: &Name, value: Option<Value>, now: Now) {
         let Some(Value::Lock(lock, _)) = value else {
             return;
         };
         for hold in lock.holds() {
-            self.engine.on_hold_removed(End::Removed, hold.token, now);
+            self.engine
+                .on_hold_removed(name.as_ref(), End::Removed, hold.token, now);
         }
     }
 
@@ -176,21 +177,21 @@ impl Server {
             Op::Del(name) => {
                 let value = self.keys.values.remove(name);
                 if matches!(value, Some(Value::Lock(..))) {
-                    self.lost(value, now);
+                    self.lost(name, value, now);
                     self.revisit(name, false);
                 }
             }
             Op::Rename(from, to) => {
                 if let Some(value) = self.keys.values.remove(from) {
                     let replaced = self.keys.values.insert(to.clone(), value);
-                    self.lost(replaced.filter(|_| from != to), now);
+                    self.lost(to, replaced.filter(|_| from != to), now);
                     self.revisit(from, false);
                     self.revisit(to, true);
                 }
             }
             Op::Overwrite(name) => {
                 let replaced = self.keys.values.insert(name.clone(), Value::Other);
-                self.lost(replaced, now);
+                self.lost(name, replaced, now);
                 self.revisit(name, false);
             }
             Op::Flush(db) => {
@@ -205,7 +206,7 @@ impl Server {
             Op::Swap(one, other) => self.swap(*one, *other),
             Op::Restore(name, bytes) => {
                 let replaced = self.keys.values.remove(name);
-                self.lost(replaced, now);
+                self.lost(name, replaced, now);
                 self.bring(name, bytes, None, now);
                 self.revisit(name, true);
             }

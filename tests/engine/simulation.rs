@@ -59,6 +59,7 @@ impl Simulation {
             lease: *random.pick(&[2_000, 20_000]),
             block: 1_000,
             claim: 700,
+            auto: true,
         };
         Simulation {
             faithful: *random.pick(&[0, 50, 90]),
@@ -184,7 +185,9 @@ impl Simulation {
             true => self
                 .wishes
                 .request(&mut self.random, verb, &locks, owner, may_wait, "news"),
-            false => self.wishes.other(&mut self.random, verb, &locks, owner),
+            false => self
+                .wishes
+                .other(&mut self.random, verb, &locks, owner, may_wait),
         };
         format!("{who}: {words}")
     }

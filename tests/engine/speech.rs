@@ -1,37 +1,39 @@
-//! How the engine and the model answer in a conversation (see [`transcript`](crate::transcript)).
+//! How the engine answers in a conversation (see [`transcript`](crate::transcript)).
 
 use crate::commands::Reply;
 use crate::engine::{Event, Outcome};
 use crate::error::{escaped, Error};
 use crate::invariants::{self, Broken};
-use crate::model::{Answer, Model, Told};
+use crate::pair::Pair;
 use crate::picture::Picture;
 use crate::script::{Act, Reader};
-use crate::transcript::{Labels, Subject};
-use crate::world::{Heard, World};
+use crate::transcript::Labels;
+use crate::world::Heard;
 
-/// The engine in its world. Every promise is checked after each line.
+/// The engine in its world, with the model beside it. Every promise is checked after each line.
 pub struct Speaker {
-    world: World,
+    pair: Pair,
     before: Picture,
 }
 
 impl Speaker {
     pub fn new() -> Speaker {
-        let mut world = World::new(Default::default());
-        let before = Picture::take(&mut world);
-        Speaker { world, before }
+        let mut pair = Pair::new(Default::default());
+        pair.lenient = true;
+        let before = Picture::take(&mut pair.world);
+        Speaker { pair, before }
     }
-}
 
-impl Subject for Speaker {
-    fn act(
+    /// Does what happens. Gives what is said: first the answer to a command, then who hears what.
+    ///
+    /// Errors if a promise is broken.
+    pub fn act(
         &mut self,
         act: &Act,
         tokens: &Labels,
         names: &Reader,
-    ) -> Result<Option<Vec<String>>, String> {
-        let answer = self.world.act(act, tokens);
+    ) -> Result<Vec<String>, String> {
+        let answer = self.pair.act_as_named(act, tokens)?;
         let mut said: Vec<String> = Vec::new();
         said.extend(answer.map(|answer| match answer {
             Ok(reply) => format!("-> {}", shown(&reply)),
@@ -39,29 +41,24 @@ impl Subject for Speaker {
         }));
         if matches!(act, Act::Stall(_)) {
             // What is overdue comes with the next line.
-            return Ok(Some(said));
+            return Ok(said);
         }
-        self.world.tick();
-        let after = Picture::take(&mut self.world);
+        self.pair.world.tick();
+        let after = Picture::take(&mut self.pair.world);
         let heard = after.heard.iter().filter(|heard| !heard.lost);
         said.extend(heard.map(|heard| heard.said(names)));
-        let checked = invariants::check(&self.before, &after, false)
-            .and_then(|()| invariants::round_trip(&self.world));
+        let checked = invariants::check(&self.before, &after, act.is_orderly())
+            .and_then(|()| invariants::round_trip(&self.pair.world));
         self.before = after;
-        match checked {
-            Ok(()) => Ok(Some(said)),
-            Err(Broken(rule, what)) => Err(format!("{rule:?}: {what}")),
-        }
+        checked.map_err(|Broken(rule, what)| format!("{rule:?}: {what}"))?;
+        Ok(said)
     }
 
-    fn skips(&self, _answer: &str) -> bool {
-        false
-    }
-
-    fn events(&mut self) -> Option<String> {
-        let told = std::mem::take(&mut self.world.events);
+    /// What observers were told since this was last asked.
+    pub fn events(&mut self) -> String {
+        let told = std::mem::take(&mut self.pair.world.events);
         let words: Vec<String> = told.iter().map(|(_, event)| described(event)).collect();
-        Some(words.join(", "))
+        words.join(", ")
     }
 }
 
@@ -129,99 +126,6 @@ fn shown(reply: &Reply) -> String {
         Reply::Map(fields) => {
             let field = |(name, value): &(&str, Reply)| format!("{name}: {}", shown(value));
             format!("{{{}}}", list(fields.iter().map(field).collect()))
-        }
-    }
-}
-
-/// Of what the model does not know it says `...`.
-impl Subject for Model {
-    fn act(
-        &mut self,
-        act: &Act,
-        tokens: &Labels,
-        names: &Reader,
-    ) -> Result<Option<Vec<String>>, String> {
-        let Ok(answer) = Model::act(self, act, tokens) else {
-            return Ok(None);
-        };
-        let mut said: Vec<String> = Vec::new();
-        if let Act::Command(command) = act {
-            let unnamed = command.words.iter().any(|word| word == "*");
-            let named = unnamed.then(|| format!("uuid-of-{}", command.client));
-            said.push(format!(
-                "-> {}",
-                answer.map_or("...".into(), |answer| answer.said(named.as_deref()))
-            ));
-        }
-        let told = self.take_told().into_iter();
-        let heard = told.filter(|told| {
-            told.wait.asked.channel.is_some() || !self.cut.contains(&told.wait.asked.client)
-        });
-        said.extend(heard.map(|told| told.said(names)));
-        Ok(Some(said))
-    }
-
-    fn skips(&self, answer: &str) -> bool {
-        answer.starts_with("-> ERR") || answer.starts_with("-> NOPERM")
-    }
-
-    fn events(&mut self) -> Option<String> {
-        None
-    }
-}
-
-impl Answer {
-    fn said(&self, named: Option<&str>) -> String {
-        let named = |text: String| match named {
-            Some(named) => format!("{text}, {named}]"),
-            None => format!("{text}]"),
-        };
-        let list = |items: Vec<String>| format!("[{}]", items.join(", "));
-        match self {
-            Answer::Granted { grant, holds } => named(format!("[{grant}, {holds}")),
-            Answer::GrantedAll(grants) => list(grants.iter().map(u64::to_string).collect()),
-            Answer::Null | Answer::Cancelled => "null".into(),
-            // The circle is not the model's to name.
-            Answer::Refused(error) => match error.to_string() {
-                text if text.starts_with("DEADLOCK") => "DEADLOCK ...".into(),
-                text => text,
-            },
-            Answer::Waits(_) => "waits...".into(),
-            Answer::Noted(place, id) => format!("[0, {place}, {id}]"),
-            Answer::Number(number) => number.to_string(),
-            Answer::Remaining(remaining) => {
-                let shown =
-                    |left: &Option<u32>| left.map_or("null".into(), |left| left.to_string());
-                list(remaining.iter().map(shown).collect())
-            }
-            Answer::Held(grant, holds, left, None) => format!("[{grant}, {holds}, {left}]"),
-            Answer::Held(grant, holds, left, Some(owner)) => {
-                format!("[{grant}, {holds}, {left}, {owner}]")
-            }
-            Answer::Ok => "OK".into(),
-            Answer::Replaced => Error::Replaced.to_string(),
-            Answer::Gone => "gone".into(),
-        }
-    }
-}
-
-impl Told {
-    fn said(&self, names: &Reader) -> String {
-        let asked = &self.wait.asked;
-        let Some(channel) = &asked.channel else {
-            return format!("{} <- {}", names.name(asked.client), self.answer.said(None));
-        };
-        let what = match &self.answer {
-            Answer::Granted { grant, .. } => format!("granted {grant}"),
-            Answer::Null => "timeout".into(),
-            Answer::Cancelled => "cancelled".into(),
-            Answer::Replaced => "replaced".into(),
-            other => other.said(None),
-        };
-        let key = asked.keys[0].split_once(':').map_or("", |(_, key)| key);
-        match what.starts_with("DEADLOCK") {
-            true => format!("{channel} <- {what}"),
-            false => format!("{channel} <- {what} {key} {} {}", asked.owner, self.wait.id),
         }
     }
 }

@@ -11,60 +11,35 @@
 //! shop-news <- granted #2 shop bert *1  the channel of a request that waits by NOTIFY does; `*1` is the number of that wait
 //! events: acquired #1, ...          what observers were told since the last such line
 //! ```
-//! What is expected may end in `...`: then only the beginning counts.
+//! What is expected may end in `...`: then only the beginning counts. As far as it knows what happens the model is asked, too.
 
-use crate::script::{Act, Reader};
+use crate::script::Reader;
+use crate::speech::Speaker;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Numbers that stand for those of one run: tokens, or waits.
 pub type Labels = BTreeMap<u64, u64>;
 
-/// What a conversation is held with.
-pub trait Subject {
-    /// Does what happens. Gives what is said: first the answer to a command, then who hears what. None ends the conversation.
-    ///
-    /// Errors if a promise is broken.
-    fn act(
-        &mut self,
-        act: &Act,
-        tokens: &Labels,
-        names: &Reader,
-    ) -> Result<Option<Vec<String>>, String>;
-
-    /// Whether a command need not be done that is answered like this.
-    fn skips(&self, answer: &str) -> bool;
-
-    /// What observers were told since this was last asked; none if that is not known.
-    fn events(&mut self) -> Option<String>;
-}
-
 /// Runs a transcript. Errors with the line that is not so.
-pub fn check(subject: &mut impl Subject, text: &str) -> Result<(), String> {
+pub fn check(text: &str) -> Result<(), String> {
     let mut transcript = Transcript {
-        subject,
+        speaker: Speaker::new(),
         names: Reader::default(),
         labels: BTreeMap::new(),
         said: VecDeque::new(),
     };
-    let lines = text.lines().enumerate().map(|(at, line)| {
-        let line = line.split(" # ").next().unwrap_or(line);
-        (at + 1, line.trim_end())
-    });
-    let mut lines = lines
-        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
-        .peekable();
-    while let Some((at, line)) = lines.next() {
-        let wrong = |what: String| format!("line {at}: {line}\n{what}");
-        if let Some(expected) = line.strip_prefix(' ') {
-            transcript.expect(expected.trim()).map_err(wrong)?;
+    for (at, line) in text.lines().enumerate() {
+        let line = line.split(" # ").next().unwrap_or(line).trim_end();
+        if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        transcript.silence().map_err(wrong)?;
-        let answer = lines.peek().map_or("", |(_, next)| next.trim());
-        if answer.starts_with("-> ") && transcript.subject.skips(answer) {
-            transcript.said.push_back(answer.to_string());
-        } else if !transcript.happen(line).map_err(wrong)? {
-            return Ok(());
+        let wrong = |what: String| format!("line {}: {line}\n{what}", at + 1);
+        match line.strip_prefix(' ') {
+            Some(expected) => transcript.expect(expected.trim()).map_err(wrong)?,
+            None => {
+                transcript.silence().map_err(wrong)?;
+                transcript.happen(line).map_err(wrong)?;
+            }
         }
     }
     transcript
@@ -72,8 +47,8 @@ pub fn check(subject: &mut impl Subject, text: &str) -> Result<(), String> {
         .map_err(|what| format!("at the end: {what}"))
 }
 
-struct Transcript<'s, S> {
-    subject: &'s mut S,
+struct Transcript {
+    speaker: Speaker,
     names: Reader,
     /// By the mark and the number that stand for each.
     labels: BTreeMap<char, Labels>,
@@ -81,22 +56,18 @@ struct Transcript<'s, S> {
     said: VecDeque<String>,
 }
 
-impl<S: Subject> Transcript<'_, S> {
-    /// Does what a line says. Gives whether the conversation goes on.
-    fn happen(&mut self, line: &str) -> Result<bool, String> {
+impl Transcript {
+    fn happen(&mut self, line: &str) -> Result<(), String> {
         if let Some(expected) = line.strip_prefix("events: ") {
-            let told = self.subject.events();
-            return told
-                .map_or(Ok(()), |told| self.compare(expected, &told))
-                .map(|()| true);
+            let told = self.speaker.events();
+            return self.compare(expected, &told);
         }
         let act = self.names.read(line)?;
         let none = Labels::new();
         let tokens = self.labels.get(&'#').unwrap_or(&none);
-        let said = self.subject.act(&act, tokens, &self.names)?;
-        let goes_on = said.is_some();
-        self.said.extend(said.into_iter().flatten());
-        Ok(goes_on)
+        self.said
+            .extend(self.speaker.act(&act, tokens, &self.names)?);
+        Ok(())
     }
 
     fn silence(&mut self) -> Result<(), String> {
@@ -128,7 +99,7 @@ impl<S: Subject> Transcript<'_, S> {
     /// Compares letter by letter; a `#1` stands for a token, a `*1` for a wait, and a higher number for a higher one.
     fn matches(&mut self, mut expected: &str, mut said: &str) -> bool {
         loop {
-            if expected == "..." || said == "..." || (expected.is_empty() && said.is_empty()) {
+            if expected == "..." || (expected.is_empty() && said.is_empty()) {
                 return true;
             }
             let mut chars = expected.chars();

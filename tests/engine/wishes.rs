@@ -11,6 +11,8 @@ pub struct Wishes {
     pub lease: Millis,
     pub block: Millis,
     pub claim: Millis,
+    /// Whether the server is to renew by itself.
+    pub auto: bool,
 }
 
 impl Wishes {
@@ -64,10 +66,25 @@ impl Wishes {
     }
 
     /// The words of a command that is no request for locks.
-    pub fn other(&self, random: &mut Random, verb: &str, locks: &str, owner: &str) -> String {
+    pub fn other(
+        &self,
+        random: &mut Random,
+        verb: &str,
+        locks: &str,
+        owner: &str,
+        may_wait: bool,
+    ) -> String {
         let lease = 1 + random.below(self.lease);
         match verb {
-            "RENEW" | "MRENEW" => format!("{verb} {locks} {owner} {lease}"),
+            "RENEW" | "MRENEW" => {
+                let tie = match random.below(6) {
+                    0 if may_wait => " SESSION",
+                    1..=2 if may_wait && self.auto => " AUTO 0",
+                    3 if may_wait && self.auto => " SESSION AUTO 0",
+                    _ => "",
+                };
+                format!("{verb} {locks} {owner} {lease}{tie}")
+            }
             "RELEASE" if random.chance(40) => {
                 format!("{verb} {locks} {owner} HOLDS {}", random.below(3))
             }

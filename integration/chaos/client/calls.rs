@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::time::{Duration, Instant};
 
 use super::Client;
+use crate::history::{Micros, Unanswered};
 use crate::link::{Link, Reply};
 
 /// How much longer than a request may wait at the server its answer may take.
@@ -62,7 +63,7 @@ impl Client<'_> {
 
     /// Sends a request to this server, and counts the answer.
     pub(super) fn call_at(&mut self, port: u16, words: &[&str], bound: Duration) -> Reply {
-        let party = self.party;
+        let (party, sent) = (self.party, self.shared.now());
         if let Entry::Vacant(place) = self.links.entry(port) {
             if let Some(link) = Link::connect(party, port) {
                 place.insert(link);
@@ -76,8 +77,20 @@ impl Client<'_> {
             self.given_up.insert(port, self.shared.now());
             self.links.remove(&port);
         }
-        self.count(words.first().copied().unwrap_or_default(), reply.kind());
+        let command = words.first().copied().unwrap_or_default();
+        self.count(command, reply.kind());
+        self.note_unanswered(command, sent, &reply);
         reply
+    }
+
+    pub(super) fn note_unanswered(&mut self, command: &str, from: Micros, reply: &Reply) {
+        if matches!(reply, Reply::NoAnswer) {
+            self.notes.unanswered.push(Unanswered {
+                command: command.into(),
+                from,
+                until: self.shared.now(),
+            });
+        }
     }
 
     pub(super) fn count(&mut self, command: &str, kind: &str) {

@@ -75,13 +75,10 @@ impl Client<'_> {
 
     /// The same with several that were granted together.
     pub(super) fn use_holds(&mut self, mut holds: Vec<Hold>) {
-        let mut confirmed = true;
-        for hold in &mut holds {
-            confirmed &= self.renew(hold) == Learned::Holds;
-        }
-        if !confirmed {
-            for hold in &holds {
-                self.release(hold);
+        let learned: Vec<Learned> = holds.iter_mut().map(|hold| self.renew(hold)).collect();
+        if learned.iter().any(|learned| *learned != Learned::Holds) {
+            for (hold, learned) in holds.into_iter().zip(learned) {
+                self.give_up(hold, learned);
             }
             return;
         }
@@ -121,6 +118,25 @@ impl Client<'_> {
         for (hold, lost) in holds.into_iter().zip(lost) {
             self.finish(hold, lost);
         }
+    }
+
+    /// Gives back what was granted and could not be confirmed. Nobody has believed in it, but its token counts, and so does
+    /// its loss, if its lease can only have been running when the server knew nothing of it.
+    fn give_up(&mut self, hold: Hold, learned: Learned) {
+        let now = self.shared.now();
+        self.release(&hold);
+        let is_lost =
+            learned == Learned::Lost && !hold.tied && now < hold.asked + believed(LEASE_MS);
+        self.notes.beliefs.push(Belief {
+            lock: hold.lock,
+            owner: hold.owner,
+            token: hold.token,
+            limit: hold.limit,
+            asked: hold.asked,
+            from: now,
+            until: now,
+            end: if is_lost { End::Lost } else { End::Unconfirmed },
+        });
     }
 
     /// For how long it works, and whether it renews. Most work is short; some needs more than a lease.

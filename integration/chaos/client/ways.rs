@@ -313,6 +313,7 @@ impl Client<'_> {
             Some([_, _, wait]) if at == port => {
                 let bound = Duration::from_millis(block_ms) + Duration::from_secs(2);
                 let told = ear.next(bound);
+                self.note_unanswered("NOTIFY", asked, &told);
                 let said = words_of_message(&told, *wait);
                 let kind = match said.as_deref() {
                     Some([first, ..]) => first.clone(),

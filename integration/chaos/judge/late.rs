@@ -1,5 +1,7 @@
 //! What GUARD let through that it must not.
 
+use std::collections::HashSet;
+
 use crate::history::{Log, Write};
 
 /// Writes that were sent when their hold can only have been over, and that were done all the same.
@@ -19,6 +21,14 @@ pub fn out_of_order(logs: &[Log]) -> usize {
         behind.count()
     };
     logs.iter().map(of_one).sum()
+}
+
+/// Locks that were written under, and of which nobody could read in the end what had been written.
+pub fn unread(writes: &[Write], logs: &[Log]) -> usize {
+    let read: HashSet<&str> = logs.iter().map(|log| log.lock.as_str()).collect();
+    let written = writes.iter().filter(|write| write.done);
+    let written: HashSet<&str> = written.map(|write| write.lock.as_str()).collect();
+    written.difference(&read).count()
 }
 
 #[cfg(test)]
@@ -46,6 +56,13 @@ mod tests {
     fn a_write_after_the_lease_is_found_if_it_was_done() {
         assert_eq!(late(&[write(5, 10, true), write(11, 10, false)]), 0);
         assert_eq!(late(&[write(11, 10, true)]), 1);
+    }
+
+    #[test]
+    fn what_nobody_could_read_is_found() {
+        assert_eq!(unread(&[write(5, 10, true)], &[log(&[])]), 0);
+        assert_eq!(unread(&[write(5, 10, false)], &[]), 0);
+        assert_eq!(unread(&[write(5, 10, true)], &[]), 1);
     }
 
     #[test]

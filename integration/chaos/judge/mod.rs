@@ -2,6 +2,7 @@
 
 mod calm;
 mod fifo;
+mod hung;
 mod late;
 mod overlap;
 mod silence;
@@ -36,6 +37,8 @@ pub struct Verdict {
     pub writes: usize,
     /// Such that landed after their hold, or after one with a later token.
     pub writes_late: usize,
+    /// Locks of which it could not be read in the end what had been written under them.
+    pub logs_unread: usize,
     /// Waits during which the lock was free.
     pub wakeups_lost: usize,
     /// Tickets that got the lock.
@@ -49,18 +52,73 @@ pub struct Verdict {
     /// The longest time without a grant in each round, in seconds, shortest first.
     pub silences_s: Vec<f64>,
     /// Calls that got no answer within their bound.
-    pub unanswered: u64,
+    pub unanswered: usize,
+    /// Of these, such that no silent server excuses.
+    pub hung: usize,
 }
 
 impl Verdict {
+    /// What several runs found.
+    pub fn add(&mut self, other: Verdict) {
+        let Verdict {
+            rounds,
+            apart,
+            promotions,
+            grants,
+            overlap_s,
+            overlaps,
+            tokens_fallen,
+            tokens_twice,
+            grants_lost,
+            writes,
+            writes_late,
+            logs_unread,
+            wakeups_lost,
+            tickets,
+            overtaken,
+            left,
+            died,
+            silences_s,
+            unanswered,
+            hung,
+        } = other;
+        for (sum, one) in [
+            (&mut self.rounds, rounds),
+            (&mut self.apart, apart),
+            (&mut self.promotions, promotions),
+            (&mut self.grants, grants),
+            (&mut self.overlaps, overlaps),
+            (&mut self.tokens_fallen, tokens_fallen),
+            (&mut self.tokens_twice, tokens_twice),
+            (&mut self.grants_lost, grants_lost),
+            (&mut self.writes, writes),
+            (&mut self.writes_late, writes_late),
+            (&mut self.logs_unread, logs_unread),
+            (&mut self.wakeups_lost, wakeups_lost),
+            (&mut self.tickets, tickets),
+            (&mut self.overtaken, overtaken),
+            (&mut self.unanswered, unanswered),
+            (&mut self.hung, hung),
+        ] {
+            *sum += one;
+        }
+        self.overlap_s += overlap_s;
+        self.left.extend(left);
+        self.died.extend(died);
+        self.silences_s.extend(silences_s);
+        self.silences_s.sort_by(f64::total_cmp);
+    }
+
     /// What may never be, under whatever fault and setting; overlaps and lost grants are the setting's to prevent.
     pub fn never(&self) -> Vec<String> {
         let counts = [
             ("tokens fell", self.tokens_fallen),
             ("tokens came twice", self.tokens_twice),
             ("guarded writes landed late", self.writes_late),
+            ("locks' writes could not be read", self.logs_unread),
             ("wake-ups were lost", self.wakeups_lost),
             ("tickets were overtaken", self.overtaken),
+            ("calls hung", self.hung),
             ("times the servers did not find together", self.apart),
         ];
         let counts = counts.iter().filter(|(_, count)| *count > 0);
@@ -86,10 +144,6 @@ impl Verdict {
 pub fn judge(history: &History) -> Verdict {
     let (overlap, overlaps) = overlap::overlap(&history.beliefs);
     let (tokens_fallen, tokens_twice) = tokens::disorder(&history.beliefs);
-    let unanswered = history
-        .answers
-        .iter()
-        .filter(|(kind, _)| kind.ends_with(crate::link::NO_ANSWER));
     Verdict {
         rounds: history.rounds.len(),
         apart: history.rounds.iter().filter(|round| !round.healed).count(),
@@ -104,6 +158,7 @@ pub fn judge(history: &History) -> Verdict {
             .count(),
         writes: history.writes.iter().filter(|write| write.done).count(),
         writes_late: late::late(&history.writes) + late::out_of_order(&history.logs),
+        logs_unread: late::unread(&history.writes, &history.logs),
         wakeups_lost: wakeups::lost(history),
         tickets: (history.tickets.iter())
             .filter(|ticket| ticket.token.is_some())
@@ -115,7 +170,8 @@ pub fn judge(history: &History) -> Verdict {
             .collect(),
         died: history.died.clone(),
         silences_s: silence::longest(history).into_iter().map(seconds).collect(),
-        unanswered: unanswered.map(|(_, count)| count).sum(),
+        unanswered: history.unanswered.len(),
+        hung: hung::hung(&history.unanswered, &history.rounds),
     }
 }
 
@@ -125,7 +181,7 @@ fn seconds(micros: u64) -> f64 {
 
 /// Histories for the rules' tests, in seconds.
 #[cfg(test)]
-mod planted {
+pub mod planted {
     use crate::history::*;
 
     pub fn belief(lock: &str, owner: &str, token: u64, from: u64, until: u64) -> Belief {
@@ -147,6 +203,7 @@ mod planted {
             from: from * SECOND,
             calm: calm * SECOND,
             lossy: true,
+            silent: false,
             promoted: true,
             healed: true,
         }
@@ -157,7 +214,7 @@ mod planted {
 mod tests {
     use super::planted::belief;
     use super::*;
-    use crate::history::Left;
+    use crate::history::{Left, Unanswered};
 
     fn peaceful() -> History {
         History {
@@ -208,6 +265,8 @@ mod tests {
     #[test]
     fn a_lost_grant_is_counted() {
         let mut history = peaceful();
+        history.beliefs[0].end = End::Unconfirmed;
+        assert_eq!(judge(&history).grants_lost, 0);
         history.beliefs[0].end = End::Lost;
         assert_eq!(judge(&history).grants_lost, 1);
     }
@@ -215,10 +274,12 @@ mod tests {
     #[test]
     fn calls_without_an_answer_are_counted() {
         let mut history = peaceful();
-        history.answers.insert("ACQUIRE: granted".into(), 5);
-        history
-            .answers
-            .insert(format!("ACQUIRE: {}", crate::link::NO_ANSWER), 2);
-        assert_eq!(judge(&history).unanswered, 2);
+        history.unanswered.push(Unanswered {
+            command: "DLOCK.ACQUIRE".into(),
+            from: 0,
+            until: 1,
+        });
+        assert_eq!(judge(&history).unanswered, 1);
+        assert_eq!(judge(&history).never(), ["1 calls hung"]);
     }
 }

@@ -26,7 +26,7 @@ pub struct Step {
 /// The error for a second holder that wants to upgrade: each would wait for the other to leave.
 pub fn two_upgrades(owner: &[u8], other: &[u8]) -> Error {
     Error::Deadlock(format!(
-        "'{}' and '{}' hold the lock, and each waits for the other to leave it",
+        "'{}' and '{}' hold the lock, and each waits for the other to release it",
         escaped(owner, BYTES_NAMED),
         escaped(other, BYTES_NAMED)
     ))

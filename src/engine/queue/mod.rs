@@ -10,7 +10,7 @@ mod ties;
 mod wait_queue;
 
 pub use blocking_holders::{BlockingHolder, BlockingIndex, MOST_RECORDED};
-pub use deadlines::{Deadlines, DueKey};
+pub use deadlines::Deadlines;
 pub use place::Place;
 pub use queues::WaitQueues;
 pub use requests::{Part, Request, Requests, WaitsAt};

@@ -6,7 +6,7 @@
 //! taken for one of this.
 
 use super::deadlines::DueKey;
-use crate::engine::types::{ClientId, Millis, Name, SteadyMs, Token};
+use crate::engine::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token};
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -37,7 +37,8 @@ pub struct Auto {
     pub due: Option<DueKey<SteadyMs>>,
 }
 
-/// All ties, by the token of the hold: unlike the lock's name it never changes while the hold lasts.
+/// All ties, by the token of the hold: unlike the lock's name it never changes while the hold lasts. RESTORE can bring a second
+/// hold under that token to another lock: it is not the one that is tied, so who asks for a hold of a lock names that lock.
 #[derive(Debug, Default)]
 pub struct Ties {
     by_token: HashMap<Token, Tie>,
@@ -63,9 +64,14 @@ impl Ties {
         self.autos
     }
 
-    /// What a hold is tied by.
+    /// What is tied under this token.
     pub fn get(&self, token: Token) -> Option<&Tie> {
         self.by_token.get(&token)
+    }
+
+    /// What the hold of this lock is tied by.
+    pub fn at(&self, name: NameRef, token: Token) -> Option<&Tie> {
+        self.get(token).filter(|tie| tie.name.as_ref() == name)
     }
 
     /// Ties a hold. It is tied by nothing.

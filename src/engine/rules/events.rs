@@ -278,7 +278,8 @@ impl Engine {
                 continue;
             };
             let left = hold.holds.saturating_sub(grant.added);
-            self.ledger.lower(entry, &owner, hold, left, now);
+            self.ledger
+                .lower(entry, (name.as_ref(), &owner), hold, left, now);
             let lock = self.queues.id(name.as_ref());
             self.rewatch(entry, now, name.as_ref(), lock);
             self.follow_up(keys, now);
@@ -347,7 +348,8 @@ impl Engine {
         entry.heed_external_end();
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, &tie.owner, Some(token)).is_ok_and(lives) {
-            self.ledger.end(entry, &tie.owner, token, End::Session, now);
+            self.ledger
+                .end(entry, (name, &tie.owner), token, End::Session, now);
             // Served when all has gone that the connection held: what else it holds is not to be counted on.
             if let Some(lock) = self.queues.id(name) {
                 self.mark(lock);
@@ -430,14 +432,14 @@ impl Engine {
     }
 
     /// A hold has ended with its key.
-    pub fn on_hold_removed(&mut self, end: End, token: Token, now: Now) {
-        self.ledger.untie(token);
+    pub fn on_hold_removed(&mut self, name: NameRef, end: End, token: Token, now: Now) {
+        self.ledger.untie_at(name, token);
         self.ledger.counters.gone(end, token, now);
     }
 
     /// A hold has left with its key's slot. It goes on elsewhere, without the connection that it is tied to here.
-    pub fn on_hold_left(&mut self, token: Token) {
-        self.ledger.untie(token);
+    pub fn on_hold_left(&mut self, name: NameRef, token: Token) {
+        self.ledger.untie_at(name, token);
     }
 
     /// The same for all holds of the locks that have left.

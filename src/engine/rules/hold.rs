@@ -27,7 +27,7 @@ impl Engine {
             let least = match hold.limit {
                 Limit::SHARED => "SHARED, as the hold is".to_string(),
                 limit => format!(
-                    "{} or more, or SHARED: it can only be weakened here",
+                    "{} or more, or SHARED: DLOCK.DOWNGRADE only weakens a limit",
                     limit.to_wire()
                 ),
             };
@@ -130,7 +130,7 @@ impl Engine {
             Some(left) if left <= hold.holds => left,
             Some(_) => return Err(beyond(hold.holds)),
         };
-        self.ledger.lower(entry, owner, hold, left, now);
+        self.ledger.lower(entry, (name, owner), hold, left, now);
         if left == 0 {
             self.rewatch(entry, now, name, lock);
             self.follow_up(keys, now);
@@ -157,7 +157,7 @@ impl Engine {
             let entry = keys.entry(*name);
             left.push(held(entry, owner, None).ok().map(|hold| {
                 let holds = hold.holds - 1;
-                self.ledger.lower(entry, owner, hold, holds, now);
+                self.ledger.lower(entry, (*name, owner), hold, holds, now);
                 holds
             }));
         }
@@ -185,7 +185,8 @@ impl Engine {
             .map(|hold| (hold.owner.to_vec(), hold.token))
             .collect();
         for (owner, token) in &ended {
-            self.ledger.end(entry, owner, *token, End::Forced, now);
+            self.ledger
+                .end(entry, (name, owner), *token, End::Forced, now);
         }
         self.rewatch(entry, now, name, self.queues.id(name));
         self.follow_up(keys, now);

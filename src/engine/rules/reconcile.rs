@@ -28,8 +28,38 @@ impl Engine {
     /// Reconciles the queues of all locks that are wanted together with this one. A request that leaves this queue leaves
     /// theirs: had they not been looked at before, it would depend on which lock is settled first who was there when the
     /// value changed.
+    ///
+    /// A request whose hold has left any of them is refused before it meets the holds that have come to another: it has no
+    /// ground any more, whatever else is in its way.
     #[cold]
     pub(super) fn reconcile_beside(&mut self, keys: &mut impl Keyspace, now: Now, lock: LockId) {
+        let mut found = BTreeSet::from([lock]);
+        let mut stale = vec![lock];
+        let mut seen = 0;
+        while let Some(&next) = stale.get(seen) {
+            seen += 1;
+            let beside = self.stale_beside(next).into_iter();
+            stale.extend(beside.filter(|other| found.insert(*other)));
+        }
+        let named = |lock: LockId| (lock, self.queues.at(lock).name.clone());
+        let stale: Vec<(LockId, Name)> = stale.into_iter().map(named).collect();
+        for (other, name) in &stale {
+            let entry = keys.entry(name.as_ref());
+            // Who waits under a key of another type is told so when that lock is settled.
+            if !entry.foreign {
+                self.refuse_groundless(entry, now, *other);
+            }
+        }
+        for (other, name) in stale {
+            let entry = keys.entry(name.as_ref());
+            if !entry.foreign && other != lock {
+                self.reconcile(entry, now, other);
+            }
+        }
+    }
+
+    /// The locks that are wanted together with this one, and whose value came or went behind their queue's back.
+    fn stale_beside(&self, lock: LockId) -> BTreeSet<LockId> {
         let queue = self.queues.at(lock);
         let parts = queue.in_order().filter(|(_, place)| place.is_part());
         let ids = parts.filter_map(|(_, place)| place.request());
@@ -37,16 +67,18 @@ impl Engine {
         let many = ids.filter_map(|id| self.requests.get(id));
         let locks = many.flat_map(|many| many.parts().iter().map(|part| part.lock));
         let stale = |lock: &LockId| self.queues.at(*lock).stale;
-        let beside: BTreeSet<LockId> = locks.filter(stale).collect();
-        let named = |lock: LockId| (lock, self.queues.at(lock).name.clone());
-        let beside: Vec<(LockId, Name)> = beside.into_iter().map(named).collect();
-        for (lock, name) in beside {
-            let entry = keys.entry(name.as_ref());
-            // Who waits under a key of another type is told so when that lock is settled.
-            if !entry.foreign {
-                self.reconcile(entry, now, lock);
-            }
+        locks.filter(stale).collect()
+    }
+
+    /// Refuses the upgrade, and the requests for many locks, whose hold of this lock has left it.
+    fn refuse_groundless(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
+        let upgrade = self.queues.at(lock).upgrade();
+        if upgrade.is_some_and(|place| entry.hold(&place.owner).is_none()) {
+            // It is in nobody's way any more.
+            let not_held = Outcome::Refused(Error::NotHeld);
+            self.remove_place(entry, now, lock, Arrival::AHEAD, not_held);
         }
+        self.refuse_unfounded(entry, now, lock);
     }
 
     /// Brings the queue and its value together again.
@@ -68,12 +100,7 @@ impl Engine {
             entry.retime();
         }
         entry.shorten(now.wall().after(self.policy.max_lease_ms));
-        let upgrade = self.queues.at(lock).upgrade();
-        if upgrade.is_some_and(|place| entry.hold(&place.owner).is_none()) {
-            // It is in nobody's way any more.
-            let not_held = Outcome::Refused(Error::NotHeld);
-            self.remove_place(entry, now, lock, Arrival::AHEAD, not_held);
-        }
+        self.refuse_groundless(entry, now, lock);
         for number in self.places_of_holders(entry, lock) {
             self.meet_hold(entry, now, lock, number);
         }

@@ -31,7 +31,7 @@ impl Engine {
     fn settle_unwatched(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> Option<LockId> {
         entry.heed_external_end();
         if !entry.value().needs_watch() {
-            self.expire(entry, now);
+            self.expire(entry, now, name);
             return None;
         }
         let lock = self.queues.id_or_new(name);
@@ -52,7 +52,8 @@ impl Engine {
         if let Some(end) = queue.and_then(|queue| queue.external_end.take()) {
             entry.shorten(end);
         }
-        self.expire(entry, now);
+        let name = self.queues.at(lock).name.clone();
+        self.expire(entry, now, name.as_ref());
         self.reconcile(entry, now, lock);
         self.drop_lapsed(entry, now, lock);
         self.refuse_unfounded(entry, now, lock);
@@ -188,17 +189,18 @@ impl Engine {
 
     /// Ends the holds whose lease has run out.
     #[inline]
-    fn expire(&mut self, entry: &mut Entry, now: Now) {
+    fn expire(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         if entry.value().ended(now.wall()).is_some() {
-            self.expire_all(entry, now);
+            self.expire_all(entry, now, name);
         }
     }
 
     #[cold]
-    fn expire_all(&mut self, entry: &mut Entry, now: Now) {
+    fn expire_all(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         while let Some(hold) = entry.value().ended(now.wall()) {
             let (owner, token) = (Box::<[u8]>::from(hold.owner), hold.token);
-            self.ledger.end(entry, &owner, token, End::Expired, now);
+            let whose = (name, &*owner);
+            self.ledger.end(entry, whose, token, End::Expired, now);
         }
     }
 

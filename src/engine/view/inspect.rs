@@ -184,7 +184,7 @@ impl Engine {
             return None;
         }
         let strictest = holds.iter().map(|hold| hold.limit).min();
-        let tie = |token: Token| self.ledger.ties.get(token);
+        let tie = |token: Token| self.ledger.ties.at(name, token);
         Some(View {
             state: match () {
                 () if !holds.is_empty() => State::Held,

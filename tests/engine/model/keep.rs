@@ -1,6 +1,6 @@
 //! Keeping locks and giving them back, and what happens to them from outside.
 
-use super::{Answer, Hold, Model, Place, Value, Wait};
+use super::{Answer, Hold, Model, Place, Tie, Value, Wait};
 use crate::deadlock;
 use crate::engine::Millis;
 use crate::engine::Policy;
@@ -19,19 +19,58 @@ impl Model {
         lock.holds.iter_mut().find(its).ok_or(Error::NotHeld)
     }
 
+    /// Sets the lease anew, and ties the hold as the last renewal says; but a session stays.
     pub fn renew(
         &mut self,
         key: &str,
         owner: &str,
         grant: Option<u64>,
         lease: Millis,
+        asked: Option<Tie>,
     ) -> Result<u64, Error> {
-        let since = self.held(key, owner, grant)?.since;
+        let Hold { since, grant, .. } = *self.held(key, owner, grant)?;
         let deadline = self.bounded(since, self.now + lease);
-        self.held(key, owner, grant)?.deadline = deadline;
+        let session = self.held(key, owner, None)?.session();
+        if asked.is_some() {
+            self.untie(grant);
+        }
+        let hold = self.held(key, owner, None)?;
+        hold.deadline = deadline;
+        hold.tie = match asked {
+            Some(tie) => Some(Tie {
+                session: tie.session || session.is_some(),
+                ..tie
+            }),
+            None => session.map(|client| Tie {
+                client,
+                session: true,
+                auto: None,
+            }),
+        };
         let left = deadline.saturating_sub(self.now);
         self.settle();
         Ok(left)
+    }
+
+    /// The server renews a hold for its full lease whenever a third of it has passed, until it has reached its age.
+    fn renew_by_itself(&mut self) {
+        let (now, most) = (self.now, self.policy.max_hold_ms);
+        for hold in self.locks.values_mut().flat_map(|lock| &mut lock.holds) {
+            let due =
+                |lease: &Millis| hold.deadline > now && hold.deadline - now <= lease - lease / 3;
+            let Some(lease) = hold.auto().filter(due) else {
+                continue;
+            };
+            let most = if most > 0 {
+                hold.since + most
+            } else {
+                Millis::MAX
+            };
+            hold.deadline = hold.deadline.max((now + lease).min(most));
+            if let Some(tie) = hold.tie.as_mut().filter(|_| now + lease > most) {
+                tie.auto = None;
+            }
+        }
     }
 
     /// Gives back one hold, or all but so many.
@@ -66,11 +105,14 @@ impl Model {
         keys: &[String],
         owner: &str,
         lease: Millis,
+        asked: Option<Tie>,
     ) -> Result<u64, Error> {
         for key in keys {
             self.held(key, owner, None)?;
         }
-        let left = keys.iter().map(|key| self.renew(key, owner, None, lease));
+        let left = keys
+            .iter()
+            .map(|key| self.renew(key, owner, None, lease, asked));
         let left: Result<Vec<u64>, Error> = left.collect();
         Ok(left?.into_iter().min().unwrap_or(lease))
     }
@@ -148,7 +190,10 @@ impl Model {
             }
         }
         for lock in self.locks.values_mut() {
-            lock.holds.retain(|hold| hold.session != Some(client));
+            lock.holds.retain(|hold| hold.session() != Some(client));
+            for hold in &mut lock.holds {
+                hold.tie = hold.tie.filter(|tie| tie.client != client);
+            }
         }
         self.cut.remove(&client);
         self.settle();
@@ -176,7 +221,9 @@ impl Model {
             let wait = self.depart(id).expect("it waits");
             self.tell(wait, Answer::Null);
         }
+        self.renew_by_itself();
         self.settle();
+        self.take_back();
     }
 
     /// The server looks for waits that could never end.
@@ -191,6 +238,11 @@ impl Model {
     fn victim(&self) -> Option<u64> {
         let scene = self.policy.deadlock_detection.then(|| self.scene());
         scene.and_then(deadlock::victim)
+    }
+
+    /// Whether there are waits that could never end.
+    pub fn has_circle(&self) -> bool {
+        deadlock::victim(self.scene()).is_some()
     }
 
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
@@ -310,7 +362,7 @@ impl Model {
     /// A value comes to a key that knows no connections.
     pub fn restore(&mut self, key: &str, mut value: Value) {
         for hold in &mut value.holds {
-            hold.session = None;
+            hold.tie = None;
         }
         self.put_value(key, value);
         self.settle();

@@ -62,8 +62,17 @@ pub struct Hold {
     pub holds: u32,
     pub deadline: Millis,
     pub limit: usize,
-    /// The connection that it ends with.
-    pub session: Option<u64>,
+    pub tie: Option<Tie>,
+}
+
+/// What ties a hold to a connection.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tie {
+    pub client: u64,
+    /// Whether the hold ends with the connection.
+    pub session: bool,
+    /// The lease that the server renews it for.
+    pub auto: Option<Millis>,
 }
 
 /// An owner's place at a lock.
@@ -178,6 +187,17 @@ impl Request {
 }
 
 impl Hold {
+    /// The connection that it ends with.
+    pub fn session(&self) -> Option<u64> {
+        let tie = self.tie.filter(|tie| tie.session);
+        tie.map(|tie| tie.client)
+    }
+
+    /// The lease that the server renews it for.
+    pub fn auto(&self) -> Option<Millis> {
+        self.tie.and_then(|tie| tie.auto)
+    }
+
     /// Whether the request would count beyond what can be counted.
     fn overflows(&self, request: &Request) -> bool {
         request.holds.is_none() && self.holds == u32::MAX
@@ -315,7 +335,7 @@ impl Model {
         if let Some(bound) = bound {
             return Answer::Refused(bound);
         }
-        if locks.iter().filter(open).count() == locks.len() {
+        if locks.iter().all(|lock| open(&lock)) {
             return self.grant_now(request);
         }
         if !request.waits() {

@@ -1,6 +1,6 @@
 //! What follows from an event: whatever it was, all locks are brought up to date.
 
-use super::{overflow, Answer, Hold, Model, Place, Request, Told, Wait, Way};
+use super::{overflow, Answer, Hold, Model, Place, Request, Tie, Told, Wait, Way};
 use crate::error::Error;
 
 impl Model {
@@ -12,9 +12,6 @@ impl Model {
             self.refuse_other_types();
             self.follow_holds();
             self.serve();
-            if !self.moved {
-                self.take_back();
-            }
             if !self.moved {
                 return;
             }
@@ -185,7 +182,7 @@ impl Model {
             holds: 0,
             deadline: 0,
             limit: request.limit,
-            session: None,
+            tie: None,
         });
         if hold.limit > request.limit {
             (hold.grant, hold.since, hold.limit) = (fresh, latest, request.limit);
@@ -195,8 +192,18 @@ impl Model {
             None => hold.holds + 1,
         };
         hold.deadline = self.bounded(hold.since, hold.deadline.max(now + request.lease));
+        let auto = hold.auto().map(|lease| lease.max(request.lease));
+        if let Some(tie) = &mut hold.tie {
+            tie.auto = auto;
+        }
         if request.session {
-            hold.session = Some(request.client);
+            self.untie(hold.grant);
+            let (client, session) = (request.client, true);
+            hold.tie = Some(Tie {
+                client,
+                session,
+                auto,
+            });
         }
         if hold.grant == fresh {
             (self.grants_made, self.latest) = (fresh, latest);
@@ -208,6 +215,14 @@ impl Model {
         told
     }
 
+    /// RESTORE can bring a second hold with one token: not more than one of them is tied.
+    pub(super) fn untie(&mut self, grant: u64) {
+        let holds = self.locks.values_mut().flat_map(|lock| &mut lock.holds);
+        for hold in holds.filter(|hold| hold.grant == grant) {
+            hold.tie = None;
+        }
+    }
+
     /// No hold is carried beyond a certain age.
     pub(super) fn bounded(&self, since: u64, deadline: u64) -> u64 {
         match self.policy.max_hold_ms {
@@ -216,10 +231,17 @@ impl Model {
         }
     }
 
-    /// Takes back what was granted to connections that are gone: what the request had added, no more.
-    fn take_back(&mut self) {
+    /// Takes back what was granted to connections that are gone: what the request had added, no more. That it has reached
+    /// nobody is known only after the event in which it was granted.
+    pub(super) fn take_back(&mut self) {
+        while !self.undelivered.is_empty() {
+            self.take_back_once();
+            self.settle();
+        }
+    }
+
+    fn take_back_once(&mut self) {
         for (key, owner, grant, added) in std::mem::take(&mut self.undelivered) {
-            self.moved = true;
             let holds = &mut self.lock(&key).holds;
             if let Some(hold) = holds
                 .iter_mut()

@@ -1,6 +1,6 @@
 //! The commands and events as the model takes them.
 
-use super::{Answer, Hold, Model, Patience, Place, Request, Told, SHARED};
+use super::{Answer, Hold, Model, Patience, Place, Request, Tie, Told, SHARED};
 use crate::engine::WallMs;
 use crate::error::Error;
 use crate::script::{self, Act, Command};
@@ -13,7 +13,13 @@ impl Model {
     pub fn act(&mut self, act: &Act, tokens: &BTreeMap<u64, u64>) -> Result<Option<Answer>, ()> {
         let key = |(db, key): &(u32, String)| format!("{db}:{key}");
         match act {
-            Act::Command(command) => return Ok(self.run(command, tokens)),
+            // When exactly the server ceases to renew is its own affair.
+            Act::Command(command) if command.bounds_auto() => return Err(()),
+            Act::Command(command) => {
+                let answer = self.run(command, tokens);
+                self.take_back();
+                return Ok(answer);
+            }
             Act::Wait(ms) => self.pass(*ms),
             Act::Clock(ms) => self.step(*ms),
             Act::Heartbeat => self.heartbeat(),
@@ -48,6 +54,7 @@ impl Model {
             }
             _ => return Err(()),
         }
+        self.take_back();
         Ok(None)
     }
 
@@ -87,11 +94,20 @@ impl Model {
                 options.number("TOKEN"),
                 options.count("HOLDS"),
             )),
-            "RENEW" => {
+            "RENEW" | "MRENEW" => {
                 let lease = options.lease.unwrap_or(30_000);
-                number(self.renew(key, &owner?, options.number("TOKEN"), lease))
+                let (auto, session) = (options.has("AUTO"), options.has("SESSION"));
+                let lease = if auto { lease.max(1_000) } else { lease };
+                let asked = (session || auto).then_some(Tie {
+                    client: command.client,
+                    session,
+                    auto: auto.then_some(lease),
+                });
+                number(match many {
+                    true => self.renew_many(&keys, &owner?, lease, asked),
+                    false => self.renew(key, &owner?, options.number("TOKEN"), lease, asked),
+                })
             }
-            "MRENEW" => number(self.renew_many(&keys, &owner?, options.lease.unwrap_or(30_000))),
             "MRELEASE" => {
                 let remaining = self.release_many(&keys, &owner?);
                 Some(remaining.map_or_else(Answer::Refused, Answer::Remaining))
@@ -197,8 +213,10 @@ impl Options {
         let mut words = words.iter();
         while let Some(word) = words.next() {
             let word = word.to_ascii_uppercase();
-            let valued =
-                ["BLOCK", "NOTIFY", "HOLDS", "LIMIT", "CLAIM", "TOKEN"].contains(&word.as_str());
+            let valued = [
+                "BLOCK", "NOTIFY", "HOLDS", "LIMIT", "CLAIM", "TOKEN", "AUTO",
+            ]
+            .contains(&word.as_str());
             match word.parse() {
                 Ok(lease) => options.lease = Some(lease),
                 Err(_) if valued => options.said.push((word, Some(words.next()?.clone()))),

@@ -1,0 +1,399 @@
+//! A cluster that grows: what a lock costs its master, whoever else there is.
+//!
+//! The same locks at the same kind of master, which is alone, or one of several. The others keep locks and waits of their
+//! own meanwhile. What is counted is what that master does: its CPU time, and its instructions, which do not depend on what
+//! else the machine does.
+
+use std::fs;
+use std::rc::Rc;
+
+use dlock_integration::{await_until, Ask, Server, PATIENCE};
+use perf_event::events::Hardware;
+use perf_event::{Builder, Counter};
+
+use crate::errand;
+use crate::failure::Failure;
+use crate::handover::{self, Queue, HANDOVERS};
+use crate::line::{Batch, Line};
+use crate::locking::{exclusive, DLOCK};
+use crate::notice;
+use crate::pair::{self, Pipelined};
+use crate::row::{Row, Source, Value};
+use crate::setting::Stage;
+use crate::way::{Effort, Figure, Group, Opened, Way};
+
+/// The group.
+const GROWTH: &str = "growth of a cluster";
+
+/// Instructions of the server's main thread in user mode, a pair or a hand-over. Some machines do not count them.
+const INSTRUCTIONS: &str = "instructions";
+
+/// Pairs in a sample.
+const PAIRS: usize = 10_000;
+
+/// Who waits for the lock that is handed over.
+const QUEUED: usize = 100;
+
+/// What each other master keeps.
+const LOCKS_ELSEWHERE: usize = 10_000;
+const WAITS_ELSEWHERE: usize = 1_000;
+
+/// In the slot of all that is measured.
+const TAG: &str = "{growth}";
+
+const SLOTS: usize = 16_384;
+
+/// A cluster, and what its ways are called.
+struct Size {
+    masters: usize,
+    /// Has each a replica?
+    replicas: bool,
+    pair: &'static str,
+    handover: &'static str,
+}
+
+const ALONE: Size = Size {
+    masters: 1,
+    replicas: false,
+    pair: "pair, 1 master",
+    handover: "hand-over, 1 master",
+};
+const OF_SIX: Size = Size {
+    masters: 6,
+    replicas: false,
+    pair: "pair, 6 masters",
+    handover: "hand-over, 6 masters",
+};
+const WITH_REPLICA: Size = Size {
+    masters: 1,
+    replicas: true,
+    pair: "pair, 1 master + 1 replica",
+    handover: "hand-over, 1 master + 1 replica",
+};
+const OF_THREE_WITH_REPLICAS: Size = Size {
+    masters: 3,
+    replicas: true,
+    pair: "pair, 3 masters + 3 replicas",
+    handover: "hand-over, 3 masters + 3 replicas",
+};
+
+const SIZES: [Size; 4] = [ALONE, OF_SIX, WITH_REPLICA, OF_THREE_WITH_REPLICAS];
+
+/// What is measured.
+pub fn group() -> Group {
+    Group {
+        name: GROWTH,
+        effort: Effort::full(1, 12, 11),
+        open: Box::new(open),
+    }
+}
+
+fn open() -> Opened {
+    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    for size in SIZES {
+        let cluster = Rc::new(Cluster::start(&size)?);
+        let pair = pair_of(size.pair, &cluster.measured)?;
+        let key = format!("{TAG}queue");
+        let handover = Queue::of(size.handover, &key, QUEUED, &cluster.measured)?;
+        ways.push(Box::new(Growth::new(Box::new(pair), PAIRS, &cluster)));
+        ways.push(Box::new(Growth::new(
+            Box::new(handover),
+            HANDOVERS,
+            &cluster,
+        )));
+    }
+    Ok(ways)
+}
+
+fn pair_of(name: &'static str, server: &Rc<Server>) -> Result<Pipelined, Failure> {
+    let loaded = exclusive(DLOCK)?.load(server);
+    let names = pair::names();
+    let names = names.iter().map(|name| format!("{TAG}{name}"));
+    let commands = names.map(|name| [loaded.take(&name), loaded.give(&name)].concat());
+    let stage = Rc::new(Stage::of(server));
+    Pipelined::of(name, commands.collect(), &loaded.pair(), stage, PAIRS)
+}
+
+/// Another way, and the instructions that its server takes for it.
+struct Growth {
+    way: Box<dyn Way>,
+    /// So often a sample does what is counted.
+    times: usize,
+    counter: Option<Counter>,
+    _cluster: Rc<Cluster>,
+}
+
+impl Growth {
+    fn new(way: Box<dyn Way>, times: usize, cluster: &Rc<Cluster>) -> Growth {
+        Growth {
+            way,
+            times,
+            counter: counter(&cluster.measured),
+            _cluster: Rc::clone(cluster),
+        }
+    }
+}
+
+/// None where the processor, the machine under it, or the kernel does not let us count.
+fn counter(server: &Server) -> Option<Counter> {
+    let mut builder = Builder::new(Hardware::INSTRUCTIONS);
+    builder.observe_pid(i32::try_from(server.pid()).ok()?);
+    let mut counter = builder.build().ok()?;
+    counter.enable().ok()?;
+    Some(counter)
+}
+
+impl Way for Growth {
+    fn name(&self) -> &str {
+        self.way.name()
+    }
+
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        let before = self
+            .counter
+            .as_mut()
+            .and_then(|counter| counter.read().ok());
+        let mut figures = self.way.sample()?;
+        figures.retain(|(name, _)| [pair::CPU, handover::CPU].contains(name));
+        let after = self
+            .counter
+            .as_mut()
+            .and_then(|counter| counter.read().ok());
+        if let (Some(before), Some(after)) = (before, after) {
+            // On a virtual machine there may be a counter that never counts.
+            if after > before {
+                let each = (after - before) as f64 / self.times as f64;
+                figures.push((INSTRUCTIONS, each));
+            }
+        }
+        Ok(figures)
+    }
+
+    fn warm_up(&mut self) -> Result<(), Failure> {
+        self.way.warm_up()
+    }
+}
+
+/// Nodes that serve all slots together.
+struct Cluster {
+    /// The master of all that is measured.
+    measured: Rc<Server>,
+    _others: Vec<Server>,
+}
+
+impl Cluster {
+    fn start(size: &Size) -> Result<Cluster, Failure> {
+        let masters: Vec<Server> = (0..size.masters).map(|_| node()).collect();
+        for (number, master) in masters.iter().enumerate() {
+            let mut connection = master.connection();
+            connection.run(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
+            let first = number * SLOTS / size.masters;
+            let last = (number + 1) * SLOTS / size.masters - 1;
+            connection.run(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
+        }
+        let count = if size.replicas { size.masters } else { 0 };
+        let replicas: Vec<Server> = (0..count).map(|_| node()).collect();
+        join(&masters, &replicas);
+        let slot: usize = masters[0]
+            .connection()
+            .ask(&format!("CLUSTER KEYSLOT {TAG}"));
+        let mut others = Vec::new();
+        let mut measured = None;
+        for (number, master) in masters.into_iter().enumerate() {
+            if (number * SLOTS / size.masters..(number + 1) * SLOTS / size.masters).contains(&slot)
+            {
+                measured = Some(Rc::new(master));
+            } else {
+                keep_busy(&master)?;
+                others.push(master);
+            }
+        }
+        others.extend(replicas);
+        Ok(Cluster {
+            measured: measured.ok_or("nobody serves the slot")?,
+            _others: others,
+        })
+    }
+}
+
+fn node() -> Server {
+    let builder = Server::builder().cluster();
+    builder
+        .config("cluster-require-full-coverage", "no")
+        .start()
+}
+
+/// Has all know each other, and each replica follow a master.
+fn join(masters: &[Server], replicas: &[Server]) {
+    let all = || masters.iter().chain(replicas);
+    for node in all().skip(1) {
+        let (port, bus) = (node.port(), bus_port(node));
+        let line = format!("CLUSTER MEET 127.0.0.1 {port} {bus}");
+        masters[0].connection().run(&line);
+    }
+    let count = masters.len() + replicas.len();
+    for node in all() {
+        let mut connection = node.connection();
+        await_until("the nodes know each other", PATIENCE, || {
+            let nodes: String = connection.ask("CLUSTER NODES");
+            nodes.lines().count() == count && !nodes.contains("handshake")
+        });
+    }
+    for (master, replica) in masters.iter().zip(replicas) {
+        let id: String = master.connection().ask("CLUSTER MYID");
+        let line = format!("CLUSTER REPLICATE {id}");
+        let mut connection = replica.connection();
+        // A node must have heard that the other is no replica before it can follow it.
+        await_until("the replica follows", PATIENCE, || {
+            connection.try_ask(&line).is_ok()
+        });
+        replica.wait_in_sync(master);
+    }
+    for node in all() {
+        let mut connection = node.connection();
+        await_until("the cluster is up", PATIENCE, || {
+            let info: String = connection.ask("CLUSTER INFO");
+            info.contains("cluster_state:ok")
+                && info.contains(&format!("cluster_slots_assigned:{SLOTS}"))
+        });
+        node.trust_other_nodes();
+    }
+}
+
+/// Where it listens to other nodes.
+fn bus_port(node: &Server) -> String {
+    let file = fs::read_to_string(node.config_path()).expect("the file is there");
+    let mut lines = file.lines();
+    let port = lines.find_map(|line| line.strip_prefix("cluster-port "));
+    port.expect("the harness chose a port").to_owned()
+}
+
+/// Gives a master locks that are held, and one for which others wait.
+fn keep_busy(master: &Server) -> Result<(), Failure> {
+    let mut connection = master.connection();
+    let tag = (0..)
+        .map(|number| format!("{{elsewhere:{number}}}"))
+        .find(|tag| connection.try_ask(&format!("DLOCK.INFO {tag}")).is_ok())
+        .ok_or("no slot")?;
+    let mut line = Line::wide(master.port())?;
+    let loaded = exclusive(DLOCK)?.load_with_lease(master, 86_400_000);
+    line.run(&Batch {
+        times: LOCKS_ELSEWHERE,
+        reply: loaded.taken.clone(),
+        bytes: (0..LOCKS_ELSEWHERE)
+            .flat_map(|number| loaded.take(&format!("{tag}held:{number:05}")))
+            .collect(),
+    })?;
+    let owners = errand::owners(WAITS_ELSEWHERE + 1);
+    notice::queue_up(master, &mut line, &format!("{tag}queue"), &owners)
+}
+
+/// A pair, CPU time: one of six masters beside one that is alone.
+pub const PAIR_CPU: Row = pair_row("growth/pair", CPU_OF_PAIR, pair::CPU, &OF_SIX, &ALONE);
+/// The same, instructions.
+pub const PAIR_INSTRUCTIONS: Row = pair_row(
+    "growth/pair-instructions",
+    INSTRUCTIONS_OF_PAIR,
+    INSTRUCTIONS,
+    &OF_SIX,
+    &ALONE,
+);
+/// A pair, CPU time: three masters with a replica each beside one.
+pub const REPLICAS_PAIR_CPU: Row = pair_row(
+    "growth-replicas/pair",
+    CPU_OF_PAIR,
+    pair::CPU,
+    &OF_THREE_WITH_REPLICAS,
+    &WITH_REPLICA,
+);
+/// The same, instructions.
+pub const REPLICAS_PAIR_INSTRUCTIONS: Row = pair_row(
+    "growth-replicas/pair-instructions",
+    INSTRUCTIONS_OF_PAIR,
+    INSTRUCTIONS,
+    &OF_THREE_WITH_REPLICAS,
+    &WITH_REPLICA,
+);
+/// A hand-over, CPU time: one of six masters beside one that is alone.
+pub const HANDOVER_CPU: Row = handover_row(
+    "growth/hand-over",
+    CPU_OF_HANDOVER,
+    handover::CPU,
+    &OF_SIX,
+    &ALONE,
+);
+/// The same, instructions.
+pub const HANDOVER_INSTRUCTIONS: Row = handover_row(
+    "growth/hand-over-instructions",
+    INSTRUCTIONS_OF_HANDOVER,
+    INSTRUCTIONS,
+    &OF_SIX,
+    &ALONE,
+);
+/// A hand-over, CPU time: three masters with a replica each beside one.
+pub const REPLICAS_HANDOVER_CPU: Row = handover_row(
+    "growth-replicas/hand-over",
+    CPU_OF_HANDOVER,
+    handover::CPU,
+    &OF_THREE_WITH_REPLICAS,
+    &WITH_REPLICA,
+);
+/// The same, instructions.
+pub const REPLICAS_HANDOVER_INSTRUCTIONS: Row = handover_row(
+    "growth-replicas/hand-over-instructions",
+    INSTRUCTIONS_OF_HANDOVER,
+    INSTRUCTIONS,
+    &OF_THREE_WITH_REPLICAS,
+    &WITH_REPLICA,
+);
+
+const CPU_OF_PAIR: &str = "ACQUIRE + RELEASE in a cluster, server CPU";
+const INSTRUCTIONS_OF_PAIR: &str = "ACQUIRE + RELEASE in a cluster, instructions";
+const CPU_OF_HANDOVER: &str = "hand-over in a cluster, server CPU, 100 queued";
+const INSTRUCTIONS_OF_HANDOVER: &str = "hand-over in a cluster, instructions, 100 queued";
+
+const fn pair_row(
+    name: &'static str,
+    what: &'static str,
+    figure: &'static str,
+    size: &Size,
+    against: &Size,
+) -> Row {
+    row(name, what, figure, size.pair, against.pair)
+}
+
+const fn handover_row(
+    name: &'static str,
+    what: &'static str,
+    figure: &'static str,
+    size: &Size,
+    against: &Size,
+) -> Row {
+    row(name, what, figure, size.handover, against.handover)
+}
+
+const fn row(
+    name: &'static str,
+    what: &'static str,
+    figure: &'static str,
+    way: &'static str,
+    against: &'static str,
+) -> Row {
+    let group = GROWTH;
+    Row {
+        name,
+        what,
+        against,
+        value: Value::Ratio(
+            Source { group, way, figure },
+            Source {
+                group,
+                way: against,
+                figure,
+            },
+        ),
+        bound: Some(1.1),
+        goal: None,
+        tolerance: 0.08,
+    }
+}

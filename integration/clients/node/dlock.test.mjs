@@ -1,0 +1,476 @@
+// The tests that every language has, by the same names: see ../README.md.
+import assert from 'node:assert/strict';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { after, describe, it } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+
+import { Deadlock, Fenced, LockTimeout, NotHeld, Replaced } from './dlock.mjs';
+import { LEASE, LONG, PATIENCE, Server, closeConnections, libraries, makeLocks, until } from './stage.mjs';
+
+const everywhere = ['single', 'cluster'];
+const tests = [];
+
+/** A test in each of these places, with a server, locks, and a function that makes more of them. */
+function test(name, places, body) { tests.push({ name, places, body }); }
+
+// By these it is seen that older versions of the libraries will do.
+const ofOlderOnes = ['counts_to_a_thousand', 'cancelled_wait', 'cut_connection', 'no_write_after_the_loss',
+  'hold_over_a_slot_move', 'wait_over_a_slot_move'];
+
+after(closeConnections);
+
+/** Another process that wants the lock; killed by SIGKILL. */
+function child(library, place, key, how) {
+  const program = fileURLToPath(new URL('process.mjs', import.meta.url));
+  const one = spawn(process.execPath, [program, library, place, key, how], { stdio: ['ignore', 'ignore', 'inherit'] });
+  const ended = once(one, 'exit');
+  return () => {
+    one.kill('SIGKILL');
+    return ended;
+  };
+}
+
+/** Waits for the lock; a refusal is for whoever awaits it later. */
+function start(locks, key, options) {
+  const wait = locks.lock(key, { timeout: 2 * PATIENCE, ...options });
+  wait.catch(() => {});
+  return wait;
+}
+
+/** The next in the queue has it in the step of the release, and then nobody has. */
+async function handOverTo(server, wait) {
+  const [next] = await server.queue();
+  assert.equal(await server.handOver(), next);
+  const hold = await wait;
+  assert.equal(hold.owner, next);
+  await hold.release();
+  await server.awaitGone();
+}
+
+/** Waits until it has been held for more than so many leases, under its token, and is kept by the server. */
+async function awaitKept(server, hold, leases) {
+  await until(async () => {
+    const holder = (await server.info()).holders.find((one) => one.token === hold.token);
+    assert.ok(holder, 'it is held under its token');
+    return holder['held-ms'] > leases * LEASE && holder.auto === 1;
+  }, 'it is kept');
+  assert.ok(!hold.signal.aborted);
+}
+
+test('counts_to_a_thousand', everywhere, async ({ server, locks }) => {
+  const count = `${server.key}:count`;
+  const work = async () => {
+    for (let i = 0; i < 20; i++) {
+      await locks.using(server.key, {}, async () => {
+        await server.ask('SET', count, Number(await server.ask('GET', count)) + 1);
+      });
+    }
+  };
+  await Promise.all(Array.from({ length: 50 }, work));
+  assert.equal(await server.ask('GET', count), '1000');
+  await server.awaitGone();
+});
+
+test('first_come_first_served', everywhere, async ({ server, locks }) => {
+  await server.hold();
+  const waits = [];
+  for (let i = 0; i < 8; i++) {
+    waits.push(start(locks, server.key));
+    await server.awaitQueued(i + 1);
+  }
+  const line = await server.queue();
+  const served = [await server.handOver()];
+  for (const wait of waits) {
+    const hold = await wait;
+    if (served.length < line.length) served.push(await server.handOver(hold.owner));
+  }
+  assert.deepEqual(served, line);
+});
+
+test('try_lock_does_not_wait', everywhere, async ({ server, locks }) => {
+  await server.hold();
+  assert.equal(await locks.tryLock(server.key), null);
+  assert.deepEqual(await server.queue(), []);
+  await server.handOver();
+  const hold = await locks.tryLock(server.key);
+  assert.deepEqual(await server.owners(), [hold.owner]);
+  await hold.release();
+  await server.awaitGone();
+});
+
+test('wait_longer_than_the_time_out', everywhere, async ({ server, make }) => {
+  await server.hold();
+  const first = start(make({ timeout: 400 }), server.key);
+  await server.awaitQueued(1);
+  const { client } = (await server.info()).queue[0];
+  const second = start(make(), server.key);
+  await server.awaitQueued(2);
+  await until(async () => (await server.info()).queue[0]['waited-ms'] > 2000, 'it has waited for five time-outs');
+  const line = await server.queue();
+  // The library's time-out has cut nothing.
+  assert.equal((await server.info()).queue[0].client, client);
+  assert.equal(await server.handOver(), line[0]);
+  const hold = await first;
+  assert.equal(hold.owner, line[0]);
+  assert.equal((await server.holder()).holds, 1);
+  await hold.release();
+  await (await second).release();
+  await server.awaitGone();
+});
+
+test('cancelled_wait', everywhere, async ({ server, locks, make }) => {
+  await server.hold();
+  const cancel = new AbortController();
+  const first = start(locks, server.key, { signal: cancel.signal });
+  await server.awaitQueued(1);
+  const second = start(make(), server.key);
+  await server.awaitQueued(2);
+  const reason = new Error('enough');
+  cancel.abort(reason);
+  await assert.rejects(first, reason);
+  assert.equal((await server.queue()).length, 1);
+  await handOverTo(server, second);
+  await assert.rejects(locks.lock(server.key, { signal: AbortSignal.abort(reason) }), reason);
+  await server.awaitGone();
+});
+
+test('deadline_passes', everywhere, async ({ server, locks, make }) => {
+  await server.hold();
+  const first = locks.tryLock(server.key, { timeout: 1000 });
+  await server.awaitQueued(1);
+  const second = start(make(), server.key);
+  await until(async () => (await server.queue()).length === 2 || (await first) === null, 'both have asked');
+  assert.equal(await first, null);
+  await server.awaitQueued(1);
+  await handOverTo(server, second);
+  await server.hold();
+  await assert.rejects(locks.lock(server.key, { timeout: 100 }), LockTimeout);
+  assert.deepEqual(await server.queue(), []);
+});
+
+test('cancel_at_the_grant', everywhere, async ({ server, locks }) => {
+  for (let i = 0; i < 30; i++) {
+    await server.hold();
+    const cancel = new AbortController();
+    const wait = start(locks, server.key, { signal: cancel.signal });
+    await server.awaitQueued(1);
+    const over = server.handOver();
+    await sleep(Math.random() * 3); // so that all orders come about
+    cancel.abort();
+    await over;
+    const hold = await wait.catch((error) => assert.equal(error.name, 'AbortError'));
+    await hold?.release();
+    await server.awaitGone();
+  }
+});
+
+test('killed_waiter', everywhere, async ({ server, locks, child }) => {
+  await server.hold();
+  const kill = child('plain');
+  await server.awaitQueued(1);
+  const after = start(locks, server.key);
+  await server.awaitQueued(2);
+  await kill();
+  await until(async () => {
+    const { queue } = await server.info();
+    return queue.length === 1 || queue[0].client === 0;
+  }, 'the server has noticed');
+  await server.handOver();
+  const hold = await after;
+  assert.deepEqual([await server.owners(), await server.queue()], [[hold.owner], []]);
+  await hold.release();
+  await server.awaitGone();
+});
+
+test('killed_at_the_grant', everywhere, async ({ server, locks, child }) => {
+  for (const delay of [0, 1, 3]) {
+    await server.hold();
+    const kill = child('plain');
+    await server.awaitQueued(1);
+    const after = start(locks, server.key);
+    await server.awaitQueued(2);
+    const over = server.handOver();
+    await sleep(delay);
+    await kill();
+    await over;
+    // It had the lock for no longer than its first lease, or its place for no longer than its claim.
+    const hold = await after;
+    assert.deepEqual([await server.owners(), await server.queue()], [[hold.owner], []]);
+    await hold.release();
+    await server.awaitGone();
+  }
+});
+
+test('killed_holder', everywhere, async ({ server, locks, child }) => {
+  for (const [how, reason] of [['session', 'session'], ['plain', 'expired']]) {
+    const messages = await server.messages();
+    const kill = child(how);
+    // It has confirmed it: else it would end by its first lease.
+    await until(async () => (await server.holder())?.auto === 1, 'it is held and kept');
+    const { token } = await server.holder();
+    const after = start(locks, server.key);
+    await server.awaitQueued(1);
+    await kill();
+    assert.equal(await messages.next(), `${reason} ${token}`);
+    messages.close();
+    await (await after).release();
+    await server.awaitGone();
+  }
+});
+
+test('keeps_it_for_ten_leases', ['single'], async ({ server, locks }) => {
+  const hold = await locks.lock(server.key);
+  await awaitKept(server, hold, 10);
+  assert.equal(await hold.guard('SET', `${server.key}:x`, 1), 'OK');
+  await hold.release();
+  await server.awaitGone();
+});
+
+test('cut_connection', everywhere, async ({ server, locks, make }) => {
+  const hold = await make({ lease: LONG }).lock(server.key);
+  const { client } = await server.holder();
+  await (await server.node()).sendCommand(['CLIENT', 'KILL', 'ID', String(client)]);
+  const another = await until(async () => {
+    const holder = await server.holder();
+    return holder.client !== 0 && holder.client !== client && holder;
+  }, 'another connection keeps it');
+  assert.deepEqual([another.token, another.auto], [hold.token, 1]);
+  await awaitKept(server, hold, 2);
+  await hold.release();
+  const told = await locks.lock(server.key, { session: true });
+  await (await server.node()).sendCommand(['CLIENT', 'KILL', 'ID', String((await server.holder()).client)]);
+  await assertLost(told);
+});
+
+async function assertLost(hold) {
+  if (!hold.signal.aborted) await once(hold.signal, 'abort', { signal: AbortSignal.timeout(PATIENCE) });
+  assert.ok(hold.signal.reason instanceof NotHeld);
+  await assert.rejects(hold.release(), NotHeld);
+}
+
+for (const [name, command] of [['forced_release', 'DLOCK.FORCERELEASE'], ['deleted_key', 'DEL']]) {
+  test(name, everywhere, async ({ server, locks }) => {
+    const hold = await locks.lock(server.key);
+    await server.ask(command, server.key);
+    await assertLost(hold);
+  });
+}
+
+test('no_write_after_the_loss', everywhere, async ({ server, locks }) => {
+  const data = `${server.key}:data`;
+  const late = await locks.lock(server.key);
+  assert.equal(await late.guard('SET', data, 'late'), 'OK');
+  await server.ask('DLOCK.FORCERELEASE', server.key);
+  await locks.using(server.key, {}, async (hold) => {
+    await hold.guard('SET', data, 'next');
+    await assert.rejects(late.guard('SET', data, 'too late'), Fenced);
+    assert.equal(await server.ask('GET', data), 'next');
+  });
+});
+
+test('replaced_is_final', everywhere, async ({ server, locks }) => {
+  await server.hold();
+  const wait = start(locks, server.key, { owner: 'one name' });
+  await server.awaitQueued(1);
+  const node = (await server.node()).duplicate();
+  await node.connect();
+  const other = node.sendCommand(['DLOCK.FAIRACQUIRE', server.key, 'one name', '600000', 'BLOCK', '0']);
+  await assert.rejects(wait, Replaced);
+  // The place is the other's, and stays it.
+  assert.deepEqual(await server.queue(), ['one name']);
+  assert.equal(await server.handOver(), 'one name');
+  assert.equal((await other).length, 2);
+  node.destroy();
+});
+
+test('errors_of_its_own', everywhere, async ({ server, locks }) => {
+  const [a, b] = ['a', 'b'].map((name) => `${server.key}:${name}`);
+  const one = await locks.lock(a, { owner: 'one' });
+  const two = await locks.lock(b, { owner: 'two' });
+  const wait = start(locks, b, { owner: 'one' });
+  await server.awaitQueued(1, b);
+  await assert.rejects(locks.lock(a, { owner: 'two' }), (error) => error instanceof Deadlock && /one/.test(error.message));
+  assert.deepEqual(await server.queue(a), []);
+  await two.release();
+  await (await wait).release();
+  await server.ask('DLOCK.FORCERELEASE', a);
+  await assert.rejects(one.guard('SET', `${a}:x`, 1), Fenced);
+  await assert.rejects(one.release(), NotHeld);
+});
+
+test('gives_back_only_its_own', everywhere, async ({ server, locks }) => {
+  await server.hold(server.key, 'another reader', 'SHARED');
+  const me = { owner: 'me', shared: true };
+  const outer = await locks.lock(server.key, me);
+  // To write is to wait for the other reader.
+  assert.equal(await locks.tryLock(server.key, { owner: 'me', timeout: 300 }), null);
+  assert.deepEqual([(await server.owners()).sort(), await server.queue()], [['another reader', 'me'], []]);
+  const inner = await locks.lock(server.key, me);
+  assert.equal(inner.token, outer.token);
+  assert.equal((await server.ask('DLOCK.HELD', server.key, 'me'))[1], 2);
+  await inner.release();
+  assert.equal((await server.ask('DLOCK.HELD', server.key, 'me'))[1], 1);
+  await awaitKept(server, outer, 2);
+  await outer.release();
+  // The error of the work comes through, not that of giving back.
+  const lost = locks.using(`${server.key}:2`, {}, async () => {
+    await server.ask('DLOCK.FORCERELEASE', `${server.key}:2`);
+    throw new RangeError('of the work');
+  });
+  await assert.rejects(lost, RangeError);
+});
+
+test('an_upgrade_ends_the_outer_hold', ['single'], async ({ server, locks }) => {
+  const outer = await locks.lock(server.key, { owner: 'me', shared: true });
+  const inner = await locks.lock(server.key, { owner: 'me' });
+  assert.notEqual(inner.token, outer.token);
+  await assertLost(outer);
+  await awaitKept(server, inner, 2);
+  await inner.release();
+  await server.awaitGone();
+});
+
+test('shared_and_counted', everywhere, async ({ server, locks }) => {
+  const readers = [];
+  for (let i = 0; i < 3; i++) readers.push(await locks.lock(server.key, { shared: true }));
+  const writing = start(locks, server.key);
+  await server.awaitQueued(1);
+  assert.equal(await locks.tryLock(server.key, { shared: true }), null, 'not past the writer');
+  for (const reader of readers) await reader.release();
+  const writer = await writing;
+  assert.equal(await locks.tryLock(server.key, { shared: true }), null);
+  await writer.release();
+  const permits = [];
+  for (let i = 0; i < 3; i++) permits.push(await locks.lock(server.key, { limit: 3 }));
+  assert.equal(await locks.tryLock(server.key, { limit: 3 }), null);
+  const fourth = start(locks, server.key, { limit: 3 });
+  await server.awaitQueued(1);
+  await permits.pop().release();
+  permits.push(await fourth);
+  assert.equal((await server.owners()).length, 3);
+  for (const permit of permits) await permit.release();
+  await server.awaitGone();
+});
+
+test('many_over_several_slots', everywhere, async ({ server, locks }) => {
+  const keys = [0, 1, 2, 3].map((i) => `{${i}${server.key.slice(1, -5)}}m`);
+  const work = async (names) => {
+    for (let i = 0; i < 15; i++) {
+      const tokens = await locks.usingAll(names, {}, (holds) => names.map((name) => holds.get(name).token));
+      assert.equal(new Set(tokens).size, 4);
+    }
+  };
+  await Promise.all([work(keys), work([...keys].reverse())]);
+  await server.hold(keys[2]);
+  await assert.rejects(locks.usingAll(keys, { timeout: 500 }, () => assert.fail('not all are free')), LockTimeout);
+  assert.deepEqual(await Promise.all(keys.map((key) => server.owners(key))), [[], [], ['other'], []]);
+});
+
+test('a_thousand_waits_on_one_connection', everywhere, async ({ server, make }) => {
+  const locks = make({ lease: LONG });
+  await server.hold();
+  const served = [];
+  const works = Array.from({ length: 1000 }, () => locks.using(server.key, {}, (hold) => served.push(hold.owner)));
+  await server.awaitQueued(1000);
+  const { queue } = await server.info();
+  assert.equal(new Set(queue.map((place) => place.client)).size, 1);
+  await server.handOver();
+  await Promise.all(works);
+  assert.deepEqual(served.join('\n'), queue.map((place) => place.owner).join('\n'));
+  await server.awaitGone();
+});
+
+async function holdsOver(what, { server, make }) {
+  const hold = await make({ lease: LONG }).lock(server.key);
+  await server.fault(what);
+  // The new server knows nothing of connections: until the client has said it again nobody renews.
+  await awaitKept(server, hold, 0);
+  assert.ok((await server.holder()).client);
+  assert.equal(await hold.guard('SET', `${server.key}:x`, 1), 'OK');
+  await hold.release();
+  await server.awaitGone();
+}
+
+async function waitsOver(what, { server, locks, make }) {
+  await server.hold();
+  const waits = [];
+  for (const one of [locks, make()]) {
+    waits.push(start(one, server.key, { timeout: 4 * PATIENCE }));
+    await server.awaitQueued(waits.length);
+  }
+  const line = await server.queue();
+  await server.fault(what);
+  await until(async () => (await server.info()).queue.filter((place) => place.client).length === 2, 'both are back');
+  assert.deepEqual(await server.queue(), line);
+  assert.equal(await server.handOver(), line[0]);
+  for (const [i, wait] of waits.entries()) {
+    const hold = await wait;
+    assert.equal(hold.owner, line[i]);
+    await hold.release();
+  }
+  await server.awaitGone();
+}
+
+test('wait_over_a_lost_message', ['single'], async ({ server, locks }) => {
+  await server.hold();
+  const wait = start(locks, server.key);
+  await server.awaitQueued(1);
+  // The grant is published when nobody is there to hear it.
+  await (await server.node()).multi().addCommand(['CLIENT', 'KILL', 'TYPE', 'pubsub'])
+    .addCommand(['DLOCK.RELEASE', server.key, 'other']).exec();
+  const hold = await wait;
+  const { token, holds } = await server.holder();
+  assert.deepEqual([token, holds], [hold.token, 1]);
+  await hold.release();
+  await server.awaitGone();
+});
+
+test('wait_over_a_pause', ['single'], async ({ server, locks }) => {
+  await server.awaitGone();
+  await server.ask('CLIENT', 'PAUSE', 600_000, 'WRITE');
+  try {
+    // The server answers nothing, and the caller gets an answer all the same.
+    assert.equal(await locks.tryLock(server.key, { timeout: 100 }), null);
+    const reason = new Error('enough');
+    const cancel = new AbortController();
+    const wait = start(locks, server.key, { signal: cancel.signal });
+    cancel.abort(reason);
+    await assert.rejects(wait, reason);
+  } finally {
+    await server.ask('CLIENT', 'UNPAUSE');
+  }
+  await server.awaitGone();
+});
+
+test('hold_over_a_failover', ['cluster', 'pair'], (stage) => holdsOver('failover', stage));
+test('wait_over_a_failover', ['cluster', 'pair'], (stage) => waitsOver('failover', stage));
+test('wait_over_a_crash', ['cluster'], (stage) => waitsOver('crash', stage));
+test('hold_over_a_slot_move', ['cluster'], (stage) => holdsOver('move', stage));
+test('wait_over_a_slot_move', ['cluster'], (stage) => waitsOver('move', stage));
+
+// Those that move servers about are alone meanwhile; the others run side by side.
+for (const alone of [false, true]) {
+  describe(alone ? 'servers move about' : 'servers stay', { concurrency: alone ? 1 : 8 }, () => {
+    for (const { name, places, body } of tests.filter((one) => one.name.includes('_over_a_') === alone)) {
+      for (const library of libraries.filter((one) => !/\d/.test(one) || ofOlderOnes.includes(name))) {
+        for (const place of places) {
+          it(`${name} (${library}, ${place})`, { timeout: 10 * PATIENCE }, async () => {
+            const made = [];
+            const make = (options) => made[made.push(makeLocks(library, place, options)) - 1];
+            const server = new Server(place);
+            const kills = [];
+            const start = (how) => kills[kills.push(child(library, place, server.key, how)) - 1];
+            try {
+              await body({ server, make, locks: make(), child: start });
+            } finally {
+              for (const kill of kills) await kill();
+              for (const one of made) await one.close();
+            }
+          });
+        }
+      }
+    }
+  });
+}

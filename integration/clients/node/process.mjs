@@ -1,0 +1,5 @@
+// `process.mjs LIBRARY PLACE KEY session|plain`: takes a lock and holds it until it is killed. The tests kill it.
+import { makeLocks } from './stage.mjs';
+
+const [library, place, key, how] = process.argv.slice(2);
+await makeLocks(library, place).lock(key, { session: how === 'session' });

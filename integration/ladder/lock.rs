@@ -1,0 +1,333 @@
+//! The ways to make a lock.
+
+use std::thread;
+use std::time::Duration;
+
+use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, ConnectionLike, Value};
+use dlock_integration::{command, Ask, Grant};
+use serde::{Deserialize, Serialize};
+
+/// A lease that nobody lives to see the end of.
+pub const LONG_MS: u64 = 24 * 3_600_000;
+
+/// How a lock is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Way {
+    /// `SETNX`; `DEL`.
+    Setnx,
+    /// `SETNX`, then `PEXPIRE`; `DEL`.
+    SetnxExpire,
+    /// `SET NX PX`; `DEL`.
+    SetDel,
+    /// `SET NX PX`; `GET`, and `DEL` if it is still ours.
+    SetGetDel,
+    /// `SET NX PX`; a script that deletes the key if it is still ours.
+    SetCompare,
+    /// A queue that scripts keep. A place in it is dropped when its client has not asked for so many milliseconds.
+    ScriptedQueue { window_ms: u64 },
+    /// DLOCK, in one of its ways.
+    Dlock(Use),
+    /// DLOCK, used wrongly: what the step looks for happens with it, too.
+    Misused(Use),
+}
+
+/// What of DLOCK is used, and how it is misused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Use {
+    /// The hold ends with the connection. Misused: it does not, and has a long lease.
+    Session,
+    /// Whoever has lost the lock is told at the release. Misused: the release is forced.
+    Release,
+    /// The server renews the lease. Misused: nobody does.
+    Auto,
+    /// The token is checked where data are written. Misused: it is not.
+    Guard,
+    /// Clients wait in the lock's queue. Misused: they ask again and again.
+    Block,
+    /// They wait there by a ticket that ends with the wait. Misused: it is kept for the window of a [`Way::ScriptedQueue`].
+    Ticket { window_ms: u64 },
+}
+
+/// What came of giving a lock back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given {
+    /// It was ours.
+    Ours,
+    /// It was another's, and is taken from it.
+    Stolen,
+    /// It was not ours any more, and nothing was done.
+    Lost,
+}
+
+/// A lock, an owner, and how they come together.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Terms {
+    /// How the lock is made.
+    pub way: Way,
+    /// The lock.
+    pub key: String,
+    /// Who wants it.
+    pub owner: String,
+    /// For how long.
+    pub lease_ms: u64,
+    /// Between two tries, where there are several.
+    pub pause_ms: u64,
+}
+
+/// A lock in the hands of one client.
+#[derive(Clone)]
+pub struct Lock {
+    terms: Terms,
+    token: u64,
+}
+
+const COMPARE_AND_DELETE: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+
+const COMPARE_AND_EXPIRE: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0";
+
+/// The lock, its queue, and until when each place is kept; owner, lease, window. Whoever is first, or alone, takes a free lock;
+/// all others get a place, or keep theirs.
+const TAKE_IN_TURN: &str = "\
+    local time = redis.call('TIME'); \
+    local now = time[1] * 1000 + math.floor(time[2] / 1000); \
+    local first = redis.call('LINDEX', KEYS[2], 0); \
+    while first and tonumber(redis.call('ZSCORE', KEYS[3], first)) < now do \
+      redis.call('LPOP', KEYS[2]); \
+      redis.call('ZREM', KEYS[3], first); \
+      first = redis.call('LINDEX', KEYS[2], 0); \
+    end; \
+    if redis.call('EXISTS', KEYS[1]) == 0 and (not first or first == ARGV[1]) then \
+      if first then redis.call('LPOP', KEYS[2]); redis.call('ZREM', KEYS[3], first); end; \
+      redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]); \
+      return 1; \
+    end; \
+    if redis.call('ZADD', KEYS[3], now + ARGV[3], ARGV[1]) == 1 then redis.call('RPUSH', KEYS[2], ARGV[1]); end; \
+    return 0;";
+
+/// Where a scripted queue has its owners.
+pub fn queue_of(key: &str) -> String {
+    format!("{key}:queue")
+}
+
+/// Where it is counted how often a lock was taken.
+pub fn served(key: &str) -> String {
+    format!("{key}:served")
+}
+
+impl Lock {
+    /// Nobody has taken it yet.
+    pub fn new(terms: &Terms) -> Lock {
+        Lock {
+            terms: terms.clone(),
+            token: 0,
+        }
+    }
+
+    /// Takes it, however long that takes. Replies how many had been served when the server read the first try.
+    pub fn take(&mut self, connection: &mut Connection) -> u64 {
+        let try_it = self.acquire();
+        // Both in one packet: nobody can be served in between.
+        let mut bytes = cmd("GET").arg(served(&self.terms.key)).get_packed_command();
+        bytes.extend(try_it.get_packed_command());
+        let mut replies = connection
+            .req_packed_commands(&bytes, 0, 2)
+            .expect("the server answers");
+        let mut reply = replies.pop().expect("two replies");
+        let before: Option<u64> = replies
+            .pop()
+            .map(|count| from_redis_value(&count).expect("a number, or nothing"))
+            .expect("two replies");
+        while !self.is_taken(&reply) {
+            thread::sleep(Duration::from_millis(self.terms.pause_ms));
+            reply = connection.ask_command(&try_it);
+        }
+        self.after_taking(connection);
+        before.unwrap_or(0)
+    }
+
+    fn acquire(&self) -> Cmd {
+        let Terms {
+            key,
+            owner,
+            lease_ms,
+            ..
+        } = &self.terms;
+        match self.terms.way {
+            Way::Setnx | Way::SetnxExpire => command(&format!("SETNX {key} {owner}")),
+            Way::SetDel | Way::SetGetDel | Way::SetCompare => {
+                command(&format!("SET {key} {owner} NX PX {lease_ms}"))
+            }
+            Way::ScriptedQueue { window_ms } => {
+                let mut eval = cmd("EVAL");
+                eval.arg(TAKE_IN_TURN).arg(3).arg(key);
+                eval.arg(queue_of(key)).arg(format!("{key}:until"));
+                eval.arg(owner).arg(lease_ms).arg(window_ms);
+                eval
+            }
+            Way::Dlock(Use::Session) => command(&format!(
+                "DLOCK.ACQUIRE {key} {owner} {lease_ms} BLOCK 0 SESSION"
+            )),
+            Way::Misused(Use::Session) => {
+                command(&format!("DLOCK.ACQUIRE {key} {owner} {LONG_MS} BLOCK 0"))
+            }
+            Way::Dlock(Use::Ticket { .. }) => command(&format!(
+                "DLOCK.FAIRACQUIRE {key} {owner} {lease_ms} BLOCK 0"
+            )),
+            Way::Misused(Use::Ticket { window_ms }) => command(&format!(
+                "DLOCK.FAIRACQUIRE {key} {owner} {lease_ms} BLOCK 0 CLAIM {window_ms}"
+            )),
+            Way::Misused(Use::Block) => command(&format!("DLOCK.ACQUIRE {key} {owner} {lease_ms}")),
+            Way::Dlock(_) | Way::Misused(_) => {
+                command(&format!("DLOCK.ACQUIRE {key} {owner} {lease_ms} BLOCK 0"))
+            }
+        }
+    }
+
+    /// Whether a try was successful. Keeps the token.
+    fn is_taken(&mut self, reply: &Value) -> bool {
+        match reply {
+            Value::Okay | Value::Int(1) => true,
+            Value::Nil | Value::Int(0) => false,
+            reply => {
+                let (token, _): Grant = from_redis_value(reply).expect("a grant");
+                self.token = token;
+                true
+            }
+        }
+    }
+
+    fn after_taking(&self, connection: &mut Connection) {
+        let Terms {
+            key,
+            owner,
+            lease_ms,
+            ..
+        } = &self.terms;
+        match self.terms.way {
+            Way::SetnxExpire => connection.run(&format!("PEXPIRE {key} {lease_ms}")),
+            Way::Dlock(Use::Auto) => {
+                let token = self.token;
+                // If the lease is over already, the release says so.
+                let _ = connection.try_ask(&format!(
+                    "DLOCK.RENEW {key} {owner} {lease_ms} TOKEN {token} AUTO 0"
+                ));
+            }
+            _ => {}
+        }
+    }
+
+    /// Renews the lease, as a client's own renewal thread does. Whether it was still ours.
+    pub fn renew(&self, connection: &mut Connection) -> bool {
+        let Terms {
+            key,
+            owner,
+            lease_ms,
+            ..
+        } = &self.terms;
+        match self.terms.way {
+            Way::Dlock(_) | Way::Misused(_) => {
+                let token = self.token;
+                let line = format!("DLOCK.RENEW {key} {owner} {lease_ms} TOKEN {token}");
+                connection.try_ask(&line).is_ok()
+            }
+            _ => {
+                let mut eval = cmd("EVAL");
+                eval.arg(COMPARE_AND_EXPIRE).arg(1).arg(key);
+                eval.arg(owner).arg(lease_ms);
+                connection.ask_command(&eval)
+            }
+        }
+    }
+
+    /// Writes what the lock protects. Whether the server has taken it.
+    pub fn write(&self, connection: &mut Connection, key: &str, value: i64) -> bool {
+        match self.terms.way {
+            Way::Dlock(Use::Guard) => {
+                let (lock, token) = (&self.terms.key, self.token);
+                let line = format!("DLOCK.GUARD {lock} {token} SET {key} {value}");
+                match connection.try_ask(&line) {
+                    Ok(_) => true,
+                    Err(error) if error.starts_with("FENCED") => false,
+                    Err(error) => panic!("{line:?} was refused: {error}"),
+                }
+            }
+            _ => {
+                connection.run(&format!("SET {key} {value}"));
+                true
+            }
+        }
+    }
+
+    /// Gives it back.
+    pub fn give(&self, connection: &mut Connection) -> Given {
+        let Terms { key, owner, .. } = &self.terms;
+        match self.terms.way {
+            Way::Setnx | Way::SetnxExpire | Way::SetDel => self.delete(connection),
+            Way::SetGetDel => {
+                let holder: Option<String> = connection.ask(&format!("GET {key}"));
+                if holder.as_ref() == Some(owner) {
+                    self.delete(connection)
+                } else {
+                    Given::Lost
+                }
+            }
+            Way::SetCompare | Way::ScriptedQueue { .. } => {
+                let mut eval = cmd("EVAL");
+                eval.arg(COMPARE_AND_DELETE).arg(1).arg(key).arg(owner);
+                match connection.ask_command(&eval) {
+                    true => Given::Ours,
+                    false => Given::Lost,
+                }
+            }
+            Way::Misused(Use::Release) => {
+                self.release(connection, &format!("DLOCK.FORCERELEASE {key}"))
+            }
+            Way::Dlock(_) | Way::Misused(_) => {
+                let token = self.token;
+                let line = format!("DLOCK.RELEASE {key} {owner} TOKEN {token}");
+                self.release(connection, &line)
+            }
+        }
+    }
+
+    /// `DEL`. It is `GETDEL` here, which also says whose lock it was.
+    fn delete(&self, connection: &mut Connection) -> Given {
+        let holder: Option<String> = connection.ask(&format!("GETDEL {}", self.terms.key));
+        match holder {
+            Some(holder) if holder == self.terms.owner => Given::Ours,
+            Some(_) => Given::Stolen,
+            None => Given::Lost,
+        }
+    }
+
+    /// Releases a lock of DLOCK, and looks in the same step whose it was.
+    fn release(&self, connection: &mut Connection, release: &str) -> Given {
+        let lines = [
+            "MULTI",
+            &format!("DLOCK.HELD {}", self.terms.key),
+            release,
+            "EXEC",
+        ];
+        let bytes: Vec<u8> = lines
+            .iter()
+            .flat_map(|line| command(line).get_packed_command())
+            .collect();
+        let mut replies = connection
+            .req_packed_commands(&bytes, lines.len() - 1, 1)
+            .expect("the server answers");
+        let Some(Value::Array(replies)) = replies.pop() else {
+            panic!("EXEC has not run {release:?}");
+        };
+        let [held, released] = replies.as_slice() else {
+            panic!("EXEC has answered {replies:?}");
+        };
+        let held: Option<(u64, u64, u64, String)> = from_redis_value(held).expect("a hold");
+        match (held, released) {
+            (_, Value::ServerError(_)) | (None, _) => Given::Lost,
+            (Some((_, _, _, holder)), _) if holder == self.terms.owner => Given::Ours,
+            _ => Given::Stolen,
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! What a client does. It runs in a process of its own, and tells what happens by lists and counters at the server, where
+//! what it has told stays when it is killed.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::{Client, Connection};
+use dlock_integration::Ask;
+use serde::{Deserialize, Serialize};
+
+use crate::lock::{served, Given, Lock, Terms};
+
+/// How often a client that repeats looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What a client does.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum Part {
+    /// It takes the lock and keeps it.
+    Keep,
+    /// It takes the lock, works, gives it back and rests, until it is told to end. It says when it has done so once.
+    Repeat { work_ms: u64, rest_ms: u64 },
+    /// It does the same so many times. Every so many times the work is slow.
+    Work {
+        times: u64,
+        work_ms: u64,
+        slow_ms: u64,
+        slow_one_in: u64,
+    },
+    /// It takes the lock, which a thread renews, reads the stock, is told to go on, and writes the stock less one.
+    Sell,
+}
+
+/// What a client's process is told.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Order {
+    /// The server.
+    pub port: u16,
+    /// What it does.
+    pub part: Part,
+    /// With which lock.
+    pub terms: Terms,
+}
+
+/// Where the client of this owner says what it has done.
+pub fn says(owner: &str) -> String {
+    format!("{owner}:says")
+}
+
+/// Where it is told to go on.
+pub fn goes_on(owner: &str) -> String {
+    format!("{owner}:goes-on")
+}
+
+/// Where things that happened at a lock are counted.
+pub fn tally(key: &str) -> String {
+    format!("{key}:tally")
+}
+
+/// It exists when those who repeat are to end.
+pub fn end(key: &str) -> String {
+    format!("{key}:end")
+}
+
+/// Where each wait for a lock is noted, in microseconds.
+pub fn waits(key: &str) -> String {
+    format!("{key}:waits")
+}
+
+/// Where it is noted by how many each wait was overtaken or preceded.
+pub fn passed(key: &str) -> String {
+    format!("{key}:passed")
+}
+
+/// Where the stock is kept that a lock protects.
+pub fn stock(key: &str) -> String {
+    format!("{key}:stock")
+}
+
+impl Order {
+    /// Does all of it.
+    pub fn carry_out(&self) {
+        let mut actor = Actor {
+            order: self,
+            connection: self.connect(),
+            lock: Lock::new(&self.terms),
+        };
+        let owner = &self.terms.owner;
+        actor.connection.run(&format!("CLIENT SETNAME {owner}"));
+        actor.play();
+    }
+
+    fn connect(&self) -> Connection {
+        Client::open(format!("redis://127.0.0.1:{}/", self.port))
+            .and_then(|client| client.get_connection())
+            .expect("the server listens")
+    }
+}
+
+struct Actor<'a> {
+    order: &'a Order,
+    connection: Connection,
+    lock: Lock,
+}
+
+impl Actor<'_> {
+    fn play(&mut self) {
+        match self.order.part {
+            Part::Keep => {
+                self.say("asks");
+                self.take();
+                self.say("held");
+                loop {
+                    thread::park();
+                }
+            }
+            Part::Repeat { work_ms, rest_ms } => {
+                self.repeat(
+                    Duration::from_millis(work_ms),
+                    Duration::from_millis(rest_ms),
+                );
+            }
+            Part::Work {
+                times,
+                work_ms,
+                slow_ms,
+                slow_one_in,
+            } => {
+                self.say("ready");
+                self.await_go();
+                for time in 1..=times {
+                    let slow = time % slow_one_in == 0;
+                    if slow {
+                        self.count("slow");
+                    }
+                    self.work_once(if slow { slow_ms } else { work_ms });
+                }
+            }
+            Part::Sell => self.sell(),
+        }
+    }
+
+    /// Takes and gives, with nothing else to do but a look now and then whether it is to end.
+    fn repeat(&mut self, work: Duration, rest: Duration) {
+        let end = end(&self.order.terms.key);
+        let mut looked = None;
+        loop {
+            self.take();
+            thread::sleep(work);
+            match self.lock.give(&mut self.connection) {
+                Given::Ours => {}
+                Given::Stolen => self.count("stolen"),
+                Given::Lost => self.count("lost"),
+            }
+            if looked.is_none() {
+                self.say("begun");
+            }
+            if looked.map_or(true, |looked: Instant| looked.elapsed() > LOOK) {
+                if self.connection.ask(&format!("EXISTS {end}")) {
+                    return;
+                }
+                looked = Some(Instant::now());
+            }
+            thread::sleep(rest);
+        }
+    }
+
+    /// Takes the lock, and notes who was before.
+    fn take(&mut self) {
+        let key = &self.order.terms.key;
+        let asked = Instant::now();
+        let before = self.lock.take(&mut self.connection);
+        let waited = asked.elapsed().as_micros();
+        if matches!(self.order.part, Part::Work { .. }) {
+            let now: u64 = self.connection.ask(&format!("INCR {}", served(key)));
+            let others = now - 1 - before;
+            self.connection
+                .run(&format!("RPUSH {} {waited}", waits(key)));
+            self.connection
+                .run(&format!("RPUSH {} {others}", passed(key)));
+        }
+    }
+
+    fn give(&mut self) {
+        match self.lock.give(&mut self.connection) {
+            Given::Ours => self.count("ours"),
+            Given::Stolen => self.count("stolen"),
+            Given::Lost => self.count("lost"),
+        }
+    }
+
+    fn work_once(&mut self, work_ms: u64) {
+        self.take();
+        let inside = format!("{}:inside", self.order.terms.key);
+        if self.connection.ask::<u64>(&format!("INCR {inside}")) > 1 {
+            self.count("together");
+        }
+        thread::sleep(Duration::from_millis(work_ms));
+        self.connection.run(&format!("DECR {inside}"));
+        self.give();
+    }
+
+    fn sell(&mut self) {
+        self.take();
+        let stock = stock(&self.order.terms.key);
+        let left: i64 = self.connection.ask(&format!("GET {stock}"));
+        let (lock, mut connection) = (self.lock.clone(), self.order.connect());
+        let interval = Duration::from_millis(self.order.terms.lease_ms / 3);
+        thread::spawn(move || {
+            while lock.renew(&mut connection) {
+                thread::sleep(interval);
+            }
+        });
+        self.say("read");
+        self.await_go();
+        match self.lock.write(&mut self.connection, &stock, left - 1) {
+            true => self.say("wrote"),
+            false => self.say("fenced"),
+        }
+        self.lock.give(&mut self.connection);
+    }
+
+    fn say(&mut self, what: &str) {
+        let list = says(&self.order.terms.owner);
+        self.connection.run(&format!("RPUSH {list} {what}"));
+    }
+
+    fn await_go(&mut self) {
+        let list = goes_on(&self.order.terms.owner);
+        self.connection.run(&format!("BLPOP {list} 0"));
+    }
+
+    fn count(&mut self, what: &str) {
+        let tally = tally(&self.order.terms.key);
+        self.connection.run(&format!("HINCRBY {tally} {what} 1"));
+    }
+}

@@ -1,0 +1,42 @@
+//! For how long the server stood still.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use dlock_integration::{Ask, Server};
+
+/// Between two looks.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Somebody who asks the server all the time whether it is there.
+pub struct Watch {
+    ends: Arc<AtomicBool>,
+    thread: JoinHandle<Duration>,
+}
+
+impl Watch {
+    /// Begins to look.
+    pub fn start(server: &Server) -> Watch {
+        let ends = Arc::new(AtomicBool::new(false));
+        let (mut connection, has_ended) = (server.connection(), Arc::clone(&ends));
+        let thread = thread::spawn(move || {
+            let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
+            while !has_ended.load(Ordering::Relaxed) {
+                connection.run("PING");
+                longest = longest.max(last.elapsed());
+                last = Instant::now();
+                thread::sleep(INTERVAL);
+            }
+            longest
+        });
+        Watch { ends, thread }
+    }
+
+    /// Ends. The longest time between two answers.
+    pub fn stop(self) -> Duration {
+        self.ends.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the server has answered")
+    }
+}
