@@ -102,7 +102,6 @@ fn group(text: &mut String, outcome: &Outcome, promise: Promise) {
     if services.is_empty() {
         return;
     }
-    line!(text, "### {name}\n");
     let names: Vec<String> = UNCONTENDED
         .iter()
         .chain(HOT.iter())
@@ -116,6 +115,10 @@ fn group(text: &mut String, outcome: &Outcome, promise: Promise) {
                 .any(|service| outcome.get(name, service, cell, RATE).is_some())
         })
         .collect();
+    if shown.is_empty() {
+        return;
+    }
+    line!(text, "### {name}\n");
     let mut heads = vec!["to be known".to_owned()];
     heads.extend(shown.iter().cloned());
     table(text, "service", &heads);
@@ -232,10 +235,9 @@ fn memory(text: &mut String, outcome: &Outcome) {
         &["bytes a held lock".to_owned(), "bytes a waiter".to_owned()],
     );
     for cell in measured {
-        let get = |figure| {
-            cell.figures
-                .get(figure)
-                .map_or("–".to_owned(), |value| number(value.max(0.0)))
+        let get = |figure| match cell.figures.get(figure) {
+            Some(bytes) if *bytes > 0.0 => number(*bytes),
+            _ => "not seen".to_owned(),
         };
         line!(
             text,
@@ -281,7 +283,9 @@ fn better(text: &mut String, outcome: &Outcome) {
                         cell.figures.get(figure),
                         outcome.get(group, ours, &cell.cell, figure),
                     );
-                    let (Some(theirs), Some(own)) = pair else {
+                    // Where memory was given back meanwhile, nothing is known.
+                    let (Some(theirs), Some(own)) = (pair.0.filter(|value| **value > 0.0), pair.1)
+                    else {
                         continue;
                     };
                     let times = if more_is_better {

@@ -194,8 +194,9 @@ fn redis_servers(promise: Promise) -> Result<Vec<Server>, Failure> {
             .config("appendonly", "yes")
             .config("appendfsync", "always");
     }
+    let program = tempfile::tempdir()?;
     if promise == Promise::DurableSlow {
-        builder = builder.program(slowed_server()?);
+        builder = builder.program(slowed_server(program.path())?);
     }
     let primary = builder.start();
     if promise != Promise::Nodes {
@@ -207,11 +208,11 @@ fn redis_servers(promise: Promise) -> Result<Vec<Server>, Failure> {
 }
 
 /// A program that is the server with slow synchronizations.
-fn slowed_server() -> Result<std::ffi::OsString, Failure> {
+fn slowed_server(directory: &Path) -> Result<std::ffi::OsString, Failure> {
     use std::os::unix::fs::PermissionsExt;
     let server = dlock_integration::server_program();
     let words = crate::disk::slowed(&[server.to_string_lossy().into_owned()]);
-    let path = std::env::temp_dir().join(format!("dlock-slowed-{}", std::process::id()));
+    let path = directory.join("slowed-server");
     std::fs::write(
         &path,
         format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" ")),
