@@ -3,8 +3,9 @@
 use super::args::Usual;
 use super::table::Given;
 use super::{Call, MayWait, Reply};
-use crate::engine::{Answer, Ask, ClientId, Keyspace, Limit, NameRef, Wait};
+use crate::engine::{Answer, Ask, ClientId, Keyspace, Limit, NameRef, Terms, Wait};
 use crate::error::{escaped, Error};
+use std::num::NonZeroU32;
 
 /// Which command of the family is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,23 +91,25 @@ pub fn ask<'a, K: Keyspace>(
     let waits = given.notify.is_some() || given.block.is_some() && may_block(call)?;
     Ok(Ask {
         owner,
-        lease: call.lease(given.lease),
+        terms: Terms {
+            limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
+            lease: call.lease(given.lease),
+            holds: given.holds.and_then(|holds| NonZeroU32::new(holds as u32)),
+            session: given.session,
+            client: ClientId(call.caller.client()),
+        },
         wait: match given.block.filter(|ms| waits && *ms > 0) {
             Some(ms) => Wait::For(Some(ms)),
             None if waits => Wait::For(None),
             None => Wait::No,
         },
-        holds: given.holds.map(|holds| holds as u32),
-        limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
         ticket: match (family, given.claim) {
             (Family::Plain | Family::Many, _) => None,
             (Family::Fair, Some(claim)) => Some(claim),
             (Family::Fair, None) if waits => Some(0),
             (Family::Fair, None) => Some(call.engine.policy.claim_window_ms),
         },
-        session: given.session,
         channel: given.notify,
-        client: ClientId(call.caller.client()),
     })
 }
 

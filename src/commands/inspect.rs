@@ -2,7 +2,7 @@
 
 use super::table::{Given, COMMANDS};
 use super::{Call, Caller, Reply};
-use crate::engine::{HoldView, Keyspace, Lock, PlaceKind, PlaceView, State, Token};
+use crate::engine::{HoldView, Keyspace, PlaceKind, PlaceView, State, Token};
 use crate::error::Error;
 
 /// Holders and places that INFO shows where the request does not say.
@@ -15,9 +15,7 @@ pub fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Err
     let (engine, lock) = call.lock(name)?;
     let hold = match given.owner {
         Some(owner) => engine.held(lock, now, owner),
-        None => lock
-            .and_then(Lock::last)
-            .filter(|hold| hold.deadline > now.wall()),
+        None => engine.longest(lock, now),
     };
     let Some(hold) = hold else {
         return Ok(Reply::NullArray);

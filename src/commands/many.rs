@@ -4,7 +4,7 @@ use super::acquire::{self, Family};
 use super::hold;
 use super::table::Given;
 use super::{Call, Reply};
-use crate::engine::{Keyspace, ManyAnswer};
+use crate::engine::{Answer, Keyspace};
 use crate::error::Error;
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n] [SESSION]`.
@@ -22,14 +22,14 @@ pub fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, 
         .engine
         .acquire_many(call.keys, call.now, &names, &ask)?;
     Ok(match answer {
-        ManyAnswer::Granted(grants) => Reply::Array(
+        Answer::Granted(grants) => Reply::Array(
             grants
                 .iter()
                 .map(|grant| Reply::Integer(grant.token.0))
                 .collect(),
         ),
-        ManyAnswer::Null => Reply::NullArray,
-        ManyAnswer::Waiting(id) => Reply::Wait(id, None),
+        Answer::Null => Reply::NullArray,
+        Answer::Waiting(id) => Reply::Wait(id, None),
     })
 }
 

@@ -3,7 +3,7 @@
 use super::lock::change::{self, Change, End};
 use super::lock::token::TokenClock;
 use super::lock::{Hold, Lock};
-use super::types::{Arrival, Limit, NameRef, Token, WallMs};
+use super::types::{NameRef, Token, WallMs};
 use crate::error::Error;
 use crate::maybe_owned::MaybeOwned;
 
@@ -92,28 +92,32 @@ pub enum Event {
 }
 
 impl Entry {
+    /// The lock; one that nobody holds where there is none.
+    pub fn value(&self) -> &Lock {
+        self.lock.as_deref().unwrap_or(&Lock::FREE)
+    }
+
     /// The owner's hold.
     pub fn hold(&self, owner: &[u8]) -> Option<Hold<'_>> {
-        self.lock.as_ref()?.hold(owner)
+        self.value().hold(owner)
     }
 
     /// How many owners hold it.
     pub fn holders(&self) -> usize {
-        self.lock.as_ref().map_or(0, |lock| lock.holders())
+        self.value().holders()
     }
 
-    /// Whether a ticket has this number.
-    pub fn has_ticket(&self, number: Arrival) -> bool {
-        self.lock
-            .as_ref()
-            .is_some_and(|lock| lock.ticket(number).is_some())
+    /// Makes an owner's hold exactly this one.
+    #[inline]
+    pub fn set_hold(&mut self, hold: Hold) {
+        self.commit(&Change::Hold(hold));
     }
 
-    /// Whether the owner may hold with this limit beside the other holders.
-    pub fn admits(&self, owner: &[u8], limit: Limit) -> bool {
-        self.lock
-            .as_ref()
-            .map_or(true, |lock| lock.admits(owner, limit))
+    /// Makes a change, if there is one.
+    pub fn commit_any(&mut self, change: Option<Change>) {
+        if let Some(change) = change {
+            self.commit(&change);
+        }
     }
 
     /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
@@ -145,21 +149,26 @@ impl Entry {
     /// Ends every lease at this time that would end later.
     #[cold]
     pub fn shorten(&mut self, latest: WallMs) {
-        let Some(lock) = &self.lock else { return };
-        let beyond: Vec<Box<[u8]>> = lock
-            .holds()
-            .filter(|hold| hold.deadline > latest)
-            .map(|hold| Box::from(hold.owner))
-            .collect();
-        for owner in beyond {
-            if let Some(hold) = self.hold(&owner) {
-                let shortened = Hold {
-                    owner: &owner,
-                    deadline: latest,
+        let beyond = self.value().holds().filter(|hold| hold.deadline > latest);
+        let beyond: Vec<Box<[u8]>> = beyond.map(|hold| Box::from(hold.owner)).collect();
+        for owner in &beyond {
+            if let Some(hold) = self.hold(owner) {
+                let (owner, deadline) = (&**owner, latest);
+                let hold = Hold {
+                    owner,
+                    deadline,
                     ..hold
                 };
-                self.commit(&Change::Hold(shortened));
+                self.set_hold(hold);
             }
+        }
+    }
+
+    /// Has the leases end by what the key was given from outside, if it was.
+    #[inline]
+    pub fn heed_external_end(&mut self) {
+        if let Some(end) = self.external_end.take() {
+            self.shorten(end);
         }
     }
 
@@ -185,7 +194,7 @@ impl Entry {
                 Change::Unhold { token, end, .. } => self.events.push(Event::Ended(*end, *token)),
                 Change::Ticket { number, .. } => {
                     clock.follow(number.0);
-                    if !self.has_ticket(*number) {
+                    if self.value().ticket(*number).is_none() {
                         self.events.push(Event::Queued);
                     }
                 }

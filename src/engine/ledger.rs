@@ -2,17 +2,15 @@
 
 use super::counters::Counters;
 use super::keyspace::{Entry, Event};
-use super::lock::change::{Change, End};
 use super::lock::token::TokenClock;
-use super::lock::Hold;
+use super::lock::{Change, End, Hold};
 use super::policy::Policy;
-use super::queue::deadlines::{Deadlines, DueKey};
-use super::queue::ties::{Auto, Tie, Ties};
-use super::queue::LockId;
+use super::queue::{Auto, Deadlines, LockId, Request, Tie, Ties};
 use super::types::{
-    Arrival, ClientId, Grant, Limit, Millis, Name, NameRef, Now, RequestId, SteadyMs, Token,
+    Arrival, ClientId, Grant, Millis, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token,
 };
 use crate::error::Error;
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// Something that happens by itself after a while.
@@ -71,25 +69,6 @@ pub struct Message {
     pub outcome: Outcome,
 }
 
-/// What one request claims of a lock that is to be its owner's.
-#[derive(Debug, Clone, Copy)]
-pub struct Claim<'a> {
-    /// The lock.
-    pub name: NameRef<'a>,
-    /// Who is to hold it.
-    pub owner: &'a [u8],
-    /// The most owners that may hold at once.
-    pub limit: Limit,
-    /// The lease, from now on.
-    pub lease: Millis,
-    /// The least hold count; none for one more.
-    pub holds: Option<u32>,
-    /// The connection that asks.
-    pub client: ClientId,
-    /// Whether the hold is to end with the connection.
-    pub session: bool,
-}
-
 /// How a RENEW ties a hold to its connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct TieRequest {
@@ -129,22 +108,23 @@ impl Ledger {
         policy: &Policy,
         entry: &mut Entry,
         now: Now,
-        claim: &Claim,
+        (name, owner): (NameRef, &[u8]),
+        terms: &Terms,
     ) -> Grant {
         let token = self.clock.token(now);
-        let holds = claim.holds.unwrap_or(1);
+        let holds = terms.holds.map_or(1, NonZeroU32::get);
         self.counters.held += 1;
         entry.events.push(Event::Acquired(token));
-        entry.commit(&Change::Hold(Hold {
-            owner: claim.owner,
+        entry.set_hold(Hold {
+            owner,
             token,
-            deadline: policy.bounded(token, now.wall().after(claim.lease)),
+            deadline: policy.bounded(token, now.wall().after(terms.lease)),
             holds,
-            limit: claim.limit,
-            client: claim.client,
-        }));
-        if claim.session {
-            self.tie_session(claim, token);
+            limit: terms.limit,
+            client: terms.client,
+        });
+        if terms.session {
+            self.tie_session(name, owner, terms.client, token);
         }
         Grant {
             token,
@@ -162,36 +142,35 @@ impl Ledger {
         policy: &Policy,
         entry: &mut Entry,
         now: Now,
-        claim: &Claim,
+        (name, owner): (NameRef, &[u8]),
+        terms: &Terms,
     ) -> Result<Grant, Error> {
-        let hold = entry.hold(claim.owner).map(|hold| Hold {
-            owner: claim.owner,
-            ..hold
-        });
-        let Some(hold) = hold else {
-            return Ok(self.grant_first(policy, entry, now, claim));
+        let Some(hold) = entry.hold(owner) else {
+            return Ok(self.grant_first(policy, entry, now, (name, owner), terms));
         };
-        let holds = match claim.holds {
-            Some(least) => hold.holds.max(least),
+        // It would borrow the entry.
+        let hold = Hold { owner, ..hold };
+        let holds = match terms.holds {
+            Some(least) => hold.holds.max(least.get()),
             None => hold.holds.checked_add(1).ok_or_else(overflow)?,
         };
-        let (token, limit) = if hold.limit <= claim.limit {
+        let (token, limit) = if hold.limit <= terms.limit {
             self.counters.reentries += 1;
             (hold.token, hold.limit)
         } else {
             self.counters.upgrades += 1;
             let token = self.clock.token(now);
-            self.retie(claim.name, hold.token, token);
+            self.retie(name, hold.token, token);
             entry.events.push(Event::Acquired(token));
-            (token, claim.limit)
+            (token, terms.limit)
         };
-        let deadline = hold.deadline.max(now.wall().after(claim.lease));
+        let deadline = hold.deadline.max(now.wall().after(terms.lease));
         let entered = Hold {
             token,
             holds,
             limit,
             deadline: policy.bounded(token, deadline),
-            client: claim.client,
+            client: terms.client,
             ..hold
         };
         let same_connection = Hold {
@@ -199,15 +178,15 @@ impl Ledger {
             ..entered
         };
         if same_connection != hold {
-            entry.commit(&Change::Hold(entered));
+            entry.set_hold(entered);
         }
-        if !self.ties.is_empty() && self.ties.at(claim.name, token).is_some() {
+        if !self.ties.is_empty() && self.ties.at(name, token).is_some() {
             if let Some(auto) = self.ties.auto_mut(token) {
-                auto.lease = auto.lease.max(claim.lease);
+                auto.lease = auto.lease.max(terms.lease);
             }
         }
-        if claim.session {
-            self.tie_session(claim, token);
+        if terms.session {
+            self.tie_session(name, owner, terms.client, token);
         }
         Ok(Grant {
             token,
@@ -248,20 +227,23 @@ impl Ledger {
         if holds == 0 {
             self.end(entry, (name, owner), hold.token, End::Released, now);
         } else if holds != hold.holds {
-            set_holds(entry, owner, hold, holds);
+            entry.set_hold(Hold {
+                owner,
+                holds,
+                ..hold
+            });
         }
     }
 
     /// Tells a request how its wait ended: its connection, or the channel that it waits by.
-    pub fn tell(&mut self, to: Recipient, name: &Name, outcome: Outcome) {
-        let Recipient { id, channel, owner } = to;
-        match channel {
+    pub fn tell(&mut self, id: RequestId, request: Request, name: &Name, outcome: Outcome) {
+        match request.channel {
             None => self.wakes.push(Wake { id, outcome }),
             Some(channel) => self.messages.push(Message {
                 id,
                 channel,
                 name: name.clone(),
-                owner: owner.clone(),
+                owner: request.owner,
                 outcome,
             }),
         }
@@ -283,8 +265,8 @@ impl Ledger {
 
     /// The hold is to end with the connection that claims it: the last one that asks has it, and what else ties it.
     #[cold]
-    fn tie_session(&mut self, claim: &Claim, token: Token) {
-        let before = self.ties.at(claim.name, token);
+    fn tie_session(&mut self, name: NameRef, owner: &[u8], client: ClientId, token: Token) {
+        let before = self.ties.at(name, token);
         let auto = before.and_then(|tie| tie.auto);
         if auto.is_some() {
             self.ties.untie(token);
@@ -292,9 +274,9 @@ impl Ledger {
             self.untie(token);
         }
         let tie = Tie {
-            client: claim.client,
-            name: claim.name.to_owned(),
-            owner: Rc::from(claim.owner),
+            client,
+            name: name.to_owned(),
+            owner: Rc::from(owner),
             session: true,
             auto,
         };
@@ -330,28 +312,25 @@ impl Ledger {
         let auto = how.auto.map(|ms| Auto {
             lease,
             until: (ms > 0).then(|| now.steady().after(ms)),
-            due: Some(self.next_renewal(token, lease, now)),
+            due: None,
         });
-        self.ties.tie(
-            token,
-            Tie {
-                client,
-                name: name.to_owned(),
-                owner: Rc::from(owner),
-                session,
-                auto,
-            },
-        );
+        let tie = Tie {
+            client,
+            name: name.to_owned(),
+            owner: Rc::from(owner),
+            session,
+            auto,
+        };
+        self.ties.tie(token, tie);
+        self.renew_at(token, next_renewal(token, lease, now));
     }
 
-    /// The due entry of a hold's next renewal: when a quarter to a third of its lease has passed, so that holds which were
-    /// taken together are not renewed together for ever.
-    pub fn next_renewal(&mut self, token: Token, lease: Millis, now: Now) -> DueKey<SteadyMs> {
-        // Tokens of one moment follow each other: the low bits spread best.
-        let early = token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-        let wait = lease / 3 - early % (lease / 12 + 1);
-        self.timers
-            .add(now.steady().after(wait), Due::Renewal(token))
+    /// Has the server renew a hold then, if it renews it at all.
+    pub fn renew_at(&mut self, token: Token, at: SteadyMs) {
+        if let Some(auto) = self.ties.auto_mut(token) {
+            self.timers.clear(&mut auto.due);
+            auto.due = Some(self.timers.add(at, Due::Renewal(token)));
+        }
     }
 
     /// Unties the hold of this lock from its connection.
@@ -377,37 +356,21 @@ impl Ledger {
         if self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
         }
-        let Some(mut tie) = self.ties.untie(old) else {
-            return;
-        };
-        if let Some(auto) = &mut tie.auto {
-            // One that is due already, under the old token, is due at once under the new one.
-            let at = auto.due.map_or(SteadyMs(0), |due| due.at);
-            self.timers.clear(&mut auto.due);
-            auto.due = Some(self.timers.add(at, Due::Renewal(new)));
+        // One that is due already, under the old token, is due at once under the new one.
+        let due = self.ties.auto_mut(old).and_then(|auto| auto.due);
+        if let Some(tie) = self.untie(old) {
+            self.ties.tie(new, tie);
+            self.renew_at(new, due.map_or(SteadyMs(0), |due| due.at));
         }
-        self.ties.tie(new, tie);
     }
 }
 
-/// Who is told of an outcome.
-#[derive(Debug)]
-pub struct Recipient<'o> {
-    /// The request.
-    pub id: RequestId,
-    /// The channel that it waits by; none if it blocks its connection.
-    pub channel: Option<Rc<[u8]>>,
-    /// Who asked.
-    pub owner: &'o Rc<[u8]>,
-}
-
-#[cold]
-fn set_holds(entry: &mut Entry, owner: &[u8], hold: Hold, holds: u32) {
-    entry.commit(&Change::Hold(Hold {
-        owner,
-        holds,
-        ..hold
-    }));
+/// When a hold is renewed next: when a quarter to a third of its lease has passed, so that holds which were taken together are
+/// not renewed together for ever.
+pub fn next_renewal(token: Token, lease: Millis, now: Now) -> SteadyMs {
+    // Tokens of one moment follow each other: the low bits spread best.
+    let early = token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    now.steady().after(lease / 3 - early % (lease / 12 + 1))
 }
 
 /// The error for a hold count that cannot be raised.

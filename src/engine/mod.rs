@@ -47,7 +47,6 @@ pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
 pub use policy::Policy;
 pub use rules::acquire::{Answer, Ask, Wait};
-pub use rules::many::ManyAnswer;
 pub use state::Engine;
 pub use types::*;
 pub use view::graph::Edge;

@@ -1,13 +1,9 @@
 //! What the engine keeps, and what can be asked of it without a lock's name.
 
-use super::deadlock::look::Look;
+use super::deadlock::Look;
 use super::ledger::Ledger;
 use super::policy::Policy;
-use super::queue::blocking_holders::BlockingIndex;
-use super::queue::deadlines::Deadlines;
-use super::queue::queues::WaitQueues;
-use super::queue::requests::Requests;
-use super::queue::LockId;
+use super::queue::{BlockingIndex, Deadlines, LockId, Requests, WaitQueues};
 use super::types::{ClientId, Grant, Millis, Name, Now, RequestId, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

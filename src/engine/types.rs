@@ -1,5 +1,6 @@
 //! The words of the engine as types: points in time, names, limits, and the numbers that things go by.
 
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// A duration in milliseconds.
@@ -150,6 +151,21 @@ impl Limit {
     pub fn allows(self, owners: usize) -> bool {
         self == Limit::SHARED || owners <= self.0 as usize
     }
+}
+
+/// On what terms a lock is asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// The most owners that may hold at once.
+    pub limit: Limit,
+    /// The lease, from the grant on.
+    pub lease: Millis,
+    /// `HOLDS n`: make the hold count at least n rather than one more.
+    pub holds: Option<NonZeroU32>,
+    /// Whether the hold is to end with the connection.
+    pub session: bool,
+    /// The connection that asks.
+    pub client: ClientId,
 }
 
 /// A lock's name.

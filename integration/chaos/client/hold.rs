@@ -15,6 +15,9 @@ const AUTO_MS: u64 = 60_000;
 /// An allowance for clocks.
 const ALLOWANCE_MS: u64 = 2;
 
+/// So long it waits before it gives back again what the server has refused to take.
+const AGAIN_MS: u64 = 100;
+
 /// After the end of its lease a late writer waits for so much longer, so that no rounding lets it in.
 const LATE_MS: u64 = 50;
 
@@ -323,7 +326,14 @@ impl Client<'_> {
             "TOKEN",
             &token,
         ];
-        self.call(&hold.lock, &words, 0).0
+        loop {
+            let reply = self.call(&hold.lock, &words, 0).0;
+            // A server that has too few replicas for a moment leaves others waiting until the lease is over.
+            if !reply.is_error("NOREPLICAS") || self.shared.now() >= hold.deadline {
+                return reply;
+            }
+            self.pause(AGAIN_MS);
+        }
     }
 }
 

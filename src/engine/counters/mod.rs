@@ -6,7 +6,7 @@ mod top;
 pub use times::Times;
 pub use top::{Hot, Top};
 
-use super::lock::change::End;
+use super::lock::End;
 use super::types::{NameRef, Now, Token};
 
 /// Everything that is counted. Numbers begin at 0 with the server, and again by `DLOCK.STATS RESET`; `held` alone is what

@@ -1,16 +1,13 @@
 //! One look at a wait: what it depends on, played through, and the circle that is left. It goes on in steps, so that a long
 //! one can be spread over many events.
 
+use super::text::Step;
 use crate::engine::collections::index::ByNumber;
 use crate::engine::keyspace::Keyspace;
 use crate::engine::lock::Lock;
-use crate::engine::queue::blocking_holders::BlockingHolder;
-use crate::engine::queue::place::Place;
-use crate::engine::queue::queues::WaitQueues;
-use crate::engine::queue::requests::{Requests, WaitsAt};
-use crate::engine::queue::wait_queue::WaitQueue;
-use crate::engine::queue::LockId;
+use crate::engine::queue::{BlockingHolder, LockId, Place, Requests, WaitQueue, WaitQueues};
 use crate::engine::types::{Arrival, Limit, Name, NameRef, OwnerHash, RequestId};
+use std::rc::Rc;
 
 /// The number that the request goes by that is asked for, and is in no queue yet.
 pub const ASKED: RequestId = RequestId(0);
@@ -23,10 +20,19 @@ const LONGEST_NAMED: usize = 2_000;
 
 /// What a look reads.
 pub struct World<'w> {
-    /// The queues.
-    pub queues: &'w WaitQueues,
-    /// Who waits in them.
-    pub requests: &'w Requests,
+    queues: &'w WaitQueues,
+    requests: &'w Requests,
+}
+
+impl<'w> World<'w> {
+    /// The queues, and the requests that wait in them.
+    pub fn new(queues: &'w WaitQueues, requests: &'w Requests) -> World<'w> {
+        World { queues, requests }
+    }
+
+    fn queue(&self, lock: &LockNode) -> &'w WaitQueue {
+        self.queues.at(lock.id)
+    }
 }
 
 /// A lock that is asked for.
@@ -87,7 +93,7 @@ struct LockNode {
     granted: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct OwnerNode {
     waits: Vec<usize>,
     // How many of these are not granted: it gives nothing back before all are.
@@ -136,19 +142,6 @@ pub struct Arrow {
     queued: bool,
 }
 
-/// One step of a circle, by numbers: see [`super::text::Step`].
-#[derive(Debug, Clone)]
-pub struct Link {
-    /// The request that waits.
-    pub waiter: RequestId,
-    /// For which lock.
-    pub name: Name,
-    /// The request of the owner that is in the way.
-    pub blocker: RequestId,
-    /// Whether by its place in the queue.
-    pub queued: bool,
-}
-
 /// A search for a knot.
 #[derive(Debug, Default)]
 struct Search {
@@ -192,11 +185,6 @@ impl Search {
         }
         None
     }
-}
-
-/// A lock's queue.
-fn queue_of<'w>(world: &World<'w>, lock: &LockNode) -> &'w WaitQueue {
-    world.queues.at(lock.id)
 }
 
 impl Look {
@@ -283,14 +271,19 @@ impl Look {
     /// The node of an owner; one that is new is to bring all its waits with it.
     fn owner(&mut self, hash: OwnerHash) -> usize {
         let fresh = self.owners.len();
+        let at = self.lone_owner(hash);
+        if at == fresh {
+            self.todo.push(Task::Owner(at, hash, RequestId(0)));
+        }
+        at
+    }
+
+    /// The node of an owner, whatever it waits for.
+    fn lone_owner(&mut self, hash: OwnerHash) -> usize {
+        let fresh = self.owners.len();
         let at = *self.owner_at.entry(hash).or_insert(fresh);
         if at == fresh {
-            self.owners.push(OwnerNode {
-                waits: Vec::new(),
-                ungranted: 0,
-                holds: Vec::new(),
-            });
-            self.todo.push(Task::Owner(at, hash, RequestId(0)));
+            self.owners.push(OwnerNode::default());
         }
         at
     }
@@ -312,26 +305,14 @@ impl Look {
 
     /// Adds a request that waits.
     fn wait_of(&mut self, world: &World, owner: usize, id: RequestId) -> Option<usize> {
-        let targets = match world.requests.get(id)? {
-            WaitsAt::One(lock, number) => {
-                let place = world.queues.at(*lock).place(*number)?;
-                vec![self.target(world, *lock, *number, place.limit)]
-            }
-            WaitsAt::Many(many) => many
-                .places()
-                .map(|(lock, number)| self.target(world, lock, number, many.limit))
-                .collect(),
-        };
-        Some(self.wait(id, owner, targets))
-    }
-
-    fn target(&mut self, world: &World, lock: LockId, number: Arrival, limit: Limit) -> Target {
-        let name = world.queues.at(lock).name.as_ref();
-        Target {
-            lock: self.lock(world, Some(lock), name),
+        let request = world.requests.get(id)?;
+        let targets = request.places().map(|(lock, number)| Target {
+            lock: self.lock(world, Some(lock), world.queues.at(lock).name.as_ref()),
             number,
-            limit,
-        }
+            limit: request.terms.limit,
+        });
+        let targets = targets.collect();
+        Some(self.wait(id, owner, targets))
     }
 
     fn wait(&mut self, id: RequestId, owner: usize, targets: Vec<Target>) -> usize {
@@ -391,8 +372,8 @@ impl Look {
         }
         let from = from.unwrap_or(Arrival::AHEAD);
         lock.explored = Some(from.max(target.number));
-        // Whoever waits for nothing else acts when it is granted: it is in the way only as long as it is not compatible.
-        if from < target.number && queue_of(world, lock).is_entangled() {
+        // An owner that waits for nothing else acts when it is granted: it is in the way only while it is not compatible.
+        if from < target.number && world.queue(lock).is_entangled() {
             let places = Task::Places(target.lock, from, target.number);
             self.todo.push(places);
         }
@@ -408,7 +389,7 @@ impl Look {
     ) {
         let node = &self.locks[lock];
         let mut found = Vec::new();
-        let holders = match queue_of(world, node).blocking_holders() {
+        let holders = match world.queue(node).blocking_holders() {
             Some(holders) => holders,
             None => {
                 keys.inspect(node.name.as_ref(), &mut |value: &Lock| {
@@ -436,18 +417,17 @@ impl Look {
 
     /// Notes those in the queue that wait for something else too: granted here, they still give nothing back.
     fn explore_places(&mut self, world: &World, lock: usize, from: Arrival, to: Arrival) {
-        let queue = queue_of(world, &self.locks[lock]);
-        if let Some(place) = queue.upgrade().filter(|_| from == Arrival::AHEAD) {
-            self.owner(world.requests.hash(&place.owner));
-        }
+        let queue = world.queue(&self.locks[lock]);
         let before = |(number, _): &(Arrival, &Place)| *number < to;
         let mut places = queue.from(from).take_while(before);
         let mut looked = 0;
-        for (_, place) in places.by_ref().take(A_CHUNK) {
+        for (number, place) in places.by_ref().take(A_CHUNK) {
             looked += 1;
             let hash = world.requests.hash(&place.owner);
-            let alone = || world.requests.only_of_owner(hash).is_some();
-            if !place.is_absent() && (place.is_part() || !alone()) {
+            // The waiting upgrade's owner holds the lock as well.
+            let alone = number != Arrival::AHEAD && !place.is_part();
+            let alone = alone && world.requests.only_of_owner(hash).is_some();
+            if !place.is_absent() && !alone {
                 self.owner(hash);
             }
         }
@@ -553,7 +533,7 @@ impl Look {
         let node = &self.locks[lock];
         // Those before a place that was granted have had their turn.
         let served = node.waits[..node.granted].last().map(|(at, _)| *at);
-        let queue = queue_of(world, node);
+        let queue = world.queue(node);
         let mut looked = 0;
         let mut found = None;
         for (at, place) in queue.in_order().skip_while(|(at, _)| Some(*at) <= served) {
@@ -618,18 +598,9 @@ impl Look {
 
     /// The node of a wait that has come up only now.
     fn bystanding_wait(&mut self, world: &World, lock: usize, number: Arrival) -> Option<usize> {
-        let place = queue_of(world, &self.locks[lock]).place(number)?;
+        let place = world.queue(&self.locks[lock]).place(number)?;
         let id = place.request()?;
-        let hash = world.requests.hash(&place.owner);
-        let fresh = self.owners.len();
-        let owner = *self.owner_at.entry(hash).or_insert(fresh);
-        if owner == fresh {
-            self.owners.push(OwnerNode {
-                waits: Vec::new(),
-                ungranted: 0,
-                holds: Vec::new(),
-            });
-        }
+        let owner = self.lone_owner(world.requests.hash(&place.owner));
         self.wait_of(world, owner, id)
     }
 
@@ -668,9 +639,10 @@ impl Look {
     }
 
     /// The circle that one comes to from a request that is left standing, by what is first in the way of each; only the
-    /// beginning of the way if that is long. Gives whether it is a circle.
-    pub fn circle(&mut self, world: &World, from: RequestId) -> (Vec<Link>, bool) {
-        let mut links: Vec<Link> = Vec::new();
+    /// beginning of the way if that is long. Gives whether it is a circle. `asks` is the owner of the request that is in no
+    /// queue yet.
+    pub fn circle(&mut self, world: &World, from: RequestId, asks: &[u8]) -> (Vec<Step>, bool) {
+        let mut links: Vec<Step> = Vec::new();
         let mut seen: ByNumber<RequestId, usize> = ByNumber::default();
         let mut at = self.wait_at.get(&from).copied();
         while let Some(wait) = at.filter(|_| links.len() < LONGEST_NAMED) {
@@ -679,17 +651,21 @@ impl Look {
                 return (links.split_off(first), true);
             }
             let arrow = self.arrows(world, wait).first().copied();
-            links.extend(arrow.map(|arrow| self.link(wait, arrow)));
+            links.extend(arrow.map(|arrow| self.step(world, wait, arrow, asks)));
             at = arrow.map(|arrow| arrow.to);
         }
         (links, false)
     }
 
-    fn link(&self, wait: usize, arrow: Arrow) -> Link {
-        Link {
-            waiter: self.waits[wait].id,
+    fn step(&self, world: &World, wait: usize, arrow: Arrow, asks: &[u8]) -> Step {
+        let owner = |wait: usize| match world.requests.get(self.waits[wait].id) {
+            Some(request) => request.owner.clone(),
+            None => Rc::from(asks),
+        };
+        Step {
+            waiter: owner(wait),
             name: self.locks[arrow.lock].name.clone(),
-            blocker: self.waits[arrow.to].id,
+            blocker: owner(arrow.to),
             queued: arrow.queued,
         }
     }
@@ -697,7 +673,7 @@ impl Look {
     /// The locks of which all waits were granted in the play: those need no look of their own.
     pub fn ending<'l>(&'l self, world: &'l World) -> impl Iterator<Item = LockId> + 'l {
         let ends = |lock: &&LockNode| {
-            let all = queue_of(world, lock).len() == lock.waits.len();
+            let all = world.queue(lock).len() == lock.waits.len();
             all && lock.waits.iter().all(|(_, wait)| self.waits[*wait].granted)
         };
         self.locks.iter().filter(ends).filter_map(|lock| lock.id)

@@ -8,5 +8,8 @@
 //! An owner is one actor: while it waits for anything it gives nothing back, whatever connections use its name; with several
 //! waits it acts when all are granted. An absent ticket waits for nothing.
 
-pub mod look;
-pub mod text;
+mod look;
+mod text;
+
+pub use look::{Look, Progress, Wanted, World, ASKED};
+pub use text::{deadlock, two_upgrades};

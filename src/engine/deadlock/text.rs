@@ -5,7 +5,7 @@ use crate::error::{escaped, Error};
 use std::rc::Rc;
 
 /// Steps of a circle that an error names.
-pub const STEPS_NAMED: usize = 8;
+const STEPS_NAMED: usize = 8;
 
 /// Bytes of an owner or key that an error shows.
 const BYTES_NAMED: usize = 64;
@@ -32,14 +32,10 @@ pub fn two_upgrades(owner: &[u8], other: &[u8]) -> Error {
     ))
 }
 
-/// The error for a circle, of which the first steps are named, and how many more it has, as far as that is known. Keys that
-/// the caller may not read are masked.
-pub fn deadlock(
-    steps: &[Step],
-    more: Option<usize>,
-    readable: &mut dyn FnMut(&Name) -> bool,
-) -> Error {
-    let named = steps.iter().map(|step| {
+/// The error for a circle, of which the first steps are named; only its beginning is known if that is not the `whole`. Keys
+/// that the caller may not read are masked.
+pub fn deadlock(circle: &[Step], whole: bool, mut readable: impl FnMut(&Name) -> bool) -> Error {
+    let named = circle.iter().take(STEPS_NAMED).map(|step| {
         let key = match readable(&step.name) {
             true => format!("'{}'", escaped(&step.name.key, BYTES_NAMED)),
             false => "a key".to_string(),
@@ -52,9 +48,9 @@ pub fn deadlock(
         )
     });
     let named = named.collect::<Vec<_>>().join(", ");
-    Error::Deadlock(match more {
-        Some(0) => named,
-        Some(more) => format!("{named}, and {more} more"),
-        None => format!("{named}, and more"),
+    Error::Deadlock(match circle.len().saturating_sub(STEPS_NAMED) {
+        _ if !whole => format!("{named}, and more"),
+        0 => named,
+        more => format!("{named}, and {more} more"),
     })
 }

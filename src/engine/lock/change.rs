@@ -40,37 +40,32 @@ pub enum End {
 }
 
 impl End {
-    /// Its letter in an effect.
-    fn letter(self) -> u8 {
+    const ALL: [End; 5] = [
+        End::Released,
+        End::Expired,
+        End::Forced,
+        End::Session,
+        End::Removed,
+    ];
+
+    /// Its letter in an effect, and the word that unlock messages and events use.
+    fn names(self) -> (u8, &'static str) {
         match self {
-            End::Released => b'r',
-            End::Expired => b'x',
-            End::Forced => b'f',
-            End::Session => b's',
-            End::Removed => b'd',
+            End::Released => (b'r', "released"),
+            End::Expired => (b'x', "expired"),
+            End::Forced => (b'f', "forced"),
+            End::Session => (b's', "session"),
+            End::Removed => (b'd', "removed"),
         }
     }
 
     fn of(letter: u8) -> Option<End> {
-        let all = [
-            End::Released,
-            End::Expired,
-            End::Forced,
-            End::Session,
-            End::Removed,
-        ];
-        all.into_iter().find(|end| end.letter() == letter)
+        End::ALL.into_iter().find(|end| end.names().0 == letter)
     }
 
     /// The word that unlock messages and events use.
     pub fn word(self) -> &'static str {
-        match self {
-            End::Released => "released",
-            End::Expired => "expired",
-            End::Forced => "forced",
-            End::Session => "session",
-            End::Removed => "removed",
-        }
+        self.names().1
     }
 }
 
@@ -129,7 +124,7 @@ impl Change<'_> {
                 bytes(effect, hold.owner);
             }
             Change::Unhold { owner, token, end } => {
-                effect.push(end.letter());
+                effect.push(end.names().0);
                 number(effect, token.0);
                 if !owner.is_empty() {
                     bytes(effect, owner);

@@ -5,8 +5,9 @@ pub mod codec;
 mod holders;
 pub mod token;
 
+pub use change::{Change, End};
+
 use super::types::{Arrival, ClientId, Limit, Millis, Token, WallMs};
-use change::Change;
 use holders::Holders;
 use std::collections::BTreeMap;
 use std::num::NonZeroU8;
@@ -49,7 +50,7 @@ pub struct Ticket {
 /// | otherwise | no | `Full` | the latest lease |
 /// | any | yes | `Full`, `watched` | none: the module ends the leases |
 ///
-/// A queue is the tickets here and the waiters of this server (see `line`); `watched` tells a server that loads the
+/// A queue is the tickets here and the waiters of this server (see `queue`); `watched` tells a server that loads the
 /// value that somebody waited, so that it watches the leases itself although the waiters are gone.
 #[derive(Debug)]
 pub enum Lock {
@@ -210,11 +211,14 @@ impl Sole {
 impl Default for Lock {
     /// The lock that nobody holds and nobody waits for.
     fn default() -> Self {
-        Lock::Sole(Sole::FREE)
+        Lock::FREE
     }
 }
 
 impl Lock {
+    /// Held by nobody.
+    pub const FREE: Lock = Lock::Sole(Sole::FREE);
+
     /// Whether nothing is left, so that the key is to go.
     pub fn is_empty(&self) -> bool {
         match self {
@@ -234,7 +238,7 @@ impl Lock {
 
     /// Whether somebody was queued at the last change.
     pub fn watched(&self) -> bool {
-        matches!(self, Lock::Full(full) if full.watched)
+        self.full().is_some_and(|full| full.watched)
     }
 
     /// The owner's hold.
@@ -247,11 +251,7 @@ impl Lock {
 
     /// All holds.
     pub fn holds(&self) -> impl Iterator<Item = Hold<'_>> {
-        let (sole, full) = match self {
-            Lock::Sole(sole) => (sole.hold(), None),
-            Lock::Full(full) => (None, Some(full.holders.iter())),
-        };
-        sole.into_iter().chain(full.into_iter().flatten())
+        self.holds_from(0)
     }
 
     /// The same without the first so many, which are not looked at.
@@ -291,10 +291,7 @@ impl Lock {
 
     /// How many tickets there are.
     pub fn queued(&self) -> usize {
-        match self {
-            Lock::Sole(_) => 0,
-            Lock::Full(full) => full.tickets.len(),
-        }
+        self.full().map_or(0, |full| full.tickets.len())
     }
 
     /// The strictest limit among the holders; none when nobody holds.
@@ -307,23 +304,13 @@ impl Lock {
 
     /// The tickets in order, with their numbers.
     pub fn tickets(&self) -> impl Iterator<Item = (Arrival, &Ticket)> {
-        let full = match self {
-            Lock::Sole(_) => None,
-            Lock::Full(full) => Some(full),
-        };
-        full.into_iter().flat_map(|full| {
-            full.tickets
-                .iter()
-                .map(|(number, ticket)| (*number, ticket))
-        })
+        let tickets = self.full().into_iter().flat_map(|full| &full.tickets);
+        tickets.map(|(number, ticket)| (*number, ticket))
     }
 
     /// The ticket with this number.
     pub fn ticket(&self, number: Arrival) -> Option<&Ticket> {
-        match self {
-            Lock::Sole(_) => None,
-            Lock::Full(full) => full.tickets.get(&number),
-        }
+        self.full()?.tickets.get(&number)
     }
 
     /// When the first lease ends.
@@ -389,8 +376,8 @@ impl Lock {
     fn apply_fully(&mut self, change: &Change) {
         let full = match change {
             // Where there is neither a ticket nor a watch there is none to take away.
-            Change::Unticket { .. } | Change::Watch(false) if !self.is_full() => return,
-            _ => self.full(),
+            Change::Unticket { .. } | Change::Watch(false) if self.full().is_none() => return,
+            _ => self.make_full(),
         };
         match change {
             Change::Hold(hold) => full.holders.put(hold),
@@ -421,27 +408,24 @@ impl Lock {
 
     /// Roughly the memory it takes, in bytes.
     pub fn bytes(&self) -> usize {
-        let own = std::mem::size_of::<Lock>();
+        let full = self.full().map_or(0, |full| {
+            let tickets = full.tickets.values();
+            let tickets: usize = tickets.map(|ticket| 80 + ticket.owner.len()).sum();
+            std::mem::size_of::<Full>() + full.holders.bytes() + tickets
+        });
+        std::mem::size_of::<Lock>() + full
+    }
+
+    /// The large form, if it is in it.
+    fn full(&self) -> Option<&Full> {
         match self {
-            Lock::Sole(_) => own,
-            Lock::Full(full) => {
-                let holders = full.holders.bytes();
-                let tickets: usize = full
-                    .tickets
-                    .values()
-                    .map(|ticket| 80 + ticket.owner.len())
-                    .sum();
-                own + std::mem::size_of::<Full>() + holders + tickets
-            }
+            Lock::Sole(_) => None,
+            Lock::Full(full) => Some(full),
         }
     }
 
-    fn is_full(&self) -> bool {
-        matches!(self, Lock::Full(_))
-    }
-
     /// The large form, made from the small one where need be.
-    fn full(&mut self) -> &mut Full {
+    fn make_full(&mut self) -> &mut Full {
         if let Lock::Sole(sole) = self {
             let mut full = Box::<Full>::default();
             if let Some(hold) = sole.hold() {
@@ -462,12 +446,9 @@ impl Lock {
             return;
         }
         let mut small = Sole::FREE;
-        if full
-            .holders
-            .iter()
-            .next()
-            .map_or(true, |hold| small.put(&hold))
-        {
+        let mut holds = full.holders.iter();
+        if holds.next().map_or(true, |hold| small.put(&hold)) {
+            drop(holds);
             *self = Lock::Sole(small);
         }
     }

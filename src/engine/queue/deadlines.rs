@@ -38,15 +38,10 @@ impl<At: Copy + Ord, Due> Deadlines<At, Due> {
         key
     }
 
-    /// Takes an entry out; one that has been taken already is no fault.
-    pub fn remove(&mut self, key: DueKey<At>) {
-        self.index.remove(&key);
-    }
-
-    /// The same where there may be none.
+    /// Takes an entry out, if there is one; one that has been taken already is no fault.
     pub fn clear(&mut self, key: &mut Option<DueKey<At>>) {
         if let Some(key) = key.take() {
-            self.remove(key);
+            self.index.remove(&key);
         }
     }
 

@@ -1,13 +1,21 @@
 //! What queues: places, the requests that wait at them, and what ends when. None of it is durable but the tickets, of which
 //! the lock's value keeps the durable half.
 
-pub mod blocking_holders;
-pub mod deadlines;
-pub mod place;
-pub mod queues;
-pub mod requests;
-pub mod ties;
-pub mod wait_queue;
+mod blocking_holders;
+mod deadlines;
+mod place;
+mod queues;
+mod requests;
+mod ties;
+mod wait_queue;
+
+pub use blocking_holders::{BlockingHolder, BlockingIndex, MOST_RECORDED};
+pub use deadlines::Deadlines;
+pub use place::Place;
+pub use queues::WaitQueues;
+pub use requests::{Part, Request, Requests, WaitsAt};
+pub use ties::{Auto, Tie, Ties};
+pub use wait_queue::WaitQueue;
 
 /// Names a lock that has a wait queue for as long as it has it. A lock's name is looked up once, where an event comes in;
 /// from there on it goes by this.

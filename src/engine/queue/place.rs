@@ -1,18 +1,18 @@
 //! One owner's place in a wait queue, and the request that waits at it.
 
 use super::deadlines::DueKey;
-use crate::engine::types::{ClientId, Limit, Millis, Now, RequestId, SteadyMs};
-use std::num::NonZeroU32;
+use crate::engine::lock::Change;
+use crate::engine::types::{Arrival, Limit, Millis, Now, RequestId, SteadyMs};
 use std::rc::Rc;
 
 /// One owner's place in a queue. At most one request waits at it.
 ///
-/// | ticket | occupant | it is | it goes |
+/// | ticket | waits there | it is | it goes |
 /// |---|---|---|---|
 /// | no | a request | a waiter | with the request |
 /// | yes | a request | a ticket | with the request, unless it is kept for a claim window: then it becomes absent |
-/// | yes | absent | an absent ticket | when its window ends |
-/// | no | absent | – | only within a take-over |
+/// | yes | nobody | an absent ticket | when its window ends |
+/// | no | nobody | – | only within a take-over |
 #[derive(Debug)]
 pub struct Place {
     /// Whose place it is.
@@ -23,38 +23,9 @@ pub struct Place {
     pub since_us: u64,
     /// Whether it is a ticket. Kept apart, as most places are none, and there may be many places.
     pub ticket: Option<Box<Window>>,
-    /// Who waits at it.
-    pub occupant: Occupant,
-}
-
-/// Who waits at a place.
-#[derive(Debug)]
-pub enum Occupant {
-    /// Nobody.
-    Absent,
-    /// A request for this lock.
-    One(Box<Request>),
-    /// A part of a request for many locks: it is granted only together with the others.
-    Part(RequestId),
-}
-
-/// A request for one lock that waits.
-#[derive(Debug)]
-pub struct Request {
-    /// Its number.
-    pub id: RequestId,
-    /// The connection that asked.
-    pub client: ClientId,
-    /// The lease it asks for, from the grant on.
-    pub lease: Millis,
-    /// `HOLDS n`: make the hold count at least n rather than one more.
-    pub holds: Option<NonZeroU32>,
-    /// When its time is up; none for a wait without bound.
-    pub until: Option<DueKey<SteadyMs>>,
-    /// Whether the hold is to end with the connection.
-    pub session: bool,
-    /// The channel that is told of the outcome; none for a blocked connection.
-    pub channel: Option<Rc<[u8]>>,
+    // The request that waits at it (0: nobody), and whether that is one for many locks.
+    request: RequestId,
+    part: bool,
 }
 
 /// How long a ticket is kept while nobody is there for it.
@@ -69,8 +40,11 @@ pub struct Window {
     pub due: Option<DueKey<SteadyMs>>,
 }
 
+/// No request has this number.
+const NOBODY: RequestId = RequestId(0);
+
 // Neither lies across two lines of memory: who polls a ticket in a long queue waits for each line.
-const _: () = assert!(std::mem::size_of::<Place>() <= 64 && std::mem::size_of::<Window>() == 32);
+const _: () = assert!(std::mem::size_of::<Place>() <= 48 && std::mem::size_of::<Window>() == 32);
 
 impl Place {
     /// A place where nobody waits yet.
@@ -80,8 +54,19 @@ impl Place {
             limit,
             since_us: now.steady_us,
             ticket: None,
-            occupant: Occupant::Absent,
+            request: NOBODY,
+            part: false,
         }
+    }
+
+    /// Has a request wait at it: a part of one for many locks is granted only together with the others.
+    pub fn occupy(&mut self, request: RequestId, part: bool) {
+        (self.request, self.part) = (request, part);
+    }
+
+    /// Nobody waits at it any more.
+    pub fn vacate(&mut self) {
+        self.occupy(NOBODY, false);
     }
 
     /// For how many microseconds it has been there.
@@ -94,6 +79,16 @@ impl Place {
         self.ticket.as_deref().map(|window| window.claim)
     }
 
+    /// Its ticket, to be written into the lock's value; none if it is no ticket.
+    pub fn as_change(&self, number: Arrival) -> Option<Change<'_>> {
+        Some(Change::Ticket {
+            number,
+            owner: &self.owner,
+            limit: self.limit,
+            claim: self.claim()?,
+        })
+    }
+
     /// Makes it a ticket, or one that is kept so long.
     pub fn set_claim(&mut self, claim: Millis) {
         self.ticket.get_or_insert_with(Box::default).claim = claim;
@@ -101,28 +96,16 @@ impl Place {
 
     /// Whether nobody waits at it.
     pub fn is_absent(&self) -> bool {
-        matches!(self.occupant, Occupant::Absent)
+        self.request == NOBODY
     }
 
     /// The number of the request that waits at it.
     pub fn request(&self) -> Option<RequestId> {
-        match &self.occupant {
-            Occupant::Absent => None,
-            Occupant::One(request) => Some(request.id),
-            Occupant::Part(id) => Some(*id),
-        }
-    }
-
-    /// The request for one lock that waits at it.
-    pub fn one(&self) -> Option<&Request> {
-        match &self.occupant {
-            Occupant::One(request) => Some(request),
-            _ => None,
-        }
+        (!self.is_absent()).then_some(self.request)
     }
 
     /// Whether it is a part of a request for many locks that waits at it.
     pub fn is_part(&self) -> bool {
-        matches!(self.occupant, Occupant::Part(_))
+        self.part
     }
 }

@@ -3,62 +3,68 @@
 use super::deadlines::DueKey;
 use super::LockId;
 use crate::engine::collections::index::{ByNumber, NumberIndex};
-use crate::engine::types::{Arrival, ClientId, Limit, Millis, Now, OwnerHash, RequestId, SteadyMs};
+use crate::engine::types::{Arrival, ClientId, Now, OwnerHash, RequestId, SteadyMs, Terms};
 use std::collections::hash_map::{Entry as Slot, RandomState};
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;
-use std::num::NonZeroU32;
 use std::rc::Rc;
+
+/// A request that waits.
+#[derive(Debug)]
+pub struct Request {
+    /// Who asks.
+    pub owner: Rc<[u8]>,
+    /// What stands for the owner in the indexes.
+    pub hash: OwnerHash,
+    /// What is asked for.
+    pub terms: Terms,
+    /// When its time is up; none for a wait without bound.
+    pub until: Option<DueKey<SteadyMs>>,
+    /// The channel that is told of the outcome; none for a blocked connection.
+    pub channel: Option<Rc<[u8]>>,
+    /// Where it waits.
+    pub at: WaitsAt,
+}
+
+// A size class of every malloc: there may be a million of them.
+const _: () = assert!(std::mem::size_of::<Request>() <= 112);
 
 /// Where a request waits.
 #[derive(Debug)]
 pub enum WaitsAt {
-    /// In the queue of one lock: at the place with this number.
-    One(LockId, Arrival),
-    /// In the queues of many.
-    Many(Box<Many>),
+    /// At one lock.
+    One(Part),
+    /// At many locks at once, in the order of the request.
+    Many(Box<[Part]>),
 }
 
-/// A request for many locks at once.
-#[derive(Debug)]
-pub struct Many {
-    /// Who asks.
-    pub owner: Rc<[u8]>,
-    /// The connection that asked.
-    pub client: ClientId,
-    /// The lease, from the grant on.
-    pub lease: Millis,
-    /// `HOLDS n`: make the hold counts at least n rather than one more.
-    pub holds: Option<NonZeroU32>,
-    /// The most owners that may hold at once.
-    pub limit: Limit,
-    /// Whether the holds are to end with the connection.
-    pub session: bool,
-    /// When its time is up; none for a wait without bound.
-    pub until: Option<DueKey<SteadyMs>>,
-    /// The locks, in the order of the request.
-    pub parts: Vec<Part>,
-}
-
-/// What a request for many locks is at one of them.
+/// What a request is at one lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
     /// Which lock.
     pub lock: LockId,
-    /// The number of its place there; none where it counts on its owner's hold instead.
+    /// The number of its place there; none where a request for many counts on its owner's hold instead.
     pub place: Option<Arrival>,
 }
 
-impl Many {
-    /// Its part at this lock.
-    pub fn part_mut(&mut self, lock: LockId) -> Option<&mut Part> {
-        self.parts.iter_mut().find(|part| part.lock == lock)
+impl Request {
+    /// Its parts, one for each lock.
+    pub fn parts(&self) -> &[Part] {
+        match &self.at {
+            WaitsAt::One(part) => std::slice::from_ref(part),
+            WaitsAt::Many(parts) => parts,
+        }
     }
 
     /// The locks at which it has a place, and the number of that.
     pub fn places(&self) -> impl Iterator<Item = (LockId, Arrival)> + '_ {
-        let places = self.parts.iter();
+        let places = self.parts().iter();
         places.filter_map(|part| Some((part.lock, part.place?)))
+    }
+
+    /// Whether it is for many locks.
+    pub fn is_many(&self) -> bool {
+        matches!(self.at, WaitsAt::Many(_))
     }
 }
 
@@ -82,7 +88,7 @@ struct Notified {
 /// All waiting requests.
 #[derive(Debug, Default)]
 pub struct Requests {
-    by_id: NumberIndex<RequestId, WaitsAt>,
+    by_id: NumberIndex<RequestId, Box<Request>>,
     // By the hash of the owner's name: owners are kept with their places, and there may be many.
     by_owner: NumberIndex<OwnerHash, Ids>,
     hash: RandomState,
@@ -110,31 +116,20 @@ impl Requests {
         self.notifies
     }
 
-    /// Where a request waits.
-    pub fn get(&self, id: RequestId) -> Option<&WaitsAt> {
-        self.by_id.get(&id)
+    /// A request.
+    pub fn get(&self, id: RequestId) -> Option<&Request> {
+        self.by_id.get(&id).map(|request| &**request)
     }
 
-    /// A request for many locks.
-    pub fn many(&self, id: RequestId) -> Option<&Many> {
-        match self.by_id.get(&id) {
-            Some(WaitsAt::Many(many)) => Some(many),
-            _ => None,
-        }
-    }
-
-    /// A request for many locks.
-    pub fn many_mut(&mut self, id: RequestId) -> Option<&mut Many> {
-        match self.by_id.get_mut(&id) {
-            Some(WaitsAt::Many(many)) => Some(many),
-            _ => None,
-        }
-    }
-
-    /// A request waits at another place now.
-    pub fn set(&mut self, id: RequestId, at: WaitsAt) {
-        if let Some(known) = self.by_id.get_mut(&id) {
-            *known = at;
+    /// Notes the number of the place that a request has at a lock now; none where it counts on its owner's hold.
+    pub fn set_place(&mut self, id: RequestId, lock: LockId, place: Option<Arrival>) {
+        let parts = match self.by_id.get_mut(&id).map(|request| &mut request.at) {
+            Some(WaitsAt::One(part)) => std::slice::from_mut(part),
+            Some(WaitsAt::Many(parts)) => parts,
+            None => &mut [],
+        };
+        if let Some(part) = parts.iter_mut().find(|part| part.lock == lock) {
+            part.place = place;
         }
     }
 
@@ -143,12 +138,7 @@ impl Requests {
         OwnerHash(self.hash.hash_one(owner))
     }
 
-    /// An owner's waiting requests, in order.
-    pub fn of_owner(&self, owner: OwnerHash) -> impl Iterator<Item = RequestId> + '_ {
-        self.of_owner_from(owner, RequestId(0))
-    }
-
-    /// The same from this number on.
+    /// An owner's waiting requests from this number on, in order.
     pub fn of_owner_from(
         &self,
         owner: OwnerHash,
@@ -164,7 +154,7 @@ impl Requests {
 
     /// An owner's only waiting request; none if it has none or several.
     pub fn only_of_owner(&self, owner: OwnerHash) -> Option<RequestId> {
-        let mut ids = self.of_owner(owner);
+        let mut ids = self.of_owner_from(owner, RequestId(0));
         let first = ids.next()?;
         ids.next().is_none().then_some(first)
     }
@@ -188,18 +178,10 @@ impl Requests {
         }
     }
 
-    /// Adds a request of this owner and connection, which waits by a channel if it has one.
-    pub fn add(
-        &mut self,
-        id: RequestId,
-        owner: OwnerHash,
-        client: ClientId,
-        channel: Option<&Rc<[u8]>>,
-        at: WaitsAt,
-    ) {
-        self.by_id.insert(id, at);
-        match self.by_owner.get_mut(&owner) {
-            None => drop(self.by_owner.insert(owner, Ids::One(id))),
+    /// Adds a request.
+    pub fn add(&mut self, id: RequestId, request: Box<Request>) {
+        match self.by_owner.get_mut(&request.hash) {
+            None => drop(self.by_owner.insert(request.hash, Ids::One(id))),
             Some(Ids::More(ids)) => drop(ids.insert(id)),
             Some(ids) => {
                 if let Ids::One(first) = *ids {
@@ -207,32 +189,35 @@ impl Requests {
                 }
             }
         }
-        if let Some(channel) = channel {
-            let notified = self.notified.entry(client).or_insert_with(|| Notified {
+        if let Some(channel) = &request.channel {
+            let notified = self.notified.entry(request.terms.client);
+            let notified = notified.or_insert_with(|| Notified {
                 channel: channel.clone(),
                 ids: BTreeSet::new(),
             });
             notified.ids.insert(id);
             self.notifies += 1;
         }
+        self.by_id.insert(id, request);
     }
 
-    /// Takes a request of this owner and connection out. Gives where it waited.
-    pub fn remove(&mut self, id: RequestId, owner: OwnerHash, client: ClientId) -> Option<WaitsAt> {
-        let (_, at) = self.by_id.remove(&id)?;
-        match self.by_owner.get_mut(&owner) {
+    /// Takes a request out.
+    pub fn remove(&mut self, id: RequestId) -> Option<Box<Request>> {
+        let (_, request) = self.by_id.remove(&id)?;
+        match self.by_owner.get_mut(&request.hash) {
             Some(Ids::More(ids)) if ids.len() > 1 => drop(ids.remove(&id)),
-            _ => drop(self.by_owner.remove(&owner)),
+            _ => drop(self.by_owner.remove(&request.hash)),
         }
-        if let Slot::Occupied(mut notified) = self.notified.entry(client) {
-            if notified.get_mut().ids.remove(&id) {
-                self.notifies -= 1;
+        if request.channel.is_some() {
+            self.notifies -= 1;
+            if let Slot::Occupied(mut notified) = self.notified.entry(request.terms.client) {
+                notified.get_mut().ids.remove(&id);
                 if notified.get().ids.is_empty() {
                     notified.remove();
                 }
             }
         }
-        Some(at)
+        Some(request)
     }
 
     /// Forgets all of them, but no number is given a second time.

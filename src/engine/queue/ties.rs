@@ -137,9 +137,4 @@ impl Ties {
             };
         }
     }
-
-    /// Forgets all of them.
-    pub fn clear(&mut self) {
-        *self = Ties::default();
-    }
 }

@@ -18,10 +18,9 @@ use std::rc::Rc;
 pub struct WaitQueue {
     /// The lock.
     pub name: Name,
+    // The holder that waits for a stricter limit, only for the other holders to leave, is ahead of all.
     places: Roster<Arrival, Place>,
     by_owner: Index<Rc<[u8]>, Arrival>,
-    // The holder that waits for a stricter limit: only for the other holders to leave.
-    upgrade: Option<Box<Place>>,
     /// The due entry of the earliest lease.
     pub lease: Option<DueKey<WallMs>>,
     /// Requests for many locks that count on their owner's hold of this one.
@@ -60,12 +59,12 @@ impl WaitQueue {
 
     /// Whether nobody is queued.
     pub fn is_empty(&self) -> bool {
-        self.places.is_empty() && self.upgrade.is_none()
+        self.places.is_empty()
     }
 
     /// How many places there are.
     pub fn len(&self) -> usize {
-        self.places.len() + usize::from(self.upgrade.is_some())
+        self.places.len()
     }
 
     /// Whether nobody waits at any place, and no request counts on a hold here.
@@ -75,28 +74,19 @@ impl WaitQueue {
 
     /// The number of this owner's place, the waiting upgrade's included.
     pub fn number_of(&self, owner: &[u8]) -> Option<Arrival> {
-        match self.upgrade.as_deref() {
-            Some(place) if *place.owner == *owner => Some(Arrival::AHEAD),
-            _ => self.by_owner.get(owner).copied(),
-        }
+        self.by_owner.get(owner).copied()
     }
 
     /// Puts a place at its number. The owner has no place yet and the number is free, or nothing happens. Gives whether it
     /// is there.
     pub fn insert(&mut self, number: Arrival, place: Place) -> bool {
-        if number == Arrival::AHEAD {
-            let free = self.upgrade.is_none();
-            self.upgrade.get_or_insert_with(|| Box::new(place));
-            self.revision += u64::from(free);
-            return free;
-        }
-        if self.by_owner.get(&place.owner).is_some() {
-            return false;
-        }
         let owner = place.owner.clone();
-        let inserted = self.places.insert(number, Box::new(place)).is_ok();
+        let free = self.by_owner.get(&owner).is_none();
+        let inserted = free && self.places.insert(number, Box::new(place)).is_ok();
         if inserted {
             self.by_owner.insert(owner, number);
+            // It is before all others; one that comes last changes nothing for them.
+            self.revision += u64::from(number == Arrival::AHEAD);
         }
         inserted
     }
@@ -104,9 +94,6 @@ impl WaitQueue {
     /// Takes a place out.
     pub fn remove(&mut self, number: Arrival) -> Option<Box<Place>> {
         self.revision += 1;
-        if number == Arrival::AHEAD {
-            return self.upgrade.take();
-        }
         let place = self.places.remove(number)?;
         self.by_owner.remove(&place.owner);
         Some(place)
@@ -114,55 +101,44 @@ impl WaitQueue {
 
     /// The place with this number.
     pub fn place(&self, number: Arrival) -> Option<&Place> {
-        match number {
-            Arrival::AHEAD => self.upgrade.as_deref(),
-            _ => self.places.get(number),
-        }
+        self.places.get(number)
     }
 
     /// The place with this number.
     pub fn place_mut(&mut self, number: Arrival) -> Option<&mut Place> {
-        match number {
-            Arrival::AHEAD => self.upgrade.as_deref_mut(),
-            _ => self.places.get_mut(number),
-        }
+        self.places.get_mut(number)
     }
 
     /// The holder's place that waits for a stricter limit.
     pub fn upgrade(&self) -> Option<&Place> {
-        self.upgrade.as_deref()
+        let (number, place) = self.head()?;
+        (number == Arrival::AHEAD).then_some(place)
     }
 
     /// The place that is served next: the waiting upgrade, or the first in order.
     pub fn head(&self) -> Option<(Arrival, &Place)> {
-        match self.upgrade.as_deref() {
-            Some(place) => Some((Arrival::AHEAD, place)),
-            None => self.places.front(),
-        }
+        self.places.front()
     }
 
     /// All places as they are served: the waiting upgrade first.
     pub fn in_order(&self) -> impl Iterator<Item = (Arrival, &Place)> {
-        let upgrade = self.upgrade.as_deref().map(|place| (Arrival::AHEAD, place));
-        upgrade.into_iter().chain(self.places.iter())
+        self.places.iter()
     }
 
-    /// The places from this number on, the waiting upgrade left out.
+    /// The places from this number on.
     pub fn from(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Place)> {
         self.places.from(number)
     }
 
-    /// How many places of the queue are before this one; 0 for the waiting upgrade.
+    /// How many places of the queue are before this one. The waiting upgrade's is none of them.
     pub fn rank(&self, number: Arrival) -> Option<usize> {
-        match number {
-            Arrival::AHEAD => self.upgrade.as_ref().map(|_| 0),
-            _ => self.places.rank(number),
-        }
+        let rank = self.places.rank(number)?;
+        Some(rank.saturating_sub(usize::from(self.upgrade().is_some())))
     }
 
     /// Whether an owner that is queued here waits for something else too, or holds the lock.
     pub fn is_entangled(&self) -> bool {
-        self.parts > 0 || self.entangled > 0 || self.upgrade.is_some()
+        self.parts > 0 || self.entangled > 0 || self.upgrade().is_some()
     }
 
     /// The holders, where they are recorded one by one: with somebody queued, and if they are not too many.

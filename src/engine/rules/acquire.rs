@@ -1,21 +1,13 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
 use super::grantable::{Grantable, Way};
-use crate::engine::deadlock::look::Wanted;
-use crate::engine::deadlock::text::two_upgrades;
+use crate::engine::deadlock::{two_upgrades, Wanted};
 use crate::engine::keyspace::{Entry, Event, Keyspace};
-use crate::engine::ledger::{overflow, Claim, Due, Outcome};
-use crate::engine::lock::change::Change;
-use crate::engine::queue::deadlines::DueKey;
-use crate::engine::queue::place::{Occupant, Place, Request};
-use crate::engine::queue::requests::WaitsAt;
-use crate::engine::queue::LockId;
+use crate::engine::ledger::{overflow, Due, Outcome};
+use crate::engine::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::engine::state::Engine;
-use crate::engine::types::{
-    Arrival, ClientId, Grant, Limit, Millis, NameRef, Now, RequestId, SteadyMs,
-};
+use crate::engine::types::{Arrival, Grant, Millis, NameRef, Now, RequestId, Terms};
 use crate::error::Error;
-use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// A request for a lock.
@@ -23,22 +15,14 @@ use std::rc::Rc;
 pub struct Ask<'a> {
     /// Who asks.
     pub owner: &'a [u8],
-    /// The lease, from the grant on.
-    pub lease: Millis,
+    /// What is asked for.
+    pub terms: Terms,
     /// Whether and how long it waits.
     pub wait: Wait,
-    /// `HOLDS n`: make the hold count at least n rather than one more.
-    pub holds: Option<u32>,
-    /// The most owners that may hold at once.
-    pub limit: Limit,
     /// Whether its place in the queue is a ticket, and how long that is kept while nobody is there for it.
     pub ticket: Option<Millis>,
-    /// Whether the hold is to end with the connection.
-    pub session: bool,
     /// The channel that is to be told of the outcome, rather than a blocked connection.
     pub channel: Option<&'a [u8]>,
-    /// The connection.
-    pub client: ClientId,
 }
 
 /// Whether a request waits.
@@ -50,11 +34,11 @@ pub enum Wait {
     For(Option<Millis>),
 }
 
-/// What a request for a lock is answered.
+/// What a request is answered: one for many locks has a grant of each, in their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum Answer<G = Grant> {
     /// It is the owner's.
-    Granted(Grant),
+    Granted(G),
     /// It cannot be granted now.
     Null,
     /// It waits under this number; a [`super::super::Wake`] will tell how the wait ended, or a
@@ -62,21 +46,7 @@ pub enum Answer {
     Waiting(RequestId),
 }
 
-impl<'a> Ask<'a> {
-    /// What it claims of a lock.
-    #[inline(always)]
-    pub(super) fn claim(&self, name: NameRef<'a>) -> Claim<'a> {
-        Claim {
-            name,
-            owner: self.owner,
-            limit: self.limit,
-            lease: self.lease,
-            holds: self.holds,
-            client: self.client,
-            session: self.session,
-        }
-    }
-
+impl Ask<'_> {
     /// Whether it waits if it cannot be granted at once.
     pub(super) fn waits(&self) -> bool {
         self.wait != Wait::No
@@ -104,8 +74,10 @@ impl Engine {
         }
         // The usual lock, which nobody has and nobody is queued for: the rule below could only say yes.
         if entry.lock.is_none() && lock.is_none() && self.policy.granting(now) {
-            let claim = ask.claim(name);
-            let grant = self.ledger.grant_first(&self.policy, entry, now, &claim);
+            let whose = (name, ask.owner);
+            let grant = self
+                .ledger
+                .grant_first(&self.policy, entry, now, whose, &ask.terms);
             self.ledger.counters.grants_immediate += 1;
             return Ok(Answer::Granted(grant));
         }
@@ -133,16 +105,22 @@ impl Engine {
         if older.is_some() && !ask.waits() {
             return Ok(self.null());
         }
-        let way = Way::of(entry, place, ask.owner, ask.limit);
-        match self.grantable(entry, queue, now, (ask.owner, ask.limit), way) {
+        let way = Way::of(entry, place, ask.owner, ask.terms.limit);
+        match self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), way) {
             Grantable::Now => {
-                refuse_overflow(entry, ask)?;
-                let entered = lock.filter(|_| place.is_some());
-                if let Some((lock, number)) = entered.zip(place) {
+                refuse_overflow(entry, ask.owner, &ask.terms)?;
+                let entered = lock.zip(place);
+                if let Some((lock, number)) = entered {
                     self.take_over(lock, number, now);
                     drop(self.take_out(entry, now, lock, number));
                 }
-                return self.grant_at_once(entry, now, (name, lock), ask, place.is_some());
+                let (whose, waited) = ((name, ask.owner), entered.is_some());
+                let grant = self.grant(entry, now, whose, &ask.terms, waited)?;
+                if let Some(lock) = lock {
+                    self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
+                }
+                self.rewatch(entry, now, name, lock);
+                return Ok(Answer::Granted(grant));
             }
             Grantable::Withheld if way == Way::Reenter => return Err(self.withheld(now)),
             Grantable::Full if self.policy.granting(now) => {
@@ -163,14 +141,10 @@ impl Engine {
         let wanted = [Wanted {
             name,
             lock,
-            place: if way == Way::Upgrade {
-                Some(Arrival::AHEAD)
-            } else {
-                place
-            },
-            limit: ask.limit,
+            place: way.place(),
+            limit: ask.terms.limit,
         }];
-        self.refuse_if_deadlocked(keys, &wanted, ask, older.as_slice())?;
+        self.refuse_if_deadlocked(keys, &wanted, ask.owner, older.as_slice())?;
         let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
         if let Some(number) = place {
             self.take_over(lock, number, now);
@@ -179,27 +153,21 @@ impl Engine {
         self.wait(keys, now, lock, ask, number)
     }
 
-    /// A grant or re-entry that needs no place in the queue any more. `waited` says that it has had one.
-    fn grant_at_once(
+    /// Grants the lock, and counts it. `waited` says that the request has had a place in the queue.
+    pub(super) fn grant(
         &mut self,
         entry: &mut Entry,
         now: Now,
-        (name, lock): (NameRef, Option<LockId>),
-        ask: &Ask,
+        whose: (NameRef, &[u8]),
+        terms: &Terms,
         waited: bool,
-    ) -> Result<Answer, Error> {
-        let claim = ask.claim(name);
-        let grant = self.ledger.grant(&self.policy, entry, now, &claim)?;
+    ) -> Result<Grant, Error> {
+        let grant = self.ledger.grant(&self.policy, entry, now, whose, terms)?;
         if grant.holds == grant.added {
-            let counters = &mut self.ledger.counters;
-            counters.grants_immediate += u64::from(!waited);
-            counters.grants_waited += u64::from(waited);
+            self.ledger.counters.grants_immediate += u64::from(!waited);
+            self.ledger.counters.grants_waited += u64::from(waited);
         }
-        if let Some(lock) = lock {
-            self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
-        }
-        self.rewatch(entry, now, name, lock);
-        Ok(Answer::Granted(grant))
+        Ok(grant)
     }
 
     /// A request that does not wait and cannot be granted. A ticket keeps its place as long as it asks again in time.
@@ -229,13 +197,13 @@ impl Engine {
         let number = self.enqueue(entry, now, lock, ask, way);
         self.begin_window(lock, number, now);
         if place.is_none() {
-            self.settle_entry(entry, now, name, Some(lock));
+            self.settle_queue(entry, now, lock);
         }
         Ok(self.null())
     }
 
     /// The answer to a request that is not granted and does not wait.
-    fn null(&mut self) -> Answer {
+    pub(super) fn null<G>(&mut self) -> Answer<G> {
         self.ledger.counters.refused += 1;
         Answer::Null
     }
@@ -304,14 +272,8 @@ impl Engine {
 
     /// Whether a request waits by a channel; else by a blocked connection.
     pub(super) fn waits_by_channel(&self, id: RequestId) -> bool {
-        match self.requests.get(id) {
-            Some(WaitsAt::One(lock, number)) => {
-                let place = self.queues.at(*lock).place(*number);
-                let request = place.and_then(Place::one);
-                request.is_some_and(|request| request.channel.is_some())
-            }
-            _ => false,
-        }
+        let request = self.requests.get(id);
+        request.is_some_and(|request| request.channel.is_some())
     }
 
     /// The request that waits at this place is replaced: it is told so, and leaves the other queues that it stands in. The
@@ -323,7 +285,7 @@ impl Engine {
             return;
         };
         self.ledger.counters.replaced += 1;
-        self.replace(id, now, |at| at == lock);
+        self.dismiss(id, now, Outcome::Replaced, |at| at == lock);
     }
 
     /// Finds or makes the owner's place for this request; gives its number. Nobody waits at it.
@@ -336,90 +298,74 @@ impl Engine {
         ask: &Ask,
         way: Way,
     ) -> Arrival {
-        let upgrades = way == Way::Upgrade;
-        let known = match way {
-            Way::Upgrade => self.queues.at(lock).upgrade().map(|_| Arrival::AHEAD),
-            Way::Queue(place) => place,
-            Way::Reenter => None,
-        };
-        let Some(number) = known else {
-            let number = match upgrades {
-                true => Arrival::AHEAD,
-                false => self.ledger.clock.arrival(now),
-            };
-            let ticket = ask.ticket.filter(|_| !upgrades);
-            let ask = Ask { ticket, ..*ask };
-            self.add_place(entry, now, lock, &ask, number);
-            if upgrades {
-                // It is before others, who did not know of what else its owner waits for.
-                self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
-            }
-            return number;
-        };
-        if let Some(place) = self.queues.place_mut(lock, number) {
-            let before = (place.limit, place.claim());
-            place.limit = ask.limit;
-            if let Some(claim) = ask.ticket.filter(|_| !upgrades) {
+        let claim = ask.ticket.filter(|_| way != Way::Upgrade);
+        let number = way.place();
+        let number = number.unwrap_or_else(|| self.ledger.clock.arrival(now));
+        let is_new = self.queues.at(lock).place(number).is_none();
+        if is_new {
+            let mut place = Place::new(Rc::from(ask.owner), ask.terms.limit, now);
+            if let Some(claim) = claim {
                 place.set_claim(claim);
             }
-            if let Some(claim) = place.claim() {
-                if before != (place.limit, Some(claim)) {
-                    entry.commit(&Change::Ticket {
-                        number,
-                        owner: ask.owner,
-                        limit: place.limit,
-                        claim,
-                    });
-                }
+            self.add_place(entry, lock, number, place);
+        } else if let Some(place) = self.queues.place_mut(lock, number) {
+            let before = (place.limit, place.claim());
+            place.limit = ask.terms.limit;
+            if let Some(claim) = claim {
+                place.set_claim(claim);
+            }
+            if before != (place.limit, place.claim()) {
+                entry.commit_any(place.as_change(number));
             }
         }
-        // It may be before others, who did not know of what else its owner waits for.
-        self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
+        if !is_new || way == Way::Upgrade {
+            // It is before others, who did not know of what else its owner waits for.
+            self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
+        }
         number
     }
 
-    /// Makes the owner's place at this number.
+    /// Makes a place at this number.
     pub(super) fn add_place(
         &mut self,
         entry: &mut Entry,
-        now: Now,
         lock: LockId,
-        ask: &Ask,
         number: Arrival,
+        place: Place,
     ) {
-        let mut place = Place::new(Rc::from(ask.owner), ask.limit, now);
-        if let Some(claim) = ask.ticket {
-            place.set_claim(claim);
-            entry.commit(&Change::Ticket {
-                number,
-                owner: ask.owner,
-                limit: ask.limit,
-                claim,
-            });
-        }
-        let queue = self.queues.get_mut(lock);
-        if queue.is_some_and(|queue| queue.insert(number, place)) {
-            self.places += 1;
-        }
+        entry.commit_any(place.as_change(number));
         entry.events.push(Event::Queued);
-        let name = &self.queues.at(lock).name;
-        self.ledger.counters.top.queued(name.as_ref());
+        if let Some(queue) = self.queues.get_mut(lock) {
+            self.places += usize::from(queue.insert(number, place));
+            self.ledger.counters.top.queued(queue.name.as_ref());
+        }
     }
 
-    /// The due entry of the end of the request's time, if it has one.
+    /// Makes the request that waits there.
     pub(super) fn begin_to_wait(
         &mut self,
         ask: &Ask,
+        owner: Rc<[u8]>,
+        at: WaitsAt,
         id: RequestId,
         now: Now,
-    ) -> Option<DueKey<SteadyMs>> {
-        match ask.wait {
-            Wait::For(Some(ms)) => {
-                let at = now.steady().after(ms);
-                Some(self.ledger.timers.add(at, Due::Wait(id)))
-            }
-            _ => None,
-        }
+    ) {
+        let channel = ask.channel;
+        let request = Request {
+            owner,
+            hash: self.requests.hash(ask.owner),
+            terms: ask.terms,
+            until: match ask.wait {
+                Wait::For(Some(ms)) => {
+                    let at = now.steady().after(ms);
+                    Some(self.ledger.timers.add(at, Due::Wait(id)))
+                }
+                _ => None,
+            },
+            channel: channel.map(|channel| self.requests.channel(ask.terms.client, channel)),
+            at,
+        };
+        self.enlist(id, Box::new(request));
     }
 
     /// Has the request wait at its place, lets the queue be served, and answers if that has answered it.
@@ -433,23 +379,11 @@ impl Engine {
         number: Arrival,
     ) -> Result<Answer, Error> {
         let id = self.requests.fresh(now);
-        let until = self.begin_to_wait(ask, id, now);
-        let channel = ask.channel;
-        let channel = channel.map(|channel| self.requests.channel(ask.client, channel));
-        let request = Request {
-            id,
-            client: ask.client,
-            lease: ask.lease,
-            holds: ask.holds.and_then(NonZeroU32::new),
-            until,
-            session: ask.session,
-            channel: channel.clone(),
-        };
         if let Some(place) = self.queues.place_mut(lock, number) {
-            place.occupant = Occupant::One(Box::new(request));
+            place.occupy(id, false);
+            let (owner, place) = (place.owner.clone(), Some(number));
+            self.begin_to_wait(ask, owner, WaitsAt::One(Part { lock, place }), id, now);
         }
-        let at = WaitsAt::One(lock, number);
-        self.enlist(id, ask.owner, ask.client, channel.as_ref(), at);
         self.settle(keys, now, lock);
         self.follow_up(keys, now);
         // The settlement may have answered this very request: then it has not waited.
@@ -464,12 +398,9 @@ impl Engine {
 
 /// Errors if the request would raise the owner's hold count beyond what it can be.
 #[inline]
-pub(super) fn refuse_overflow(entry: &Entry, ask: &Ask) -> Result<(), Error> {
-    let full = |entry: &Entry| {
-        let hold = entry.hold(ask.owner);
-        hold.is_some_and(|hold| hold.holds == u32::MAX)
-    };
-    match ask.holds.is_none() && full(entry) {
+pub(super) fn refuse_overflow(entry: &Entry, owner: &[u8], terms: &Terms) -> Result<(), Error> {
+    let full = || entry.hold(owner).is_some_and(|hold| hold.holds == u32::MAX);
+    match terms.holds.is_none() && full() {
         true => Err(overflow()),
         false => Ok(()),
     }

@@ -1,19 +1,13 @@
 //! Refusing waits that could never end, and ending those that have become so.
 
-use super::acquire::Ask;
-use crate::engine::deadlock::look::{Link, Look, Progress, Wanted, World, ASKED};
-use crate::engine::deadlock::text::{deadlock, Step, STEPS_NAMED};
+use crate::engine::deadlock::{deadlock, Look, Progress, Wanted, World, ASKED};
 use crate::engine::keyspace::Keyspace;
 use crate::engine::ledger::Outcome;
-use crate::engine::queue::blocking_holders::MOST_RECORDED;
-use crate::engine::queue::place::Place;
-use crate::engine::queue::requests::WaitsAt;
-use crate::engine::queue::LockId;
+use crate::engine::queue::{LockId, Place, Request, MOST_RECORDED};
 use crate::engine::state::{Engine, Suspicion};
 use crate::engine::types::{Name, Now, OwnerHash, RequestId};
 use crate::error::Error;
 use std::collections::BTreeSet;
-use std::rc::Rc;
 
 impl Engine {
     /// Sees to it that a request that would wait at these places can be granted some time, with those out of the way that it
@@ -25,7 +19,7 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         wanted: &[Wanted],
-        ask: &Ask,
+        owner: &[u8],
         replaced: &[RequestId],
     ) -> Result<(), Error> {
         if !self.policy.deadlock_detection {
@@ -36,14 +30,12 @@ impl Engine {
             let queue = self.queues.at(wanted.lock);
             wanted.place.is_some_and(|at| queue.place(at).is_some())
         });
-        let owner = self.requests.hash(ask.owner);
-        if !(returns || self.is_suspicious() || self.blocks_somebody(keys, ask.owner, owner)) {
+        let hash = self.requests.hash(owner);
+        let may_close = returns || self.is_suspicious() || self.blocks_somebody(keys, owner, hash);
+        if !may_close || self.ends_plainly(keys, wanted, hash) {
             return Ok(());
         }
-        if self.ends_plainly(keys, wanted, owner) {
-            return Ok(());
-        }
-        self.look_for_circle(keys, wanted, (ask.owner, owner), replaced)
+        self.look_for_circle(keys, wanted, (owner, hash), replaced)
     }
 
     /// Whether anybody may wait for this owner, so that its wait could close a circle.
@@ -89,18 +81,15 @@ impl Engine {
         (owner, hash): (&[u8], OwnerHash),
         replaced: &[RequestId],
     ) -> Result<(), Error> {
-        let world = World {
-            queues: &self.queues,
-            requests: &self.requests,
-        };
+        let world = World::new(&self.queues, &self.requests);
         let mut look = Look::at_request(&world, hash, wanted, replaced);
         let mut steps = self.policy.deadlock_max_steps;
         match look.advance(&world, keys, ASKED, &mut steps) {
             Progress::Ends => Ok(()),
             Progress::Stuck => {
-                let (circle, whole) = look.circle(&world, ASKED);
-                let mut readable = |name: &Name| keys.readable(name.as_ref());
-                let error = self.deadlock((&circle, whole), Some(owner), &mut readable);
+                let (circle, whole) = look.circle(&world, ASKED, owner);
+                let readable = |name: &Name| keys.readable(name.as_ref());
+                let error = deadlock(&circle, whole, readable);
                 self.ledger.counters.deadlocks += 1;
                 Err(error)
             }
@@ -114,39 +103,6 @@ impl Engine {
                 self.suspects.extend(locks);
                 Ok(())
             }
-        }
-    }
-
-    /// The error for a circle. `asks` is the owner of the request that is in no queue yet.
-    fn deadlock(
-        &self,
-        (circle, whole): (&[Link], bool),
-        asks: Option<&[u8]>,
-        readable: &mut dyn FnMut(&Name) -> bool,
-    ) -> Error {
-        let owner = |id: RequestId| match asks {
-            Some(owner) if id == ASKED => Rc::from(owner),
-            _ => self.owner_of(id).unwrap_or_default(),
-        };
-        let step = |link: &Link| Step {
-            waiter: owner(link.waiter),
-            name: link.name.clone(),
-            blocker: owner(link.blocker),
-            queued: link.queued,
-        };
-        let steps: Vec<Step> = circle.iter().take(STEPS_NAMED).map(step).collect();
-        let more = whole.then_some(circle.len() - steps.len());
-        deadlock(&steps, more, readable)
-    }
-
-    /// Who asks in a waiting request.
-    fn owner_of(&self, id: RequestId) -> Option<Rc<[u8]>> {
-        match self.requests.get(id)? {
-            WaitsAt::One(lock, number) => {
-                let place = self.queues.at(*lock).place(*number)?;
-                Some(place.owner.clone())
-            }
-            WaitsAt::Many(many) => Some(many.owner.clone()),
         }
     }
 
@@ -165,10 +121,7 @@ impl Engine {
             let Some(mut suspicion) = self.look.take().or_else(|| self.next_suspicion()) else {
                 return false;
             };
-            let world = World {
-                queues: &self.queues,
-                requests: &self.requests,
-            };
+            let world = World::new(&self.queues, &self.requests);
             let target = suspicion.request;
             match suspicion.look.advance(&world, keys, target, &mut steps) {
                 Progress::Ends if suspicion.interrupted => {}
@@ -222,21 +175,15 @@ impl Engine {
         let Some(victim) = knot.iter().max().copied() else {
             return;
         };
-        let world = World {
-            queues: &self.queues,
-            requests: &self.requests,
-        };
-        let (circle, whole) = look.circle(&world, victim);
+        let world = World::new(&self.queues, &self.requests);
+        let (circle, whole) = look.circle(&world, victim, &[]);
         // Whose keys these are is not known here: only its own are named to the one that is told.
-        let name = |lock: LockId| self.queues.at(lock).name.clone();
-        let own: BTreeSet<Name> = match self.requests.get(victim) {
-            Some(WaitsAt::One(lock, _)) => BTreeSet::from([name(*lock)]),
-            Some(WaitsAt::Many(many)) => many.parts.iter().map(|part| name(part.lock)).collect(),
-            None => BTreeSet::new(),
-        };
-        let error = self.deadlock((&circle, whole), None, &mut |name| own.contains(name));
+        let parts = self.requests.get(victim).into_iter();
+        let locks = parts.flat_map(Request::parts).map(|part| part.lock);
+        let own: BTreeSet<&Name> = locks.map(|lock| &self.queues.at(lock).name).collect();
+        let error = deadlock(&circle, whole, |name| own.contains(name));
         self.ledger.counters.deadlocks += 1;
-        self.dismiss(victim, now, Outcome::Refused(error));
+        self.dismiss(victim, now, Outcome::Refused(error), |_| false);
         self.follow_up(keys, now);
     }
 

@@ -1,185 +1,111 @@
 //! How a request leaves the queues that it waits in, and what becomes of its places.
 
 use crate::engine::keyspace::{Entry, Keyspace};
-use crate::engine::ledger::{Due, Outcome, Recipient, Wake};
-use crate::engine::lock::change::Change;
-use crate::engine::queue::place::{Occupant, Place};
-use crate::engine::queue::requests::WaitsAt;
-use crate::engine::queue::LockId;
+use crate::engine::ledger::{Due, Outcome};
+use crate::engine::lock::Change;
+use crate::engine::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::engine::state::{Engine, Next};
-use crate::engine::types::{
-    Arrival, ClientId, Millis, NameRef, Now, OwnerHash, RequestId, SteadyMs,
-};
+use crate::engine::types::{Arrival, Millis, NameRef, Now, OwnerHash, RequestId, SteadyMs};
 use crate::error::Error;
-use std::rc::Rc;
-
-/// A request that has left.
-pub(super) struct Withdrawn {
-    id: RequestId,
-    owner: Rc<[u8]>,
-    channel: Option<Rc<[u8]>>,
-    /// Where its places are, with nobody there any more.
-    pub places: Vec<(LockId, Arrival)>,
-}
 
 impl Engine {
     /// Registers a request that waits.
-    pub(super) fn enlist(
-        &mut self,
-        id: RequestId,
-        owner: &[u8],
-        client: ClientId,
-        channel: Option<&Rc<[u8]>>,
-        at: WaitsAt,
-    ) {
-        let owner = self.requests.hash(owner);
-        if self.requests.waits(owner) {
-            self.count_entangled(self.requests.only_of_owner(owner), 1);
-            if let WaitsAt::One(lock, _) = at {
-                self.entangle(lock, 1);
+    pub(super) fn enlist(&mut self, id: RequestId, request: Box<Request>) {
+        self.count_entangled(request.hash, &request.at, 1);
+        self.requests.add(id, request);
+    }
+
+    /// The reverse.
+    pub(super) fn delist(&mut self, id: RequestId) -> Option<Box<Request>> {
+        let request = self.requests.remove(id)?;
+        self.count_entangled(request.hash, &request.at, -1);
+        Some(request)
+    }
+
+    /// A request is one beside others of its owner: so its own place is entangled, and that of another which was the only one.
+    fn count_entangled(&mut self, owner: OwnerHash, at: &WaitsAt, by: isize) {
+        if !self.requests.waits(owner) {
+            return;
+        }
+        let only = self.requests.only_of_owner(owner);
+        let only = only.and_then(|id| self.requests.get(id));
+        for at in only.map(|request| &request.at).into_iter().chain([at]) {
+            if let WaitsAt::One(part) = at {
+                if let Some(queue) = self.queues.get_mut(part.lock) {
+                    queue.entangled = queue.entangled.saturating_add_signed(by);
+                }
             }
-        }
-        self.requests.add(id, owner, client, channel, at);
-    }
-
-    /// The reverse. Gives where it waited.
-    pub(super) fn delist(
-        &mut self,
-        id: RequestId,
-        owner: OwnerHash,
-        client: ClientId,
-    ) -> Option<WaitsAt> {
-        let at = self.requests.remove(id, owner, client)?;
-        if self.requests.waits(owner) {
-            self.count_entangled(self.requests.only_of_owner(owner), -1);
-            if let WaitsAt::One(lock, _) = at {
-                self.entangle(lock, -1);
-            }
-        }
-        Some(at)
-    }
-
-    /// The owner of this request, its only one so far, begins or ceases to wait for something else too.
-    fn count_entangled(&mut self, only: Option<RequestId>, by: isize) {
-        if let Some(WaitsAt::One(lock, _)) = only.and_then(|id| self.requests.get(id)) {
-            self.entangle(*lock, by);
-        }
-    }
-
-    fn entangle(&mut self, lock: LockId, by: isize) {
-        if let Some(queue) = self.queues.get_mut(lock) {
-            queue.entangled = queue.entangled.saturating_add_signed(by);
         }
     }
 
     /// Takes a request out of all places where it waits; these stay, with nobody there.
-    pub(super) fn withdraw(&mut self, id: RequestId) -> Option<Withdrawn> {
-        let mut withdrawn = Withdrawn {
-            id,
-            owner: Rc::from([]),
-            channel: None,
-            places: Vec::new(),
-        };
-        let mut counted = Vec::new();
-        let (client, mut until) = match self.requests.get(id)? {
-            WaitsAt::One(lock, number) => {
-                let place = self.queues.place_mut(*lock, *number)?;
-                let occupant = std::mem::replace(&mut place.occupant, Occupant::Absent);
-                let Occupant::One(request) = occupant else {
-                    return None;
-                };
-                withdrawn.owner = place.owner.clone();
-                withdrawn.channel = request.channel;
-                withdrawn.places.push((*lock, *number));
-                (request.client, request.until)
-            }
-            WaitsAt::Many(many) => {
-                withdrawn.owner = many.owner.clone();
-                for part in &many.parts {
-                    let Some(queue) = self.queues.get_mut(part.lock) else {
-                        continue;
-                    };
-                    let Some(number) = part.place else {
-                        queue.counting.remove(&id);
-                        counted.push(part.lock);
-                        continue;
-                    };
-                    if let Some(place) = queue.place_mut(number) {
-                        place.occupant = Occupant::Absent;
-                        queue.parts -= 1;
-                    }
-                    withdrawn.places.push((part.lock, number));
+    pub(super) fn withdraw(&mut self, id: RequestId) -> Option<Request> {
+        let mut request = self.delist(id)?;
+        self.ledger.timers.clear(&mut request.until);
+        for part in request.parts() {
+            let Some(queue) = self.queues.get_mut(part.lock) else {
+                continue;
+            };
+            match part.place.and_then(|number| queue.place_mut(number)) {
+                Some(place) => {
+                    place.vacate();
+                    queue.parts -= usize::from(request.is_many());
                 }
-                (many.client, many.until)
+                None => drop(queue.counting.remove(&id)),
             }
-        };
-        self.ledger.timers.clear(&mut until);
-        let owner = self.requests.hash(&withdrawn.owner);
-        self.delist(id, owner, client);
-        // Their queues may have nothing left to be there for.
-        counted.into_iter().for_each(|lock| self.mark(lock));
-        Some(withdrawn)
+        }
+        Some(*request)
     }
 
-    /// Tells a request that has left how its wait ended. `lock` is the one that it is told of.
-    pub(super) fn tell(&mut self, left: Withdrawn, lock: LockId, outcome: Outcome) {
-        let to = Recipient {
-            id: left.id,
-            channel: left.channel,
-            owner: &left.owner,
-        };
-        self.ledger.tell(to, &self.queues.at(lock).name, outcome);
+    /// Tells a request that has left how its wait ended. One that waits by a channel is for one lock.
+    pub(super) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
+        let lock = left.parts().first().map(|part| part.lock);
+        let name = &self.queues.at(lock).name;
+        self.ledger.tell(id, left, name, outcome);
     }
 
-    /// A request leaves its queues and is told why. The locks are settled before the event ends.
-    pub(super) fn dismiss(&mut self, id: RequestId, now: Now, outcome: Outcome) {
+    /// A request leaves its queues and is told why. Its places go, but in those queues where another request is to have them.
+    /// The locks are settled before the event ends.
+    pub(super) fn dismiss(
+        &mut self,
+        id: RequestId,
+        now: Now,
+        outcome: Outcome,
+        stays: impl Fn(LockId) -> bool,
+    ) {
         let Some(left) = self.withdraw(id) else {
             return;
         };
-        let first = left.places.first().copied();
-        for (lock, number) in left.places.clone() {
-            self.vacate(lock, number, now);
-            self.next.insert(Next::Lock(lock));
+        for part in left.parts().iter().filter(|part| !stays(part.lock)) {
+            self.vacate(part, now);
+            self.next.insert(Next::Lock(part.lock));
         }
-        if let Some((lock, _)) = first {
-            self.tell(left, lock, outcome);
-        } else {
-            // It has no place: all of its locks were its owner's by then.
-            self.ledger.wakes.push(Wake { id, outcome });
-        }
+        self.tell(id, left, outcome);
     }
 
-    /// The same, but its places in some queues stay, for the newer request that replaces it.
-    pub(super) fn replace(&mut self, id: RequestId, now: Now, stays: impl Fn(LockId) -> bool) {
-        let Some(left) = self.withdraw(id) else {
-            return;
-        };
-        let first = left.places.first().copied();
-        for (lock, number) in left.places.clone() {
-            if !stays(lock) {
-                self.vacate(lock, number, now);
-                self.next.insert(Next::Lock(lock));
-            }
-        }
-        if let Some((lock, _)) = first {
-            self.tell(left, lock, Outcome::Replaced);
-        }
-    }
-
-    /// A request leaves its queues: its time is up, or its connection waits no longer. The locks are settled as soon as
-    /// changes are possible. Gives what has left, and the first of its locks.
-    pub(super) fn depart(&mut self, id: RequestId, now: Now) -> Option<(Withdrawn, LockId)> {
+    /// A request leaves its queues outside of a request: its time is up, or its connection waits no longer. The locks are
+    /// settled as soon as changes are possible.
+    pub(super) fn depart(&mut self, id: RequestId, now: Now) -> Option<Request> {
         let left = self.withdraw(id)?;
-        let first = left.places.first().copied();
-        for (lock, number) in left.places.clone() {
-            self.vacate(lock, number, now);
-            self.mark(lock);
+        for part in left.parts() {
+            self.vacate(part, now);
+            self.mark(part.lock);
         }
-        first.map(|(lock, _)| (left, lock))
+        Some(left)
     }
 
-    /// Nobody waits at this place any more: it goes, unless it is a ticket that is kept for its window.
-    pub(super) fn vacate(&mut self, lock: LockId, number: Arrival, now: Now) {
+    /// The same, and it is told.
+    pub(super) fn end_wait(&mut self, id: RequestId, now: Now, outcome: Outcome) {
+        if let Some(left) = self.depart(id, now) {
+            self.tell(id, left, outcome);
+        }
+    }
+
+    /// Nobody waits at a request's place any more: it goes, unless it is a ticket that is kept for its window.
+    fn vacate(&mut self, part: &Part, now: Now) {
+        let (lock, Some(number)) = (part.lock, part.place) else {
+            return;
+        };
         let Some(queue) = self.queues.get_mut(lock) else {
             return;
         };
@@ -274,7 +200,7 @@ impl Engine {
         self.places -= 1;
         if let Some(window) = place.ticket.as_deref_mut() {
             self.ledger.timers.clear(&mut window.due);
-            if entry.has_ticket(number) {
+            if entry.value().ticket(number).is_some() {
                 entry.commit(&Change::Unticket { number });
             }
         }
@@ -298,7 +224,7 @@ impl Engine {
             return Ok(false);
         };
         self.remove_place(entry, now, lock, number, Outcome::Cancelled);
-        self.settle_entry(entry, now, name, Some(lock));
+        self.settle_queue(entry, now, lock);
         self.follow_up(keys, now);
         Ok(true)
     }
@@ -313,17 +239,8 @@ impl Engine {
         outcome: Outcome,
     ) {
         let place = self.queues.at(lock).place(number);
-        let request = place.and_then(Place::request);
-        let left = request.and_then(|id| self.withdraw(id));
-        let others: Vec<_> = left.iter().flat_map(|left| left.places.clone()).collect();
-        for (other, at) in others {
-            if other != lock {
-                self.vacate(other, at, now);
-                self.next.insert(Next::Lock(other));
-            }
-        }
-        if let Some(left) = left {
-            self.tell(left, lock, outcome);
+        if let Some(id) = place.and_then(Place::request) {
+            self.dismiss(id, now, outcome, |at| at == lock);
         }
         if let Some(place) = self.uproot(entry, lock, number) {
             let (name, waited) = (&self.queues.at(lock).name, place.waited_us(now));

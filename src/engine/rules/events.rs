@@ -3,11 +3,9 @@
 
 use super::hold::held;
 use crate::engine::keyspace::{exists, Entry, Keyspace};
-use crate::engine::ledger::{Due, Outcome};
-use crate::engine::lock::change::{Change, End};
-use crate::engine::lock::Hold;
-use crate::engine::queue::ties::Tie;
-use crate::engine::queue::LockId;
+use crate::engine::ledger::{next_renewal, Due, Ledger, Outcome};
+use crate::engine::lock::{End, Hold};
+use crate::engine::queue::{Deadlines, LockId, Request, Tie, Ties};
 use crate::engine::state::{Engine, Undelivered};
 use crate::engine::types::{ClientId, Grant, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
 use std::collections::BTreeMap;
@@ -65,16 +63,16 @@ impl Engine {
     }
 
     fn time_out(&mut self, id: RequestId, now: Now) {
-        let Some((left, lock)) = self.depart(id, now) else {
+        let Some(request) = self.requests.get(id) else {
             return;
         };
-        for (lock, _) in &left.places {
-            if let Some(queue) = self.queues.get_mut(*lock) {
+        for (lock, _) in request.places() {
+            if let Some(queue) = self.queues.get_mut(lock) {
                 queue.timeouts += 1;
             }
         }
         self.ledger.counters.timeouts += 1;
-        self.tell(left, lock, Outcome::Null);
+        self.end_wait(id, now, Outcome::Null);
     }
 
     /// The connection of a blocked request has ended, or no longer waits.
@@ -84,11 +82,8 @@ impl Engine {
 
     /// The server does not let this request wait after all: it leaves, and the queue goes on without it.
     pub fn abandon(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
-        let locks: Vec<LockId> = match self.depart(id, now) {
-            Some((left, _)) => left.places.iter().map(|(lock, _)| *lock).collect(),
-            None => Vec::new(),
-        };
-        for lock in locks {
+        let left = self.depart(id, now);
+        for (lock, _) in left.iter().flat_map(Request::places) {
             self.settle(keys, now, lock);
         }
         self.follow_up(keys, now);
@@ -131,11 +126,11 @@ impl Engine {
         let here = name.to_owned();
         let ties = &self.ledger.ties;
         let strayed = |hold: Hold| Some((hold.token, ties.strayed(hold.token, &here)?));
-        let holds = keys.entry(name).lock.iter().flat_map(|lock| lock.holds());
+        let holds = keys.entry(name).value().holds();
         let strayed: Vec<_> = holds.filter_map(strayed).collect();
         for (token, old) in strayed {
-            let there = keys.entry(old.as_ref()).lock.as_ref();
-            if !there.is_some_and(|lock| lock.holds().any(|hold| hold.token == token)) {
+            let mut there = keys.entry(old.as_ref()).value().holds();
+            if !there.any(|hold| hold.token == token) {
                 self.ledger.ties.rename(token, &here);
             }
         }
@@ -170,8 +165,7 @@ impl Engine {
 
     /// Keeps in mind, on a server that only follows, which locks it has to watch once it decides.
     pub fn follow(&mut self, name: NameRef, entry: &Entry) {
-        let lock = entry.lock.as_ref();
-        let watch = lock.is_some_and(|lock| lock.needs_watch() && !lock.is_empty());
+        let watch = entry.value().needs_watch() && !entry.value().is_empty();
         match self.queues.id(name) {
             None if watch => {
                 let lock = self.queues.id_or_new(name);
@@ -200,23 +194,23 @@ impl Engine {
         }
         let name = |lock: &LockId| self.queues.at(*lock).name.clone();
         let names: Vec<Name> = locks.iter().map(name).collect();
-        self.queues = Default::default();
-        self.leases = Default::default();
-        self.blocking = Default::default();
+        // What was counted stays, and no number is given twice.
         self.requests.clear();
-        self.ledger.timers = Default::default();
-        self.ledger.ties.clear();
-        self.ledger.wakes.clear();
-        self.dirty.clear();
-        self.next.clear();
-        self.undelivered.clear();
-        self.disconnected.clear();
-        self.renewals.clear();
-        self.suspects.clear();
-        self.look = None;
-        self.places = 0;
-        self.stale = 0;
-        self.held_back = false;
+        let policy = self.policy.clone();
+        let requests = std::mem::take(&mut self.requests);
+        let ledger = std::mem::take(&mut self.ledger);
+        let ledger = Ledger {
+            ties: Ties::default(),
+            timers: Deadlines::default(),
+            wakes: Vec::new(),
+            ..ledger
+        };
+        *self = Engine {
+            policy,
+            ledger,
+            requests,
+            ..Engine::default()
+        };
         for name in names {
             let lock = self.queues.id_or_new(name.as_ref());
             self.distrust(lock);
@@ -248,13 +242,10 @@ impl Engine {
     /// here.
     pub(super) fn move_away(&mut self, lock: LockId, now: Now) {
         let queue = self.queues.at(lock);
-        let places = queue.in_order().filter_map(|(_, place)| place.one());
-        let by_channel = places.filter(|request| request.channel.is_some());
-        let ids: Vec<RequestId> = by_channel.map(|request| request.id).collect();
+        let ids = queue.in_order().filter_map(|(_, place)| place.request());
+        let ids: Vec<RequestId> = ids.filter(|id| self.waits_by_channel(*id)).collect();
         for id in ids {
-            if let Some((left, lock)) = self.depart(id, now) {
-                self.tell(left, lock, Outcome::Moved);
-            }
+            self.end_wait(id, now, Outcome::Moved);
         }
     }
 
@@ -313,9 +304,7 @@ impl Engine {
         {
             room -= 1;
             if let Some(id) = self.requests.notified(client) {
-                if let Some((left, lock)) = self.depart(id, now) {
-                    self.tell(left, lock, Outcome::Gone);
-                }
+                self.end_wait(id, now, Outcome::Gone);
                 continue;
             }
             let Some(token) = self.ledger.ties.next_of(client, after) else {
@@ -356,9 +345,7 @@ impl Engine {
             drop(self.settled(keys, now, name));
         }
         let entry = keys.entry(name);
-        if let Some(end) = entry.external_end.take() {
-            entry.shorten(end);
-        }
+        entry.heed_external_end();
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, &tie.owner, Some(token)).is_ok_and(lives) {
             self.ledger
@@ -412,21 +399,17 @@ impl Engine {
         let Some(hold) = hold else {
             // It has ended, and is untied with the next settlement; or it is under another name by now, which is told in a
             // moment.
-            let due = now.steady().after(ASKED_AGAIN_MS);
-            let due = self.ledger.timers.add(due, Due::Renewal(token));
-            if let Some(auto) = self.ledger.ties.auto_mut(token) {
-                auto.due = Some(due);
-            }
-            return;
+            let again = now.steady().after(ASKED_AGAIN_MS);
+            return self.ledger.renew_at(token, again);
         };
         let wanted = now.wall().after(auto.lease);
         let deadline = self.policy.bounded(token, wanted).max(hold.deadline);
         if deadline != hold.deadline {
-            entry.commit(&Change::Hold(Hold {
+            entry.set_hold(Hold {
                 owner: &tie.owner,
                 deadline,
                 ..hold
-            }));
+            });
             self.ledger.counters.renewals += 1;
             self.ledger.counters.auto_renewals += 1;
         }
@@ -434,10 +417,8 @@ impl Engine {
             // It has reached the age that it may have.
             self.renew_no_more(token);
         } else {
-            let next = self.ledger.next_renewal(token, auto.lease, now);
-            if let Some(auto) = self.ledger.ties.auto_mut(token) {
-                auto.due = Some(next);
-            }
+            let next = next_renewal(token, auto.lease, now);
+            self.ledger.renew_at(token, next);
         }
         let lock = self.queues.id(name);
         self.rewatch(entry, now, name, lock);

@@ -2,7 +2,7 @@
 //! queue, not for one of many locks.
 
 use crate::engine::keyspace::Entry;
-use crate::engine::queue::wait_queue::WaitQueue;
+use crate::engine::queue::WaitQueue;
 use crate::engine::state::Engine;
 use crate::engine::types::{Arrival, Limit, Now};
 
@@ -24,6 +24,15 @@ impl Way {
             Some(hold) if hold.limit <= limit => Way::Reenter,
             Some(_) => Way::Upgrade,
             None => Way::Queue(place),
+        }
+    }
+
+    /// The place that a request waits at which comes this way; none for one behind all others.
+    pub fn place(self) -> Option<Arrival> {
+        match self {
+            Way::Reenter => None,
+            Way::Upgrade => Some(Arrival::AHEAD),
+            Way::Queue(place) => place,
         }
     }
 
@@ -73,7 +82,7 @@ impl Engine {
             Way::Queue(place) => head.is_none() || head == place,
             _ => true,
         };
-        if !first || !entry.admits(owner, limit) {
+        if !first || !entry.value().admits(owner, limit) {
             return Grantable::Blocked;
         }
         if way != Way::Upgrade && entry.holders() >= self.policy.max_holders {

@@ -2,8 +2,7 @@
 
 use crate::engine::keyspace::{Entry, Keyspace};
 use crate::engine::ledger::{TieRequest, SHORTEST_AUTO_LEASE_MS};
-use crate::engine::lock::change::{Change, End};
-use crate::engine::lock::Hold;
+use crate::engine::lock::{End, Hold};
 use crate::engine::state::Engine;
 use crate::engine::types::{Grant, Limit, Millis, NameRef, Now, Token};
 use crate::error::Error;
@@ -35,11 +34,11 @@ impl Engine {
             return Err(Error::Argument("LIMIT", least));
         }
         if limit != hold.limit {
-            entry.commit(&Change::Hold(Hold {
+            entry.set_hold(Hold {
                 owner,
                 limit,
                 ..hold
-            }));
+            });
         }
         self.rewatch(entry, now, name, self.queues.id(name));
         self.follow_up(keys, now);
@@ -71,11 +70,11 @@ impl Engine {
         let deadline = self.policy.bounded(hold.token, now.wall().after(lease));
         // Also where the deadline stays, within the millisecond of the grant or at `max-hold-ms`: `WAIT` counts the replicas
         // that have what its connection wrote last, and whoever waits for them after a renewal relies on that.
-        entry.commit(&Change::Hold(Hold {
+        entry.set_hold(Hold {
             owner,
             deadline,
             ..hold
-        }));
+        });
         self.ledger.counters.renewals += 1;
         if tie.session || tie.auto.is_some() || !self.ledger.ties.is_empty() {
             self.ledger.keep(name, owner, hold.token, lease, tie, now);
@@ -180,13 +179,9 @@ impl Engine {
         owner: Option<&[u8]>,
     ) -> Result<usize, Error> {
         let entry = self.settled(keys, now, name)?;
-        let Some(lock) = &entry.lock else {
-            return Ok(0);
-        };
         let chosen = |hold: &Hold| owner.map_or(true, |owner| owner == hold.owner);
-        let ended: Vec<(Vec<u8>, Token)> = lock
-            .holds()
-            .filter(chosen)
+        let holds = entry.value().holds().filter(chosen);
+        let ended: Vec<(Vec<u8>, Token)> = holds
             .map(|hold| (hold.owner.to_vec(), hold.token))
             .collect();
         for (owner, token) in &ended {

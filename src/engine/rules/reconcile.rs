@@ -1,16 +1,14 @@
 //! Bringing a queue and a value that came or went behind its back together again: RENAME, MOVE, RESTORE, SWAPDB, FLUSHALL, a
 //! promotion, a load.
 
-use crate::engine::deadlock::text::two_upgrades;
+use super::acquire::refuse_overflow;
+use crate::engine::deadlock::two_upgrades;
 use crate::engine::keyspace::{Entry, Keyspace};
-use crate::engine::ledger::{overflow, Outcome};
-use crate::engine::lock::change::Change;
-use crate::engine::lock::Ticket;
-use crate::engine::queue::place::{Occupant, Place};
-use crate::engine::queue::requests::WaitsAt;
-use crate::engine::queue::LockId;
+use crate::engine::ledger::Outcome;
+use crate::engine::lock::{Change, Ticket};
+use crate::engine::queue::{LockId, Place};
 use crate::engine::state::Engine;
-use crate::engine::types::{Arrival, Name, NameRef, Now};
+use crate::engine::types::{Arrival, Name, Now};
 use crate::error::Error;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -55,7 +53,7 @@ impl Engine {
         for (other, name) in stale {
             let entry = keys.entry(name.as_ref());
             if !entry.foreign && other != lock {
-                self.reconcile(entry, now, name.as_ref(), other);
+                self.reconcile(entry, now, other);
             }
         }
     }
@@ -66,8 +64,8 @@ impl Engine {
         let parts = queue.in_order().filter(|(_, place)| place.is_part());
         let ids = parts.filter_map(|(_, place)| place.request());
         let ids = ids.chain(queue.counting.iter().copied());
-        let many = ids.filter_map(|id| self.requests.many(id));
-        let locks = many.flat_map(|many| many.parts.iter().map(|part| part.lock));
+        let many = ids.filter_map(|id| self.requests.get(id));
+        let locks = many.flat_map(|many| many.parts().iter().map(|part| part.lock));
         let stale = |lock: &LockId| self.queues.at(*lock).stale;
         locks.filter(stale).collect()
     }
@@ -88,7 +86,7 @@ impl Engine {
     /// An owner that waits and now holds is answered. An owner that is present keeps its place, its ticket made anew; an
     /// absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a fresh window. A
     /// value from outside is bounded: no lease beyond what can be asked for here.
-    pub(super) fn reconcile(&mut self, entry: &mut Entry, now: Now, name: NameRef, lock: LockId) {
+    pub(super) fn reconcile(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
         let Some(queue) = self.queues.get_mut(lock).filter(|queue| queue.stale) else {
             return;
         };
@@ -104,7 +102,7 @@ impl Engine {
         entry.shorten(now.wall().after(self.policy.max_lease_ms));
         self.refuse_groundless(entry, now, lock);
         for number in self.places_of_holders(entry, lock) {
-            self.meet_hold(entry, now, name, lock, number);
+            self.meet_hold(entry, now, lock, number);
         }
         self.renew_lost_tickets(entry, lock);
         self.take_in_tickets(entry, now, lock);
@@ -116,24 +114,16 @@ impl Engine {
         if queue.is_empty() {
             return Vec::new();
         }
-        let holds = entry.lock.iter().flat_map(|lock| lock.holds());
-        let mut places: Vec<Arrival> = holds
-            .filter_map(|hold| queue.number_of(hold.owner))
-            .collect();
+        let holds = entry.value().holds();
+        let places = holds.filter_map(|hold| queue.number_of(hold.owner));
+        let mut places: Vec<Arrival> = places.collect();
         places.sort_unstable();
         places
     }
 
     /// A hold has come to this lock, and its owner has a place in the queue: the request that waits there is answered as a
     /// re-entry, or goes on as an upgrade. A ticket there is dropped.
-    fn meet_hold(
-        &mut self,
-        entry: &mut Entry,
-        now: Now,
-        name: NameRef,
-        lock: LockId,
-        number: Arrival,
-    ) {
+    fn meet_hold(&mut self, entry: &mut Entry, now: Now, lock: LockId, number: Arrival) {
         let queue = self.queues.at(lock);
         let Some(place) = queue.place(number) else {
             return;
@@ -141,40 +131,33 @@ impl Engine {
         let Some(hold) = entry.hold(&place.owner) else {
             return;
         };
-        let strong_enough = hold.limit <= place.limit;
-        let overflows = hold.holds == u32::MAX;
-        let refuse = |error: Error| Outcome::Refused(error);
-        match &place.occupant {
-            Occupant::Absent => {
-                self.remove_place(entry, now, lock, number, Outcome::Cancelled);
+        let request = place
+            .request()
+            .and_then(|id| Some((id, self.requests.get(id)?)));
+        let outcome = match (request, queue.upgrade()) {
+            (None, _) => Outcome::Cancelled,
+            (Some((id, _)), _) if hold.limit <= place.limit && place.is_part() => {
+                return self.count_on_hold(lock, number, id);
             }
-            Occupant::Part(id) if strong_enough => {
-                let id = *id;
-                self.count_on_hold(lock, number, id);
-            }
-            Occupant::One(request) if strong_enough => {
-                let outcome = match () {
-                    () if self.policy.quarantined(now) => refuse(self.withheld(now)),
-                    () if overflows && request.holds.is_none() => refuse(overflow()),
-                    () => {
-                        if let Some(place) = self.take_out(entry, now, lock, number) {
-                            self.grant(entry, now, (name, lock), *place);
-                        }
-                        return;
-                    }
-                };
-                self.remove_place(entry, now, lock, number, outcome);
-            }
-            _ if number == Arrival::AHEAD => {}
-            _ => match queue.upgrade() {
-                Some(other) => {
-                    let error = two_upgrades(&place.owner, &other.owner);
-                    self.ledger.counters.deadlocks += 1;
-                    self.remove_place(entry, now, lock, number, refuse(error));
+            (Some((_, request)), _) if hold.limit <= place.limit => {
+                let overflow = refuse_overflow(entry, &request.owner, &request.terms);
+                match self.policy.quarantined(now) {
+                    true => Outcome::Refused(self.withheld(now)),
+                    false => match overflow {
+                        Err(error) => Outcome::Refused(error),
+                        Ok(()) => return self.grant_place(entry, now, lock, number),
+                    },
                 }
-                None => self.make_upgrade(entry, lock, number),
-            },
-        }
+            }
+            _ if number == Arrival::AHEAD => return,
+            (_, None) => return self.make_upgrade(entry, lock, number),
+            (_, Some(other)) => {
+                let error = two_upgrades(&place.owner, &other.owner);
+                self.ledger.counters.deadlocks += 1;
+                Outcome::Refused(error)
+            }
+        };
+        self.remove_place(entry, now, lock, number, outcome);
     }
 
     /// A place becomes the waiting upgrade's.
@@ -184,19 +167,11 @@ impl Engine {
         };
         place.ticket = None;
         let request = place.request();
-        let queue = self.queues.get_mut(lock);
-        if queue.is_some_and(|queue| queue.insert(Arrival::AHEAD, *place)) {
-            self.places += 1;
+        if let Some(queue) = self.queues.get_mut(lock) {
+            self.places += usize::from(queue.insert(Arrival::AHEAD, *place));
         }
-        let Some(id) = request else { return };
-        if let Some(part) = self
-            .requests
-            .many_mut(id)
-            .and_then(|many| many.part_mut(lock))
-        {
-            part.place = Some(Arrival::AHEAD);
-        } else {
-            self.requests.set(id, WaitsAt::One(lock, Arrival::AHEAD));
+        if let Some(id) = request {
+            self.requests.set_place(id, lock, Some(Arrival::AHEAD));
         }
     }
 
@@ -204,7 +179,7 @@ impl Engine {
     fn renew_lost_tickets(&mut self, entry: &mut Entry, lock: LockId) {
         let queue = self.queues.at(lock);
         let durable = |number: Arrival, owner: &[u8]| {
-            let ticket = entry.lock.as_ref().and_then(|lock| lock.ticket(number));
+            let ticket = entry.value().ticket(number);
             ticket.is_some_and(|ticket| *ticket.owner == *owner)
         };
         let lost: Vec<(Arrival, bool)> = queue
@@ -216,20 +191,16 @@ impl Engine {
             if absent {
                 drop(self.uproot(entry, lock, number));
             } else {
-                write_ticket(entry, self.queues.at(lock).place(number), number);
+                let place = self.queues.at(lock).place(number);
+                entry.commit_any(place.and_then(|place| place.as_change(number)));
             }
         }
     }
 
     /// Tickets that came with the value take their places.
     fn take_in_tickets(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
-        let brought: Vec<(Arrival, Ticket)> = match &entry.lock {
-            Some(lock) => lock
-                .tickets()
-                .map(|(number, ticket)| (number, ticket.clone()))
-                .collect(),
-            None => Vec::new(),
-        };
+        let tickets = entry.value().tickets();
+        let brought: Vec<_> = tickets.map(|(at, ticket)| (at, ticket.clone())).collect();
         for (number, ticket) in brought {
             self.take_in_ticket(entry, now, lock, number, ticket);
         }
@@ -270,12 +241,10 @@ impl Engine {
             .steady_us
             .saturating_sub(now.us.saturating_sub(brought.0));
         place.set_claim(claim);
-        if queue.insert(number, place) {
-            self.places += 1;
-        }
         if taken || claim != ticket.claim {
-            write_ticket(entry, queue.place(number), number);
+            entry.commit_any(place.as_change(number));
         }
+        self.places += usize::from(queue.insert(number, place));
         let window = claim.max(self.policy.claim_window_ms);
         self.keep_ticket(lock, number, window, now);
     }
@@ -296,7 +265,7 @@ impl Engine {
             return;
         }
         if !place.is_absent() {
-            return write_ticket(entry, Some(place), number);
+            return entry.commit_any(place.as_change(number));
         }
         place.limit = ticket.limit;
         place.set_claim(ticket.claim);
@@ -317,19 +286,8 @@ impl Engine {
             self.remove_place(none, now, lock, number, outcome);
         }
         for id in counting {
-            self.dismiss(id, now, Outcome::Refused(Error::WrongType));
+            self.dismiss(id, now, Outcome::Refused(Error::WrongType), |_| false);
         }
         self.drop_queue(lock);
     }
-}
-
-/// Writes the ticket of a place into the value that stands at the key now.
-fn write_ticket(entry: &mut Entry, place: Option<&Place>, number: Arrival) {
-    let Some(place) = place else { return };
-    entry.commit(&Change::Ticket {
-        number,
-        owner: &place.owner,
-        limit: place.limit,
-        claim: place.claim().unwrap_or(0),
-    });
 }

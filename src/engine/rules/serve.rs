@@ -2,13 +2,11 @@
 
 use super::grantable::{Grantable, Way};
 use crate::engine::keyspace::Entry;
-use crate::engine::ledger::{Claim, Outcome, Recipient};
-use crate::engine::queue::place::{Occupant, Place};
-use crate::engine::queue::LockId;
+use crate::engine::ledger::Outcome;
+use crate::engine::queue::{LockId, Place};
 use crate::engine::state::{Engine, Next};
-use crate::engine::types::{Arrival, NameRef, Now, RequestId};
+use crate::engine::types::{Arrival, Now, RequestId};
 use crate::error::Error;
-use std::num::NonZeroU32;
 
 /// Grants that one settlement makes at most. A larger mass (readers by the ten thousand) is worked off in steps, so
 /// that the server answers others in between; those left over still come before every newcomer.
@@ -27,18 +25,12 @@ enum Served {
 impl Engine {
     /// Grants the head while it is compatible: first the waiting upgrade, then the queue. Gives whether a compatible
     /// head may be left because the step is full.
-    pub(super) fn serve(
-        &mut self,
-        entry: &mut Entry,
-        now: Now,
-        name: NameRef,
-        lock: LockId,
-    ) -> bool {
+    pub(super) fn serve(&mut self, entry: &mut Entry, now: Now, lock: LockId) -> bool {
         for _ in 0..GRANTS_A_STEP {
             if !self.disconnected.is_empty() && self.drop_disconnected_head(entry, now, lock) {
                 continue;
             }
-            match self.serve_head(entry, now, name, lock) {
+            match self.serve_head(entry, now, lock) {
                 Served::Moved => {}
                 Served::Waits => return false,
                 Served::Later => return true,
@@ -54,27 +46,18 @@ impl Engine {
         let Some(id) = ended.and_then(Place::request) else {
             return false;
         };
-        if let Some((left, _)) = self.depart(id, now) {
-            self.tell(left, lock, Outcome::Gone);
-        }
+        self.end_wait(id, now, Outcome::Gone);
         self.drop_lapsed(entry, now, lock);
         true
     }
 
     fn is_disconnected(&self, place: &Place) -> bool {
-        let client = match &place.occupant {
-            Occupant::Absent => return false,
-            Occupant::One(request) => request.client,
-            Occupant::Part(id) => match self.requests.many(*id) {
-                Some(many) => many.client,
-                None => return false,
-            },
-        };
-        self.disconnected.contains_key(&client)
+        let request = place.request().and_then(|id| self.requests.get(id));
+        request.is_some_and(|request| self.disconnected.contains_key(&request.terms.client))
     }
 
     /// One step of serving a queue.
-    fn serve_head(&mut self, entry: &mut Entry, now: Now, name: NameRef, lock: LockId) -> Served {
+    fn serve_head(&mut self, entry: &mut Entry, now: Now, lock: LockId) -> Served {
         let queue = self.queues.at(lock);
         let Some((number, head)) = queue.head() else {
             return Served::Waits;
@@ -96,15 +79,12 @@ impl Engine {
             }
             Grantable::Blocked | Grantable::Full => return Served::Waits,
         }
-        if let Occupant::Part(id) = head.occupant {
+        if head.is_part() {
             // Granted together with its other locks, or not at all.
-            self.next.insert(Next::Many(id));
+            self.next.extend(head.request().map(Next::Many));
             return Served::Waits;
         }
-        let Some(place) = self.take_out(entry, now, lock, number) else {
-            return Served::Waits;
-        };
-        self.grant(entry, now, (name, lock), *place);
+        self.grant_place(entry, now, lock, number);
         Served::Moved
     }
 
@@ -122,44 +102,30 @@ impl Engine {
         Some(place)
     }
 
-    /// Grants the lock to a place that has been taken out, and answers the request that waited there.
-    pub(super) fn grant(
+    /// Grants the lock to a place, and answers the request that waits there, which is for this lock only.
+    pub(super) fn grant_place(
         &mut self,
         entry: &mut Entry,
         now: Now,
-        (name, lock): (NameRef, LockId),
-        place: Place,
+        lock: LockId,
+        number: Arrival,
     ) {
-        let Occupant::One(request) = place.occupant else {
+        let place = self.take_out(entry, now, lock, number);
+        let Some(id) = place.and_then(|place| place.request()) else {
             return;
         };
-        let claim = Claim {
-            name,
-            owner: &place.owner,
-            limit: place.limit,
-            lease: request.lease,
-            holds: request.holds.map(NonZeroU32::get),
-            client: request.client,
-            session: request.session,
+        let Some(mut request) = self.delist(id) else {
+            return;
         };
-        let outcome = match self.ledger.grant(&self.policy, entry, now, &claim) {
-            Ok(grant) => {
-                self.ledger.counters.grants_waited += u64::from(grant.holds == grant.added);
-                Outcome::Granted(grant)
-            }
+        self.ledger.timers.clear(&mut request.until);
+        let name = self.queues.at(lock).name.clone();
+        let whose = (name.as_ref(), &*request.owner);
+        let outcome = match self.grant(entry, now, whose, &request.terms, true) {
+            Ok(grant) => Outcome::Granted(grant),
             Err(error) => Outcome::Refused(error),
         };
-        let mut until = request.until;
-        self.ledger.timers.clear(&mut until);
-        let owner = self.requests.hash(&place.owner);
-        self.delist(request.id, owner, request.client);
-        let to = Recipient {
-            id: request.id,
-            channel: request.channel,
-            owner: &place.owner,
-        };
-        self.ledger.tell(to, &self.queues.at(lock).name, outcome);
-        self.suspect_if_waiting(lock, owner);
+        self.suspect_if_waiting(lock, request.hash);
+        self.ledger.tell(id, *request, &name, outcome);
     }
 
     /// Refuses the requests for many locks that counted on a hold here which has ended, or no longer is what they ask for.
@@ -169,15 +135,14 @@ impl Engine {
             return;
         }
         let unfounded = |id: &RequestId| {
-            let many = self.requests.many(*id);
-            !many.is_some_and(|many| {
-                let hold = entry.hold(&many.owner);
-                hold.is_some_and(|hold| hold.limit <= many.limit)
+            !self.requests.get(*id).is_some_and(|request| {
+                let hold = entry.hold(&request.owner);
+                hold.is_some_and(|hold| hold.limit <= request.terms.limit)
             })
         };
         let ids: Vec<RequestId> = queue.counting.iter().copied().filter(unfounded).collect();
         for id in ids {
-            self.dismiss(id, now, Outcome::Refused(Error::NotHeld));
+            self.dismiss(id, now, Outcome::Refused(Error::NotHeld), |_| false);
         }
     }
 }

@@ -4,13 +4,10 @@
 //! [`Engine::settle_dirty`] settles them when changes are possible.
 
 use crate::engine::keyspace::{exists, Entry, Event, Keyspace};
-use crate::engine::lock::change::{Change, End};
-use crate::engine::lock::{Hold, Lock};
-use crate::engine::queue::blocking_holders::BlockingHolder;
-use crate::engine::queue::wait_queue::WaitQueue;
-use crate::engine::queue::LockId;
+use crate::engine::lock::{Change, End, Hold, Lock};
+use crate::engine::queue::{BlockingHolder, LockId, WaitQueue};
 use crate::engine::state::{Engine, Next};
-use crate::engine::types::{NameRef, Now, Token, WallMs};
+use crate::engine::types::{NameRef, Now};
 
 /// Outcomes after which a settlement of marked locks leaves the others to the next step.
 const TOLD_A_STEP: usize = 1024;
@@ -26,51 +23,28 @@ impl Engine {
         if self.abuts_stale(lock) {
             self.reconcile_beside(keys, now, lock);
         }
-        self.settle_queue(keys.entry(name.as_ref()), now, name.as_ref(), lock);
-    }
-
-    /// The same for an entry that is at hand.
-    pub(super) fn settle_entry(
-        &mut self,
-        entry: &mut Entry,
-        now: Now,
-        name: NameRef,
-        lock: Option<LockId>,
-    ) {
-        match lock {
-            Some(lock) => self.settle_queue(entry, now, name, lock),
-            None => drop(self.settle_unwatched(entry, now, name)),
-        }
+        self.settle_queue(keys.entry(name.as_ref()), now, lock);
     }
 
     /// The part of a settlement that every lock needs. Gives the lock's number if it turns out to need a queue.
     #[inline(always)]
     fn settle_unwatched(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> Option<LockId> {
-        if let Some(end) = entry.external_end.take() {
-            entry.shorten(end);
+        entry.heed_external_end();
+        if !entry.value().needs_watch() {
+            self.expire(entry, now, name);
+            return None;
         }
-        match &entry.lock {
-            None => None,
-            Some(lock) if lock.needs_watch() => {
-                let lock = self.queues.id_or_new(name);
-                self.distrust(lock);
-                self.mark(lock);
-                self.settle_queue(entry, now, name, lock);
-                Some(lock)
-            }
-            Some(_) => {
-                self.expire(entry, now, name);
-                None
-            }
-        }
+        let lock = self.queues.id_or_new(name);
+        self.distrust(lock);
+        self.mark(lock);
+        self.settle_queue(entry, now, lock);
+        Some(lock)
     }
 
     /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
     #[cold]
-    fn settle_queue(&mut self, entry: &mut Entry, now: Now, name: NameRef, lock: LockId) {
-        if let Some(end) = entry.external_end.take() {
-            entry.shorten(end);
-        }
+    pub(super) fn settle_queue(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
+        entry.heed_external_end();
         if entry.foreign {
             return self.refuse_all(now, lock);
         }
@@ -78,11 +52,12 @@ impl Engine {
         if let Some(end) = queue.and_then(|queue| queue.external_end.take()) {
             entry.shorten(end);
         }
-        self.expire(entry, now, name);
-        self.reconcile(entry, now, name, lock);
+        let name = self.queues.at(lock).name.clone();
+        self.expire(entry, now, name.as_ref());
+        self.reconcile(entry, now, lock);
         self.drop_lapsed(entry, now, lock);
         self.refuse_unfounded(entry, now, lock);
-        let left_over = self.serve(entry, now, name, lock);
+        let left_over = self.serve(entry, now, lock);
         self.watch(entry, lock, left_over);
     }
 
@@ -186,16 +161,12 @@ impl Engine {
 
     /// Whether this lock has been settled since anything has happened to it, and no lease has run out.
     pub(super) fn is_settled(&self, entry: &Entry, now: Now, lock: LockId) -> bool {
-        let settled = |queue: &WaitQueue| {
-            let pending =
-                queue.dirty || queue.stale || queue.closed || queue.external_end.is_some();
-            !pending && queue.lapsed.is_empty()
+        let Some(queue) = self.queues.get(lock) else {
+            return false;
         };
-        let lapsed = |lock: &Lock| lock.ended(now.wall()).is_some();
-        self.queues.get(lock).is_some_and(settled)
-            && !entry.foreign
-            && entry.external_end.is_none()
-            && !entry.lock.as_deref().is_some_and(lapsed)
+        let marked = queue.dirty || queue.stale || queue.closed || !queue.lapsed.is_empty();
+        let told = entry.external_end.or(queue.external_end).is_some();
+        !(marked || told || entry.foreign || entry.value().ended(now.wall()).is_some())
     }
 
     /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
@@ -207,31 +178,29 @@ impl Engine {
         name: NameRef,
         lock: Option<LockId>,
     ) {
-        let needed = entry.lock.as_ref().is_some_and(|lock| lock.needs_watch());
-        if needed || lock.is_some() {
-            self.settle_entry(
-                entry,
-                now,
-                name,
-                lock.filter(|lock| self.queues.get(*lock).is_some()),
-            );
+        match lock.filter(|lock| self.queues.get(*lock).is_some()) {
+            Some(lock) => self.settle_queue(entry, now, lock),
+            None if lock.is_some() || entry.value().needs_watch() => {
+                self.settle_unwatched(entry, now, name);
+            }
+            None => {}
         }
     }
 
     /// Ends the holds whose lease has run out.
     #[inline]
     fn expire(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
-        let lapsed = |lock: &Lock| lock.ended(now.wall()).is_some();
-        if entry.lock.as_deref().is_some_and(lapsed) {
+        if entry.value().ended(now.wall()).is_some() {
             self.expire_all(entry, now, name);
         }
     }
 
     #[cold]
     fn expire_all(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
-        while let Some((owner, token)) = ended(entry, now.wall()) {
-            self.ledger
-                .end(entry, (name, &owner), token, End::Expired, now);
+        while let Some(hold) = entry.value().ended(now.wall()) {
+            let (owner, token) = (Box::<[u8]>::from(hold.owner), hold.token);
+            let whose = (name, &*owner);
+            self.ledger.end(entry, whose, token, End::Expired, now);
         }
     }
 
@@ -265,32 +234,29 @@ impl Engine {
             entry.events.push(Event::Timeout);
         }
         let queued = !queue.is_empty();
-        let value = entry.lock.as_deref().filter(|lock| !lock.is_empty());
-        if value.is_some_and(|lock| lock.watched() != queued) {
+        if !entry.value().is_empty() && entry.value().watched() != queued {
             entry.commit(&Change::Watch(queued));
         }
-        let value = entry.lock.as_deref().filter(|lock| !lock.is_empty());
-        let watched =
-            queued || !queue.counting.is_empty() || value.is_some_and(|lock| lock.needs_watch());
-        let earliest = value.and_then(|lock| lock.earliest()).filter(|_| watched);
+        let value = entry.value();
+        let needed = !value.is_empty() && value.needs_watch();
+        let watched = queued || !queue.counting.is_empty() || needed;
+        let earliest = value.earliest().filter(|_| watched);
         if queue.lease.map(|due| due.at) != earliest {
             self.leases.clear(&mut queue.lease);
             queue.lease = earliest.map(|at| self.leases.add(at, lock));
         }
-        let blocking = value.filter(|_| queued && self.policy.deadlock_detection);
+        let blocking = match queued && self.policy.deadlock_detection {
+            true => value,
+            false => &Lock::FREE,
+        };
         let requests = &self.requests;
         let holder = |hold: Hold| BlockingHolder::of(&hold, |owner| requests.hash(owner));
-        let changed = self.blocking.record(
-            lock,
-            blocking.map_or(0, |lock| lock.holders()),
-            blocking
-                .into_iter()
-                .flat_map(|lock| lock.holds())
-                .map(holder),
-            &mut queue.blocking,
-        );
+        let (count, holders) = (blocking.holders(), blocking.holds().map(holder));
+        let changed = self
+            .blocking
+            .record(lock, count, holders, &mut queue.blocking);
         queue.revision += u64::from(changed);
-        let has_end = queue.external_end.is_some() && value.is_some();
+        let has_end = queue.external_end.is_some() && !value.is_empty();
         if !watched && !has_end {
             self.drop_queue(lock);
         } else if left_over {
@@ -307,10 +273,4 @@ impl Engine {
         self.suspects.remove(&lock);
         Some(queue)
     }
-}
-
-/// A hold whose lease has run out.
-fn ended(entry: &Entry, now: WallMs) -> Option<(Box<[u8]>, Token)> {
-    let hold = entry.lock.as_ref()?.ended(now)?;
-    Some((Box::from(hold.owner), hold.token))
 }

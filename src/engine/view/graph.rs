@@ -2,8 +2,7 @@
 
 use crate::engine::keyspace::Keyspace;
 use crate::engine::lock::Lock;
-use crate::engine::queue::place::Place;
-use crate::engine::queue::LockId;
+use crate::engine::queue::{LockId, Place};
 use crate::engine::state::Engine;
 use crate::engine::types::{Millis, Name, NameRef, Now};
 use std::rc::Rc;
@@ -45,17 +44,16 @@ impl Engine {
             let (page, after) = self.queues.scan(db, from, PAGE);
             looked += page.len();
             next = after;
-            let queued = |key: &Rc<[u8]>| {
-                let lock = self.queues.id(NameRef { db, key });
-                !self.queues.at(lock).is_empty()
+            let queued = |key: Rc<[u8]>| {
+                let lock = self.queues.id(NameRef { db, key: &key })?;
+                (!self.queues.at(lock).is_empty()).then_some((key, lock))
             };
-            let page: Vec<Rc<[u8]>> = page.into_iter().filter(queued).collect();
-            let asked: Vec<&[u8]> = page.iter().map(|key| &**key).collect();
+            let page: Vec<(Rc<[u8]>, LockId)> = page.into_iter().filter_map(queued).collect();
+            let asked: Vec<&[u8]> = page.iter().map(|(key, _)| &**key).collect();
             let shown = page.iter().zip(readable(&asked)).filter(|(_, may)| *may);
-            for (key, _) in shown {
-                let lock = self.queues.id(NameRef { db, key });
-                if let Some(lock) = lock.filter(|_| edges.len() < most) {
-                    self.waits_for(keys, now, lock, most, &mut edges);
+            for ((_, lock), _) in shown {
+                if edges.len() < most {
+                    self.waits_for(keys, now, *lock, most, &mut edges);
                 }
             }
         }
@@ -74,8 +72,7 @@ impl Engine {
         let queue = self.queues.at(lock);
         let name = &queue.name;
         let mut before: Option<&Rc<[u8]>> = None;
-        let mut none = Some(());
-        let mut add = |lock: Option<&Lock>| {
+        let mut add = |lock: &Lock| {
             for (_, place) in queue.in_order() {
                 let first = before.replace(&place.owner);
                 if place.is_absent() {
@@ -101,27 +98,27 @@ impl Engine {
                 }
             }
         };
+        let mut exists = false;
         keys.inspect(name.as_ref(), &mut |lock| {
-            none = None;
-            add(Some(lock));
+            exists = true;
+            add(lock);
         });
-        if none.is_some() {
-            // Nobody holds it: it is reserved for the head.
-            add(None);
+        if !exists {
+            // It is reserved for the head.
+            add(&Lock::FREE);
         }
     }
 }
 
 /// The holders that this place's owner cannot hold beside.
 fn in_the_way<'l>(
-    lock: Option<&'l Lock>,
+    lock: &'l Lock,
     now: Now,
     place: &'l Place,
 ) -> impl Iterator<Item = Rc<[u8]>> + 'l {
-    let lock = lock.filter(|lock| !lock.admits(&place.owner, place.limit));
-    let others = lock
-        .into_iter()
-        .flat_map(|lock| lock.holds())
-        .filter(move |hold| hold.deadline > now.wall() && *hold.owner != *place.owner);
+    let compatible = lock.admits(&place.owner, place.limit);
+    let others = lock.holds().filter(move |hold| {
+        !compatible && hold.deadline > now.wall() && *hold.owner != *place.owner
+    });
     others.map(|hold| Rc::from(hold.owner))
 }

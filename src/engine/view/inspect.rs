@@ -1,9 +1,7 @@
 //! Looking at a lock: changes nothing, ends nothing, and may be done on a replica.
 
 use crate::engine::lock::{Hold, Lock};
-use crate::engine::queue::place::{Occupant, Place};
-use crate::engine::queue::requests::WaitsAt;
-use crate::engine::queue::wait_queue::WaitQueue;
+use crate::engine::queue::{Place, WaitQueue};
 use crate::engine::state::Engine;
 use crate::engine::types::{ClientId, Limit, Millis, NameRef, Now, RequestId, Token};
 use crate::error::Error;
@@ -119,17 +117,16 @@ impl Engine {
     ) -> Option<Row> {
         let hold = match owner {
             Some(owner) => Some(self.held(lock, now, owner)?),
-            None => lock
-                .and_then(Lock::last)
-                .filter(|hold| hold.deadline > now.wall()),
+            None => self.longest(lock, now),
         };
+        let lock = lock.unwrap_or(&Lock::FREE);
         let queue = self.queue(name);
         let row = Row {
             hold: hold.map(|hold| (hold.owner.to_vec(), hold.deadline.since(now.wall()))),
-            holders: lock.map_or(0, |lock| lock.live(now.wall())),
+            holders: lock.live(now.wall()),
             // On a replica, and right after a load, only the value knows the tickets.
             queued: match queue.len() {
-                0 => lock.map_or(0, Lock::queued),
+                0 => lock.queued(),
                 queued => queued,
             },
         };
@@ -141,14 +138,20 @@ impl Engine {
         lock?.hold(owner).filter(|hold| hold.deadline > now.wall())
     }
 
+    /// The hold whose lease ends last, if it has not run out.
+    pub fn longest<'l>(&self, lock: Option<&'l Lock>, now: Now) -> Option<Hold<'l>> {
+        lock?.last().filter(|hold| hold.deadline > now.wall())
+    }
+
     /// Whether somebody holds the lock under this token now.
     ///
     /// Errors: `Fenced` if nobody does.
     pub fn check(&self, lock: Option<&Lock>, now: Now, token: Token) -> Result<(), Error> {
         let held = |hold: Hold| hold.token == token && hold.deadline > now.wall();
-        lock.is_some_and(|lock| lock.holds().any(held))
-            .then_some(())
-            .ok_or(Error::Fenced)
+        match lock.unwrap_or(&Lock::FREE).holds().any(held) {
+            true => Ok(()),
+            false => Err(Error::Fenced),
+        }
     }
 
     /// How many places of the queue are before the owner's; none if it has no place.
@@ -165,21 +168,16 @@ impl Engine {
 
     /// How many places are before a waiting request's at its lock; 0 for a waiting upgrade.
     pub fn rank(&self, id: RequestId) -> usize {
-        let rank = match self.requests.get(id) {
-            Some(WaitsAt::One(lock, number)) => self.queues.at(*lock).rank(*number),
-            _ => None,
-        };
+        let place = self.requests.get(id).and_then(|at| at.places().next());
+        let rank = place.and_then(|(lock, number)| self.queues.at(lock).rank(number));
         rank.unwrap_or(0)
     }
 
     /// What there is to see, `most` holders and places at most; none if nobody holds and nobody waits.
     pub fn view(&self, lock: Option<&Lock>, now: Now, name: NameRef, most: usize) -> Option<View> {
+        let lock = lock.unwrap_or(&Lock::FREE);
         let live = |hold: &Hold| hold.deadline > now.wall();
-        let mut holds: Vec<Hold> = lock
-            .into_iter()
-            .flat_map(Lock::holds)
-            .filter(live)
-            .collect();
+        let mut holds: Vec<Hold> = lock.holds().filter(live).collect();
         holds.sort_by_key(|hold| hold.token);
         let (queued, queue, head) = self.view_queue(lock, now, name, most);
         if holds.is_empty() && queued == 0 {
@@ -221,15 +219,14 @@ impl Engine {
 
     fn view_queue(
         &self,
-        lock: Option<&Lock>,
+        lock: &Lock,
         now: Now,
         name: NameRef,
         most: usize,
     ) -> (usize, Vec<PlaceView>, Option<Limit>) {
         let queue = self.queue(name);
         if queue.is_empty() {
-            let tickets = || lock.into_iter().flat_map(Lock::tickets);
-            let shown = tickets().take(most).map(|(number, ticket)| PlaceView {
+            let shown = lock.tickets().take(most).map(|(number, ticket)| PlaceView {
                 owner: ticket.owner.to_vec(),
                 kind: PlaceKind::Absent,
                 limit: ticket.limit,
@@ -237,11 +234,8 @@ impl Engine {
                 left_ms: None,
                 client: ClientId::NONE,
             });
-            return (
-                tickets().count(),
-                shown.collect(),
-                tickets().next().map(|(_, ticket)| ticket.limit),
-            );
+            let head = lock.tickets().next().map(|(_, ticket)| ticket.limit);
+            return (lock.queued(), shown.collect(), head);
         }
         let places = queue.in_order().map(|(_, place)| place);
         let shown = places.take(most).map(|place| self.view_place(place, now));
@@ -250,36 +244,24 @@ impl Engine {
     }
 
     fn view_place(&self, place: &Place, now: Now) -> PlaceView {
-        let (kind, until, client) = match &place.occupant {
-            Occupant::Absent => {
-                let until = place.ticket.as_deref().map(|window| window.until);
-                (PlaceKind::Absent, until, ClientId::NONE)
-            }
-            Occupant::One(request) => {
-                let kind = match &request.channel {
-                    Some(_) => PlaceKind::Notify,
-                    None => PlaceKind::Waiter,
-                };
-                let until = request.until.map(|due| due.at);
-                (kind, until, request.client)
-            }
-            Occupant::Part(id) => {
-                let many = self.requests.many(*id);
-                let until = many.and_then(|many| many.until).map(|due| due.at);
-                let client = many.map_or(ClientId::NONE, |many| many.client);
-                (PlaceKind::Waiter, until, client)
-            }
+        let window = place.ticket.as_deref();
+        let request = place.request().and_then(|id| self.requests.get(id));
+        let until = match request {
+            Some(request) => request.until.map(|due| due.at),
+            None => window.map(|window| window.until),
         };
         PlaceView {
             owner: place.owner.to_vec(),
-            kind: match place.ticket.is_some() && !place.is_absent() {
-                true => PlaceKind::Ticket,
-                false => kind,
+            kind: match (request, window) {
+                (None, _) => PlaceKind::Absent,
+                (Some(_), Some(_)) => PlaceKind::Ticket,
+                (Some(request), None) if request.channel.is_some() => PlaceKind::Notify,
+                (Some(_), None) => PlaceKind::Waiter,
             },
             limit: place.limit,
             waited_ms: place.waited_us(now) / 1000,
             left_ms: until.map(|at| at.since(now.steady())),
-            client,
+            client: request.map_or(ClientId::NONE, |request| request.terms.client),
         }
     }
 }
