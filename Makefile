@@ -61,7 +61,7 @@ bench-servers: build ## Measure the pair, the hand-over and memory on five serve
 	@integration/servers.sh '$(TARGET)/servers' redis-7.2 redis-8.6 valkey-8.1 valkey-9.1
 	@$(BENCH) --servers '$(TARGET)/servers' $(if $(QUICK),--quick)
 
-bench-peers: build ## Measure dlock beside PostgreSQL, etcd, ZooKeeper and Redisson, in twenty minutes (QUICK=1: under six)
+bench-peers: build ## Measure dlock beside PostgreSQL, etcd, ZooKeeper and Redisson, in twenty-five minutes (QUICK=1: under six)
 	@integration/peers/install.sh '$(TARGET)/bench-peers/java'
 	@cargo run --quiet --release --manifest-path integration/peers/Cargo.toml --target-dir '$(TARGET)/bench-peers' -- \
 	    --java '$(TARGET)/bench-peers/java' $(if $(QUICK),--quick) $(ARGS)

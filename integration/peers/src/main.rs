@@ -112,7 +112,7 @@ fn run(options: &Options) -> Result<(), Failure> {
         return runtime.block_on(cell::hold(text));
     }
     if options.report {
-        let outcome = Outcome::load(&results("full").join("peers.json"))?;
+        let outcome = Outcome::load(&results(false).join("peers.json"))?;
         return keep(&outcome);
     }
     let start = Instant::now();
@@ -389,15 +389,19 @@ impl Bench<'_> {
 /// Redisson's kills are no part of its table.
 const KILLED_JAVA: &str = "Redisson, killed";
 
-fn results(kind: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("results")
-        .join(kind)
+/// A full run is what the documentation shows; a quick one stands beside it.
+fn results(quick: bool) -> PathBuf {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+    if quick {
+        results.join("quick")
+    } else {
+        results
+    }
 }
 
-/// Keeps a run, and shows a full one in the documentation.
+/// Keeps a run.
 fn keep(outcome: &Outcome) -> Result<(), Failure> {
-    let directory = results(if outcome.quick { "quick" } else { "full" });
+    let directory = results(outcome.quick);
     fs::create_dir_all(&directory)?;
     outcome.save(&directory.join("peers.json"))?;
     let text = report::text(outcome);

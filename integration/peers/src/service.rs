@@ -381,9 +381,37 @@ pub fn versions() -> Vec<String> {
         versions.extend(installed(&format!("{programs}/postgres"), &["--version"]).map(first_line));
     }
     versions.extend(installed("etcd", &["--version"]).map(first_line));
-    let jar = std::fs::read_link(ZOOKEEPER).ok();
-    versions.extend(jar.map(|path| format!("ZooKeeper ({})", path.display())));
+    // Debian's package has the version in the name of the library.
+    let libraries = std::fs::read_dir("/usr/share/java")
+        .into_iter()
+        .flatten()
+        .flatten();
+    let names = libraries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let version = |name: &str| {
+        let rest = name.strip_prefix("zookeeper-")?.strip_suffix(".jar")?;
+        let is_version = rest.starts_with(|char: char| char.is_ascii_digit());
+        is_version.then(|| format!("ZooKeeper {rest}"))
+    };
+    versions.extend(names.filter_map(|name| version(&name)));
+    versions.push(format!("module {}", env!("CARGO_PKG_VERSION")));
+    versions.extend(java_versions());
     versions
+}
+
+/// The Java libraries, as they are asked for.
+fn java_versions() -> Vec<String> {
+    let pom = include_str!("../java/pom.xml");
+    let tag = |text: &str, name: &str| -> Option<String> {
+        let start = text.split_once(&format!("<{name}>"))?.1;
+        Some(start.split_once('<')?.0.to_owned())
+    };
+    let libraries = pom.split("<dependency>").skip(1);
+    libraries
+        .filter_map(|library| {
+            let (name, version) = (tag(library, "artifactId")?, tag(library, "version")?);
+            Some(format!("{name} {version}"))
+        })
+        .collect()
 }
 
 /// Waits until a client can take and give back a lock.
