@@ -145,6 +145,7 @@ public final class DLocks implements AutoCloseable {
     /** What came over the channel for a wait: what has happened, the token, the number of the wait. */
     private record News(String word, long token, long number) {}
     private record Waiter(String key, String owner) {}
+    private static final String REPLACED = "another request of the same owner has taken the place";
     private static final News ASK_AGAIN = new News("again", 0, 0);
 
     private final Connector connector;
@@ -411,6 +412,8 @@ public final class DLocks implements AutoCloseable {
         private final boolean atOnce;
         private final boolean interruptible;
         private final BlockingQueue<News> news = new LinkedBlockingQueue<>();
+        /** The wait that the server knows of. */
+        private long number;
         private boolean interrupted;
 
         private Wait(DLock lock, Held outer, Long end, boolean atOnce, boolean interruptible) {
@@ -476,7 +479,11 @@ public final class DLocks implements AutoCloseable {
 
         /** Asks once, waits a slice for the message, and confirms the grant. */
         private boolean ask() throws InterruptedException {
-            news.clear();
+            for (News one = news.poll(); one != null; one = news.poll()) {
+                if (one.number == number && one.word.equals("replaced")) {
+                    throw new Replaced(REPLACED); // it came with the end of the slice
+                }
+            }
             Object reply = call(key, channel -> {
                 List<Object> words = command(atOnce ? "ACQUIRE" : "FAIRACQUIRE", key, owner);
                 words.add(settings.first());
@@ -496,7 +503,8 @@ public final class DLocks implements AutoCloseable {
             }
             long token = (Long) list.get(0);
             if (token == 0) {
-                token = await((Long) list.get(2));
+                number = (Long) list.get(2);
+                token = await();
                 if (token == 0) {
                     return false;
                 }
@@ -513,7 +521,7 @@ public final class DLocks implements AutoCloseable {
         }
 
         /** The token, if it comes so soon; else 0: ask again. A message that was lost costs no more than that. */
-        private long await(long number) throws InterruptedException {
+        private long await() throws InterruptedException {
             long until = System.nanoTime() + settings.first().toNanos() / 2;
             if (end != null && end - until < 0) {
                 until = end;
@@ -539,7 +547,7 @@ public final class DLocks implements AutoCloseable {
                     case "granted":
                         return one.token;
                     case "replaced":
-                        throw new Replaced("another request of the same owner has taken the place");
+                        throw new Replaced(REPLACED);
                     case "deadlock":
                         throw new Deadlock("a wait that could never end");
                     case "notheld":

@@ -451,24 +451,24 @@ class DLocksTest {
 
     @Everywhere
     void replacedIsFinal(Stage s) throws Exception {
-        DLocks locks = s.locks();
+        DLocks locks = s.locks(LONG);
         s.hold();
         Actor actor = s.actor();
         String owner = actor.run(locks::owner);
+        Actor otherActor = s.actor();
+        HostAndPort node = s.node(s.key).getHostAndPort();
+        Connection connection = otherActor.run(() -> Stage.connect(node));
         Future<String> wait = lock(actor, locks, s.key);
         s.awaitQueued(1);
-        HostAndPort node = s.node(s.key).getHostAndPort();
-        Future<Object> other = s.actor().start(() -> {
-            Connection connection = Stage.connect(node);
-            Object reply = Stage.send(connection, "DLOCK.FAIRACQUIRE", s.key, owner, 600_000, "BLOCK", 60_000);
-            connection.disconnect();
-            return reply;
-        });
+        // It has just asked, so it will not ask again before it hears of this.
+        Future<Object> other = otherActor.start(() ->
+                Stage.send(connection, "DLOCK.FAIRACQUIRE", s.key, owner, 600_000, "BLOCK", 60_000));
         assertThrows(DLocks.Replaced.class, () -> result(wait));
         // The place is the other's, and stays it.
         assertEquals(List.of(owner), s.queue());
         assertEquals(owner, s.handOver());
         assertTrue(result(other) instanceof List<?>);
+        connection.disconnect();
     }
 
     @Everywhere
