@@ -4,7 +4,8 @@
 use super::api::{self, api, Ctx, Str, Text};
 use super::caller::Client;
 use super::keyspace::{Mode, Origin};
-use super::{clock, persist, reply, State};
+use super::slot::Own;
+use super::{clock, gate, persist, reply, State};
 use crate::commands::list::{self, Listing, Source};
 use crate::commands::Reply;
 use crate::engine::Now;
@@ -57,14 +58,26 @@ fn rows<B: Deref<Target = [u8]>>(
     keys: &[B],
 ) -> Result<Vec<Reply>, Error> {
     let caller = Client(ctx);
+    let slots = own_slots(ctx)?;
+    let is_here = |key: &[u8]| slots.as_ref().map_or(true, |own| own.serves(key));
+    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+    let keys: Vec<&[u8]> = keys.into_iter().filter(|key| is_here(key)).collect();
     let mut rows = Vec::new();
     for keys in keys.chunks(A_TIME) {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
         rows.extend(inspect(ctx, |state, now| {
-            listing.rows(&mut state.call(&caller, now), source, &keys)
+            listing.rows(&mut state.call(&caller, now), source, keys)
         })?);
     }
     Ok(rows)
+}
+
+/// The slots of this node, where another's keys may be among its own: those that it is about to get, or has lost and not
+/// yet removed. They are listed by the node that answers for them. A replica answers for none, and lists all that it has.
+fn own_slots(ctx: *mut Ctx) -> Result<Option<Own>, Error> {
+    inspect(ctx, |state, _| {
+        let asks = state.keys.in_cluster() && gate::primary();
+        asks.then(|| state.keys.own_slots().clone())
+    })
 }
 
 /// An event that only reads.

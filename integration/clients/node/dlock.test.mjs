@@ -25,9 +25,10 @@ after(closeConnections);
 function child(library, place, key, how) {
   const program = fileURLToPath(new URL('process.mjs', import.meta.url));
   const one = spawn(process.execPath, [program, library, place, key, how], { stdio: ['ignore', 'ignore', 'inherit'] });
-  return async () => {
+  const ended = once(one, 'exit');
+  return () => {
     one.kill('SIGKILL');
-    await once(one, 'exit');
+    return ended;
   };
 }
 
@@ -412,6 +413,20 @@ async function waitsOver(what, { server, locks, make }) {
   await server.awaitGone();
 }
 
+test('wait_over_a_lost_message', ['single'], async ({ server, locks }) => {
+  await server.hold();
+  const wait = start(locks, server.key);
+  await server.awaitQueued(1);
+  // The grant is published when nobody is there to hear it.
+  await (await server.node()).multi().addCommand(['CLIENT', 'KILL', 'TYPE', 'pubsub'])
+    .addCommand(['DLOCK.RELEASE', server.key, 'other']).exec();
+  const hold = await wait;
+  const { token, holds } = await server.holder();
+  assert.deepEqual([token, holds], [hold.token, 1]);
+  await hold.release();
+  await server.awaitGone();
+});
+
 test('wait_over_a_pause', ['single'], async ({ server, locks }) => {
   await server.awaitGone();
   await server.ask('CLIENT', 'PAUSE', 600_000, 'WRITE');
@@ -445,9 +460,12 @@ for (const alone of [false, true]) {
             const made = [];
             const make = (options) => made[made.push(makeLocks(library, place, options)) - 1];
             const server = new Server(place);
+            const kills = [];
+            const start = (how) => kills[kills.push(child(library, place, server.key, how)) - 1];
             try {
-              await body({ server, make, locks: make(), child: (how) => child(library, place, server.key, how) });
+              await body({ server, make, locks: make(), child: start });
             } finally {
+              for (const kill of kills) await kill();
               for (const one of made) await one.close();
             }
           });

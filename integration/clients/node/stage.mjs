@@ -20,8 +20,8 @@ const SETTINGS = { lease: LEASE, auto: 30_000, claim: 2_000 };
 
 /** A client that asks nothing by itself, with this time-out for its replies. */
 const LIBRARIES = {
-  'node-redis': (host, port, timeout) => createClient({ socket: { host, port }, commandOptions: { timeout } }),
-  'node-redis 5': (host, port, timeout) => createClient5({ socket: { host, port }, commandOptions: { timeout } }),
+  'node-redis': (host, port, timeout) => createClient({ url: `redis://${host}:${port}`, commandOptions: { timeout } }),
+  'node-redis 5': (host, port, timeout) => createClient5({ url: `redis://${host}:${port}`, commandOptions: { timeout } }),
   ioredis: (host, port, commandTimeout) => new Redis({ host, port, lazyConnect: true, commandTimeout }),
   'ioredis 5': (host, port, commandTimeout) => new Redis5({ host, port, lazyConnect: true, commandTimeout }),
 };

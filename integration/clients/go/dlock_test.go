@@ -1,0 +1,637 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	mathrand "math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// The tests that every language has, by the same names: see ../README.md.
+
+type outcome struct {
+	hold *Hold
+	err  error
+}
+
+// start waits for the lock in a goroutine.
+func (s stage) start(ctx context.Context, locks *Locks, options ...Option) <-chan outcome {
+	return s.startAt(ctx, locks, s.key, options...)
+}
+
+func (s stage) startAt(ctx context.Context, locks *Locks, key string, options ...Option) <-chan outcome {
+	outcomes := make(chan outcome, 1)
+	go func() {
+		hold, err := locks.TryLock(ctx, key, 4*patience, options...)
+		outcomes <- outcome{hold, err}
+	}()
+	return outcomes
+}
+
+func (s stage) had(outcomes <-chan outcome) *Hold {
+	s.Helper()
+	got := <-outcomes
+	s.must(got.err)
+	return got.hold
+}
+
+func (s stage) lock(locks *Locks, options ...Option) *Hold {
+	s.Helper()
+	return s.had(s.start(ctx, locks, options...))
+}
+
+func (s stage) isError(err, expected error) {
+	s.Helper()
+	s.check(errors.Is(err, expected), "%v, not %v", err, expected)
+}
+
+// handOverTo: the next in the queue has it in the step of the release, and then nobody has.
+func (s stage) handOverTo(wait <-chan outcome) {
+	s.Helper()
+	next := s.queue()[0]
+	owner := s.handOver("other")
+	s.check(owner == next, "%s has it, not %s", owner, next)
+	hold := s.had(wait)
+	s.check(hold.Owner == next, "%s has it, not %s", hold.Owner, next)
+	s.must(hold.Release())
+	s.awaitGone()
+}
+
+// awaitKept waits until it has been held for so many leases, under its token, and is kept by the server.
+func (s stage) awaitKept(hold *Hold, leases int64) {
+	s.Helper()
+	s.until("it is kept", func() bool {
+		holders, _ := s.info()
+		i := slices.IndexFunc(holders, func(one entry) bool { return one.int("token") == hold.Token })
+		s.check(i >= 0, "it is not held under its token")
+		return holders[i].int("held-ms") > leases*lease.Milliseconds() && holders[i].int("auto") == 1
+	})
+	s.check(hold.lost.Err() == nil, "it is lost")
+}
+
+func (s stage) isLost(hold *Hold) {
+	s.Helper()
+	select {
+	case <-hold.Lost():
+	case <-time.After(patience):
+		s.Fatal("nothing is told of the loss")
+	}
+	s.isError(hold.Release(), ErrNotHeld)
+}
+
+func TestCountsToAThousand(t *testing.T) {
+	in(t, func(s stage) {
+		node, count := s.node(s.key), s.key+":count"
+		var all sync.WaitGroup
+		failed := make(chan error, 50)
+		for range 50 {
+			all.Go(func() {
+				for range 20 {
+					err := s.locks.With(ctx, s.key, func(ctx context.Context, _ *Hold) error {
+						n, _ := node.Get(ctx, count).Int()
+						return node.Set(ctx, count, n+1, 0).Err()
+					})
+					if err != nil {
+						failed <- err
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		close(failed)
+		s.must(<-failed)
+		n, err := node.Get(ctx, count).Int()
+		s.check(n == 1000, "it is %d %v", n, err)
+		s.awaitGone()
+	}, "single", "cluster")
+}
+
+func TestFirstComeFirstServed(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		var waits []<-chan outcome
+		for i := range 8 {
+			waits = append(waits, s.start(ctx, s.locks))
+			s.awaitQueued(i + 1)
+		}
+		line, owner := s.queue(), "other"
+		for i, wait := range waits {
+			next := s.handOver(owner)
+			s.check(next == line[i], "%s has it, not %s", next, line[i])
+			owner = s.had(wait).Owner
+			s.check(next == owner, "%s has it, not %s", owner, next)
+		}
+		s.handOver(owner)
+	}, "single", "cluster")
+}
+
+func TestTryLockDoesNotWait(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		_, err := s.locks.TryLock(ctx, s.key, 0)
+		s.isError(err, ErrTimeout)
+		s.check(len(s.queue()) == 0, "it has a place")
+		s.handOver("other")
+		hold, err := s.locks.TryLock(ctx, s.key, 0)
+		s.must(err)
+		s.check(s.holder().text("owner") == hold.Owner, "another has it")
+		s.must(hold.Release())
+		s.awaitGone()
+	}, "single", "cluster")
+}
+
+func TestWaitLongerThanTheTimeOut(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		hasty := makeLocks(s.place, lease, 400*time.Millisecond)
+		defer hasty.Close()
+		first := s.start(ctx, hasty)
+		s.awaitQueued(1)
+		_, before := s.info()
+		second := s.start(ctx, s.make(lease))
+		s.awaitQueued(2)
+		s.until("it has waited for five time-outs", func() bool {
+			_, queue := s.info()
+			return queue[0].int("waited-ms") > 2000
+		})
+		// The library's time-out has cut nothing.
+		_, after := s.info()
+		s.check(after[0].int("client") == before[0].int("client"), "it waits by another connection")
+		owner := s.handOver("other")
+		s.check(owner == after[0].text("owner"), "%s has it", owner)
+		hold := s.had(first)
+		s.check(hold.Owner == owner && s.holder().int("holds") == 1, "%v", s.holder())
+		s.must(hold.Release())
+		s.must(s.had(second).Release())
+		s.awaitGone()
+	}, "single", "cluster")
+}
+
+func TestCancelledWait(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		inner, cancel := context.WithCancel(ctx)
+		first := s.start(inner, s.locks)
+		s.awaitQueued(1)
+		second := s.start(ctx, s.make(lease))
+		s.awaitQueued(2)
+		cancel()
+		s.isError((<-first).err, context.Canceled)
+		s.check(len(s.queue()) == 1, "it has a place")
+		s.handOverTo(second)
+		_, err := s.locks.Lock(inner, s.key)
+		s.isError(err, context.Canceled)
+		s.awaitGone()
+	}, "single", "cluster")
+}
+
+func TestDeadlinePasses(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		first := make(chan error, 1)
+		go func() {
+			_, err := s.locks.TryLock(ctx, s.key, time.Second)
+			first <- err
+		}()
+		s.awaitQueued(1)
+		second := s.start(ctx, s.make(lease))
+		s.isError(<-first, ErrTimeout)
+		s.awaitQueued(1)
+		s.handOverTo(second)
+		s.hold()
+		soon, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		_, err := s.locks.Lock(soon, s.key)
+		s.isError(err, context.DeadlineExceeded)
+		s.check(len(s.queue()) == 0, "it has a place")
+	}, "single", "cluster")
+}
+
+func TestCancelAtTheGrant(t *testing.T) {
+	in(t, func(s stage) {
+		for range 30 {
+			s.hold()
+			inner, cancel := context.WithCancel(ctx)
+			wait := s.start(inner, s.locks)
+			s.awaitQueued(1)
+			time.AfterFunc(mathrand.N(3*time.Millisecond), cancel) // so that all orders come about
+			s.handOver("other")
+			if got := <-wait; got.err == nil {
+				s.must(got.hold.Release())
+			} else {
+				s.isError(got.err, context.Canceled)
+			}
+			s.awaitGone()
+		}
+	}, "single", "cluster")
+}
+
+func TestKilledWaiter(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		kill := s.process("plain")
+		s.awaitQueued(1)
+		after := s.start(ctx, s.locks)
+		s.awaitQueued(2)
+		kill()
+		s.until("the server has noticed", func() bool {
+			_, queue := s.info()
+			return len(queue) == 1 || queue[0].int("client") == 0
+		})
+		s.handOver("other")
+		hold := s.had(after)
+		s.check(s.holder().text("owner") == hold.Owner && len(s.queue()) == 0, "%v", s.holder())
+		s.must(hold.Release())
+		s.awaitGone()
+	}, "single", "cluster")
+}
+
+func TestKilledAtTheGrant(t *testing.T) {
+	in(t, func(s stage) {
+		for _, delay := range []time.Duration{0, 200 * time.Microsecond, time.Millisecond} {
+			s.hold()
+			kill := s.process("plain")
+			s.awaitQueued(1)
+			after := s.start(ctx, s.locks)
+			s.awaitQueued(2)
+			killed := make(chan struct{})
+			time.AfterFunc(delay, func() {
+				kill()
+				close(killed)
+			})
+			s.handOver("other")
+			<-killed
+			// It had the lock for no longer than its first lease, or its place for no longer than its claim.
+			hold := s.had(after)
+			s.check(s.holder().text("owner") == hold.Owner && len(s.queue()) == 0, "%v", s.holder())
+			s.must(hold.Release())
+			s.awaitGone()
+		}
+	}, "single", "cluster")
+}
+
+func TestKilledHolder(t *testing.T) {
+	in(t, func(s stage) {
+		for how, reason := range map[string]string{"session": "session", "plain": "expired"} {
+			messages := s.messages()
+			kill := s.process(how)
+			// It has confirmed it: else it would end by its first lease.
+			s.until("it is held and kept", func() bool {
+				holder := s.holder()
+				return holder != nil && holder.int("auto") == 1
+			})
+			token := s.holder().int("token")
+			after := s.start(ctx, s.locks)
+			s.awaitQueued(1)
+			kill()
+			message := (<-messages).Payload
+			s.check(message == fmt.Sprint(reason, " ", token), "%s", message)
+			s.must(s.had(after).Release())
+			s.awaitGone()
+		}
+	}, "single", "cluster")
+}
+
+func TestKeepsItForTenLeases(t *testing.T) {
+	in(t, func(s stage) {
+		s.must(s.locks.With(ctx, s.key, func(ctx context.Context, hold *Hold) error {
+			s.awaitKept(hold, 10)
+			_, err := hold.Guard(ctx, "SET", s.key+":x", 1)
+			return err
+		}))
+		s.awaitGone()
+	}, "single")
+}
+
+func (s stage) cutHolder() (client int64) {
+	s.Helper()
+	client = s.holder().int("client")
+	s.check(s.ask("CLIENT", "KILL", "ID", client) == int64(1), "it is not there")
+	return client
+}
+
+func TestCutConnection(t *testing.T) {
+	in(t, func(s stage) {
+		hold := s.lock(s.make(long))
+		client := s.cutHolder()
+		s.until("another connection keeps it", func() bool {
+			holder := s.holder()
+			return holder.int("client") != 0 && holder.int("client") != client
+		})
+		s.awaitKept(hold, 2)
+		s.must(hold.Release())
+		hold = s.lock(s.locks, Session())
+		s.cutHolder()
+		s.isLost(hold)
+	}, "single", "cluster")
+}
+
+func TestForcedRelease(t *testing.T) {
+	in(t, func(s stage) {
+		failed := errors.New("of the work")
+		err := s.locks.With(ctx, s.key, func(ctx context.Context, hold *Hold) error {
+			s.ask("DLOCK.FORCERELEASE", s.key)
+			<-ctx.Done()
+			s.isError(context.Cause(ctx), ErrNotHeld)
+			s.isLost(hold)
+			return failed
+		})
+		s.isError(err, failed)
+	}, "single", "cluster")
+}
+
+func TestDeletedKey(t *testing.T) {
+	in(t, func(s stage) {
+		hold := s.lock(s.locks)
+		s.ask("DEL", s.key)
+		s.isLost(hold)
+	}, "single", "cluster")
+}
+
+func TestNoWriteAfterTheLoss(t *testing.T) {
+	in(t, func(s stage) {
+		data, late := s.key+":data", s.lock(s.locks)
+		_, err := late.Guard(ctx, "SET", data, "late")
+		s.must(err)
+		s.ask("DLOCK.FORCERELEASE", s.key)
+		hold := s.lock(s.locks)
+		_, err = hold.Guard(ctx, "SET", data, "next")
+		s.must(err)
+		_, err = late.Guard(ctx, "SET", data, "too late")
+		s.isError(err, ErrFenced)
+		s.check(s.ask("GET", data) == "next", "%v", s.ask("GET", data))
+		s.must(hold.Release())
+	}, "single", "cluster")
+}
+
+func TestReplacedIsFinal(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		wait := s.start(ctx, s.locks, Owner("one name"))
+		s.awaitQueued(1)
+		other := make(chan any, 1)
+		node := s.node(s.key)
+		go func() {
+			reply, _ := node.Do(ctx, "DLOCK.FAIRACQUIRE", s.key, "one name", 600_000, "BLOCK", 25_000).Result()
+			other <- reply
+		}()
+		s.isError((<-wait).err, ErrReplaced)
+		// The place is the other's, and stays it.
+		s.check(slices.Equal(s.queue(), []string{"one name"}), "%v", s.queue())
+		s.check(s.handOver("other") == "one name", "another has it")
+		_, granted := (<-other).([]any)
+		s.check(granted, "it is not granted")
+	}, "single", "cluster")
+}
+
+func TestErrorsOfItsOwn(t *testing.T) {
+	in(t, func(s stage) {
+		a, b := s.key+":a", s.key+":b"
+		one := s.had(s.startAt(ctx, s.locks, a, Owner("one")))
+		two := s.had(s.startAt(ctx, s.locks, b, Owner("two")))
+		wait := s.startAt(ctx, s.locks, b, Owner("one"))
+		s.awaitQueuedAt(b, 1)
+		_, err := s.locks.Lock(ctx, a, Owner("two"))
+		s.isError(err, ErrDeadlock)
+		s.check(strings.Contains(err.Error(), "one"), "it does not name the circle: %v", err)
+		_, queue := s.infoAt(a)
+		s.check(len(queue) == 0, "%v", queue)
+		s.must(two.Release())
+		s.must(s.had(wait).Release())
+		s.askAt(a, "DLOCK.FORCERELEASE", a)
+		_, err = one.Guard(ctx, "SET", a+":x", 1)
+		s.isError(err, ErrFenced)
+		s.isError(one.Release(), ErrNotHeld)
+	}, "single", "cluster")
+}
+
+func TestGivesBackOnlyItsOwn(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold("SHARED")
+		outer := s.lock(s.locks, Owner("me"), Shared())
+		// To write is to wait for the other reader.
+		_, err := s.locks.TryLock(ctx, s.key, 300*time.Millisecond, Owner("me"))
+		s.isError(err, ErrTimeout)
+		holders, queue := s.info()
+		s.check(len(queue) == 0 && slices.Contains(owners(holders), "me"), "%v %v", holders, queue)
+		counts := func() int64 { return s.ask("DLOCK.HELD", s.key, "me").([]any)[1].(int64) }
+		inner := s.lock(s.locks, Owner("me"), Shared())
+		s.check(inner.Token == outer.Token && counts() == 2, "%d", counts())
+		s.must(inner.Release())
+		s.check(counts() == 1, "%d", counts())
+		s.awaitKept(outer, 2)
+		s.must(outer.Release())
+		s.handOver("other")
+	}, "single", "cluster")
+}
+
+func TestAnUpgradeEndsTheOuterHold(t *testing.T) {
+	in(t, func(s stage) {
+		outer := s.lock(s.locks, Owner("me"), Shared())
+		inner := s.lock(s.locks, Owner("me"))
+		s.check(inner.Token != outer.Token, "it is no new grant")
+		s.isLost(outer)
+		s.awaitKept(inner, 2)
+		s.must(inner.Release())
+		s.awaitGone()
+	}, "single")
+}
+
+func TestSharedAndCounted(t *testing.T) {
+	in(t, func(s stage) {
+		var readers []*Hold
+		for range 3 {
+			readers = append(readers, s.lock(s.locks, Shared()))
+		}
+		writing := s.start(ctx, s.locks)
+		s.awaitQueued(1)
+		_, err := s.locks.TryLock(ctx, s.key, 0, Shared())
+		s.isError(err, ErrTimeout) // not past the writer
+		for _, reader := range readers {
+			s.must(reader.Release())
+		}
+		writer := s.had(writing)
+		_, err = s.locks.TryLock(ctx, s.key, 0, Shared())
+		s.isError(err, ErrTimeout)
+		s.must(writer.Release())
+		var permits []*Hold
+		for range 3 {
+			permits = append(permits, s.lock(s.locks, Limit(3)))
+		}
+		_, err = s.locks.TryLock(ctx, s.key, 0, Limit(3))
+		s.isError(err, ErrTimeout)
+		fourth := s.start(ctx, s.locks, Limit(3))
+		s.awaitQueued(1)
+		s.must(permits[0].Release())
+		permits[0] = s.had(fourth)
+		holders, _ := s.info()
+		s.check(len(holders) == 3, "%v", holders)
+		for _, permit := range permits {
+			s.must(permit.Release())
+		}
+		s.awaitGone()
+	}, "single", "cluster")
+}
+
+func TestManyOverSeveralSlots(t *testing.T) {
+	in(t, func(s stage) {
+		var keys []string
+		for i := range 4 {
+			keys = append(keys, fmt.Sprintf("{%d%s", i, s.key[1:]))
+		}
+		backwards := slices.Clone(keys)
+		slices.Reverse(backwards)
+		results := make(chan error, 2)
+		for _, keys := range [][]string{keys, backwards} {
+			go func() {
+				var err error
+				for i := 0; i < 15 && err == nil; i++ {
+					err = s.locks.WithAll(ctx, keys, func(_ context.Context, holds map[string]*Hold) error {
+						if len(holds) != 4 {
+							return fmt.Errorf("%d holds", len(holds))
+						}
+						return nil
+					})
+				}
+				results <- err
+			}()
+		}
+		s.must(<-results)
+		s.must(<-results)
+		s.check(s.askAt(keys[2], "DLOCK.ACQUIRE", keys[2], "other", 600_000) != nil, "it is taken")
+		soon, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+		defer cancel()
+		err := s.locks.WithAll(soon, keys, func(context.Context, map[string]*Hold) error { return nil })
+		s.isError(err, context.DeadlineExceeded)
+		for i, key := range keys {
+			holders, _ := s.infoAt(key)
+			s.check(len(holders) == 0 || i == 2 && holders[0].text("owner") == "other", "%s: %v", key, holders)
+		}
+	}, "single", "cluster")
+}
+
+func TestAThousandWaitsOnOneConnection(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		locks := s.make(long)
+		var all sync.WaitGroup
+		var served []string // under the lock
+		failed := make(chan error, 1000)
+		for range 1000 {
+			all.Go(func() {
+				err := locks.With(ctx, s.key, func(_ context.Context, hold *Hold) error {
+					served = append(served, hold.Owner)
+					return nil
+				})
+				if err != nil {
+					failed <- err
+				}
+			})
+		}
+		s.awaitQueued(1000)
+		_, queue := s.info()
+		for _, place := range queue {
+			s.check(place.int("client") == queue[0].int("client"), "they wait by several connections")
+		}
+		s.handOver("other")
+		all.Wait()
+		close(failed)
+		s.must(<-failed)
+		s.check(slices.Equal(served, owners(queue)), "they were not served in their order")
+		s.awaitGone()
+	}, "single", "cluster")
+}
+
+func (s stage) holdsOver(what string) {
+	hold := s.lock(s.make(long))
+	s.fault(what)
+	// The new server knows nothing of connections: until the client has said it again nobody renews.
+	s.awaitKept(hold, 0)
+	s.check(s.holder().int("client") != 0, "%v", s.holder())
+	_, err := hold.Guard(ctx, "SET", s.key+":x", 1)
+	s.must(err)
+	s.must(hold.Release())
+	s.awaitGone()
+}
+
+func (s stage) waitsOver(what string) {
+	s.hold()
+	first := s.start(ctx, s.locks)
+	s.awaitQueued(1)
+	second := s.start(ctx, s.make(lease))
+	s.awaitQueued(2)
+	line := s.queue()
+	s.fault(what)
+	s.until("both are back", func() bool {
+		_, queue := s.info()
+		return len(queue) == 2 && queue[0].int("client") != 0 && queue[1].int("client") != 0
+	})
+	s.check(slices.Equal(s.queue(), line), "%v, not %v", s.queue(), line)
+	next := s.handOver("other")
+	s.check(next == line[0], "%s has it, not %s", next, line[0])
+	for i, wait := range []<-chan outcome{first, second} {
+		hold := s.had(wait)
+		s.check(hold.Owner == line[i], "%s has it, not %s", hold.Owner, line[i])
+		s.must(hold.Release())
+	}
+	s.awaitGone()
+}
+
+func TestHoldOverAFailover(t *testing.T) {
+	alone(t, func(s stage) { s.holdsOver("failover") }, "cluster", "pair")
+}
+
+func TestWaitOverAFailover(t *testing.T) {
+	alone(t, func(s stage) { s.waitsOver("failover") }, "cluster", "pair")
+}
+
+func TestWaitOverACrash(t *testing.T) {
+	alone(t, func(s stage) { s.waitsOver("crash") }, "cluster")
+}
+
+func TestHoldOverASlotMove(t *testing.T) {
+	alone(t, func(s stage) { s.holdsOver("move") }, "cluster")
+}
+
+func TestWaitOverASlotMove(t *testing.T) {
+	alone(t, func(s stage) { s.waitsOver("move") }, "cluster")
+}
+
+func TestWaitOverALostMessage(t *testing.T) {
+	alone(t, func(s stage) {
+		s.hold()
+		wait := s.start(ctx, s.locks)
+		s.awaitQueued(1)
+		// The grant is published when nobody is there to hear it.
+		step := s.node(s.key).TxPipeline()
+		step.Do(ctx, "CLIENT", "KILL", "TYPE", "pubsub")
+		step.Do(ctx, "DLOCK.RELEASE", s.key, "other")
+		_, err := step.Exec(ctx)
+		s.must(err)
+		hold := s.had(wait)
+		s.check(s.holder().int("token") == hold.Token && s.holder().int("holds") == 1, "%v", s.holder())
+		s.must(hold.Release())
+		s.awaitGone()
+	}, "single")
+}
+
+func TestWaitOverAPause(t *testing.T) {
+	alone(t, func(s stage) {
+		s.ask("CLIENT", "PAUSE", 600_000, "WRITE")
+		defer s.awaitGone()
+		defer s.ask("CLIENT", "UNPAUSE")
+		// The server answers nothing, and the caller gets an answer all the same.
+		_, err := s.locks.TryLock(ctx, s.key, 100*time.Millisecond)
+		s.isError(err, ErrTimeout)
+		inner, cancel := context.WithCancel(ctx)
+		wait := s.start(inner, s.locks)
+		cancel()
+		s.isError((<-wait).err, context.Canceled)
+	}, "single")
+}

@@ -1,0 +1,168 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The code of README.md, and what that says of go-redis.
+
+func sell(ctx context.Context, client *redis.Client, notify func(ctx context.Context, left int) error) error {
+	locks := New(Settings{Lease: 10 * time.Second, Auto: time.Minute}, client.Options())
+	defer locks.Close()
+
+	return locks.With(ctx, "{stock}lock", func(ctx context.Context, hold *Hold) error {
+		left, err := client.Get(ctx, "{stock}left").Int()
+		if err != nil {
+			return err
+		}
+		if err := notify(ctx, left); err != nil { // ctx ends when the lock is lost
+			return err
+		}
+		_, err = hold.Guard(ctx, "SET", "{stock}left", left-1) // else ErrFenced: nothing is written
+		return err
+	})
+}
+
+func transfer(ctx context.Context, locks *Locks, from, to string, move func(one, another int64) error) error {
+	return locks.WithAll(ctx, []string{from, to}, func(ctx context.Context, holds map[string]*Hold) error {
+		return move(holds[from].Token, holds[to].Token)
+	})
+}
+
+func tryPlainly(ctx context.Context, client redis.UniversalClient, key, owner string, work func(token int64)) (bool, error) {
+	granted, err := client.Do(ctx, "DLOCK.ACQUIRE", key, owner, 10_000, "HOLDS", 1).Int64Slice()
+	if errors.Is(err, redis.Nil) {
+		return false, nil // somebody else has it
+	}
+	if err != nil {
+		return false, err
+	}
+	work(granted[0])
+	return true, client.Do(ctx, "DLOCK.RELEASE", key, owner, "TOKEN", granted[0]).Err()
+}
+
+func TestTheCodeOfTheReadmeIsTheTestedCode(t *testing.T) {
+	plain := func(text string) string {
+		var lines []string
+		for line := range strings.Lines(text) {
+			if line = strings.TrimSpace(line); line != "" {
+				lines = append(lines, line)
+			}
+		}
+		return strings.Join(lines, "\n")
+	}
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples, err := os.ReadFile("examples_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := strings.Split(string(readme), "```go\n")[1:]
+	if len(blocks) != 4 {
+		t.Errorf("%d pieces of code", len(blocks))
+	}
+	for _, block := range blocks {
+		block, _, _ = strings.Cut(block, "```")
+		if !strings.Contains(plain(string(examples)), plain(block)) {
+			t.Errorf("nobody tests this:\n%s", block)
+		}
+	}
+}
+
+func TestSell(t *testing.T) {
+	alone(t, func(s stage) {
+		client := s.node(s.key)
+		s.must(client.Set(ctx, "{stock}left", 3, 0).Err())
+		s.must(sell(ctx, client, func(context.Context, int) error { return nil }))
+		s.check(s.ask("GET", "{stock}left") == "2", "%v", s.ask("GET", "{stock}left"))
+		err := sell(ctx, client, func(ctx context.Context, _ int) error {
+			s.ask("DLOCK.FORCERELEASE", "{stock}lock")
+			return nil
+		})
+		s.isError(err, ErrFenced)
+		err = sell(ctx, client, func(ctx context.Context, _ int) error {
+			s.ask("DLOCK.FORCERELEASE", "{stock}lock")
+			<-ctx.Done()
+			return context.Cause(ctx)
+		})
+		s.isError(err, ErrNotHeld)
+		s.check(s.ask("GET", "{stock}left") == "2", "%v", s.ask("GET", "{stock}left"))
+	}, "single")
+}
+
+func TestTransfer(t *testing.T) {
+	in(t, func(s stage) {
+		s.must(transfer(ctx, s.locks, "one", "another", func(one, another int64) error {
+			s.check(another < one, "another comes before one")
+			return nil
+		}))
+	}, "single", "cluster")
+}
+
+func TestTryPlainly(t *testing.T) {
+	in(t, func(s stage) {
+		client := redis.NewUniversalClient(&redis.UniversalOptions{Addrs: addresses(s.place)})
+		defer client.Close()
+		var held []string
+		had, err := tryPlainly(ctx, client, s.key, "me", func(int64) {
+			holders, _ := s.info()
+			held = owners(holders)
+		})
+		s.check(had && err == nil && slices.Equal(held, []string{"me"}), "%v %v %v", had, err, held)
+		s.hold()
+		had, err = tryPlainly(ctx, client, s.key, "me", func(int64) { s.Error("another has it") })
+		s.check(!had && err == nil, "%v %v", had, err)
+	}, "single", "cluster")
+}
+
+func TestABlockLongerThanTheReadTimeoutLosesItsPlace(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		client := redis.NewClient(&redis.Options{Addr: addresses("single")[0], ReadTimeout: 500 * time.Millisecond})
+		defer client.Close()
+		answered := make(chan error, 1)
+		go func() {
+			answered <- client.Do(ctx, "DLOCK.ACQUIRE", s.key, "me", 60_000, "BLOCK", 60_000).Err()
+		}()
+		s.awaitQueued(1)
+		_, before := s.info()
+		s.until("it waits by another connection", func() bool {
+			_, queue := s.info()
+			return len(queue) == 1 && queue[0].int("client") != before[0].int("client")
+		})
+		err := <-answered
+		s.check(err != nil && strings.Contains(err.Error(), "timeout"), "%v", err)
+		s.awaitQueued(0)
+	}, "single")
+}
+
+func TestAContextDoesNotEndABlockByItself(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		for _, enabled := range []bool{false, true} {
+			client := redis.NewClient(&redis.Options{
+				Addr: addresses("single")[0], ReadTimeout: patience, ContextTimeoutEnabled: enabled,
+			})
+			defer client.Close()
+			s.must(client.Ping(ctx).Err())
+			soon, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+			defer cancel()
+			err := client.Do(soon, "DLOCK.ACQUIRE", s.key, "me", 60_000, "BLOCK", 1500).Err()
+			if enabled {
+				s.check(err != nil && !errors.Is(err, redis.Nil), "%v", err)
+			} else {
+				s.isError(err, redis.Nil) // the whole time has passed
+			}
+		}
+	}, "single")
+}

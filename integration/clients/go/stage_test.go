@@ -1,0 +1,282 @@
+package dlock
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The servers of a test, and what they show.
+
+const (
+	patience = 30 * time.Second
+	lease    = 1500 * time.Millisecond
+	long     = 15 * time.Second // no fault takes so long, however busy the machine
+)
+
+var ctx = context.Background()
+
+func addresses(place string) []string {
+	return strings.Split(os.Getenv("DLOCK_"+strings.ToUpper(place)), ",")
+}
+
+// makeLocks has locks in one of the places, with a time-out for replies as a program may have set it.
+func makeLocks(place string, lease, timeout time.Duration) *Locks {
+	var servers []*redis.Options
+	for _, address := range addresses(place) {
+		client := redis.NewClient(&redis.Options{Addr: address, ReadTimeout: timeout})
+		servers = append(servers, client.Options())
+		_ = client.Close() // it is but the pattern
+	}
+	return New(Settings{Lease: lease, Auto: 30 * time.Second, Claim: 2 * time.Second}, servers...)
+}
+
+// The other process: takes a lock and holds it until it is killed.
+func TestMain(m *testing.M) {
+	words := strings.Fields(os.Getenv("DLOCK_TEST_PROCESS"))
+	if len(words) != 3 {
+		os.Exit(m.Run())
+	}
+	var options []Option
+	if words[2] == "session" {
+		options = append(options, Session())
+	}
+	if _, err := makeLocks(words[0], lease, time.Second).Lock(ctx, words[1], options...); err != nil {
+		panic(err)
+	}
+	select {}
+}
+
+// stage is a test's view of one of the places.
+type stage struct {
+	*testing.T
+	place, key string
+	locks      *Locks
+}
+
+// in runs a test in these places, side by side with others.
+func in(t *testing.T, test func(stage), places ...string) {
+	for _, place := range places {
+		t.Run(place, func(t *testing.T) {
+			t.Parallel()
+			runIn(t, place, test)
+		})
+	}
+}
+
+// alone is for those that move servers about: Go runs them before all that are parallel.
+func alone(t *testing.T, test func(stage), places ...string) {
+	for _, place := range places {
+		t.Run(place, func(t *testing.T) { runIn(t, place, test) })
+	}
+}
+
+func runIn(t *testing.T, place string, test func(stage)) {
+	s := stage{T: t, place: place, key: "{" + rand.Text() + "}lock"}
+	s.locks = s.make(lease)
+	test(s)
+}
+
+func (s stage) make(lease time.Duration) *Locks {
+	locks := makeLocks(s.place, lease, time.Second)
+	s.Cleanup(locks.Close)
+	return locks
+}
+
+func (s stage) check(ok bool, format string, values ...any) {
+	s.Helper()
+	if !ok {
+		s.Fatalf(format, values...)
+	}
+}
+
+func (s stage) must(err error) {
+	s.Helper()
+	s.check(err == nil, "%v", err)
+}
+
+func (s stage) until(what string, condition func() bool) {
+	s.Helper()
+	for end := time.Now().Add(patience); !condition(); time.Sleep(5 * time.Millisecond) {
+		s.check(time.Now().Before(end), "gave up waiting until %s", what)
+	}
+}
+
+// process is another one that wants the lock. It gives the function that kills it.
+func (s stage) process(how string) (kill func()) {
+	child := exec.Command(os.Args[0])
+	child.Env = append(os.Environ(), "DLOCK_TEST_PROCESS="+strings.Join([]string{s.place, s.key, how}, " "))
+	child.Stderr = os.Stderr
+	s.must(child.Start())
+	kill = sync.OnceFunc(func() {
+		_ = child.Process.Kill()
+		_ = child.Wait()
+	})
+	s.Cleanup(kill)
+	return kill
+}
+
+// fault has something done to the servers: failover, crash, move; in the pair the first is `switch`.
+func (s stage) fault(what string) {
+	line := what + " " + s.key
+	if s.place == "pair" {
+		line = "switch"
+	}
+	connection, err := net.Dial("tcp", os.Getenv("DLOCK_CONTROL"))
+	s.must(err)
+	defer connection.Close()
+	fmt.Fprintln(connection, line)
+	answer, err := bufio.NewReader(connection).ReadString('\n')
+	s.check(err == nil && strings.HasPrefix(answer, "ok"), "%s: %s %v", line, answer, err)
+}
+
+var (
+	nodes   = map[string]*redis.Client{}
+	nodesMu sync.Mutex
+)
+
+func connection(address string) *redis.Client {
+	nodesMu.Lock()
+	defer nodesMu.Unlock()
+	if nodes[address] == nil {
+		nodes[address] = redis.NewClient(&redis.Options{
+			Addr: address, MaxRetries: -1, ReadTimeout: patience, PoolTimeout: patience, PoolSize: 100,
+		})
+	}
+	return nodes[address]
+}
+
+// node is whoever serves a key now; some nodes may know it later than others.
+func (s stage) node(key string) (node *redis.Client) {
+	s.Helper()
+	s.until(key+" is served", func() bool {
+		for _, address := range addresses(s.place) {
+			node = connection(address)
+			role, err := node.Do(ctx, "ROLE").Slice()
+			if err == nil && role[0] == "master" && node.Exists(ctx, key).Err() == nil {
+				return true
+			}
+		}
+		return false
+	})
+	return node
+}
+
+func (s stage) ask(words ...any) any { return s.askAt(s.key, words...) }
+
+func (s stage) askAt(key string, words ...any) any {
+	s.Helper()
+	reply, err := s.node(key).Do(ctx, words...).Result()
+	if err != redis.Nil {
+		s.must(err)
+	}
+	return reply
+}
+
+type entry map[any]any
+
+func (e entry) text(name string) string { return e[name].(string) }
+func (e entry) int(name string) int64   { return e[name].(int64) }
+
+func (s stage) info() (holders, queue []entry) { return s.infoAt(s.key) }
+
+func (s stage) infoAt(key string) (holders, queue []entry) {
+	s.Helper()
+	reply, ok := s.askAt(key, "DLOCK.INFO", key, "COUNT", 5000).(map[any]any)
+	if !ok {
+		return nil, nil
+	}
+	entries := func(name string) (all []entry) {
+		for _, one := range reply[name].([]any) {
+			all = append(all, one.(map[any]any))
+		}
+		return all
+	}
+	return entries("holders"), entries("queue")
+}
+
+func owners(entries []entry) (all []string) {
+	for _, one := range entries {
+		all = append(all, one.text("owner"))
+	}
+	return all
+}
+
+func (s stage) holder() entry {
+	s.Helper()
+	holders, _ := s.info()
+	if len(holders) == 0 {
+		return nil
+	}
+	return holders[0]
+}
+
+func (s stage) queue() []string {
+	s.Helper()
+	_, queue := s.info()
+	return owners(queue)
+}
+
+func (s stage) awaitQueued(count int) {
+	s.Helper()
+	s.awaitQueuedAt(s.key, count)
+}
+
+func (s stage) awaitQueuedAt(key string, count int) {
+	s.Helper()
+	s.until(fmt.Sprint(count, " are queued"), func() bool {
+		_, queue := s.infoAt(key)
+		return len(queue) == count
+	})
+}
+
+func (s stage) awaitGone() {
+	s.Helper()
+	s.until("nobody holds it and nobody waits", func() bool { return s.ask("DLOCK.INFO", s.key) == nil })
+}
+
+// hold: somebody else takes it, for longer than any test lasts.
+func (s stage) hold(options ...any) {
+	s.Helper()
+	words := append([]any{"DLOCK.ACQUIRE", s.key, "other", 600_000}, options...)
+	s.check(s.ask(words...) != nil, "the lock is taken")
+}
+
+// handOver gives it back for that owner, and says who has it in the same step.
+func (s stage) handOver(owner string) (next string) {
+	s.Helper()
+	step := s.node(s.key).TxPipeline()
+	released := step.Do(ctx, "DLOCK.RELEASE", s.key, owner, "HOLDS", 0)
+	held := step.Do(ctx, "DLOCK.HELD", s.key)
+	_, _ = step.Exec(ctx)
+	s.must(released.Err())
+	if reply, err := held.Slice(); err == nil {
+		next = reply[3].(string)
+	}
+	return next
+}
+
+// messages gives the unlock messages of the lock from now on.
+func (s stage) messages() <-chan *redis.Message {
+	node, channel := s.node(s.key), "__dlock@0__:"+s.key
+	var ear *redis.PubSub
+	if s.place == "cluster" {
+		ear = node.SSubscribe(ctx, channel)
+	} else {
+		ear = node.Subscribe(ctx, channel)
+	}
+	_, err := ear.Receive(ctx)
+	s.must(err)
+	s.Cleanup(func() { _ = ear.Close() })
+	return ear.Channel()
+}

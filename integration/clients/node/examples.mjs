@@ -1,0 +1,41 @@
+// The code of README.md. library.test.mjs runs it, and sees that it is the same.
+import { randomUUID } from 'node:crypto';
+
+import { Fenced, Locks, LockTimeout } from './dlock.mjs';
+
+export async function sell({ client, notify }) {
+  const locks = new Locks(client, { lease: 10_000, auto: 60_000 });
+  try {
+    await locks.using('{stock}lock', { timeout: 5000 }, async (hold) => {
+      const left = Number(await hold.guard('GET', '{stock}left'));
+      await notify(left, { signal: hold.signal }); // aborted when the lock is lost
+      await hold.guard('SET', '{stock}left', left - 1); // else Fenced: nothing is written
+    });
+  } catch (error) {
+    if (error instanceof LockTimeout) return 'busy';
+    if (error instanceof Fenced) return 'lost';
+    throw error;
+  } finally {
+    await locks.close();
+  }
+  return 'sold';
+}
+
+export async function transfer({ locks, from, to, move }) {
+  await locks.usingAll([from, to], { timeout: 5000 }, async (holds) => {
+    await move(holds.get(from).token, holds.get(to).token);
+  });
+}
+
+export async function tryPlainly({ client, work }) {
+  const [key, owner] = ['report', randomUUID()];
+  const granted = await client.sendCommand(['DLOCK.ACQUIRE', key, owner, '10000', 'HOLDS', '1']);
+  if (!granted) return false; // somebody else has it
+  const [token] = granted;
+  try {
+    await work(token);
+  } finally {
+    await client.sendCommand(['DLOCK.RELEASE', key, owner, 'TOKEN', String(token)]);
+  }
+  return true;
+}

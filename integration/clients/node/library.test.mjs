@@ -1,0 +1,117 @@
+// What the README says of the libraries, and its code.
+import assert from 'node:assert/strict';
+import { readFile } from 'node:fs/promises';
+import { after, test } from 'node:test';
+
+import Redis from 'ioredis';
+import { createClient, createCluster } from 'redis';
+
+import { Locks } from './dlock.mjs';
+import { sell, transfer, tryPlainly } from './examples.mjs';
+import { Server, closeConnections, until } from './stage.mjs';
+
+after(closeConnections);
+
+const address = (name) => process.env[name].split(',')[0].split(':');
+const [host, port] = address('DLOCK_SINGLE');
+const nodeRedis = () => createClient({ url: `redis://${host}:${port}` }).on('error', () => {}).connect();
+const ioredis = () => new Redis(Number(port), host);
+
+test('the code of the README is the tested code', async () => {
+  const [readme, examples] = await Promise.all(['README.md', 'examples.mjs']
+    .map((name) => readFile(new URL(name, import.meta.url), 'utf8')));
+  const plain = (text) => text.split('\n').map((line) => line.trim()).filter(Boolean).join('\n');
+  const blocks = [...readme.matchAll(/```js\n(.*?)```/gs)].map(([, block]) => plain(block));
+  assert.equal(blocks.length, 4);
+  for (const block of blocks) assert.ok(plain(examples).includes(block), block);
+});
+
+test('sell', async () => {
+  const server = new Server('single');
+  const client = createClient({ url: `redis://${host}:${port}` });
+  await server.ask('SET', '{stock}left', 3);
+  let notified;
+  const notify = async (left, { signal }) => { notified = [left, signal.aborted]; };
+  assert.equal(await sell({ client, notify }), 'sold');
+  assert.deepEqual([notified, await server.ask('GET', '{stock}left')], [[3, false], '2']);
+  const lose = () => server.ask('DLOCK.FORCERELEASE', '{stock}lock');
+  assert.equal(await sell({ client, notify: lose }), 'lost');
+  assert.equal(await server.ask('GET', '{stock}left'), '2');
+});
+
+test('transfer', async () => {
+  const client = new Redis({ host, port: Number(port), lazyConnect: true });
+  const locks = new Locks(client);
+  let tokens;
+  await transfer({ locks, from: 'one', to: 'another', move: (...both) => { tokens = both; } });
+  assert.ok(tokens[0] > tokens[1], 'another comes before one');
+  await locks.close();
+});
+
+test('tryPlainly', async () => {
+  const client = await nodeRedis();
+  const server = new Server('single');
+  assert.equal(await tryPlainly({ client, work: () => server.owners('report') }), true);
+  await server.hold('report');
+  assert.equal(await tryPlainly({ client, work: () => assert.fail('another has it') }), false);
+  await server.handOver('other', 'report');
+  client.destroy();
+});
+
+test('in a cluster both libraries reach whoever serves the key', async () => {
+  const [first, at] = address('DLOCK_CLUSTER');
+  const { key } = new Server('cluster');
+  const words = ['DLOCK.ACQUIRE', key, 'owner', '60000', 'HOLDS', '1'];
+  const one = await createCluster({ rootNodes: [{ url: `redis://${first}:${at}` }] }).on('error', () => {}).connect();
+  const two = new Redis.Cluster([{ host: first, port: Number(at) }]);
+  const granted = await one.sendCommand(key, false, words);
+  assert.deepEqual(await two.call(...words), granted);
+  one.destroy();
+  two.disconnect();
+});
+
+// A command that blocks is the last that the server reads of a connection until it is answered.
+for (const [library, open, ask, close] of [
+  ['node-redis', nodeRedis, (client, ...words) => client.sendCommand(words), (client) => client.destroy()],
+  ['ioredis', ioredis, (client, ...words) => client.call(...words), (client) => client.disconnect()],
+]) {
+  test(`${library}: a wait on a shared connection holds up the release that it waits for`, async () => {
+    const client = await open();
+    const { key } = new Server('single');
+    await ask(client, 'DLOCK.ACQUIRE', key, 'one', '60000');
+    const wait = ask(client, 'DLOCK.ACQUIRE', key, 'two', '60000', 'BLOCK', '500');
+    const release = ask(client, 'DLOCK.RELEASE', key, 'one');
+    assert.equal(await wait, null, 'its time is up before the server has read the release');
+    assert.equal(await release, 0);
+    close(client);
+  });
+}
+
+test('node-redis: neither timeout nor abortSignal ends a wait that has been sent', async () => {
+  const client = await nodeRedis();
+  const server = new Server('single');
+  await server.hold();
+  const cancel = new AbortController();
+  const wait = client.withCommandOptions({ timeout: 200, abortSignal: cancel.signal })
+    .sendCommand(['DLOCK.ACQUIRE', server.key, 'waiter', '60000', 'BLOCK', '0']);
+  await server.awaitQueued(1);
+  await until(async () => (await server.info()).queue[0]['waited-ms'] > 1000, 'it waits past the time-out');
+  cancel.abort();
+  assert.equal(await server.handOver(), 'waiter');
+  assert.equal((await wait).length, 2);
+  client.destroy();
+});
+
+test('ioredis: after commandTimeout the server waits on, and grants to nobody; disconnect ends the wait', async () => {
+  const client = new Redis({ host, port: Number(port), commandTimeout: 200 });
+  const server = new Server('single');
+  await server.hold();
+  await assert.rejects(client.call('DLOCK.ACQUIRE', server.key, 'orphan', '60000', 'BLOCK', '0'), /timed out/);
+  assert.equal(await server.handOver(), 'orphan');
+  const again = new Redis({ host, port: Number(port), commandTimeout: 200 });
+  await assert.rejects(again.call('DLOCK.ACQUIRE', server.key, 'waiter', '60000', 'BLOCK', '0'), /timed out/);
+  assert.deepEqual(await server.queue(), ['waiter']);
+  again.disconnect();
+  await server.awaitQueued(0);
+  client.disconnect();
+});
