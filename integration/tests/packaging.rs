@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use dlock_integration::{module_path, Ask, Grant, Server};
 
+const CHANGES: &str = include_str!("../../CHANGELOG.md");
+const MANIFEST: &str = include_str!("../../Cargo.toml");
 const CI: &str = include_str!("../../.github/workflows/ci.yml");
 const CONTAINER: &str = include_str!("../../packaging/Containerfile");
 const SNIPPET: &str = include_str!("../../packaging/dlock.conf");
@@ -48,6 +50,17 @@ fn commands() -> Vec<String> {
         }
     }
     commands
+}
+
+#[test]
+fn the_changes_begin_with_this_version() {
+    let version = MANIFEST.lines().find_map(|line| {
+        let version = line.strip_prefix("version = \"")?;
+        version.strip_suffix('"')
+    });
+    let first = CHANGES.lines().find_map(|line| line.strip_prefix("## "));
+    assert_eq!(first, version);
+    assert!(version.is_some());
 }
 
 #[test]
