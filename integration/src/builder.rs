@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fmt::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::port;
 use crate::program::{module_path, server_program, version_of};
@@ -15,6 +15,7 @@ use crate::version::Version;
 pub struct ServerBuilder {
     program: OsString,
     with_module: bool,
+    module: PathBuf,
     module_arguments: Vec<String>,
     settings: Vec<(String, String)>,
     cluster: bool,
@@ -44,6 +45,7 @@ impl ServerBuilder {
         ServerBuilder {
             program: server_program(),
             with_module: true,
+            module: module_path(),
             module_arguments: Vec::new(),
             settings: Vec::new(),
             cluster: false,
@@ -59,6 +61,12 @@ impl ServerBuilder {
     /// A server as it comes, without the module.
     pub fn without_module(mut self) -> Self {
         self.with_module = false;
+        self
+    }
+
+    /// Another module than the environment's: an earlier version.
+    pub fn module(mut self, path: impl Into<PathBuf>) -> Self {
+        self.module = path.into();
         self
     }
 
@@ -101,11 +109,10 @@ impl ServerBuilder {
     #[track_caller]
     pub fn try_start(self) -> Result<Server, StartError> {
         if self.with_module {
-            let module = module_path();
             assert!(
-                module.exists(),
+                self.module.exists(),
                 "there is no module at {}: run `make build`",
-                module.display()
+                self.module.display()
             );
         }
         Server::launch(self)
@@ -138,11 +145,11 @@ impl ServerBuilder {
             line("cluster-node-timeout", "2000");
         }
         if self.with_module {
-            let module = module_path();
-            let module = module.canonicalize().unwrap_or(module);
+            let module = self.module.canonicalize();
+            let module = module.as_ref().unwrap_or(&self.module);
             line(
                 "loadmodule",
-                &format!("{} {}", quoted(&module), self.module_arguments.join(" ")),
+                &format!("{} {}", quoted(module), self.module_arguments.join(" ")),
             );
         }
         for (name, value) in &self.settings {

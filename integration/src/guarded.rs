@@ -4,8 +4,8 @@ use redis::Connection;
 
 use crate::ask::{Ask, Grant};
 use crate::blocked::Blocked;
-use crate::scene::{assert_hands_over, kept};
 use crate::server::Server;
+use crate::shorthand::{assert_hands_over, kept};
 
 /// A lock that alice holds once, with a ticket of bob's and a waiter, carol.
 pub struct Guarded {

@@ -54,7 +54,7 @@
 //! | `subscriber.rs` | [`Subscriber`]: messages in order |
 //! | `patience.rs` | [`await_until`] and its bounds |
 //! | `guarded.rs` | [`Guarded`]: a lock that nothing in a test may touch |
-//! | `scene.rs` | [`held`] and what else many tests begin with and look at |
+//! | `shorthand.rs` | [`held`] and other things that many tests say |
 
 mod ask;
 mod awkward;
@@ -69,9 +69,9 @@ mod port;
 mod process;
 mod program;
 mod quorum;
-mod scene;
 mod sentinel;
 mod server;
+mod shorthand;
 mod socket;
 mod subscriber;
 mod version;
@@ -86,14 +86,15 @@ pub use guarded::Guarded;
 pub use info::Info;
 pub use network::{Door, Network, Party};
 pub use patience::{await_until, PATIENCE};
+pub use port::free as free_port;
 pub use process::spawn;
 pub use program::{module_path, server_program};
 pub use quorum::{Held, Quorum, Vote};
-pub use scene::{
-    assert_hands_over, at_once, fair_as, held, is_held, kept, position, stat, wait_as,
-};
 pub use sentinel::{Sentinel, Watch, PRIMARY};
 pub use server::Server;
+pub use shorthand::{
+    assert_hands_over, at_once, fair_as, held, is_held, kept, position, stat, wait_as,
+};
 pub use subscriber::{Message, Subscriber};
 pub use version::{Product, Version};
 pub use wire::Wire;

@@ -15,9 +15,9 @@ const TRIES: u32 = 1_000;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A port that nobody listened on a moment ago. It may be taken by the time it is used: whoever uses it
-/// must be ready to ask for another.
-pub(crate) fn free() -> u16 {
+/// A port that nobody listened on a moment ago. It may be taken by the time it is used: then
+/// another has to be asked for.
+pub fn free() -> u16 {
     // Test processes that run at the same time start at different places.
     let offset = process::id().wrapping_mul(7_919);
     for _ in 0..TRIES {

@@ -24,7 +24,7 @@ pub fn spawn(command: Command) -> io::Result<Child> {
             .spawn(move || {
                 for mut order in orders {
                     die_with_parent(&mut order.command);
-                    // Whoever ordered waits for the answer, so this fails only when the process ends.
+                    // The thread that ordered waits for the answer, so this fails only when the process ends.
                     let _ = order.reply.send(order.command.spawn());
                 }
             })

@@ -4,8 +4,8 @@
 //! without waiting; with a majority it holds the lock. Because all wait in one queue, only the head of that queue asks
 //! the others: votes are not split. Two details keep it so:
 //!
-//! * The others are given back before the first, and their leases end before the first's. Whoever the first is
-//!   handed to finds the others free, whether its predecessor has released or died.
+//! * The others are given back before the first, and their leases end before the first's. The client
+//!   that gets the first finds the others free, whether its predecessor has released or died.
 //! * The lease at the first is renewed after the wait, since the wait's reply does not say when the grant was made. All
 //!   leases are then counted from when their request was sent, so that the client never believes longer than a master.
 //!

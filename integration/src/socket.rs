@@ -30,7 +30,7 @@ fn find(port: u16, peer: u16) -> Option<Socket> {
 }
 
 /// Waits until something has arrived at `port` from `peer` that the server there has not read. The kernel is mostly faster than
-/// whoever sends, but need not be. Does nothing where the kernel does not show it.
+/// the sender, but need not be. Does nothing where the kernel does not show it.
 #[track_caller]
 pub(crate) fn await_arrival(port: u16, peer: u16) {
     if cfg!(target_os = "linux") {

@@ -11,7 +11,7 @@ use sound::assert_sound;
 
 /// A server where somebody waits for `k1`, which has no key: by a request for many that needs `k0` as well, which alice holds,
 /// behind that by a request of its own, and by a channel.
-struct Scene {
+struct Setup {
     server: Server,
     control: Connection,
     many: Blocked,
@@ -19,9 +19,9 @@ struct Scene {
     news: Subscriber,
 }
 
-impl Scene {
+impl Setup {
     #[track_caller]
-    fn new() -> Scene {
+    fn new() -> Setup {
         let server = Server::start();
         let mut control = server.connection();
         control.run("DLOCK.ACQUIRE k0 alice 600000");
@@ -29,7 +29,7 @@ impl Scene {
         let behind = Blocked::start(&server, "DLOCK.ACQUIRE k1 behind 600000 BLOCK 0");
         let news = Subscriber::channels(&server, &["news"]);
         control.run("DLOCK.ACQUIRE k1 notified 600000 NOTIFY news");
-        Scene {
+        Setup {
             server,
             control,
             many,
@@ -88,77 +88,77 @@ const MAKERS: [&str; 19] = [
 #[test]
 fn a_value_of_another_type_tells_who_waits_for_the_name() {
     for line in MAKERS {
-        let mut scene = Scene::new();
-        scene.control.run("SADD set x");
-        scene.control.run("SET text x");
+        let mut setup = Setup::new();
+        setup.control.run("SADD set x");
+        setup.control.run("SET text x");
         if line.starts_with("MOVE") {
-            let mut there = scene.server.connection_in(1);
+            let mut there = setup.server.connection_in(1);
             there.run("SET k1 x");
             there.run("MOVE k1 0");
         } else {
-            scene.control.run(line);
+            setup.control.run(line);
         }
-        scene.assert_told(line);
+        setup.assert_told(line);
     }
 }
 
 #[test]
 fn a_restored_value_of_another_type_tells_who_waits_for_the_name() {
-    let mut scene = Scene::new();
-    scene.control.run("SET text x");
-    let payload: Vec<u8> = scene.control.ask("DUMP text");
+    let mut setup = Setup::new();
+    setup.control.run("SET text x");
+    let payload: Vec<u8> = setup.control.ask("DUMP text");
     let restore = cmd("RESTORE").arg("k1").arg(0).arg(payload).to_owned();
-    scene.control.ask_command::<()>(&restore);
-    scene.assert_told("RESTORE");
+    setup.control.ask_command::<()>(&restore);
+    setup.assert_told("RESTORE");
 }
 
 #[test]
 fn a_database_swapped_in_tells_who_waits_for_its_names() {
-    let scene = Scene::new();
-    scene.server.connection_in(1).run("SET k1 x");
+    let setup = Setup::new();
+    setup.server.connection_in(1).run("SET k1 x");
     // Alice's lock goes away with her database: what is left at its name is free.
-    scene.server.connection().run("SWAPDB 0 1");
-    scene.assert_told("SWAPDB");
+    setup.server.connection().run("SWAPDB 0 1");
+    setup.assert_told("SWAPDB");
 }
 
 #[test]
 fn a_value_made_in_a_transaction_or_script_tells_who_waits_for_the_name() {
-    let mut scene = Scene::new();
+    let mut setup = Setup::new();
     for line in ["MULTI", "SET other x", "SET k1 x", "EXEC"] {
-        scene.control.run(line);
+        setup.control.run(line);
     }
-    scene.assert_told("MULTI");
+    setup.assert_told("MULTI");
 
-    let mut scene = Scene::new();
+    let mut setup = Setup::new();
     let script =
         "redis.call('HSET', KEYS[1], 'f', 'x') return redis.call('DLOCK.HELD', KEYS[2], 'alice')";
     let mut eval = cmd("EVAL");
     eval.arg(script).arg(2).arg("k1").arg("k0");
-    scene.control.ask_command::<Value>(&eval);
-    scene.assert_told("EVAL");
+    setup.control.ask_command::<Value>(&eval);
+    setup.assert_told("EVAL");
 
-    let mut scene = Scene::new();
+    let mut setup = Setup::new();
     let library = "#!lua name=maker\nredis.register_function('make', \
                    function(keys) return redis.call('LPUSH', keys[1], 'x') end)";
     let mut load = cmd("FUNCTION");
     load.arg("LOAD").arg(library);
-    scene.control.ask_command::<String>(&load);
-    scene.control.run("FCALL make 1 k1");
-    scene.assert_told("FCALL");
+    setup.control.ask_command::<String>(&load);
+    setup.control.run("FCALL make 1 k1");
+    setup.assert_told("FCALL");
 }
 
 /// One that is gone again before anybody has looked has never been there.
 #[test]
 fn a_value_that_is_gone_at_once_tells_nobody() {
-    let mut scene = Scene::new();
+    let mut setup = Setup::new();
     for line in ["MULTI", "SET k1 x", "DEL k1", "EXEC"] {
-        scene.control.run(line);
+        setup.control.run(line);
     }
-    assert_eq!(scene.control.ask::<u64>("DLOCK.RELEASE k0 alice"), 0);
-    assert_eq!(scene.many.reply::<Vec<u64>>().len(), 2);
-    scene.control.run("DLOCK.RELEASE k1 many");
-    scene.behind.reply::<Grant>();
-    assert_sound(&scene.server);
+    assert_eq!(setup.control.ask::<u64>("DLOCK.RELEASE k0 alice"), 0);
+    assert_eq!(setup.many.reply::<Vec<u64>>().len(), 2);
+    setup.control.run("DLOCK.RELEASE k1 many");
+    setup.behind.reply::<Grant>();
+    assert_sound(&setup.server);
 }
 
 /// However many names are waited for, who waits for one that has come to have a value is told.
@@ -200,15 +200,15 @@ fn each_of_many_names_without_a_key_is_looked_after() {
 /// Looking for keys that appear leaves no trace: no look that failed is counted, and no event of one is raised.
 #[test]
 fn to_look_for_a_key_leaves_no_trace() {
-    let scene = Scene::new();
-    let mut c = scene.server.connection();
+    let setup = Setup::new();
+    let mut c = setup.server.connection();
     c.run("CONFIG SET notify-keyspace-events KEAm");
-    let misses = Subscriber::patterns(&scene.server, &["__keyevent@0__:keymiss"]);
+    let misses = Subscriber::patterns(&setup.server, &["__keyevent@0__:keymiss"]);
     c.run("CONFIG RESETSTAT");
     for _ in 0..100 {
         c.run("PING");
     }
-    let stats = scene.server.info("stats");
+    let stats = setup.server.info("stats");
     let counted: (u64, u64) = (
         stats.number("keyspace_misses"),
         stats.number("keyspace_hits"),

@@ -4,7 +4,7 @@ mod sound;
 
 use std::time::Duration;
 
-use dlock_integration::redis::{Cmd, Connection, Value};
+use dlock_integration::redis::{from_redis_value, Cmd, Connection, Value};
 use dlock_integration::{
     await_until, command, stat, Ask, Blocked, Grant, Queued, Server, Subscriber, PATIENCE,
 };
@@ -487,9 +487,12 @@ fn ways(nodes: &Nodes) -> Vec<(&'static str, Way)> {
         ways.push(("in one step, but key by key", |nodes, keys| {
             let mut caches = nodes.one.connection_resp3();
             caches.run("CLIENT TRACKING ON");
+            let mut exist = command("EXISTS");
+            let leaving: u64 = caches.ask_command(exist.arg(keys));
+            let others = stat(&nodes.one, "locks") - leaving;
             assert!(nodes.move_at_once(keys[0]));
             await_until("the keys have gone", PATIENCE, || {
-                stat(&nodes.one, "locks") == 0
+                stat(&nodes.one, "locks") == others
             });
         }));
     }
@@ -521,16 +524,22 @@ impl Nodes {
     /// Waits until the first node has nothing left of a slot, though every connection is still there.
     #[track_caller]
     fn await_nothing_left(&self, way: &str) {
-        for name in [
-            "locks",
-            "holders",
-            "places_queued",
-            "connections_waiting",
-            "notify_waiting",
-            "sessions",
+        self.await_nothing_left_of(way, 0);
+    }
+
+    /// The same, but there are so many other locks that are held and waited for.
+    #[track_caller]
+    fn await_nothing_left_of(&self, way: &str, others: u64) {
+        for (name, left) in [
+            ("locks", others),
+            ("holders", others),
+            ("places_queued", others),
+            ("connections_waiting", others),
+            ("notify_waiting", 0),
+            ("sessions", 0),
         ] {
-            let what = format!("{way}: {name} is 0");
-            await_until(&what, PATIENCE, || stat(&self.one, name) == 0);
+            let what = format!("{way}: {name} is {left}");
+            await_until(&what, PATIENCE, || stat(&self.one, name) == left);
         }
     }
 }
@@ -733,5 +742,148 @@ fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
         nodes.await_nothing_left(way);
         c.run("CONFIG SET dlock.grants yes");
     }
+    nodes.assert_sound();
+}
+
+/// The keys that LIST shows, however many pages that takes.
+fn listed(connection: &mut Connection) -> Vec<String> {
+    let (mut cursor, mut keys) = ("0".to_owned(), Vec::new());
+    loop {
+        let line = format!("DLOCK.LIST {cursor} COUNT 10");
+        let (next, rows): (String, Vec<Vec<Value>>) = connection.ask(&line);
+        keys.extend(rows.iter().map(|row| text(&row[0])));
+        cursor = next;
+        if cursor == "0" {
+            keys.sort();
+            return keys;
+        }
+    }
+}
+
+/// The keys that TOP shows.
+fn hot(connection: &mut Connection) -> Vec<String> {
+    let rows: Vec<Vec<Value>> = connection.ask("DLOCK.TOP COUNT 1000");
+    let mut keys: Vec<String> = rows.iter().map(|row| text(&row[0])).collect();
+    keys.sort();
+    keys
+}
+
+fn text(value: &Value) -> String {
+    from_redis_value(value).expect("a text")
+}
+
+/// What a node shows of locks is what it answers for: TOP forgets those whose slot has left, and LIST shows none of which INFO
+/// says that it is elsewhere.
+#[test]
+fn top_and_list_are_of_the_node_s_own_slots() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    take(&mut c, "{zz}stays", "alice", 600_000);
+    let line = "DLOCK.ACQUIRE {zz}stays waits 600000 BLOCK 0";
+    let stays = Blocked::start(&nodes.one, line);
+    let mut gone: Vec<String> = Vec::new();
+    for (way, go) in ways(&nodes) {
+        println!("{way}");
+        let name = |name: &str| format!("{{{way}}}{name}").replace(' ', "-");
+        let (held, free) = (name("held"), name("free"));
+        take(&mut c, &held, "alice", 600_000);
+        // Behind it there is a lock that has waits and no key.
+        let line = format!("DLOCK.MACQUIRE 2 {free} {held} many 600000 BLOCK 0");
+        let many = Blocked::start(&nodes.one, &line);
+        let line = format!("DLOCK.ACQUIRE {free} waits 600000 BLOCK 0");
+        let wait = Blocked::start(&nodes.one, &line);
+        let here = [&free, &held, "{zz}stays"].map(str::to_owned);
+        assert_eq!(listed(&mut c), here, "{way}");
+        assert_eq!(hot(&mut c), here, "{way}");
+        go(&nodes, &[&held]);
+        assert_eq!(listed(&mut c), ["{zz}stays"], "{way}");
+        assert_eq!(hot(&mut c), ["{zz}stays"], "{way}");
+        for wait in [many, wait] {
+            nodes.assert_sent_on(&wait.refusal());
+        }
+        nodes.await_nothing_left_of(way, 1);
+        if way != "without its keys" {
+            gone.push(held);
+        }
+        gone.sort();
+        assert_eq!(listed(&mut d), gone, "{way}");
+    }
+    assert_eq!(stays.outcome_within(WHILE), None);
+    // They do not come back when the slot does.
+    let key = gone[0].clone();
+    let line = format!("CLUSTER SETSLOT {} NODE {}", nodes.slot(&key), nodes.one_id);
+    c.run(&line);
+    assert_eq!(hot(&mut c), ["{zz}stays"]);
+    nodes.assert_sound();
+}
+
+/// On its way a lock is not listed where it has been carried to, as that node does not answer for it yet.
+#[test]
+fn a_lock_in_an_open_slot_is_listed_where_the_slot_is() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    for key in ["{k}a", "{k}b"] {
+        take(&mut c, key, "alice", 600_000);
+    }
+    nodes.begin_move("{k}");
+    nodes.carry("{k}a");
+    assert_eq!(d.ask::<u64>("DBSIZE"), 1);
+    for (connection, keys) in [(&mut c, &["{k}b"][..]), (&mut d, &[])] {
+        assert_eq!(listed(connection), keys);
+        for key in ["{k}a", "{k}b"] {
+            let answers = connection.try_ask(&format!("DLOCK.INFO {key}")).is_ok();
+            assert_eq!(answers, keys.contains(&key), "{key}");
+        }
+    }
+    nodes.carry("{k}b");
+    nodes.end_move("{k}");
+    assert_eq!(listed(&mut c), [""; 0]);
+    assert_eq!(listed(&mut d), ["{k}a", "{k}b"]);
+    nodes.assert_sound();
+}
+
+/// A replica answers for no slot, and lists all that it has.
+#[test]
+fn a_replica_in_a_cluster_lists_its_primary_s_locks() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    d.run(&format!("CLUSTER REPLICATE {}", nodes.one_id));
+    take(&mut c, "k", "alice", 600_000);
+    nodes.two.wait_in_sync(&nodes.one);
+    assert_eq!(listed(&mut d), ["k"]);
+    nodes.assert_sound();
+}
+
+/// In a slot that is on its way a newcomer is served at the target before those who wait at the source, by the server's rule;
+/// who waits keeps its place at the source, and comes to nothing by it while the move lasts.
+#[test]
+fn a_newcomer_to_an_open_slot_is_served_at_its_target() {
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    take(&mut c, "{k}a", "alice", 600_000);
+    let bob = Blocked::start(&nodes.one, "DLOCK.ACQUIRE {k}a bob 600000 BLOCK 0");
+    nodes.begin_move("{k}");
+    // As long as the key is here, all go on here.
+    let behind = Blocked::start(&nodes.one, "DLOCK.ACQUIRE {k}a carol 600000 BLOCK 0");
+    c.run("DLOCK.RELEASE {k}a alice");
+    let sent_on = c.refusal("DLOCK.ACQUIRE {k}a dave 600000");
+    assert!(sent_on.starts_with("ASK"), "{sent_on}");
+    d.run("ASKING");
+    let (there, _): Grant = d.ask("DLOCK.ACQUIRE {k}a dave 600000");
+    assert_eq!(bob.outcome_within(WHILE), None);
+    // The move is given up: at the source it is bob's turn, and the target has granted it, too.
+    nodes.call_off("{k}");
+    let (here, _): Grant = bob.reply();
+    assert_eq!(behind.outcome_within(WHILE), None);
+    let moved = d.refusal(&format!("DLOCK.CHECK {{k}}a {there}"));
+    assert!(moved.starts_with("MOVED"), "{moved}");
+    assert_eq!(c.ask::<String>(&format!("DLOCK.CHECK {{k}}a {here}")), "OK");
+    // Whoever was granted it at the target cannot show it to anybody: its writes come to the source, which knows better.
+    let write = format!("DLOCK.GUARD {{k}}a {there} SET {{k}}value x");
+    let late = c.refusal(&write);
+    assert!(
+        late.starts_with("FENCED") || late.starts_with("NOTHELD"),
+        "{late}"
+    );
     nodes.assert_sound();
 }

@@ -269,27 +269,27 @@ fn specs(server: &Server) -> Vec<Spec> {
 }
 
 /// A server of which both ways begin in the same state.
-struct Scene {
+struct Setup {
     wire: Wire,
     values: Vec<&'static str>,
     token: u64,
 }
 
-impl Scene {
-    fn new(server: &Server, specs: &[Spec], protocol: u8) -> Scene {
+impl Setup {
+    fn new(server: &Server, specs: &[Spec], protocol: u8) -> Setup {
         let mut wire = server.wire();
         wire.bytes(&[command(&format!("HELLO {protocol}"))]);
         let vectors = specs
             .iter()
             .any(|spec| spec.name == "vadd")
             .then_some(VECTORS);
-        let mut scene = Scene {
+        let mut setup = Setup {
             wire,
             values: VALUES.iter().copied().chain(vectors).collect(),
             token: 0,
         };
-        scene.reset();
-        scene
+        setup.reset();
+        setup
     }
 
     fn reset(&mut self) {
@@ -344,22 +344,22 @@ fn compare(way: Way) {
     let specs = specs(&server);
     let (mut compared, mut good, mut different) = (BTreeSet::new(), 0, Vec::new());
     for protocol in [2, 3] {
-        let mut scene = Scene::new(&server, &specs, protocol);
+        let mut setup = Setup::new(&server, &specs, protocol);
         for spec in specs
             .iter()
             .filter(|spec| !spec.is_refused() && !spec.not_compared())
         {
             // Even what only reads may leave something behind (PFCOUNT).
-            scene.reset();
+            setup.reset();
             for line in spec.lines() {
-                let direct = scene.answer(way, protocol, &line);
+                let direct = setup.answer(way, protocol, &line);
                 if !spec.reads() {
-                    scene.reset();
+                    setup.reset();
                 }
-                let guarded = scene.guarded(&line);
-                let guarded = scene.answer(way, protocol, &guarded);
+                let guarded = setup.guarded(&line);
+                let guarded = setup.answer(way, protocol, &guarded);
                 if !spec.reads() {
-                    scene.reset();
+                    setup.reset();
                 }
                 compared.insert(&spec.name);
                 good += usize::from(!direct.starts_with(b"-"));
@@ -422,13 +422,13 @@ fn every_command_that_is_refused_is_answered() {
     let specs = specs(&server);
     let mut refused = BTreeSet::new();
     for protocol in [2, 3] {
-        let mut scene = Scene::new(&server, &specs, protocol);
-        let before = scene.answer(Way::Plain, protocol, &["PING".to_string()]);
+        let mut setup = Setup::new(&server, &specs, protocol);
+        let before = setup.answer(Way::Plain, protocol, &["PING".to_string()]);
         for spec in specs.iter().filter(|spec| spec.is_refused()) {
             for line in spec.lines() {
                 let mut words = cmd("DLOCK.GUARD");
-                words.arg(&scene.guarded(&line)[1..]);
-                let answer = scene.wire.bytes(&[words]);
+                words.arg(&setup.guarded(&line)[1..]);
+                let answer = setup.wire.bytes(&[words]);
                 let answer = String::from_utf8_lossy(&answer);
                 assert!(
                     answer.starts_with('-') && answer.find("\r\n") == Some(answer.len() - 2),
@@ -438,7 +438,7 @@ fn every_command_that_is_refused_is_answered() {
             }
             refused.insert(&spec.name);
         }
-        let after = scene.answer(Way::Plain, protocol, &["PING".to_string()]);
+        let after = setup.answer(Way::Plain, protocol, &["PING".to_string()]);
         assert_eq!(before, after);
     }
     for name in [

@@ -376,7 +376,7 @@ fn a_pause_of_a_server_with_an_aof_and_a_replica() {
 
 /// A primary with a replica, alice's hold of `k`, and everything on its way that can go wrong in a failover: waiters that
 /// live and die, time-outs, and a hold of `other` whose lease is to end ([`ENDS`]).
-struct Scene {
+struct Setup {
     primary: Server,
     replica: Server,
     bob: Blocked,
@@ -390,7 +390,7 @@ struct Scene {
 /// To be sent right before what makes the server hold back: then the lease ends while it does.
 const ENDS: &str = "DLOCK.RENEW other alice 300";
 
-fn scene() -> Scene {
+fn setup() -> Setup {
     let (primary, replica) = (Server::start(), Server::start());
     replica.replica_of(&primary);
     let mut c = primary.connection();
@@ -406,7 +406,7 @@ fn scene() -> Scene {
     let times_out = times_out(&primary, "DLOCK.FAIRACQUIRE");
     let other = Blocked::start(&primary, "DLOCK.ACQUIRE other dave 600000 BLOCK 0");
     replica.wait_in_sync(&primary);
-    Scene {
+    Setup {
         primary,
         replica,
         bob,
@@ -445,93 +445,93 @@ fn await_state(server: &Server, state: &str) {
 /// The replica hangs, so the failover waits for it, and then is given up.
 #[test]
 fn a_failover_that_is_given_up() {
-    let scene = scene();
-    let mut c = scene.primary.connection();
-    scene.replica.freeze();
+    let setup = setup();
+    let mut c = setup.primary.connection();
+    setup.replica.freeze();
     // Something that the replica has not got yet.
     c.run("SET x 1");
-    let target = format!("127.0.0.1 {}", scene.replica.port());
+    let target = format!("127.0.0.1 {}", setup.replica.port());
     let failover = format!("FAILOVER TO {target} TIMEOUT 60000");
-    at_once(&scene.primary, [ENDS, &failover]);
-    await_state(&scene.primary, "waiting-for-sync");
-    scene.dies.kill();
-    scene.dies_too.kill();
-    let mut release = scene.primary.wire();
+    at_once(&setup.primary, [ENDS, &failover]);
+    await_state(&setup.primary, "waiting-for-sync");
+    setup.dies.kill();
+    setup.dies_too.kill();
+    let mut release = setup.primary.wire();
     release.send("DLOCK.RELEASE k alice");
-    assert_eq!(scene.times_out.outcome(), Ok(Value::Nil));
+    assert_eq!(setup.times_out.outcome(), Ok(Value::Nil));
     await_over(&mut c, "other");
-    assert_unanswered(&scene.other);
-    assert_unanswered(&scene.bob);
+    assert_unanswered(&setup.other);
+    assert_unanswered(&setup.bob);
     c.run("FAILOVER ABORT");
     assert_eq!(release.read(), Ok(Value::Int(0)));
-    scene.bob.reply::<Grant>();
-    scene.other.reply::<Grant>();
+    setup.bob.reply::<Grant>();
+    setup.other.reply::<Grant>();
     await_until("the dead have no place", PATIENCE, || {
         position(&mut c, "k", "carol") == Some(0)
     });
     c.run("DLOCK.RELEASE k bob");
-    scene.carol.reply::<Grant>();
-    scene.replica.thaw();
-    scene.replica.wait_in_sync(&scene.primary);
-    assert_sound(&scene.primary);
-    assert_sound(&scene.replica);
+    setup.carol.reply::<Grant>();
+    setup.replica.thaw();
+    setup.replica.wait_in_sync(&setup.primary);
+    assert_sound(&setup.primary);
+    assert_sound(&setup.replica);
 }
 
 #[test]
 fn a_failover_with_waiters() {
     for held_up in [false, true] {
-        let scene = scene();
-        let mut c = scene.primary.connection();
-        let target = format!("127.0.0.1 {}", scene.replica.port());
+        let setup = setup();
+        let mut c = setup.primary.connection();
+        let target = format!("127.0.0.1 {}", setup.replica.port());
         if held_up {
-            scene.replica.freeze();
+            setup.replica.freeze();
             c.run("SET x 1");
         }
-        at_once(&scene.primary, [ENDS, &format!("FAILOVER TO {target}")]);
+        at_once(&setup.primary, [ENDS, &format!("FAILOVER TO {target}")]);
         if held_up {
-            await_state(&scene.primary, "waiting-for-sync");
-            scene.dies.kill();
-            scene.dies_too.kill();
-            assert_eq!(scene.times_out.outcome(), Ok(Value::Nil));
+            await_state(&setup.primary, "waiting-for-sync");
+            setup.dies.kill();
+            setup.dies_too.kill();
+            assert_eq!(setup.times_out.outcome(), Ok(Value::Nil));
             await_over(&mut c, "other");
-            assert_unanswered(&scene.other);
-            scene.replica.thaw();
+            assert_unanswered(&setup.other);
+            setup.replica.thaw();
         } else {
-            drop((scene.dies, scene.dies_too));
+            drop((setup.dies, setup.dies_too));
         }
         await_until("the replica has taken over", PATIENCE, || {
-            scene.replica.info("replication").text("role") == "master"
+            setup.replica.info("replication").text("role") == "master"
         });
-        for blocked in [&scene.bob, &scene.carol, &scene.other] {
+        for blocked in [&setup.bob, &setup.carol, &setup.other] {
             let words = blocked.last_words();
             assert!(
                 matches!(&words[..], [Err(error)] if error.starts_with("UNBLOCKED")),
                 "{words:?}"
             );
         }
-        scene.primary.wait_in_sync(&scene.replica);
+        setup.primary.wait_in_sync(&setup.replica);
         // The new primary goes on with what it knows: the ticket stands, the lease that has run out is over.
-        let mut r = scene.replica.connection();
+        let mut r = setup.replica.connection();
         assert_eq!(position(&mut r, "k", "bob"), Some(0));
         await_over(&mut r, "other");
-        let dave = Blocked::send(&scene.replica, "DLOCK.ACQUIRE other dave 600000 BLOCK 0");
+        let dave = Blocked::send(&setup.replica, "DLOCK.ACQUIRE other dave 600000 BLOCK 0");
         dave.reply::<Grant>();
-        let bob = fair_as(&scene.replica, "bob");
+        let bob = fair_as(&setup.replica, "bob");
         r.run("DLOCK.RELEASE k alice");
         bob.reply::<Grant>();
-        scene.primary.wait_in_sync(&scene.replica);
-        assert_sound(&scene.primary);
-        assert_sound(&scene.replica);
+        setup.primary.wait_in_sync(&setup.replica);
+        assert_sound(&setup.primary);
+        assert_sound(&setup.replica);
     }
 }
 
 /// Has the primary shut down while its replica lags, so that it waits: a connection to it, and the one that waits.
-fn shut_down(scene: &Scene) -> (Connection, Wire) {
-    let mut c = scene.primary.connection();
+fn shut_down(setup: &Setup) -> (Connection, Wire) {
+    let mut c = setup.primary.connection();
     c.run("CONFIG SET shutdown-timeout 60");
-    scene.replica.freeze();
+    setup.replica.freeze();
     c.run("SET x 1");
-    let mut control = scene.primary.wire();
+    let mut control = setup.primary.wire();
     let lines = [ENDS, "SHUTDOWN NOSAVE"];
     let bytes = lines
         .iter()
@@ -539,7 +539,7 @@ fn shut_down(scene: &Scene) -> (Connection, Wire) {
     let bytes: Vec<u8> = bytes.collect();
     control.send_bytes(&bytes).expect("the server reads");
     await_until("the shutdown waits", PATIENCE, || {
-        scene
+        setup
             .primary
             .log()
             .contains("Waiting for replicas before shutting down")
@@ -550,42 +550,42 @@ fn shut_down(scene: &Scene) -> (Connection, Wire) {
 /// SHUTDOWN waits for a replica that lags, as a pause does; then the waiters go, and their tickets stay.
 #[test]
 fn a_shutdown_that_waits_for_a_replica() {
-    let mut scene = scene();
-    let (mut c, _control) = shut_down(&scene);
-    scene.dies.kill();
-    scene.dies_too.kill();
-    assert_eq!(scene.times_out.outcome(), Ok(Value::Nil));
+    let mut setup = setup();
+    let (mut c, _control) = shut_down(&setup);
+    setup.dies.kill();
+    setup.dies_too.kill();
+    assert_eq!(setup.times_out.outcome(), Ok(Value::Nil));
     await_over(&mut c, "other");
-    assert_unanswered(&scene.other);
-    scene.replica.thaw();
-    let status = scene.primary.await_exit();
+    assert_unanswered(&setup.other);
+    setup.replica.thaw();
+    let status = setup.primary.await_exit();
     assert!(status.success(), "{status}");
-    assert_eq!(scene.bob.last_words(), []);
-    assert_sound_log(&scene.primary);
-    let mut r = scene.replica.connection();
+    assert_eq!(setup.bob.last_words(), []);
+    assert_sound_log(&setup.primary);
+    let mut r = setup.replica.connection();
     assert_eq!(position(&mut r, "k", "bob"), Some(0));
-    assert_sound(&scene.replica);
+    assert_sound(&setup.replica);
 }
 
 #[test]
 fn a_shutdown_that_is_given_up() {
-    let scene = scene();
-    let (mut c, _control) = shut_down(&scene);
-    scene.dies.kill();
-    scene.dies_too.kill();
+    let setup = setup();
+    let (mut c, _control) = shut_down(&setup);
+    setup.dies.kill();
+    setup.dies_too.kill();
     await_over(&mut c, "other");
-    assert_unanswered(&scene.other);
+    assert_unanswered(&setup.other);
     c.run("SHUTDOWN ABORT");
-    scene.other.reply::<Grant>();
+    setup.other.reply::<Grant>();
     await_until("the dead have no place", PATIENCE, || {
         position(&mut c, "k", "carol") == Some(1)
     });
     c.run("DLOCK.RELEASE k alice");
-    scene.bob.reply::<Grant>();
-    scene.replica.thaw();
-    scene.replica.wait_in_sync(&scene.primary);
-    assert_sound(&scene.primary);
-    assert_sound(&scene.replica);
+    setup.bob.reply::<Grant>();
+    setup.replica.thaw();
+    setup.replica.wait_in_sync(&setup.primary);
+    assert_sound(&setup.primary);
+    assert_sound(&setup.replica);
 }
 
 /// What a server that refuses writes does with its locks: everything but a change of them.

@@ -8,7 +8,7 @@ use dlock_integration::{
 };
 
 /// A server where alice holds `k` and bob and carol wait for it.
-struct Scene {
+struct Setup {
     server: Server,
     alice: Connection,
     token: u64,
@@ -16,11 +16,11 @@ struct Scene {
     carol: Blocked,
 }
 
-impl Scene {
-    fn new() -> Scene {
+impl Setup {
+    fn new() -> Setup {
         let (server, alice, token) = held();
         let (bob, carol) = (wait_as(&server, "bob"), wait_as(&server, "carol"));
-        Scene {
+        Setup {
             server,
             alice,
             token,
@@ -72,54 +72,54 @@ fn removing_the_key_serves_the_queue() {
         "FLUSHDB ASYNC",
     ] {
         println!("{line}");
-        let mut scene = Scene::new();
-        scene.alice.run(line);
-        scene.assert_served_in_order();
+        let mut setup = Setup::new();
+        setup.alice.run(line);
+        setup.assert_served_in_order();
     }
 }
 
 #[test]
 fn removing_the_key_in_a_transaction_serves_the_queue() {
-    let mut scene = Scene::new();
-    scene.alice.run("MULTI");
-    scene.alice.run("DEL k");
-    scene.alice.run("SET other v");
-    scene.alice.run("EXEC");
-    scene.assert_served_in_order();
+    let mut setup = Setup::new();
+    setup.alice.run("MULTI");
+    setup.alice.run("DEL k");
+    setup.alice.run("SET other v");
+    setup.alice.run("EXEC");
+    setup.assert_served_in_order();
 }
 
 #[test]
 fn removing_the_key_in_a_script_serves_the_queue() {
-    let mut scene = Scene::new();
+    let mut setup = Setup::new();
     let script = "return redis.call('DEL', KEYS[1])";
     assert_eq!(
-        scene.alice.answer(cmd("EVAL").arg(script).arg(1).arg("k")),
+        setup.alice.answer(cmd("EVAL").arg(script).arg(1).arg("k")),
         Ok(Value::Int(1))
     );
-    scene.assert_served_in_order();
+    setup.assert_served_in_order();
 }
 
 /// Removed and taken again in one step by somebody else: who waits has waited longer.
 #[test]
 fn removing_the_key_lets_nobody_overtake() {
-    let mut scene = Scene::new();
+    let mut setup = Setup::new();
     let script = "redis.call('DEL', KEYS[1]) return redis.call('DLOCK.ACQUIRE', KEYS[1], 'newcomer', '1000')";
-    let reply = scene.alice.answer(cmd("EVAL").arg(script).arg(1).arg("k"));
+    let reply = setup.alice.answer(cmd("EVAL").arg(script).arg(1).arg("k"));
     assert_eq!(reply, Ok(Value::Nil));
-    scene.assert_served_in_order();
+    setup.assert_served_in_order();
 }
 
 #[test]
 fn an_earlier_expire_ends_the_hold_then() {
-    let mut scene = Scene::new();
+    let mut setup = Setup::new();
     let sent = Instant::now();
-    scene.alice.run("PEXPIRE k 200");
-    let (reply, at) = scene.bob.outcome_at();
+    setup.alice.run("PEXPIRE k 200");
+    let (reply, at) = setup.bob.outcome_at();
     assert!(reply.is_ok(), "{reply:?}");
     // The server's clock counts whole milliseconds.
     let waited = at - sent;
     assert!(waited >= Duration::from_millis(199), "{waited:?}");
-    assert!(scene
+    assert!(setup
         .alice
         .refusal("DLOCK.RELEASE k alice")
         .starts_with("NOTHELD "));
@@ -291,60 +291,60 @@ fn overwriting_the_key_tells_who_waits() {
         "COPY s k REPLACE",
     ] {
         println!("{line}");
-        let mut scene = Scene::new();
-        scene.alice.run("SADD set member");
-        scene.alice.run("SET s v");
-        scene.alice.run(line);
-        assert!(scene.bob.refusal().starts_with("WRONGTYPE "));
-        assert!(scene.carol.refusal().starts_with("WRONGTYPE "));
-        assert!(scene
+        let mut setup = Setup::new();
+        setup.alice.run("SADD set member");
+        setup.alice.run("SET s v");
+        setup.alice.run(line);
+        assert!(setup.bob.refusal().starts_with("WRONGTYPE "));
+        assert!(setup.carol.refusal().starts_with("WRONGTYPE "));
+        assert!(setup
             .alice
             .refusal("DLOCK.RELEASE k alice")
             .starts_with("WRONGTYPE "));
-        assert_ne!(scene.alice.ask::<String>("TYPE k"), "dlock-obj");
+        assert_ne!(setup.alice.ask::<String>("TYPE k"), "dlock-obj");
     }
 }
 
 #[test]
 fn a_lock_restored_over_the_key_is_waited_for() {
-    let mut scene = Scene::new();
-    let (token, _): Grant = scene.alice.ask("DLOCK.ACQUIRE other dave 600000");
-    let payload: Vec<u8> = scene.alice.ask("DUMP other");
-    scene
+    let mut setup = Setup::new();
+    let (token, _): Grant = setup.alice.ask("DLOCK.ACQUIRE other dave 600000");
+    let payload: Vec<u8> = setup.alice.ask("DUMP other");
+    setup
         .alice
         .ask_command::<()>(command("RESTORE k 0").arg(payload).arg("REPLACE"));
-    assert!(scene
+    assert!(setup
         .alice
         .refusal("DLOCK.RELEASE k alice")
         .starts_with("NOTHELD "));
     assert_eq!(
-        scene.alice.try_ask(&format!("DLOCK.CHECK k {token}")),
+        setup.alice.try_ask(&format!("DLOCK.CHECK k {token}")),
         Ok(Value::Okay)
     );
-    assert!(scene.bob.is_blocked(&scene.server));
-    assert_eq!(scene.alice.ask::<u64>("DLOCK.RELEASE k dave"), 0);
-    scene.assert_served_in_order();
+    assert!(setup.bob.is_blocked(&setup.server));
+    assert_eq!(setup.alice.ask::<u64>("DLOCK.RELEASE k dave"), 0);
+    setup.assert_served_in_order();
 }
 
 #[test]
 fn a_string_restored_over_the_key_tells_who_waits() {
-    let mut scene = Scene::new();
-    scene.alice.run("SET s v");
-    let payload: Vec<u8> = scene.alice.ask("DUMP s");
-    scene
+    let mut setup = Setup::new();
+    setup.alice.run("SET s v");
+    let payload: Vec<u8> = setup.alice.ask("DUMP s");
+    setup
         .alice
         .ask_command::<()>(command("RESTORE k 0").arg(payload).arg("REPLACE"));
-    assert!(scene.bob.refusal().starts_with("WRONGTYPE "));
+    assert!(setup.bob.refusal().starts_with("WRONGTYPE "));
 }
 
 #[test]
 fn a_renamed_lock_takes_its_holder_along() {
     for line in ["RENAME k new", "RENAMENX k new"] {
-        let mut scene = Scene::new();
-        scene.alice.run(line);
-        scene.assert_alice_holds(0, "new");
+        let mut setup = Setup::new();
+        setup.alice.run(line);
+        setup.assert_alice_holds(0, "new");
         // Who waits stays at the old name, and there the lock is free.
-        scene.assert_served_in_order();
+        setup.assert_served_in_order();
     }
 }
 
@@ -372,94 +372,94 @@ fn a_renamed_lock_takes_its_tickets_along() {
 /// A lock renamed to a name where somebody waits: that lock's holder is gone, and they wait for the new one.
 #[test]
 fn a_lock_renamed_over_another_is_waited_for() {
-    let mut scene = Scene::new();
-    let (token, _): Grant = scene.alice.ask("DLOCK.ACQUIRE other dave 600000");
-    scene.alice.run("RENAME other k");
-    assert!(scene
+    let mut setup = Setup::new();
+    let (token, _): Grant = setup.alice.ask("DLOCK.ACQUIRE other dave 600000");
+    setup.alice.run("RENAME other k");
+    assert!(setup
         .alice
         .refusal("DLOCK.RELEASE k alice")
         .starts_with("NOTHELD "));
     assert_eq!(
-        scene.alice.try_ask(&format!("DLOCK.CHECK k {token}")),
+        setup.alice.try_ask(&format!("DLOCK.CHECK k {token}")),
         Ok(Value::Okay)
     );
-    assert!(scene.bob.is_blocked(&scene.server));
-    assert_eq!(scene.alice.ask::<u64>("DLOCK.RELEASE k dave"), 0);
-    scene.assert_served_in_order();
+    assert!(setup.bob.is_blocked(&setup.server));
+    assert_eq!(setup.alice.ask::<u64>("DLOCK.RELEASE k dave"), 0);
+    setup.assert_served_in_order();
 }
 
 /// There and back in one step: nothing has happened.
 #[test]
 fn a_lock_renamed_and_back_is_as_before() {
-    let mut scene = Scene::new();
-    scene.alice.run("MULTI");
-    scene.alice.run("RENAME k new");
-    scene.alice.run("RENAME new k");
-    scene.alice.run("EXEC");
-    assert!(scene.bob.is_blocked(&scene.server));
-    scene.assert_alice_holds(0, "k");
-    scene.bob.reply::<Grant>();
+    let mut setup = Setup::new();
+    setup.alice.run("MULTI");
+    setup.alice.run("RENAME k new");
+    setup.alice.run("RENAME new k");
+    setup.alice.run("EXEC");
+    assert!(setup.bob.is_blocked(&setup.server));
+    setup.assert_alice_holds(0, "k");
+    setup.bob.reply::<Grant>();
 }
 
 #[test]
 fn a_moved_lock_takes_its_holder_along() {
-    let mut scene = Scene::new();
-    assert_eq!(scene.alice.ask::<u64>("MOVE k 1"), 1);
-    scene.assert_alice_holds(1, "k");
-    scene.assert_served_in_order();
+    let mut setup = Setup::new();
+    assert_eq!(setup.alice.ask::<u64>("MOVE k 1"), 1);
+    setup.assert_alice_holds(1, "k");
+    setup.assert_served_in_order();
 }
 
 #[test]
 fn swapped_databases_swap_their_locks() {
-    let mut scene = Scene::new();
-    scene.alice.run("SWAPDB 0 1");
+    let mut setup = Setup::new();
+    setup.alice.run("SWAPDB 0 1");
     // The connection is in database 0, as before; the lock is not.
-    scene.assert_alice_holds(1, "k");
-    scene.assert_served_in_order();
+    setup.assert_alice_holds(1, "k");
+    setup.assert_served_in_order();
 }
 
 #[test]
 fn a_lock_swapped_in_is_waited_for() {
-    let mut scene = Scene::new();
-    let (token, _): Grant = scene
+    let mut setup = Setup::new();
+    let (token, _): Grant = setup
         .server
         .connection_in(1)
         .ask("DLOCK.ACQUIRE k dave 600000");
-    scene.alice.run("SWAPDB 0 1");
+    setup.alice.run("SWAPDB 0 1");
     assert_eq!(
-        scene.alice.try_ask(&format!("DLOCK.CHECK k {token}")),
+        setup.alice.try_ask(&format!("DLOCK.CHECK k {token}")),
         Ok(Value::Okay)
     );
-    assert!(scene.bob.is_blocked(&scene.server));
-    scene.assert_alice_holds(1, "k");
-    assert_eq!(scene.alice.ask::<u64>("DLOCK.RELEASE k dave"), 0);
-    scene.assert_served_in_order();
+    assert!(setup.bob.is_blocked(&setup.server));
+    setup.assert_alice_holds(1, "k");
+    assert_eq!(setup.alice.ask::<u64>("DLOCK.RELEASE k dave"), 0);
+    setup.assert_served_in_order();
 }
 
 /// A flush of one database does not touch the locks of another.
 #[test]
 fn a_flush_elsewhere_has_no_effect() {
-    let mut scene = Scene::new();
-    scene.server.connection_in(1).run("FLUSHDB");
-    assert!(scene.bob.is_blocked(&scene.server));
-    scene.assert_alice_holds(0, "k");
-    scene.bob.reply::<Grant>();
+    let mut setup = Setup::new();
+    setup.server.connection_in(1).run("FLUSHDB");
+    assert!(setup.bob.is_blocked(&setup.server));
+    setup.assert_alice_holds(0, "k");
+    setup.bob.reply::<Grant>();
 }
 
 #[test]
 fn eviction_serves_the_queue() {
-    let mut scene = Scene::new();
-    scene
+    let mut setup = Setup::new();
+    setup
         .alice
         .run("CONFIG SET maxmemory-policy allkeys-random");
     // In one batch, so that the server is over its limit for these commands only.
     let lines = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"];
-    let replies = scene.server.wire().batch(lines);
+    let replies = setup.server.wire().batch(lines);
     assert!(replies.iter().all(Result::is_ok), "{replies:?}");
-    assert!(scene.server.info("stats").number::<u64>("evicted_keys") >= 1);
-    let (token, _): Grant = scene.bob.reply();
-    assert!(token > scene.token);
-    assert!(scene
+    assert!(setup.server.info("stats").number::<u64>("evicted_keys") >= 1);
+    let (token, _): Grant = setup.bob.reply();
+    assert!(token > setup.token);
+    assert!(setup
         .alice
         .refusal("DLOCK.RELEASE k alice")
         .starts_with("NOTHELD "));
@@ -468,39 +468,39 @@ fn eviction_serves_the_queue() {
 /// It would hand one token to two keys.
 #[test]
 fn copy_is_refused() {
-    let mut scene = Scene::new();
+    let mut setup = Setup::new();
     for line in ["COPY k new", "COPY k new REPLACE", "COPY k new DB 1"] {
-        scene.alice.refusal(line);
+        setup.alice.refusal(line);
     }
-    assert_eq!(scene.alice.ask::<u64>("EXISTS new"), 0);
-    assert!(scene.bob.is_blocked(&scene.server));
+    assert_eq!(setup.alice.ask::<u64>("EXISTS new"), 0);
+    assert!(setup.bob.is_blocked(&setup.server));
 }
 
 /// What other commands may not do to a lock.
 #[test]
 fn commands_of_other_types_are_refused() {
-    let mut scene = Scene::new();
+    let mut setup = Setup::new();
     for line in ["GET k", "APPEND k x", "LPUSH k x", "HSET k f v", "INCR k"] {
         assert!(
-            scene.alice.refusal(line).starts_with("WRONGTYPE "),
+            setup.alice.refusal(line).starts_with("WRONGTYPE "),
             "{line}"
         );
     }
-    assert!(scene.bob.is_blocked(&scene.server));
-    scene.assert_alice_holds(0, "k");
+    assert!(setup.bob.is_blocked(&setup.server));
+    setup.assert_alice_holds(0, "k");
 }
 
 /// A holder whose lock was removed and who comes again queues like everybody.
 #[test]
 fn the_old_holder_queues_again() {
-    let mut scene = Scene::new();
-    scene.alice.run("DEL k");
-    assert_eq!(scene.alice.try_ask("DLOCK.ACQUIRE k alice"), Ok(Value::Nil));
-    let again = Blocked::start(&scene.server, "DLOCK.ACQUIRE k alice BLOCK 0");
+    let mut setup = Setup::new();
+    setup.alice.run("DEL k");
+    assert_eq!(setup.alice.try_ask("DLOCK.ACQUIRE k alice"), Ok(Value::Nil));
+    let again = Blocked::start(&setup.server, "DLOCK.ACQUIRE k alice BLOCK 0");
     assert_eq!(
-        scene.alice.ask::<Option<u64>>("DLOCK.POSITION k alice"),
+        setup.alice.ask::<Option<u64>>("DLOCK.POSITION k alice"),
         Some(1)
     );
-    scene.assert_served_in_order();
+    setup.assert_served_in_order();
     drop(again);
 }

@@ -34,7 +34,7 @@ struct Waiting<'s> {
 #[track_caller]
 fn check(server: &Server, before: &str, end: impl Fn(Waiting) -> Option<Wire>) {
     for request in REQUESTS {
-        let (waiting, next) = scene(server, before, request);
+        let (waiting, next) = setup(server, before, request);
         let _open = end(waiting);
         assert_taken_back(server, next);
     }
@@ -42,7 +42,7 @@ fn check(server: &Server, before: &str, end: impl Fn(Waiting) -> Option<Wire>) {
 
 /// Alice holds `k`, `dies` waits for it, and `next` behind.
 #[track_caller]
-fn scene<'s>(server: &'s Server, before: &str, request: &str) -> (Waiting<'s>, Blocked) {
+fn setup<'s>(server: &'s Server, before: &str, request: &str) -> (Waiting<'s>, Blocked) {
     println!("{request}");
     let mut c = server.connection();
     c.run("FLUSHALL");
@@ -208,7 +208,7 @@ fn unblocked_by_error_in_a_transaction() {
 fn unblocked_by_timeout() {
     let server = Server::start();
     for request in REQUESTS {
-        let (mut waiting, next) = scene(&server, "", request);
+        let (mut waiting, next) = setup(&server, "", request);
         let unblock = format!("CLIENT UNBLOCK {} TIMEOUT", waiting.id);
         at_once(&server, &[RELEASE, &unblock]);
         waiting.assert_granted();
@@ -339,7 +339,7 @@ fn reset_before_it_is_written() {
     let server = Server::builder().config("lua-time-limit", 60_000).start();
     for request in REQUESTS {
         loop {
-            let (waiting, next) = scene(&server, "PING", request);
+            let (waiting, next) = setup(&server, "PING", request);
             if in_the_turn_of_the_release(&server, || waiting.wire.close_to_still()) {
                 assert_taken_back(&server, next);
                 break;
@@ -383,7 +383,7 @@ fn sent_is_granted() {
         .iter()
         .filter(|request| !request.contains("SESSION"))
     {
-        let (mut leaves, next) = scene(&server, "", request);
+        let (mut leaves, next) = setup(&server, "", request);
         // Behind its grant it leaves by itself.
         leaves.wire.send("QUIT");
         at_once(&server, &[RELEASE]);
@@ -409,14 +409,14 @@ fn later_commands_find_it_taken_back() {
                 lines
             };
             // Somebody stands between.
-            let (waiting, next) = scene(&server, "", request);
+            let (waiting, next) = setup(&server, "", request);
             let late = "DLOCK.ACQUIRE k late 600000";
             let replies = server.wire().pipeline(lines(&waiting.kill(), late));
             assert_eq!(last(replies, transaction), Value::Nil);
             assert_taken_back(&server, next);
 
             // Nobody does.
-            let (waiting, next) = scene(&server, "", request);
+            let (waiting, next) = setup(&server, "", request);
             next.kill();
             await_until("nobody else waits", PATIENCE, || {
                 position(&mut server.connection(), "k", "next").is_none()

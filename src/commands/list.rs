@@ -1,8 +1,8 @@
 //! `DLOCK.LIST`: all locks, page by page, with nothing kept between the pages.
 //!
 //! Two sources make the list. The server's own SCAN goes through the keys: its cursor and its guarantees are the list's. A
-//! lock that nobody holds and that has waiters but no ticket has no key; and only the engine knows without looking at all
-//! keys which locks are contended. So the second source is the engine's lines, in an order that never changes. A cursor of
+//! lock that nobody holds and that has waiters but no ticket has no key; and only the engine knows without opening all
+//! keys which locks are contended. So the second source is the engine's queues, in an order that never changes. A cursor of
 //! theirs is marked.
 
 use super::table::Given;
@@ -10,16 +10,16 @@ use super::{glob, Call, Reply};
 use crate::engine::{collections::scan_order, Keyspace, NameRef, Row};
 use crate::error::Error;
 
-/// Keys that one call looks at where the request does not say.
-const LOOKED_AT: u64 = 100;
+/// Keys that one call reads where the request does not say.
+const DEFAULT_COUNT: u64 = 100;
 
-/// The most that one call looks at, whatever the request says, which is a hint as in SCAN. Another key takes 2 µs and a lock 4
+/// The most that one call reads, whatever the request says, which is a hint as in SCAN. Another key takes 2 µs and a lock 4
 /// to 5 on a busy machine, most of it in the server's SCAN, its look-ups and the reply: a call holds others up for some
 /// milliseconds.
 const MOST: u64 = 1_000;
 
-/// Cursors of the lines have this bit; the server's own count the places of its tables, and have not.
-const OF_LINES: u64 = 1 << scan_order::BITS;
+/// Cursors of the queues have this bit; the server's own count the places of its tables, and have not.
+const OF_QUEUES: u64 = 1 << scan_order::BITS;
 
 /// One request for a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Listing {
     source: Source,
     /// What keys have to match.
     pub pattern: Option<Vec<u8>>,
-    /// How many keys to look at.
+    /// How many keys to read.
     pub count: usize,
     owner: Option<Vec<u8>>,
     contended: bool,
@@ -38,8 +38,8 @@ pub struct Listing {
 pub enum Source {
     /// The server's keys, from this cursor on.
     Keys(u64),
-    /// The engine's lines, from this hash on.
-    Lines(u64),
+    /// The engine's queues, from this hash on.
+    Queues(u64),
 }
 
 impl Source {
@@ -47,7 +47,7 @@ impl Source {
     pub fn cursor(self) -> u64 {
         match self {
             Source::Keys(cursor) => cursor,
-            Source::Lines(from) => OF_LINES | from,
+            Source::Queues(from) => OF_QUEUES | from,
         }
     }
 }
@@ -56,8 +56,8 @@ impl Source {
 #[inline(never)]
 pub fn run(given: &Given) -> Result<Reply, Error> {
     let source = match given.cursor.unwrap_or(0) {
-        0 if given.contended => Source::Lines(0),
-        marked if marked & OF_LINES != 0 => Source::Lines(marked & (OF_LINES - 1)),
+        0 if given.contended => Source::Queues(0),
+        marked if marked & OF_QUEUES != 0 => Source::Queues(marked & (OF_QUEUES - 1)),
         _ if given.contended => {
             let must = "0, or one that DLOCK.LIST CONTENDED returned".to_string();
             return Err(Error::Argument("cursor", must));
@@ -67,7 +67,7 @@ pub fn run(given: &Given) -> Result<Reply, Error> {
     Ok(Reply::List(Box::new(Listing {
         source,
         pattern: given.pattern.map(<[u8]>::to_vec),
-        count: given.count.unwrap_or(LOOKED_AT).min(MOST) as usize,
+        count: given.count.unwrap_or(DEFAULT_COUNT).min(MOST) as usize,
         owner: given.owner.map(<[u8]>::to_vec),
         contended: given.contended,
     })))
@@ -79,7 +79,7 @@ impl Listing {
         self.source
     }
 
-    /// Where in the lines the list goes on after the last of the keys: with the locks that have none, if those can be
+    /// Where in the queues the list goes on after the last of the keys: with the locks that have none, if those can be
     /// meant.
     pub fn after_keys(&self) -> Option<u64> {
         self.owner.is_none().then_some(0)
@@ -93,12 +93,12 @@ impl Listing {
         source: Source,
         keys: &[&[u8]],
     ) -> Vec<Reply> {
-        let of_lines = matches!(source, Source::Lines(_));
+        let of_queues = matches!(source, Source::Queues(_));
         let readable = call.caller.may_read(keys);
         let shown = keys.iter().zip(readable).filter(|(_, may)| *may);
         shown
-            .filter(|(key, _)| !of_lines || self.is_meant(key))
-            .filter_map(|(key, _)| self.row(call, of_lines, key))
+            .filter(|(key, _)| !of_queues || self.is_meant(key))
+            .filter_map(|(key, _)| self.row(call, of_queues, key))
             .collect()
     }
 
@@ -107,12 +107,12 @@ impl Listing {
         pattern.map_or(true, |pattern| glob::matches(pattern, key))
     }
 
-    fn row<K: Keyspace>(&self, call: &mut Call<K>, of_lines: bool, key: &[u8]) -> Option<Reply> {
+    fn row<K: Keyspace>(&self, call: &mut Call<K>, of_queues: bool, key: &[u8]) -> Option<Reply> {
         let name = NameRef { db: call.db, key };
         let now = call.now;
         let (engine, lock) = call.lock(name).ok()?;
-        if of_lines && !self.contended && lock.is_some() {
-            // It has a key, and stands among those.
+        if of_queues && !self.contended && lock.is_some() {
+            // It has a key, and is listed among those.
             return None;
         }
         let row = engine.row(lock, now, name, self.owner.as_deref())?;

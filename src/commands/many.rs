@@ -1,7 +1,7 @@
 //! `DLOCK.MACQUIRE`, `DLOCK.MRENEW`, `DLOCK.MRELEASE`.
 
 use super::acquire::{self, Family};
-use super::keep::keeping;
+use super::hold;
 use super::table::Given;
 use super::{Call, Reply};
 use crate::engine::{Keyspace, ManyAnswer};
@@ -37,9 +37,9 @@ pub fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, 
 #[inline(never)]
 pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
-    let (lease, keeping) = (call.lease(given.lease), keeping(call, given)?);
+    let (lease, tie) = (call.lease(given.lease), hold::tie(call, given)?);
     call.engine
-        .renew_many(call.keys, call.now, &names, owner, lease, &keeping)
+        .renew_many(call.keys, call.now, &names, owner, lease, &tie)
         .map(Reply::Integer)
 }
 

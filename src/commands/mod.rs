@@ -10,9 +10,9 @@ mod apply;
 pub mod args;
 pub mod glob;
 mod graph;
-mod keep;
+mod hold;
+mod inspect;
 pub mod list;
-mod look;
 mod many;
 mod queue;
 pub mod stats;
@@ -154,8 +154,8 @@ pub fn execute<K: Keyspace>(
         (Verb::FairAcquire, Some(usual)) if usual.owner != acquire::FRESH => {
             acquire::run_usual(call, usual, Family::Fair)
         }
-        (Verb::Renew, Some(usual)) => keep::renew_usual(call, usual),
-        (Verb::Release, Some(usual)) if usual.lease.is_none() => keep::release_usual(call, usual),
+        (Verb::Renew, Some(usual)) => hold::renew_usual(call, usual),
+        (Verb::Release, Some(usual)) if usual.lease.is_none() => hold::release_usual(call, usual),
         _ => execute_any(spec, call, words),
     }
 }
@@ -174,21 +174,21 @@ fn execute_any<K: Keyspace>(
         Verb::AcquireMany => many::acquire(call, given),
         Verb::RenewMany => many::renew(call, given),
         Verb::ReleaseMany => many::release(call, given),
-        Verb::Downgrade => keep::downgrade(call, given),
-        Verb::Renew => keep::renew(call, given),
-        Verb::Release => keep::release(call, given),
-        Verb::ForceRelease => keep::force(call, given),
+        Verb::Downgrade => hold::downgrade(call, given),
+        Verb::Renew => hold::renew(call, given),
+        Verb::Release => hold::release(call, given),
+        Verb::ForceRelease => hold::force(call, given),
         Verb::Cancel => queue::cancel(call, given),
         Verb::Position => queue::position(call, given),
-        Verb::Held => look::held(call, given),
-        Verb::Check => look::check(call, given),
-        Verb::Guard => look::guard(call, given),
-        Verb::Info => look::info(call, given),
+        Verb::Held => inspect::held(call, given),
+        Verb::Check => inspect::check(call, given),
+        Verb::Guard => inspect::guard(call, given),
+        Verb::Info => inspect::info(call, given),
         Verb::List => list::run(given),
         Verb::Stats => stats::stats(call, given),
         Verb::Top => stats::top(call, given),
         Verb::Graph => graph::run(call, given),
-        Verb::Help => Ok(look::help()),
+        Verb::Help => Ok(inspect::help()),
         Verb::Apply => apply::run(call, given),
     }
 }
@@ -204,7 +204,7 @@ impl<K: Keyspace> Call<'_, K> {
         given.keys.iter().map(|key| self.name(key)).collect()
     }
 
-    /// The lock at a name as it stands, for commands that only look.
+    /// The lock at a name as it is, for commands that only read.
     ///
     /// Errors if the key holds something else.
     fn lock(

@@ -152,6 +152,10 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Er
 #[inline(never)]
 pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+    if call.primary {
+        let (top, keys) = (&mut call.engine.ledger.counters.top, &mut *call.keys);
+        top.forget(|name| keys.moved(name));
+    }
     let ranked: Vec<&Hot> = call.engine.ledger.counters.top.ranked().collect();
     let keys: Vec<&[u8]> = ranked.iter().map(|hot| &*hot.name.key).collect();
     let readable = call.caller.may_read(&keys);

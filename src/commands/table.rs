@@ -60,9 +60,9 @@ pub enum Verb {
 pub enum Access {
     /// It decides: runs on the primary only, and may change locks.
     Write,
-    /// It looks.
+    /// It reads.
     Read,
-    /// It looks, and runs another command, which may write.
+    /// It reads, and runs another command, which may write.
     Guard,
     /// It takes over what a primary decided.
     Follow,

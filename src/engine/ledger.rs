@@ -92,7 +92,7 @@ pub struct Claim<'a> {
 
 /// How a RENEW ties a hold to its connection.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Keeping {
+pub struct TieRequest {
     /// The connection.
     pub client: ClientId,
     /// Whether the hold is to end with the connection.
@@ -310,7 +310,7 @@ impl Ledger {
         owner: &[u8],
         token: Token,
         lease: Millis,
-        how: &Keeping,
+        how: &TieRequest,
         now: Now,
     ) {
         let asked = how.session || how.auto.is_some();

@@ -42,7 +42,7 @@ mod types;
 mod view;
 
 pub use keyspace::{Entry, Event, Keyspace};
-pub use ledger::{Keeping, Message, Outcome, Wake};
+pub use ledger::{Message, Outcome, TieRequest, Wake};
 pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
 pub use policy::Policy;

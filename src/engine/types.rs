@@ -153,7 +153,7 @@ impl Limit {
 }
 
 /// A lock's name.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name {
     /// The database.
     pub db: u32,

@@ -35,7 +35,7 @@ pub(crate) use hot;
 macro_rules! hot_functions {
     ($($name:ident($($arg:ty),*) -> $answer:ty;)*) => {
         /// What an uncontended command calls. Such a command is bound by how much code it runs through, more than a first
-        /// level cache holds; a call of a pointer that is there for certain takes a third of one that has to be looked at
+        /// level cache holds; a call of a pointer that is there for certain takes a third of one that has to be checked
         /// first. Filled in before anything of the module's is called; until then each of them ends the process.
         #[allow(non_snake_case)]
         pub struct Hot {
@@ -91,12 +91,6 @@ pub fn missing(name: &str) -> ! {
 pub const OK: c_int = raw::REDISMODULE_OK as c_int;
 /// The server's word for failure.
 pub const ERR: c_int = raw::REDISMODULE_ERR as c_int;
-
-/// How a key is opened so that the look leaves no trace: no change of its age, no event, no count, no removal of a key that has
-/// expired. Redis 7.0 knows only the first, and takes the others for nothing.
-pub const TRACELESS: c_int = (raw::REDISMODULE_READ
-    | raw::REDISMODULE_OPEN_KEY_NOTOUCH
-    | raw::REDISMODULE_OPEN_KEY_NOEFFECTS) as c_int;
 
 /// Whether this server offers everything the module cannot do without. To be called at load, before anything else here.
 pub fn complete() -> Result<(), &'static str> {

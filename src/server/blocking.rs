@@ -3,7 +3,7 @@
 //! A waiting connection is blocked on a key, so that the server itself redirects it when the slot moves, ends its wait
 //! on CLIENT UNBLOCK and tells of its death; but it is never woken through that key (see `wait_key`). A grant unblocks the
 //! one connection directly; the server then has its answer written by the *timeout* callback. No timeout is given to the
-//! server: on Redis 7.0 one that falls together with a grant loses the reply, and it would be late by up to 1000/hz ms.
+//! server: it would be late by up to 1000/hz ms, and may lose the reply of a grant (`quirks`).
 //!
 //! | state | grant or null decided | CLIENT UNBLOCK TIMEOUT | connection ends, CLIENT UNBLOCK ERROR |
 //! |---|---|---|---|
@@ -65,7 +65,9 @@ lazy_static::lazy_static! {
 
 /// How many connections wait.
 pub fn waiting() -> usize {
-    WAITERS.lend().map_or(0, |waiters| waiters.by_request.len())
+    WAITERS
+        .try_borrow_mut()
+        .map_or(0, |waiters| waiters.by_request.len())
 }
 
 /// Blocks the calling connection on a key until its request is answered. Gives whether the server lets it wait.
@@ -79,7 +81,7 @@ pub fn block(
 ) -> bool {
     // Only that tells of the end of a connection whose grant is written.
     events::hear_of_ends(ctx);
-    let Some(mut waiters) = WAITERS.lend() else {
+    let Some(mut waiters) = WAITERS.try_borrow_mut() else {
         return false;
     };
     let waiter = Waiter {
@@ -123,7 +125,7 @@ pub fn block(
 
 /// Notes the answers that were decided. A connection that has ended meanwhile is passed over: the inbox tells of it.
 pub fn answer(wakes: &mut Vec<Wake>) {
-    let Some(mut waiters) = WAITERS.lend() else {
+    let Some(mut waiters) = WAITERS.try_borrow_mut() else {
         return;
     };
     let Waiters {
@@ -139,8 +141,8 @@ pub fn answer(wakes: &mut Vec<Wake>) {
     }
 }
 
-/// Sees to it that the connections that are answered are unblocked by the end of this turn. To be called with nothing lent: the
-/// server may call back from within.
+/// Sees to it that the connections that are answered are unblocked by the end of this turn. To be called with no borrow held:
+/// the server may call back from within.
 pub fn deliver(ctx: *mut Ctx) {
     match quirks::unblocks() {
         Unblocks::AtOnce => unblock_answered(),
@@ -165,10 +167,10 @@ pub fn before_sleep() {
     }
 }
 
-/// Unblocks the connections that are answered. Nothing must be lent: the server may call back from within.
+/// Unblocks the connections that are answered. No borrow must be held: the server may call back from within.
 fn unblock_answered() {
     loop {
-        let waiter = WAITERS.lend().and_then(|mut waiters| {
+        let waiter = WAITERS.try_borrow_mut().and_then(|mut waiters| {
             let id = waiters.answered.pop_front()?;
             Some(waiters.by_request.remove(&id))
         });
@@ -192,7 +194,7 @@ fn unblock_answered() {
 
 /// A connection is unblocked or has ended: nothing must reach it any more.
 fn forget(id: RequestId) {
-    if let Some(mut waiters) = WAITERS.lend() {
+    if let Some(mut waiters) = WAITERS.try_borrow_mut() {
         waiters.by_request.remove(&id);
     }
 }

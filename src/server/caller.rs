@@ -41,7 +41,7 @@ impl Caller for Client {
     }
 
     fn connected(&self, client: u64) -> bool {
-        // Within a script Valkey 9.1 finds the script's own client, which has no connection, and fails if asked for its address.
+        // A script's own client has no connection, and not every server can be asked for it.
         let script = client == self.client() && api::in_script(self.0);
         !script && api::connected(client)
     }

@@ -17,9 +17,9 @@ impl<T> MainThread<T> {
         MainThread(RefCell::new(value))
     }
 
-    /// Lends the value, unless it is lent already: then a callback has come while a caller further up the stack works
+    /// Borrows the value, unless it is borrowed already: then a callback has come while a caller further up the stack works
     /// with it, and must leave its message elsewhere.
-    pub fn lend(&self) -> Option<RefMut<'_, T>> {
+    pub fn try_borrow_mut(&self) -> Option<RefMut<'_, T>> {
         self.0.try_borrow_mut().ok()
     }
 }

@@ -1,14 +1,14 @@
 //! The clocks: the wall clock, which leases follow, and one that never steps, by which waits and claim windows last. They are
 //! read once an event; within MULTI and scripts they stand still.
 //!
-//! Redis 7.0 does not tell its modules its own time, and a reading costs as much there as a look-up in the keyspace. So
-//! one reading serves the commands of one turn of the event loop for as long as the processor's counter, which costs a
+//! Where the server does not tell its modules its own time, a reading costs as much as a look-up in the keyspace. So one
+//! reading serves the commands of one turn of the event loop for as long as the processor's counter, which costs a
 //! fifth, has hardly moved since. The counter decides on nothing else: one that jumps, steps back or runs at another rate
 //! after a migration brings a reading too many, or one that is some fractions of a millisecond old.
 
 use super::api::{self, hot, Ctx};
 use super::cell::MainThread;
-use super::log;
+use super::{log, quirks};
 use crate::engine::Now;
 use redis_module::raw;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -52,7 +52,7 @@ pub fn read() -> Now {
         steady_us: BEGAN.elapsed().as_micros() as u64,
     };
     // Every reading is kept, so that nothing in this turn is decided by an earlier time than what came before it.
-    if let (Some(mut last), Some(steps)) = (LAST.lend(), steps()) {
+    if let (Some(mut last), Some(steps)) = (LAST.try_borrow_mut(), steps()) {
         *last = Some((steps, now));
     }
     now
@@ -60,7 +60,7 @@ pub fn read() -> Now {
 
 /// The time now, to a fraction of a millisecond.
 fn recent() -> Now {
-    let last = LAST.lend().and_then(|last| *last);
+    let last = LAST.try_borrow_mut().and_then(|last| *last);
     match (last, steps()) {
         (Some((then, now)), Some(steps)) if steps.wrapping_sub(then) < SERVES => now,
         _ => read(),
@@ -78,48 +78,37 @@ fn steps() -> Option<u64> {
 
 /// The time of a command that decides: the server's own where it tells it.
 pub fn of_command() -> Now {
-    // SAFETY: a pointer that the server has set before this and never changes.
-    match unsafe { raw::RedisModule_CachedMicroseconds } {
-        Some(cached) => Now {
-            // SAFETY: it takes nothing.
-            us: unsafe { cached() } as u64,
-            ..recent()
-        },
+    match quirks::cached_time_us() {
+        Some(us) => Now { us, ..recent() },
         None => recent(),
     }
 }
 
-/// The time of a command that looks. It stands still within MULTI and scripts, so that what one check has seen there holds for
-/// what follows. Redis 7.0 does not tell its own time; there the first look in such a unit reads the clock for all.
-pub fn of_look(ctx: *mut Ctx) -> Now {
-    // SAFETY: a live context; the pointer was set before this.
-    unsafe {
-        let cached = raw::RedisModule_CachedMicroseconds;
-        if cached.is_some() {
-            return of_command();
-        }
-        let within = raw::REDISMODULE_CTX_FLAGS_MULTI | raw::REDISMODULE_CTX_FLAGS_LUA;
-        if api::flags(ctx) & within == 0 {
-            return recent();
-        }
-        let client = hot!(RedisModule_GetClientId(ctx));
-        let Some(mut frozen) = FROZEN.lend() else {
-            return read();
-        };
-        if frozen.within != (frozen.turn, client) {
-            frozen.within = (frozen.turn, client);
-            frozen.now = read();
-        }
-        frozen.now
+/// The time of a command that only reads. It stands still within MULTI and scripts, so that what one check has seen there holds
+/// for what follows. Where the server does not tell its own time, the first read in such a unit reads the clock for all.
+pub fn of_read(ctx: *mut Ctx) -> Now {
+    let within = raw::REDISMODULE_CTX_FLAGS_MULTI | raw::REDISMODULE_CTX_FLAGS_LUA;
+    if quirks::cached_time_us().is_some() || api::flags(ctx) & within == 0 {
+        return of_command();
     }
+    // SAFETY: a live context.
+    let client = unsafe { hot!(RedisModule_GetClientId(ctx)) };
+    let Some(mut frozen) = FROZEN.try_borrow_mut() else {
+        return read();
+    };
+    if frozen.within != (frozen.turn, client) {
+        frozen.within = (frozen.turn, client);
+        frozen.now = read();
+    }
+    frozen.now
 }
 
 /// The event loop has made a turn: no unit of execution lasts beyond it, and no reading.
 pub fn turn() {
-    if let Some(mut last) = LAST.lend() {
+    if let Some(mut last) = LAST.try_borrow_mut() {
         *last = None;
     }
-    if let Some(mut frozen) = FROZEN.lend() {
+    if let Some(mut frozen) = FROZEN.try_borrow_mut() {
         frozen.turn += 1;
     }
 }
@@ -132,12 +121,12 @@ pub struct Steps {
     pub count: u64,
 }
 
-/// A wall clock that drifts from the steady one by less than this between two looks has only been slewed (1 s).
+/// A wall clock that drifts from the steady one by less than this between two comparisons has only been slewed (1 s).
 const STEP_US: i64 = 1_000_000;
 
 impl Steps {
     /// Compares the clocks once more, and logs a step.
-    pub fn look(&mut self, now: Now) {
+    pub fn observe(&mut self, now: Now) {
         let Some(last) = self.last.replace(now) else {
             return;
         };

@@ -69,7 +69,7 @@ numbers! {
     MAX_HOLDERS "max-holders" = 100_000 in 1 ..= MANY;
     /// The age beyond which renewals and re-entry cannot carry a hold, in ms; 0: none.
     MAX_HOLD_MS "max-hold-ms" = 0 in 0 ..= CENTURY_MS;
-    /// Holders and places that one look for a circle of waiting owners passes at most.
+    /// Holders and places that one search for a circle of waiting owners passes at most.
     DEADLOCK_MAX_STEPS "deadlock-max-steps" = 10_000 in 1 ..= MANY;
     /// How long nothing is granted after a start or promotion, in ms; 0: no quarantine.
     QUARANTINE_MS "quarantine-ms" = 0 in 0 ..= CENTURY_MS;

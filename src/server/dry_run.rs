@@ -1,8 +1,7 @@
 //! Finds settings that the module does not have: `MODULE LOADEX … CONFIG dlock.nosuch 1`.
 //!
-//! The server looks for them when the module has loaded, and would then unload it, which it cannot do with a module that has a
-//! data type: Redis 7.0 answers with an error and keeps the module, all later servers up to Redis 8.6 and Valkey 9.1 crash. A
-//! module is not told what settings are left over. So, before it has a type, it has the server load it once more with
+//! The server looks for them when the module has loaded, and would then unload it, which no server can do with a module that has
+//! a data type: they keep it, or crash (`quirks`). A module is not told what settings are left over. So, before it has a type, it has the server load it once more with
 //! nothing in it: what is left over from the load under way is left over there too, and the server unloads that empty
 //! module and says so.
 

@@ -1,16 +1,15 @@
 //! What the server tells its modules: only noted here, worked off by the module's next event.
 
-use super::api::{self, api, hot, Ctx, Str, Text, OK};
+use super::api::{self, api, hot, Ctx, Str, OK};
 use super::inbox::{self, Notice};
 use super::{
-    audience, blocking, clock, door, eviction, gate, intents, latency, log, news, persist,
-    replicate, stored, timer, unsent, vacant, STATE,
+    blocking, clock, door, eviction, gate, intents, latency, log, notifications, persist, quirks,
+    replicate, stored, subscribers, timer, unsent, vacant, STATE,
 };
 use crate::engine::{ClientId, Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
-use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether the module hears of RENAME, MOVE, EXPIRE and PERSIST.
 static HEARS_GENERIC: AtomicBool = AtomicBool::new(true);
@@ -53,7 +52,7 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
     };
     for (at, (id, callback, name)) in wanted.into_iter().enumerate() {
         if !hear(id, callback) {
-            // Redis 7.0 leaves subscriptions behind when a load fails.
+            // Not every server takes them back when a load fails.
             for (id, ..) in wanted.into_iter().take(at) {
                 hear(id, None);
             }
@@ -66,7 +65,7 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
 /// Subscribes to what happens to keys, where that is safe, or else has the server show its commands. To be called when the
 /// module's commands can be run. `own` is a context of the module's own.
 pub fn hear_generic(ctx: *mut Ctx, own: *mut Ctx, databases: u32) -> Result<(), &'static str> {
-    let safe = generic_events_are_safe(ctx, own, databases);
+    let safe = quirks::generic_events_are_safe(ctx, own, databases);
     HEARS_GENERIC.store(safe, Ordering::Relaxed);
     if safe {
         return listen(ctx, raw::REDISMODULE_NOTIFY_GENERIC);
@@ -140,48 +139,6 @@ extern "C" fn client_changed(
     });
 }
 
-/// Valkey since 8.1 runs the callbacks of keyspace events with the client whose command it executes, selected to the event's
-/// database, and leaves it there: MOVE and COPY then move the *client*. Mended in 9.1.1, and who knows where else: so it is tried
-/// out. Redis gives each callback a client of its own.
-fn generic_events_are_safe(ctx: *mut Ctx, own: *mut Ctx, databases: u32) -> bool {
-    let is_valkey = api::server_info(ctx, c"server", c"valkey_version").is_some();
-    if !is_valkey || databases < 2 {
-        return true;
-    }
-    // A command of the module's own, in which `trial` raises an event of another database.
-    api::select(own, u32::from(api::selected(ctx) == 0));
-    TRIED.store(own, Ordering::Relaxed);
-    gate::pass_through(ctx);
-    let safe = TRIED.swap(ptr::null_mut(), Ordering::Relaxed).is_null();
-    api::select(own, 0);
-    safe
-}
-
-/// While it is tried out whether keyspace events are safe: the context to raise one in. Taken out if they are.
-static TRIED: AtomicPtr<Ctx> = AtomicPtr::new(ptr::null_mut());
-
-/// Within a command: raises an event that is none of anybody's, and looks whether the command's client is where it was.
-pub fn trial(ctx: *mut Ctx) {
-    let own = TRIED.load(Ordering::Relaxed);
-    if own.is_null() {
-        return;
-    }
-    let (home, key) = (api::selected(ctx), Text::new(b"dlock"));
-    // SAFETY: a context of the module's own, in another database; the event's name is copied.
-    unsafe {
-        api!(RedisModule_NotifyKeyspaceEvent(
-            own,
-            raw::REDISMODULE_NOTIFY_EVICTED as c_int,
-            c"dlock.trial".as_ptr(),
-            key.raw()
-        ));
-    }
-    if api::selected(ctx) == home {
-        TRIED.store(ptr::null_mut(), Ordering::Relaxed);
-    }
-    api::select(ctx, home);
-}
-
 extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, data: *mut c_void) {
     door(|| {
         // SAFETY: this event comes with this structure.
@@ -193,7 +150,7 @@ extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, da
             inbox::post(Notice::Flushed(db));
             return;
         }
-        let known = STATE.lend().map(|state| {
+        let known = STATE.try_borrow_mut().map(|state| {
             let held = stored::holds() + state.engine.ledger.counters.held;
             (state.settings.databases, held)
         });
@@ -253,13 +210,13 @@ extern "C" fn configured(
             })
         };
         if changed(c"notify-keyspace-events") {
-            news::look();
+            notifications::refresh();
         }
         if changed(c"latency-monitor-threshold") {
-            latency::look(ctx);
+            latency::refresh(ctx);
         }
         if changed(c"maxmemory-policy") {
-            eviction::look(ctx);
+            eviction::refresh(ctx);
         }
     });
 }
@@ -287,7 +244,7 @@ extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _da
         if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
             ASLEEP.store(true, Ordering::Relaxed);
             clock::turn();
-            audience::turn();
+            subscribers::turn();
             inbox::turn();
             if vacant::any() {
                 vacant::turn(ctx);

@@ -11,8 +11,8 @@ pub fn possible() -> bool {
     POSSIBLE.load(Ordering::Relaxed)
 }
 
-/// Looks at the server's policy, and warns when it has become one that can take a lock.
-pub fn look(ctx: *mut Ctx) {
+/// Reads the server's policy, and warns when it has become one that can take a lock.
+pub fn refresh(ctx: *mut Ctx) {
     let policy = api::server_info(ctx, c"memory", c"maxmemory_policy").unwrap_or_default();
     let possible = !policy.is_empty() && policy != "noeviction";
     if possible && !POSSIBLE.swap(possible, Ordering::Relaxed) {

@@ -6,8 +6,8 @@
 
 use super::api::{self, api, Ctx, Str, Text};
 use super::cell::MainThread;
-use super::reply;
 use super::user::User;
+use super::{quirks, reply};
 use crate::error::{escaped, Error};
 use redis_module::raw::{self, RedisModuleCallReply};
 use std::collections::HashMap;
@@ -67,10 +67,8 @@ pub fn run(ctx: *mut Ctx, argv: &mut [*mut Str]) {
 
 /// Passes a reply on as it is.
 ///
-/// Errors when nothing was written, since the server has lost the reply; with whether it was a value of another type.
-/// From Valkey 8.1 on, a command that may change a key holds back what it writes until the modules that listen to keyspace
-/// events have heard of the change. An error is written right away, but not where a module has called the command: then it is
-/// lost (GETSET and GETDEL are such). The server still counts it, when the reply is passed on.
+/// Errors when nothing was written, since the server has lost the reply (`quirks`); with whether it was a value of another
+/// type. GETSET and GETDEL are such. The server still counts the error, when the reply is passed on.
 ///
 /// # Safety
 /// The reply is live.
@@ -106,9 +104,9 @@ fn allowed(ctx: *mut Ctx, name: &[u8], argv: &mut [*mut Str]) -> Result<(), Erro
         .map_or(Ok(()), Err)
 }
 
-/// Commands that are never run, whatever the server says of them: Redis 7.2 does not count WAIT among those that block.
+/// Commands that are never run, whatever the server says of them.
 fn is_refused(lower: &[u8]) -> bool {
-    lower.starts_with(b"dlock.") || matches!(lower, b"select" | b"wait" | b"waitaof")
+    lower.starts_with(b"dlock.") || lower == b"select" || quirks::WAITS_UNFLAGGED.contains(&lower)
 }
 
 /// What has to be known of an inner command.
@@ -131,12 +129,17 @@ impl Inner {
 }
 
 fn inner(ctx: *mut Ctx, lower: &[u8]) -> Inner {
-    if let Some(known) = KNOWN.lend().and_then(|known| known.get(lower).copied()) {
+    if let Some(known) = KNOWN
+        .try_borrow_mut()
+        .and_then(|known| known.get(lower).copied())
+    {
         return known;
     }
     let asked = ask(ctx, lower);
     // A command that is not there may come with another module.
-    let known = KNOWN.lend().filter(|known| known.len() < REMEMBERED);
+    let known = KNOWN
+        .try_borrow_mut()
+        .filter(|known| known.len() < REMEMBERED);
     if let Some(mut known) = known.filter(|_| asked.arity != 0) {
         known.insert(lower.to_vec(), asked);
     }

@@ -76,7 +76,7 @@ fn address(lock: &Lock) -> usize {
 /// A value is written out. In a cluster a MIGRATE does that to each of its keys, and removes them right after: nothing else
 /// tells that from a DEL by a user, neither the callbacks nor the keyspace event (`del`) nor what is replicated.
 pub fn written(lock: &Lock) {
-    let Some(mut written) = WRITTEN.lend() else {
+    let Some(mut written) = WRITTEN.try_borrow_mut() else {
         return;
     };
     if written.len() < WRITTEN_MOST {
@@ -88,7 +88,7 @@ pub fn written(lock: &Lock) {
 /// The event loop has made a turn: what was written out before, and is still there, was not carried away.
 pub fn turn() {
     if WRITTEN_ANY.swap(false, Ordering::Relaxed) {
-        if let Some(mut written) = WRITTEN.lend() {
+        if let Some(mut written) = WRITTEN.try_borrow_mut() {
             written.clear();
         }
     }
@@ -96,7 +96,7 @@ pub fn turn() {
 
 /// Writes something down and sees to it that it is read soon.
 pub fn post(notice: Notice) {
-    if let Some(mut inbox) = INBOX.lend() {
+    if let Some(mut inbox) = INBOX.try_borrow_mut() {
         settle_unlinked(&mut inbox);
         inbox.push(notice);
     }
@@ -111,7 +111,7 @@ pub fn post_unlinked(name: Name, lock: &Lock) {
         .collect();
     let carried = WRITTEN_ANY.load(Ordering::Relaxed)
         && WRITTEN
-            .lend()
+            .try_borrow_mut()
             .is_some_and(|mut written| written.remove(&address(lock)));
     post(Notice::Unlinked {
         name,
@@ -138,7 +138,7 @@ pub fn freed(value: *mut Lock) {
 
 /// Whether the last thing written down is that a lock has left this name.
 pub fn just_unlinked(db: u32, key: &[u8]) -> bool {
-    let inbox = INBOX.lend();
+    let inbox = INBOX.try_borrow_mut();
     inbox.is_some_and(|inbox| {
         matches!(inbox.last(), Some(Notice::Unlinked { name, .. }) if name.db == db && *name.key == *key)
     })
@@ -146,12 +146,14 @@ pub fn just_unlinked(db: u32, key: &[u8]) -> bool {
 
 /// Whether anything is written down.
 pub fn has_something() -> bool {
-    INBOX.lend().is_some_and(|inbox| !inbox.is_empty())
+    INBOX
+        .try_borrow_mut()
+        .is_some_and(|inbox| !inbox.is_empty())
 }
 
 /// Takes out all that was written down, in order.
 pub fn take() -> Vec<Notice> {
-    let Some(mut inbox) = INBOX.lend() else {
+    let Some(mut inbox) = INBOX.try_borrow_mut() else {
         return Vec::new();
     };
     settle_unlinked(&mut inbox);

@@ -14,7 +14,9 @@ pub extern "C" fn report(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) 
 }
 
 fn add_sections(ctx: *mut RedisModuleInfoCtx) {
-    let Some(state) = STATE.lend() else { return };
+    let Some(state) = STATE.try_borrow_mut() else {
+        return;
+    };
     for section in stats::sections(&state.engine, &caller::census()) {
         let name = CString::new(section.name).unwrap_or_default();
         // SAFETY: the server's own context of this call; names are copied.

@@ -1,23 +1,23 @@
-//! What commands are about to do to locks' keys, on the servers whose generic keyspace events cannot be listened to (see
-//! `events`).
+//! What commands are about to do to locks' keys, on the servers whose generic keyspace events cannot be listened to
+//! (`quirks::generic_events_are_safe`).
 //!
 //! There a command filter sees RENAME, MOVE, EXPIRE and the like before they run, and leaves word of their keys: whatever comes
-//! next from the module looks at them, when the command has run. A command that is put off runs later than that: one of a
-//! transaction with its EXEC, one that comes during a pause with the pause's end. So the last ones are kept in mind, and
-//! looked at again when their client says EXEC, and with each heartbeat for a minute. What a filter cannot see is found by
+//! next from the module inspects them, when the command has run. A command that is put off runs later than that: one of a
+//! transaction with its EXEC, one that comes during a pause with the pause's end. So the last ones are remembered, and
+//! inspected again when their client says EXEC, and with each heartbeat for a minute. What a filter cannot see is found by
 //! the sweep: commands that the operator has renamed, and other modules' direct calls.
 
 use super::api::{self, api, hot, Ctx, Str};
 use super::cell::MainThread;
 use super::inbox::{self, Notice};
-use super::{door, persist, stored};
+use super::{door, persist, quirks, stored};
 use redis_module::raw::{self, RedisModuleCommandFilterCtx as Filter};
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::ptr;
 
-/// How many keys are kept in mind; a newer one takes the place of the oldest.
-const KEPT: usize = 256;
+/// How many keys are remembered; a newer one takes the place of the oldest.
+const REMEMBERED: usize = 256;
 
 /// For how many heartbeats.
 const HEARTBEATS: u32 = 60;
@@ -39,9 +39,9 @@ static INTENTS: MainThread<Intents> = MainThread::new(Intents {
     last: VecDeque::new(),
 });
 
-/// Has the server show its commands from now on. `own` is a context of the module's own, for looks at keys.
+/// Has the server show its commands from now on. `own` is a context of the module's own, to inspect keys in.
 pub fn watch(ctx: *mut Ctx, own: *mut Ctx) -> Result<(), &'static str> {
-    if let Some(mut intents) = INTENTS.lend() {
+    if let Some(mut intents) = INTENTS.try_borrow_mut() {
         intents.ctx = own;
     }
     // SAFETY: the context of the load, and a callback that lives as long as the module, which is never unloaded.
@@ -55,9 +55,9 @@ pub fn watch(ctx: *mut Ctx, own: *mut Ctx) -> Result<(), &'static str> {
     }
 }
 
-/// Has the last keys looked at once more.
+/// Has the last keys inspected once more.
 pub fn heartbeat() {
-    let Some(mut intents) = INTENTS.lend() else {
+    let Some(mut intents) = INTENTS.try_borrow_mut() else {
         return;
     };
     for intent in &mut intents.last {
@@ -114,7 +114,7 @@ unsafe extern "C" fn about(filter: *mut Filter) {
         };
         // SAFETY: as above.
         let client = unsafe { api!(RedisModule_CommandFilterGetClientId(filter)) };
-        let Some(mut intents) = INTENTS.lend() else {
+        let Some(mut intents) = INTENTS.try_borrow_mut() else {
             return;
         };
         match kind {
@@ -145,7 +145,7 @@ unsafe extern "C" fn about(filter: *mut Filter) {
 
 impl Intents {
     fn add(&mut self, client: u64, key: &[u8]) {
-        self.last.truncate(KEPT - 1);
+        self.last.truncate(REMEMBERED - 1);
         let key: Box<[u8]> = Box::from(key);
         inbox::post(Notice::Touched(key.clone()));
         self.last.push_front(Intent {
@@ -155,19 +155,19 @@ impl Intents {
         });
     }
 
-    /// This client's last keys are to be looked at once more.
+    /// This client's last keys are to be inspected once more.
     fn again(&self, client: u64) {
         let own = self.last.iter().filter(|intent| intent.client == client);
         own.for_each(|intent| inbox::post(Notice::Touched(intent.key.clone())));
     }
 
-    /// Whether a lock is at this key, in whatever database. The look leaves no trace.
+    /// Whether a lock is at this key, in whatever database. Leaves no trace.
     fn is_lock(&self, key: *mut Str) -> bool {
         stored::databases().into_iter().any(|db| {
             api::select(self.ctx, db);
-            // SAFETY: the module's own context; opened for reading, looked at, closed.
+            // SAFETY: the module's own context; opened for reading and closed.
             unsafe {
-                let opened = hot!(RedisModule_OpenKey(self.ctx, key, api::TRACELESS));
+                let opened = hot!(RedisModule_OpenKey(self.ctx, key, quirks::TRACELESS));
                 if opened.is_null() {
                     return false;
                 }

@@ -2,7 +2,7 @@
 
 use super::api::{self, api, hot, Ctx, Key, Str, Text};
 use super::maybe_owned::MaybeOwned;
-use super::news::News;
+use super::notifications::Notifications;
 use super::user::User;
 use super::{persist, replicate, slot};
 use crate::engine::{Entry, Keyspace, Lock, NameRef, Now, WallMs};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Set while the module itself deletes a key.
 static DELETING: AtomicBool = AtomicBool::new(false);
 
-/// Whether the key that is being unlinked is deleted by the module itself, to which that is no news.
+/// Whether the key that is being unlinked is deleted by the module itself, which needs no notice of it.
 pub fn deleting() -> bool {
     DELETING.load(Ordering::Relaxed)
 }
@@ -21,7 +21,7 @@ pub fn deleting() -> bool {
 /// What an event may do to keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Look at them: nothing is opened for writing, so nothing expires or is deleted by it.
+    /// Read them: nothing is opened for writing, so nothing expires or is deleted by it.
     Read,
     /// Change them.
     Write,
@@ -47,7 +47,7 @@ pub enum Retimed {
     Earlier(WallMs),
 }
 
-/// The keys that an event has opened. Kept between events, so that their buffers are.
+/// The keys that an event has opened. One value serves all events, since its buffers are reused.
 pub struct OpenKeys {
     ctx: *mut Ctx,
     mode: Mode,
@@ -155,7 +155,7 @@ impl OpenKeys {
         self.slots.own(self.ctx)
     }
 
-    /// What a TTL that was set from outside means. An earlier end of the key stands: it ends the holds then. A later one,
+    /// What a TTL that was set from outside means. An earlier end of the key counts: it ends the holds then. A later one,
     /// or none, has no effect on the leases.
     pub fn retimed(&mut self, name: NameRef, now: Now) -> Retimed {
         let lock = self.entry(name).lock.as_ref();
@@ -260,16 +260,16 @@ impl OpenKeys {
 
     /// Works off the event's changes, in one fixed order for each lock: the value before the effect, since the key's
     /// deletion or TTL must be this server's own when replicas hear of it; the key is closed last, since a handle
-    /// must not outlive a change of its value by somebody else. Observers are told later, when nothing is lent any
-    /// more: what they do may come back here. What they are to be told is added to `news`.
+    /// must not outlive a change of its value by somebody else. Observers are told later, when no borrow is
+    /// held any more: what they do may come back here. What they are to be told is added to `notifications`.
     #[inline(always)]
-    pub fn write(&mut self, news: &mut News) {
+    pub fn write(&mut self, notifications: &mut Notifications) {
         for open in self.open.get_mut(..self.used).unwrap_or_default() {
             if self.selected != open.db {
                 api::select(self.ctx, open.db);
                 self.selected = open.db;
             }
-            open.write(self.ctx, self.replicate, news);
+            open.write(self.ctx, self.replicate, notifications);
         }
         self.used = 0;
         self.named = None;
@@ -318,7 +318,7 @@ impl Open {
     }
 
     #[inline(always)]
-    fn write(&mut self, ctx: *mut Ctx, replicate: bool, news: &mut News) {
+    fn write(&mut self, ctx: *mut Ctx, replicate: bool, notifications: &mut Notifications) {
         let changed = std::mem::take(&mut self.entry.changed);
         // SAFETY: the key was opened in this event. Its value is let go of before anything is done to the key.
         unsafe {
@@ -364,11 +364,11 @@ impl Open {
         }
         if !self.entry.events.is_empty() {
             for event in &self.entry.events {
-                news.add(self.db, self.name, event);
+                notifications.add(self.db, self.name, event);
             }
             self.entry.events.clear();
             if let Some(made) = self.made.take() {
-                news.keep(made);
+                notifications.own_key(made);
             }
         }
         self.entry.effect.clear();
@@ -396,7 +396,7 @@ impl Keyspace for OpenKeys {
         self.cluster && !self.slots.served_here(self.ctx, name.key)
     }
 
-    /// Opens the key for this look only: a search through many locks leaves none open behind it.
+    /// Opens the key for this call only: a search through many locks leaves none open behind it.
     fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) {
         let opened = self.open.get(..self.used).unwrap_or_default();
         if let Some(open) = opened.iter().find(|open| open.is(name)) {
@@ -410,7 +410,7 @@ impl Keyspace for OpenKeys {
             self.selected = name.db;
         }
         let key = Text::new(name.key);
-        // SAFETY: the context is the one of the event that is being worked off; the value is looked at while the key is
+        // SAFETY: the context is the one of the event that is being worked off; the value is read while the key is
         // open, and nothing is called meanwhile that could change it.
         unsafe {
             let open = hot!(RedisModule_OpenKey(

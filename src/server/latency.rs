@@ -9,8 +9,8 @@ use std::time::Duration;
 /// From how many milliseconds on the operator wants to know; 0: not at all.
 static THRESHOLD_MS: AtomicU64 = AtomicU64::new(0);
 
-/// Looks at the server's setting: at load, and whenever its configuration changes.
-pub fn look(ctx: *mut Ctx) {
+/// Reads the server's setting: at load, and whenever its configuration changes.
+pub fn refresh(ctx: *mut Ctx) {
     let setting = api::setting(ctx, c"latency-monitor-threshold");
     let threshold = setting.and_then(|value| value.parse().ok());
     THRESHOLD_MS.store(threshold.unwrap_or(0), Ordering::Relaxed);

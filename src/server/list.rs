@@ -1,10 +1,11 @@
 //! `DLOCK.LIST`'s other half: the server's own SCAN. It may call back (keys that have expired are removed on the way), so
-//! it runs with nothing lent; the locks that it names are looked at afterwards.
+//! it runs with no borrow held; the locks that it names are inspected afterwards.
 
 use super::api::{self, api, Ctx, Str, Text};
 use super::caller::Client;
 use super::keyspace::{Mode, Origin};
-use super::{clock, persist, reply, State};
+use super::slot::Own;
+use super::{clock, gate, persist, reply, State};
 use crate::commands::list::{self, Listing, Source};
 use crate::commands::Reply;
 use crate::engine::Now;
@@ -13,7 +14,7 @@ use redis_module::raw::{self, RedisModuleCallReply};
 use std::ffi::c_int;
 use std::ops::Deref;
 
-/// Locks that are looked at together. Those that are open at once are told apart by looking through all of them.
+/// Locks that are read together. Those that are open at once are told apart by looking through all of them.
 const A_TIME: usize = 16;
 
 /// Answers the request.
@@ -21,33 +22,33 @@ pub fn run(ctx: *mut Ctx, listing: &Listing) {
     reply::write(ctx, page(ctx, listing));
 }
 
-/// A page. The last one of the keys goes on with the first of the lines.
+/// A page. The last one of the keys goes on with the first of the queues.
 fn page(ctx: *mut Ctx, listing: &Listing) -> Result<Reply, Error> {
     let cursor = match listing.source() {
         Source::Keys(cursor) => cursor,
-        Source::Lines(from) => return lines(ctx, listing, from, Vec::new()),
+        Source::Queues(from) => return queues(ctx, listing, from, Vec::new()),
     };
     let (next, keys) = scan(ctx, cursor, listing)?;
     let rows = rows(ctx, listing, Source::Keys(cursor), &keys)?;
     match (next, listing.after_keys()) {
-        (0, Some(from)) => lines(ctx, listing, from, rows),
+        (0, Some(from)) => queues(ctx, listing, from, rows),
         (0, None) => Ok(list::page(None, rows)),
         (next, _) => Ok(list::page(Some(Source::Keys(next)), rows)),
     }
 }
 
-/// A page of the lines, after the rows that there are already.
-fn lines(
+/// A page of the queues, after the rows that there are already.
+fn queues(
     ctx: *mut Ctx,
     listing: &Listing,
     from: u64,
     mut before: Vec<Reply>,
 ) -> Result<Reply, Error> {
     let db = api::selected(ctx);
-    let found = look(ctx, |state, _| state.engine.scan(db, from, listing.count));
+    let found = inspect(ctx, |state, _| state.engine.scan(db, from, listing.count));
     let (keys, next) = found?;
-    before.extend(rows(ctx, listing, Source::Lines(from), &keys)?);
-    Ok(list::page(next.map(Source::Lines), before))
+    before.extend(rows(ctx, listing, Source::Queues(from), &keys)?);
+    Ok(list::page(next.map(Source::Queues), before))
 }
 
 fn rows<B: Deref<Target = [u8]>>(
@@ -57,19 +58,31 @@ fn rows<B: Deref<Target = [u8]>>(
     keys: &[B],
 ) -> Result<Vec<Reply>, Error> {
     let caller = Client(ctx);
+    let slots = own_slots(ctx)?;
+    let is_here = |key: &[u8]| slots.as_ref().map_or(true, |own| own.serves(key));
+    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
+    let keys: Vec<&[u8]> = keys.into_iter().filter(|key| is_here(key)).collect();
     let mut rows = Vec::new();
     for keys in keys.chunks(A_TIME) {
-        let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-        rows.extend(look(ctx, |state, now| {
-            listing.rows(&mut state.call(&caller, now), source, &keys)
+        rows.extend(inspect(ctx, |state, now| {
+            listing.rows(&mut state.call(&caller, now), source, keys)
         })?);
     }
     Ok(rows)
 }
 
-/// An event that only looks.
-fn look<T>(ctx: *mut Ctx, work: impl FnOnce(&mut State, Now) -> T) -> Result<T, Error> {
-    super::run(ctx, Mode::Read, Origin::Event, clock::of_look(ctx), work).ok_or(Error::Busy)
+/// The slots of this node, where another's keys may be among its own: those that it is about to get, or has lost and not
+/// yet removed. They are listed by the node that answers for them. A replica answers for none, and lists all that it has.
+fn own_slots(ctx: *mut Ctx) -> Result<Option<Own>, Error> {
+    inspect(ctx, |state, _| {
+        let asks = state.keys.in_cluster() && gate::primary();
+        asks.then(|| state.keys.own_slots().clone())
+    })
+}
+
+/// An event that only reads.
+fn inspect<T>(ctx: *mut Ctx, work: impl FnOnce(&mut State, Now) -> T) -> Result<T, Error> {
+    super::run(ctx, Mode::Read, Origin::Event, clock::of_read(ctx), work).ok_or(Error::Busy)
 }
 
 /// The next cursor and the names of locks.

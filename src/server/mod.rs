@@ -5,11 +5,10 @@
 //!
 //! 1. write the keys and replicate, lock by lock (`keyspace::write`): nobody may be told of what is not yet so;
 //! 2. arm the timer for what is due next;
-//! 3. with nothing lent any more, answer who waited (`blocking`), since the server may call back from within;
-//! 4. tell observers (`observers`), and who waits by a channel (`notify`): last, since what they hear must be so by then.
+//! 3. with no borrow of the state held any more, answer the waiters (`blocking`): the server may call back from within;
+//! 4. tell observers (`observers`), and waiters by a channel (`notify`): last, since what they hear must be so by then.
 
 pub mod api;
-mod audience;
 mod blocking;
 mod caller;
 mod cell;
@@ -30,7 +29,8 @@ mod later;
 mod list;
 pub mod log;
 pub mod maybe_owned;
-mod news;
+mod notices;
+mod notifications;
 mod notify;
 mod observers;
 pub mod persist;
@@ -40,6 +40,7 @@ mod replicate;
 mod reply;
 mod slot;
 mod stored;
+mod subscribers;
 mod sweep;
 mod timer;
 mod turn_end;
@@ -51,16 +52,13 @@ mod wait_key;
 use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
-use crate::engine::{
-    End, Engine, Event, Keyspace, Name, NameRef, Now, RequestId, SteadyMs, Token, WallMs,
-};
+use crate::engine::{Engine, NameRef, Now, RequestId, SteadyMs, WallMs};
 use crate::error::Error;
 use api::{Ctx, Str};
 use caller::Client;
 use cell::MainThread;
-use inbox::Notice;
-use keyspace::{Mode, OpenKeys, Origin, Retimed};
-use news::News;
+use keyspace::{Mode, OpenKeys, Origin};
+use notifications::Notifications;
 use std::cell::RefMut;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -79,15 +77,12 @@ const FEW_WORDS: usize = 3;
 /// nobody).
 const RETRY_MS: u64 = 10;
 
-/// How often the module looks at what nothing tells it of: a step of the clock, the last listener's leaving.
+/// How often the module checks what nothing tells it of: a step of the clock, the end of the last replica.
 const HEARTBEAT_MS: u64 = 1000;
 
-/// How often a node of a cluster looks which slots are its own, while somebody waits or is tied to a hold: not every way in which
-/// a slot leaves does anything to the keys that are waited for, and whoever waits by a channel is to be told within a second.
+/// How often a node of a cluster asks which slots are its own, while somebody waits or is tied to a hold: not every way in which
+/// a slot leaves does anything to the keys that are waited for, and a waiter by a channel is to be told within a second.
 const SLOTS: Duration = Duration::from_millis(500);
-
-/// Locks of a sweep that are open together: those that are open at once are told apart by looking through all of them.
-const SWEPT_A_TIME: usize = 16;
 
 /// All that the module keeps between events.
 struct State {
@@ -102,10 +97,10 @@ struct State {
     /// Since when this server decides, for the quarantine.
     since: WallMs,
     heartbeat: SteadyMs,
-    /// Whether circles of waiting owners are being looked for, a step at a time.
-    looking: bool,
-    // Kept between events for their room; empty ones are in their places while these are worked off.
-    news: News,
+    /// Whether the periodic check for deadlocks is under way: it takes several steps.
+    checking_deadlocks: bool,
+    // Reused buffers, swapped out while notifications are sent.
+    notifications: Notifications,
     texts: observers::Texts,
 }
 
@@ -121,8 +116,8 @@ lazy_static::lazy_static! {
         settings: config::Settings::default(),
         since: clock::read().wall(),
         heartbeat: SteadyMs(0),
-        looking: false,
-        news: News::default(),
+        checking_deadlocks: false,
+        notifications: Notifications::default(),
         texts: observers::Texts::default(),
     });
 }
@@ -186,14 +181,14 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         Mode::Read
     };
     if spec.access == Access::Follow && gate::probing() {
-        events::trial(ctx);
+        quirks::trial(ctx);
         return reply::pass(ctx);
     }
     if spec.access == Access::None && turn_end::calling() {
         return turn_end::block(ctx);
     }
     let now = if mode == Mode::Read {
-        clock::of_look(ctx)
+        clock::of_read(ctx)
     } else {
         clock::of_command()
     };
@@ -216,7 +211,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     match next {
         Some(Next::Done) => {}
         Some(next) => go_on(ctx, argv, next),
-        // Another module's callback has called from within an event of this module, while that holds the state.
+        // Another module's callback has called from within an event of this module, which has the state borrowed.
         None => reply::refuse(ctx, Error::Busy),
     }
 }
@@ -284,7 +279,7 @@ fn event(ctx: *mut Ctx) {
     let mode = if open { Mode::Write } else { Mode::Read };
     let began = Instant::now();
     let beats = run(ctx, mode, Origin::Event, clock::read(), |state, now| {
-        // A lease or a wait whose time came while the server was busy: whoever is next had to wait for that.
+        // A lease or a wait whose time came while the server was busy: the next in the queue had to wait for that.
         let late = state.engine.overdue(now);
         if late > 0 {
             latency::sample(c"dlock-late", Duration::from_millis(late));
@@ -294,11 +289,11 @@ fn event(ctx: *mut Ctx) {
         if beats {
             state.heartbeat = now.steady().after(HEARTBEAT_MS);
             let steps = state.steps.count;
-            state.steps.look(now);
+            state.steps.observe(now);
             state.engine.ledger.counters.clock_steps += state.steps.count - steps;
-            replicate::look(ctx);
-            audience::heartbeat(ctx);
-            state.looking = true;
+            replicate::refresh(ctx);
+            subscribers::heartbeat(ctx);
+            state.checking_deadlocks = true;
             if !events::hears_generic() {
                 intents::heartbeat();
                 if open {
@@ -310,14 +305,14 @@ fn event(ctx: *mut Ctx) {
         if state.keys.in_cluster() {
             if state.slots_seen.map_or(true, |seen| seen + SLOTS <= began) {
                 state.slots_seen = Some(began);
-                state.look_at_slots();
+                state.refresh_slots();
             }
             let next = now.steady().after(SLOTS.as_millis() as u64);
             timer::arm(next, now.steady());
         }
-        if open && state.looking {
-            state.looking = state.engine.break_circles(&mut state.keys, now);
-            if state.looking {
+        if open && state.checking_deadlocks {
+            state.checking_deadlocks = state.engine.break_circles(&mut state.keys, now);
+            if state.checking_deadlocks {
                 timer::arm(now.steady().after(RETRY_MS), now.steady());
             }
         }
@@ -337,7 +332,7 @@ fn event(ctx: *mut Ctx) {
     latency::sample(c"dlock-event", began.elapsed());
 }
 
-/// The one way in. Takes the state, lets `work` decide, performs what was decided. None if the state is lent already.
+/// The one way in. Takes the state, lets `work` decide, performs what was decided. None if the state is borrowed already.
 fn run<T>(
     ctx: *mut Ctx,
     mode: Mode,
@@ -345,7 +340,7 @@ fn run<T>(
     now: Now,
     work: impl FnOnce(&mut State, Now) -> T,
 ) -> Option<T> {
-    let mut guard = STATE.lend()?;
+    let mut guard = STATE.try_borrow_mut()?;
     let state = &mut *guard;
     if state
         .settings
@@ -361,16 +356,16 @@ fn run<T>(
     if state.engine.places() > 0 || vacant::any() {
         state.note_vacant();
     }
-    state.keys.write(&mut state.news);
+    state.keys.write(&mut state.notifications);
     state.arm(now);
     let ledger = &state.engine.ledger;
-    if !(ledger.wakes.is_empty() && ledger.messages.is_empty() && state.news.is_empty()) {
+    if !(ledger.wakes.is_empty() && ledger.messages.is_empty() && state.notifications.is_empty()) {
         tell(ctx, guard);
     }
     Some(result)
 }
 
-/// Answers who waited, and tells observers: with nothing lent, since the server may call back from within.
+/// Answers the waiters and tells observers, with no borrow held: the server may call back from within.
 #[cold]
 fn tell(ctx: *mut Ctx, mut state: RefMut<State>) {
     let answered = !state.engine.ledger.wakes.is_empty();
@@ -378,19 +373,19 @@ fn tell(ctx: *mut Ctx, mut state: RefMut<State>) {
         blocking::answer(&mut state.engine.ledger.wakes);
     }
     let (channel, home) = (state.settings.channel, state.keys.home());
-    let mut news = std::mem::take(&mut state.news);
+    let mut notifications = std::mem::take(&mut state.notifications);
     let mut texts = std::mem::take(&mut state.texts);
     let mut messages = std::mem::take(&mut state.engine.ledger.messages);
     drop(state);
     if answered {
         blocking::deliver(ctx);
     }
-    observers::tell(ctx, home, channel, &mut news, &mut texts);
+    observers::tell(ctx, home, channel, &mut notifications, &mut texts);
     for message in messages.drain(..) {
         notify::publish(ctx, &message);
     }
-    if let Some(mut state) = STATE.lend() {
-        (state.news, state.texts) = (news, texts);
+    if let Some(mut state) = STATE.try_borrow_mut() {
+        (state.notifications, state.texts) = (notifications, texts);
     }
 }
 
@@ -483,214 +478,6 @@ impl State {
             self.engine.abandon(&mut self.keys, now, id);
             reply::refuse(ctx, Error::MayNotWait);
         }
-    }
-
-    /// Notes which names are waited for and have no key, now that it is decided what becomes of the keys of this event.
-    #[cold]
-    fn note_vacant(&mut self) {
-        for (name, had_key, has_key) in self.keys.opened() {
-            if !has_key && self.engine.watches(name) {
-                self.vacant.add(name.to_owned());
-            } else if vacant::any() && self.vacant.remove(&name.to_owned()) {
-                // The event has come upon a key that has appeared since the last look.
-                if had_key && self.engine.watches(name) {
-                    inbox::post(Notice::Brought(name.to_owned()));
-                }
-            }
-        }
-    }
-
-    /// Tells the engine what callbacks have left.
-    #[cold]
-    fn read_inbox(&mut self, now: Now) {
-        let seen = SEEN.swap(0, Ordering::Relaxed);
-        self.engine.ledger.clock.observe(seen, now);
-        let notices = inbox::take();
-        let reloaded = notices
-            .iter()
-            .any(|notice| matches!(notice, Notice::Loaded));
-        for notice in notices {
-            match notice {
-                Notice::Gone(id) => self.engine.leave(id, now),
-                Notice::Ended(client) => self.engine.on_disconnect(client),
-                Notice::Undelivered { name, owner, grant } => {
-                    self.engine.undelivered(name, owner, grant)
-                }
-                Notice::Unlinked {
-                    name,
-                    holds,
-                    moved,
-                    carried,
-                } => self.lost(&name, &holds, moved, carried, now),
-                Notice::Brought(name) => self.look_again(&name, true),
-                Notice::Flushed(db) => {
-                    self.look_all_again(db);
-                    if !reloaded {
-                        self.engine.on_flush(db);
-                    }
-                    // A server that loads its data anew empties itself first: nothing is gone for good.
-                    let all = 0..if reloaded { 0 } else { self.settings.databases };
-                    all.filter(|at| db.map_or(true, |db| db == *at))
-                        .for_each(|at| self.news.add_flush(at));
-                }
-                Notice::Swapped(one, other) => {
-                    self.engine.on_swap(one, other);
-                    // Who waits stays at the name; the locks have gone over to the other database.
-                    for (from, to) in [(one, other), (other, one)] {
-                        for name in self.engine.watched(Some(from)) {
-                            self.look_again(&name, true);
-                            self.look_again(&Name { db: to, ..name }, true);
-                        }
-                    }
-                }
-                Notice::Retimed(name) => {
-                    if gate::primary() {
-                        match self.keys.retimed(name.as_ref(), now) {
-                            Retimed::Right => {}
-                            Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
-                            Retimed::Earlier(end) => {
-                                self.engine.on_external_ttl(name.as_ref(), end)
-                            }
-                        }
-                    }
-                }
-                Notice::Touched(key) => self.look_everywhere(&key, now),
-                Notice::Role { primary: true } => {
-                    self.decide_from(now);
-                    self.engine.promote();
-                }
-                Notice::Role { primary: false } => self.engine.demote(now),
-                Notice::Loaded => {
-                    self.decide_from(now);
-                    if gate::primary() {
-                        self.engine.promote();
-                    }
-                }
-                Notice::Evicted => self.engine.ledger.counters.evicted += 1,
-            }
-        }
-    }
-
-    /// A lock has left this name: its holds have ended, unless they go on elsewhere.
-    fn lost(
-        &mut self,
-        name: &Name,
-        holds: &[(Token, WallMs)],
-        moved: bool,
-        carried: bool,
-        now: Now,
-    ) {
-        self.look_again(name, false);
-        if moved {
-            return;
-        }
-        // A lease that has run out has ended the hold anywhere.
-        let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
-        let left = lives && self.took_along(name, carried);
-        for &(token, deadline) in holds {
-            let end = match deadline <= now.wall() {
-                true => End::Expired,
-                false => End::Removed,
-            };
-            if left {
-                self.engine.on_hold_left(name.as_ref(), token);
-            } else {
-                self.engine.on_hold_removed(name.as_ref(), end, token, now);
-                self.news.add_named(name, Event::Ended(end, token));
-            }
-        }
-    }
-
-    /// Whether a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a
-    /// cluster it tells nobody either.
-    fn took_along(&mut self, name: &Name, carried: bool) -> bool {
-        gate::primary() && self.keys.took_along(name.as_ref(), carried)
-    }
-
-    /// The value at this name has gone or come (`brought`). A server that decides has the queue served; one that
-    /// follows only keeps in mind whether the lock will have to be watched.
-    fn look_again(&mut self, name: &Name, brought: bool) {
-        if !gate::primary() {
-            self.engine
-                .follow(name.as_ref(), self.keys.entry(name.as_ref()));
-        } else if brought {
-            self.engine.on_key_brought(&mut self.keys, name.as_ref());
-        } else {
-            self.engine.on_key_removed(name.as_ref());
-        }
-    }
-
-    /// Goes one step further through the keyspace, where the server cannot tell what happens to keys.
-    fn sweep(&mut self, ctx: *mut Ctx, now: Now) {
-        let found = self.sweep.step(ctx, self.settings.databases);
-        api::select(ctx, self.keys.home());
-        for names in found.chunks(SWEPT_A_TIME) {
-            names.iter().for_each(|name| self.look_over(name, now));
-            self.keys.write(&mut self.news);
-        }
-    }
-
-    /// Looks at the locks that are at this key: a command that may have changed something of them was seen.
-    fn look_everywhere(&mut self, key: &[u8], now: Now) {
-        for db in stored::databases() {
-            let name = NameRef { db, key };
-            let mut found = false;
-            self.keys.inspect(name, &mut |_| found = true);
-            if found && gate::primary() {
-                self.look_over(&name.to_owned(), now);
-            } else if found {
-                self.look_again(&name.to_owned(), true);
-            }
-        }
-    }
-
-    /// Looks whether a lock has been renamed, moved or given another TTL, where the server does not tell.
-    fn look_over(&mut self, name: &Name, now: Now) {
-        self.engine.bring_ties(&mut self.keys, name.as_ref());
-        let appeared = vacant::any() && self.vacant.remove(name);
-        let lock = self.keys.entry(name.as_ref()).lock.as_ref();
-        let needs_watch = lock.is_some_and(|lock| lock.needs_watch());
-        let unwatched = needs_watch && !self.engine.watches(name.as_ref());
-        match self.keys.retimed(name.as_ref(), now) {
-            _ if appeared => self.engine.on_key_changed(name.as_ref()),
-            Retimed::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
-            Retimed::Right if !unwatched => {}
-            Retimed::Right | Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
-        }
-    }
-
-    /// Looks which slots are this node's. What is waited for in one that has left is looked at again, and nothing is tied to a
-    /// connection there any more.
-    #[cold]
-    fn look_at_slots(&mut self) {
-        if self.engine.is_idle() || !gate::primary() {
-            return;
-        }
-        let own = self.keys.own_slots();
-        if *own == self.own_slots {
-            return;
-        }
-        for name in self.engine.watched(None) {
-            if !own.serves(&name.key) {
-                self.engine.on_key_changed(name.as_ref());
-            }
-        }
-        self.engine.on_locks_left(|name| !own.serves(&name.key));
-        self.own_slots = own.clone();
-    }
-
-    /// The values of a database (or of all) have gone, or are others.
-    fn look_all_again(&mut self, db: Option<u32>) {
-        for name in self.engine.watched(db) {
-            self.look_again(&name, true);
-        }
-    }
-
-    /// This server decides from now on: a quarantine begins.
-    fn decide_from(&mut self, now: Now) {
-        self.since = now.wall();
-        self.settings.begin();
-        self.settings.refresh(&mut self.engine.policy, self.since);
     }
 
     /// Sees to it that the module's event comes when something is due.

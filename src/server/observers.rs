@@ -1,8 +1,8 @@
 //! Telling observers: unlock messages and keyspace events.
 
 use super::api::{self, Ctx};
-use super::news::{self, Item, News};
-use super::{audience, gate, slot};
+use super::notifications::{self, Notification, Notifications};
+use super::{gate, slot, subscribers};
 use crate::engine::{change, End, Event, Token};
 use std::ffi::CStr;
 
@@ -20,13 +20,19 @@ pub enum Channel {
 }
 
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
-pub fn tell(ctx: *mut Ctx, home: u32, channel: Channel, news: &mut News, texts: &mut Texts) {
+pub fn tell(
+    ctx: *mut Ctx,
+    home: u32,
+    channel: Channel,
+    notifications: &mut Notifications,
+    texts: &mut Texts,
+) {
     let mut selected = home;
-    let keyspace_events = news::keyspace_events();
-    news.work_off(|item| {
-        let (db, key, event) = match item {
-            Item::Lock(db, key, event) => (*db, *key, event),
-            Item::Flush(db) => return publish_flush(ctx, channel, *db),
+    let keyspace_events = notifications::keyspace_events();
+    notifications.drain(|notification| {
+        let (db, key, event) = match notification {
+            Notification::Lock(db, key, event) => (*db, *key, event),
+            Notification::Flush(db) => return publish_flush(ctx, channel, *db),
         };
         if selected != db {
             api::select(ctx, db);
@@ -85,7 +91,7 @@ fn publish(
         return;
     }
     // Who subscribes at another node of a cluster is not counted here.
-    if !to_cluster && !audience::may_hear(ctx) {
+    if !to_cluster && !subscribers::may_exist(ctx) {
         return;
     }
     // The sharded channel is in the lock's slot; where no name can be made that is, the message goes out plain.
@@ -103,12 +109,12 @@ fn publish_flush(ctx: *mut Ctx, channel: Channel, db: u32) {
     }
 }
 
-/// The texts of a message, kept from one to the next for their room: every release makes them.
+/// The texts of a message. Their buffers are reused: every release makes them.
 #[derive(Default)]
 pub struct Texts {
     channel: Vec<u8>,
     message: Vec<u8>,
-    // What stands at the channel's beginning, from one message to the next in the same database.
+    // The channel's beginning, the same for all messages of a database: which database, and how long it is.
     prefix: Option<(u32, usize)>,
 }
 

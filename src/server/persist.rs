@@ -266,7 +266,7 @@ unsafe extern "C" fn effort(_ctx: *mut RedisModuleKeyOptCtx, _value: *const c_vo
 
 /// A value leaves its name, in whatever way.
 unsafe extern "C" fn unlinked(ctx: *mut RedisModuleKeyOptCtx, value: *const c_void) {
-    // The module's own deletion is no news to it.
+    // The module needs no notice of its own deletion.
     if super::keyspace::deleting() {
         return;
     }

@@ -2,8 +2,8 @@
 
 use super::api::{self, api, Ctx, Str, OK};
 use super::{
-    config, door, dry_run, events, eviction, gate, guard, info, latency, log, news, persist,
-    quirks, stored, timer, STATE,
+    config, door, dry_run, events, eviction, gate, guard, info, latency, log, notifications,
+    persist, quirks, stored, timer, STATE,
 };
 use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
@@ -33,12 +33,9 @@ pub fn init(context: &Context, args: &[RedisString]) -> Status {
     }
 }
 
-/// Declares that locks may travel in Valkey's atomic slot migration (9.0 and later; other servers ignore the bit).
-const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
-
 /// All that a server may refuse. A module whose load fails is taken out of memory, so nothing may stay that leads into it.
-/// Servers take back the settings and commands of such a module, Redis 7.0 no subscriptions, and none of them timers. So there
-/// are no timers yet, and subscriptions come last.
+/// Servers take back the settings and commands of such a module, not all of them subscriptions, and none of them timers. So
+/// there are no timers yet, and subscriptions come last.
 fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(), String> {
     api::complete().map_err(|name| {
         format!("this server has no {name}; it must be Redis 7.0 or Valkey 8.0, or later")
@@ -61,19 +58,19 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
 fn begin(ctx: *mut Ctx) {
     let flags = api::flags(ctx);
     gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
-    quirks::look(ctx);
+    quirks::detect(ctx);
     let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
     gate::set_cluster(cluster);
-    if let Some(mut state) = STATE.lend() {
+    if let Some(mut state) = STATE.try_borrow_mut() {
         state.settings.cluster = cluster;
-        state.settings.databases = databases(ctx, cluster);
+        state.settings.databases = quirks::databases(ctx, cluster);
     }
     // SAFETY: the context of the load; the callback lives as long as the module, which is never unloaded from here on.
     unsafe {
         let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS as c_int
             | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED as c_int
             | raw::REDISMODULE_OPTIONS_HANDLE_REPL_ASYNC_LOAD as c_int
-            | ATOMIC_SLOT_MIGRATION;
+            | quirks::ATOMIC_SLOT_MIGRATION;
         api!(RedisModule_SetModuleOptions(ctx, options));
         api!(RedisModule_RegisterInfoFunc(ctx, Some(info::report)));
     }
@@ -81,33 +78,24 @@ fn begin(ctx: *mut Ctx) {
     let own = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx)) };
     stored::init();
     log::init(own);
-    let databases = STATE.lend().map_or(1, |state| state.settings.databases);
+    let databases = STATE
+        .try_borrow_mut()
+        .map_or(1, |state| state.settings.databases);
     if let Err(what) = events::hear_generic(ctx, own, databases) {
         log::warning(&format!(
             "the server refuses a subscription to {what}; a slow sweep finds what RENAME, MOVE, EXPIRE and PERSIST do to a lock"
         ));
     }
-    if let Some(mut state) = STATE.lend() {
+    if let Some(mut state) = STATE.try_borrow_mut() {
         state.keys.set_server(cluster, events::hears_generic());
     }
-    eviction::look(ctx);
-    latency::look(ctx);
-    news::look();
+    eviction::refresh(ctx);
+    latency::refresh(ctx);
+    notifications::refresh();
     log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
     timer::init(own);
     // The first event is the first heartbeat.
     timer::soon();
-}
-
-/// How many databases the server has. A node of a cluster has one, whatever `databases` says, but where Valkey has a setting
-/// for it.
-fn databases(ctx: *mut Ctx, cluster: bool) -> u32 {
-    let (setting, usual) = match cluster {
-        true => (c"cluster-databases", 1),
-        false => (c"databases", 16),
-    };
-    let value = api::setting(ctx, setting).and_then(|value| value.parse().ok());
-    value.unwrap_or(usual)
 }
 
 fn register(ctx: *mut Ctx, spec: &'static Spec) -> Result<(), &'static str> {
@@ -146,10 +134,8 @@ fn register(ctx: *mut Ctx, spec: &'static Spec) -> Result<(), &'static str> {
         if command.is_null() || api!(RedisModule_SetCommandInfo(command, description(spec))) != OK {
             return Err("the description");
         }
-        if let Some(set) = raw::RedisModule_SetCommandACLCategories {
-            if set(command, text(spec.categories)) != OK {
-                return Err("the ACL categories");
-            }
+        if !quirks::set_categories(command, text(spec.categories)) {
+            return Err("the ACL categories");
         }
     }
     Ok(())

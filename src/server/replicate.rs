@@ -12,7 +12,7 @@ use redis_module::raw;
 use std::ffi::{c_char, CStr};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether somebody may listen. Set at the first sign, cleared only by a look at the server.
+/// Whether somebody may listen. Set at the first sign, cleared only when the server says that nobody does.
 static LISTENING: AtomicBool = AtomicBool::new(true);
 
 /// Whether effects are to be written down.
@@ -25,8 +25,8 @@ pub fn somebody_may_listen() {
     LISTENING.store(true, Ordering::Relaxed);
 }
 
-/// Looks whether anybody listens.
-pub fn look(ctx: *mut Ctx) {
+/// Asks the server whether anybody listens.
+pub fn refresh(ctx: *mut Ctx) {
     let flags = api::flags(ctx);
     let may = raw::REDISMODULE_CTX_FLAGS_AOF
         | raw::REDISMODULE_CTX_FLAGS_CLUSTER

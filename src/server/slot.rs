@@ -62,7 +62,7 @@ impl Answers {
     }
 
     /// Whether a key that was removed has left with its slot: the slot is another's by now, or on its way, and the value was
-    /// carried over (`carried`). How servers do it:
+    /// carried over (`carried`). How servers do it (all of them are asked the same):
     ///
     /// * MIGRATE, everywhere: the slot is marked as migrating, and stays this node's until all its keys have gone;
     /// * a slot that another node has taken, everywhere: its keys are deleted when it is the other's;

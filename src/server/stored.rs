@@ -80,7 +80,7 @@ static LAST_DATABASE: AtomicU32 = AtomicU32::new(u32::MAX);
 /// A lock has come to this database.
 pub fn found_in(db: u32) {
     if LAST_DATABASE.load(Ordering::Relaxed) != db {
-        if let Some(mut databases) = DATABASES.lend() {
+        if let Some(mut databases) = DATABASES.try_borrow_mut() {
             databases.insert(db);
             LAST_DATABASE.store(db, Ordering::Relaxed);
         }
@@ -89,7 +89,7 @@ pub fn found_in(db: u32) {
 
 /// The databases that may have locks.
 pub fn databases() -> Vec<u32> {
-    let databases = DATABASES.lend();
+    let databases = DATABASES.try_borrow_mut();
     databases.map_or(Vec::new(), |databases| databases.iter().copied().collect())
 }
 

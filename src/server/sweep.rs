@@ -1,5 +1,5 @@
-//! A slow look through the keyspace, for the one server whose generic keyspace events cannot be listened to (Valkey 8.1, see
-//! `events`): it finds the locks that were renamed or moved, or whose TTL was changed, behind the module's back.
+//! A slow search through the keyspace, for servers whose generic keyspace events cannot be listened to
+//! (`quirks::generic_events_are_safe`): it finds the locks that were renamed or moved, or whose TTL was changed, behind the module's back.
 
 use super::api::{self, api, hot, Ctx, Key, Str};
 use super::{door, persist, stored};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// How long one step may take. At a step a second this is a thousandth of the server's time.
 const STEP: Duration = Duration::from_millis(1);
 
-/// Where the sweep stands.
+/// How far the sweep has come.
 pub struct Sweep {
     db: u32,
     cursor: *mut RedisModuleScanCursor,

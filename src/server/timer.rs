@@ -24,14 +24,14 @@ static ARMED: MainThread<Armed> = MainThread::new(Armed {
 
 /// Takes the context that timers are made in: one of the module's own, since callbacks may have none.
 pub fn init(own: *mut Ctx) {
-    if let Some(mut armed) = ARMED.lend() {
+    if let Some(mut armed) = ARMED.try_borrow_mut() {
         armed.ctx = own;
     }
 }
 
 /// Sees to it that the module's event comes at `at` or earlier.
 pub fn arm(at: SteadyMs, now: SteadyMs) {
-    let Some(mut armed) = ARMED.lend() else {
+    let Some(mut armed) = ARMED.try_borrow_mut() else {
         return;
     };
     if armed.ctx.is_null() || armed.timer.is_some_and(|(_, earlier)| earlier <= at) {
@@ -52,8 +52,8 @@ pub fn arm(at: SteadyMs, now: SteadyMs) {
         ));
         armed.timer = Some((id, at));
     }
-    // Redis 7.0 has decided for how long it sleeps before it works off the last of a turn: commands behind a wait that ended, and
-    // connections that it closes. A timer that they make would wait for whatever wakes it, for up to 1000/hz ms.
+    // The server has decided for how long it sleeps before it works off the last of a turn: commands behind a wait that ended,
+    // and connections that it closes. A timer that they make would wait until something else wakes it, for up to 1000/hz ms.
     if quirks::tells_of_sleep() && events::asleep() {
         wake_the_loop();
     }
@@ -66,7 +66,7 @@ const LATE_MS: Millis = 20;
 /// them off by as much. To be called now and then, not from the timer's own callback.
 pub fn catch_up() {
     let now = clock::read().steady();
-    let late = ARMED.lend().and_then(|mut armed| {
+    let late = ARMED.try_borrow_mut().and_then(|mut armed| {
         let (id, at) = armed.timer.filter(|(_, at)| now.since(*at) >= LATE_MS)?;
         armed.timer = None;
         // SAFETY: the id is of a timer that has not gone off, since its callback takes it out before anything else.
@@ -99,7 +99,7 @@ pub fn soon() {
 
 extern "C" fn elapsed(ctx: *mut Ctx, _data: *mut c_void) {
     super::door(|| {
-        if let Some(mut armed) = ARMED.lend() {
+        if let Some(mut armed) = ARMED.try_borrow_mut() {
             armed.timer = None;
         }
         super::event(ctx);

@@ -1,7 +1,7 @@
 //! A call back at the end of a turn of the event loop, from where the server works off the connections that modules have
 //! unblocked: before it sends anything, and after every command of the turn.
 //!
-//! Redis 7.2 tells of that moment to nobody. But a call of the module's own can be blocked there and unblocked at once, as a
+//! The server that needs this (`quirks::Unblocks::EndOfTurn`) tells of that moment to nobody. But a call of the module's own can be blocked there and unblocked at once, as a
 //! connection can; what it leaves behind is freed when its turn comes among those that were unblocked, and that is told.
 
 use super::api::{api, Ctx};
@@ -25,7 +25,7 @@ pub fn call_back(ctx: *mut Ctx, work: fn()) -> bool {
     if AWAITED.load(Ordering::Relaxed) {
         return true;
     }
-    if let Some(mut kept) = WORK.lend() {
+    if let Some(mut kept) = WORK.try_borrow_mut() {
         *kept = Some(work);
     }
     CALLING.store(true, Ordering::Relaxed);
@@ -63,7 +63,7 @@ pub fn block(ctx: *mut Ctx) {
 
 extern "C" fn freed(_ctx: *mut Ctx, _data: *mut c_void) {
     AWAITED.store(false, Ordering::Relaxed);
-    let work = WORK.lend().and_then(|mut kept| kept.take());
+    let work = WORK.try_borrow_mut().and_then(|mut kept| kept.take());
     if let Some(work) = work {
         door(work);
     }

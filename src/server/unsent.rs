@@ -49,21 +49,23 @@ lazy_static::lazy_static! {
 
 /// A grant is written to this connection.
 pub fn add(client: ClientId, request: Request, grants: Vec<Grant>) {
-    if let Some(mut unsent) = UNSENT.lend() {
+    if let Some(mut unsent) = UNSENT.try_borrow_mut() {
         unsent.insert(client, Unsent { request, grants });
     }
 }
 
 /// The event loop has made a turn: what was written has been sent, as far as it could be.
 pub fn turn() {
-    if let Some(mut unsent) = UNSENT.lend() {
+    if let Some(mut unsent) = UNSENT.try_borrow_mut() {
         unsent.clear();
     }
 }
 
 /// Takes back what was written to a connection that certainly was not sent it.
 pub fn take_back(client: ClientId) {
-    let unsent = UNSENT.lend().and_then(|mut unsent| unsent.remove(&client));
+    let unsent = UNSENT
+        .try_borrow_mut()
+        .and_then(|mut unsent| unsent.remove(&client));
     if let Some(Unsent { request, grants }) = unsent {
         request.give_back(&grants);
     }
@@ -71,7 +73,7 @@ pub fn take_back(client: ClientId) {
 
 /// A connection ends. The server is asked here, in the callback: a moment later it knows nothing of the connection any more.
 pub fn on_disconnect(ctx: *mut Ctx, client: ClientId) {
-    let user = UNSENT.lend().and_then(|unsent| {
+    let user = UNSENT.try_borrow_mut().and_then(|unsent| {
         let unsent = unsent.get(&client)?;
         Some(unsent.request.user.clone())
     });

@@ -1,20 +1,19 @@
-//! Names that somebody waits for and that have no key, and the look whether one of them has come to have one.
+//! Names that somebody waits for and that have no key, and the check whether one of them has come to have one.
 //!
 //! A value that replaces or removes a lock is told of by the lock's own callback. A value that appears where there was none
 //! has nobody to tell of it:
 //!
 //! * the server's event of a new key (class `n`) costs each new key of the whole server 650 instructions, an eighth of a SET,
-//!   from the first subscription on, whether or not anybody waits, and Valkey 8.1 leaves a client in another database by it (see
-//!   `events`);
-//! * the callback of connections that are blocked on the key does harm on Redis 7.0.
+//!   from the first subscription on, whether or not anybody waits, and some servers cannot be listened to (`quirks`);
+//! * so do the callbacks of connections that are blocked on the key (`wait_key`).
 //!
 //! But names like these are few: a lock with a queue has a value, unless its next holder waits for other locks as well, or
-//! nothing is granted for now. So they are looked at, some in each turn of the event loop, which is where a key can have
-//! appeared. A server without them pays for one look at a flag a turn.
+//! nothing is granted for now. So they are checked, some in each turn of the event loop, which is where a key can have
+//! appeared. A server without them pays for reading one flag a turn.
 
 use super::api::{self, hot, Ctx, Text};
 use super::inbox::{self, Notice};
-use super::STATE;
+use super::{quirks, STATE};
 use crate::engine::Name;
 use redis_module::raw;
 use std::collections::BTreeSet;
@@ -23,10 +22,10 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Names that one turn of the event loop looks at: 5 µs. Where there are more, their turn comes after that of the others.
+/// Names that one turn of the event loop checks: 5 µs. Where there are more, their turn comes after that of the others.
 const A_TURN: usize = 32;
 
-/// How long the look of one heartbeat may take, for a server that makes few turns of its event loop.
+/// How long the check of one heartbeat may take, for a server that makes few turns of its event loop.
 const A_HEARTBEAT: Duration = Duration::from_millis(1);
 
 /// Whether there are any. A key may have appeared only then.
@@ -42,7 +41,7 @@ pub fn any() -> bool {
 #[derive(Default)]
 pub struct Vacant {
     names: BTreeSet<Name>,
-    // The one that was looked at last: the next look begins behind it.
+    // The one that was checked last: the next check begins behind it.
     last: Option<Name>,
 }
 
@@ -74,29 +73,35 @@ impl Vacant {
     }
 }
 
-/// Looks at some of them: the event loop has made a turn.
+/// Checks some of them: the event loop has made a turn.
 pub fn turn(ctx: *mut Ctx) {
-    look(ctx, A_TURN);
+    inspect_next(ctx, A_TURN);
 }
 
-/// Looks at as many of them as a heartbeat has time for.
+/// Checks as many of them as a heartbeat has time for.
 pub fn heartbeat(ctx: *mut Ctx) {
     let begun = Instant::now();
-    let mut left = STATE.lend().map_or(0, |state| state.vacant.names.len());
+    let mut left = STATE
+        .try_borrow_mut()
+        .map_or(0, |state| state.vacant.names.len());
     while left > 0 && begun.elapsed() < A_HEARTBEAT {
-        look(ctx, A_TURN);
+        inspect_next(ctx, A_TURN);
         left = left.saturating_sub(A_TURN);
     }
 }
 
-/// Looks at the next ones, and leaves word of those that have a key. Nothing is lent meanwhile: Redis 7.0 removes a key that
-/// has expired when it is looked at.
-fn look(ctx: *mut Ctx, most: usize) {
-    let names = STATE.lend().map(|mut state| state.vacant.next(most));
+/// Checks the next ones, and leaves word of those that have a key. No borrow is held meanwhile: a server may remove an expired
+/// key when it is opened, and call back.
+fn inspect_next(ctx: *mut Ctx, most: usize) {
+    let names = STATE
+        .try_borrow_mut()
+        .map(|mut state| state.vacant.next(most));
     let home = api::selected(ctx);
     for name in names.unwrap_or_default() {
         let has_key = has_key(ctx, &name);
-        let Some(mut state) = STATE.lend() else { break };
+        let Some(mut state) = STATE.try_borrow_mut() else {
+            break;
+        };
         let waited_for = state.engine.watches(name.as_ref());
         if has_key || !waited_for {
             state.vacant.remove(&name);
@@ -108,13 +113,12 @@ fn look(ctx: *mut Ctx, most: usize) {
     api::select(ctx, home);
 }
 
-/// Whether there is a key of this name, of whatever type. The look leaves no trace: since Redis 7.2 it can be asked for
-/// without one, and before that only a look for reading counts as one that has failed.
+/// Whether there is a key of this name, of whatever type. Leaves no trace.
 fn has_key(ctx: *mut Ctx, name: &Name) -> bool {
-    let mode = api::TRACELESS | raw::REDISMODULE_WRITE as c_int;
+    let mode = quirks::TRACELESS_IF_ABSENT;
     api::select(ctx, name.db);
     let key = Text::new(&name.key);
-    // SAFETY: the server's own context; opened, looked at, closed.
+    // SAFETY: the server's own context; opened and closed.
     unsafe {
         let open = hot!(RedisModule_OpenKey(ctx, key.raw(), mode));
         if open.is_null() {

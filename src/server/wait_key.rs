@@ -2,9 +2,7 @@
 //!
 //! The server wants one: by its slot it redirects the connection when that moves, and ends its wait when the cluster is
 //! down. But a key that *appears* makes the server call back everybody who is blocked on it: a millisecond for each ten thousand
-//! of them, for nothing, and on Redis 7.0 worse: `serveClientsBlockedOnKeyByModule` leaves `server.current_client` at the
-//! last connection that was not served, which may be freed before the pointer is read (mended in 7.2). So nobody is blocked on
-//! a lock's own key, but on a name in the lock's slot that no client can create, since none can know it.
+//! of them, for nothing, and worse on some servers (`quirks`). So nobody is blocked on a lock's own key, but on a name in the lock's slot that no client can create, since none can know it.
 
 use super::api::Text;
 use super::hash_slot;

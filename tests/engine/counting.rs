@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::commands::stats::{sections, Kind};
 use crate::commands::{Census, Reply};
 use crate::engine::counters::{Hot, Times, Top};
-use crate::engine::{Name, Now, Policy};
+use crate::engine::{Name, NameRef, Now, Policy};
 use crate::error::Error;
 use crate::random::{for_seeds, Random};
 use crate::world::{name, World};
@@ -279,6 +279,44 @@ fn as_long_as_there_is_room_the_counts_are_exact() {
     let fresh = fresh.expect("it has a count");
     assert_eq!((fresh.waits, fresh.error), (2, 1));
     assert_eq!(top.ranked().count(), KEPT);
+}
+
+/// What is forgotten makes room; a lock that had lost its place before is not counted too low in it.
+#[test]
+fn locks_that_are_gone_are_forgotten_and_the_others_keep_their_counts() {
+    for_seeds(10, |seed| {
+        let mut random = Random::new(seed);
+        let mut top = Top::default();
+        let mut counts: HashMap<Name, u64> = HashMap::new();
+        let is_gone = |name: NameRef| name.key.ends_with(b"3");
+        let mut wait = |top: &mut Top, times: usize, all: bool| {
+            for _ in 0..times {
+                let name = name(0, &format!("lock-{}", random.below(5000)));
+                if all || !is_gone(name.as_ref()) {
+                    top.queued(name.as_ref());
+                    *counts.entry(name).or_default() += 1;
+                }
+            }
+            match top.ranked().find(|hot| {
+                let exact = counts[&hot.name];
+                hot.waits < exact || hot.waits - hot.error > exact
+            }) {
+                Some(wrong) => Err(format!("{wrong:?}, not {}", counts[&wrong.name])),
+                None => Ok(()),
+            }
+        };
+        wait(&mut top, 10_000, true)?;
+        let mut left: Vec<Hot> = top.ranked().cloned().collect();
+        left.retain(|hot| !is_gone(hot.name.as_ref()));
+        assert!((1..KEPT).contains(&left.len()));
+        top.forget(is_gone);
+        let now: Vec<Hot> = top.ranked().cloned().collect();
+        assert_eq!(now.len(), left.len());
+        assert!(left.iter().all(|hot| now.contains(hot)));
+        // First there is room, then there is none again.
+        wait(&mut top, 50, false)?;
+        wait(&mut top, 10_000, false)
+    });
 }
 
 /// Names would stay when their locks are long gone.

@@ -550,11 +550,12 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 }
 
 /// Parts of the debug form of an engine that keeps nothing.
-const EMPTY: [&str; 8] = [
+const EMPTY: [&str; 9] = [
     "by_token: {}, by_client: {}, sessions: 0, autos: 0",
     "timers: Deadlines { index: {}",
     "wakes: [], messages: []",
-    "len: 0 }, leases: Deadlines { index: {}",
+    "len: 0, empty: WaitQueue",
+    "leases: Deadlines { index: {}",
     "by_id: {}, by_owner: {}",
     "notified: {}, notifies: 0",
     "owners: {}, crowded: {}",

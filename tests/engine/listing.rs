@@ -11,7 +11,7 @@ use crate::world::{World, BEGIN_MS};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-const OF_LINES: u64 = 1 << BITS;
+const OF_QUEUES: u64 = 1 << BITS;
 
 fn send(world: &mut World, line: &str) -> Result<Reply, String> {
     let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
@@ -72,15 +72,15 @@ fn a_large_count_is_cut() {
 
 #[test]
 fn a_cursor_tells_where_to_go_on() {
-    let marked = format!("{}", OF_LINES | 5);
+    let marked = format!("{}", OF_QUEUES | 5);
     for (line, source) in [
         ("LIST", Source::Keys(0)),
         ("LIST 0", Source::Keys(0)),
         ("LIST 17 match *", Source::Keys(17)),
-        ("LIST CONTENDED", Source::Lines(0)),
-        ("LIST 0 CONTENDED", Source::Lines(0)),
-        (&format!("LIST {marked}"), Source::Lines(5)),
-        (&format!("LIST {marked} CONTENDED"), Source::Lines(5)),
+        ("LIST CONTENDED", Source::Queues(0)),
+        ("LIST 0 CONTENDED", Source::Queues(0)),
+        (&format!("LIST {marked}"), Source::Queues(5)),
+        (&format!("LIST {marked} CONTENDED"), Source::Queues(5)),
     ] {
         assert_eq!(listing(line).map(|listing| listing.source()), Ok(source));
     }
@@ -91,7 +91,7 @@ fn a_cursor_tells_where_to_go_on() {
     assert_eq!(cursor(None), Reply::Bulk(b"0".to_vec()));
     assert_eq!(cursor(Some(Source::Keys(17))), Reply::Bulk(b"17".to_vec()));
     let marked = Reply::Bulk(marked.into_bytes());
-    assert_eq!(cursor(Some(Source::Lines(5))), marked);
+    assert_eq!(cursor(Some(Source::Queues(5))), marked);
     // A lock that nobody holds has no owner.
     assert_eq!(listing("LIST").unwrap().after_keys(), Some(0));
     assert_eq!(listing("LIST OWNER a").unwrap().after_keys(), None);
@@ -176,7 +176,7 @@ fn a_row_says_who_and_how_many() {
     let seen = rows(&mut world, "LIST", keys, &all);
     assert_eq!(seen[2], "readers ben 3 0 9000");
     assert_eq!(
-        rows(&mut world, "LIST CONTENDED", Source::Lines(0), &all),
+        rows(&mut world, "LIST CONTENDED", Source::Queues(0), &all),
         contended
     );
     assert_eq!(
@@ -192,7 +192,7 @@ fn a_row_says_who_and_how_many() {
         ["readers ben 3 0 9000"]
     );
     // Keys of the server's have passed its own look at the pattern.
-    let matched = |world: &mut World, line| rows(world, line, Source::Lines(0), &all);
+    let matched = |world: &mut World, line| rows(world, line, Source::Queues(0), &all);
     assert_eq!(
         matched(&mut world, "LIST CONTENDED MATCH c*"),
         contended[..1]
@@ -216,14 +216,14 @@ fn a_lock_without_a_key_is_listed_after_the_keys() {
     let mut world = World::new(policy);
     send(&mut world, "ACQUIRE k ann BLOCK 0").expect("it waits");
     assert_eq!(
-        rows(&mut world, "LIST", Source::Lines(0), &["k"]),
+        rows(&mut world, "LIST", Source::Queues(0), &["k"]),
         ["k - 0 1 -"]
     );
     let found = world.engine().scan(0, 0, 10);
     assert_eq!(found, (vec![Rc::from(*b"k")], None));
     assert_eq!(world.engine().scan(1, 0, 10), (vec![], None));
     world.pass(5000);
-    assert_eq!(rows(&mut world, "LIST", Source::Lines(0), &["k"]), [""; 0]);
+    assert_eq!(rows(&mut world, "LIST", Source::Queues(0), &["k"]), [""; 0]);
     assert_eq!(
         rows(&mut world, "LIST", Source::Keys(0), &["k"]),
         ["k ann 1 0 5000"]

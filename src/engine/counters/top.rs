@@ -7,6 +7,7 @@
 
 use crate::engine::types::{Name, NameRef};
 use std::collections::{BTreeSet, HashMap};
+use std::mem;
 
 /// How many locks have a count.
 pub const KEPT: usize = 1000;
@@ -36,6 +37,8 @@ pub struct Top {
     at: HashMap<Name, usize>,
     // The lowest count first.
     by_waits: BTreeSet<(u64, usize)>,
+    // What a lock that has no count may have had when another took its place, and others were forgotten since.
+    floor: u64,
 }
 
 impl Top {
@@ -73,12 +76,34 @@ impl Top {
         highest_first.filter_map(|(_, at)| self.kept.get(*at))
     }
 
+    /// Forgets the locks that are gone from this server.
+    pub fn forget(&mut self, mut gone: impl FnMut(NameRef) -> bool) {
+        let gone: Vec<bool> = (self.kept.iter())
+            .map(|hot| gone(hot.name.as_ref()))
+            .collect();
+        if !gone.contains(&true) {
+            return;
+        }
+        let lowest = self.by_waits.first().map(|(waits, _)| *waits);
+        if let Some(lowest) = lowest.filter(|_| self.kept.len() >= KEPT) {
+            self.floor = lowest;
+        }
+        let kept = mem::take(&mut self.kept).into_iter().zip(gone);
+        self.at.clear();
+        self.by_waits.clear();
+        for (hot, _) in kept.filter(|(_, gone)| !gone) {
+            self.by_waits.insert((hot.waits, self.kept.len()));
+            self.at.insert(hot.name.clone(), self.kept.len());
+            self.kept.push(hot);
+        }
+    }
+
     /// Gives this lock a count: a fresh one, or the lowest one of another lock.
     fn make_room(&mut self, name: &Name) -> usize {
         let mut hot = Hot {
             name: name.clone(),
-            waits: 0,
-            error: 0,
+            waits: self.floor,
+            error: self.floor,
             total_us: 0,
             longest_us: 0,
         };

@@ -195,8 +195,8 @@ impl Search {
 }
 
 /// A lock's queue.
-fn queue_of<'w>(world: &World<'w>, lock: &LockNode) -> Option<&'w WaitQueue> {
-    world.queues.get(lock.id?)
+fn queue_of<'w>(world: &World<'w>, lock: &LockNode) -> &'w WaitQueue {
+    world.queues.at(lock.id)
 }
 
 impl Look {
@@ -314,32 +314,24 @@ impl Look {
     fn wait_of(&mut self, world: &World, owner: usize, id: RequestId) -> Option<usize> {
         let targets = match world.requests.get(id)? {
             WaitsAt::One(lock, number) => {
-                let place = world.queues.get(*lock)?.place(*number)?;
-                vec![self.target(world, *lock, *number, place.limit)?]
+                let place = world.queues.at(*lock).place(*number)?;
+                vec![self.target(world, *lock, *number, place.limit)]
             }
-            WaitsAt::Many(many) => {
-                let places = many.places();
-                places
-                    .filter_map(|(lock, number)| self.target(world, lock, number, many.limit))
-                    .collect()
-            }
+            WaitsAt::Many(many) => many
+                .places()
+                .map(|(lock, number)| self.target(world, lock, number, many.limit))
+                .collect(),
         };
         Some(self.wait(id, owner, targets))
     }
 
-    fn target(
-        &mut self,
-        world: &World,
-        lock: LockId,
-        number: Arrival,
-        limit: Limit,
-    ) -> Option<Target> {
-        let name = world.queues.name(lock)?.as_ref();
-        Some(Target {
+    fn target(&mut self, world: &World, lock: LockId, number: Arrival, limit: Limit) -> Target {
+        let name = world.queues.at(lock).name.as_ref();
+        Target {
             lock: self.lock(world, Some(lock), name),
             number,
             limit,
-        })
+        }
     }
 
     fn wait(&mut self, id: RequestId, owner: usize, targets: Vec<Target>) -> usize {
@@ -375,10 +367,9 @@ impl Look {
             }
         }
         let queue = id.and_then(|id| world.queues.get(id));
-        let kept = id.and_then(|id| world.queues.name(id).cloned());
         self.locks.push(LockNode {
             id,
-            name: kept.unwrap_or_else(|| name.to_owned()),
+            name: queue.map_or_else(|| name.to_owned(), |queue| queue.name.clone()),
             revision: queue.map_or(0, |queue| queue.revision),
             holders: Vec::new(),
             explored: None,
@@ -401,10 +392,7 @@ impl Look {
         let from = from.unwrap_or(Arrival::AHEAD);
         lock.explored = Some(from.max(target.number));
         // Whoever waits for nothing else acts when it is granted: it is in the way only as long as it is not compatible.
-        let queue = queue_of(world, lock);
-        let matter =
-            |queue: &WaitQueue| queue.parts > 0 || queue.entangled > 0 || queue.upgrade().is_some();
-        if from < target.number && queue.is_some_and(matter) {
+        if from < target.number && queue_of(world, lock).is_entangled() {
             let places = Task::Places(target.lock, from, target.number);
             self.todo.push(places);
         }
@@ -419,10 +407,8 @@ impl Look {
         from: usize,
     ) {
         let node = &self.locks[lock];
-        let recorded = queue_of(world, node).filter(|queue| !queue.is_empty());
-        let recorded = recorded.and_then(|queue| queue.blocking.each());
         let mut found = Vec::new();
-        let holders = match recorded {
+        let holders = match queue_of(world, node).blocking_holders() {
             Some(holders) => holders,
             None => {
                 keys.inspect(node.name.as_ref(), &mut |value: &Lock| {
@@ -450,9 +436,7 @@ impl Look {
 
     /// Notes those in the queue that wait for something else too: granted here, they still give nothing back.
     fn explore_places(&mut self, world: &World, lock: usize, from: Arrival, to: Arrival) {
-        let Some(queue) = queue_of(world, &self.locks[lock]) else {
-            return;
-        };
+        let queue = queue_of(world, &self.locks[lock]);
         if let Some(place) = queue.upgrade().filter(|_| from == Arrival::AHEAD) {
             self.owner(world.requests.hash(&place.owner));
         }
@@ -569,7 +553,7 @@ impl Look {
         let node = &self.locks[lock];
         // Those before a place that was granted have had their turn.
         let served = node.waits[..node.granted].last().map(|(at, _)| *at);
-        let queue = queue_of(world, node)?;
+        let queue = queue_of(world, node);
         let mut looked = 0;
         let mut found = None;
         for (at, place) in queue.in_order().skip_while(|(at, _)| Some(*at) <= served) {
@@ -634,7 +618,7 @@ impl Look {
 
     /// The node of a wait that has come up only now.
     fn bystanding_wait(&mut self, world: &World, lock: usize, number: Arrival) -> Option<usize> {
-        let place = queue_of(world, &self.locks[lock])?.place(number)?;
+        let place = queue_of(world, &self.locks[lock]).place(number)?;
         let id = place.request()?;
         let hash = world.requests.hash(&place.owner);
         let fresh = self.owners.len();
@@ -713,7 +697,7 @@ impl Look {
     /// The locks of which all waits were granted in the play: those need no look of their own.
     pub fn ending<'l>(&'l self, world: &'l World) -> impl Iterator<Item = LockId> + 'l {
         let ends = |lock: &&LockNode| {
-            let all = queue_of(world, lock).is_some_and(|queue| queue.len() == lock.waits.len());
+            let all = queue_of(world, lock).len() == lock.waits.len();
             all && lock.waits.iter().all(|(_, wait)| self.waits[*wait].granted)
         };
         self.locks.iter().filter(ends).filter_map(|lock| lock.id)
@@ -725,7 +709,8 @@ impl Look {
         let mut targets = waits.flat_map(|wait| &self.waits[*wait].targets);
         targets.all(|target| {
             let lock = &self.locks[target.lock];
-            queue_of(world, lock).is_some_and(|queue| queue.revision == lock.revision)
+            let queue = lock.id.and_then(|id| world.queues.get(id));
+            queue.is_some_and(|queue| queue.revision == lock.revision)
         })
     }
 }

@@ -1,10 +1,11 @@
 //! All wait queues, by number, by name, and in the order of a scan.
 
+use super::place::Place;
 use super::wait_queue::WaitQueue;
 use super::LockId;
 use crate::engine::collections::index::Index;
 use crate::engine::collections::scan_order::ScanOrder;
-use crate::engine::types::{Name, NameRef};
+use crate::engine::types::{Arrival, Name, NameRef};
 use std::rc::Rc;
 
 /// All wait queues.
@@ -14,18 +15,14 @@ pub struct WaitQueues {
     free: Vec<u32>,
     dbs: Vec<Db>,
     len: usize,
+    // What a lock without a queue has.
+    empty: WaitQueue,
 }
 
 #[derive(Debug, Default)]
 struct Slot {
     generation: u32,
-    named: Option<Box<Named>>,
-}
-
-#[derive(Debug)]
-struct Named {
-    name: Name,
-    queue: WaitQueue,
+    queue: Option<Box<WaitQueue>>,
 }
 
 #[derive(Debug, Default)]
@@ -81,49 +78,49 @@ impl WaitQueues {
         }
         self.dbs[db].by_key.insert(name.key.clone(), id);
         self.dbs[db].order.insert(&name.key);
-        let queue = WaitQueue::default();
-        slot.named = Some(Box::new(Named { name, queue }));
+        slot.queue = Some(Box::new(WaitQueue::new(name)));
         self.len += 1;
         id
     }
 
     /// The queue with this number.
     pub fn get(&self, id: LockId) -> Option<&WaitQueue> {
-        self.named(id).map(|named| &named.queue)
+        let slot = self.slots.get(id.index as usize)?;
+        let current = slot.generation == id.generation;
+        slot.queue.as_deref().filter(|_| current)
     }
 
     /// The queue with this number.
     pub fn get_mut(&mut self, id: LockId) -> Option<&mut WaitQueue> {
         let slot = self.slots.get_mut(id.index as usize)?;
         let current = slot.generation == id.generation;
-        let named = slot.named.as_deref_mut().filter(|_| current);
-        named.map(|named| &mut named.queue)
+        slot.queue.as_deref_mut().filter(|_| current)
     }
 
-    /// The name of the lock with this number.
-    pub fn name(&self, id: LockId) -> Option<&Name> {
-        self.named(id).map(|named| &named.name)
+    /// The queue of a lock that may have none: then an empty one.
+    pub fn at(&self, id: impl Into<Option<LockId>>) -> &WaitQueue {
+        let queue = id.into().and_then(|id| self.get(id));
+        queue.unwrap_or(&self.empty)
     }
 
-    fn named(&self, id: LockId) -> Option<&Named> {
-        let slot = self.slots.get(id.index as usize)?;
-        let current = slot.generation == id.generation;
-        slot.named.as_deref().filter(|_| current)
+    /// A place in a queue.
+    pub fn place_mut(&mut self, id: LockId, number: Arrival) -> Option<&mut Place> {
+        self.get_mut(id)?.place_mut(number)
     }
 
     /// Takes a queue out. Its number is never given again.
-    pub fn remove(&mut self, id: LockId) -> Option<(Name, WaitQueue)> {
-        self.named(id)?;
+    pub fn remove(&mut self, id: LockId) -> Option<WaitQueue> {
+        let name = self.get(id)?.name.clone();
         let slot = self.slots.get_mut(id.index as usize)?;
         slot.generation = slot.generation.wrapping_add(1);
-        let Named { name, queue } = *slot.named.take()?;
+        let queue = *slot.queue.take()?;
         self.free.push(id.index);
         self.len -= 1;
         if let Some(db) = self.dbs.get_mut(name.db as usize) {
             db.by_key.remove(&name.key);
             db.order.remove(&name.key);
         }
-        Some((name, queue))
+        Some(queue)
     }
 
     /// The numbers of all locks of a database, or of all databases, in the order of their names: the same inputs give the

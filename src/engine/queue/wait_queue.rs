@@ -1,12 +1,11 @@
 //! The wait queue of one lock, on the server that decides.
 
-use super::blocking_holders::BlockingHolders;
+use super::blocking_holders::{BlockingHolder, BlockingHolders};
 use super::deadlines::DueKey;
 use super::place::Place;
 use crate::engine::collections::index::Index;
 use crate::engine::collections::roster::Roster;
-
-use crate::engine::types::{Arrival, RequestId, WallMs};
+use crate::engine::types::{Arrival, Name, RequestId, WallMs};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -17,6 +16,8 @@ use std::rc::Rc;
 /// A holder never has a place in the queue: it may only wait for a stricter limit, ahead of the queue.
 #[derive(Debug, Default)]
 pub struct WaitQueue {
+    /// The lock.
+    pub name: Name,
     places: Roster<Arrival, Place>,
     by_owner: Index<Rc<[u8]>, Arrival>,
     // The holder that waits for a stricter limit: only for the other holders to leave.
@@ -49,6 +50,14 @@ pub struct WaitQueue {
 }
 
 impl WaitQueue {
+    /// A lock's queue, with nobody in it.
+    pub fn new(name: Name) -> WaitQueue {
+        WaitQueue {
+            name,
+            ..WaitQueue::default()
+        }
+    }
+
     /// Whether nobody is queued.
     pub fn is_empty(&self) -> bool {
         self.places.is_empty() && self.upgrade.is_none()
@@ -149,6 +158,16 @@ impl WaitQueue {
             Arrival::AHEAD => self.upgrade.as_ref().map(|_| 0),
             _ => self.places.rank(number),
         }
+    }
+
+    /// Whether an owner that is queued here waits for something else too, or holds the lock.
+    pub fn is_entangled(&self) -> bool {
+        self.parts > 0 || self.entangled > 0 || self.upgrade.is_some()
+    }
+
+    /// The holders, where they are recorded one by one: with somebody queued, and if they are not too many.
+    pub fn blocking_holders(&self) -> Option<&[BlockingHolder]> {
+        self.blocking.each().filter(|_| !self.is_empty())
     }
 
     /// Whether the settlement of another lock may depend on what is queued here.

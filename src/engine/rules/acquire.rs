@@ -9,7 +9,6 @@ use crate::engine::lock::change::Change;
 use crate::engine::queue::deadlines::DueKey;
 use crate::engine::queue::place::{Occupant, Place, Request};
 use crate::engine::queue::requests::WaitsAt;
-use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::state::Engine;
 use crate::engine::types::{
@@ -128,9 +127,9 @@ impl Engine {
         let entry = keys.entry(name);
         // It may have gone as the lock was brought up to date.
         let lock = lock.filter(|lock| self.queues.get(*lock).is_some());
-        let queue = lock.and_then(|lock| self.queues.get(lock));
-        let place = queue.and_then(|queue| queue.number_of(ask.owner));
-        let older = place.and_then(|number| queue?.place(number)?.request());
+        let queue = self.queues.at(lock);
+        let place = queue.number_of(ask.owner);
+        let older = place.and_then(|number| queue.place(number)?.request());
         if older.is_some() && !ask.waits() {
             return Ok(self.null());
         }
@@ -257,8 +256,7 @@ impl Engine {
         lock: Option<LockId>,
         owner: &[u8],
     ) -> Result<(), Error> {
-        let upgrade = lock.and_then(|lock| self.queues.get(lock)?.upgrade());
-        match upgrade {
+        match self.queues.at(lock).upgrade() {
             Some(place) if *place.owner != *owner => {
                 self.ledger.counters.deadlocks += 1;
                 Err(two_upgrades(owner, &place.owner))
@@ -298,8 +296,7 @@ impl Engine {
 
     /// Whether the caps allow one more place in this lock's queue.
     pub(super) fn room_in_queue(&self, lock: Option<LockId>) -> Result<(), Error> {
-        let queue = lock.and_then(|lock| self.queues.get(lock));
-        match queue.map_or(0, WaitQueue::len) < self.policy.max_queue {
+        match self.queues.at(lock).len() < self.policy.max_queue {
             true => Ok(()),
             false => Err(Error::Full("dlock.max-queue")),
         }
@@ -309,13 +306,9 @@ impl Engine {
     pub(super) fn waits_by_channel(&self, id: RequestId) -> bool {
         match self.requests.get(id) {
             Some(WaitsAt::One(lock, number)) => {
-                let place = self
-                    .queues
-                    .get(*lock)
-                    .and_then(|queue| queue.place(*number));
-                place
-                    .and_then(Place::one)
-                    .is_some_and(|request| request.channel.is_some())
+                let place = self.queues.at(*lock).place(*number);
+                let request = place.and_then(Place::one);
+                request.is_some_and(|request| request.channel.is_some())
             }
             _ => false,
         }
@@ -325,7 +318,7 @@ impl Engine {
     /// place stays, with nobody there.
     #[cold]
     pub(super) fn take_over(&mut self, lock: LockId, number: Arrival, now: Now) {
-        let place = self.queues.get(lock).and_then(|queue| queue.place(number));
+        let place = self.queues.at(lock).place(number);
         let Some(id) = place.and_then(Place::request) else {
             return;
         };
@@ -344,9 +337,8 @@ impl Engine {
         way: Way,
     ) -> Arrival {
         let upgrades = way == Way::Upgrade;
-        let queue = self.queues.get(lock);
         let known = match way {
-            Way::Upgrade => queue.and_then(WaitQueue::upgrade).map(|_| Arrival::AHEAD),
+            Way::Upgrade => self.queues.at(lock).upgrade().map(|_| Arrival::AHEAD),
             Way::Queue(place) => place,
             Way::Reenter => None,
         };
@@ -364,11 +356,7 @@ impl Engine {
             }
             return number;
         };
-        let place = self
-            .queues
-            .get_mut(lock)
-            .and_then(|queue| queue.place_mut(number));
-        if let Some(place) = place {
+        if let Some(place) = self.queues.place_mut(lock, number) {
             let before = (place.limit, place.claim());
             place.limit = ask.limit;
             if let Some(claim) = ask.ticket.filter(|_| !upgrades) {
@@ -414,9 +402,8 @@ impl Engine {
             self.places += 1;
         }
         entry.events.push(Event::Queued);
-        if let Some(name) = self.queues.name(lock) {
-            self.ledger.counters.top.queued(name.as_ref());
-        }
+        let name = &self.queues.at(lock).name;
+        self.ledger.counters.top.queued(name.as_ref());
     }
 
     /// The due entry of the end of the request's time, if it has one.
@@ -458,11 +445,7 @@ impl Engine {
             session: ask.session,
             channel: channel.clone(),
         };
-        let place = self
-            .queues
-            .get_mut(lock)
-            .and_then(|queue| queue.place_mut(number));
-        if let Some(place) = place {
+        if let Some(place) = self.queues.place_mut(lock, number) {
             place.occupant = Occupant::One(Box::new(request));
         }
         let at = WaitsAt::One(lock, number);

@@ -8,7 +8,6 @@ use crate::engine::ledger::Outcome;
 use crate::engine::queue::blocking_holders::MOST_RECORDED;
 use crate::engine::queue::place::Place;
 use crate::engine::queue::requests::WaitsAt;
-use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::state::{Engine, Suspicion};
 use crate::engine::types::{Name, Now, OwnerHash, RequestId};
@@ -34,9 +33,8 @@ impl Engine {
         }
         // A place that is there already may be before those that the request waits for.
         let returns = wanted.iter().any(|wanted| {
-            let queue = wanted.lock.and_then(|lock| self.queues.get(lock));
-            let place = queue.and_then(|queue| queue.place(wanted.place?));
-            place.is_some()
+            let queue = self.queues.at(wanted.lock);
+            wanted.place.is_some_and(|at| queue.place(at).is_some())
         });
         let owner = self.requests.hash(ask.owner);
         if !(returns || self.is_suspicious() || self.blocks_somebody(keys, ask.owner, owner)) {
@@ -52,11 +50,8 @@ impl Engine {
     fn blocks_somebody(&self, keys: &mut impl Keyspace, owner: &[u8], hash: OwnerHash) -> bool {
         let mut holds = |lock: LockId| {
             let mut found = false;
-            if let Some(name) = self.queues.name(lock) {
-                keys.inspect(name.as_ref(), &mut |lock| {
-                    found = lock.hold(owner).is_some()
-                });
-            }
+            let name = self.queues.at(lock).name.as_ref();
+            keys.inspect(name, &mut |lock| found = lock.hold(owner).is_some());
             found
         };
         self.blocking.has(hash)
@@ -69,15 +64,11 @@ impl Engine {
     fn ends_plainly(&self, keys: &mut impl Keyspace, wanted: &[Wanted], owner: OwnerHash) -> bool {
         let waits = |holder: OwnerHash| holder != owner && self.requests.waits(holder);
         wanted.iter().all(|wanted| {
-            let queue = wanted.lock.and_then(|lock| self.queues.get(lock));
-            let entangled = |queue: &WaitQueue| {
-                queue.parts > 0 || queue.entangled > 0 || queue.upgrade().is_some()
-            };
-            if queue.is_some_and(entangled) {
+            let queue = self.queues.at(wanted.lock);
+            if queue.is_entangled() {
                 return false;
             }
-            let recorded = queue.filter(|queue| !queue.is_empty());
-            if let Some(holders) = recorded.and_then(|queue| queue.blocking.each()) {
+            if let Some(holders) = queue.blocking_holders() {
                 return !holders.iter().any(|holder| waits(holder.owner));
             }
             let mut plain = true;
@@ -152,7 +143,7 @@ impl Engine {
     fn owner_of(&self, id: RequestId) -> Option<Rc<[u8]>> {
         match self.requests.get(id)? {
             WaitsAt::One(lock, number) => {
-                let place = self.queues.get(*lock)?.place(*number)?;
+                let place = self.queues.at(*lock).place(*number)?;
                 Some(place.owner.clone())
             }
             WaitsAt::Many(many) => Some(many.owner.clone()),
@@ -212,9 +203,8 @@ impl Engine {
     fn next_suspicion(&mut self) -> Option<Box<Suspicion>> {
         loop {
             let lock = self.suspects.pop_first()?;
-            let queue = self.queues.get(lock);
             let present = |place: &&Place| !place.is_absent();
-            let places = queue.into_iter().flat_map(WaitQueue::in_order);
+            let places = self.queues.at(lock).in_order();
             let last = places.map(|(_, place)| place).filter(present).last();
             if let Some((request, place)) = last.and_then(|place| Some((place.request()?, place))) {
                 return Some(Box::new(Suspicion {
@@ -238,13 +228,10 @@ impl Engine {
         };
         let (circle, whole) = look.circle(&world, victim);
         // Whose keys these are is not known here: only its own are named to the one that is told.
+        let name = |lock: LockId| self.queues.at(lock).name.clone();
         let own: BTreeSet<Name> = match self.requests.get(victim) {
-            Some(WaitsAt::One(lock, _)) => self.queues.name(*lock).cloned().into_iter().collect(),
-            Some(WaitsAt::Many(many)) => many
-                .parts
-                .iter()
-                .filter_map(|part| self.queues.name(part.lock).cloned())
-                .collect(),
+            Some(WaitsAt::One(lock, _)) => BTreeSet::from([name(*lock)]),
+            Some(WaitsAt::Many(many)) => many.parts.iter().map(|part| name(part.lock)).collect(),
             None => BTreeSet::new(),
         };
         let error = self.deadlock((&circle, whole), None, &mut |name| own.contains(name));
@@ -266,8 +253,7 @@ impl Engine {
     /// Has a queue looked at whose holders, or first places, have changed in favour of an owner that waits for something
     /// else: those behind it depend on that from now on.
     pub(super) fn suspect_if_waiting(&mut self, lock: LockId, owner: OwnerHash) {
-        let queued = self.queues.get(lock).is_some_and(|queue| !queue.is_empty());
-        if queued && self.requests.waits(owner) {
+        if !self.queues.at(lock).is_empty() && self.requests.waits(owner) {
             self.suspects.insert(lock);
         }
     }

@@ -83,7 +83,7 @@ impl Engine {
         let mut counted = Vec::new();
         let (client, mut until) = match self.requests.get(id)? {
             WaitsAt::One(lock, number) => {
-                let place = self.queues.get_mut(*lock)?.place_mut(*number)?;
+                let place = self.queues.place_mut(*lock, *number)?;
                 let occupant = std::mem::replace(&mut place.occupant, Occupant::Absent);
                 let Occupant::One(request) = occupant else {
                     return None;
@@ -128,9 +128,7 @@ impl Engine {
             channel: left.channel,
             owner: &left.owner,
         };
-        if let Some(name) = self.queues.name(lock) {
-            self.ledger.tell(to, name, outcome);
-        }
+        self.ledger.tell(to, &self.queues.at(lock).name, outcome);
     }
 
     /// A request leaves its queues and is told why. The locks are settled before the event ends.
@@ -201,14 +199,13 @@ impl Engine {
                 self.places -= 1;
             }
         }
-        if let Some(name) = self.queues.name(lock) {
-            self.ledger.counters.waited_in_vain(name.as_ref(), waited);
-        }
+        let name = self.queues.at(lock).name.as_ref();
+        self.ledger.counters.waited_in_vain(name, waited);
     }
 
     /// The claim window of an absent ticket begins: its own, or the default where it has none.
     pub(super) fn begin_window(&mut self, lock: LockId, number: Arrival, now: Now) {
-        let place = self.queues.get(lock).and_then(|queue| queue.place(number));
+        let place = self.queues.at(lock).place(number);
         let window = match place.and_then(Place::claim) {
             Some(claim) if claim > 0 => claim,
             _ => self.policy.claim_window_ms,
@@ -224,8 +221,7 @@ impl Engine {
         window_ms: Millis,
         now: Now,
     ) {
-        let queue = self.queues.get_mut(lock);
-        let place = queue.and_then(|queue| queue.place_mut(number));
+        let place = self.queues.place_mut(lock, number);
         let Some(window) = place.and_then(|place| place.ticket.as_deref_mut()) else {
             return;
         };
@@ -246,11 +242,7 @@ impl Engine {
             return;
         };
         for number in std::mem::take(&mut queue.lapsed) {
-            let place = self
-                .queues
-                .get_mut(lock)
-                .and_then(|queue| queue.place_mut(number));
-            let Some(place) = place else {
+            let Some(place) = self.queues.place_mut(lock, number) else {
                 continue;
             };
             let absent = place.is_absent();
@@ -301,8 +293,8 @@ impl Engine {
     ) -> Result<bool, Error> {
         let entry = self.settled(keys, now, name)?;
         let lock = self.queues.id(name);
-        let place = lock.and_then(|lock| Some((lock, self.queues.get(lock)?.number_of(owner)?)));
-        let Some((lock, number)) = place else {
+        let place = self.queues.at(lock).number_of(owner);
+        let Some((lock, number)) = lock.zip(place) else {
             return Ok(false);
         };
         self.remove_place(entry, now, lock, number, Outcome::Cancelled);
@@ -320,7 +312,7 @@ impl Engine {
         number: Arrival,
         outcome: Outcome,
     ) {
-        let place = self.queues.get(lock).and_then(|queue| queue.place(number));
+        let place = self.queues.at(lock).place(number);
         let request = place.and_then(Place::request);
         let left = request.and_then(|id| self.withdraw(id));
         let others: Vec<_> = left.iter().flat_map(|left| left.places.clone()).collect();
@@ -333,9 +325,8 @@ impl Engine {
         if let Some(left) = left {
             self.tell(left, lock, outcome);
         }
-        let place = self.uproot(entry, lock, number);
-        if let Some((place, name)) = place.zip(self.queues.name(lock)) {
-            let waited = place.waited_us(now);
+        if let Some(place) = self.uproot(entry, lock, number) {
+            let (name, waited) = (&self.queues.at(lock).name, place.waited_us(now));
             self.ledger.counters.waited_in_vain(name.as_ref(), waited);
         }
     }

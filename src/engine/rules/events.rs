@@ -7,7 +7,6 @@ use crate::engine::ledger::{Due, Outcome};
 use crate::engine::lock::change::{Change, End};
 use crate::engine::lock::Hold;
 use crate::engine::queue::ties::Tie;
-use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::state::{Engine, Undelivered};
 use crate::engine::types::{ClientId, Grant, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
@@ -166,8 +165,7 @@ impl Engine {
     /// The locks of a database (or of all) that somebody is queued for or that are watched.
     pub fn watched(&self, db: Option<u32>) -> Vec<Name> {
         let ids = self.queues.ids(db).into_iter();
-        ids.filter_map(|lock| self.queues.name(lock).cloned())
-            .collect()
+        ids.map(|lock| self.queues.at(lock).name.clone()).collect()
     }
 
     /// Keeps in mind, on a server that only follows, which locks it has to watch once it decides.
@@ -179,7 +177,7 @@ impl Engine {
                 let lock = self.queues.id_or_new(name);
                 self.distrust(lock);
             }
-            Some(lock) if !watch && self.queues.get(lock).is_some_and(WaitQueue::is_empty) => {
+            Some(lock) if !watch && self.queues.at(lock).is_empty() => {
                 self.drop_queue(lock);
             }
             _ => {}
@@ -200,10 +198,8 @@ impl Engine {
         if self.requests.notifies() > 0 {
             locks.iter().for_each(|lock| self.move_away(*lock, now));
         }
-        let names: Vec<Name> = locks
-            .iter()
-            .filter_map(|lock| self.queues.name(*lock).cloned())
-            .collect();
+        let name = |lock: &LockId| self.queues.at(*lock).name.clone();
+        let names: Vec<Name> = locks.iter().map(name).collect();
         self.queues = Default::default();
         self.leases = Default::default();
         self.blocking = Default::default();
@@ -251,9 +247,7 @@ impl Engine {
     /// The lock's slot is served elsewhere now. The server itself tells blocked connections; who waits by a channel is told
     /// here.
     pub(super) fn move_away(&mut self, lock: LockId, now: Now) {
-        let Some(queue) = self.queues.get(lock) else {
-            return;
-        };
+        let queue = self.queues.at(lock);
         let places = queue.in_order().filter_map(|(_, place)| place.one());
         let by_channel = places.filter(|request| request.channel.is_some());
         let ids: Vec<RequestId> = by_channel.map(|request| request.id).collect();

@@ -56,7 +56,7 @@ impl Engine {
     pub(super) fn grantable(
         &self,
         entry: &Entry,
-        queue: Option<&WaitQueue>,
+        queue: &WaitQueue,
         now: Now,
         (owner, limit): (&[u8], Limit),
         way: Way,
@@ -68,7 +68,7 @@ impl Engine {
                 false => Grantable::Now,
             };
         }
-        let head = queue.and_then(WaitQueue::head).map(|(number, _)| number);
+        let head = queue.head().map(|(number, _)| number);
         let first = match way {
             Way::Queue(place) => head.is_none() || head == place,
             _ => true,
@@ -79,7 +79,7 @@ impl Engine {
         if way != Way::Upgrade && entry.holders() >= self.policy.max_holders {
             return Grantable::Full;
         }
-        if queue.is_some_and(|queue| queue.closed && !queue.is_empty()) {
+        if queue.closed && !queue.is_empty() {
             return Grantable::Closed;
         }
         match self.policy.granting(now) {

@@ -1,7 +1,7 @@
-//! Keeping a lock and giving it back.
+//! A hold from its owner's side: renewing, downgrading, giving back, and ending it by force.
 
 use crate::engine::keyspace::{Entry, Keyspace};
-use crate::engine::ledger::{Keeping, SHORTEST_AUTO_LEASE_MS};
+use crate::engine::ledger::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 use crate::engine::lock::change::{Change, End};
 use crate::engine::lock::Hold;
 use crate::engine::state::Engine;
@@ -60,26 +60,25 @@ impl Engine {
         name: NameRef,
         (owner, token): (&[u8], Option<Token>),
         lease: Millis,
-        keeping: &Keeping,
+        tie: &TieRequest,
     ) -> Result<Millis, Error> {
         let entry = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
-        let lease = match keeping.auto {
+        let lease = match tie.auto {
             Some(_) => lease.max(SHORTEST_AUTO_LEASE_MS),
             None => lease,
         };
         let deadline = self.policy.bounded(hold.token, now.wall().after(lease));
-        if deadline != hold.deadline {
-            entry.commit(&Change::Hold(Hold {
-                owner,
-                deadline,
-                ..hold
-            }));
-        }
+        // Also where the deadline stays, within the millisecond of the grant or at `max-hold-ms`: `WAIT` counts the replicas
+        // that have what its connection wrote last, and whoever waits for them after a renewal relies on that.
+        entry.commit(&Change::Hold(Hold {
+            owner,
+            deadline,
+            ..hold
+        }));
         self.ledger.counters.renewals += 1;
-        if keeping.session || keeping.auto.is_some() || !self.ledger.ties.is_empty() {
-            self.ledger
-                .keep(name, owner, hold.token, lease, keeping, now);
+        if tie.session || tie.auto.is_some() || !self.ledger.ties.is_empty() {
+            self.ledger.keep(name, owner, hold.token, lease, tie, now);
         }
         self.rewatch(entry, now, name, self.queues.id(name));
         self.follow_up(keys, now);
@@ -97,14 +96,14 @@ impl Engine {
         names: &[NameRef],
         owner: &[u8],
         lease: Millis,
-        keeping: &Keeping,
+        tie: &TieRequest,
     ) -> Result<Millis, Error> {
         for name in names {
             held(self.settled(keys, now, *name)?, owner, None)?;
         }
         let mut least = Millis::MAX;
         for name in names {
-            let left = self.renew(keys, now, *name, (owner, None), lease, keeping)?;
+            let left = self.renew(keys, now, *name, (owner, None), lease, tie)?;
             least = least.min(left);
         }
         Ok(least)

@@ -133,8 +133,8 @@ impl Engine {
     /// How the request comes to one of its locks.
     fn access<'a>(&self, entry: &Entry, now: Now, name: NameRef<'a>, ask: &Ask) -> Access<'a> {
         let lock = self.queues.id(name);
-        let queue = lock.and_then(|lock| self.queues.get(lock));
-        let place = queue.and_then(|queue| queue.number_of(ask.owner));
+        let queue = self.queues.at(lock);
+        let place = queue.number_of(ask.owner);
         let way = Way::of(entry, place, ask.owner, ask.limit);
         Access {
             name,
@@ -148,7 +148,7 @@ impl Engine {
     /// The owner's older requests that wait at a place of these locks.
     fn older(&self, ways: &[Access]) -> BTreeSet<RequestId> {
         let request = |access: &Access| {
-            let queue = self.queues.get(access.lock?)?;
+            let queue = self.queues.at(access.lock);
             queue.place(access.place?)?.request()
         };
         ways.iter().filter_map(request).collect()
@@ -167,7 +167,7 @@ impl Engine {
 
     /// The place at this lock that the request inherits and needs.
     fn inherited_place(&self, access: &Access, inherited: Option<RequestId>) -> Option<Arrival> {
-        let queue = self.queues.get(access.lock?)?;
+        let queue = self.queues.at(access.lock);
         let place = access.place.filter(|_| access.way != Way::Reenter)?;
         let request = queue.place(place)?.request();
         (inherited.is_some() && request == inherited).then_some(place)
@@ -363,8 +363,7 @@ impl Engine {
         number: Arrival,
         id: RequestId,
     ) {
-        let known = self.queues.get(lock).and_then(|queue| queue.place(number));
-        if known.is_none() {
+        if self.queues.at(lock).place(number).is_none() {
             let ask = Ask {
                 ticket: None,
                 ..*ask
@@ -393,8 +392,8 @@ impl Engine {
         };
         let owner = many.owner.clone();
         let ask = many.ask(&owner);
-        let named = |part: &Part| Some((*part, self.queues.name(part.lock)?.clone()));
-        let parts: Vec<(Part, Name)> = many.parts.iter().filter_map(named).collect();
+        let named = |part: &Part| (*part, self.queues.at(part.lock).name.clone());
+        let parts: Vec<(Part, Name)> = many.parts.iter().map(named).collect();
         if parts.iter().all(|(part, _)| part.place.is_none()) && self.policy.quarantined(now) {
             // It has become one of re-entries only.
             let error = self.withheld(now);
@@ -407,8 +406,8 @@ impl Engine {
                 return self.dismiss(id, now, Outcome::Refused(Error::WrongType));
             }
             overflows = overflows.and(refuse_overflow(entry, &ask));
-            let queue = self.queues.get(part.lock);
-            let closed = queue.is_some_and(|queue| queue.closed);
+            let queue = self.queues.at(part.lock);
+            let closed = queue.closed;
             let way = part.place.map_or(Way::Reenter, Way::to);
             match self.grantable(entry, queue, now, (&owner, ask.limit), way) {
                 Grantable::Now if !closed => {}
@@ -432,9 +431,7 @@ impl Engine {
         while let Some(part) = self.requests.many(id).and_then(|many| many.parts.get(nth)) {
             nth += 1;
             let lock = part.lock;
-            let Some(name) = self.queues.name(lock).cloned() else {
-                continue;
-            };
+            let name = self.queues.at(lock).name.clone();
             if !self.is_settled(keys.entry(name.as_ref()), now, lock) {
                 self.settle(keys, now, lock);
                 // One that must not move, or has too many to grant for one step, is no further than before.

@@ -8,7 +8,6 @@ use crate::engine::lock::change::Change;
 use crate::engine::lock::Ticket;
 use crate::engine::queue::place::{Occupant, Place};
 use crate::engine::queue::requests::WaitsAt;
-use crate::engine::queue::wait_queue::WaitQueue;
 use crate::engine::queue::LockId;
 use crate::engine::state::Engine;
 use crate::engine::types::{Arrival, Name, NameRef, Now};
@@ -21,11 +20,11 @@ impl Engine {
     /// queue is like that, and this one is not looked up.
     #[inline]
     pub(super) fn abuts_stale(&self, lock: LockId) -> bool {
-        self.stale > 0
-            && self
-                .queues
-                .get(lock)
-                .is_some_and(|queue| self.stale > usize::from(queue.stale) && queue.is_shared())
+        if self.stale == 0 {
+            return false;
+        }
+        let queue = self.queues.at(lock);
+        self.stale > usize::from(queue.stale) && queue.is_shared()
     }
 
     /// Reconciles the queues of all locks that are wanted together with this one. A request that leaves this queue leaves
@@ -36,16 +35,16 @@ impl Engine {
     /// ground any more, whatever else is in its way.
     #[cold]
     pub(super) fn reconcile_beside(&mut self, keys: &mut impl Keyspace, now: Now, lock: LockId) {
+        let mut found = BTreeSet::from([lock]);
         let mut stale = vec![lock];
         let mut seen = 0;
         while let Some(&next) = stale.get(seen) {
             seen += 1;
-            let beside = self.stale_beside(next);
-            let fresh: Vec<LockId> = beside.filter(|other| !stale.contains(other)).collect();
-            stale.extend(fresh);
+            let beside = self.stale_beside(next).into_iter();
+            stale.extend(beside.filter(|other| found.insert(*other)));
         }
-        let named = |lock: LockId| Some((lock, self.queues.name(lock)?.clone()));
-        let stale: Vec<(LockId, Name)> = stale.into_iter().filter_map(named).collect();
+        let named = |lock: LockId| (lock, self.queues.at(lock).name.clone());
+        let stale: Vec<(LockId, Name)> = stale.into_iter().map(named).collect();
         for (other, name) in &stale {
             let entry = keys.entry(name.as_ref());
             // Who waits under a key of another type is told so when that lock is settled.
@@ -62,26 +61,20 @@ impl Engine {
     }
 
     /// The locks that are wanted together with this one, and whose value came or went behind their queue's back.
-    fn stale_beside(&self, lock: LockId) -> impl Iterator<Item = LockId> {
-        let Some(queue) = self.queues.get(lock) else {
-            return BTreeSet::new().into_iter();
-        };
+    fn stale_beside(&self, lock: LockId) -> BTreeSet<LockId> {
+        let queue = self.queues.at(lock);
         let parts = queue.in_order().filter(|(_, place)| place.is_part());
         let ids = parts.filter_map(|(_, place)| place.request());
         let ids = ids.chain(queue.counting.iter().copied());
         let many = ids.filter_map(|id| self.requests.many(id));
         let locks = many.flat_map(|many| many.parts.iter().map(|part| part.lock));
-        let stale = |lock: &LockId| self.queues.get(*lock).is_some_and(|queue| queue.stale);
-        locks
-            .filter(stale)
-            .collect::<BTreeSet<LockId>>()
-            .into_iter()
+        let stale = |lock: &LockId| self.queues.at(*lock).stale;
+        locks.filter(stale).collect()
     }
 
     /// Refuses the upgrade, and the requests for many locks, whose hold of this lock has left it.
     fn refuse_groundless(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
-        let queue = self.queues.get(lock);
-        let upgrade = queue.and_then(WaitQueue::upgrade);
+        let upgrade = self.queues.at(lock).upgrade();
         if upgrade.is_some_and(|place| entry.hold(&place.owner).is_none()) {
             // It is in nobody's way any more.
             let not_held = Outcome::Refused(Error::NotHeld);
@@ -119,9 +112,10 @@ impl Engine {
 
     /// The places of owners that hold the lock, in order.
     fn places_of_holders(&self, entry: &Entry, lock: LockId) -> Vec<Arrival> {
-        let Some(queue) = self.queues.get(lock).filter(|queue| !queue.is_empty()) else {
+        let queue = self.queues.at(lock);
+        if queue.is_empty() {
             return Vec::new();
-        };
+        }
         let holds = entry.lock.iter().flat_map(|lock| lock.holds());
         let mut places: Vec<Arrival> = holds
             .filter_map(|hold| queue.number_of(hold.owner))
@@ -140,9 +134,7 @@ impl Engine {
         lock: LockId,
         number: Arrival,
     ) {
-        let Some(queue) = self.queues.get(lock) else {
-            return;
-        };
+        let queue = self.queues.at(lock);
         let Some(place) = queue.place(number) else {
             return;
         };
@@ -210,9 +202,7 @@ impl Engine {
 
     /// Tickets that have gone with their value: of an owner that is present it is made anew, an absent one has gone.
     fn renew_lost_tickets(&mut self, entry: &mut Entry, lock: LockId) {
-        let Some(queue) = self.queues.get(lock) else {
-            return;
-        };
+        let queue = self.queues.at(lock);
         let durable = |number: Arrival, owner: &[u8]| {
             let ticket = entry.lock.as_ref().and_then(|lock| lock.ticket(number));
             ticket.is_some_and(|ticket| *ticket.owner == *owner)
@@ -225,8 +215,8 @@ impl Engine {
         for (number, absent) in lost {
             if absent {
                 drop(self.uproot(entry, lock, number));
-            } else if let Some(queue) = self.queues.get(lock) {
-                write_ticket(entry, queue.place(number), number);
+            } else {
+                write_ticket(entry, self.queues.at(lock).place(number), number);
             }
         }
     }
@@ -299,8 +289,7 @@ impl Engine {
         number: Arrival,
         ticket: &Ticket,
     ) {
-        let queue = self.queues.get_mut(lock);
-        let Some(place) = queue.and_then(|queue| queue.place_mut(number)) else {
+        let Some(place) = self.queues.place_mut(lock, number) else {
             return;
         };
         if (place.limit, place.claim()) == (ticket.limit, Some(ticket.claim)) {
@@ -317,9 +306,7 @@ impl Engine {
 
     /// The key became something else under those who wait for a lock.
     pub(super) fn refuse_all(&mut self, now: Now, lock: LockId) {
-        let Some(queue) = self.queues.get(lock) else {
-            return;
-        };
+        let queue = self.queues.at(lock);
         let places = queue.in_order().map(|(number, _)| number);
         let numbers: Vec<Arrival> = places.collect();
         let counting: Vec<_> = queue.counting.iter().copied().collect();

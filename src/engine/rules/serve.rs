@@ -49,12 +49,9 @@ impl Engine {
 
     /// Drops a head whose client has disconnected. Gives whether there was one.
     fn drop_disconnected_head(&mut self, entry: &mut Entry, now: Now, lock: LockId) -> bool {
-        let head = self.queues.get(lock).and_then(|queue| queue.head());
-        let ended = head.is_some_and(|(_, place)| self.is_disconnected(place));
-        let Some(id) = head
-            .filter(|_| ended)
-            .and_then(|(_, place)| place.request())
-        else {
+        let head = self.queues.at(lock).head().map(|(_, place)| place);
+        let ended = head.filter(|place| self.is_disconnected(place));
+        let Some(id) = ended.and_then(Place::request) else {
             return false;
         };
         if let Some((left, _)) = self.depart(id, now) {
@@ -78,9 +75,7 @@ impl Engine {
 
     /// One step of serving a queue.
     fn serve_head(&mut self, entry: &mut Entry, now: Now, name: NameRef, lock: LockId) -> Served {
-        let Some(queue) = self.queues.get(lock) else {
-            return Served::Waits;
-        };
+        let queue = self.queues.at(lock);
         let Some((number, head)) = queue.head() else {
             return Served::Waits;
         };
@@ -91,7 +86,7 @@ impl Engine {
         }
         let want = (&*head.owner, head.limit);
         let way = Way::to(number);
-        match self.grantable(entry, Some(queue), now, want, way) {
+        match self.grantable(entry, queue, now, want, way) {
             _ if head.is_absent() => return Served::Waits,
             Grantable::Now => {}
             Grantable::Closed => return Served::Later,
@@ -122,7 +117,7 @@ impl Engine {
         number: Arrival,
     ) -> Option<Box<Place>> {
         let place = self.uproot(entry, lock, number)?;
-        let name = self.queues.name(lock)?.as_ref();
+        let name = self.queues.at(lock).name.as_ref();
         self.ledger.counters.waited(name, place.waited_us(now));
         Some(place)
     }
@@ -163,17 +158,13 @@ impl Engine {
             channel: request.channel,
             owner: &place.owner,
         };
-        if let Some(name) = self.queues.name(lock) {
-            self.ledger.tell(to, name, outcome);
-        }
+        self.ledger.tell(to, &self.queues.at(lock).name, outcome);
         self.suspect_if_waiting(lock, owner);
     }
 
     /// Refuses the requests for many locks that counted on a hold here which has ended, or no longer is what they ask for.
     pub(super) fn refuse_unfounded(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
-        let Some(queue) = self.queues.get(lock) else {
-            return;
-        };
+        let queue = self.queues.at(lock);
         if queue.counting.is_empty() {
             return;
         }

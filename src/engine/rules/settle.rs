@@ -19,9 +19,10 @@ impl Engine {
     /// Brings a lock up to date: ends leases that have run out, drops lapsed tickets, grants the head of the queue while
     /// that is compatible, and keeps the watch over the lock's deadlines.
     pub(super) fn settle(&mut self, keys: &mut impl Keyspace, now: Now, lock: LockId) {
-        let Some(name) = self.queues.name(lock).cloned() else {
+        let Some(queue) = self.queues.get(lock) else {
             return;
         };
+        let name = queue.name.clone();
         if self.abuts_stale(lock) {
             self.reconcile_beside(keys, now, lock);
         }
@@ -106,9 +107,7 @@ impl Engine {
                 continue;
             };
             let (unattended, empty) = (queue.is_unattended(), queue.is_empty());
-            let Some(name) = self.queues.name(lock).cloned() else {
-                continue;
-            };
+            let name = &queue.name.clone();
             let name = name.as_ref();
             if keys.accepts(name) {
                 settled += 1;
@@ -301,7 +300,7 @@ impl Engine {
 
     /// Takes a queue out, and what other indexes know of it.
     pub(super) fn drop_queue(&mut self, lock: LockId) -> Option<WaitQueue> {
-        let (_, mut queue) = self.queues.remove(lock)?;
+        let mut queue = self.queues.remove(lock)?;
         self.stale -= usize::from(queue.stale);
         self.leases.clear(&mut queue.lease);
         self.blocking.clear(lock, &mut queue.blocking);

@@ -47,8 +47,7 @@ impl Engine {
             next = after;
             let queued = |key: &Rc<[u8]>| {
                 let lock = self.queues.id(NameRef { db, key });
-                let queue = lock.and_then(|lock| self.queues.get(lock));
-                queue.is_some_and(|queue| !queue.is_empty())
+                !self.queues.at(lock).is_empty()
             };
             let page: Vec<Rc<[u8]>> = page.into_iter().filter(queued).collect();
             let asked: Vec<&[u8]> = page.iter().map(|key| &**key).collect();
@@ -72,9 +71,8 @@ impl Engine {
         most: usize,
         edges: &mut Vec<Edge>,
     ) {
-        let (Some(name), Some(queue)) = (self.queues.name(lock), self.queues.get(lock)) else {
-            return;
-        };
+        let queue = self.queues.at(lock);
+        let name = &queue.name;
         let mut before: Option<&Rc<[u8]>> = None;
         let mut none = Some(());
         let mut add = |lock: Option<&Lock>| {

@@ -123,11 +123,15 @@ impl Engine {
                 .and_then(Lock::last)
                 .filter(|hold| hold.deadline > now.wall()),
         };
-        let queue = self.queue(name).filter(|queue| !queue.is_empty());
+        let queue = self.queue(name);
         let row = Row {
             hold: hold.map(|hold| (hold.owner.to_vec(), hold.deadline.since(now.wall()))),
             holders: lock.map_or(0, |lock| lock.live(now.wall())),
-            queued: queue.map_or_else(|| lock.map_or(0, Lock::queued), |queue| queue.len()),
+            // On a replica, and right after a load, only the value knows the tickets.
+            queued: match queue.len() {
+                0 => lock.map_or(0, Lock::queued),
+                queued => queued,
+            },
         };
         (row.holders > 0 || row.queued > 0).then_some(row)
     }
@@ -149,12 +153,10 @@ impl Engine {
 
     /// How many places of the queue are before the owner's; none if it has no place.
     pub fn position(&self, lock: Option<&Lock>, name: NameRef, owner: &[u8]) -> Option<usize> {
-        match self
-            .queue(name)
-            .and_then(|queue| queue.rank(queue.number_of(owner)?))
-        {
+        let queue = self.queue(name);
+        match queue.number_of(owner).and_then(|at| queue.rank(at)) {
             Some(rank) => Some(rank),
-            // On a replica, and right after a load, only the value knows the tickets.
+            // As above.
             None => lock?
                 .tickets()
                 .position(|(_, ticket)| *ticket.owner == *owner),
@@ -164,9 +166,7 @@ impl Engine {
     /// How many places are before a waiting request's at its lock; 0 for a waiting upgrade.
     pub fn rank(&self, id: RequestId) -> usize {
         let rank = match self.requests.get(id) {
-            Some(WaitsAt::One(lock, number)) => {
-                self.queues.get(*lock).and_then(|queue| queue.rank(*number))
-            }
+            Some(WaitsAt::One(lock, number)) => self.queues.at(*lock).rank(*number),
             _ => None,
         };
         rank.unwrap_or(0)
@@ -215,8 +215,8 @@ impl Engine {
         })
     }
 
-    fn queue(&self, name: NameRef) -> Option<&WaitQueue> {
-        self.queues.get(self.queues.id(name)?)
+    fn queue(&self, name: NameRef) -> &WaitQueue {
+        self.queues.at(self.queues.id(name))
     }
 
     fn view_queue(
@@ -226,7 +226,8 @@ impl Engine {
         name: NameRef,
         most: usize,
     ) -> (usize, Vec<PlaceView>, Option<Limit>) {
-        let Some(queue) = self.queue(name).filter(|queue| !queue.is_empty()) else {
+        let queue = self.queue(name);
+        if queue.is_empty() {
             let tickets = || lock.into_iter().flat_map(Lock::tickets);
             let shown = tickets().take(most).map(|(number, ticket)| PlaceView {
                 owner: ticket.owner.to_vec(),
@@ -241,7 +242,7 @@ impl Engine {
                 shown.collect(),
                 tickets().next().map(|(_, ticket)| ticket.limit),
             );
-        };
+        }
         let places = queue.in_order().map(|(_, place)| place);
         let shown = places.take(most).map(|place| self.view_place(place, now));
         let head = queue.head().map(|(_, place)| place.limit);

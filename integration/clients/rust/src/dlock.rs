@@ -9,10 +9,12 @@
 //! // One server; all nodes that are known of a cluster; or a primary and its replicas.
 //! let locks = Locks::new([redis::Client::open("redis://127.0.0.1/")?]);
 //! let hold = locks.on("stock").timeout(Duration::from_secs(5)).lock().await?;
+//! let mut set = redis::cmd("SET");
+//! set.arg("left").arg(41);
 //! tokio::select! {
 //!     () = hold.lost() => println!("somebody else has it now"),
 //!     // Runs only while the lock is held under this token: else Error::Fenced.
-//!     done = hold.guard(redis::cmd("SET").arg("left").arg(41)) => println!("{:?}", done?),
+//!     done = hold.guard(&set) => println!("{:?}", done?),
 //! }
 //! hold.release().await?;
 //! # Ok(()) }

@@ -1,24 +1,24 @@
-//! Whether anybody subscribes to anything: a message that nobody hears costs a quarter of an uncontended release.
+//! Whether there are subscribers: a message that nobody receives costs a quarter of an uncontended release.
 //!
-//! The server tells its modules of no subscription, and the look at its tables costs as much as a few messages. So the first
-//! messages of a turn of the event loop go out unasked, and only a burst looks first, once a turn: whoever subscribes
-//! within that same turn has not been answered yet. A turn that follows a burst is taken for one from its first message
-//! on. Where somebody was seen nothing is asked until the next heartbeat.
+//! The server tells its modules of no subscription, and asking for them costs as much as a few messages. So the first
+//! messages of a turn of the event loop are published without asking. Only a burst asks first, once a turn: a client that
+//! subscribes within that same turn has not been answered yet. A turn that follows a burst counts as a burst from its first
+//! message on. Once a subscriber was seen, nothing is asked until the next heartbeat.
 
 use super::api::{self, api, Ctx};
 use super::cell::MainThread;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Messages that go out in one turn before it is asked whether anybody listens.
+/// Messages that are published in one turn before it is asked whether anybody subscribes.
 const UNASKED: u32 = 4;
 
-/// Somebody was seen since the last heartbeat.
+/// A subscriber was seen since the last heartbeat.
 static SEEN: AtomicBool = AtomicBool::new(true);
 
 struct Turn {
     messages: u32,
-    // How many of them go out unasked in this turn.
+    // How many of them are published without asking in this turn.
     unasked: u32,
     nobody: bool,
 }
@@ -31,16 +31,16 @@ static TURN: MainThread<Turn> = MainThread::new(Turn {
 
 /// The event loop has made a turn.
 pub fn turn() {
-    if let Some(mut turn) = TURN.lend() {
+    if let Some(mut turn) = TURN.try_borrow_mut() {
         turn.unasked = if turn.messages > UNASKED { 0 } else { UNASKED };
         turn.messages = 0;
         turn.nobody = false;
     }
 }
 
-/// Forgets who was seen, unless the server counts subscriptions.
+/// Forgets the subscriber that was seen, unless the server counts subscriptions.
 pub fn heartbeat(ctx: *mut Ctx) {
-    // Older servers lack the last of them, having nothing to count there.
+    // Not every server has all of them (`quirks`).
     let none = |field: &CStr| {
         let count = api::server_info(ctx, c"stats", field);
         count.map_or(true, |count| count == "0")
@@ -53,20 +53,20 @@ pub fn heartbeat(ctx: *mut Ctx) {
     SEEN.store(!fields.into_iter().all(none), Ordering::Relaxed);
 }
 
-/// Whether one more message is known to be heard by nobody. Asks the server nothing.
-pub fn known_deaf() -> bool {
-    TURN.lend().is_some_and(|mut turn| {
+/// Whether it is known that nobody subscribes. Asks the server nothing.
+pub fn known_absent() -> bool {
+    TURN.try_borrow_mut().is_some_and(|mut turn| {
         turn.messages += u32::from(turn.nobody);
         turn.nobody
     })
 }
 
-/// Whether one more message may be heard.
-pub fn may_hear(ctx: *mut Ctx) -> bool {
+/// Whether one more message may have a subscriber.
+pub fn may_exist(ctx: *mut Ctx) -> bool {
     if SEEN.load(Ordering::Relaxed) {
         return true;
     }
-    let Some(mut turn) = TURN.lend() else {
+    let Some(mut turn) = TURN.try_borrow_mut() else {
         return true;
     };
     turn.messages += 1;

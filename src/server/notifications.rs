@@ -1,18 +1,18 @@
 //! What observers are to be told once an event has been worked off.
 
 use super::api::{self, Str, Text};
-use super::audience;
+use super::subscribers;
 use crate::engine::{Event, Name};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A list of news, in order. It is kept between events for its room: an uncontended command allocates nothing here.
+/// A list of notifications, in order. Its buffers are reused: an uncontended command allocates nothing here.
 #[derive(Default)]
-pub struct News {
-    items: Vec<Item>,
-    kept: Vec<Text>,
+pub struct Notifications {
+    items: Vec<Notification>,
+    owned_keys: Vec<Text>,
 }
 
-/// Whether the server passes the module's keyspace events on: what nobody can hear is no news.
+/// Whether the server passes the module's keyspace events on. Where it does not, none is noted.
 static KEYSPACE_EVENTS: AtomicBool = AtomicBool::new(false);
 
 /// Whether keyspace events are to be raised.
@@ -21,19 +21,19 @@ pub fn keyspace_events() -> bool {
 }
 
 /// Asks the server whether it passes keyspace events on: at load, and whenever its configuration changes.
-pub fn look() {
+pub fn refresh() {
     KEYSPACE_EVENTS.store(api::notifies_of_modules(), Ordering::Relaxed);
 }
 
-/// One piece of news.
-pub enum Item {
-    /// Something of one lock: its database, its key (alive for as long as the list is), and what.
+/// One notification.
+pub enum Notification {
+    /// Something happened to a lock: its database, its key (alive for as long as the list is), and what.
     Lock(u32, *mut Str, Event),
     /// A database was emptied.
     Flush(u32),
 }
 
-impl News {
+impl Notifications {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
@@ -43,32 +43,32 @@ impl News {
     pub fn add(&mut self, db: u32, key: *mut Str, event: &Event) {
         // Only the end of a hold is told by a message too.
         let ended = matches!(event, Event::Ended(..));
-        if keyspace_events() || (ended && !audience::known_deaf()) {
-            self.items.push(Item::Lock(db, key, *event));
+        if keyspace_events() || (ended && !subscribers::known_absent()) {
+            self.items.push(Notification::Lock(db, key, *event));
         }
     }
 
-    /// Keeps a key alive until the list has been worked off.
-    pub fn keep(&mut self, key: Text) {
-        self.kept.push(key);
+    /// Takes a key that a notification names, so that it lives until the list has been worked off.
+    pub fn own_key(&mut self, key: Text) {
+        self.owned_keys.push(key);
     }
 
     /// Adds what happened to a lock by its name.
     pub fn add_named(&mut self, name: &Name, event: Event) {
         let key = Text::new(&name.key);
         self.add(name.db, key.raw(), &event);
-        self.keep(key);
+        self.own_key(key);
     }
 
     /// Adds that a database was emptied.
     pub fn add_flush(&mut self, db: u32) {
-        self.items.push(Item::Flush(db));
+        self.items.push(Notification::Flush(db));
     }
 
-    /// Hands every item over, in order, and is empty then.
-    pub fn work_off(&mut self, tell: impl FnMut(&Item)) {
+    /// Hands every notification over, in order, and is empty then.
+    pub fn drain(&mut self, tell: impl FnMut(&Notification)) {
         self.items.iter().for_each(tell);
         self.items.clear();
-        self.kept.clear();
+        self.owned_keys.clear();
     }
 }

@@ -3,7 +3,7 @@
 use super::args::Usual;
 use super::table::Given;
 use super::{Call, Reply};
-use crate::engine::{ClientId, Keeping, Keyspace, Limit, Token};
+use crate::engine::{ClientId, Keyspace, Limit, TieRequest, Token};
 use crate::error::Error;
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
@@ -20,16 +20,16 @@ pub fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply
 /// How `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
 ///
 /// Errors if the caller has none.
-pub fn keeping<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<Keeping, Error> {
+pub fn tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<TieRequest, Error> {
     let tie = match (given.session, given.auto) {
-        (false, None) => return Ok(Keeping::default()),
+        (false, None) => return Ok(TieRequest::default()),
         (true, _) => "SESSION",
         (false, Some(_)) => "AUTO",
     };
     if !call.caller.own_connection() {
         return Err(Error::NoConnection(tie));
     }
-    Ok(Keeping {
+    Ok(TieRequest {
         client: ClientId(call.caller.client()),
         session: given.session,
         auto: given.auto,
@@ -41,9 +41,9 @@ pub fn keeping<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<Keeping, Er
 pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (lease, token) = (call.lease(given.lease), given.token.map(Token));
-    let keeping = keeping(call, given)?;
+    let tie = tie(call, given)?;
     call.engine
-        .renew(call.keys, call.now, name, (owner, token), lease, &keeping)
+        .renew(call.keys, call.now, name, (owner, token), lease, &tie)
         .map(Reply::Integer)
 }
 
@@ -58,7 +58,7 @@ pub fn renew_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Repl
             name,
             (usual.owner, None),
             lease,
-            &Keeping::default(),
+            &TieRequest::default(),
         )
         .map(Reply::Integer)
 }

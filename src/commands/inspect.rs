@@ -1,4 +1,4 @@
-//! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.GUARD`'s look at the lock, `DLOCK.INFO`, `DLOCK.HELP`.
+//! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.GUARD`'s check of the lock, `DLOCK.INFO`, `DLOCK.HELP`.
 
 use super::table::{Given, COMMANDS};
 use super::{Call, Caller, Reply};

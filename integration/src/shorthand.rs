@@ -1,4 +1,4 @@
-//! Where many tests begin, and what they look at: alice holds the lock `k`, and others wait for it.
+//! What many tests begin with and ask, in a word: alice holds the lock `k`, and others wait for it.
 
 use redis::{Connection, Value};
 

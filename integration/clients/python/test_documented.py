@@ -1,0 +1,92 @@
+"""What docs/clients.md shows and says of redis-py: its examples, and what the library does by itself."""
+
+import asyncio
+import concurrent.futures
+
+import pytest
+import redis
+
+import dlock
+from stage import PATIENCE, Server, addresses, until
+
+
+@pytest.fixture
+def server():
+    return Server("single")
+
+
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def client(**options):
+    host, port = addresses("DLOCK_SINGLE")[0]
+    return redis.Redis(host=host, port=port, **options)
+
+
+def test_example(server):
+    stock, left = server.key, f"{server.key}:left"
+    locks = dlock.Locks(client())
+    with locks.lock(stock, timeout=5) as hold:  # dlock.LockTimeout after 5 s
+        hold.guard("SET", left, 41)  # runs only while the lock is held: else dlock.Fenced
+    if hold := locks.try_lock(stock, shared=True):  # None if it is taken
+        with hold:
+            print(hold.token)
+    assert server.client.get(left) == b"41"
+    server.await_gone()
+
+
+def test_asyncio_example(server):
+    stock, lost = server.key, []
+
+    async def work():
+        host, port = addresses("DLOCK_SINGLE")[0]
+        locks = dlock.AsyncLocks(redis.asyncio.Redis(host=host, port=port))
+        async with locks.lock(stock, on_lost=lost.append) as hold:
+            print(hold.token)
+        async with locks.many(["a" + stock, "b" + stock], timeout=5) as holds:
+            print([hold.token for hold in holds.values()])
+        await locks.aclose()
+        await locks.client.aclose()
+
+    asyncio.run(work())
+    assert not lost
+    server.await_gone()
+
+
+WAIT = ("DLOCK.FAIRACQUIRE", 600_000, "BLOCK", 60_000)
+
+
+def wait(client, key, owner):
+    return client.execute_command(WAIT[0], key, owner, *WAIT[1:])
+
+
+def test_time_out_loses_the_place(server, pool):
+    """The library gives up on the reply, reconnects, and asks again: behind who came meanwhile."""
+    server.hold()
+    one = pool.submit(wait, client(socket_timeout=1.0), server.key, "one")
+    server.await_queued(1)
+    two = pool.submit(wait, client(socket_timeout=None), server.key, "two")
+    server.await_queued(2)
+    assert server.queue() == ["one", "two"]
+    until(lambda: server.queue() == ["two", "one"] or one.done(), "the place is lost")
+    assert server.hand_over() == "two"
+    assert two.result(PATIENCE)[1] == 1
+    server.ask("DLOCK.FORCERELEASE", server.key)
+    try:
+        one.result(PATIENCE)
+    except redis.RedisError:
+        pass  # its tries were over before
+
+
+def test_no_time_out_keeps_it(server, pool):
+    server.hold()
+    one = pool.submit(wait, client(socket_timeout=None), server.key, "one")
+    server.await_queued(1)
+    before = server.info()["queue"][0]["client"]
+    until(lambda: server.info()["queue"][0]["waited-ms"] > 6000, "it has waited for longer than the library's default")
+    assert server.info()["queue"][0]["client"] == before
+    assert server.hand_over() == "one"
+    assert one.result(PATIENCE)[1] == 1

@@ -1,0 +1,104 @@
+//! What docs/clients.md shows and says of the `redis` crate: its example, and what the library does by itself.
+
+use std::error::Error;
+use std::future::Future;
+use std::time::{Duration, Instant};
+
+use dlock_client::{release_all, Locks};
+use redis::aio::MultiplexedConnection;
+use redis::{cmd, AsyncConnectionConfig, Client, RedisResult, Value};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+fn client() -> Client {
+    let address = std::env::var("DLOCK_SINGLE").expect("use `make clients`");
+    Client::open(format!("redis://{address}/")).expect("an address")
+}
+
+/// A key of its own for each test.
+fn key(test: &str) -> String {
+    let time = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    format!("{test}:{:x}", time.as_nanos())
+}
+
+async fn patient() -> RedisResult<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new().set_response_timeout(PATIENCE);
+    client().get_multiplexed_async_connection_with_config(&config).await
+}
+
+/// Whether the owner waits.
+async fn await_queued(connection: &mut MultiplexedConnection, key: &str, owner: &str) -> Outcome {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let place: Value = cmd("DLOCK.POSITION").arg(key).arg(owner).query_async(connection).await?;
+        if place != Value::Nil {
+            return Ok(());
+        }
+        assert!(Instant::now() < end, "{owner} does not wait");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn wait(connection: &MultiplexedConnection, key: &str, block_ms: u64) -> impl Future<Output = RedisResult<Value>> {
+    let (mut connection, key) = (connection.clone(), key.to_owned());
+    async move {
+        let mut command = cmd("DLOCK.FAIRACQUIRE");
+        command.arg(key).arg("waiter").arg(600_000).arg("BLOCK").arg(block_ms);
+        command.query_async(&mut connection).await
+    }
+}
+
+#[tokio::test]
+async fn example() -> Outcome {
+    let (stock, left) = (key("example"), key("left"));
+    let locks = Locks::new([client()]);
+    let hold = locks.on(&stock).timeout(Duration::from_secs(5)).lock().await?; // Error::TimedOut after 5 s
+    let mut set = cmd("SET");
+    set.arg(&left).arg(41);
+    tokio::select! {
+        () = hold.lost() => println!("somebody else has it now"),
+        // Runs only while the lock is held under this token: else Error::Fenced.
+        done = hold.guard(&set) => println!("{:?}", done?),
+    }
+    hold.release().await?;
+    if let Some(hold) = locks.on(&stock).shared().try_lock().await? {
+        println!("{}", hold.token());
+        hold.release().await?;
+    }
+    release_all(locks.many(&["a", "b"].map(|part| format!("{stock}:{part}")), None).await?).await?;
+    let left: u64 = cmd("GET").arg(&left).query_async(&mut patient().await?).await?;
+    assert_eq!(left, 41);
+    Ok(())
+}
+
+/// The library gives up on the reply by itself; the connection stays open, and the lock is granted to nobody.
+#[tokio::test]
+async fn time_out_leaves_an_orphan() -> Outcome {
+    let (key, mut other) = (key("orphan"), patient().await?);
+    let _: Value = cmd("DLOCK.ACQUIRE").arg(&key).arg("holder").arg(600_000).query_async(&mut other).await?;
+    // A connection that is kept, as a program keeps its one.
+    let config = AsyncConnectionConfig::new().set_response_timeout(Duration::from_millis(500));
+    let shared = client().get_multiplexed_async_connection_with_config(&config).await?;
+    assert!(wait(&shared, &key, 60_000).await.is_err_and(|error| error.is_timeout()));
+    await_queued(&mut other, &key, "waiter").await?;
+    let _: Value = cmd("DLOCK.RELEASE").arg(&key).arg("holder").query_async(&mut other).await?;
+    let orphan: Value = cmd("DLOCK.HELD").arg(&key).arg("waiter").query_async(&mut other).await?;
+    assert_ne!(orphan, Value::Nil);
+    drop(shared);
+    Ok(())
+}
+
+/// Everything behind a wait waits too, the holder's release included.
+#[tokio::test]
+async fn wait_holds_up_the_connection() -> Outcome {
+    let (key, mut shared) = (key("shared"), patient().await?);
+    let _: Value = cmd("DLOCK.ACQUIRE").arg(&key).arg("holder").arg(600_000).query_async(&mut shared).await?;
+    let waits = tokio::spawn(wait(&shared, &key, 3000));
+    await_queued(&mut patient().await?, &key, "waiter").await?;
+    let released: u64 = cmd("DLOCK.RELEASE").arg(&key).arg("holder").query_async(&mut shared).await?;
+    assert_eq!(released, 0);
+    assert_eq!(waits.await??, Value::Nil, "the time was up before the release was read");
+    Ok(())
+}

@@ -1,0 +1,164 @@
+//! What `packaging/` and the description for a forge say of the rest of the project.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use dlock_integration::{module_path, Ask, Grant, Server};
+
+const CI: &str = include_str!("../../.github/workflows/ci.yml");
+const CONTAINER: &str = include_str!("../../packaging/Containerfile");
+const SNIPPET: &str = include_str!("../../packaging/dlock.conf");
+const MAKEFILE: &str = include_str!("../../Makefile");
+const SERVERS: &str = include_str!("../servers.sh");
+
+fn project() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// What `make` alone lists.
+fn targets() -> BTreeSet<&'static str> {
+    let line = |line: &'static str| line.contains("## ").then(|| line.split(':').next())?;
+    MAKEFILE.lines().filter_map(line).collect()
+}
+
+/// The words of a list in brackets: `name: [one, two]`.
+fn list(name: &str) -> BTreeSet<&'static str> {
+    let start = format!("{name}: [");
+    let list = CI
+        .lines()
+        .find_map(|line| line.trim().strip_prefix(&start)?.strip_suffix(']'))
+        .unwrap_or_else(|| panic!("there is no list of {name}"));
+    list.split(", ").collect()
+}
+
+/// The commands of all steps, a line of the matrix for each of its targets.
+fn commands() -> Vec<String> {
+    let mut commands = Vec::new();
+    for line in CI.lines() {
+        let Some((_, command)) = line.split_once("run: ") else {
+            continue;
+        };
+        let of_matrix = "${{ matrix.target }}";
+        if command.contains(of_matrix) {
+            let each = list("target").into_iter();
+            commands.extend(each.map(|target| command.replace(of_matrix, target)));
+        } else {
+            commands.push(command.to_owned());
+        }
+    }
+    commands
+}
+
+#[test]
+fn a_forge_runs_targets_of_the_makefile_and_nothing_else() {
+    let targets = targets();
+    let mut used = BTreeSet::new();
+    for command in commands() {
+        // The container has Rust without them.
+        if command.starts_with("rustup component add ") {
+            continue;
+        }
+        let mut words = command.split(' ');
+        assert_eq!(words.next(), Some("make"), "{command}");
+        let target = words.next().unwrap_or_default();
+        assert!(targets.contains(target), "{command}: no such target");
+        used.insert(target.to_owned());
+        for variable in words.filter_map(|word| word.split_once('=')) {
+            let name = variable.0;
+            assert!(
+                MAKEFILE.contains(&format!("$({name})"))
+                    || MAKEFILE.contains(&format!("$(if $({name})")),
+                "{command}: no such variable"
+            );
+        }
+    }
+    for target in [
+        "check",
+        "test-servers",
+        "clients",
+        "deb-check",
+        "dist-check",
+    ] {
+        assert!(used.contains(target), "{target} is not run");
+    }
+}
+
+#[test]
+fn a_forge_tests_every_server() {
+    let all = SERVERS.lines().find_map(|line| line.strip_prefix("all=("));
+    let all = all.and_then(|all| all.strip_suffix(')')).expect("a list");
+    let all: BTreeSet<&str> = all.split(' ').collect();
+    assert_eq!(list("server"), all);
+}
+
+#[test]
+fn what_the_container_copies_is_there() {
+    let mut copied = 0;
+    for line in CONTAINER.lines() {
+        let Some(words) = line.strip_prefix("COPY ") else {
+            continue;
+        };
+        let words: Vec<&str> = words.split(' ').collect();
+        let from_build = words[0] == "--from=build";
+        let (_, sources) = words.split_last().expect("where it is copied to");
+        for source in sources {
+            if from_build {
+                let built = source.strip_prefix("/dlock/target/release/");
+                assert!(
+                    source.starts_with("--") || built == Some("libdlock.so"),
+                    "{source}"
+                );
+            } else {
+                assert!(project().join(source).exists(), "{source} is not there");
+            }
+            copied += 1;
+        }
+    }
+    assert!(copied > 4, "{copied} are found");
+}
+
+/// A server takes the snippet, also with everything in it that is commented out, and the values there are the ones that it
+/// has without it.
+#[test]
+fn the_snippet_is_a_configuration() {
+    let module = module_path().canonicalize().expect("the module is built");
+    let installed = "/usr/lib/redis/modules/libdlock.so";
+    assert!(SNIPPET.contains(&format!("\nloadmodule {installed}\n")));
+    let is_setting = |line: &&str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        words.len() == 2 && words[0].contains('-') && !words[0].contains('/')
+    };
+    let commented: Vec<&str> = SNIPPET
+        .lines()
+        .filter_map(|line| line.strip_prefix("# "))
+        .filter(is_setting)
+        .collect();
+    assert!(commented.len() >= 6, "{commented:?}");
+    let plain = Server::start();
+    let mut connection = plain.connection();
+    for setting in &commented {
+        let (name, value) = setting.split_once(' ').expect("two words");
+        if name.starts_with("dlock.") {
+            let (_, now): (String, String) = connection.ask(&format!("CONFIG GET {name}"));
+            assert_eq!(now, value, "{name}");
+        }
+    }
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("dlock.conf");
+    let module = module.to_str().expect("a path in UTF-8");
+    let snippet = SNIPPET.replace(installed, &format!("\"{module}\"")) + &commented.join("\n");
+    // A server that is alone would grant nothing.
+    let snippet = snippet.replace("\nmin-replicas-to-write 1", "\nmin-replicas-to-write 0");
+    fs::write(&file, snippet).expect("the directory can be written to");
+    let include = format!("\"{}\"", file.display());
+    let server = Server::builder()
+        .without_module()
+        .config("include", include)
+        .start();
+    let mut connection = server.connection();
+    let _: Grant = connection.ask("DLOCK.ACQUIRE stock alice 60000");
+    let (_, policy): (String, String) = connection.ask("CONFIG GET maxmemory-policy");
+    assert_eq!(policy, "noeviction");
+}

@@ -1,0 +1,165 @@
+//! A running system is updated from an earlier version of the module, as `docs/upgrade.md` says: replicas first, then one of
+//! them is promoted, then the old primary. Locks, tokens and queues stay; a token of before is good after it.
+//!
+//! `DLOCK_OLD_MODULE` is the earlier module. `make upgrade` builds it from the project's history.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+
+use dlock_integration::redis::Connection;
+use dlock_integration::{
+    assert_hands_over, await_until, is_held, kept, module_path, position, Ask, Blocked, Grant,
+    Server, PATIENCE,
+};
+
+fn old_module() -> PathBuf {
+    let path = env::var_os("DLOCK_OLD_MODULE").expect("DLOCK_OLD_MODULE is the earlier module");
+    let path = PathBuf::from(path);
+    path.canonicalize().expect("DLOCK_OLD_MODULE is there")
+}
+
+fn old_server() -> Server {
+    let builder = Server::builder().module(old_module());
+    builder.config("appendonly", "yes").start()
+}
+
+/// What the server says of the module's version when it loads it.
+fn version(server: &Server) -> String {
+    let log = server.log();
+    let line = log.lines().rfind(|line| line.ends_with(" is ready"));
+    let version = line.and_then(|line| line.split("dlock ").last());
+    let version = version.and_then(|version| version.split(' ').next());
+    version.expect("the module has said its version").to_owned()
+}
+
+/// Has a server load the new module, as an administrator does: the line in its configuration, then a restart.
+fn update(server: &mut Server) {
+    let before = version(server);
+    let (old, new) = (old_module(), module_path());
+    let new = new.canonicalize().expect("the module is built");
+    let config = fs::read_to_string(server.config_path()).expect("the configuration");
+    let old = old.to_str().expect("a path in UTF-8");
+    assert!(config.contains(old), "{config}");
+    let config = config.replace(old, new.to_str().expect("a path in UTF-8"));
+    fs::write(server.config_path(), config).expect("the configuration can be written");
+    // While its first AOF is written, a server refuses to be shut down.
+    server.await_aof();
+    server.restart();
+    assert_ne!(version(server), before);
+}
+
+/// Locks of every sort. Their keys.
+const KEYS: [&str; 5] = ["sole", "shared", "slots", "queued", "reserved"];
+
+fn make_locks(connection: &mut Connection) -> u64 {
+    let (token, _): Grant = connection.ask("DLOCK.ACQUIRE sole alice 600000");
+    connection.run("DLOCK.ACQUIRE sole alice 600000");
+    connection.run("DLOCK.ACQUIRE shared alice 600000 SHARED");
+    connection.run("DLOCK.ACQUIRE shared bob 600000 SHARED HOLDS 3");
+    connection.run("DLOCK.ACQUIRE slots alice 600000 LIMIT 2");
+    connection.run("DLOCK.ACQUIRE queued alice 600000");
+    connection.run("DLOCK.FAIRACQUIRE queued bob 600000 CLAIM 600000");
+    connection.run("DLOCK.FAIRACQUIRE queued carol 600000 CLAIM 600000");
+    connection.run("DLOCK.ACQUIRE reserved alice 600000");
+    connection.run("DLOCK.FAIRACQUIRE reserved bob 600000 CLAIM 600000");
+    connection.run("DLOCK.RELEASE reserved alice");
+    token
+}
+
+/// What the old module decides is what a server with the new one has.
+#[track_caller]
+fn assert_same(one: &Server, other: &Server) {
+    let (mut one, mut other) = (one.connection(), other.connection());
+    for key in KEYS {
+        assert_eq!(kept(&mut one, key), kept(&mut other, key), "{key}");
+    }
+}
+
+/// The locks of [`make_locks`] go on where they were.
+#[track_caller]
+fn assert_goes_on(server: &Server, token: u64) {
+    let mut connection = server.connection();
+    let left: u64 = connection.ask(&format!("DLOCK.RENEW sole alice 600000 TOKEN {token}"));
+    assert_eq!(left, 600_000);
+    assert!(is_held(&mut connection, "shared", "bob"));
+    assert_eq!(position(&mut connection, "queued", "bob"), Some(0));
+    assert_eq!(position(&mut connection, "queued", "carol"), Some(1));
+    // The tickets are served in their order.
+    let bob = Blocked::start(server, "DLOCK.FAIRACQUIRE queued bob 600000 BLOCK 0");
+    connection.run("DLOCK.RELEASE queued alice");
+    let (next, _): Grant = bob.reply();
+    assert!(next > token);
+    let nobody: Option<Grant> = connection.ask("DLOCK.ACQUIRE reserved dave 1000");
+    assert_eq!(nobody, None);
+    let _: Grant = connection.ask("DLOCK.FAIRACQUIRE reserved bob 1000");
+    assert_hands_over(server, &mut connection);
+}
+
+#[test]
+#[ignore = "make upgrade builds the old module"]
+fn replicas_first_then_one_is_promoted_then_the_old_primary() {
+    let (mut primary, mut first, mut second) = (old_server(), old_server(), old_server());
+    for replica in [&first, &second] {
+        replica.replica_of(&primary);
+    }
+    let mut connection = primary.connection();
+    let token = make_locks(&mut connection);
+
+    // 1. The replicas. They load their own files, then follow the primary, which decides as the old version does.
+    for replica in [&mut first, &mut second] {
+        replica.wait_in_sync(&primary);
+        update(replica);
+        replica.replica_of(&primary);
+        assert_same(&primary, replica);
+    }
+    connection.run("DLOCK.ACQUIRE slots bob 600000 LIMIT 2");
+    connection.run("DLOCK.RELEASE shared bob");
+    connection.run("DLOCK.RENEW sole alice 500000");
+    connection.run("DLOCK.ACQUIRE gone alice 600000");
+    connection.run("DLOCK.RELEASE gone alice");
+    for replica in [&first, &second] {
+        replica.wait_in_sync(&primary);
+        assert_same(&primary, replica);
+    }
+
+    // 2. One of them takes over. A failover that is asked for loses nothing: writes wait until all have arrived.
+    let failover = format!("FAILOVER TO 127.0.0.1 {}", first.port());
+    // It is refused until the primary has heard that its replica is ready.
+    await_until("a failover is possible", PATIENCE, || {
+        connection.try_ask(&failover).is_ok()
+    });
+    await_until("the other is primary", PATIENCE, || {
+        first.info("replication").text("role") == "master"
+    });
+    second.replica_of(&first);
+    assert_same(&first, &second);
+
+    // 3. The old primary, before anything else: it may not understand what the new one decides.
+    update(&mut primary);
+    primary.replica_of(&first);
+    assert_same(&first, &primary);
+
+    assert_goes_on(&first, token);
+    for replica in [&primary, &second] {
+        replica.wait_in_sync(&first);
+        assert_same(&first, replica);
+        assert_eq!(version(replica), version(&first));
+    }
+}
+
+#[test]
+#[ignore = "make upgrade builds the old module"]
+fn a_server_alone_is_restarted() {
+    let mut server = old_server();
+    let token = make_locks(&mut server.connection());
+    let before: Vec<_> = {
+        let mut connection = server.connection();
+        KEYS.map(|key| kept(&mut connection, key)).into()
+    };
+    update(&mut server);
+    let mut connection = server.connection();
+    let after: Vec<_> = KEYS.map(|key| kept(&mut connection, key)).into();
+    assert_eq!(before, after);
+    assert_goes_on(&server, token);
+}

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# deb.sh DIRECTORY: a Debian package with the module, a configuration snippet that loads it, and the documents. The same
+# sources give the same package.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=packaging/source.sh
+. packaging/source.sh
+
+if ! command -v dpkg-shlibdeps >/dev/null; then
+    if ! command -v apt-get >/dev/null; then
+        echo 'dlock: make deb needs a Debian machine' >&2
+        exit 1
+    fi
+    as_root=()
+    [ "$(id -u)" -eq 0 ] || as_root=(sudo)
+    echo 'dlock: installing dpkg-dev'
+    ${as_root[@]+"${as_root[@]}"} apt-get update -qq
+    ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends dpkg-dev
+fi
+
+mkdir -p "$1"
+directory=$(cd "$1" && pwd -P)
+architecture=$(dpkg --print-architecture)
+package=$directory/dlock_$(version)_$architecture.deb
+root=$directory/root
+SOURCE_DATE_EPOCH=$(epoch)
+export SOURCE_DATE_EPOCH
+
+umask 022
+rm -rf "$root"
+mkdir -p "$root"/{DEBIAN,debian,etc/dlock,usr/lib/redis/modules,usr/share/doc/dlock/docs}
+packaging/module.sh . "$directory/build" "$root/usr/lib/redis/modules/libdlock.so"
+install -m 644 packaging/dlock.conf "$root/etc/dlock/dlock.conf"
+install -m 644 README.md CHANGELOG.md "$root/usr/share/doc/dlock/"
+(cd docs && find . -type f -exec install -D -m 644 {} "$root/usr/share/doc/dlock/docs/{}" \;)
+install -m 644 LICENSE "$root/usr/share/doc/dlock/copyright"
+install -m 755 packaging/debian/prerm "$root/DEBIAN/prerm"
+echo /etc/dlock/dlock.conf >"$root/DEBIAN/conffiles"
+
+# It reads the name of the package from a file of a source package.
+printf 'Source: dlock\n\nPackage: dlock\nArchitecture: any\n' >"$root/debian/control"
+depends=$(cd "$root" && dpkg-shlibdeps -O usr/lib/redis/modules/libdlock.so 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
+rm -r "$root/debian"
+size=$(cd "$root" && find etc usr -type f -printf '%s\n' | awk '{ bytes += $1 } END { print int((bytes + 1023) / 1024) }')
+sed -e "s/@VERSION@/$(version)/" -e "s/@ARCHITECTURE@/$architecture/" -e "s/@DEPENDS@/$depends/" -e "s/@SIZE@/$size/" \
+    packaging/debian/control >"$root/DEBIAN/control"
+(cd "$root" && find etc usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums)
+
+find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
+dpkg-deb --root-owner-group -Zxz --build "$root" "$package"
