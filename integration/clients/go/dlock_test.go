@@ -603,6 +603,45 @@ func TestWaitOverASlotMove(t *testing.T) {
 	alone(t, func(s stage) { s.waitsOver("move") }, "cluster")
 }
 
+func TestLockOverASlotOnItsWay(t *testing.T) {
+	alone(t, func(s stage) {
+		s.whileTheSlotMoves(func(askThere func(words ...any) any) {
+			hold := s.lock(s.locks)
+			held, ok := askThere("DLOCK.HELD", s.key, hold.Owner).([]any)
+			s.check(ok && held[0] == hold.Token, "%v", held)
+			exists, err := hold.Guard(ctx, "EXISTS", s.key)
+			s.check(exists == int64(1), "%v %v", exists, err)
+			s.must(hold.Release())
+			s.check(askThere("DLOCK.HELD", s.key, hold.Owner) == nil, "it is still held")
+		})
+		s.awaitGone()
+	}, "cluster")
+}
+
+func TestWaitOverACutConnection(t *testing.T) {
+	alone(t, func(s stage) {
+		s.hold()
+		first := s.start(ctx, s.locks)
+		s.awaitQueued(1)
+		second := s.start(ctx, s.make(lease))
+		s.awaitQueued(2)
+		_, before := s.info()
+		client := before[0].int("client")
+		s.check(s.ask("CLIENT", "KILL", "ID", client) == int64(1), "it is not there")
+		s.until("it waits by another connection", func() bool {
+			_, queue := s.info()
+			return queue[0].int("client") != 0 && queue[0].int("client") != client
+		})
+		line := s.queue()
+		s.check(slices.Equal(line, owners(before)), "%v, not %v", line, owners(before))
+		next := s.handOver("other")
+		s.check(next == line[0], "%s has it, not %s", next, line[0])
+		s.must(s.had(first).Release())
+		s.must(s.had(second).Release())
+		s.awaitGone()
+	}, "single", "cluster")
+}
+
 func TestWaitOverALostMessage(t *testing.T) {
 	alone(t, func(s stage) {
 		s.hold()

@@ -33,7 +33,8 @@ func addresses(place string) []string {
 // makeLocks has locks in one of the places, with a time-out for replies as a program may have set it.
 func makeLocks(place string, lease, timeout time.Duration) *Locks {
 	var servers []*redis.Options
-	for _, address := range addresses(place) {
+	// Of a cluster two nodes are named, and the others are found.
+	for _, address := range addresses(place)[:min(2, len(addresses(place)))] {
 		client := redis.NewClient(&redis.Options{Addr: address, ReadTimeout: timeout})
 		servers = append(servers, client.Options())
 		_ = client.Close() // it is but the pattern
@@ -250,6 +251,39 @@ func (s stage) hold(options ...any) {
 	s.Helper()
 	words := append([]any{"DLOCK.ACQUIRE", s.key, "other", 600_000}, options...)
 	s.check(s.ask(words...) != nil, "the lock is taken")
+}
+
+// whileTheSlotMoves works while the slot of the key is on its way to another master, and nothing that was there.
+func (s stage) whileTheSlotMoves(work func(askThere func(words ...any) any)) {
+	s.Helper()
+	source, slot := s.node(s.key), s.ask("CLUSTER", "KEYSLOT", s.key)
+	var target *redis.Client
+	s.until("there is another master", func() bool {
+		for _, address := range addresses("cluster") {
+			one := connection(address)
+			role, err := one.Do(ctx, "ROLE").Slice()
+			if err == nil && one != source && role[0] == "master" {
+				target = one
+			}
+		}
+		return target != nil
+	})
+	from, to := source.Do(ctx, "CLUSTER", "MYID").Val(), target.Do(ctx, "CLUSTER", "MYID").Val()
+	s.must(target.Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", from).Err())
+	s.must(source.Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", to).Err())
+	work(func(words ...any) any {
+		s.Helper()
+		step := target.Pipeline()
+		step.Do(ctx, "ASKING")
+		reply := step.Do(ctx, words...)
+		_, err := step.Exec(ctx)
+		if err != redis.Nil {
+			s.must(err)
+		}
+		return reply.Val()
+	})
+	s.must(source.Do(ctx, "CLUSTER", "SETSLOT", slot, "STABLE").Err())
+	s.must(target.Do(ctx, "CLUSTER", "SETSLOT", slot, "STABLE").Err())
 }
 
 // handOver gives it back for that owner, and says who has it in the same step.

@@ -281,8 +281,8 @@ export class Locks {
       });
       const hold = await Promise.race([taking, late]);
       if (hold) return hold;
-      // The server does not answer, and the caller need not wait for it: what is granted all the same is given back.
-      if (hold === undefined) taking.then((one) => one?.release()).catch(() => {});
+      // The server does not answer, and the caller need not wait until it has left.
+      if (hold === undefined) taking.catch(() => {});
       signal?.throwIfAborted();
       return null;
     } finally {

@@ -413,6 +413,37 @@ async function waitsOver(what, { server, locks, make }) {
   await server.awaitGone();
 }
 
+test('lock_over_a_slot_on_its_way', ['cluster'], async ({ server, locks }) => {
+  await server.whileTheSlotMoves(async (askThere) => {
+    const hold = await locks.lock(server.key);
+    const there = () => askThere('DLOCK.HELD', server.key, hold.owner);
+    assert.equal((await there())[0], hold.token);
+    assert.equal(await hold.guard('EXISTS', server.key), 1);
+    await hold.release();
+    assert.equal(await there(), null);
+  });
+  await server.awaitGone();
+});
+
+test('wait_over_a_cut_connection', everywhere, async ({ server, locks, make }) => {
+  await server.hold();
+  const first = start(locks, server.key);
+  await server.awaitQueued(1);
+  const second = start(make(), server.key);
+  await server.awaitQueued(2);
+  const { queue } = await server.info();
+  await (await server.node()).sendCommand(['CLIENT', 'KILL', 'ID', String(queue[0].client)]);
+  await until(async () => {
+    const { client } = (await server.info()).queue[0];
+    return client !== 0 && client !== queue[0].client;
+  }, 'it waits by another connection');
+  assert.deepEqual(await server.queue(), queue.map((place) => place.owner));
+  assert.equal(await server.handOver(), queue[0].owner);
+  await (await first).release();
+  await (await second).release();
+  await server.awaitGone();
+});
+
 test('wait_over_a_lost_message', ['single'], async ({ server, locks }) => {
   await server.hold();
   const wait = start(locks, server.key);

@@ -17,7 +17,7 @@ const [host, port] = address('DLOCK_SINGLE');
 const nodeRedis = () => createClient({ url: `redis://${host}:${port}` }).on('error', () => {}).connect();
 const ioredis = () => new Redis(Number(port), host);
 
-test('the code of the README is the tested code', async () => {
+test('code_of_the_readme', async () => {
   const [readme, examples] = await Promise.all(['README.md', 'examples.mjs']
     .map((name) => readFile(new URL(name, import.meta.url), 'utf8')));
   const plain = (text) => text.split('\n').map((line) => line.trim()).filter(Boolean).join('\n');
@@ -58,7 +58,7 @@ test('tryPlainly', async () => {
   client.destroy();
 });
 
-test('in a cluster both libraries reach whoever serves the key', async () => {
+test('both_libraries_find_the_node_of_a_key', async () => {
   const [first, at] = address('DLOCK_CLUSTER');
   const { key } = new Server('cluster');
   const words = ['DLOCK.ACQUIRE', key, 'owner', '60000', 'HOLDS', '1'];
@@ -75,7 +75,7 @@ for (const [library, open, ask, close] of [
   ['node-redis', nodeRedis, (client, ...words) => client.sendCommand(words), (client) => client.destroy()],
   ['ioredis', ioredis, (client, ...words) => client.call(...words), (client) => client.disconnect()],
 ]) {
-  test(`${library}: a wait on a shared connection holds up the release that it waits for`, async () => {
+  test(`a_shared_wait_holds_up_the_release (${library})`, async () => {
     const client = await open();
     const { key } = new Server('single');
     await ask(client, 'DLOCK.ACQUIRE', key, 'one', '60000');
@@ -87,7 +87,8 @@ for (const [library, open, ask, close] of [
   });
 }
 
-test('node-redis: neither timeout nor abortSignal ends a wait that has been sent', async () => {
+// Neither timeout nor abortSignal does.
+test('node_redis_ends_no_wait_that_was_sent', async () => {
   const client = await nodeRedis();
   const server = new Server('single');
   await server.hold();
@@ -102,7 +103,8 @@ test('node-redis: neither timeout nor abortSignal ends a wait that has been sent
   client.destroy();
 });
 
-test('ioredis: after commandTimeout the server waits on, and grants to nobody; disconnect ends the wait', async () => {
+// The server waits on after commandTimeout, and grants to nobody; disconnect ends the wait.
+test('ioredis_time_out_leaves_an_orphan', async () => {
   const client = new Redis({ host, port: Number(port), commandTimeout: 200 });
   const server = new Server('single');
   await server.hold();

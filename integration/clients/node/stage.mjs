@@ -31,7 +31,8 @@ const addresses = (name) => process.env[name].split(',').map((one) => one.split(
 
 /** Locks by one of the libraries, in one of the places. */
 export function makeLocks(library, place, { lease = LEASE, timeout = 10_000 } = {}) {
-  const clients = addresses(`DLOCK_${place.toUpperCase()}`)
+  // Of a cluster two nodes are named, and the others are found.
+  const clients = addresses(`DLOCK_${place.toUpperCase()}`).slice(0, 2)
     .map(([host, port]) => LIBRARIES[library](host, Number(port), timeout));
   return new Locks(clients, { ...SETTINGS, lease });
 }
@@ -120,6 +121,22 @@ export class Server {
   /** Somebody else takes it, for longer than any test lasts. */
   async hold(key = this.key, owner = 'other', ...options) {
     assert.ok(await this.ask('DLOCK.ACQUIRE', key, owner, 600_000, ...options), 'the lock is taken');
+  }
+
+  /** While the work is done the slot of the key is on its way to another master, and so is nothing that was there. */
+  async whileTheSlotMoves(work) {
+    const source = await this.node();
+    const target = await until(async () => {
+      const others = await Promise.all(addresses('DLOCK_CLUSTER').map(connection));
+      const roles = await Promise.all(others.map((one) => one.sendCommand(['ROLE']).catch(() => [])));
+      return others.find((one, i) => one !== source && roles[i][0] === 'master');
+    }, 'there is another master');
+    const [from, to] = await Promise.all([source, target].map((one) => one.sendCommand(['CLUSTER', 'MYID'])));
+    const slot = String(await source.sendCommand(['CLUSTER', 'KEYSLOT', this.key]));
+    await target.sendCommand(['CLUSTER', 'SETSLOT', slot, 'IMPORTING', from]);
+    await source.sendCommand(['CLUSTER', 'SETSLOT', slot, 'MIGRATING', to]);
+    await work(async (...words) => (await Promise.all([['ASKING'], words].map((one) => target.sendCommand(one))))[1]);
+    for (const one of [source, target]) await one.sendCommand(['CLUSTER', 'SETSLOT', slot, 'STABLE']);
   }
 
   /** Gives it back, and says who has it in the same step. */
