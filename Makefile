@@ -31,9 +31,9 @@ export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
 .PHONY: help run test demo ladder clean
-.PHONY: bench bench-check bench-servers peers
-.PHONY: check check-long explore fuzz memcheck chaos clients observe
-.PHONY: install build deps servers test-servers upgrade
+.PHONY: bench bench-check bench-servers bench-peers peers
+.PHONY: check check-long explore fuzz memcheck chaos clients observe upgrade
+.PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check
 
 help: ## List what can be made
@@ -60,6 +60,11 @@ bench-check: build peers ## Fail when a ratio of the quick run has grown by more
 bench-servers: build ## Measure the pair, the hand-over and memory on five server versions, in nine minutes (QUICK=1: three)
 	@integration/servers.sh '$(TARGET)/servers' redis-7.2 redis-8.6 valkey-8.1 valkey-9.1
 	@$(BENCH) --servers '$(TARGET)/servers' $(if $(QUICK),--quick)
+
+bench-peers: build ## Measure dlock beside PostgreSQL, etcd, ZooKeeper and Redisson, in twenty minutes (QUICK=1: under six)
+	@integration/peers/install.sh '$(TARGET)/bench-peers/java'
+	@cargo run --quiet --release --manifest-path integration/peers/Cargo.toml --target-dir '$(TARGET)/bench-peers' -- \
+	    --java '$(TARGET)/bench-peers/java' $(if $(QUICK),--quick) $(ARGS)
 
 chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: four minutes; ARGS='--help')
 	@cargo run --quiet --release --package dlock-integration --bin chaos -- \

@@ -32,7 +32,7 @@ mkdir -p "$root"/{DEBIAN,debian,etc/dlock,usr/lib/redis/modules,usr/share/doc/dl
 packaging/module.sh . "$directory/build" "$root/usr/lib/redis/modules/libdlock.so"
 install -m 644 packaging/dlock.conf "$root/etc/dlock/dlock.conf"
 install -m 644 README.md CHANGELOG.md "$root/usr/share/doc/dlock/"
-install -m 644 docs/* "$root/usr/share/doc/dlock/docs/"
+(cd docs && find . -type f -exec install -D -m 644 {} "$root/usr/share/doc/dlock/docs/{}" \;)
 install -m 644 LICENSE "$root/usr/share/doc/dlock/copyright"
 install -m 755 packaging/debian/prerm "$root/DEBIAN/prerm"
 echo /etc/dlock/dlock.conf >"$root/DEBIAN/conffiles"

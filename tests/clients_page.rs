@@ -1,4 +1,4 @@
-//! `docs/clients.md`: its code is code of tests, and the tests that it names are there.
+//! `docs/clients.md` and `docs/quorum.md`: their code is code of tests, and the tests that the first one names are there.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,7 +27,13 @@ fn stands_in(source: &str, code: &str) -> bool {
 
 #[test]
 fn code_is_that_of_the_tests() {
-    let page = read("docs/clients.md");
+    assert!(compared("docs/clients.md") > 10);
+    assert!(compared("docs/quorum.md") > 3);
+}
+
+/// How many blocks of code a page has: each is named the file that it stands in, by a comment before it.
+fn compared(page: &str) -> usize {
+    let page = read(page);
     let lines: Vec<&str> = page.lines().collect();
     let mut seen = 0;
     let mut at = 0;
@@ -50,7 +56,7 @@ fn code_is_that_of_the_tests() {
         seen += 1;
         at = end + 1;
     }
-    assert!(seen > 10, "{seen} blocks are found");
+    seen
 }
 
 /// All the clients and their tests, and the server's tests that are about the same.

@@ -17,12 +17,16 @@ use crate::nodes::{died, gauges, until, Node, ISLANDERS, MAINLANDERS};
 use crate::route::{slot_of, slots_of, ByCluster, Route, SLOTS};
 use crate::run::{Inflicted, Scene};
 use crate::sentinel::log;
-use crate::setting::{Setting, QUARANTINE_MS};
+use crate::setting::{Setting, DOWN_AFTER_MS, QUARANTINE_MS};
 
 const PRIMARIES: usize = 3;
 
 /// So long a failover or a move may take, and so long it may take until all have found together again.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A primary votes for a replica of the same primary again after twice the time-out of the nodes. A failover that is asked for
+/// sooner gets no votes, and has the old primary hold its clients for five seconds in vain.
+const VOTES_AGAIN: Duration = Duration::from_millis(2 * DOWN_AFTER_MS + 1_000);
 
 /// The nodes.
 pub struct Cluster {
@@ -31,6 +35,8 @@ pub struct Cluster {
     /// Where the nodes talk to each other.
     _buses: Vec<Door>,
     setting: Setting,
+    /// When a failover was asked for last.
+    asked_at: Option<Instant>,
 }
 
 impl Cluster {
@@ -51,6 +57,7 @@ impl Cluster {
             nodes,
             _buses: buses,
             setting: *setting,
+            asked_at: None,
         };
         cluster.join();
         for node in &cluster.nodes {
@@ -147,7 +154,11 @@ impl Cluster {
     }
 
     fn await_other_primary(&self, slot: usize, old: usize) -> bool {
-        until(PATIENCE, || {
+        self.is_replaced(slot, old, PATIENCE)
+    }
+
+    fn is_replaced(&self, slot: usize, old: usize, within: Duration) -> bool {
+        until(within, || {
             self.primary_of(slot, Some(old))
                 .is_some_and(|new| new != old)
         })
@@ -172,11 +183,17 @@ impl Cluster {
                     Fault::FailoverTakeover => " TAKEOVER",
                     _ => "",
                 };
-                let Some(replica) = self.replica_of(old) else {
-                    return false;
-                };
-                self.nodes[replica].say(&format!("CLUSTER FAILOVER{how}"));
-                self.await_other_primary(slot, old)
+                if let Some(asked_at) = self.asked_at {
+                    thread::sleep(VOTES_AGAIN.saturating_sub(asked_at.elapsed()));
+                }
+                self.asked_at = Some(Instant::now());
+                // Who asks for one and gets none asks again.
+                until(PATIENCE, || {
+                    if let Some(replica) = self.replica_of(old) {
+                        self.nodes[replica].say(&format!("CLUSTER FAILOVER{how}"));
+                    }
+                    self.is_replaced(slot, old, VOTES_AGAIN)
+                })
             }
             Fault::Stop => {
                 self.nodes[old].server.freeze();

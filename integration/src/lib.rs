@@ -86,6 +86,7 @@ pub use guarded::Guarded;
 pub use info::Info;
 pub use network::{Door, Network, Party};
 pub use patience::{await_until, PATIENCE};
+pub use port::free as free_port;
 pub use process::spawn;
 pub use program::{module_path, server_program};
 pub use quorum::{Held, Quorum, Vote};

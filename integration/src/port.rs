@@ -17,7 +17,7 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 
 /// A port that nobody listened on a moment ago. It may be taken by the time it is used: then
 /// another has to be asked for.
-pub(crate) fn free() -> u16 {
+pub fn free() -> u16 {
     // Test processes that run at the same time start at different places.
     let offset = process::id().wrapping_mul(7_919);
     for _ in 0..TRIES {

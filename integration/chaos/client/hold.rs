@@ -15,6 +15,9 @@ const AUTO_MS: u64 = 60_000;
 /// An allowance for clocks.
 const ALLOWANCE_MS: u64 = 2;
 
+/// So long it waits before it gives back again what the server has refused to take.
+const AGAIN_MS: u64 = 100;
+
 /// After the end of its lease a late writer waits for so much longer, so that no rounding lets it in.
 const LATE_MS: u64 = 50;
 
@@ -28,8 +31,9 @@ pub(super) struct Hold {
     pub asked: Micros,
     /// Does the server renew it, and end it with the connection?
     pub tied: bool,
-    /// Where it is tied.
+    /// Where it is tied, and since when: a connection that ended before was another.
     tied_at: u16,
+    tied_since: Micros,
     from: Micros,
     /// Until when it believes: counted from when the last request that was answered had been sent.
     deadline: Micros,
@@ -47,6 +51,7 @@ impl Hold {
             asked,
             tied: false,
             tied_at: 0,
+            tied_since: 0,
             from: 0,
             deadline: 0,
             alive_until: 0,
@@ -103,7 +108,7 @@ impl Client<'_> {
                 if hold.tied && lost.is_none() {
                     // Whoever gives up the connection gives up what is tied to it.
                     let given_up = self.given_up.get(&hold.tied_at).copied();
-                    let at = given_up.filter(|at| *at > hold.from);
+                    let at = given_up.filter(|at| *at > hold.tied_since);
                     *lost = at.map(|at| (at.min(hold.deadline), End::Released));
                 }
             }
@@ -189,7 +194,7 @@ impl Client<'_> {
         };
         let received = self.shared.now();
         hold.alive_until = hold.alive_until.max(received + left_ms * 1_000);
-        hold.tied_at = port;
+        (hold.tied_at, hold.tied_since) = (port, received);
         if hold.tied {
             hold.alive_until = Micros::MAX;
         }
@@ -321,7 +326,14 @@ impl Client<'_> {
             "TOKEN",
             &token,
         ];
-        self.call(&hold.lock, &words, 0).0
+        loop {
+            let reply = self.call(&hold.lock, &words, 0).0;
+            // A server that has too few replicas for a moment leaves others waiting until the lease is over.
+            if !reply.is_error("NOREPLICAS") || self.shared.now() >= hold.deadline {
+                return reply;
+            }
+            self.pause(AGAIN_MS);
+        }
     }
 }
 

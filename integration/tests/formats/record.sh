@@ -13,39 +13,14 @@ directory=$(cd "$2" && pwd)
 scratch=$(mktemp -d)
 trap 'git worktree remove --force "$scratch/source" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 
-# libfaketime does not get along with the server's allocator; this is all of it that is needed.
-cat >"$scratch/clock.c" <<'C'
-#define _GNU_SOURCE
-#include <sys/syscall.h>
-#include <sys/time.h>
-#include <time.h>
-#include <unistd.h>
-
-int clock_gettime(clockid_t clock, struct timespec *at) {
-    int failed = (int)syscall(SYS_clock_gettime, clock, at);
-    if (!failed && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) at->tv_sec -= BACK;
-    return failed;
-}
-
-int gettimeofday(struct timeval *at, void *zone) {
-    struct timespec now;
-    (void)zone;
-    clock_gettime(CLOCK_REALTIME, &now);
-    at->tv_sec = now.tv_sec;
-    at->tv_usec = now.tv_nsec / 1000;
-    return 0;
-}
-
-time_t time(time_t *at) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    if (at) *at = now.tv_sec;
-    return now.tv_sec;
-}
-C
 back=$(($(date +%s) - $(date -d '2024-01-01 UTC' +%s)))
-cc -shared -fPIC -DBACK="$back" -o "$scratch/clock.so" "$scratch/clock.c"
-printf '#!/bin/sh\nLD_PRELOAD=%s exec redis-server "$@"\n' "$scratch/clock.so" >"$scratch/server"
+cc -shared -fPIC -o "$scratch/clock.so" integration/tests/clocks/clock.c
+# The clock's file has its step in microseconds, in eight bytes.
+for bits in 0 8 16 24 32 40 48 56; do
+    printf "\\x$(printf %02x $((-back * 1000000 >> bits & 255)))"
+done >"$scratch/clock"
+printf '#!/bin/sh\nexec env LD_PRELOAD=%s DLOCK_CLOCK=%s redis-server "$@"\n' \
+    "$scratch/clock.so" "$scratch/clock" >"$scratch/server"
 chmod +x "$scratch/server"
 
 git worktree add --quiet --detach "$scratch/source" "$commit"

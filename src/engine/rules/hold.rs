@@ -68,13 +68,13 @@ impl Engine {
             None => lease,
         };
         let deadline = self.policy.bounded(hold.token, now.wall().after(lease));
-        if deadline != hold.deadline {
-            entry.set_hold(Hold {
-                owner,
-                deadline,
-                ..hold
-            });
-        }
+        // Also where the deadline stays, within the millisecond of the grant or at `max-hold-ms`: `WAIT` counts the replicas
+        // that have what its connection wrote last, and a client that waits for them after a renewal relies on that.
+        entry.set_hold(Hold {
+            owner,
+            deadline,
+            ..hold
+        });
         self.ledger.counters.renewals += 1;
         if tie.session || tie.auto.is_some() || !self.ledger.ties.is_empty() {
             self.ledger.keep(name, owner, hold.token, lease, tie, now);

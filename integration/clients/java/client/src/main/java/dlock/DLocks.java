@@ -274,6 +274,7 @@ public final class DLocks implements AutoCloseable {
             return connector.seeds().get(0);
         }
 
+        /** Waits for the lock, over every reconnection and interrupt. */
         @Override
         public void lock() {
             try {
@@ -639,11 +640,18 @@ public final class DLocks implements AutoCloseable {
             }
         }
 
-        private synchronized void lose() {
-            if (!over) {
+        private void lose() {
+            synchronized (this) {
+                if (over) {
+                    return;
+                }
                 over = true;
                 lost = true;
+            }
+            try {
                 lock.onLost.accept(token);
+            } catch (RuntimeException failed) {
+                System.getLogger("dlock").log(System.Logger.Level.ERROR, "onLost has failed", failed);
             }
         }
 

@@ -18,6 +18,7 @@ import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.pubsub.RedisPubSubAdapter;
 import io.lettuce.core.pubsub.StatefulRedisPubSubConnection;
 import java.nio.ByteBuffer;
+import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Deque;
@@ -29,6 +30,9 @@ import java.util.stream.Stream;
 
 /** Connections of {@link DLocks} by Lettuce: of the resources and the options of a client that exists. */
 public final class LettuceConnector implements DLocks.Connector {
+    /** Who greets no sooner is asked no more; another server may have taken over. Lettuce's own is a minute. */
+    private static final Duration LONGEST = Duration.ofSeconds(3);
+
     private final RedisClient client;
     private final List<RedisURI> seeds;
 
@@ -47,7 +51,9 @@ public final class LettuceConnector implements DLocks.Connector {
 
     @Override
     public DLocks.Wire open(String host, int port, String channel, Consumer<byte[]> messages, Runnable ended) {
-        RedisURI uri = RedisURI.builder(seeds.get(0)).withHost(host).withPort(port).build();
+        RedisURI like = seeds.get(0);
+        Duration timeOut = like.getTimeout().compareTo(LONGEST) < 0 ? like.getTimeout() : LONGEST;
+        RedisURI uri = RedisURI.builder(like).withHost(host).withPort(port).withTimeout(timeOut).build();
         StatefulRedisPubSubConnection<byte[], byte[]> listening = client.connectPubSub(ByteArrayCodec.INSTANCE, uri);
         try {
             listening.addListener(new RedisPubSubAdapter<>() {

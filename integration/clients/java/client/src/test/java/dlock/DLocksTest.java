@@ -23,6 +23,8 @@ import io.lettuce.core.ClientOptions;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.TimeoutOptions;
+import java.lang.annotation.Retention;
+import java.lang.annotation.RetentionPolicy;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
@@ -39,6 +41,8 @@ import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.LockSupport;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
+import org.junit.jupiter.api.parallel.ResourceAccessMode;
+import org.junit.jupiter.api.parallel.ResourceLock;
 import org.junit.jupiter.params.ParameterizedTest;
 import org.junit.jupiter.params.provider.MethodSource;
 import redis.clients.jedis.Connection;
@@ -47,6 +51,31 @@ import redis.clients.jedis.HostAndPort;
 
 /** The tests that every language has, by the same names: see ../README.md. */
 class DLocksTest {
+    @ParameterizedTest
+    @MethodSource("everywhere")
+    @ResourceLock(value = "the servers", mode = ResourceAccessMode.READ)
+    @Retention(RetentionPolicy.RUNTIME)
+    @interface Everywhere {}
+
+    @ParameterizedTest
+    @MethodSource("alone")
+    @ResourceLock(value = "the servers", mode = ResourceAccessMode.READ)
+    @Retention(RetentionPolicy.RUNTIME)
+    @interface Alone {}
+
+    /** Moves a slot, or a role: nobody else's locks are to go along. */
+    @ParameterizedTest
+    @MethodSource("inCluster")
+    @ResourceLock("the servers")
+    @Retention(RetentionPolicy.RUNTIME)
+    @interface MovesInCluster {}
+
+    @ParameterizedTest
+    @MethodSource("replicated")
+    @ResourceLock("the servers")
+    @Retention(RetentionPolicy.RUNTIME)
+    @interface MovesReplicated {}
+
     static Stream<Stage> everywhere() {
         return in("single", "cluster");
     }
@@ -75,8 +104,7 @@ class DLocksTest {
         });
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void countsToAThousand(Stage s) throws Exception {
         DLocks locks = s.locks(LONG);
         HostAndPort node = s.node(s.key).getHostAndPort();
@@ -103,8 +131,7 @@ class DLocksTest {
         s.awaitGone();
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void firstComeFirstServed(Stage s) throws Exception {
         DLocks locks = s.locks(LONG);
         s.hold();
@@ -124,8 +151,7 @@ class DLocksTest {
         assertEquals(inLine, served);
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void tryLockDoesNotWait(Stage s) throws Exception {
         DLocks locks = s.locks();
         s.hold();
@@ -143,8 +169,7 @@ class DLocksTest {
         s.awaitGone();
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void waitLongerThanTheTimeOut(Stage s) throws Exception {
         Duration timeOut = Duration.ofSeconds(1);
         HostAndPort[] seeds = Stage.addresses(s.place);
@@ -178,8 +203,7 @@ class DLocksTest {
         client.shutdown();
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void cancelledWait(Stage s) throws Exception {
         DLocks locks = s.locks();
         s.hold();
@@ -201,8 +225,7 @@ class DLocksTest {
     }
 
     /** {@code lock()} goes on waiting when it is interrupted, and leaves the flag as it was. */
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void lockIsNotInterrupted(Stage s) throws Exception {
         DLocks locks = s.locks();
         s.hold();
@@ -224,8 +247,7 @@ class DLocksTest {
         s.awaitGone();
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void deadlinePasses(Stage s) throws Exception {
         DLocks locks = s.locks();
         s.hold();
@@ -241,8 +263,7 @@ class DLocksTest {
         s.awaitGone();
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void cancelAtTheGrant(Stage s) throws Exception {
         DLocks locks = s.locks();
         for (int i = 0; i < 30; i++) {
@@ -282,8 +303,7 @@ class DLocksTest {
         program.onExit().join();
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void killedWaiter(Stage s) throws Exception {
         DLocks locks = s.locks();
         s.hold();
@@ -298,8 +318,7 @@ class DLocksTest {
         assertEquals(List.of(), s.queue());
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void killedAtTheGrant(Stage s) throws Exception {
         DLocks locks = s.locks();
         for (long delay : new long[] {0, 200_000, 1_000_000}) {
@@ -324,8 +343,7 @@ class DLocksTest {
         }
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void killedHolder(Stage s) throws Exception {
         for (String how : List.of("session", "")) {
             var messages = s.messages();
@@ -345,8 +363,7 @@ class DLocksTest {
         }
     }
 
-    @ParameterizedTest
-    @MethodSource("alone")
+    @Alone
     void keepsItForTenLeases(Stage s) throws Exception {
         DLock lock = s.locks().lock(s.key);
         try (Hold hold = lock.hold()) {
@@ -360,8 +377,7 @@ class DLocksTest {
     }
 
     /** Nobody can unlock what a thread held that has ended. */
-    @ParameterizedTest
-    @MethodSource("alone")
+    @Alone
     void deadThreadKeepsNothing(Stage s) throws Exception {
         DLocks locks = s.locks();
         Actor actor = s.actor();
@@ -370,8 +386,7 @@ class DLocksTest {
         s.awaitGone();
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void cutConnection(Stage s) throws Exception {
         DLock lock = s.locks(LONG).lock(s.key);
         try (Hold hold = lock.hold()) {
@@ -391,14 +406,12 @@ class DLocksTest {
         assertThrows(DLocks.NotHeld.class, tied::unlock);
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void forcedRelease(Stage s) throws Exception {
         isToldOf(s, "DLOCK.FORCERELEASE");
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void deletedKey(Stage s) throws Exception {
         isToldOf(s, "DEL");
     }
@@ -419,8 +432,7 @@ class DLocksTest {
         s.awaitGone();
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void noWriteAfterTheLoss(Stage s) throws Exception {
         DLocks locks = s.locks();
         String data = s.key + ":data";
@@ -437,8 +449,7 @@ class DLocksTest {
         }
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void replacedIsFinal(Stage s) throws Exception {
         DLocks locks = s.locks();
         s.hold();
@@ -460,8 +471,7 @@ class DLocksTest {
         assertTrue(result(other) instanceof List<?>);
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void errorsOfItsOwn(Stage s) throws Exception {
         DLocks locks = s.locks(LONG);
         String a = s.key + ":a";
@@ -488,8 +498,7 @@ class DLocksTest {
         assertTrue(wrong.getMessage().startsWith("WRONGTYPE"), wrong.getMessage());
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void givesBackOnlyItsOwn(Stage s) throws Exception {
         s.hold(s.key, "another reader", "SHARED");
         DLocks.ReadWrite lock = s.locks().readWrite(s.key);
@@ -527,8 +536,7 @@ class DLocksTest {
         assertTrue(real.getSuppressed()[0] instanceof DLocks.NotHeld);
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void sharedAndCounted(Stage s) throws Exception {
         DLocks locks = s.locks(LONG);
         DLocks.ReadWrite lock = locks.readWrite(s.key);
@@ -566,8 +574,7 @@ class DLocksTest {
     }
 
     /** As with ReentrantReadWriteLock: a writer may become a reader. And, as there not: the only reader the writer. */
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void downgradeAndUpgrade(Stage s) throws Exception {
         DLocks.ReadWrite lock = s.locks(LONG).readWrite(s.key);
         Actor other = s.actor();
@@ -591,8 +598,7 @@ class DLocksTest {
     }
 
     /** An upgrade that is left, in the moment of its grant too: the reader goes on reading, and is kept. */
-    @ParameterizedTest
-    @MethodSource("alone")
+    @Alone
     void upgradeCancelledAtTheGrant(Stage s) throws Exception {
         DLocks.ReadWrite lock = s.locks().readWrite(s.key);
         for (int i = 0; i < 20; i++) {
@@ -625,8 +631,7 @@ class DLocksTest {
         }
     }
 
-    @ParameterizedTest
-    @MethodSource("everywhere")
+    @Everywhere
     void manyOverSeveralSlots(Stage s) throws Exception {
         DLocks locks = s.locks(LONG);
         List<String> keys = IntStream.range(0, 4).mapToObj(i -> "{" + i + s.key.substring(1, 8) + "}m").toList();
@@ -658,8 +663,7 @@ class DLocksTest {
     }
 
     /** Two servers that know nothing of each other. */
-    @ParameterizedTest
-    @MethodSource("alone")
+    @Alone
     void manyOverSeveralServers(Stage s) throws Exception {
         try (Stage elsewhere = new Stage(s.library, "cluster")) {
             DLocks here = s.locks(LONG);
@@ -684,14 +688,12 @@ class DLocksTest {
         }
     }
 
-    @ParameterizedTest
-    @MethodSource("replicated")
+    @MovesReplicated
     void holdOverAFailover(Stage s) throws Exception {
         holdOver(s, failover(s));
     }
 
-    @ParameterizedTest
-    @MethodSource("inCluster")
+    @MovesInCluster
     void holdOverASlotMove(Stage s) throws Exception {
         holdOver(s, "move " + s.key);
     }
@@ -715,20 +717,17 @@ class DLocksTest {
         s.awaitGone();
     }
 
-    @ParameterizedTest
-    @MethodSource("replicated")
+    @MovesReplicated
     void waitOverAFailover(Stage s) throws Exception {
         waitOver(s, failover(s));
     }
 
-    @ParameterizedTest
-    @MethodSource("inCluster")
+    @MovesInCluster
     void waitOverACrash(Stage s) throws Exception {
         waitOver(s, "crash " + s.key);
     }
 
-    @ParameterizedTest
-    @MethodSource("inCluster")
+    @MovesInCluster
     void waitOverASlotMove(Stage s) throws Exception {
         waitOver(s, "move " + s.key);
     }
@@ -759,6 +758,7 @@ class DLocksTest {
 
     @ParameterizedTest
     @MethodSource("everywhere")
+    @ResourceLock("the servers") // a crowd, in which others' leases would pass
     void aThousandWaitsOnOneConnection(Stage s) throws Exception {
         DLocks locks = s.locks(LONG);
         s.hold();

@@ -1,0 +1,104 @@
+//! A client of a service, whatever service it is.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::str::FromStr;
+
+use crate::failure::Failure;
+use crate::{dlock, etcd, postgres, zookeeper};
+
+/// Something that a client does.
+pub type Step<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
+
+/// Takes locks, waiting as long as it takes, and gives them back.
+pub trait Client: Send {
+    /// Takes the lock of this number.
+    fn acquire(&mut self, lock: usize) -> Step<'_>;
+    /// Gives it back.
+    fn release(&mut self, lock: usize) -> Step<'_>;
+}
+
+/// How a client is known to be alive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lifetime {
+    /// As it comes.
+    Default,
+    /// The shortest that makes sense.
+    Short,
+}
+
+/// Which client: it goes over a command line to the process that is to be killed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Address {
+    /// The service, and the way to use it.
+    pub kind: Kind,
+    /// Where its first node listens.
+    pub port: u16,
+}
+
+/// The service, and the way to use it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// This module.
+    Dlock,
+    /// The same, and `WAIT 1` after each grant.
+    DlockWait,
+    /// Advisory locks.
+    Postgres,
+    /// The service's own lock.
+    EtcdRecipe,
+    /// The same steps by the client, with the watch at the next revision.
+    EtcdWatch,
+    /// Ephemeral sequential nodes.
+    ZooKeeper,
+}
+
+const KINDS: [(Kind, &str); 6] = [
+    (Kind::Dlock, "dlock"),
+    (Kind::DlockWait, "dlock-wait"),
+    (Kind::Postgres, "postgres"),
+    (Kind::EtcdRecipe, "etcd-recipe"),
+    (Kind::EtcdWatch, "etcd-watch"),
+    (Kind::ZooKeeper, "zookeeper"),
+];
+
+impl Address {
+    /// A client with a connection of its own.
+    pub async fn connect(
+        self,
+        number: usize,
+        lifetime: Lifetime,
+    ) -> Result<Box<dyn Client>, Failure> {
+        let Address { kind, port } = self;
+        Ok(match kind {
+            Kind::Dlock => Box::new(dlock::Connection::open(port, number, false, lifetime).await?),
+            Kind::DlockWait => {
+                Box::new(dlock::Connection::open(port, number, true, lifetime).await?)
+            }
+            Kind::Postgres => Box::new(postgres::Connection::open(port).await?),
+            Kind::EtcdRecipe => Box::new(etcd::Recipe::open(port, lifetime).await?),
+            Kind::EtcdWatch => Box::new(etcd::Watching::open(port, lifetime).await?),
+            Kind::ZooKeeper => Box::new(zookeeper::Session::open(port, lifetime).await?),
+        })
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = KINDS.iter().find(|(kind, _)| *kind == self.kind);
+        write!(f, "{}:{}", name.map_or("", |(_, name)| name), self.port)
+    }
+}
+
+impl FromStr for Address {
+    type Err = Failure;
+
+    fn from_str(text: &str) -> Result<Address, Failure> {
+        let (name, port) = text.split_once(':').ok_or("an address is KIND:PORT")?;
+        let kind = KINDS.iter().find(|(_, known)| *known == name);
+        Ok(Address {
+            kind: kind.ok_or("no such kind of client")?.0,
+            port: port.parse()?,
+        })
+    }
+}

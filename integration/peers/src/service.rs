@@ -1,0 +1,405 @@
+//! The services: how each is started, and what it promises.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlock_integration::{free_port, Server};
+use serde::{Deserialize, Serialize};
+
+use crate::client::{Address, Kind, Lifetime};
+use crate::failure::Failure;
+use crate::node::{self, Node};
+
+/// What is left of a grant when something breaks.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Promise {
+    /// Nothing: it is in the memory of one process.
+    Memory,
+    /// The grant is on the disk of one node before the client has it.
+    Durable,
+    /// The same, on a disk whose every `fsync` takes a millisecond more.
+    DurableSlow,
+    /// The grant is on more than one node before the client has it.
+    Nodes,
+}
+
+impl Promise {
+    /// All, in the order of the report.
+    pub const ALL: [Promise; 4] = [
+        Promise::Memory,
+        Promise::Durable,
+        Promise::DurableSlow,
+        Promise::Nodes,
+    ];
+
+    /// In words.
+    pub fn text(self) -> &'static str {
+        match self {
+            Promise::Memory => "Memory only",
+            Promise::Durable => "One durable node",
+            Promise::DurableSlow => "One durable node, each fsync 1 ms longer",
+            Promise::Nodes => "Survives the loss of a node",
+        }
+    }
+}
+
+/// A way to use a service.
+#[derive(Clone, Copy)]
+pub struct Plan {
+    /// What the tables call it.
+    pub name: &'static str,
+    /// What it promises.
+    pub promise: Promise,
+    /// What is to be known of it beside the figures.
+    pub note: &'static str,
+    /// Which client.
+    pub kind: Kind,
+}
+
+const fn plan(name: &'static str, promise: Promise, kind: Kind, note: &'static str) -> Plan {
+    Plan {
+        name,
+        promise,
+        note,
+        kind,
+    }
+}
+
+/// All of them.
+pub const PLANS: [Plan; 12] = [
+    plan("dlock", Promise::Memory, Kind::Dlock, "one thread serves all"),
+    plan(
+        "PostgreSQL advisory lock",
+        Promise::Memory,
+        Kind::Postgres,
+        "a process for each client, so it uses both cores; the lock ends with the session; no lease, no token",
+    ),
+    plan("dlock, AOF always", Promise::Durable, Kind::Dlock, "one `fsync` serves all grants of a turn"),
+    plan("etcd, its own lock", Promise::Durable, Kind::EtcdRecipe, "uses both cores"),
+    plan(
+        "etcd, watch at the next revision",
+        Promise::Durable,
+        Kind::EtcdWatch,
+        "uses both cores; more round trips, more work for the client",
+    ),
+    plan("ZooKeeper", Promise::Durable, Kind::ZooKeeper, "uses both cores; Java, just started"),
+    plan("dlock, AOF always", Promise::DurableSlow, Kind::Dlock, "as above"),
+    plan("etcd, watch at the next revision", Promise::DurableSlow, Kind::EtcdWatch, "as above"),
+    plan("ZooKeeper", Promise::DurableSlow, Kind::ZooKeeper, "as above"),
+    plan(
+        "dlock, a replica and WAIT 1",
+        Promise::Nodes,
+        Kind::DlockWait,
+        "two nodes, in memory; WAIT is no consensus: a failover can still lose a grant",
+    ),
+    plan(
+        "etcd, 3 nodes, watch at the next revision",
+        Promise::Nodes,
+        Kind::EtcdWatch,
+        "consensus, durable on two of three; the three share this machine's cores and disk",
+    ),
+    plan(
+        "ZooKeeper, 3 nodes",
+        Promise::Nodes,
+        Kind::ZooKeeper,
+        "consensus, durable on two of three; the three share this machine's cores and disk",
+    ),
+];
+
+/// A service that runs.
+pub struct Service {
+    /// How its clients reach it.
+    pub address: Address,
+    servers: Vec<Server>,
+    nodes: Vec<Node>,
+}
+
+impl Service {
+    /// The processes that serve.
+    pub fn processes(&self) -> Vec<u32> {
+        let servers = self.servers.iter().map(Server::pid);
+        servers.chain(self.nodes.iter().map(Node::pid)).collect()
+    }
+}
+
+impl Plan {
+    /// What has to be installed.
+    pub fn program(&self) -> &'static str {
+        match self.kind {
+            Kind::Dlock | Kind::DlockWait => "redis-server",
+            Kind::Postgres => "postgresql",
+            Kind::EtcdRecipe | Kind::EtcdWatch => "etcd",
+            Kind::ZooKeeper => "zookeeper",
+        }
+    }
+
+    /// Starts it.
+    pub fn start(&self) -> Result<Service, Failure> {
+        let slow = self.promise == Promise::DurableSlow;
+        let (port, servers, nodes) = match self.kind {
+            Kind::Dlock | Kind::DlockWait => {
+                let servers = redis_servers(self.promise)?;
+                (servers[0].port(), servers, Vec::new())
+            }
+            Kind::Postgres => {
+                let (port, node) = postgres()?;
+                (port, Vec::new(), vec![node])
+            }
+            Kind::EtcdRecipe | Kind::EtcdWatch => {
+                let (port, nodes) = etcd(self.count(), slow)?;
+                (port, Vec::new(), nodes)
+            }
+            Kind::ZooKeeper => {
+                let (port, nodes) = zookeeper(self.count(), slow)?;
+                (port, Vec::new(), nodes)
+            }
+        };
+        Ok(Service {
+            address: Address {
+                kind: self.kind,
+                port,
+            },
+            servers,
+            nodes,
+        })
+    }
+
+    fn count(&self) -> usize {
+        match self.promise {
+            Promise::Nodes => 3,
+            _ => 1,
+        }
+    }
+
+    /// How a client's death is noticed.
+    pub fn lifetime(&self, lifetime: Lifetime) -> &'static str {
+        match (self.kind, lifetime) {
+            (Kind::Dlock | Kind::DlockWait, Lifetime::Default) => "lease 30 s",
+            (Kind::Dlock | Kind::DlockWait, Lifetime::Short) => "SESSION",
+            (Kind::Postgres, _) => "end of the connection",
+            (Kind::EtcdRecipe | Kind::EtcdWatch, Lifetime::Default) => "lease 60 s",
+            (Kind::EtcdRecipe | Kind::EtcdWatch, Lifetime::Short) => "lease 2 s",
+            (Kind::ZooKeeper, Lifetime::Default) => "session 30 s",
+            (Kind::ZooKeeper, Lifetime::Short) => "session 4 s",
+        }
+    }
+}
+
+fn redis_servers(promise: Promise) -> Result<Vec<Server>, Failure> {
+    let mut builder = Server::builder();
+    if matches!(promise, Promise::Durable | Promise::DurableSlow) {
+        builder = builder
+            .config("appendonly", "yes")
+            .config("appendfsync", "always");
+    }
+    let program = tempfile::tempdir()?;
+    if promise == Promise::DurableSlow {
+        builder = builder.program(slowed_server(program.path())?);
+    }
+    let primary = builder.start();
+    if promise != Promise::Nodes {
+        return Ok(vec![primary]);
+    }
+    let replica = Server::start();
+    replica.replica_of(&primary);
+    Ok(vec![primary, replica])
+}
+
+/// A program that is the server with slow synchronizations.
+fn slowed_server(directory: &Path) -> Result<std::ffi::OsString, Failure> {
+    use std::os::unix::fs::PermissionsExt;
+    let server = dlock_integration::server_program();
+    let words = crate::disk::slowed(&[server.to_string_lossy().into_owned()]);
+    let path = directory.join("slowed-server");
+    std::fs::write(
+        &path,
+        format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" ")),
+    )?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
+    Ok(path.into())
+}
+
+/// As it comes, but for as many connections as there are waiters.
+fn postgres() -> Result<(u16, Node), Failure> {
+    let programs = postgres_programs()?;
+    let user = node::somebody_else("postgres")?;
+    let directory = node::directory()?;
+    node::give(directory.path(), user.as_ref())?;
+    let data = directory.path().join("data").display().to_string();
+    let words =
+        |words: &[&str]| -> Vec<String> { words.iter().map(|word| (*word).to_owned()).collect() };
+    let initialize = words(&[
+        &format!("{programs}/initdb"),
+        "-D",
+        &data,
+        "-A",
+        "trust",
+        "-U",
+        "postgres",
+    ]);
+    let mut command = node::command(&initialize, user.as_ref())?;
+    let output = command.current_dir(directory.path()).output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into());
+    }
+    let port = free_port();
+    let start = words(&[
+        &format!("{programs}/postgres"),
+        "-D",
+        &data,
+        "-p",
+        &port.to_string(),
+        "-c",
+        "listen_addresses=127.0.0.1",
+        "-c",
+        "unix_socket_directories=",
+        "-c",
+        "max_connections=1200",
+    ]);
+    let mut node = Node::start(&start, false, user.as_ref(), port, directory)?;
+    node.await_port()?;
+    // It listens before it serves.
+    thread::sleep(Duration::from_secs(1));
+    Ok((port, node))
+}
+
+/// The directory of the newest version's programs: Debian keeps them out of `PATH`.
+fn postgres_programs() -> Result<String, Failure> {
+    let versions =
+        std::fs::read_dir("/usr/lib/postgresql").map_err(|_| "PostgreSQL is not installed")?;
+    let mut found: Vec<_> = versions
+        .flatten()
+        .map(|entry| entry.path().join("bin"))
+        .filter(|path| path.join("initdb").exists())
+        .collect();
+    found.sort();
+    let last = found.pop().ok_or("PostgreSQL is not installed")?;
+    Ok(last.display().to_string())
+}
+
+fn etcd(count: usize, slow: bool) -> Result<(u16, Vec<Node>), Failure> {
+    installed("etcd", &["--version"])?;
+    let url = |port: u16| format!("http://127.0.0.1:{port}");
+    let ports: Vec<(u16, u16)> = (0..count).map(|_| (free_port(), free_port())).collect();
+    let members: Vec<String> = ports
+        .iter()
+        .enumerate()
+        .map(|(number, (_, peers))| format!("node{number}={}", url(*peers)))
+        .collect();
+    let mut nodes = Vec::new();
+    for (number, (clients, peers)) in ports.iter().enumerate() {
+        let directory = node::directory()?;
+        let data = directory.path().join("data").display().to_string();
+        let (clients_url, peers_url) = (url(*clients), url(*peers));
+        let words = [
+            "etcd",
+            "--name",
+            &format!("node{number}"),
+            "--data-dir",
+            &data,
+            "--listen-client-urls",
+            &clients_url,
+            "--advertise-client-urls",
+            &clients_url,
+            "--listen-peer-urls",
+            &peers_url,
+            "--initial-advertise-peer-urls",
+            &peers_url,
+            "--initial-cluster",
+            &members.join(","),
+        ];
+        let words = words.map(str::to_owned);
+        nodes.push(Node::start(&words, slow, None, *clients, directory)?);
+    }
+    nodes.iter_mut().try_for_each(Node::await_port)?;
+    Ok((ports[0].0, nodes))
+}
+
+/// As Debian's package has it.
+const ZOOKEEPER: &str = "/usr/share/java/zookeeper.jar";
+
+fn zookeeper(count: usize, slow: bool) -> Result<(u16, Vec<Node>), Failure> {
+    if !Path::new(ZOOKEEPER).exists() {
+        return Err("ZooKeeper is not installed".into());
+    }
+    let ports: Vec<(u16, u16, u16)> = (0..count)
+        .map(|_| (free_port(), free_port(), free_port()))
+        .collect();
+    let members: Vec<String> = ports
+        .iter()
+        .enumerate()
+        .filter(|_| count > 1)
+        .map(|(number, (_, peers, election))| {
+            format!("server.{}=127.0.0.1:{peers}:{election}\n", number + 1)
+        })
+        .collect();
+    let mut nodes = Vec::new();
+    for (number, (clients, ..)) in ports.iter().enumerate() {
+        let directory = node::directory()?;
+        let path = directory.path();
+        std::fs::write(
+            path.join("zoo.cfg"),
+            format!(
+                "tickTime=2000\ninitLimit=10\nsyncLimit=5\ndataDir={}\nclientPortAddress=127.0.0.1\n\
+                 clientPort={clients}\nmaxClientCnxns=0\nadmin.enableServer=false\n{}",
+                path.display(),
+                members.concat(),
+            ),
+        )?;
+        std::fs::write(path.join("myid"), format!("{}\n", number + 1))?;
+        // Its own script takes this much.
+        let words = [
+            "java",
+            "-Xmx1000m",
+            "-cp",
+            "/usr/share/java/*",
+            "-Dzookeeper.root.logger=WARN,CONSOLE",
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            &path.join("zoo.cfg").display().to_string(),
+        ];
+        let words = words.map(str::to_owned);
+        nodes.push(Node::start(&words, slow, None, *clients, directory)?);
+    }
+    nodes.iter_mut().try_for_each(Node::await_port)?;
+    Ok((ports[0].0, nodes))
+}
+
+/// Fails when a program is not there.
+fn installed(program: &str, arguments: &[&str]) -> Result<String, Failure> {
+    let output = Command::new(program).args(arguments).output();
+    let output = output.map_err(|_| format!("{program} is not installed"))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// What was compared, with versions.
+pub fn versions() -> Vec<String> {
+    let first_line = |text: String| text.lines().next().unwrap_or_default().to_owned();
+    let mut versions = vec![Server::builder().version().to_string()];
+    if let Ok(programs) = postgres_programs() {
+        versions.extend(installed(&format!("{programs}/postgres"), &["--version"]).map(first_line));
+    }
+    versions.extend(installed("etcd", &["--version"]).map(first_line));
+    let jar = std::fs::read_link(ZOOKEEPER).ok();
+    versions.extend(jar.map(|path| format!("ZooKeeper ({})", path.display())));
+    versions
+}
+
+/// Waits until a client can take and give back a lock.
+pub async fn await_service(address: Address) -> Result<(), Failure> {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let tried = tokio::time::timeout(Duration::from_secs(5), async {
+            let mut client = address.connect(999_999, Lifetime::Default).await?;
+            client.acquire(999_999).await?;
+            client.release(999_999).await
+        });
+        match tried.await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) if Instant::now() > end => return Err(error),
+            Err(_) if Instant::now() > end => return Err("it does not answer".into()),
+            _ => tokio::time::sleep(Duration::from_millis(200)).await,
+        }
+    }
+}
