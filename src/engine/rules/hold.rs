@@ -69,7 +69,7 @@ impl Engine {
         };
         let deadline = self.policy.bounded(hold.token, now.wall().after(lease));
         // Also where the deadline stays, within the millisecond of the grant or at `max-hold-ms`: `WAIT` counts the replicas
-        // that have what its connection wrote last, and whoever waits for them after a renewal relies on that.
+        // that have what its connection wrote last, and a client that waits for them after a renewal relies on that.
         entry.set_hold(Hold {
             owner,
             deadline,
