@@ -28,6 +28,8 @@ export RUSTC_WRAPPER=$wrapper DLOCK_SOURCE=$source DLOCK_TARGET=$target
 DLOCK_CARGO=$(cd "${CARGO_HOME:-$HOME/.cargo}" && pwd -P)
 DLOCK_RUST=$(rustc --print sysroot)
 export DLOCK_CARGO DLOCK_RUST
+# The bindings have a file in C. Its flags are quoted, as this asks for.
+export CC_SHELL_ESCAPED_FLAGS=1 CFLAGS="'-ffile-prefix-map=$DLOCK_CARGO=/cargo'"
 
 (cd "$source" && cargo build --quiet --locked --release --package dlock)
 # Redis 7.0 and later load nothing that may not be executed.
