@@ -64,9 +64,21 @@ def _error(error):
     return _CODES[code](str(error)) if code in _CODES else error
 
 
+def _raise_if_final(word):
+    """What a message says of a wait that has ended without a grant."""
+    if word.upper() in _CODES:
+        raise _CODES[word.upper()](f"{word.upper()} (told by a message)")
+    if word in ("wrongtype", "refused"):
+        raise DLockError(word)
+
+
 def _passes(error):
     # UNBLOCKED: the server has become a replica while it let us wait.
     return isinstance(error, _PASSING) or str(error).startswith(("UNBLOCKED", "NOREPLICAS", "MISCONF"))
+
+
+# So long a caller whose time is up waits for a server that does not answer.
+_GRACE = 1.0
 
 
 def _pause():
@@ -79,9 +91,13 @@ class _Settings:
 
     def __init__(self, client, lease=10.0, auto=60.0, claim=5.0, wait_slice=2.0):
         self.client, self.lease, self.auto, self.claim = client, lease, max(auto, lease), claim
-        timeout = self._pool_kwargs().get("socket_timeout", 5.0)
-        self.slice = min(wait_slice, lease / 2, timeout / 2 if timeout else wait_slice)
+        self.patience = self._pool_kwargs().get("socket_timeout") or 5.0
+        self.slice = min(wait_slice, lease / 2, self.patience / 2)
         self.first = min(lease, max(3.0, 1.5 * self.slice))  # the lease until we have confirmed the grant
+
+    def _bound(self, deadline, at_once):
+        """How long to wait for a reply."""
+        return self.patience if at_once else _left(deadline and deadline + _GRACE, self.patience)
 
     def _pool_kwargs(self):
         pool = getattr(self.client, "connection_pool", None)
@@ -175,11 +191,13 @@ class _Wire:
             self.connection.connect()  # asks the sentinels first, if it is of their kind
         self.connection.send_command(*words, check_health=False)
 
-    def call(self, *words):
+    def call(self, *words, within=None):
         with self.lock:
             self.asked = True
             self.send(*words)
             try:
+                if within is not None and not self.connection.can_read(max(0, within)):
+                    raise library.TimeoutError("the server does not answer")
                 # An interrupt leaves the connection as it is: the reply is still to come.
                 reply = self.connection.read_response(disconnect_on_error=False)
                 self.asked = False
@@ -294,14 +312,13 @@ class Locks(_Settings):
         try:
             granted = self._wait(request, wire, _deadline(timeout), timeout == 0)
         except BaseException as error:
-            try:
-                if not isinstance(error, Replaced):  # then the place is somebody else's
-                    self._leave(request, wire)
-            finally:
+            if isinstance(error, Replaced):  # the place is somebody else's
                 wire.close()
+            else:
+                self._depart(request, wire)
             raise
         if granted is None:
-            wire.close()
+            self._depart(request, wire)
             return None
         hold = Hold(self, request, *granted, on_lost, threading.Event())
         hold._wire = wire
@@ -320,31 +337,48 @@ class Locks(_Settings):
         while True:
             left = _left(deadline, self.slice)
             if left <= 0 and not at_once:
-                self._call(*request.words("CANCEL"))
                 return None
             try:
-                granted = wire.call(*(request.ask() if at_once else request.ask("BLOCK", _ms(left))))
+                ask = request.ask() if at_once else request.ask("BLOCK", _ms(left))
+                granted = wire.call(*ask, within=self._bound(deadline, at_once))
                 if granted:
                     now = time.monotonic()
-                    wire.call(*request.renew(granted[0]))  # we have it in hand: now it may be kept
+                    # We have it in hand: now it may be kept.
+                    wire.call(*request.renew(granted[0]), within=self._bound(deadline, at_once))
                     return granted[0], now
                 if at_once:
                     return None
             except NotHeld:
+                if request.before:
+                    raise  # the outer hold has ended, and with it what was asked
                 if at_once:
                     return None  # we were slower than the first lease
             except Exception as error:
                 if not _passes(error):
                     raise
+                if not at_once and _left(deadline, 1) <= 0:
+                    continue  # who leaves looks for the answer on this connection
                 wire.mend()
                 if at_once and deadline + 1 < time.monotonic():
                     raise
+
+    def _depart(self, request, wire):
+        """Leaves, in the background if the server does not answer."""
+        def leave():
+            try:
+                self._leave(request, wire)
+            finally:
+                wire.close()
+
+        thread = threading.Thread(target=leave, name="dlock leaves", daemon=True)
+        thread.start()
+        thread.join(_GRACE)
 
     def _leave(self, request, wire):
         """Until the waiting command has answered: no place, no hold beyond those of before."""
         try:
             # Bounded, since an interrupt can come right after the answer was read: then there is none to come.
-            answered, end = not wire.asked, time.monotonic() + self.slice
+            answered, end = not wire.asked, None
             while True:
                 # Look first: what is undone after the answer is undone for good.
                 connection = wire.connection
@@ -357,6 +391,7 @@ class Locks(_Settings):
                     self._call(*request.release())
                 except (NotHeld, library.ResponseError):
                     pass
+                end = end or time.monotonic() + self.slice
                 if answered or time.monotonic() > end:
                     return
         except (OSError, redis.RedisError):
@@ -419,20 +454,24 @@ class _AsyncWire:
     def __init__(self, connection_class, kwargs):
         self.connection, self.lock = connection_class(**kwargs), asyncio.Lock()
 
-    async def call(self, *words):
-        return await asyncio.shield(asyncio.ensure_future(self._call(words)))
+    async def call(self, *words, look=None):
+        return await asyncio.shield(asyncio.ensure_future(self._call(words, look)))
 
-    async def _call(self, words):
+    async def _call(self, words, look):
         async with self.lock:
             try:
                 if not self.connection.is_connected:
                     await self.connection.connect()
+                if look:
+                    look()
                 await self.connection.send_command(*words, check_health=False)
                 return await self.connection.read_response()
             except library.ResponseError as error:
                 if isinstance(error, (library.ReadOnlyError, library.MasterDownError)):
                     await self.connection.disconnect(nowait=True)  # whoever is the primary now: not this one
                 raise _error(error) from None
+            except DLockError:  # from the look
+                raise
             except Exception:
                 await self.connection.disconnect(nowait=True)
                 raise
@@ -502,6 +541,7 @@ class AsyncLocks(_Settings):
         self.cluster = hasattr(client, "get_node_from_key")
         self.channel = f"dlock:{uuid.uuid4()}"
         self._wires, self._waiting, self._reader, self._heard = {}, {}, None, asyncio.Event()
+        self._leaving = set()
 
     def lock(self, key, timeout=None, **options):
         """Waits for the lock: `async with locks.lock(…) as hold` or `hold = await locks.lock(…)`. Options:
@@ -521,7 +561,7 @@ class AsyncLocks(_Settings):
             granted = await self._wait(request, messages, _deadline(timeout), timeout == 0)
         except BaseException as error:
             if not isinstance(error, Replaced):
-                await asyncio.shield(asyncio.ensure_future(self._leave(request)))
+                await self._depart(request)
             raise
         finally:
             self._waiting[request.names()].remove(messages)
@@ -553,27 +593,54 @@ class AsyncLocks(_Settings):
             await wire.connection.disconnect(nowait=True)
 
     async def _wait(self, request, messages, deadline, at_once):
+        wait_id = None
+
+        def look():
+            """The last one before we ask again: the end may have come with the end of the slice."""
+            nonlocal wait_id
+            while not messages.empty():
+                word, _, number = messages.get_nowait()
+                if number is not None and number == wait_id:
+                    _raise_if_final(word)
+            wait_id = None  # what comes from now on may be said of our own asking
+
+        async def call(*words, look=None):
+            calling = self._call(request.key, *words, look=look)
+            if at_once or deadline is None:
+                return await calling
+            try:
+                return await asyncio.wait_for(calling, max(0.0, deadline + _GRACE - time.monotonic()))
+            except asyncio.TimeoutError:
+                raise library.TimeoutError("the server does not answer") from None
+
         while True:
             if not at_once and _left(deadline, 1) <= 0:
-                await self._leave(request)
+                look()
+                await self._depart(request)
                 return None
             try:
-                reply = await self._call(request.key, *(request.ask() if at_once else request.ask("NOTIFY", self.channel)))
+                reply = await call(*(request.ask() if at_once else request.ask("NOTIFY", self.channel)), look=look)
                 if reply and not reply[0]:
-                    reply = await self._message(messages, reply[2], _left(deadline, self.slice))
+                    wait_id = reply[2]
+                    reply = await self._message(messages, wait_id, _left(deadline, self.slice))
                 if reply:
                     now = time.monotonic()
-                    await self._call(request.key, *request.renew(reply[0]))
+                    await call(*request.renew(reply[0]))
                     return reply[0], now
                 if at_once:
                     return None
+                for _ in range(3):  # what has arrived is read, parsed and dispatched
+                    await asyncio.sleep(0)
             except NotHeld:
+                if request.before:
+                    raise  # the outer hold has ended, and with it what was asked
                 if at_once:
                     return None
             except Exception as error:
                 if not _passes(error) or at_once and deadline + 1 < time.monotonic():
                     raise
-                await self._mend(error)
+                if at_once or _left(deadline, 1) > 0:
+                    await self._mend(error)
 
     async def _message(self, messages, wait_id, seconds):
         """The grant, if it comes so soon; else None: ask again."""
@@ -589,11 +656,15 @@ class AsyncLocks(_Settings):
                 continue  # of an earlier asking of ours
             if word == "granted":
                 return (token,)
-            if word.upper() in _CODES:
-                raise _CODES[word.upper()](f"{word.upper()} (told by a message)")
-            if word in ("wrongtype", "refused"):
-                raise DLockError(word)
+            _raise_if_final(word)
             return None  # moved, gone, cancelled
+
+    async def _depart(self, request):
+        """Leaves, in the background if the server does not answer, and whether or not we are cancelled."""
+        leaving = asyncio.ensure_future(self._leave(request))
+        self._leaving.add(leaving)  # or nobody would keep it
+        leaving.add_done_callback(self._leaving.discard)
+        await asyncio.wait({leaving}, timeout=_GRACE)
 
     async def _leave(self, request):
         """On the connection that asked, so after all that was asked."""
@@ -643,7 +714,7 @@ class AsyncLocks(_Settings):
         for waiting in self._waiting.get(tuple(names), []):
             waiting.put_nowait((word.decode(), int(token), int(rest)))
 
-    async def _call(self, key, *words):
+    async def _call(self, key, *words, look=None):
         if self.cluster:
             await self.client.initialize()
             source = self.client.get_node_from_key(key)
@@ -653,7 +724,7 @@ class AsyncLocks(_Settings):
         wire = self._wires.get(name)
         if wire is None:
             wire = self._wires[name] = _AsyncWire(source.connection_class, source.connection_kwargs)
-        return await wire.call(*words)
+        return await wire.call(*words, look=look)
 
     async def _library(self, *words):
         if self.cluster:

@@ -12,7 +12,7 @@ import time
 import pytest
 
 import dlock
-from stage import LEASE, LONG, PATIENCE, Server, Tasks, Threads, until
+from stage import LEASE, LONG, PATIENCE, Server, Tasks, Threads, client, until
 
 KINDS = {"threads": Threads, "asyncio": Tasks}
 everywhere = pytest.mark.parametrize("place", ["single", "cluster"], indirect=True)
@@ -124,7 +124,7 @@ def test_cancelled_wait(server, locks, make):
         return True
 
     assert locks.cancel_when(ready, server.key) is None
-    assert server.info()["queued"] == 1
+    server.await_queued(1)
     next_owner = server.hand_over()
     hold = after[0].result(PATIENCE)
     assert hold.owner == next_owner
@@ -141,7 +141,7 @@ def test_deadline_passes(server, locks, make):
         second = make().start(server.key)
         server.await_queued(2)
         assert first.result(PATIENCE) is None
-    assert server.info()["queued"] == 1
+    server.await_queued(1)
     next_owner = server.hand_over()
     hold = second.result(PATIENCE)
     assert hold.owner == next_owner
@@ -150,7 +150,7 @@ def test_deadline_passes(server, locks, make):
     server.hold()
     with pytest.raises(dlock.LockTimeout):
         locks.lock(server.key, 0.1)
-    assert server.queue() == []
+    server.await_queued(0)
 
 
 @everywhere
@@ -314,6 +314,61 @@ def test_replaced_is_final(server, locks):
     other.join()
 
 
+@alone
+def test_replaced_at_the_end_of_a_slice(server, make):
+    tasks = make(lease=LONG)
+    if not isinstance(tasks, Tasks):
+        pytest.skip("threads have the answer on connections of their own")
+    server.hold()
+    wait = tasks.start(server.key, owner="one name")
+    server.await_queued(1)
+    # The event loop is busy from before the other asks until after the slice.
+    busy, free = threading.Event(), threading.Event()
+    tasks.loop.call_soon_threadsafe(lambda: (busy.set(), free.wait(PATIENCE)))
+    assert busy.wait(PATIENCE)
+    before = server.info()["queue"][0]["client"]
+    patient = client(server.place, socket_timeout=2 * PATIENCE)
+    other = threading.Thread(target=lambda: patient.execute_command(
+        "DLOCK.FAIRACQUIRE", server.key, "one name", 600_000, "BLOCK", 60_000))
+    other.start()
+    until(lambda: server.info()["queue"][0]["client"] not in (0, before), "the other has the place")
+    then = server.info()["queue"][0]["waited-ms"]
+    until(lambda: server.info()["queue"][0]["waited-ms"] > then + tasks.locks.slice * 1000 + 500, "the slice is over")
+    free.set()
+    with pytest.raises(dlock.Replaced):
+        wait.result(PATIENCE)
+    assert server.queue() == ["one name"]
+    assert server.hand_over() == "one name"
+    other.join()
+
+
+@everywhere
+def test_notheld_in_an_upgrade(server, locks):
+    outer = locks.lock(server.key, owner="me", shared=True)
+    server.hold("another reader", server.key, "SHARED")
+    wait = locks.start(server.key, owner="me")
+    server.await_queued(1)
+    outer.release()
+    with pytest.raises(dlock.NotHeld):
+        wait.result(2 * PATIENCE)
+    server.await_queued(0)
+    server.hand_over("another reader")
+    server.await_gone()
+
+
+@alone
+def test_wait_over_a_pause(server, locks):
+    locks.lock(server.key).release()  # it is connected
+    server.ask("CLIENT", "PAUSE", 600_000, "WRITE")
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        try:
+            # The server answers nothing, and the caller gets an answer all the same.
+            assert pool.submit(locks.try_lock, server.key, 0.1).result(PATIENCE) is None
+        finally:
+            server.ask("CLIENT", "UNPAUSE")
+    server.await_gone()
+
+
 @everywhere
 def test_errors_of_its_own(server, locks):
     a, b = f"{server.key}:a", f"{server.key}:b"
@@ -343,7 +398,7 @@ def test_gives_back_only_its_own(server, locks):
             finally:
                 pass  # nothing was granted, so there is nothing to give back: `with` needs no grant to be safe
         assert sorted(server.owners()) == ["another reader", "me"]
-        assert server.queue() == []
+        server.await_queued(0)
         with locks.lock(server.key, owner="me", shared=True) as inner:
             assert inner.token == outer.token
             assert server.ask("DLOCK.HELD", server.key, "me")[1] == 2

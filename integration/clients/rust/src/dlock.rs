@@ -411,16 +411,22 @@ impl Request {
         let who = (self.key.clone(), self.owner.clone());
         let mut listed = Listed(locks.0.waiting.clone(), who, sender);
         listed.enter();
+        // The wait that the server knows of.
+        let mut wait = None;
         loop {
-            if !at_once && end.is_some_and(|end| end <= Instant::now()) {
-                return Ok(None); // and leaves
-            }
-            match self.ask(&mut news, end, at_once).await {
+            let asked = match look(&mut news, wait).await {
+                Ok(()) if !at_once && end.is_some_and(|end| end <= Instant::now()) => return Ok(None), // and leaves
+                Ok(()) => self.ask(&mut news, &mut wait, end, at_once).await,
+                Err(error) => Err(error),
+            };
+            match asked {
                 Ok(Some((token, confirmed))) => {
                     leaving.0 = None;
                     drop(listed);
                     return Ok(Some(Hold::new(self, token, confirmed)));
                 }
+                // The outer hold has ended, and with it what was asked.
+                Err(Error::NotHeld) if self.before > 0 => return Err(Error::NotHeld),
                 Ok(None) | Err(Error::NotHeld) if at_once => {
                     leaving.0 = None;
                     return Ok(None);
@@ -445,12 +451,14 @@ impl Request {
     async fn ask(
         &self,
         news: &mut mpsc::UnboundedReceiver<News>,
+        wait: &mut Option<u64>,
         end: Option<Instant>,
         at_once: bool,
     ) -> Result<Option<(u64, Instant)>> {
         let (locks, settings) = (&self.locks, &self.locks.0.settings);
         // The lease until the grant is confirmed; a message that was lost is noticed within it.
         let first = settings.lease.min(Duration::from_secs(3));
+        *wait = None; // what comes from now on may be said of our own asking
         let reply = locks
             .call(&self.key, |channel| {
                 let mut command = self.command(if at_once { "ACQUIRE" } else { "FAIRACQUIRE" });
@@ -467,10 +475,11 @@ impl Request {
         let Value::Array(reply) = reply else { return Ok(None) };
         let mut token = number(reply.first());
         if token == 0 {
-            let wait = number(reply.get(2));
+            let known = number(reply.get(2));
+            *wait = Some(known);
             let slice = Instant::now() + first / 2;
             let until = end.map_or(slice, |end| end.min(slice));
-            let Some(granted) = await_grant(news, wait, until).await? else { return Ok(None) };
+            let Some(granted) = await_grant(news, known, until).await? else { return Ok(None) };
             token = granted;
         }
         let confirmed = Instant::now();
@@ -534,16 +543,37 @@ async fn await_grant(news: &mut mpsc::UnboundedReceiver<News>, wait: u64, until:
         if number != wait {
             continue; // of an earlier asking of ours
         }
-        return match word.as_str() {
-            "granted" => Ok(Some(token)),
-            "replaced" => Err(Error::Replaced),
-            "deadlock" => Err(Error::Deadlock("a wait that could never end".into())),
-            "notheld" => Err(Error::NotHeld),
-            "wrongtype" | "refused" => {
-                Err(Error::Redis((ErrorKind::ExtensionError, "the wait was refused", word).into()))
-            }
-            _ => Ok(None), // moved, gone, cancelled
+        return match refusal(&word) {
+            Some(error) => Err(error),
+            // Else: moved, gone, cancelled.
+            None => Ok((word == "granted").then_some(token)),
         };
+    }
+}
+
+/// Before it is asked again: the wait may have ended with the end of the slice.
+async fn look(news: &mut mpsc::UnboundedReceiver<News>, wait: Option<u64>) -> Result<()> {
+    if wait.is_some() {
+        tokio::task::yield_now().await; // what has arrived is read and dispatched
+    }
+    while let Ok(one) = news.try_recv() {
+        if let Some((word, _, _)) = one.filter(|(_, _, number)| Some(*number) == wait) {
+            refusal(&word).map_or(Ok(()), Err)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a message says of a wait that has ended for good without a grant.
+fn refusal(word: &str) -> Option<Error> {
+    match word {
+        "replaced" => Some(Error::Replaced),
+        "deadlock" => Some(Error::Deadlock("a wait that could never end".into())),
+        "notheld" => Some(Error::NotHeld),
+        "wrongtype" | "refused" => {
+            Some(Error::Redis((ErrorKind::ExtensionError, "the wait was refused", word.to_owned()).into()))
+        }
+        _ => None,
     }
 }
 

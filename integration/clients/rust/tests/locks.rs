@@ -50,6 +50,8 @@ tests! {
     deleted_key in Single, Cluster;
     no_write_after_the_loss in Single, Cluster;
     replaced_is_final in Single, Cluster;
+    replaced_at_the_end_of_a_slice in Single;
+    notheld_in_an_upgrade in Single, Cluster;
     errors_of_its_own in Single, Cluster;
     gives_back_only_its_own in Single, Cluster;
     shared_and_counted in Single, Cluster;
@@ -368,6 +370,56 @@ mod scenes {
         assert!(matches!(granted, Value::Array(_)), "{granted:?}");
         assert_eq!(owner.as_deref(), Some("one-name"));
         server.hand_over("one-name").await;
+    }
+
+    pub async fn replaced_at_the_end_of_a_slice(server: Server) {
+        server.hold("").await;
+        // A program with one thread, which is busy from before the other asks until after the slice.
+        let (locks, key) = (server.locks_for(LONG), server.key.clone());
+        let (be_busy, asked) = tokio::sync::oneshot::channel::<()>();
+        let (is_busy, busy) = tokio::sync::oneshot::channel();
+        let (be_free, until_free) = std::sync::mpsc::channel::<()>();
+        let program = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                let wait = tokio::spawn(locks.on(&key).owner("one-name").lock());
+                asked.await.expect("the test goes on");
+                is_busy.send(()).expect("the test goes on");
+                until_free.recv().expect("the test goes on");
+                matches!(wait.await.expect("no panic"), Err(Error::Replaced))
+            })
+        });
+        server.await_queued(1).await;
+        be_busy.send(()).expect("the program runs");
+        busy.await.expect("the program runs");
+        let waits = || async { server.info().await.queue.pop().expect("one waits") };
+        let before = int(&waits().await, "client");
+        let other = server.ask::<Value>("DLOCK.FAIRACQUIRE KEY one-name 600000 BLOCK 60000");
+        let watch = async {
+            until("the other has the place", || async { ![0, before].contains(&int(&waits().await, "client")) }).await;
+            let then = int(&waits().await, "waited-ms");
+            until("the slice is over", || async { int(&waits().await, "waited-ms") > then + 2000 }).await;
+            be_free.send(()).expect("the program runs");
+            let end = tokio::task::spawn_blocking(|| program.join().expect("no panic"));
+            assert!(end.await.expect("no panic"), "it has not reported it");
+            assert_eq!(server.hand_over("other").await.as_deref(), Some("one-name"));
+        };
+        let (granted, ()) = tokio::join!(other, watch);
+        assert!(matches!(granted, Value::Array(_)), "{granted:?}");
+        server.hand_over("one-name").await;
+    }
+
+    pub async fn notheld_in_an_upgrade(server: Server) {
+        let locks = server.locks();
+        let outer = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
+        server.hold(" SHARED").await;
+        let wait = tokio::spawn(locks.on(&server.key).owner("me").timeout(PATIENCE).lock());
+        server.await_queued(1).await;
+        outer.release().await.expect("it was held");
+        assert!(matches!(wait.await.expect("no panic"), Err(Error::NotHeld)));
+        server.await_queued(0).await;
+        server.hand_over("other").await;
+        server.await_gone().await;
     }
 
     pub async fn errors_of_its_own(server: Server) {
