@@ -60,8 +60,8 @@ fn rows<B: Deref<Target = [u8]>>(
     let caller = Client(ctx);
     let slots = own_slots(ctx)?;
     let is_here = |key: &[u8]| slots.as_ref().map_or(true, |own| own.serves(key));
-    let keys: Vec<&[u8]> = keys.iter().map(|key| &**key).collect();
-    let keys: Vec<&[u8]> = keys.into_iter().filter(|key| is_here(key)).collect();
+    let keys = keys.iter().map(|key| &**key);
+    let keys: Vec<&[u8]> = keys.filter(|key| is_here(key)).collect();
     let mut rows = Vec::new();
     for keys in keys.chunks(A_TIME) {
         rows.extend(inspect(ctx, |state, now| {
