@@ -75,7 +75,7 @@ pub fn end_within_a_second(
         let end = first_end + Duration::from_secs(1).mul_f64(number as f64 / count as f64);
         let now = now().unwrap_or(end);
         let lease_ms = end.saturating_sub(now).as_millis().max(1) as u64;
-        // The server begins to count when it reads this: the lease ends no earlier.
+        // The server begins to count when it reads this: the lease ends no earlier, but for the rounding.
         deadlines.push(now + Duration::from_millis(lease_ms));
         format!("DLOCK.RENEW {name}:{number} first {lease_ms}")
     })?;
@@ -96,17 +96,31 @@ impl Lapses {
             listener.hear(LEASES, |key| {
                 let number: Option<usize> = key.strip_prefix("lapse:").and_then(|n| n.parse().ok());
                 let deadline = number.and_then(|number| deadlines.get(number));
-                let deadline = deadline.ok_or("another lock was granted")?;
-                let lateness = now()?.checked_sub(*deadline);
-                late.record(
-                    lateness
-                        .ok_or("a lock was granted before the lease of its holder had ended")?,
-                );
+                late.record(lateness(*deadline.ok_or("another lock was granted")?)?);
                 Ok(())
             })
         })?;
         Ok((late, pauses))
     }
+}
+
+/// A server counts whole milliseconds, and may have read its clock a fraction of one before the request: so much earlier a
+/// lease may end than its length after the request was sent.
+const ROUNDING: Duration = Duration::from_millis(2);
+
+/// How late it is now, after the end of a lease.
+///
+/// # Errors
+/// When that lease cannot have ended yet.
+pub fn lateness(deadline: Duration) -> Result<Duration, Failure> {
+    let now = now()?;
+    if now + ROUNDING < deadline {
+        let early = deadline - now;
+        return Err(
+            format!("a lock was granted {early:?} before the lease of its holder ended").into(),
+        );
+    }
+    Ok(now.saturating_sub(deadline))
 }
 
 fn now() -> Result<Duration, Failure> {

@@ -1,13 +1,13 @@
 //! Masses: ten thousand who wait, and all of them are to be served or buried at once.
 
 use std::net::Shutdown;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{self, Connection};
 use dlock_integration::{await_until, command, Ask, Grant, Server, PATIENCE};
 
 use crate::failure::Failure;
-use crate::lapse::end_within_a_second;
+use crate::lapse::{end_within_a_second, lateness};
 use crate::line::Line;
 use crate::pause::{milliseconds, Pauses};
 use crate::replies::Pattern;
@@ -80,11 +80,7 @@ fn watch(lines: &mut [Line], deadlines: &[Duration]) -> Result<Duration, Failure
     let mut latest = Duration::ZERO;
     for (line, deadline) in lines.iter_mut().zip(deadlines) {
         line.expect(&granted, 1)?;
-        let lateness = SystemTime::now()
-            .duration_since(UNIX_EPOCH)?
-            .checked_sub(*deadline)
-            .ok_or("a lock was granted before the lease of its holder had ended")?;
-        latest = latest.max(lateness);
+        latest = latest.max(lateness(*deadline)?);
     }
     Ok(latest)
 }
