@@ -172,7 +172,7 @@ fn pairs(outcome: &Outcome, path: &Path) -> Result<(), Failure> {
             let colour = COLOURS[if *label == DLOCK { 0 } else { 5 }];
             let texts = [
                 (*label, TEXT - 8, HPos::Right),
-                (&*format!("{value:.1}"), end + 8, HPos::Left),
+                (&*format!("{value:.2}"), end + 8, HPos::Left),
             ];
             for (text, left, side) in texts {
                 area.draw(&Text::new(text, (left, middle), label_style(side)))?;
