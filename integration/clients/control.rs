@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::stage::Stage;
@@ -40,13 +40,20 @@ pub fn serve(stage: Stage) -> Served {
 }
 
 impl Served {
-    pub fn address(&self) -> String {
-        self.address.to_string()
+    /// What the tests are told of the stage and of this port.
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
+        let mut environment = self.stage().environment();
+        environment.push(("DLOCK_CONTROL", self.address.to_string()));
+        environment
     }
 
-    pub fn print_logs(&self) {
-        let stage = self.stage.lock().unwrap_or_else(PoisonError::into_inner);
-        stage.print_logs();
+    /// Ends of the servers' logs, for whoever looks why a test has failed.
+    pub fn logs(&self) -> String {
+        self.stage().logs()
+    }
+
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,16 +1,18 @@
 //! A language's tests as one child process.
 
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{killpg, Signal};
 use nix::unistd::Pid;
 
-use crate::control;
+use crate::control::{self, Served};
 use crate::stage::Stage;
 
 /// A language, and the programs without which its tests cannot run.
@@ -88,41 +90,56 @@ impl Language {
         })
     }
 
-    /// Runs its tests on this stage.
-    pub fn run(&self, stage: Stage, limit: Duration) -> Result<(), String> {
+    /// Runs its tests on this stage. Gives how they ended, and what they printed.
+    pub fn run(&self, stage: Stage, limit: Duration) -> (Result<(), String>, String) {
         let target = target_directory().join("clients").join(self.name);
-        std::fs::create_dir_all(&target).map_err(|error| error.to_string())?;
-        let mut command = Command::new("bash");
-        command
+        let log = target.join("output.txt");
+        let stage = control::serve(stage);
+        let result = self
+            .start(&target, &log, &stage)
+            .map_err(|error| error.to_string())
+            .and_then(|child| await_end(child, limit));
+        let printed = std::fs::read(&log).unwrap_or_default();
+        let mut printed = String::from_utf8_lossy(&printed).into_owned();
+        if result.is_err() {
+            printed.push_str(&stage.logs());
+        }
+        (result, printed)
+    }
+
+    fn start(&self, target: &Path, log: &Path, stage: &Served) -> io::Result<Child> {
+        std::fs::create_dir_all(target)?;
+        let output = File::create(log)?;
+        Command::new("bash")
             .arg(self.directory().join("run.sh"))
             .current_dir(self.directory())
             .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
             .envs(stage.environment())
-            .env("DLOCK_CLIENT_TARGET", &target)
+            .env("DLOCK_CLIENT_TARGET", target)
             // Whatever it starts can be ended with it.
-            .process_group(0);
-        let stage = control::serve(stage);
-        command.env("DLOCK_CONTROL", stage.address());
-        let mut child = command.spawn().map_err(|error| error.to_string())?;
-        let group = Pid::from_raw(i32::try_from(child.id()).expect("a process id is an i32"));
-        let end = Instant::now() + limit;
-        let result = loop {
-            match child.try_wait() {
-                Ok(Some(status)) if status.success() => break Ok(()),
-                Ok(Some(status)) => break Err(status.to_string()),
-                Ok(None) if Instant::now() < end => thread::sleep(Duration::from_millis(20)),
-                Ok(None) => break Err("time is up".to_owned()),
-                Err(error) => break Err(error.to_string()),
-            }
-        };
-        // What a test left behind, or all of it when time is up. Mostly there is nothing.
-        let _ = killpg(group, Signal::SIGKILL);
-        let _ = child.wait();
-        if result.is_err() {
-            stage.print_logs();
-        }
-        result
+            .process_group(0)
+            .spawn()
     }
+}
+
+fn await_end(mut child: Child, limit: Duration) -> Result<(), String> {
+    let group = Pid::from_raw(i32::try_from(child.id()).expect("a process id is an i32"));
+    let end = Instant::now() + limit;
+    let result = loop {
+        match child.try_wait() {
+            Ok(Some(status)) if status.success() => break Ok(()),
+            Ok(Some(status)) => break Err(status.to_string()),
+            Ok(None) if Instant::now() < end => thread::sleep(Duration::from_millis(20)),
+            Ok(None) => break Err("time is up".to_owned()),
+            Err(error) => break Err(error.to_string()),
+        }
+    };
+    // What a test left behind, or all of it when time is up. Mostly there is nothing.
+    let _ = killpg(group, Signal::SIGKILL);
+    let _ = child.wait();
+    result
 }
 
 fn has(program: &str) -> bool {

@@ -2,7 +2,8 @@
 //!
 //! `clients [SERVER…] [--only LANGUAGE,…]`: a stage of servers is started for each language and each server
 //! program (the environment's one, and those that are named), and `clients/<language>/run.sh` is run with their
-//! addresses in its environment; what that is and which tests there are is in `clients/README.md`.
+//! addresses in its environment; what that is and which tests there are is in `clients/README.md`. Two languages run at
+//! a time, since their tests mostly wait; what one prints is shown when it has ended.
 //! With `--serve` it only starts the servers, of the last program, and prints that environment.
 
 mod control;
@@ -11,14 +12,19 @@ mod stage;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use dlock_integration::server_program;
 
-use crate::language::{Verdict, LANGUAGES};
+use crate::language::{Language, Verdict, LANGUAGES};
 
 /// The whole run ends after so long, passed or not.
 const WHOLE: Duration = Duration::from_secs(20 * 60);
+
+/// So many languages run at a time.
+const LANES: usize = 2;
 
 fn main() -> ExitCode {
     let mut servers = vec![server_program()];
@@ -51,39 +57,58 @@ fn main() -> ExitCode {
     if serve {
         return serve_until_eof(servers.last().expect("there is the environment's"));
     }
-    let end = Instant::now() + WHOLE;
-    let mut lines = Vec::new();
-    let mut well = true;
-    for language in LANGUAGES {
-        if !only.is_empty() && !only.iter().any(|name| name == language.name) {
-            continue;
-        }
-        let verdict = run(language, &servers, end);
-        well &= verdict.is_well();
-        lines.push(format!("{:<8} {verdict}", language.name));
+    let chosen: Vec<&Language> = LANGUAGES
+        .iter()
+        .filter(|language| only.is_empty() || only.iter().any(|name| name == language.name))
+        .collect();
+    let verdicts = run_all(&chosen, &servers);
+    println!();
+    for (language, verdict) in chosen.iter().zip(&verdicts) {
+        println!("{:<8} {verdict}", language.name);
     }
-    println!("\n{}", lines.join("\n"));
-    if well {
+    if verdicts.iter().all(Verdict::is_well) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
 }
 
+/// A verdict for each language, in their order.
+fn run_all(languages: &[&Language], servers: &[OsString]) -> Vec<Verdict> {
+    let end = Instant::now() + WHOLE;
+    let next = AtomicUsize::new(0);
+    let lane = || {
+        let mut done = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            match languages.get(number) {
+                Some(language) => done.push((number, run(language, servers, end))),
+                None => return done,
+            }
+        }
+    };
+    let mut verdicts: Vec<(usize, Verdict)> = thread::scope(|scope| {
+        let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
+        let done = lanes.into_iter().map(|lane| lane.join());
+        done.flat_map(|done| done.expect("a lane gives its verdicts"))
+            .collect()
+    });
+    verdicts.sort_by_key(|(number, _)| *number);
+    verdicts.into_iter().map(|(_, verdict)| verdict).collect()
+}
+
 /// Servers for whoever works on a client: prints the environment, and lets them live as long as its own input.
 fn serve_until_eof(server: &OsString) -> ExitCode {
-    let stage = stage::Stage::start(server);
-    for (name, value) in stage.environment() {
+    let served = control::serve(stage::Stage::start(server));
+    for (name, value) in served.environment() {
         println!("export {name}='{value}'");
     }
-    let served = control::serve(stage);
-    println!("export DLOCK_CONTROL='{}'", served.address());
     // Nothing is expected there but its end.
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     ExitCode::SUCCESS
 }
 
-fn run(language: &language::Language, servers: &[OsString], end: Instant) -> Verdict {
+fn run(language: &Language, servers: &[OsString], end: Instant) -> Verdict {
     if let Some(missing) = language.missing() {
         return missing;
     }
@@ -92,9 +117,11 @@ fn run(language: &language::Language, servers: &[OsString], end: Instant) -> Ver
     for server in servers {
         let stage = stage::Stage::start(server);
         let version = stage.version();
-        println!("=== {} on {version} ===", language.name);
+        println!("{} on {version}: started", language.name);
         let left = end.saturating_duration_since(Instant::now());
-        if let Err(why) = language.run(stage, left) {
+        let (result, printed) = language.run(stage, left);
+        println!("=== {} on {version} ===\n{printed}", language.name);
+        if let Err(why) = result {
             return Verdict::Failed(format!("on {version}: {why}"));
         }
         versions.push(version);

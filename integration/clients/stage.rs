@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use dlock_integration::redis::Connection;
 use dlock_integration::{await_until, Ask, Server, PATIENCE};
 
-/// So many masters has the cluster, and as many replicas.
+/// So many masters has the cluster, and as many replicas. So many servers alone there are.
 const MASTERS: usize = 3;
 
 /// After so long a server has given up on a failover that was asked for.
 const MANUAL_FAILOVER: Duration = Duration::from_secs(6);
 
-/// A server alone, a primary with a replica, and a cluster.
+/// Servers alone, a primary with a replica, and a cluster.
 pub struct Stage {
-    single: Server,
+    masters: [Server; MASTERS],
     pair: [Server; 2],
     cluster: Vec<Server>,
 }
@@ -33,7 +33,7 @@ impl Stage {
         let cluster: Vec<Server> = (0..2 * MASTERS).map(|_| node().start()).collect();
         join(&cluster);
         Stage {
-            single: builder().start(),
+            masters: std::array::from_fn(|_| builder().start()),
             pair,
             cluster,
         }
@@ -41,32 +41,24 @@ impl Stage {
 
     /// The server's product and version.
     pub fn version(&self) -> String {
-        self.single.version().to_string()
+        self.masters[0].version().to_string()
     }
 
     /// What the tests are told; `clients/README.md` explains each.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
-        let addresses: Vec<String> = self.cluster.iter().map(address).collect();
         vec![
             ("DLOCK_SERVER", self.version()),
-            ("DLOCK_SINGLE", address(&self.single)),
-            ("DLOCK_PAIR", self.pair.each_ref().map(address).join(",")),
-            ("DLOCK_CLUSTER", addresses.join(",")),
+            ("DLOCK_SINGLE", address(&self.masters[0])),
+            ("DLOCK_MASTERS", addresses(&self.masters)),
+            ("DLOCK_PAIR", addresses(&self.pair)),
+            ("DLOCK_CLUSTER", addresses(&self.cluster)),
         ]
     }
 
     /// Ends of the logs, for whoever looks why a test has failed.
-    pub fn print_logs(&self) {
-        for server in [&self.single]
-            .into_iter()
-            .chain(&self.pair)
-            .chain(&self.cluster)
-        {
-            let log = server.log();
-            let lines: Vec<&str> = log.lines().collect();
-            let tail = &lines[lines.len().saturating_sub(15)..];
-            eprintln!("--- {} ---\n{}", address(server), tail.join("\n"));
-        }
+    pub fn logs(&self) -> String {
+        let servers = self.masters.iter().chain(&self.pair).chain(&self.cluster);
+        servers.map(end_of_log).collect()
     }
 
     /// Moves the slot of a key, with all that is in it, to another master. Gives that one's address.
@@ -194,6 +186,18 @@ impl Stage {
 
 fn address(server: &Server) -> String {
     format!("127.0.0.1:{}", server.port())
+}
+
+fn addresses(servers: &[Server]) -> String {
+    let addresses: Vec<String> = servers.iter().map(address).collect();
+    addresses.join(",")
+}
+
+fn end_of_log(server: &Server) -> String {
+    let log = server.log();
+    let lines: Vec<&str> = log.lines().collect();
+    let end = &lines[lines.len().saturating_sub(15)..];
+    format!("--- {} ---\n{}\n", address(server), end.join("\n"))
 }
 
 fn is_up(connection: &mut Connection) -> bool {
