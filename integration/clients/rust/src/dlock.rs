@@ -161,8 +161,9 @@ pub struct Request {
     limit: Vec<String>,
     session: bool,
     timeout: Option<Duration>,
-    /// The holds of this owner before; those are not ours to give back.
+    /// The holds of this owner before, and their token; those are not ours to give back.
     before: u64,
+    outer: u64,
 }
 
 impl Locks {
@@ -189,6 +190,7 @@ impl Locks {
             session: false,
             timeout: None,
             before: 0,
+            outer: 0,
         }
     }
 
@@ -402,7 +404,7 @@ impl Request {
             let held = locks.call(&self.key, |_| self.command("HELD")).await?;
             if let Value::Array(held) = held {
                 // Nor may an outer hold be tied to a connection of ours.
-                (self.before, self.session) = (number(held.get(1)), false);
+                (self.outer, self.before, self.session) = (number(held.first()), number(held.get(1)), false);
             }
         }
         // From here on whatever ends this, dropping the future too, leaves nothing behind.
@@ -422,6 +424,10 @@ impl Request {
             match asked {
                 Ok(Some((token, confirmed))) => {
                     leaving.0 = None;
+                    if token != self.outer {
+                        // An upgrade is a new grant: the outer hold has ended with its token, and all of this is ours.
+                        self.before = 0;
+                    }
                     drop(listed);
                     return Ok(Some(Hold::new(self, token, confirmed)));
                 }
@@ -504,21 +510,34 @@ impl Request {
 
     /// No place, and no hold beyond those of before. On the connection that asked, so after all that was asked.
     async fn leave(&self) {
-        for name in ["CANCEL", "RELEASE"] {
-            for _ in 0..3 {
-                let command = |_: &str| {
-                    let mut command = self.command(name);
-                    if name == "RELEASE" {
-                        command.arg("HOLDS").arg(self.before);
-                    }
-                    command
-                };
-                match self.locks.call(&self.key, command).await {
-                    Err(error) if error.passes() => pause().await,
-                    _ => break,
-                }
+        self.say(|| self.command("CANCEL")).await;
+        self.say(|| self.release(self.before)).await;
+        if self.before > 0 {
+            // An upgrade that came first has ended the outer hold: nobody knows its token.
+            let held = self.say(|| self.command("HELD")).await;
+            let Some(Value::Array(held)) = held else { return };
+            let token = number(held.first());
+            if token != self.outer {
+                self.say(|| self.release(0).arg("TOKEN").arg(token).to_owned()).await;
             }
         }
+    }
+
+    /// The reply, if there is one within three tries: else the server's own rules end what is left.
+    async fn say(&self, command: impl Fn() -> Cmd) -> Option<Value> {
+        for _ in 0..3 {
+            match self.locks.call(&self.key, |_| command()).await {
+                Err(error) if error.passes() => pause().await,
+                reply => return reply.ok(),
+            }
+        }
+        None
+    }
+
+    fn release(&self, holds: u64) -> Cmd {
+        let mut command = self.command("RELEASE");
+        command.arg("HOLDS").arg(holds);
+        command
     }
 
     fn command(&self, name: &str) -> Cmd {
@@ -689,8 +708,8 @@ async fn give_back(request: &Request, token: u64) -> Result<()> {
     let mut unsure = false;
     loop {
         let release = |_: &str| {
-            let mut command = request.command("RELEASE");
-            command.arg("HOLDS").arg(request.before).arg("TOKEN").arg(token);
+            let mut command = request.release(request.before);
+            command.arg("TOKEN").arg(token);
             command
         };
         match request.locks.call(&request.key, release).await {

@@ -52,6 +52,7 @@ tests! {
     replaced_is_final in Single, Cluster;
     replaced_at_the_end_of_a_slice in Single;
     notheld_in_an_upgrade in Single, Cluster;
+    an_upgrade_ends_the_outer_hold in Single;
     errors_of_its_own in Single, Cluster;
     gives_back_only_its_own in Single, Cluster;
     shared_and_counted in Single, Cluster;
@@ -419,6 +420,17 @@ mod scenes {
         assert!(matches!(wait.await.expect("no panic"), Err(Error::NotHeld)));
         server.await_queued(0).await;
         server.hand_over("other").await;
+        server.await_gone().await;
+    }
+
+    pub async fn an_upgrade_ends_the_outer_hold(server: Server) {
+        let locks = server.locks();
+        let outer = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
+        let inner = locks.on(&server.key).owner("me").lock().await.expect("the lock");
+        assert_ne!(inner.token(), outer.token());
+        outer.lost().await;
+        await_kept(&server, &inner, 2).await;
+        inner.release().await.expect("it was held");
         server.await_gone().await;
     }
 
