@@ -146,14 +146,14 @@ impl Bench<'_> {
         self.options
             .part
             .as_ref()
-            .map_or(true, |wanted| wanted == part)
+            .is_none_or(|wanted| wanted == part)
     }
 
     fn wants_service(&self, name: &str) -> bool {
         self.options
             .only
             .as_ref()
-            .map_or(true, |text| name.contains(text.as_str()))
+            .is_none_or(|text| name.contains(text.as_str()))
     }
 
     fn leave_out(&mut self, what: &str, error: &Failure) {
