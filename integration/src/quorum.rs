@@ -130,14 +130,16 @@ impl Quorum {
         let begun = Instant::now();
         let mut confirmation = self.request("DLOCK.RENEW", lock, millis(lease));
         confirmation.arg("TOKEN").arg(token);
-        if self.masters[first]
-            .ask::<u64>(&confirmation, self.bound)
-            .is_some()
-        {
+        // `dlock.max-hold-ms` may have cut it.
+        let left = self.masters[first].ask::<u64>(&confirmation, self.bound);
+        let lease = lease.min(left.map_or(lease, Duration::from_millis));
+        if left.is_some() {
             held.tokens[first] = Some(token);
             held.count_lease(begun, lease);
         }
         for number in (0..self.masters.len()).filter(|number| *number != first) {
+            // What this takes is no part of the lease.
+            self.masters[number].connect();
             let sent = Instant::now();
             let shorter = shorter(lease, begun.elapsed());
             let request = self.request("DLOCK.ACQUIRE", lock, millis(shorter).max(1));
@@ -154,7 +156,8 @@ impl Quorum {
         Vote::Split
     }
 
-    /// Makes all leases new. Gives whether a majority agreed in time; if not, the hold lasts until its old deadline.
+    /// Makes all leases new. Gives whether a majority agreed in time; if not, the hold lasts until its old deadline, or
+    /// the new one if that is earlier: some may have heard of it.
     pub fn renew(&mut self, held: &mut Held, lease: Duration) -> bool {
         let mut renewed = held.clone();
         renewed.deadline = Instant::now() + lease;
@@ -164,6 +167,7 @@ impl Quorum {
             let Some(token) = held.tokens[number] else {
                 continue;
             };
+            self.masters[number].connect();
             let sent = Instant::now();
             let length = if number == held.first {
                 lease
@@ -172,18 +176,17 @@ impl Quorum {
             };
             let mut request = self.request("DLOCK.RENEW", &held.lock, millis(length).max(1));
             request.arg("TOKEN").arg(token);
-            if self.masters[number]
-                .ask::<u64>(&request, self.bound)
-                .is_some()
-            {
-                renewed.count_lease(sent, length);
-            } else {
+            let left = self.masters[number].ask::<u64>(&request, self.bound);
+            renewed.count_lease(sent, length.min(left.map_or(length, Duration::from_millis)));
+            if left.is_none() {
                 renewed.tokens[number] = None;
             }
         }
         let agreed = renewed.votes() >= self.majority() && Instant::now() < renewed.deadline;
         if agreed {
             *held = renewed;
+        } else {
+            held.deadline = held.deadline.min(renewed.deadline);
         }
         agreed
     }
@@ -239,11 +242,15 @@ impl Held {
 }
 
 impl Master {
-    /// The answer, or `None` when there is none in time or the request is refused.
-    fn ask<T: FromRedisValue>(&mut self, request: &Cmd, bound: Duration) -> Option<T> {
+    fn connect(&mut self) {
         if self.connection.is_none() {
             self.connection = connect(self.port);
         }
+    }
+
+    /// The answer, or `None` when there is none in time or the request is refused.
+    fn ask<T: FromRedisValue>(&mut self, request: &Cmd, bound: Duration) -> Option<T> {
+        self.connect();
         let connection = self.connection.as_mut()?;
         connection.set_read_timeout(Some(bound)).ok()?;
         match request.query(connection) {

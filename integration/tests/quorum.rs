@@ -49,20 +49,24 @@ fn the_lock_is_held_at_all_and_given_back_at_all() {
     assert_eq!(left_ms(&masters, "k", "alice"), [None, None, None]);
 }
 
+/// Milliseconds left at each master: as much as the client believes, at least.
+#[track_caller]
+fn left_as_believed(masters: &[Server], hold: &Held, owner: &str) -> Vec<u64> {
+    let left: Option<Vec<u64>> = left_ms(masters, &hold.lock, owner).into_iter().collect();
+    let left = left.expect("all masters have granted it");
+    let believed = hold.deadline.saturating_duration_since(Instant::now());
+    let least = left.iter().min().map(|least| Duration::from_millis(*least));
+    assert!(least >= Some(believed), "{left:?} {believed:?}");
+    left
+}
+
 #[test]
 fn no_lease_ends_before_the_client_believes() {
     let masters = masters();
     let mut alice = client(&masters, "alice");
     let mut hold = held(alice.acquire("k", LEASE, PATIENCE));
     let check = |hold: &Held| {
-        let left = left_ms(&masters, "k", "alice");
-        let believed = hold.deadline.saturating_duration_since(Instant::now());
-        for left in left.iter().map(|left| left.expect("it is held")) {
-            assert!(
-                Duration::from_millis(left) >= believed,
-                "{left} {believed:?}"
-            );
-        }
+        let left = left_as_believed(&masters, hold, "alice");
         // A dead holder's successor at the first finds the others free.
         assert!(left[0] > left[1] && left[0] > left[2], "{left:?}");
     };
@@ -70,6 +74,17 @@ fn no_lease_ends_before_the_client_believes() {
     assert!(alice.renew(&mut hold, 2 * LEASE));
     assert!(hold.deadline > Instant::now() + LEASE);
     check(&hold);
+}
+
+#[test]
+fn a_lease_that_the_server_cuts_is_believed_as_cut() {
+    let cut = || Server::builder().config("dlock.max-hold-ms", "300000");
+    let masters: Vec<Server> = (0..3).map(|_| cut().start()).collect();
+    let mut alice = client(&masters, "alice");
+    let mut hold = held(alice.acquire("k", LEASE, PATIENCE));
+    left_as_believed(&masters, &hold, "alice");
+    assert!(alice.renew(&mut hold, LEASE));
+    left_as_believed(&masters, &hold, "alice");
 }
 
 #[test]
@@ -84,6 +99,9 @@ fn a_majority_is_enough_and_less_is_not() {
     let before = hold.deadline;
     assert!(!alice.renew(&mut hold, 2 * LEASE));
     assert_eq!(hold.deadline, before);
+    // A majority did not agree to a shorter lease, but one has it.
+    assert!(!alice.renew(&mut hold, LEASE / 10));
+    assert!(hold.deadline < Instant::now() + LEASE / 10);
     alice.release(&hold);
     assert!(matches!(alice.acquire("k", LEASE, AT_ONCE), Vote::Split));
     assert_eq!(left_ms(&masters[1..2], "k", "alice"), [None]);
