@@ -412,7 +412,7 @@ public final class DLocks implements AutoCloseable {
         private final boolean atOnce;
         private final boolean interruptible;
         private final BlockingQueue<News> news = new LinkedBlockingQueue<>();
-        /** The wait that the server knows of. */
+        /** The wait that the server knows of; 0: none of which we know. */
         private long number;
         private boolean interrupted;
 
@@ -484,6 +484,7 @@ public final class DLocks implements AutoCloseable {
                     throw new Replaced(REPLACED); // it came with the end of the slice
                 }
             }
+            number = 0; // what comes from now on may be said of our own asking
             Object reply = call(key, channel -> {
                 List<Object> words = command(atOnce ? "ACQUIRE" : "FAIRACQUIRE", key, owner);
                 words.add(settings.first());

@@ -32,13 +32,16 @@ import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.locks.Lock;
 import java.util.concurrent.locks.LockSupport;
+import java.util.function.Consumer;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 import org.junit.jupiter.api.parallel.ResourceAccessMode;
@@ -469,6 +472,64 @@ class DLocksTest {
         assertEquals(owner, s.handOver());
         assertTrue(result(other) instanceof List<?>);
         connection.disconnect();
+    }
+
+    /** The reply to an asking is lost, and the message that it has replaced our own one before is not. */
+    @Alone
+    void aLostReplyIsNoReplacement(Stage s) throws Exception {
+        DLocks locks = s.closing(new DLocks(losingTheSecondReply(Stage.connector(s.library, s.place)),
+                Stage.settings(LONG)));
+        s.hold();
+        Actor actor = s.actor();
+        Future<String> wait = lock(actor, locks, s.key);
+        s.awaitQueued(1);
+        String owner = s.queue().get(0);
+        long before = s.places(s.key).get(0).number("client");
+        until("it waits by another connection", () -> s.places(s.key).stream()
+                .anyMatch(place -> !Set.of(0L, before).contains(place.number("client"))) || wait.isDone());
+        assertFalse(wait.isDone(), "it has given up");
+        assertEquals(owner, s.handOver());
+        assertEquals(owner, result(wait));
+        actor.run(() -> locks.lock(s.key).unlock());
+        s.awaitGone();
+    }
+
+    private static DLocks.Connector losingTheSecondReply(DLocks.Connector real) {
+        AtomicInteger asked = new AtomicInteger();
+        CompletableFuture<Void> replaced = new CompletableFuture<>();
+        return new DLocks.Connector() {
+            @Override
+            public List<String> seeds() {
+                return real.seeds();
+            }
+
+            @Override
+            public DLocks.Wire open(String host, int port, String channel, Consumer<byte[]> messages, Runnable ended) {
+                DLocks.Wire wire = real.open(host, port, channel, message -> {
+                    messages.accept(message);
+                    if (text(message).startsWith("replaced ")) {
+                        replaced.complete(null);
+                    }
+                }, ended);
+                return new DLocks.Wire() {
+                    @Override
+                    public CompletableFuture<Object> send(List<byte[]> words) {
+                        CompletableFuture<Object> reply = wire.send(words);
+                        if (!text(words.get(0)).equals("DLOCK.FAIRACQUIRE") || asked.incrementAndGet() != 2) {
+                            return reply;
+                        }
+                        return reply.thenCombine(replaced, (lost, heard) -> {
+                            throw new IllegalStateException("the connection has ended");
+                        });
+                    }
+
+                    @Override
+                    public void close() {
+                        wire.close();
+                    }
+                };
+            }
+        };
     }
 
     @Everywhere

@@ -30,6 +30,7 @@ import redis.clients.jedis.CommandArguments;
 import redis.clients.jedis.Connection;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
+import redis.clients.jedis.JedisClientConfig;
 import redis.clients.jedis.RedisProtocol;
 import redis.clients.jedis.exceptions.JedisConnectionException;
 import redis.clients.jedis.exceptions.JedisException;
@@ -74,9 +75,12 @@ final class Stage implements AutoCloseable {
     }
 
     static DLocks.Connector connector(String library, String place) {
-        HostAndPort[] seeds = addresses(place);
+        return connector(library, DefaultJedisClientConfig.builder().build(), addresses(place));
+    }
+
+    static DLocks.Connector connector(String library, JedisClientConfig config, HostAndPort... seeds) {
         if (library.equals("jedis")) {
-            return new JedisConnector(DefaultJedisClientConfig.builder().build(), seeds);
+            return new JedisConnector(config, seeds);
         }
         RedisURI[] uris = Stream.of(seeds).map(seed -> RedisURI.create(seed.getHost(), seed.getPort()))
                 .toArray(RedisURI[]::new);
@@ -85,9 +89,13 @@ final class Stage implements AutoCloseable {
 
     /** A thread of its own, since a thread is who holds a lock. */
     Actor actor() {
-        Actor actor = new Actor();
-        open.add(actor);
-        return actor;
+        return closing(new Actor());
+    }
+
+    /** To be closed with the stage. */
+    <T extends AutoCloseable> T closing(T one) {
+        open.add(one);
+        return one;
     }
 
     static final class Actor implements AutoCloseable {
@@ -186,7 +194,7 @@ final class Stage implements AutoCloseable {
         }
     }
 
-    private Connection connection(HostAndPort address) {
+    Connection connection(HostAndPort address) {
         return connections.compute(address, (name, old) -> old != null && !old.isBroken() ? old : connect(name));
     }
 

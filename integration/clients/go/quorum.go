@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: MIT
+
+package dlock
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	mathrand "math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Why there is no lock over the masters. Ask by errors.Is.
+var (
+	// ErrQuorumTimeout: others had it, or the votes were split, until the time was up.
+	ErrQuorumTimeout = errors.New("dlock: no majority in time")
+	// ErrQuorumUnreachable: so many masters did not say yes or no. The text has each one's error.
+	ErrQuorumUnreachable = errors.New("dlock: no majority of the masters answers")
+)
+
+// A Quorum is one lock over three or five servers that know nothing of each other: whoever has it at most of them holds
+// it. Copy this file; the reasons for what it does are in dlock's docs/quorum.md.
+//
+//	quorum := dlock.NewQuorum(0, a.Options(), b.Options(), c.Options()) // in the same order for every client
+//	hold, err := quorum.Acquire(ctx, "stock", 10*time.Second, 5*time.Second)
+//	if err != nil {
+//		return err
+//	}
+//	defer hold.Release()
+//
+// It is for any number of goroutines: each Acquire has an owner of its own, and re-enters nothing.
+type Quorum struct {
+	bound   time.Duration
+	masters []*redis.Client
+}
+
+// NewQuorum: a master may take so long to connect, and to answer what it need not wait for (0: 300 ms). The options are
+// copied; those of a client will do.
+func NewQuorum(bound time.Duration, masters ...*redis.Options) *Quorum {
+	if bound <= 0 {
+		bound = 300 * time.Millisecond
+	}
+	q := &Quorum{bound: bound}
+	for _, master := range masters {
+		q.masters = append(q.masters, q.client(master))
+	}
+	return q
+}
+
+func (q *Quorum) client(pattern *redis.Options) *redis.Client {
+	options := *pattern
+	options.DialTimeout, options.PoolTimeout, options.ReadTimeout, options.WriteTimeout = q.bound, q.bound, q.bound, q.bound
+	options.MaxRetries, options.DialerRetries = -1, 1 // nothing is sent twice behind our back
+	options.PushNotificationProcessor = nil           // that of the client whose options these are is its own
+	return redis.NewClient(&options)
+}
+
+// Close ends the connections. What is still held lives on until its lease.
+func (q *Quorum) Close() {
+	for _, master := range q.masters {
+		_ = master.Close()
+	}
+}
+
+// Acquire waits at the first master that can be reached, and then asks the others. Without a majority it gives back
+// everything, and tries again while wait lasts (0: once). When the context ends it gives back everything, too.
+func (q *Quorum) Acquire(ctx context.Context, lock string, lease, wait time.Duration) (*QuorumHold, error) {
+	end := time.Now().Add(wait)
+	h := &QuorumHold{Lock: lock, Owner: rand.Text(), quorum: q}
+	h.votes.Store(&votes{})
+	for ctx.Err() == nil {
+		h.errs = map[int]error{}
+		held, busy := h.try(ctx, lease, end)
+		if held && ctx.Err() == nil {
+			return h, nil
+		}
+		refused := ErrQuorumTimeout
+		if answered := len(q.masters) - len(h.errs); answered <= len(q.masters)/2 {
+			refused = fmt.Errorf("%w: %w", ErrQuorumUnreachable, errors.Join(slices.Collect(maps.Values(h.errs))...))
+		}
+		if !busy {
+			h.giveBack(true)
+		}
+		pause := 20*time.Millisecond + mathrand.N(180*time.Millisecond)
+		if ctx.Err() == nil && time.Until(end) < pause {
+			return nil, refused
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+		}
+	}
+	return nil, ctx.Err()
+}
+
+// A QuorumHold is a lock that is held at a majority until its deadline. Give it back by Release.
+type QuorumHold struct {
+	Lock, Owner string
+	quorum      *Quorum
+	first       int // where the queue is
+	errs        map[int]error
+	turn        sync.Mutex
+	votes       atomic.Pointer[votes]
+}
+
+type votes struct {
+	tokens   []int64
+	deadline time.Time
+}
+
+// Deadline is until when it is held for sure. Look before each write.
+func (h *QuorumHold) Deadline() time.Time { return h.votes.Load().deadline }
+
+// Left is the time until then.
+func (h *QuorumHold) Left() time.Duration { return max(0, time.Until(h.Deadline())) }
+
+// Tokens are each master's fencing token, or 0. Compare those of one master only.
+func (h *QuorumHold) Tokens() []int64 { return slices.Clone(h.votes.Load().tokens) }
+
+// Renew makes the leases new. When no majority agrees in time it is false, and the old deadline stays, or the new one if
+// that is earlier.
+func (h *QuorumHold) Renew(lease time.Duration) bool {
+	h.turn.Lock()
+	defer h.turn.Unlock()
+	return h.collect(lease, h.Tokens(), false)
+}
+
+// Release gives it back at all masters. It needs no context: a deferred one must not fail because the work's has ended.
+func (h *QuorumHold) Release() {
+	h.turn.Lock()
+	defer h.turn.Unlock()
+	h.votes.Store(&votes{tokens: make([]int64, len(h.quorum.masters)), deadline: time.Now()})
+	h.giveBack(h.first > 0)
+}
+
+// try asks once. Busy: others have it, and nothing of ours is left anywhere.
+func (h *QuorumHold) try(ctx context.Context, lease time.Duration, end time.Time) (held, busy bool) {
+	tokens := make([]int64, len(h.quorum.masters))
+	for h.first = range tokens {
+		token, err := h.wait(ctx, lease, end)
+		switch {
+		case ctx.Err() != nil:
+			return false, false
+		case err == nil && token == 0:
+			return false, h.first == 0
+		case err == nil:
+			// The reply to a wait does not say when the lease began. So it is renewed, at a known time.
+			tokens[h.first] = token
+			return h.collect(lease, tokens, true), false
+		}
+	}
+	h.first = 0
+	return false, false
+}
+
+// wait has a connection of its own: the wait ends when that is closed.
+func (h *QuorumHold) wait(ctx context.Context, lease time.Duration, end time.Time) (int64, error) {
+	client := h.quorum.client(h.quorum.masters[h.first].Options())
+	defer client.Close()
+	defer context.AfterFunc(ctx, func() { _ = client.Close() })()
+	if err := h.connect(client, h.first); err != nil { // it is known before the wait, not after it
+		return 0, err
+	}
+	block := max(1, time.Until(end).Milliseconds()) // BLOCK 0 would be without bound
+	client = client.WithTimeout(time.Duration(block)*time.Millisecond + h.quorum.bound)
+	return h.ask(client, h.first, "DLOCK.ACQUIRE", h.Lock, h.Owner, max(1, lease.Milliseconds()), "BLOCK", block)
+}
+
+func (h *QuorumHold) connect(client *redis.Client, n int) (err error) {
+	if client.PoolStats().IdleConns == 0 {
+		_, err = h.ask(client, n, "PING")
+	}
+	return err
+}
+
+// ask gives the token, or what is left of the lease; 0 for null.
+func (h *QuorumHold) ask(client *redis.Client, n int, words ...any) (number int64, err error) {
+	reply, err := client.Do(context.Background(), words...).Result()
+	if delete(h.errs, n); err != nil && !errors.Is(err, redis.Nil) {
+		h.errs[n] = fmt.Errorf("%s: %w", client.Options().Addr, err)
+	}
+	if granted, ok := reply.([]any); ok {
+		reply = granted[0]
+	}
+	number, _ = reply.(int64)
+	return number, h.errs[n]
+}
+
+// collect renews where there is a token, acquires where there is none if that is wanted, and counts.
+func (h *QuorumHold) collect(lease time.Duration, tokens []int64, acquire bool) bool {
+	begun, agreed := time.Now(), 0
+	deadline := begun.Add(lease)
+	for _, n := range h.order(acquire) {
+		token, master := tokens[n], h.quorum.masters[n]
+		if token == 0 && !acquire {
+			continue
+		}
+		err := h.connect(master, n) // else its lease would end so much later
+		sent, length := time.Now(), lease
+		if n != h.first { // it ends earlier: whoever is the next at the first finds the others free
+			length -= sent.Sub(begun) + 5*time.Millisecond
+		}
+		words := []any{"DLOCK.RENEW", h.Lock, h.Owner, max(1, length.Milliseconds()), "TOKEN", token}
+		if token == 0 {
+			words = append([]any{"DLOCK.ACQUIRE"}, words[1:4]...)
+		}
+		if old := h.votes.Load(); sure(sent, length).Before(old.deadline) {
+			h.votes.Store(&votes{old.tokens, sure(sent, length)}) // it may hear of a shorter lease, whatever comes of it
+		}
+		var answer int64
+		if err == nil {
+			answer, err = h.ask(master, n, words...)
+		}
+		switch {
+		case err != nil || answer == 0:
+			tokens[n] = 0
+		case token == 0:
+			tokens[n] = answer
+		default: // dlock.max-hold-ms may have cut it
+			length = min(length, time.Duration(answer)*time.Millisecond)
+		}
+		if tokens[n] != 0 {
+			agreed++
+		}
+		if sure := sure(sent, length); sure.Before(deadline) {
+			deadline = sure
+		}
+	}
+	if agreed <= len(tokens)/2 || !time.Now().Before(deadline) {
+		return false
+	}
+	h.votes.Store(&votes{tokens, deadline})
+	return true
+}
+
+// sure: a server counts whole milliseconds, and no clock runs faster than another by more than a hundredth.
+func sure(sent time.Time, lease time.Duration) time.Time {
+	return sent.Add(lease - 2*time.Millisecond - lease/100)
+}
+
+// giveBack asks those, too, that did not answer. NOTHELD is as good; without an answer the lease ends it.
+func (h *QuorumHold) giveBack(cancel bool) {
+	for _, n := range h.order(false) {
+		if cancel { // a wait without an answer may still stand
+			_, _ = h.ask(h.quorum.masters[n], n, "DLOCK.CANCEL", h.Lock, h.Owner)
+		}
+		_, _ = h.ask(h.quorum.masters[n], n, "DLOCK.RELEASE", h.Lock, h.Owner, "HOLDS", 0)
+	}
+}
+
+// order: the first one last, so that the next in its queue finds the others free. Or at once, to have the queue.
+func (h *QuorumHold) order(firstAtOnce bool) (order []int) {
+	for n := range h.quorum.masters {
+		if n != h.first {
+			order = append(order, n)
+		}
+	}
+	if firstAtOnce {
+		return append([]int{h.first}, order...)
+	}
+	return append(order, h.first)
+}
