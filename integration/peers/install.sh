@@ -3,7 +3,9 @@
 # What cannot be had is said, and left out of the comparison.
 set -euo pipefail
 
-directory=$1
+mkdir -p "$1"
+# Maven takes a relative one from where its project is.
+directory=$(cd "$1" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 
 has() {
