@@ -2,6 +2,7 @@
 import { randomUUID } from 'node:crypto';
 
 import { Fenced, Locks, LockTimeout } from './dlock.mjs';
+import { Quorum } from './quorum.mjs';
 
 export async function sell({ client, notify }) {
   const locks = new Locks(client, { lease: 10_000, auto: 60_000 });
@@ -25,6 +26,18 @@ export async function transfer({ locks, from, to, move }) {
   await locks.usingAll([from, to], { timeout: 5000 }, async (holds) => {
     await move(holds.get(from).token, holds.get(to).token);
   });
+}
+
+export async function sellAtMany({ clients, work }) {
+  const quorum = new Quorum(clients, { bound: 300 }); // in the same order for every program
+  const hold = await quorum.acquire('stock', { lease: 10_000, wait: 5_000 }); // null: not in time
+  if (!hold) return 'busy';
+  try {
+    while (hold.left() > 1_000 && (await work())) await hold.renew(10_000);
+  } finally {
+    await hold.release();
+  }
+  return 'sold';
 }
 
 export async function tryPlainly({ client, work }) {

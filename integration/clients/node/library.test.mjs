@@ -7,7 +7,7 @@ import Redis from 'ioredis';
 import { createClient, createCluster } from 'redis';
 
 import { Locks } from './dlock.mjs';
-import { sell, transfer, tryPlainly } from './examples.mjs';
+import { sell, sellAtMany, transfer, tryPlainly } from './examples.mjs';
 import { Server, closeConnections, until } from './stage.mjs';
 
 after(closeConnections);
@@ -22,7 +22,7 @@ test('code_of_the_readme', async () => {
     .map((name) => readFile(new URL(name, import.meta.url), 'utf8')));
   const plain = (text) => text.split('\n').map((line) => line.trim()).filter(Boolean).join('\n');
   const blocks = [...readme.matchAll(/```js\n(.*?)```/gs)].map(([, block]) => plain(block));
-  assert.equal(blocks.length, 4);
+  assert.equal(blocks.length, 5);
   for (const block of blocks) assert.ok(plain(examples).includes(block), block);
 });
 
@@ -46,6 +46,19 @@ test('transfer', async () => {
   await transfer({ locks, from: 'one', to: 'another', move: (...both) => { tokens = both; } });
   assert.ok(tokens[0] > tokens[1], 'another comes before one');
   await locks.close();
+});
+
+test('sellAtMany', async () => {
+  const clients = process.env.DLOCK_MASTERS.split(',').map((one) => createClient({ url: `redis://${one}` }));
+  const server = new Server('single');
+  let left = 3;
+  const work = async () => {
+    assert.equal((await server.owners('stock')).length, 1);
+    return left-- > 0;
+  };
+  assert.equal(await sellAtMany({ clients, work }), 'sold');
+  assert.equal(left, -1);
+  await server.awaitGone('stock');
 });
 
 test('tryPlainly', async () => {

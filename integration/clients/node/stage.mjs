@@ -12,6 +12,7 @@ import { createClient } from 'redis';
 import { createClient as createClient5 } from 'redis-5';
 
 import { Locks } from './dlock.mjs';
+import { Quorum } from './quorum.mjs';
 
 export const PATIENCE = 30_000;
 export const LEASE = 1_500;
@@ -27,7 +28,7 @@ const LIBRARIES = {
 };
 export const libraries = Object.keys(LIBRARIES);
 
-const addresses = (name) => process.env[name].split(',').map((one) => one.split(':'));
+export const addresses = (name) => process.env[name].split(',').map((one) => one.split(':'));
 
 /** Locks by one of the libraries, in one of the places. */
 export function makeLocks(library, place, { lease = LEASE, timeout = 10_000 } = {}) {
@@ -36,6 +37,10 @@ export function makeLocks(library, place, { lease = LEASE, timeout = 10_000 } = 
     .map(([host, port]) => LIBRARIES[library](host, Number(port), timeout));
   return new Locks(clients, { ...SETTINGS, lease });
 }
+
+/** A lock over the servers at these addresses. */
+export const makeQuorum = (library, all, bound) =>
+  new Quorum(all.map(([host, port]) => LIBRARIES[library](host, Number(port), 400)), { bound });
 
 /** The first value of the condition that is not false. */
 export async function until(condition, what) {
@@ -159,4 +164,16 @@ export class Server {
       close: () => ear.destroy(),
     };
   }
+}
+
+/** One of the servers that know nothing of each other. */
+export class Master extends Server {
+  constructor(address, key) {
+    super('single');
+    Object.assign(this, { address, key });
+  }
+
+  node() { return connection(this.address); }
+
+  held(owner) { return this.ask('DLOCK.HELD', this.key, owner); }
 }

@@ -109,14 +109,19 @@ class _Request:
 
     def __init__(self, settings, key, owner, shared, limit, session):
         self.settings, self.key, self.owner = settings, key, owner or str(uuid.uuid4())
-        self.named, self.before = owner is not None, 0
+        self.named, self.outer, self.before = owner is not None, 0, 0
         self.limit = ["SHARED"] if shared else ["LIMIT", limit] if limit else []
         self.session = ["SESSION"] if session else []
 
     def within(self, held):
         """What the owner held before is not ours to give back, nor to tie to a connection of ours."""
         if held:
-            self.before, self.session = held[1], []
+            self.outer, self.before, self.session = held[0], held[1], []
+
+    def granted(self, token):
+        """An upgrade is a new grant: the outer hold has ended with its token, and all of this one is ours."""
+        if token != self.outer:
+            self.before = 0
 
     def names(self):
         return tuple(name if isinstance(name, bytes) else str(name).encode() for name in (self.key, self.owner))
@@ -135,6 +140,10 @@ class _Request:
 
     def release(self, *token):
         return self.words("RELEASE", "HOLDS", self.before, *token)
+
+    def release_upgrade(self, held):
+        """An upgrade that came before we left has ended the outer hold: nobody knows its token."""
+        return self.words("RELEASE", "TOKEN", held[0], "HOLDS", 0) if held and held[0] != self.outer else None
 
 
 def _ms(seconds):
@@ -345,6 +354,7 @@ class Locks(_Settings):
                     now = time.monotonic()
                     # We have it in hand: now it may be kept.
                     wire.call(*request.renew(granted[0]), within=self._bound(deadline, at_once))
+                    request.granted(granted[0])
                     return granted[0], now
                 if at_once:
                     return None
@@ -387,10 +397,12 @@ class Locks(_Settings):
                 except (OSError, redis.RedisError):
                     answered = True
                 self._call(*request.words("CANCEL"))
-                try:
+                with contextlib.suppress(NotHeld, library.ResponseError):
                     self._call(*request.release())
-                except (NotHeld, library.ResponseError):
-                    pass
+                with contextlib.suppress(NotHeld, library.ResponseError):
+                    upgrade = request.before and request.release_upgrade(self._call(*request.words("HELD")))
+                    if upgrade:
+                        self._call(*upgrade)
                 end = end or time.monotonic() + self.slice
                 if answered or time.monotonic() > end:
                     return
@@ -626,6 +638,7 @@ class AsyncLocks(_Settings):
                 if reply:
                     now = time.monotonic()
                     await call(*request.renew(reply[0]))
+                    request.granted(reply[0])
                     return reply[0], now
                 if at_once:
                     return None
@@ -669,18 +682,24 @@ class AsyncLocks(_Settings):
     async def _leave(self, request):
         """On the connection that asked, so after all that was asked."""
         for words in (request.words("CANCEL"), request.release()):
-            for _ in range(3):
-                try:
-                    await self._call(request.key, *words)
-                    break
-                except library.ResponseError as error:
-                    if not _passes(error):
-                        break
-                except (NotHeld, asyncio.CancelledError):
-                    break
-                except Exception:
-                    pass
-                await self._mend()
+            await self._say(request, *words)
+        upgrade = request.before and request.release_upgrade(await self._say(request, *request.words("HELD")))
+        if upgrade:
+            await self._say(request, *upgrade)
+
+    async def _say(self, request, *words):
+        """The reply, if it comes within three tries: else the server's own rules end what is left."""
+        for _ in range(3):
+            try:
+                return await self._call(request.key, *words)
+            except library.ResponseError as error:
+                if not _passes(error):
+                    return None
+            except (NotHeld, asyncio.CancelledError):
+                return None
+            except Exception:
+                pass
+            await self._mend()
 
     async def _listen(self):
         if self._reader is None:

@@ -43,6 +43,25 @@ def control(line):
     assert answer.startswith("ok"), answer
 
 
+def interrupted_when(ready, work):
+    """Ctrl-C while work() waits. Gives its value if that has come all the same."""
+    def interrupt():
+        if ready():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    # Where this process runs in the background it may have inherited that Ctrl-C is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    helper, value = threading.Thread(target=interrupt), None
+    try:
+        helper.start()
+        value = work()
+        helper.join()
+    except KeyboardInterrupt:
+        pass
+    helper.join()
+    return value
+
+
 def primary_of_the_pair():
     def is_primary(address):
         try:
@@ -155,6 +174,13 @@ class Server:
         return lambda: read()["data"].decode()
 
 
+class Master(Server):
+    """One of the servers that know nothing of each other."""
+
+    def __init__(self, address, key):
+        self.place, self.client, self.key = "single", redis.Redis(*address), key
+
+
 def _text(value):
     """INFO's map with words for bytes, however the protocol has sent it."""
     if isinstance(value, bytes):
@@ -172,8 +198,6 @@ class Threads:
     """dlock.Locks, each call in a thread."""
 
     def __init__(self, place, lease=LEASE, **options):
-        # Where this process runs in the background it may have inherited that Ctrl-C is ignored.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         self.locks = dlock.Locks(client(place, **options), **{**SETTINGS, "lease": lease})
         self.pool = concurrent.futures.ThreadPoolExecutor(64)
 
@@ -191,19 +215,7 @@ class Threads:
 
     def cancel_when(self, ready, key):
         """Ctrl-C while lock() waits. Gives the hold if it was granted all the same."""
-        def interrupt():
-            if ready():
-                os.kill(os.getpid(), signal.SIGINT)
-
-        helper, hold = threading.Thread(target=interrupt), None
-        try:
-            helper.start()
-            hold = self.locks.lock(key, PATIENCE)
-            helper.join()
-        except KeyboardInterrupt:
-            pass
-        helper.join()
-        return hold
+        return interrupted_when(ready, lambda: self.locks.lock(key, PATIENCE))
 
     def close(self):
         self.pool.shutdown(wait=False)

@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+import redis
 
 import dlock
 from stage import LEASE, LONG, PATIENCE, Server, Tasks, Threads, client, until
@@ -354,6 +355,35 @@ def test_notheld_in_an_upgrade(server, locks):
     server.await_queued(0)
     server.hand_over("another reader")
     server.await_gone()
+
+
+@alone
+def test_an_upgrade_ends_the_outer_hold(server, locks):
+    outer = locks.lock(server.key, owner="me", shared=True)
+    with locks.lock(server.key, owner="me") as inner:
+        assert inner.token != outer.token
+        assert outer.lost.wait(PATIENCE)
+        until(lambda: server.info()["holders"][0]["held-ms"] > 2 * LEASE * 1000, "two leases have passed")
+        holder = server.info()["holders"][0]
+        assert (holder["token"], holder["auto"]) == (inner.token, 1)
+        assert not inner.lost.is_set()
+    server.await_gone()
+
+
+@alone
+def test_an_upgrade_that_is_left_ends_the_outer_hold(server, make):
+    user = server.key.strip("{}")
+    server.ask("ACL", "SETUSER", user, "on", ">word", "~*", "&*", "+@all", "-dlock.renew")
+    try:
+        server.hold("me", server.key, "SHARED")
+        locks = make(username=user, password="word")
+        locks.locks.first = 600  # it is not the lease that ends it
+        # The grant cannot be confirmed, so it is given back; the outer hold has ended with it.
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            locks.lock(server.key, owner="me")
+        server.await_gone()
+    finally:
+        server.ask("ACL", "DELUSER", user)
 
 
 @alone

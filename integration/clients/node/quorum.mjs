@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: MIT
+/**
+ * A lock of the dlock module over several masters that know nothing of each other, by node-redis or ioredis. Copy it.
+ *
+ *     const quorum = new Quorum(urls.map((url) => createClient({ url }))); // in the same order for every program
+ *     const hold = await quorum.acquire('stock', { lease: 10_000, wait: 5_000 }); // null: not in time
+ *     try {
+ *       while (hold.left() > 1_000 && (await work())) await hold.renew(10_000);
+ *     } finally {
+ *       await hold.release();
+ *     }
+ *
+ * Who holds the lock at a majority of the masters has it; docs/quorum.md of dlock has the recipe and its reasons. The
+ * clients are patterns: every hold has an owner and connections of its own. Times are in milliseconds.
+ */
+import { randomUUID } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+const EARLIER = 5; // the leases at the others end so much before the first one's
+const [ROUNDING, DRIFT] = [2, 100]; // servers count whole milliseconds; no clock is faster than another by a hundredth
+const now = () => performance.now();
+
+/** No majority of the masters could vote at the last try. The message has the error of each that could not. */
+export class Unreachable extends Error {
+  get name() { return 'Unreachable'; }
+}
+
+/** A lock over these masters. `bound` is how long one may take to connect, and to answer what need not wait. */
+export class Quorum {
+  #clients;
+  #bound;
+
+  constructor(clients, { bound = 300 } = {}) { [this.#clients, this.#bound] = [clients, bound]; }
+
+  /**
+   * A Hold, or null after `wait` (0: one try). An AbortSignal ends it with its reason. Whatever ends it, it leaves
+   * nothing behind.
+   */
+  async acquire(lock, { lease = 10_000, wait = 0, signal } = {}) {
+    const owner = randomUUID();
+    const masters = this.#clients.map((client) => new Master(client, this.#bound, [lock, owner]));
+    const hold = new Hold(lock, owner, masters);
+    const end = now() + wait;
+    let held = false;
+    try {
+      while (!(held = await hold.take(lease, end, signal))) {
+        const errors = masters.flatMap((master) => master.error ?? []);
+        await hold.giveBack();
+        const pause = 20 + 180 * Math.random(); // or those who have split the votes would do it again
+        if (now() + pause < end) await sleep(pause, null, { signal });
+        else if (2 * errors.length < masters.length) return null;
+        else throw new Unreachable(`no majority of the masters has voted: ${errors.join('; ')}`);
+      }
+      return hold;
+    } catch (error) {
+      signal?.throwIfAborted(); // the pause has an error of its own
+      throw error;
+    } finally {
+      if (!held) await hold.release();
+    }
+  }
+}
+
+/** A lock that is held for sure until `deadline`, of performance.now(). */
+export class Hold {
+  #masters;
+  #first;
+  #granted = new Map();
+  #turn = Promise.resolve();
+
+  constructor(lock, owner, masters) {
+    Object.assign(this, { lock, owner, deadline: 0 });
+    [this.#masters, this.#first] = [masters, masters[0]];
+  }
+
+  /** Each master's fencing token, or null. */
+  get tokens() { return this.#masters.map((master) => this.#granted.get(master) ?? null); }
+
+  left() { return Math.max(0, this.deadline - now()); }
+
+  /** Makes all leases new, the first master's last. False when no majority agrees: the old deadline stays. */
+  renew(lease = 10_000) {
+    const holding = () => [...this.#others(), this.#first].filter((master) => this.#granted.has(master));
+    return this.#inTurn(() => this.#vote(holding(), lease));
+  }
+
+  /** Gives the lock back at all masters. What has ended before is no error. */
+  release() {
+    return this.#inTurn(async () => {
+      await this.giveBack();
+      this.#granted.clear();
+      this.deadline = 0;
+      for (const master of this.#masters) master.close();
+    });
+  }
+
+  /** For `await using`. */
+  [Symbol.asyncDispose ?? Symbol('asyncDispose')]() { return this.release(); }
+
+  /** Waits at the first master that is there, then asks the others. For Quorum. */
+  async take(lease, end, signal) {
+    for (const master of this.#masters) master.error = null;
+    for (const master of this.#masters) {
+      this.#first = master;
+      // 0 would be without bound; and there is no timer of a month.
+      const block = Math.min(Math.max(1, Math.floor(end - now())), 1e9);
+      const grant = await master.ask(signal, block, 'ACQUIRE', lease, 'BLOCK', block);
+      if (grant) {
+        this.#granted = new Map([[master, Number(grant[0])]]);
+        return this.#vote([master, ...this.#others()], lease, signal);
+      }
+      if (!master.error) return false;
+    }
+    return false;
+  }
+
+  /** For Quorum. */
+  async giveBack() {
+    // Who is next at the first one finds the others free.
+    for (const master of [...this.#others(), this.#first]) {
+      if (master.unanswered) {
+        master.close(); // a wait ends with its connection
+        await master.ask(null, 0, 'CANCEL');
+      }
+      if (master.asked) await master.ask(null, 0, 'RELEASE', 'HOLDS', 0);
+      master.asked = master.unanswered = false; // without an answer the lease ends it
+    }
+  }
+
+  /** Renews where there is a token (a wait's reply does not say when the lease began), and asks the others. */
+  async #vote(masters, lease, signal) {
+    const begun = now();
+    const granted = new Map();
+    let deadline = Infinity;
+    for (const master of masters) {
+      if (!(await master.reach(signal))) continue; // before we look at the clock: to connect is no part of the lease
+      const sent = now();
+      let length = master === this.#first ? lease : Math.max(1, Math.floor(lease - EARLIER - (sent - begun)));
+      const token = this.#granted.get(master);
+      const reply = token ? await master.ask(signal, 0, 'RENEW', length, 'TOKEN', token)
+        : await master.ask(signal, 0, 'ACQUIRE', length);
+      if (reply !== null) granted.set(master, token ?? Number(reply[0]));
+      if (token && reply !== null) length = Math.min(length, Number(reply)); // dlock.max-hold-ms may have cut it
+      if (master === this.#first) lease = length;
+      deadline = Math.min(deadline, sent + length - ROUNDING - length / DRIFT);
+    }
+    if (2 * granted.size <= this.#masters.length || now() >= deadline) {
+      this.deadline = Math.min(this.deadline, deadline); // some have heard of a lease that may be shorter
+      return false;
+    }
+    [this.#granted, this.deadline] = [granted, deadline];
+    return true;
+  }
+
+  #others() { return this.#masters.filter((master) => master !== this.#first); }
+
+  /** Who renews need not be who releases. */
+  #inTurn(work) {
+    const done = this.#turn.then(work);
+    this.#turn = done.catch(() => {});
+    return done;
+  }
+}
+
+// No library is to reconnect or to send again by itself, nor to give up on a wait.
+const isIoredis = (client) => 'call' in client;
+const dial = (client, connectTimeout) => client.duplicate(isIoredis(client)
+  ? { connectTimeout, commandTimeout: undefined, socketTimeout: undefined, lazyConnect: true, retryStrategy: null,
+    reconnectOnError: null, autoResendUnfulfilledCommands: false }
+  : { commandOptions: {}, socket: { ...client.options?.socket, connectTimeout, socketTimeout: undefined,
+    reconnectStrategy: false } });
+const send = (wire, words) => (isIoredis(wire) ? wire.call(...words) : wire.sendCommand(words));
+const hangUp = (wire) => (isIoredis(wire) ? wire.disconnect() : wire.isOpen && wire.destroy());
+
+/** A connection for one owner. Opened when needed, thrown away after a time-out. */
+class Master {
+  constructor(client, bound, names) {
+    Object.assign(this, { client, bound, names, wire: null, asked: false, unanswered: false, error: null });
+  }
+
+  /** The reply. Null: it is a no, or there is an `error`. */
+  async ask(signal, wait, name, ...words) {
+    if (!(await this.reach(signal))) return null;
+    return this.attempt(signal, async () => {
+      this.asked = this.unanswered = true;
+      const all = [`DLOCK.${name}`, ...this.names, ...words.map(String)];
+      const reply = await this.inTime(signal, wait, () => send(this.wire, all));
+      this.unanswered = false;
+      return reply;
+    });
+  }
+
+  /** To connect is to ask, too: a master that hangs does not cost the whole wait. */
+  async reach(signal) {
+    this.error = null;
+    if (!this.wire) await this.attempt(signal, () => this.inTime(signal, 0, () => this.connect()));
+    return !this.error;
+  }
+
+  async attempt(signal, work) {
+    try {
+      return await work();
+    } catch (error) {
+      const refused = this.wire && !signal?.aborted && /^[A-Z]{2,}\b/.test(error.message);
+      if (refused) this.unanswered = false;
+      else this.close();
+      signal?.throwIfAborted();
+      const { host = 'localhost', port = 6379, path } = this.client.options?.socket ?? this.client.options ?? {};
+      this.error = `${path ?? `${host}:${port}`}: ${error.message || error.code}`;
+      return null;
+    }
+  }
+
+  connect() {
+    const wire = dial(this.client, this.bound);
+    const ended = (error) => {
+      if (this.wire !== wire) return;
+      this.close();
+      this.fail(error ?? new Error('the connection is closed'));
+    };
+    this.wire = wire.on('error', ended).on('end', () => ended());
+    return wire.connect();
+  }
+
+  close() {
+    const { wire } = this;
+    this.wire = null;
+    if (wire) hangUp(wire);
+  }
+
+  async inTime(signal, wait, work) {
+    signal?.throwIfAborted();
+    let [timer, abort] = [];
+    const over = new Promise((_, fail) => {
+      this.fail = fail;
+      abort = () => fail(signal.reason);
+      signal?.addEventListener('abort', abort);
+      // After a stall of this process a reply that has come meanwhile is read before the immediate.
+      timer = setTimeout(() => { timer = setImmediate(fail, new Error('no answer in time')); }, wait + this.bound);
+    });
+    try {
+      return await Promise.race([over, work()]);
+    } finally {
+      clearTimeout(timer);
+      clearImmediate(timer);
+      signal?.removeEventListener('abort', abort);
+    }
+  }
+}

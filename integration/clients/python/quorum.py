@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""A lock of the dlock module over several masters that know nothing of each other, by redis-py. Copy this file.
+
+    quorum = Quorum([redis.Redis(host) for host in ("one", "two", "three")])  # in the same order for every client
+    with quorum.lock("stock", lease=10, wait=5) as hold:  # LockTimeout after 5 s, Unreachable if no majority votes
+        while hold.left() > 1 and work():
+            hold.renew(10)
+
+Who holds the lock at a majority of the masters has it; docs/quorum.md of dlock has the recipe and its reasons. The
+clients are patterns: every hold has an owner and connections of its own, so threads may share a Quorum. Times are in
+seconds.
+"""
+
+import random
+import threading
+import time
+import uuid
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+EARLIER_MS = 5  # the leases at the others end so much before the first one's
+ROUNDING_MS, DRIFT = 2, 100  # servers count whole milliseconds; no clock is faster than another by a hundredth
+
+
+class LockTimeout(TimeoutError):
+    """The lock was not granted in time."""
+
+
+class Unreachable(redis.ConnectionError):
+    """No majority of the masters could vote at the last try. The text has the error of each that could not."""
+
+
+class Quorum:
+    """`bound` is how long a master may take to connect, and to answer what need not wait."""
+
+    def __init__(self, masters, bound=0.3):
+        self.masters, self.bound = list(masters), bound
+
+    def acquire(self, lock, lease=10.0, wait=0.0):
+        """A Hold, or None after `wait` (0: one try). Whatever interrupts it (Ctrl-C, too), nothing is left behind."""
+        hold, end = Hold(self, lock), time.monotonic() + wait
+        try:
+            while not hold._take(_ms(lease), end):
+                errors = [master.error for master in hold._masters if master.error]
+                hold._give_back()
+                pause = random.uniform(0.02, 0.2)  # or those who have split the votes would do it again
+                if time.monotonic() + pause >= end:
+                    break
+                time.sleep(pause)
+            else:
+                return hold
+        except BaseException:
+            hold.release()
+            raise
+        hold.release()
+        if 2 * len(errors) >= len(self.masters):
+            raise Unreachable(f"no majority of the masters has voted: {'; '.join(errors)}")
+        return None
+
+    def lock(self, lock, lease=10.0, wait=0.0):
+        """The same, but LockTimeout instead of None."""
+        hold = self.acquire(lock, lease, wait)
+        if hold is None:
+            raise LockTimeout(f"{lock!r} was not granted within {wait} s")
+        return hold
+
+
+class Hold:
+    """A lock that is held for sure until `deadline`, of time.monotonic()."""
+
+    def __init__(self, quorum, lock):
+        self.lock, self.owner, self.deadline, self._guard = lock, str(uuid.uuid4()), 0.0, threading.Lock()
+        self._masters = [_Master(client, quorum.bound, lock, self.owner) for client in quorum.masters]
+        self._first, self._tokens = self._masters[0], {}
+
+    @property
+    def tokens(self):
+        """Each master's fencing token, or None."""
+        return [self._tokens.get(master) for master in self._masters]
+
+    def left(self):
+        return max(0.0, self.deadline - time.monotonic())
+
+    def renew(self, lease=10.0):
+        """Makes all leases new, the first master's last. False when no majority agrees: the old deadline stays."""
+        with self._guard:  # the thread that renews need not be the one that releases
+            return self._vote([one for one in [*self._others(), self._first] if one in self._tokens], _ms(lease))
+
+    def release(self):
+        """Gives the lock back at all masters. What has ended before is no error."""
+        with self._guard:
+            self._give_back()
+            self._tokens, self.deadline = {}, 0.0
+            for master in self._masters:
+                master.connection.disconnect()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.release()
+
+    def _take(self, lease, end):
+        """Waits at the first master that is there, then asks the others."""
+        for master in self._masters:
+            master.error = None
+        for self._first in self._masters:
+            # 0 would be without bound, and a socket takes no time-out of a month.
+            block = min(max(0.001, end - time.monotonic()), 1e6)
+            granted = self._first.ask("ACQUIRE", lease, "BLOCK", _ms(block), wait=block)
+            if granted:
+                self._tokens = {self._first: granted[0]}
+                return self._vote([self._first, *self._others()], lease)
+            if not self._first.error:
+                break
+        return False
+
+    def _vote(self, masters, lease):
+        """Renews where there is a token (a wait's reply does not say when the lease began), and asks the others."""
+        begun, votes, deadline = time.monotonic(), {}, float("inf")
+        for master in masters:
+            if not master.reach():  # before we look at the clock: to connect is no part of the lease
+                continue
+            sent, length, token = time.monotonic(), lease, self._tokens.get(master)
+            if master is not self._first:
+                length = max(1, int(lease - EARLIER_MS - (sent - begun) * 1000))
+            reply = master.ask("RENEW", length, "TOKEN", token) if token else master.ask("ACQUIRE", length)
+            if reply is not None:
+                votes[master] = token or reply[0]
+            if token and reply:  # dlock.max-hold-ms may have cut it
+                length = min(length, reply)
+                lease = length if master is self._first else lease
+            deadline = min(deadline, sent + (length - ROUNDING_MS - length / DRIFT) / 1000)
+        if 2 * len(votes) > len(self._masters) and time.monotonic() < deadline:
+            self._tokens, self.deadline = votes, deadline
+            return True
+        self.deadline = min(self.deadline, deadline)  # some have heard of a lease that may be shorter
+        return False
+
+    def _others(self):
+        return [master for master in self._masters if master is not self._first]
+
+    def _give_back(self):
+        for master in [*self._others(), self._first]:  # who is next at the first one finds the others free
+            if master.asked and master.unanswered:  # a wait ends with its connection; a late answer is not the next one
+                master.connection.disconnect()
+                master.ask("CANCEL")
+            if master.asked:
+                master.ask("RELEASE", "HOLDS", 0)
+                master.asked = False  # without an answer the lease ends it
+
+
+class _Master:
+    """A connection for one owner. Opened when needed, thrown away after a time-out."""
+
+    def __init__(self, client, bound, *names):
+        pool, once = client.connection_pool, Retry(NoBackoff(), 0)
+        own = {"socket_timeout": bound, "socket_connect_timeout": bound, "retry": once}
+        self.connection, self.names = pool.connection_class(**{**pool.connection_kwargs, **own}), names
+        self.bound, self.asked, self.unanswered, self.error = bound, False, False, None
+
+    def ask(self, name, *words, wait=0.0):
+        """The reply. None: it is a no, or there is an `error`."""
+        if not self.reach():
+            return None
+        connection = self.connection
+        try:
+            self.asked = self.unanswered = True
+            connection.send_command(f"DLOCK.{name}", *self.names, *words, check_health=False)
+            if wait and not connection.can_read(wait + self.bound):
+                raise redis.TimeoutError("no answer in time")
+            reply = connection.read_response()
+            self.unanswered = False
+            return reply
+        except (OSError, redis.RedisError) as error:
+            if isinstance(error, redis.ResponseError):
+                self.unanswered = False
+            return self._failed(error)
+
+    def reach(self):
+        """To connect is to ask, too: a master that hangs does not cost the whole wait."""
+        self.error = None
+        try:
+            if self.connection.is_connected:
+                try:
+                    self.connection.can_read(0)
+                except redis.ConnectionError:  # it has been closed since
+                    self.connection.disconnect()
+            self.connection.connect()
+        except (OSError, redis.RedisError) as error:
+            self._failed(error)
+        return self.error is None
+
+    def _failed(self, error):
+        place = getattr(self.connection, "path", None) or f"{self.connection.host}:{self.connection.port}"
+        self.error = f"{place}: {error}"
+        if not isinstance(error, redis.ResponseError):
+            self.connection.disconnect()
+
+
+def _ms(seconds):
+    return max(1, int(seconds * 1000))
