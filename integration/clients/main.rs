@@ -2,7 +2,7 @@
 //!
 //! `clients [SERVER…] [--only LANGUAGE,…]`: a stage of servers is started for each language and each server
 //! program (the environment's one, and those that are named), and `clients/<language>/run.sh` is run with their
-//! addresses in its environment; what that is and which tests there are is in `clients/README.md`. Two languages run at
+//! addresses in its environment; what that is and which tests there are is in `clients/README.md`. Three languages run at
 //! a time, since their tests mostly wait; what one prints is shown when it has ended.
 //! With `--serve` it only starts the servers, of the last program, and prints that environment.
 
@@ -24,7 +24,7 @@ use crate::language::{Language, Verdict, LANGUAGES};
 const WHOLE: Duration = Duration::from_secs(20 * 60);
 
 /// So many languages run at a time.
-const LANES: usize = 2;
+const LANES: usize = 3;
 
 fn main() -> ExitCode {
     let mut servers = vec![server_program()];
