@@ -147,12 +147,17 @@ fn java(text: &mut String, outcome: &Outcome) {
         text,
         "One hot lock, memory only. Redisson's clients share one program's connections; dlock has a connection for each.\n"
     );
-    let mut shown: Vec<String> = Vec::new();
-    for known in outcome.cells.iter().filter(|cell| cell.group == JAVA) {
-        if !shown.contains(&known.cell) {
-            shown.push(known.cell.clone());
-        }
-    }
+    let is_known = |cell: &str| {
+        outcome
+            .cells
+            .iter()
+            .any(|known| known.group == JAVA && known.cell == cell)
+    };
+    let shown: Vec<String> = HOT
+        .iter()
+        .map(|cell| cell.0.to_owned())
+        .filter(|cell| is_known(cell))
+        .collect();
     let mut heads = shown.clone();
     heads.push("longest wait, most clients".to_owned());
     table(text, "lock", &heads);
