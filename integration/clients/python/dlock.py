@@ -598,9 +598,9 @@ class AsyncLocks(_Settings):
 
     async def aclose(self):
         """Ends the connections. What is still held lives on until its lease."""
-        if self._reader:
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+        while self._reader and not self._reader.done():
+            self._reader.cancel()  # one that comes as the library gives up on a connection can get lost in it
+            await asyncio.wait({self._reader}, timeout=1)
         for wire in self._wires.values():
             await wire.connection.disconnect(nowait=True)
 

@@ -325,10 +325,11 @@ class Tasks:
 
     def close(self):
         async def end():
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            # A cancel that comes as the library gives up on a connection can get lost in it.
+            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks, timeout=1)
             await self.locks.aclose()
             await self.locks.client.aclose()
 
