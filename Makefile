@@ -74,7 +74,7 @@ check: build ## What a change must pass: formatting, lints, all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace
-	@integration/observability/run.sh '$(TARGET)/observability' exporter
+	@observability/run.sh '$(TARGET)/observability' exporter
 
 check-long: ## Hold the engine against its model for all seeds: some tens of thousands of runs
 	DLOCK_LONG=1 cargo test --release --package dlock --test engine -- what_the_model_does every_promise_holds
@@ -83,7 +83,7 @@ explore: ## Every sequence of requests and events over three owners and two lock
 	DLOCK_DEPTH=$(DEPTH) cargo test --release --package dlock --test engine -- --nocapture every_sequence
 
 observe: build ## Test the dashboard with Prometheus and its exporters for Redis, fetched into target/observability
-	@integration/observability/run.sh '$(TARGET)/observability'
+	@observability/run.sh '$(TARGET)/observability'
 
 clients: build ## Run the tests of the clients in five languages (ONLY=python,rust; VALKEY=/path/to/server)
 	@test -x '$(VALKEY)' || integration/servers.sh '$(TARGET)/servers' valkey-9.1

@@ -62,7 +62,7 @@ fn compared(page: &str) -> usize {
 /// All the clients and their tests, and the server's tests that are about the same.
 fn tests() -> String {
     let mut tests = read("integration/tests/mistakes.rs");
-    let mut todo = vec!["integration/clients".to_owned()];
+    let mut todo = vec!["clients".to_owned()];
     while let Some(directory) = todo.pop() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(&directory);
         for entry in fs::read_dir(path).expect("a directory of the clients") {

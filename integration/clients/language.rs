@@ -70,7 +70,7 @@ impl fmt::Display for Verdict {
 impl Language {
     fn directory(&self) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("clients")
+            .join("../clients")
             .join(self.name)
     }
 

@@ -1,4 +1,4 @@
-//! The exporter's script and the dashboard in `integration/observability/`: what the dashboard asks for is there.
+//! The exporter's script and the dashboard in `observability/`: what the dashboard asks for is there.
 //!
 //! The test with the real exporter and Prometheus needs both (`make observe` fetches them, and so does `make check`);
 //! without them the script is run as the exporter runs it.
@@ -12,8 +12,8 @@ use dlock_integration::redis::{self, cmd};
 use dlock_integration::{await_until, Ask, Blocked, Daemon, Grant, Server, PATIENCE};
 use serde_json::Value;
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/observability/dlock.lua");
-const DASHBOARD: &str = include_str!("../observability/dashboard.json");
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../observability/dlock.lua");
+const DASHBOARD: &str = include_str!("../../observability/dashboard.json");
 
 /// The metric under which the exporter shows what a script returns.
 const METRIC: &str = "redis_script_values";

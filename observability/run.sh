@@ -3,7 +3,7 @@
 # and runs the tests of the script and the dashboard with them. Each becomes DIRECTORY/NAME/server.
 set -euo pipefail
 # shellcheck source=integration/debian.sh
-. "$(dirname "$0")/../debian.sh"
+. "$(dirname "$0")/../integration/debian.sh"
 
 # Debian's, of several releases: versions 1.45, 1.69 and (in November 2026) 1.86.
 all=(exporter-bookworm exporter-trixie exporter-sid)
