@@ -38,6 +38,9 @@ const LEASE_MS: u64 = 1_800_000;
 const SHORT_MS: u64 = 2_000;
 const LATER_MS: u64 = 20_000;
 
+/// A quarantine that lasts beyond a step.
+const QUARANTINE_MS: u64 = 12_000;
+
 /// Times on a server are whole milliseconds.
 const ROUNDED: Duration = Duration::from_millis(2);
 
@@ -234,6 +237,52 @@ fn a_claim_window_lasts_as_long_as_was_asked() {
         );
         assert_sound(&server);
     }
+}
+
+/// The quarantine after a start lasts as long as was set: neither does a step forward end it, nor one back prolong it.
+#[test]
+fn a_quarantine_lasts_as_long_as_was_set() {
+    for step in STEPS {
+        let (mut server, clock) = Clock::server();
+        let mut c = server.connection();
+        c.run(&format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}"));
+        c.run("CONFIG REWRITE");
+        let earliest = Instant::now();
+        server.restart();
+        let latest = Instant::now();
+        let mut c = server.connection();
+        let wait = Blocked::start(&server, "DLOCK.ACQUIRE k ann 1000 BLOCK 0");
+        clock.step(&mut c, step);
+        // Right after the step, and once the module has seen it.
+        assert_quarantine(&mut c, earliest, latest);
+        await_step(&server, 1);
+        assert_quarantine(&mut c, earliest, latest);
+        let (outcome, at) = wait.outcome_at();
+        assert!(outcome.is_ok(), "step {step}: {outcome:?}");
+        let shortest = earliest + Duration::from_millis(QUARANTINE_MS);
+        assert!(at >= shortest, "step {step}");
+        assert_sound(&server);
+    }
+}
+
+/// A quarantine that began between these moments lasts, and as long as was set.
+#[track_caller]
+fn assert_quarantine(c: &mut Connection, earliest: Instant, latest: Instant) {
+    let left = |began: Instant| {
+        let passed = (began.elapsed() + ROUNDED).as_millis() as u64;
+        QUARANTINE_MS.saturating_sub(passed)
+    };
+    let most = left(latest) + 2 * ROUNDED.as_millis() as u64;
+    let refusal = c.refusal("DLOCK.ACQUIRE free ben 1000");
+    let told = refusal
+        .strip_suffix(" ms")
+        .and_then(|told| told.rsplit(' ').next());
+    let told: Option<u64> = told.and_then(|told| told.parse().ok());
+    let least = left(earliest);
+    assert!(
+        told.is_some_and(|told| (least..=most).contains(&told)),
+        "{refusal}"
+    );
 }
 
 /// Whoever holds a lock, by a lease that a step of an hour ends.

@@ -1,6 +1,6 @@
 //! What the operator has configured.
 
-use super::types::{Millis, Now, Token, WallMs};
+use super::types::{Millis, Now, SteadyMs, Token, WallMs};
 
 /// The settings that the engine goes by, in the units of the configuration table. The caller keeps them up to date.
 #[derive(Debug, Clone)]
@@ -27,8 +27,9 @@ pub struct Policy {
     pub deadlock_max_steps: usize,
     /// No new grants or places when false.
     pub grants: bool,
-    /// Until when nothing is granted after a start or promotion; 0: no quarantine.
-    pub quarantine_until: WallMs,
+    /// Until when nothing is granted after a start or promotion; 0: no quarantine. It is a duration, which a step of the wall
+    /// clock neither ends nor prolongs.
+    pub quarantine_until: SteadyMs,
 }
 
 impl Default for Policy {
@@ -46,7 +47,7 @@ impl Default for Policy {
             deadlock_detection: true,
             deadlock_max_steps: 10_000,
             grants: true,
-            quarantine_until: WallMs(0),
+            quarantine_until: SteadyMs(0),
         }
     }
 }
@@ -59,7 +60,7 @@ impl Policy {
 
     /// Whether the quarantine after a start or promotion lasts.
     pub fn quarantined(&self, now: Now) -> bool {
-        now.wall() < self.quarantine_until
+        now.steady() < self.quarantine_until
     }
 
     /// The deadline, no later than `max-hold-ms` after the grant. The token tells when that was.

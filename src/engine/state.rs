@@ -113,9 +113,8 @@ impl Engine {
     pub fn next_wakeup(&self, now: Now) -> Option<Millis> {
         let granting = Some(self.policy.quarantine_until);
         let granting = granting.filter(|_| self.held_back && self.policy.grants);
-        let wall = self.leases.next().into_iter().chain(granting).min();
-        let steady = self.ledger.timers.next();
-        let in_wall = wall.map(|at| at.since(now.wall()));
+        let steady = self.ledger.timers.next().into_iter().chain(granting).min();
+        let in_wall = self.leases.next().map(|at| at.since(now.wall()));
         let in_steady = steady.map(|at| at.since(now.steady()));
         in_wall.into_iter().chain(in_steady).min()
     }

@@ -4,7 +4,7 @@ use super::api::{api, OK};
 use super::observers::Channel;
 use super::timer;
 use crate::commands::Defaults;
-use crate::engine::{Policy, WallMs};
+use crate::engine::{Policy, SteadyMs};
 use redis_module::configuration::{
     get_bool_default_config_value, get_enum_default_config_value, get_i64_default_config_value,
     register_bool_configuration, register_enum_configuration, register_i64_configuration,
@@ -163,7 +163,7 @@ impl Settings {
     }
 
     /// Brings itself and the engine's policy up to date; gives whether anything had changed. `since` is when this server began to decide.
-    pub fn refresh(&mut self, policy: &mut Policy, since: WallMs) -> bool {
+    pub fn refresh(&mut self, policy: &mut Policy, since: SteadyMs) -> bool {
         let epoch = EPOCH.load(Ordering::Relaxed);
         if self.epoch == epoch {
             return false;
@@ -173,7 +173,7 @@ impl Settings {
     }
 
     #[cold]
-    fn read(&mut self, policy: &mut Policy, since: WallMs, epoch: u64) {
+    fn read(&mut self, policy: &mut Policy, since: SteadyMs, epoch: u64) {
         let begins = self.epoch == 0;
         self.epoch = epoch;
         let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
@@ -189,7 +189,7 @@ impl Settings {
         let quarantine = value(&QUARANTINE_MS);
         // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
         let until = match quarantine {
-            0 => WallMs(0),
+            0 => SteadyMs(0),
             _ if begins => since.after(quarantine),
             _ => policy.quarantine_until.min(since.after(quarantine)),
         };

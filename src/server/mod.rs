@@ -52,7 +52,7 @@ mod wait_key;
 use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
-use crate::engine::{Engine, NameRef, Now, RequestId, SteadyMs, WallMs};
+use crate::engine::{Engine, NameRef, Now, RequestId, SteadyMs};
 use crate::error::Error;
 use api::{Ctx, Str};
 use caller::Client;
@@ -95,7 +95,7 @@ struct State {
     slots_seen: Option<Instant>,
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
-    since: WallMs,
+    since: SteadyMs,
     heartbeat: SteadyMs,
     /// Whether the periodic check for deadlocks is under way: it takes several steps.
     checking_deadlocks: bool,
@@ -114,7 +114,7 @@ lazy_static::lazy_static! {
         own_slots: slot::Own::default(),
         slots_seen: None,
         settings: config::Settings::default(),
-        since: clock::read().wall(),
+        since: clock::read().steady(),
         heartbeat: SteadyMs(0),
         checking_deadlocks: false,
         notifications: Notifications::default(),

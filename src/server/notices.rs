@@ -200,7 +200,7 @@ impl State {
 
     /// This server decides from now on: a quarantine begins.
     fn decide_from(&mut self, now: Now) {
-        self.since = now.wall();
+        self.since = now.steady();
         self.settings.begin();
         self.settings.refresh(&mut self.engine.policy, self.since);
     }

@@ -159,7 +159,7 @@ fn a_mangled_value_does_no_harm_when_it_is_restored() {
             ));
         }
         if random.chance(30) {
-            let until = world.now.wall().after(100);
+            let until = world.now.steady().after(100);
             world.configure(|policy| policy.quarantine_until = until);
         }
         world.alter(Op::Restore(name(0, "shop"), bytes.clone()));

@@ -144,7 +144,9 @@ impl Run {
             },
             96 => format!("dump {one}"),
             97 => format!("restore {one}"),
-            98 if self.setting.steps => format!("clock {}", random.below(600) as i64 - 200),
+            98 if self.setting.steps && random.chance(60) => {
+                format!("clock {}", random.below(600) as i64 - 200)
+            }
             98 => format!("config quarantine {}", random.below(100)),
             _ => "config grants no".into(),
         }

@@ -89,9 +89,9 @@ fn next_deadline(model: &Model) -> Option<u64> {
         .flat_map(|lock| &lock.queue)
         .filter_map(|place| place.kept_until);
     let waits = model.waits.iter().filter_map(|wait| wait.until);
-    let wall = leases.chain(quarantine).map(|at| at - model.now);
-    wall.chain(windows.chain(waits).map(|at| at - model.steady))
-        .min()
+    let wall = leases.map(|at| at - model.now);
+    let steady = windows.chain(waits).chain(quarantine);
+    wall.chain(steady.map(|at| at - model.steady)).min()
 }
 
 /// Names for owners and keys, by their numbers.
@@ -208,7 +208,7 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
         .collect();
     cut.sort_unstable();
     numbers.extend(cut);
-    let quarantine = model.policy.quarantine_until.0.saturating_sub(model.now);
+    let quarantine = model.policy.quarantine_until.0.saturating_sub(model.steady);
     numbers.extend([END, u64::from(model.policy.grants), quarantine]);
     numbers.extend(hidden(pair));
     numbers

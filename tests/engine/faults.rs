@@ -105,6 +105,8 @@ pub enum Fault {
     SteadySteps,
     /// `grants no` does not reach the engine.
     GrantsOn,
+    /// A step of the wall clock is one of the quarantine.
+    QuarantineSteps,
 
     // What is seen of the world is not so.
     /// A lock is granted to a second owner.
@@ -152,7 +154,7 @@ use Fault::*;
 /// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
 /// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 60] = [
+const CAUGHT: [(Fault, By, &str); 62] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
@@ -192,6 +194,7 @@ const CAUGHT: [(Fault, By, &str); 60] = [
     (DelUnseen, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; del x"),
     (SteadySteps, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 50; clock 20"),
     (GrantsOn, Model, "config grants no; 1: ACQUIRE x a 10"),
+    (QuarantineSteps, Model, "config quarantine 15; 1: ACQUIRE x a 10 BLOCK 0 SESSION; clock 20"),
     (LostEffect, Invariant(Rule::Replica), "1: ACQUIRE x a"),
     (DoubleGrant, Invariant(Rule::Limits), "1: ACQUIRE x a"),
     (TokenBack, Invariant(Rule::TokensRise), "1: ACQUIRE x a"),
@@ -213,6 +216,7 @@ const CAUGHT: [(Fault, By, &str); 60] = [
     (WrongVictim, Invariant(Rule::NoCircle), "1: ACQUIRE x a; 2: ACQUIRE y b; 3: ACQUIRE z c; 1: ACQUIRE y a BLOCK 0; 2: ACQUIRE z b BLOCK 0; 4: ACQUIRE w d; 5: ACQUIRE w e BLOCK 0; rename x z; heartbeat"),
     (Unsettled, Invariant(Rule::NobodyIdle), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; del x"),
     (TwoMessages, Invariant(Rule::NotifyTold), "1: ACQUIRE x a; 2: ACQUIRE x b NOTIFY n; 1: RELEASE x a"),
+    (QuarantineSteps, Invariant(Rule::Quarantine), "crash quarantine 15; 1: ACQUIRE x a BLOCK 0; clock 20"),
 ];
 
 impl World {

@@ -43,6 +43,8 @@ pub enum Rule {
     SessionEnds,
     /// Who waits by a channel is told once.
     NotifyTold,
+    /// Nothing is granted as long as a quarantine lasts.
+    Quarantine,
     /// What was saved is what is read.
     RoundTrip,
     /// With everything given back, nothing is kept.
@@ -67,6 +69,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
     answered(after)?;
     all_or_none(after)?;
     session_ends(before, after)?;
+    quarantine(after)?;
     if after.settled {
         wakeup(after)?;
         if after.granting {
@@ -416,6 +419,16 @@ fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
         }
     }
     Ok(())
+}
+
+fn quarantine(after: &Picture) -> Result<(), Broken> {
+    match after.grants.first().filter(|_| after.quarantined) {
+        None => Ok(()),
+        Some((name, owner, _)) => {
+            let what = format!("{} was granted to {}", key(name), text(owner));
+            broken(Rule::Quarantine, what)
+        }
+    }
 }
 
 fn no_circle(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Broken> {

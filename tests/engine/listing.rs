@@ -5,9 +5,9 @@ use crate::commands::glob::matches;
 use crate::commands::list::{page, Listing, Source};
 use crate::commands::{Call, Defaults, Reply};
 use crate::engine::collections::scan_order::{ScanOrder, BITS};
-use crate::engine::{Policy, WallMs};
+use crate::engine::{Policy, SteadyMs};
 use crate::random::{for_seeds, Random};
-use crate::world::{World, BEGIN_MS};
+use crate::world::World;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -210,7 +210,7 @@ fn a_row_says_who_and_how_many() {
 fn a_lock_without_a_key_is_listed_after_the_keys() {
     let policy = Policy {
         max_lease_ms: 5000,
-        quarantine_until: WallMs(BEGIN_MS + 5000),
+        quarantine_until: SteadyMs(5000),
         ..Policy::default()
     };
     let mut world = World::new(policy);

@@ -22,6 +22,8 @@ pub struct Picture {
     /// How many wait by a channel, as the engine says.
     pub notifies: usize,
     pub granting: bool,
+    /// Whether a quarantine lasts, as the operator has it.
+    pub quarantined: bool,
     /// Whether the server could settle all there was to settle.
     pub settled: bool,
     pub primary: Data,
@@ -141,6 +143,7 @@ impl Picture {
             settled: world.writable && world.primary.keys.away.is_empty(),
             primary: world.primary.data(),
             replica: world.link.is_empty().then(|| world.replica.data()),
+            quarantined: world.now.steady() < world.quarantine_until,
             last_token: world.last_token,
             looked: world.looked,
             detection: world.detection,

@@ -19,7 +19,7 @@
 //! In a command `#1` is a token, `''` is empty, `\xhh` a byte, `(99*x)` 99 times x. A connection that is called by a number has
 //! that as its id.
 
-use crate::engine::{Millis, Policy, WallMs};
+use crate::engine::{Millis, Policy, SteadyMs};
 use std::collections::BTreeMap;
 
 /// One thing that happens.
@@ -171,7 +171,7 @@ impl Reader {
 }
 
 /// Changes a setting, as `config` says. Gives whether there is one of that name.
-pub fn configure(policy: &mut Policy, name: &str, value: &str, now: WallMs) -> bool {
+pub fn configure(policy: &mut Policy, name: &str, value: &str, now: SteadyMs) -> bool {
     let number = value.parse::<u64>().unwrap_or(0);
     match name {
         "grants" => policy.grants = value == "yes",

@@ -65,6 +65,8 @@ pub struct World {
     pub looked: bool,
     /// Whether the operator wants deadlocks to be detected.
     pub detection: bool,
+    /// Until when nothing is granted, as the operator has it.
+    pub quarantine_until: SteadyMs,
     /// How many locks one step of a settlement comes to.
     pub step: usize,
     /// A fault that is planted here, to see that it is found.
@@ -167,6 +169,7 @@ impl World {
             refused: Vec::new(),
             looked: false,
             detection,
+            quarantine_until: SteadyMs(0),
             step: 16,
             fault: None,
             speakers: BTreeSet::new(),
@@ -209,6 +212,10 @@ impl World {
                 if self.is(Fault::SteadySteps) {
                     self.now.steady_us = self.now.steady_us.saturating_add_signed(ms * 1000);
                 }
+                if self.is(Fault::QuarantineSteps) {
+                    let until = &mut self.engine().policy.quarantine_until;
+                    until.0 = until.0.saturating_add_signed(-ms);
+                }
                 self.tick();
                 self.expire_keys();
             }
@@ -246,7 +253,10 @@ impl World {
             Act::Restart => self.restart(),
             Act::Crash { quarantine } => self.crash(0, *quarantine),
             Act::Config(name, value) => {
-                let now = self.now.wall();
+                let now = self.now.steady();
+                if name == "quarantine" {
+                    self.quarantine_until = now.after(value.parse().unwrap_or(0));
+                }
                 let change = |policy: &mut Policy| {
                     assert!(
                         script::configure(policy, name, value, now),
@@ -517,7 +527,8 @@ impl World {
         self.primary.engine.policy = policy;
         self.now.us = self.now.us.saturating_add_signed(offset_ms * 1000);
         if quarantine_ms > 0 {
-            let until = self.now.wall().after(quarantine_ms);
+            let until = self.now.steady().after(quarantine_ms);
+            self.quarantine_until = until;
             self.engine().policy.quarantine_until = until;
         }
         self.take_over();

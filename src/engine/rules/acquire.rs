@@ -213,7 +213,7 @@ impl Engine {
     pub(super) fn withheld(&self, now: Now) -> Error {
         match self.policy.grants {
             false => Error::Draining,
-            true => Error::Quarantine(self.policy.quarantine_until.since(now.wall())),
+            true => Error::Quarantine(self.policy.quarantine_until.since(now.steady())),
         }
     }
 

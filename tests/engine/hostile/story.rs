@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::commands::Reply;
-use crate::engine::{Millis, Policy, WallMs};
+use crate::engine::{Millis, Policy, SteadyMs};
 use crate::error::{escaped, Error};
 use crate::invariants::{self, Broken};
 use crate::picture::{Holder, Picture};
@@ -92,7 +92,7 @@ impl Story {
         self.tell("the end".into());
         self.world.configure(|policy| {
             policy.grants = true;
-            policy.quarantine_until = WallMs(0);
+            policy.quarantine_until = SteadyMs(0);
         });
         self.look(true);
         for id in 1..=CONNECTIONS {

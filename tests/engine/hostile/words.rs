@@ -108,7 +108,7 @@ fn happen(story: &mut Story, what: u8, rest: &[u8]) -> bool {
                 b't' => story.world.heartbeat(),
                 b'c' => drop(story.world.cut.insert(id)),
                 b'q' => {
-                    let until = story.world.now.wall().after(ms);
+                    let until = story.world.now.steady().after(ms);
                     story
                         .world
                         .configure(|policy| policy.quarantine_until = until);

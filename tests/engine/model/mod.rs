@@ -285,7 +285,7 @@ impl Model {
     }
 
     pub fn quarantined(&self) -> bool {
-        self.now < self.policy.quarantine_until.0
+        self.steady < self.policy.quarantine_until.0
     }
 
     fn granting(&self) -> bool {
@@ -293,7 +293,7 @@ impl Model {
     }
 
     fn quarantine(&self) -> Error {
-        Error::Quarantine(self.policy.quarantine_until.0.saturating_sub(self.now))
+        Error::Quarantine(self.policy.quarantine_until.0.saturating_sub(self.steady))
     }
 
     fn lock(&mut self, key: &str) -> &mut Lock {

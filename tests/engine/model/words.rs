@@ -1,7 +1,7 @@
 //! The commands and events as the model takes them.
 
 use super::{Answer, Hold, Model, Patience, Place, Request, Tie, Told, SHARED};
-use crate::engine::WallMs;
+use crate::engine::SteadyMs;
 use crate::error::Error;
 use crate::script::{self, Act, Command};
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ impl Model {
             // The model's look at deadlocks has no bound.
             Act::Config(name, _) if name == "deadlock-max-steps" => return Err(()),
             Act::Config(name, value) => {
-                let now = WallMs(self.now);
+                let now = SteadyMs(self.steady);
                 self.configure(|policy| {
                     let _ = script::configure(policy, name, value, now);
                 });
