@@ -178,7 +178,7 @@ pub struct Name {
 }
 
 /// A lock's name, borrowed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct NameRef<'a> {
     /// The database.
     pub db: u32,

@@ -7,6 +7,8 @@ use super::user::User;
 use super::{persist, replicate, slot};
 use crate::engine::{Entry, Keyspace, Lock, NameRef, Now, WallMs};
 use redis_module::raw;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,6 +19,13 @@ static DELETING: AtomicBool = AtomicBool::new(false);
 pub fn deleting() -> bool {
     DELETING.load(Ordering::Relaxed)
 }
+
+/// Keys that are told apart by looking through all of them: most events open one or two. From there on they are found by their
+/// hashes, or an event with many would compare each with all others.
+const FEW: usize = 16;
+
+/// Room that the hashes of open keys keep from one event to the next.
+const KEPT_HASHES: usize = 4096;
 
 /// What an event may do to keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +67,9 @@ pub struct OpenKeys {
     named: Option<(*mut Str, *const [u8])>,
     open: Vec<Open>,
     used: usize,
+    // Where those that are open stand, by the hashes of their names, once they are more than a few.
+    by_hash: HashMap<u64, usize>,
+    hash: RandomState,
     cluster: bool,
     slots: slot::Answers,
     // The server tells when it is given a TTL from outside; else that is seen when a lock is opened.
@@ -89,6 +101,8 @@ impl OpenKeys {
             named: None,
             open: Vec::new(),
             used: 0,
+            by_hash: HashMap::new(),
+            hash: RandomState::new(),
             cluster: false,
             slots: slot::Answers::default(),
             hears_generic: true,
@@ -164,9 +178,9 @@ impl OpenKeys {
         };
         let last = last.deadline;
         let wanted = lock.and_then(|lock| lock.expires());
-        let at = self.open.iter().take(self.used).find(|open| open.is(name));
+        let open = self.opened_at(name).and_then(|at| self.open.get(at));
         // SAFETY: the key was opened in this event.
-        let left = at.map_or(-1, |open| unsafe { api!(RedisModule_GetExpire(open.key)) });
+        let left = open.map_or(-1, |open| unsafe { api!(RedisModule_GetExpire(open.key)) });
         let end = u64::try_from(left).ok().map(|left| now.wall().after(left));
         match (end, wanted) {
             // The server tells what is left; the clock may have gone on by a millisecond since.
@@ -180,10 +194,42 @@ impl OpenKeys {
     /// A lock's place among the open ones; its key is opened if it is not.
     #[inline(never)]
     fn find(&mut self, name: NameRef) -> usize {
-        let opened = self.open.get(..self.used).unwrap_or_default();
-        match opened.iter().position(|open| open.is(name)) {
+        match self.opened_at(name) {
             Some(at) => at,
-            None => self.open(name),
+            None => {
+                let at = self.open(name);
+                if self.used > FEW {
+                    self.note_hashes();
+                }
+                at
+            }
+        }
+    }
+
+    /// A lock's place among the open ones, if its key is open.
+    fn opened_at(&self, name: NameRef) -> Option<usize> {
+        let opened = self.open.get(..self.used).unwrap_or_default();
+        if opened.len() > FEW {
+            let at = *self.by_hash.get(&self.hash.hash_one(name))?;
+            if opened.get(at).is_some_and(|open| open.is(name)) {
+                return Some(at);
+            }
+            // Another name has the same hash.
+        }
+        opened.iter().position(|open| open.is(name))
+    }
+
+    /// Notes the hash of the key that was opened last, and of those before it if they were few until then.
+    #[cold]
+    fn note_hashes(&mut self) {
+        let noted = self.by_hash.len();
+        for at in noted..self.used {
+            if let Some(open) = self.open.get(at) {
+                // SAFETY: the string lives until the event is worked off.
+                let key = unsafe { &*open.bytes };
+                let hash = self.hash.hash_one(NameRef { db: open.db, key });
+                self.by_hash.entry(hash).or_insert(at);
+            }
         }
     }
 
@@ -270,6 +316,10 @@ impl OpenKeys {
                 self.selected = open.db;
             }
             open.write(self.ctx, self.replicate, notifications);
+        }
+        if self.used > FEW {
+            self.by_hash.clear();
+            self.by_hash.shrink_to(KEPT_HASHES);
         }
         self.used = 0;
         self.named = None;
@@ -398,8 +448,7 @@ impl Keyspace for OpenKeys {
 
     /// Opens the key for this call only: a search through many locks leaves none open behind it.
     fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) {
-        let opened = self.open.get(..self.used).unwrap_or_default();
-        if let Some(open) = opened.iter().find(|open| open.is(name)) {
+        if let Some(open) = self.opened_at(name).and_then(|at| self.open.get(at)) {
             if let Some(lock) = &open.entry.lock {
                 see(lock);
             }
