@@ -9,16 +9,22 @@
 //! * The lease at the first is renewed after the wait, since the wait's reply does not say when the grant was made. All
 //!   leases are then counted from when their request was sent, so that the client never believes longer than a master.
 //!
+//! Whoever gives up leaves at every master that was asked: one that did not answer may grant it later, for the whole
+//! lease. What is sent to it goes behind the request, on the same connection.
+//!
 //! A master that forgets its grants (a restart without `appendfsync always`) would vote twice: give it an AOF, or
 //! `dlock.quarantine-ms` of the longest lease.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use redis::{Client, Cmd, Connection, FromRedisValue};
+use redis::{Client, Cmd, Connection, FromRedisValue, Pipeline, RedisResult};
 
 /// So long a master may take to answer what it need not wait for. It is part of the time that the lease pays.
 const BOUND: Duration = Duration::from_millis(300);
+
+/// So long a master that did not answer is asked last.
+const SILENCE: Duration = Duration::from_secs(1);
 
 /// The leases at the others end so much before the first's.
 const EARLIER_MS: u64 = 5;
@@ -38,6 +44,10 @@ pub struct Quorum {
 struct Master {
     port: u16,
     connection: Option<Connection>,
+    /// The connection is still to bring an answer, which came too late for whoever asked.
+    owes: bool,
+    /// When it did not answer, if it has not since.
+    silent: Option<Instant>,
 }
 
 /// What came of asking.
@@ -72,6 +82,8 @@ impl Quorum {
         let masters = ports.iter().map(|port| Master {
             port: *port,
             connection: None,
+            owes: false,
+            silent: None,
         });
         Quorum {
             masters: masters.collect(),
@@ -92,31 +104,28 @@ impl Quorum {
     /// Waits at most `wait` at the first master, then asks the others.
     pub fn acquire(&mut self, lock: &str, lease: Duration, wait: Duration) -> Vote {
         let end = Instant::now() + wait;
-        let mut first = None;
-        for number in 0..self.masters.len() {
+        let mut asked = Vec::new();
+        let mut vote = Vote::Unreachable;
+        for number in self.silent_last(0..self.masters.len()) {
             let left = end.saturating_duration_since(Instant::now());
             // `BLOCK 0` would be without bound.
             let block = millis(left).max(1);
             let mut request = self.request("DLOCK.ACQUIRE", lock, millis(lease));
             request.arg("BLOCK").arg(block);
             let bound = Duration::from_millis(block) + self.bound;
+            asked.push(number);
             match self.masters[number].ask::<Option<(u64, u64)>>(&request, bound) {
-                Some(Some((token, _))) => {
-                    first = Some((number, token));
+                Some(Some((token, _))) => return self.collect(lock, lease, number, token),
+                Some(None) => {
+                    vote = Vote::Busy;
                     break;
                 }
-                Some(None) => return Vote::Busy,
                 None => {}
             }
         }
-        match first {
-            Some((first, token)) => self.collect(lock, lease, first, token),
-            None => {
-                // One that did not answer may have granted it.
-                self.give_back(lock, 0);
-                Vote::Unreachable
-            }
-        }
+        // One that did not answer may grant it yet.
+        self.leave(lock, &asked);
+        vote
     }
 
     /// The first has granted: asks the others, and counts.
@@ -137,7 +146,7 @@ impl Quorum {
             held.tokens[first] = Some(token);
             held.count_lease(begun, lease);
         }
-        for number in (0..self.masters.len()).filter(|number| *number != first) {
+        for number in self.silent_last((0..self.masters.len()).filter(|number| *number != first)) {
             // What this takes is no part of the lease.
             self.masters[number].connect();
             let sent = Instant::now();
@@ -152,7 +161,7 @@ impl Quorum {
         if held.votes() >= self.majority() && Instant::now() < held.deadline {
             return Vote::Held(held);
         }
-        self.give_back(lock, first);
+        self.leave(lock, &self.others_before(first));
         Vote::Split
     }
 
@@ -193,22 +202,34 @@ impl Quorum {
 
     /// Gives the lock back at all masters, also at those that did not answer.
     pub fn release(&mut self, held: &Held) {
-        self.give_back(&held.lock, held.first);
+        self.leave(&held.lock, &self.others_before(held.first));
     }
 
-    fn give_back(&mut self, lock: &str, first: usize) {
-        for number in self.others_before(first) {
-            let mut request = redis::cmd("DLOCK.RELEASE");
-            request.arg(lock).arg(&self.owner).arg("HOLDS").arg(0);
-            // NOTHELD is as good; without an answer the lease ends it.
-            let _ = self.masters[number].ask::<u64>(&request, self.bound);
+    /// Gives back what was granted or will be, and leaves the queues.
+    fn leave(&mut self, lock: &str, masters: &[usize]) {
+        for number in masters {
+            let mut last_words = redis::pipe();
+            last_words.cmd("DLOCK.CANCEL").arg(lock).arg(&self.owner);
+            let release = last_words.cmd("DLOCK.RELEASE");
+            release.arg(lock).arg(&self.owner).arg("HOLDS").arg(0);
+            self.masters[*number].tell(&last_words, self.bound);
         }
     }
 
-    /// All masters, that one at last.
+    /// All masters, that one after the others, so that whoever is next there finds the others free.
     fn others_before(&self, first: usize) -> Vec<usize> {
         let others = (0..self.masters.len()).filter(|number| *number != first);
-        others.chain([first]).collect()
+        self.silent_last(others.chain([first]))
+    }
+
+    /// Those that were silent a moment ago come last: nobody is kept waiting by one that hangs.
+    fn silent_last(&self, masters: impl Iterator<Item = usize>) -> Vec<usize> {
+        let is_silent = |number: &usize| {
+            let since = self.masters[*number].silent;
+            since.is_some_and(|since| since.elapsed() < SILENCE)
+        };
+        let (silent, others): (Vec<usize>, Vec<usize>) = masters.partition(is_silent);
+        [others, silent].concat()
     }
 
     fn request(&self, name: &str, lock: &str, lease_ms: u64) -> Cmd {
@@ -243,6 +264,10 @@ impl Held {
 
 impl Master {
     fn connect(&mut self) {
+        if self.owes {
+            // What comes late must not be taken for the next answer; and a wait ends with its connection.
+            (self.connection, self.owes) = (None, false);
+        }
         if self.connection.is_none() {
             self.connection = connect(self.port);
         }
@@ -251,18 +276,48 @@ impl Master {
     /// The answer, or `None` when there is none in time or the request is refused.
     fn ask<T: FromRedisValue>(&mut self, request: &Cmd, bound: Duration) -> Option<T> {
         self.connect();
-        let connection = self.connection.as_mut()?;
-        connection.set_read_timeout(Some(bound)).ok()?;
-        match request.query(connection) {
-            Ok(answer) => Some(answer),
-            Err(error) => {
-                // What comes late must not be taken for the next answer; and a wait ends with its connection.
-                if error.is_io_error() {
-                    self.connection = None;
-                }
-                None
+        let answer = self.query(bound, |connection| request.query(connection));
+        answer.and_then(Result::ok)
+    }
+
+    /// Sends what need not be answered. To one that still owes an answer it goes behind the request, on the same connection:
+    /// on another it could overtake the request and find nothing to give back.
+    fn tell(&mut self, words: &Pipeline, bound: Duration) {
+        if self.owes {
+            if let Some(connection) = &mut self.connection {
+                // What cannot be sent is as good as unanswered: the lease ends it.
+                let _ = connection.send_packed_command(&words.get_packed_pipeline());
             }
+            (self.connection, self.owes) = (None, false);
+        } else {
+            self.connect();
+            // NOTHELD is as good.
+            self.query(bound, |connection| words.query::<()>(connection));
         }
+    }
+
+    /// What the server has answered, or `None` when it was silent.
+    fn query<T>(
+        &mut self,
+        bound: Duration,
+        query: impl FnOnce(&mut Connection) -> RedisResult<T>,
+    ) -> Option<RedisResult<T>> {
+        let connection = self.connection.as_mut();
+        let answer = connection.map(|connection| {
+            connection.set_read_timeout(Some(bound))?;
+            query(connection)
+        });
+        match &answer {
+            Some(Err(error)) if error.is_timeout() => self.owes = true,
+            Some(Err(error)) if error.is_io_error() => self.connection = None,
+            Some(_) => {
+                self.silent = None;
+                return answer;
+            }
+            None => {}
+        }
+        self.silent = Some(Instant::now());
+        None
     }
 }
 

@@ -4,11 +4,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::Connection;
+use dlock_integration::redis::{Connection, Value};
 use dlock_integration::{await_until, position, Ask, Held, Quorum, Server, Vote, PATIENCE};
 
 const LEASE: Duration = Duration::from_secs(600);
 const AT_ONCE: Duration = Duration::from_millis(1);
+
+/// So long a master that hangs is waited for.
+const BOUND: Duration = Duration::from_millis(300);
 
 fn masters() -> Vec<Server> {
     (0..3).map(|_| Server::start()).collect()
@@ -110,6 +113,76 @@ fn a_majority_is_enough_and_less_is_not() {
         alice.acquire("k", LEASE, AT_ONCE),
         Vote::Unreachable
     ));
+}
+
+/// Alice has a connection to each master; then one of them stands still, and Carol holds the lock at others. Alice gives up.
+/// What Alice has asked for is granted when that master goes on, but to nobody.
+#[track_caller]
+fn nothing_is_left_at_a_master_that_hangs(hangs: usize, carols: &[usize]) {
+    let masters = masters();
+    let mut alice = client(&masters, "alice");
+    let before = held(alice.acquire("before", LEASE, PATIENCE));
+    alice.release(&before);
+    for carol in carols {
+        let lease = LEASE.as_millis();
+        let line = format!("DLOCK.ACQUIRE k carol {lease}");
+        masters[*carol].connection().run(&line);
+    }
+    let master = &masters[hangs];
+    master.freeze();
+    let vote = alice.with_bound(BOUND).acquire("k", LEASE, AT_ONCE);
+    assert!(!matches!(vote, Vote::Held(_)), "{vote:?}");
+    master.thaw();
+    let mut connection = master.connection();
+    await_until("it has read all that Alice has sent", PATIENCE, || {
+        let clients: String = connection.ask("CLIENT LIST");
+        clients.lines().count() == 1
+    });
+    await_until("nothing is left there", PATIENCE, || {
+        let hold: Option<Value> = connection.ask("DLOCK.HELD k alice");
+        hold.is_none() && position(&mut connection, "k", "alice").is_none()
+    });
+}
+
+#[test]
+fn a_first_master_that_hangs_is_left_when_another_is_busy() {
+    nothing_is_left_at_a_master_that_hangs(0, &[1, 2]);
+}
+
+#[test]
+fn a_first_master_that_hangs_is_left_in_its_queue() {
+    nothing_is_left_at_a_master_that_hangs(0, &[0, 1, 2]);
+}
+
+#[test]
+fn another_master_that_hangs_is_left_after_a_split_vote() {
+    nothing_is_left_at_a_master_that_hangs(1, &[2]);
+}
+
+/// Were it asked first again, the whole wait would be spent on it.
+#[test]
+fn a_master_that_was_silent_a_moment_ago_is_asked_last() {
+    const TRIES: usize = 5;
+    const WAIT: Duration = Duration::from_secs(5);
+    let masters = masters();
+    let ports: Vec<u16> = masters.iter().map(Server::port).collect();
+    masters[0].freeze();
+    // A loaded machine may let the moment pass, or be silent itself.
+    let passed_over = (0..TRIES).any(|_| {
+        let mut alice = Quorum::new(&ports, "alice").with_bound(BOUND);
+        if let Vote::Held(hold) = alice.acquire("k", LEASE, AT_ONCE) {
+            alice.release(&hold);
+        }
+        let asked = Instant::now();
+        let vote = alice.acquire("k", LEASE, WAIT);
+        let at_once = asked.elapsed() < WAIT;
+        let Vote::Held(hold) = vote else {
+            return false;
+        };
+        alice.release(&hold);
+        at_once
+    });
+    assert!(passed_over);
 }
 
 #[test]
