@@ -3,7 +3,9 @@
 SHELL := /bin/bash
 
 PORT   ?= 6379
-PREFIX ?= /usr/local
+
+# Debian's services of the server load nothing that is not below /usr/lib. On macOS nobody may write there.
+PREFIX ?= $(if $(filter Darwin,$(shell uname)),/usr/local,/usr)
 
 FUZZ_SECONDS ?= 60
 
@@ -98,12 +100,18 @@ memcheck: build ## Run tests and random commands on a server under valgrind's me
 upgrade: build ## Update a running system from 0.1.0, built from the project's history, to the module of now
 	@integration/upgrade.sh '$(TARGET)/upgrade' '$(OLD)'
 
-install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr/local)
+install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr, on macOS /usr/local)
 	@test -e '$(BUILT)' || $(MAKE) build
 	install -d '$(DESTDIR)$(PLACE)'
 	install -m 755 '$(BUILT)' '$(DESTDIR)$(PLACE)/$(MODULE)'
 	@echo 'To load it, add this line to redis.conf and restart the server:'
 	@echo '    loadmodule $(PLACE)/$(MODULE)'
+	@case '$(PLACE)/' in /usr/lib/*|/lib/*) ;; *) \
+	    for unit in redis-server valkey-server; do \
+	        ! grep -qs ^NoExecPaths= "/lib/systemd/system/$$unit.service" || \
+	            printf '%s\n' "The service $$unit loads nothing from there, unless you say so by systemctl edit $$unit:" \
+	                '    [Service]' '    ExecPaths=$(PLACE)'; \
+	    done ;; esac
 
 clean: ## Remove all that was built and fetched
 	cargo clean

@@ -16,13 +16,9 @@ fail() {
 }
 
 as_root=()
-as_service=()
 if [ "$(id -u)" -ne 0 ]; then
     command -v sudo >/dev/null || fail 'to install a package, become root'
     as_root=(sudo)
-elif id redis >/dev/null 2>&1; then
-    # As the service would: the files must be readable for it.
-    as_service=(runuser -u redis --)
 fi
 root() {
     ${as_root[@]+"${as_root[@]}"} "$@"
@@ -37,7 +33,24 @@ if [ -z "$valkey" ]; then
     valkey=$servers/valkey-8.0/server
 fi
 
-trap 'root dpkg --purge dlock >/dev/null' EXIT
+as_service=()
+restricted=
+if [ "$(id -u)" -eq 0 ] && unshare --mount true 2>/dev/null; then
+    as_service=("$here/as-service.sh")
+    restricted=yes
+elif [ "$(id -u)" -eq 0 ]; then
+    echo 'of what restricts the service only its user can be had here'
+    as_service=(runuser -u redis --)
+fi
+
+config=/etc/redis/dlock-check.conf
+elsewhere=$(mktemp -d)
+cleanup() {
+    rm -rf "$elsewhere"
+    root rm -f "$config"
+    root dpkg --purge dlock >/dev/null
+}
+trap cleanup EXIT
 root dpkg --install "$package"
 for file in "${files[@]}"; do
     [ -s "$file" ] || fail "$file was not installed"
@@ -47,10 +60,17 @@ done
 snippet='include /etc/dlock/dlock.conf'
 takes_a_lock /usr/bin/redis-server "$snippet" ${as_service[@]+"${as_service[@]}"}
 takes_a_lock "$valkey" "$snippet"
+if [ -n "$restricted" ]; then
+    chmod 755 "$elsewhere"
+    cp "${files[0]}" "$elsewhere/"
+    if said=$(takes_a_lock /usr/bin/redis-server "loadmodule $elsewhere/libdlock.so" "${as_service[@]}" 2>&1); then
+        fail 'what restricts the service was not tried: it loads a module from anywhere'
+    fi
+    [[ $said == *'failed to map segment from shared object'* ]] || fail "$said"
+    echo "Debian's service loads the module from where it is installed, and from nowhere else"
+fi
 
 # Who has not removed the line that loads the module is told so.
-config=/etc/redis/dlock-check.conf
-trap 'root rm -f "$config"; root dpkg --purge dlock >/dev/null' EXIT
 root mkdir -p "${config%/*}"
 echo "$snippet" | root tee "$config" >/dev/null
 said=$(root dpkg --remove dlock 2>&1)
@@ -68,4 +88,5 @@ for file in "${files[@]}" /etc/dlock /usr/share/doc/dlock; do
     [ ! -e "$file" ] || fail "$file is still there"
 done
 trap - EXIT
+rm -rf "$elsewhere"
 echo 'the package was installed, used and removed'

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use dlock_integration::{module_path, Ask, Grant, Server};
 
@@ -11,8 +12,14 @@ const MANIFEST: &str = include_str!("../../Cargo.toml");
 const CI: &str = include_str!("../../.github/workflows/ci.yml");
 const CONTAINER: &str = include_str!("../../packaging/Containerfile");
 const SNIPPET: &str = include_str!("../../packaging/dlock.conf");
+const DEB: &str = include_str!("../../packaging/deb.sh");
+const OPERATIONS: &str = include_str!("../../docs/operations.md");
+const README: &str = include_str!("../../README.md");
 const MAKEFILE: &str = include_str!("../../Makefile");
 const SERVERS: &str = include_str!("../servers.sh");
+
+/// The module's name on Linux and on macOS.
+const MODULES: [&str; 2] = ["libdlock.so", "libdlock.dylib"];
 
 fn project() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -131,6 +138,82 @@ fn what_the_container_copies_is_there() {
         }
     }
     assert!(copied > 4, "{copied} are found");
+}
+
+/// What a user types as `make install`, and what it says.
+fn install(arguments: &[&str]) -> String {
+    let mut make = Command::new("make");
+    make.args(["--dry-run", "install"]).args(arguments);
+    make.current_dir(project());
+    // A user's shell has nothing of the `make` that runs the tests.
+    for variable in ["MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "PREFIX", "DESTDIR"] {
+        make.env_remove(variable);
+    }
+    let output = make.output().expect("there is a make");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// The path in the line that loads the module.
+fn loaded(text: &str) -> &str {
+    let line = text
+        .lines()
+        .find_map(|line| line.split("loadmodule ").nth(1));
+    let path = line.and_then(|line| line.split([' ', '\'']).next());
+    path.expect("a line that loads the module")
+}
+
+/// The directories that a unit lets the server execute files of, if it lets it do so somewhere only.
+fn executable(unit: &str) -> Option<Vec<&str>> {
+    let values = |name: &'static str| {
+        let lines = unit.lines().filter_map(move |line| line.strip_prefix(name));
+        lines.flat_map(str::split_whitespace)
+    };
+    values("NoExecPaths=").next()?;
+    let paths = values("ExecPaths=").map(|path| path.trim_start_matches(['-', '+']));
+    Some(paths.collect())
+}
+
+/// Debian's services of the server execute nothing that is elsewhere: they would not start with the module.
+#[cfg(target_os = "linux")]
+#[test]
+fn debians_service_can_load_what_is_installed() {
+    let debian_12 = "NoExecPaths=/\nExecPaths=/usr/bin/redis-server /usr/lib /lib\n";
+    let here = ["redis-server", "valkey-server"]
+        .map(|name| fs::read_to_string(format!("/lib/systemd/system/{name}.service")));
+    let said = install(&[]);
+    let path = Path::new(loaded(&said));
+    for unit in here.iter().flatten().map(String::as_str).chain([debian_12]) {
+        let Some(paths) = executable(unit) else {
+            continue;
+        };
+        let can_load = |path: &Path| paths.iter().any(|below| path.starts_with(below));
+        assert!(can_load(path), "{} is not in {paths:?}", path.display());
+        assert!(!can_load(Path::new(
+            "/usr/local/lib/redis/modules/libdlock.so"
+        )));
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn everything_installs_and_loads_the_module_at_one_place() {
+    let said = install(&[]);
+    let path = loaded(&said);
+    assert!(said.contains(&format!(" '{path}'\n")), "{said}");
+    for text in [SNIPPET, README, OPERATIONS] {
+        assert_eq!(loaded(text), path);
+    }
+    assert!(CONTAINER.contains(&format!(" {path}\n")));
+    assert!(DEB.contains(&format!("\"$root{path}\"")));
+}
+
+#[test]
+fn another_place_is_possible() {
+    let said = install(&["PREFIX=/opt", "DESTDIR=/scratch"]);
+    let module = MODULES.map(|name| format!("/opt/lib/redis/modules/{name}"));
+    assert!(module.contains(&loaded(&said).to_owned()), "{said}");
+    assert!(said.contains("'/scratch/opt/lib/redis/modules/"), "{said}");
 }
 
 /// A server takes the snippet, also with everything in it that is commented out, and the values there are the ones that it
