@@ -1,5 +1,6 @@
 //! The servers that one language's tests run against, and what can be done to them.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,9 @@ const MASTERS: usize = 3;
 
 /// After so long a server has given up on a failover that was asked for.
 const MANUAL_FAILOVER: Duration = Duration::from_secs(6);
+
+/// The nodes' time-out while they vote.
+const VOTING_MS: u64 = 2000;
 
 /// Servers alone, a primary with a replica, and a cluster.
 pub struct Stage {
@@ -29,9 +33,15 @@ impl Stage {
             builder()
                 .cluster()
                 .config("cluster-require-full-coverage", "no")
+                // Only the tests say who takes over, and when: on a busy machine a node may not answer for seconds.
+                .config("cluster-replica-no-failover", "yes")
         };
         let cluster: Vec<Server> = (0..2 * MASTERS).map(|_| node().start()).collect();
         join(&cluster);
+        for node in &cluster {
+            node.trust_other_nodes();
+        }
+        await_up(&cluster);
         Stage {
             masters: std::array::from_fn(|_| builder().start()),
             pair,
@@ -63,6 +73,7 @@ impl Stage {
 
     /// Moves the slot of a key, with all that is in it, to another master. Gives that one's address.
     pub fn move_slot(&self, key: &str) -> Result<String, String> {
+        await_up(&self.cluster);
         let from = self.master_of(key)?;
         let masters: Vec<usize> = (0..self.cluster.len())
             .filter(|&i| self.is_master(i))
@@ -76,26 +87,38 @@ impl Stage {
         let slot: u64 = c.ask(&format!("CLUSTER KEYSLOT {key}"));
         d.run(&format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"));
         c.run(&format!("CLUSTER SETSLOT {slot} MIGRATING {target_id}"));
+        let end = Instant::now() + PATIENCE;
         loop {
             let keys: Vec<String> = c.ask(&format!("CLUSTER GETKEYSINSLOT {slot} 100"));
             if keys.is_empty() {
                 break;
             }
             for key in keys {
-                // NOKEY: it has ended meanwhile.
-                c.try_ask(&format!("MIGRATE 127.0.0.1 {} {key} 0 5000", target.port()))?;
+                // NOKEY: it has ended meanwhile. REPLACE: an answer in time may have been missing before.
+                let to = target.port();
+                let moved = c.try_ask(&format!("MIGRATE 127.0.0.1 {to} {key} 0 5000 REPLACE"));
+                if Instant::now() > end {
+                    moved?;
+                }
             }
         }
         for connection in [&mut d, &mut c] {
             connection.run(&format!("CLUSTER SETSLOT {slot} NODE {target_id}"));
         }
+        await_up(&self.cluster);
         Ok(address(target))
     }
 
     /// Makes a replica of the master that serves this key the master. Gives its address.
     pub fn fail_over(&self, key: &str) -> Result<String, String> {
+        await_up(&self.cluster);
         let from = self.master_of(key)?;
         let to = self.replica_of(from)?;
+        // For twice the nodes' time-out nobody votes for the same master's replica again.
+        for node in &self.cluster {
+            node.connection()
+                .run(&format!("CONFIG SET cluster-node-timeout {VOTING_MS}"));
+        }
         // On a busy machine the votes may come too late: the replica gives up after five seconds.
         let mut asked: Option<Instant> = None;
         await_until("the replica is promoted", PATIENCE, || {
@@ -107,11 +130,16 @@ impl Stage {
             self.is_promoted(to)
         });
         self.await_demotion(from);
+        for node in &self.cluster {
+            node.trust_other_nodes();
+        }
+        await_up(&self.cluster);
         Ok(address(&self.cluster[to]))
     }
 
     /// Kills the master that serves this key; its replica takes over, and it comes back as that one's replica.
     pub fn crash(&mut self, key: &str) -> Result<String, String> {
+        await_up(&self.cluster);
         let from = self.master_of(key)?;
         let to = self.replica_of(from)?;
         self.cluster[to].wait_in_sync(&self.cluster[from]);
@@ -123,6 +151,8 @@ impl Stage {
         self.await_promotion(to);
         self.cluster[from].restart();
         self.await_demotion(from);
+        self.cluster[from].trust_other_nodes();
+        await_up(&self.cluster);
         Ok(address(&self.cluster[to]))
     }
 
@@ -202,7 +232,9 @@ fn end_of_log(server: &Server) -> String {
 
 fn is_up(connection: &mut Connection) -> bool {
     let info: String = connection.ask("CLUSTER INFO");
-    info.contains("cluster_state:ok") && info.contains("cluster_slots_assigned:16384")
+    ["state:ok", "slots_assigned:16384", "slots_ok:16384"]
+        .iter()
+        .all(|word| info.contains(&format!("cluster_{word}\r\n")))
 }
 
 /// Makes them one cluster: the first ones masters with a third of the slots each, the others their replicas.
@@ -253,6 +285,48 @@ fn join(nodes: &[Server]) {
     });
 }
 
+/// Waits until every node is up, serves, and says the same of all: who is there, who replicates whom, who serves which
+/// slots.
+fn await_up(nodes: &[Server]) {
+    await_until("every node is up and knows all others", PATIENCE, || {
+        let mut views = nodes.iter().map(|node| {
+            let mut connection = node.connection();
+            let info = node.info("replication");
+            let well = is_up(&mut connection)
+                && (info.get("role") == Some("master")
+                    || info.get("master_link_status") == Some("up"));
+            well.then(|| view(&connection.ask::<String>("CLUSTER NODES")))
+                .flatten()
+        });
+        let first = views.next().flatten();
+        first.is_some_and(|first| {
+            first.len() == nodes.len() && views.all(|view| view.as_ref() == Some(&first))
+        })
+    });
+}
+
+/// What `CLUSTER NODES` says of each node: its id, its role, its master and its slots. None while one is not well.
+fn view(text: &str) -> Option<BTreeSet<String>> {
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [id, _, flags, master, _, _, _, link, slots @ ..] = &words[..] else {
+            return None;
+        };
+        let role = flags
+            .split(',')
+            .find(|flag| ["master", "slave"].contains(flag))?;
+        // The others are bad: a failure, a handshake, no address.
+        let well = flags
+            .split(',')
+            .all(|flag| ["myself", role, "nofailover"].contains(&flag));
+        // A slot that is on its way has brackets.
+        let settled = !slots.iter().any(|range| range.starts_with('['));
+        (well && settled && *link == "connected")
+            .then(|| format!("{id} {role} {master} {}", slots.join(" ")))
+    };
+    text.lines().map(line).collect()
+}
+
 /// The port that other nodes talk to.
 fn bus_port(server: &Server) -> String {
     let file = std::fs::read_to_string(server.config_path()).expect("the file is there");
@@ -260,4 +334,39 @@ fn bus_port(server: &Server) -> String {
         .lines()
         .find_map(|line| line.strip_prefix("cluster-port "));
     port.expect("the harness chose a port").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dlock_integration::server_program;
+
+    /// What a busy machine does to a node: nobody lets it run, for longer than the others wait for it at first.
+    #[test]
+    fn faults_wait_for_nodes_that_were_not_up() {
+        let mut stage = Stage::start(&server_program());
+        let key = "{a}key";
+        let starve = |stage: &Stage| {
+            let from = stage.master_of(key).expect("it is served");
+            let mut others = (0..stage.cluster.len()).filter(|&node| node != from);
+            let other = others.find(|&node| stage.is_master(node));
+            let other = &stage.cluster[other.expect("there are three masters")];
+            other.freeze();
+            std::thread::sleep(Duration::from_secs(3));
+            other.thaw();
+        };
+        let mut served = vec![stage.master_of(key).expect("it is served")];
+        for fault in ["move", "failover", "crash"] {
+            starve(&stage);
+            let done = match fault {
+                "move" => stage.move_slot(key),
+                "failover" => stage.fail_over(key),
+                _ => stage.crash(key),
+            };
+            done.unwrap_or_else(|why| panic!("{fault}: {why}"));
+            served.push(stage.master_of(key).expect("it is served"));
+        }
+        let changes = served.windows(2).filter(|two| two[0] != two[1]);
+        assert_eq!(changes.count(), 3, "{served:?}");
+    }
 }
