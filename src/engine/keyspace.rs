@@ -3,7 +3,7 @@
 use super::lock::change::{self, Change, End};
 use super::lock::token::TokenClock;
 use super::lock::{Hold, Lock};
-use super::types::{NameRef, Token, WallMs};
+use super::types::{ClientId, NameRef, Token, WallMs};
 use crate::error::Error;
 use crate::maybe_owned::MaybeOwned;
 
@@ -153,6 +153,25 @@ impl Entry {
         let beyond: Vec<Box<[u8]>> = beyond.map(|hold| Box::from(hold.owner)).collect();
         for owner in &beyond {
             if let Some(hold) = self.hold(owner) {
+                let (owner, deadline) = (&**owner, latest);
+                let hold = Hold {
+                    owner,
+                    deadline,
+                    ..hold
+                };
+                self.set_hold(hold);
+            }
+        }
+    }
+
+    /// Bounds the leases that a user has brought: none ends later than this. Whatever else has come here was told to its owner by
+    /// a server, and stays.
+    pub fn bound_restored(&mut self, latest: WallMs) {
+        for owner in &self.value().unbounded() {
+            if let Some(lock) = &mut self.lock {
+                lock.mark(owner, ClientId::NONE);
+            }
+            if let Some(hold) = self.hold(owner).filter(|hold| hold.deadline > latest) {
                 let (owner, deadline) = (&**owner, latest);
                 let hold = Hold {
                     owner,

@@ -169,7 +169,7 @@ impl Ledger {
             token,
             holds,
             limit,
-            deadline: policy.bounded(token, deadline),
+            deadline: policy.carried(token, hold.deadline, deadline),
             client: terms.client,
             ..hold
         };

@@ -7,6 +7,8 @@ use super::types::{Millis, Now, SteadyMs, Token, WallMs};
 pub struct Policy {
     /// The longest lease that may be asked for: in a server with a quarantine, one that ends within it.
     pub max_lease_ms: Millis,
+    /// The longest lease that a user may bring by RESTORE: what is configured, whatever a quarantine makes of it.
+    pub max_restored_ms: Millis,
     /// The longest claim window.
     pub max_claim_ms: Millis,
     /// How long a polled or re-found ticket is kept while nobody is there for it.
@@ -37,6 +39,7 @@ impl Default for Policy {
     fn default() -> Self {
         Policy {
             max_lease_ms: 2_592_000_000,
+            max_restored_ms: 2_592_000_000,
             max_claim_ms: 600_000,
             claim_window_ms: 5_000,
             max_queue: 100_000,
@@ -63,12 +66,18 @@ impl Policy {
         now.steady() < self.quarantine_until
     }
 
-    /// The deadline, no later than `max-hold-ms` after the grant. The token tells when that was.
+    /// The deadline of a new hold, no later than `max-hold-ms` after the grant. The token tells when that was.
     pub fn bounded(&self, token: Token, deadline: WallMs) -> WallMs {
         match self.max_hold_ms {
             0 => deadline,
             age => bound(token, deadline, age),
         }
+    }
+
+    /// The deadline that a hold is carried to which ends at `before`: no further than that. A bound that was lowered since ends
+    /// nothing earlier.
+    pub fn carried(&self, token: Token, before: WallMs, wanted: WallMs) -> WallMs {
+        self.bounded(token, wanted).max(before.min(wanted))
     }
 }
 

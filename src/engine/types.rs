@@ -39,6 +39,9 @@ number! {
 impl ClientId {
     /// No connection.
     pub const NONE: ClientId = ClientId(0);
+
+    /// Stands where a connection's id would, in a hold that a user has brought by RESTORE and that is not bounded yet.
+    pub const RESTORED: ClientId = ClientId(u64::MAX);
 }
 
 impl Token {

@@ -199,6 +199,7 @@ impl Settings {
                 0 => max_lease,
                 _ => max_lease.min(quarantine),
             },
+            max_restored_ms: max_lease,
             max_claim_ms: value(&MAX_CLAIM_MS),
             claim_window_ms: value(&CLAIM_WINDOW_MS),
             max_queue: value(&MAX_QUEUE) as usize,

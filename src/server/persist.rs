@@ -112,7 +112,8 @@ unsafe fn read(io: *mut RedisModuleIO, version: c_int) -> Option<Lock> {
     // SAFETY: as above.
     let db = u32::try_from(unsafe { api!(RedisModule_GetDbIdFromIO(io)) });
     stored::given(db.unwrap_or(0), lock.holders());
-    Some(lock)
+    // Its leases are bounded by the module's next event. What a server has told its owner is kept, whatever has been set since.
+    Some(if from_a_user { lock.restored() } else { lock })
 }
 
 /// The lock that is read next; none if the bytes end too early, or are not a lock's.

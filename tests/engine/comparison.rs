@@ -104,6 +104,8 @@ impl Run {
             let lock = model.locks.get(&format!("0:{key}"));
             lock.is_some_and(|lock| lock.foreign)
         });
+        let shortened = model.policy.max_lease_ms < Policy::default().max_lease_ms;
+        let bounded = model.policy.max_hold_ms > 0;
         let (drained, watches) = (!model.policy.grants, model.policy.deadlock_detection);
         let circle = model.has_circle();
         let (one, other) = (self.key(), self.key());
@@ -115,6 +117,9 @@ impl Run {
         }
         if drained && random.chance(15) {
             return "config grants yes".into();
+        }
+        if shortened && random.chance(15) {
+            return "config max-lease-ms 2592000000".into();
         }
         if circle && random.chance(15) {
             return match watches {
@@ -148,6 +153,18 @@ impl Run {
                 format!("clock {}", random.below(600) as i64 - 200)
             }
             98 => format!("config quarantine {}", random.below(100)),
+            // How the server renews by itself then is its own affair.
+            99 if !self.setting.wishes.auto && random.chance(70) => match random.below(3) {
+                0 => format!(
+                    "config max-lease-ms {}",
+                    1 + random.below(self.setting.wishes.lease)
+                ),
+                1 => format!(
+                    "config quarantine-ms {}",
+                    1 + random.below(self.setting.wishes.lease)
+                ),
+                _ => format!("config max-hold-ms {}", if bounded { 0 } else { 300 }),
+            },
             _ => "config grants no".into(),
         }
     }

@@ -107,6 +107,8 @@ pub enum Fault {
     GrantsOn,
     /// A step of the wall clock is one of the quarantine.
     QuarantineSteps,
+    /// Whatever comes to a key is taken for a value that a user has brought.
+    TrustsNobody,
 
     // What is seen of the world is not so.
     /// A lock is granted to a second owner.
@@ -154,7 +156,7 @@ use Fault::*;
 /// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
 /// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 62] = [
+const CAUGHT: [(Fault, By, &str); 65] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
@@ -194,6 +196,7 @@ const CAUGHT: [(Fault, By, &str); 62] = [
     (DelUnseen, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; del x"),
     (SteadySteps, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 50; clock 20"),
     (GrantsOn, Model, "config grants no; 1: ACQUIRE x a 10"),
+    (TrustsNobody, Model, "1: ACQUIRE x a; config max-lease-ms 10; rename x y"),
     (QuarantineSteps, Model, "config quarantine 15; 1: ACQUIRE x a 10 BLOCK 0 SESSION; clock 20"),
     (LostEffect, Invariant(Rule::Replica), "1: ACQUIRE x a"),
     (DoubleGrant, Invariant(Rule::Limits), "1: ACQUIRE x a"),
@@ -216,6 +219,8 @@ const CAUGHT: [(Fault, By, &str); 62] = [
     (WrongVictim, Invariant(Rule::NoCircle), "1: ACQUIRE x a; 2: ACQUIRE y b; 3: ACQUIRE z c; 1: ACQUIRE y a BLOCK 0; 2: ACQUIRE z b BLOCK 0; 4: ACQUIRE w d; 5: ACQUIRE w e BLOCK 0; rename x z; heartbeat"),
     (Unsettled, Invariant(Rule::NobodyIdle), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; del x"),
     (TwoMessages, Invariant(Rule::NotifyTold), "1: ACQUIRE x a; 2: ACQUIRE x b NOTIFY n; 1: RELEASE x a"),
+    (TrustsNobody, Invariant(Rule::LeasesKept), "1: ACQUIRE x a; config max-lease-ms 10; rename x y"),
+    (TrustsNobody, Invariant(Rule::LeasesKept), "1: ACQUIRE x a; 2: FAIRACQUIRE x b; config max-lease-ms 10; restart"),
     (QuarantineSteps, Invariant(Rule::Quarantine), "crash quarantine 15; 1: ACQUIRE x a BLOCK 0; clock 20"),
 ];
 
@@ -300,6 +305,18 @@ impl World {
             _ => {}
         }
         heard
+    }
+
+    /// Every value is one that a user has brought.
+    pub fn mistrust(&mut self) {
+        if !self.is(TrustsNobody) {
+            return;
+        }
+        for value in self.primary.keys.values.values_mut() {
+            if let Value::Lock(lock, _) = value {
+                **lock = std::mem::take(&mut **lock).restored();
+            }
+        }
     }
 
     /// The owner's place goes, and its request is told that it was replaced.

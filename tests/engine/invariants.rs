@@ -4,7 +4,7 @@
 use crate::deadlock;
 use crate::engine::{End, Limit, Millis, Name, Outcome, Token};
 use crate::error::Error;
-use crate::picture::{key, text, Picture, Place, Row};
+use crate::picture::{key, text, Holder, Picture, Place, Row};
 use crate::world::{Heard, Waiting, World};
 use std::collections::BTreeSet;
 
@@ -45,6 +45,8 @@ pub enum Rule {
     NotifyTold,
     /// Nothing is granted as long as a quarantine lasts.
     Quarantine,
+    /// A lease that its owner was told never ends earlier, unless the owner asks for that.
+    LeasesKept,
     /// What was saved is what is read.
     RoundTrip,
     /// With everything given back, nothing is kept.
@@ -70,6 +72,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
     all_or_none(after)?;
     session_ends(before, after)?;
     quarantine(after)?;
+    leases_kept(before, after)?;
     if after.settled {
         wakeup(after)?;
         if after.granting {
@@ -429,6 +432,32 @@ fn quarantine(after: &Picture) -> Result<(), Broken> {
             broken(Rule::Quarantine, what)
         }
     }
+}
+
+/// What a user brings under another's token is the user's affair.
+fn leases_kept(before: &Picture, after: &Picture) -> Result<(), Broken> {
+    if after.lost {
+        return Ok(());
+    }
+    let told = before.rows.values().flat_map(|row| &row.holders);
+    let kept = |hold: &&Holder| {
+        !after.renewed.contains(&hold.owner) && !after.restored.contains(&hold.token)
+    };
+    for hold in told.filter(kept) {
+        let held = after.rows.values().flat_map(|row| &row.holders);
+        let mut its = held.filter(|other| other.token == hold.token);
+        let cut = its.any(|other| other.deadline < hold.deadline);
+        let over = after.over.contains(&(End::Expired, hold.token));
+        if cut || over && hold.deadline > after.now {
+            let (owner, token) = (text(&hold.owner), hold.token);
+            let what = format!(
+                "{owner} was told that {token:?} lasts until {:?}",
+                hold.deadline
+            );
+            return broken(Rule::LeasesKept, what);
+        }
+    }
+    Ok(())
 }
 
 fn no_circle(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Broken> {

@@ -47,6 +47,9 @@ pub struct Picture {
     /// Whether deadlocks are to be detected; and whether each look may go as far as it has to.
     pub detection: bool,
     pub thorough: bool,
+    /// The owners that have renewed since the picture before, and whether decisions were lost since then.
+    pub renewed: BTreeSet<Vec<u8>>,
+    pub lost: bool,
     /// Tokens that came by RESTORE.
     pub restored: BTreeSet<Token>,
     /// Connections that have ended.
@@ -148,6 +151,8 @@ impl Picture {
             looked: world.looked,
             detection: world.detection,
             thorough: engine.policy.deadlock_max_steps >= Policy::default().deadlock_max_steps,
+            renewed: std::mem::take(&mut world.renewed),
+            lost: std::mem::take(&mut world.lost),
             restored: world.restored.clone(),
             ended: world.ended.clone(),
             event: world.event,

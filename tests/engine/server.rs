@@ -129,7 +129,9 @@ impl Server {
 
     /// A value arrives at a key: from an RDB file, by RESTORE, by full synchronization.
     pub fn bring(&mut self, name: &Name, bytes: &[u8], ttl: Option<WallMs>, now: Now) {
-        let lock = Box::new(codec::decode(bytes).expect("what was encoded can be decoded"));
+        let lock = codec::decode(bytes).expect("what was encoded can be decoded");
+        // One that decides loads nothing but what a user brings.
+        let lock = if self.primary { lock.restored() } else { lock };
         let clock = &mut self.engine.ledger.clock;
         for hold in lock.holds() {
             clock.observe(hold.token.0, now);
@@ -139,7 +141,7 @@ impl Server {
         }
         self.keys
             .values
-            .insert(name.clone(), Value::Lock(lock, ttl));
+            .insert(name.clone(), Value::Lock(Box::new(lock), ttl));
         // A server that decides looks at it by itself.
         if !self.primary {
             self.revisit(name, true);

@@ -18,6 +18,7 @@ const OWNERS: [&str; 6] = [
     "eve",
     "an-owner-too-long-for-the-small-form-of-a-lock",
 ];
+const LONGEST_MS: Millis = 60_000;
 const KEYS: [&str; 4] = ["shop", "yard", "mill", "loft"];
 
 /// One run.
@@ -40,7 +41,8 @@ impl Simulation {
         let default = Policy::default().deadlock_max_steps;
         let policy = Policy {
             claim_window_ms: 300,
-            max_lease_ms: 60_000,
+            max_lease_ms: LONGEST_MS,
+            max_restored_ms: LONGEST_MS,
             max_hold_ms: if random.chance(20) { 3_000 } else { 0 },
             max_queue: if random.chance(10) { 3 } else { 100_000 },
             deadlock_detection: random.chance(70),
@@ -122,6 +124,11 @@ impl Simulation {
     }
 
     fn line(&mut self) -> String {
+        // What makes most requests come to nothing does not last.
+        let longest = self.world.primary.engine.policy.max_lease_ms;
+        if longest < LONGEST_MS && self.random.chance(10) {
+            return format!("config max-lease-ms {LONGEST_MS}");
+        }
         match self.random.below(100) {
             0..=49 => self.command(),
             50..=71 => self.time(),
@@ -136,7 +143,16 @@ impl Simulation {
                 "config deadlock-detection {}",
                 *self.random.pick(&["no", "yes"])
             ),
-            _ => format!("config grants {}", *self.random.pick(&["no", "yes", "yes"])),
+            _ => self.setting(),
+        }
+    }
+
+    fn setting(&mut self) -> String {
+        match self.random.below(6) {
+            0..=2 => format!("config grants {}", *self.random.pick(&["no", "yes", "yes"])),
+            3 => format!("config max-lease-ms {}", 1 + self.random.below(2_000)),
+            4 => format!("config quarantine-ms {}", 1 + self.random.below(2_000)),
+            _ => format!("config max-hold-ms {}", *self.random.pick(&[0, 3_000])),
         }
     }
 

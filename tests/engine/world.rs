@@ -63,6 +63,10 @@ pub struct World {
     pub refused: Vec<Waiting>,
     /// Whether the last event was a look for deadlocks that came to its end.
     pub looked: bool,
+    /// The owners that have renewed since it was last read: whose leases may end earlier than they did.
+    pub renewed: BTreeSet<Vec<u8>>,
+    /// Whether decisions have been lost since it was last read.
+    pub lost: bool,
     /// Whether the operator wants deadlocks to be detected.
     pub detection: bool,
     /// Until when nothing is granted, as the operator has it.
@@ -168,6 +172,8 @@ impl World {
             over: Vec::new(),
             refused: Vec::new(),
             looked: false,
+            renewed: BTreeSet::new(),
+            lost: false,
             detection,
             quarantine_until: SteadyMs(0),
             step: 16,
@@ -279,6 +285,7 @@ impl World {
         let distorted = self.distort(client, db, words);
         let heard: Vec<&[u8]> = distorted.iter().map(Vec::as_slice).collect();
         let mut answer = self.primary.run(self.now, db, client, &heard);
+        self.renewed.extend(renews(words));
         if let Some(asked) = self.asked(client, db, words) {
             answer = self.falsify(&asked, answer);
             self.note(asked, &answer, late);
@@ -461,6 +468,7 @@ impl World {
             let lock = codec::decode(bytes).expect("what was encoded can be decoded");
             self.restored.extend(lock.holds().map(|hold| hold.token));
         }
+        self.mistrust();
         let values = &mut self.primary.keys.values;
         match (self.fault, &op) {
             (Some(Fault::DelUnseen), Op::Del(name)) => drop(values.remove(name)),
@@ -521,12 +529,17 @@ impl World {
 
     /// The primary crashes, with what it had not sent yet; the replica decides from now on, on its own clock.
     pub fn crash(&mut self, offset_ms: i64, quarantine_ms: Millis) {
+        let lost = !self.link.is_empty();
         self.link.clear();
         let policy = self.primary.engine.policy.clone();
         self.primary = std::mem::replace(&mut self.replica, Server::new(false, policy.clone()));
         self.primary.engine.policy = policy;
+        self.lost |= lost;
         self.now.us = self.now.us.saturating_add_signed(offset_ms * 1000);
         if quarantine_ms > 0 {
+            // No longer lease may be asked for. Those that were told go on.
+            let policy = &mut self.engine().policy;
+            policy.max_lease_ms = policy.max_restored_ms.min(quarantine_ms);
             let until = self.now.steady().after(quarantine_ms);
             self.quarantine_until = until;
             self.engine().policy.quarantine_until = until;
@@ -564,6 +577,7 @@ impl World {
 
     fn begin(&mut self) {
         self.primary.primary = true;
+        self.mistrust();
         self.engine().promote();
         // The server tells everyone who was blocked that it is over.
         self.waits.clear();
@@ -712,6 +726,14 @@ fn number(reply: &Reply) -> u64 {
         Reply::Integer(number) => *number,
         other => panic!("a number, not {other:?}"),
     }
+}
+
+/// The owner that a command renews for.
+fn renews(words: &[&[u8]]) -> Option<Vec<u8>> {
+    let spec = crate::server::command(&String::from_utf8_lossy(words[0]))?;
+    let renews = matches!(spec.verb, Verb::Renew | Verb::RenewMany);
+    let owner = words[1..].get(spec.keys(&words[1..]).end)?;
+    renews.then(|| owner.to_vec())
 }
 
 /// The options of a command, in upper case, each with its value if it has one. What follows one that has a value is that, even

@@ -26,7 +26,8 @@ pub struct Hold<'a> {
     /// The most owners this owner holds the lock with.
     pub limit: Limit,
     /// The client id of the connection that last took or entered it; 0 if this server does not know: then it did not grant it
-    /// since it runs. Not part of the durable state.
+    /// since it runs. A hold that a user has brought is marked here until it is bounded (see `Lock::restored`). Not part of the
+    /// durable state.
     pub client: ClientId,
 }
 
@@ -60,6 +61,9 @@ pub enum Lock {
     Full(Box<Full>),
 }
 
+/// The mark of a hold that a user has brought, in the small form.
+const RESTORED: u32 = u32::MAX;
+
 /// The longest owner of the small form: a UUID, a colon and two more bytes; it fills the 64 bytes.
 const INLINE: usize = 39;
 
@@ -71,7 +75,7 @@ pub struct Sole {
     holds: u16,
     // As `Limit::to_wire` writes it.
     limit: u16,
-    // Ids beyond 32 bits are not remembered.
+    // Ids that are as high or higher than the mark are not remembered.
     client: u32,
     // Never zero, so that the compiler keeps the enum's discriminant in it.
     len: NonZeroU8,
@@ -98,7 +102,11 @@ impl Full {
 
     #[cold]
     fn needs_watch(&self) -> bool {
-        self.watched || !self.tickets.is_empty() || self.holders.len() > 1
+        let alone = || self.holders.iter().next();
+        self.watched
+            || !self.tickets.is_empty()
+            || self.holders.len() > 1
+            || alone().is_some_and(|hold| hold.client == ClientId::RESTORED)
     }
 
     #[cold]
@@ -175,7 +183,10 @@ impl Sole {
         self.deadline = hold.deadline;
         self.holds = holds;
         self.limit = limit;
-        self.client = u32::try_from(hold.client.0).unwrap_or(0);
+        self.client = match hold.client {
+            ClientId::RESTORED => RESTORED,
+            ClientId(id) => u32::try_from(id).map_or(0, |id| if id < RESTORED { id } else { 0 }),
+        };
         true
     }
 
@@ -203,7 +214,10 @@ impl Sole {
             deadline: self.deadline,
             holds: u32::from(self.holds),
             limit: Limit::from_wire(u32::from(self.limit)).unwrap_or(Limit::EXCLUSIVE),
-            client: ClientId(u64::from(self.client)),
+            client: match self.client {
+                RESTORED => ClientId::RESTORED,
+                id => ClientId(u64::from(id)),
+            },
         })
     }
 }
@@ -227,11 +241,11 @@ impl Lock {
         }
     }
 
-    /// Whether the module has to watch this lock by itself: somebody is (or was, when it was saved) queued, or there
-    /// are several leases and the key's TTL is only the latest of them.
+    /// Whether the module has to watch this lock by itself: somebody is (or was, when it was saved) queued, there are several
+    /// leases and the key's TTL is only the latest of them, or a user has brought it and it is not bounded yet.
     pub fn needs_watch(&self) -> bool {
         match self {
-            Lock::Sole(_) => false,
+            Lock::Sole(sole) => sole.client == RESTORED,
             Lock::Full(full) => full.needs_watch(),
         }
     }
@@ -404,6 +418,36 @@ impl Lock {
             Change::Watch(watched) => full.watched = *watched,
         }
         self.shrink();
+    }
+
+    /// The same lock as a user brings it by RESTORE: its leases are to be bounded before it is used. The mark goes where the value
+    /// goes, whatever it is renamed to before that.
+    pub fn restored(mut self) -> Lock {
+        let owners: Vec<Box<[u8]>> = self.holds().map(|hold| Box::from(hold.owner)).collect();
+        for owner in &owners {
+            self.mark(owner, ClientId::RESTORED);
+        }
+        self
+    }
+
+    /// The owners whose holds are marked so.
+    pub fn unbounded(&self) -> Vec<Box<[u8]>> {
+        let marked = self
+            .holds()
+            .filter(|hold| hold.client == ClientId::RESTORED);
+        marked.map(|hold| Box::from(hold.owner)).collect()
+    }
+
+    /// Notes the connection of an owner's hold. That is not durable: nobody has to be told.
+    pub fn mark(&mut self, owner: &[u8], client: ClientId) {
+        if let Some(hold) = self.hold(owner) {
+            let hold = Hold {
+                owner,
+                client,
+                ..hold
+            };
+            self.apply(&Change::Hold(hold));
+        }
     }
 
     /// Roughly the memory it takes, in bytes.

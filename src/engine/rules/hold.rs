@@ -67,7 +67,8 @@ impl Engine {
             Some(_) => lease.max(SHORTEST_AUTO_LEASE_MS),
             None => lease,
         };
-        let deadline = self.policy.bounded(hold.token, now.wall().after(lease));
+        let wanted = now.wall().after(lease);
+        let deadline = self.policy.carried(hold.token, hold.deadline, wanted);
         // Also where the deadline stays, within the millisecond of the grant or at `max-hold-ms`: `WAIT` counts the replicas
         // that have what its connection wrote last, and a client that waits for them after a renewal relies on that.
         entry.set_hold(Hold {

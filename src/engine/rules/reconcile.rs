@@ -84,8 +84,8 @@ impl Engine {
     /// Brings the queue and its value together again.
     ///
     /// An owner that waits and now holds is answered. An owner that is present keeps its place, its ticket made anew; an
-    /// absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a fresh window. A
-    /// value from outside is bounded: no lease beyond what can be asked for here.
+    /// absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a fresh window. What
+    /// a user has brought is bounded.
     pub(super) fn reconcile(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
         let Some(queue) = self.queues.get_mut(lock).filter(|queue| queue.stale) else {
             return;
@@ -99,7 +99,7 @@ impl Engine {
         if entry.lock.is_some() {
             entry.retime();
         }
-        entry.shorten(now.wall().after(self.policy.max_lease_ms));
+        entry.bound_restored(now.wall().after(self.policy.max_restored_ms));
         self.refuse_groundless(entry, now, lock);
         for number in self.places_of_holders(entry, lock) {
             self.meet_hold(entry, now, lock, number);

@@ -28,8 +28,12 @@ impl Model {
         lease: Millis,
         asked: Option<Tie>,
     ) -> Result<u64, Error> {
-        let Hold { since, grant, .. } = *self.held(key, owner, grant)?;
-        let deadline = self.bounded(since, self.now + lease);
+        let hold = self.held(key, owner, grant)?.clone();
+        let (grant, wanted) = (hold.grant, self.now + lease);
+        // A bound that was lowered since ends nothing earlier.
+        let deadline = self
+            .bounded(hold.since, wanted)
+            .max(hold.deadline.min(wanted));
         let session = self.held(key, owner, None)?.session();
         if asked.is_some() {
             self.untie(grant);
@@ -277,14 +281,10 @@ impl Model {
 
     /// A value comes to a key. Who waits there keeps the place; tickets arrive with a fresh window.
     fn put_value(&mut self, key: &str, value: Value) {
-        let most = self.now + self.policy.max_lease_ms;
         let (steady, default) = (self.steady, self.policy.claim_window_ms);
         let lock = self.lock(key);
         lock.foreign = value.foreign;
         lock.holds = value.holds;
-        for hold in &mut lock.holds {
-            hold.deadline = hold.deadline.min(most);
-        }
         // One that is just the same as the one that is here is that, and its window goes on.
         let told = |place: &Place| (place.owner.clone(), place.arrival, place.limit, place.claim);
         let same = |one: &Place, other: &Place| told(one) == told(other);
@@ -359,10 +359,12 @@ impl Model {
         self.settle();
     }
 
-    /// A value comes to a key that knows no connections.
+    /// A user brings a value to a key: it knows no connections, and its leases are bounded.
     pub fn restore(&mut self, key: &str, mut value: Value) {
+        let most = self.now + self.policy.max_restored_ms;
         for hold in &mut value.holds {
             hold.tie = None;
+            hold.deadline = hold.deadline.min(most);
         }
         self.put_value(key, value);
         self.settle();

@@ -191,7 +191,8 @@ impl Model {
             Some(least) => hold.holds.max(least),
             None => hold.holds + 1,
         };
-        hold.deadline = self.bounded(hold.since, hold.deadline.max(now + request.lease));
+        let wanted = hold.deadline.max(now + request.lease);
+        hold.deadline = self.bounded(hold.since, wanted).max(hold.deadline);
         let auto = hold.auto().map(|lease| lease.max(request.lease));
         if let Some(tie) = &mut hold.tie {
             tie.auto = auto;

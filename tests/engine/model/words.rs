@@ -82,6 +82,11 @@ impl Model {
         let options = Options::read(words.get(rest + 1..).unwrap_or_default())?;
         let number =
             |result: Result<u64, Error>| Some(result.map_or_else(Answer::Refused, Answer::Number));
+
+        let longest = self.policy.max_lease_ms;
+        if options.lease.is_some_and(|lease| lease > longest) {
+            return Some(Answer::Refused(Error::Argument("lease-ms", String::new())));
+        }
         match verb.as_str() {
             "ACQUIRE" | "FAIRACQUIRE" | "MACQUIRE" => {
                 let fair = verb == "FAIRACQUIRE";
@@ -95,7 +100,7 @@ impl Model {
                 options.count("HOLDS"),
             )),
             "RENEW" | "MRENEW" => {
-                let lease = options.lease.unwrap_or(30_000);
+                let lease = options.lease.unwrap_or(30_000.min(longest));
                 let (auto, session) = (options.has("AUTO"), options.has("SESSION"));
                 let lease = if auto { lease.max(1_000) } else { lease };
                 let asked = (session || auto).then_some(Tie {
@@ -183,7 +188,9 @@ impl Model {
             } else {
                 owner.to_string()
             },
-            lease: options.lease.unwrap_or(30_000),
+            lease: options
+                .lease
+                .unwrap_or(30_000.min(self.policy.max_lease_ms)),
             wait: match block {
                 Some(ms) if ms > 0 => Patience::For(ms),
                 _ if waits => Patience::Endless,
