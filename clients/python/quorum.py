@@ -20,6 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+SILENCE = 1.0  # so long a master that did not answer is asked last
 EARLIER_MS = 5  # the leases at the others end so much before the first one's
 ROUNDING_MS, DRIFT = 2, 100  # servers count whole milliseconds; no clock is faster than another by a hundredth
 
@@ -37,6 +38,7 @@ class Quorum:
 
     def __init__(self, masters, bound=0.3):
         self.masters, self.bound = list(masters), bound
+        self._silent = [float("-inf")] * len(self.masters)  # when each did not answer
 
     def acquire(self, lock, lease=10.0, wait=0.0):
         """A Hold, or None after `wait` (0: one try). Whatever interrupts it (Ctrl-C, too), nothing is left behind."""
@@ -45,6 +47,7 @@ class Quorum:
             while not hold._take(_ms(lease), end):
                 errors = [master.error for master in hold._masters if master.error]
                 hold._give_back()
+                hold._rename()
                 pause = random.uniform(0.02, 0.2)  # or those who have split the votes would do it again
                 if time.monotonic() + pause >= end:
                     break
@@ -71,9 +74,16 @@ class Hold:
     """A lock that is held for sure until `deadline`, of time.monotonic()."""
 
     def __init__(self, quorum, lock):
-        self.lock, self.owner, self.deadline, self._guard = lock, str(uuid.uuid4()), 0.0, threading.Lock()
-        self._masters = [_Master(client, quorum.bound, lock, self.owner) for client in quorum.masters]
+        self.lock, self.deadline, self._guard = lock, 0.0, threading.Lock()
+        self._masters = [_Master(quorum, number) for number in range(len(quorum.masters))]
         self._first, self._tokens = self._masters[0], {}
+        self._rename()
+
+    def _rename(self):
+        """For each try: what the one before has told a master that hangs must not give back what this one is granted."""
+        self.owner = str(uuid.uuid4())
+        for master in self._masters:
+            master.names = self.lock, self.owner
 
     @property
     def tokens(self):
@@ -106,7 +116,7 @@ class Hold:
         """Waits at the first master that is there, then asks the others."""
         for master in self._masters:
             master.error = None
-        for self._first in self._masters:
+        for self._first in _silent_last(self._masters):
             # 0 would be without bound, and a socket takes no time-out of a month.
             block = min(max(0.001, end - time.monotonic()), 1e6)
             granted = self._first.ask("ACQUIRE", lease, "BLOCK", _ms(block), wait=block)
@@ -140,26 +150,23 @@ class Hold:
         return False
 
     def _others(self):
-        return [master for master in self._masters if master is not self._first]
+        return _silent_last(master for master in self._masters if master is not self._first)
 
     def _give_back(self):
-        for master in [*self._others(), self._first]:  # who is next at the first one finds the others free
-            if master.asked and master.unanswered:  # a wait ends with its connection; a late answer is not the next one
-                master.connection.disconnect()
-                master.ask("CANCEL")
-            if master.asked:
-                master.ask("RELEASE", "HOLDS", 0)
-                master.asked = False  # without an answer the lease ends it
+        """Leaves at every master that was asked: who is next at the first one finds the others free."""
+        for master in _silent_last([*self._others(), self._first]):
+            master.leave()
 
 
 class _Master:
     """A connection for one owner. Opened when needed, thrown away after a time-out."""
 
-    def __init__(self, client, bound, *names):
-        pool, once = client.connection_pool, Retry(NoBackoff(), 0)
+    def __init__(self, quorum, number):
+        pool, bound, once = quorum.masters[number].connection_pool, quorum.bound, Retry(NoBackoff(), 0)
         own = {"socket_timeout": bound, "socket_connect_timeout": bound, "retry": once}
-        self.connection, self.names = pool.connection_class(**{**pool.connection_kwargs, **own}), names
-        self.bound, self.asked, self.unanswered, self.error = bound, False, False, None
+        self.connection = pool.connection_class(**{**pool.connection_kwargs, **own})
+        self.quorum, self.number, self.bound = quorum, number, bound
+        self.asked, self.unanswered, self.error = False, False, None
 
     def ask(self, name, *words, wait=0.0):
         """The reply. None: it is a no, or there is an `error`."""
@@ -171,17 +178,37 @@ class _Master:
             connection.send_command(f"DLOCK.{name}", *self.names, *words, check_health=False)
             if wait and not connection.can_read(wait + self.bound):
                 raise redis.TimeoutError("no answer in time")
-            reply = connection.read_response()
+            # What did not answer keeps its connection: leave() says the last words there.
+            reply = connection.read_response(disconnect_on_error=False)
             self.unanswered = False
             return reply
         except (OSError, redis.RedisError) as error:
-            if isinstance(error, redis.ResponseError):
-                self.unanswered = False
+            self.unanswered = isinstance(error, (redis.TimeoutError, TimeoutError))
             return self._failed(error)
+
+    def leave(self):
+        """Gives back what was granted or will be, and leaves the queue."""
+        if not self.asked:
+            return
+        words = [("CANCEL",), ("RELEASE", "HOLDS", 0)]
+        if self.unanswered and self.connection.is_connected:
+            # Behind the request: on another connection it could overtake it, and find nothing to give back.
+            try:
+                for name, *rest in words:
+                    self.connection.send_command(f"DLOCK.{name}", *self.names, *rest, check_health=False)
+            except (OSError, redis.RedisError):
+                pass  # as good as unanswered: the lease ends it
+            self._drop()
+        else:
+            for one in words:
+                self.ask(*one)
+        self.asked = False
 
     def reach(self):
         """To connect is to ask, too: a master that hangs does not cost the whole wait."""
         self.error = None
+        if self.unanswered:  # what comes late must not be taken for the next answer; and a wait ends with its connection
+            self._drop()
         try:
             if self.connection.is_connected:
                 try:
@@ -197,7 +224,19 @@ class _Master:
         place = getattr(self.connection, "path", None) or f"{self.connection.host}:{self.connection.port}"
         self.error = f"{place}: {error}"
         if not isinstance(error, redis.ResponseError):
-            self.connection.disconnect()
+            self.quorum._silent[self.number] = time.monotonic()
+            if not self.unanswered:
+                self._drop()
+
+    def _drop(self):
+        self.unanswered = False
+        self.connection.disconnect()
+
+
+def _silent_last(masters):
+    """Those that were silent a moment ago come last: nobody is kept waiting by one that hangs."""
+    now = time.monotonic()
+    return sorted(masters, key=lambda master: now - master.quorum._silent[master.number] < SILENCE)
 
 
 def _ms(seconds):

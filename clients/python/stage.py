@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import random
 import signal
@@ -41,6 +42,81 @@ def control(line):
         lines.flush()
         answer = lines.readline().strip()
     assert answer.startswith("ok"), answer
+
+
+@contextlib.contextmanager
+def frozen(*clients):
+    """These servers hang meanwhile."""
+    processes = [one.info("server")["process_id"] for one in clients]
+    try:
+        for process in processes:
+            os.kill(process, signal.SIGSTOP)
+            until(lambda: open(f"/proc/{process}/stat").read().rpartition(")")[2].split()[0] == "T", "it stands still")
+        yield
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+
+
+class Proxy:
+    """A path to a server that can fall silent: what is on its way then comes when it is thawed, the end too."""
+
+    def __init__(self, address, asked=lambda: None):
+        self.server, self.asked, self.open, self.trigger = address, asked, threading.Event(), None
+        self.open.set()
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.address, self.sockets, self.pumps = self.listener.getsockname(), [self.listener], []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def freeze(self, word=None):
+        """At once, or when somebody says this word."""
+        self.trigger = word and word.encode()
+        if word is None:
+            self.open.clear()
+
+    def thaw(self):
+        self.trigger = None
+        self.open.set()
+
+    def await_quiet(self):
+        """Both ends have closed all connections: the server has read all that was sent."""
+        until(lambda: not any(pump.is_alive() for pump in self.pumps), "nothing is on its way")
+
+    def cut(self):
+        """Ends the connections that there are."""
+        for one in self.sockets[1:]:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.thaw()
+        self.cut()
+        self.listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                self.asked()
+                server = socket.create_connection(self.server)
+                self.sockets += [client, server]
+                for pair in ((client, server), (server, client)):
+                    self.pumps.append(threading.Thread(target=self._pump, args=pair, daemon=True))
+                    self.pumps[-1].start()
+
+    def _pump(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if self.trigger and self.trigger in data:
+                    self.freeze()
+                self.open.wait()
+                target.sendall(data)
+        self.open.wait()
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
 
 
 def interrupted_when(ready, work):

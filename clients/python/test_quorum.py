@@ -9,7 +9,7 @@ import pytest
 import redis
 
 import quorum
-from stage import PATIENCE, Master, addresses, interrupted_when, until
+from stage import PATIENCE, Master, Proxy, addresses, interrupted_when, until
 
 LEASE = 600
 BOUND = 3  # whoever asks one that hangs waits so long; all others have as long as they need
@@ -191,3 +191,40 @@ def test_quorum_is_left_when_cancelled(masters, hung, pool):
     asked = locks(a, b, hung)
     assert interrupted_when(lambda: until(b.owners, "it is held"), lambda: asked.acquire(a.key, LEASE)) is None
     assert a.owners() == b.owners() == []
+
+
+@pytest.mark.parametrize("silent, others", [(0, (1, 2)), (0, (0, 1, 2)), (1, (2,))],
+                         ids=["the first", "a queue at the first", "a split vote"])
+def test_quorum_gives_back_where_nobody_answered(masters, silent, others):
+    for number in others:
+        masters[number].hold()
+    with Proxy(addresses("DLOCK_MASTERS")[silent]) as path:
+        # The request is on its way, and comes when nobody waits for it any more.
+        path.freeze("DLOCK.ACQUIRE")
+        three = [redis.Redis(*path.address) if one is masters[silent] else one for one in masters]
+        with contextlib.suppress(quorum.Unreachable):  # a busy machine lets others be silent, too
+            assert locks(*three, bound=0.3).acquire(masters[0].key, LEASE, 1) is None
+        assert not path.open.is_set()
+        path.thaw()
+        path.await_quiet()
+    for number in others:
+        masters[number].hand_over()
+    assert [master.ask("DLOCK.INFO", master.key) for master in masters] == [None, None, None]
+
+
+def test_quorum_asks_the_silent_one_last(masters):
+    a, b, c = masters
+    held = []
+
+    def asks_it_last():
+        client = locks(redis.Redis(*path.address), b, c, bound=0.3)
+        with contextlib.suppress(quorum.Unreachable):  # a busy machine may let the second pass, and b be silent, too
+            for _ in range(2):
+                held.clear()
+                with client.lock(a.key, LEASE, 5) as hold:
+                    owner = hold.owner
+            return held == [[owner], [owner]]
+
+    with Proxy(addresses("DLOCK_MASTERS")[0], lambda: held.extend([b.owners(), c.owners()])) as path:
+        path.freeze()
+        until(asks_it_last, "the others have granted it when the silent one is asked")
