@@ -57,6 +57,9 @@ pub enum Notice {
 
 static INBOX: MainThread<Vec<Notice>> = MainThread::new(Vec::new());
 
+/// Whether anything is written down: asked twice in every event.
+static ANY: AtomicBool = AtomicBool::new(false);
+
 /// The last value that was unlinked and not yet seen freed. A rename unlinks a value and keeps it; a removal frees it
 /// right after, in the same thread and before the next.
 static UNLINKED: AtomicPtr<Lock> = AtomicPtr::new(std::ptr::null_mut());
@@ -94,11 +97,15 @@ pub fn turn() {
     }
 }
 
-/// Writes something down and sees to it that it is read soon.
+/// Writes something down and sees to it that it is read soon. After a panic nobody reads any more: it would only pile up.
 pub fn post(notice: Notice) {
+    if super::poisoned() {
+        return;
+    }
     if let Some(mut inbox) = INBOX.try_borrow_mut() {
         settle_unlinked(&mut inbox);
         inbox.push(notice);
+        ANY.store(true, Ordering::Relaxed);
     }
     timer::soon();
 }
@@ -145,10 +152,9 @@ pub fn just_unlinked(db: u32, key: &[u8]) -> bool {
 }
 
 /// Whether anything is written down.
+#[inline]
 pub fn has_something() -> bool {
-    INBOX
-        .try_borrow_mut()
-        .is_some_and(|inbox| !inbox.is_empty())
+    ANY.load(Ordering::Relaxed)
 }
 
 /// Takes out all that was written down, in order.
@@ -157,6 +163,7 @@ pub fn take() -> Vec<Notice> {
         return Vec::new();
     };
     settle_unlinked(&mut inbox);
+    ANY.store(false, Ordering::Relaxed);
     std::mem::take(&mut *inbox)
 }
 

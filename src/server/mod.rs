@@ -147,6 +147,7 @@ fn door<T: Default>(work: impl FnOnce() -> T) -> T {
 fn stopped<T: Default>() -> T {
     if !POISONED.swap(true, Ordering::Relaxed) {
         log::warning("dlock grants and releases nothing until the server restarts");
+        drop(inbox::take());
     }
     T::default()
 }
@@ -353,6 +354,11 @@ fn run<T>(
         state.read_inbox(now);
     }
     let result = work(state, now);
+    // A key that the event has opened may have been removed by that, since its time was over: this ended what stood there before
+    // what the event has put there began, and is told first (see `notifications`).
+    while inbox::has_something() {
+        state.read_inbox(now);
+    }
     if state.engine.places() > 0 || vacant::any() {
         state.note_vacant();
     }

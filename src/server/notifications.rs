@@ -1,4 +1,10 @@
-//! What observers are to be told once an event has been worked off.
+//! What observers are to be told once an event has been worked off, in the order in which they are told: of each name what
+//! happened there in the order in which it happened, so that the end of a hold always comes before the next one's beginning.
+//!
+//! One rule gives that order: what callbacks have noted comes before what the event itself has done. They note what others did
+//! to keys before the event, and what the server removed as the event opened a key; both end what stood there before anything
+//! that the event puts there begins. So an event reads the inbox twice, before it decides and after it, and only then has the
+//! locks that it has opened add what it did (`run` in `mod`; `observers` in `integration/tests` finds every other order).
 
 use super::api::{self, Str, Text};
 use super::subscribers;
