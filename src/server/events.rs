@@ -150,6 +150,7 @@ extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, da
             inbox::post(Notice::Flushed(db));
             return;
         }
+        inbox::before_flush();
         let known = STATE.try_borrow_mut().map(|state| {
             let held = stored::holds() + state.engine.ledger.counters.held;
             (state.settings.databases, held)

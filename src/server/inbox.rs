@@ -167,6 +167,13 @@ pub fn take() -> Vec<Notice> {
     std::mem::take(&mut *inbox)
 }
 
+/// A database is about to be emptied: what it frees has not been removed one by one before.
+pub fn before_flush() {
+    if let Some(mut inbox) = INBOX.try_borrow_mut() {
+        settle_unlinked(&mut inbox);
+    }
+}
+
 /// If the last unlinked value has not been freed by now, it has only moved.
 fn settle_unlinked(inbox: &mut [Notice]) {
     if UNLINKED
