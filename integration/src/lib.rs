@@ -40,6 +40,7 @@
 //! | `network.rs` | [`Network`]: doors to servers, and cuts between parties |
 //! | `sentinel.rs` | [`Sentinel`]: who promotes a replica |
 //! | `quorum.rs` | [`Quorum`]: a lock over independent masters |
+//! | `rules.rs` | [`AclRules`]: the users of the page on operations |
 //! | `daemon.rs` | [`Daemon`]: another program beside it that answers HTTP |
 //! | `process.rs` | child processes that do not outlive this one |
 //! | `port.rs` | free ports |
@@ -69,6 +70,7 @@ mod port;
 mod process;
 mod program;
 mod quorum;
+mod rules;
 mod sentinel;
 mod server;
 mod shorthand;
@@ -90,6 +92,7 @@ pub use port::free as free_port;
 pub use process::spawn;
 pub use program::{module_path, server_program};
 pub use quorum::{Held, Quorum, Vote};
+pub use rules::AclRules;
 pub use sentinel::{Sentinel, Watch, PRIMARY};
 pub use server::Server;
 pub use shorthand::{

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{command, held, kept, Ask, Blocked, Grant, Server};
+use dlock_integration::{command, held, kept, AclRules, Ask, Blocked, Grant, Server};
 
 const REFERENCE: &str = include_str!("../../docs/commands.md");
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
@@ -627,45 +627,39 @@ fn commands_can_be_denied_one_by_one() {
     c.run(&format!("DLOCK.GUARD k {token} DBSIZE"));
 }
 
-/// The two users of the reference.
+/// Of the users of the reference, each may send its commands and no others.
 #[test]
 fn the_users_of_the_reference_can_do_what_they_are_for() {
-    let example = OPERATIONS
-        .split("ACL SETUSER app on >secret ")
-        .nth(1)
-        .and_then(|rest| rest.split("```").next())
-        .expect("docs/operations.md has the example");
-    let (app, ops) = example
-        .split_once("ACL SETUSER ops on >secret ")
-        .expect("docs/operations.md has both users");
     let app_may =
         "acquire fairacquire macquire mrenew mrelease downgrade renew release cancel position \
-        held check info";
-    let ops_may = "info list graph top stats cancel forcerelease";
+        held check info help";
+    let ops_may = "info list graph top stats held position check cancel forcerelease help";
+    let rules = AclRules::of_the_page();
     let server = Server::start();
     let mut admin = server.connection();
-    let (token, _): Grant = admin.ask("DLOCK.ACQUIRE lock:k alice 600000");
+    let (token, _): Grant = admin.ask("DLOCK.ACQUIRE stock alice 600000");
     admin.run("DLOCK.ACQUIRE k alice 600000");
-    for (rules, may) in [(app, app_may), (ops, ops_may)] {
-        let mut c = user(
-            &server,
-            &rules.split_whitespace().collect::<Vec<_>>().join(" "),
-        );
+    for (name, rules, may) in [
+        ("app", rules.plain, app_may),
+        ("ops", rules.operator, ops_may),
+    ] {
+        admin.run(rules);
+        let mut c = server.connection_as(name, AclRules::PASSWORD);
         for expected in everything() {
             let line = expected.line(token);
-            let name = expected.name();
-            let allowed = words(may).contains(&name["dlock.".len()..]);
-            assert_allowed(&mut c, &line.replace(" k", " lock:k"), allowed, may);
-            if expected.has_key() || !allowed {
+            let command = expected.name();
+            let allowed = words(may).contains(&command["dlock.".len()..]);
+            assert_allowed(&mut c, &line.replace(" k", " stock"), allowed, may);
+            if !allowed || name == "app" && expected.has_key() {
                 assert_denied(&mut c, &line, "another's lock, or another's command");
             }
         }
-        for line in ["DEL lock:k", "SET lock:k x", "PEXPIRE lock:k 1", "FLUSHALL"] {
+        for line in ["DEL stock", "SET stock x", "PEXPIRE stock 1", "FLUSHALL"] {
             assert_denied(&mut c, line, may);
         }
         assert_eq!(c.ask::<String>("PING"), "PONG");
     }
-    assert_eq!(admin.ask::<u64>("EXISTS lock:k k"), 2);
+    assert_eq!(admin.ask::<u64>("EXISTS stock k"), 2);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use dlock_integration::redis::{self, cmd};
-use dlock_integration::{await_until, Ask, Blocked, Daemon, Grant, Server, PATIENCE};
+use dlock_integration::{await_until, AclRules, Ask, Blocked, Daemon, Grant, Server, PATIENCE};
 use serde_json::Value;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../observability/dlock.lua");
@@ -237,6 +237,8 @@ fn start_exporter(program: &str, server: &Server) -> Daemon {
         let mut command = Command::new(program);
         command
             .arg(format!("-redis.addr=redis://127.0.0.1:{}", server.port()))
+            .arg("-redis.user=exporter")
+            .arg(format!("-redis.password={}", AclRules::PASSWORD))
             .arg(format!("-web.listen-address=127.0.0.1:{port}"))
             .arg(format!("-script={SCRIPT}"));
         command
@@ -307,6 +309,7 @@ fn for_instance(dashboard: &str, instance: &str) -> Vec<String> {
 #[ignore = "needs Prometheus and its exporter: make observe"]
 fn prometheus_has_what_the_dashboard_asks_for() {
     let server = busy_server();
+    server.connection().run(AclRules::of_the_page().exporter);
     let exporters: Vec<Daemon> = programs("DLOCK_EXPORTERS")
         .iter()
         .map(|program| start_exporter(program, &server))
