@@ -10,7 +10,8 @@
 //!   leases are then counted from when their request was sent, so that the client never believes longer than a master.
 //!
 //! Whoever gives up leaves at every master that was asked: one that did not answer may grant it later, for the whole
-//! lease. What is sent to it goes behind the request, on the same connection.
+//! lease. What is sent to it goes behind the request, on the same connection. It may arrive late, too, so each try has an owner
+//! name of its own: what the last one has left gives back nothing of the next one's.
 //!
 //! A master that forgets its grants (a restart without `appendfsync always`) would vote twice: give it an AOF, or
 //! `dlock.quarantine-ms` of the longest lease.
@@ -37,7 +38,8 @@ const DRIFT: u32 = 100;
 /// A client of a lock over masters.
 pub struct Quorum {
     masters: Vec<Master>,
-    owner: String,
+    name: String,
+    tries: u64,
     bound: Duration,
 }
 
@@ -68,6 +70,8 @@ pub enum Vote {
 pub struct Held {
     /// The lock.
     pub lock: String,
+    /// The owner at each master.
+    pub owner: String,
     /// Until when it is held for sure.
     pub deadline: Instant,
     /// Each master's token, where it granted.
@@ -77,8 +81,8 @@ pub struct Held {
 }
 
 impl Quorum {
-    /// A client with this owner name. All clients must give the masters in the same order.
-    pub fn new(ports: &[u16], owner: &str) -> Quorum {
+    /// A client whose owners' names begin with this one, which is its own. All clients must give the masters in the same order.
+    pub fn new(ports: &[u16], name: &str) -> Quorum {
         let masters = ports.iter().map(|port| Master {
             port: *port,
             connection: None,
@@ -87,7 +91,8 @@ impl Quorum {
         });
         Quorum {
             masters: masters.collect(),
-            owner: owner.to_owned(),
+            name: name.to_owned(),
+            tries: 0,
             bound: BOUND,
         }
     }
@@ -104,18 +109,20 @@ impl Quorum {
     /// Waits at most `wait` at the first master, then asks the others.
     pub fn acquire(&mut self, lock: &str, lease: Duration, wait: Duration) -> Vote {
         let end = Instant::now() + wait;
+        self.tries += 1;
+        let owner = format!("{}:{}", self.name, self.tries);
         let mut asked = Vec::new();
         let mut vote = Vote::Unreachable;
         for number in self.silent_last(0..self.masters.len()) {
             let left = end.saturating_duration_since(Instant::now());
             // `BLOCK 0` would be without bound.
             let block = millis(left).max(1);
-            let mut request = self.request("DLOCK.ACQUIRE", lock, millis(lease));
+            let mut request = request("DLOCK.ACQUIRE", lock, &owner, lease);
             request.arg("BLOCK").arg(block);
             let bound = Duration::from_millis(block) + self.bound;
             asked.push(number);
             match self.masters[number].ask::<Option<(u64, u64)>>(&request, bound) {
-                Some(Some((token, _))) => return self.collect(lock, lease, number, token),
+                Some(Some((token, _))) => return self.collect(lock, owner, lease, number, token),
                 Some(None) => {
                     vote = Vote::Busy;
                     break;
@@ -124,20 +131,28 @@ impl Quorum {
             }
         }
         // One that did not answer may grant it yet.
-        self.leave(lock, &asked);
+        self.leave(lock, &owner, &asked);
         vote
     }
 
     /// The first has granted: asks the others, and counts.
-    fn collect(&mut self, lock: &str, lease: Duration, first: usize, token: u64) -> Vote {
+    fn collect(
+        &mut self,
+        lock: &str,
+        owner: String,
+        lease: Duration,
+        first: usize,
+        token: u64,
+    ) -> Vote {
         let mut held = Held {
             lock: lock.to_owned(),
+            owner,
             deadline: Instant::now() + lease,
             tokens: vec![None; self.masters.len()],
             first,
         };
         let begun = Instant::now();
-        let mut confirmation = self.request("DLOCK.RENEW", lock, millis(lease));
+        let mut confirmation = request("DLOCK.RENEW", lock, &held.owner, lease);
         confirmation.arg("TOKEN").arg(token);
         // `dlock.max-hold-ms` may have cut it.
         let left = self.masters[first].ask::<u64>(&confirmation, self.bound);
@@ -151,7 +166,7 @@ impl Quorum {
             self.masters[number].connect();
             let sent = Instant::now();
             let shorter = shorter(lease, begun.elapsed());
-            let request = self.request("DLOCK.ACQUIRE", lock, millis(shorter).max(1));
+            let request = request("DLOCK.ACQUIRE", lock, &held.owner, shorter);
             let grant = self.masters[number].ask::<Option<(u64, u64)>>(&request, self.bound);
             if let Some(Some((token, _))) = grant {
                 held.tokens[number] = Some(token);
@@ -161,7 +176,7 @@ impl Quorum {
         if held.votes() >= self.majority() && Instant::now() < held.deadline {
             return Vote::Held(held);
         }
-        self.leave(lock, &self.others_before(first));
+        self.release(&held);
         Vote::Split
     }
 
@@ -183,7 +198,7 @@ impl Quorum {
             } else {
                 shorter(lease, begun.elapsed())
             };
-            let mut request = self.request("DLOCK.RENEW", &held.lock, millis(length).max(1));
+            let mut request = request("DLOCK.RENEW", &held.lock, &held.owner, length);
             request.arg("TOKEN").arg(token);
             let left = self.masters[number].ask::<u64>(&request, self.bound);
             renewed.count_lease(sent, length.min(left.map_or(length, Duration::from_millis)));
@@ -202,16 +217,16 @@ impl Quorum {
 
     /// Gives the lock back at all masters, also at those that did not answer.
     pub fn release(&mut self, held: &Held) {
-        self.leave(&held.lock, &self.others_before(held.first));
+        self.leave(&held.lock, &held.owner, &self.others_before(held.first));
     }
 
     /// Gives back what was granted or will be, and leaves the queues.
-    fn leave(&mut self, lock: &str, masters: &[usize]) {
+    fn leave(&mut self, lock: &str, owner: &str, masters: &[usize]) {
         for number in masters {
             let mut last_words = redis::pipe();
-            last_words.cmd("DLOCK.CANCEL").arg(lock).arg(&self.owner);
+            last_words.cmd("DLOCK.CANCEL").arg(lock).arg(owner);
             let release = last_words.cmd("DLOCK.RELEASE");
-            release.arg(lock).arg(&self.owner).arg("HOLDS").arg(0);
+            release.arg(lock).arg(owner).arg("HOLDS").arg(0);
             self.masters[*number].tell(&last_words, self.bound);
         }
     }
@@ -231,19 +246,14 @@ impl Quorum {
         let (silent, others): (Vec<usize>, Vec<usize>) = masters.partition(is_silent);
         [others, silent].concat()
     }
-
-    fn request(&self, name: &str, lock: &str, lease_ms: u64) -> Cmd {
-        let mut request = redis::cmd(name);
-        request.arg(lock).arg(&self.owner).arg(lease_ms);
-        request
-    }
 }
 
 impl Held {
     /// A hold that was come by in another way, with the first master's queue of no account.
-    pub fn new(lock: &str, deadline: Instant, tokens: Vec<Option<u64>>) -> Held {
+    pub fn new(lock: &str, owner: &str, deadline: Instant, tokens: Vec<Option<u64>>) -> Held {
         Held {
             lock: lock.to_owned(),
+            owner: owner.to_owned(),
             deadline,
             tokens,
             first: 0,
@@ -319,6 +329,12 @@ impl Master {
         self.silent = Some(Instant::now());
         None
     }
+}
+
+fn request(name: &str, lock: &str, owner: &str, lease: Duration) -> Cmd {
+    let mut request = redis::cmd(name);
+    request.arg(lock).arg(owner).arg(millis(lease).max(1));
+    request
 }
 
 fn connect(port: u16) -> Option<Connection> {

@@ -27,6 +27,7 @@ pub fn acquire(ports: &[u16], owner: &str, lock: &str, lease: Duration, random: 
     if votes > ports.len() / 2 {
         return Vote::Held(Held::new(
             lock,
+            owner,
             begun + lease - Duration::from_millis(100),
             tokens,
         ));
