@@ -101,9 +101,21 @@ fn assert_shown(step: &Step, reply: Result<Value, String>) {
     assert!(leaves_out || shown.len() == answered.len(), "{answered:?}");
 }
 
+/// The settings of the module that the page recommends.
+fn recommended() -> Vec<&'static str> {
+    let lines = README.lines();
+    lines.filter(|line| line.starts_with("dlock.")).collect()
+}
+
+/// On a server as the page recommends it, too: who has both from there finds no lease too long.
 #[test]
 fn the_session_is_as_it_is_shown() {
     let server = Server::start();
+    let settings = recommended();
+    assert!(!settings.is_empty(), "no setting is recommended");
+    for setting in settings {
+        server.connection().run(&format!("CONFIG SET {setting}"));
+    }
     let mut terminals: HashMap<&str, Wire> = ["one", "two"]
         .map(|name| {
             let mut wire = server.wire();
