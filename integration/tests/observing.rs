@@ -95,6 +95,51 @@ fn info_has_three_sections() {
     assert!(parts.contains("dlock_wait_p99_us") && parts.contains("dlock_fenced_total"));
 }
 
+/// Why a server grants nothing stands in INFO, at once, and what it refuses for that is counted.
+#[test]
+fn info_says_why_nothing_is_granted() {
+    let mut server = Server::builder()
+        .config("dlock.quarantine-ms", 600_000)
+        .start();
+    let field = |server: &Server, name: &str| server.info("dlock").number::<u64>(name);
+    let why = |server: &Server| {
+        let left = field(server, "dlock_quarantine_left_ms");
+        assert!(left <= 600_000);
+        let flags = ["dlock_quarantined", "dlock_drained"].map(|name| field(server, name));
+        (flags, left > 500_000)
+    };
+    assert_eq!(why(&server), ([1, 0], true));
+    let mut c = server.connection();
+    assert!(c.refusal("DLOCK.ACQUIRE k alice").starts_with("QUARANTINE"));
+    c.run("CONFIG SET dlock.quarantine-ms 0");
+    assert_eq!(why(&server), ([0, 0], false));
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    let _bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    c.run("CONFIG SET dlock.grants no");
+    assert_eq!(why(&server), ([0, 1], false));
+    assert!(c.refusal("DLOCK.ACQUIRE l alice").starts_with("QUARANTINE"));
+    assert!(c.refusal("DLOCK.RELEASE l alice").starts_with("NOTHELD"));
+    c.run("DLOCK.RELEASE k alice");
+    let Ok(Value::Array(info)) = c.try_ask("DLOCK.INFO k") else {
+        panic!("there is a queue");
+    };
+    let state: String = from_redis_value(&info[1]).expect("a word");
+    assert_eq!(state, "quarantined");
+    for (name, times) in [
+        ("dlock_refused_quarantine_total", 1),
+        ("dlock_refused_drained_total", 1),
+        ("dlock_refused_notheld_total", 1),
+    ] {
+        assert_eq!(field(&server, name), times, "{name}");
+    }
+    // A server that follows is in no quarantine of its own.
+    server.restart();
+    assert_eq!(why(&server).0, [1, 0]);
+    let primary = Server::start();
+    server.replica_of(&primary);
+    assert_eq!(why(&server), ([0, 0], false));
+}
+
 #[test]
 fn waits_and_holds_are_timed() {
     let server = Server::start();

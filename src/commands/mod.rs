@@ -72,6 +72,8 @@ pub struct Census {
     pub connections_waiting: u64,
     /// Whether the server's policy can take a lock.
     pub eviction_possible: bool,
+    /// Whether this server decides: on one that follows there is no quarantine.
+    pub primary: bool,
 }
 
 /// What is taken where a request leaves something out.
@@ -133,6 +135,19 @@ pub enum Reply {
 ///
 /// Errors: every one of [`Error`]; nothing has changed then.
 pub fn execute<K: Keyspace>(
+    spec: &'static Spec,
+    call: &mut Call<K>,
+    words: &[&[u8]],
+) -> Result<Reply, Error> {
+    let answer = decide(spec, call, words);
+    if let Err(error) = &answer {
+        call.engine.ledger.counters.refusals.count(error);
+    }
+    answer
+}
+
+#[inline(always)]
+fn decide<K: Keyspace>(
     spec: &'static Spec,
     call: &mut Call<K>,
     words: &[&[u8]],

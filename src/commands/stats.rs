@@ -3,7 +3,7 @@
 use super::table::Given;
 use super::{Call, Census, Reply};
 use crate::engine::counters::Hot;
-use crate::engine::{Engine, Keyspace};
+use crate::engine::{Engine, Keyspace, Now};
 use crate::error::Error;
 
 /// Locks that TOP shows where the request does not say.
@@ -39,9 +39,12 @@ pub struct Section {
 }
 
 /// Every number there is. Names are stable: exporters and dashboards rely on them.
-pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
+pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
     let counters = &engine.ledger.counters;
     let held = census.stored_holds.saturating_add(counters.held);
+    let quarantine = engine.policy.quarantine_left(now);
+    let quarantine = if census.primary { quarantine } else { 0 };
+    let refusals = &counters.refusals;
     let now = [
         ("locks", census.locks),
         ("holders", u64::try_from(held).unwrap_or(0)),
@@ -51,6 +54,9 @@ pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
         ("sessions", engine.sessions() as u64),
         ("auto_renewed", engine.autos() as u64),
         ("eviction_possible", u64::from(census.eviction_possible)),
+        ("quarantined", u64::from(quarantine > 0)),
+        ("quarantine_left_ms", quarantine),
+        ("drained", u64::from(!engine.policy.grants)),
     ];
     let totals = [
         ("grants_immediate_total", counters.grants_immediate),
@@ -68,12 +74,17 @@ pub fn sections(engine: &Engine, census: &Census) -> Vec<Section> {
         ("removed_total", counters.removed),
         ("evicted_total", counters.evicted),
         ("replaced_total", counters.replaced),
-        ("deadlocks_total", counters.deadlocks),
+        ("deadlocks_total", refusals.deadlock),
         (
             "deadlock_checks_deferred_total",
             counters.deadlocks_deferred,
         ),
-        ("fenced_total", counters.fenced),
+        ("fenced_total", refusals.fenced),
+        ("refused_quarantine_total", refusals.quarantine),
+        ("refused_drained_total", refusals.drained),
+        ("refused_queuefull_total", refusals.full),
+        ("refused_notheld_total", refusals.not_held),
+        ("refused_wrongtype_total", refusals.wrong_type),
         ("clock_steps_total", counters.clock_steps),
     ];
     let all = |kind, fields: &[(&'static str, u64)]| {
@@ -136,7 +147,7 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Er
     if given.reset && !call.caller.may_reset() {
         return Err(Error::NoPermission("dlock.stats reset".into()));
     }
-    let sections = sections(call.engine, &call.caller.census());
+    let sections = sections(call.engine, &call.caller.census(), call.now);
     if given.reset {
         call.engine.ledger.counters.reset();
     }

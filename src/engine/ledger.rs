@@ -237,6 +237,9 @@ impl Ledger {
 
     /// Tells a request how its wait ended: its connection, or the channel that it waits by.
     pub fn tell(&mut self, id: RequestId, request: Request, name: &Name, outcome: Outcome) {
+        if let Outcome::Refused(error) = &outcome {
+            self.counters.refusals.count(error);
+        }
         match request.channel {
             None => self.wakes.push(Wake { id, outcome }),
             Some(channel) => self.messages.push(Message {
@@ -251,11 +254,20 @@ impl Ledger {
 
     /// Takes back what a request was told in the event in which it began to wait.
     pub fn take_answer(&mut self, id: RequestId) -> Option<Outcome> {
-        if let Some(at) = self.wakes.iter().rposition(|wake| wake.id == id) {
-            return Some(self.wakes.swap_remove(at).outcome);
+        let outcome = match self.wakes.iter().rposition(|wake| wake.id == id) {
+            Some(at) => self.wakes.swap_remove(at).outcome,
+            None => {
+                let at = self.messages.iter().rposition(|message| message.id == id)?;
+                self.messages.swap_remove(at).outcome
+            }
+        };
+        if let Outcome::Refused(error) = &outcome {
+            // It is counted as the command's own error.
+            if let Some(count) = self.counters.refusals.of(error) {
+                *count -= 1;
+            }
         }
-        let at = self.messages.iter().rposition(|message| message.id == id)?;
-        Some(self.messages.swap_remove(at).outcome)
+        Some(outcome)
     }
 
     /// How many are to be told of an outcome in this event so far.

@@ -66,6 +66,11 @@ impl Policy {
         now.steady() < self.quarantine_until
     }
 
+    /// For how many milliseconds more it lasts; 0 if it does not.
+    pub fn quarantine_left(&self, now: Now) -> Millis {
+        self.quarantine_until.since(now.steady())
+    }
+
     /// The deadline of a new hold, no later than `max-hold-ms` after the grant. The token tells when that was.
     pub fn bounded(&self, token: Token, deadline: WallMs) -> WallMs {
         match self.max_hold_ms {

@@ -4,7 +4,7 @@ use super::api::{self, api, Ctx, Str, Text};
 use super::blocking;
 use super::events;
 use super::user::User;
-use super::{eviction, stored};
+use super::{eviction, gate, stored};
 use crate::commands::{Caller, Census, MayWait};
 use redis_module::raw;
 use std::ffi::CStr;
@@ -108,6 +108,7 @@ pub fn census() -> Census {
         stored_holds: stored::holds(),
         connections_waiting: blocking::waiting() as u64,
         eviction_possible: eviction::possible(),
+        primary: gate::primary(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The module's sections of INFO.
 
 use super::api::{self, api};
-use super::{caller, door, STATE};
+use super::{caller, clock, door, STATE};
 use crate::commands::stats;
 use redis_module::raw::RedisModuleInfoCtx;
 use std::ffi::{c_int, CString};
@@ -14,10 +14,11 @@ pub extern "C" fn report(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) 
 }
 
 fn add_sections(ctx: *mut RedisModuleInfoCtx) {
-    let Some(state) = STATE.try_borrow_mut() else {
+    let Some(mut state) = STATE.try_borrow_mut() else {
         return;
     };
-    for section in stats::sections(&state.engine, &caller::census()) {
+    state.refresh_settings();
+    for section in stats::sections(&state.engine, &caller::census(), clock::read()) {
         let name = CString::new(section.name).unwrap_or_default();
         // SAFETY: the server's own context of this call; names are copied.
         unsafe {

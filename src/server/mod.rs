@@ -343,12 +343,7 @@ fn run<T>(
 ) -> Option<T> {
     let mut guard = STATE.try_borrow_mut()?;
     let state = &mut *guard;
-    if state
-        .settings
-        .refresh(&mut state.engine.policy, state.since)
-    {
-        state.policy_changed();
-    }
+    state.refresh_settings();
     state.keys.begin(ctx, mode, origin, now);
     if SEEN.load(Ordering::Relaxed) != 0 || inbox::has_something() {
         state.read_inbox(now);
@@ -414,6 +409,14 @@ impl State {
     fn take_back(&mut self, now: Now) {
         if gate::primary() {
             self.engine.take_back(&mut self.keys, now);
+        }
+    }
+
+    /// Brings itself up to date with what the operator has configured.
+    #[inline(always)]
+    fn refresh_settings(&mut self) {
+        if self.settings.refresh(&mut self.engine.policy, self.since) {
+            self.policy_changed();
         }
     }
 

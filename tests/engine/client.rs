@@ -98,6 +98,9 @@ impl Caller for Client {
     }
 
     fn census(&self) -> Census {
-        Census::default()
+        Census {
+            primary: true,
+            ..Census::default()
+        }
     }
 }

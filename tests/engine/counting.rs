@@ -4,10 +4,10 @@ use crate::client::Client;
 use crate::commands::stats::{sections, Kind};
 use crate::commands::{Census, Reply};
 use crate::engine::counters::{Hot, Times, Top};
-use crate::engine::{Name, NameRef, Now, Policy};
+use crate::engine::{Name, NameRef, Now, Policy, SteadyMs};
 use crate::error::Error;
 use crate::random::{for_seeds, Random};
-use crate::world::{name, World};
+use crate::world::{name, Op, World};
 use std::collections::{BTreeMap, HashMap};
 
 fn send(world: &mut World, client: u64, line: &str) -> Result<Reply, Error> {
@@ -108,6 +108,109 @@ fn each_thing_that_happens_is_counted_under_its_name() {
         ]
         .concat(),
     );
+}
+
+/// Each is counted once, whether it is answered at once or told to one that waits.
+#[test]
+fn each_refusal_is_counted_by_its_reason() {
+    let check = |policy: Policy, lines: &[&str], counted: &[(&str, u64)]| {
+        let mut world = World::new(policy);
+        for (client, line) in lines.iter().enumerate() {
+            match line.split_once(' ') {
+                Some(("grants", "no")) => world.configure(|policy| policy.grants = false),
+                Some(("rename", key)) => {
+                    let (from, to) = key.split_once(' ').expect("two keys");
+                    world.alter(Op::Rename(name(0, from), name(0, to)));
+                }
+                Some(("set", key)) => world.alter(Op::Overwrite(name(0, key))),
+                _ => drop(send(&mut world, client as u64 + 1, line)),
+            }
+        }
+        let after = stats(&mut world, "STATS");
+        let reasons = |field: &str| {
+            field.starts_with("refused_") || ["deadlocks_total", "fenced_total"].contains(&field)
+        };
+        let seen: Vec<(&str, u64)> = after
+            .into_iter()
+            .filter(|(field, value)| reasons(field) && *value > 0)
+            .collect();
+        assert_eq!(seen, counted, "{lines:?}");
+    };
+    let usual = Policy::default;
+    let quarantine = || Policy {
+        quarantine_until: SteadyMs(1_000),
+        ..usual()
+    };
+    let narrow = || Policy {
+        max_queue: 1,
+        ..usual()
+    };
+    for line in ["ACQUIRE k a", "FAIRACQUIRE k a", "MACQUIRE 2 k l a"] {
+        check(quarantine(), &[line], &[("refused_quarantine_total", 1)]);
+        let lines = ["grants no", line];
+        check(usual(), &lines, &[("refused_drained_total", 1)]);
+    }
+    check(
+        narrow(),
+        &["ACQUIRE k a", "FAIRACQUIRE k b", "FAIRACQUIRE k c"],
+        &[("refused_queuefull_total", 1)],
+    );
+    for line in [
+        "RELEASE k a",
+        "RENEW k a",
+        "DOWNGRADE k a SHARED",
+        "MRENEW 1 k a",
+    ] {
+        check(usual(), &[line], &[("refused_notheld_total", 1)]);
+    }
+    // Told to a request that waits.
+    check(
+        usual(),
+        &[
+            "ACQUIRE k a SHARED",
+            "ACQUIRE k b SHARED",
+            "ACQUIRE k a BLOCK 0",
+            "FORCERELEASE k a",
+        ],
+        &[("refused_notheld_total", 1)],
+    );
+    check(
+        usual(),
+        &["ACQUIRE k a", "ACQUIRE k b BLOCK 0", "set k", "ACQUIRE k c"],
+        &[("refused_wrongtype_total", 2)],
+    );
+    check(
+        usual(),
+        &[
+            "ACQUIRE k a",
+            "ACQUIRE l b",
+            "ACQUIRE l a BLOCK 0",
+            "ACQUIRE k b BLOCK 0",
+        ],
+        &[("deadlocks_total", 1)],
+    );
+    check(usual(), &["CHECK k 1"], &[("fenced_total", 1)]);
+    // What is wrong with arguments is none.
+    check(usual(), &["ACQUIRE k a 0", "RELEASE k"], &[]);
+}
+
+#[test]
+fn a_quarantine_and_a_drained_server_are_seen() {
+    let mut world = World::new(Policy {
+        quarantine_until: SteadyMs(1_000),
+        ..Policy::default()
+    });
+    let now = |world: &mut World| {
+        let seen = stats(world, "STATS");
+        ["quarantined", "quarantine_left_ms", "drained"].map(|field| seen[field])
+    };
+    assert_eq!(now(&mut world), [1, 1_000, 0]);
+    world.pass(999);
+    assert_eq!(now(&mut world), [1, 1, 0]);
+    world.pass(1);
+    assert_eq!(now(&mut world), [0, 0, 0]);
+    world.configure(|policy| policy.grants = false);
+    assert_eq!(now(&mut world), [0, 0, 1]);
 }
 
 #[test]
@@ -488,7 +591,9 @@ fn the_number_of_holds_is_the_locks_own() {
 fn the_reference_tells_gauges_from_counters() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/operations.md");
     let reference = std::fs::read_to_string(file).expect("docs/operations.md");
-    let sections = sections(World::new(Policy::default()).engine(), &Census::default());
+    let mut world = World::new(Policy::default());
+    let now = world.now;
+    let sections = sections(world.engine(), &Census::default(), now);
     for section in &sections {
         let heading = format!("Section `dlock_{}`", section.name);
         let text = reference.split(&heading).nth(1).expect("the section");

@@ -305,7 +305,7 @@ impl Pair {
         let state = match (lock.holds.is_empty(), lock.places()) {
             (true, 0) => None,
             (false, _) => Some(State::Held),
-            (true, _) if self.model.quarantined() => Some(State::Quarantined),
+            (true, _) if !self.model.granting() => Some(State::Quarantined),
             (true, _) => Some(State::Reserved),
         };
         let mut lines = vec![format!("{state:?}")];

@@ -8,6 +8,7 @@ pub use top::{Hot, Top};
 
 use super::lock::End;
 use super::types::{NameRef, Now, Token};
+use crate::error::Error;
 
 /// Everything that is counted. Numbers begin at 0 with the server, and again by `DLOCK.STATS RESET`; `held` alone is what
 /// there is now.
@@ -43,12 +44,10 @@ pub struct Counters {
     pub replaced: u64,
     /// Locks that the server evicted.
     pub evicted: u64,
-    /// Waits that were refused or ended because they could never end otherwise.
-    pub deadlocks: u64,
+    /// Requests that were refused, and waits that ended so, by reason.
+    pub refusals: Refusals,
     /// Requests whose look for a circle of waiting owners was left to the periodic check.
     pub deadlocks_deferred: u64,
-    /// Tokens that were found dead by CHECK or GUARD.
-    pub fenced: u64,
     /// Steps of the wall clock.
     pub clock_steps: u64,
     /// How long those who were granted a lock had waited for it.
@@ -59,6 +58,50 @@ pub struct Counters {
     pub top: Top,
     /// Holds that were made here less those that were ended here. What values bring and take with them the caller adds.
     pub held: i64,
+}
+
+/// Requests that were refused, and waits that ended so, by the error that they got. What is wrong with arguments is not
+/// counted.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    /// They could never end otherwise.
+    pub deadlock: u64,
+    /// Nothing is granted after a start or promotion.
+    pub quarantine: u64,
+    /// The operator has switched grants off.
+    pub drained: u64,
+    /// One of the caps was reached.
+    pub full: u64,
+    /// The owner did not hold the lock, or not under that token.
+    pub not_held: u64,
+    /// CHECK or GUARD found the token dead.
+    pub fenced: u64,
+    /// The key held something else.
+    pub wrong_type: u64,
+}
+
+impl Refusals {
+    /// How often requests got this error, if that is counted.
+    pub fn of(&mut self, error: &Error) -> Option<&mut u64> {
+        match error {
+            Error::Deadlock(_) => Some(&mut self.deadlock),
+            Error::Quarantine(_) => Some(&mut self.quarantine),
+            Error::Draining => Some(&mut self.drained),
+            Error::Full(_) => Some(&mut self.full),
+            Error::NotHeld => Some(&mut self.not_held),
+            Error::Fenced => Some(&mut self.fenced),
+            Error::WrongType => Some(&mut self.wrong_type),
+            _ => None,
+        }
+    }
+
+    /// A request was refused.
+    #[cold]
+    pub fn count(&mut self, error: &Error) {
+        if let Some(count) = self.of(error) {
+            *count += 1;
+        }
+    }
 }
 
 impl Counters {

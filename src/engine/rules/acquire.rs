@@ -213,7 +213,7 @@ impl Engine {
     pub(super) fn withheld(&self, now: Now) -> Error {
         match self.policy.grants {
             false => Error::Draining,
-            true => Error::Quarantine(self.policy.quarantine_until.since(now.steady())),
+            true => Error::Quarantine(self.policy.quarantine_left(now)),
         }
     }
 
@@ -225,10 +225,7 @@ impl Engine {
         owner: &[u8],
     ) -> Result<(), Error> {
         match self.queues.at(lock).upgrade() {
-            Some(place) if *place.owner != *owner => {
-                self.ledger.counters.deadlocks += 1;
-                Err(two_upgrades(owner, &place.owner))
-            }
+            Some(place) if *place.owner != *owner => Err(two_upgrades(owner, &place.owner)),
             _ => Ok(()),
         }
     }

@@ -89,9 +89,7 @@ impl Engine {
             Progress::Stuck => {
                 let (circle, whole) = look.circle(&world, ASKED, owner);
                 let readable = |name: &Name| keys.readable(name.as_ref());
-                let error = deadlock(&circle, whole, readable);
-                self.ledger.counters.deadlocks += 1;
-                Err(error)
+                Err(deadlock(&circle, whole, readable))
             }
             // Too much depends on this wait to be looked at in its way: it waits, and is looked at later.
             Progress::Unfinished => {
@@ -182,7 +180,6 @@ impl Engine {
         let locks = parts.flat_map(Request::parts).map(|part| part.lock);
         let own: BTreeSet<&Name> = locks.map(|lock| &self.queues.at(lock).name).collect();
         let error = deadlock(&circle, whole, |name| own.contains(name));
-        self.ledger.counters.deadlocks += 1;
         self.dismiss(victim, now, Outcome::Refused(error), |_| false);
         self.follow_up(keys, now);
     }

@@ -153,7 +153,6 @@ impl Engine {
             (_, None) => return self.make_upgrade(entry, lock, number),
             (_, Some(other)) => {
                 let error = two_upgrades(&place.owner, &other.owner);
-                self.ledger.counters.deadlocks += 1;
                 Outcome::Refused(error)
             }
         };

@@ -188,7 +188,7 @@ impl Engine {
         Some(View {
             state: match () {
                 () if !holds.is_empty() => State::Held,
-                () if self.policy.quarantined(now) => State::Quarantined,
+                () if !self.policy.granting(now) => State::Quarantined,
                 () => State::Reserved,
             },
             limit: strictest.or(head).unwrap_or(Limit::EXCLUSIVE),

@@ -288,7 +288,7 @@ impl Model {
         self.steady < self.policy.quarantine_until.0
     }
 
-    fn granting(&self) -> bool {
+    pub fn granting(&self) -> bool {
         self.policy.grants && !self.quarantined()
     }
 
