@@ -68,9 +68,9 @@ bench-peers: build ## Measure dlock beside PostgreSQL, etcd, ZooKeeper and Redis
 	@cargo run --quiet --release --manifest-path integration/peers/Cargo.toml --target-dir '$(TARGET)/bench-peers' -- \
 	    --java '$(TARGET)/bench-peers/java' $(if $(QUICK),--quick) $(ARGS)
 
-chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: four minutes; ARGS='--help')
+chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: five minutes; ARGS='--help')
 	@cargo run --quiet --release --package dlock-integration --bin chaos -- \
-	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' $(if $(QUICK),--quick --lanes 7) $(ARGS)
+	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' $(if $(QUICK),--quick --lanes 10) $(ARGS)
 
 check: build ## What a change must pass: formatting, lints, all tests
 	cargo fmt --all --check

@@ -16,7 +16,7 @@ use crate::link::Link;
 use crate::route::Route;
 use crate::setting::Setting;
 
-pub use hold::log_of;
+pub use hold::{log_of, REPLICATED};
 pub use ways::{all_locks, Way, CLAIM_MS, PULSES};
 
 /// All leases, in milliseconds: longer than a failover takes, so that what it has lost shows.
@@ -27,11 +27,21 @@ pub struct Shared {
     pub began: Instant,
     pub stop: AtomicBool,
     pub setting: Setting,
+    pub replicas: usize,
+    /// Are all calls written down?
+    pub keeps_calls: bool,
+    /// Do half of the grants count as they came, without a renewal?
+    pub believes_grants: bool,
 }
 
 impl Shared {
     pub fn now(&self) -> Micros {
-        u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX)
+        self.at(Instant::now())
+    }
+
+    pub fn at(&self, instant: Instant) -> Micros {
+        let since = instant.saturating_duration_since(self.began);
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
     }
 
     pub fn has_ended(&self) -> bool {

@@ -2,7 +2,6 @@
 
 mod moves;
 
-use std::ffi::OsString;
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,13 +10,14 @@ use dlock_integration::{command, Door, Network, Party};
 use fastrand::Rng;
 
 use crate::client::all_locks;
+use crate::control::Planted;
 use crate::fault::Fault;
-use crate::history::{Left, Log};
-use crate::nodes::{died, gauges, until, Node, ISLANDERS, MAINLANDERS};
+use crate::history::{Applied, Left, Log};
+use crate::nodes::{died, gauges, settings, until, Node, ISLANDERS, MAINLANDERS};
 use crate::route::{slot_of, slots_of, ByCluster, Route, SLOTS};
-use crate::run::{Inflicted, Scene};
+use crate::run::{Inflicted, Plan, Scene};
 use crate::sentinel::log;
-use crate::setting::{Setting, DOWN_AFTER_MS, QUARANTINE_MS};
+use crate::setting::DOWN_AFTER_MS;
 
 const PRIMARIES: usize = 3;
 
@@ -34,19 +34,19 @@ pub struct Cluster {
     nodes: Vec<Node>,
     /// Where the nodes talk to each other.
     _buses: Vec<Door>,
-    setting: Setting,
+    plan: Plan,
     /// When a failover was asked for last.
     asked_at: Option<Instant>,
 }
 
 impl Cluster {
     /// Starts all, and returns when all slots are served and the replicas are in sync.
-    pub fn start(program: &OsString, setting: &Setting) -> Cluster {
+    pub fn start(plan: &Plan) -> Cluster {
         let network = Network::new();
         let mut nodes = Vec::new();
         let mut buses = Vec::new();
         for number in 0..2 * PRIMARIES as u8 {
-            let (node, bus) = Node::start(&network, number, program, setting, true);
+            let (node, bus) = Node::start(&network, number, plan, true);
             let bus = bus.expect("a cluster node has a bus");
             bus.lead_to(bus_port(&node));
             nodes.push(node);
@@ -56,12 +56,12 @@ impl Cluster {
             network,
             nodes,
             _buses: buses,
-            setting: *setting,
+            plan: plan.clone(),
             asked_at: None,
         };
         cluster.join();
         for node in &cluster.nodes {
-            node.end_quarantine(setting);
+            node.end_quarantine(&plan.setting);
         }
         cluster
     }
@@ -236,10 +236,13 @@ impl Scene for Cluster {
         });
         let Some(old) = old else {
             return Inflicted {
-                promoted: false,
+                new: None,
                 healed: false,
             };
         };
+        if self.plan.planted == Some(Planted::NoQuarantine) {
+            self.nodes.iter().for_each(|node| node.set_quarantine(0));
+        }
         let moves = matches!(fault, Fault::Migrate | Fault::MoveAtOnce);
         let done = if moves {
             self.move_slot(fault, slot, old, random)
@@ -248,12 +251,19 @@ impl Scene for Cluster {
         };
         let done_at = Instant::now();
         let healed = until(PATIENCE, || self.is_together());
-        if self.setting.quarantine && !moves {
-            let quarantine = Duration::from_millis(QUARANTINE_MS);
+        let mut new = None;
+        if !moves {
+            let quarantine = Duration::from_millis(self.plan.setting.quarantine_ms);
             thread::sleep(quarantine.saturating_sub(done_at.elapsed()));
+            let number = self.primary_of(slot, None).filter(|_| done);
+            new = number.map(|number| (done_at, self.nodes[number].door.port()));
+        }
+        if self.plan.planted == Some(Planted::NoQuarantine) {
+            let quarantine_ms = self.plan.setting.quarantine_ms;
+            (self.nodes.iter()).for_each(|node| node.set_quarantine(quarantine_ms));
         }
         Inflicted {
-            promoted: done && !moves,
+            new,
             healed: healed && done,
         }
     }
@@ -269,6 +279,10 @@ impl Scene for Cluster {
 
     fn gauges(&self) -> Vec<Left> {
         gauges(&self.nodes)
+    }
+
+    fn settings(&self) -> Vec<Applied> {
+        settings(&self.nodes)
     }
 
     fn died(&mut self) -> Vec<String> {

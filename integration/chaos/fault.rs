@@ -11,8 +11,14 @@ pub enum Fault {
     Stop,
     /// The primary is busy for so long that it is replaced (DEBUG SLEEP).
     Stall,
+    /// The primary stands still until a replica has been promoted, and no longer: the other replicas still follow it.
+    BriefStop,
+    /// One replica hears nothing of the primary for a while, and is promoted all the same, for its priority.
+    WrongChoice,
     /// The primary is cut off with half of the clients.
     Partition,
+    /// The same with so many of its replicas on its side.
+    PartitionBeside(u8),
     /// A slot moves key by key (MIGRATE).
     Migrate,
     /// A slot moves in one step (Redis 8.4 and later, Valkey 9 and later).
@@ -53,7 +59,11 @@ impl Fault {
             Fault::LagThenKill => "lag, then kill -9",
             Fault::Stop => "SIGSTOP",
             Fault::Stall => "stalled",
+            Fault::BriefStop => "SIGSTOP until a promotion",
+            Fault::WrongChoice => "lag of the preferred replica, then kill -9",
             Fault::Partition => "partition",
+            Fault::PartitionBeside(1) => "partition, a replica beside the primary",
+            Fault::PartitionBeside(_) => "partition, two replicas beside the primary",
             Fault::Migrate => "slot moves by MIGRATE",
             Fault::MoveAtOnce => "slot moves in one step",
             Fault::Failover => "CLUSTER FAILOVER",
@@ -64,13 +74,26 @@ impl Fault {
 
     /// Is there a server that is there and does not answer? One that comes back accepts connections before it answers.
     pub fn is_silent(self) -> bool {
-        let is_gone = matches!(self, Fault::Stop | Fault::Stall | Fault::Partition);
-        is_gone || self.is_deadly()
+        let is_gone = matches!(self, Fault::Stop | Fault::Stall | Fault::BriefStop);
+        is_gone || self.is_cut() || self.is_deadly()
+    }
+
+    /// Is the primary cut off from those who replace it?
+    pub fn is_cut(self) -> bool {
+        matches!(self, Fault::Partition | Fault::PartitionBeside(_))
+    }
+
+    /// How many replicas stay with a primary that is cut off.
+    pub fn beside(self) -> usize {
+        match self {
+            Fault::PartitionBeside(replicas) => replicas.into(),
+            _ => 0,
+        }
     }
 
     /// Does the old primary end before another takes over?
     pub fn is_deadly(self) -> bool {
-        matches!(self, Fault::Kill | Fault::LagThenKill)
+        matches!(self, Fault::Kill | Fault::LagThenKill | Fault::WrongChoice)
     }
 
     /// Can a grant or a place be lost in it?

@@ -33,6 +33,10 @@ pub struct History {
     pub left: Vec<Left>,
     /// Servers that ended without having been killed.
     pub died: Vec<String>,
+    /// What the servers said of their settings in the end.
+    pub settings: Vec<Applied>,
+    /// The calls about locks, one by one, if somebody wants them.
+    pub calls: Vec<Call>,
 }
 
 /// One owner believed that it held one lock.
@@ -50,6 +54,10 @@ pub struct Belief {
     /// When it stopped: it gave the lock back, its lease was over, or it was told that it had lost it.
     pub until: Micros,
     pub end: End,
+    /// The door of the server that granted it.
+    pub server: u16,
+    /// Was it believed only after a renewal? The others count from the request that was granted.
+    pub renewed: bool,
 }
 
 /// Why an owner stopped believing.
@@ -131,6 +139,8 @@ pub struct Round {
     pub promoted: bool,
     /// Did the servers find together again?
     pub healed: bool,
+    /// When somebody noticed that another server was primary, and its door.
+    pub new: Option<(Micros, u16)>,
 }
 
 /// What a server still counted when everybody had gone.
@@ -139,4 +149,50 @@ pub struct Left {
     pub server: String,
     pub gauge: String,
     pub value: u64,
+}
+
+/// What a server said of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Applied {
+    pub server: String,
+    pub to_write: u64,
+    pub max_lag: u64,
+    pub quarantine_ms: u64,
+}
+
+/// One call about locks, from when it was sent until it was answered or given up.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Call {
+    /// The client: it has one call at a time.
+    pub client: String,
+    pub command: String,
+    pub keys: Vec<String>,
+    pub owner: Option<String>,
+    /// The token that was named in the request.
+    pub named: Option<u64>,
+    /// The lease that was asked for.
+    pub lease_ms: Option<u64>,
+    /// The most owners that this one allows, of a request for a lock; 0 is no bound.
+    pub limit: Option<u64>,
+    pub sent: Micros,
+    pub ended: Micros,
+    pub outcome: Outcome,
+    /// The door where it was answered.
+    pub server: u16,
+}
+
+/// What came of a call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// It was carried out.
+    Done {
+        /// One for each key, if it was a grant.
+        tokens: Vec<u64>,
+        /// What is left of the lease, if that was told.
+        left_ms: Option<u64>,
+    },
+    /// It was not carried out, and will not be.
+    Refused(String),
+    /// Nobody knows.
+    Unknown(String),
 }

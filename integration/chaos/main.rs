@@ -13,14 +13,18 @@
 //! | `nodes.rs`, `sentinel.rs`, `cluster.rs` | the servers |
 //! | `client.rs`, `route.rs`, `link.rs` | the clients, their way to the primary, calls with a bound |
 //! | `history.rs`, `judge/` | what was recorded, and what is wrong in it |
+//! | `control.rs` | what shows that a run can fail |
+//! | `lines.rs` | what was recorded, as lines of JSON |
 //! | `quorum.rs` | the quorum over independent masters |
 //! | `report.rs` | figures and the table |
 
 mod client;
 mod cluster;
+mod control;
 mod fault;
 mod history;
 mod judge;
+mod lines;
 mod link;
 mod nodes;
 mod options;
@@ -68,6 +72,11 @@ fn main() -> ExitCode {
     if let Some(seconds) = options.quorum {
         return measure_quorum(&options, Duration::from_secs(seconds), &results);
     }
+    let blind = control::blind_spots(judge::judge);
+    if !blind.is_empty() {
+        println!("{}", blind.join("\n"));
+        return ExitCode::FAILURE;
+    }
     println!(
         "{} cells, {} at a time, to {}",
         plans.len(),
@@ -88,7 +97,7 @@ fn main() -> ExitCode {
                     let Some(plan) = plans.get(next.fetch_add(1, Ordering::Relaxed)) else {
                         break;
                     };
-                    let Some(history) = history_of(plan, &options, &results, &progress) else {
+                    let Some(history) = history_of(plan, &options, &progress) else {
                         continue;
                     };
                     let cell = Cell::new(plan, plan.version().to_string(), &history);
@@ -104,6 +113,9 @@ fn main() -> ExitCode {
     });
     progress.finish_and_clear();
     let failed = failed.into_inner().expect("no lane has panicked");
+    if !plans.iter().any(|plan| plan.must_overlap(plan.end.rounds)) {
+        println!("No cell of this choice must show two owners: that none were seen proves less.");
+    }
     if failed.is_empty() {
         println!("All as promised.");
         return ExitCode::SUCCESS;
@@ -141,24 +153,23 @@ fn measure_quorum(options: &Options, length: Duration, results: &Path) -> ExitCo
 }
 
 /// Plays a cell, or reads what was played before.
-fn history_of(
-    plan: &Plan,
-    options: &Options,
-    results: &Path,
-    progress: &ProgressBar,
-) -> Option<History> {
-    let name = format!("{} {}", plan.name(), plan.seed).replace([' ', '|', ','], "-");
-    let path = results.join(format!("history-{name}.json"));
-    if options.again {
-        let bytes = fs::read(path).ok()?;
+fn history_of(plan: &Plan, options: &Options, progress: &ProgressBar) -> Option<History> {
+    let name = format!("{} {}", plan.name(), plan.seed).replace([' ', '|', ',', '+'], "-");
+    let path = |directory: &Path, kind: &str| directory.join(format!("{name}.{kind}"));
+    if let Some(directory) = &options.again {
+        let bytes = fs::read(path(directory, "json")).ok()?;
         return Some(serde_json::from_slice(&bytes).expect("a history that this program wrote"));
     }
     let mut scene = plan.start();
     let history = play(plan, scene.as_mut(), &|| progress.inc(1));
-    if options.histories {
-        fs::create_dir_all(results).expect("the results can be written");
+    if let Some(directory) = &options.histories {
         let text = serde_json::to_string(&history).expect("a history is plain data");
-        fs::write(path, text).expect("the results can be written");
+        let mut text_of_calls = Vec::new();
+        let written = fs::create_dir_all(directory)
+            .and_then(|()| fs::write(path(directory, "json"), text))
+            .and_then(|()| lines::write(&mut text_of_calls, plan, &history))
+            .and_then(|()| fs::write(path(directory, "jsonl"), text_of_calls));
+        written.expect("the histories can be written");
     }
     Some(history)
 }

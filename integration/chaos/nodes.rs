@@ -1,19 +1,23 @@
 //! What Sentinel's and the cluster's servers have in common.
 
-use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{Client, Connection};
+use dlock_integration::redis::{cmd, Client, Connection};
 use dlock_integration::{Door, Info, Network, Party, Server};
 
-use crate::history::Left;
-use crate::setting::Setting;
+use crate::control::Planted;
+use crate::history::{Applied, Left};
+use crate::run::Plan;
+use crate::setting::{Setting, NOTHING};
 
 /// Where half of the clients live: on the island when a primary is cut off.
 pub const ISLANDERS: Party = Party::new(127, 0, 2, 1);
 
 /// Where the others live.
 pub const MAINLANDERS: Party = Party::new(127, 0, 2, 2);
+
+/// After so many seconds without a word a replica and its primary give each other up.
+pub const REPL_TIMEOUT: u64 = 5;
 
 /// What must be nothing when everybody has gone.
 const GAUGES: [&str; 7] = [
@@ -38,17 +42,20 @@ impl Node {
     pub fn start(
         network: &Network,
         number: u8,
-        program: &OsString,
-        setting: &Setting,
+        plan: &Plan,
         is_cluster: bool,
     ) -> (Node, Option<Door>) {
         let party = Party::new(127, 0, 1, number + 1);
         let door = network.door(party);
+        let setting = match plan.planted {
+            Some(Planted::NoSetting) => NOTHING,
+            _ => plan.setting,
+        };
         let mut builder = setting
-            .apply(Server::builder().program(program))
+            .apply(Server::builder().program(&plan.program), plan.replicas)
             .config("bind-source-addr", party)
             .config("repl-ping-replica-period", 1)
-            .config("repl-timeout", 5)
+            .config("repl-timeout", REPL_TIMEOUT)
             .config("hz", 50);
         let mut bus = None;
         if is_cluster {
@@ -90,7 +97,7 @@ impl Node {
 
     /// A section of INFO, if it answers.
     pub fn info(&self, section: &str) -> Option<Info> {
-        let text: String = dlock_integration::redis::cmd("INFO")
+        let text: String = cmd("INFO")
             .arg(section)
             .query(&mut self.connection()?)
             .ok()?;
@@ -99,11 +106,30 @@ impl Node {
 
     /// Ends the quarantine of the start, which is not what is measured.
     pub fn end_quarantine(&self, setting: &Setting) {
-        if setting.quarantine {
-            for ms in [0, crate::setting::QUARANTINE_MS] {
-                self.say(&format!("CONFIG SET dlock.quarantine-ms {ms}"));
-            }
+        for ms in [0, setting.quarantine_ms] {
+            self.set_quarantine(ms);
         }
+    }
+
+    pub fn set_quarantine(&self, ms: u64) {
+        self.say(&format!("CONFIG SET dlock.quarantine-ms {ms}"));
+    }
+
+    /// What it says of its settings. `None` when it does not answer.
+    fn applied(&self) -> Option<Applied> {
+        let mut connection = self.connection()?;
+        let mut number = |name: &str| -> Option<u64> {
+            let mut request = cmd("CONFIG");
+            let request = request.arg("GET").arg(name);
+            let (_, value): (String, u64) = request.query(&mut connection).ok()?;
+            Some(value)
+        };
+        Some(Applied {
+            server: self.door.port().to_string(),
+            to_write: number("min-replicas-to-write")?,
+            max_lag: number("min-replicas-max-lag")?,
+            quarantine_ms: number("dlock.quarantine-ms")?,
+        })
     }
 
     /// Says a line to the server; gives the answer's text, or the error's.
@@ -161,6 +187,11 @@ pub fn gauges(nodes: &[Node]) -> Vec<Left> {
         left.iter().all(|left| left.value == 0)
     });
     left
+}
+
+/// What the servers say of their settings.
+pub fn settings(nodes: &[Node]) -> Vec<Applied> {
+    nodes.iter().filter_map(Node::applied).collect()
 }
 
 /// Servers that ended by themselves, or said in their log that something is broken.

@@ -7,10 +7,14 @@ use std::time::Duration;
 use clap::Parser;
 use dlock_integration::server_program;
 
+use crate::control::Planted;
 use crate::fault::Fault;
 use crate::report::Cell;
 use crate::run::{Length, Mode, Plan};
-use crate::setting::{Setting, ALL, MAIN_SETTINGS, NOTHING, RECOMMENDED};
+use crate::setting::{
+    Setting, ALL, ALL_REPLICAS, MAIN_SETTINGS, NOTHING, NO_ALLOWANCE, ONE_REPLICA, RECOMMENDED,
+    WAIT_ALL, WAIT_AND_QUARANTINE, WAIT_ONE,
+};
 
 /// The servers that are measured, if they were fetched.
 const MAIN_SERVERS: [&str; 2] = ["redis-8.6", "valkey-9.1"];
@@ -18,13 +22,128 @@ const MAIN_SERVERS: [&str; 2] = ["redis-8.6", "valkey-9.1"];
 /// Rounds a cell, if nobody says otherwise.
 const ROUNDS: usize = 15;
 
+/// The primary is cut off with one of its replicas.
+const BESIDE: Fault = Fault::PartitionBeside(1);
+
 /// A cell of the quick run ends after the round in which this is over.
-const QUICK: Duration = Duration::from_secs(50);
+const QUICK: Duration = Duration::from_secs(45);
+
+/// A cell on whatever server.
+struct Kind {
+    mode: Mode,
+    replicas: usize,
+    fault: Fault,
+    setting: Setting,
+}
+
+fn sentinel(replicas: usize, fault: Fault, setting: Setting) -> Kind {
+    let mode = Mode::Sentinel;
+    Kind {
+        mode,
+        replicas,
+        fault,
+        setting,
+    }
+}
+
+fn cluster(fault: Fault, setting: Setting) -> Kind {
+    Kind {
+        mode: Mode::Cluster,
+        replicas: 1,
+        fault,
+        setting,
+    }
+}
+
+/// What is played within minutes: what is recommended, and what shows that the run would have seen it fail.
+fn quick(is_first: bool) -> Vec<Kind> {
+    let mut cells = vec![
+        sentinel(2, Fault::Partition, NOTHING),
+        sentinel(2, Fault::Partition, RECOMMENDED),
+        sentinel(2, Fault::LagThenKill, RECOMMENDED),
+        sentinel(3, BESIDE, RECOMMENDED),
+    ];
+    if is_first {
+        cells.extend([
+            sentinel(3, BESIDE, ONE_REPLICA),
+            sentinel(2, Fault::BriefStop, RECOMMENDED),
+            sentinel(2, Fault::BriefStop, WAIT_ONE),
+            sentinel(2, Fault::WrongChoice, RECOMMENDED),
+        ]);
+    }
+    let in_cluster = [
+        Fault::Migrate,
+        Fault::Failover,
+        Fault::Partition,
+        Fault::MoveAtOnce,
+    ];
+    cells.extend(in_cluster.map(|fault| cluster(fault, NOTHING)));
+    cells
+}
+
+/// On the first server all is measured, on the others what matters most.
+fn full(is_first: bool) -> Vec<Kind> {
+    let mut cells = Vec::new();
+    let (first, others) = ALL.split_at(MAIN_SETTINGS);
+    let under_sentinel = |setting: &Setting| {
+        let setting = *setting;
+        Fault::SENTINEL.map(move |fault| sentinel(2, fault, setting))
+    };
+    cells.extend(rules(is_first));
+    if is_first {
+        cells.extend(first.iter().flat_map(under_sentinel));
+    } else {
+        cells.extend(under_sentinel(&RECOMMENDED));
+        cells.push(sentinel(2, Fault::Partition, NOTHING));
+    }
+    cells.extend(Fault::CLUSTER.map(|fault| cluster(fault, NOTHING)));
+    let lossy = [
+        Fault::FailoverTakeover,
+        Fault::Kill,
+        Fault::Stop,
+        Fault::Partition,
+    ];
+    cells.extend(lossy.map(|fault| cluster(fault, RECOMMENDED)));
+    if is_first {
+        cells.extend(others.iter().flat_map(under_sentinel));
+    }
+    cells
+}
+
+/// Each rule of the recommended setting, kept and broken.
+fn rules(is_first: bool) -> Vec<Kind> {
+    let mut cells = vec![
+        sentinel(1, Fault::Partition, RECOMMENDED),
+        sentinel(3, Fault::Partition, RECOMMENDED),
+        sentinel(3, BESIDE, RECOMMENDED),
+        sentinel(3, BESIDE, ONE_REPLICA),
+        sentinel(2, Fault::BriefStop, RECOMMENDED),
+        sentinel(2, Fault::BriefStop, WAIT_ONE),
+        sentinel(2, Fault::WrongChoice, RECOMMENDED),
+        sentinel(2, Fault::WrongChoice, WAIT_ONE),
+    ];
+    if is_first {
+        cells.extend([
+            sentinel(2, BESIDE, RECOMMENDED),
+            sentinel(2, BESIDE, ALL_REPLICAS),
+            sentinel(3, Fault::PartitionBeside(2), RECOMMENDED),
+            sentinel(2, BESIDE, WAIT_ALL),
+            sentinel(2, Fault::BriefStop, NO_ALLOWANCE),
+            sentinel(2, Fault::BriefStop, WAIT_AND_QUARANTINE),
+            sentinel(2, Fault::BriefStop, WAIT_ALL),
+            sentinel(2, Fault::WrongChoice, WAIT_AND_QUARANTINE),
+            sentinel(2, Fault::WrongChoice, WAIT_ALL),
+            sentinel(3, BESIDE, WAIT_ONE),
+            sentinel(3, BESIDE, WAIT_AND_QUARANTINE),
+        ]);
+    }
+    cells
+}
 
 /// Kills, stops and cuts off servers while clients use locks, and judges what the clients saw.
 #[derive(Parser)]
 pub struct Options {
-    /// Few cells and few rounds: less than four minutes
+    /// Few cells and few rounds: four to five minutes
     #[arg(long)]
     pub quick: bool,
     /// Faults in each cell
@@ -60,76 +179,47 @@ pub struct Options {
     /// Where the figures go; those of other cells that are there stay
     #[arg(long)]
     pub results: Option<PathBuf>,
-    /// Also writes the history of each cell to the results
+    /// Also writes the history of each cell there: as lines of JSON, and as --again reads it
     #[arg(long)]
-    pub histories: bool,
+    pub histories: Option<PathBuf>,
     /// Only the quorum over independent masters, so many seconds for each way
     #[arg(long)]
     pub quorum: Option<u64>,
-    /// Starts nothing, but judges again the histories that are among the results
+    /// Starts nothing, but judges again the histories that are there
     #[arg(long)]
-    pub again: bool,
+    pub again: Option<PathBuf>,
+    /// Makes this wrong in the run itself, which must then fail
+    #[arg(long, value_enum)]
+    pub plant: Option<Planted>,
 }
 
 impl Options {
     /// The cells of this run, the most telling first.
     pub fn plans(&self) -> Vec<Plan> {
         let servers = self.main_servers();
-        let mut cells: Vec<(usize, Mode, Fault, Setting)> = Vec::new();
-        if self.quick {
-            let sentinel = [
-                (Fault::Kill, NOTHING),
-                (Fault::LagThenKill, RECOMMENDED),
-                (Fault::Partition, RECOMMENDED),
-            ];
-            let cluster = [Fault::Migrate, Fault::Failover, Fault::Partition];
-            for server in 0..servers.len() {
-                let last = Fault::MoveAtOnce;
-                cells.extend(sentinel.map(|(fault, set)| (server, Mode::Sentinel, fault, set)));
-                cells.extend(cluster.map(|fault| (server, Mode::Cluster, fault, NOTHING)));
-                cells.push((server, Mode::Cluster, last, NOTHING));
-            }
-        } else {
-            // On the first server all is measured, on the others what matters most.
-            let (first, others) = ALL.split_at(MAIN_SETTINGS);
-            for setting in first {
-                let faults = Fault::SENTINEL;
-                cells.extend(faults.map(|fault| (0, Mode::Sentinel, fault, *setting)));
-            }
-            for server in 1..servers.len() {
-                let faults = Fault::SENTINEL;
-                cells.extend(faults.map(|fault| (server, Mode::Sentinel, fault, RECOMMENDED)));
-            }
-            for server in 0..servers.len() {
-                for fault in Fault::CLUSTER {
-                    cells.push((server, Mode::Cluster, fault, NOTHING));
-                }
-            }
-            for server in 0..servers.len() {
-                for fault in [
-                    Fault::FailoverTakeover,
-                    Fault::Kill,
-                    Fault::Stop,
-                    Fault::Partition,
-                ] {
-                    cells.push((server, Mode::Cluster, fault, RECOMMENDED));
-                }
-            }
-            for setting in others {
-                let faults = Fault::SENTINEL;
-                cells.extend(faults.map(|fault| (0, Mode::Sentinel, fault, *setting)));
-            }
+        let mut cells = Vec::new();
+        for server in 0..servers.len() {
+            let is_first = server == 0;
+            let kinds = if self.quick {
+                quick(is_first)
+            } else {
+                full(is_first)
+            };
+            cells.extend(kinds.into_iter().map(|kind| (server, kind)));
         }
-        let plans = cells.into_iter().map(|(server, mode, fault, setting)| {
+        let plans = cells.into_iter().map(|(server, kind)| {
             let (name, program) = &servers[server];
             Plan {
-                mode,
+                mode: kind.mode,
+                replicas: kind.replicas,
                 server: name.clone(),
                 program: program.clone(),
-                fault,
-                setting,
+                fault: kind.fault,
+                setting: kind.setting,
                 seed: self.seed,
                 end: self.length(),
+                keeps_calls: self.histories.is_some(),
+                planted: self.plant,
             }
         });
         plans
@@ -182,5 +272,49 @@ impl Options {
             servers.push((name.to_string_lossy().into_owned(), program));
         }
         servers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::plan;
+
+    /// A run of any length on any server would notice it if its judge were blind, its faults did nothing, its settings were
+    /// not applied or the module had no quarantine.
+    #[test]
+    fn every_plan_has_its_controls() {
+        for cells in [quick(true), quick(false), full(true), full(false)] {
+            let plans = cells.into_iter().map(|kind| Plan {
+                mode: kind.mode,
+                replicas: kind.replicas,
+                ..plan(kind.fault, kind.setting)
+            });
+            let plans: Vec<Plan> = plans.collect();
+            let some = |is: &dyn Fn(&Plan) -> bool| plans.iter().any(is);
+            assert!(some(&|plan| plan.must_overlap(1)));
+            assert!(some(&|plan| plan.must_refuse()));
+            let is_quarantined =
+                |plan: &Plan| plan.must_promote() && plan.setting.quarantine_ms > 0;
+            assert!(some(&is_quarantined));
+            assert!(some(
+                &|plan| plan.promises_one_owner() && plan.fault.is_lossy()
+            ));
+        }
+    }
+
+    /// What must show two owners is not what promises one.
+    #[test]
+    fn no_cell_must_show_what_it_promises_not_to() {
+        for cells in [quick(true), full(true)] {
+            for kind in cells {
+                let plan = Plan {
+                    mode: kind.mode,
+                    replicas: kind.replicas,
+                    ..plan(kind.fault, kind.setting)
+                };
+                assert!(!(plan.must_overlap(15) && plan.promises_one_owner()));
+            }
+        }
     }
 }

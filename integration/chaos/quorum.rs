@@ -176,7 +176,7 @@ pub fn measure(variant: Variant, program: &OsString, length: Duration, seed: u64
     });
     let seconds = began.elapsed().as_secs_f64();
     let mut count = count.into_inner().expect("no client panics with it");
-    let verdict = judge(&count.history);
+    let verdict = judge(&count.history, 0);
     count.waits_ms.sort_by(f64::total_cmp);
     let at = |share: f64| {
         let index = (count.waits_ms.len() as f64 * share) as usize;
@@ -280,6 +280,8 @@ impl Client {
             from: at(from),
             until: at(until),
             end: End::Released,
+            server: 0,
+            renewed: false,
         }
     }
 }
@@ -340,6 +342,15 @@ impl Row {
         }
         if self.grants == 0 {
             faults.push(format!("{}: no grants", self.name));
+        }
+        if !in_order && self.split_votes == 0 {
+            let name = &self.name;
+            faults.push(format!(
+                "CONTROL FAILED: {name}: no vote was split, though nobody waits in a queue"
+            ));
+        }
+        if variant.deaths && self.deaths == 0 {
+            faults.push(format!("CONTROL FAILED: {}: no master died", self.name));
         }
         faults
     }

@@ -8,8 +8,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::control::verdict_of;
 use crate::history::History;
-use crate::judge::{judge, Verdict};
+use crate::judge::Verdict;
 use crate::run::Plan;
 
 /// One run of a cell of the table.
@@ -30,8 +31,9 @@ pub struct Cell {
 
 impl Cell {
     pub fn new(plan: &Plan, version: String, history: &History) -> Cell {
-        let verdict = judge(history);
+        let verdict = verdict_of(plan, history);
         let mut faults = verdict.never();
+        faults.extend(plan.failed_controls(history, &verdict));
         if plan.promises_one_owner() && verdict.overlaps > 0 {
             let (times, seconds) = (verdict.overlaps, verdict.overlap_s);
             faults.push(format!("two owners at once, {times} times, {seconds:.1} s"));
@@ -42,7 +44,7 @@ impl Cell {
         Cell {
             server: plan.server.clone(),
             version,
-            mode: plan.mode.name().into(),
+            mode: plan.mode_name(),
             fault: plan.fault.name().into(),
             setting: plan.setting.name.into(),
             seed: plan.seed,
@@ -59,8 +61,14 @@ impl Cell {
 
     /// Is it a run of this plan's cell?
     pub fn is_of(&self, plan: &Plan) -> bool {
-        let (mode, fault) = (plan.mode.name(), plan.fault.name());
-        self.place() == [mode, plan.server.as_str(), fault, plan.setting.name]
+        let (mode, fault) = (plan.mode_name(), plan.fault.name());
+        self.place()
+            == [
+                mode.as_str(),
+                plan.server.as_str(),
+                fault,
+                plan.setting.name,
+            ]
     }
 
     /// A line for who watches.
@@ -170,17 +178,18 @@ pub fn table(runs: &[Cell]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use crate::fault::Fault;
     use crate::history::{End, SECOND};
     use crate::judge::planted::{belief, round};
     use crate::run::{Length, Mode};
-    use crate::setting::{Setting, ALL, NOTHING, RECOMMENDED};
+    use crate::setting::{Setting, ALL, NOTHING, QUARANTINE, RECOMMENDED};
 
-    fn plan(fault: Fault, setting: Setting) -> Plan {
+    pub fn plan(fault: Fault, setting: Setting) -> Plan {
         Plan {
             mode: Mode::Sentinel,
+            replicas: 2,
             server: "redis".into(),
             program: "redis-server".into(),
             fault,
@@ -190,11 +199,16 @@ mod tests {
                 rounds: 15,
                 at_most: std::time::Duration::from_secs(600),
             },
+            keeps_calls: false,
+            planted: None,
         }
     }
 
+    /// A cell of which the run's own controls are not looked at.
     fn cell(fault: Fault, setting: Setting, history: &History) -> Cell {
-        Cell::new(&plan(fault, setting), "Redis".into(), history)
+        let mut cell = Cell::new(&plan(fault, setting), "Redis".into(), history);
+        cell.faults.retain(|fault| !fault.starts_with("CONTROL"));
+        cell
     }
 
     #[test]
@@ -211,10 +225,8 @@ mod tests {
         for setting in ALL {
             assert_eq!(found(Fault::Migrate, setting).len(), 1);
         }
-        let quarantine = ALL.into_iter().find(|one| one.name == "quarantine");
-        let quarantine = quarantine.expect("it is measured");
-        assert_eq!(found(Fault::Kill, quarantine).len(), 1);
-        assert_eq!(found(Fault::Stop, quarantine).len(), 0);
+        assert_eq!(found(Fault::Kill, QUARANTINE).len(), 1);
+        assert_eq!(found(Fault::Stop, QUARANTINE).len(), 0);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Where a client finds the primary of a lock: by asking the Sentinels, or by what the cluster's nodes say.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,11 +32,24 @@ pub struct BySentinel {
     pub on_island: bool,
     /// Is there an island now?
     pub island: Arc<AtomicBool>,
+    /// How often the Sentinels have told of another primary: whoever hears it goes there.
+    pub told: Arc<AtomicUsize>,
+    pub heard: usize,
     pub known: Option<u16>,
+}
+
+impl BySentinel {
+    fn is_cut_off(&self) -> bool {
+        self.on_island && self.island.load(Ordering::Relaxed)
+    }
 }
 
 impl Route for BySentinel {
     fn port_of(&mut self, _: &str) -> Option<u16> {
+        let told = self.told.load(Ordering::Relaxed);
+        if told != self.heard && !self.is_cut_off() {
+            (self.heard, self.known) = (told, None);
+        }
         if self.known.is_none() {
             self.known = self.sentinels.iter().find_map(|port| ask_sentinel(*port));
         }
@@ -46,8 +59,7 @@ impl Route for BySentinel {
     fn moved(&mut self, _: usize, _: u16) {}
 
     fn forget(&mut self, port: u16) {
-        let cut_off = self.on_island && self.island.load(Ordering::Relaxed);
-        if self.known == Some(port) && !cut_off {
+        if self.known == Some(port) && !self.is_cut_off() {
             self.known = None;
         }
     }

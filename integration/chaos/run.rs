@@ -10,8 +10,9 @@ use fastrand::Rng;
 
 use crate::client::{Client, Shared, Way, CLAIM_MS, LEASE_MS};
 use crate::cluster::Cluster;
+use crate::control::Planted;
 use crate::fault::Fault;
-use crate::history::{History, Left, Log, Round};
+use crate::history::{Applied, History, Left, Log, Round};
 use crate::nodes::{ISLANDERS, MAINLANDERS};
 use crate::route::Route;
 use crate::sentinel::Watched;
@@ -35,12 +36,18 @@ const UNKNOWN_MS: u64 = if LEASE_MS > CLAIM_MS {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub mode: Mode,
+    /// How many of them each primary has.
+    pub replicas: usize,
     pub server: String,
     pub program: OsString,
     pub fault: Fault,
     pub setting: Setting,
     pub seed: u64,
     pub end: Length,
+    /// Does the history have each call?
+    pub keeps_calls: bool,
+    /// What is wrong with the run itself.
+    pub planted: Option<Planted>,
 }
 
 /// When a cell has had enough.
@@ -56,21 +63,22 @@ pub enum Mode {
     Cluster,
 }
 
-impl Mode {
-    pub fn name(self) -> &'static str {
-        match self {
-            Mode::Sentinel => "Sentinel",
-            Mode::Cluster => "Cluster",
-        }
-    }
-}
-
 impl Plan {
     /// Starts the servers.
     pub fn start(&self) -> Box<dyn Scene> {
         match self.mode {
-            Mode::Sentinel => Box::new(Watched::start(&self.program, &self.setting)),
-            Mode::Cluster => Box::new(Cluster::start(&self.program, &self.setting)),
+            Mode::Sentinel => Box::new(Watched::start(self)),
+            Mode::Cluster => Box::new(Cluster::start(self)),
+        }
+    }
+
+    /// As it stands in the table. Two replicas are the usual number under Sentinel, and one in a cluster.
+    pub fn mode_name(&self) -> String {
+        match (self.mode, self.replicas) {
+            (Mode::Sentinel, 2) => "Sentinel".into(),
+            (Mode::Sentinel, 1) => "Sentinel, 1 replica".into(),
+            (Mode::Sentinel, replicas) => format!("Sentinel, {replicas} replicas"),
+            (Mode::Cluster, _) => "Cluster".into(),
         }
     }
 
@@ -86,8 +94,9 @@ impl Plan {
 
     /// Is it promised that no two owners believe in a lock? A quarantine alone promises it if the old primary is dead.
     pub fn promises_one_owner(&self) -> bool {
-        let outlives = self.setting.quarantine && self.fault.is_deadly();
-        self.setting.is_safe() || outlives || self.promises_no_loss()
+        let outlives = self.setting.quarantine_ms > 0 && self.fault.is_deadly();
+        let is_safe = self.setting.is_safe(self.replicas, self.fault.beside());
+        is_safe || outlives || self.promises_no_loss()
     }
 
     /// Is it promised that no grant is lost?
@@ -107,7 +116,7 @@ impl Plan {
         format!(
             "{} | {} | {} | {}",
             self.server,
-            self.mode.name(),
+            self.mode_name(),
             self.fault.name(),
             self.setting.name
         )
@@ -123,12 +132,15 @@ pub trait Scene {
     /// What was written by GUARD, as the primaries have it now.
     fn logs(&self) -> Vec<Log>;
     fn gauges(&self) -> Vec<Left>;
+    /// What the servers say of their settings.
+    fn settings(&self) -> Vec<Applied>;
     fn died(&mut self) -> Vec<String>;
 }
 
 /// What came of a fault.
 pub struct Inflicted {
-    pub promoted: bool,
+    /// Who took over, and when that was noticed.
+    pub new: Option<(Instant, u16)>,
     /// Did all servers find together again?
     pub healed: bool,
 }
@@ -139,6 +151,9 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
         began: Instant::now(),
         stop: AtomicBool::new(false),
         setting: plan.setting,
+        replicas: plan.replicas,
+        keeps_calls: plan.keeps_calls,
+        believes_grants: plan.planted != Some(Planted::OnlyRenewed),
     };
     let mut random = plan.random();
     let clients: Vec<Client> = (Way::CREW.iter().enumerate())
@@ -173,8 +188,9 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
                 calm: shared.now() + unknown_ms * 1_000,
                 lossy: plan.fault.is_lossy(),
                 silent: plan.fault.is_silent(),
-                promoted: inflicted.promoted,
+                promoted: inflicted.new.is_some(),
                 healed: inflicted.healed,
+                new: inflicted.new.map(|(at, port)| (shared.at(at), port)),
             });
             progress();
             if !inflicted.healed {
@@ -196,6 +212,7 @@ pub fn play(plan: &Plan, scene: &mut dyn Scene, progress: &dyn Fn()) -> History 
     });
     history.logs = scene.logs();
     history.left = scene.gauges();
+    history.settings = scene.settings();
     history.died.extend(scene.died());
     history
 }
@@ -206,6 +223,7 @@ fn merge(history: &mut History, notes: History) {
     history.waits.extend(notes.waits);
     history.tickets.extend(notes.tickets);
     history.unanswered.extend(notes.unanswered);
+    history.calls.extend(notes.calls);
     for (kind, count) in notes.answers {
         *history.answers.entry(kind).or_default() += count;
     }

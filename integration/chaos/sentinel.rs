@@ -1,7 +1,6 @@
-//! A primary, two replicas, three Sentinels.
+//! A primary, its replicas, three Sentinels.
 
-use std::ffi::OsString;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,14 +11,14 @@ use fastrand::Rng;
 
 use crate::client::all_locks;
 use crate::client::log_of;
+use crate::control::Planted;
 use crate::fault::Fault;
-use crate::history::{Left, Log};
-use crate::nodes::{died, gauges, until, Node, ISLANDERS, MAINLANDERS};
+use crate::history::{Applied, Left, Log};
+use crate::nodes::{died, gauges, settings, until, Node, ISLANDERS, MAINLANDERS, REPL_TIMEOUT};
 use crate::route::{ask_sentinel, BySentinel, Route};
-use crate::run::{Inflicted, Scene};
-use crate::setting::{Setting, DOWN_AFTER_MS, QUARANTINE_MS};
+use crate::run::{Inflicted, Plan, Scene};
+use crate::setting::DOWN_AFTER_MS;
 
-const SERVERS: u8 = 3;
 const SENTINELS: usize = 3;
 const QUORUM: usize = 2;
 
@@ -31,17 +30,21 @@ pub struct Watched {
     network: Network,
     nodes: Vec<Node>,
     sentinels: Vec<Sentinel>,
-    setting: Setting,
+    plan: Plan,
     /// Is a primary cut off with half of the clients?
     island: Arc<AtomicBool>,
+    /// How often clients were told of another primary.
+    told: Arc<AtomicUsize>,
+    /// When it was noticed that another server was primary.
+    promoted_at: Option<Instant>,
 }
 
 impl Watched {
     /// Starts all, and returns when the Sentinels know each other and the replicas are in sync.
-    pub fn start(program: &OsString, setting: &Setting) -> Watched {
+    pub fn start(plan: &Plan) -> Watched {
         let network = Network::new();
-        let nodes: Vec<Node> = (0..SERVERS)
-            .map(|number| Node::start(&network, number, program, setting, false).0)
+        let nodes: Vec<Node> = (0..=plan.replicas as u8)
+            .map(|number| Node::start(&network, number, plan, false).0)
             .collect();
         let primary = nodes[0].door.port();
         for node in &nodes[1..] {
@@ -51,22 +54,24 @@ impl Watched {
             port: primary,
             quorum: QUORUM,
             down_after_ms: DOWN_AFTER_MS,
-            program: Some(program.clone()),
+            program: Some(plan.program.clone()),
         };
         let sentinels: Vec<Sentinel> = (0..SENTINELS).map(|_| Sentinel::start(&watch)).collect();
         let all = Watched {
             network,
             nodes,
             sentinels,
-            setting: *setting,
+            plan: plan.clone(),
             island: Arc::default(),
+            told: Arc::default(),
+            promoted_at: None,
         };
-        let knows = (SENTINELS - 1, usize::from(SERVERS) - 1);
+        let knows = (SENTINELS - 1, plan.replicas);
         let ready = until(PATIENCE, || {
             all.is_together(primary) && all.sentinels.iter().all(|one| one.knows() == knows)
         });
         assert!(ready, "the Sentinels do not find the servers");
-        all.nodes[0].end_quarantine(setting);
+        all.nodes[0].end_quarantine(&plan.setting);
         all
     }
 
@@ -83,14 +88,16 @@ impl Watched {
         self.nodes.iter().position(|node| node.door.port() == port)
     }
 
-    /// Is this the primary, and are both others its replicas, in sync?
+    /// Is this the primary, and are all others its replicas, in sync?
     fn is_together(&self, primary: u16) -> bool {
+        let replicas = self.plan.replicas.to_string();
         self.nodes.iter().all(|node| {
             let Some(info) = node.info("replication") else {
                 return false;
             };
             if node.door.port() == primary {
-                info.get("role") == Some("master") && info.get("connected_slaves") == Some("2")
+                info.get("role") == Some("master")
+                    && info.get("connected_slaves") == Some(&replicas)
             } else {
                 info.get("role") == Some("slave")
                     && info.get("master_link_status") == Some("up")
@@ -99,27 +106,49 @@ impl Watched {
         })
     }
 
-    fn parties_but(&self, number: usize) -> Vec<Party> {
+    fn parties_but(&self, numbers: &[usize]) -> Vec<Party> {
         let others = self.nodes.iter().enumerate();
-        let others = others.filter(|(other, _)| *other != number);
+        let others = others.filter(|(other, _)| !numbers.contains(other));
         others.map(|(_, node)| node.party).collect()
     }
 
-    fn await_promotion(&self, old: u16) -> Option<u16> {
+    /// All servers but this one, in any order.
+    fn replicas_of(&self, number: usize, random: &mut Rng) -> Vec<usize> {
+        let all = 0..self.nodes.len();
+        let mut replicas: Vec<usize> = all.filter(|other| *other != number).collect();
+        random.shuffle(&mut replicas);
+        replicas
+    }
+
+    fn await_promotion(&mut self, old: u16) -> Option<u16> {
         let mut new = None;
         until(PATIENCE, || {
             new = self.primary().filter(|port| *port != old);
             new.is_some()
         });
+        self.promoted_at = new.map(|_| Instant::now());
         new
     }
 
-    fn cut_off(&self, number: usize) {
-        let party = self.nodes[number].party;
-        let others = self.parties_but(number);
-        self.network.cut(&[party, ISLANDERS], &others);
-        self.network
-            .cut(&[party, ISLANDERS], &[MAINLANDERS, Party::LOCALHOST]);
+    /// Cuts these servers and half of the clients off from all others.
+    fn cut_off(&self, numbers: &[usize]) {
+        let mut island: Vec<Party> = (numbers.iter())
+            .map(|number| self.nodes[*number].party)
+            .collect();
+        island.push(ISLANDERS);
+        let mut others = self.parties_but(numbers);
+        others.extend([MAINLANDERS, Party::LOCALHOST]);
+        self.network.cut(&island, &others);
+    }
+
+    /// Returns when one of these says that it is a primary.
+    fn await_role(&self, replicas: &[usize]) {
+        until(PATIENCE, || {
+            replicas.iter().any(|number| {
+                let info = self.nodes[*number].info("replication");
+                info.is_some_and(|info| info.get("role") == Some("master"))
+            })
+        });
     }
 
     /// Takes the primary away and gives it back; where the primary is then.
@@ -127,7 +156,7 @@ impl Watched {
         match fault {
             Fault::LagThenKill => {
                 let party = self.nodes[number].party;
-                self.network.cut(&[party], &self.parties_but(number));
+                self.network.cut(&[party], &self.parties_but(&[number]));
                 // Below the time after which the Sentinels would see more than a lag.
                 thread::sleep(Duration::from_millis(random.u64(500..2_800)));
                 self.nodes[number].server.kill9();
@@ -146,10 +175,50 @@ impl Watched {
                 self.nodes[number].say(&format!("DEBUG SLEEP {seconds:.1}"));
                 self.await_promotion(old)
             }
-            Fault::Partition => {
+            Fault::BriefStop => {
+                // As long as it stands still its replicas hear nothing of it, and must not give it up for that.
+                let replicas = self.replicas_of(number, random);
+                for node in &self.nodes {
+                    node.say("CONFIG SET repl-timeout 20");
+                }
                 self.island.store(true, Ordering::Relaxed);
-                self.cut_off(number);
+                self.nodes[number].server.freeze();
+                self.await_role(&replicas);
+                self.nodes[number].server.thaw();
                 let new = self.await_promotion(old);
+                // Half of the clients hear of it at once, the others stay.
+                self.told.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(random.u64(2_000..4_000)));
+                self.island.store(false, Ordering::Relaxed);
+                for node in &self.nodes {
+                    node.say(&format!("CONFIG SET repl-timeout {REPL_TIMEOUT}"));
+                }
+                new
+            }
+            Fault::WrongChoice => {
+                let replicas = self.replicas_of(number, random);
+                for (place, replica) in replicas.iter().enumerate() {
+                    let priority = 10 * (place + 1);
+                    self.nodes[*replica].say(&format!("CONFIG SET replica-priority {priority}"));
+                }
+                let preferred = self.nodes[replicas[0]].party;
+                self.network.cut(&[self.nodes[number].party], &[preferred]);
+                thread::sleep(Duration::from_millis(random.u64(2_500..4_500)));
+                self.nodes[number].server.kill9();
+                self.network.lose();
+                self.come_back(old, number)
+            }
+            Fault::Partition | Fault::PartitionBeside(_) => {
+                let mut island = self.replicas_of(number, random);
+                island.truncate(fault.beside());
+                island.push(number);
+                self.island.store(true, Ordering::Relaxed);
+                self.cut_off(&island);
+                let new = self.await_promotion(old);
+                if fault.beside() > 0 {
+                    // Whoever was promoted has time to grant while the old primary still has its replicas.
+                    thread::sleep(Duration::from_millis(self.plan.setting.quarantine_ms));
+                }
                 thread::sleep(Duration::from_millis(random.u64(500..5_000)));
                 self.network.heal();
                 self.island.store(false, Ordering::Relaxed);
@@ -179,6 +248,8 @@ impl Scene for Watched {
             sentinels: self.sentinels.iter().map(Sentinel::port).collect(),
             on_island,
             island: self.island.clone(),
+            told: self.told.clone(),
+            heard: 0,
             known: None,
         })
     }
@@ -192,27 +263,32 @@ impl Scene for Watched {
         });
         let Some((old, number)) = begun else {
             return Inflicted {
-                promoted: false,
+                new: None,
                 healed: false,
             };
         };
+        if self.plan.planted == Some(Planted::NoQuarantine) {
+            self.nodes.iter().for_each(|node| node.set_quarantine(0));
+        }
         let new = self.replace(fault, old, number, random);
         if new.is_none() {
             for sentinel in &self.sentinels {
                 eprintln!("Nobody was promoted; a Sentinel's log:\n{}", sentinel.log());
             }
         }
-        let promoted_at = Instant::now();
+        let promoted_at = self.promoted_at.take().unwrap_or_else(Instant::now);
         let healed = until(PATIENCE, || {
             self.primary()
                 .is_some_and(|primary| self.is_together(primary))
         });
-        if self.setting.quarantine {
-            let quarantine = Duration::from_millis(QUARANTINE_MS);
-            thread::sleep(quarantine.saturating_sub(promoted_at.elapsed()));
+        let quarantine = Duration::from_millis(self.plan.setting.quarantine_ms);
+        thread::sleep(quarantine.saturating_sub(promoted_at.elapsed()));
+        if self.plan.planted == Some(Planted::NoQuarantine) {
+            let quarantine_ms = self.plan.setting.quarantine_ms;
+            (self.nodes.iter()).for_each(|node| node.set_quarantine(quarantine_ms));
         }
         Inflicted {
-            promoted: new.is_some(),
+            new: new.map(|port| (promoted_at, port)),
             healed,
         }
     }
@@ -228,6 +304,10 @@ impl Scene for Watched {
 
     fn gauges(&self) -> Vec<Left> {
         gauges(&self.nodes)
+    }
+
+    fn settings(&self) -> Vec<Applied> {
+        settings(&self.nodes)
     }
 
     fn died(&mut self) -> Vec<String> {

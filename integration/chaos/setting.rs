@@ -7,73 +7,184 @@ use crate::client::LEASE_MS;
 /// `down-after-milliseconds` of the Sentinels, `cluster-node-timeout`.
 pub const DOWN_AFTER_MS: u64 = 3_000;
 
-/// The longest lease, and an allowance for clocks.
-pub const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
+/// The longest lease, and an allowance for clocks and for the time until the last replica follows the new primary.
+pub const QUARANTINE_MS: u64 = LEASE_MS + 5_000;
 
 /// One setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     pub name: &'static str,
-    /// `min-replicas-to-write 1` with this `min-replicas-max-lag`, in seconds.
-    pub max_lag: Option<u64>,
-    /// `dlock.quarantine-ms`.
-    pub quarantine: bool,
-    /// The clients do `WAIT 1` after each grant and renewal, and believe only what was replicated.
-    pub waits: bool,
+    /// `min-replicas-to-write`.
+    pub to_write: Replicas,
+    /// `min-replicas-max-lag`, in seconds.
+    pub max_lag: u64,
+    /// `dlock.quarantine-ms`; 0 is none.
+    pub quarantine_ms: u64,
+    /// The clients do `WAIT` for so many after each grant and renewal, and believe only what these have.
+    pub wait: Replicas,
 }
 
-const fn setting(
-    name: &'static str,
-    max_lag: Option<u64>,
-    quarantine: bool,
-    waits: bool,
-) -> Setting {
-    Setting {
-        name,
-        max_lag,
-        quarantine,
-        waits,
+/// How many of the replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replicas {
+    None,
+    One,
+    /// So many that two primaries cannot have as many at the same time: floor((r + 1) / 2) of r.
+    Half,
+    All,
+}
+
+impl Replicas {
+    /// Of so many.
+    pub fn of(self, replicas: usize) -> usize {
+        match self {
+            Replicas::None => 0,
+            Replicas::One => 1,
+            Replicas::Half => replicas.div_ceil(2),
+            Replicas::All => replicas,
+        }
     }
 }
 
 /// Nothing is done.
-pub const NOTHING: Setting = setting("nothing", None, false, false);
+pub const NOTHING: Setting = Setting {
+    name: "nothing",
+    to_write: Replicas::None,
+    max_lag: 1,
+    quarantine_ms: 0,
+    wait: Replicas::None,
+};
 
-/// What is recommended: a lag that is 2 s below the detection, and a quarantine.
-pub const RECOMMENDED: Setting = setting("min-replicas, lag 1 + quarantine", Some(1), true, false);
+/// What is recommended: half of the replicas, a lag that is 2 s below the detection, and a quarantine.
+pub const RECOMMENDED: Setting = Setting {
+    name: "min-replicas half, lag 1 + quarantine",
+    to_write: Replicas::Half,
+    quarantine_ms: QUARANTINE_MS,
+    ..NOTHING
+};
+
+/// One replica, of however many: enough for up to two of them.
+pub const ONE_REPLICA: Setting = Setting {
+    name: "min-replicas 1, lag 1 + quarantine",
+    to_write: Replicas::One,
+    ..RECOMMENDED
+};
+
+/// All replicas: a cut that leaves the primary any but one stops it.
+pub const ALL_REPLICAS: Setting = Setting {
+    name: "min-replicas all, lag 1 + quarantine",
+    to_write: Replicas::All,
+    ..RECOMMENDED
+};
+
+/// A quarantine without an allowance.
+pub const NO_ALLOWANCE: Setting = Setting {
+    name: "min-replicas half, lag 1 + quarantine of one lease",
+    quarantine_ms: LEASE_MS,
+    ..RECOMMENDED
+};
+
+pub const QUARANTINE: Setting = Setting {
+    name: "quarantine",
+    quarantine_ms: QUARANTINE_MS,
+    ..NOTHING
+};
+
+pub const WAIT_ONE: Setting = Setting {
+    name: "WAIT 1",
+    wait: Replicas::One,
+    ..NOTHING
+};
+
+pub const WAIT_ALL: Setting = Setting {
+    name: "WAIT for all",
+    wait: Replicas::All,
+    ..NOTHING
+};
+
+pub const WAIT_AND_QUARANTINE: Setting = Setting {
+    name: "WAIT for half + quarantine",
+    wait: Replicas::Half,
+    ..QUARANTINE
+};
+
+/// All that are measured under the usual faults, the most telling first.
+pub const ALL: [Setting; 8] = [
+    RECOMMENDED,
+    WAIT_AND_QUARANTINE,
+    NOTHING,
+    QUARANTINE,
+    Setting {
+        name: "min-replicas half, lag 1",
+        quarantine_ms: 0,
+        ..RECOMMENDED
+    },
+    WAIT_ONE,
+    WAIT_ALL,
+    Setting {
+        name: "min-replicas half, lag 10",
+        max_lag: 10,
+        quarantine_ms: 0,
+        ..RECOMMENDED
+    },
+];
 
 /// So many of them are measured before all else.
 pub const MAIN_SETTINGS: usize = 3;
 
-/// All that are measured, the most telling first.
-pub const ALL: [Setting; 7] = [
-    RECOMMENDED,
-    setting("WAIT 1 + quarantine", None, true, true),
-    NOTHING,
-    setting("quarantine", None, true, false),
-    setting("min-replicas, lag 1", Some(1), false, false),
-    setting("WAIT 1", None, false, true),
-    setting("min-replicas, lag 10", Some(10), false, false),
-];
-
 impl Setting {
-    /// Is it promised that no two owners believe in a lock, whatever the fault?
-    pub fn is_safe(&self) -> bool {
-        self.quarantine && (self.waits || *self == RECOMMENDED)
+    /// Is it promised that no two owners believe in a lock, whatever the fault, if a cut leaves the primary at most
+    /// `beside` of its replicas?
+    pub fn is_safe(&self, replicas: usize, beside: usize) -> bool {
+        let least = Replicas::Half.of(replicas);
+        let is_enough =
+            |asked: Replicas| asked.of(replicas) >= least && asked.of(replicas) > beside;
+        let stops = is_enough(self.to_write) && self.max_lag * 1_000 + 2_000 <= DOWN_AFTER_MS;
+        let outlives = self.quarantine_ms >= QUARANTINE_MS && (stops || is_enough(self.wait));
+        // Whoever is promoted knows what all replicas have.
+        outlives || self.wait == Replicas::All
     }
 
-    /// What a server is started with.
-    pub fn apply(&self, mut server: ServerBuilder) -> ServerBuilder {
-        if let Some(lag) = self.max_lag {
+    /// What a server with so many replicas is started with.
+    pub fn apply(&self, mut server: ServerBuilder, replicas: usize) -> ServerBuilder {
+        if self.to_write != Replicas::None {
             server = server
-                .config("min-replicas-to-write", 1)
-                .config("min-replicas-max-lag", lag);
+                .config("min-replicas-to-write", self.to_write.of(replicas))
+                .config("min-replicas-max-lag", self.max_lag);
         }
-        if self.quarantine {
+        if self.quarantine_ms > 0 {
             server = server
                 .module_argument("quarantine-ms")
-                .module_argument(QUARANTINE_MS);
+                .module_argument(self.quarantine_ms);
         }
         server
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_is_what_two_primaries_cannot_both_have() {
+        let half = [1, 2, 3, 4, 5].map(|replicas| Replicas::Half.of(replicas));
+        assert_eq!(half, [1, 1, 2, 2, 3]);
+        for replicas in 1..10 {
+            let nodes_of_two = 2 * (Replicas::Half.of(replicas) + 1);
+            assert!(nodes_of_two > replicas + 1);
+        }
+    }
+
+    #[test]
+    fn a_setting_is_safe_only_where_its_rules_are_kept() {
+        assert!(RECOMMENDED.is_safe(2, 0));
+        assert!(RECOMMENDED.is_safe(3, 1));
+        assert!(!RECOMMENDED.is_safe(2, 1));
+        assert!(ONE_REPLICA.is_safe(2, 0));
+        assert!(!ONE_REPLICA.is_safe(3, 0));
+        assert!(ALL_REPLICAS.is_safe(2, 1));
+        assert!(WAIT_ALL.is_safe(3, 2));
+        let unsafe_ones = [NOTHING, QUARANTINE, WAIT_ONE, NO_ALLOWANCE];
+        assert!(unsafe_ones.iter().all(|setting| !setting.is_safe(2, 0)));
     }
 }

@@ -1,10 +1,11 @@
-//! What a client does with a lock: it confirms, works, writes, renews, and gives back or is late.
+//! What a client does with a lock: it believes at the grant or confirms, works, writes, renews, and gives back or is late.
 
 use std::time::Duration;
 
 use super::{Client, LEASE_MS};
-use crate::history::{Belief, End, Micros, Write};
+use crate::history::{Belief, End, Micros, Write, SECOND};
 use crate::link::Reply;
+use crate::setting::Replicas;
 
 /// So long WAIT waits for a replica.
 const WAIT_MS: u64 = 1_000;
@@ -21,20 +22,32 @@ const AGAIN_MS: u64 = 100;
 /// After the end of its lease a late writer waits for so much longer, so that no rounding lets it in.
 const LATE_MS: u64 = 50;
 
+/// What is counted when WAIT has found enough replicas.
+pub const REPLICATED: &str = "replicated";
+
 /// One hold, as its owner knows it.
 pub(super) struct Hold {
     pub lock: String,
     pub owner: String,
     pub token: u64,
     pub limit: u64,
-    /// When the request was sent.
+    /// When the place was first asked for.
     pub asked: Micros,
+    /// When the request that was granted was sent.
+    pub sent: Micros,
+    /// Where it was granted.
+    pub server: u16,
+    /// Did the grant come as the answer to its request, which was sent once? Then nothing of it is still under way, and WAIT
+    /// on that connection is about it.
+    pub is_plain: bool,
     /// Does the server renew it, and end it with the connection?
     pub tied: bool,
     /// Where it is tied, and since when: a connection that ended before was another.
     tied_at: u16,
     tied_since: Micros,
     from: Micros,
+    /// Was it renewed before it was believed?
+    renewed: bool,
     /// Until when it believes: counted from when the last request that was answered had been sent.
     deadline: Micros,
     /// Until when the hold can be alive at most.
@@ -42,20 +55,32 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    pub fn new(lock: &str, owner: &str, token: u64, limit: u64, asked: Micros) -> Hold {
+    pub fn new(lock: &str, owner: &str, token: u64, asked: Micros, server: u16) -> Hold {
         Hold {
             lock: lock.into(),
             owner: owner.into(),
             token,
-            limit,
+            limit: 1,
             asked,
+            sent: asked,
+            server,
+            is_plain: true,
             tied: false,
             tied_at: 0,
             tied_since: 0,
             from: 0,
+            renewed: false,
             deadline: 0,
             alive_until: 0,
         }
+    }
+}
+
+impl Hold {
+    /// Does the server know it for longer than its owner believes? It renews what is tied for as long as the connection is
+    /// open, and a lease begins later than the request if that had to wait.
+    fn outlives_belief(&self) -> bool {
+        self.tied || self.alive_until > self.deadline + SECOND
     }
 }
 
@@ -80,7 +105,17 @@ impl Client<'_> {
 
     /// The same with several that were granted together.
     pub(super) fn use_holds(&mut self, mut holds: Vec<Hold>) {
-        let learned: Vec<Learned> = holds.iter_mut().map(|hold| self.renew(hold)).collect();
+        let at_once = self.shared.believes_grants && self.random.bool();
+        let learned: Vec<Learned> = holds
+            .iter_mut()
+            .map(|hold| {
+                if at_once && self.shared.now() < hold.sent + believed(LEASE_MS / 2) {
+                    return self.believe(hold);
+                }
+                hold.renewed = true;
+                self.renew(hold)
+            })
+            .collect();
         if learned.iter().any(|learned| *learned != Learned::Holds) {
             for (hold, learned) in holds.into_iter().zip(learned) {
                 self.give_up(hold, learned);
@@ -141,6 +176,8 @@ impl Client<'_> {
             from: now,
             until: now,
             end: if is_lost { End::Lost } else { End::Unconfirmed },
+            server: hold.server,
+            renewed: hold.renewed,
         });
     }
 
@@ -163,6 +200,28 @@ impl Client<'_> {
             _ if hold.limit == 1 => self.write(hold),
             _ => self.look(hold),
         }
+    }
+
+    /// Believes in a grant as it came. Since when its lease runs it does not say: no earlier than it was asked for.
+    fn believe(&mut self, hold: &mut Hold) -> Learned {
+        let received = self.shared.now();
+        if self.waits() && !(hold.is_plain && self.is_replicated(hold.server)) {
+            // WAIT would be about something else, or was in vain.
+            hold.renewed = true;
+            return self.renew(hold);
+        }
+        hold.alive_until = if hold.is_plain && !hold.tied {
+            received + LEASE_MS * 1_000
+        } else {
+            Micros::MAX
+        };
+        (hold.tied_at, hold.tied_since) = (hold.server, received);
+        hold.deadline = hold.sent + believed(LEASE_MS);
+        Learned::Holds
+    }
+
+    fn waits(&self) -> bool {
+        self.shared.setting.wait != Replicas::None
     }
 
     /// RENEW, which confirms and ties; and WAIT, if the setting asks for that.
@@ -198,30 +257,26 @@ impl Client<'_> {
         if hold.tied {
             hold.alive_until = Micros::MAX;
         }
-        if self.shared.setting.waits && !self.is_replicated(port) {
+        if self.waits() && !self.is_replicated(port) {
             return Learned::Nothing;
         }
         hold.deadline = hold.deadline.max(sent + believed(left_ms));
         Learned::Holds
     }
 
-    /// WAIT 1 on the connection that wrote.
+    /// WAIT on the connection that wrote.
     fn is_replicated(&mut self, port: u16) -> bool {
         if !self.links.contains_key(&port) {
             return false;
         }
         let bound = Duration::from_millis(2 * WAIT_MS);
-        let reply = self.call_at(port, &["WAIT", "1", &WAIT_MS.to_string()], bound);
-        let replicas = reply.integer().unwrap_or(0);
-        self.count(
-            "WAIT",
-            if replicas > 0 {
-                "replicated"
-            } else {
-                "in vain"
-            },
-        );
-        replicas > 0
+        let needed = self.shared.setting.wait.of(self.shared.replicas);
+        let words = ["WAIT", &needed.to_string(), &WAIT_MS.to_string()];
+        let reply = self.call_at(port, &words, bound);
+        let is_replicated = reply.integer() >= Some(needed as u64);
+        let how = if is_replicated { REPLICATED } else { "in vain" };
+        self.count("WAIT", how);
+        is_replicated
     }
 
     /// HELD; at another server than the one where the hold was tied, it is tied anew.
@@ -233,7 +288,7 @@ impl Client<'_> {
             Some([token, _, left_ms]) if *token == hold.token => {
                 if hold.tied {
                     // What the server has renewed by itself, under the settings that need no WAIT.
-                    if !self.shared.setting.waits {
+                    if !self.waits() {
                         hold.deadline = hold.deadline.max(sent + believed(*left_ms));
                     }
                     if port != hold.tied_at {
@@ -275,8 +330,7 @@ impl Client<'_> {
         };
         if let Some(lost) = lost {
             (until, end) = lost;
-        } else if hold.tied && end == End::RanOut {
-            // The server would renew it for as long as the connection is open.
+        } else if end == End::RanOut && hold.outlives_belief() {
             self.release(&hold);
         } else if end == End::RanOut || self.is_suspended(&hold) {
             until = hold.deadline;
@@ -297,12 +351,14 @@ impl Client<'_> {
             from: hold.from,
             until,
             end,
+            server: hold.server,
+            renewed: hold.renewed,
         });
     }
 
     /// Does its process stand still until its lease is over?
     fn is_suspended(&mut self, hold: &Hold) -> bool {
-        hold.limit == 1 && !hold.tied && self.random.u8(0..40) == 0
+        hold.limit == 1 && !hold.outlives_belief() && self.random.u8(0..40) == 0
     }
 
     /// A client that was suspended: it writes when its lease is over.

@@ -121,10 +121,11 @@ impl Client<'_> {
         let mut words = vec!["DLOCK.ACQUIRE", lock, &owner, &lease, "BLOCK", &block];
         words.extend(options);
         let asked = self.shared.now();
-        let (reply, _) = self.call(lock, &words, block_ms);
+        let (reply, at) = self.call(lock, &words, block_ms);
         self.note_wait(lock, &owner, asked, &reply);
         if let Some([token, _]) = reply.integers().as_deref() {
-            let mut hold = Hold::new(lock, &owner, *token, limit, asked);
+            let mut hold = Hold::new(lock, &owner, *token, asked, at);
+            hold.limit = limit;
             hold.tied = options.contains(&"SESSION");
             self.use_hold(hold);
         } else {
@@ -151,9 +152,9 @@ impl Client<'_> {
             &block,
         ];
         let asked = self.shared.now();
-        let (reply, _) = self.call(one, &words, block_ms);
+        let (reply, at) = self.call(one, &words, block_ms);
         if let Some([first, second]) = reply.integers().as_deref() {
-            let hold = |lock, token| Hold::new(lock, &owner, token, 1, asked);
+            let hold = |lock, token| Hold::new(lock, &owner, token, asked, at);
             self.use_holds(vec![hold(one, *first), hold(two, *second)]);
         } else {
             self.cool_down(&reply);
@@ -165,12 +166,15 @@ impl Client<'_> {
         let lease = LEASE_MS.to_string();
         let words = ["DLOCK.ACQUIRE", lock, &owner, &lease, "HOLDS", "1"];
         let asked = self.shared.now();
-        let (mut reply, _) = self.call(lock, &words, 0);
-        if matches!(reply, Reply::Closed | Reply::NoAnswer) {
-            reply = self.call(lock, &words, 0).0;
+        let (mut reply, mut at) = self.call(lock, &words, 0);
+        let is_plain = !matches!(reply, Reply::Closed | Reply::NoAnswer);
+        if !is_plain {
+            (reply, at) = self.call(lock, &words, 0);
         }
         if let Some([token, _]) = reply.integers().as_deref() {
-            self.use_hold(Hold::new(lock, &owner, *token, 1, asked));
+            let mut hold = Hold::new(lock, &owner, *token, asked, at);
+            hold.is_plain = is_plain;
+            self.use_hold(hold);
         } else {
             self.cool_down(&reply);
         }
@@ -182,7 +186,7 @@ impl Client<'_> {
         let owner = self.fresh_owner();
         let lease = PULSE_LEASE_MS.to_string();
         let asked = self.shared.now();
-        let (reply, _) = self.call(lock, &["DLOCK.ACQUIRE", lock, &owner, &lease], 0);
+        let (reply, at) = self.call(lock, &["DLOCK.ACQUIRE", lock, &owner, &lease], 0);
         let granted = reply.integers();
         let Some([token, _]) = granted.as_deref() else {
             self.pause(20);
@@ -190,7 +194,7 @@ impl Client<'_> {
         };
         let from = self.shared.now();
         let until = (asked + PULSE_LEASE_MS * 1_000).max(from);
-        let hold = Hold::new(lock, &owner, *token, 1, asked);
+        let hold = Hold::new(lock, &owner, *token, asked, at);
         let released = self.shared.now();
         let reply = self.release(&hold);
         let is_over = released >= until;
@@ -208,6 +212,8 @@ impl Client<'_> {
                 (_, true) => End::Lost,
                 _ => End::Released,
             },
+            server: at,
+            renewed: false,
         });
     }
 
@@ -230,11 +236,13 @@ impl Client<'_> {
             "BLOCK",
             &slice,
         ];
-        let mut reply = self.call(lock, &words[..6], 0).0;
+        let mut sent = asked;
+        let (mut reply, mut at) = self.call(lock, &words[..6], 0);
         // Whoever gives up without an answer may leave a ticket behind that nobody asks for.
         while !matches!(reply, Reply::Value(_)) && !self.shared.has_ended() {
             self.cool_down(&reply);
-            reply = self.call(lock, &words[..6], 0).0;
+            sent = self.shared.now();
+            (reply, at) = self.call(lock, &words[..6], 0);
         }
         let placed = self.shared.now();
         let mut until = placed;
@@ -249,7 +257,8 @@ impl Client<'_> {
                 self.call(lock, &["DLOCK.CANCEL", lock, &owner], 0);
                 break;
             }
-            reply = self.call(lock, &words, SLICE_MS).0;
+            sent = self.shared.now();
+            (reply, at) = self.call(lock, &words, SLICE_MS);
             match reply.kind() {
                 "null" => until = self.shared.now(),
                 "done" => {}
@@ -271,7 +280,10 @@ impl Client<'_> {
             token,
         });
         if let Some(token) = token {
-            self.use_hold(Hold::new(lock, &owner, token, 1, asked));
+            let mut hold = Hold::new(lock, &owner, token, asked, at);
+            // A slice before it that had no answer may still be under way.
+            (hold.sent, hold.is_plain) = (sent, false);
+            self.use_hold(hold);
         }
     }
 
@@ -309,7 +321,7 @@ impl Client<'_> {
         let asked = self.shared.now();
         let (reply, at) = self.call(lock, &words, 0);
         match reply.integers().as_deref() {
-            Some([token, _]) => self.use_hold(Hold::new(lock, &owner, *token, 1, asked)),
+            Some([token, _]) => self.use_hold(Hold::new(lock, &owner, *token, asked, at)),
             Some([_, _, wait]) if at == port => {
                 let bound = Duration::from_millis(block_ms) + Duration::from_secs(2);
                 let told = ear.next(bound);
@@ -323,10 +335,13 @@ impl Client<'_> {
                 if matches!(told, Reply::Value(_)) {
                     self.note_wait(lock, &owner, asked, &told);
                 }
+                self.note_message(&words, asked, said.as_deref(), at);
                 match said.as_deref() {
                     Some([first, token, ..]) if first == "granted" => {
                         if let Ok(token) = token.parse() {
-                            self.use_hold(Hold::new(lock, &owner, token, 1, asked));
+                            let mut hold = Hold::new(lock, &owner, token, asked, at);
+                            hold.is_plain = false;
+                            self.use_hold(hold);
                         }
                     }
                     Some(_) => {}

@@ -5,6 +5,7 @@ mod fifo;
 mod hung;
 mod late;
 mod overlap;
+mod quarantine;
 mod silence;
 mod tokens;
 mod wakeups;
@@ -55,6 +56,9 @@ pub struct Verdict {
     pub unanswered: usize,
     /// Of these, such that no silent server excuses.
     pub hung: usize,
+    /// Grants by a new primary within its quarantine.
+    #[serde(default)]
+    pub early: usize,
 }
 
 impl Verdict {
@@ -81,6 +85,7 @@ impl Verdict {
             silences_s,
             unanswered,
             hung,
+            early,
         } = other;
         for (sum, one) in [
             (&mut self.rounds, rounds),
@@ -99,6 +104,7 @@ impl Verdict {
             (&mut self.overtaken, overtaken),
             (&mut self.unanswered, unanswered),
             (&mut self.hung, hung),
+            (&mut self.early, early),
         ] {
             *sum += one;
         }
@@ -140,8 +146,8 @@ impl Verdict {
     }
 }
 
-/// Reads a history.
-pub fn judge(history: &History) -> Verdict {
+/// Reads a history of servers with this quarantine.
+pub fn judge(history: &History, quarantine_ms: u64) -> Verdict {
     let (overlap, overlaps) = overlap::overlap(&history.beliefs);
     let (tokens_fallen, tokens_twice) = tokens::disorder(&history.beliefs);
     Verdict {
@@ -172,6 +178,7 @@ pub fn judge(history: &History) -> Verdict {
         silences_s: silence::longest(history).into_iter().map(seconds).collect(),
         unanswered: history.unanswered.len(),
         hung: hung::hung(&history.unanswered, &history.rounds),
+        early: quarantine::early(&history.beliefs, &history.rounds, quarantine_ms),
     }
 }
 
@@ -179,8 +186,7 @@ fn seconds(micros: u64) -> f64 {
     std::time::Duration::from_micros(micros).as_secs_f64()
 }
 
-/// Histories for the rules' tests, in seconds.
-#[cfg(test)]
+/// Histories in which something is wrong, for the rules' tests and the run's own controls; in seconds.
 pub mod planted {
     use crate::history::*;
 
@@ -194,6 +200,8 @@ pub mod planted {
             from: from * SECOND,
             until: until * SECOND,
             end: End::Released,
+            server: 0,
+            renewed: false,
         }
     }
 
@@ -206,6 +214,7 @@ pub mod planted {
             silent: false,
             promoted: true,
             healed: true,
+            new: None,
         }
     }
 }
@@ -216,6 +225,10 @@ mod tests {
     use super::*;
     use crate::history::{Left, Unanswered};
 
+    fn judged(history: &History) -> Verdict {
+        judge(history, 0)
+    }
+
     fn peaceful() -> History {
         History {
             beliefs: vec![belief("k", "a", 1, 0, 1)],
@@ -225,28 +238,28 @@ mod tests {
 
     #[test]
     fn a_peaceful_history_has_nothing_against_it() {
-        assert_eq!(judge(&peaceful()).never(), Vec::<String>::new());
+        assert_eq!(judged(&peaceful()).never(), Vec::<String>::new());
     }
 
     #[test]
     fn a_history_without_grants_proves_nothing() {
-        assert_eq!(judge(&History::default()).never().len(), 1);
+        assert_eq!(judged(&History::default()).never().len(), 1);
     }
 
     #[test]
     fn a_dead_server_is_found() {
         let mut history = peaceful();
         history.died.push("7001".into());
-        assert_eq!(judge(&history).never(), ["a server died: 7001"]);
+        assert_eq!(judged(&history).never(), ["a server died: 7001"]);
     }
 
     #[test]
     fn servers_that_stay_apart_are_found() {
         let mut history = peaceful();
         history.rounds.push(super::planted::round(2, 3));
-        assert_eq!(judge(&history).apart, 0);
+        assert_eq!(judged(&history).apart, 0);
         history.rounds[0].healed = false;
-        assert_eq!(judge(&history).never().len(), 1);
+        assert_eq!(judged(&history).never().len(), 1);
     }
 
     #[test]
@@ -259,16 +272,19 @@ mod tests {
                 value,
             });
         }
-        assert_eq!(judge(&history).never(), ["left at the end: 7001: held = 2"]);
+        assert_eq!(
+            judged(&history).never(),
+            ["left at the end: 7001: held = 2"]
+        );
     }
 
     #[test]
     fn a_lost_grant_is_counted() {
         let mut history = peaceful();
         history.beliefs[0].end = End::Unconfirmed;
-        assert_eq!(judge(&history).grants_lost, 0);
+        assert_eq!(judged(&history).grants_lost, 0);
         history.beliefs[0].end = End::Lost;
-        assert_eq!(judge(&history).grants_lost, 1);
+        assert_eq!(judged(&history).grants_lost, 1);
     }
 
     #[test]
@@ -279,7 +295,7 @@ mod tests {
             from: 0,
             until: 1,
         });
-        assert_eq!(judge(&history).unanswered, 1);
-        assert_eq!(judge(&history).never(), ["1 calls hung"]);
+        assert_eq!(judged(&history).unanswered, 1);
+        assert_eq!(judged(&history).never(), ["1 calls hung"]);
     }
 }
