@@ -15,6 +15,8 @@ const SNIPPET: &str = include_str!("../../packaging/dlock.conf");
 const DEB: &str = include_str!("../../packaging/deb.sh");
 const OPERATIONS: &str = include_str!("../../docs/operations.md");
 const README: &str = include_str!("../../README.md");
+const GUARANTEES: &str = include_str!("../../docs/guarantees.md");
+const CLUSTER: &str = include_str!("../../docs/cluster.md");
 const MAKEFILE: &str = include_str!("../../Makefile");
 const SERVERS: &str = include_str!("../servers.sh");
 
@@ -214,6 +216,21 @@ fn another_place_is_possible() {
     let module = MODULES.map(|name| format!("/opt/lib/redis/modules/{name}"));
     assert!(module.contains(&loaded(&said).to_owned()), "{said}");
     assert!(said.contains("'/scratch/opt/lib/redis/modules/"), "{said}");
+}
+
+/// The setting against lost grants is the same wherever it is recommended.
+#[test]
+fn the_recommended_setting_is_one() {
+    let pages = [README, GUARANTEES, CLUSTER, SNIPPET];
+    for line in ["min-replicas-to-write 1\n", "min-replicas-max-lag 1\n"] {
+        for page in pages {
+            assert!(page.contains(line), "{line} is not in {page}");
+        }
+    }
+    for page in &pages[..3] {
+        assert!(page.contains("\ndlock.quarantine-ms 35000\n"), "{page}");
+    }
+    assert!(SNIPPET.contains("35000 for leases of up to 30 seconds"));
 }
 
 /// A server takes the snippet, also with everything in it that is commented out, and the values there are the ones that it
