@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{cmd, from_redis_value, Connection, FromRedisValue, Value};
 use dlock_integration::{
-    await_until, command, is_held, stat, wait_as, Ask, Blocked, Grant, Server, ServerBuilder,
-    Subscriber, Wire, PATIENCE,
+    await_until, is_held, stat, wait_as, Ask, Blocked, Grant, Server, ServerBuilder, Subscriber,
+    Wire, PATIENCE,
 };
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use sound::assert_sound;
@@ -475,44 +475,9 @@ fn a_connection_that_ends_in_a_pause() {
     }
 }
 
+/// The session is of a hold under a name: under another one, which the same owner may have had, too, nothing ends.
 #[test]
-fn a_lock_that_is_renamed_or_moved_takes_its_session_along() {
-    let server = Server::start();
-    let mut c = server.connection();
-    for (line, db, key) in [
-        ("RENAME k j", 0, "j"),
-        ("RENAMENX k j", 0, "j"),
-        ("MOVE k 3", 3, "k"),
-        ("SWAPDB 0 3", 3, "k"),
-    ] {
-        c.run("FLUSHALL");
-        let mut there = server.connection_in(db);
-        let mut dies = server.wire();
-        take(&mut dies, "k bob 600000 SESSION");
-        c.run(line);
-        assert!(is_held(&mut there, key, "bob"), "{line}");
-        assert_eq!(holder::<u64>(&mut there, key, "session"), Some(1), "{line}");
-        let next = Blocked::send_on(
-            {
-                let mut wire = server.wire();
-                wire.ask::<String>(&format!("SELECT {db}"));
-                wire
-            },
-            &command(&format!("DLOCK.ACQUIRE {key} next 600000 BLOCK 0")),
-            "next",
-        );
-        let id = dies.client_id();
-        dies.close();
-        server.await_client_gone(id);
-        println!("{line}");
-        next.reply::<Grant>();
-    }
-    assert_sound(&server);
-}
-
-/// A session follows its own hold, and no other that the same owner has at the old name or had at the new one.
-#[test]
-fn a_renamed_lock_s_session_ends_nothing_else() {
+fn a_renamed_lock_s_session_ends_nothing() {
     let server = Server::start();
     let mut c = server.connection();
     for line in ["RENAME k j", "MULTI, RENAME k x, RENAME x j, EXEC"] {
@@ -523,14 +488,14 @@ fn a_renamed_lock_s_session_ends_nothing_else() {
         line.split(", ").for_each(|line| c.run(line));
         c.run("DLOCK.ACQUIRE k bob 600000");
         c.ask_command::<()>(cmd("RESTORE").arg("copy").arg(0).arg(copy));
-        second.close();
-        assert_stays(&mut c, "j", "bob");
-        assert_eq!(c.ask::<String>(&format!("DLOCK.CHECK j {token}")), "OK");
-        assert_eq!(holder::<u64>(&mut c, "j", "session"), Some(1));
+        let ids = [first.client_id(), second.client_id()];
         first.close();
-        await_end(&mut c, "j", "bob");
-        for key in ["k", "copy"] {
-            assert!(is_held(&mut c, key, "bob"), "{line}: {key}");
+        second.close();
+        ids.into_iter().for_each(|id| server.await_client_gone(id));
+        assert_eq!(holder::<u64>(&mut c, "j", "session"), Some(0));
+        assert_eq!(c.ask::<String>(&format!("DLOCK.CHECK j {token}")), "OK");
+        for key in ["j", "k", "copy"] {
+            assert_stays(&mut c, key, "bob");
         }
         c.run("FLUSHALL");
     }
@@ -548,7 +513,7 @@ fn a_renamed_lock_s_session_ends_nothing_else() {
         c.run(line);
     }
     next.reply::<Grant>();
-    await_end(&mut c, "j", "bob");
+    assert_stays(&mut c, "j", "bob");
     assert_sound(&server);
 }
 

@@ -3,7 +3,7 @@
 use super::args::Usual;
 use super::table::Given;
 use super::{Call, Reply};
-use crate::engine::{ClientId, Keyspace, Limit, TieRequest, Token};
+use crate::engine::{ClientId, Keyspace, Limit, Millis, TieRequest, Token, SHORTEST_AUTO_LEASE_MS};
 use crate::error::Error;
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
@@ -19,7 +19,7 @@ pub fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply
 
 /// How `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
 ///
-/// Errors if the caller has none.
+/// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
 pub fn tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<TieRequest, Error> {
     let tie = match (given.session, given.auto) {
         (false, None) => return Ok(TieRequest::default()),
@@ -29,11 +29,21 @@ pub fn tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<TieRequest, Err
     if !call.caller.own_connection() {
         return Err(Error::NoConnection(tie));
     }
+    let most = call.engine.policy.max_lease_ms;
+    if given.auto.is_some() && most < SHORTEST_AUTO_LEASE_MS {
+        return Err(Error::Argument("AUTO", no_auto(most)));
+    }
     Ok(TieRequest {
         client: ClientId(call.caller.client()),
         session: given.session,
         auto: given.auto,
     })
+}
+
+/// What AUTO may be where no lease may be long enough for it.
+#[cold]
+fn no_auto(most: Millis) -> String {
+    format!("left out: it needs leases of {SHORTEST_AUTO_LEASE_MS} ms, and the longest that is allowed is {most} ms")
 }
 
 /// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.

@@ -23,11 +23,13 @@ pub trait Keyspace {
         false
     }
 
-    /// Shows the lock as it stands, without opening it for a change.
-    fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) {
-        if let Some(lock) = &self.entry(name).lock {
+    /// Shows the lock as it stands, without opening it for a change. Gives whether there is a value, of whatever type.
+    fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) -> bool {
+        let entry = self.entry(name);
+        if let Some(lock) = &entry.lock {
             see(lock);
         }
+        entry.foreign || !entry.value().is_empty()
     }
 
     /// Whether the caller may read this key, so that an error may name it. Outside of a command there is no caller.
@@ -51,6 +53,8 @@ pub struct Entry {
     pub lock: Option<MaybeOwned<Lock>>,
     /// The key holds something that is not a lock.
     pub foreign: bool,
+    /// There was a lock when the event came to it, and no settlement has looked at it yet.
+    pub unseen: bool,
     /// An end that the key was given from outside, earlier than the leases, where nothing else tells of it.
     pub external_end: Option<WallMs>,
     /// Whether anything has changed, or the key's TTL is to be put right.
@@ -69,6 +73,7 @@ impl Default for Entry {
         Entry {
             lock: None,
             foreign: false,
+            unseen: false,
             external_end: None,
             changed: false,
             replicate: true,

@@ -5,7 +5,7 @@ use super::keyspace::{Entry, Event};
 use super::lock::token::TokenClock;
 use super::lock::{Change, End, Hold};
 use super::policy::Policy;
-use super::queue::{Auto, Deadlines, LockId, Request, Tie, Ties};
+use super::queue::{Auto, Deadlines, LockId, Renewal, Request, Tie, Ties};
 use super::types::{
     Arrival, ClientId, Grant, Millis, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token,
 };
@@ -180,10 +180,8 @@ impl Ledger {
         if same_connection != hold {
             entry.set_hold(entered);
         }
-        if !self.ties.is_empty() && self.ties.at(name, token).is_some() {
-            if let Some(auto) = self.ties.auto_mut(token) {
-                auto.lease = auto.lease.max(terms.lease);
-            }
+        if !self.ties.is_empty() {
+            self.ties.lengthen(name, token, terms.lease);
         }
         if terms.session {
             self.tie_session(name, owner, terms.client, token);
@@ -275,11 +273,14 @@ impl Ledger {
         self.wakes.len() + self.messages.len()
     }
 
-    /// The hold is to end with the connection that claims it: the last one that asks has it, and what else ties it.
+    /// The hold is to end with the connection that claims it: the last one that asks has it. What else ties the hold to that
+    /// connection stays; to another it is tied no more.
     #[cold]
     fn tie_session(&mut self, name: NameRef, owner: &[u8], client: ClientId, token: Token) {
         let before = self.ties.at(name, token);
-        let auto = before.and_then(|tie| tie.auto);
+        let auto = before
+            .filter(|tie| tie.client == client)
+            .and_then(|tie| tie.auto);
         if auto.is_some() {
             self.ties.untie(token);
         } else {
@@ -295,8 +296,8 @@ impl Ledger {
         self.ties.tie(token, tie);
     }
 
-    /// Ties a hold as its renewal says. The last one decides: without `AUTO` the server renews no more, while a session
-    /// stays; a hold is tied to one connection at most.
+    /// Ties a hold as its renewal says: the last command that ties it decides, and only what ties it to the same connection
+    /// stays. A renewal that ties nothing ends the server's own.
     #[cold]
     pub fn keep(
         &mut self,
@@ -313,35 +314,46 @@ impl Ledger {
             return;
         }
         let before = self.untie(token).filter(|_| its);
-        let session = how.session || before.as_ref().is_some_and(|tie| tie.session);
+        let stays = before.filter(|tie| tie.session && (!asked || tie.client == how.client));
+        let session = how.session || stays.is_some();
         if !session && how.auto.is_none() {
             return;
         }
-        let client = match before {
-            Some(tie) if !asked => tie.client,
-            _ => how.client,
-        };
         let auto = how.auto.map(|ms| Auto {
             lease,
-            until: (ms > 0).then(|| now.steady().after(ms)),
-            due: None,
+            bound: (ms > 0).then(|| (now.steady(), ms)),
+            next: Renewal::Due,
         });
         let tie = Tie {
-            client,
+            client: stays.map_or(how.client, |tie| tie.client),
             name: name.to_owned(),
             owner: Rc::from(owner),
             session,
             auto,
         };
         self.ties.tie(token, tie);
-        self.renew_at(token, next_renewal(token, lease, now));
+        if auto.is_some() {
+            self.renew_at(token, next_renewal(token, lease, now));
+        }
     }
 
-    /// Has the server renew a hold then, if it renews it at all.
+    /// Has the server renew a hold then, which it renews by itself.
     pub fn renew_at(&mut self, token: Token, at: SteadyMs) {
-        if let Some(auto) = self.ties.auto_mut(token) {
-            self.timers.clear(&mut auto.due);
-            auto.due = Some(self.timers.add(at, Due::Renewal(token)));
+        self.forget_renewal(token);
+        let due = self.timers.add(at, Due::Renewal(token));
+        self.ties.renew(token, Renewal::At(due));
+    }
+
+    /// The server renews a hold no more, for now. It is tied as before.
+    pub fn renew_no_more(&mut self, token: Token) {
+        self.forget_renewal(token);
+        self.ties.renew(token, Renewal::Stopped);
+    }
+
+    fn forget_renewal(&mut self, token: Token) {
+        let auto = self.ties.get(token).and_then(|tie| tie.auto);
+        if let Some(Renewal::At(due)) = auto.map(|auto| auto.next) {
+            self.timers.clear(&mut Some(due));
         }
     }
 
@@ -356,11 +368,8 @@ impl Ledger {
     /// Unties what is tied under this token.
     #[cold]
     pub fn untie(&mut self, token: Token) -> Option<Tie> {
-        let mut tie = self.ties.untie(token)?;
-        if let Some(auto) = &mut tie.auto {
-            self.timers.clear(&mut auto.due);
-        }
-        Some(tie)
+        self.forget_renewal(token);
+        self.ties.untie(token)
     }
 
     /// The hold goes on under another token.
@@ -368,11 +377,14 @@ impl Ledger {
         if self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
         }
-        // One that is due already, under the old token, is due at once under the new one.
-        let due = self.ties.auto_mut(old).and_then(|auto| auto.due);
-        if let Some(tie) = self.untie(old) {
-            self.ties.tie(new, tie);
-            self.renew_at(new, due.map_or(SteadyMs(0), |due| due.at));
+        let Some(tie) = self.untie(old) else { return };
+        let next = tie.auto.map(|auto| auto.next);
+        self.ties.tie(new, tie);
+        match next {
+            Some(Renewal::At(due)) => self.renew_at(new, due.at),
+            // One that is due already, under the old token, is due at once under the new one.
+            Some(Renewal::Due) => self.renew_at(new, SteadyMs(0)),
+            Some(Renewal::Stopped) | None => {}
         }
     }
 }
@@ -382,7 +394,8 @@ impl Ledger {
 pub fn next_renewal(token: Token, lease: Millis, now: Now) -> SteadyMs {
     // Tokens of one moment follow each other: the low bits spread best.
     let early = token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    now.steady().after(lease / 3 - early % (lease / 12 + 1))
+    let third = lease / 3 - early % (lease / 12 + 1);
+    now.steady().after(third.max(1))
 }
 
 /// The error for a hold count that cannot be raised.

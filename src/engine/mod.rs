@@ -42,7 +42,7 @@ mod types;
 mod view;
 
 pub use keyspace::{Entry, Event, Keyspace};
-pub use ledger::{Message, Outcome, TieRequest, Wake};
+pub use ledger::{Message, Outcome, TieRequest, Wake, SHORTEST_AUTO_LEASE_MS};
 pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
 pub use policy::Policy;

@@ -6,6 +6,7 @@ use super::policy::Policy;
 use super::queue::{BlockingIndex, Deadlines, LockId, Requests, WaitQueues};
 use super::types::{ClientId, Grant, Millis, Name, Now, RequestId, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 
 /// All wait queues and what they need. See the module's documentation for its use.
 #[derive(Debug, Default)]
@@ -33,6 +34,10 @@ pub struct Engine {
     pub(super) disconnected: BTreeMap<ClientId, Token>,
     /// Holds whose renewal is due.
     pub(super) renewals: VecDeque<Token>,
+    /// Locks that are waited for and have no value.
+    pub(super) vacant: BTreeSet<LockId>,
+    /// How far the look is that finds what the server does not tell.
+    pub(super) round: Round,
     /// Locks whose queue may have become part of a circle other than by a request.
     pub(super) suspects: BTreeSet<LockId>,
     /// A look for a circle that took longer than one step may.
@@ -48,6 +53,18 @@ pub enum Next {
     Lock(LockId),
     /// A request for many locks may be grantable: it heads a queue. They are looked at as they came.
     Many(RequestId),
+}
+
+/// How far a look is.
+#[derive(Debug, Default, Clone, Copy)]
+pub enum Round {
+    /// At its end.
+    #[default]
+    Over,
+    /// At the names without a value, from here on.
+    Names(Bound<LockId>),
+    /// At the ties above this token.
+    Ties(Token),
 }
 
 /// A look at the queue of a lock that may be part of a circle.

@@ -3,21 +3,13 @@
 use super::api::{self, api, hot, Ctx, Str, OK};
 use super::inbox::{self, Notice};
 use super::{
-    blocking, clock, door, eviction, gate, intents, latency, log, notifications, persist, quirks,
-    replicate, stored, subscribers, timer, unsent, vacant, STATE,
+    blocking, clock, door, eviction, gate, latency, log, notifications, persist, quirks, replicate,
+    stored, subscribers, timer, unsent, STATE,
 };
 use crate::engine::{ClientId, Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Whether the module hears of RENAME, MOVE, EXPIRE and PERSIST.
-static HEARS_GENERIC: AtomicBool = AtomicBool::new(true);
-
-/// Whether the module hears of RENAME, MOVE, EXPIRE and PERSIST.
-pub fn hears_generic() -> bool {
-    HEARS_GENERIC.load(Ordering::Relaxed)
-}
 
 /// Subscribes to everything that concerns locks, but for what `hear_generic` adds.
 pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
@@ -62,20 +54,18 @@ pub fn subscribe(ctx: *mut Ctx) -> Result<(), &'static str> {
     listen(ctx, raw::REDISMODULE_NOTIFY_EVICTED)
 }
 
-/// Subscribes to what happens to keys, where that is safe, or else has the server show its commands. To be called when the
-/// module's commands can be run. `own` is a context of the module's own.
-pub fn hear_generic(ctx: *mut Ctx, own: *mut Ctx, databases: u32) -> Result<(), &'static str> {
-    let safe = quirks::generic_events_are_safe(ctx, own, databases);
-    HEARS_GENERIC.store(safe, Ordering::Relaxed);
-    if safe {
-        return listen(ctx, raw::REDISMODULE_NOTIFY_GENERIC);
+/// Subscribes to what happens to keys, where that is safe; else it is found by the look once a second. To be called when the
+/// module's commands can be run. `own` is a context of the module's own. Gives whether they are heard.
+pub fn hear_generic(ctx: *mut Ctx, own: *mut Ctx, databases: u32) -> Result<bool, &'static str> {
+    if quirks::generic_events_are_safe(ctx, own, databases) {
+        listen(ctx, raw::REDISMODULE_NOTIFY_GENERIC)?;
+        return Ok(true);
     }
     log::notice(
-        "generic keyspace events of this server version move clients to another database, so dlock watches the commands \
-          RENAME, MOVE, EXPIRE and PERSIST instead; if they have other names (rename-command), a slow sweep finds what they \
-          did to a lock",
+        "generic keyspace events of this server version move clients to another database, so dlock does not listen to them: \
+          what RENAME, MOVE, EXPIRE and PERSIST do to a lock is noticed within a second, or at its next use",
     );
-    intents::watch(ctx, own)
+    Ok(false)
 }
 
 fn listen(ctx: *mut Ctx, classes: i32) -> Result<(), &'static str> {
@@ -166,8 +156,6 @@ extern "C" fn swapped(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, _sub: u64, 
         // SAFETY: this event comes with this structure.
         if let Some(info) = unsafe { data.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
             let (one, other) = (info.dbnum_first as u32, info.dbnum_second as u32);
-            stored::found_in(one);
-            stored::found_in(other);
             inbox::post(Notice::Swapped(one, other));
         }
     });
@@ -240,16 +228,13 @@ pub fn asleep() -> bool {
     ASLEEP.load(Ordering::Relaxed)
 }
 
-extern "C" fn turned(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
+extern "C" fn turned(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
     door(|| {
         if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
             ASLEEP.store(true, Ordering::Relaxed);
             clock::turn();
             subscribers::turn();
             inbox::turn();
-            if vacant::any() {
-                vacant::turn(ctx);
-            }
             blocking::before_sleep();
         } else {
             ASLEEP.store(false, Ordering::Relaxed);

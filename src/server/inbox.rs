@@ -38,8 +38,6 @@ pub enum Notice {
     Brought(Name),
     /// A lock's TTL was set or cleared from outside.
     Retimed(Name),
-    /// A command has been seen that may have brought a lock to this key, or given it another TTL, in whatever database.
-    Touched(Box<[u8]>),
     /// A database was emptied, or all.
     Flushed(Option<u32>),
     /// Two databases were exchanged.

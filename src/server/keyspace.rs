@@ -4,7 +4,7 @@ use super::api::{self, api, hot, Ctx, Key, Str, Text};
 use super::maybe_owned::MaybeOwned;
 use super::notifications::Notifications;
 use super::user::User;
-use super::{persist, replicate, slot};
+use super::{persist, quirks, replicate, slot};
 use crate::engine::{Entry, Keyspace, Lock, NameRef, Now, WallMs};
 use redis_module::raw;
 use std::collections::HashMap;
@@ -280,28 +280,12 @@ impl OpenKeys {
             // Nobody else touches it until `write`, which lets go of it before the server may free it.
             open.entry.lock = NonNull::new(value).map(|value| MaybeOwned::borrowed(value));
             open.stored = open.entry.lock.is_some();
+            open.entry.unseen = open.stored;
             if !self.hears_generic && self.mode == Mode::Write {
                 open.entry.external_end = open.earlier_end(self.now);
             }
         }
         at
-    }
-
-    /// The names that are open, and whether each had a key when it was opened, and has one now.
-    pub fn opened(&self) -> impl Iterator<Item = (NameRef<'_>, bool, bool)> {
-        let opened = self.open.get(..self.used).unwrap_or_default();
-        opened.iter().map(|open| {
-            // SAFETY: the string lives until the event is worked off.
-            let key = unsafe { &*open.bytes };
-            let foreign = open.entry.foreign;
-            let lock = open
-                .entry
-                .lock
-                .as_ref()
-                .is_some_and(|lock| !lock.is_empty());
-            let name = NameRef { db: open.db, key };
-            (name, open.stored || foreign, lock || foreign)
-        })
     }
 
     /// Works off the event's changes, in one fixed order for each lock: the value before the effect, since the key's
@@ -381,7 +365,7 @@ impl Open {
                         DELETING.store(false, Ordering::Relaxed);
                     }
                     Some(lock) if changed && left.is_some() => {
-                        let value = persist::give(lock, self.db);
+                        let value = persist::give(lock);
                         hot!(RedisModule_ModuleTypeSetValue(
                             self.key,
                             persist::lock_type(),
@@ -423,6 +407,7 @@ impl Open {
         }
         self.entry.effect.clear();
         self.entry.foreign = false;
+        self.entry.unseen = false;
         self.made = None;
     }
 }
@@ -447,28 +432,28 @@ impl Keyspace for OpenKeys {
     }
 
     /// Opens the key for this call only: a search through many locks leaves none open behind it.
-    fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) {
+    fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) -> bool {
         if let Some(open) = self.opened_at(name).and_then(|at| self.open.get(at)) {
             if let Some(lock) = &open.entry.lock {
                 see(lock);
             }
-            return;
+            return open.entry.foreign || !open.entry.value().is_empty();
         }
         if self.selected != name.db {
             api::select(self.ctx, name.db);
             self.selected = name.db;
         }
         let key = Text::new(name.key);
+        let mode = match self.mode {
+            Mode::Write => quirks::TRACELESS_IF_ABSENT,
+            Mode::Read => quirks::TRACELESS,
+        };
         // SAFETY: the context is the one of the event that is being worked off; the value is read while the key is
         // open, and nothing is called meanwhile that could change it.
         unsafe {
-            let open = hot!(RedisModule_OpenKey(
-                self.ctx,
-                key.raw(),
-                raw::REDISMODULE_READ as i32
-            ));
+            let open = hot!(RedisModule_OpenKey(self.ctx, key.raw(), mode));
             if open.is_null() {
-                return;
+                return false;
             }
             if hot!(RedisModule_ModuleTypeGetType(open)) == persist::lock_type() {
                 let value = hot!(RedisModule_ModuleTypeGetValue(open)).cast::<Lock>();
@@ -476,7 +461,9 @@ impl Keyspace for OpenKeys {
                     see(lock);
                 }
             }
+            let there = hot!(RedisModule_KeyType(open)) != raw::REDISMODULE_KEYTYPE_EMPTY as i32;
             hot!(RedisModule_CloseKey(open));
+            there
         }
     }
 

@@ -22,7 +22,6 @@ mod guard;
 mod hash_slot;
 mod inbox;
 mod info;
-mod intents;
 mod keyspace;
 mod latency;
 mod later;
@@ -41,12 +40,10 @@ mod reply;
 mod slot;
 mod stored;
 mod subscribers;
-mod sweep;
 mod timer;
 mod turn_end;
 mod unsent;
 mod user;
-mod vacant;
 mod wait_key;
 
 use crate::commands::list::Listing;
@@ -69,6 +66,14 @@ pub use register::init;
 /// Locks that one event settles beyond those it is about, so that a mass of them does not hold the server up.
 const SETTLED_A_STEP: usize = 256;
 
+/// How long one step of the look over what is waited for or tied takes, and how long after it the next one comes: less than 5 ms
+/// of a second, however many names and ties there are.
+const LOOK: Duration = Duration::from_micros(75);
+const LOOK_MS: u64 = 25;
+
+/// Names and ties that are looked at between two looks at the clock.
+const LOOKED_AT_ONCE: usize = 16;
+
 /// Words after its name that a command may have without a list being made for them: key, owner and lease are all that most
 /// have.
 const FEW_WORDS: usize = 3;
@@ -89,14 +94,14 @@ struct State {
     engine: Engine,
     keys: OpenKeys,
     steps: clock::Steps,
-    sweep: sweep::Sweep,
-    vacant: vacant::Vacant,
     own_slots: slot::Own,
     slots_seen: Option<Instant>,
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
     since: SteadyMs,
     heartbeat: SteadyMs,
+    /// When the look over what is waited for or tied may go on.
+    next_look: SteadyMs,
     /// Whether the periodic check for deadlocks is under way: it takes several steps.
     checking_deadlocks: bool,
     // Reused buffers, swapped out while notifications are sent.
@@ -109,13 +114,12 @@ lazy_static::lazy_static! {
         engine: Engine::default(),
         keys: OpenKeys::new(),
         steps: clock::Steps::default(),
-        sweep: sweep::Sweep::default(),
-        vacant: vacant::Vacant::default(),
         own_slots: slot::Own::default(),
         slots_seen: None,
         settings: config::Settings::default(),
         since: clock::read().steady(),
         heartbeat: SteadyMs(0),
+        next_look: SteadyMs(0),
         checking_deadlocks: false,
         notifications: Notifications::default(),
         texts: observers::Texts::default(),
@@ -279,7 +283,7 @@ fn event(ctx: *mut Ctx) {
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     let began = Instant::now();
-    let beats = run(ctx, mode, Origin::Event, clock::read(), |state, now| {
+    run(ctx, mode, Origin::Event, clock::read(), |state, now| {
         // A lease or a wait whose time came while the server was busy: the next in the queue had to wait for that.
         let late = state.engine.overdue(now);
         if late > 0 {
@@ -295,12 +299,7 @@ fn event(ctx: *mut Ctx) {
             replicate::refresh(ctx);
             subscribers::heartbeat(ctx);
             state.checking_deadlocks = true;
-            if !events::hears_generic() {
-                intents::heartbeat();
-                if open {
-                    state.sweep(ctx, now);
-                }
-            }
+            state.engine.begin_look();
         }
         timer::arm(state.heartbeat, now.steady());
         if state.keys.in_cluster() {
@@ -317,6 +316,12 @@ fn event(ctx: *mut Ctx) {
                 timer::arm(now.steady().after(RETRY_MS), now.steady());
             }
         }
+        if open && now.steady() >= state.next_look {
+            state.next_look = now.steady().after(LOOK_MS);
+            if state.look(now) {
+                timer::arm(state.next_look, now.steady());
+            }
+        }
         let left = open
             && state
                 .engine
@@ -324,11 +329,7 @@ fn event(ctx: *mut Ctx) {
         if due || left {
             timer::arm(now.steady(), now.steady());
         }
-        beats
     });
-    if beats == Some(true) && vacant::any() {
-        vacant::heartbeat(ctx);
-    }
     // Commands have their own samples; what the module does by itself nobody else could tell of.
     latency::sample(c"dlock-event", began.elapsed());
 }
@@ -353,9 +354,6 @@ fn run<T>(
     // what the event has put there began, and is told first (see `notifications`).
     while inbox::has_something() {
         state.read_inbox(now);
-    }
-    if state.engine.places() > 0 || vacant::any() {
-        state.note_vacant();
     }
     state.keys.write(&mut state.notifications);
     state.arm(now);
@@ -418,6 +416,17 @@ impl State {
         if self.settings.refresh(&mut self.engine.policy, self.since) {
             self.policy_changed();
         }
+    }
+
+    /// Goes on with the look over what is waited for or tied. Gives whether something is left.
+    fn look(&mut self, now: Now) -> bool {
+        let begun = Instant::now();
+        while self.engine.look(&mut self.keys, now, LOOKED_AT_ONCE) {
+            if begun.elapsed() > LOOK {
+                return true;
+            }
+        }
+        false
     }
 
     /// More may be granted now than before, and a circle may matter that did not.

@@ -1,15 +1,11 @@
 //! What has happened behind the module's back, told to the engine: what callbacks have left in the inbox, and what the module
 //! finds by inspecting keys where the server tells nothing.
 
-use super::api::{self, Ctx};
 use super::inbox::{self, Notice};
 use super::keyspace::Retimed;
-use super::{gate, stored, vacant, State, SEEN};
-use crate::engine::{End, Event, Keyspace, Name, NameRef, Now, Token, WallMs};
+use super::{gate, State, SEEN};
+use crate::engine::{End, Event, Keyspace, Name, Now, Token, WallMs};
 use std::sync::atomic::Ordering;
-
-/// Locks of a sweep that are open together: those that are open at once are told apart by looking through all of them.
-const SWEPT_A_TIME: usize = 16;
 
 impl State {
     /// Tells the engine what callbacks have left.
@@ -66,7 +62,6 @@ impl State {
                         }
                     }
                 }
-                Notice::Touched(key) => self.inspect_everywhere(&key, now),
                 Notice::Role { primary: true } => {
                     self.decide_from(now);
                     self.engine.promote();
@@ -93,12 +88,9 @@ impl State {
         now: Now,
     ) {
         self.revisit(name, false);
-        if moved {
-            return;
-        }
         // A lease that has run out has ended the hold anywhere.
         let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
-        let left = lives && self.took_along(name, carried);
+        let left = moved || lives && self.took_along(name, carried);
         for &(token, deadline) in holds {
             let end = match deadline <= now.wall() {
                 true => End::Expired,
@@ -126,48 +118,9 @@ impl State {
             self.engine
                 .follow(name.as_ref(), self.keys.entry(name.as_ref()));
         } else if brought {
-            self.engine.on_key_brought(&mut self.keys, name.as_ref());
+            self.engine.on_key_changed(name.as_ref());
         } else {
             self.engine.on_key_removed(name.as_ref());
-        }
-    }
-
-    /// Goes one step further through the keyspace, on a server that cannot tell what happens to keys.
-    pub(super) fn sweep(&mut self, ctx: *mut Ctx, now: Now) {
-        let found = self.sweep.step(ctx, self.settings.databases);
-        api::select(ctx, self.keys.home());
-        for names in found.chunks(SWEPT_A_TIME) {
-            names.iter().for_each(|name| self.inspect(name, now));
-            self.keys.write(&mut self.notifications);
-        }
-    }
-
-    /// Inspects the locks at this key in all databases: a command that may have changed something of them was seen.
-    fn inspect_everywhere(&mut self, key: &[u8], now: Now) {
-        for db in stored::databases() {
-            let name = NameRef { db, key };
-            let mut found = false;
-            self.keys.inspect(name, &mut |_| found = true);
-            if found && gate::primary() {
-                self.inspect(&name.to_owned(), now);
-            } else if found {
-                self.revisit(&name.to_owned(), true);
-            }
-        }
-    }
-
-    /// Finds out whether a lock has been renamed, moved or given another TTL, where the server does not tell.
-    fn inspect(&mut self, name: &Name, now: Now) {
-        self.engine.bring_ties(&mut self.keys, name.as_ref());
-        let appeared = vacant::any() && self.vacant.remove(name);
-        let lock = self.keys.entry(name.as_ref()).lock.as_ref();
-        let needs_watch = lock.is_some_and(|lock| lock.needs_watch());
-        let unwatched = needs_watch && !self.engine.watches(name.as_ref());
-        match self.keys.retimed(name.as_ref(), now) {
-            _ if appeared => self.engine.on_key_changed(name.as_ref()),
-            Retimed::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
-            Retimed::Right if !unwatched => {}
-            Retimed::Right | Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
         }
     }
 
@@ -203,20 +156,5 @@ impl State {
         self.since = now.steady();
         self.settings.begin();
         self.settings.refresh(&mut self.engine.policy, self.since);
-    }
-
-    /// Notes which names are waited for and have no key, now that it is decided what becomes of the keys of this event.
-    #[cold]
-    pub(super) fn note_vacant(&mut self) {
-        for (name, had_key, has_key) in self.keys.opened() {
-            if !has_key && self.engine.watches(name) {
-                self.vacant.add(name.to_owned());
-            } else if vacant::any() && self.vacant.remove(&name.to_owned()) {
-                // The event has come upon a key that has appeared since the last check.
-                if had_key && self.engine.watches(name) {
-                    inbox::post(Notice::Brought(name.to_owned()));
-                }
-            }
-        }
     }
 }

@@ -55,8 +55,8 @@ pub fn lock_type() -> *mut raw::RedisModuleType {
 const FIRST_PLACE: u64 = 1 << 40;
 
 /// Makes a lock the server's: a value that it will free.
-pub fn give(lock: Box<Lock>, db: u32) -> *mut c_void {
-    stored::given(db, 0);
+pub fn give(lock: Box<Lock>) -> *mut c_void {
+    stored::given(0);
     Box::into_raw(lock).cast()
 }
 
@@ -109,9 +109,7 @@ unsafe fn read(io: *mut RedisModuleIO, version: c_int) -> Option<Lock> {
             inbox::post(Notice::Brought(name));
         }
     }
-    // SAFETY: as above.
-    let db = u32::try_from(unsafe { api!(RedisModule_GetDbIdFromIO(io)) });
-    stored::given(db.unwrap_or(0), lock.holders());
+    stored::given(lock.holders());
     // Its leases are bounded by the module's next event. What a server has told its owner is kept, whatever has been set since.
     Some(if from_a_user { lock.restored() } else { lock })
 }

@@ -11,7 +11,6 @@
 //! |---|---|---|---|
 //! | `wait_key`: nobody is blocked on a lock's own key | Redis 7.0 | when the key appears, `serveClientsBlockedOnKeyByModule` leaves `server.current_client` at a connection that may be freed before it is read. Elsewhere it saves calling everybody back: 1 ms for 10,000 | `blocked`: `a_key_appears_under_those_who_wait_for_it` under `make memcheck`, `no_lock_s_key_is_blocked_on` |
 //! | `blocking`: the server is given no time-out | Redis 7.0 | one that falls together with a grant loses the reply. Elsewhere it would be late by up to 1000/hz ms | `waiting`: `time_is_up_after_the_milliseconds_given` |
-//! | `vacant`: no borrow is held while a name is looked up | Redis 7.0 | it removes an expired key even when asked not to, and calls back | none |
 //! | `events::subscribe`: a load that fails takes its subscriptions back | Redis 7.0 | the server keeps them, and calls what is no longer there | `load`: `no_setting_out_of_range_is_loaded_and_nothing_is_left` |
 //! | `dry_run`: an empty module is loaded first | all but Redis 7.0, up to Redis 8.6 and Valkey 9.1 | a setting that no module has makes them unload a module with a data type, and crash. Redis 7.0 answers with an error and keeps the module | `load`: `no_setting_that_there_is_not_is_loaded` |
 //! | `guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it holds back what a command writes until modules have heard of the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |

@@ -81,13 +81,15 @@ fn begin(ctx: *mut Ctx) {
     let databases = STATE
         .try_borrow_mut()
         .map_or(1, |state| state.settings.databases);
-    if let Err(what) = events::hear_generic(ctx, own, databases) {
+    let heard = events::hear_generic(ctx, own, databases).unwrap_or_else(|what| {
         log::warning(&format!(
-            "the server refuses a subscription to {what}; a slow sweep finds what RENAME, MOVE, EXPIRE and PERSIST do to a lock"
+            "the server refuses a subscription to {what}: what RENAME, MOVE, EXPIRE and PERSIST do to a lock is noticed within a \
+             second, or at its next use"
         ));
-    }
+        false
+    });
     if let Some(mut state) = STATE.try_borrow_mut() {
-        state.keys.set_server(cluster, events::hears_generic());
+        state.keys.set_server(cluster, heard);
     }
     eviction::refresh(ctx);
     latency::refresh(ctx);

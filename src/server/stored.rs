@@ -5,10 +5,8 @@
 //! background. What it has left there to be freed is counted apart, so that the locks of an empty server are none.
 
 use super::api::{self, api, Ctx};
-use super::cell::MainThread;
 use std::cell::Cell;
-use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 /// Numbers of locks and of holds.
 struct Count {
@@ -65,32 +63,9 @@ pub fn holds() -> i64 {
     KEPT.holds.load(Ordering::Relaxed)
 }
 
-/// A value was made in a database, with so many holds that the engine has not made.
-pub fn given(db: u32, holds: usize) {
+/// A value was made, with so many holds that the engine has not made.
+pub fn given(holds: usize) {
     KEPT.add(1, holds as i64);
-    found_in(db);
-}
-
-/// The databases that have had locks since the server's start: usually one.
-static DATABASES: MainThread<BTreeSet<u32>> = MainThread::new(BTreeSet::new());
-
-/// The one that was noted last: it need not be noted again.
-static LAST_DATABASE: AtomicU32 = AtomicU32::new(u32::MAX);
-
-/// A lock has come to this database.
-pub fn found_in(db: u32) {
-    if LAST_DATABASE.load(Ordering::Relaxed) != db {
-        if let Some(mut databases) = DATABASES.try_borrow_mut() {
-            databases.insert(db);
-            LAST_DATABASE.store(db, Ordering::Relaxed);
-        }
-    }
-}
-
-/// The databases that may have locks.
-pub fn databases() -> Vec<u32> {
-    let databases = DATABASES.try_borrow_mut();
-    databases.map_or(Vec::new(), |databases| databases.iter().copied().collect())
 }
 
 /// A value is freed with the holds that it still has, on any thread.

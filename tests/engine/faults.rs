@@ -31,6 +31,8 @@ pub enum Fault {
     DeafToToken,
     /// AUTO is not heard.
     DeafToAuto,
+    /// AUTO from another connection drags a session along.
+    DragsSession,
     /// AUTO is over as soon as it begins.
     ShortAuto,
     /// BLOCK is without bound, whatever it says.
@@ -101,6 +103,14 @@ pub enum Fault {
     RenameUnseen,
     /// A lock that goes by DEL is not noticed.
     DelUnseen,
+    /// A tie is not ended when its hold leaves the name.
+    TieStays,
+    /// The server does not look once a second.
+    NoLook,
+    /// The next use of a lock does not notice that it came to its name unseen.
+    UseBlind,
+    /// A lower `max-lease-ms` does not reach the engine.
+    LongLeases,
     /// A step of the wall clock is one of all clocks.
     SteadySteps,
     /// `grants no` does not reach the engine.
@@ -156,13 +166,14 @@ use Fault::*;
 /// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
 /// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 65] = [
+const CAUGHT: [(Fault, By, &str); 70] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
     (DeafToClaim, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 CLAIM 7"),
     (DeafToToken, Model, "1: ACQUIRE x a; 1: ACQUIRE y a; 1: RELEASE x a TOKEN #2"),
     (DeafToAuto, Model, "1: ACQUIRE x a; 1: RENEW x a AUTO 0"),
+    (DragsSession, Model, "1: ACQUIRE x a SESSION; 2: RENEW x a AUTO 0"),
     (ShortAuto, Model, "1: ACQUIRE x a; 1: RENEW x a 1000 AUTO 0; wait 500"),
     (EndlessBlock, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 4 SHARED"),
     (ShortLease, Model, "1: ACQUIRE x a 10"),
@@ -192,8 +203,12 @@ const CAUGHT: [(Fault, By, &str); 65] = [
     (Unsettled, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
     (GrantStands, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 2 is cut off; 1: RELEASE x a"),
     (TakesBackAll, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 1: ACQUIRE x a BLOCK 0; 1 is cut off; 2: RELEASE x b"),
-    (RenameUnseen, Model, "1: ACQUIRE x a SESSION; rename x y"),
-    (DelUnseen, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; del x"),
+    (RenameUnseen, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; rename x y"),
+    (TieStays, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; rename x y"),
+    (NoLook, Model, "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0; behind set y; look"),
+    (UseBlind, Model, "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0; 3: ACQUIRE z c; 4: FAIRACQUIRE z d; behind rename z y; 4: CANCEL y d"),
+    (LongLeases, Model, "config max-lease-ms 500; 1: RENEW x a 400 AUTO 0"),
+    (DelUnseen, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; del x"),
     (SteadySteps, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 50; clock 20"),
     (GrantsOn, Model, "config grants no; 1: ACQUIRE x a 10"),
     (TrustsNobody, Model, "1: ACQUIRE x a; config max-lease-ms 10; rename x y"),
@@ -259,6 +274,9 @@ impl World {
             (DeafToClaim, ..) => without(&mut heard, "CLAIM", 2),
             (DeafToToken, ..) => without(&mut heard, "TOKEN", 2),
             (DeafToAuto, ..) => without(&mut heard, "AUTO", 2),
+            (DragsSession, ..) if at(&heard, "AUTO").is_some() && self.engine().sessions() > 0 => {
+                heard.push(b"SESSION".to_vec());
+            }
             (ShortAuto, ..) => {
                 if let Some(at) = at(&heard, "AUTO") {
                     heard[at + 1] = b"1".to_vec();

@@ -21,6 +21,8 @@ pub struct Keys {
     pub away: BTreeSet<Name>,
     /// Whether there are neither replicas nor an AOF.
     pub alone: bool,
+    /// Whether nobody is told that a lock was there already: a fault.
+    pub blind: bool,
     open: Vec<Opened>,
 }
 
@@ -55,7 +57,10 @@ impl Keyspace for Keys {
                 };
                 let mut ttl = None;
                 match self.values.remove(&name) {
-                    Some(Value::Lock(lock, at)) => (entry.lock, ttl) = (Some(lock.into()), at),
+                    Some(Value::Lock(lock, at)) => {
+                        (entry.lock, ttl) = (Some(lock.into()), at);
+                        entry.unseen = !self.blind;
+                    }
                     Some(Value::Other) => entry.foreign = true,
                     None => {}
                 }
@@ -83,6 +88,7 @@ impl Keys {
             let Entry {
                 lock,
                 foreign,
+                unseen: _,
                 external_end,
                 changed,
                 replicate,

@@ -26,6 +26,8 @@ pub struct Picture {
     pub quarantined: bool,
     /// Whether the server could settle all there was to settle.
     pub settled: bool,
+    /// Locks of which the engine does not know yet.
+    pub unseen: BTreeSet<Name>,
     pub primary: Data,
     /// None while the replica lags.
     pub replica: Option<Data>,
@@ -144,6 +146,7 @@ impl Picture {
             notifies: engine.notifies(),
             granting: engine.policy.granting(now),
             settled: world.writable && world.primary.keys.away.is_empty(),
+            unseen: world.unseen.clone(),
             primary: world.primary.data(),
             replica: world.link.is_empty().then(|| world.replica.data()),
             quarantined: world.now.steady() < world.quarantine_until,
@@ -164,6 +167,11 @@ impl Picture {
             unasked: std::mem::take(&mut world.unasked),
             refused: std::mem::take(&mut world.refused),
         }
+    }
+
+    /// Whether the engine knows of all that stands at the locks of a request.
+    pub fn knows(&self, wait: &Waiting) -> bool {
+        wait.names.iter().all(|name| !self.unseen.contains(name))
     }
 
     /// Who holds and who waits: all that a deadlock depends on.

@@ -12,6 +12,9 @@
 //! slot of shop leaves               and `returns`: the node may not change the lock outside of a command
 //! config max-queue 3                `config quarantine 100` lets one begin that lasts so long
 //! ```
+//! `behind` before `rename`, `move` or `set` says that a value comes to a name that has none, and that the server does not tell:
+//! the next use of that lock notices it, or a `look` (once a second).
+//!
 //! Other lines: `del`, `rename`, `move` (to another database), `copy` (by DUMP and RESTORE), `dump` (by DUMP and DEL, kept for)
 //! `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that lags catches up), `crash` (the
 //! replica takes over), `failover`, `restart`. `shop@1` is a key of database 1.
@@ -35,6 +38,9 @@ pub enum Act {
     Del(Key),
     Set(Key),
     Rename(Key, Key),
+    /// A value comes to a name that has none, and the server does not tell.
+    Behind(Box<Act>),
+    Look,
     Copy(Key, Key),
     Dump(Key),
     Restore(Key),
@@ -112,6 +118,8 @@ impl Reader {
             [who, "is", "cut", "off"] => Act::Cut(self.client(who)),
             ["del", one] => Act::Del(key(one)),
             ["set", one] => Act::Set(key(one)),
+            ["behind", ..] => Act::Behind(Box::new(self.read(line.trim_start_matches("behind "))?)),
+            ["look"] => Act::Look,
             ["rename", from, to] => Act::Rename(key(from), key(to)),
             ["move", one, db] => Act::Rename(key(one), (number(db)? as u32, key(one).1)),
             ["copy", from, to] => Act::Copy(key(from), key(to)),

@@ -17,6 +17,8 @@ pub struct Server {
     pub engine: Engine,
     pub keys: Keys,
     pub primary: bool,
+    /// Whether nobody is told that a hold has left its name: a fault.
+    pub stays: bool,
 }
 
 /// The command that goes by this name, with or without `DLOCK.`, in any case.
@@ -35,6 +37,7 @@ impl Server {
             engine,
             keys: Keys::default(),
             primary,
+            stays: false,
         }
     }
 
@@ -155,7 +158,7 @@ impl Server {
             self.engine.follow(name.as_ref(), entry);
             self.keys.close();
         } else if brought {
-            self.engine.on_key_brought(&mut self.keys, name.as_ref());
+            self.engine.on_key_changed(name.as_ref());
         } else {
             self.engine.on_key_removed(name.as_ref());
         }
@@ -172,6 +175,30 @@ impl Server {
         }
     }
 
+    /// A value goes to another name, and its holds with it.
+    fn leaves(&mut self, name: &Name, value: &Value) {
+        if let Value::Lock(lock, _) = value {
+            for hold in lock.holds().filter(|_| !self.stays) {
+                self.engine.on_hold_left(name.as_ref(), hold.token);
+            }
+        }
+        self.revisit(name, false);
+    }
+
+    /// A value comes to this name that has none, and the server does not tell.
+    pub fn appear(&mut self, op: &Op) {
+        match op {
+            Op::Rename(from, to) => {
+                if let Some(value) = self.keys.values.remove(from) {
+                    self.leaves(from, &value);
+                    self.keys.values.insert(to.clone(), value);
+                }
+            }
+            Op::Overwrite(name) => drop(self.keys.values.insert(name.clone(), Value::Other)),
+            other => panic!("every server tells of {other:?}"),
+        }
+    }
+
     /// Does what is none of the module's, and tells the engine what the server would.
     pub fn alter(&mut self, op: &Op, now: Now) {
         match op {
@@ -183,11 +210,12 @@ impl Server {
                     self.revisit(name, false);
                 }
             }
+            Op::Rename(from, to) if from == to => {}
             Op::Rename(from, to) => {
                 if let Some(value) = self.keys.values.remove(from) {
+                    self.leaves(from, &value);
                     let replaced = self.keys.values.insert(to.clone(), value);
-                    self.lost(to, replaced.filter(|_| from != to), now);
-                    self.revisit(from, false);
+                    self.lost(to, replaced, now);
                     self.revisit(to, true);
                 }
             }
@@ -216,14 +244,7 @@ impl Server {
     }
 
     fn swap(&mut self, one: u32, other: u32) {
-        let swapped = |name: Name| Name {
-            db: match name.db {
-                db if db == one => other,
-                db if db == other => one,
-                db => db,
-            },
-            ..name
-        };
+        let swapped = |name: Name| swapped(name, one, other);
         let values = std::mem::take(&mut self.keys.values);
         let moved = values
             .into_iter()
@@ -237,4 +258,14 @@ impl Server {
             }
         }
     }
+}
+
+/// The name that a lock has when these databases are exchanged.
+pub fn swapped(name: Name, one: u32, other: u32) -> Name {
+    let db = match name.db {
+        db if db == one => other,
+        db if db == other => one,
+        db => db,
+    };
+    Name { db, ..name }
 }

@@ -235,9 +235,11 @@ impl Simulation {
 
     fn surgery(&mut self) -> String {
         let (one, other) = (self.key(), self.key());
-        match self.random.below(12) {
+        match self.random.below(14) {
             0..=3 => format!("del {one}"),
             4..=5 => format!("rename {one} {other}"),
+            12 => format!("behind rename {one} {other}"),
+            13 => format!("behind set {one}"),
             6 => format!("set {one}"),
             7..=8 => "flush".into(),
             9 => "swap 0 1".into(),

@@ -1,7 +1,7 @@
 //! A primary, its replica, the link between them, connections, and clocks that only the test moves.
 
 use crate::client::Client;
-use crate::commands::table::Verb;
+use crate::commands::table::{Access, Verb};
 use crate::commands::Reply;
 use crate::engine::{
     change::{self, Change},
@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::faults::Fault;
 use crate::keys::{Closed, Value};
 use crate::script::{self, Act};
-use crate::server::Server;
+use crate::server::{self, Server};
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
 
@@ -81,6 +81,8 @@ pub struct World {
     pub restored: BTreeSet<Token>,
     /// Every lock that there ever was.
     pub known: BTreeSet<Name>,
+    /// Names that a value has come to since the last look, of which nobody was told.
+    pub unseen: BTreeSet<Name>,
     /// The highest token of all grants.
     pub last_token: Token,
     /// The highest token that the replica has seen.
@@ -181,6 +183,7 @@ impl World {
             speakers: BTreeSet::new(),
             restored: BTreeSet::new(),
             known: BTreeSet::new(),
+            unseen: BTreeSet::new(),
             last_token: Token(0),
             replica_knows: Token(0),
             tokens: HashSet::new(),
@@ -231,6 +234,12 @@ impl World {
             Act::Del(one) => self.alter(Op::Del(name(one))),
             Act::Set(one) => self.alter(Op::Overwrite(name(one))),
             Act::Rename(from, to) => self.alter(Op::Rename(name(from), name(to))),
+            Act::Behind(act) => match &**act {
+                Act::Rename(from, to) => self.behind(Op::Rename(name(from), name(to))),
+                Act::Set(one) => self.behind(Op::Overwrite(name(one))),
+                other => panic!("every server tells of {other:?}"),
+            },
+            Act::Look => self.look(),
             Act::Copy(from, to) => {
                 if let Some(bytes) = self.dump(&name(from)) {
                     self.alter(Op::Restore(name(to), bytes));
@@ -280,8 +289,10 @@ impl World {
         // A name that is used again is a new connection.
         self.ended.remove(&client.id);
         self.event += 1;
+        self.primary.keys.blind = self.is(Fault::UseBlind);
         self.prepare();
         let late = self.primary.engine.next_wakeup(self.now) == Some(0);
+        self.note_use(db, words);
         let distorted = self.distort(client, db, words);
         let heard: Vec<&[u8]> = distorted.iter().map(Vec::as_slice).collect();
         let mut answer = self.primary.run(self.now, db, client, &heard);
@@ -292,6 +303,16 @@ impl World {
         }
         self.perform();
         answer
+    }
+
+    /// A command that may write to a lock sees what stands there.
+    fn note_use(&mut self, db: u32, words: &[&[u8]]) {
+        let spec = crate::server::command(&String::from_utf8_lossy(words[0]));
+        if let Some(spec) = spec.filter(|spec| spec.access == Access::Write) {
+            for key in &words[1..][spec.keys(&words[1..])] {
+                self.unseen.remove(&NameRef { db, key }.to_owned());
+            }
+        }
     }
 
     /// Notes what a request for locks was answered.
@@ -397,6 +418,7 @@ impl World {
 
     /// What the server does once a second: it looks for deadlocks, in steps.
     pub fn heartbeat(&mut self) {
+        self.look();
         self.prepare();
         if self.writable {
             for _ in 0..PATIENCE {
@@ -445,11 +467,15 @@ impl World {
     /// The operator changes the configuration.
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
         let (detection, deaf) = (self.detection, self.is(Fault::GrantsOn));
+        let (long, most) = (self.is(Fault::LongLeases), Policy::default().max_lease_ms);
         let policy = &mut self.engine().policy;
         policy.deadlock_detection = detection;
         change(policy);
         let detection = policy.deadlock_detection;
         policy.grants |= deaf;
+        if long {
+            policy.max_lease_ms = most;
+        }
         self.detection = detection;
         self.engine().mark_all();
         self.engine().suspect_all();
@@ -477,10 +503,54 @@ impl World {
                     values.insert(to.clone(), value);
                 }
             }
-            _ => self.primary.alter(&op, self.now),
+            _ => {
+                self.primary.stays = self.fault == Some(Fault::TieStays);
+                self.primary.alter(&op, self.now);
+            }
         }
         self.known.extend(self.primary.keys.values.keys().cloned());
+        match &op {
+            Op::Rename(from, to) => self.unseen.retain(|name| name != from && name != to),
+            Op::Del(one) | Op::Overwrite(one) | Op::Restore(one, _) => _ = self.unseen.remove(one),
+            Op::Effect(..) | Op::Flush(_) => self.unseen.clear(),
+            Op::Swap(one, other) => {
+                let swapped = |name: &Name| server::swapped(name.clone(), *one, *other);
+                self.unseen = self.unseen.iter().map(swapped).collect();
+            }
+        }
         self.link.push_back(op);
+        self.perform();
+    }
+
+    /// A value comes to a name, and the server does not tell if there was none.
+    fn behind(&mut self, op: Op) {
+        let (from, to) = match &op {
+            Op::Rename(from, to) => (from, to),
+            Op::Overwrite(to) => (to, to),
+            _ => return self.alter(op),
+        };
+        let values = &self.primary.keys.values;
+        let told = values.contains_key(to) || !values.contains_key(from) && from != to;
+        if told {
+            return self.alter(op);
+        }
+        self.unseen.remove(from);
+        self.unseen.insert(to.clone());
+        self.primary.appear(&op);
+        self.known.insert(to.clone());
+        self.link.push_back(op);
+        self.perform();
+    }
+
+    /// The server looks at what is waited for or tied, as it does once a second.
+    pub fn look(&mut self) {
+        if self.writable && !self.is(Fault::NoLook) {
+            let Server { engine, keys, .. } = &mut self.primary;
+            engine.begin_look();
+            while engine.look(keys, self.now, 1) {}
+            // Where nobody waits the next use of the lock comes upon it.
+            self.unseen.retain(|name| !engine.watches(name.as_ref()));
+        }
         self.perform();
     }
 
@@ -578,6 +648,7 @@ impl World {
     fn begin(&mut self) {
         self.primary.primary = true;
         self.mistrust();
+        self.unseen.clear();
         self.engine().promote();
         // The server tells everyone who was blocked that it is over.
         self.waits.clear();

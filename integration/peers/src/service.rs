@@ -21,20 +21,17 @@ pub enum Promise {
     Durable,
     /// The same, on a disk whose every `fsync` takes a millisecond more.
     DurableSlow,
-    /// One replica has the grant too before the client has it. It is kept where that replica becomes the primary.
-    Replica,
-    /// Most of three nodes have the grant before the client has it, and only who has it too can lead.
-    Majority,
+    /// The grant is on more than one node before the client has it.
+    Nodes,
 }
 
 impl Promise {
     /// All, in the order of the report.
-    pub const ALL: [Promise; 5] = [
+    pub const ALL: [Promise; 4] = [
         Promise::Memory,
         Promise::Durable,
         Promise::DurableSlow,
-        Promise::Replica,
-        Promise::Majority,
+        Promise::Nodes,
     ];
 
     /// In words.
@@ -43,8 +40,7 @@ impl Promise {
             Promise::Memory => "Memory only",
             Promise::Durable => "One durable node",
             Promise::DurableSlow => "One durable node, each fsync 1 ms longer",
-            Promise::Replica => "One replica has it, in memory",
-            Promise::Majority => "Survives the loss of a node",
+            Promise::Nodes => "Survives the loss of a node",
         }
     }
 }
@@ -94,19 +90,19 @@ pub const PLANS: [Plan; 12] = [
     plan("ZooKeeper", Promise::DurableSlow, Kind::ZooKeeper, "as above"),
     plan(
         "dlock, a replica and WAIT 1",
-        Promise::Replica,
+        Promise::Nodes,
         Kind::DlockWait,
-        "two nodes; survives the end of the primary where that replica takes over; no consensus: a failover can still lose a grant",
+        "two nodes, in memory; WAIT is no consensus: a failover can still lose a grant",
     ),
     plan(
         "etcd, 3 nodes, watch at the next revision",
-        Promise::Majority,
+        Promise::Nodes,
         Kind::EtcdWatch,
         "consensus, durable on two of three; the three share this machine's cores and disk",
     ),
     plan(
         "ZooKeeper, 3 nodes",
-        Promise::Majority,
+        Promise::Nodes,
         Kind::ZooKeeper,
         "consensus, durable on two of three; the three share this machine's cores and disk",
     ),
@@ -172,7 +168,7 @@ impl Plan {
 
     fn count(&self) -> usize {
         match self.promise {
-            Promise::Majority => 3,
+            Promise::Nodes => 3,
             _ => 1,
         }
     }
@@ -203,7 +199,7 @@ fn redis_servers(promise: Promise) -> Result<Vec<Server>, Failure> {
         builder = builder.program(slowed_server(program.path())?);
     }
     let primary = builder.start();
-    if promise != Promise::Replica {
+    if promise != Promise::Nodes {
         return Ok(vec![primary]);
     }
     let replica = Server::start();

@@ -362,7 +362,7 @@ impl Engine {
             channel: channel.map(|channel| self.requests.channel(ask.terms.client, channel)),
             at,
         };
-        self.enlist(id, Box::new(request));
+        self.enlist(id, Box::new(request), now);
     }
 
     /// Has the request wait at its place, lets the queue be served, and answers if that has answered it.

@@ -10,16 +10,26 @@ use crate::error::Error;
 
 impl Engine {
     /// Registers a request that waits.
-    pub(super) fn enlist(&mut self, id: RequestId, request: Box<Request>) {
+    pub(super) fn enlist(&mut self, id: RequestId, request: Box<Request>, now: Now) {
+        self.note_waiting(&request, true, now);
         self.count_entangled(request.hash, &request.at, 1);
         self.requests.add(id, request);
     }
 
     /// The reverse.
-    pub(super) fn delist(&mut self, id: RequestId) -> Option<Box<Request>> {
+    pub(super) fn delist(&mut self, id: RequestId, now: Now) -> Option<Box<Request>> {
         let request = self.requests.remove(id)?;
+        self.note_waiting(&request, false, now);
         self.count_entangled(request.hash, &request.at, -1);
         Some(request)
+    }
+
+    /// A connection is blocked, or no longer.
+    fn note_waiting(&mut self, request: &Request, waits: bool, now: Now) {
+        if request.channel.is_none() {
+            let client = request.terms.client;
+            self.ledger.ties.waits(client, waits, now.steady());
+        }
     }
 
     /// A request is one beside others of its owner: so its own place is entangled, and that of another which was the only one.
@@ -39,8 +49,8 @@ impl Engine {
     }
 
     /// Takes a request out of all places where it waits; these stay, with nobody there.
-    pub(super) fn withdraw(&mut self, id: RequestId) -> Option<Request> {
-        let mut request = self.delist(id)?;
+    pub(super) fn withdraw(&mut self, id: RequestId, now: Now) -> Option<Request> {
+        let mut request = self.delist(id, now)?;
         self.ledger.timers.clear(&mut request.until);
         for part in request.parts() {
             let Some(queue) = self.queues.get_mut(part.lock) else {
@@ -73,7 +83,7 @@ impl Engine {
         outcome: Outcome,
         stays: impl Fn(LockId) -> bool,
     ) {
-        let Some(left) = self.withdraw(id) else {
+        let Some(left) = self.withdraw(id, now) else {
             return;
         };
         for part in left.parts().iter().filter(|part| !stays(part.lock)) {
@@ -86,7 +96,7 @@ impl Engine {
     /// A request leaves its queues outside of a request: its time is up, or its connection waits no longer. The locks are
     /// settled as soon as changes are possible.
     pub(super) fn depart(&mut self, id: RequestId, now: Now) -> Option<Request> {
-        let left = self.withdraw(id)?;
+        let left = self.withdraw(id, now)?;
         for part in left.parts() {
             self.vacate(part, now);
             self.mark(part.lock);

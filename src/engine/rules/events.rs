@@ -5,9 +5,9 @@ use super::hold::held;
 use crate::engine::keyspace::{exists, Entry, Keyspace};
 use crate::engine::ledger::{next_renewal, Due, Ledger, Outcome};
 use crate::engine::lock::{End, Hold};
-use crate::engine::queue::{Deadlines, LockId, Request, Tie, Ties};
+use crate::engine::queue::{Deadlines, LockId, Renewal, Request, Tie, Ties};
 use crate::engine::state::{Engine, Undelivered};
-use crate::engine::types::{ClientId, Grant, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
+use crate::engine::types::{ClientId, Grant, Name, NameRef, Now, RequestId, Token, WallMs};
 use std::collections::BTreeMap;
 
 /// Due entries that one tick works off at most.
@@ -15,9 +15,6 @@ const DUES_A_STEP: usize = 1024;
 
 /// Holds and places of connections that have ended which one settlement clears away at most.
 const CLEARED_A_STEP: usize = 1024;
-
-/// When a renewal whose hold is not where it was is tried again.
-const ASKED_AGAIN_MS: Millis = 100;
 
 /// Holds that one settlement renews at most.
 const RENEWED_A_STEP: usize = 256;
@@ -41,10 +38,8 @@ impl Engine {
                     self.mark(lock);
                 }
                 Some(Due::Renewal(token)) => {
-                    if let Some(auto) = self.ledger.ties.auto_mut(token) {
-                        auto.due = None;
-                        self.renewals.push_back(token);
-                    }
+                    self.ledger.ties.renew(token, Renewal::Due);
+                    self.renewals.push_back(token);
                 }
             }
         }
@@ -103,37 +98,13 @@ impl Engine {
         }
     }
 
-    fn revisit(&mut self, lock: LockId) {
+    pub(super) fn revisit(&mut self, lock: LockId) {
         self.distrust(lock);
         // What was said of the value that was here does not hold for the next.
         if let Some(queue) = self.queues.get_mut(lock) {
             queue.external_end = None;
         }
         self.mark(lock);
-    }
-
-    /// A lock has come to this key: it is looked at again, and the ties of its holds come along.
-    pub fn on_key_brought(&mut self, keys: &mut impl Keyspace, name: NameRef) {
-        self.bring_ties(keys, name);
-        self.on_key_changed(name);
-    }
-
-    /// A tie follows its hold to this key, unless the hold is still where it was: RESTORE can make a second one of it.
-    pub fn bring_ties(&mut self, keys: &mut impl Keyspace, name: NameRef) {
-        if self.ledger.ties.is_empty() {
-            return;
-        }
-        let here = name.to_owned();
-        let ties = &self.ledger.ties;
-        let strayed = |hold: Hold| Some((hold.token, ties.strayed(hold.token, &here)?));
-        let holds = keys.entry(name).value().holds();
-        let strayed: Vec<_> = holds.filter_map(strayed).collect();
-        for (token, old) in strayed {
-            let mut there = keys.entry(old.as_ref()).value().holds();
-            if !there.any(|hold| hold.token == token) {
-                self.ledger.ties.rename(token, &here);
-            }
-        }
     }
 
     /// Whether this lock's queue must not move: its slot is migrating away.
@@ -368,13 +339,11 @@ impl Engine {
             let Some(tie) = self.ledger.ties.get(token).cloned() else {
                 continue;
             };
-            let Some(auto) = tie.auto.filter(|auto| auto.due.is_none()) else {
+            if !matches!(tie.auto.map(|auto| auto.next), Some(Renewal::Due)) {
                 continue;
-            };
-            let over = auto.until.is_some_and(|until| until <= now.steady());
-            let gone = self.disconnected.contains_key(&tie.client);
-            if over || gone {
-                self.renew_no_more(token);
+            }
+            if !self.may_renew(&tie, now) {
+                self.ledger.renew_no_more(token);
             } else if keys.accepts(tie.name.as_ref()) {
                 self.renew_for(keys, now, token, &tie);
             } else if exists(keys, tie.name.as_ref()) {
@@ -389,21 +358,38 @@ impl Engine {
         left
     }
 
-    /// Renews a hold for its full lease, unless it has ended: then it is too late.
+    /// Whether a hold's connection is there, and its bound has not passed.
+    fn may_renew(&self, tie: &Tie, now: Now) -> bool {
+        !self.ledger.ties.is_over(tie, now.steady()) && !self.disconnected.contains_key(&tie.client)
+    }
+
+    /// Renews a hold, unless it has ended: then it is too late.
     fn renew_for(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, tie: &Tie) {
-        let Some(auto) = tie.auto else { return };
         let name = tie.name.as_ref();
         let entry = keys.entry(name);
-        let lives = |hold: &Hold| hold.deadline > now.wall();
-        let hold = held(entry, &tie.owner, Some(token)).ok().filter(lives);
-        let Some(hold) = hold else {
-            // It has ended, and is untied with the next settlement; or it is under another name by now, which is told in a
-            // moment.
-            let again = now.steady().after(ASKED_AGAIN_MS);
-            return self.ledger.renew_at(token, again);
+        match held(entry, &tie.owner, Some(token)) {
+            Err(_) => drop(self.ledger.untie(token)),
+            Ok(hold) if hold.deadline < now.wall() => {
+                let lock = self.queues.id_or_new(name);
+                self.mark(lock);
+            }
+            Ok(hold) => {
+                self.prolong(entry, now, hold, tie);
+                let lock = self.queues.id(name);
+                self.rewatch(entry, now, name, lock);
+            }
+        }
+    }
+
+    /// Renews a hold for its full lease, which may be longer than what is allowed by now.
+    fn prolong(&mut self, entry: &mut Entry, now: Now, hold: Hold, tie: &Tie) {
+        let (Some(auto), token) = (tie.auto, hold.token) else {
+            return;
         };
-        let wanted = now.wall().after(auto.lease);
-        let deadline = self.policy.bounded(token, wanted).max(hold.deadline);
+        let lease = auto.lease.min(self.policy.max_lease_ms);
+        let wanted = now.wall().after(lease);
+        let bounded = self.policy.bounded(token, wanted);
+        let deadline = bounded.max(hold.deadline);
         if deadline != hold.deadline {
             entry.set_hold(Hold {
                 owner: &tie.owner,
@@ -413,22 +399,40 @@ impl Engine {
             self.ledger.counters.renewals += 1;
             self.ledger.counters.auto_renewals += 1;
         }
-        if deadline < wanted {
+        if bounded < wanted {
             // It has reached the age that it may have.
-            self.renew_no_more(token);
+            self.ledger.renew_no_more(token);
         } else {
-            let next = next_renewal(token, auto.lease, now);
+            let next = next_renewal(token, lease, now);
             self.ledger.renew_at(token, next);
         }
-        let lock = self.queues.id(name);
-        self.rewatch(entry, now, name, lock);
     }
 
-    /// The server renews a hold no more; a session stays.
-    fn renew_no_more(&mut self, token: Token) {
-        if let Some(tie) = self.ledger.untie(token).filter(|tie| tie.session) {
-            self.ledger.ties.tie(token, Tie { auto: None, ..tie });
+    /// A lease ends at this very moment: a renewal that is due, too, comes first. Gives whether the hold goes on.
+    #[cold]
+    pub(super) fn renew_in_time(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        token: Token,
+    ) -> bool {
+        let Some(tie) = self.ledger.ties.at(name, token).cloned() else {
+            return false;
+        };
+        let due = match tie.auto.map(|auto| auto.next) {
+            Some(Renewal::Due) => true,
+            Some(Renewal::At(due)) => due.at <= now.steady(),
+            _ => false,
+        };
+        let Ok(hold) = held(entry, &tie.owner, Some(token)) else {
+            return false;
+        };
+        if !due || hold.deadline < now.wall() || !self.may_renew(&tie, now) {
+            return false;
         }
+        self.prolong(entry, now, hold, &tie);
+        held(entry, &tie.owner, Some(token)).is_ok_and(|hold| hold.deadline > now.wall())
     }
 
     /// A hold has ended with its key.
@@ -437,7 +441,8 @@ impl Engine {
         self.ledger.counters.gone(end, token, now);
     }
 
-    /// A hold has left with its key's slot. It goes on elsewhere, without the connection that it is tied to here.
+    /// A hold has left with its key, to another name or with its slot. It goes on there, without the connection that it is
+    /// tied to here.
     pub fn on_hold_left(&mut self, name: NameRef, token: Token) {
         self.ledger.untie_at(name, token);
     }
@@ -454,8 +459,8 @@ impl Engine {
         self.on_locks_left(|name| db.map_or(true, |db| name.db == db));
     }
 
-    /// Two databases were exchanged.
+    /// Two databases were exchanged: their locks have other names now.
     pub fn on_swap(&mut self, one: u32, other: u32) {
-        self.ledger.ties.swap(one, other);
+        self.on_locks_left(|name| name.db == one || name.db == other);
     }
 }

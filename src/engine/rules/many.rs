@@ -360,7 +360,7 @@ impl Engine {
         if let Err(error) = overflows {
             return self.dismiss(id, now, Outcome::Refused(error), |_| false);
         }
-        let Some(request) = self.withdraw(id) else {
+        let Some(request) = self.withdraw(id, now) else {
             return;
         };
         let named = parts.iter();

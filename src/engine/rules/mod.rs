@@ -6,6 +6,7 @@ pub mod depart;
 pub mod events;
 pub mod grantable;
 pub mod hold;
+pub mod look;
 pub mod many;
 pub mod reconcile;
 pub mod serve;

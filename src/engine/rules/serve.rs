@@ -114,7 +114,7 @@ impl Engine {
         let Some(id) = place.and_then(|place| place.request()) else {
             return;
         };
-        let Some(mut request) = self.delist(id) else {
+        let Some(mut request) = self.delist(id, now) else {
             return;
         };
         self.ledger.timers.clear(&mut request.until);

@@ -44,6 +44,10 @@ impl Engine {
     /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
     #[cold]
     pub(super) fn settle_queue(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
+        if self.has_appeared(entry, lock) {
+            self.distrust(lock);
+        }
+        entry.unseen = false;
         entry.heed_external_end();
         if entry.foreign {
             return self.refuse_all(now, lock);
@@ -164,9 +168,18 @@ impl Engine {
         let Some(queue) = self.queues.get(lock) else {
             return false;
         };
-        let marked = queue.dirty || queue.stale || queue.closed || !queue.lapsed.is_empty();
+        let marked = queue.dirty
+            || queue.stale
+            || queue.closed
+            || !queue.lapsed.is_empty()
+            || self.has_appeared(entry, lock);
         let told = entry.external_end.or(queue.external_end).is_some();
         !(marked || told || entry.foreign || entry.value().ended(now.wall()).is_some())
+    }
+
+    /// Whether a value has come to this lock since its last settlement left it without one.
+    fn has_appeared(&self, entry: &Entry, lock: LockId) -> bool {
+        entry.unseen && self.vacant.contains(&lock)
     }
 
     /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
@@ -199,6 +212,9 @@ impl Engine {
     fn expire_all(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         while let Some(hold) = entry.value().ended(now.wall()) {
             let (owner, token) = (Box::<[u8]>::from(hold.owner), hold.token);
+            if !self.ledger.ties.is_empty() && self.renew_in_time(entry, now, name, token) {
+                continue;
+            }
             let whose = (name, &*owner);
             self.ledger.end(entry, whose, token, End::Expired, now);
         }
@@ -256,6 +272,11 @@ impl Engine {
             .blocking
             .record(lock, count, holders, &mut queue.blocking);
         queue.revision += u64::from(changed);
+        if value.is_empty() && watched {
+            self.vacant.insert(lock);
+        } else {
+            self.vacant.remove(&lock);
+        }
         let has_end = queue.external_end.is_some() && !value.is_empty();
         if !watched && !has_end {
             self.drop_queue(lock);
@@ -271,6 +292,7 @@ impl Engine {
         self.leases.clear(&mut queue.lease);
         self.blocking.clear(lock, &mut queue.blocking);
         self.suspects.remove(&lock);
+        self.vacant.remove(&lock);
         Some(queue)
     }
 }

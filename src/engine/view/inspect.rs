@@ -205,7 +205,7 @@ impl Engine {
                     lease_ms: hold.deadline.since(now.wall()),
                     held_ms: now.wall().since(hold.token.granted()),
                     session: tie(hold.token).is_some_and(|tie| tie.session),
-                    auto: tie(hold.token).is_some_and(|tie| tie.auto.is_some()),
+                    auto: tie(hold.token).is_some_and(|tie| tie.renews()),
                     client: tie(hold.token).map_or(hold.client, |tie| tie.client),
                 })
                 .collect(),

@@ -19,7 +19,7 @@ impl Model {
         lock.holds.iter_mut().find(its).ok_or(Error::NotHeld)
     }
 
-    /// Sets the lease anew, and ties the hold as the last renewal says; but a session stays.
+    /// Sets the lease anew, and ties the hold as the last renewal says; but a session with the same connection stays.
     pub fn renew(
         &mut self,
         key: &str,
@@ -42,7 +42,7 @@ impl Model {
         hold.deadline = deadline;
         hold.tie = match asked {
             Some(tie) => Some(Tie {
-                session: tie.session || session.is_some(),
+                session: tie.session || session == Some(tie.client),
                 ..tie
             }),
             None => session.map(|client| Tie {
@@ -59,10 +59,12 @@ impl Model {
     /// The server renews a hold for its full lease whenever a third of it has passed, until it has reached its age.
     fn renew_by_itself(&mut self) {
         let (now, most) = (self.now, self.policy.max_hold_ms);
+        let longest = self.policy.max_lease_ms;
         for hold in self.locks.values_mut().flat_map(|lock| &mut lock.holds) {
             let due =
                 |lease: &Millis| hold.deadline > now && hold.deadline - now <= lease - lease / 3;
-            let Some(lease) = hold.auto().filter(due) else {
+            let longest = |lease: Millis| lease.min(longest);
+            let Some(lease) = hold.auto().map(longest).filter(due) else {
                 continue;
             };
             let most = if most > 0 {
@@ -331,7 +333,7 @@ impl Model {
             return;
         }
         if let Some(value) = self.take_value(from) {
-            self.put_value(to, value);
+            self.put_value(to, value.untied());
         }
         self.settle();
     }
@@ -354,7 +356,7 @@ impl Model {
             .map(|key| (swapped(key), self.take_value(key)))
             .collect();
         for (key, value) in values {
-            self.put_value(&key, value.unwrap_or_default());
+            self.put_value(&key, value.unwrap_or_default().untied());
         }
         self.settle();
     }
@@ -363,10 +365,19 @@ impl Model {
     pub fn restore(&mut self, key: &str, mut value: Value) {
         let most = self.now + self.policy.max_restored_ms;
         for hold in &mut value.holds {
-            hold.tie = None;
             hold.deadline = hold.deadline.min(most);
         }
-        self.put_value(key, value);
+        self.put_value(key, value.untied());
         self.settle();
+    }
+}
+
+impl Value {
+    /// What ties a hold to a connection does not go with it.
+    fn untied(mut self) -> Value {
+        for hold in &mut self.holds {
+            hold.tie = None;
+        }
+        self
     }
 }

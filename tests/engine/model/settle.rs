@@ -200,6 +200,8 @@ impl Model {
         if request.session {
             self.untie(hold.grant);
             let (client, session) = (request.client, true);
+            let same = hold.tie.is_some_and(|tie| tie.client == client);
+            let auto = auto.filter(|_| same);
             hold.tie = Some(Tie {
                 client,
                 session,

@@ -28,6 +28,8 @@ impl Model {
             Act::Del(one) => self.del(&[key(one)]),
             Act::Set(one) => self.overwrite(&key(one)),
             Act::Rename(from, to) => self.rename(&key(from), &key(to)),
+            Act::Behind(act) => return self.act(act, tokens),
+            Act::Look => {}
             Act::Copy(from, to) => {
                 if let Some(value) = self.dump(&key(from)) {
                     self.restore(&key(to), value);
@@ -102,6 +104,10 @@ impl Model {
             "RENEW" | "MRENEW" => {
                 let lease = options.lease.unwrap_or(30_000.min(longest));
                 let (auto, session) = (options.has("AUTO"), options.has("SESSION"));
+                if auto && self.policy.max_lease_ms < 1_000 {
+                    let must = String::new();
+                    return Some(Answer::Refused(Error::Argument("AUTO", must)));
+                }
                 let lease = if auto { lease.max(1_000) } else { lease };
                 let asked = (session || auto).then_some(Tie {
                     client: command.client,
