@@ -9,10 +9,10 @@ use crate::history::{End, History, Left, Log, Ticket, Unanswered, Wait, Write, S
 use crate::judge::planted::{belief, round};
 use crate::judge::{judge, Verdict};
 use crate::run::{Mode, Plan};
-use crate::setting::{Replicas, NOTHING, ONE_REPLICA, WAIT_ONE};
+use crate::setting::{Replicas, NOTHING, ONE_REPLICA, RECOMMENDED, WAIT_ONE};
 
 /// What shows itself in some rounds only has shown itself after so many.
-const OFTEN: usize = 8;
+const OFTEN: usize = 12;
 
 /// What is wrong with the run itself, to see that it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -36,8 +36,13 @@ impl Plan {
         match self.fault {
             // The old primary lives, and goes on.
             Fault::Stop | Fault::Stall | Fault::Partition => self.setting == NOTHING,
-            // It has fewer replicas than half, and the setting asks for no more.
-            Fault::PartitionBeside(1) => self.setting == ONE_REPLICA && self.replicas == 3,
+            // It has fewer replicas than half, and the setting asks for no more; or it has all that the setting asks for, and a
+            // replica is promoted all the same.
+            Fault::PartitionBeside(beside) => {
+                let has_enough = usize::from(beside) >= Replicas::Half.of(self.replicas);
+                let goes_on = self.setting == RECOMMENDED && has_enough && rounds >= OFTEN;
+                goes_on || (self.setting == ONE_REPLICA && self.replicas == 3 && beside == 1)
+            }
             // The one replica that confirmed is not the one that takes over.
             Fault::BriefStop | Fault::WrongChoice => {
                 self.setting == WAIT_ONE && self.replicas > 1 && rounds >= OFTEN
@@ -257,7 +262,7 @@ mod tests {
     use super::*;
     use crate::history::Applied;
     use crate::report::tests::plan;
-    use crate::setting::{Setting, RECOMMENDED, WAIT_AND_QUARANTINE};
+    use crate::setting::{Setting, WAIT_AND_QUARANTINE};
 
     /// A history in which all controls of this cell show what they must.
     fn convincing(plan: &Plan) -> History {

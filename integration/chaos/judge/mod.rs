@@ -57,8 +57,13 @@ pub struct Verdict {
     /// Of these, such that no silent server excuses.
     pub hung: usize,
     /// Grants by a new primary within its quarantine.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_none")]
     pub early: usize,
+}
+
+/// Figures from before this was counted stay as they are.
+fn is_none(count: &usize) -> bool {
+    *count == 0
 }
 
 impl Verdict {
