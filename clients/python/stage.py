@@ -62,59 +62,64 @@ class Proxy:
     """A path to a server that can fall silent: what is on its way then comes when it is thawed, the end too."""
 
     def __init__(self, address, asked=lambda: None):
-        self.server, self.asked, self.open, self.trigger = address, asked, threading.Event(), None
-        self.open.set()
+        self.server, self.asked, self.word, self.silent = address, asked, None, False
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self.address, self.sockets, self.pumps = self.listener.getsockname(), [self.listener], []
+        self.address, self.gates, self.sockets, self.pumps = self.listener.getsockname(), [], [], []
         threading.Thread(target=self._accept, daemon=True).start()
 
     def freeze(self, word=None):
-        """At once, or when somebody says this word."""
-        self.trigger = word and word.encode()
-        if word is None:
-            self.open.clear()
+        """All connections, or each that says this word."""
+        if word:
+            self.word = word.encode()
+            return
+        self.silent = True
+        for gate in self.gates:
+            gate.clear()
 
     def thaw(self):
-        self.trigger = None
-        self.open.set()
+        self.word, self.silent = None, False
+        for gate in self.gates:
+            gate.set()
+
+    def is_frozen(self):
+        return not all(gate.is_set() for gate in self.gates)
 
     def await_quiet(self):
         """Both ends have closed all connections: the server has read all that was sent."""
         until(lambda: not any(pump.is_alive() for pump in self.pumps), "nothing is on its way")
 
-    def cut(self):
-        """Ends the connections that there are."""
-        for one in self.sockets[1:]:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        self.thaw()
-        self.cut()
         self.listener.close()
+        self.thaw()
+        for one in self.sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
 
     def _accept(self):
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self.listener.accept()
                 self.asked()
-                server = socket.create_connection(self.server)
+                server, gate = socket.create_connection(self.server), threading.Event()
                 self.sockets += [client, server]
+                self.gates.append(gate)
+                if not self.silent:
+                    gate.set()
                 for pair in ((client, server), (server, client)):
-                    self.pumps.append(threading.Thread(target=self._pump, args=pair, daemon=True))
+                    self.pumps.append(threading.Thread(target=self._pump, args=(*pair, gate), daemon=True))
                     self.pumps[-1].start()
 
-    def _pump(self, source, target):
+    def _pump(self, source, target, gate):
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                if self.trigger and self.trigger in data:
-                    self.freeze()
-                self.open.wait()
+                if self.word and self.word in data:
+                    gate.clear()
+                gate.wait()
                 target.sendall(data)
-        self.open.wait()
+        gate.wait()
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
 
@@ -172,7 +177,7 @@ def client(place, module=redis, **options):
         kind = PairConnection if module is redis else AsyncPairConnection
         return module.Redis(connection_pool=module.ConnectionPool(connection_class=kind, **options))
     host, port = addresses("DLOCK_SINGLE")[0]
-    return module.Redis(host=host, port=port, **options)
+    return module.Redis(**{"host": host, "port": port, **options})
 
 
 class Server:
@@ -273,9 +278,12 @@ def _text(value):
 class Threads:
     """dlock.Locks, each call in a thread."""
 
-    def __init__(self, place, lease=LEASE, **options):
-        self.locks = dlock.Locks(client(place, **options), **{**SETTINGS, "lease": lease})
+    def __init__(self, place, lease=LEASE, auto=30.0, **options):
+        self.locks = dlock.Locks(client(place, **options), **{**SETTINGS, "lease": lease, "auto": auto})
         self.pool = concurrent.futures.ThreadPoolExecutor(64)
+
+    def end(self):
+        self.locks.close()
 
     def lock(self, key, timeout=PATIENCE, **options):
         return self.locks.lock(key, timeout, **options)
@@ -334,12 +342,13 @@ class TaskHold:
 class Tasks:
     """dlock.AsyncLocks, each call as a task."""
 
-    def __init__(self, place, lease=LEASE, **options):
+    def __init__(self, place, lease=LEASE, auto=30.0, **options):
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
         async def make():
-            return dlock.AsyncLocks(client(place, redis.asyncio, **options), **{**SETTINGS, "lease": lease})
+            settings = {**SETTINGS, "lease": lease, "auto": auto}
+            return dlock.AsyncLocks(client(place, redis.asyncio, **options), **settings)
 
         self.locks = self.run(make())
 
@@ -384,6 +393,9 @@ class Tasks:
                 self.run(manager.__aexit__(*error))
 
         return Many()
+
+    def end(self):
+        self.run(self.locks.aclose())
 
     def cancel_when(self, ready, key):
         """task.cancel() while lock() waits. Gives the hold if it was granted all the same."""

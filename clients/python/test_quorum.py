@@ -204,7 +204,7 @@ def test_quorum_gives_back_where_nobody_answered(masters, silent, others):
         three = [redis.Redis(*path.address) if one is masters[silent] else one for one in masters]
         with contextlib.suppress(quorum.Unreachable):  # a busy machine lets others be silent, too
             assert locks(*three, bound=0.3).acquire(masters[0].key, LEASE, 1) is None
-        assert not path.open.is_set()
+        assert path.is_frozen()
         path.thaw()
         path.await_quiet()
     for number in others:

@@ -1,0 +1,239 @@
+"""Whatever does not answer, may not, or is over: a hold is kept or told lost, and a call ends in its time."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+
+import pytest
+import redis
+
+import dlock
+from stage import LEASE, PATIENCE, Proxy, Server, Tasks, addresses, client, frozen, until
+from test_dlock import alone, everywhere, in_cluster
+
+LATE = 10.0  # no call that keeps its time takes so long, however busy the machine; one that does not takes longer
+
+
+def raises(error, call, *arguments, within=LATE, **options):
+    began = time.monotonic()
+    with pytest.raises(error) as told:
+        call(*arguments, **options)
+    assert time.monotonic() - began < within
+    return told.value
+
+
+def at_once(error, call, *arguments, **options):
+    """In under a second, where the machine lets it."""
+    def quick():
+        began = time.monotonic()
+        with pytest.raises(error) as told:
+            call(*arguments, **options)
+        assert not isinstance(told.value, dlock.LockTimeout)
+        return told.value if time.monotonic() - began < 1 else None
+
+    return until(quick, "it is told at once")
+
+
+@in_cluster
+def test_a_hung_node_stops_no_other(server, make):
+    locks = make(auto=LEASE)  # nothing is kept but by us
+    keys = [f"{{{i}{server.key[1:-5]}}}lock" for i in range(20)]
+    holds = [locks.lock(key) for key in keys]
+    hung = server.node(keys[0])
+    port = hung.connection_pool.connection_kwargs["port"]
+    dead = [hold for key, hold in zip(keys, holds) if server.client.get_node_from_key(key).port == port]
+    healthy = [(key, hold) for key, hold in zip(keys, holds) if hold not in dead]
+    assert dead and healthy
+    with frozen(hung):
+        for hold in dead:
+            assert hold.lost.wait(PATIENCE)
+        # They would have ended by now.
+        until(lambda: server.info(healthy[0][0])["holders"][0]["held-ms"] > 6 * LEASE * 1000, "six leases have passed")
+        for key, hold in healthy:
+            assert not hold.lost.is_set() and server.info(key)["holders"][0]["token"] == hold.token
+    for key, hold in healthy:
+        hold.release()
+
+
+@everywhere
+def test_the_end_is_told_by_the_clock(server, locks):
+    told, stuck = [], threading.Event()
+    hold = locks.lock(server.key, on_lost=told.append)
+    others = [locks.lock(f"{server.key}:{i}") for i in range(3)]
+    if not isinstance(locks, Tasks):
+        others.append(locks.lock(f"{server.key}:stuck", on_lost=lambda _: stuck.wait(PATIENCE)))
+    with frozen(server.node(server.key)):
+        for one in [hold, *others]:
+            assert one.lost.wait(LATE)
+        until(lambda: told, "the callback has come")
+    stuck.set()
+    assert len(told) == 1
+
+
+@everywhere
+@pytest.mark.parametrize("before", ["first", "later"])
+def test_a_hung_server_costs_no_more_than_the_time_out(server, locks, before):
+    if before == "later":
+        if not isinstance(locks, Tasks):
+            pytest.skip("each lock of a thread has a connection of its own")
+        locks.lock(server.key).release()
+    elif server.place == "cluster" and isinstance(locks, Tasks):
+        locks.run(locks.locks.client.initialize())  # to ask a cluster who serves what may take the library longer
+    with frozen(server.node(server.key)):
+        raises(dlock.LockTimeout, locks.lock, server.key, 1.0)
+        raises(dlock.LockTimeout, locks.lock, server.key, 1.0, owner="named")
+        raises(redis.RedisError, locks.try_lock, server.key)
+    server.await_gone()
+
+
+@alone
+def test_silent_messages_cost_no_more_than_the_time_out(server, make):
+    with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
+        path.freeze("SUBSCRIBE")
+        host, port = path.address
+        locks = make(host=host, port=port)
+        server.hold()
+        began = time.monotonic()
+        assert locks.try_lock(server.key, 1.0) is None
+        assert time.monotonic() - began < LATE
+        wait = locks.start(server.key)
+        server.await_queued(1)
+        next_owner = server.hand_over()
+        with wait.result(PATIENCE) as hold:
+            assert hold.owner == next_owner
+    server.await_gone()
+
+
+@alone
+def test_a_wrong_password_is_told_at_once(server, make):
+    locks = make(username="nobody", password="wrong")
+    for timeout in (None, 5.0, 0):
+        error = at_once(redis.exceptions.AuthenticationError, locks.try_lock, server.key, timeout)
+        assert "invalid username-password pair" in str(error)
+    at_once(redis.exceptions.AuthenticationError, locks.lock, server.key, owner="named")
+
+
+@in_cluster
+def test_a_wrong_password_in_a_cluster_is_told_at_once(server, make):
+    user = server.key.strip("{}")
+    nodes = [redis.Redis(*address) for address in addresses("DLOCK_CLUSTER")]
+    for node in nodes:
+        node.execute_command("ACL", "SETUSER", user, "on", ">word", "~*", "&*", "+@all")
+    locks = make(username=user, password="word")
+    for node in nodes:
+        node.execute_command("ACL", "SETUSER", user, "resetpass", ">other")
+        node.execute_command("ACL", "DELUSER", user)
+    error = at_once(redis.exceptions.AuthenticationError, locks.lock, server.key)
+    assert "invalid username-password pair" in str(error)
+
+
+@everywhere
+@pytest.mark.parametrize("rule", ["-dlock.fairacquire", "-dlock.renew", "-subscribe", "resetchannels", "resetkeys"])
+def test_a_missing_permission_is_told_at_once(server, make, rule):
+    user = server.key.strip("{}")
+    nodes = [redis.Redis(*address) for address in addresses("DLOCK_CLUSTER")] if server.place == "cluster" else [server.client]
+    for node in nodes:
+        node.execute_command("ACL", "SETUSER", user, "on", ">word", "~*", "&*", "+@all", rule)
+    locks = make(username=user, password="word")
+    if rule in ("-subscribe", "resetchannels") and not isinstance(locks, Tasks):
+        locks.lock(server.key).release()  # threads need no channel
+    else:
+        error = at_once(redis.exceptions.NoPermissionError, locks.lock, server.key)
+        assert "permission" in str(error)
+        server.await_queued(0)
+    for node in nodes:
+        node.execute_command("ACL", "DELUSER", user)
+
+
+@everywhere
+def test_nothing_is_taken_after_the_close(server, make):
+    locks, told = make(), []
+    hold = locks.lock(server.key, on_lost=told.append)
+    wait = locks.start(server.key)
+    server.await_queued(1)
+    locks.end()
+    assert hold.lost.wait(PATIENCE)
+    until(lambda: told, "the callback has come")
+    raises(dlock.DLockError, wait.result, PATIENCE)
+    for timeout in (None, 0):
+        raises(dlock.DLockError, locks.try_lock, f"{server.key}:2", timeout)
+    raises(dlock.DLockError, hold.release)
+    server.await_gone()
+    assert server.ask("DLOCK.INFO", f"{server.key}:2") is None
+
+
+def in_child(work):
+    """What work() gives in a child of this process."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            result = work()
+        except BaseException as error:
+            result = repr(error)
+        os.write(writer, json.dumps(result).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as result:
+        value = json.loads(result.read() or '"it was killed"')
+    os.waitpid(child, 0)
+    return value
+
+
+def error_of(call, *arguments):
+    try:
+        return repr(call(*arguments))
+    except dlock.DLockError as error:
+        return type(error).__name__
+
+
+@everywhere
+def test_a_child_keeps_what_it_takes(server, place):
+    locks = dlock.Locks(client(place), lease=LEASE, auto=LEASE)
+    hold, other = locks.lock(server.key), f"{server.key}:child"
+
+    def child():
+        seen = [hold.lost.is_set(), error_of(hold.release)]
+        there = Server(place)
+        with locks.lock(other, timeout=PATIENCE) as taken:
+            until(lambda: there.info(other)["holders"][0]["held-ms"] > 4 * LEASE * 1000, "four leases have passed")
+            seen.append(taken.lost.is_set())
+        return seen
+
+    assert in_child(child) == [True, "DLockError", False]
+    # The parent's is as it was.
+    assert not hold.lost.is_set() and server.info()["holders"][0]["token"] == hold.token
+    hold.release()
+    server.await_gone()
+    server.await_gone(other)
+
+
+@everywhere
+def test_another_loop_takes_nothing(server, place):
+    locks = []
+
+    async def make():
+        locks.append(dlock.AsyncLocks(client(place, redis.asyncio)))
+        async with locks[0].lock(server.key):
+            pass
+        return "taken"
+
+    async def take():
+        try:
+            async with locks[0].lock(server.key):
+                return "taken"
+        except dlock.DLockError as error:
+            return type(error).__name__
+
+    async def take_and_end():
+        return [await take(), await asyncio.to_thread(lambda: in_child(lambda: asyncio.run(take())))]
+
+    loop = asyncio.new_event_loop()
+    assert loop.run_until_complete(make()) == "taken"
+    assert asyncio.run(take_and_end()) == ["DLockError", "DLockError"]
+    loop.run_until_complete(locks[0].aclose())
+    loop.run_until_complete(locks[0].client.aclose())
+    loop.close()
+    server.await_gone()
