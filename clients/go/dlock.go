@@ -54,18 +54,24 @@ var (
 	}
 )
 
-// So long a caller who has given up waits for the answer, and an attempt that does not wait for a server.
-const grace = time.Second
+const (
+	// So long we wait for a connection, and for a reply.
+	replyTime = 3 * time.Second
+	// So long a caller who has given up waits for the answer, and an attempt that does not wait for a server.
+	grace = 500 * time.Millisecond
+)
+
+var errClosed = errors.New("dlock: these locks are closed")
 
 func translated(err error) error {
 	var reply redis.Error
 	if !errors.As(err, &reply) {
 		return fmt.Errorf("%w: %w", ErrUnreachable, err)
 	}
-	if known := codes[code(err)]; known != nil {
-		return fmt.Errorf("%w: %s", known, err)
+	if known := codes[code(reply)]; known != nil {
+		return fmt.Errorf("%w: %s", known, reply)
 	}
-	return err
+	return reply // its own words, whatever the library says around them
 }
 
 func code(err error) string {
@@ -91,11 +97,12 @@ type link struct {
 	channel   string
 	questions chan *question
 	opening   sync.Once
+	opened    chan struct{}
 	closing   sync.Once
 	closed    chan struct{}
 	client    *redis.Client
 	ear       *redis.PubSub
-	err       error
+	err       error // why it is closed
 }
 
 // A question is asked in one piece; the last reply is its answer.
@@ -105,26 +112,36 @@ type question struct {
 	answered chan struct{}
 }
 
+// open: whatever the library tries in whatever order, nobody waits for it longer than for a reply.
 func (k *link) open() {
-	k.client = redis.NewClient(&k.options)
-	k.ear = k.client.Subscribe(context.Background(), k.channel)
-	if _, err := k.ear.ReceiveTimeout(context.Background(), k.locks.patience); err != nil {
-		k.err = translated(err)
-		k.close()
-		return
-	}
-	go k.hear()
-	go k.send()
+	late := time.AfterFunc(replyTime, func() { k.close(fmt.Errorf("%w: no connection in time", ErrUnreachable)) })
+	go func() {
+		defer close(k.opened)
+		k.client = redis.NewClient(&k.options)
+		k.ear = k.client.Subscribe(context.Background(), k.channel)
+		_, err := k.ear.ReceiveTimeout(context.Background(), replyTime)
+		late.Stop()
+		if err != nil {
+			k.close(translated(err))
+			return
+		}
+		go k.hear()
+		go k.send()
+	}()
 }
 
-func (k *link) close() {
+func (k *link) close(why error) {
 	k.closing.Do(func() {
+		k.err = why
 		close(k.closed)
-		if k.client != nil {
-			_ = k.ear.Close()
-			_ = k.client.Close()
-		}
 		k.locks.drop(k)
+		go func() {
+			k.opening.Do(func() { close(k.opened) })
+			if <-k.opened; k.client != nil {
+				_ = k.ear.Close()
+				_ = k.client.Close()
+			}
+		}()
 	})
 }
 
@@ -132,7 +149,7 @@ func (k *link) hear() {
 	for {
 		message, err := k.ear.Receive(context.Background())
 		if err != nil {
-			k.close()
+			k.close(translated(err))
 			return
 		}
 		if message, ok := message.(*redis.Message); ok {
@@ -169,7 +186,7 @@ func (k *link) send() {
 		_, _ = pipe.Exec(ctx) // each has its own error
 		last := batch[len(batch)-1].reply.Err()
 		if last != nil && errors.Is(translated(last), ErrUnreachable) {
-			k.close()
+			k.close(translated(last))
 		}
 		for _, one := range batch {
 			close(one.answered)
@@ -179,14 +196,12 @@ func (k *link) send() {
 
 // ask opens the link if need be. What is to be asked before goes right before it.
 func (k *link) ask(ctx context.Context, words func(channel string) []any, before ...[]any) (any, error) {
-	if k.opening.Do(k.open); k.err != nil {
-		return nil, k.err
-	}
+	k.opening.Do(k.open)
 	one := &question{words: append(before, words(k.channel)), answered: make(chan struct{})}
 	select {
 	case k.questions <- one:
 	case <-k.closed:
-		return nil, ErrUnreachable
+		return nil, k.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -213,9 +228,9 @@ type Settings struct {
 
 // Locks on one server, a cluster (some of its nodes), or a primary and its replicas.
 type Locks struct {
-	settings        Settings
-	first, patience time.Duration
-	servers         []*redis.Options
+	settings Settings
+	first    time.Duration
+	servers  []*redis.Options
 
 	mu      sync.Mutex
 	closed  bool
@@ -246,13 +261,11 @@ func New(settings Settings, servers ...*redis.Options) *Locks {
 	return &Locks{
 		settings: settings,
 		// The lease until the grant is confirmed; a message that was lost is noticed within it.
-		first: min(settings.Lease, 3*time.Second),
-		// For a reply. Not shorter for a short lease: while the connection is open the server renews it.
-		patience: min(max(settings.Lease/2, 3*time.Second), 5*time.Second),
-		servers:  servers,
-		links:    map[string]*link{},
-		slots:    map[uint16]string{},
-		waiting:  map[[2]string]map[chan news]struct{}{},
+		first:   min(settings.Lease, 3*time.Second),
+		servers: servers,
+		links:   map[string]*link{},
+		slots:   map[uint16]string{},
+		waiting: map[[2]string]map[chan news]struct{}{},
 	}
 }
 
@@ -324,15 +337,15 @@ func (l *Locks) WithAll(
 	return work(inner, holds)
 }
 
-// Close ends the connections. What is still held lives on until its lease.
+// Close ends the connections. What is still held lives on until its lease, and says then that it is lost. Every call
+// after it is an error.
 func (l *Locks) Close() {
 	l.mu.Lock()
 	l.closed = true
 	links := slices.Collect(maps.Values(l.links))
 	l.mu.Unlock()
 	for _, one := range links {
-		one.opening.Do(func() { one.err = ErrUnreachable }) // or waits until it is open
-		one.close()
+		one.close(errClosed)
 	}
 }
 
@@ -390,14 +403,19 @@ func (l *Locks) take(ctx context.Context, key string, atOnce bool, options []Opt
 			_ = got.hold.Release()
 		}
 	}()
-	return nil, over(ctx)
+	return nil, over(ctx, fmt.Errorf("%w: no answer in time", ErrUnreachable))
 }
 
-func over(ctx context.Context) error {
+// over says why it has ended, and what the last trouble on the way was, if there was any.
+func over(ctx context.Context, trouble error) error {
+	err := ctx.Err()
 	if cause := context.Cause(ctx); errors.Is(cause, ErrTimeout) {
-		return cause
+		err = cause
 	}
-	return ctx.Err()
+	if trouble != nil {
+		err = fmt.Errorf("%w: %w", err, trouble)
+	}
+	return err
 }
 
 // wait leaves nothing behind, whatever ends it. It has the answers to all that it has asked.
@@ -416,6 +434,7 @@ func (l *Locks) wait(ctx context.Context, r *request, atOnce bool) (*Hold, error
 			delete(l.waiting, who)
 		}
 	}()
+	var trouble error
 	for ctx.Err() == nil {
 		if !asked && r.named {
 			held, err := l.call(context.Background(), r.key, func(string) []any { return r.words("HELD") })
@@ -426,6 +445,7 @@ func (l *Locks) wait(ctx context.Context, r *request, atOnce bool) (*Hold, error
 				return nil, err
 			}
 			if err != nil {
+				trouble = err
 				time.Sleep(pause())
 				continue
 			}
@@ -442,16 +462,25 @@ func (l *Locks) wait(ctx context.Context, r *request, atOnce bool) (*Hold, error
 			return nil, err // the place is somebody else's
 		case errors.Is(err, ErrNotHeld) && r.before == 0: // we were slower than the first lease
 		case passes(err) && (!atOnce || time.Since(began) < grace):
+			trouble = err
 			time.Sleep(pause())
 		default:
-			l.leave(r)
+			left := make(chan struct{})
+			go func() {
+				l.leave(r)
+				close(left)
+			}()
+			select {
+			case <-left:
+			case <-time.After(grace): // it goes on without the caller where nobody answers
+			}
 			return nil, err
 		}
 	}
 	if asked {
 		l.leave(r)
 	}
-	return nil, over(ctx)
+	return nil, over(ctx, trouble)
 }
 
 // ask asks once, waits a while for the message, and confirms the grant. No token: ask again.
@@ -555,7 +584,7 @@ func (l *Locks) call(ctx context.Context, key string, words func(channel string)
 				l.forget(slot, at.name)
 			}
 			if c := code(err); c == "READONLY" || c == "MASTERDOWN" {
-				at.close() // whoever is the primary now: not this one
+				at.close(err) // whoever is the primary now: not this one
 			}
 			return nil, err
 		}
@@ -599,10 +628,12 @@ func (l *Locks) link(name string) *link {
 	}
 	k := &link{
 		locks: l, name: name, channel: "dlock:" + rand.Text(),
-		questions: make(chan *question), closed: make(chan struct{}),
+		questions: make(chan *question), opened: make(chan struct{}), closed: make(chan struct{}),
 	}
 	if l.closed {
-		k.opening.Do(func() { k.err = errors.New("dlock: these locks are closed") })
+		k.opening.Do(func() {})
+		k.err = errClosed
+		close(k.closed)
 		return k
 	}
 	if number, ok := strings.CutPrefix(name, "#"); ok {
@@ -615,8 +646,8 @@ func (l *Locks) link(name string) *link {
 	// One connection, that no pool closes for idleness, on which nothing is sent twice behind our back.
 	k.options.PoolSize, k.options.MinIdleConns, k.options.MaxIdleConns, k.options.MaxActiveConns = 1, 0, 1, 0
 	k.options.ConnMaxIdleTime, k.options.ConnMaxLifetime, k.options.MaxRetries = -1, 0, -1
-	k.options.DialTimeout, k.options.DialerRetries = l.patience, 1
-	k.options.ReadTimeout, k.options.WriteTimeout = l.patience, l.patience
+	k.options.DialTimeout, k.options.DialerRetries = replyTime, 1
+	k.options.ReadTimeout, k.options.WriteTimeout = replyTime, replyTime
 	k.options.PushNotificationProcessor = nil // that of the client whose options these are is its own
 	l.links[name] = k
 	return k
@@ -680,6 +711,7 @@ type Hold struct {
 	over  bool
 	until time.Time
 	timer *time.Timer
+	end   *time.Timer // of what is believed; it waits for nobody
 }
 
 func newHold(l *Locks, r *request, token int64, confirmed time.Time) *Hold {
@@ -689,7 +721,19 @@ func newHold(l *Locks, r *request, token int64, confirmed time.Time) *Hold {
 	defer h.mu.Unlock()
 	h.until = confirmed.Add(l.settings.Lease)
 	h.timer = time.AfterFunc(l.settings.Lease/3, h.keep)
+	h.end = time.AfterFunc(time.Until(h.until), h.ended)
 	return h
+}
+
+func (h *Hold) ended() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if left := time.Until(h.until); left > 0 { // it was confirmed in this moment
+		h.end.Reset(left)
+	} else if !h.over {
+		h.over = true
+		h.lose(fmt.Errorf("%w: the lease has ended", ErrNotHeld))
+	}
 }
 
 // Lost is closed when the lock is lost.
@@ -717,6 +761,7 @@ func (h *Hold) Release() error {
 	h.mu.Lock()
 	h.over = true
 	h.timer.Stop()
+	h.end.Stop()
 	until := h.until
 	h.mu.Unlock()
 	words := h.request.words("RELEASE", "TOKEN", h.Token, "HOLDS", h.request.before)
@@ -741,14 +786,15 @@ func (h *Hold) keep() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
-	case h.over: // it was given back meanwhile
+	case h.over: // it was given back meanwhile, or has ended
 	case err == nil:
 		h.until = now.Add(h.locks.settings.Lease)
 		h.timer.Reset(time.Until(now.Add(h.locks.settings.Lease / 3)))
+		h.end.Reset(time.Until(h.until))
 	case errors.Is(err, ErrNotHeld):
+		h.over = true
+		h.end.Stop()
 		h.lose(err)
-	case time.Now().After(h.until):
-		h.lose(fmt.Errorf("%w: the lease has ended: %w", ErrNotHeld, err))
 	default:
 		h.timer.Reset(pause())
 	}

@@ -196,7 +196,7 @@ func TestDeadlinePasses(t *testing.T) {
 		s.hold()
 		first := make(chan error, 1)
 		go func() {
-			_, err := s.locks.TryLock(ctx, s.key, time.Second)
+			_, err := s.locks.TryLock(ctx, s.key, 3*time.Second)
 			first <- err
 		}()
 		s.awaitQueued(1)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	mathrand "math/rand/v2"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -39,7 +40,14 @@ var (
 type Quorum struct {
 	bound   time.Duration
 	masters []*redis.Client
+	began   time.Time
+	silent  []atomic.Int64 // when each was silent, since it began; 0: never
+	closed  chan struct{}
+	closing sync.Once
 }
+
+// Who has been silent so lately is asked last.
+const silence = time.Second
 
 // NewQuorum: a master may take so long to connect, and to answer what it need not wait for (0: 300 ms). The options are
 // copied; those of a client will do.
@@ -47,7 +55,9 @@ func NewQuorum(bound time.Duration, masters ...*redis.Options) *Quorum {
 	if bound <= 0 {
 		bound = 300 * time.Millisecond
 	}
-	q := &Quorum{bound: bound}
+	q := &Quorum{
+		bound: bound, began: time.Now(), silent: make([]atomic.Int64, len(masters)), closed: make(chan struct{}),
+	}
 	for _, master := range masters {
 		q.masters = append(q.masters, q.client(master))
 	}
@@ -64,6 +74,7 @@ func (q *Quorum) client(pattern *redis.Options) *redis.Client {
 
 // Close ends the connections. What is still held lives on until its lease.
 func (q *Quorum) Close() {
+	q.closing.Do(func() { close(q.closed) })
 	for _, master := range q.masters {
 		_ = master.Close()
 	}
@@ -73,21 +84,19 @@ func (q *Quorum) Close() {
 // everything, and tries again while wait lasts (0: once). When the context ends it gives back everything, too.
 func (q *Quorum) Acquire(ctx context.Context, lock string, lease, wait time.Duration) (*QuorumHold, error) {
 	end := time.Now().Add(wait)
-	h := &QuorumHold{Lock: lock, Owner: rand.Text(), quorum: q}
-	h.votes.Store(&votes{})
 	for ctx.Err() == nil {
-		h.errs = map[int]error{}
-		held, busy := h.try(ctx, lease, end)
-		if held && ctx.Err() == nil {
+		// Of each try its own owner: what one leaves behind may come late, and is not to give back what the next is granted.
+		h := &QuorumHold{Lock: lock, Owner: rand.Text(), quorum: q, asked: make([]bool, len(q.masters)), errs: map[int]error{}}
+		h.votes.Store(&votes{})
+		if h.try(ctx, lease, end) && ctx.Err() == nil {
 			return h, nil
 		}
 		refused := ErrQuorumTimeout
 		if answered := len(q.masters) - len(h.errs); answered <= len(q.masters)/2 {
 			refused = fmt.Errorf("%w: %w", ErrQuorumUnreachable, errors.Join(slices.Collect(maps.Values(h.errs))...))
 		}
-		if !busy {
-			h.giveBack(true)
-		}
+		h.giveBack()
+		h.giveBackLater()
 		pause := 20*time.Millisecond + mathrand.N(180*time.Millisecond)
 		if ctx.Err() == nil && time.Until(end) < pause {
 			return nil, refused
@@ -105,6 +114,8 @@ type QuorumHold struct {
 	Lock, Owner string
 	quorum      *Quorum
 	first       int // where the queue is
+	asked       []bool
+	longest     time.Duration // of the leases that were asked for
 	errs        map[int]error
 	turn        sync.Mutex
 	votes       atomic.Pointer[votes]
@@ -137,27 +148,32 @@ func (h *QuorumHold) Release() {
 	h.turn.Lock()
 	defer h.turn.Unlock()
 	h.votes.Store(&votes{tokens: make([]int64, len(h.quorum.masters)), deadline: time.Now()})
-	h.giveBack(h.first > 0)
+	h.giveBack()
+	h.giveBackLater()
 }
 
-// try asks once. Busy: others have it, and nothing of ours is left anywhere.
-func (h *QuorumHold) try(ctx context.Context, lease time.Duration, end time.Time) (held, busy bool) {
+// try asks once.
+func (h *QuorumHold) try(ctx context.Context, lease time.Duration, end time.Time) bool {
 	tokens := make([]int64, len(h.quorum.masters))
-	for h.first = range tokens {
+	order := make([]int, len(tokens))
+	for n := range order {
+		order[n] = n
+	}
+	for _, h.first = range h.silentLast(order) {
 		token, err := h.wait(ctx, lease, end)
 		switch {
 		case ctx.Err() != nil:
-			return false, false
+			return false
 		case err == nil && token == 0:
-			return false, h.first == 0
+			h.asked[h.first] = false // nothing of ours is left there
+			return false
 		case err == nil:
 			// The reply to a wait does not say when the lease began. So it is renewed, at a known time.
 			tokens[h.first] = token
-			return h.collect(lease, tokens, true), false
+			return h.collect(lease, tokens, true)
 		}
 	}
-	h.first = 0
-	return false, false
+	return false
 }
 
 // wait has a connection of its own: the wait ends when that is closed.
@@ -170,6 +186,7 @@ func (h *QuorumHold) wait(ctx context.Context, lease time.Duration, end time.Tim
 	}
 	block := max(1, time.Until(end).Milliseconds()) // BLOCK 0 would be without bound
 	client = client.WithTimeout(time.Duration(block)*time.Millisecond + h.quorum.bound)
+	h.asked[h.first], h.longest = true, max(h.longest, lease)
 	return h.ask(client, h.first, "DLOCK.ACQUIRE", h.Lock, h.Owner, max(1, lease.Milliseconds()), "BLOCK", block)
 }
 
@@ -185,6 +202,9 @@ func (h *QuorumHold) ask(client *redis.Client, n int, words ...any) (number int6
 	reply, err := client.Do(context.Background(), words...).Result()
 	if delete(h.errs, n); err != nil && !errors.Is(err, redis.Nil) {
 		h.errs[n] = fmt.Errorf("%s: %w", client.Options().Addr, err)
+		if slow := net.Error(nil); errors.As(err, &slow) && slow.Timeout() {
+			h.quorum.silent[n].Store(int64(time.Since(h.quorum.began)))
+		}
 	}
 	if granted, ok := reply.([]any); ok {
 		reply = granted[0]
@@ -196,6 +216,7 @@ func (h *QuorumHold) ask(client *redis.Client, n int, words ...any) (number int6
 // collect renews where there is a token, acquires where there is none if that is wanted, and counts.
 func (h *QuorumHold) collect(lease time.Duration, tokens []int64, acquire bool) bool {
 	begun, agreed := time.Now(), 0
+	h.longest = max(h.longest, lease)
 	deadline := begun.Add(lease)
 	for _, n := range h.order(acquire) {
 		token, master := tokens[n], h.quorum.masters[n]
@@ -216,6 +237,7 @@ func (h *QuorumHold) collect(lease time.Duration, tokens []int64, acquire bool) 
 		}
 		var answer int64
 		if err == nil {
+			h.asked[n] = true
 			answer, err = h.ask(master, n, words...)
 		}
 		switch {
@@ -245,14 +267,45 @@ func sure(sent time.Time, lease time.Duration) time.Time {
 	return sent.Add(lease - 2*time.Millisecond - lease/100)
 }
 
-// giveBack asks those, too, that did not answer. NOTHELD is as good; without an answer the lease ends it.
-func (h *QuorumHold) giveBack(cancel bool) {
+func isReply(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply)
+}
+
+// giveBack asks all that were asked, also those that did not answer: they may do later what they were asked.
+func (h *QuorumHold) giveBack() {
 	for _, n := range h.order(false) {
-		if cancel { // a wait without an answer may still stand
-			_, _ = h.ask(h.quorum.masters[n], n, "DLOCK.CANCEL", h.Lock, h.Owner)
+		for _, words := range [][]any{
+			{"DLOCK.CANCEL", h.Lock, h.Owner}, // a wait without an answer may still stand
+			{"DLOCK.RELEASE", h.Lock, h.Owner, "HOLDS", 0},
+		} {
+			if h.asked[n] {
+				_, err := h.ask(h.quorum.masters[n], n, words...)
+				h.asked[n] = words[0] == "DLOCK.CANCEL" || err != nil && !isReply(err)
+			}
 		}
-		_, _ = h.ask(h.quorum.masters[n], n, "DLOCK.RELEASE", h.Lock, h.Owner, "HOLDS", 0)
 	}
+}
+
+// giveBackLater tells those again that have not answered, in the background, for as long as a lease may last.
+func (h *QuorumHold) giveBackLater() {
+	if !slices.Contains(h.asked, true) {
+		return
+	}
+	end := time.Now().Add(h.longest)
+	go func() {
+		for more := true; more && time.Now().Before(end); {
+			select {
+			case <-time.After(silence):
+			case <-h.quorum.closed:
+				return
+			}
+			h.turn.Lock()
+			h.giveBack()
+			more = slices.Contains(h.asked, true)
+			h.turn.Unlock()
+		}
+	}()
 }
 
 // order: the first one last, so that the next in its queue finds the others free. Or at once, to have the queue.
@@ -263,7 +316,20 @@ func (h *QuorumHold) order(firstAtOnce bool) (order []int) {
 		}
 	}
 	if firstAtOnce {
-		return append([]int{h.first}, order...)
+		return h.silentLast(append([]int{h.first}, order...))
 	}
-	return append(order, h.first)
+	return h.silentLast(append(order, h.first))
+}
+
+// silentLast keeps their order else.
+func (h *QuorumHold) silentLast(order []int) []int {
+	lately := func(n int) int {
+		at := time.Duration(h.quorum.silent[n].Load())
+		if at > 0 && time.Since(h.quorum.began) < at+silence {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return lately(a) - lately(b) })
+	return order
 }

@@ -283,3 +283,54 @@ func TestQuorumIsLeftWhenCancelled(t *testing.T) {
 		s.isFree("A", "B", "C")
 	}, "masters")
 }
+
+func TestQuorumGivesBackWhereNobodyAnswered(t *testing.T) {
+	t.Parallel()
+	in(t, func(s stage) {
+		path := s.pathTo(s.master("A"))
+		options := func(addresses ...string) (all []*redis.Options) {
+			for _, address := range addresses {
+				all = append(all, &redis.Options{Addr: address})
+			}
+			return all
+		}
+		quorum := NewQuorum(3*time.Second, options(path.address(), s.master("B"), s.master("C"))...)
+		s.Cleanup(quorum.Close)
+		// The request is on its way, and comes when nobody waits for it any more.
+		path.freezeAt("DLOCK.ACQUIRE")
+		s.at("B", "DLOCK.ACQUIRE", s.key, "other", ages.Milliseconds())
+		_, err := s.acquire(quorum, 0)
+		s.isError(err, ErrQuorumTimeout)
+		s.at("B", "DLOCK.RELEASE", s.key, "other")
+		path.thaw()
+		s.awaitGone()
+		s.isFree("A", "B", "C")
+	}, "masters")
+}
+
+func TestQuorumAsksTheSilentOneLast(t *testing.T) {
+	t.Parallel()
+	in(t, func(s stage) {
+		path := s.pathTo(s.master("A"))
+		heldAtB := make(chan bool, 100)
+		path.met = func() {
+			held, _ := s.at("B", "DLOCK.HELD", s.key).([]any)
+			heldAtB <- held != nil
+		}
+		path.freeze()
+		quorum := NewQuorum(3*time.Second, &redis.Options{Addr: path.address()},
+			&redis.Options{Addr: s.master("B")}, &redis.Options{Addr: s.master("C")})
+		s.Cleanup(quorum.Close)
+		for _, last := range []bool{false, true} {
+			hold, err := s.acquire(quorum, 0)
+			s.must(err)
+			s.check(<-heldAtB == last, "last: %v", last)
+			s.isHeldAt("B", hold.Owner)
+			hold.Release()
+			for len(heldAtB) > 0 { // it was asked for its vote, too
+				<-heldAtB
+			}
+		}
+		s.isFree("B", "C")
+	}, "masters")
+}

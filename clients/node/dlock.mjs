@@ -37,8 +37,10 @@ const PASSING = ['MOVED', 'ASK', 'TRYAGAIN', 'CLUSTERDOWN', 'READONLY', 'MASTERD
 
 const codeOf = (error) => /^[A-Z]{2,}\b/.exec(error.message)?.[0];
 const passes = (error) => error instanceof Unreachable || PASSING.includes(codeOf(error));
-const GRACE = 1000; // so long a caller who has given up waits for the answer, and an attempt for a server
+const PATIENCE = 3000; // so long we wait for a connection, and for a reply
+const GRACE = 500; // so long a caller who has given up waits for the answer, and an attempt for a server
 const now = () => performance.now();
+const late = () => new Promise((done) => { setTimeout(done, GRACE).unref(); });
 const pause = () => new Promise((done) => setTimeout(done, 20 + 80 * Math.random()));
 
 /** An error of the library as one of these types. A reply of the server begins with a code; anything else is trouble. */
@@ -75,24 +77,24 @@ const ioredis = {
 };
 
 /** Two connections to a node: over one we ask, over the other we hear. They end together. */
-async function open(client, to, patience, heard, ended) {
+async function open(client, to, heard, ended) {
   const library = 'call' in client ? ioredis : nodeRedis;
   const channel = `dlock:${randomUUID()}`;
-  const [wire, ear] = [0, 1].map(() => library.dial(client, to, patience));
+  const [wire, ear] = [0, 1].map(() => library.dial(client, to, PATIENCE));
   let [closed, abandon] = [false];
   const given = new Promise((_, no) => { abandon = no; }); // fails when the connections end
   given.catch(() => {});
-  const close = () => {
+  const close = (why) => {
     if (closed) return;
     closed = true;
     [wire, ear].forEach(library.close);
-    abandon(new Error('The connection is closed'));
+    abandon(why instanceof Error ? why : new Error('The connection is closed'));
     ended();
   };
   /** Ends the connections if it takes too long: nobody knows any more what the server has heard. */
   const inTime = async (work) => {
     // After a stall of this process a reply that has come meanwhile is read before the immediate.
-    let late = setTimeout(() => { late = setImmediate(close); }, patience);
+    let late = setTimeout(() => { late = setImmediate(close); }, PATIENCE);
     try {
       return await work();
     } catch (error) {
@@ -203,9 +205,7 @@ export class Locks {
   constructor(clients, { lease = 10_000, auto = 60_000, claim = 5_000 } = {}) {
     this.#clients = [clients].flat();
     const first = Math.min(lease, 3_000); // the lease until we have confirmed; a lost message is noticed within it
-    // So long we wait for a reply. Not shorter for a short lease: while the connection is open the server renews it.
-    const patience = Math.min(Math.max(lease / 2, 3_000), 5_000);
-    this.#settings = { lease, auto: Math.max(auto, lease), claim, first, patience };
+    this.#settings = { lease, auto: Math.max(auto, lease), claim, first };
   }
 
   /**
@@ -276,13 +276,14 @@ export class Locks {
     signal?.addEventListener('abort', end);
     try {
       const taking = this.#wait(new Request(this.#settings, key, options), over.signal, atOnce, last);
-      const late = new Promise((done) => {
-        over.signal.addEventListener('abort', () => setTimeout(done, GRACE).unref());
-      });
-      const hold = await Promise.race([taking, late]);
+      const tooLate = new Promise((done) => { over.signal.addEventListener('abort', () => done(late())); });
+      const hold = await Promise.race([taking, tooLate]);
       if (hold) return hold;
       // The server does not answer, and the caller need not wait until it has left.
-      if (hold === undefined) taking.catch(() => {});
+      if (hold === undefined) {
+        taking.catch(() => {});
+        last.error ??= new Unreachable('the server has not answered');
+      }
       signal?.throwIfAborted();
       return null;
     } finally {
@@ -319,7 +320,8 @@ export class Locks {
       if (asked && (over.aborted || !atOnce)) await this.#leave(request);
       return null;
     } catch (error) {
-      if (asked && !(error instanceof Replaced)) await this.#leave(request); // else the place is somebody else's
+      // Else the place is somebody else's. It goes on without the caller where nobody answers.
+      if (asked && !(error instanceof Replaced)) await Promise.race([this.#leave(request), late()]);
       throw error;
     } finally {
       mailboxes.delete(mailbox);
@@ -405,7 +407,7 @@ export class Locks {
     const end = name.lastIndexOf(':');
     const [client, to] = name.startsWith('#') ? [this.#clients[name.slice(1)], {}]
       : [this.#clients[0], { host: name.slice(0, end), port: Number(name.slice(end + 1)) }];
-    const link = open(client, to, this.#settings.patience, (message) => this.#hear(message), () => {
+    const link = open(client, to, (message) => this.#hear(message), () => {
       if (this.#links.get(name) === link) this.#links.delete(name);
       for (const mailbox of [...this.#waiting.values()].flatMap((set) => [...set])) mailbox.put(null);
     });
@@ -441,6 +443,8 @@ export class Hold {
   #lost = new AbortController();
   #until;
   #timer;
+  #end;
+  #trouble;
 
   constructor(locks, request, token, confirmed) {
     [this.#locks, this.#request] = [locks, request];
@@ -455,8 +459,7 @@ export class Hold {
 
   /** Gives back what was granted here, and nothing else. NotHeld if it was lost. */
   async release() {
-    clearTimeout(this.#timer);
-    this.#timer = null;
+    this.#stop();
     const words = this.#request.words('RELEASE', 'TOKEN', this.token, 'HOLDS', this.#request.before);
     for (let unsure = false; ;) {
       try {
@@ -477,7 +480,24 @@ export class Hold {
   #confirmed(at) {
     const { lease } = this.#request.settings;
     this.#until = at + lease;
+    clearTimeout(this.#end);
+    clearImmediate(this.#end);
+    this.#end = setTimeout(() => {
+      // A reply that has come in time is read before the immediate.
+      this.#end = setImmediate(() => this.#lose(new NotHeld('the lease has ended', { cause: this.#trouble })));
+    }, this.#until - now()).unref();
     this.#again(at + lease / 3 - now());
+  }
+
+  #stop() {
+    for (const timer of [this.#timer, this.#end]) clearTimeout(timer);
+    clearImmediate(this.#end);
+    this.#timer = null;
+  }
+
+  #lose(reason) {
+    this.#stop();
+    this.#lost.abort(reason);
   }
 
   #again(ms) {
@@ -489,10 +509,10 @@ export class Hold {
     const [at, timer] = [now(), this.#timer];
     let failed;
     await this.#locks.call(this.key, () => this.#request.renew(this.token)).catch((error) => { failed = error; });
-    if (this.#timer !== timer) return; // it was given back meanwhile
+    if (this.#timer !== timer) return; // it was given back or has ended meanwhile
+    this.#trouble = failed;
     if (!failed) this.#confirmed(at);
-    else if (failed instanceof NotHeld || now() > this.#until) {
-      this.#lost.abort(failed instanceof NotHeld ? failed : new NotHeld('the lease has ended', { cause: failed }));
-    } else this.#again(20 + 80 * Math.random());
+    else if (failed instanceof NotHeld) this.#lose(failed);
+    else this.#again(20 + 80 * Math.random());
   }
 }

@@ -138,7 +138,7 @@ test('cancelled_wait', everywhere, async ({ server, locks, make }) => {
 
 test('deadline_passes', everywhere, async ({ server, locks, make }) => {
   await server.hold();
-  const first = locks.tryLock(server.key, { timeout: 1000 });
+  const first = locks.tryLock(server.key, { timeout: 3000 });
   await server.awaitQueued(1);
   const second = start(make(), server.key);
   await until(async () => (await server.queue()).length === 2 || (await first) === null, 'both have asked');

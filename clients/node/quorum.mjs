@@ -18,6 +18,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 
 const EARLIER = 5; // the leases at the others end so much before the first one's
 const [ROUNDING, DRIFT] = [2, 100]; // servers count whole milliseconds; no clock is faster than another by a hundredth
+const SILENCE = 1_000; // who has been silent so lately is asked last
 const now = () => performance.now();
 
 /** No majority of the masters could vote at the last try. The message has the error of each that could not. */
@@ -29,34 +30,39 @@ export class Unreachable extends Error {
 export class Quorum {
   #clients;
   #bound;
+  #silent;
 
-  constructor(clients, { bound = 300 } = {}) { [this.#clients, this.#bound] = [clients, bound]; }
+  constructor(clients, { bound = 300 } = {}) {
+    [this.#clients, this.#bound, this.#silent] = [clients, bound, clients.map(() => ({ at: -Infinity }))];
+  }
 
   /**
    * A Hold, or null after `wait` (0: one try). An AbortSignal ends it with its reason. Whatever ends it, it leaves
    * nothing behind.
    */
   async acquire(lock, { lease = 10_000, wait = 0, signal } = {}) {
-    const owner = randomUUID();
-    const masters = this.#clients.map((client) => new Master(client, this.#bound, [lock, owner]));
-    const hold = new Hold(lock, owner, masters);
     const end = now() + wait;
-    let held = false;
-    try {
-      while (!(held = await hold.take(lease, end, signal))) {
-        const errors = masters.flatMap((master) => master.error ?? []);
-        await hold.giveBack();
-        const pause = 20 + 180 * Math.random(); // or those who have split the votes would do it again
-        if (now() + pause < end) await sleep(pause, null, { signal });
-        else if (2 * errors.length < masters.length) return null;
-        else throw new Unreachable(`no majority of the masters has voted: ${errors.join('; ')}`);
+    for (;;) {
+      // Of each try its own: what one leaves behind may come late, and is not to give back what the next is granted.
+      const owner = randomUUID();
+      const masters = this.#clients.map((client, i) => new Master(client, this.#bound, [lock, owner], this.#silent[i]));
+      const hold = new Hold(lock, owner, masters);
+      let [held, errors] = [false];
+      try {
+        held = await hold.take(lease, end, signal);
+        if (held) return hold;
+        errors = masters.flatMap((master) => master.error ?? []);
+      } finally {
+        if (!held) await hold.release();
       }
-      return hold;
-    } catch (error) {
-      signal?.throwIfAborted(); // the pause has an error of its own
-      throw error;
-    } finally {
-      if (!held) await hold.release();
+      const pause = 20 + 180 * Math.random(); // or those who have split the votes would do it again
+      if (now() + pause < end) {
+        await sleep(pause, null, { signal }).catch(() => signal.throwIfAborted()); // it has an error of its own
+      } else if (2 * errors.length < masters.length) {
+        return null;
+      } else {
+        throw new Unreachable(`no majority of the masters has voted: ${errors.join('; ')}`);
+      }
     }
   }
 }
@@ -67,6 +73,7 @@ export class Hold {
   #first;
   #granted = new Map();
   #turn = Promise.resolve();
+  #longest = 0; // lease that was asked for
 
   constructor(lock, owner, masters) {
     Object.assign(this, { lock, owner, deadline: 0 });
@@ -84,14 +91,31 @@ export class Hold {
     return this.#inTurn(() => this.#vote(holding(), lease));
   }
 
-  /** Gives the lock back at all masters. What has ended before is no error. */
+  /**
+   * Gives the lock back at all masters. What has ended before is no error. A master that does not answer now may grant
+   * what it was asked when it does: it is told again in the background, for as long as a lease may last.
+   */
   release() {
     return this.#inTurn(async () => {
-      await this.giveBack();
-      this.#granted.clear();
-      this.deadline = 0;
-      for (const master of this.#masters) master.close();
+      const end = now() + this.#longest;
+      await this.#end();
+      if (this.#masters.some((master) => master.asked)) this.#later(end);
     });
+  }
+
+  async #end() {
+    // Who is next at the first one finds the others free.
+    for (const master of silentLast([...this.#others(), this.#first])) await master.leave();
+    this.#granted.clear();
+    this.deadline = 0;
+    for (const master of this.#masters) master.close();
+  }
+
+  async #later(end) {
+    while (now() < end && this.#masters.some((master) => master.asked)) {
+      await sleep(SILENCE, null, { ref: false });
+      await this.#inTurn(() => this.#end());
+    }
   }
 
   /** For `await using`. */
@@ -100,7 +124,8 @@ export class Hold {
   /** Waits at the first master that is there, then asks the others. For Quorum. */
   async take(lease, end, signal) {
     for (const master of this.#masters) master.error = null;
-    for (const master of this.#masters) {
+    this.#longest = Math.max(this.#longest, lease);
+    for (const master of silentLast(this.#masters)) {
       this.#first = master;
       // 0 would be without bound; and there is no timer of a month.
       const block = Math.min(Math.max(1, Math.floor(end - now())), 1e9);
@@ -114,25 +139,13 @@ export class Hold {
     return false;
   }
 
-  /** For Quorum. */
-  async giveBack() {
-    // Who is next at the first one finds the others free.
-    for (const master of [...this.#others(), this.#first]) {
-      if (master.unanswered) {
-        master.close(); // a wait ends with its connection
-        await master.ask(null, 0, 'CANCEL');
-      }
-      if (master.asked) await master.ask(null, 0, 'RELEASE', 'HOLDS', 0);
-      master.asked = master.unanswered = false; // without an answer the lease ends it
-    }
-  }
-
   /** Renews where there is a token (a wait's reply does not say when the lease began), and asks the others. */
   async #vote(masters, lease, signal) {
+    this.#longest = Math.max(this.#longest, lease);
     const begun = now();
     const granted = new Map();
     let deadline = Infinity;
-    for (const master of masters) {
+    for (const master of silentLast(masters)) {
       if (!(await master.reach(signal))) continue; // before we look at the clock: to connect is no part of the lease
       const sent = now();
       let length = master === this.#first ? lease : Math.max(1, Math.floor(lease - EARLIER - (sent - begun)));
@@ -162,6 +175,12 @@ export class Hold {
   }
 }
 
+/** They keep their order. */
+const silentLast = (masters) => {
+  const lately = new Set(masters.filter((master) => now() < master.silent.at + SILENCE));
+  return [...masters.filter((master) => !lately.has(master)), ...lately];
+};
+
 // No library is to reconnect or to send again by itself, nor to give up on a wait.
 const isIoredis = (client) => 'call' in client;
 const dial = (client, connectTimeout) => client.duplicate(isIoredis(client)
@@ -174,8 +193,21 @@ const hangUp = (wire) => (isIoredis(wire) ? wire.disconnect() : wire.isOpen && w
 
 /** A connection for one owner. Opened when needed, thrown away after a time-out. */
 class Master {
-  constructor(client, bound, names) {
-    Object.assign(this, { client, bound, names, wire: null, asked: false, unanswered: false, error: null });
+  constructor(client, bound, names, silent) {
+    Object.assign(this, { client, bound, names, silent, wire: null, asked: false, unanswered: false, error: null });
+  }
+
+  /** No place and no hold, if it has been asked and answers. */
+  async leave() {
+    if (!this.asked) return;
+    if (this.unanswered) {
+      this.close(true); // a wait ends with its connection
+      await this.ask(null, 0, 'CANCEL');
+      if (this.unanswered) return;
+    }
+    this.unanswered = true; // until it has answered
+    await this.ask(null, 0, 'RELEASE', 'HOLDS', 0);
+    this.asked = this.unanswered;
   }
 
   /** The reply. Null: it is a no, or there is an `error`. */
@@ -203,8 +235,9 @@ class Master {
     } catch (error) {
       const refused = this.wire && !signal?.aborted && /^[A-Z]{2,}\b/.test(error.message);
       if (refused) this.unanswered = false;
-      else this.close();
+      else this.close(this.unanswered);
       signal?.throwIfAborted();
+      if (!refused) this.silent.at = now();
       const { host = 'localhost', port = 6379, path } = this.client.options?.socket ?? this.client.options ?? {};
       this.error = `${path ?? `${host}:${port}`}: ${error.message || error.code}`;
       return null;
@@ -222,10 +255,17 @@ class Master {
     return wire.connect();
   }
 
-  close() {
+  /** The last words go behind a request without an answer: on another connection they might come before it. */
+  close(lastWords) {
     const { wire } = this;
     this.wire = null;
-    if (wire) hangUp(wire);
+    if (!wire) return;
+    if (lastWords) {
+      for (const [name, ...words] of [['CANCEL'], ['RELEASE', 'HOLDS', '0']]) {
+        send(wire, [`DLOCK.${name}`, ...this.names, ...words]).catch(() => {});
+      }
+    }
+    setImmediate(hangUp, wire); // when they are on their way
   }
 
   async inTime(signal, wait, work) {

@@ -10,4 +10,5 @@ if ! cmp --silent package-lock.json installed; then
     npm ci --loglevel=error >&2
     cp package-lock.json installed
 fi
-exec node --test --test-reporter=dot --test-concurrency=1 "$@" dlock.test.mjs library.test.mjs quorum.test.mjs
+exec node --test --test-reporter=dot --test-concurrency=1 "$@" dlock.test.mjs library.test.mjs quorum.test.mjs \
+    faults.test.mjs

@@ -15,27 +15,72 @@ import { Locks } from './dlock.mjs';
 import { Quorum } from './quorum.mjs';
 
 export const PATIENCE = 30_000;
-export const LEASE = 1_500;
+export const LEASE = 3_000; // no stall of this process takes two thirds of it: a lease that ends is told
 export const LONG = 15_000; // no fault takes so long, however busy the machine
 const SETTINGS = { lease: LEASE, auto: 30_000, claim: 2_000 };
 
-/** A client that asks nothing by itself, with this time-out for its replies. */
+/** A client that asks nothing by itself, with this time-out for its replies, and perhaps a name and a password. */
+const nodeRedis = (create) => (host, port, timeout, login) =>
+  create({ socket: { host, port }, commandOptions: { timeout }, ...login });
+const ioredis = (Client) => (host, port, commandTimeout, login) =>
+  new Client({ host, port, lazyConnect: true, commandTimeout, ...login });
 const LIBRARIES = {
-  'node-redis': (host, port, timeout) => createClient({ url: `redis://${host}:${port}`, commandOptions: { timeout } }),
-  'node-redis 5': (host, port, timeout) => createClient5({ url: `redis://${host}:${port}`, commandOptions: { timeout } }),
-  ioredis: (host, port, commandTimeout) => new Redis({ host, port, lazyConnect: true, commandTimeout }),
-  'ioredis 5': (host, port, commandTimeout) => new Redis5({ host, port, lazyConnect: true, commandTimeout }),
+  'node-redis': nodeRedis(createClient),
+  'node-redis 5': nodeRedis(createClient5),
+  ioredis: ioredis(Redis),
+  'ioredis 5': ioredis(Redis5),
 };
 export const libraries = Object.keys(LIBRARIES);
 
 export const addresses = (name) => process.env[name].split(',').map((one) => one.split(':'));
 
-/** Locks by one of the libraries, in one of the places. */
-export function makeLocks(library, place, { lease = LEASE, timeout = 10_000 } = {}) {
-  // Of a cluster two nodes are named, and the others are found.
-  const clients = addresses(`DLOCK_${place.toUpperCase()}`).slice(0, 2)
-    .map(([host, port]) => LIBRARIES[library](host, Number(port), timeout));
+/** Locks by one of the libraries, over the servers at these addresses. */
+export function makeLocksAt(library, all, login, { lease = LEASE, timeout = 10_000 } = {}) {
+  const clients = all.map(([host, port]) => LIBRARIES[library](host, Number(port), timeout, login));
   return new Locks(clients, { ...SETTINGS, lease });
+}
+
+/** In one of the places. Of a cluster two nodes are named, and the others are found. */
+export const makeLocks = (library, place, options) =>
+  makeLocksAt(library, addresses(`DLOCK_${place.toUpperCase()}`).slice(0, 2), {}, options);
+
+/** A way to a server. While it is frozen nothing comes through, and nobody is told. `met` is called for each connection. */
+export async function proxy([host, port], met = () => {}) {
+  const sockets = [];
+  let [frozen, pattern] = [false];
+  const freeze = () => {
+    frozen = true;
+    for (const socket of sockets) socket.pause();
+  };
+  const listener = net.createServer((near) => {
+    met();
+    const far = net.connect(Number(port), host);
+    if (frozen) for (const socket of [near, far]) socket.pause();
+    for (const [from, to] of [[near, far], [far, near]]) {
+      sockets.push(from.on('error', () => {}));
+      from.on('end', () => to.end()).on('close', () => to.end());
+      from.on('data', (bytes) => {
+        if (pattern && bytes.includes(pattern)) freeze();
+        if (frozen) from.unshift(bytes);
+        else to.write(bytes);
+      });
+    }
+  }).listen(0, '127.0.0.1');
+  await once(listener, 'listening');
+  return {
+    address: ['127.0.0.1', listener.address().port],
+    freeze,
+    /** Lets through what comes before these words, and not them. */
+    freezeAt(words) { pattern = words; },
+    thaw() {
+      [frozen, pattern] = [false];
+      for (const socket of sockets) socket.resume();
+    },
+    close() {
+      listener.close();
+      for (const socket of sockets) socket.destroy();
+    },
+  };
 }
 
 /** A lock over the servers at these addresses. */

@@ -26,7 +26,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::aio::MultiplexedConnection;
@@ -35,7 +35,7 @@ use redis::{
     RedisError, Value,
 };
 use tokio::sync::{mpsc, watch};
-use tokio::time::{sleep, timeout_at};
+use tokio::time::{sleep, timeout, timeout_at};
 
 /// Why there is no lock, or none any more.
 #[derive(Debug)]
@@ -131,9 +131,12 @@ struct Node {
     channel: String,
 }
 
+/// A connection that is there, has failed, or (None) is on its way: nobody else waits for it than who wants it.
+type Opening = watch::Receiver<Option<Result<Node, RedisError>>>;
+
 #[derive(Default)]
 struct Map {
-    nodes: HashMap<String, Node>,
+    nodes: HashMap<String, Opening>,
     /// Which node serves which slot, as far as errors have told.
     slots: HashMap<u16, String>,
     /// Where to begin with a slot of which nothing is known.
@@ -143,8 +146,14 @@ struct Map {
 struct Inner {
     seeds: Vec<Client>,
     settings: Settings,
-    map: tokio::sync::Mutex<Map>,
+    map: Mutex<Map>,
     waiting: Waiting,
+}
+
+impl Inner {
+    fn map(&self) -> MutexGuard<'_, Map> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Locks on one server, a cluster, or a primary with replicas. A clone is the same.
@@ -229,11 +238,10 @@ impl Locks {
             redirections += 1;
             match (error.kind(), error.redirect_node()) {
                 (ErrorKind::Moved, Some((address, _))) if redirections < 5 => {
-                    self.0.map.lock().await.slots.insert(slot, address.to_owned());
+                    self.0.map().slots.insert(slot, address.to_owned());
                 }
                 (ErrorKind::Ask, Some((address, _))) if redirections < 5 => {
-                    let address = address.to_owned();
-                    let mut node = self.connect(&mut *self.0.map.lock().await, &address).await?;
+                    let mut node = self.connect(address).await?;
                     let mut pipe = redis::pipe();
                     pipe.cmd("ASKING").ignore().add_command(command(&node.channel));
                     let (reply,): (Value,) = pipe.query_async(&mut node.connection).await?;
@@ -242,7 +250,7 @@ impl Locks {
                 _ => {
                     let error = Error::from(error);
                     if error.passes() {
-                        self.forget(slot, &name).await;
+                        self.forget(slot, &name, Some(&node.channel));
                     }
                     return Err(error);
                 }
@@ -251,31 +259,64 @@ impl Locks {
     }
 
     /// The node may not be there any more, or be no primary: another one will be asked.
-    async fn forget(&self, slot: u16, name: &str) {
-        let mut map = self.0.map.lock().await;
-        map.nodes.remove(name);
+    fn forget(&self, slot: u16, name: &str, channel: Option<&str>) {
+        let mut map = self.0.map();
+        let known = map.nodes.get(name).is_some_and(|opening| match &*opening.borrow() {
+            Some(Ok(node)) => channel == Some(&node.channel), // else it is a newer one
+            Some(Err(_)) => true,
+            None => false,
+        });
+        if known {
+            map.nodes.remove(name);
+        }
         map.slots.remove(&slot);
         map.first += 1;
     }
 
     async fn node(&self, slot: u16) -> Result<(String, Node)> {
-        let mut map = self.0.map.lock().await;
-        let seed = &self.0.seeds[map.first % self.0.seeds.len()];
-        let name = map.slots.get(&slot).cloned().unwrap_or_else(|| seed.get_connection_info().addr.to_string());
-        match self.connect(&mut map, &name).await {
+        let name = {
+            let map = self.0.map();
+            let seed = &self.0.seeds[map.first % self.0.seeds.len()];
+            map.slots.get(&slot).cloned().unwrap_or_else(|| seed.get_connection_info().addr.to_string())
+        };
+        match self.connect(&name).await {
             Ok(node) => Ok((name, node)),
             Err(error) => {
-                map.slots.remove(&slot);
-                map.first += 1;
+                self.forget(slot, &name, None);
                 Err(error)
             }
         }
     }
 
-    async fn connect(&self, map: &mut Map, name: &str) -> Result<Node> {
-        if let Some(node) = map.nodes.get(name) {
-            return Ok(node.clone());
+    /// All who want this node wait for the same connection, and have the same error.
+    async fn connect(&self, name: &str) -> Result<Node> {
+        let mut opening = {
+            let mut map = self.0.map();
+            match map.nodes.get(name) {
+                Some(opening) if !matches!(&*opening.borrow(), Some(Err(_))) => opening.clone(),
+                _ => {
+                    let (sender, opening) = watch::channel(None);
+                    let (locks, to) = (self.clone(), name.to_owned());
+                    tokio::spawn(async move {
+                        let opened = timeout(REPLY, locks.open(&to)).await;
+                        let late = || Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+                        sender.send_replace(Some(opened.unwrap_or_else(|_| late())));
+                    });
+                    map.nodes.insert(name.to_owned(), opening.clone());
+                    opening
+                }
+            }
+        };
+        let opened = opening.wait_for(Option::is_some).await;
+        match opened.as_deref() {
+            Ok(Some(Ok(node))) => Ok(node.clone()),
+            Ok(Some(Err(error))) => Err(copy(error).into()),
+            // Its runtime has ended meanwhile.
+            _ => Err(Error::Redis(std::io::Error::from(std::io::ErrorKind::NotConnected).into())),
         }
+    }
+
+    async fn open(&self, name: &str) -> Result<Node, RedisError> {
         let mut info = self.0.seeds[0].get_connection_info().clone();
         // One connection for commands and messages.
         info.redis.protocol = ProtocolVersion::RESP3;
@@ -288,19 +329,27 @@ impl Locks {
             }
         }
         let (sender, receiver) = mpsc::unbounded_channel();
-        let patience = self.0.settings.lease.min(Duration::from_secs(5)) / 2;
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(patience)
-            .set_response_timeout(patience)
+            .set_connection_timeout(REPLY)
+            .set_response_timeout(REPLY)
             .set_push_sender(sender);
         let mut connection = Client::open(info)?.get_multiplexed_async_connection_with_config(&config).await?;
         // A channel for each connection: a message of a cluster goes to all nodes, and is to be heard once.
         let channel = format!("dlock:{}", unique());
         connection.subscribe(&channel).await?;
         tokio::spawn(dispatch(receiver, self.0.waiting.clone()));
-        let node = Node { connection, channel };
-        map.nodes.insert(name.to_owned(), node.clone());
-        Ok(node)
+        Ok(Node { connection, channel })
+    }
+}
+
+/// The library's errors cannot be cloned: the kind, the code and the words of one.
+fn copy(error: &RedisError) -> RedisError {
+    match (error.kind(), error.code()) {
+        (ErrorKind::IoError, _) => std::io::Error::other(error.to_string()).into(),
+        (ErrorKind::ExtensionError, Some(code)) => {
+            redis::make_extension_error(code.to_owned(), error.detail().map(str::to_owned))
+        }
+        (kind, _) => (kind, "no connection", error.to_string()).into(),
     }
 }
 
@@ -387,15 +436,23 @@ impl Request {
 
     /// Waits for the lock.
     pub async fn lock(self) -> Result<Hold> {
-        let end = self.timeout.map(|timeout| Instant::now() + timeout);
-        self.take(end, false).await?.ok_or(Error::TimedOut)
+        let Some(end) = self.timeout.map(|timeout| Instant::now() + timeout) else {
+            return self.take(None, false).await?.ok_or(Error::TimedOut);
+        };
+        self.take_until(end).await?.ok_or(Error::TimedOut)
     }
 
     /// The lock, if it can be had within the time-out (none: at once).
     pub async fn try_lock(self) -> Result<Option<Hold>> {
-        let at_once = self.timeout.is_none();
-        let end = Instant::now() + self.timeout.unwrap_or_default();
-        self.take(Some(end), at_once).await
+        match self.timeout {
+            Some(timeout) => self.take_until(Instant::now() + timeout).await,
+            None => self.take(Some(Instant::now()), true).await,
+        }
+    }
+
+    /// Where nobody answers it ends a little later all the same, and a task of its own leaves the queue.
+    async fn take_until(self, end: Instant) -> Result<Option<Hold>> {
+        timeout_at((end + GRACE).into(), self.take(Some(end), false)).await.unwrap_or(Ok(None))
     }
 
     async fn take(mut self, end: Option<Instant>, at_once: bool) -> Result<Option<Hold>> {
@@ -438,9 +495,7 @@ impl Request {
                     return Ok(None);
                 }
                 Ok(None) | Err(Error::NotHeld) => {} // we were slower than the first lease
-                Err(error)
-                    if error.passes() && !(at_once && end.is_some_and(|end| end + PATIENCE < Instant::now())) =>
-                {
+                Err(error) if error.passes() && !(at_once && end.is_some_and(|end| end + GRACE < Instant::now())) => {
                     pause().await;
                 }
                 Err(error) => {
@@ -723,25 +778,35 @@ async fn give_back(request: &Request, token: u64) -> Result<()> {
     }
 }
 
-/// Says it again in time: so a new connection is tied to the hold after the old one is lost, and a loss is noticed.
+/// Says it again in time: so a new connection is tied to the hold after the old one is lost, and a loss is noticed. At
+/// the end of the lease it is one, whatever is under way.
 async fn keep(request: Request, token: u64, mut confirmed: Instant, lost: watch::Sender<bool>) {
     let lease = request.locks.0.settings.lease;
-    loop {
-        tokio::time::sleep_until((confirmed + lease / 3).into()).await;
-        let now = Instant::now();
-        match request.renew(token).await {
-            Ok(()) => confirmed = now,
-            Err(error) if !matches!(error, Error::NotHeld) && confirmed + lease > Instant::now() => pause().await,
-            Err(_) => {
-                lost.send_replace(true);
-                return;
+    let renewed = |confirmed: Instant| {
+        let request = &request;
+        async move {
+            tokio::time::sleep_until((confirmed + lease / 3).into()).await;
+            loop {
+                let now = Instant::now();
+                match request.renew(token).await {
+                    Ok(()) => return Some(now),
+                    Err(Error::NotHeld) => return None,
+                    Err(_) => pause().await,
+                }
             }
         }
+    };
+    while let Ok(Some(now)) = timeout_at((confirmed + lease).into(), renewed(confirmed)).await {
+        confirmed = now;
     }
+    lost.send_replace(true);
 }
 
-/// How long an attempt that does not wait goes on over errors that pass.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long we wait for a connection, and for a reply.
+const REPLY: Duration = Duration::from_secs(3);
+
+/// How long an attempt that does not wait goes on over errors that pass, and one whose time is up awaits the answer.
+const GRACE: Duration = Duration::from_millis(500);
 
 async fn pause() {
     sleep(Duration::from_millis(20 + random() % 80)).await;
