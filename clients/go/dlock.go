@@ -238,6 +238,7 @@ type Locks struct {
 	slots   map[uint16]string // which node serves a slot, as far as errors have told
 	start   int               // the server to begin with where nothing is known
 	waiting map[[2]string]map[chan news]struct{}
+	leaving map[[2]string]chan struct{} // whose earlier request is on its way out
 }
 
 // news is what is told to somebody who waits; the zero value: ask again.
@@ -266,6 +267,7 @@ func New(settings Settings, servers ...*redis.Options) *Locks {
 		links:   map[string]*link{},
 		slots:   map[uint16]string{},
 		waiting: map[[2]string]map[chan news]struct{}{},
+		leaving: map[[2]string]chan struct{}{},
 	}
 }
 
@@ -422,6 +424,19 @@ func over(ctx context.Context, trouble error) error {
 func (l *Locks) wait(ctx context.Context, r *request, atOnce bool) (*Hold, error) {
 	mailbox, who, began, asked := make(chan news, 16), [2]string{r.key, r.owner}, time.Now(), false
 	l.mu.Lock()
+	if before := l.leaving[who]; before != nil { // what it says last must not meet this one
+		l.mu.Unlock()
+		trouble := fmt.Errorf("%w: an earlier request of this owner is still on its way out", ErrUnreachable)
+		if atOnce {
+			return nil, trouble
+		}
+		select {
+		case <-before:
+		case <-ctx.Done():
+			return nil, over(ctx, trouble)
+		}
+		l.mu.Lock()
+	}
 	if l.waiting[who] == nil {
 		l.waiting[who] = map[chan news]struct{}{}
 	}
@@ -544,6 +559,17 @@ func await(ctx context.Context, mailbox chan news, wait int64, slice time.Durati
 
 // leave: no place, and no hold beyond those of before.
 func (l *Locks) leave(r *request) {
+	who, left := [2]string{r.key, r.owner}, make(chan struct{})
+	l.mu.Lock()
+	l.leaving[who] = left
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if close(left); l.leaving[who] == left {
+			delete(l.leaving, who)
+		}
+	}()
 	say := func(words []any) any {
 		for range 3 {
 			reply, err := l.call(context.Background(), r.key, func(string) []any { return words })

@@ -170,6 +170,26 @@ func TestAServerThatHangsKeepsNoCaller(t *testing.T) {
 	}
 }
 
+func TestWhatIsSaidLastDoesNotMeetTheNextRequest(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.pathTo(addresses("single")[0])
+		locks := s.locksAt(redis.Options{}, path.address())
+		s.must(s.lock(locks).Release())
+		path.freeze()
+		_, err := locks.TryLock(ctx, s.key, 0, Owner("me"))
+		s.isError(err, ErrUnreachable)
+		path.thaw()
+		hold := s.lock(locks, Owner("me"))
+		s.until("it is kept", func() bool {
+			holder := s.holder()
+			s.check(holder != nil && holder.int("token") == hold.Token, "%v", holder)
+			return holder.int("held-ms") > 2*short.Milliseconds()
+		})
+		s.must(hold.Release())
+		s.awaitGone()
+	}, "single")
+}
+
 func TestALossIsToldByTheClock(t *testing.T) {
 	in(t, func(s stage) {
 		path := s.pathTo(addresses("single")[0])

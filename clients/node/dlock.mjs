@@ -196,6 +196,7 @@ export class Locks {
   #slots = new Map(); // which node serves a slot, as far as errors have told
   #start = 0; // the client to begin with where nothing is known
   #waiting = new Map();
+  #leaving = new Map(); // whose earlier request is on its way out: what it says last must not meet the next one
   #closed = false;
 
   /**
@@ -294,6 +295,9 @@ export class Locks {
 
   /** A Hold, or null. Whatever ends it, it leaves nothing behind. */
   async #wait(request, over, atOnce, last) {
+    const before = this.#leaving.get(request.id);
+    if (before && atOnce) throw new Unreachable('an earlier request of this owner is still on its way out');
+    await before;
     const mailbox = new Mailbox();
     const mailboxes = this.#waiting.get(request.id) ?? new Set();
     this.#waiting.set(request.id, mailboxes.add(mailbox));
@@ -352,8 +356,16 @@ export class Locks {
     return [token, confirmed];
   }
 
+  #leave(request) {
+    const left = this.#withdraw(request).finally(() => {
+      if (this.#leaving.get(request.id) === left) this.#leaving.delete(request.id);
+    });
+    this.#leaving.set(request.id, left);
+    return left;
+  }
+
   /** No place, and no hold beyond those of before. We have the answers to all that we have asked. */
-  async #leave(request) {
+  async #withdraw(request) {
     const say = async (...words) => {
       for (let tries = 0; tries < 3; tries++) {
         try {

@@ -32,6 +32,23 @@ for (const how of ['hung from the start', 'hung later']) {
   });
 }
 
+test('what_is_said_last_does_not_meet_the_next_request', async ({ server, make, open }) => {
+  const path = await open();
+  const locks = make([path.address]);
+  await (await locks.lock(server.key)).release();
+  path.freeze();
+  await assert.rejects(locks.tryLock(server.key, { owner: 'me' }), Unreachable);
+  path.thaw();
+  const hold = await locks.lock(server.key, { owner: 'me' });
+  await until(async () => {
+    const holder = await server.holder();
+    assert.equal(holder?.token, hold.token);
+    return holder['held-ms'] > 2 * LEASE;
+  }, 'it is kept');
+  await hold.release();
+  await server.awaitGone();
+});
+
 test('a_loss_is_told_by_the_clock', async ({ server, make, open }) => {
   const path = await open();
   const healthy = new Server('single');

@@ -17,11 +17,15 @@ import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import java.util.concurrent.LinkedBlockingQueue;
-import java.util.concurrent.ScheduledExecutorService;
+import java.util.concurrent.RejectedExecutionException;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.Condition;
@@ -135,11 +139,12 @@ public final class DLocks implements AutoCloseable {
         private Duration first() {
             return lease.compareTo(Duration.ofSeconds(3)) < 0 ? lease : Duration.ofSeconds(3);
         }
-
-        private Duration patience() {
-            return first().compareTo(Duration.ofSeconds(1)) < 0 ? Duration.ofSeconds(1) : first();
-        }
     }
+
+    /** So long we wait for a connection, and for a reply. */
+    private static final Duration REPLY = Duration.ofSeconds(3);
+    /** So long a caller who has given up waits for the answer, and an attempt for a server. */
+    private static final Duration GRACE = Duration.ofMillis(500);
 
     private static final int SHARED = Integer.MAX_VALUE;
     /** What came over the channel for a wait: what has happened, the token, the number of the wait. */
@@ -160,7 +165,13 @@ public final class DLocks implements AutoCloseable {
     /** Where to begin with a slot of which nothing is known. */
     private final AtomicInteger first = new AtomicInteger();
     private final Map<Waiter, BlockingQueue<News>> waiting = new ConcurrentHashMap<>();
-    private final ScheduledExecutorService keeper;
+    /** Whose earlier request is on its way out. What it says last must not meet the next one. */
+    private final Map<Waiter, CompletableFuture<Void>> leaving = new ConcurrentHashMap<>();
+    /** Tells when it is time, and waits for nobody. */
+    private final ScheduledThreadPoolExecutor clock = new ScheduledThreadPoolExecutor(1, DLocks::daemon);
+    /** For whatever may take long. */
+    private final ExecutorService background = Executors.newCachedThreadPool(DLocks::daemon);
+    private volatile boolean closed;
 
     public DLocks(Connector connector) {
         this(connector, new Settings());
@@ -169,13 +180,13 @@ public final class DLocks implements AutoCloseable {
     public DLocks(Connector connector, Settings settings) {
         this.connector = connector;
         this.settings = settings;
-        ScheduledThreadPoolExecutor pool = new ScheduledThreadPoolExecutor(4, task -> {
-            Thread thread = new Thread(task, "dlock");
-            thread.setDaemon(true);
-            return thread;
-        });
-        pool.setRemoveOnCancelPolicy(true);
-        keeper = pool;
+        clock.setRemoveOnCancelPolicy(true);
+    }
+
+    private static Thread daemon(Runnable task) {
+        Thread thread = new Thread(task, "dlock");
+        thread.setDaemon(true);
+        return thread;
     }
 
     /** A lock of one thread at a time. */
@@ -211,11 +222,16 @@ public final class DLocks implements AutoCloseable {
         return owner.get();
     }
 
-    /** Ends the connections. What is still held lives on until its lease. */
+    /** Ends the connections. What is still held lives on until its lease, and is told as lost then. */
     @Override
     public void close() {
-        keeper.shutdownNow();
+        closed = true;
+        clock.shutdown(); // the ends of the leases are still told
         nodes.values().forEach(Node::close);
+    }
+
+    private static DLockException closed() {
+        return new DLockException("these locks are closed", null);
     }
 
     /** A lock for {@code try (Hold hold = lock.hold())}: an error in the block is never hidden by one of the release. */
@@ -426,6 +442,13 @@ public final class DLocks implements AutoCloseable {
         }
 
         private boolean run() throws InterruptedException {
+            CompletableFuture<Void> before = leaving.get(new Waiter(key, owner));
+            if (before != null && !ends(before, atOnce ? Duration.ZERO : patience())) {
+                if (atOnce) {
+                    throw new Unavailable("an earlier request of this thread is still on its way out", null, false);
+                }
+                return false;
+            }
             waiting.put(new Waiter(key, owner), news);
             if (outer != null) {
                 outer.upgrading = true;
@@ -450,7 +473,7 @@ public final class DLocks implements AutoCloseable {
                         leave = false; // the place is somebody else's
                         throw final_;
                     } catch (Unavailable passing) {
-                        if (atOnce && System.nanoTime() - end > settings.patience().toNanos()) {
+                        if (atOnce && System.nanoTime() - end > GRACE.toNanos()) {
                             throw passing;
                         }
                         interrupted |= pause();
@@ -465,7 +488,11 @@ public final class DLocks implements AutoCloseable {
                 }
             } finally {
                 if (leave) {
-                    leave();
+                    // It goes on without the caller where nobody answers.
+                    var left = CompletableFuture.runAsync(this::leave, background);
+                    leaving.put(new Waiter(key, owner), left);
+                    left.whenComplete((done, failed) -> leaving.remove(new Waiter(key, owner), left));
+                    ends(left, end == null || atOnce ? GRACE : patience());
                 }
                 waiting.remove(new Waiter(key, owner));
                 if (outer != null) {
@@ -477,6 +504,11 @@ public final class DLocks implements AutoCloseable {
             }
         }
 
+        /** How long this thread may wait for an answer. */
+        private Duration patience() {
+            return end == null || atOnce ? FOREVER : Duration.ofNanos(Math.max(0, end + GRACE.toNanos() - System.nanoTime()));
+        }
+
         /** Asks once, waits a slice for the message, and confirms the grant. */
         private boolean ask() throws InterruptedException {
             for (News one = news.poll(); one != null; one = news.poll()) {
@@ -485,7 +517,7 @@ public final class DLocks implements AutoCloseable {
                 }
             }
             number = 0; // what comes from now on may be said of our own asking
-            Object reply = call(key, channel -> {
+            Object reply = answer(send(key, channel -> {
                 List<Object> words = command(atOnce ? "ACQUIRE" : "FAIRACQUIRE", key, owner);
                 words.add(settings.first());
                 if (!atOnce) {
@@ -498,7 +530,7 @@ public final class DLocks implements AutoCloseable {
                     words.add("SESSION");
                 }
                 return words;
-            });
+            }), patience());
             if (!(reply instanceof List<?> list)) {
                 return false;
             }
@@ -511,8 +543,9 @@ public final class DLocks implements AutoCloseable {
                 }
             }
             long confirmed = System.nanoTime();
-            renew(key, owner, token, lock.session);
+            answer(renew(key, owner, token, lock.session), patience());
             if (outer != null) {
+                outer.until = confirmed + settings.lease.toNanos();
                 outer.token = token;
                 outer.limit = lock.limit;
             } else {
@@ -581,7 +614,7 @@ public final class DLocks implements AutoCloseable {
                 try {
                     return call(key, channel -> words);
                 } catch (Unavailable passing) {
-                    interrupted |= pause();
+                    pause();
                 } catch (NotHeld | DLockException nothing) {
                     return null;
                 }
@@ -603,6 +636,7 @@ public final class DLocks implements AutoCloseable {
         private volatile boolean upgrading;
         private volatile boolean lost;
         private volatile boolean over;
+        private volatile Future<?> end;
 
         private Held(DLock lock, String owner, long token, long confirmed) {
             this.lock = lock;
@@ -610,12 +644,29 @@ public final class DLocks implements AutoCloseable {
             this.token = token;
             this.limit = lock.limit;
             this.until = confirmed + settings.lease.toNanos();
+            try {
+                end();
+            } catch (RejectedExecutionException closing) {
+                throw closed();
+            }
             keepIn(settings.lease.toMillis() / 3);
         }
 
         private void keepIn(long ms) {
-            if (!keeper.isShutdown()) {
-                keeper.schedule(this::keep, ms, MILLISECONDS);
+            try {
+                clock.schedule(() -> background.execute(this::keep), ms, MILLISECONDS);
+            } catch (RejectedExecutionException closing) {
+                // Nobody keeps it any more, and its end is told.
+            }
+        }
+
+        /** The end of what is believed is told by the clock, whoever is stuck. */
+        private void end() {
+            long left = until - System.nanoTime();
+            if (left <= 0) {
+                lose();
+            } else if (!over) {
+                end = clock.schedule(this::end, left, NANOSECONDS);
             }
         }
 
@@ -625,28 +676,29 @@ public final class DLocks implements AutoCloseable {
                 return;
             }
             if (!thread.isAlive()) {
-                release(); // nobody can unlock it any more
+                try {
+                    release(); // nobody can unlock it any more
+                } catch (RuntimeException gone) {
+                    // Nobody can be told.
+                }
                 return;
             }
             long now = System.nanoTime();
             long known = token;
-            try {
-                renew(lock.key, owner, known, lock.session);
-                until = now + settings.lease.toNanos();
-                keepIn(settings.lease.toMillis() / 3);
-            } catch (NotHeld gone) {
-                if (upgrading || token != known) {
+            renew(lock.key, owner, known, lock.session).whenComplete((done, failed) -> {
+                if (failed == null) {
+                    until = now + settings.lease.toNanos();
+                    keepIn(settings.lease.toMillis() / 3);
+                } else if (!(failed instanceof NotHeld) && !(failed.getCause() instanceof NotHeld)) {
+                    if (!over) {
+                        keepIn(ThreadLocalRandom.current().nextLong(20, 100));
+                    }
+                } else if (upgrading || token != known) {
                     keepIn(10); // of the token before the upgrade; the request hears of a loss itself
                 } else {
                     lose();
                 }
-            } catch (RuntimeException passing) {
-                if (System.nanoTime() - until > 0) {
-                    lose();
-                } else {
-                    keepIn(ThreadLocalRandom.current().nextLong(20, 100));
-                }
-            }
+            });
         }
 
         private void lose() {
@@ -657,17 +709,20 @@ public final class DLocks implements AutoCloseable {
                 over = true;
                 lost = true;
             }
-            try {
-                lock.onLost.accept(token);
-            } catch (RuntimeException failed) {
-                System.getLogger("dlock").log(System.Logger.Level.ERROR, "onLost has failed", failed);
-            }
+            background.execute(() -> {
+                try {
+                    lock.onLost.accept(token);
+                } catch (RuntimeException failed) {
+                    System.getLogger("dlock").log(System.Logger.Level.ERROR, "onLost has failed", failed);
+                }
+            });
         }
 
         private void release() {
             synchronized (this) {
                 over = true;
             }
+            end.cancel(false);
             if (lost) {
                 throw new NotHeld(lock.key + " was lost");
             }
@@ -781,10 +836,10 @@ public final class DLocks implements AutoCloseable {
     }
 
     /** The full lease, and from now on the server renews it as long as our connection is there. */
-    private void renew(String key, String owner, long token, boolean session) {
+    private CompletableFuture<Object> renew(String key, String owner, long token, boolean session) {
         Duration auto = settings.auto.compareTo(settings.lease) < 0 ? settings.lease : settings.auto;
         List<Object> words = with(command("RENEW", key, owner), settings.lease, "TOKEN", token, "AUTO", auto);
-        call(key, channel -> session ? with(words, "SESSION") : words);
+        return send(key, channel -> session ? with(words, "SESSION") : words);
     }
 
     private static List<Object> command(String name, String key, String owner) {
@@ -807,40 +862,46 @@ public final class DLocks implements AutoCloseable {
     private final class Node {
         // A channel for each connection: a message of a cluster goes to all nodes, and is to be heard once.
         private final String channel = "dlock:" + UUID.randomUUID();
-        private final Wire wire;
-        private volatile boolean over;
+        private final CompletableFuture<Wire> wire = new CompletableFuture<>();
+        private final AtomicBoolean over = new AtomicBoolean();
 
+        /** It is opened by a thread of its own: nobody waits for a connection but who wants it, and he can stop waiting. */
         private Node(String address) {
             int colon = address.lastIndexOf(':');
+            String host = address.substring(0, colon);
             int port = Integer.parseInt(address.substring(colon + 1));
-            wire = connector.open(address.substring(0, colon), port, channel, DLocks.this::dispatch, this::ended);
+            wire.orTimeout(REPLY.toMillis(), MILLISECONDS);
+            background.execute(() -> {
+                try {
+                    Wire opened = connector.open(host, port, channel, DLocks.this::dispatch, this::close);
+                    if (!wire.complete(opened)) {
+                        opened.close(); // too late
+                    }
+                } catch (RuntimeException | Error failed) {
+                    wire.completeExceptionally(failed);
+                }
+            });
         }
 
         /** Several words at once stay together. */
-        private Object ask(List<List<Object>> commands) {
-            CompletableFuture<Object> reply = null;
-            synchronized (this) {
-                for (List<Object> words : commands) {
-                    reply = wire.send(words.stream().map(DLocks::bytes).toList());
+        private CompletableFuture<Object> ask(List<List<Object>> commands) {
+            return wire.thenCompose(wire -> {
+                CompletableFuture<Object> reply = null;
+                synchronized (this) {
+                    for (List<Object> words : commands) {
+                        reply = wire.send(words.stream().map(DLocks::bytes).toList());
+                    }
                 }
-            }
-            return reply.orTimeout(settings.patience().toMillis(), MILLISECONDS).join();
-        }
-
-        private void close() {
-            if (ended()) {
-                wire.close();
-            }
+                return reply.orTimeout(REPLY.toMillis(), MILLISECONDS);
+            });
         }
 
         /** Messages may have been lost: all ask again. */
-        private synchronized boolean ended() {
-            if (over) {
-                return false;
+        private void close() {
+            if (over.compareAndSet(false, true)) {
+                waiting.values().forEach(news -> news.add(ASK_AGAIN));
+                wire.thenAccept(Wire::close);
             }
-            over = true;
-            waiting.values().forEach(news -> news.add(ASK_AGAIN));
-            return true;
         }
     }
 
@@ -851,64 +912,105 @@ public final class DLocks implements AutoCloseable {
         return (word instanceof Duration time ? Long.toString(time.toMillis()) : word.toString()).getBytes(UTF_8);
     }
 
-    /** The reply, from whoever serves the key. What was not executed is sent on to where the server says. */
+    private static final Duration FOREVER = Duration.ofDays(365);
+
+    /** Whether it ends within this time. */
+    private static boolean ends(CompletableFuture<?> work, Duration limit) {
+        try {
+            work.copy().orTimeout(limit.toNanos(), NANOSECONDS).join();
+            return true;
+        } catch (CompletionException failed) {
+            return work.isDone();
+        }
+    }
+
+    /** The reply, whoever interrupts. Every answer comes within the bounds of {@link #send}. */
+    private static Object answer(CompletableFuture<Object> reply, Duration limit) {
+        if (!ends(reply, limit)) {
+            throw new Unavailable("no answer in time", null, true);
+        }
+        try {
+            return reply.join();
+        } catch (CompletionException failed) {
+            throw failed.getCause() instanceof RuntimeException cause ? cause : failed;
+        }
+    }
+
     private Object call(String key, Function<String, List<Object>> words) {
-        int slot = slot(key.getBytes(UTF_8));
-        String asked = null;
-        for (int redirections = 0; ; redirections++) {
-            String address = asked != null ? asked
-                    : slots.getOrDefault(slot, connector.seeds().get(Math.floorMod(first.get(), connector.seeds().size())));
-            Node node = null;
-            try {
-                node = node(address);
-                List<Object> command = words.apply(node.channel);
-                return node.ask(asked != null ? List.of(List.of("ASKING"), command) : List.of(command));
-            } catch (RuntimeException failed) {
-                Throwable cause = failed instanceof CompletionException ? failed.getCause() : failed;
-                String text = String.valueOf(cause.getMessage());
-                String[] parts = text.split(" ");
-                if (!(cause instanceof ServerError)) {
-                    forget(slot, node);
-                    throw new Unavailable(text, cause, node != null);
+        return answer(send(key, words), FOREVER);
+    }
+
+    /** The reply, from whoever serves the key. What was not executed is sent on to where the server says. */
+    private CompletableFuture<Object> send(String key, Function<String, List<Object>> words) {
+        return send(slot(key.getBytes(UTF_8)), words, null, 0);
+    }
+
+    private CompletableFuture<Object> send(
+            int slot, Function<String, List<Object>> words, String asked, int redirections) {
+        if (closed) {
+            return CompletableFuture.failedFuture(closed());
+        }
+        String address = asked != null ? asked
+                : slots.getOrDefault(slot, connector.seeds().get(Math.floorMod(first.get(), connector.seeds().size())));
+        Node node = node(address);
+        List<Object> command = words.apply(node.channel);
+        return node.ask(asked != null ? List.of(List.of("ASKING"), command) : List.of(command))
+                .exceptionallyComposeAsync(failed -> {
+                    String to = elsewhere(slot, node, failed, redirections);
+                    return send(slot, words, to.isEmpty() ? null : to, redirections + 1);
+                }, background);
+    }
+
+    /** Whom to ask instead: an address, or empty for whoever serves the slot. Or throws. */
+    private String elsewhere(int slot, Node node, Throwable failed, int redirections) {
+        Throwable cause = failed;
+        while (!(cause instanceof ServerError) && cause.getCause() != null) {
+            cause = cause.getCause();
+        }
+        String text = cause.getMessage() != null ? cause.getMessage() : cause.toString();
+        String[] parts = text.split(" ");
+        if (!(cause instanceof ServerError)) {
+            forget(slot, node);
+            throw new Unavailable(text, cause, true);
+        }
+        if (node.wire.isCompletedExceptionally()) {
+            node.close(); // it has not let us in
+        }
+        switch (parts[0].replace(":", "")) {
+            case "MOVED", "ASK" -> {
+                if (redirections == 5) {
+                    throw new Unavailable(text, cause, false);
                 }
-                switch (parts[0].replace(":", "")) {
-                    case "MOVED", "ASK" -> {
-                        if (redirections == 5) {
-                            throw new Unavailable(text, cause, false);
-                        }
-                        asked = parts[0].equals("ASK") ? parts[2] : null;
-                        if (asked == null) {
-                            slots.put(slot, parts[2]);
-                        }
-                    }
-                    case "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN" -> {
-                        forget(slot, node); // another one will be asked
-                        throw new Unavailable(text, cause, false);
-                    }
-                    case "TRYAGAIN", "UNBLOCKED", "NOREPLICAS", "MISCONF", "QUARANTINE" ->
-                        throw new Unavailable(text, cause, false);
-                    case "NOTHELD" -> throw new NotHeld(text);
-                    case "FENCED" -> throw new Fenced(text);
-                    case "DEADLOCK" -> throw new Deadlock(text);
-                    case "REPLACED" -> throw new Replaced(text);
-                    default -> throw new DLockException(text, cause);
+                if (parts[0].equals("ASK")) {
+                    return parts[2];
                 }
+                slots.put(slot, parts[2]);
+                return "";
             }
+            case "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN" -> {
+                forget(slot, node); // another one will be asked
+                throw new Unavailable(text, cause, false);
+            }
+            case "TRYAGAIN", "UNBLOCKED", "NOREPLICAS", "MISCONF", "QUARANTINE" ->
+                throw new Unavailable(text, cause, false);
+            case "NOTHELD" -> throw new NotHeld(text);
+            case "FENCED" -> throw new Fenced(text);
+            case "DEADLOCK" -> throw new Deadlock(text);
+            case "REPLACED" -> throw new Replaced(text);
+            default -> throw new DLockException(text, cause);
         }
     }
 
     private Node node(String address) {
         Node node = nodes.get(address);
-        return node != null && !node.over ? node
-                : nodes.compute(address, (name, old) -> old != null && !old.over ? old : new Node(name));
+        return node != null && !node.over.get() ? node
+                : nodes.compute(address, (name, old) -> old != null && !old.over.get() ? old : new Node(name));
     }
 
     private void forget(int slot, Node node) {
         slots.remove(slot);
         first.incrementAndGet();
-        if (node != null) {
-            node.close();
-        }
+        node.close();
     }
 
     /** {@code word token keylen:key ownerlen:owner number} */

@@ -7,6 +7,8 @@ import java.util.List;
 import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.Consumer;
 import java.util.stream.Stream;
 import redis.clients.jedis.BinaryJedisPubSub;
@@ -33,14 +35,22 @@ public final class JedisConnector implements DLocks.Connector {
 
     @Override
     public DLocks.Wire open(String host, int port, String channel, Consumer<byte[]> messages, Runnable ended) {
-        Line listening = new Line(new HostAndPort(host, port), config);
+        Line listening = null;
         try {
+            listening = new Line(new HostAndPort(host, port), config);
             listening.setTimeoutInfinite(); // messages come when they come
             Wire wire = new Wire(listening, new Line(new HostAndPort(host, port), config), ended);
             wire.listen(channel.getBytes(US_ASCII), messages);
             return wire;
         } catch (RuntimeException error) {
-            listening.disconnect();
+            if (listening != null) {
+                listening.disconnect();
+            }
+            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+                if (cause instanceof JedisDataException) {
+                    throw new DLocks.ServerError(cause.getMessage()); // it has not let us in, and says why
+                }
+            }
             throw error;
         }
     }
@@ -60,8 +70,9 @@ public final class JedisConnector implements DLocks.Connector {
         private final Line listening;
         private final Line commands;
         private final Runnable ended;
-        /** In the order in which they were sent, which is that of the replies. Null: closed. */
-        private BlockingQueue<CompletableFuture<Object>> asked = new LinkedBlockingQueue<>();
+        /** In the order in which they were sent, which is that of the replies. */
+        private final BlockingQueue<CompletableFuture<Object>> asked = new LinkedBlockingQueue<>();
+        private final AtomicBoolean closed = new AtomicBoolean();
 
         private Wire(Line listening, Line commands, Runnable ended) {
             this.listening = listening;
@@ -97,28 +108,34 @@ public final class JedisConnector implements DLocks.Connector {
                     close();
                 }
             });
-            subscribed.join();
+            try {
+                subscribed.orTimeout(3, TimeUnit.SECONDS).join();
+            } catch (RuntimeException error) {
+                close();
+                throw error;
+            }
         }
 
         @Override
         public synchronized CompletableFuture<Object> send(List<byte[]> words) {
             CompletableFuture<Object> reply = new CompletableFuture<>();
-            if (asked == null) {
-                return CompletableFuture.failedFuture(new IllegalStateException("the connection has ended"));
-            }
             CommandArguments arguments = new CommandArguments(() -> words.get(0));
             words.subList(1, words.size()).forEach(arguments::add);
             asked.add(reply);
             try {
-                commands.write(arguments);
+                if (!closed.get()) {
+                    commands.write(arguments);
+                }
             } catch (RuntimeException error) {
                 close();
+            }
+            if (closed.get()) {
+                reply.completeExceptionally(new IllegalStateException("the connection has ended"));
             }
             return reply;
         }
 
         private void read() {
-            BlockingQueue<CompletableFuture<Object>> asked = this.asked;
             CompletableFuture<Object> reply = null;
             try {
                 while (true) {
@@ -135,21 +152,17 @@ public final class JedisConnector implements DLocks.Connector {
             }
         }
 
+        /** Waits for nobody: a thread that writes to a server that hangs ends by it. */
         @Override
         public void close() {
-            BlockingQueue<CompletableFuture<Object>> left;
-            synchronized (this) {
-                left = asked;
-                asked = null;
-            }
-            if (left == null) {
+            if (!closed.compareAndSet(false, true)) {
                 return;
             }
             Stream.of(listening, commands).forEach(Connection::disconnect);
             CompletableFuture<Object> end = new CompletableFuture<>();
-            left.add(end); // for the thread that reads
+            asked.add(end); // for the thread that reads
             var error = new IllegalStateException("the connection has ended");
-            left.forEach(reply -> reply.completeExceptionally(error));
+            asked.forEach(reply -> reply.completeExceptionally(error));
             ended.run();
         }
     }

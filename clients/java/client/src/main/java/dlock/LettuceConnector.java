@@ -54,8 +54,9 @@ public final class LettuceConnector implements DLocks.Connector {
         RedisURI like = seeds.get(0);
         Duration timeOut = like.getTimeout().compareTo(LONGEST) < 0 ? like.getTimeout() : LONGEST;
         RedisURI uri = RedisURI.builder(like).withHost(host).withPort(port).withTimeout(timeOut).build();
-        StatefulRedisPubSubConnection<byte[], byte[]> listening = client.connectPubSub(ByteArrayCodec.INSTANCE, uri);
+        StatefulRedisPubSubConnection<byte[], byte[]> listening = null;
         try {
+            listening = client.connectPubSub(ByteArrayCodec.INSTANCE, uri);
             listening.addListener(new RedisPubSubAdapter<>() {
                 @Override
                 public void message(byte[] channel, byte[] message) {
@@ -74,7 +75,14 @@ public final class LettuceConnector implements DLocks.Connector {
             }
             return new Wire(listening, commands);
         } catch (RuntimeException error) {
-            listening.closeAsync();
+            if (listening != null) {
+                listening.closeAsync();
+            }
+            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+                if (cause instanceof RedisCommandExecutionException) {
+                    throw new DLocks.ServerError(cause.getMessage()); // it has not let us in, and says why
+                }
+            }
             throw error;
         }
     }

@@ -10,14 +10,17 @@ import dlock.DLocks.Wire;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Comparator;
 import java.util.List;
 import java.util.Map;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicLongArray;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
 
@@ -49,6 +52,10 @@ public final class Quorum implements AutoCloseable {
     private final List<String> masters;
     private final Link[] links;
     private final long bound;
+    /** Who has been silent so lately is asked last. */
+    private static final long SILENCE = MILLISECONDS.toNanos(1000);
+    /** Until when each master is asked last. */
+    private final AtomicLongArray silent;
 
     /** The seeds of the connector are the masters. */
     public Quorum(DLocks.Connector connector) {
@@ -61,6 +68,18 @@ public final class Quorum implements AutoCloseable {
         this.bound = bound.toNanos();
         masters = connector.seeds();
         links = new Link[masters.size()];
+        silent = new AtomicLongArray(masters.size());
+        for (int n = 0; n < masters.size(); n++) {
+            silent.set(n, System.nanoTime());
+        }
+    }
+
+    /** They keep their order else. */
+    private List<Integer> silentLast(List<Integer> order) {
+        long now = System.nanoTime();
+        List<Integer> last = new ArrayList<>(order);
+        last.sort(Comparator.comparing(n -> silent.get(n) - now > 0));
+        return last;
     }
 
     /** Ends the connections. What is still held lives on until its lease. */
@@ -70,7 +89,7 @@ public final class Quorum implements AutoCloseable {
     }
 
     private synchronized Link link(int n) {
-        return links[n] = links[n] == null || links[n].over ? new Link(masters.get(n)) : links[n];
+        return links[n] = links[n] == null || links[n].over ? new Link(n) : links[n];
     }
 
     /**
@@ -81,8 +100,12 @@ public final class Quorum implements AutoCloseable {
      */
     public Hold acquire(String lock, Duration lease, Duration wait) throws InterruptedException {
         long end = System.nanoTime() + wait.toNanos();
-        Hold hold = new Hold(lock);
-        while (!hold.attempt(lease.toNanos(), end)) {
+        while (true) {
+            // Of each try its own owner: what one leaves behind may come late, and is not to give back what the next is granted.
+            Hold hold = new Hold(lock);
+            if (hold.attempt(lease.toNanos(), end)) {
+                return hold;
+            }
             long pause = MILLISECONDS.toNanos(ThreadLocalRandom.current().nextLong(20, 200));
             if (end - System.nanoTime() < pause) {
                 hold.throwIfUnreachable();
@@ -90,7 +113,6 @@ public final class Quorum implements AutoCloseable {
             }
             NANOSECONDS.sleep(pause);
         }
-        return hold;
     }
 
     /** A lock that is held at a majority until its deadline. */
@@ -99,6 +121,8 @@ public final class Quorum implements AutoCloseable {
         private final String owner = UUID.randomUUID().toString();
         /** What the masters said last: an answer, null, or the exception that came instead. */
         private final Object[] said = new Object[masters.size()];
+        /** Where something of ours may be. */
+        private final boolean[] left = new boolean[masters.size()];
         /** Where the queue is. */
         private int first;
         private volatile Long[] tokens = {};
@@ -138,7 +162,7 @@ public final class Quorum implements AutoCloseable {
         public synchronized void release() {
             deadline = System.nanoTime();
             tokens = new Long[masters.size()];
-            giveBack(first > 0);
+            giveBack(false);
         }
 
         @Override
@@ -152,24 +176,24 @@ public final class Quorum implements AutoCloseable {
             }
             Arrays.fill(said, null);
             Long[] asked = new Long[masters.size()];
-            boolean settled = false; // it is held, or nothing of it is left anywhere
+            boolean held = false;
             try {
-                for (first = 0; first < masters.size(); first++) {
-                    said[first] = queue(lease, end);
-                    if (said[first] instanceof List<?> grant) {
+                for (int n : silentLast(IntStream.range(0, masters.size()).boxed().toList())) {
+                    first = n;
+                    said[n] = queue(lease, end);
+                    if (said[n] instanceof List<?> grant) {
                         // The reply to a wait does not say when the lease began. So it is renewed, at a known time.
-                        asked[first] = (Long) grant.get(0);
-                        return settled = collect(lease, asked, true);
+                        asked[n] = (Long) grant.get(0);
+                        return held = collect(lease, asked, true);
                     }
-                    if (said[first] == null) {
-                        settled = first == 0;
+                    if (said[n] == null) {
+                        left[n] = false;
                         return false;
                     }
                 }
-                first = 0;
                 return false;
             } finally {
-                if (!settled) {
+                if (!held) {
                     giveBack(true);
                 }
             }
@@ -179,11 +203,12 @@ public final class Quorum implements AutoCloseable {
             Link link = link(first);
             CompletableFuture<Object> told = new CompletableFuture<>();
             link.waits.put(owner, told);
+            left[first] = true;
             try {
                 long block = ms(end - System.nanoTime()); // BLOCK 0 would be without bound
-                Object answer = link.ask(words("ACQUIRE", ms(lease), "BLOCK", block, "NOTIFY", link.channel));
+                Object answer = link.ask(this, words("ACQUIRE", ms(lease), "BLOCK", block, "NOTIFY", link.channel));
                 boolean queued = answer instanceof List<?> list && (Long) list.get(0) == 0;
-                return queued ? link.await(told, MILLISECONDS.toNanos(block) + bound) : answer;
+                return queued ? link.awaitFor(this, told, MILLISECONDS.toNanos(block) + bound) : answer;
             } finally {
                 link.waits.remove(owner);
             }
@@ -205,7 +230,8 @@ public final class Quorum implements AutoCloseable {
                 long length = n == first ? lease : lease - (sent - begun) - MILLISECONDS.toNanos(5);
                 // It may hear of a shorter lease, whatever comes of it.
                 this.deadline = earlier(this.deadline, sure(sent, length));
-                said[n] = !(opened instanceof Wire) ? opened : link.ask(tokens[n] == null
+                left[n] |= opened instanceof Wire;
+                said[n] = !(opened instanceof Wire) ? opened : link.ask(this, tokens[n] == null
                         ? words("ACQUIRE", ms(length)) : words("RENEW", ms(length), "TOKEN", tokens[n]));
                 if (said[n] instanceof Long left) {
                     length = Math.min(length, MILLISECONDS.toNanos(left)); // dlock.max-hold-ms may have cut it
@@ -223,18 +249,26 @@ public final class Quorum implements AutoCloseable {
             return held;
         }
 
-        /** Asks those, too, that did not answer. NOTHELD is as good; without an answer the lease ends it. */
+        /** No place and no hold. */
+        private List<List<Object>> lastWords() {
+            return List.of(words("CANCEL"), words("RELEASE", "HOLDS", 0));
+        }
+
+        /** Asks all that were asked, also those that did not answer. NOTHELD is as good. */
         private void giveBack(boolean cancel) {
             boolean interrupted = false;
-            List<Object> release = words("RELEASE", "HOLDS", 0);
-            for (List<Integer> left = order(false); !left.isEmpty(); ) {
+            for (List<Integer> all = order(false); !all.isEmpty(); ) {
+                int n = all.get(0);
                 try {
-                    if (cancel) { // a wait without an answer may still stand
-                        link(left.get(0)).ask(words("CANCEL"), release);
-                    } else {
-                        link(left.get(0)).ask(release);
+                    if (left[n]) {
+                        List<List<Object>> words = lastWords();
+                        // A wait without an answer may still stand.
+                        Link link = link(n);
+                        Object answer = link.askAll(this, cancel ? words : words.subList(1, 2));
+                        link.asking.remove(this);
+                        left[n] = answer instanceof Throwable && !(answer instanceof ServerError);
                     }
-                    left.remove(0);
+                    all.remove(0);
                 } catch (InterruptedException later) {
                     interrupted = true;
                 }
@@ -249,7 +283,7 @@ public final class Quorum implements AutoCloseable {
             List<Integer> order = new ArrayList<>();
             IntStream.range(0, said.length).filter(n -> n != first).forEach(order::add);
             order.add(firstAtOnce ? 0 : order.size(), first);
-            return order;
+            return silentLast(order);
         }
 
         private List<Object> words(String name, Object... rest) {
@@ -283,9 +317,14 @@ public final class Quorum implements AutoCloseable {
         private final String channel = "dlock:" + UUID.randomUUID();
         private final Map<String, CompletableFuture<Object>> waits = new ConcurrentHashMap<>();
         private final CompletableFuture<Wire> wire = new CompletableFuture<>();
+        /** Those without an answer. */
+        private final Set<Hold> asking = ConcurrentHashMap.newKeySet();
+        private final int n;
         private volatile boolean over;
 
-        private Link(String address) {
+        private Link(int n) {
+            this.n = n;
+            String address = masters.get(n);
             int colon = address.lastIndexOf(':');
             String host = address.substring(0, colon);
             int port = Integer.parseInt(address.substring(colon + 1));
@@ -297,17 +336,32 @@ public final class Quorum implements AutoCloseable {
         }
 
         /** The last reply, or the exception that came instead. Nothing is sent if the connection comes too late. */
-        @SafeVarargs
-        private Object ask(List<Object>... commands) throws InterruptedException {
+        private Object ask(Hold hold, List<Object> words) throws InterruptedException {
+            return askAll(hold, List.of(words));
+        }
+
+        private Object askAll(Hold hold, List<List<Object>> commands) throws InterruptedException {
             Object answer = await(wire, bound);
             if (answer instanceof Wire wire) {
                 CompletableFuture<Object> reply = null;
                 for (List<Object> words : commands) {
-                    reply = wire.send(words.stream().map(word -> word.toString().getBytes(UTF_8)).toList());
+                    reply = send(wire, words);
                 }
-                answer = await(reply, bound);
+                answer = awaitFor(hold, reply, bound);
             }
             return answer;
+        }
+
+        private static CompletableFuture<Object> send(Wire wire, List<Object> words) {
+            return wire.send(words.stream().map(word -> word.toString().getBytes(UTF_8)).toList());
+        }
+
+        /** If the connection ends before the answer, the last words of the hold go behind its request. */
+        private Object awaitFor(Hold hold, CompletableFuture<?> answer, long nanos) throws InterruptedException {
+            asking.add(hold);
+            Object said = await(answer, nanos);
+            asking.remove(hold);
+            return said;
         }
 
         private Object await(CompletableFuture<?> answer, long nanos) throws InterruptedException {
@@ -319,6 +373,7 @@ public final class Quorum implements AutoCloseable {
                 }
                 return failed.getCause();
             } catch (TimeoutException late) {
+                silent.set(n, System.nanoTime() + SILENCE);
                 end();
                 return new TimeoutException("no answer in time");
             }
@@ -341,7 +396,11 @@ public final class Quorum implements AutoCloseable {
         private void end() {
             if (!over) {
                 over = true;
-                wire.thenAccept(Wire::close);
+                wire.thenAccept(wire -> {
+                    // On another connection they might come before what they take back.
+                    asking.forEach(hold -> hold.lastWords().forEach(words -> send(wire, words)));
+                    wire.close();
+                });
                 var ended = new IllegalStateException("the connection has ended");
                 waits.values().forEach(told -> told.completeExceptionally(ended));
             }

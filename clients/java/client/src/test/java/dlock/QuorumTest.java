@@ -21,6 +21,7 @@ import java.net.InetAddress;
 import java.net.ServerSocket;
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.Future;
 import java.util.concurrent.ThreadLocalRandom;
@@ -282,5 +283,49 @@ class QuorumTest {
         }
         hold.release();
         assertFree(s, "A", "B", "C");
+    }
+
+    @ByEachLibrary
+    void quorumGivesBackWhereNobodyAnswered(Stage s) throws Exception {
+        Path path = s.closing(new Path(master(s, "A"), () -> {}));
+        var config = DefaultJedisClientConfig.builder().timeoutMillis(30_000).build();
+        Quorum quorum = s.closing(new Quorum(Stage.connector(s.library, config, path.address(), master(s, "B"),
+                master(s, "C")), Duration.ofSeconds(3)));
+        // The request is on its way, and comes when nobody waits for it any more.
+        path.freezeAt("DLOCK.ACQUIRE");
+        at(s, "B", "DLOCK.ACQUIRE", s.key, "other", AGES.toMillis());
+        assertNull(quorum.acquire(s.key, AGES, Duration.ZERO));
+        at(s, "B", "DLOCK.RELEASE", s.key, "other");
+        path.thaw();
+        s.awaitGone();
+        assertFree(s, "A", "B", "C");
+        s.close();
+    }
+
+    @ByEachLibrary
+    void quorumAsksTheSilentOneLast(Stage s) throws Exception {
+        List<Boolean> heldAtB = Collections.synchronizedList(new ArrayList<>());
+        var b = Stage.connect(master(s, "B"));
+        Path path = s.closing(new Path(master(s, "A"), () -> {
+            synchronized (b) {
+                heldAtB.add(Stage.send(b, "DLOCK.HELD", s.key) != null);
+            }
+        }));
+        path.freeze();
+        var config = DefaultJedisClientConfig.builder().timeoutMillis(30_000).build();
+        Quorum quorum = s.closing(new Quorum(Stage.connector(s.library, config, path.address(), master(s, "B"),
+                master(s, "C")), Duration.ofSeconds(3)));
+        for (boolean last : new boolean[] {false, true}) {
+            heldAtB.clear();
+            Hold hold = quorum.acquire(s.key, AGES, Duration.ZERO);
+            assertNotNull(hold);
+            assertHeldAt(s, "B", hold.owner());
+            assertEquals(last, until("A is asked", () -> heldAtB.isEmpty() ? null : heldAtB.toString())
+                    .startsWith("[true"));
+            hold.release();
+        }
+        assertFree(s, "B", "C");
+        b.disconnect();
+        s.close();
     }
 }
