@@ -21,17 +21,20 @@ pub enum Promise {
     Durable,
     /// The same, on a disk whose every `fsync` takes a millisecond more.
     DurableSlow,
-    /// The grant is on more than one node before the client has it.
-    Nodes,
+    /// One replica has the grant too before the client has it. It is kept where that replica becomes the primary.
+    Replica,
+    /// Most of three nodes have the grant before the client has it, and only who has it too can lead.
+    Majority,
 }
 
 impl Promise {
     /// All, in the order of the report.
-    pub const ALL: [Promise; 4] = [
+    pub const ALL: [Promise; 5] = [
         Promise::Memory,
         Promise::Durable,
         Promise::DurableSlow,
-        Promise::Nodes,
+        Promise::Replica,
+        Promise::Majority,
     ];
 
     /// In words.
@@ -40,7 +43,8 @@ impl Promise {
             Promise::Memory => "Memory only",
             Promise::Durable => "One durable node",
             Promise::DurableSlow => "One durable node, each fsync 1 ms longer",
-            Promise::Nodes => "Survives the loss of a node",
+            Promise::Replica => "One replica has it, in memory",
+            Promise::Majority => "Survives the loss of a node",
         }
     }
 }
@@ -90,19 +94,19 @@ pub const PLANS: [Plan; 12] = [
     plan("ZooKeeper", Promise::DurableSlow, Kind::ZooKeeper, "as above"),
     plan(
         "dlock, a replica and WAIT 1",
-        Promise::Nodes,
+        Promise::Replica,
         Kind::DlockWait,
-        "two nodes, in memory; WAIT is no consensus: a failover can still lose a grant",
+        "two nodes; survives the end of the primary where that replica takes over; no consensus: a failover can still lose a grant",
     ),
     plan(
         "etcd, 3 nodes, watch at the next revision",
-        Promise::Nodes,
+        Promise::Majority,
         Kind::EtcdWatch,
         "consensus, durable on two of three; the three share this machine's cores and disk",
     ),
     plan(
         "ZooKeeper, 3 nodes",
-        Promise::Nodes,
+        Promise::Majority,
         Kind::ZooKeeper,
         "consensus, durable on two of three; the three share this machine's cores and disk",
     ),
@@ -168,7 +172,7 @@ impl Plan {
 
     fn count(&self) -> usize {
         match self.promise {
-            Promise::Nodes => 3,
+            Promise::Majority => 3,
             _ => 1,
         }
     }
@@ -199,7 +203,7 @@ fn redis_servers(promise: Promise) -> Result<Vec<Server>, Failure> {
         builder = builder.program(slowed_server(program.path())?);
     }
     let primary = builder.start();
-    if promise != Promise::Nodes {
+    if promise != Promise::Replica {
         return Ok(vec![primary]);
     }
     let replica = Server::start();
