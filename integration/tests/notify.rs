@@ -14,6 +14,9 @@ const MASS: usize = 100_000;
 /// Bytes that one of them may cost; the goal is 400.
 const BYTES: usize = 450;
 
+/// Bytes that a wait may cost which is the only one for its lock, with the queue of that lock.
+const BYTES_ALONE: usize = 800;
+
 /// A connection that hears what is published on a channel.
 struct Ear {
     wire: Wire,
@@ -609,6 +612,25 @@ fn a_hundred_thousand_wait_on_one_connection() {
     println!("{blocked} bytes a waiter that blocks its connection");
     assert!(bytes <= BYTES, "{bytes} bytes");
     assert!(blocked > 10 * bytes, "{blocked} bytes");
+    assert_sound(&server);
+}
+
+/// What one wait on each of many locks costs, beside the locks themselves.
+#[test]
+fn one_waits_for_each_of_many_locks() {
+    const LOCKS: usize = 50_000;
+    let server = Server::start();
+    let mut wire = server.wire();
+    let name = |at: usize| format!("00000000-0000-4000-8000-0000{at:08}");
+    let lines = (0..LOCKS).map(|at| format!("DLOCK.ACQUIRE lock:{at} {} 600000", name(at)));
+    wire.pipeline(lines);
+    let before = used_memory(&server);
+    let waiters = |at: usize| format!("{} 600000 NOTIFY news", name(at + LOCKS));
+    let lines = (0..LOCKS).map(|at| format!("DLOCK.ACQUIRE lock:{at} {}", waiters(at)));
+    wire.pipeline(lines);
+    let bytes = (used_memory(&server) - before) / LOCKS;
+    println!("{}: {bytes} bytes a lock and its waiter", server.version());
+    assert!(bytes <= BYTES_ALONE, "{bytes} bytes");
     assert_sound(&server);
 }
 

@@ -6,10 +6,161 @@ use std::collections::VecDeque;
 /// 100,000 adds up no more than a thousand lengths.
 const CHUNK: usize = 128;
 
-/// Values in the order of their numbers. Front, look-up, insertion and removal are a binary search and a short move;
-/// the rank adds the lengths of the chunks before.
+/// Members that are kept in a plain list. Nearly every queue is as short, and there may be very many of them: chunks would take
+/// two hundred bytes more.
+const FEW: usize = 8;
+
+/// Values in the order of their numbers.
 #[derive(Debug)]
-pub struct Roster<N, T> {
+pub struct Roster<N, T>(Form<N, T>);
+
+#[derive(Debug)]
+enum Form<N, T> {
+    Few(Vec<(N, Box<T>)>),
+    Many(Box<Chunks<N, T>>),
+}
+
+impl<N, T> Default for Roster<N, T> {
+    fn default() -> Self {
+        Roster(Form::Few(Vec::new()))
+    }
+}
+
+impl<N: Copy + Ord, T> Roster<N, T> {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Form::Few(few) => few.len(),
+            Form::Many(many) => many.len(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first, with its number.
+    pub fn front(&self) -> Option<(N, &T)> {
+        match &self.0 {
+            Form::Few(few) => few.first().map(|(number, value)| (*number, &**value)),
+            Form::Many(many) => many.front(),
+        }
+    }
+
+    /// All in order.
+    pub fn iter(&self) -> impl Iterator<Item = (N, &T)> {
+        let (few, many) = self.forms();
+        let few = few.iter().map(|(number, value)| (*number, &**value));
+        few.chain(many.into_iter().flat_map(|many| many.iter()))
+    }
+
+    /// Those from this number on, in order.
+    pub fn from(&self, number: N) -> impl Iterator<Item = (N, &T)> {
+        let (few, many) = self.forms();
+        let few = few.iter().map(|(number, value)| (*number, &**value));
+        let few = few.skip_while(move |(at, _)| *at < number);
+        few.chain(many.into_iter().flat_map(move |many| many.from(number)))
+    }
+
+    /// The one with this number.
+    pub fn get_mut(&mut self, number: N) -> Option<&mut T> {
+        match &mut self.0 {
+            Form::Few(few) => {
+                let at = search(few, number).ok()?;
+                few.get_mut(at).map(|(_, value)| &mut **value)
+            }
+            Form::Many(many) => many.get_mut(number),
+        }
+    }
+
+    /// The one with this number.
+    pub fn get(&self, number: N) -> Option<&T> {
+        match &self.0 {
+            Form::Few(few) => {
+                let at = search(few, number).ok()?;
+                few.get(at).map(|(_, value)| &**value)
+            }
+            Form::Many(many) => many.get(number),
+        }
+    }
+
+    /// How many stand before this number; none if it is not here.
+    pub fn rank(&self, number: N) -> Option<usize> {
+        match &self.0 {
+            Form::Few(few) => search(few, number).ok(),
+            Form::Many(many) => many.rank(number),
+        }
+    }
+
+    /// Puts a value in its place by number. A number that is here already keeps its value: the new one comes back.
+    pub fn insert(&mut self, number: N, value: Box<T>) -> Result<(), Box<T>> {
+        match &mut self.0 {
+            Form::Few(few) => match search(few, number) {
+                Ok(_) => return Err(value),
+                Err(at) => {
+                    few.reserve_exact(1);
+                    few.insert(at, (number, value));
+                }
+            },
+            Form::Many(many) => return many.insert(number, value),
+        }
+        self.spread();
+        Ok(())
+    }
+
+    /// Takes out the one with this number.
+    pub fn remove(&mut self, number: N) -> Option<Box<T>> {
+        match &mut self.0 {
+            Form::Few(few) => {
+                let at = search(few, number).ok()?;
+                Some(few.remove(at).1)
+            }
+            Form::Many(many) => {
+                let value = many.remove(number);
+                self.gather();
+                value
+            }
+        }
+    }
+
+    /// The list, empty where there are many, and the chunks.
+    fn forms(&self) -> (&[(N, Box<T>)], Option<&Chunks<N, T>>) {
+        match &self.0 {
+            Form::Few(few) => (few, None),
+            Form::Many(many) => (&[], Some(many)),
+        }
+    }
+
+    /// From a list to chunks once there are too many for it.
+    fn spread(&mut self) {
+        let Form::Few(few) = &mut self.0 else { return };
+        if few.len() > FEW {
+            self.0 = Form::Many(Box::new(Chunks::of(std::mem::take(few))));
+        }
+    }
+
+    /// Back to a list once they are few again: half as many, so that one that comes and goes does not cost a move each time.
+    fn gather(&mut self) {
+        let Form::Many(many) = &mut self.0 else {
+            return;
+        };
+        if many.len() <= FEW / 2 {
+            let chunks = std::mem::take(&mut many.chunks).into_iter();
+            self.0 = Form::Few(chunks.flat_map(|chunk| chunk.members).collect());
+        }
+    }
+}
+
+/// Where the number is in a list, or would be.
+fn search<N: Copy + Ord, T>(few: &[(N, Box<T>)], number: N) -> Result<usize, usize> {
+    few.binary_search_by_key(&number, |(n, _)| *n)
+}
+
+/// Many members. Front, look-up, insertion and removal are a binary search and a short move; the rank adds the lengths of the
+/// chunks before.
+#[derive(Debug)]
+struct Chunks<N, T> {
     chunks: VecDeque<Chunk<N, T>>,
     // How many each chunk has, once more: a rank adds up neighbours here, and reads no other chunk for it.
     lens: VecDeque<u32>,
@@ -42,9 +193,9 @@ impl<N: Copy + Ord, T> Chunk<N, T> {
     }
 }
 
-impl<N, T> Default for Roster<N, T> {
+impl<N, T> Default for Chunks<N, T> {
     fn default() -> Self {
-        Roster {
+        Chunks {
             chunks: VecDeque::new(),
             lens: VecDeque::new(),
             len: 0,
@@ -52,31 +203,33 @@ impl<N, T> Default for Roster<N, T> {
     }
 }
 
-impl<N: Copy + Ord, T> Roster<N, T> {
-    /// How many there are.
-    pub fn len(&self) -> usize {
+impl<N: Copy + Ord, T> Chunks<N, T> {
+    /// These, which are in order.
+    fn of(members: Vec<(N, Box<T>)>) -> Self {
+        let mut chunks = Chunks::default();
+        if let Some(start) = members.first().map(|(number, _)| *number) {
+            chunks.len = members.len();
+            let members = VecDeque::from(members);
+            chunks.put(0, Chunk { start, members });
+        }
+        chunks
+    }
+
+    fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The first, with its number.
-    pub fn front(&self) -> Option<(N, &T)> {
+    fn front(&self) -> Option<(N, &T)> {
         let (number, value) = self.chunks.front()?.members.front()?;
         Some((*number, value))
     }
 
-    /// All in order.
-    pub fn iter(&self) -> impl Iterator<Item = (N, &T)> {
+    fn iter(&self) -> impl Iterator<Item = (N, &T)> {
         let members = self.chunks.iter().flat_map(|chunk| &chunk.members);
         members.map(|(number, value)| (*number, &**value))
     }
 
-    /// Those from this number on, in order.
-    pub fn from(&self, number: N) -> impl Iterator<Item = (N, &T)> {
+    fn from(&self, number: N) -> impl Iterator<Item = (N, &T)> {
         let first = self.chunk_of(number);
         let members = self
             .chunks
@@ -87,29 +240,25 @@ impl<N: Copy + Ord, T> Roster<N, T> {
         from.map(|(number, value)| (*number, &**value))
     }
 
-    /// The one with this number.
-    pub fn get_mut(&mut self, number: N) -> Option<&mut T> {
+    fn get_mut(&mut self, number: N) -> Option<&mut T> {
         let (chunk, at) = self.find(number)?;
         let (_, value) = self.chunks.get_mut(chunk)?.members.get_mut(at)?;
         Some(value)
     }
 
-    /// The one with this number.
-    pub fn get(&self, number: N) -> Option<&T> {
+    fn get(&self, number: N) -> Option<&T> {
         let (chunk, at) = self.find(number)?;
         let (_, value) = self.chunks.get(chunk)?.members.get(at)?;
         Some(value)
     }
 
-    /// How many stand before this number; none if it is not here.
-    pub fn rank(&self, number: N) -> Option<usize> {
+    fn rank(&self, number: N) -> Option<usize> {
         let (chunk, at) = self.find(number)?;
         let before: u32 = self.lens.iter().take(chunk).sum();
         Some(before as usize + at)
     }
 
-    /// Puts a value in its place by number. A number that is here already keeps its value: the new one comes back.
-    pub fn insert(&mut self, number: N, value: Box<T>) -> Result<(), Box<T>> {
+    fn insert(&mut self, number: N, value: Box<T>) -> Result<(), Box<T>> {
         let index = self.chunk_of(number);
         match self.chunks.get_mut(index) {
             None => self.put(index, Chunk::of(number, value)),
@@ -131,8 +280,7 @@ impl<N: Copy + Ord, T> Roster<N, T> {
         Ok(())
     }
 
-    /// Takes out the one with this number.
-    pub fn remove(&mut self, number: N) -> Option<Box<T>> {
+    fn remove(&mut self, number: N) -> Option<Box<T>> {
         let (index, at) = self.find(number)?;
         let chunk = self.chunks.get_mut(index)?;
         let (_, value) = chunk.members.remove(at)?;

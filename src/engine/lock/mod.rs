@@ -48,8 +48,9 @@ pub struct Ticket {
 /// |---|---|---|---|
 /// | no | no | the key does not exist (a `Lock` is empty only between a change and the deletion of its key) | – |
 /// | by one, with an owner of at most 39 bytes, hold count and limit at most 65,535 | no | `Sole` | the lease |
+/// | the same | by waiters only | `Sole`, `watched` | none: the module ends the leases |
 /// | otherwise | no | `Full` | the latest lease |
-/// | any | yes | `Full`, `watched` | none: the module ends the leases |
+/// | otherwise | yes | `Full`, `watched` | none |
 ///
 /// A queue is the tickets here and the waiters of this server (see `queue`); `watched` tells a server that loads the
 /// value that somebody waited, so that it watches the leases itself although the waiters are gone.
@@ -77,12 +78,15 @@ pub struct Sole {
     limit: u16,
     // Ids that are as high or higher than the mark are not remembered.
     client: u32,
-    // Never zero, so that the compiler keeps the enum's discriminant in it.
+    // The owner's length, and whether the lock is watched. Never zero, so that the compiler keeps the enum's discriminant in it.
     len: NonZeroU8,
     owner: [u8; INLINE],
 }
 
 const _: () = assert!(std::mem::size_of::<Lock>() == 64);
+
+/// The bit beside the owner's length that says that the lock is watched.
+const WATCHED: u8 = 0x80;
 
 /// Any number of holders and tickets.
 #[derive(Debug, Default)]
@@ -155,6 +159,10 @@ impl Sole {
                 self.end(owner, *token);
                 true
             }
+            Change::Watch(watched) => {
+                self.watch(*watched);
+                true
+            }
             _ => false,
         }
     }
@@ -178,7 +186,7 @@ impl Sole {
             return false;
         };
         owner.copy_from_slice(hold.owner);
-        self.len = len;
+        self.len = len | (self.len.get() & WATCHED);
         self.token = hold.token;
         self.deadline = hold.deadline;
         self.holds = holds;
@@ -201,9 +209,18 @@ impl Sole {
         }
     }
 
+    fn watched(&self) -> bool {
+        self.len.get() & WATCHED != 0
+    }
+
+    fn watch(&mut self, watched: bool) {
+        let len = self.len.get() & !WATCHED | if watched { WATCHED } else { 0 };
+        self.len = NonZeroU8::new(len).unwrap_or(NonZeroU8::MIN);
+    }
+
     fn owner(&self) -> &[u8] {
         self.owner
-            .get(..usize::from(self.len.get()))
+            .get(..usize::from(self.len.get() & !WATCHED))
             .unwrap_or_default()
     }
 
@@ -245,14 +262,17 @@ impl Lock {
     /// leases and the key's TTL is only the latest of them, or a user has brought it and it is not bounded yet.
     pub fn needs_watch(&self) -> bool {
         match self {
-            Lock::Sole(sole) => sole.client == RESTORED,
+            Lock::Sole(sole) => sole.client == RESTORED || sole.watched(),
             Lock::Full(full) => full.needs_watch(),
         }
     }
 
     /// Whether somebody was queued at the last change.
     pub fn watched(&self) -> bool {
-        self.full().is_some_and(|full| full.watched)
+        match self {
+            Lock::Sole(sole) => sole.watched(),
+            Lock::Full(full) => full.watched,
+        }
     }
 
     /// The owner's hold.
@@ -347,6 +367,7 @@ impl Lock {
     /// blocked clients makes the server call every one of them back, so a contended lock must not expire by itself.
     pub fn expires(&self) -> Option<WallMs> {
         match self {
+            Lock::Sole(sole) if sole.watched() => None,
             Lock::Sole(sole) => sole.hold().map(|hold| hold.deadline),
             Lock::Full(full) => full.expires(),
         }
@@ -389,8 +410,8 @@ impl Lock {
     #[cold]
     fn apply_fully(&mut self, change: &Change) {
         let full = match change {
-            // Where there is neither a ticket nor a watch there is none to take away.
-            Change::Unticket { .. } | Change::Watch(false) if self.full().is_none() => return,
+            // Where there is no ticket there is none to take away.
+            Change::Unticket { .. } if self.full().is_none() => return,
             _ => self.make_full(),
         };
         match change {
@@ -471,7 +492,10 @@ impl Lock {
     /// The large form, made from the small one where need be.
     fn make_full(&mut self) -> &mut Full {
         if let Lock::Sole(sole) = self {
-            let mut full = Box::<Full>::default();
+            let mut full = Box::new(Full {
+                watched: sole.watched(),
+                ..Full::default()
+            });
             if let Some(hold) = sole.hold() {
                 full.holders.put(&hold);
             }
@@ -486,10 +510,11 @@ impl Lock {
     /// Back to the small form as soon as it can say the same, so that equal states have equal forms.
     fn shrink(&mut self) {
         let Lock::Full(full) = self else { return };
-        if full.watched || !full.tickets.is_empty() || full.holders.len() > 1 {
+        if !full.tickets.is_empty() || full.holders.len() > 1 {
             return;
         }
         let mut small = Sole::FREE;
+        small.watch(full.watched);
         let mut holds = full.holders.iter();
         if holds.next().map_or(true, |hold| small.put(&hold)) {
             drop(holds);

@@ -9,6 +9,10 @@ use crate::engine::types::{Arrival, Name, RequestId, WallMs};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
+/// Places that are looked through for an owner's. Beyond them an index finds it, which takes as much room as the whole queue of a
+/// lock that one waits for.
+const LONGEST_SEARCH: usize = 8;
+
 /// The wait queue of one lock. It exists for a lock that somebody is queued for, or that has to be watched (see
 /// `Lock::needs_watch`). It holds every place, tickets and waiters alike; of a ticket the lock's value holds the durable
 /// half.
@@ -20,7 +24,8 @@ pub struct WaitQueue {
     pub name: Name,
     // The holder that waits for a stricter limit, only for the other holders to leave, is ahead of all.
     places: Roster<Arrival, Place>,
-    by_owner: Index<Rc<[u8]>, Arrival>,
+    // Made for more places than are soon looked through.
+    by_owner: Option<Box<Index<Rc<[u8]>, Arrival>>>,
     /// The due entry of the earliest lease.
     pub lease: Option<DueKey<WallMs>>,
     /// Requests for many locks that count on their owner's hold of this one.
@@ -74,17 +79,24 @@ impl WaitQueue {
 
     /// The number of this owner's place, the waiting upgrade's included.
     pub fn number_of(&self, owner: &[u8]) -> Option<Arrival> {
-        self.by_owner.get(owner).copied()
+        match &self.by_owner {
+            Some(index) => index.get(owner).copied(),
+            None => {
+                let mut places = self.in_order();
+                let its = places.find(|(_, place)| *place.owner == *owner);
+                its.map(|(number, _)| number)
+            }
+        }
     }
 
     /// Puts a place at its number. The owner has no place yet and the number is free, or nothing happens. Gives whether it
     /// is there.
     pub fn insert(&mut self, number: Arrival, place: Place) -> bool {
         let owner = place.owner.clone();
-        let free = self.by_owner.get(&owner).is_none();
+        let free = self.number_of(&owner).is_none();
         let inserted = free && self.places.insert(number, Box::new(place)).is_ok();
         if inserted {
-            self.by_owner.insert(owner, number);
+            self.index(owner, number);
             // It is before all others; one that comes last changes nothing for them.
             self.revision += u64::from(number == Arrival::AHEAD);
         }
@@ -95,8 +107,25 @@ impl WaitQueue {
     pub fn remove(&mut self, number: Arrival) -> Option<Box<Place>> {
         self.revision += 1;
         let place = self.places.remove(number)?;
-        self.by_owner.remove(&place.owner);
+        if self.len() <= LONGEST_SEARCH / 2 {
+            self.by_owner = None;
+        } else if let Some(index) = &mut self.by_owner {
+            index.remove(&place.owner);
+        }
         Some(place)
+    }
+
+    /// Has the place of this owner found.
+    fn index(&mut self, owner: Rc<[u8]>, number: Arrival) {
+        if let Some(index) = &mut self.by_owner {
+            index.insert(owner, number);
+        } else if self.len() > LONGEST_SEARCH {
+            let mut index = Box::<Index<Rc<[u8]>, Arrival>>::default();
+            for (number, place) in self.in_order() {
+                index.insert(place.owner.clone(), number);
+            }
+            self.by_owner = Some(index);
+        }
     }
 
     /// The place with this number.
