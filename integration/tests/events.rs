@@ -136,6 +136,60 @@ fn an_ended_lease_is_told() {
     assert_sound(&server);
 }
 
+/// What anybody may do to a lock between an earlier EXPIRE and the end that it sets. None of it is a new lease.
+const TOUCHES: [&str; 7] = [
+    "PING",
+    "DLOCK.ACQUIRE k carol",
+    "DLOCK.ACQUIRE k alice 1",
+    "DLOCK.RELEASE k alice",
+    "DLOCK.CANCEL k carol",
+    "DLOCK.FAIRACQUIRE k carol CLAIM 1",
+    "DLOCK.HELD k",
+];
+
+/// One word for one thing: whoever uses the lock before the end that EXPIRE has set, on the primary and on a replica.
+#[test]
+fn an_earlier_expire_is_told_as_a_removal() {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    let subscribers = [listen(&primary), listen(&replica)];
+    let mut c = primary.connection();
+    for touch in TOUCHES {
+        for contended in [false, true] {
+            let token = take(&mut c, "k", "alice", 600_000);
+            take(&mut c, "k", "alice", 600_000);
+            let bob =
+                contended.then(|| Blocked::start(&primary, "DLOCK.ACQUIRE k bob 600000 BLOCK 0"));
+            c.run("PEXPIRE k 60");
+            c.run(touch);
+            for subscriber in &subscribers {
+                assert_eq!(
+                    subscriber.payload(),
+                    format!("removed {token}"),
+                    "{touch}, contended: {contended}"
+                );
+            }
+            if let Some(bob) = bob {
+                let (token, _): Grant = bob.reply();
+                c.run("DLOCK.RELEASE k bob");
+                for subscriber in &subscribers {
+                    assert_eq!(subscriber.payload(), format!("released {token}"));
+                }
+            }
+            c.run("DEL k");
+        }
+    }
+    // A new lease is one: it ends as leases do.
+    let token = take(&mut c, "k", "alice", 600_000);
+    c.run("PEXPIRE k 500000");
+    c.run("DLOCK.RENEW k alice 30");
+    for subscriber in &subscribers {
+        assert_eq!(subscriber.payload(), format!("expired {token}"));
+    }
+    assert_sound(&primary);
+    assert_sound(&replica);
+}
+
 #[test]
 fn what_ends_no_hold_is_not_told() {
     let server = Server::start();

@@ -24,6 +24,9 @@ pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Erro
             Cow::Owned(release.ok_or(Error::Internal)?)
         }
     };
+    if let Some(end) = entry.external_end.take() {
+        call.engine.on_external_ttl(name, end);
+    }
     let before = entry.holders() as i64;
     entry.follow(&effect, &mut call.engine.ledger.clock)?;
     call.engine.ledger.counters.held += entry.holders() as i64 - before;

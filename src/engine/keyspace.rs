@@ -151,9 +151,9 @@ impl Entry {
         }
     }
 
-    /// Ends every lease at this time that would end later.
+    /// Ends every lease at this time that would end later. Returns true if there was one.
     #[cold]
-    pub fn shorten(&mut self, latest: WallMs) {
+    pub fn shorten(&mut self, latest: WallMs) -> bool {
         let beyond = self.value().holds().filter(|hold| hold.deadline > latest);
         let beyond: Vec<Box<[u8]>> = beyond.map(|hold| Box::from(hold.owner)).collect();
         for owner in &beyond {
@@ -167,6 +167,7 @@ impl Entry {
                 self.set_hold(hold);
             }
         }
+        !beyond.is_empty()
     }
 
     /// Bounds the leases that a user has brought: none ends later than this. Whatever else has come here was told to its owner by
@@ -185,14 +186,6 @@ impl Entry {
                 };
                 self.set_hold(hold);
             }
-        }
-    }
-
-    /// Has the leases end by what the key was given from outside, if it was.
-    #[inline]
-    pub fn heed_external_end(&mut self) {
-        if let Some(end) = self.external_end.take() {
-            self.shorten(end);
         }
     }
 

@@ -5,7 +5,7 @@ use super::maybe_owned::MaybeOwned;
 use super::notifications::Notifications;
 use super::user::User;
 use super::{persist, quirks, replicate, slot};
-use crate::engine::{Entry, Keyspace, Lock, NameRef, Now, WallMs};
+use crate::engine::{Entry, Keyspace, Lock, NameRef, WallMs};
 use redis_module::raw;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -74,7 +74,6 @@ pub struct OpenKeys {
     slots: slot::Answers,
     // The server tells when it is given a TTL from outside; else that is seen when a lock is opened.
     hears_generic: bool,
-    now: Now,
     // Whether anybody reads effects; else changes are only counted.
     replicate: bool,
 }
@@ -106,19 +105,14 @@ impl OpenKeys {
             cluster: false,
             slots: slot::Answers::default(),
             hears_generic: true,
-            now: Now {
-                us: 0,
-                steady_us: 0,
-            },
             replicate: true,
         }
     }
 
     /// Begins an event: in this context, with this freedom.
-    pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, origin: Origin, now: Now) {
+    pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, origin: Origin) {
         self.ctx = ctx;
         self.mode = mode;
-        self.now = now;
         self.home = api::selected(ctx);
         self.selected = self.home;
         // Only a command has words of its own that can be counted; other events are rare enough. They live until it is
@@ -171,7 +165,7 @@ impl OpenKeys {
 
     /// What a TTL that was set from outside means. An earlier end of the key counts: it ends the holds then. A later one,
     /// or none, has no effect on the leases.
-    pub fn retimed(&mut self, name: NameRef, now: Now) -> Retimed {
+    pub fn retimed(&mut self, name: NameRef) -> Retimed {
         let lock = self.entry(name).lock.as_ref();
         let Some(last) = lock.and_then(|lock| lock.last()) else {
             return Retimed::Right;
@@ -180,13 +174,13 @@ impl OpenKeys {
         let wanted = lock.and_then(|lock| lock.expires());
         let open = self.opened_at(name).and_then(|at| self.open.get(at));
         // SAFETY: the key was opened in this event.
-        let left = open.map_or(-1, |open| unsafe { api!(RedisModule_GetExpire(open.key)) });
-        let end = u64::try_from(left).ok().map(|left| now.wall().after(left));
-        match (end, wanted) {
-            // The server tells what is left; the clock may have gone on by a millisecond since.
-            (Some(end), Some(wanted)) if end.0.abs_diff(wanted.0) <= 1 => Retimed::Right,
-            (Some(end), _) if end < last => Retimed::Earlier(end),
-            (None, None) => Retimed::Right,
+        let end = open.map_or(-1, |open| unsafe {
+            api!(RedisModule_GetAbsExpire(open.key))
+        });
+        let end = u64::try_from(end).ok().map(WallMs);
+        match end {
+            end if end == wanted => Retimed::Right,
+            Some(end) if end < last => Retimed::Earlier(end),
             _ => Retimed::Wrong,
         }
     }
@@ -282,7 +276,7 @@ impl OpenKeys {
             open.stored = open.entry.lock.is_some();
             open.entry.unseen = open.stored;
             if !self.hears_generic && self.mode == Mode::Write {
-                open.entry.external_end = open.earlier_end(self.now);
+                open.entry.external_end = open.earlier_end();
             }
         }
         at
@@ -335,12 +329,12 @@ impl Open {
     /// # Safety
     /// The key is open.
     #[cold]
-    unsafe fn earlier_end(&self, now: Now) -> Option<WallMs> {
+    unsafe fn earlier_end(&self) -> Option<WallMs> {
         let last = self.entry.lock.as_ref()?.last()?.deadline;
         // SAFETY: the key is open, as the caller says.
-        let left = unsafe { api!(RedisModule_GetExpire(self.key)) };
-        let left = u64::try_from(left).ok()?;
-        Some(now.wall().after(left)).filter(|end| end.after(1) < last)
+        let end = unsafe { api!(RedisModule_GetAbsExpire(self.key)) };
+        let end = u64::try_from(end).ok().map(WallMs);
+        end.filter(|end| *end < last)
     }
 
     fn is(&self, name: NameRef) -> bool {

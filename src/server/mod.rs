@@ -345,7 +345,7 @@ fn run<T>(
     let mut guard = STATE.try_borrow_mut()?;
     let state = &mut *guard;
     state.refresh_settings();
-    state.keys.begin(ctx, mode, origin, now);
+    state.keys.begin(ctx, mode, origin);
     if SEEN.load(Ordering::Relaxed) != 0 || inbox::has_something() {
         state.read_inbox(now);
     }

@@ -51,17 +51,11 @@ impl State {
                         }
                     }
                 }
-                Notice::Retimed(name) => {
-                    if gate::primary() {
-                        match self.keys.retimed(name.as_ref(), now) {
-                            Retimed::Right => {}
-                            Retimed::Wrong => self.engine.on_key_changed(name.as_ref()),
-                            Retimed::Earlier(end) => {
-                                self.engine.on_external_ttl(name.as_ref(), end)
-                            }
-                        }
-                    }
-                }
+                Notice::Retimed(name) => match self.keys.retimed(name.as_ref()) {
+                    Retimed::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
+                    Retimed::Wrong if gate::primary() => self.engine.on_key_changed(name.as_ref()),
+                    Retimed::Wrong | Retimed::Right => {}
+                },
                 Notice::Role { primary: true } => {
                     self.decide_from(now);
                     self.engine.promote();
@@ -87,15 +81,19 @@ impl State {
         carried: bool,
         now: Now,
     ) {
+        let end = |deadline: WallMs| {
+            let cut = self.engine.ended_from_outside(name.as_ref(), deadline);
+            match deadline <= now.wall() && !cut {
+                true => End::Expired,
+                false => End::Removed,
+            }
+        };
+        let ends: Vec<End> = holds.iter().map(|(_, deadline)| end(*deadline)).collect();
         self.revisit(name, false);
         // A lease that has run out has ended the hold anywhere.
         let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
         let left = moved || lives && self.took_along(name, carried);
-        for &(token, deadline) in holds {
-            let end = match deadline <= now.wall() {
-                true => End::Expired,
-                false => End::Removed,
-            };
+        for (&(token, _), end) in holds.iter().zip(ends) {
             if left {
                 self.engine.on_hold_left(name.as_ref(), token);
             } else {

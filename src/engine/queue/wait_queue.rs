@@ -5,6 +5,7 @@ use super::deadlines::DueKey;
 use super::place::Place;
 use crate::engine::collections::index::Index;
 use crate::engine::collections::roster::Roster;
+use crate::engine::lock::Lock;
 use crate::engine::types::{Arrival, Name, RequestId, WallMs};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -40,9 +41,8 @@ pub struct WaitQueue {
     pub lapsed: Vec<Arrival>,
     /// Waits that ended by time-out since the last settlement; for the events that tell of them.
     pub timeouts: u32,
-    /// An end that the key was given from outside (EXPIRE), earlier than its leases. As long as nothing else touches the
-    /// lock the server removes the key then; the next request makes it the leases' own end.
-    pub external_end: Option<WallMs>,
+    /// Ends that the key was given from outside (EXPIRE), earlier than its leases.
+    pub external: Option<Box<ExternalEnds>>,
     /// Rises whenever holders change or somebody leaves: what was found out about it before may not be so any more.
     pub revision: u64,
     /// Whether the queue must not move, as its slot is migrating away.
@@ -53,7 +53,72 @@ pub struct WaitQueue {
     pub dirty: bool,
 }
 
+/// Ends that a key was given from outside, earlier than its leases.
+#[derive(Debug, Default)]
+pub struct ExternalEnds {
+    /// The last one, while no lease has been cut to it. As long as nothing else touches the lock the server removes the key then;
+    /// the next request makes it the leases' own end.
+    pub told: Option<WallMs>,
+    // Those that leases were cut to: a hold that ends just then was removed, and did not expire.
+    cuts: Vec<WallMs>,
+}
+
+/// Cuts that are remembered of one lock.
+const CUTS: usize = 16;
+
+impl ExternalEnds {
+    /// Leases were cut to this end.
+    pub fn cut(&mut self, end: WallMs) {
+        if self.cuts.len() == CUTS {
+            self.cuts.remove(0);
+        }
+        self.cuts.push(end);
+    }
+
+    /// Takes over what a primary has done with the end that was told: leases were cut to it, or it is superseded.
+    fn follow(&mut self, lock: &Lock) {
+        let told = self.told.take();
+        if let Some(end) = told.filter(|end| lock.holds().any(|hold| hold.deadline == *end)) {
+            self.cut(end);
+        }
+    }
+
+    /// Whether a hold that ended with this deadline was ended from outside.
+    fn ended(&self, deadline: WallMs) -> bool {
+        let removed = self.told.is_some_and(|end| end <= deadline);
+        removed || self.cuts.contains(&deadline)
+    }
+}
+
 impl WaitQueue {
+    /// Whether a hold that ended with this deadline was ended from outside.
+    pub fn ended_from_outside(&self, deadline: WallMs) -> bool {
+        let external = self.external.as_deref();
+        external.is_some_and(|external| external.ended(deadline))
+    }
+
+    /// Forgets the ends that concern none of the leases.
+    pub fn prune_external(&mut self, lock: &Lock) {
+        let Some(external) = &mut self.external else {
+            return;
+        };
+        let (first, last) = (lock.earliest(), lock.last().map(|hold| hold.deadline));
+        external
+            .cuts
+            .retain(|cut| first <= Some(*cut) && Some(*cut) <= last);
+        if lock.is_empty() || (external.told.is_none() && external.cuts.is_empty()) {
+            self.external = None;
+        }
+    }
+
+    /// The same on a server that follows, after what its primary has decided.
+    pub fn follow_external(&mut self, lock: &Lock) {
+        if let Some(external) = &mut self.external {
+            external.follow(lock);
+            self.prune_external(lock);
+        }
+    }
+
     /// A lock's queue, with nobody in it.
     pub fn new(name: Name) -> WaitQueue {
         WaitQueue {

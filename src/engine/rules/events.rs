@@ -102,7 +102,9 @@ impl Engine {
         self.distrust(lock);
         // What was said of the value that was here does not hold for the next.
         if let Some(queue) = self.queues.get_mut(lock) {
-            queue.external_end = None;
+            if let Some(external) = &mut queue.external {
+                external.told = None;
+            }
         }
         self.mark(lock);
     }
@@ -119,8 +121,15 @@ impl Engine {
     pub fn on_external_ttl(&mut self, name: NameRef, end: WallMs) {
         let lock = self.queues.id_or_new(name);
         if let Some(queue) = self.queues.get_mut(lock) {
-            queue.external_end = Some(end);
+            let external = queue.external.get_or_insert_with(Box::default);
+            external.told = Some(end);
         }
+    }
+
+    /// Whether a hold of this lock that ended with this deadline was ended by what the key was given from outside.
+    pub fn ended_from_outside(&self, name: NameRef, deadline: WallMs) -> bool {
+        let queue = self.queues.at(self.queues.id(name));
+        queue.ended_from_outside(deadline)
     }
 
     /// Whether somebody is queued for this lock, or it is watched.
@@ -142,17 +151,31 @@ impl Engine {
                 let lock = self.queues.id_or_new(name);
                 self.distrust(lock);
             }
-            Some(lock) if !watch && self.queues.at(lock).is_empty() => {
-                self.drop_queue(lock);
+            Some(lock) => {
+                if let Some(queue) = self.queues.get_mut(lock) {
+                    queue.follow_external(entry.value());
+                }
+                let queue = self.queues.at(lock);
+                if !watch && queue.is_empty() && queue.external.is_none() {
+                    self.drop_queue(lock);
+                }
             }
-            _ => {}
+            None => {}
         }
     }
 
     /// This server decides from now on: every lock it knows to watch is looked at, every ticket starts as absent.
     pub fn promote(&mut self) {
         for lock in self.queues.ids(None) {
+            // What its key was given from outside was told here as it was to the primary.
+            let external = self
+                .queues
+                .get_mut(lock)
+                .and_then(|queue| queue.external.take());
             self.revisit(lock);
+            if let Some(queue) = self.queues.get_mut(lock) {
+                queue.external = external;
+            }
         }
     }
 
@@ -316,7 +339,9 @@ impl Engine {
             drop(self.settled(keys, now, name));
         }
         let entry = keys.entry(name);
-        entry.heed_external_end();
+        if let Some(lock) = self.queues.id(name) {
+            self.heed_external_end(entry, lock);
+        }
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, &tie.owner, Some(token)).is_ok_and(lives) {
             self.ledger

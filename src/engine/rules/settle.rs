@@ -29,7 +29,12 @@ impl Engine {
     /// The part of a settlement that every lock needs. Gives the lock's number if it turns out to need a queue.
     #[inline(always)]
     fn settle_unwatched(&mut self, entry: &mut Entry, now: Now, name: NameRef) -> Option<LockId> {
-        entry.heed_external_end();
+        if let Some(end) = entry.external_end {
+            self.on_external_ttl(name, end);
+            let lock = self.queues.id_or_new(name);
+            self.settle_queue(entry, now, lock);
+            return Some(lock);
+        }
         if !entry.value().needs_watch() {
             self.expire(entry, now, name);
             return None;
@@ -48,14 +53,10 @@ impl Engine {
             self.distrust(lock);
         }
         entry.unseen = false;
-        entry.heed_external_end();
         if entry.foreign {
             return self.refuse_all(now, lock);
         }
-        let queue = self.queues.get_mut(lock);
-        if let Some(end) = queue.and_then(|queue| queue.external_end.take()) {
-            entry.shorten(end);
-        }
+        self.heed_external_end(entry, lock);
         let name = self.queues.at(lock).name.clone();
         self.expire(entry, now, name.as_ref());
         self.reconcile(entry, now, lock);
@@ -173,7 +174,11 @@ impl Engine {
             || queue.closed
             || !queue.lapsed.is_empty()
             || self.has_appeared(entry, lock);
-        let told = entry.external_end.or(queue.external_end).is_some();
+        let told = entry.external_end.is_some()
+            || queue
+                .external
+                .as_deref()
+                .is_some_and(|external| external.told.is_some());
         !(marked || told || entry.foreign || entry.value().ended(now.wall()).is_some())
     }
 
@@ -200,6 +205,23 @@ impl Engine {
         }
     }
 
+    /// Has the leases end by what the key was given from outside, if it was.
+    #[inline]
+    pub(super) fn heed_external_end(&mut self, entry: &mut Entry, lock: LockId) {
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        let external = queue.external.as_deref_mut();
+        let told = external.and_then(|external| external.told.take());
+        let Some(end) = entry.external_end.take().or(told) else {
+            return;
+        };
+        if entry.shorten(end) {
+            let external = queue.external.get_or_insert_with(Box::default);
+            external.cut(end);
+        }
+    }
+
     /// Ends the holds whose lease has run out.
     #[inline]
     fn expire(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
@@ -212,11 +234,15 @@ impl Engine {
     fn expire_all(&mut self, entry: &mut Entry, now: Now, name: NameRef) {
         while let Some(hold) = entry.value().ended(now.wall()) {
             let (owner, token) = (Box::<[u8]>::from(hold.owner), hold.token);
+            let end = match self.ended_from_outside(name, hold.deadline) {
+                true => End::Removed,
+                false => End::Expired,
+            };
             if !self.ledger.ties.is_empty() && self.renew_in_time(entry, now, name, token) {
                 continue;
             }
             let whose = (name, &*owner);
-            self.ledger.end(entry, whose, token, End::Expired, now);
+            self.ledger.end(entry, whose, token, end, now);
         }
     }
 
@@ -277,7 +303,8 @@ impl Engine {
         } else {
             self.vacant.remove(&lock);
         }
-        let has_end = queue.external_end.is_some() && !value.is_empty();
+        queue.prune_external(value);
+        let has_end = queue.external.is_some();
         if !watched && !has_end {
             self.drop_queue(lock);
         } else if left_over {
