@@ -17,7 +17,8 @@ import (
 
 const (
 	short = 1500 * time.Millisecond
-	late  = 200 * time.Millisecond // so much after its end a loss may be told
+	// So much after its end a loss is told where a busy machine stops us; it is 200 ms where it does not.
+	late = time.Second
 )
 
 // A path leads to a server. While it is frozen nothing comes through, and nobody is told.

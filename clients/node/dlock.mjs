@@ -81,32 +81,44 @@ async function open(client, to, heard, ended) {
   const library = 'call' in client ? ioredis : nodeRedis;
   const channel = `dlock:${randomUUID()}`;
   const [wire, ear] = [0, 1].map(() => library.dial(client, to, PATIENCE));
-  let [closed, abandon] = [false];
-  const given = new Promise((_, no) => { abandon = no; }); // fails when the connections end
-  given.catch(() => {});
+  const asked = new Set(); // what fails when the connections end, whenever the library notices it
+  let [closed, answered] = [false, now()];
   const close = (why) => {
     if (closed) return;
     closed = true;
     [wire, ear].forEach(library.close);
-    abandon(why instanceof Error ? why : new Error('The connection is closed'));
+    for (const fail of asked) fail(why instanceof Error ? why : new Error('The connection is closed'));
     ended();
   };
-  /** Ends the connections if it takes too long: nobody knows any more what the server has heard. */
+  /** Ends the connections if nothing comes for too long: nobody knows any more what the server has heard. */
   const inTime = async (work) => {
-    // After a stall of this process a reply that has come meanwhile is read before the immediate.
-    let late = setTimeout(() => { late = setImmediate(close); }, PATIENCE);
+    let [fail, late] = [];
+    const over = new Promise((_, no) => { fail = no; });
+    const arm = (ms) => {
+      // After a stall of this process replies that have come meanwhile are read before the immediate, or some of them.
+      late = setTimeout(() => {
+        late = setImmediate(() => (now() < answered + PATIENCE ? arm(answered + PATIENCE - now()) : close()));
+      }, ms);
+    };
+    arm(PATIENCE);
+    asked.add(fail);
+    if (closed) fail(new Error('The connection is closed'));
     try {
-      return await work();
+      const reply = await Promise.race([over, work()]);
+      answered = now();
+      return reply;
     } catch (error) {
+      if (codeOf(error)) answered = now();
       throw translated(error);
     } finally {
+      asked.delete(fail);
       clearTimeout(late);
       clearImmediate(late);
     }
   };
   [wire, ear].forEach((one) => one.on('error', close).on('end', close));
   try {
-    await inTime(() => Promise.race([given, Promise.all([wire.connect(), ear.connect()])]));
+    await inTime(() => Promise.all([wire.connect(), ear.connect()]));
     await inTime(() => library.listen(ear, channel, heard));
   } catch (error) {
     close();

@@ -35,9 +35,9 @@ export const libraries = Object.keys(LIBRARIES);
 export const addresses = (name) => process.env[name].split(',').map((one) => one.split(':'));
 
 /** Locks by one of the libraries, over the servers at these addresses. */
-export function makeLocksAt(library, all, login, { lease = LEASE, timeout = 10_000 } = {}) {
+export function makeLocksAt(library, all, login, { lease = LEASE, claim = SETTINGS.claim, timeout = 10_000 } = {}) {
   const clients = all.map(([host, port]) => LIBRARIES[library](host, Number(port), timeout, login));
-  return new Locks(clients, { ...SETTINGS, lease });
+  return new Locks(clients, { ...SETTINGS, lease, claim });
 }
 
 /** In one of the places. Of a cluster two nodes are named, and the others are found. */

