@@ -10,13 +10,16 @@ const CHUNK: usize = 128;
 /// two hundred bytes more.
 const FEW: usize = 8;
 
+/// A value and its number.
+type Member<N, T> = (N, Box<T>);
+
 /// Values in the order of their numbers.
 #[derive(Debug)]
 pub struct Roster<N, T>(Form<N, T>);
 
 #[derive(Debug)]
 enum Form<N, T> {
-    Few(Vec<(N, Box<T>)>),
+    Few(Vec<Member<N, T>>),
     Many(Box<Chunks<N, T>>),
 }
 
@@ -50,17 +53,16 @@ impl<N: Copy + Ord, T> Roster<N, T> {
 
     /// All in order.
     pub fn iter(&self) -> impl Iterator<Item = (N, &T)> {
-        let (few, many) = self.forms();
-        let few = few.iter().map(|(number, value)| (*number, &**value));
-        few.chain(many.into_iter().flat_map(|many| many.iter()))
+        let few = self.few().iter().map(|(number, value)| (*number, &**value));
+        few.chain(self.many().into_iter().flat_map(Chunks::iter))
     }
 
     /// Those from this number on, in order.
     pub fn from(&self, number: N) -> impl Iterator<Item = (N, &T)> {
-        let (few, many) = self.forms();
-        let few = few.iter().map(|(number, value)| (*number, &**value));
+        let few = self.few().iter().map(|(number, value)| (*number, &**value));
         let few = few.skip_while(move |(at, _)| *at < number);
-        few.chain(many.into_iter().flat_map(move |many| many.from(number)))
+        let many = self.many().into_iter();
+        few.chain(many.flat_map(move |many| many.from(number)))
     }
 
     /// The one with this number.
@@ -124,11 +126,19 @@ impl<N: Copy + Ord, T> Roster<N, T> {
         }
     }
 
-    /// The list, empty where there are many, and the chunks.
-    fn forms(&self) -> (&[(N, Box<T>)], Option<&Chunks<N, T>>) {
+    /// The list; empty where there are many.
+    fn few(&self) -> &[Member<N, T>] {
         match &self.0 {
-            Form::Few(few) => (few, None),
-            Form::Many(many) => (&[], Some(many)),
+            Form::Few(few) => few,
+            Form::Many(_) => &[],
+        }
+    }
+
+    /// The chunks, where there are many.
+    fn many(&self) -> Option<&Chunks<N, T>> {
+        match &self.0 {
+            Form::Few(_) => None,
+            Form::Many(many) => Some(many),
         }
     }
 
@@ -153,7 +163,7 @@ impl<N: Copy + Ord, T> Roster<N, T> {
 }
 
 /// Where the number is in a list, or would be.
-fn search<N: Copy + Ord, T>(few: &[(N, Box<T>)], number: N) -> Result<usize, usize> {
+fn search<N: Copy + Ord, T>(few: &[Member<N, T>], number: N) -> Result<usize, usize> {
     few.binary_search_by_key(&number, |(n, _)| *n)
 }
 
@@ -172,7 +182,7 @@ struct Chunks<N, T> {
 struct Chunk<N, T> {
     // Above every number of the chunks before, and not above any in this one.
     start: N,
-    members: VecDeque<(N, Box<T>)>,
+    members: VecDeque<Member<N, T>>,
 }
 
 impl<N: Copy + Ord, T> Chunk<N, T> {
@@ -205,7 +215,7 @@ impl<N, T> Default for Chunks<N, T> {
 
 impl<N: Copy + Ord, T> Chunks<N, T> {
     /// These, which are in order.
-    fn of(members: Vec<(N, Box<T>)>) -> Self {
+    fn of(members: Vec<Member<N, T>>) -> Self {
         let mut chunks = Chunks::default();
         if let Some(start) = members.first().map(|(number, _)| *number) {
             chunks.len = members.len();
