@@ -145,7 +145,7 @@ mod tests {
         let mut text = Vec::new();
         write(&mut text, &plan(Fault::Kill, NOTHING), history).expect("a Vec takes all");
         let text = String::from_utf8(text).expect("JSON is UTF-8");
-        let lines = text.lines().map(|line| serde_json::from_str(line));
+        let lines = text.lines().map(serde_json::from_str);
         lines.collect::<Result<_, _>>().expect("each line is JSON")
     }
 
