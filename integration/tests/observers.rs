@@ -213,20 +213,6 @@ impl Truth {
         });
     }
 
-    /// Somebody asks for each lock whose lease has run out.
-    fn look_everywhere(&mut self) {
-        let over = |stands: &Stands| matches!(stands, Stands::Hold { over: true, .. });
-        let names: Vec<Name> = self
-            .at
-            .iter()
-            .filter(|(_, stands)| over(stands))
-            .map(|(name, _)| name.clone())
-            .collect();
-        names
-            .into_iter()
-            .for_each(|name| self.acquire(name, 600_000));
-    }
-
     /// One step at random.
     fn step(&mut self, rng: &mut Rng) {
         let db = rng.u32(..DATABASES);
@@ -360,9 +346,6 @@ fn every_name_s_story_is_told_in_order() {
     let mut c = primary.connection();
     // Otherwise the server would notice by itself, at some time, that a lease has run out.
     c.run("DEBUG SET-ACTIVE-EXPIRE 0");
-    // Where the server tells nothing of RENAME and the like, the module looks at keys by itself, and may find at any time that a
-    // lease has run out.
-    let looks_by_itself = primary.version().is_valkey(8, 1) && !primary.version().is_valkey(9, 0);
     for seed in seed()..seed() + 4 {
         let observers = [Observer::of(&primary), Observer::of(&replica)];
         let mut rng = Rng::with_seed(seed);
@@ -376,10 +359,6 @@ fn every_name_s_story_is_told_in_order() {
                 truth.acquire(name, 1);
                 truth.send(&mut c, false);
                 let_run_out(&mut c);
-                if looks_by_itself {
-                    truth.look_everywhere();
-                    truth.send(&mut c, false);
-                }
             } else {
                 let together = rng.bool();
                 for _ in 0..rng.usize(1..6) {
