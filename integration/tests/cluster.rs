@@ -2,7 +2,8 @@
 
 mod sound;
 
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{from_redis_value, Cmd, Connection, Value};
 use dlock_integration::{
@@ -428,24 +429,71 @@ fn renewals_stay_behind_when_a_slot_moves() {
     nodes.assert_sound();
 }
 
-/// What a connection leaves in a slot on its way does not hold up what it leaves in others.
+/// What a connection leaves ends in a slot on its way, too, as by a RELEASE of its own; but nobody is granted anything there.
 #[test]
-fn sessions_end_beside_a_slot_on_its_way() {
+fn sessions_end_in_a_slot_on_its_way() {
     let nodes = Nodes::start();
     let mut c = nodes.one.connection();
     let mut dies = nodes.one.connection();
     for key in ["moves", "stays"] {
         dies.run(&format!("DLOCK.ACQUIRE {key} sam 600000 SESSION"));
     }
+    let [moves, stays] = ["moves", "stays"].map(|key| {
+        let line = format!("DLOCK.FAIRACQUIRE {key} next 600000 BLOCK 0");
+        Blocked::start(&nodes.one, &line)
+    });
     nodes.begin_move("moves");
-    let next = Blocked::start(&nodes.one, "DLOCK.ACQUIRE stays next 600000 BLOCK 0");
     drop(dies);
-    next.reply::<Grant>();
-    let held = |c: &mut Connection| c.ask::<Option<Vec<u64>>>("DLOCK.HELD moves sam").is_some();
-    assert!(held(&mut c));
+    stays.reply::<Grant>();
+    await_until("the session has ended", PATIENCE, || {
+        c.ask::<Option<Vec<u64>>>("DLOCK.HELD moves sam").is_none()
+    });
+    assert_eq!(moves.outcome_within(WHILE), None);
     nodes.call_off("moves");
-    await_until("the session has ended", PATIENCE, || !held(&mut c));
+    moves.reply::<Grant>();
     nodes.assert_sound();
+}
+
+/// A server renews as long as the key is with it, on either side of a move: it accepts its owner's RENEW there, too.
+#[test]
+fn renewals_go_on_in_a_slot_on_its_way() {
+    const LEASE_MS: u64 = 3_000;
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    let keys = ["{k}alone", "{k}wanted"];
+    let tokens = keys.map(|key| take(&mut c, key, "alice", 600_000));
+    c.run("DLOCK.FAIRACQUIRE {k}wanted bob 600000 CLAIM 600000");
+    nodes.begin_move("{k}");
+    let (mut here, mut there) = (nodes.one.wire(), nodes.two.wire());
+    for key in keys {
+        here.ask::<u64>(&format!("DLOCK.RENEW {key} alice {LEASE_MS} AUTO 0"));
+    }
+    assert_renewed("ping", &mut c, &keys, LEASE_MS);
+    for (key, token) in keys.iter().zip(tokens) {
+        here.ask::<u64>(&format!("DLOCK.RENEW {key} alice 600000"));
+        nodes.carry(key);
+        let line = format!("DLOCK.RENEW {key} alice {LEASE_MS} TOKEN {token} AUTO 0");
+        there.ask::<String>("ASKING");
+        there.ask::<u64>(&line);
+    }
+    assert_renewed("asking", &mut d, &keys, LEASE_MS);
+    nodes.end_move("{k}");
+    assert_renewed("ping", &mut d, &keys, LEASE_MS);
+    nodes.assert_sound();
+}
+
+/// Each of them is held for longer than its lease lasts. What is said first is said before each look.
+#[track_caller]
+fn assert_renewed(first: &str, connection: &mut Connection, keys: &[&str], lease_ms: u64) {
+    for key in keys {
+        let asked = Instant::now();
+        while asked.elapsed() < Duration::from_millis(lease_ms + 500) {
+            connection.run(first);
+            let held: Option<Vec<u64>> = connection.ask(&format!("DLOCK.HELD {key} alice"));
+            assert!(held.is_some(), "{key} is held no longer");
+            sleep(Duration::from_millis(50));
+        }
+    }
 }
 
 /// A way in which a slot with all that is in it, these keys, goes to the second node.

@@ -36,7 +36,7 @@ fn check(server: &Server, before: &str, end: impl Fn(Waiting) -> Option<Wire>) {
     for request in REQUESTS {
         let (waiting, next) = setup(server, before, request);
         let _open = end(waiting);
-        assert_taken_back(server, next);
+        assert_taken_back(server, next, request);
     }
 }
 
@@ -51,10 +51,18 @@ fn setup<'s>(server: &'s Server, before: &str, request: &str) -> (Waiting<'s>, B
     (waiting, wait_as(server, "next"))
 }
 
+/// Everything is as if it had not been granted: by `CLAIM` the place is kept, else it is gone and the next is granted.
 #[track_caller]
-fn assert_taken_back(server: &Server, next: Blocked) {
-    next.reply::<Grant>();
+fn assert_taken_back(server: &Server, next: Blocked, request: &str) {
     let mut c = server.connection();
+    if request.contains("CLAIM") {
+        await_until("the ticket stands again", PATIENCE, || {
+            position(&mut c, "k", "dies") == Some(0)
+        });
+        assert!(!is_held(&mut c, "k", "dies") && next.is_blocked(server));
+        assert_eq!(c.ask::<u64>("DLOCK.CANCEL k dies"), 1);
+    }
+    next.reply::<Grant>();
     for key in ["k", "free"] {
         assert!(!is_held(&mut c, key, "dies"), "{key}");
         assert_eq!(position(&mut c, key, "dies"), None, "{key}");
@@ -341,7 +349,7 @@ fn reset_before_it_is_written() {
         loop {
             let (waiting, next) = setup(&server, "PING", request);
             if in_the_turn_of_the_release(&server, || waiting.wire.close_to_still()) {
-                assert_taken_back(&server, next);
+                assert_taken_back(&server, next, request);
                 break;
             }
         }
@@ -413,7 +421,7 @@ fn later_commands_find_it_taken_back() {
             let late = "DLOCK.ACQUIRE k late 600000";
             let replies = server.wire().pipeline(lines(&waiting.kill(), late));
             assert_eq!(last(replies, transaction), Value::Nil);
-            assert_taken_back(&server, next);
+            assert_taken_back(&server, next, request);
 
             // Nobody does.
             let (waiting, next) = setup(&server, "", request);
@@ -423,7 +431,9 @@ fn later_commands_find_it_taken_back() {
             });
             let replies = server.wire().pipeline(lines(&waiting.kill(), late));
             let grant = last(replies, transaction);
-            assert!(matches!(grant, Value::Array(_)), "{grant:?}");
+            // A ticket that is kept for its owner reserves the lock.
+            let free = !request.contains("CLAIM");
+            assert_eq!(matches!(grant, Value::Array(_)), free, "{grant:?}");
         }
     }
 }
@@ -452,6 +462,47 @@ fn what_was_held_before_stays() {
     });
     let (held, holds, _): (u64, u64, u64) = c.ask("DLOCK.HELD b dies");
     assert_eq!((held, holds), (token, 1));
+}
+
+/// An upgrade goes back to its old limit and token, and who waits behind it is let in; what was told of the deadline stays.
+#[test]
+fn an_upgrade_is_taken_back() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let (token, _): Grant = c.ask("DLOCK.ACQUIRE k dies 300000 SHARED");
+    c.run("DLOCK.ACQUIRE k alice 600000 SHARED");
+    let waiting = wait(&server, "", "DLOCK.ACQUIRE k dies 600000 BLOCK 0");
+    let line = "DLOCK.ACQUIRE k reader 600000 BLOCK 0 SHARED";
+    let reader = Blocked::start(&server, line);
+    at_once(&server, &[RELEASE, &waiting.kill()]);
+    reader.reply::<Grant>();
+    let (held, holds, left): (u64, u64, u64) = c.ask("DLOCK.HELD k dies");
+    assert_eq!((held, holds), (token, 1));
+    assert!(left > 300_000, "{left}");
+    c.run(&format!("DLOCK.RELEASE k dies TOKEN {token}"));
+}
+
+/// A tie goes back to the connection that had it: the hold ends with that one, and not with the one that was not told.
+#[test]
+fn a_tie_goes_back() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut had = server.wire();
+    had.ask::<Grant>("DLOCK.ACQUIRE b dies 600000 SESSION");
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    let waiting = wait(
+        &server,
+        "",
+        "DLOCK.MACQUIRE 2 b k dies 600000 BLOCK 0 SESSION",
+    );
+    let next = wait_as(&server, "next");
+    at_once(&server, &[RELEASE, &waiting.kill()]);
+    next.reply::<Grant>();
+    assert!(is_held(&mut c, "b", "dies"));
+    had.close();
+    await_until("the session has ended", PATIENCE, || {
+        !is_held(&mut c, "b", "dies")
+    });
 }
 
 /// A grant by NOTIFY is sent when it is published: the end of the connection that asked, in the same turn, comes too late,

@@ -12,9 +12,21 @@ pub trait Keyspace {
     /// The entry of this lock, opened on first use, the same one until the event is worked off.
     fn entry(&mut self, name: NameRef) -> &mut Entry;
 
-    /// Whether this lock may be changed outside of a request now. The caller has seen to all that does not depend on
-    /// the key; a node of a cluster asks whether the key's slot is its own.
+    /// Whether this lock may be granted outside of a request now. The caller has seen to all that does not depend on
+    /// the key; a node of a cluster asks whether the key's slot is its own and stays.
     fn accepts(&mut self, _name: NameRef) -> bool {
+        true
+    }
+
+    /// Whether the lock that is here may be changed outside of a request now, as a client's command might: also in a slot that is
+    /// on its way to or from another node, for as long as the key is here. Who holds it there may keep it and give it
+    /// back; but nobody is granted it.
+    fn serves(&mut self, name: NameRef) -> bool {
+        self.accepts(name)
+    }
+
+    /// Whether this connection is there.
+    fn connected(&mut self, _client: ClientId) -> bool {
         true
     }
 

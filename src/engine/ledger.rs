@@ -5,10 +5,11 @@ use super::keyspace::{Entry, Event};
 use super::lock::token::TokenClock;
 use super::lock::{Change, End, Hold};
 use super::policy::Policy;
-use super::queue::{Auto, Deadlines, LockId, Renewal, Request, Tie, Ties};
+use super::queue::{Auto, Deadlines, LockId, Place, Renewal, Request, Tie, Ties};
 use super::types::{
     Arrival, ClientId, Grant, Millis, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token,
 };
+use super::undo::{Held, Undo};
 use crate::error::Error;
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -46,12 +47,14 @@ pub enum Outcome {
 }
 
 /// The answer to a request whose connection is blocked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Wake {
     /// Which request.
     pub id: RequestId,
     /// What it is told.
     pub outcome: Outcome,
+    /// How it is to be undone if the connection does not get it: lock by lock, where it is a grant.
+    pub undo: Vec<Undo>,
 }
 
 /// What a request that waits by a channel is told.
@@ -67,6 +70,14 @@ pub struct Message {
     pub owner: Rc<[u8]>,
     /// What it is told.
     pub outcome: Outcome,
+}
+
+/// What there was of a lock and its owner before a grant.
+#[derive(Debug)]
+pub struct Before {
+    hold: Option<Held>,
+    tie: Option<Tie>,
+    ticket: Option<(Arrival, Box<Place>)>,
 }
 
 /// How a RENEW ties a hold to its connection.
@@ -179,6 +190,8 @@ impl Ledger {
         };
         if same_connection != hold {
             entry.set_hold(entered);
+        } else if let Some(lock) = entry.lock.as_mut().filter(|_| entered != hold) {
+            lock.mark(owner, terms.client);
         }
         if !self.ties.is_empty() {
             self.ties.lengthen(name, token, terms.lease);
@@ -238,8 +251,20 @@ impl Ledger {
         if let Outcome::Refused(error) = &outcome {
             self.counters.refusals.count(error);
         }
+        self.tell_granted(id, request, name, outcome, Vec::new());
+    }
+
+    /// The same, and how that is undone. What was published to a channel stands.
+    pub fn tell_granted(
+        &mut self,
+        id: RequestId,
+        request: Request,
+        name: &Name,
+        outcome: Outcome,
+        undo: Vec<Undo>,
+    ) {
         match request.channel {
-            None => self.wakes.push(Wake { id, outcome }),
+            None => self.wakes.push(Wake { id, outcome, undo }),
             Some(channel) => self.messages.push(Message {
                 id,
                 channel,
@@ -271,6 +296,65 @@ impl Ledger {
     /// How many are to be told of an outcome in this event so far.
     pub fn told(&self) -> usize {
         self.wakes.len() + self.messages.len()
+    }
+
+    /// What a grant is about to change.
+    pub fn before(
+        &self,
+        entry: &Entry,
+        name: &Name,
+        owner: &Rc<[u8]>,
+        place: Option<(Arrival, Box<Place>)>,
+    ) -> Before {
+        let hold = entry.hold(owner);
+        let tie = hold.and_then(|hold| self.ties.at(name.as_ref(), hold.token));
+        Before {
+            hold: hold.map(|hold| Held::of(&hold)),
+            tie: tie.cloned(),
+            ticket: place.filter(|(_, place)| place.claim() > Some(0)),
+        }
+    }
+
+    /// How a grant that has been made is undone. None where the lock is not held, which cannot be.
+    pub fn undo(
+        &self,
+        entry: &Entry,
+        name: &Name,
+        owner: &Rc<[u8]>,
+        grant: Grant,
+        before: Before,
+    ) -> Option<Undo> {
+        let after = Held::of(&entry.hold(owner)?);
+        let tie = self.ties.at(name.as_ref(), grant.token).cloned();
+        Some(Undo {
+            name: name.clone(),
+            owner: owner.clone(),
+            grant,
+            before: before.hold,
+            after,
+            ties: [before.tie, tie],
+            ticket: before.ticket,
+        })
+    }
+
+    /// Ties a hold as it was tied before a grant that is undone, unless a later command has tied it since. Its token may be
+    /// another one now.
+    pub fn tie_back(&mut self, undo: &Undo, token: Token) {
+        let [before, after] = &undo.ties;
+        let name = undo.name.as_ref();
+        let same = match (self.ties.at(name, undo.grant.token), after) {
+            (None, None) => true,
+            (Some(now), Some(after)) => now.says_as(after),
+            _ => false,
+        };
+        if !same {
+            return self.retie(name, undo.grant.token, token);
+        }
+        self.untie_at(name, undo.grant.token);
+        if let Some(before) = before {
+            self.ties.tie(token, before.clone());
+            self.renew_as(token, before.auto.map(|auto| auto.next));
+        }
     }
 
     /// The hold is to end with the connection that claims it: the last one that asks has it. What else ties the hold to that
@@ -374,16 +458,21 @@ impl Ledger {
 
     /// The hold goes on under another token.
     fn retie(&mut self, name: NameRef, old: Token, new: Token) {
-        if self.ties.is_empty() || self.ties.at(name, old).is_none() {
+        if old == new || self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
         }
         let Some(tie) = self.untie(old) else { return };
         let next = tie.auto.map(|auto| auto.next);
         self.ties.tie(new, tie);
+        self.renew_as(new, next);
+    }
+
+    /// A hold that has just been tied is renewed when another tie of it would have been.
+    fn renew_as(&mut self, token: Token, next: Option<Renewal>) {
         match next {
-            Some(Renewal::At(due)) => self.renew_at(new, due.at),
-            // One that is due already, under the old token, is due at once under the new one.
-            Some(Renewal::Due) => self.renew_at(new, SteadyMs(0)),
+            Some(Renewal::At(due)) => self.renew_at(token, due.at),
+            // One that is due already is due at once.
+            Some(Renewal::Due) => self.renew_at(token, SteadyMs(0)),
             Some(Renewal::Stopped) | None => {}
         }
     }

@@ -20,6 +20,7 @@
 //! | `lock` | what is durable of a lock, how it changes, its bytes; the granting rule; the token clock |
 //! | `policy`, `counters`, `keyspace` | settings; what is counted; where locks are kept |
 //! | `queue` | what queues: places, requests, what ends when, ties to connections, blocking holders |
+//! | `undo` | what a grant has changed, until it is delivered |
 //! | `ledger` | what decisions are written to |
 //! | `state` | [`Engine`]: all of it |
 //! | `deadlock` | who waits for whom, and whether that can ever end |
@@ -39,6 +40,7 @@ mod queue;
 mod rules;
 mod state;
 mod types;
+pub mod undo;
 mod view;
 
 pub use keyspace::{Entry, Event, Keyspace};
@@ -49,5 +51,6 @@ pub use policy::Policy;
 pub use rules::acquire::{Answer, Ask, Wait};
 pub use state::Engine;
 pub use types::*;
+pub use undo::Undo;
 pub use view::graph::Edge;
 pub use view::inspect::{HoldView, PlaceKind, PlaceView, Row, State};

@@ -4,7 +4,8 @@ use super::deadlock::Look;
 use super::ledger::Ledger;
 use super::policy::Policy;
 use super::queue::{BlockingIndex, Deadlines, LockId, Requests, WaitQueues};
-use super::types::{ClientId, Grant, Millis, Name, Now, RequestId, Token, WallMs};
+use super::types::{ClientId, Millis, Now, RequestId, Token, WallMs};
+use super::undo::Undo;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
@@ -28,7 +29,8 @@ pub struct Engine {
     pub(super) dirty: VecDeque<LockId>,
     /// What a settlement has made possible elsewhere: worked off before the event ends.
     pub(super) next: BTreeSet<Next>,
-    pub(super) undelivered: Vec<Undelivered>,
+    /// Grants that have not reached their connections.
+    pub(super) undelivered: Vec<Undo>,
     /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
     /// had to be left, since its slot is migrating away.
     pub(super) disconnected: BTreeMap<ClientId, Token>,
@@ -78,17 +80,6 @@ pub struct Suspicion {
     pub look: Look,
     /// Whether anything may have happened since it began.
     pub interrupted: bool,
-}
-
-/// A grant whose connection ended before it had the answer.
-#[derive(Debug)]
-pub struct Undelivered {
-    /// The lock.
-    pub name: Name,
-    /// Whose grant it was.
-    pub owner: Box<[u8]>,
-    /// What was granted.
-    pub grant: Grant,
 }
 
 impl Engine {

@@ -233,7 +233,7 @@ pub fn ask(ctx: *mut Ctx, command: &CStr, word: &CStr) -> Option<String> {
 ///
 /// # Safety
 /// `reply` is live, or null.
-unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Option<String> {
+pub unsafe fn text_of(reply: *mut raw::RedisModuleCallReply) -> Option<String> {
     if reply.is_null() {
         return None;
     }

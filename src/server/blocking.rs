@@ -22,11 +22,11 @@ use super::api::{self, api, hot, Blocked, Ctx, Str, Text, ERR, OK};
 use super::cell::MainThread;
 use super::inbox::{self, Notice};
 use super::quirks::{self, Unblocks};
-use super::unsent::{self, Request};
+use super::unsent;
 use super::{door, events, reply, timer, turn_end};
 use crate::commands::{MayWait, Reply};
 use crate::engine::collections::index::ByNumber;
-use crate::engine::{ClientId, Grant, Name, Outcome, RequestId, Wake};
+use crate::engine::{ClientId, Grant, Outcome, RequestId, Undo, Wake};
 use crate::error::Error;
 use redis_module::raw;
 use std::collections::VecDeque;
@@ -41,8 +41,9 @@ pub struct Waiter {
     state: State,
     // Set where the server named the owner: then the reply tells it.
     named: Option<String>,
-    // Whose request it is, until its grant is written.
-    request: Option<Request>,
+    // The user of its connection, and how its grant is undone, until that is written.
+    user: Vec<u8>,
+    undo: Vec<Undo>,
 }
 
 enum State {
@@ -71,14 +72,7 @@ pub fn waiting() -> usize {
 }
 
 /// Blocks the calling connection on a key until its request is answered. Gives whether the server lets it wait.
-pub fn block(
-    ctx: *mut Ctx,
-    key: &Text,
-    id: RequestId,
-    names: Box<[Name]>,
-    owner: &[u8],
-    named: Option<String>,
-) -> bool {
+pub fn block(ctx: *mut Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool {
     // Only that tells of the end of a connection whose grant is written.
     events::hear_of_ends(ctx);
     let Some(mut waiters) = WAITERS.try_borrow_mut() else {
@@ -90,11 +84,8 @@ pub fn block(
         handle: ptr::null_mut(),
         state: State::Waiting,
         named,
-        request: Some(Request {
-            names,
-            owner: Box::from(owner),
-            user: api::user(ctx),
-        }),
+        user: api::user(ctx),
+        undo: Vec::new(),
     };
     let waiter = Box::into_raw(Box::new(waiter));
     // SAFETY: the context is the command's; the waiter lives until `free`, which the server calls once.
@@ -132,10 +123,13 @@ pub fn answer(wakes: &mut Vec<Wake>) {
         by_request,
         answered,
     } = &mut *waiters;
-    for Wake { id, outcome } in wakes.drain(..) {
+    for Wake { id, outcome, undo } in wakes.drain(..) {
         if let Some(waiter) = by_request.get(&id) {
             // SAFETY: what is in the map is alive.
-            unsafe { (**waiter).state = State::Answered(outcome) };
+            unsafe {
+                (**waiter).state = State::Answered(outcome);
+                (**waiter).undo = undo;
+            }
             answered.push_back(id);
         }
     }
@@ -213,12 +207,12 @@ extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
             State::Answered(Outcome::Granted(grant)) => {
                 let Grant { token, holds, .. } = grant;
                 reply::write(ctx, Ok(Reply::Grant(token, holds, waiter.named.take())));
-                waiter.written(vec![grant]);
+                waiter.written();
             }
             State::Answered(Outcome::GrantedAll(grants)) => {
                 let tokens = grants.iter().map(|grant| Reply::Integer(grant.token.0));
                 reply::write(ctx, Ok(Reply::Array(tokens.collect())));
-                waiter.written(grants);
+                waiter.written();
             }
             State::Answered(Outcome::Refused(error)) => reply::write(ctx, Err(error)),
             State::Answered(Outcome::Replaced) => reply::write(ctx, Err(Error::Replaced)),
@@ -243,25 +237,23 @@ extern "C" fn disconnected(ctx: *mut Ctx, _handle: *mut Blocked) {
     door(|| {
         let Some(waiter) = waiter(ctx) else { return };
         forget(waiter.id);
-        let grants = match std::mem::replace(&mut waiter.state, State::Over) {
-            State::Waiting => return inbox::post(Notice::Gone(waiter.id)),
-            State::Answered(Outcome::Granted(grant)) => vec![grant],
-            State::Answered(Outcome::GrantedAll(grants)) => grants,
-            State::Answered(_) => return,
-            State::Over => return unsent::take_back(waiter.client),
-        };
-        if let Some(request) = waiter.request.take() {
-            request.give_back(&grants);
+        match std::mem::replace(&mut waiter.state, State::Over) {
+            State::Waiting => inbox::post(Notice::Gone(waiter.id)),
+            State::Answered(_) if waiter.undo.is_empty() => {}
+            State::Answered(_) => {
+                let undo = std::mem::take(&mut waiter.undo);
+                inbox::post(Notice::Undelivered(undo));
+            }
+            State::Over => unsent::take_back(waiter.client),
         }
     });
 }
 
 impl Waiter {
     /// Its grants are written.
-    fn written(&mut self, grants: Vec<Grant>) {
-        if let Some(request) = self.request.take() {
-            unsent::add(self.client, request, grants);
-        }
+    fn written(&mut self) {
+        let user = std::mem::take(&mut self.user);
+        unsent::add(self.client, user, std::mem::take(&mut self.undo));
     }
 }
 

@@ -103,10 +103,26 @@ pub fn accepts_key(ctx: *mut Ctx, name: NameRef) -> bool {
     }
 }
 
+/// What the server says to a write of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passage {
+    /// It would be done.
+    Open,
+    /// The key belongs to another node, as far as the server knows that nobody has said ASKING. All else is in order.
+    Elsewhere,
+    /// It would be refused.
+    Barred,
+}
+
+/// What the server says to a write of this very key, in a cluster.
+pub fn asks_for(ctx: *mut Ctx, name: NameRef) -> Passage {
+    run(ctx, name.key, c"SEsc")
+}
+
 /// Asks the server to run a write command that does nothing, under the rules that scripts are held to: `E` gives refusals as
 /// replies.
 fn probe(ctx: *mut Ctx, key: &[u8]) -> bool {
-    run(ctx, key, c"SEsc")
+    run(ctx, key, c"SEsc") == Passage::Open
 }
 
 /// Has the server run a command that does nothing, under no rules.
@@ -114,11 +130,14 @@ pub fn pass_through(ctx: *mut Ctx) {
     run(ctx, b"dlock", c"sc");
 }
 
-fn run(ctx: *mut Ctx, key: &[u8], rules: &CStr) -> bool {
+/// What every server says of a key of another node, and only then: it looks at that last.
+const ELSEWHERE: &str = "non local key";
+
+fn run(ctx: *mut Ctx, key: &[u8], rules: &CStr) -> Passage {
     let key = Text::new(key);
     PROBING.store(true, Ordering::Relaxed);
-    // SAFETY: a live context, a string of one's own and a constant, as the rules say.
-    let passed = unsafe {
+    // SAFETY: a live context, a string of one's own and a constant, as the rules say; the reply is freed last.
+    let passage = unsafe {
         let reply = api!(RedisModule_Call(
             ctx,
             c"DLOCK.APPLY".as_ptr(),
@@ -126,13 +145,23 @@ fn run(ctx: *mut Ctx, key: &[u8], rules: &CStr) -> bool {
             key.raw(),
             c"".as_ptr()
         ));
-        let passed = !reply.is_null()
-            && api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ERROR as i32;
+        let passage = if reply.is_null() {
+            Passage::Barred
+        } else if api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ERROR as i32 {
+            Passage::Open
+        } else {
+            let text = api::text_of(reply).unwrap_or_default();
+            let elsewhere = text.contains(ELSEWHERE);
+            match elsewhere {
+                true => Passage::Elsewhere,
+                false => Passage::Barred,
+            }
+        };
         if !reply.is_null() {
             api!(RedisModule_FreeCallReply(reply));
         }
-        passed
+        passage
     };
     PROBING.store(false, Ordering::Relaxed);
-    passed
+    passage
 }

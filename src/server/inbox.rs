@@ -3,7 +3,7 @@
 
 use super::cell::MainThread;
 use super::timer;
-use crate::engine::{ClientId, Grant, Lock, Name, RequestId, Token, WallMs};
+use crate::engine::{ClientId, Lock, Name, RequestId, Token, Undo, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -14,15 +14,8 @@ pub enum Notice {
     Gone(RequestId),
     /// This connection has ended: what was tied to it ends too.
     Ended(ClientId),
-    /// A grant was decided but did not reach its connection.
-    Undelivered {
-        /// Where.
-        name: Name,
-        /// Whose.
-        owner: Box<[u8]>,
-        /// What.
-        grant: Grant,
-    },
+    /// A grant was decided but did not reach its connection; how it is undone, lock by lock.
+    Undelivered(Vec<Undo>),
     /// A key that held a lock is gone from its name.
     Unlinked {
         /// Which.

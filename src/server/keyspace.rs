@@ -5,7 +5,7 @@ use super::maybe_owned::MaybeOwned;
 use super::notifications::Notifications;
 use super::user::User;
 use super::{persist, quirks, replicate, slot};
-use crate::engine::{Entry, Keyspace, Lock, NameRef, WallMs};
+use crate::engine::{ClientId, Entry, Keyspace, Lock, NameRef, WallMs};
 use redis_module::raw;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -419,6 +419,19 @@ impl Keyspace for OpenKeys {
 
     fn accepts(&mut self, name: NameRef) -> bool {
         !self.cluster || self.slots.accepts(self.ctx, name)
+    }
+
+    fn serves(&mut self, name: NameRef) -> bool {
+        if self.accepts(name) {
+            return true;
+        }
+        let mut here = false;
+        self.inspect(name, &mut |_| here = true);
+        here && self.slots.serves(self.ctx, name)
+    }
+
+    fn connected(&mut self, client: ClientId) -> bool {
+        api::connected(client.0)
     }
 
     fn moved(&mut self, name: NameRef) -> bool {

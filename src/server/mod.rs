@@ -255,11 +255,11 @@ fn close_queues(ctx: *mut Ctx, call: &mut Call<OpenKeys>, spec: &Spec, words: &[
     }
 }
 
-/// A request that has to wait, by the words of its command.
+/// A request that has to wait.
 struct Wait<'w> {
     id: RequestId,
-    keys: &'w [&'w [u8]],
-    owner: &'w [u8],
+    // Its first key.
+    key: &'w [u8],
     // The owner, where the server named it.
     named: Option<String>,
 }
@@ -451,14 +451,8 @@ impl State {
             Ok(Reply::List(listing)) => return Next::List(listing),
             Ok(Reply::Wait(id, named)) => {
                 let keys = spec.keys(words);
-                let owner = words.get(keys.end).copied().unwrap_or_default();
-                let keys = words.get(keys).unwrap_or_default();
-                let wait = Wait {
-                    id,
-                    keys,
-                    owner,
-                    named,
-                };
+                let key = words.get(keys.start).copied().unwrap_or_default();
+                let wait = Wait { id, key, named };
                 self.block(ctx, wait, now);
             }
             answer => {
@@ -473,25 +467,10 @@ impl State {
 
     /// Has the calling connection wait for its request, or answers it if the server does not let it.
     fn block(&mut self, ctx: *mut Ctx, wait: Wait, now: Now) {
-        let db = self.keys.home();
-        let Wait {
-            id,
-            keys,
-            owner,
-            named,
-        } = wait;
-        let names = keys
-            .iter()
-            .map(|key| NameRef { db, key }.to_owned())
-            .collect();
-        let owner = match &named {
-            Some(named) => named.clone().into_bytes(),
-            None => owner.to_vec(),
-        };
+        let Wait { id, key, named } = wait;
         self.keys.go_home();
-        let first = keys.first().copied().unwrap_or_default();
-        let key = wait_key::beside(first, self.keys.in_cluster());
-        if !blocking::block(ctx, &key, id, names, &owner, named) {
+        let key = wait_key::beside(key, self.keys.in_cluster());
+        if !blocking::block(ctx, &key, id, named) {
             // The server has another reason than those that `may_wait` knows of.
             self.engine.abandon(&mut self.keys, now, id);
             reply::refuse(ctx, Error::MayNotWait);

@@ -21,9 +21,7 @@ impl State {
             match notice {
                 Notice::Gone(id) => self.engine.leave(id, now),
                 Notice::Ended(client) => self.engine.on_disconnect(client),
-                Notice::Undelivered { name, owner, grant } => {
-                    self.engine.undelivered(name, owner, grant)
-                }
+                Notice::Undelivered(undo) => self.engine.undelivered(undo),
                 Notice::Unlinked {
                     name,
                     holds,
@@ -138,7 +136,8 @@ impl State {
                 self.engine.on_key_changed(name.as_ref());
             }
         }
-        self.engine.on_locks_left(|name| !own.serves(&name.key));
+        self.engine
+            .on_locks_left(|name| own.knows_nothing_of(&name.key));
         self.own_slots = own.clone();
     }
 

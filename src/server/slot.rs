@@ -1,7 +1,7 @@
 //! Which part of a key a cluster hashes, names in the same slot, and which slots are this node's.
 
 use super::api::{self, Ctx};
-use super::gate;
+use super::gate::{self, Passage};
 pub use super::hash_slot::{of, tag, SLOTS};
 use crate::engine::NameRef;
 use std::collections::HashMap;
@@ -36,6 +36,8 @@ pub struct Own {
     ranges: Vec<(u16, u16)>,
     /// Those of them that are on their way to another node.
     leaving: Vec<u16>,
+    /// Those that are on their way here, and still another node's.
+    coming: Vec<u16>,
 }
 
 impl Answers {
@@ -54,6 +56,16 @@ impl Answers {
         }
         let ask = || gate::accepts_key(ctx, name);
         *self.accepted.entry(of(name.key)).or_insert_with(ask)
+    }
+
+    /// Whether the server would accept a write of this key, which is here, though the queue of its slot must not move: the slot
+    /// is on its way to another node, or from one. In that case it accepts only who says ASKING.
+    pub fn serves(&mut self, ctx: *mut Ctx, name: NameRef) -> bool {
+        match gate::asks_for(ctx, name) {
+            Passage::Open => true,
+            Passage::Elsewhere => self.own(ctx).coming.contains(&of(name.key)),
+            Passage::Barred => false,
+        }
     }
 
     /// Whether this node serves the key's slot, be it that the slot is on its way to another.
@@ -95,6 +107,7 @@ impl Own {
         Own {
             ranges: vec![(0, SLOTS)],
             leaving: Vec::new(),
+            coming: Vec::new(),
         }
     }
 
@@ -112,10 +125,9 @@ impl Own {
         let mut own = Own::default();
         for word in words {
             if let Some(moving) = word.strip_prefix('[') {
-                let leaving: Option<u16> = moving
-                    .split_once("->-")
-                    .and_then(|(slot, _)| slot.parse().ok());
-                own.leaving.extend(leaving);
+                let slot = |arrow| moving.split_once(arrow)?.0.parse::<u16>().ok();
+                own.leaving.extend(slot("->-"));
+                own.coming.extend(slot("-<-"));
                 continue;
             }
             let (first, last) = word.split_once('-').unwrap_or((word, word));
@@ -124,6 +136,11 @@ impl Own {
             }
         }
         own
+    }
+
+    /// Whether nothing of this key's slot can be here.
+    pub fn knows_nothing_of(&self, key: &[u8]) -> bool {
+        !self.serves(key) && !self.coming.contains(&of(key))
     }
 
     /// Whether this key's slot is one of them.

@@ -13,34 +13,13 @@ use super::cell::MainThread;
 use super::inbox::{self, Notice};
 use super::{events, quirks};
 use crate::engine::collections::index::ByNumber;
-use crate::engine::{ClientId, Grant, Name};
+use crate::engine::{ClientId, Undo};
 
-/// What has to be known to take a grant back.
-pub struct Request {
-    /// The locks: one, or those of a request for many in their order.
-    pub names: Box<[Name]>,
-    /// Who asked for them.
-    pub owner: Box<[u8]>,
-    /// The user of the connection.
-    pub user: Vec<u8>,
-}
-
-impl Request {
-    /// What was granted has not reached the connection.
-    pub fn give_back(&self, grants: &[Grant]) {
-        for (name, grant) in self.names.iter().zip(grants) {
-            inbox::post(Notice::Undelivered {
-                name: name.clone(),
-                owner: self.owner.clone(),
-                grant: *grant,
-            });
-        }
-    }
-}
-
+/// A grant that is written and may not be sent.
 struct Unsent {
-    request: Request,
-    grants: Vec<Grant>,
+    // The user of the connection.
+    user: Vec<u8>,
+    undo: Vec<Undo>,
 }
 
 lazy_static::lazy_static! {
@@ -48,9 +27,13 @@ lazy_static::lazy_static! {
 }
 
 /// A grant is written to this connection.
-pub fn add(client: ClientId, request: Request, grants: Vec<Grant>) {
+pub fn add(client: ClientId, user: Vec<u8>, undo: Vec<Undo>) {
     if let Some(mut unsent) = UNSENT.try_borrow_mut() {
-        unsent.insert(client, Unsent { request, grants });
+        match unsent.get_mut(&client) {
+            // The connection waited once more in this turn. What was granted last is undone first.
+            Some(first) => drop(first.undo.splice(0..0, undo)),
+            None => drop(unsent.insert(client, Unsent { user, undo })),
+        }
     }
 }
 
@@ -66,17 +49,16 @@ pub fn take_back(client: ClientId) {
     let unsent = UNSENT
         .try_borrow_mut()
         .and_then(|mut unsent| unsent.remove(&client));
-    if let Some(Unsent { request, grants }) = unsent {
-        request.give_back(&grants);
+    if let Some(unsent) = unsent {
+        inbox::post(Notice::Undelivered(unsent.undo));
     }
 }
 
 /// A connection ends. The server is asked here, in the callback: a moment later it knows nothing of the connection any more.
 pub fn on_disconnect(ctx: *mut Ctx, client: ClientId) {
-    let user = UNSENT.try_borrow_mut().and_then(|unsent| {
-        let unsent = unsent.get(&client)?;
-        Some(unsent.request.user.clone())
-    });
+    let user = UNSENT
+        .try_borrow_mut()
+        .and_then(|unsent| Some(unsent.get(&client)?.user.clone()));
     let Some(user) = user else { return };
     // Without an answer it may have been sent.
     let output = api::client_line(ctx, client.0).map(|line| Output::of(&line));

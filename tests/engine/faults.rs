@@ -3,7 +3,7 @@
 
 use crate::client::Client;
 use crate::commands::Reply;
-use crate::engine::{End, Grant, Limit, Outcome, PlaceKind, Policy, RequestId, Token};
+use crate::engine::{End, Grant, Limit, Outcome, PlaceKind, Policy, RequestId, Token, Undo};
 use crate::error::Error;
 use crate::exploration;
 use crate::invariants::{self, no_leak, round_trip, Broken, Rule};
@@ -12,6 +12,7 @@ use crate::pair::Pair;
 use crate::picture::{Holder, Picture};
 use crate::script::Reader;
 use crate::server::Server;
+use crate::slots::undo;
 use crate::transcript::Labels;
 use crate::world::{name, Answered, Waiting, World};
 
@@ -99,6 +100,14 @@ pub enum Fault {
     GrantStands,
     /// With a grant that reached nobody all is taken back.
     TakesBackAll,
+    /// With a grant that reached nobody its ticket goes.
+    TicketGone,
+    /// Of an upgrade that reached nobody only the count is taken back.
+    UpgradeStands,
+    /// A grant that reached nobody leaves its tie.
+    GrantTies,
+    /// Whether a hold may be renewed is asked as whether it may be granted.
+    OneQuestion,
     /// A lock that comes by RENAME is not noticed.
     RenameUnseen,
     /// A lock that goes by DEL is not noticed.
@@ -166,7 +175,7 @@ use Fault::*;
 /// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
 /// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 70] = [
+const CAUGHT: [(Fault, By, &str); 74] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
@@ -203,6 +212,9 @@ const CAUGHT: [(Fault, By, &str); 70] = [
     (Unsettled, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
     (GrantStands, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 2 is cut off; 1: RELEASE x a"),
     (TakesBackAll, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 1: ACQUIRE x a BLOCK 0; 1 is cut off; 2: RELEASE x b"),
+    (TicketGone, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 BLOCK 4 CLAIM 7; 2 is cut off; 1: RELEASE x a"),
+    (UpgradeStands, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 1: ACQUIRE x a BLOCK 0; 1 is cut off; 2: RELEASE x b"),
+    (GrantTies, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 4: ACQUIRE x a BLOCK 0 SESSION; 4 is cut off; 2: RELEASE x b"),
     (RenameUnseen, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; rename x y"),
     (TieStays, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; rename x y"),
     (NoLook, Model, "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0; behind set y; look"),
@@ -236,6 +248,7 @@ const CAUGHT: [(Fault, By, &str); 70] = [
     (TwoMessages, Invariant(Rule::NotifyTold), "1: ACQUIRE x a; 2: ACQUIRE x b NOTIFY n; 1: RELEASE x a"),
     (TrustsNobody, Invariant(Rule::LeasesKept), "1: ACQUIRE x a; config max-lease-ms 10; rename x y"),
     (TrustsNobody, Invariant(Rule::LeasesKept), "1: ACQUIRE x a; 2: FAIRACQUIRE x b; config max-lease-ms 10; restart"),
+    (OneQuestion, Invariant(Rule::AutoRenews), "1: ACQUIRE x a; 1: RENEW x a 1000 AUTO 0; slot of x migrates; wait 1000"),
     (QuarantineSteps, Invariant(Rule::Quarantine), "crash quarantine 15; 1: ACQUIRE x a BLOCK 0; clock 20"),
 ];
 
@@ -409,16 +422,32 @@ impl World {
         }
     }
 
-    /// What is taken back of a grant that reached nobody.
-    pub fn undelivered(&self, grant: Grant) -> Option<Grant> {
-        match self.fault {
+    /// How a grant that reached nobody is undone.
+    pub fn undelivered(&self, undo: Vec<Undo>) -> Vec<Undo> {
+        let distorted = |undo: Undo| match self.fault {
             Some(GrantStands) => None,
-            Some(TakesBackAll) => Some(Grant {
-                added: grant.holds,
-                ..grant
+            Some(TakesBackAll) => Some(Undo {
+                grant: Grant {
+                    added: undo.grant.holds,
+                    ..undo.grant
+                },
+                ..undo
             }),
-            _ => Some(grant),
-        }
+            Some(TicketGone) => Some(Undo {
+                ticket: None,
+                ..undo
+            }),
+            Some(UpgradeStands) => Some(Undo {
+                before: None,
+                ..undo
+            }),
+            Some(GrantTies) => Some(Undo {
+                ties: [undo.ties[1].clone(), undo.ties[1].clone()],
+                ..undo
+            }),
+            _ => Some(undo),
+        };
+        undo.into_iter().filter_map(distorted).collect()
     }
 }
 
@@ -604,9 +633,7 @@ fn what_is_left_behind_is_seen() {
                 holds: 1,
                 added: 1,
             };
-            world
-                .engine()
-                .undelivered(name(0, "shop"), Box::from(*b"ada"), grant);
+            world.engine().undelivered([undo("shop", "ada", grant)]);
         },
     ];
     for (at, leave) in leave.into_iter().enumerate() {

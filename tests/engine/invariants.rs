@@ -5,7 +5,7 @@ use crate::deadlock;
 use crate::engine::{End, Limit, Millis, Name, Outcome, Token};
 use crate::error::Error;
 use crate::picture::{key, text, Holder, Picture, Place, Row};
-use crate::world::{Heard, Waiting, World};
+use crate::world::{Answered, Heard, Waiting, World};
 use std::collections::BTreeSet;
 
 /// A promise.
@@ -47,6 +47,10 @@ pub enum Rule {
     Quarantine,
     /// A lease that its owner was told never ends earlier, unless the owner asks for that.
     LeasesKept,
+    /// A hold that the server renews does not end as time passes.
+    AutoRenews,
+    /// Who waits for a lock is not granted it while its slot is on its way to another node.
+    NotInLeavingSlots,
     /// What was saved is what is read.
     RoundTrip,
     /// With everything given back, nothing is kept.
@@ -70,16 +74,25 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
         limits(name, row)?;
         one_place(name, row)?;
     }
-    if before.unseen.is_empty() && after.unseen.is_empty() {
+    let known = before.unseen.is_empty() && after.unseen.is_empty();
+    // What comes to a lock that must not move stands in no queue yet.
+    let moves = after.leaving.is_empty();
+    if known {
         no_circle(before, after, orderly)?;
+    }
+    if known && moves {
         places(after)?;
     }
     notify_told(after)?;
-    answered(after)?;
+    if moves {
+        answered(after)?;
+    }
     all_or_none(after)?;
     session_ends(before, after)?;
     quarantine(after)?;
     leases_kept(before, after)?;
+    auto_renews(before, after)?;
+    not_in_leaving_slots(after)?;
     if after.settled {
         wakeup(after)?;
         if after.granting {
@@ -254,9 +267,13 @@ fn no_overtaking(
         .filter(|(lock, ..)| lock == name)
         .map(|(_, owner, _)| owner)
         .collect();
+    let undone = |owner: &Vec<u8>| {
+        let here = |heard: &&Heard| heard.asked.owner == *owner && heard.asked.names.contains(name);
+        after.heard.iter().filter(here).any(|heard| heard.lost)
+    };
     let stayed = |place: &&Place| {
-        // It has left its place by a grant, and come to wait again.
-        !grants.contains(&&place.owner)
+        // Else it has left its place by a grant, and come to wait again.
+        !grants.contains(&&place.owner) || undone(&place.owner)
     };
     // A newer request for many may have taken over the place, or have entered all queues anew.
     let anew = |place: &Place| {
@@ -468,6 +485,33 @@ fn leases_kept(before: &Picture, after: &Picture) -> Result<(), Broken> {
         }
     }
     Ok(())
+}
+
+fn auto_renews(before: &Picture, after: &Picture) -> Result<(), Broken> {
+    let holds = before.rows.values().flat_map(|row| &row.holders);
+    let mut renewed = holds.filter(|hold| hold.auto && hold.deadline > before.now);
+    let ended = |hold: &&Holder| {
+        let holds = after.rows.values().flat_map(|row| &row.holders);
+        let mut its = holds.filter(|other| other.token == hold.token);
+        !its.any(|other| other.deadline > after.now)
+    };
+    match renewed.find(ended).filter(|_| after.only_time) {
+        None => Ok(()),
+        Some(hold) => {
+            let what = format!("{}'s hold {:?} has ended", text(&hold.owner), hold.token);
+            broken(Rule::AutoRenews, what)
+        }
+    }
+}
+
+fn not_in_leaving_slots(after: &Picture) -> Result<(), Broken> {
+    // All locks of one request are in one slot.
+    let leaves = |answer: &&Answered| answer.names.iter().all(|name| after.leaving.contains(name));
+    let mut later = after.answers.iter().filter(|answer| !answer.at_once);
+    match later.find(leaves) {
+        None => Ok(()),
+        Some(answer) => broken(Rule::NotInLeavingSlots, format!("{answer:?}")),
+    }
 }
 
 fn no_circle(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Broken> {

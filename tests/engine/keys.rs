@@ -1,6 +1,6 @@
 //! A keyspace: what stands at each key, and the entries that an event has opened.
 
-use crate::engine::{Entry, Event, Keyspace, Lock, Name, NameRef, WallMs};
+use crate::engine::{ClientId, Entry, Event, Keyspace, Lock, Name, NameRef, WallMs};
 use crate::maybe_owned::MaybeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,6 +19,12 @@ pub struct Keys {
     pub values: BTreeMap<Name, Value>,
     /// Locks whose slot has left this node.
     pub away: BTreeSet<Name>,
+    /// Locks whose slot is on its way to another node: it is served here as long as the key is here.
+    pub leaving: BTreeSet<Name>,
+    /// Whether a renewal asks what a grant asks: a fault.
+    pub one_question: bool,
+    /// Connections that have ended.
+    pub ended: BTreeSet<u64>,
     /// Whether there are neither replicas nor an AOF.
     pub alone: bool,
     /// Whether nobody is told that a lock was there already: a fault.
@@ -72,11 +78,24 @@ impl Keyspace for Keys {
     }
 
     fn accepts(&mut self, name: NameRef) -> bool {
-        self.away.iter().all(|away| away.as_ref() != name)
+        let mut others = self.away.iter().chain(&self.leaving);
+        others.all(|other| other.as_ref() != name)
+    }
+
+    fn serves(&mut self, name: NameRef) -> bool {
+        let is = |other: &Name| other.as_ref() == name;
+        match self.leaving.iter().any(is) && !self.one_question {
+            true => self.entry(name).lock.is_some(),
+            false => self.accepts(name),
+        }
+    }
+
+    fn connected(&mut self, client: ClientId) -> bool {
+        !self.ended.contains(&client.0)
     }
 
     fn moved(&mut self, name: NameRef) -> bool {
-        !self.accepts(name)
+        self.away.iter().any(|away| away.as_ref() == name)
     }
 }
 

@@ -61,5 +61,6 @@ mod simulation;
 mod slots;
 mod speech;
 mod transcript;
+mod undone;
 mod wishes;
 mod world;

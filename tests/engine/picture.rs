@@ -28,6 +28,10 @@ pub struct Picture {
     pub settled: bool,
     /// Locks of which the engine does not know yet.
     pub unseen: BTreeSet<Name>,
+    /// Whether nothing but time has passed since the picture before, on a server that could do what it had to.
+    pub only_time: bool,
+    /// Locks whose slot is on its way to another node.
+    pub leaving: BTreeSet<Name>,
     pub primary: Data,
     /// None while the replica lags.
     pub replica: Option<Data>,
@@ -83,6 +87,8 @@ pub struct Holder {
     pub limit: Limit,
     /// The connection that it ends with.
     pub session: Option<u64>,
+    /// Whether the server renews it.
+    pub auto: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -145,8 +151,15 @@ impl Picture {
             waits: world.waits.clone(),
             notifies: engine.notifies(),
             granting: engine.policy.granting(now),
-            settled: world.writable && world.primary.keys.away.is_empty(),
+            settled: world.writable
+                && world.primary.keys.away.is_empty()
+                && world.primary.keys.leaving.is_empty(),
+            only_time: std::mem::replace(&mut world.only_time, true)
+                && world.writable
+                && !world.bounded_auto
+                && engine.policy.max_hold_ms == 0,
             unseen: world.unseen.clone(),
+            leaving: world.primary.keys.leaving.clone(),
             primary: world.primary.data(),
             replica: world.link.is_empty().then(|| world.replica.data()),
             quarantined: world.now.steady() < world.quarantine_until,
@@ -296,6 +309,10 @@ fn row(world: &World, name: &Name) -> Row {
         let hold = holders.find(|hold| hold.token == token && hold.session);
         hold.map(|hold| hold.client.0)
     };
+    let auto = |token: Token| {
+        let mut holders = view.iter().flat_map(|view| &view.holders);
+        holders.any(|hold| hold.token == token && hold.auto)
+    };
     let holders: Vec<Holder> = lock
         .into_iter()
         .flat_map(|lock| lock.holds())
@@ -305,6 +322,7 @@ fn row(world: &World, name: &Name) -> Row {
             deadline: hold.deadline,
             limit: hold.limit,
             session: session(hold.token),
+            auto: auto(hold.token),
         })
         .collect();
     let places = view.iter().flat_map(|view| &view.queue).map(|place| Place {

@@ -10,6 +10,7 @@
 //! ann is cut off                    it has not noticed yet: answers are lost
 //! heartbeat                         the server looks for waits that could never end
 //! slot of shop leaves               and `returns`: the node may not change the lock outside of a command
+//! slot of shop migrates             it is on its way: nobody is granted the lock, its holder keeps it
 //! config max-queue 3                `config quarantine 100` lets one begin that lasts so long
 //! ```
 //! `behind` before `rename`, `move` or `set` says that a value comes to a name that has none, and that the server does not tell:
@@ -23,6 +24,7 @@
 //! that as its id.
 
 use crate::engine::{Millis, Policy, SteadyMs};
+use crate::server::command;
 use std::collections::BTreeMap;
 
 /// One thing that happens.
@@ -50,6 +52,7 @@ pub enum Act {
         key: Key,
         leaves: bool,
     },
+    Migrates(Key),
     Pause,
     Resume,
     /// A replica that lags catches up.
@@ -83,6 +86,18 @@ pub struct Command {
 }
 
 impl Command {
+    /// Its keys.
+    pub fn keys(&self) -> Vec<Key> {
+        let words: Vec<&[u8]> = self.words.iter().map(|word| word.as_bytes()).collect();
+        let Some(spec) = command(&self.words[0]) else {
+            return Vec::new();
+        };
+        let keys = words.get(1..).unwrap_or_default();
+        let keys = keys.get(spec.keys(keys)).unwrap_or_default();
+        let text = |key: &&[u8]| (self.db, String::from_utf8_lossy(key).into_owned());
+        keys.iter().map(text).collect()
+    }
+
     /// Whether it has a hold renewed for so long at most.
     pub fn bounds_auto(&self) -> bool {
         let mut pairs = self.words.windows(2);
@@ -131,6 +146,7 @@ impl Reader {
                 key: key(one),
                 leaves: true,
             },
+            ["slot", "of", one, "migrates"] => Act::Migrates(key(one)),
             ["slot", "of", one, "returns"] => Act::Slot {
                 key: key(one),
                 leaves: false,

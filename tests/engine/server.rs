@@ -1,9 +1,11 @@
 //! One server: an engine with a keyspace, run the way the module runs it.
 
 use crate::client::Client;
-use crate::commands::table::{Spec, COMMANDS};
+use crate::commands::table::{Access, Spec, COMMANDS};
 use crate::commands::{execute, Call, Defaults, Reply};
-use crate::engine::{change, codec, End, Engine, Keyspace, Name, Now, Policy, Wake, WallMs};
+use crate::engine::{
+    change, codec, End, Engine, Keyspace, Name, NameRef, Now, Policy, Wake, WallMs,
+};
 use crate::error::Error;
 use crate::keys::{Closed, Keys, Value};
 use crate::world::Op;
@@ -54,6 +56,12 @@ impl Server {
         let defaults = Defaults { lease_ms: 30_000 };
         let primary = self.primary;
         let (engine, keys) = (&mut self.engine, &mut self.keys);
+        if spec.access == Access::Write {
+            for key in words.get(spec.keys(words)).unwrap_or_default() {
+                let name = NameRef { db, key };
+                engine.close(name, !keys.accepts(name));
+            }
+        }
         execute(
             spec,
             &mut Call {

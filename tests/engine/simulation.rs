@@ -95,9 +95,11 @@ impl Simulation {
             },
         };
         self.go(&line)?;
+        // What comes to a lock that must not move is put right later.
+        let settled = self.world.primary.keys.leaving.is_empty();
         match self.random.chance(20) {
-            true => invariants::round_trip(&self.world),
-            false => Ok(()),
+            true if settled => invariants::round_trip(&self.world),
+            _ => Ok(()),
         }
     }
 
@@ -124,6 +126,9 @@ impl Simulation {
     }
 
     fn line(&mut self) -> String {
+        if !self.world.primary.keys.leaving.is_empty() && self.random.chance(10) {
+            return self.slot();
+        }
         // What makes most requests come to nothing does not last.
         let longest = self.world.primary.engine.policy.max_lease_ms;
         if longest < LONGEST_MS && self.random.chance(10) {
@@ -137,13 +142,23 @@ impl Simulation {
             83..=86 => format!("{} is cut off", self.client()),
             87..=93 => self.surgery(),
             94..=95 => self.upheaval(),
-            96 => "pause".into(),
+            96 if self.random.chance(50) => "pause".into(),
+            96 => self.slot(),
             97 => "sync".into(),
             98 => format!(
                 "config deadlock-detection {}",
                 *self.random.pick(&["no", "yes"])
             ),
             _ => self.setting(),
+        }
+    }
+
+    /// A slot is on its way to another node, or stays after all.
+    fn slot(&mut self) -> String {
+        let leaving = self.world.primary.keys.leaving.iter().next();
+        match leaving.map(|name| (name.db, String::from_utf8_lossy(&name.key).into_owned())) {
+            Some((db, key)) => format!("slot of {key}@{db} returns"),
+            None => format!("slot of {}@0 migrates", self.random.pick(&KEYS)),
         }
     }
 
@@ -263,6 +278,10 @@ impl Simulation {
     fn end(&mut self) -> Result<(), Broken> {
         self.go("resume")?;
         self.go("config grants yes")?;
+        while !self.world.primary.keys.leaving.is_empty() {
+            let line = self.slot();
+            self.go(&line)?;
+        }
         for client in self.connections.clone() {
             self.go(&format!("{client} dies"))?;
         }

@@ -2,8 +2,29 @@
 
 use crate::client::Client;
 use crate::commands::Reply;
-use crate::engine::{ClientId, Grant, Policy};
+use crate::engine::undo::Held;
+use crate::engine::{ClientId, Grant, Limit, Policy, Undo, WallMs};
 use crate::world::{name, World};
+use std::rc::Rc;
+
+/// How a first grant is undone.
+pub fn undo(key: &str, owner: &str, grant: Grant) -> Undo {
+    Undo {
+        name: name(0, key),
+        owner: Rc::from(owner.as_bytes()),
+        grant,
+        before: None,
+        after: Held {
+            token: grant.token,
+            limit: Limit::EXCLUSIVE,
+            holds: grant.holds,
+            deadline: WallMs(0),
+            client: ClientId::NONE,
+        },
+        ties: [None, None],
+        ticket: None,
+    }
+}
 
 /// A world in which ada's grant of the lock `shop` has not reached her, whose slot is on its way.
 fn undelivered() -> World {
@@ -14,15 +35,12 @@ fn undelivered() -> World {
         panic!("{answer:?}")
     };
     world.primary.keys.away.insert(shop.clone());
-    world.engine().undelivered(
-        shop,
-        Box::from(*b"ada"),
-        Grant {
-            token,
-            holds,
-            added: 1,
-        },
-    );
+    let grant = Grant {
+        token,
+        holds,
+        added: 1,
+    };
+    world.engine().undelivered([undo("shop", "ada", grant)]);
     world
 }
 
@@ -116,4 +134,62 @@ fn tickets_leave_with_their_slot() {
     let engine = world.engine();
     assert_eq!(engine.places(), 0);
     assert!(!engine.unsettled() && engine.next_wakeup(now).is_none());
+}
+
+/// A world in which the lock's slot is on its way, and the key still here.
+fn leaving(lines: &[&[&[u8]]]) -> World {
+    let mut world = World::new(Policy::default());
+    for (client, words) in (1..).zip(lines) {
+        drop(world.send(Client::connection(client), 0, words));
+    }
+    world.primary.keys.leaving.insert(name(0, "shop"));
+    world
+}
+
+/// Who holds it, and how many are queued.
+fn shop(world: &World) -> (Option<String>, usize) {
+    let lock = world.primary.keys.lock(&name(0, "shop"));
+    let hold = lock.and_then(|lock| lock.holds().next());
+    let owner = hold.map(|hold| String::from_utf8_lossy(hold.owner).into_owned());
+    (owner, world.primary.engine.places())
+}
+
+/// As a client's RELEASE would end it: the hold ends, and nobody is granted the lock here.
+#[test]
+fn a_session_ends_in_a_slot_that_is_on_its_way() {
+    let mut world = leaving(&[
+        &[b"ACQUIRE", b"shop", b"ada", b"SESSION"],
+        &[b"FAIRACQUIRE", b"shop", b"ben", b"BLOCK", b"0"],
+    ]);
+    world.dies(1);
+    assert_eq!(shop(&world), (None, 1));
+    world.primary.keys.leaving.clear();
+    world.perform();
+    assert_eq!(shop(&world), (Some("ben".into()), 0));
+}
+
+/// So is a grant undone.
+#[test]
+fn a_grant_is_taken_back_in_a_slot_that_is_on_its_way() {
+    let mut world = leaving(&[
+        &[b"ACQUIRE", b"shop", b"ada"],
+        &[b"FAIRACQUIRE", b"shop", b"ben", b"BLOCK", b"0"],
+        &[b"FAIRACQUIRE", b"shop", b"cyd", b"BLOCK", b"0"],
+    ]);
+    world.primary.keys.leaving.clear();
+    world.cut.insert(2);
+    let Ok(_) = world.primary.run(
+        world.now,
+        0,
+        Client::connection(1),
+        &[b"RELEASE", b"shop", b"ada"],
+    ) else {
+        panic!("she holds it")
+    };
+    world.primary.keys.leaving.insert(name(0, "shop"));
+    world.perform();
+    assert_eq!(shop(&world), (None, 1));
+    world.primary.keys.leaving.clear();
+    world.perform();
+    assert_eq!(shop(&world), (Some("cyd".into()), 0));
 }

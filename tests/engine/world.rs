@@ -6,7 +6,7 @@ use crate::commands::Reply;
 use crate::engine::{
     change::{self, Change},
     codec, ClientId, End, Engine, Event, Grant, Limit, Millis, Name, NameRef, Now, Outcome, Policy,
-    RequestId, SteadyMs, Token, WallMs,
+    RequestId, SteadyMs, Token, Undo, WallMs,
 };
 use crate::error::Error;
 use crate::faults::Fault;
@@ -63,6 +63,10 @@ pub struct World {
     pub refused: Vec<Waiting>,
     /// Whether the last event was a look for deadlocks that came to its end.
     pub looked: bool,
+    /// Whether nothing but time has passed since it was last read.
+    pub only_time: bool,
+    /// Whether the server is to renew anything for a while only.
+    pub bounded_auto: bool,
     /// The owners that have renewed since it was last read: whose leases may end earlier than they did.
     pub renewed: BTreeSet<Vec<u8>>,
     /// Whether decisions have been lost since it was last read.
@@ -174,6 +178,8 @@ impl World {
             over: Vec::new(),
             refused: Vec::new(),
             looked: false,
+            only_time: true,
+            bounded_auto: false,
             renewed: BTreeSet::new(),
             lost: false,
             detection,
@@ -197,8 +203,16 @@ impl World {
     /// Does what a line of a script says. Gives the answer to a command.
     pub fn act(&mut self, act: &Act, tokens: &BTreeMap<u64, u64>) -> Option<Result<Reply, Error>> {
         let name = |(db, key): &script::Key| name(*db, key);
+        self.only_time &= matches!(act, Act::Wait(_));
         match act {
             Act::Command(command) => {
+                let keys = &self.primary.keys;
+                // The server sends who asks for such a key to the other node.
+                let gone = |key: &Name| keys.leaving.contains(key) && keys.lock(key).is_none();
+                if command.keys().iter().map(name).any(|key| gone(&key)) {
+                    return None;
+                }
+                self.bounded_auto |= command.bounds_auto();
                 let words: Vec<Vec<u8>> = command
                     .words
                     .iter()
@@ -256,9 +270,11 @@ impl World {
             }
             Act::Flush => self.alter(Op::Flush(None)),
             Act::Swap(one, other) => self.alter(Op::Swap(*one, *other)),
+            Act::Migrates(key) => drop(self.primary.keys.leaving.insert(name(key))),
             Act::Slot { key, leaves: true } => drop(self.primary.keys.away.insert(name(key))),
             Act::Slot { key, .. } => {
                 self.primary.keys.away.remove(&name(key));
+                self.primary.keys.leaving.remove(&name(key));
                 self.perform();
             }
             Act::Pause => self.writable = false,
@@ -288,6 +304,8 @@ impl World {
     pub fn send(&mut self, client: Client, db: u32, words: &[&[u8]]) -> Result<Reply, Error> {
         // A name that is used again is a new connection.
         self.ended.remove(&client.id);
+        self.primary.keys.ended.remove(&client.id);
+        self.primary.keys.one_question = self.is(Fault::OneQuestion);
         self.event += 1;
         self.primary.keys.blind = self.is(Fault::UseBlind);
         self.prepare();
@@ -408,6 +426,7 @@ impl World {
             self.engine().on_disconnect(ClientId(client));
         }
         self.ended.insert(client);
+        self.primary.keys.ended.insert(client);
         self.perform();
     }
 
@@ -587,7 +606,7 @@ impl World {
             }
         }
         let (_, wakes) = self.replica.work_off();
-        assert_eq!(wakes, [], "a replica answers nobody");
+        assert!(wakes.is_empty(), "a replica answers nobody");
     }
 
     /// Whether tokens will rise if the replica decides from now on, its clock being so far off: it has seen the last
@@ -647,6 +666,9 @@ impl World {
 
     fn begin(&mut self) {
         self.primary.primary = true;
+        // Where a slot goes only the primary knew.
+        self.primary.keys.leaving.clear();
+        self.replica.keys.leaving.clear();
         self.mistrust();
         self.unseen.clear();
         self.engine().promote();
@@ -708,19 +730,22 @@ impl World {
         let wakes = std::mem::take(&mut ledger.wakes);
         let messages = std::mem::take(&mut ledger.messages);
         let answered = !wakes.is_empty();
-        let wakes = wakes.into_iter().map(|wake| (wake.id, wake.outcome));
+        let wakes = wakes
+            .into_iter()
+            .map(|wake| (wake.id, wake.outcome, wake.undo));
         let messages = messages
             .into_iter()
-            .map(|message| (message.id, message.outcome));
-        for (id, outcome) in wakes.chain(messages).collect::<Vec<_>>() {
+            .map(|message| (message.id, message.outcome, Vec::new()));
+        for (id, outcome, undo) in wakes.chain(messages).collect::<Vec<_>>() {
+            let mut undo = Some(undo);
             for (id, outcome) in self.garble(id, outcome) {
-                self.deliver(id, outcome);
+                self.deliver(id, outcome, undo.take().unwrap_or_default());
             }
         }
         answered
     }
 
-    fn deliver(&mut self, id: RequestId, outcome: Outcome) {
+    fn deliver(&mut self, id: RequestId, outcome: Outcome, undo: Vec<Undo>) {
         let Some(asked) = self.waits.remove(&id) else {
             return self.unasked.push((id, outcome));
         };
@@ -737,11 +762,9 @@ impl World {
             );
         }
         let lost = asked.channel.is_none() && self.cut.contains(&asked.client);
-        for (name, grant) in asked.names.iter().zip(grants).filter(|_| lost) {
-            if let Some(grant) = self.undelivered(grant) {
-                let owner = asked.owner.clone().into_boxed_slice();
-                self.engine().undelivered(name.clone(), owner, grant);
-            }
+        if lost {
+            let undo = self.undelivered(undo);
+            self.engine().undelivered(undo);
         }
         let at = self.now.wall();
         self.heard.push(Heard {

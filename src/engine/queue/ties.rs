@@ -50,6 +50,13 @@ pub enum Renewal {
 }
 
 impl Tie {
+    /// Whether both say the same of a hold, whenever it is renewed next.
+    pub fn says_as(&self, other: &Tie) -> bool {
+        let auto = |tie: &Tie| tie.auto.map(|auto| (auto.lease, auto.bound));
+        let said = |tie: &Tie| (tie.client, tie.session, auto(tie));
+        said(self) == said(other)
+    }
+
     /// Whether the server renews the hold.
     pub fn renews(&self) -> bool {
         self.auto

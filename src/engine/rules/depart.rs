@@ -217,7 +217,8 @@ impl Engine {
         Some(place)
     }
 
-    /// Removes the owner's place from the queue; a request that waits at it is answered null. Gives whether there was one.
+    /// Removes the owner's place from the queue, and takes its requests for many locks that count on its hold here out of all
+    /// their queues; whoever waits by them is answered null. Gives whether there was any.
     ///
     /// Errors: `WrongType`.
     pub fn cancel(
@@ -228,12 +229,25 @@ impl Engine {
         owner: &[u8],
     ) -> Result<bool, Error> {
         let entry = self.settled(keys, now, name)?;
-        let lock = self.queues.id(name);
-        let place = self.queues.at(lock).number_of(owner);
-        let Some((lock, number)) = lock.zip(place) else {
+        let Some(lock) = self.queues.id(name) else {
             return Ok(false);
         };
-        self.remove_place(entry, now, lock, number, Outcome::Cancelled);
+        let queue = self.queues.at(lock);
+        let place = queue.number_of(owner);
+        let its = |id: &RequestId| {
+            let request = self.requests.get(*id);
+            request.is_some_and(|request| *request.owner == *owner)
+        };
+        let counting: Vec<RequestId> = queue.counting.iter().copied().filter(its).collect();
+        if place.is_none() && counting.is_empty() {
+            return Ok(false);
+        }
+        if let Some(number) = place {
+            self.remove_place(entry, now, lock, number, Outcome::Cancelled);
+        }
+        for id in counting {
+            self.dismiss(id, now, Outcome::Cancelled, |_| false);
+        }
         self.settle_queue(entry, now, lock);
         self.follow_up(keys, now);
         Ok(true)

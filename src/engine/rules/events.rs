@@ -5,9 +5,10 @@ use super::hold::held;
 use crate::engine::keyspace::{exists, Entry, Keyspace};
 use crate::engine::ledger::{next_renewal, Due, Ledger, Outcome};
 use crate::engine::lock::{End, Hold};
-use crate::engine::queue::{Deadlines, LockId, Renewal, Request, Tie, Ties};
-use crate::engine::state::{Engine, Undelivered};
-use crate::engine::types::{ClientId, Grant, Name, NameRef, Now, RequestId, Token, WallMs};
+use crate::engine::queue::{Deadlines, LockId, Place, Renewal, Request, Tie, Ties};
+use crate::engine::state::Engine;
+use crate::engine::types::{Arrival, ClientId, Name, NameRef, Now, RequestId, Token, WallMs};
+use crate::engine::undo::{Held, Undo};
 use std::collections::BTreeMap;
 
 /// Due entries that one tick works off at most.
@@ -243,40 +244,123 @@ impl Engine {
         }
     }
 
-    /// A grant did not reach its connection: what it added is to be taken back as soon as changes are possible.
-    pub fn undelivered(&mut self, name: Name, owner: Box<[u8]>, grant: Grant) {
-        self.undelivered.push(Undelivered { name, owner, grant });
+    /// Grants did not reach their connection: they are to be undone as soon as changes are possible.
+    pub fn undelivered(&mut self, undo: impl IntoIterator<Item = Undo>) {
+        self.undelivered.extend(undo);
     }
 
-    /// Whether there are grants to be taken back.
+    /// Whether there are grants to be undone.
     #[inline]
     pub fn has_undelivered(&self) -> bool {
         !self.undelivered.is_empty()
     }
 
-    /// Takes back what undelivered grants added, and no more: other connections of the owner keep theirs. To be called
-    /// before anything else is decided, and only when this server would accept a write.
+    /// Undoes the grants that have reached nobody, and serves the queues as if they had not been made. To be called before
+    /// anything else is decided, and only when this server would accept a write.
     pub fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
-        for Undelivered { name, owner, grant } in std::mem::take(&mut self.undelivered) {
-            if !keys.accepts(name.as_ref()) {
-                // What has left with its slot is no longer to be had back from here.
-                if exists(keys, name.as_ref()) {
-                    self.undelivered.push(Undelivered { name, owner, grant });
-                }
-                continue;
+        if self.undelivered.is_empty() {
+            return;
+        }
+        let mut undone = Vec::new();
+        for undo in std::mem::take(&mut self.undelivered) {
+            if keys.serves(undo.name.as_ref()) {
+                undone.extend(self.undo(keys, now, undo));
+            } else if exists(keys, undo.name.as_ref()) {
+                self.undelivered.push(undo);
             }
-            let Ok(entry) = self.settled(keys, now, name.as_ref()) else {
-                continue;
-            };
-            let Ok(hold) = held(entry, &owner, Some(grant.token)) else {
-                continue;
-            };
-            let left = hold.holds.saturating_sub(grant.added);
+            // What has left with its slot is no longer to be had back from here.
+        }
+        // First all of them are undone: a request that waits for several gets them together.
+        for name in undone {
+            self.close_if_leaving(keys, name.as_ref());
+            match self.queues.id(name.as_ref()) {
+                Some(lock) => self.settle(keys, now, lock),
+                None => self.rewatch(keys.entry(name.as_ref()), now, name.as_ref(), None),
+            }
+        }
+        self.follow_up(keys, now);
+    }
+
+    /// Undoes one grant, if the hold is still there. Gives the lock that is to be settled by that.
+    fn undo(&mut self, keys: &mut impl Keyspace, now: Now, undo: Undo) -> Option<Name> {
+        let ended = undo.ties[0].as_ref().map(|tie| tie.client);
+        let ended = ended.filter(|client| !keys.connected(*client));
+        let (name, owner) = (undo.name.as_ref(), &*undo.owner);
+        let entry = keys.entry(name);
+        if let Some(lock) = self.queues.id(name) {
+            self.heed_external_end(entry, lock);
+        }
+        let hold = Held::of(&held(entry, owner, Some(undo.grant.token)).ok()?);
+        let left = hold.holds.saturating_sub(undo.grant.added);
+        if left == 0 {
             self.ledger
-                .lower(entry, (name.as_ref(), &owner), hold, left, now);
-            let lock = self.queues.id(name.as_ref());
-            self.rewatch(entry, now, name.as_ref(), lock);
-            self.follow_up(keys, now);
+                .end(entry, (name, owner), hold.token, End::Released, now);
+            if let Some((number, place)) = undo.ticket {
+                self.put_back(entry, now, name, number, *place);
+            }
+            return Some(undo.name);
+        }
+        let Held {
+            token,
+            limit,
+            holds,
+            deadline,
+            client,
+        } = undo.restore(hold, left);
+        entry.set_hold(Hold {
+            owner,
+            token,
+            deadline,
+            holds,
+            limit,
+            client,
+        });
+        self.ledger.tie_back(&undo, token);
+        let tie = self.ledger.ties.at(name, token);
+        if let Some(tie) = tie.filter(|tie| Some(tie.client) == ended) {
+            // It is as if that connection ended now.
+            match tie.session {
+                true => self
+                    .ledger
+                    .end(entry, (name, owner), token, End::Session, now),
+                false => self.ledger.untie_at(name, token),
+            }
+        }
+        Some(undo.name)
+    }
+
+    /// A ticket stands again at its number, with nobody there.
+    fn put_back(
+        &mut self,
+        entry: &mut Entry,
+        now: Now,
+        name: NameRef,
+        number: Arrival,
+        mut place: Place,
+    ) {
+        let lock = self.queues.id_or_new(name);
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        let taken = entry.value().ticket(number).is_some();
+        if taken || entry.foreign || queue.number_of(&place.owner).is_some() {
+            return;
+        }
+        place.vacate();
+        let ticket = place
+            .as_change(number)
+            .filter(|_| queue.place(number).is_none());
+        if let Some(ticket) = ticket {
+            entry.commit(&ticket);
+            self.places += usize::from(queue.insert(number, place));
+            self.begin_window(lock, number, now);
+        }
+    }
+
+    /// A queue does not move in a slot that is on its way to another node.
+    fn close_if_leaving(&mut self, keys: &mut impl Keyspace, name: NameRef) {
+        if self.watches(name) {
+            self.close(name, !keys.accepts(name));
         }
     }
 
@@ -315,7 +399,7 @@ impl Engine {
                 continue;
             };
             let name = tie.name.as_ref();
-            if keys.accepts(name) {
+            if keys.serves(name) {
                 // The end of a hold opens a key and hands a lock over; a place only goes.
                 room = room.saturating_sub(3);
                 self.end_session(keys, now, token, &tie);
@@ -323,7 +407,7 @@ impl Engine {
                 // The lock has left with its slot.
                 self.ledger.untie(token);
             } else {
-                // Its slot is migrating away, and the hold with it; it is asked again, after all others.
+                // The server accepts no change of it now; it is asked again, after all others.
                 self.disconnected.insert(client, token);
             }
         }
@@ -338,6 +422,7 @@ impl Engine {
         if lock.is_none() {
             drop(self.settled(keys, now, name));
         }
+        self.close_if_leaving(keys, name);
         let entry = keys.entry(name);
         if let Some(lock) = self.queues.id(name) {
             self.heed_external_end(entry, lock);
@@ -369,7 +454,8 @@ impl Engine {
             }
             if !self.may_renew(&tie, now) {
                 self.ledger.renew_no_more(token);
-            } else if keys.accepts(tie.name.as_ref()) {
+            } else if keys.serves(tie.name.as_ref()) {
+                self.close_if_leaving(keys, tie.name.as_ref());
                 self.renew_for(keys, now, token, &tie);
             } else if exists(keys, tie.name.as_ref()) {
                 refused.push(token);

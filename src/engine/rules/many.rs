@@ -366,8 +366,23 @@ impl Engine {
         let named = parts.iter();
         let at = named.map(|(part, name)| (name.as_ref(), Some(part.lock), part.place));
         let at: Vec<_> = at.collect();
-        let grants = self.grant_all(keys, now, (&owner, &terms), &at);
-        self.tell(id, request, Outcome::GrantedAll(grants));
+        let (mut grants, mut undo) = (Vec::with_capacity(at.len()), Vec::with_capacity(at.len()));
+        for (part, name) in &parts {
+            let entry = keys.entry(name.as_ref());
+            let place = part.place.and_then(|number| {
+                let place = self.take_out(entry, now, part.lock, number)?;
+                Some((number, place))
+            });
+            let waited = place.is_some();
+            let before = self.ledger.before(entry, name, &owner, place);
+            let whose = (name.as_ref(), &*owner);
+            if let Ok(grant) = self.grant(entry, now, whose, &terms, waited) {
+                undo.extend(self.ledger.undo(entry, name, &owner, grant, before));
+                grants.push(grant);
+            }
+        }
+        let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
+        self.ledger.tell_granted(id, request, &first, outcome, undo);
         self.settle_all(keys, now, &owner, &at);
     }
 

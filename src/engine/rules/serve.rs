@@ -110,22 +110,29 @@ impl Engine {
         lock: LockId,
         number: Arrival,
     ) {
-        let place = self.take_out(entry, now, lock, number);
-        let Some(id) = place.and_then(|place| place.request()) else {
+        let Some(place) = self.take_out(entry, now, lock, number) else {
             return;
         };
+        let Some(id) = place.request() else { return };
         let Some(mut request) = self.delist(id, now) else {
             return;
         };
         self.ledger.timers.clear(&mut request.until);
         let name = self.queues.at(lock).name.clone();
-        let whose = (name.as_ref(), &*request.owner);
-        let outcome = match self.grant(entry, now, whose, &request.terms, true) {
-            Ok(grant) => Outcome::Granted(grant),
-            Err(error) => Outcome::Refused(error),
+        let owner = request.owner.clone();
+        let place = Some((number, place));
+        let before = self.ledger.before(entry, &name, &owner, place);
+        let whose = (name.as_ref(), &*owner);
+        let (outcome, undo) = match self.grant(entry, now, whose, &request.terms, true) {
+            Ok(grant) => {
+                let undo = self.ledger.undo(entry, &name, &owner, grant, before);
+                (Outcome::Granted(grant), undo)
+            }
+            Err(error) => (Outcome::Refused(error), None),
         };
         self.suspect_if_waiting(lock, request.hash);
-        self.ledger.tell(id, *request, &name, outcome);
+        let undo = undo.into_iter().collect();
+        self.ledger.tell_granted(id, *request, &name, outcome, undo);
     }
 
     /// Refuses the requests for many locks that counted on a hold here which has ended, or no longer is what they ask for.

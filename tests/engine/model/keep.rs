@@ -168,21 +168,31 @@ impl Model {
         Ok(ended as u64)
     }
 
-    /// Removes the owner's place, and tells the request that waits there.
+    /// Removes the owner's place, and tells the request that waits there; and those for many that count on its hold.
     pub fn cancel(&mut self, key: &str, owner: &str) -> Result<u64, Error> {
         let lock = self.lock(key);
         if lock.foreign {
             return Err(Error::WrongType);
         }
-        let Some(place) = lock.place(owner).cloned() else {
-            return Ok(0);
+        let place = lock.place(owner).cloned();
+        let (lock, key) = (lock.clone(), key.to_string());
+        let counts = |wait: &&Wait| {
+            let asked = &wait.asked;
+            asked.owner == owner && asked.keys.contains(&key) && lock.place_of(wait.id).is_none()
         };
-        lock.keep_places(|place| place.owner != owner);
-        if let Some(id) = place.wait {
+        let counting: Vec<u64> = self
+            .waits
+            .iter()
+            .filter(counts)
+            .map(|wait| wait.id)
+            .collect();
+        self.lock(&key).keep_places(|place| place.owner != owner);
+        let waits = place.as_ref().and_then(|place| place.wait);
+        for id in waits.into_iter().chain(counting.iter().copied()) {
             self.end_wait(id, Answer::Cancelled);
         }
         self.settle();
-        Ok(1)
+        Ok(u64::from(place.is_some() || !counting.is_empty()))
     }
 
     /// The server notices the end of a connection: it waits no longer, and its sessions end, before anybody is served.
@@ -202,6 +212,7 @@ impl Model {
             }
         }
         self.cut.remove(&client);
+        self.ended.insert(client);
         self.settle();
     }
 

@@ -34,7 +34,9 @@ pub struct Model {
     pub cut: BTreeSet<u64>,
     /// A value that was dumped, to be restored.
     pub dumped: Option<Value>,
-    undelivered: Vec<(String, String, u64, u32)>,
+    undelivered: Vec<Undelivered>,
+    /// Connections that have ended.
+    ended: BTreeSet<u64>,
     pub grants_made: u64,
     arrivals: u64,
     waits_made: u64,
@@ -63,6 +65,18 @@ pub struct Hold {
     pub deadline: Millis,
     pub limit: usize,
     pub tie: Option<Tie>,
+    /// The connection that last took or entered it.
+    pub client: u64,
+}
+
+/// A grant that reached nobody: of one lock what there was before it, and the hold that it made.
+#[derive(Debug, Clone)]
+struct Undelivered {
+    key: String,
+    before: Option<Hold>,
+    after: Hold,
+    /// The owner's ticket, if it was kept for its owner.
+    ticket: Option<Place>,
 }
 
 /// What ties a hold to a connection.

@@ -1,6 +1,6 @@
 //! What follows from an event: whatever it was, all locks are brought up to date.
 
-use super::{overflow, Answer, Hold, Model, Place, Request, Tie, Told, Wait, Way};
+use super::{overflow, Answer, Hold, Model, Place, Request, Tie, Told, Undelivered, Wait, Way};
 use crate::error::Error;
 
 impl Model {
@@ -133,29 +133,31 @@ impl Model {
 
     fn grant(&mut self, wait: &Wait) {
         let asked = &wait.asked;
-        let before: Vec<u32> = asked
+        let kept = |place: &Place| place.claim > Some(0);
+        let before: Vec<(Option<Hold>, Option<Place>)> = asked
             .keys
             .iter()
-            .map(|key| self.count(key, &asked.owner))
+            .map(|key| {
+                let lock = &self.locks[key];
+                let (hold, place) = (lock.hold(&asked.owner), lock.place_of(wait.id));
+                (hold.cloned(), place.cloned().filter(kept))
+            })
             .collect();
         self.remove_wait(wait.id);
         let answer = self.take_all(asked);
         // A grant by NOTIFY stands once the message is published.
         if asked.channel.is_none() && self.cut.contains(&asked.client) {
-            for (key, before) in asked.keys.iter().zip(before) {
-                let added = self.count(key, &asked.owner) - before;
-                let grant = self.locks[key]
-                    .hold(&asked.owner)
-                    .map_or(0, |hold| hold.grant);
-                self.undelivered
-                    .push((key.clone(), asked.owner.clone(), grant, added));
+            for (key, (before, ticket)) in asked.keys.iter().zip(before) {
+                let after = self.locks[key].hold(&asked.owner).cloned();
+                self.undelivered.push(Undelivered {
+                    key: key.clone(),
+                    before,
+                    after: after.expect("it was granted"),
+                    ticket,
+                });
             }
         }
         self.tell(wait.clone(), answer);
-    }
-
-    fn count(&self, key: &str, owner: &str) -> u32 {
-        self.locks[key].hold(owner).map_or(0, |hold| hold.holds)
     }
 
     /// Makes the owner a holder of all locks.
@@ -183,7 +185,9 @@ impl Model {
             deadline: 0,
             limit: request.limit,
             tie: None,
+            client: request.client,
         });
+        hold.client = request.client;
         if hold.limit > request.limit {
             (hold.grant, hold.since, hold.limit) = (fresh, latest, request.limit);
         }
@@ -234,26 +238,70 @@ impl Model {
         }
     }
 
-    /// Takes back what was granted to connections that are gone: what the request had added, no more. That it has reached
-    /// nobody is known only after the event in which it was granted.
+    /// Makes everything as if nothing had been granted to connections that are gone. That it has reached nobody is known only
+    /// after the event in which it was granted.
     pub(super) fn take_back(&mut self) {
         while !self.undelivered.is_empty() {
-            self.take_back_once();
+            for undelivered in std::mem::take(&mut self.undelivered) {
+                self.undo(undelivered);
+            }
             self.settle();
         }
     }
 
-    fn take_back_once(&mut self) {
-        for (key, owner, grant, added) in std::mem::take(&mut self.undelivered) {
-            let holds = &mut self.lock(&key).holds;
-            if let Some(hold) = holds
-                .iter_mut()
-                .find(|hold| (&hold.owner, hold.grant) == (&owner, grant))
-            {
-                hold.holds -= added.min(hold.holds);
+    fn undo(&mut self, undelivered: Undelivered) {
+        let Undelivered {
+            key,
+            before,
+            after,
+            ticket,
+        } = undelivered;
+        let (ended, steady) = (self.ended.clone(), self.steady);
+        let lock = self.lock(&key);
+        let its = |hold: &Hold| hold.owner == after.owner && hold.grant == after.grant;
+        let Some(at) = lock.holds.iter().position(its) else {
+            return;
+        };
+        let mut hold = lock.holds.remove(at);
+        let count = |hold: &Option<Hold>| hold.as_ref().map_or(0, |hold| hold.holds);
+        let left = hold.holds.saturating_sub(after.holds - count(&before));
+        if left == 0 {
+            let free = lock.place(&after.owner).is_none();
+            if let Some(place) = ticket.filter(|_| free) {
+                let (wait, kept_until) = (None, place.claim.map(|claim| steady + claim));
+                lock.queue.push(Place {
+                    wait,
+                    kept_until,
+                    ..place
+                });
+                lock.queue.sort_by_key(|place| place.arrival);
             }
-            holds.retain(|hold| hold.holds > 0);
+            return;
         }
+        let tied = hold.tie;
+        let deadline = hold.deadline;
+        let untied = |hold: &Hold| Hold {
+            tie: None,
+            ..hold.clone()
+        };
+        match before.clone() {
+            // Nobody was told of anything else since.
+            Some(before) if untied(&hold) == untied(&after) => hold = before,
+            _ => {}
+        }
+        (hold.holds, hold.deadline, hold.tie) = (left, deadline, tied);
+        if tied == after.tie {
+            hold.tie = before.and_then(|before| before.tie);
+            let gone = hold.tie.filter(|tie| ended.contains(&tie.client));
+            if let Some(tie) = gone {
+                // It is as if that connection ended now.
+                if tie.session {
+                    return;
+                }
+                hold.tie = None;
+            }
+        }
+        lock.holds.push(hold);
     }
 
     /// A request waits no longer, and all its places are gone.

@@ -68,6 +68,8 @@ impl Model {
     fn run(&mut self, command: &Command, tokens: &BTreeMap<u64, u64>) -> Option<Answer> {
         let text =
             |word: &String| String::from_utf8_lossy(&script::bytes(word, tokens)).into_owned();
+        // A name that is used again is a new connection.
+        self.ended.remove(&command.client);
         let words: Vec<String> = command.words.iter().map(text).collect();
         let verb = words[0].to_ascii_uppercase();
         let many = ["MACQUIRE", "MRELEASE", "MRENEW"].contains(&verb.as_str());
