@@ -46,7 +46,7 @@ fn pttl(connection: &mut Connection) -> i64 {
 
 /// A field of `DLOCK.INFO`.
 fn info<T: FromRedisValue>(connection: &mut Connection, field: &str) -> T {
-    let fields: HashMap<String, Value> = connection.ask("DLOCK.INFO k COUNT 1000000");
+    let fields: HashMap<String, Value> = connection.ask("DLOCK.INFO k COUNT 5000");
     from_redis_value(&fields[field]).expect("a field of that type")
 }
 

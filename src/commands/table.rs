@@ -281,6 +281,10 @@ const MAX_HOLDS: u64 = u32::MAX as u64;
 /// The most keys that one command may name.
 pub const MAX_KEYS: u64 = 1024;
 
+/// The most holders and places of a lock, or pairs of a graph, that one reply shows. A row takes 4 µs: so many hold others up
+/// for some tens of milliseconds at most.
+pub const MAX_ROWS: u64 = 5_000;
+
 /// The largest integer of the server's protocol.
 const MAX_INTEGER: u64 = i64::MAX as u64;
 
@@ -553,7 +557,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::Read,
         flags: "",
         categories: "read",
-        args: &[KEY, count(0, MAX_INTEGER)],
+        args: &[KEY, count(0, MAX_ROWS)],
     },
     Spec {
         verb: Verb::List,
@@ -579,7 +583,7 @@ pub static COMMANDS: &[Spec] = &[
         access: Access::None,
         flags: "readonly",
         categories: "read",
-        args: &[DOT, count(1, MAX_INTEGER)],
+        args: &[DOT, count(1, MAX_ROWS)],
     },
     Spec {
         verb: Verb::Top,
