@@ -4,6 +4,7 @@ use super::deadlock::Look;
 use super::ledger::Ledger;
 use super::policy::Policy;
 use super::queue::{BlockingIndex, Deadlines, LockId, Requests, WaitQueues};
+use super::rules::review::Former;
 use super::types::{ClientId, Millis, Now, RequestId, Token, WallMs};
 use super::undo::Undo;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -29,6 +30,8 @@ pub struct Engine {
     pub(super) dirty: VecDeque<LockId>,
     /// What a settlement has made possible elsewhere: worked off before the event ends.
     pub(super) next: BTreeSet<Next>,
+    /// What is left of the queues of before a demotion.
+    pub(super) former: VecDeque<Former>,
     /// Grants that have not reached their connections.
     pub(super) undelivered: Vec<Undo>,
     /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
@@ -108,13 +111,17 @@ impl Engine {
         !(self.dirty.is_empty()
             && self.undelivered.is_empty()
             && self.disconnected.is_empty()
-            && self.renewals.is_empty())
+            && self.renewals.is_empty()
+            && !self.in_review())
     }
 
     /// Whether no lock has a queue or is watched, and no hold is tied: then nothing is due, ever, and nothing to settle.
     #[inline]
     pub fn is_idle(&self) -> bool {
-        self.queues.is_empty() && self.ledger.ties.is_empty() && self.undelivered.is_empty()
+        self.queues.is_empty()
+            && self.ledger.ties.is_empty()
+            && self.undelivered.is_empty()
+            && self.former.is_empty()
     }
 
     /// In how many milliseconds something is due; 0 if it is already, none if nothing is.

@@ -259,9 +259,9 @@ extern "C" fn keyspace_event(
     door(|| {
         // SAFETY: the server's own event name, and the event's key.
         let (event, bytes) = unsafe { (CStr::from_ptr(event).to_bytes(), api::bytes(key)) };
-        let notice: fn(Name) -> Notice = match event {
-            b"expire" | b"persist" => Notice::Retimed,
-            b"rename_to" | b"move_to" => Notice::Brought,
+        let post: fn(Name) = match event {
+            b"expire" | b"persist" => |name| inbox::post(Notice::Retimed(name)),
+            b"rename_to" | b"move_to" => inbox::post_brought,
             b"evicted" => {
                 // The key is gone by now: that it was a lock was seen when it left its name.
                 if inbox::just_unlinked(api::selected(ctx), bytes) {
@@ -276,7 +276,7 @@ extern "C" fn keyspace_event(
                 db: api::selected(ctx),
                 key: bytes,
             };
-            inbox::post(notice(name.to_owned()));
+            post(name.to_owned());
         }
     });
     OK

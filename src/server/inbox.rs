@@ -17,16 +17,7 @@ pub enum Notice {
     /// A grant was decided but did not reach its connection; how it is undone, lock by lock.
     Undelivered(Vec<Undo>),
     /// A key that held a lock is gone from its name.
-    Unlinked {
-        /// Which.
-        name: Name,
-        /// Its holds: token and deadline.
-        holds: Vec<(Token, WallMs)>,
-        /// Whether the lock lives on under another name.
-        moved: bool,
-        /// Whether its value was written out right before, as a command does that carries it to another server.
-        carried: bool,
-    },
+    Unlinked(Unlinked),
     /// A lock has come to this name.
     Brought(Name),
     /// A lock's TTL was set or cleared from outside.
@@ -45,6 +36,27 @@ pub enum Notice {
     /// A key was evicted to free memory.
     Evicted,
 }
+
+/// A key that held a lock is gone from its name.
+#[derive(Debug)]
+pub struct Unlinked {
+    /// Which.
+    pub name: Name,
+    /// Its holds: token and deadline.
+    pub holds: Vec<(Token, WallMs)>,
+    /// Whether the lock lives on under another name.
+    pub moved: bool,
+    /// Whether its value was written out right before, as a command does that carries it to another server.
+    pub carried: bool,
+    /// The holds that end by what the key was given from outside.
+    pub cut: Vec<Token>,
+    /// Whether the lock is marked already as one to be looked at.
+    pub noted: bool,
+}
+
+/// Notices beyond which those of keys are not only written down: what one command does to a hundred thousand keys shall not
+/// come upon the next event all at once.
+const CROWD: usize = 256;
 
 static INBOX: MainThread<Vec<Notice>> = MainThread::new(Vec::new());
 
@@ -103,21 +115,37 @@ pub fn post(notice: Notice) {
 
 /// Writes down that a value was unlinked from its name.
 pub fn post_unlinked(name: Name, lock: &Lock) {
-    let holds = lock
-        .holds()
-        .map(|hold| (hold.token, hold.deadline))
-        .collect();
     let carried = WRITTEN_ANY.load(Ordering::Relaxed)
         && WRITTEN
             .try_borrow_mut()
             .is_some_and(|mut written| written.remove(&address(lock)));
-    post(Notice::Unlinked {
+    let holds: Vec<(Token, WallMs)> = lock.leases().collect();
+    let cut = match is_crowded() {
+        true => super::note(&name, &holds, false),
+        false => None,
+    };
+    post(Notice::Unlinked(Unlinked {
         name,
         holds,
         moved: false,
         carried,
-    });
+        noted: cut.is_some(),
+        cut: cut.unwrap_or_default(),
+    }));
     UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);
+}
+
+/// Writes down that a lock has come to this name.
+pub fn post_brought(name: Name) {
+    if !(is_crowded() && super::note(&name, &[], true).is_some()) {
+        post(Notice::Brought(name));
+    }
+}
+
+/// Whether more is written down than one event reads in passing.
+fn is_crowded() -> bool {
+    let inbox = INBOX.try_borrow_mut();
+    inbox.is_some_and(|inbox| inbox.len() >= CROWD)
 }
 
 /// A value is freed; the server may do this on any thread. Touches nothing but the one atomic, and only reads it in
@@ -138,7 +166,7 @@ pub fn freed(value: *mut Lock) {
 pub fn just_unlinked(db: u32, key: &[u8]) -> bool {
     let inbox = INBOX.try_borrow_mut();
     inbox.is_some_and(|inbox| {
-        matches!(inbox.last(), Some(Notice::Unlinked { name, .. }) if name.db == db && *name.key == *key)
+        matches!(inbox.last(), Some(Notice::Unlinked(last)) if last.name.db == db && *last.name.key == *key)
     })
 }
 
@@ -174,7 +202,7 @@ fn settle_unlinked(inbox: &mut [Notice]) {
         return;
     }
     let last = inbox.iter_mut().rev().find_map(|notice| match notice {
-        Notice::Unlinked { moved, .. } => Some(moved),
+        Notice::Unlinked(last) => Some(&mut last.moved),
         _ => None,
     });
     if let Some(moved) = last {

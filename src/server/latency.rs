@@ -2,6 +2,7 @@
 //! its monitor is off.
 
 use super::api::{self, Ctx};
+use libc::{clock_gettime, timespec, CLOCK_THREAD_CPUTIME_ID};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -14,6 +15,28 @@ pub fn refresh(ctx: *mut Ctx) {
     let setting = api::setting(ctx, c"latency-monitor-threshold");
     let threshold = setting.and_then(|value| value.parse().ok());
     THRESHOLD_MS.store(threshold.unwrap_or(0), Ordering::Relaxed);
+}
+
+/// How much processor time this thread has used; none while nobody wants to know. What others on the machine make it wait is
+/// not the module's doing, and looks like it on a machine that has too much to do.
+pub fn processor_time() -> Option<Duration> {
+    if THRESHOLD_MS.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    let mut now = timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes to the structure that it is given, and to nothing else.
+    let told = unsafe { clock_gettime(CLOCK_THREAD_CPUTIME_ID, &mut now) };
+    (told == 0).then(|| Duration::new(now.tv_sec as u64, now.tv_nsec as u32))
+}
+
+/// Tells how much processor time something took that began then.
+pub fn sample_since(event: &CStr, began: Option<Duration>) {
+    if let Some((began, now)) = began.zip(processor_time()) {
+        sample(event, now.saturating_sub(began));
+    }
 }
 
 /// Tells how long something took.

@@ -35,6 +35,7 @@ mod observers;
 pub mod persist;
 mod quirks;
 mod register;
+mod remains;
 mod replicate;
 mod reply;
 mod slot;
@@ -49,7 +50,7 @@ mod wait_key;
 use crate::commands::list::Listing;
 use crate::commands::table::{Access, Spec};
 use crate::commands::{self, Call, Reply};
-use crate::engine::{Engine, NameRef, Now, RequestId, SteadyMs};
+use crate::engine::{Engine, Lock, Name, NameRef, Now, RequestId, SteadyMs, Token, WallMs};
 use crate::error::Error;
 use api::{Ctx, Str};
 use caller::Client;
@@ -57,6 +58,7 @@ use cell::MainThread;
 use keyspace::{Mode, OpenKeys, Origin};
 use notifications::Notifications;
 use std::cell::RefMut;
+use std::collections::VecDeque;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -104,6 +106,14 @@ struct State {
     next_look: SteadyMs,
     /// Whether the periodic check for deadlocks is under way: it takes several steps.
     checking_deadlocks: bool,
+    /// What came with too much else to be worked off at once.
+    late: VecDeque<notices::Late>,
+    /// How much of it this event has worked off.
+    told: usize,
+    /// Tickets that users have brought by RESTORE and that are not counted as places yet.
+    restored: usize,
+    /// Names at which a server that only follows has to look whether a lock there will have to be watched.
+    to_follow: VecDeque<Name>,
     // Reused buffers, swapped out while notifications are sent.
     notifications: Notifications,
     texts: observers::Texts,
@@ -121,6 +131,10 @@ lazy_static::lazy_static! {
         heartbeat: SteadyMs(0),
         next_look: SteadyMs(0),
         checking_deadlocks: false,
+        late: VecDeque::new(),
+        told: 0,
+        restored: 0,
+        to_follow: VecDeque::new(),
         notifications: Notifications::default(),
         texts: observers::Texts::default(),
     });
@@ -282,7 +296,7 @@ fn event(ctx: *mut Ctx) {
     gate::wake(ctx, clock::read().steady());
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
-    let began = Instant::now();
+    let (began, used) = (Instant::now(), latency::processor_time());
     run(ctx, mode, Origin::Event, clock::read(), |state, now| {
         // A lease or a wait whose time came while the server was busy: the next in the queue had to wait for that.
         let late = state.engine.overdue(now);
@@ -326,12 +340,45 @@ fn event(ctx: *mut Ctx) {
             && state
                 .engine
                 .settle_dirty(&mut state.keys, now, SETTLED_A_STEP);
-        if due || left {
+        if !state.engine.unsettled() {
+            state.restored = 0;
+        }
+        let follows = state.review();
+        let late = state.catch_up(now);
+        let buried = remains::step();
+        if due || left || follows || late || buried {
             timer::arm(now.steady(), now.steady());
         }
     });
     // Commands have their own samples; what the module does by itself nobody else could tell of.
-    latency::sample(c"dlock-event", began.elapsed());
+    latency::sample_since(c"dlock-event", used);
+}
+
+/// Notes in the middle of a callback that a lock has left this name, or has come to it (`brought`), where that is possible: no key
+/// is touched. Gives which of its holds end by what the key was given from outside; none if it is not noted.
+#[cold]
+fn note(name: &Name, holds: &[(Token, WallMs)], brought: bool) -> Option<Vec<Token>> {
+    let mut state = STATE.try_borrow_mut()?;
+    let cut = state.cut(name, holds);
+    state.note(name, brought);
+    Some(cut)
+}
+
+/// Whether a lock that a user brings is within the caps of this server.
+fn has_room_for(lock: &Lock) -> bool {
+    let Some(mut state) = STATE.try_borrow_mut() else {
+        return false;
+    };
+    state.refresh_settings();
+    let places = state.engine.places() + state.restored + lock.queued();
+    let policy = &state.engine.policy;
+    let fits = lock.holders() <= policy.max_holders
+        && lock.queued() <= policy.max_queue
+        && (lock.queued() == 0 || places <= policy.max_places);
+    if fits {
+        state.restored += lock.queued();
+    }
+    fits
 }
 
 /// The one way in. Takes the state, lets `work` decide, performs what was decided. None if the state is borrowed already.
@@ -345,6 +392,7 @@ fn run<T>(
     let mut guard = STATE.try_borrow_mut()?;
     let state = &mut *guard;
     state.refresh_settings();
+    state.told = 0;
     state.keys.begin(ctx, mode, origin);
     if SEEN.load(Ordering::Relaxed) != 0 || inbox::has_something() {
         state.read_inbox(now);
@@ -355,7 +403,11 @@ fn run<T>(
     while inbox::has_something() {
         state.read_inbox(now);
     }
+    let own = state.notifications.len();
     state.keys.write(&mut state.notifications);
+    if !state.late.is_empty() {
+        state.late.extend(state.notifications.put_off(own));
+    }
     state.arm(now);
     let ledger = &state.engine.ledger;
     if !(ledger.wakes.is_empty() && ledger.messages.is_empty() && state.notifications.is_empty()) {

@@ -4,11 +4,13 @@
 //! One rule gives that order: what callbacks have noted comes before what the event itself has done. They note what others did
 //! to keys before the event, and what the server removed as the event opened a key; both end what stood there before anything
 //! that the event puts there begins. So an event reads the inbox twice, before it decides and after it, and only then has the
-//! locks that it has opened add what it did (`run` in `mod`; `observers` in `integration/tests` finds every other order).
+//! locks that it has opened add what it did. What comes in masses is told in steps, and then what events do meanwhile waits
+//! behind it (`Late` in `notices`). (`run` in `mod`; `observers` in `integration/tests` finds every other order).
 
 use super::api::{self, Str, Text};
+use super::notices::Late;
 use super::subscribers;
-use crate::engine::{Event, Name};
+use crate::engine::{Event, Name, NameRef};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A list of notifications, in order. Its buffers are reused: an uncontended command allocates nothing here.
@@ -43,6 +45,24 @@ impl Notifications {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Takes out those from this one on, to be told later.
+    #[cold]
+    pub fn put_off(&mut self, from: usize) -> impl Iterator<Item = Late> + '_ {
+        self.items.drain(from..).map(|item| match item {
+            Notification::Flush(db) => Late::Flush(db),
+            Notification::Lock(db, key, event) => {
+                // SAFETY: the list keeps its keys alive.
+                let key = unsafe { api::bytes(key) };
+                Late::Said(NameRef { db, key }.to_owned(), event)
+            }
+        })
     }
 
     /// Adds what happened to a lock whose key is the command's own argument, which lives until the command returns.

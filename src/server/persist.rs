@@ -1,8 +1,7 @@
 //! The data type: how locks are saved, loaded, rewritten, digested and freed.
 
 use super::api::{self, api};
-use super::inbox::{self, Notice};
-use super::{clock, door, gate, later, stored};
+use super::{clock, door, gate, inbox, later, remains, stored};
 use crate::engine::lock::token;
 use crate::engine::{change, codec, Lock, Name, NameRef};
 use redis_module::native_types::RedisType;
@@ -68,7 +67,7 @@ unsafe extern "C" fn load(io: *mut RedisModuleIO, version: c_int) -> *mut c_void
 }
 
 /// Reads a value. A server that loads its own data, or its primary's, believes it; RESTORE is open to every user, so a
-/// value that no healthy server could have written is refused there.
+/// value that no healthy server could have written is refused there, and one that is beyond the caps of this one.
 ///
 /// # Safety
 /// The server reads a value of this type from `io`.
@@ -95,7 +94,7 @@ unsafe fn read(io: *mut RedisModuleIO, version: c_int) -> Option<Lock> {
     let plausible = lock.obeys_the_rule()
         && numbers().all(|number| token::plausible(number, now))
         && lock.tickets().all(|(number, _)| number.0 >= FIRST_PLACE);
-    if from_a_user && !plausible {
+    if from_a_user && !(plausible && super::has_room_for(&lock)) {
         return None;
     }
     if let Some(latest) = numbers().max() {
@@ -106,7 +105,7 @@ unsafe fn read(io: *mut RedisModuleIO, version: c_int) -> Option<Lock> {
     if from_a_user || lock.needs_watch() {
         // SAFETY: as above.
         if let Some(name) = unsafe { name_of(io) } {
-            inbox::post(Notice::Brought(name));
+            inbox::post_brought(name);
         }
     }
     stored::given(lock.holders());
@@ -245,6 +244,7 @@ unsafe extern "C" fn free(value: *mut c_void) {
         // SAFETY: made by `give` or `load`; the server frees it once, and has it no more.
         let lock = unsafe { Box::from_raw(value) };
         stored::freed(lock.holders());
+        remains::bury(lock);
     });
 }
 
@@ -257,7 +257,9 @@ unsafe extern "C" fn memory(
     door(|| unsafe { lock_at(value) }.map_or(0, Lock::bytes))
 }
 
-/// Always cheap to free, so that a single removal frees in the main thread: the inbox tells a removal from a rename by it.
+/// Always cheap to free, since what is large goes in steps (see `remains`). The server would free it in another thread if it were
+/// told more, and only at once if it were told nothing: but the inbox tells a removal from a rename by the value being freed
+/// right after it was unlinked.
 /// Cannot panic, so it needs no door.
 unsafe extern "C" fn effort(_ctx: *mut RedisModuleKeyOptCtx, _value: *const c_void) -> usize {
     1

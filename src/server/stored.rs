@@ -48,6 +48,11 @@ pub fn init() {
     MAIN.set(true);
 }
 
+/// Whether this is the server's main thread.
+pub fn in_main_thread() -> bool {
+    MAIN.get()
+}
+
 /// How many locks there are.
 pub fn locks() -> u64 {
     u64::try_from(KEPT.locks.load(Ordering::Relaxed)).unwrap_or(0)

@@ -16,6 +16,7 @@
 //! | `slots` | locks whose slot has left this node |
 //! | `hash_slots` | which slot a key is in |
 //! | `counting` | numbers, percentiles, the most contended locks |
+//! | `masses` | what concerns all locks at once, in steps |
 //! | `listing` | DLOCK.LIST: rows, scans, patterns |
 //! | `reference` | the command table, and that the reference in `docs/` agrees with it |
 
@@ -48,6 +49,7 @@ pub mod hostile;
 mod invariants;
 mod keys;
 mod listing;
+mod masses;
 mod model;
 mod pair;
 mod parsing;

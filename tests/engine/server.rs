@@ -236,10 +236,9 @@ impl Server {
                 self.keys
                     .values
                     .retain(|name, _| db.is_some_and(|db| name.db != db));
-                for name in self.engine.watched(*db) {
-                    self.revisit(&name, true);
-                }
+                self.engine.on_values_changed(*db);
                 self.engine.on_flush(*db);
+                self.review();
             }
             Op::Swap(one, other) => self.swap(*one, *other),
             Op::Restore(name, bytes) => {
@@ -259,10 +258,17 @@ impl Server {
             .map(|(name, value)| (swapped(name), value));
         self.keys.values = moved.collect();
         self.engine.on_swap(one, other);
-        for db in [one, other] {
-            for name in self.engine.watched(Some(db)) {
-                self.revisit(&name, true);
-                self.revisit(&swapped(name), true);
+        self.review();
+    }
+
+    /// Looks at all locks after something that concerns all of them, on a server that follows; one that decides does so as it
+    /// settles.
+    pub fn review(&mut self) {
+        while !self.primary && self.engine.in_review() {
+            for name in self.engine.review(1, false) {
+                let entry = self.keys.entry(name.as_ref());
+                self.engine.follow(name.as_ref(), entry);
+                self.keys.close();
             }
         }
     }

@@ -106,9 +106,7 @@ fn settlement_rests_while_slots_are_away() {
     }
     let now = world.now;
     let engine = &mut world.primary.engine;
-    for name in engine.watched(None) {
-        engine.on_key_changed(name.as_ref());
-    }
+    engine.on_slots_changed(|_| false);
     let rests = (0..10).any(|_| !engine.settle_dirty(&mut world.primary.keys, now, 16));
     assert!(rests && world.primary.engine.unsettled());
 }

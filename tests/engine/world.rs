@@ -639,10 +639,10 @@ impl World {
     /// `FAILOVER`: the replica has everything, and the two change roles.
     pub fn failover(&mut self) {
         self.sync();
-        let now = self.now;
-        self.engine().demote(now);
-        self.tell();
+        self.engine().demote();
         self.primary.primary = false;
+        self.primary.review();
+        self.tell();
         self.replica.engine.policy = self.primary.engine.policy.clone();
         std::mem::swap(&mut self.primary, &mut self.replica);
         self.replica_knows = Token(0);

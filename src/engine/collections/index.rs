@@ -103,11 +103,6 @@ impl<K: Hash + Eq, V, S: BuildHasher + Default> Index<K, V, S> {
         self.map(key).get_key_value(key)
     }
 
-    /// All entries, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.first.iter().chain(self.others.iter().flatten())
-    }
-
     /// Puts a value at a key; gives the one that was there.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         self.divide();

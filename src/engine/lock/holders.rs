@@ -218,6 +218,29 @@ impl Holders {
         }
     }
 
+    /// Token and deadline of each hold, in the order of `iter`.
+    pub fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
+        let (few, many) = match self {
+            Holders::List(list) => (Some(list), None),
+            Holders::Indexed(many) => (None, Some(&many.by_deadline)),
+        };
+        let few = few.into_iter().flatten();
+        let few = few.map(|holder| (holder.terms.token, holder.terms.deadline));
+        let many = many.into_iter().flatten();
+        few.chain(many.map(|(deadline, token, _)| (*token, *deadline)))
+    }
+
+    /// Takes one out, whichever. Gives whether there was one.
+    pub fn pop(&mut self) -> bool {
+        match self {
+            Holders::List(list) => list.pop().is_some(),
+            Holders::Indexed(many) => {
+                let first = many.by_deadline.pop_first();
+                first.is_some_and(|(.., owner)| many.by_owner.remove(&owner).is_some())
+            }
+        }
+    }
+
     /// Roughly the memory that they take, in bytes.
     pub fn bytes(&self) -> usize {
         let each = match self {

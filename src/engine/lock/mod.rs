@@ -297,6 +297,16 @@ impl Lock {
         sole.into_iter().chain(full.into_iter().flatten())
     }
 
+    /// Token and deadline of each hold. Of many holders no other memory is read than the index of their deadlines.
+    pub fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
+        let (sole, full) = match self {
+            Lock::Sole(sole) => (sole.hold(), None),
+            Lock::Full(full) => (None, Some(full.holders.leases())),
+        };
+        let sole = sole.into_iter().map(|hold| (hold.token, hold.deadline));
+        sole.chain(full.into_iter().flatten())
+    }
+
     /// How many owners hold it.
     pub fn holders(&self) -> usize {
         match self {
@@ -469,6 +479,19 @@ impl Lock {
             };
             self.apply(&Change::Hold(hold));
         }
+    }
+
+    /// Frees so many of the tickets and holders of a lock that nobody needs any more. Gives whether none is left.
+    pub fn shed(&mut self, most: usize) -> bool {
+        let Lock::Full(full) = self else { return true };
+        let mut room = most;
+        while room > 0 && full.tickets.pop_first().is_some() {
+            room -= 1;
+        }
+        while room > 0 && full.holders.pop() {
+            room -= 1;
+        }
+        full.is_empty()
     }
 
     /// Roughly the memory it takes, in bytes.

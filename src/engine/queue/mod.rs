@@ -12,7 +12,7 @@ mod wait_queue;
 pub use blocking_holders::{BlockingHolder, BlockingIndex, MOST_RECORDED};
 pub use deadlines::Deadlines;
 pub use place::Place;
-pub use queues::WaitQueues;
+pub use queues::{Turn, WaitQueues};
 pub use requests::{Part, Request, Requests, WaitsAt};
 pub use ties::{Auto, Renewal, Tie, Ties};
 pub use wait_queue::WaitQueue;

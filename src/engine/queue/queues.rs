@@ -14,10 +14,52 @@ pub struct WaitQueues {
     slots: Vec<Slot>,
     free: Vec<u32>,
     dbs: Vec<Db>,
+    review: Review,
     len: usize,
     // What a lock without a queue has.
     empty: WaitQueue,
 }
+
+/// What has happened to many locks at once, and the review that looks at each of them. A lock that is used before its turn has
+/// it then: what has happened to its database is found by comparing numbers.
+#[derive(Debug, Default)]
+struct Review {
+    /// Rises with each time that values of whole databases came or went.
+    epoch: u64,
+    /// Exchanges of databases since the last review ended, with the epochs that they began.
+    swaps: Vec<(u64, u32, u32)>,
+    /// The slot that is next.
+    next: usize,
+    /// How many slots it has before it.
+    left: usize,
+    /// How many of those are to be marked for settlement, whatever has happened to their values.
+    marked: usize,
+    /// How many of those are to be looked at for circles.
+    suspected: usize,
+}
+
+impl Review {
+    /// There is one slot more: else the review would end before one that it has not come to.
+    fn lengthen(&mut self) {
+        for left in [&mut self.left, &mut self.marked, &mut self.suspected] {
+            *left += usize::from(*left > 0);
+        }
+    }
+}
+
+/// A lock that has its turn in a review.
+#[derive(Debug, Clone, Copy)]
+pub struct Turn {
+    /// Which.
+    pub lock: LockId,
+    /// Whether it is to be marked for settlement.
+    pub marked: bool,
+    /// Whether it is to be looked at for circles.
+    pub suspected: bool,
+}
+
+/// Exchanges that a review keeps in mind. More of them end it at once: only they could make it remember without bound.
+const MOST_SWAPS: usize = 64;
 
 #[derive(Debug, Default)]
 struct Slot {
@@ -30,6 +72,10 @@ struct Db {
     by_key: Index<Rc<[u8]>, LockId>,
     // The keys once more, for scans.
     order: ScanOrder,
+    // When its values last came or went all at once.
+    epoch: u64,
+    // When they were last others than before: a promotion changes no value.
+    replaced: u64,
 }
 
 impl WaitQueues {
@@ -66,6 +112,7 @@ impl WaitQueues {
         let index = self.free.pop().unwrap_or(self.slots.len() as u32);
         if index as usize == self.slots.len() {
             self.slots.push(Slot::default());
+            self.review.lengthen();
         }
         let slot = &mut self.slots[index as usize];
         let id = LockId {
@@ -78,7 +125,9 @@ impl WaitQueues {
         }
         self.dbs[db].by_key.insert(name.key.clone(), id);
         self.dbs[db].order.insert(&name.key);
-        slot.queue = Some(Box::new(WaitQueue::new(name)));
+        let mut queue = Box::new(WaitQueue::new(name));
+        queue.epoch = self.dbs[db].epoch;
+        slot.queue = Some(queue);
         self.len += 1;
         id
     }
@@ -123,18 +172,138 @@ impl WaitQueues {
         Some(queue)
     }
 
-    /// The numbers of all locks of a database, or of all databases, in the order of their names: the same inputs give the
-    /// same outputs, though numbers are given anew in the order in which queues have gone.
-    pub fn ids(&self, db: Option<u32>) -> Vec<LockId> {
-        let dbs = self.dbs.iter().enumerate();
-        let chosen = dbs.filter(|(at, _)| db.map_or(true, |db| db as usize == *at));
-        let mut ids = Vec::new();
-        for (_, db) in chosen {
-            let mut keys: Vec<_> = db.by_key.iter().collect();
-            keys.sort_unstable();
-            ids.extend(keys.into_iter().map(|(_, id)| *id));
+    /// The numbers of all locks, in the order of their slots: the same inputs give the same outputs.
+    pub fn ids(&self) -> impl Iterator<Item = LockId> + '_ {
+        self.slots.iter().zip(0..).filter_map(|(slot, index)| {
+            slot.queue.as_ref().map(|_| LockId {
+                index,
+                generation: slot.generation,
+            })
+        })
+    }
+
+    /// The values of these databases may be others from now on.
+    pub fn outdate(&mut self, replaced: bool, is_meant: impl Fn(u32) -> bool) {
+        self.review.epoch += 1;
+        for (db, at) in self.dbs.iter_mut().zip(0..) {
+            if is_meant(at) {
+                db.epoch = self.review.epoch;
+                if replaced {
+                    db.replaced = db.epoch;
+                }
+            }
         }
-        ids
+        self.review.left = self.slots.len();
+    }
+
+    /// Two databases were exchanged. Gives whether the review is to be ended at once.
+    pub fn swap(&mut self, one: u32, other: u32) -> bool {
+        self.outdate(true, |db| db == one || db == other);
+        self.review.swaps.push((self.review.epoch, one, other));
+        self.review.swaps.len() >= MOST_SWAPS
+    }
+
+    /// Has the review mark each lock for settlement.
+    pub fn mark_all(&mut self) {
+        (self.review.left, self.review.marked) = (self.slots.len(), self.slots.len());
+    }
+
+    /// Has the review look at each lock for circles.
+    pub fn suspect_all(&mut self) {
+        (self.review.left, self.review.suspected) = (self.slots.len(), self.slots.len());
+    }
+
+    /// Whether a review is under way.
+    #[inline]
+    pub fn in_review(&self) -> bool {
+        self.review.left > 0
+    }
+
+    /// The next lock of the review; none at its end.
+    pub fn next_turn(&mut self) -> Option<Turn> {
+        let review = &mut self.review;
+        while review.left > 0 {
+            let index = match review.next < self.slots.len() {
+                true => review.next,
+                false => 0,
+            };
+            let (marked, suspected) = (review.marked > 0, review.suspected > 0);
+            review.next = index + 1;
+            review.left -= 1;
+            review.marked = review.marked.saturating_sub(1);
+            review.suspected = review.suspected.saturating_sub(1);
+            if let Some(slot) = self.slots.get(index).filter(|slot| slot.queue.is_some()) {
+                let lock = LockId {
+                    index: index as u32,
+                    generation: slot.generation,
+                };
+                return Some(Turn {
+                    lock,
+                    marked,
+                    suspected,
+                });
+            }
+        }
+        // Every lock has been looked at since the last of them.
+        review.swaps.clear();
+        None
+    }
+
+    /// Whether the values of its database have come or gone since this lock was last looked at.
+    pub fn is_outdated(&self, id: LockId) -> bool {
+        self.get(id)
+            .is_some_and(|queue| queue.epoch != self.epoch_of(queue.name.db))
+    }
+
+    /// Takes note that a lock is looked at. Gives nothing if it is not outdated; else the name under which its value is now, if
+    /// that is another.
+    pub fn bring_up_to_date(&mut self, id: LockId) -> Option<Option<Name>> {
+        let queue = self.get(id)?;
+        let (before, now) = (queue.epoch, self.epoch_of(queue.name.db));
+        if before == now {
+            return None;
+        }
+        let since = self
+            .review
+            .swaps
+            .iter()
+            .filter(|(epoch, ..)| *epoch > before);
+        let db = since.fold(queue.name.db, |db, (_, one, other)| match db {
+            db if db == *one => *other,
+            db if db == *other => *one,
+            db => db,
+        });
+        let elsewhere = (db != queue.name.db).then(|| Name {
+            db,
+            ..queue.name.clone()
+        });
+        let replaced = self.dbs.get(queue.name.db as usize);
+        let replaced = replaced.is_some_and(|db| db.replaced > before);
+        if let Some(queue) = self.get_mut(id) {
+            queue.epoch = now;
+            if let Some(external) = queue.external.as_mut().filter(|_| replaced) {
+                external.told = None;
+            }
+        }
+        Some(elsewhere)
+    }
+
+    /// A lock that is left, while all of them are taken out and none comes any more.
+    pub fn last(&mut self) -> Option<LockId> {
+        while let Some(slot) = self.slots.last() {
+            if slot.queue.is_some() {
+                return Some(LockId {
+                    index: self.slots.len() as u32 - 1,
+                    generation: slot.generation,
+                });
+            }
+            self.slots.pop();
+        }
+        None
+    }
+
+    fn epoch_of(&self, db: u32) -> u64 {
+        self.dbs.get(db as usize).map_or(0, |db| db.epoch)
     }
 
     /// About `most` keys of a database from this point of their order on, and the point to go on from.

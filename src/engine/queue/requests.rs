@@ -220,12 +220,12 @@ impl Requests {
         Some(request)
     }
 
-    /// Forgets all of them, but no number is given a second time.
-    pub fn clear(&mut self) {
-        *self = Requests {
+    /// None of them, but what no number is given a second time by.
+    pub fn emptied(&self) -> Requests {
+        Requests {
             last: self.last,
             hash: self.hash.clone(),
             ..Requests::default()
-        };
+        }
     }
 }

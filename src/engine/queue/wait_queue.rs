@@ -49,6 +49,8 @@ pub struct WaitQueue {
     pub closed: bool,
     /// Whether the value at the key may have been replaced behind the queue's back.
     pub stale: bool,
+    /// The last time that all values of its database came or went which it was looked at after (see `WaitQueues`).
+    pub epoch: u64,
     /// Whether a settlement is pending.
     pub dirty: bool,
 }

@@ -31,7 +31,8 @@ impl Engine {
             wanted.place.is_some_and(|at| queue.place(at).is_some())
         });
         let hash = self.requests.hash(owner);
-        let may_close = returns || self.is_suspicious() || self.blocks_somebody(keys, owner, hash);
+        let suspicious = self.is_suspicious() || self.queues.in_review();
+        let may_close = returns || suspicious || self.blocks_somebody(keys, owner, hash);
         if !may_close || self.ends_plainly(keys, wanted, hash) {
             return Ok(());
         }
@@ -191,7 +192,7 @@ impl Engine {
 
     /// Has every queue looked at for circles: the rules have changed.
     pub fn suspect_all(&mut self) {
-        self.suspects.extend(self.queues.ids(None));
+        self.queues.suspect_all();
     }
 
     /// Has a queue looked at whose holders, or first places, have changed in favour of an owner that waits for something

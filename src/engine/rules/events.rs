@@ -3,9 +3,9 @@
 
 use super::hold::held;
 use crate::engine::keyspace::{exists, Entry, Keyspace};
-use crate::engine::ledger::{next_renewal, Due, Ledger, Outcome};
+use crate::engine::ledger::{next_renewal, Due, Outcome};
 use crate::engine::lock::{End, Hold};
-use crate::engine::queue::{Deadlines, LockId, Place, Renewal, Request, Tie, Ties};
+use crate::engine::queue::{LockId, Place, Renewal, Request, Tie};
 use crate::engine::state::Engine;
 use crate::engine::types::{Arrival, ClientId, Name, NameRef, Now, RequestId, Token, WallMs};
 use crate::engine::undo::{Held, Undo};
@@ -138,12 +138,6 @@ impl Engine {
         self.queues.id(name).is_some()
     }
 
-    /// The locks of a database (or of all) that somebody is queued for or that are watched.
-    pub fn watched(&self, db: Option<u32>) -> Vec<Name> {
-        let ids = self.queues.ids(db).into_iter();
-        ids.map(|lock| self.queues.at(lock).name.clone()).collect()
-    }
-
     /// Keeps in mind, on a server that only follows, which locks it has to watch once it decides.
     pub fn follow(&mut self, name: NameRef, entry: &Entry) {
         let watch = entry.value().needs_watch() && !entry.value().is_empty();
@@ -162,60 +156,6 @@ impl Engine {
                 }
             }
             None => {}
-        }
-    }
-
-    /// This server decides from now on: every lock it knows to watch is looked at, every ticket starts as absent.
-    pub fn promote(&mut self) {
-        for lock in self.queues.ids(None) {
-            // What its key was given from outside was told here as it was to the primary.
-            let external = self
-                .queues
-                .get_mut(lock)
-                .and_then(|queue| queue.external.take());
-            self.revisit(lock);
-            if let Some(queue) = self.queues.get_mut(lock) {
-                queue.external = external;
-            }
-        }
-    }
-
-    /// This server only follows from now on: places and deadlines are the new primary's affair. The server itself tells
-    /// blocked connections; who waits by a channel is told that the lock has moved.
-    pub fn demote(&mut self, now: Now) {
-        let locks = self.queues.ids(None);
-        if self.requests.notifies() > 0 {
-            locks.iter().for_each(|lock| self.move_away(*lock, now));
-        }
-        let name = |lock: &LockId| self.queues.at(*lock).name.clone();
-        let names: Vec<Name> = locks.iter().map(name).collect();
-        // What was counted stays, and no number is given twice.
-        self.requests.clear();
-        let policy = self.policy.clone();
-        let requests = std::mem::take(&mut self.requests);
-        let ledger = std::mem::take(&mut self.ledger);
-        let ledger = Ledger {
-            ties: Ties::default(),
-            timers: Deadlines::default(),
-            wakes: Vec::new(),
-            ..ledger
-        };
-        *self = Engine {
-            policy,
-            ledger,
-            requests,
-            ..Engine::default()
-        };
-        for name in names {
-            let lock = self.queues.id_or_new(name.as_ref());
-            self.distrust(lock);
-        }
-    }
-
-    /// Marks every watched lock for settlement: the rules have changed.
-    pub fn mark_all(&mut self) {
-        for lock in self.queues.ids(None) {
-            self.mark(lock);
         }
     }
 
@@ -563,15 +503,5 @@ impl Engine {
         for token in self.ledger.ties.of(left) {
             self.ledger.untie(token);
         }
-    }
-
-    /// All values of a database (or of all) have gone, and are not to come back.
-    pub fn on_flush(&mut self, db: Option<u32>) {
-        self.on_locks_left(|name| db.map_or(true, |db| name.db == db));
-    }
-
-    /// Two databases were exchanged: their locks have other names now.
-    pub fn on_swap(&mut self, one: u32, other: u32) {
-        self.on_locks_left(|name| name.db == one || name.db == other);
     }
 }

@@ -9,5 +9,6 @@ pub mod hold;
 pub mod look;
 pub mod many;
 pub mod reconcile;
+pub mod review;
 pub mod serve;
 pub mod settle;

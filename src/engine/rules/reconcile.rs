@@ -18,11 +18,12 @@ impl Engine {
     /// queue is like that, and this one is not looked up.
     #[inline]
     pub(super) fn abuts_stale(&self, lock: LockId) -> bool {
-        if self.stale == 0 {
+        if self.stale == 0 && !self.queues.in_review() {
             return false;
         }
         let queue = self.queues.at(lock);
-        self.stale > usize::from(queue.stale) && queue.is_shared()
+        let others = self.queues.in_review() || self.stale > usize::from(queue.stale);
+        others && queue.is_shared()
     }
 
     /// Reconciles the queues of all locks that are wanted together with this one. A request that leaves this queue leaves
@@ -44,6 +45,7 @@ impl Engine {
         let named = |lock: LockId| (lock, self.queues.at(lock).name.clone());
         let stale: Vec<(LockId, Name)> = stale.into_iter().map(named).collect();
         for (other, name) in &stale {
+            self.catch_up(*other);
             let entry = keys.entry(name.as_ref());
             // Who waits under a key of another type is told so when that lock is settled.
             if !entry.foreign {
@@ -66,7 +68,7 @@ impl Engine {
         let ids = ids.chain(queue.counting.iter().copied());
         let many = ids.filter_map(|id| self.requests.get(id));
         let locks = many.flat_map(|many| many.parts().iter().map(|part| part.lock));
-        let stale = |lock: &LockId| self.queues.at(*lock).stale;
+        let stale = |lock: &LockId| self.queues.at(*lock).stale || self.queues.is_outdated(*lock);
         locks.filter(stale).collect()
     }
 

@@ -20,6 +20,7 @@ impl Engine {
             return;
         };
         let name = queue.name.clone();
+        self.catch_up(lock);
         if self.abuts_stale(lock) {
             self.reconcile_beside(keys, now, lock);
         }
@@ -49,6 +50,7 @@ impl Engine {
     /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
     #[cold]
     pub(super) fn settle_queue(&mut self, entry: &mut Entry, now: Now, lock: LockId) {
+        self.catch_up(lock);
         if self.has_appeared(entry, lock) {
             self.distrust(lock);
         }
@@ -66,10 +68,11 @@ impl Engine {
         self.watch(entry, lock, left_over);
     }
 
-    /// Settles what has been marked, in order, `most` locks at most. To be called only when this server would accept a
+    /// Goes on with the review, and settles what has been marked, in order, `most` locks at most. To be called only when this server would accept a
     /// write now. Gives whether something is left that could go on at once; what the keyspace does not accept now
     /// stays marked (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
+        drop(self.review(most, true));
         self.take_back(keys, now);
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
@@ -105,7 +108,7 @@ impl Engine {
         }
         // Only then those are looked at that wait for several of them.
         self.follow_up(keys, now);
-        let more = !self.dirty.is_empty() || clearing || renewing;
+        let more = !self.dirty.is_empty() || clearing || renewing || self.in_review();
         self.dirty.extend(refused);
         more
     }
@@ -169,8 +172,9 @@ impl Engine {
         let Some(queue) = self.queues.get(lock) else {
             return false;
         };
+        let stale = queue.stale || self.queues.is_outdated(lock);
         let marked = queue.dirty
-            || queue.stale
+            || stale
             || queue.closed
             || !queue.lapsed.is_empty()
             || self.has_appeared(entry, lock);
