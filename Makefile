@@ -79,10 +79,10 @@ check: build ## What a change must pass: formatting, lints, all tests
 	@observability/run.sh '$(TARGET)/observability' exporter
 
 check-long: ## Hold the engine against its model for all seeds: some tens of thousands of runs
-	DLOCK_LONG=1 cargo test --release --package dlock --test engine -- what_the_model_does every_promise_holds
+	DLOCK_LONG=1 cargo test --release --package dlock-engine --test engine -- what_the_model_does every_promise_holds
 
 explore: ## Every sequence of requests and events over three owners and two locks, against the model (DEPTH=5)
-	DLOCK_DEPTH=$(DEPTH) cargo test --release --package dlock --test engine -- --nocapture every_sequence
+	DLOCK_DEPTH=$(DEPTH) cargo test --release --package dlock-engine --test engine -- --nocapture every_sequence
 
 observe: build ## Test the dashboard with Prometheus and its exporters for Redis, fetched into target/observability
 	@observability/run.sh '$(TARGET)/observability'

@@ -10,8 +10,8 @@
 //! What holds throughout:
 //!
 //! 1. What may change a lock comes in by `server::run`, and goes one way: args → engine → effects → perform → reply.
-//! 2. Durable state moves by `engine::change::Change` only, on the primary, on replicas and from the AOF alike.
-//! 3. The engine is told the time, calls nothing but its keyspace, and compiles without a server (`tests/engine`).
+//! 2. Durable state moves by `dlock_engine::change::Change` only, on the primary, on replicas and from the AOF alike.
+//! 3. The engine is told the time, calls nothing but its keyspace, and is a crate that knows of no server (`engine/`).
 //! 4. Nothing is decided on a replica, and nothing by a replica's or a client's clock.
 //! 5. Nothing is propagated outside of a command unless the server would accept a write (`server::gate`).
 //! 6. A callback of the server changes no lock: it notes what has happened (`server::inbox`), and the module's next event acts.
@@ -19,22 +19,17 @@
 //!    state borrowed.
 //! 8. The module answers a request once.
 //! 9. A panic stops at the callback in which it happens (`server::door`), and nothing is decided after it.
-//! 10. All `unsafe` is in `server`, each block with its reason; engine, commands and errors forbid it.
+//! 10. All `unsafe` is in `server`, each block with its reason; engine and commands forbid it.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`engine`] | the lock: holders, queues, deadlines, tokens; pure |
-//! | [`commands`] | the command table, and from words to engine calls to replies; pure |
+//! | `engine/` | the crate [`dlock_engine`], the lock: holders, queues, deadlines, tokens; pure |
+//! | `commands/` | the crate [`dlock_commands`]: the command table, and from words to engine calls to replies; pure |
 //! | [`server`] | the only part that knows of Redis |
-//! | [`error`] | every error with its text |
 
-mod commands;
-mod engine;
-mod error;
 mod server;
 
 use server::init;
-use server::maybe_owned;
 
 redis_module::redis_module! {
     name: "dlock",

@@ -390,7 +390,7 @@ struct Lock {
 }
 
 impl Lock {
-    /// Reads format 1, as its description has it (`src/engine/lock/codec.rs`).
+    /// Reads format 1, as its description has it (`engine/src/lock/codec.rs`).
     fn of(kept: &Kept) -> Lock {
         // Before it stand the type, its id, the mark of a string and its length.
         let value = kept.value();

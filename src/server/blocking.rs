@@ -24,10 +24,10 @@ use super::inbox::{self, Notice};
 use super::quirks::{self, Unblocks};
 use super::unsent;
 use super::{door, events, reply, timer, turn_end};
-use crate::commands::{MayWait, Reply};
-use crate::engine::collections::index::ByNumber;
-use crate::engine::{ClientId, Grant, Outcome, RequestId, Undo, Wake};
-use crate::error::Error;
+use dlock_commands::error::Error;
+use dlock_commands::{MayWait, Reply};
+use dlock_engine::collections::index::ByNumber;
+use dlock_engine::{ClientId, Grant, Outcome, RequestId, Undo, Wake};
 use redis_module::raw;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -214,7 +214,9 @@ extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
                 reply::write(ctx, Ok(Reply::Array(tokens.collect())));
                 waiter.written();
             }
-            State::Answered(Outcome::Refused(error)) => reply::write(ctx, Err(error)),
+            State::Answered(Outcome::Refused(refusal)) => {
+                reply::write(ctx, Err(refusal.into()));
+            }
             State::Answered(Outcome::Replaced) => reply::write(ctx, Err(Error::Replaced)),
             State::Answered(
                 Outcome::Null | Outcome::Cancelled | Outcome::Gone | Outcome::Moved,

@@ -5,7 +5,7 @@ use super::blocking;
 use super::events;
 use super::user::User;
 use super::{eviction, gate, stored};
-use crate::commands::{Caller, Census, MayWait};
+use dlock_commands::{Caller, Census, MayWait};
 use redis_module::raw;
 use std::ffi::CStr;
 use std::ptr;

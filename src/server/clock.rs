@@ -9,7 +9,7 @@
 use super::api::{self, hot, Ctx};
 use super::cell::MainThread;
 use super::{log, quirks};
-use crate::engine::Now;
+use dlock_engine::Now;
 use redis_module::raw;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 

@@ -3,8 +3,8 @@
 use super::api::{api, OK};
 use super::observers::Channel;
 use super::timer;
-use crate::commands::Defaults;
-use crate::engine::{Policy, SteadyMs};
+use dlock_commands::Defaults;
+use dlock_engine::{Policy, SteadyMs};
 use redis_module::configuration::{
     get_bool_default_config_value, get_enum_default_config_value, get_i64_default_config_value,
     register_bool_configuration, register_enum_configuration, register_i64_configuration,
@@ -295,7 +295,7 @@ fn check_arguments(args: &[RedisString]) -> Result<(), String> {
         } else {
             return Err(format!(
                 "unknown module argument '{}'",
-                crate::error::escaped(name.as_bytes(), 64)
+                dlock_engine::refusal::escaped(name.as_bytes(), 64)
             ));
         }
     }

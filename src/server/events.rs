@@ -6,7 +6,7 @@ use super::{
     blocking, clock, door, eviction, gate, latency, log, notifications, persist, quirks, replicate,
     stored, subscribers, timer, unsent, STATE,
 };
-use crate::engine::{ClientId, Name, NameRef};
+use dlock_engine::{ClientId, Name, NameRef};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -2,7 +2,7 @@
 
 use super::api::{self, api, Ctx, Text};
 use super::{clock, slot};
-use crate::engine::{Millis, NameRef, SteadyMs};
+use dlock_engine::{Millis, NameRef, SteadyMs};
 use redis_module::raw;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

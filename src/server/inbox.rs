@@ -3,7 +3,7 @@
 
 use super::cell::MainThread;
 use super::timer;
-use crate::engine::{ClientId, Lock, Name, RequestId, Token, Undo, WallMs};
+use dlock_engine::{ClientId, Lock, Name, RequestId, Token, Undo, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 

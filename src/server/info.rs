@@ -2,7 +2,7 @@
 
 use super::api::{self, api};
 use super::{caller, clock, door, STATE};
-use crate::commands::stats;
+use dlock_commands::stats;
 use redis_module::raw::RedisModuleInfoCtx;
 use std::ffi::{c_int, CString};
 

@@ -5,7 +5,7 @@ use super::maybe_owned::MaybeOwned;
 use super::notifications::Notifications;
 use super::user::User;
 use super::{persist, quirks, replicate, slot};
-use crate::engine::{ClientId, Entry, Keyspace, Lock, NameRef, WallMs};
+use dlock_engine::{ClientId, Entry, Keyspace, Lock, NameRef, WallMs};
 use redis_module::raw;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -86,7 +86,7 @@ struct Open {
     made: Option<Text>,
     key: *mut Key,
     stored: bool,
-    entry: Entry,
+    entry: Entry<MaybeOwned<Lock>>,
 }
 
 impl OpenKeys {
@@ -407,8 +407,10 @@ impl Open {
 }
 
 impl Keyspace for OpenKeys {
+    type Value = MaybeOwned<Lock>;
+
     #[inline(always)]
-    fn entry(&mut self, name: NameRef) -> &mut Entry {
+    fn entry(&mut self, name: NameRef) -> &mut Entry<MaybeOwned<Lock>> {
         // The first is usually the only one.
         let at = match self.used {
             0 => self.open(name),

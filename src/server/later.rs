@@ -3,7 +3,8 @@
 
 use super::api::{self, Ctx};
 use super::{clock, gate, log};
-use crate::error::{self, Error};
+use dlock_engine::refusal::newer_format;
+use dlock_engine::Refusal;
 use redis_module::raw;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +15,7 @@ pub fn value(format: u64, known: u64) {
     static TOLD: AtomicU64 = AtomicU64::new(0);
     let second = clock::read().steady_us / 1_000_000 + 1;
     if TOLD.swap(second, Ordering::Relaxed) != second {
-        log::warning(&error::later("a lock's value", format, known));
+        log::warning(&newer_format("a lock's value", format, known));
     }
 }
 
@@ -22,8 +23,8 @@ pub fn value(format: u64, known: u64) {
 /// its own files would keep the difference. A server that ends instead resumes at this very decision once it has been updated.
 ///
 /// A server that decides itself gets such decisions with a slot that moves here from a newer one; it only refuses them.
-pub fn effect(ctx: *mut Ctx, error: &Error) {
-    log::warning(&error.to_string());
+pub fn effect(ctx: *mut Ctx, refusal: &Refusal) {
+    log::warning(&refusal.to_string());
     if api::flags(ctx) & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 || !gate::primary() {
         log::warning(
             "the server stops, because it would lose locks: update its module and start it again",

@@ -19,7 +19,6 @@ mod events;
 mod eviction;
 mod gate;
 mod guard;
-mod hash_slot;
 mod inbox;
 mod info;
 mod keyspace;
@@ -47,14 +46,14 @@ mod unsent;
 mod user;
 mod wait_key;
 
-use crate::commands::list::Listing;
-use crate::commands::table::{Access, Spec};
-use crate::commands::{self, Call, Reply};
-use crate::engine::{Engine, Lock, Name, NameRef, Now, RequestId, SteadyMs, Token, WallMs};
-use crate::error::Error;
 use api::{Ctx, Str};
 use caller::Client;
 use cell::MainThread;
+use dlock_commands::error::Error;
+use dlock_commands::list::Listing;
+use dlock_commands::table::{Access, Spec};
+use dlock_commands::{Call, Reply};
+use dlock_engine::{Engine, Lock, Name, NameRef, Now, Refusal, RequestId, SteadyMs, Token, WallMs};
 use keyspace::{Mode, OpenKeys, Origin};
 use notifications::Notifications;
 use std::cell::RefMut;
@@ -220,7 +219,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
         if call.keys.in_cluster() {
             close_queues(ctx, &mut call, spec, words);
         }
-        let answer = commands::execute(spec, &mut call, words);
+        let answer = dlock_commands::execute(spec, &mut call, words);
         // Written from here, where it is: the server does not call back for a reply.
         match reply::write_usual(ctx, answer) {
             None => Next::Done,
@@ -508,8 +507,8 @@ impl State {
                 self.block(ctx, wait, now);
             }
             answer => {
-                if let Err(error @ Error::Later(..)) = &answer {
-                    later::effect(ctx, error);
+                if let Err(Error::Refused(refusal @ Refusal::NewerFormat { .. })) = &answer {
+                    later::effect(ctx, refusal);
                 }
                 reply::write(ctx, answer);
             }

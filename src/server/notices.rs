@@ -4,7 +4,7 @@
 use super::inbox::{self, Notice, Unlinked};
 use super::keyspace::Retimed;
 use super::{gate, State, SEEN, SETTLED_A_STEP};
-use crate::engine::{End, Event, Keyspace, Name, Now, Token, WallMs};
+use dlock_engine::{End, Event, Keyspace, Name, Now, Token, WallMs};
 use std::sync::atomic::Ordering;
 
 /// What an event tells observers of at most, beyond what it has done itself: the others come after it, in their order.

@@ -10,7 +10,7 @@
 use super::api::{self, Str, Text};
 use super::notices::Late;
 use super::subscribers;
-use crate::engine::{Event, Name, NameRef};
+use dlock_engine::{Event, Name, NameRef};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A list of notifications, in order. Its buffers are reused: an uncontended command allocates nothing here.

@@ -1,8 +1,7 @@
 //! Telling those who wait by a channel.
 
 use super::api::{self, Ctx};
-use crate::engine::{Message, Outcome};
-use crate::error::Error;
+use dlock_engine::{Message, Outcome, Refusal};
 
 /// Publishes what a waiting request is told: `word token keylen:key ownerlen:owner wait-id`. In a cluster every node's subscribers
 /// hear it, since the channel is the client's and belongs to no slot.
@@ -27,9 +26,9 @@ fn said(outcome: &Outcome) -> (&'static str, u64) {
         Outcome::Replaced => ("replaced", 0),
         Outcome::Gone => ("gone", 0),
         Outcome::Moved => ("moved", 0),
-        Outcome::Refused(Error::WrongType) => ("wrongtype", 0),
-        Outcome::Refused(Error::Deadlock(_)) => ("deadlock", 0),
-        Outcome::Refused(Error::NotHeld) => ("notheld", 0),
+        Outcome::Refused(Refusal::WrongType) => ("wrongtype", 0),
+        Outcome::Refused(Refusal::Deadlock(_)) => ("deadlock", 0),
+        Outcome::Refused(Refusal::NotHeld) => ("notheld", 0),
         Outcome::Refused(_) => ("refused", 0),
     }
 }

@@ -3,7 +3,7 @@
 use super::api::{self, Ctx};
 use super::notifications::{self, Notification, Notifications};
 use super::{gate, slot, subscribers};
-use crate::engine::{change, End, Event, Token};
+use dlock_engine::{change, End, Event, Token};
 use std::ffi::CStr;
 
 /// How unlock messages go out (`dlock.notify`, with `auto` resolved).

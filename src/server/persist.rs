@@ -2,8 +2,8 @@
 
 use super::api::{self, api};
 use super::{clock, door, gate, inbox, later, remains, stored};
-use crate::engine::lock::token;
-use crate::engine::{change, codec, Lock, Name, NameRef};
+use dlock_engine::lock::token;
+use dlock_engine::{change, codec, Lock, Name, NameRef};
 use redis_module::native_types::RedisType;
 use redis_module::raw;
 use redis_module::raw::{
@@ -244,7 +244,7 @@ unsafe extern "C" fn free(value: *mut c_void) {
         // SAFETY: made by `give` or `load`; the server frees it once, and has it no more.
         let lock = unsafe { Box::from_raw(value) };
         stored::freed(lock.holders());
-        remains::bury(lock);
+        remains::bury(*lock);
     });
 }
 

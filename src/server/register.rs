@@ -5,7 +5,7 @@ use super::{
     config, door, dry_run, events, eviction, gate, guard, info, latency, log, notifications,
     persist, quirks, stored, timer, STATE,
 };
-use crate::commands::table::{Access, Arg, Kind, Spec, COMMANDS};
+use dlock_commands::table::{Access, Arg, Kind, Spec, COMMANDS};
 use redis_module::{raw, Context, RedisString, Status};
 use std::ffi::{c_char, c_int, CString};
 use std::panic::{catch_unwind, AssertUnwindSafe};

@@ -3,15 +3,15 @@
 
 use super::cell::MainThread;
 use super::{stored, timer};
-use crate::engine::Lock;
+use dlock_engine::Lock;
 
 /// Holders and tickets up to which a value is freed at once, and that one step frees of a larger one: less than a millisecond.
 const A_STEP: usize = 4096;
 
-static REMAINS: MainThread<Vec<Box<Lock>>> = MainThread::new(Vec::new());
+static REMAINS: MainThread<Vec<Lock>> = MainThread::new(Vec::new());
 
 /// Frees a value, or keeps it to be freed in steps. On another thread, which nobody waits for, at once.
-pub fn bury(lock: Box<Lock>) {
+pub fn bury(lock: Lock) {
     if lock.holders() + lock.queued() <= A_STEP || !stored::in_main_thread() {
         return;
     }

@@ -7,7 +7,7 @@
 //! backlog (that INFO has shown not to be there), and a node of a cluster may always hand slots over.
 
 use super::api::{self, api, hot, Ctx, Str};
-use crate::engine::change;
+use dlock_engine::change;
 use redis_module::raw;
 use std::ffi::{c_char, CStr};
 use std::sync::atomic::{AtomicBool, Ordering};

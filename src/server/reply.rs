@@ -1,9 +1,9 @@
 //! Replies on the wire, in the caller's version of the protocol.
 
 use super::api::{self, api, hot, Ctx};
-use crate::commands::Reply;
-use crate::engine::Token;
-use crate::error::Error;
+use dlock_commands::error::Error;
+use dlock_commands::Reply;
+use dlock_engine::Token;
 use std::ffi::c_long;
 
 /// Writes the answer to a command if it is a usual one; gives it back if not.

@@ -2,8 +2,8 @@
 
 use super::api::{self, Ctx};
 use super::gate::{self, Passage};
-pub use super::hash_slot::{of, tag, SLOTS};
-use crate::engine::NameRef;
+pub use dlock_commands::hash_slot::{of, tag, SLOTS};
+use dlock_engine::NameRef;
 use std::collections::HashMap;
 
 /// Whether braces around the whole key keep it in its slot. A key without a tag of its own that contains a `}` has no

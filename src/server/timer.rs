@@ -3,7 +3,7 @@
 use super::api::{api, Ctx};
 use super::cell::MainThread;
 use super::{clock, events, quirks};
-use crate::engine::{Millis, SteadyMs};
+use dlock_engine::{Millis, SteadyMs};
 use std::ffi::c_void;
 use std::ptr;
 

@@ -12,8 +12,8 @@ use super::api::{self, Ctx};
 use super::cell::MainThread;
 use super::inbox::{self, Notice};
 use super::{events, quirks};
-use crate::engine::collections::index::ByNumber;
-use crate::engine::{ClientId, Undo};
+use dlock_engine::collections::index::ByNumber;
+use dlock_engine::{ClientId, Undo};
 
 /// A grant that is written and may not be sent.
 struct Unsent {

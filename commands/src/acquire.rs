@@ -1,0 +1,156 @@
+//! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, and what `DLOCK.MACQUIRE` asks for as they do.
+
+use super::args::Usual;
+use super::table::Given;
+use super::{Call, MayWait, Reply};
+use crate::error::Error;
+use dlock_engine::refusal::escaped;
+use dlock_engine::{Answer, Ask, ClientId, Keyspace, Limit, NameRef, Terms, Wait};
+use std::num::NonZeroU32;
+
+/// Which command of the family is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// `DLOCK.ACQUIRE`
+    Plain,
+    /// `DLOCK.FAIRACQUIRE`
+    Fair,
+    /// `DLOCK.MACQUIRE`
+    Many,
+}
+
+/// The owner that stands for a fresh one.
+pub const FRESH: &[u8] = b"*";
+
+/// Takes a lock: `key owner [lease-ms]` and no options.
+#[inline(never)]
+pub fn run_usual<K: Keyspace>(
+    call: &mut Call<K>,
+    usual: Usual,
+    family: Family,
+) -> Result<Reply, Error> {
+    let given = Given {
+        lease: usual.lease,
+        ..Given::default()
+    };
+    let name = call.name(usual.key);
+    let ask = ask(call, &given, usual.owner, family)?;
+    request(call, name, &ask, None)
+}
+
+/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n] [SESSION]`, in the fair
+/// family also `[CLAIM ms]`.
+#[inline(never)]
+pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given, family: Family) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
+    if owner == FRESH {
+        check_fresh(given, family)?;
+        let owner = call.caller.fresh_owner();
+        let mut ask = ask(call, given, owner.as_bytes(), family)?;
+        if ask.wait == Wait::No {
+            // Nobody would know the name of the ticket that it left.
+            ask.ticket = None;
+        }
+        return request(call, name, &ask, Some(&owner));
+    }
+    let ask = ask(call, given, owner, family)?;
+    request(call, name, &ask, None)
+}
+
+/// Hands the request to the engine. `named` is the owner if the server named it.
+#[inline(always)]
+fn request<K: Keyspace>(
+    call: &mut Call<K>,
+    name: NameRef,
+    ask: &Ask,
+    named: Option<&str>,
+) -> Result<Reply, Error> {
+    let named = || named.map(str::to_string);
+    match call.engine.acquire(call.keys, call.now, name, ask)? {
+        Answer::Granted(grant) => Ok(Reply::Grant(grant.token, grant.holds, named())),
+        Answer::Null => Ok(Reply::NullArray),
+        Answer::Waiting(id) if ask.channel.is_some() => Ok(Reply::Array(vec![
+            Reply::Integer(0),
+            Reply::Integer(call.engine.rank(id) as u64),
+            Reply::Integer(id.0),
+        ])),
+        Answer::Waiting(id) => Ok(Reply::Wait(id, named())),
+    }
+}
+
+/// What is asked of the engine. Errors if the caller may not ask for it.
+#[inline(always)]
+pub fn ask<'a, K: Keyspace>(
+    call: &Call<K>,
+    given: &Given<'a>,
+    owner: &'a [u8],
+    family: Family,
+) -> Result<Ask<'a>, Error> {
+    if given.session || given.notify.is_some() {
+        check_caller(call, given)?;
+    }
+    let waits = given.notify.is_some() || given.block.is_some() && may_block(call)?;
+    Ok(Ask {
+        owner,
+        terms: Terms {
+            limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
+            lease: call.lease(given.lease),
+            holds: given.holds.and_then(|holds| NonZeroU32::new(holds as u32)),
+            session: given.session,
+            client: ClientId(call.caller.client()),
+        },
+        wait: match given.block.filter(|ms| waits && *ms > 0) {
+            Some(ms) => Wait::For(Some(ms)),
+            None if waits => Wait::For(None),
+            None => Wait::No,
+        },
+        ticket: match (family, given.claim) {
+            (Family::Plain | Family::Many, _) => None,
+            (Family::Fair, Some(claim)) => Some(claim),
+            (Family::Fair, None) if waits => Some(0),
+            (Family::Fair, None) => Some(call.engine.policy.claim_window_ms),
+        },
+        channel: given.notify,
+    })
+}
+
+/// An owner that the server is to name learns its name from the grant, and from nothing before: it has no holds yet, a message
+/// would not tell it its name, and it could not claim a ticket that outlives its wait.
+#[cold]
+fn check_fresh(given: &Given, family: Family) -> Result<(), Error> {
+    let excluded = [
+        (given.holds.is_some(), "HOLDS"),
+        (given.notify.is_some(), "NOTIFY"),
+        (given.claim.is_some(), "CLAIM"),
+    ];
+    match excluded.into_iter().find(|(given, _)| *given) {
+        Some((_, option)) => Err(Error::Conflict(option, "owner *")),
+        None if family == Family::Fair && given.block.is_none() => {
+            let must = "a name: * needs BLOCK with DLOCK.FAIRACQUIRE".to_string();
+            Err(Error::Argument("owner", must))
+        }
+        None => Ok(()),
+    }
+}
+
+/// What belongs to a connection needs one, and who has the module publish must be allowed to.
+#[cold]
+fn check_caller<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<(), Error> {
+    if !call.caller.own_connection() {
+        let option = if given.session { "SESSION" } else { "NOTIFY" };
+        return Err(Error::NoConnection(option));
+    }
+    match given.notify.filter(|name| !call.caller.may_publish(name)) {
+        Some(channel) => Err(Error::NoChannel(escaped(channel, 64))),
+        None => Ok(()),
+    }
+}
+
+/// Whether a caller that asks to be blocked is.
+fn may_block<K: Keyspace>(call: &Call<K>) -> Result<bool, Error> {
+    match call.caller.may_wait() {
+        MayWait::Yes => Ok(true),
+        MayWait::Ignored => Ok(false),
+        MayWait::Refused => Err(Error::MayNotWait),
+    }
+}

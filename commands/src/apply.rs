@@ -1,0 +1,42 @@
+//! `DLOCK.APPLY`, the internal effect command: how a replica and the AOF take over what a primary has decided.
+
+use super::table::Given;
+use super::{Call, Reply};
+use crate::error::Error;
+use dlock_engine::{change, Keyspace, Refusal};
+use std::borrow::Cow;
+
+/// Applies an effect: `key [effect]`, by default the usual release. Refused from clients.
+#[inline(never)]
+pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    if !call.caller.is_followed() {
+        return Err(Error::Internal);
+    }
+    let name = call.name(given.key());
+    let entry = call.keys.entry(name);
+    if entry.foreign {
+        return Err(Refusal::WrongType.into());
+    }
+    let effect = match given.effect {
+        Some(effect) => Cow::Borrowed(effect),
+        None => {
+            let release = entry.lock.as_deref().and_then(change::usual_release);
+            Cow::Owned(release.ok_or(Error::Internal)?)
+        }
+    };
+    if let Some(end) = entry.external_end.take() {
+        call.engine.on_external_ttl(name, end);
+    }
+    let before = entry.holders() as i64;
+    entry.follow(&effect, &mut call.engine.ledger.clock)?;
+    call.engine.ledger.counters.held += entry.holders() as i64 - before;
+    // Kept as it came: this server's own AOF and replicas get the same bytes.
+    entry.changed = true;
+    entry.effect.extend_from_slice(&effect);
+    call.engine.follow(name, entry);
+    if call.primary {
+        // A slot on its way to this node brings its locks: they are looked after as soon as it has come.
+        call.engine.on_key_removed(name);
+    }
+    Ok(Reply::Ok)
+}

@@ -1,0 +1,67 @@
+//! `DLOCK.GRAPH`.
+
+use super::table::Given;
+use super::{Call, Reply};
+use crate::error::Error;
+use dlock_engine::{Edge, Keyspace};
+
+/// Pairs that are shown where the request does not say.
+const SHOWN: u64 = 1_000;
+
+/// Who waits for whom, of the locks that the user may read: `[DOT] [COUNT n]`.
+#[inline(never)]
+pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+    let caller = call.caller;
+    let readable = |keys: &[&[u8]]| caller.may_read(keys);
+    let edges = call
+        .engine
+        .graph(call.keys, call.now, call.db, most, &readable);
+    Ok(match given.dot {
+        true => Reply::Bulk(drawing(&edges).into_bytes()),
+        false => Reply::Array(edges.iter().map(row).collect()),
+    })
+}
+
+fn row(edge: &Edge) -> Reply {
+    Reply::Array(vec![
+        Reply::Bulk(edge.waiter.to_vec()),
+        Reply::Bulk(edge.name.key.to_vec()),
+        Reply::Bulk(edge.blocker.to_vec()),
+        Reply::Integer(edge.waited_ms),
+    ])
+}
+
+/// The same as one text for Graphviz: owners as nodes, waits as arrows that name the lock.
+fn drawing(edges: &[Edge]) -> String {
+    let arrow = |edge: &Edge| {
+        let label = [
+            &*edge.name.key,
+            format!(" {} ms", edge.waited_ms).as_bytes(),
+        ]
+        .concat();
+        format!(
+            "  {} -> {} [label={}];\n",
+            quoted(&edge.waiter),
+            quoted(&edge.blocker),
+            quoted(&label)
+        )
+    };
+    let arrows: String = edges.iter().map(arrow).collect();
+    format!("digraph dlock {{\n  rankdir=LR;\n{arrows}}}\n")
+}
+
+/// Bytes as Graphviz shows them: in quotes, in which a backslash makes a quote or a backslash; what is not printable ASCII
+/// as `\xhh`.
+fn quoted(bytes: &[u8]) -> String {
+    let mut text = String::from("\"");
+    for &byte in bytes {
+        match byte {
+            b'"' | b'\\' => text.extend(['\\', byte as char]),
+            0x20..=0x7e => text.push(byte as char),
+            _ => text.push_str(&format!("\\\\x{byte:02x}")),
+        }
+    }
+    text.push('"');
+    text
+}

@@ -1,0 +1,104 @@
+//! `DLOCK.DOWNGRADE`, `DLOCK.RENEW`, `DLOCK.RELEASE`, `DLOCK.FORCERELEASE`.
+
+use super::args::Usual;
+use super::table::Given;
+use super::{Call, Reply};
+use crate::error::Error;
+use dlock_engine::{ClientId, Keyspace, Limit, Millis, TieRequest, Token, SHORTEST_AUTO_LEASE_MS};
+
+/// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
+#[inline(never)]
+pub fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
+    let limit = given.sharing().unwrap_or(Limit::EXCLUSIVE);
+    let hold = call
+        .engine
+        .downgrade(call.keys, call.now, name, owner, limit)?;
+    Ok(Reply::Grant(hold.token, hold.holds, None))
+}
+
+/// How `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
+///
+/// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
+pub fn tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<TieRequest, Error> {
+    let tie = match (given.session, given.auto) {
+        (false, None) => return Ok(TieRequest::default()),
+        (true, _) => "SESSION",
+        (false, Some(_)) => "AUTO",
+    };
+    if !call.caller.own_connection() {
+        return Err(Error::NoConnection(tie));
+    }
+    let most = call.engine.policy.max_lease_ms;
+    if given.auto.is_some() && most < SHORTEST_AUTO_LEASE_MS {
+        return Err(Error::Argument("AUTO", no_auto(most)));
+    }
+    Ok(TieRequest {
+        client: ClientId(call.caller.client()),
+        session: given.session,
+        auto: given.auto,
+    })
+}
+
+/// What AUTO may be where no lease may be long enough for it.
+#[cold]
+fn no_auto(most: Millis) -> String {
+    format!("left out: it needs leases of {SHORTEST_AUTO_LEASE_MS} ms, and the longest that is allowed is {most} ms")
+}
+
+/// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.
+#[inline(never)]
+pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
+    let (lease, token) = (call.lease(given.lease), given.token.map(Token));
+    let tie = tie(call, given)?;
+    let whose = (owner, token);
+    let left = call
+        .engine
+        .renew(call.keys, call.now, name, whose, lease, &tie)?;
+    Ok(Reply::Integer(left))
+}
+
+/// The same without options.
+#[inline(never)]
+pub fn renew_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
+    let (name, lease) = (call.name(usual.key), call.lease(usual.lease));
+    let (whose, tie) = ((usual.owner, None), TieRequest::default());
+    let left = call
+        .engine
+        .renew(call.keys, call.now, name, whose, lease, &tie)?;
+    Ok(Reply::Integer(left))
+}
+
+/// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
+#[inline(never)]
+pub fn release<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
+    let leave = given.holds.map(|holds| holds as u32);
+    let left = call.engine.release(
+        call.keys,
+        call.now,
+        name,
+        (owner, given.token.map(Token)),
+        leave,
+    )?;
+    Ok(Reply::Integer(u64::from(left)))
+}
+
+/// The same without options: one hold.
+#[inline(never)]
+pub fn release_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
+    let name = call.name(usual.key);
+    let left = call
+        .engine
+        .release(call.keys, call.now, name, (usual.owner, None), None)?;
+    Ok(Reply::Integer(u64::from(left)))
+}
+
+/// Ends holds by force: `key [owner]`.
+#[inline(never)]
+pub fn force<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let name = call.name(given.key());
+    let ended = call.engine.force(call.keys, call.now, name, given.owner)?;
+    Ok(Reply::Integer(ended as u64))
+}

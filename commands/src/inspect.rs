@@ -1,0 +1,153 @@
+//! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.GUARD`'s check of the lock, `DLOCK.INFO`, `DLOCK.HELP`.
+
+use super::table::{Given, COMMANDS};
+use super::{Call, Caller, Reply};
+use crate::error::Error;
+use dlock_engine::{HoldView, Keyspace, PlaceKind, PlaceView, State, Token};
+
+/// Holders and places that INFO shows where the request does not say.
+const SHOWN: u64 = 100;
+
+/// An owner's hold: `key owner`; that whose lease ends last, and whose it is: `key`.
+#[inline(never)]
+pub fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (name, now) = (call.name(given.key()), call.now);
+    let (engine, lock) = call.lock(name)?;
+    let hold = match given.owner {
+        Some(owner) => engine.held(lock, now, owner),
+        None => engine.longest(lock, now),
+    };
+    let Some(hold) = hold else {
+        return Ok(Reply::NullArray);
+    };
+    let mut fields = vec![
+        Reply::Integer(hold.token.0),
+        Reply::Integer(u64::from(hold.holds)),
+        Reply::Integer(hold.deadline.since(now.wall())),
+    ];
+    if given.owner.is_none() {
+        fields.push(Reply::Bulk(hold.owner.to_vec()));
+    }
+    Ok(Reply::Array(fields))
+}
+
+/// Whether a token still holds: `key token`.
+#[inline(never)]
+pub fn check<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    live(call, given).map(|()| Reply::Ok)
+}
+
+/// Whether a token still holds, so that a command may run: `key token command [arg ...]`.
+#[inline(never)]
+pub fn guard<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    live(call, given).map(|()| Reply::Run)
+}
+
+/// Whether the lock is held under this token.
+fn live<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<(), Error> {
+    let (name, token) = (call.name(given.key()), Token(given.token.unwrap_or(0)));
+    let now = call.now;
+    let (engine, lock) = call.lock(name)?;
+    Ok(engine.check(lock, now, token)?)
+}
+
+/// What there is to see of a lock: `key [COUNT n]`.
+#[inline(never)]
+pub fn info<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let name = call.name(given.key());
+    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+    let (now, caller) = (call.now, call.caller);
+    let (engine, lock) = call.lock(name)?;
+    let Some(view) = engine.view(lock, now, name, most) else {
+        return Ok(Reply::NullArray);
+    };
+    let state = match view.state {
+        State::Held => "held",
+        State::Reserved => "reserved",
+        State::Quarantined => "quarantined",
+    };
+    Ok(Reply::Map(vec![
+        ("state", Reply::Text(state)),
+        ("limit", Reply::Integer(u64::from(view.limit.to_wire()))),
+        ("held", Reply::Integer(view.held as u64)),
+        ("queued", Reply::Integer(view.queued as u64)),
+        (
+            "holders",
+            Reply::Array(
+                view.holders
+                    .into_iter()
+                    .map(|hold| holder(hold, caller))
+                    .collect(),
+            ),
+        ),
+        (
+            "queue",
+            Reply::Array(
+                view.queue
+                    .into_iter()
+                    .map(|place| queued(place, caller))
+                    .collect(),
+            ),
+        ),
+    ]))
+}
+
+fn holder(hold: HoldView, caller: &dyn Caller) -> Reply {
+    let (client, described) = connection(hold.client.0, caller);
+    let mut fields = vec![
+        ("owner", Reply::Bulk(hold.owner)),
+        ("token", Reply::Integer(hold.token.0)),
+        ("holds", Reply::Integer(u64::from(hold.holds))),
+        ("limit", Reply::Integer(u64::from(hold.limit.to_wire()))),
+        ("lease-ms", Reply::Integer(hold.lease_ms)),
+        ("held-ms", Reply::Integer(hold.held_ms)),
+        ("session", Reply::Integer(u64::from(hold.session))),
+        ("auto", Reply::Integer(u64::from(hold.auto))),
+        ("client", Reply::Integer(client)),
+    ];
+    fields.extend(described);
+    Reply::Map(fields)
+}
+
+fn queued(place: PlaceView, caller: &dyn Caller) -> Reply {
+    let kind = match place.kind {
+        PlaceKind::Waiter => "waiter",
+        PlaceKind::Notify => "notify",
+        PlaceKind::Ticket => "ticket",
+        PlaceKind::Absent => "absent",
+    };
+    let (client, described) = connection(place.client.0, caller);
+    let mut fields = vec![
+        ("owner", Reply::Bulk(place.owner)),
+        ("kind", Reply::Text(kind)),
+        ("limit", Reply::Integer(u64::from(place.limit.to_wire()))),
+        ("waited-ms", Reply::Integer(place.waited_ms)),
+        ("left-ms", place.left_ms.map_or(Reply::Null, Reply::Integer)),
+        ("client", Reply::Integer(client)),
+    ];
+    fields.extend(described);
+    Reply::Map(fields)
+}
+
+/// A connection as far as the caller may know it: its id, 0 if it is gone, and its address and name.
+fn connection(client: u64, caller: &dyn Caller) -> (u64, Vec<(&'static str, Reply)>) {
+    if client == 0 || !caller.connected(client) {
+        return (0, Vec::new());
+    }
+    let described = caller
+        .describe(client)
+        .map(|(addr, name)| vec![("addr", Reply::Bulk(addr)), ("name", Reply::Bulk(name))]);
+    (client, described.unwrap_or_default())
+}
+
+/// The commands: a line for what each takes, and one for what it does.
+#[inline(never)]
+pub fn help() -> Reply {
+    let lines = COMMANDS.iter().filter(|spec| !spec.internal());
+    Reply::Array(
+        lines
+            .flat_map(|spec| [spec.syntax(), format!("    {}", spec.summary)])
+            .map(|line| Reply::Bulk(line.into()))
+            .collect(),
+    )
+}

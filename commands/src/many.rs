@@ -1,0 +1,56 @@
+//! `DLOCK.MACQUIRE`, `DLOCK.MRENEW`, `DLOCK.MRELEASE`.
+
+use super::acquire::{self, Family};
+use super::hold;
+use super::table::Given;
+use super::{Call, Reply};
+use crate::error::Error;
+use dlock_engine::{Answer, Keyspace};
+
+/// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n] [SESSION]`.
+#[inline(never)]
+pub fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (names, owner) = (call.names(given), given.owner());
+    if owner == acquire::FRESH {
+        return Err(Error::Argument(
+            "owner",
+            "a name: only DLOCK.ACQUIRE and DLOCK.FAIRACQUIRE make one for *".to_string(),
+        ));
+    }
+    let ask = acquire::ask(call, given, owner, Family::Many)?;
+    let answer = call
+        .engine
+        .acquire_many(call.keys, call.now, &names, &ask)?;
+    Ok(match answer {
+        Answer::Granted(grants) => Reply::Array(
+            grants
+                .iter()
+                .map(|grant| Reply::Integer(grant.token.0))
+                .collect(),
+        ),
+        Answer::Null => Reply::NullArray,
+        Answer::Waiting(id) => Reply::Wait(id, None),
+    })
+}
+
+/// Renews many leases: `numkeys key [key …] owner [lease-ms] [SESSION] [AUTO ms]`.
+#[inline(never)]
+pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (names, owner) = (call.names(given), given.owner());
+    let (lease, tie) = (call.lease(given.lease), hold::tie(call, given)?);
+    let left = call
+        .engine
+        .renew_many(call.keys, call.now, &names, owner, lease, &tie)?;
+    Ok(Reply::Integer(left))
+}
+
+/// Gives many locks back: `numkeys key [key …] owner`.
+#[inline(never)]
+pub fn release<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let (names, owner) = (call.names(given), given.owner());
+    let left = call
+        .engine
+        .release_many(call.keys, call.now, &names, owner)?;
+    let reply = |left: Option<u32>| left.map_or(Reply::Null, |n| Reply::Integer(u64::from(n)));
+    Ok(Reply::Array(left.into_iter().map(reply).collect()))
+}

@@ -1,0 +1,188 @@
+//! `DLOCK.STATS`, `DLOCK.TOP`, and the numbers that INFO shows: one list for all of them.
+
+use super::table::Given;
+use super::{Call, Census, Reply};
+use crate::error::Error;
+use dlock_engine::counters::Hot;
+use dlock_engine::{Engine, Keyspace, Now};
+
+/// Locks that TOP shows where the request does not say.
+const SHOWN: u64 = 10;
+
+/// How a number moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// What is now: up and down.
+    Gauge,
+    /// How often, or how long altogether: up only, but for a reset or restart.
+    Counter,
+}
+
+/// One number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Field {
+    /// Its name. INFO puts `dlock_` before it.
+    pub name: &'static str,
+    /// How it moves.
+    pub kind: Kind,
+    /// What it is at.
+    pub value: u64,
+}
+
+/// The numbers that are shown together: a section of INFO.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Section {
+    /// Its name. INFO puts `dlock_` before it.
+    pub name: &'static str,
+    /// Its numbers, in order.
+    pub fields: Vec<Field>,
+}
+
+/// Every number there is. Names are stable: exporters and dashboards rely on them.
+pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
+    let counters = &engine.ledger.counters;
+    let held = census.stored_holds.saturating_add(counters.held);
+    let quarantine = engine.policy.quarantine_left(now);
+    let quarantine = if census.primary { quarantine } else { 0 };
+    let refusals = &counters.refusals;
+    let now = [
+        ("locks", census.locks),
+        ("holders", u64::try_from(held).unwrap_or(0)),
+        ("places_queued", engine.places() as u64),
+        ("connections_waiting", census.connections_waiting),
+        ("notify_waiting", engine.notifies() as u64),
+        ("sessions", engine.sessions() as u64),
+        ("auto_renewed", engine.autos() as u64),
+        ("eviction_possible", u64::from(census.eviction_possible)),
+        ("quarantined", u64::from(quarantine > 0)),
+        ("quarantine_left_ms", quarantine),
+        ("drained", u64::from(!engine.policy.grants)),
+    ];
+    let totals = [
+        ("grants_immediate_total", counters.grants_immediate),
+        ("grants_waited_total", counters.grants_waited),
+        ("null_replies_total", counters.refused),
+        ("timeouts_total", counters.timeouts),
+        ("reentries_total", counters.reentries),
+        ("upgrades_total", counters.upgrades),
+        ("renewals_total", counters.renewals),
+        ("auto_renewals_total", counters.auto_renewals),
+        ("released_total", counters.released),
+        ("expired_total", counters.expired),
+        ("forced_total", counters.forced),
+        ("sessions_ended_total", counters.sessions),
+        ("removed_total", counters.removed),
+        ("evicted_total", counters.evicted),
+        ("replaced_total", counters.replaced),
+        ("deadlocks_total", refusals.deadlock),
+        (
+            "deadlock_checks_deferred_total",
+            counters.deadlocks_deferred,
+        ),
+        ("fenced_total", refusals.fenced),
+        ("refused_quarantine_total", refusals.quarantine),
+        ("refused_drained_total", refusals.drained),
+        ("refused_queuefull_total", refusals.full),
+        ("refused_notheld_total", refusals.not_held),
+        ("refused_wrongtype_total", refusals.wrong_type),
+        ("clock_steps_total", counters.clock_steps),
+    ];
+    let all = |kind, fields: &[(&'static str, u64)]| {
+        let field = |&(name, value): &(&'static str, u64)| Field { name, kind, value };
+        fields.iter().map(field).collect::<Vec<_>>()
+    };
+    let (waits, holds) = (&counters.waits, &counters.holds);
+    let mut times = Vec::new();
+    times.extend(all(
+        Kind::Gauge,
+        &[
+            ("wait_p50_us", waits.per_mille(500)),
+            ("wait_p99_us", waits.per_mille(990)),
+            ("wait_p999_us", waits.per_mille(999)),
+            ("wait_max_us", waits.longest_us()),
+        ],
+    ));
+    times.extend(all(
+        Kind::Counter,
+        &[
+            ("waits_total", waits.count()),
+            ("wait_us_total", waits.sum_us()),
+        ],
+    ));
+    times.extend(all(
+        Kind::Gauge,
+        &[
+            ("hold_p50_us", holds.per_mille(500)),
+            ("hold_p99_us", holds.per_mille(990)),
+            ("hold_p999_us", holds.per_mille(999)),
+            ("hold_max_us", holds.longest_us()),
+        ],
+    ));
+    times.extend(all(
+        Kind::Counter,
+        &[
+            ("holds_total", holds.count()),
+            ("hold_us_total", holds.sum_us()),
+        ],
+    ));
+    vec![
+        Section {
+            name: "locks",
+            fields: all(Kind::Gauge, &now),
+        },
+        Section {
+            name: "totals",
+            fields: all(Kind::Counter, &totals),
+        },
+        Section {
+            name: "times",
+            fields: times,
+        },
+    ]
+}
+
+/// Every number: `[RESET]`, which begins them anew once they have been read.
+#[inline(never)]
+pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    if given.reset && !call.caller.may_reset() {
+        return Err(Error::NoPermission("dlock.stats reset".into()));
+    }
+    let sections = sections(call.engine, &call.caller.census(), call.now);
+    if given.reset {
+        call.engine.ledger.counters.reset();
+    }
+    let fields = sections.into_iter().flat_map(|section| section.fields);
+    Ok(Reply::Map(
+        fields
+            .map(|field| (field.name, Reply::Integer(field.value)))
+            .collect(),
+    ))
+}
+
+/// The locks that were waited for most, of those that the user may read: `[COUNT n]`.
+#[inline(never)]
+pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
+    if call.primary {
+        let (top, keys) = (&mut call.engine.ledger.counters.top, &mut *call.keys);
+        top.forget(|name| keys.moved(name));
+    }
+    let ranked: Vec<&Hot> = call.engine.ledger.counters.top.ranked().collect();
+    let keys: Vec<&[u8]> = ranked.iter().map(|hot| &*hot.name.key).collect();
+    let readable = call.caller.may_read(&keys);
+    let shown = ranked.iter().zip(readable).filter(|(_, may)| *may);
+    Ok(Reply::Array(
+        shown.take(most).map(|(hot, _)| row(hot)).collect(),
+    ))
+}
+
+fn row(hot: &Hot) -> Reply {
+    Reply::Array(vec![
+        Reply::Bulk(hot.name.key.to_vec()),
+        Reply::Integer(hot.waits),
+        Reply::Integer(hot.total_us / 1000),
+        Reply::Integer(hot.longest_us / 1000),
+        Reply::Integer(hot.error),
+        Reply::Integer(u64::from(hot.name.db)),
+    ])
+}

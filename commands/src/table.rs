@@ -1,0 +1,800 @@
+//! The command table: the one definition by which a command's words are read (see [`args`]), from which registration,
+//! `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made, and against which the reference in
+//! `docs/` is checked.
+//!
+//! A new option is a field of [`Given`], a constant that says its word, what it may be and that field, and the constant's name
+//! in the list of each command that takes it.
+
+use super::args;
+use dlock_engine::{Limit, Millis, Policy, Token, MAX_LIMIT, MAX_OWNER};
+
+/// Which command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    /// `DLOCK.ACQUIRE`
+    Acquire,
+    /// `DLOCK.FAIRACQUIRE`
+    FairAcquire,
+    /// `DLOCK.DOWNGRADE`
+    Downgrade,
+    /// `DLOCK.RENEW`
+    Renew,
+    /// `DLOCK.RELEASE`
+    Release,
+    /// `DLOCK.FORCERELEASE`
+    ForceRelease,
+    /// `DLOCK.MACQUIRE`
+    AcquireMany,
+    /// `DLOCK.MRENEW`
+    RenewMany,
+    /// `DLOCK.MRELEASE`
+    ReleaseMany,
+    /// `DLOCK.CANCEL`
+    Cancel,
+    /// `DLOCK.POSITION`
+    Position,
+    /// `DLOCK.HELD`
+    Held,
+    /// `DLOCK.CHECK`
+    Check,
+    /// `DLOCK.GUARD`
+    Guard,
+    /// `DLOCK.INFO`
+    Info,
+    /// `DLOCK.LIST`
+    List,
+    /// `DLOCK.STATS`
+    Stats,
+    /// `DLOCK.GRAPH`
+    Graph,
+    /// `DLOCK.TOP`
+    Top,
+    /// `DLOCK.HELP`
+    Help,
+    /// `DLOCK.APPLY`
+    Apply,
+}
+
+/// What a command does to its key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// It decides: runs on the primary only, and may change locks.
+    Write,
+    /// It reads.
+    Read,
+    /// It reads, and runs another command, which may write.
+    Guard,
+    /// It takes over what a primary decided.
+    Follow,
+    /// It has no key.
+    None,
+}
+
+/// What the words of one command give: a value for each argument of the table that is given. A command reads those of its own
+/// arguments; the others are none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Given<'a> {
+    /// The key, or the keys of a command that takes many.
+    pub keys: &'a [&'a [u8]],
+    /// How many keys.
+    pub numkeys: Option<u64>,
+    /// An owner.
+    pub owner: Option<&'a [u8]>,
+    /// A lease.
+    pub lease: Option<Millis>,
+    /// How long to wait.
+    pub block: Option<Millis>,
+    /// The channel to wait by.
+    pub notify: Option<&'a [u8]>,
+    /// A hold count.
+    pub holds: Option<u64>,
+    /// `SHARED`
+    pub shared: bool,
+    /// The largest number of holders.
+    pub limit: Option<u64>,
+    /// Whether the hold is tied to the connection.
+    pub session: bool,
+    /// For how long the server renews a hold by itself.
+    pub auto: Option<Millis>,
+    /// How long to keep a place while nobody is there for it.
+    pub claim: Option<Millis>,
+    /// A fencing token.
+    pub token: Option<u64>,
+    /// How many are to be shown or looked at.
+    pub count: Option<u64>,
+    /// Where a list goes on.
+    pub cursor: Option<u64>,
+    /// What keys have to match.
+    pub pattern: Option<&'a [u8]>,
+    /// Only locks that somebody is queued for.
+    pub contended: bool,
+    /// As a drawing.
+    pub dot: bool,
+    /// Begin anew.
+    pub reset: bool,
+    /// A primary's decision.
+    pub effect: Option<&'a [u8]>,
+}
+
+/// Where a number is kept once it is read.
+type NumberOf = for<'g, 'a> fn(&'g mut Given<'a>) -> &'g mut Option<u64>;
+
+/// Where bytes are kept.
+type TextOf = for<'g, 'a> fn(&'g mut Given<'a>) -> &'g mut Option<&'a [u8]>;
+
+/// Where it is kept that a word is there.
+type FlagOf = for<'g, 'a> fn(&'g mut Given<'a>) -> &'g mut bool;
+
+/// What an argument is, and where its value is kept.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    /// The lock's key.
+    Key,
+    /// The keys of locks, as many as the number before says.
+    Keys,
+    /// Bytes.
+    Text(Length, TextOf),
+    /// A word of another command, which is not read here.
+    Word,
+    /// Any number of such words.
+    Words,
+    /// A decimal integer.
+    Integer(Range, NumberOf),
+    /// A word that stands for itself: its token.
+    Flag(FlagOf),
+    /// One of these.
+    OneOf(&'static [Arg]),
+}
+
+/// What an integer may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Range {
+    /// The smallest.
+    pub least: u64,
+    /// The largest.
+    pub most: Most,
+}
+
+/// The largest that an integer may be.
+#[derive(Debug, Clone, Copy)]
+pub enum Most {
+    /// This.
+    Is(u64),
+    /// The longest lease that is configured.
+    Lease,
+    /// The longest claim window that is configured.
+    Claim,
+}
+
+/// How many bytes there may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Length {
+    /// What they are, where an error says more than how many.
+    pub called: Option<&'static str>,
+    /// The fewest.
+    pub least: usize,
+    /// The most.
+    pub most: usize,
+}
+
+/// One argument of a command.
+#[derive(Debug, Clone, Copy)]
+pub struct Arg {
+    /// Its name.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// The word that goes before it: then it is an option, and may stand anywhere after those that have none.
+    pub token: Option<&'static str>,
+    /// Whether it may be left out.
+    pub optional: bool,
+}
+
+/// One command.
+#[derive(Debug)]
+pub struct Spec {
+    /// Which one.
+    pub verb: Verb,
+    /// Its name, in lower case as the server keeps it.
+    pub name: &'static str,
+    /// What it does, in a line.
+    pub summary: &'static str,
+    /// How its cost grows.
+    pub complexity: &'static str,
+    /// What it does to its key.
+    pub access: Access,
+    /// The server's flags for it, beside `write` or `readonly`.
+    pub flags: &'static str,
+    /// The ACL categories, where the server has them for modules.
+    pub categories: &'static str,
+    /// What it takes: what goes by its place first, then the options.
+    pub args: &'static [Arg],
+}
+
+const fn arg(name: &'static str, kind: Kind) -> Arg {
+    Arg {
+        name,
+        kind,
+        token: None,
+        optional: false,
+    }
+}
+
+const fn maybe(arg: Arg) -> Arg {
+    Arg {
+        optional: true,
+        ..arg
+    }
+}
+
+const fn option(token: &'static str, name: &'static str, kind: Kind) -> Arg {
+    Arg {
+        name,
+        kind,
+        token: Some(token),
+        optional: true,
+    }
+}
+
+const fn needed(arg: Arg) -> Arg {
+    Arg {
+        optional: false,
+        ..arg
+    }
+}
+
+const fn text(called: Option<&'static str>, least: usize, most: usize, field: TextOf) -> Kind {
+    let length = Length {
+        called,
+        least,
+        most,
+    };
+    Kind::Text(length, field)
+}
+
+const fn integer(least: u64, most: u64, field: NumberOf) -> Kind {
+    let most = Most::Is(most);
+    Kind::Integer(Range { least, most }, field)
+}
+
+const fn configured(most: Most, field: NumberOf) -> Kind {
+    Kind::Integer(Range { least: 1, most }, field)
+}
+
+const fn count(least: u64, most: u64) -> Arg {
+    option(
+        "COUNT",
+        "count",
+        integer(least, most, |given| &mut given.count),
+    )
+}
+
+/// The longest wait that may be asked for: a century. Beyond, sums with the clock would have to be watched.
+const MAX_BLOCK_MS: Millis = 3_155_760_000_000;
+
+/// The longest channel name, in bytes.
+const MAX_CHANNEL: usize = 1024;
+
+/// The largest hold count.
+const MAX_HOLDS: u64 = u32::MAX as u64;
+
+/// The most keys that one command may name.
+pub const MAX_KEYS: u64 = 1024;
+
+/// The most holders and places of a lock, or pairs of a graph, that one reply shows. A row takes 4 µs: so many hold others up
+/// for some tens of milliseconds at most.
+pub const MAX_ROWS: u64 = 5_000;
+
+/// The largest integer of the server's protocol.
+const MAX_INTEGER: u64 = i64::MAX as u64;
+
+// What goes by its place.
+const KEY: Arg = arg("key", Kind::Key);
+const NUMKEYS: Arg = arg("numkeys", integer(1, MAX_KEYS, |given| &mut given.numkeys));
+const KEYS: Arg = arg("key", Kind::Keys);
+const OWNER: Arg = arg("owner", text(None, 1, MAX_OWNER, |given| &mut given.owner));
+const LEASE: Arg = maybe(arg(
+    "lease-ms",
+    configured(Most::Lease, |given| &mut given.lease),
+));
+const HELD_TOKEN: Arg = arg(
+    "token",
+    integer(0, Token::END.0 - 1, |given| &mut given.token),
+);
+const CURSOR: Arg = maybe(arg(
+    "cursor",
+    integer(0, MAX_INTEGER, |given| &mut given.cursor),
+));
+const EFFECT: Arg = maybe(arg(
+    "effect",
+    text(Some("an effect"), 0, usize::MAX, |given| &mut given.effect),
+));
+
+// Options.
+const BLOCK: Arg = option(
+    "BLOCK",
+    "block-ms",
+    integer(0, MAX_BLOCK_MS, |given| &mut given.block),
+);
+const NOTIFY: Arg = option(
+    "NOTIFY",
+    "channel",
+    text(Some("a channel"), 1, MAX_CHANNEL, |given| &mut given.notify),
+);
+const HOLDS: Arg = option(
+    "HOLDS",
+    "holds",
+    integer(1, MAX_HOLDS, |given| &mut given.holds),
+);
+const HOLDS_LEFT: Arg = option(
+    "HOLDS",
+    "holds",
+    integer(0, MAX_HOLDS, |given| &mut given.holds),
+);
+const SESSION: Arg = option("SESSION", "session", Kind::Flag(|given| &mut given.session));
+const AUTO: Arg = option(
+    "AUTO",
+    "auto-ms",
+    integer(0, MAX_BLOCK_MS, |given| &mut given.auto),
+);
+const CLAIM: Arg = option(
+    "CLAIM",
+    "claim-ms",
+    configured(Most::Claim, |given| &mut given.claim),
+);
+const TOKEN: Arg = option(
+    "TOKEN",
+    "token",
+    integer(1, Token::END.0 - 1, |given| &mut given.token),
+);
+const MATCH: Arg = option(
+    "MATCH",
+    "pattern",
+    text(Some("a pattern"), 0, usize::MAX, |given| &mut given.pattern),
+);
+const OF_OWNER: Arg = option("OWNER", "owner", OWNER.kind);
+const CONTENDED: Arg = option(
+    "CONTENDED",
+    "contended",
+    Kind::Flag(|given| &mut given.contended),
+);
+const DOT: Arg = option("DOT", "dot", Kind::Flag(|given| &mut given.dot));
+const RESET: Arg = option("RESET", "reset", Kind::Flag(|given| &mut given.reset));
+
+/// How many may hold at once.
+const SHARING: Arg = arg("sharing", Kind::OneOf(&[SHARED, LIMIT]));
+const SHARED: Arg = needed(option(
+    "SHARED",
+    "shared",
+    Kind::Flag(|given| &mut given.shared),
+));
+const LIMIT: Arg = needed(option(
+    "LIMIT",
+    "limit",
+    integer(1, MAX_LIMIT, |given| &mut given.limit),
+));
+
+/// Every command of the module.
+pub static COMMANDS: &[Spec] = &[
+    Spec {
+        verb: Verb::Acquire,
+        name: "dlock.acquire",
+        summary: "Takes a lock, or waits for it; the lock is re-entrant for its holder",
+        complexity: "O(1) uncontended; O(log N) with N places in the queue",
+        access: Access::Write,
+        flags: "deny-oom blocking",
+        categories: "write blocking",
+        args: &[
+            KEY,
+            OWNER,
+            LEASE,
+            BLOCK,
+            NOTIFY,
+            HOLDS,
+            maybe(SHARING),
+            SESSION,
+        ],
+    },
+    Spec {
+        verb: Verb::FairAcquire,
+        name: "dlock.fairacquire",
+        summary: "Takes a lock, or a ticket: a place in its queue that survives disconnection, restart and failover",
+        complexity: "O(1) uncontended; O(log N) with N places in the queue",
+        access: Access::Write,
+        flags: "deny-oom blocking",
+        categories: "write blocking",
+        args: &[
+            KEY,
+            OWNER,
+            LEASE,
+            BLOCK,
+            NOTIFY,
+            HOLDS,
+            maybe(SHARING),
+            SESSION,
+            CLAIM,
+        ],
+    },
+    Spec {
+        verb: Verb::AcquireMany,
+        name: "dlock.macquire",
+        summary: "Takes many locks, all or none, or waits for all of them",
+        complexity: "O(N log M) with N keys and M places in their queues",
+        access: Access::Write,
+        flags: "deny-oom blocking",
+        categories: "write blocking",
+        args: &[
+            NUMKEYS,
+            KEYS,
+            OWNER,
+            LEASE,
+            BLOCK,
+            HOLDS,
+            maybe(SHARING),
+            SESSION,
+        ],
+    },
+    Spec {
+        verb: Verb::RenewMany,
+        name: "dlock.mrenew",
+        summary: "Renews the leases of many holds, all or none; can tie them to the connection",
+        complexity: "O(N log M) with N keys and M holders",
+        access: Access::Write,
+        flags: "",
+        categories: "write",
+        args: &[NUMKEYS, KEYS, OWNER, LEASE, SESSION, AUTO],
+    },
+    Spec {
+        verb: Verb::ReleaseMany,
+        name: "dlock.mrelease",
+        summary: "Gives back one hold of each of many locks",
+        complexity: "O(N log M) with N keys and M holders or places in their queues",
+        access: Access::Write,
+        flags: "",
+        categories: "write",
+        args: &[NUMKEYS, KEYS, OWNER],
+    },
+    Spec {
+        verb: Verb::Downgrade,
+        name: "dlock.downgrade",
+        summary: "Weakens the limit of a hold, so that others can share; token, count and lease stay",
+        complexity: "O(log N) with N holders or places in the queue",
+        access: Access::Write,
+        flags: "fast",
+        categories: "write fast",
+        args: &[KEY, OWNER, SHARING],
+    },
+    Spec {
+        verb: Verb::Renew,
+        name: "dlock.renew",
+        summary: "Renews the lease of a hold; can tie the hold to the connection, or let the server renew it",
+        complexity: "O(log N) with N holders",
+        access: Access::Write,
+        flags: "fast",
+        categories: "write fast",
+        args: &[KEY, OWNER, LEASE, TOKEN, SESSION, AUTO],
+    },
+    Spec {
+        verb: Verb::Release,
+        name: "dlock.release",
+        summary: "Gives a hold back; with the last hold the next in the queue gets the lock, in the same step",
+        complexity: "O(log N) with N holders or places in the queue",
+        access: Access::Write,
+        flags: "fast",
+        categories: "write fast",
+        args: &[KEY, OWNER, HOLDS_LEFT, TOKEN],
+    },
+    Spec {
+        verb: Verb::ForceRelease,
+        name: "dlock.forcerelease",
+        summary: "For operators: ends all holds of a lock, or those of one owner",
+        complexity: "O(N) with N holders that are ended",
+        access: Access::Write,
+        flags: "",
+        categories: "write admin dangerous",
+        args: &[KEY, maybe(OWNER)],
+    },
+    Spec {
+        verb: Verb::Cancel,
+        name: "dlock.cancel",
+        summary: "Removes an owner's place from the queue; a client that waits there is answered null",
+        complexity: "O(log N) with N places in the queue",
+        access: Access::Write,
+        flags: "fast",
+        categories: "write fast",
+        args: &[KEY, OWNER],
+    },
+    Spec {
+        verb: Verb::Position,
+        name: "dlock.position",
+        summary: "Shows how many places are before an owner's in the queue",
+        complexity: "O(log N) with N places in the queue; O(N) on a replica",
+        access: Access::Read,
+        flags: "fast",
+        categories: "read fast",
+        args: &[KEY, OWNER],
+    },
+    Spec {
+        verb: Verb::Held,
+        name: "dlock.held",
+        summary: "Shows an owner's hold, or the hold that ends last: token, count, lease left",
+        complexity: "O(log N) with N holders",
+        access: Access::Read,
+        flags: "fast",
+        categories: "read fast",
+        args: &[KEY, maybe(OWNER)],
+    },
+    Spec {
+        verb: Verb::Check,
+        name: "dlock.check",
+        summary: "Answers OK if the lock is held under this fencing token now, else an error",
+        complexity: "O(N) with N holders",
+        access: Access::Read,
+        flags: "fast",
+        categories: "read fast",
+        args: &[KEY, HELD_TOKEN],
+    },
+    Spec {
+        verb: Verb::Guard,
+        name: "dlock.guard",
+        summary: "Runs a command only if the lock is held under this fencing token now",
+        complexity: "O(N) with N holders, and the command's own",
+        access: Access::Guard,
+        flags: "getkeys-api",
+        categories: "write",
+        args: &[
+            KEY,
+            HELD_TOKEN,
+            arg("command", Kind::Word),
+            maybe(arg("arg", Kind::Words)),
+        ],
+    },
+    Spec {
+        verb: Verb::Info,
+        name: "dlock.info",
+        summary: "Shows who holds a lock and who waits for it, in order",
+        complexity: "O(N log N) with N holders, O(M) with M places shown",
+        access: Access::Read,
+        flags: "",
+        categories: "read",
+        args: &[KEY, count(0, MAX_ROWS)],
+    },
+    Spec {
+        verb: Verb::List,
+        name: "dlock.list",
+        summary: "Lists the locks of the database page by page, with their holders and queue lengths",
+        complexity: "O(N) with N keys looked at, which COUNT says",
+        access: Access::None,
+        flags: "readonly",
+        categories: "read",
+        args: &[
+            CURSOR,
+            MATCH,
+            count(1, MAX_INTEGER),
+            OF_OWNER,
+            CONTENDED,
+        ],
+    },
+    Spec {
+        verb: Verb::Graph,
+        name: "dlock.graph",
+        summary: "Shows who waits for whom",
+        complexity: "O(N) with N pairs that are shown; at most 100,000 contended locks are looked at",
+        access: Access::None,
+        flags: "readonly",
+        categories: "read",
+        args: &[DOT, count(1, MAX_ROWS)],
+    },
+    Spec {
+        verb: Verb::Top,
+        name: "dlock.top",
+        summary: "Shows the most contended locks",
+        complexity: "O(1), as at most 1,000 locks are counted",
+        access: Access::None,
+        flags: "readonly",
+        categories: "read",
+        args: &[count(1, MAX_INTEGER)],
+    },
+    Spec {
+        verb: Verb::Stats,
+        name: "dlock.stats",
+        summary: "Shows counters and times since the start or the last reset",
+        complexity: "O(1)",
+        access: Access::None,
+        flags: "readonly allow-loading allow-stale",
+        categories: "read",
+        args: &[RESET],
+    },
+    Spec {
+        verb: Verb::Help,
+        name: "dlock.help",
+        summary: "Lists the commands and their arguments",
+        complexity: "O(1)",
+        access: Access::None,
+        flags: "fast allow-loading allow-stale",
+        categories: "read fast",
+        args: &[],
+    },
+    Spec {
+        verb: Verb::Apply,
+        name: "dlock.apply",
+        summary: "Internal: carries a primary's decision to replicas and the AOF; refused from clients",
+        complexity: "O(N log M) with N changes and M holders",
+        access: Access::Follow,
+        flags: "",
+        categories: "write admin dangerous",
+        args: &[KEY, EFFECT],
+    },
+];
+
+impl Spec {
+    /// How a client of a cluster is to ask all nodes, in the server's words: these speak for one node only.
+    pub fn tips(&self) -> Option<&'static str> {
+        match self.verb {
+            // As SCAN: each node has cursors of its own.
+            Verb::List => {
+                Some("nondeterministic_output request_policy:special response_policy:special")
+            }
+            // Without a policy for the answers they are put together, node after node.
+            Verb::Graph => Some("nondeterministic_output request_policy:all_shards"),
+            Verb::Top | Verb::Stats => {
+                Some("nondeterministic_output request_policy:all_shards response_policy:special")
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the command is not for clients.
+    pub fn internal(&self) -> bool {
+        self.access == Access::Follow
+    }
+
+    /// Whether the command names any number of keys. Asked for each command, so not of its arguments.
+    pub fn many_keys(&self) -> bool {
+        matches!(
+            self.verb,
+            Verb::AcquireMany | Verb::RenewMany | Verb::ReleaseMany
+        )
+    }
+
+    /// Where the keys of locks stand among a command's words; nowhere if the words are not what they should be.
+    pub fn keys(&self, words: &[&[u8]]) -> std::ops::Range<usize> {
+        let keys = match words.first() {
+            Some(_) if self.access == Access::None => 0..0,
+            Some(count) if self.many_keys() => 1..args::count(count).saturating_add(1),
+            Some(_) => 0..1,
+            None => 0..0,
+        };
+        if keys.end <= words.len() {
+            keys
+        } else {
+            0..0
+        }
+    }
+
+    /// The arity as the server counts it: the command's name included, negative for "at least".
+    pub fn arity(&self) -> i32 {
+        let needed = self.args.iter().filter(|arg| !arg.optional).count();
+        // One of several may take more words than another.
+        let varies = |arg: &Arg| arg.optional || matches!(arg.kind, Kind::OneOf(_) | Kind::Keys);
+        let sign = if self.args.iter().any(varies) { -1 } else { 1 };
+        sign * (1 + needed as i32)
+    }
+
+    /// The command and its arguments as the reference writes them.
+    pub fn syntax(&self) -> String {
+        let word = |arg: &Arg| {
+            if arg.optional {
+                format!(" [{}]", arg.plain())
+            } else {
+                format!(" {}", arg.plain())
+            }
+        };
+        self.name.to_uppercase() + &self.args.iter().map(word).collect::<String>()
+    }
+}
+
+impl Arg {
+    /// Whether it may stand anywhere after what goes by its place.
+    pub fn is_option(&self) -> bool {
+        self.token.is_some() || matches!(self.kind, Kind::OneOf(_))
+    }
+
+    /// Whether this word, in any case, begins it.
+    pub fn is_named(&self, word: &[u8]) -> bool {
+        let token = self.token.unwrap_or_default().as_bytes();
+        // Most clients send it as it is written here.
+        token == word || token.eq_ignore_ascii_case(word)
+    }
+
+    /// What errors call it.
+    pub fn called(&self) -> &'static str {
+        self.token.unwrap_or(self.name)
+    }
+
+    /// What it may be, as errors say it; nothing where it may be anything.
+    pub fn must(&self, policy: &Policy) -> Option<String> {
+        match self.kind {
+            Kind::Text(length, _) => Some(length.text()),
+            Kind::Integer(range, _) => {
+                let (least, most) = range.bounds(policy);
+                Some(format!("an integer from {least} to {most}"))
+            }
+            Kind::Keys => Some("named only once".to_string()),
+            Kind::Key | Kind::Word | Kind::Words | Kind::Flag(_) | Kind::OneOf(_) => None,
+        }
+    }
+
+    /// Whether its value has been read.
+    pub fn is_given(&self, given: &mut Given) -> bool {
+        match self.kind {
+            Kind::Key | Kind::Keys => !given.keys.is_empty(),
+            Kind::Text(_, field) => field(given).is_some(),
+            Kind::Integer(_, field) => field(given).is_some(),
+            Kind::Flag(field) => *field(given),
+            Kind::OneOf(choices) => choices.iter().any(|choice| choice.is_given(given)),
+            Kind::Word | Kind::Words => false,
+        }
+    }
+
+    /// The argument as the reference writes it, without the brackets of an optional one.
+    fn plain(&self) -> String {
+        match (self.kind, self.token) {
+            (Kind::OneOf(args), _) => args.iter().map(Arg::plain).collect::<Vec<_>>().join(" | "),
+            (Kind::Flag(_), Some(token)) => token.to_string(),
+            (Kind::Words, _) => format!("{} ...", self.name),
+            (Kind::Keys, _) => format!("{0} [{0} ...]", self.name),
+            (_, Some(token)) => format!("{token} {}", self.name),
+            (_, None) => self.name.to_string(),
+        }
+    }
+}
+
+impl Range {
+    /// The smallest and the largest integer.
+    pub fn bounds(self, policy: &Policy) -> (u64, u64) {
+        let most = match self.most {
+            Most::Is(most) => most,
+            Most::Lease => policy.max_lease_ms,
+            Most::Claim => policy.max_claim_ms,
+        };
+        (self.least, most)
+    }
+}
+
+impl Length {
+    /// Whether so many bytes may be.
+    pub fn fits(self, bytes: &[u8]) -> bool {
+        (self.least..=self.most).contains(&bytes.len())
+    }
+
+    fn text(self) -> String {
+        match (self.called, self.most) {
+            (None, most) => format!("{} to {most} bytes long", self.least),
+            (Some(called), usize::MAX) => called.to_string(),
+            (Some(called), most) => format!("{called} of {} to {most} bytes", self.least),
+        }
+    }
+}
+
+impl<'a> Given<'a> {
+    /// The key of a command that names one.
+    pub fn key(&self) -> &'a [u8] {
+        self.keys.first().copied().unwrap_or_default()
+    }
+
+    /// The owner of a command that must name one.
+    pub fn owner(&self) -> &'a [u8] {
+        self.owner.unwrap_or_default()
+    }
+
+    /// How many may hold at once, if that is said.
+    #[inline]
+    pub fn sharing(&self) -> Option<Limit> {
+        match self.limit {
+            _ if self.shared => Some(Limit::SHARED),
+            Some(limit) => Limit::from_wire(limit as u32),
+            None => None,
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! What the engine has done: counted, and timed, in memory that does not grow.
+
+mod times;
+mod top;
+
+pub use times::Times;
+pub use top::{Hot, Top};
+
+use super::lock::End;
+use super::types::{NameRef, Now, Token};
+use crate::refusal::Refusal;
+
+/// Everything that is counted. Numbers begin at 0 with the server, and again by `DLOCK.STATS RESET`; `held` alone is what
+/// there is now.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Grants that were made at once.
+    pub grants_immediate: u64,
+    /// Grants to requests that had waited.
+    pub grants_waited: u64,
+    /// Re-entries of a holder.
+    pub reentries: u64,
+    /// Upgrades to a stricter limit.
+    pub upgrades: u64,
+    /// Requests that were answered null at once.
+    pub refused: u64,
+    /// Waits that ended by time-out.
+    pub timeouts: u64,
+    /// Renewals.
+    pub renewals: u64,
+    /// Those of them that the server made by itself.
+    pub auto_renewals: u64,
+    /// Holds given back.
+    pub released: u64,
+    /// Holds whose lease ran out.
+    pub expired: u64,
+    /// Holds ended by force.
+    pub forced: u64,
+    /// Holds that ended with the connection that they were tied to.
+    pub sessions: u64,
+    /// Holds that went with their key.
+    pub removed: u64,
+    /// Waits whose place a newer request of the same owner has taken.
+    pub replaced: u64,
+    /// Locks that the server evicted.
+    pub evicted: u64,
+    /// Requests that were refused, and waits that ended so, by reason.
+    pub refusals: Refusals,
+    /// Requests whose look for a circle of waiting owners was left to the periodic check.
+    pub deadlocks_deferred: u64,
+    /// Steps of the wall clock.
+    pub clock_steps: u64,
+    /// How long those who were granted a lock had waited for it.
+    pub waits: Times,
+    /// How long holds lasted.
+    pub holds: Times,
+    /// The locks that were waited for most.
+    pub top: Top,
+    /// Holds that were made here less those that were ended here. What values bring and take with them the caller adds.
+    pub held: i64,
+}
+
+/// Requests that were refused, and waits that ended so, by the error that they got. What is wrong with arguments is not
+/// counted.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    /// They could never end otherwise.
+    pub deadlock: u64,
+    /// Nothing is granted after a start or promotion.
+    pub quarantine: u64,
+    /// The operator has switched grants off.
+    pub drained: u64,
+    /// One of the caps was reached.
+    pub full: u64,
+    /// The owner did not hold the lock, or not under that token.
+    pub not_held: u64,
+    /// CHECK or GUARD found the token dead.
+    pub fenced: u64,
+    /// The key held something else.
+    pub wrong_type: u64,
+}
+
+impl Refusals {
+    /// How often requests got this error, if that is counted.
+    pub fn of(&mut self, error: &Refusal) -> Option<&mut u64> {
+        match error {
+            Refusal::Deadlock(_) => Some(&mut self.deadlock),
+            Refusal::Quarantine(_) => Some(&mut self.quarantine),
+            Refusal::Draining => Some(&mut self.drained),
+            Refusal::Full(_) => Some(&mut self.full),
+            Refusal::NotHeld => Some(&mut self.not_held),
+            Refusal::Fenced => Some(&mut self.fenced),
+            Refusal::WrongType => Some(&mut self.wrong_type),
+            _ => None,
+        }
+    }
+
+    /// A request was refused.
+    #[cold]
+    pub fn count(&mut self, error: &Refusal) {
+        if let Some(count) = self.of(error) {
+            *count += 1;
+        }
+    }
+}
+
+impl Counters {
+    /// Begins anew; what is held stays so.
+    pub fn reset(&mut self) {
+        let held = self.held;
+        *self = Counters {
+            held,
+            ..Counters::default()
+        };
+    }
+
+    /// A hold was ended.
+    #[inline]
+    pub fn ended(&mut self, end: End, token: Token, now: Now) {
+        self.held -= 1;
+        self.gone(end, token, now);
+    }
+
+    /// A hold went with its value. The token tells when it was granted.
+    #[inline]
+    pub fn gone(&mut self, end: End, token: Token, now: Now) {
+        match end {
+            End::Released => self.released += 1,
+            End::Expired => self.expired += 1,
+            End::Forced => self.forced += 1,
+            End::Session => self.sessions += 1,
+            End::Removed => self.removed += 1,
+        }
+        self.holds.record(now.us.saturating_sub(token.0));
+    }
+
+    /// A wait of so many microseconds ended with a grant.
+    pub fn waited(&mut self, name: NameRef, us: u64) {
+        self.waits.record(us);
+        self.top.waited(name, us);
+    }
+
+    /// A wait of so many microseconds ended with nothing.
+    pub fn waited_in_vain(&mut self, name: NameRef, us: u64) {
+        self.top.waited(name, us);
+    }
+}

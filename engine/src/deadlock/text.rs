@@ -1,0 +1,56 @@
+//! A circle as an error names it.
+
+use crate::refusal::{escaped, Refusal};
+use crate::types::Name;
+use std::rc::Rc;
+
+/// Steps of a circle that an error names.
+const STEPS_NAMED: usize = 8;
+
+/// Bytes of an owner or key that an error shows.
+const BYTES_NAMED: usize = 64;
+
+/// One step of a circle: somebody waits for a lock that somebody holds, or is queued for before it.
+#[derive(Debug)]
+pub struct Step {
+    /// Who waits.
+    pub waiter: Rc<[u8]>,
+    /// For which lock.
+    pub name: Name,
+    /// Who is in the way.
+    pub blocker: Rc<[u8]>,
+    /// Whether that is by a place in the queue; else by a hold.
+    pub queued: bool,
+}
+
+/// The error for a second holder that wants to upgrade: each would wait for the other to leave.
+pub fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
+    Refusal::Deadlock(format!(
+        "'{}' and '{}' hold the lock, and each waits for the other to release it",
+        escaped(owner, BYTES_NAMED),
+        escaped(other, BYTES_NAMED)
+    ))
+}
+
+/// The error for a circle, of which the first steps are named; only its beginning is known if that is not the `whole`. Keys
+/// that the caller may not read are masked.
+pub fn deadlock(circle: &[Step], whole: bool, mut readable: impl FnMut(&Name) -> bool) -> Refusal {
+    let named = circle.iter().take(STEPS_NAMED).map(|step| {
+        let key = match readable(&step.name) {
+            true => format!("'{}'", escaped(&step.name.key, BYTES_NAMED)),
+            false => "a key".to_string(),
+        };
+        format!(
+            "'{}' waits for {key} {} '{}'",
+            escaped(&step.waiter, BYTES_NAMED),
+            if step.queued { "behind" } else { "held by" },
+            escaped(&step.blocker, BYTES_NAMED)
+        )
+    });
+    let named = named.collect::<Vec<_>>().join(", ");
+    Refusal::Deadlock(match circle.len().saturating_sub(STEPS_NAMED) {
+        _ if !whole => format!("{named}, and more"),
+        0 => named,
+        more => format!("{named}, and {more} more"),
+    })
+}

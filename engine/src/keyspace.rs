@@ -1,0 +1,246 @@
+//! Where locks are kept: the caller's keyspace, and one lock as an event finds and leaves it.
+
+use super::lock::change::{self, Change, End};
+use super::lock::token::TokenClock;
+use super::lock::{Hold, Lock};
+use super::types::{ClientId, NameRef, Token, WallMs};
+use crate::refusal::Refusal;
+use std::ops::DerefMut;
+
+/// How a keyspace has a lock in its hands while an event works on it: a box, or a guard of where it is stored. `Default` makes
+/// the lock of a key that is not there yet.
+pub trait Value: DerefMut<Target = Lock> + Default {}
+
+impl<V: DerefMut<Target = Lock> + Default> Value for V {}
+
+/// The place where locks are kept. The engine asks it for each lock that it has to do with.
+pub trait Keyspace {
+    /// How it hands out a lock.
+    type Value: Value;
+
+    /// The entry of this lock, opened on first use, the same one until the event is worked off.
+    fn entry(&mut self, name: NameRef) -> &mut Entry<Self::Value>;
+
+    /// Whether this lock may be granted outside of a request now. The caller has seen to all that does not depend on
+    /// the key; a node of a cluster asks whether the key's slot is its own and stays.
+    fn accepts(&mut self, _name: NameRef) -> bool {
+        true
+    }
+
+    /// Whether the lock that is here may be changed outside of a request now, as a client's command might: also in a slot that is
+    /// on its way to or from another node, for as long as the key is here. Who holds it there may keep it and give it
+    /// back; but nobody is granted it.
+    fn serves(&mut self, name: NameRef) -> bool {
+        self.accepts(name)
+    }
+
+    /// Whether this connection is there.
+    fn connected(&mut self, _client: ClientId) -> bool {
+        true
+    }
+
+    /// Whether the key's slot is served elsewhere now, so that nothing will ever be granted here.
+    fn moved(&mut self, _name: NameRef) -> bool {
+        false
+    }
+
+    /// Shows the lock as it stands, without opening it for a change. Gives whether there is a value, of whatever type.
+    fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) -> bool {
+        let entry = self.entry(name);
+        if let Some(lock) = &entry.lock {
+            see(lock);
+        }
+        entry.foreign || !entry.value().is_empty()
+    }
+
+    /// Whether the caller may read this key, so that an error may name it. Outside of a command there is no caller.
+    fn readable(&mut self, _name: NameRef) -> bool {
+        true
+    }
+}
+
+/// Whether there is a lock at this key. There may be many to ask for: none is left open.
+pub fn exists(keys: &mut impl Keyspace, name: NameRef) -> bool {
+    let mut exists = false;
+    keys.inspect(name, &mut |_| exists = true);
+    exists
+}
+
+/// One lock as an event finds and leaves it.
+#[derive(Debug)]
+pub struct Entry<V> {
+    /// The value at the key. The engine puts a lock here when there was none, but never takes one away: what has
+    /// become empty is for the caller to delete.
+    pub lock: Option<V>,
+    /// The key holds something that is not a lock.
+    pub foreign: bool,
+    /// There was a lock when the event came to it, and no settlement has looked at it yet.
+    pub unseen: bool,
+    /// An end that the key was given from outside, earlier than the leases, where nothing else tells of it.
+    pub external_end: Option<WallMs>,
+    /// Whether anything has changed, or the key's TTL is to be put right.
+    pub changed: bool,
+    /// Whether an effect is written. False where nobody would read it.
+    pub replicate: bool,
+    /// What replicas and the AOF must be told (see [`change`]).
+    pub effect: Vec<u8>,
+    /// What observers are to be told, in order.
+    pub events: Vec<Event>,
+}
+
+impl<V> Default for Entry<V> {
+    /// No key.
+    fn default() -> Entry<V> {
+        Entry {
+            lock: None,
+            foreign: false,
+            unseen: false,
+            external_end: None,
+            changed: false,
+            replicate: true,
+            effect: Vec::new(),
+            events: Vec::new(),
+        }
+    }
+}
+
+/// Something that observers are told of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A grant.
+    Acquired(Token),
+    /// A hold has ended.
+    Ended(End, Token),
+    /// A new place in the queue.
+    Queued,
+    /// A wait ended by time-out.
+    Timeout,
+}
+
+impl<V: Value> Entry<V> {
+    /// The lock; one that nobody holds where there is none.
+    pub fn value(&self) -> &Lock {
+        self.lock.as_deref().unwrap_or(&Lock::FREE)
+    }
+
+    /// The owner's hold.
+    pub fn hold(&self, owner: &[u8]) -> Option<Hold<'_>> {
+        self.value().hold(owner)
+    }
+
+    /// How many owners hold it.
+    pub fn holders(&self) -> usize {
+        self.value().holders()
+    }
+
+    /// Makes an owner's hold exactly this one.
+    #[inline]
+    pub fn set_hold(&mut self, hold: Hold) {
+        self.commit(&Change::Hold(hold));
+    }
+
+    /// Makes a change, if there is one.
+    pub fn commit_any(&mut self, change: Option<Change>) {
+        if let Some(change) = change {
+            self.commit(&change);
+        }
+    }
+
+    /// Makes a change: moves the state and writes the effect. Nothing else moves a lock on the primary.
+    #[inline]
+    pub fn commit(&mut self, change: &Change) {
+        self.lock.get_or_insert_with(V::default);
+        self.amend(change);
+    }
+
+    /// The same where there is a lock already; else there is nothing to change.
+    #[inline]
+    pub fn amend(&mut self, change: &Change) {
+        let Some(lock) = &mut self.lock else { return };
+        lock.apply(change);
+        self.changed = true;
+        if self.replicate {
+            change.write(&mut self.effect);
+        }
+    }
+
+    /// Has the key's TTL put right even if nothing else changes, here and on replicas.
+    pub fn retime(&mut self) {
+        self.changed = true;
+        if self.replicate {
+            change::begin(&mut self.effect);
+        }
+    }
+
+    /// Ends every lease at this time that would end later. Returns true if there was one.
+    #[cold]
+    pub fn shorten(&mut self, latest: WallMs) -> bool {
+        let beyond = self.value().holds().filter(|hold| hold.deadline > latest);
+        let beyond: Vec<Box<[u8]>> = beyond.map(|hold| Box::from(hold.owner)).collect();
+        for owner in &beyond {
+            if let Some(hold) = self.hold(owner) {
+                let (owner, deadline) = (&**owner, latest);
+                let hold = Hold {
+                    owner,
+                    deadline,
+                    ..hold
+                };
+                self.set_hold(hold);
+            }
+        }
+        !beyond.is_empty()
+    }
+
+    /// Bounds the leases that a user has brought: none ends later than this. Whatever else has come here was told to its owner by
+    /// a server, and stays.
+    pub fn bound_restored(&mut self, latest: WallMs) {
+        for owner in &self.value().unbounded() {
+            if let Some(lock) = &mut self.lock {
+                lock.mark(owner, ClientId::NONE);
+            }
+            if let Some(hold) = self.hold(owner).filter(|hold| hold.deadline > latest) {
+                let (owner, deadline) = (&**owner, latest);
+                let hold = Hold {
+                    owner,
+                    deadline,
+                    ..hold
+                };
+                self.set_hold(hold);
+            }
+        }
+    }
+
+    /// Takes over the primary's decision: moves the state of a replica, or of a server that reads its AOF.
+    ///
+    /// Errors with nothing changed when the effect is not well formed.
+    pub fn follow(&mut self, effect: &[u8], clock: &mut TokenClock) -> Result<(), Refusal> {
+        let Some(changes) = change::read(effect) else {
+            let later = change::later(effect);
+            return Err(later.map_or(Refusal::Malformed, |format| {
+                let known = change::FORMAT;
+                Refusal::NewerFormat { format, known }
+            }));
+        };
+        for change in &changes {
+            match change {
+                Change::Hold(hold) => {
+                    clock.follow(hold.token.0);
+                    let before = self.hold(hold.owner).map(|hold| hold.token);
+                    if before != Some(hold.token) {
+                        self.events.push(Event::Acquired(hold.token));
+                    }
+                }
+                Change::Unhold { token, end, .. } => self.events.push(Event::Ended(*end, *token)),
+                Change::Ticket { number, .. } => {
+                    clock.follow(number.0);
+                    if self.value().ticket(*number).is_none() {
+                        self.events.push(Event::Queued);
+                    }
+                }
+                Change::Unticket { .. } | Change::Watch(_) => {}
+            }
+            self.lock.get_or_insert_with(V::default).apply(change);
+        }
+        Ok(())
+    }
+}

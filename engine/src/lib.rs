@@ -1,0 +1,58 @@
+//! The lock itself, and nothing else: no Redis, no clock, no randomness that a decision depends on, no I/O, no `unsafe`.
+//!
+//! Time is an argument everywhere; the same inputs give the same outputs. The methods of [`Engine`] fall in four kinds:
+//!
+//! * **requests** (`acquire`, `acquire_many`, `renew`, `release`, `force`, `cancel`, …): what a client asks; they bring the
+//!   lock up to date, decide, and answer;
+//! * **events** (`tick`, `leave`, `on_disconnect`, `undelivered`, `on_key_changed`, …): what happened outside a request;
+//!   they only note what is to be done, since they may come at a moment when nothing may be changed;
+//! * **settlement** (`settle_dirty`, `break_circles`): does what is to be done, when the caller says that changes are possible;
+//! * **getters** (`held`, `position`, `check`, `view`, `next_wakeup`): change nothing.
+//!
+//! After each of them the caller works through what has piled up: the changed [`Entry`]s of its [`Keyspace`], and the
+//! [`Wake`]s and [`Message`]s of the engine's [`Ledger`].
+//!
+//! Each part uses those above it only:
+//!
+//! | part | what is in it |
+//! |---|---|
+//! | `types`, `collections` | the words as types; containers that know nothing of locks |
+//! | `lock` | what is durable of a lock, how it changes, its bytes; the granting rule; the token clock |
+//! | `policy`, `counters`, `keyspace`, `refusal` | settings; what is counted; where locks are kept; why a request is refused |
+//! | `queue` | what queues: places, requests, what ends when, ties to connections, blocking holders |
+//! | `undo` | what a grant has changed, until it is delivered |
+//! | `ledger` | what decisions are written to |
+//! | `state` | [`Engine`]: all of it |
+//! | `deadlock` | who waits for whom, and whether that can ever end |
+//! | `rules` | what decides: requests, events, settlement |
+//! | `view` | what there is to see |
+
+#![forbid(unsafe_code)]
+
+pub mod collections;
+pub mod counters;
+mod deadlock;
+mod keyspace;
+mod ledger;
+pub mod lock;
+mod policy;
+mod queue;
+pub mod refusal;
+mod rules;
+mod state;
+mod types;
+pub mod undo;
+mod view;
+
+pub use keyspace::{Entry, Event, Keyspace, Value};
+pub use ledger::{Message, Outcome, TieRequest, Wake, SHORTEST_AUTO_LEASE_MS};
+pub use lock::change::{self, End};
+pub use lock::{codec, Lock};
+pub use policy::Policy;
+pub use refusal::Refusal;
+pub use rules::acquire::{Answer, Ask, Wait};
+pub use state::Engine;
+pub use types::*;
+pub use undo::Undo;
+pub use view::graph::Edge;
+pub use view::inspect::{HoldView, PlaceKind, PlaceView, Row, State};

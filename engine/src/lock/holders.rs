@@ -1,0 +1,339 @@
+//! The holders of one lock: a short list, or, of many, found by owner at once and by deadline and limit in logarithmic time.
+
+use super::Hold;
+use crate::collections::index::Index;
+use crate::types::{ClientId, Limit, Token, WallMs};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Holders that are kept in a list. Up to here a walk through them is as fast as three ordered maps, which would take
+/// seven times the room, and nearly every contended lock has one holder.
+const LONGEST_LIST: usize = 8;
+
+/// All holders of a lock.
+#[derive(Debug)]
+pub enum Holders {
+    /// Some, in the order of their owners.
+    List(Vec<Holder>),
+    /// More than can be kept in a list.
+    Indexed(Box<Indexed>),
+}
+
+/// One holder. Its owner is shared with `Arc` where it stands in several maps, since a server may free a value on another
+/// thread.
+#[derive(Debug)]
+pub struct Holder {
+    owner: Arc<[u8]>,
+    terms: Terms,
+}
+
+/// What one holder holds the lock with.
+#[derive(Debug, Clone, Copy)]
+struct Terms {
+    token: Token,
+    deadline: WallMs,
+    holds: u32,
+    limit: Limit,
+    client: ClientId,
+}
+
+/// Many holders, found by owner, deadline and limit.
+#[derive(Debug, Default)]
+pub struct Indexed {
+    by_owner: Index<Arc<[u8]>, Terms>,
+    // The token keeps leases of one millisecond apart: to compare owners would be to read the memory of each.
+    by_deadline: BTreeSet<(WallMs, Token, Arc<[u8]>)>,
+    by_limit: BTreeMap<Limit, usize>,
+}
+
+impl Default for Holders {
+    fn default() -> Self {
+        Holders::List(Vec::new())
+    }
+}
+
+impl Holders {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Holders::List(list) => list.len(),
+            Holders::Indexed(many) => many.by_owner.len(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The hold of an owner.
+    pub fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
+        match self {
+            Holders::List(list) => list.get(find(list, owner).ok()?).map(Holder::view),
+            Holders::Indexed(many) => many.get(owner),
+        }
+    }
+
+    /// All holds: of a few in the order of their owners, of many in the order in which they end.
+    pub fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
+        self.iter_from(0)
+    }
+
+    /// The same without the first so many.
+    pub fn iter_from(&self, first: usize) -> impl Iterator<Item = Hold<'_>> {
+        let (few, many) = match self {
+            Holders::List(list) => (Some(list), None),
+            Holders::Indexed(many) => (None, Some(many)),
+        };
+        let few = few.into_iter().flatten().skip(first).map(Holder::view);
+        few.chain(many.into_iter().flat_map(move |many| many.iter_from(first)))
+    }
+
+    /// The first deadline and whose it is.
+    pub fn earliest(&self) -> Option<(WallMs, &[u8])> {
+        match self {
+            Holders::List(list) => {
+                let first = list.iter().min_by_key(|holder| holder.terms.deadline)?;
+                Some((first.terms.deadline, &first.owner))
+            }
+            Holders::Indexed(many) => {
+                let (at, _, owner) = many.by_deadline.first()?;
+                Some((*at, owner))
+            }
+        }
+    }
+
+    /// The hold whose lease ends last.
+    pub fn last(&self) -> Option<Hold<'_>> {
+        match self {
+            Holders::List(list) => {
+                let last = list.iter().max_by_key(|holder| holder.terms.deadline)?;
+                Some(last.view())
+            }
+            Holders::Indexed(many) => many.get(&many.by_deadline.last()?.2),
+        }
+    }
+
+    /// The last deadline.
+    pub fn latest(&self) -> Option<WallMs> {
+        match self {
+            Holders::List(list) => list.iter().map(|holder| holder.terms.deadline).max(),
+            Holders::Indexed(many) => many.by_deadline.last().map(|(at, ..)| *at),
+        }
+    }
+
+    /// How many leases have not run out. Takes time by the number of those that have, which are soon taken out.
+    pub fn live(&self, now: WallMs) -> usize {
+        let ended = match self {
+            Holders::List(list) => list
+                .iter()
+                .filter(|holder| holder.terms.deadline <= now)
+                .count(),
+            Holders::Indexed(many) => {
+                let ended = many.by_deadline.iter();
+                ended.take_while(|(at, ..)| *at <= now).count()
+            }
+        };
+        self.len() - ended
+    }
+
+    /// The strictest limit of all.
+    pub fn strictest(&self) -> Option<Limit> {
+        match self {
+            Holders::List(list) => list.iter().map(|holder| holder.terms.limit).min(),
+            Holders::Indexed(many) => many.by_limit.first_key_value().map(|(limit, _)| *limit),
+        }
+    }
+
+    /// The strictest limit when one holder with `mine` is left out.
+    pub fn strictest_beside(&self, mine: Limit) -> Option<Limit> {
+        match self {
+            Holders::List(list) => {
+                let left_out = list.iter().position(|holder| holder.terms.limit == mine);
+                let others = list
+                    .iter()
+                    .enumerate()
+                    .filter(|(at, _)| Some(*at) != left_out);
+                others.map(|(_, holder)| holder.terms.limit).min()
+            }
+            Holders::Indexed(many) => {
+                let counted =
+                    |(limit, count): &(&Limit, &usize)| **count > usize::from(**limit == mine);
+                many.by_limit.iter().find(counted).map(|(limit, _)| *limit)
+            }
+        }
+    }
+
+    /// Makes this owner's hold exactly this one.
+    pub fn put(&mut self, hold: &Hold) {
+        let terms = Terms {
+            token: hold.token,
+            deadline: hold.deadline,
+            holds: hold.holds,
+            limit: hold.limit,
+            client: hold.client,
+        };
+        match self {
+            Holders::List(list) => match find(list, hold.owner) {
+                Ok(at) => {
+                    if let Some(holder) = list.get_mut(at) {
+                        holder.terms = terms;
+                    }
+                }
+                Err(at) => {
+                    let owner = Arc::from(hold.owner);
+                    list.reserve_exact(1);
+                    list.insert(at, Holder { owner, terms });
+                    self.spread();
+                }
+            },
+            Holders::Indexed(many) => {
+                let owner = many.remove(hold.owner);
+                many.put(owner.unwrap_or_else(|| Arc::from(hold.owner)), terms);
+            }
+        }
+    }
+
+    /// Takes the only hold out, if it is holder under this token.
+    pub fn remove_only(&mut self, token: Token) {
+        if let Holders::List(list) = self {
+            if matches!(list.as_slice(), [only] if only.terms.token == token) {
+                list.clear();
+            }
+        }
+    }
+
+    /// Takes an owner's hold out.
+    pub fn remove(&mut self, owner: &[u8]) {
+        match self {
+            Holders::List(list) => {
+                if let Ok(at) = find(list, owner) {
+                    list.remove(at);
+                }
+            }
+            Holders::Indexed(many) => {
+                many.remove(owner);
+                self.gather();
+            }
+        }
+    }
+
+    /// Token and deadline of each hold, in the order of `iter`.
+    pub fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
+        let (few, many) = match self {
+            Holders::List(list) => (Some(list), None),
+            Holders::Indexed(many) => (None, Some(&many.by_deadline)),
+        };
+        let few = few.into_iter().flatten();
+        let few = few.map(|holder| (holder.terms.token, holder.terms.deadline));
+        let many = many.into_iter().flatten();
+        few.chain(many.map(|(deadline, token, _)| (*token, *deadline)))
+    }
+
+    /// Takes one out, whichever. Gives whether there was one.
+    pub fn pop(&mut self) -> bool {
+        match self {
+            Holders::List(list) => list.pop().is_some(),
+            Holders::Indexed(many) => {
+                let first = many.by_deadline.pop_first();
+                first.is_some_and(|(.., owner)| many.by_owner.remove(&owner).is_some())
+            }
+        }
+    }
+
+    /// Roughly the memory that they take, in bytes.
+    pub fn bytes(&self) -> usize {
+        let each = match self {
+            Holders::List(_) => std::mem::size_of::<Holder>() + 16,
+            // In three maps, of whose nodes half is air.
+            Holders::Indexed(_) => 200,
+        };
+        self.iter().map(|hold| each + hold.owner.len()).sum()
+    }
+
+    /// From a list to maps once there are too many for it.
+    fn spread(&mut self) {
+        let Holders::List(list) = self else { return };
+        if list.len() <= LONGEST_LIST {
+            return;
+        }
+        let mut many = Box::<Indexed>::default();
+        for holder in std::mem::take(list) {
+            many.put(holder.owner, holder.terms);
+        }
+        *self = Holders::Indexed(many);
+    }
+
+    /// Back to a list once they are few again: half as many, so that one that comes and goes does not cost a move each time.
+    fn gather(&mut self) {
+        let Holders::Indexed(many) = self else { return };
+        if many.by_owner.len() > LONGEST_LIST / 2 {
+            return;
+        }
+        let mut list: Vec<Holder> = many.drain().collect();
+        list.sort_unstable_by(|one, other| one.owner.cmp(&other.owner));
+        *self = Holders::List(list);
+    }
+}
+
+impl Holder {
+    fn view(&self) -> Hold<'_> {
+        view((&self.owner, &self.terms))
+    }
+}
+
+impl Indexed {
+    fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
+        self.by_owner.get_key_value(owner).map(view)
+    }
+
+    fn iter_from(&self, first: usize) -> impl Iterator<Item = Hold<'_>> {
+        let owners = self.by_deadline.iter().skip(first).map(|(.., owner)| owner);
+        owners.filter_map(|owner| self.get(owner))
+    }
+
+    fn drain(&mut self) -> impl Iterator<Item = Holder> + '_ {
+        let owners = std::mem::take(&mut self.by_deadline).into_iter();
+        owners.filter_map(|(.., owner)| {
+            let (owner, terms) = self.by_owner.remove(&owner)?;
+            Some(Holder { owner, terms })
+        })
+    }
+
+    fn put(&mut self, owner: Arc<[u8]>, terms: Terms) {
+        self.by_deadline
+            .insert((terms.deadline, terms.token, owner.clone()));
+        *self.by_limit.entry(terms.limit).or_default() += 1;
+        self.by_owner.insert(owner, terms);
+    }
+
+    /// Takes an owner's hold out; gives the owner back for further use.
+    fn remove(&mut self, owner: &[u8]) -> Option<Arc<[u8]>> {
+        let (owner, terms) = self.by_owner.remove(owner)?;
+        let dated = (terms.deadline, terms.token, owner);
+        self.by_deadline.remove(&dated);
+        if let Some(count) = self.by_limit.get_mut(&terms.limit) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_limit.remove(&terms.limit);
+            }
+        }
+        Some(dated.2)
+    }
+}
+
+/// Where an owner stands in a list, or would.
+fn find(list: &[Holder], owner: &[u8]) -> Result<usize, usize> {
+    list.binary_search_by(|holder| (*holder.owner).cmp(owner))
+}
+
+fn view<'a>((owner, terms): (&'a Arc<[u8]>, &'a Terms)) -> Hold<'a> {
+    Hold {
+        owner,
+        token: terms.token,
+        deadline: terms.deadline,
+        holds: terms.holds,
+        limit: terms.limit,
+        client: terms.client,
+    }
+}

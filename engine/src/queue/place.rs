@@ -1,0 +1,111 @@
+//! One owner's place in a wait queue, and the request that waits at it.
+
+use super::deadlines::DueKey;
+use crate::lock::Change;
+use crate::types::{Arrival, Limit, Millis, Now, RequestId, SteadyMs};
+use std::rc::Rc;
+
+/// One owner's place in a queue. At most one request waits at it.
+///
+/// | ticket | waits there | it is | it goes |
+/// |---|---|---|---|
+/// | no | a request | a waiter | with the request |
+/// | yes | a request | a ticket | with the request, unless it is kept for a claim window: then it becomes absent |
+/// | yes | nobody | an absent ticket | when its window ends |
+/// | no | nobody | – | only within a take-over |
+#[derive(Debug)]
+pub struct Place {
+    /// Whose place it is.
+    pub owner: Rc<[u8]>,
+    /// What is asked for.
+    pub limit: Limit,
+    /// Since when it is there: microseconds of the steady clock.
+    pub since_us: u64,
+    /// Whether it is a ticket. Kept apart, as most places are none, and there may be many places.
+    pub ticket: Option<Box<Window>>,
+    // The request that waits at it (0: nobody), and whether that is one for many locks.
+    request: RequestId,
+    part: bool,
+}
+
+/// How long a ticket is kept while nobody is there for it.
+#[derive(Debug, Default)]
+pub struct Window {
+    /// For how long, from the end of a wait on; 0: not at all.
+    pub claim: Millis,
+    /// With nobody there, when it is dropped.
+    pub until: SteadyMs,
+    /// The due entry that looks after that. It may come earlier than `until`, and is set anew then: a ticket that is
+    /// polled again and again moves no entry.
+    pub due: Option<DueKey<SteadyMs>>,
+}
+
+/// No request has this number.
+const NOBODY: RequestId = RequestId(0);
+
+// Neither lies across two lines of memory: who polls a ticket in a long queue waits for each line.
+const _: () = assert!(std::mem::size_of::<Place>() <= 48 && std::mem::size_of::<Window>() == 32);
+
+impl Place {
+    /// A place where nobody waits yet.
+    pub fn new(owner: Rc<[u8]>, limit: Limit, now: Now) -> Place {
+        Place {
+            owner,
+            limit,
+            since_us: now.steady_us,
+            ticket: None,
+            request: NOBODY,
+            part: false,
+        }
+    }
+
+    /// Has a request wait at it: a part of one for many locks is granted only together with the others.
+    pub fn occupy(&mut self, request: RequestId, part: bool) {
+        (self.request, self.part) = (request, part);
+    }
+
+    /// Nobody waits at it any more.
+    pub fn vacate(&mut self) {
+        self.occupy(NOBODY, false);
+    }
+
+    /// For how many microseconds it has been there.
+    pub fn waited_us(&self, now: Now) -> u64 {
+        now.steady_us.saturating_sub(self.since_us)
+    }
+
+    /// How long it is kept while nobody is there for it; none if it is no ticket.
+    pub fn claim(&self) -> Option<Millis> {
+        self.ticket.as_deref().map(|window| window.claim)
+    }
+
+    /// Its ticket, to be written into the lock's value; none if it is no ticket.
+    pub fn as_change(&self, number: Arrival) -> Option<Change<'_>> {
+        Some(Change::Ticket {
+            number,
+            owner: &self.owner,
+            limit: self.limit,
+            claim: self.claim()?,
+        })
+    }
+
+    /// Makes it a ticket, or one that is kept so long.
+    pub fn set_claim(&mut self, claim: Millis) {
+        self.ticket.get_or_insert_with(Box::default).claim = claim;
+    }
+
+    /// Whether nobody waits at it.
+    pub fn is_absent(&self) -> bool {
+        self.request == NOBODY
+    }
+
+    /// The number of the request that waits at it.
+    pub fn request(&self) -> Option<RequestId> {
+        (!self.is_absent()).then_some(self.request)
+    }
+
+    /// Whether it is a part of a request for many locks that waits at it.
+    pub fn is_part(&self) -> bool {
+        self.part
+    }
+}

@@ -1,0 +1,231 @@
+//! The requests that wait, over all locks: found by number, by owner and by connection.
+
+use super::deadlines::DueKey;
+use super::LockId;
+use crate::collections::index::{ByNumber, NumberIndex};
+use crate::types::{Arrival, ClientId, Now, OwnerHash, RequestId, SteadyMs, Terms};
+use std::collections::hash_map::{Entry as Slot, RandomState};
+use std::collections::BTreeSet;
+use std::hash::BuildHasher;
+use std::rc::Rc;
+
+/// A request that waits.
+#[derive(Debug)]
+pub struct Request {
+    /// Who asks.
+    pub owner: Rc<[u8]>,
+    /// What stands for the owner in the indexes.
+    pub hash: OwnerHash,
+    /// What is asked for.
+    pub terms: Terms,
+    /// When its time is up; none for a wait without bound.
+    pub until: Option<DueKey<SteadyMs>>,
+    /// The channel that is told of the outcome; none for a blocked connection.
+    pub channel: Option<Rc<[u8]>>,
+    /// Where it waits.
+    pub at: WaitsAt,
+}
+
+// A size class of every malloc: there may be a million of them.
+const _: () = assert!(std::mem::size_of::<Request>() <= 112);
+
+/// Where a request waits.
+#[derive(Debug)]
+pub enum WaitsAt {
+    /// At one lock.
+    One(Part),
+    /// At many locks at once, in the order of the request.
+    Many(Box<[Part]>),
+}
+
+/// What a request is at one lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Which lock.
+    pub lock: LockId,
+    /// The number of its place there; none where a request for many counts on its owner's hold instead.
+    pub place: Option<Arrival>,
+}
+
+impl Request {
+    /// Its parts, one for each lock.
+    pub fn parts(&self) -> &[Part] {
+        match &self.at {
+            WaitsAt::One(part) => std::slice::from_ref(part),
+            WaitsAt::Many(parts) => parts,
+        }
+    }
+
+    /// The locks at which it has a place, and the number of that.
+    pub fn places(&self) -> impl Iterator<Item = (LockId, Arrival)> + '_ {
+        let places = self.parts().iter();
+        places.filter_map(|part| Some((part.lock, part.place?)))
+    }
+
+    /// Whether it is for many locks.
+    pub fn is_many(&self) -> bool {
+        matches!(self.at, WaitsAt::Many(_))
+    }
+}
+
+/// An owner's waiting requests: mostly one.
+#[derive(Debug)]
+enum Ids {
+    One(RequestId),
+    // An owner may wait for a hundred thousand locks by a channel. Boxed, since this is rare and would make the usual case
+    // half as large again.
+    #[allow(clippy::box_collection)]
+    More(Box<BTreeSet<RequestId>>),
+}
+
+/// The requests of one connection that wait by a channel: mostly always the same one, so its name is shared.
+#[derive(Debug)]
+struct Notified {
+    channel: Rc<[u8]>,
+    ids: BTreeSet<RequestId>,
+}
+
+/// All waiting requests.
+#[derive(Debug, Default)]
+pub struct Requests {
+    by_id: NumberIndex<RequestId, Box<Request>>,
+    // By the hash of the owner's name: owners are kept with their places, and there may be many.
+    by_owner: NumberIndex<OwnerHash, Ids>,
+    hash: RandomState,
+    // Those that wait by a channel, by connection.
+    notified: ByNumber<ClientId, Notified>,
+    notifies: usize,
+    last: u64,
+}
+
+impl Requests {
+    /// A number that no other request has had. It follows the wall clock, so that a client that has seen numbers of an
+    /// earlier run of the server sees no number a second time.
+    pub fn fresh(&mut self, now: Now) -> RequestId {
+        self.last = (self.last + 1).max(now.us);
+        RequestId(self.last)
+    }
+
+    /// How many requests wait by a blocked connection.
+    pub fn blocked(&self) -> usize {
+        self.by_id.len() - self.notifies
+    }
+
+    /// How many requests wait by a channel.
+    pub fn notifies(&self) -> usize {
+        self.notifies
+    }
+
+    /// A request.
+    pub fn get(&self, id: RequestId) -> Option<&Request> {
+        self.by_id.get(&id).map(|request| &**request)
+    }
+
+    /// Notes the number of the place that a request has at a lock now; none where it counts on its owner's hold.
+    pub fn set_place(&mut self, id: RequestId, lock: LockId, place: Option<Arrival>) {
+        let parts = match self.by_id.get_mut(&id).map(|request| &mut request.at) {
+            Some(WaitsAt::One(part)) => std::slice::from_mut(part),
+            Some(WaitsAt::Many(parts)) => parts,
+            None => &mut [],
+        };
+        if let Some(part) = parts.iter_mut().find(|part| part.lock == lock) {
+            part.place = place;
+        }
+    }
+
+    /// What stands for an owner in the indexes.
+    pub fn hash(&self, owner: &[u8]) -> OwnerHash {
+        OwnerHash(self.hash.hash_one(owner))
+    }
+
+    /// An owner's waiting requests from this number on, in order.
+    pub fn of_owner_from(
+        &self,
+        owner: OwnerHash,
+        from: RequestId,
+    ) -> impl Iterator<Item = RequestId> + '_ {
+        let (one, more) = match self.by_owner.get(&owner) {
+            None => (None, None),
+            Some(Ids::One(id)) => (Some(*id).filter(|id| *id >= from), None),
+            Some(Ids::More(ids)) => (None, Some(ids.range(from..).copied())),
+        };
+        one.into_iter().chain(more.into_iter().flatten())
+    }
+
+    /// An owner's only waiting request; none if it has none or several.
+    pub fn only_of_owner(&self, owner: OwnerHash) -> Option<RequestId> {
+        let mut ids = self.of_owner_from(owner, RequestId(0));
+        let first = ids.next()?;
+        ids.next().is_none().then_some(first)
+    }
+
+    /// Whether an owner waits for anything.
+    pub fn waits(&self, owner: OwnerHash) -> bool {
+        self.by_owner.get(&owner).is_some()
+    }
+
+    /// The next of the requests by which this connection waits on a channel.
+    pub fn notified(&self, client: ClientId) -> Option<RequestId> {
+        self.notified.get(&client)?.ids.first().copied()
+    }
+
+    /// The name of a channel that this connection is to wait by, as it is kept.
+    pub fn channel(&self, client: ClientId, channel: &[u8]) -> Rc<[u8]> {
+        let known = self.notified.get(&client).map(|notified| &notified.channel);
+        match known.filter(|known| ***known == *channel) {
+            Some(known) => known.clone(),
+            None => Rc::from(channel),
+        }
+    }
+
+    /// Adds a request.
+    pub fn add(&mut self, id: RequestId, request: Box<Request>) {
+        match self.by_owner.get_mut(&request.hash) {
+            None => drop(self.by_owner.insert(request.hash, Ids::One(id))),
+            Some(Ids::More(ids)) => drop(ids.insert(id)),
+            Some(ids) => {
+                if let Ids::One(first) = *ids {
+                    *ids = Ids::More(Box::new(BTreeSet::from([first, id])));
+                }
+            }
+        }
+        if let Some(channel) = &request.channel {
+            let notified = self.notified.entry(request.terms.client);
+            let notified = notified.or_insert_with(|| Notified {
+                channel: channel.clone(),
+                ids: BTreeSet::new(),
+            });
+            notified.ids.insert(id);
+            self.notifies += 1;
+        }
+        self.by_id.insert(id, request);
+    }
+
+    /// Takes a request out.
+    pub fn remove(&mut self, id: RequestId) -> Option<Box<Request>> {
+        let (_, request) = self.by_id.remove(&id)?;
+        match self.by_owner.get_mut(&request.hash) {
+            Some(Ids::More(ids)) if ids.len() > 1 => drop(ids.remove(&id)),
+            _ => drop(self.by_owner.remove(&request.hash)),
+        }
+        if request.channel.is_some() {
+            self.notifies -= 1;
+            if let Slot::Occupied(mut notified) = self.notified.entry(request.terms.client) {
+                notified.get_mut().ids.remove(&id);
+                if notified.get().ids.is_empty() {
+                    notified.remove();
+                }
+            }
+        }
+        Some(request)
+    }
+
+    /// None of them, but what no number is given a second time by.
+    pub fn emptied(&self) -> Requests {
+        Requests {
+            last: self.last,
+            hash: self.hash.clone(),
+            ..Requests::default()
+        }
+    }
+}

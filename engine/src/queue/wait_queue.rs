@@ -1,0 +1,249 @@
+//! The wait queue of one lock, on the server that decides.
+
+use super::blocking_holders::{BlockingHolder, BlockingHolders};
+use super::deadlines::DueKey;
+use super::place::Place;
+use crate::collections::index::Index;
+use crate::collections::roster::Roster;
+use crate::lock::Lock;
+use crate::types::{Arrival, Name, RequestId, WallMs};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// Places that are looked through for an owner's. Beyond them an index finds it, which takes as much room as the whole queue of a
+/// lock that one waits for.
+const LONGEST_SEARCH: usize = 8;
+
+/// The wait queue of one lock. It exists for a lock that somebody is queued for, or that has to be watched (see
+/// `Lock::needs_watch`). It holds every place, tickets and waiters alike; of a ticket the lock's value holds the durable
+/// half.
+///
+/// A holder never has a place in the queue: it may only wait for a stricter limit, ahead of the queue.
+#[derive(Debug, Default)]
+pub struct WaitQueue {
+    /// The lock.
+    pub name: Name,
+    // The holder that waits for a stricter limit, only for the other holders to leave, is ahead of all.
+    places: Roster<Arrival, Place>,
+    // Made for more places than are soon looked through.
+    by_owner: Option<Box<Index<Rc<[u8]>, Arrival>>>,
+    /// The due entry of the earliest lease.
+    pub lease: Option<DueKey<WallMs>>,
+    /// Requests for many locks that count on their owner's hold of this one.
+    pub counting: BTreeSet<RequestId>,
+    /// How many parts of requests for many locks wait at a place here.
+    pub parts: usize,
+    /// How many other places belong to owners that wait for something else too.
+    pub entangled: usize,
+    /// What the index of blocking holders has recorded of it.
+    pub blocking: BlockingHolders,
+    /// Absent tickets whose window has ended.
+    pub lapsed: Vec<Arrival>,
+    /// Waits that ended by time-out since the last settlement; for the events that tell of them.
+    pub timeouts: u32,
+    /// Ends that the key was given from outside (EXPIRE), earlier than its leases.
+    pub external: Option<Box<ExternalEnds>>,
+    /// Rises whenever holders change or somebody leaves: what was found out about it before may not be so any more.
+    pub revision: u64,
+    /// Whether the queue must not move, as its slot is migrating away.
+    pub closed: bool,
+    /// Whether the value at the key may have been replaced behind the queue's back.
+    pub stale: bool,
+    /// The last time that all values of its database came or went which it was looked at after (see `WaitQueues`).
+    pub epoch: u64,
+    /// Whether a settlement is pending.
+    pub dirty: bool,
+}
+
+/// Ends that a key was given from outside, earlier than its leases.
+#[derive(Debug, Default)]
+pub struct ExternalEnds {
+    /// The last one, while no lease has been cut to it. As long as nothing else touches the lock the server removes the key then;
+    /// the next request makes it the leases' own end.
+    pub told: Option<WallMs>,
+    // Those that leases were cut to: a hold that ends just then was removed, and did not expire.
+    cuts: Vec<WallMs>,
+}
+
+/// Cuts that are remembered of one lock.
+const CUTS: usize = 16;
+
+impl ExternalEnds {
+    /// Leases were cut to this end.
+    pub fn cut(&mut self, end: WallMs) {
+        if self.cuts.len() == CUTS {
+            self.cuts.remove(0);
+        }
+        self.cuts.push(end);
+    }
+
+    /// Takes over what a primary has done with the end that was told: leases were cut to it, or it is superseded.
+    fn follow(&mut self, lock: &Lock) {
+        let told = self.told.take();
+        if let Some(end) = told.filter(|end| lock.holds().any(|hold| hold.deadline == *end)) {
+            self.cut(end);
+        }
+    }
+
+    /// Whether a hold that ended with this deadline was ended from outside.
+    fn ended(&self, deadline: WallMs) -> bool {
+        let removed = self.told.is_some_and(|end| end <= deadline);
+        removed || self.cuts.contains(&deadline)
+    }
+}
+
+impl WaitQueue {
+    /// Whether a hold that ended with this deadline was ended from outside.
+    pub fn ended_from_outside(&self, deadline: WallMs) -> bool {
+        let external = self.external.as_deref();
+        external.is_some_and(|external| external.ended(deadline))
+    }
+
+    /// Forgets the ends that concern none of the leases.
+    pub fn prune_external(&mut self, lock: &Lock) {
+        let Some(external) = &mut self.external else {
+            return;
+        };
+        let (first, last) = (lock.earliest(), lock.last().map(|hold| hold.deadline));
+        external
+            .cuts
+            .retain(|cut| first <= Some(*cut) && Some(*cut) <= last);
+        if lock.is_empty() || (external.told.is_none() && external.cuts.is_empty()) {
+            self.external = None;
+        }
+    }
+
+    /// The same on a server that follows, after what its primary has decided.
+    pub fn follow_external(&mut self, lock: &Lock) {
+        if let Some(external) = &mut self.external {
+            external.follow(lock);
+            self.prune_external(lock);
+        }
+    }
+
+    /// A lock's queue, with nobody in it.
+    pub fn new(name: Name) -> WaitQueue {
+        WaitQueue {
+            name,
+            ..WaitQueue::default()
+        }
+    }
+
+    /// Whether nobody is queued.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// How many places there are.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether nobody waits at any place, and no request counts on a hold here.
+    pub fn is_unattended(&self) -> bool {
+        self.counting.is_empty() && self.in_order().all(|(_, place)| place.is_absent())
+    }
+
+    /// The number of this owner's place, the waiting upgrade's included.
+    pub fn number_of(&self, owner: &[u8]) -> Option<Arrival> {
+        match &self.by_owner {
+            Some(index) => index.get(owner).copied(),
+            None => {
+                let mut places = self.in_order();
+                let its = places.find(|(_, place)| *place.owner == *owner);
+                its.map(|(number, _)| number)
+            }
+        }
+    }
+
+    /// Puts a place at its number. The owner has no place yet and the number is free, or nothing happens. Gives whether it
+    /// is there.
+    pub fn insert(&mut self, number: Arrival, place: Place) -> bool {
+        let owner = place.owner.clone();
+        let free = self.number_of(&owner).is_none();
+        let inserted = free && self.places.insert(number, Box::new(place)).is_ok();
+        if inserted {
+            self.index(owner, number);
+            // It is before all others; one that comes last changes nothing for them.
+            self.revision += u64::from(number == Arrival::AHEAD);
+        }
+        inserted
+    }
+
+    /// Takes a place out.
+    pub fn remove(&mut self, number: Arrival) -> Option<Box<Place>> {
+        self.revision += 1;
+        let place = self.places.remove(number)?;
+        if self.len() <= LONGEST_SEARCH / 2 {
+            self.by_owner = None;
+        } else if let Some(index) = &mut self.by_owner {
+            index.remove(&place.owner);
+        }
+        Some(place)
+    }
+
+    /// Has the place of this owner found.
+    fn index(&mut self, owner: Rc<[u8]>, number: Arrival) {
+        if let Some(index) = &mut self.by_owner {
+            index.insert(owner, number);
+        } else if self.len() > LONGEST_SEARCH {
+            let mut index = Box::<Index<Rc<[u8]>, Arrival>>::default();
+            for (number, place) in self.in_order() {
+                index.insert(place.owner.clone(), number);
+            }
+            self.by_owner = Some(index);
+        }
+    }
+
+    /// The place with this number.
+    pub fn place(&self, number: Arrival) -> Option<&Place> {
+        self.places.get(number)
+    }
+
+    /// The place with this number.
+    pub fn place_mut(&mut self, number: Arrival) -> Option<&mut Place> {
+        self.places.get_mut(number)
+    }
+
+    /// The holder's place that waits for a stricter limit.
+    pub fn upgrade(&self) -> Option<&Place> {
+        let (number, place) = self.head()?;
+        (number == Arrival::AHEAD).then_some(place)
+    }
+
+    /// The place that is served next: the waiting upgrade, or the first in order.
+    pub fn head(&self) -> Option<(Arrival, &Place)> {
+        self.places.front()
+    }
+
+    /// All places as they are served: the waiting upgrade first.
+    pub fn in_order(&self) -> impl Iterator<Item = (Arrival, &Place)> {
+        self.places.iter()
+    }
+
+    /// The places from this number on.
+    pub fn from(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Place)> {
+        self.places.from(number)
+    }
+
+    /// How many places of the queue are before this one. The waiting upgrade's is none of them.
+    pub fn rank(&self, number: Arrival) -> Option<usize> {
+        let rank = self.places.rank(number)?;
+        Some(rank.saturating_sub(usize::from(self.upgrade().is_some())))
+    }
+
+    /// Whether an owner that is queued here waits for something else too, or holds the lock.
+    pub fn is_entangled(&self) -> bool {
+        self.parts > 0 || self.entangled > 0 || self.upgrade().is_some()
+    }
+
+    /// The holders, where they are recorded one by one: with somebody queued, and if they are not too many.
+    pub fn blocking_holders(&self) -> Option<&[BlockingHolder]> {
+        self.blocking.each().filter(|_| !self.is_empty())
+    }
+
+    /// Whether the settlement of another lock may depend on what is queued here.
+    pub fn is_shared(&self) -> bool {
+        self.parts > 0 || !self.counting.is_empty()
+    }
+}

@@ -1,0 +1,104 @@
+//! Why the engine refuses a request.
+
+use super::types::{Limit, Millis};
+use std::fmt;
+
+/// Why a request was refused. Nothing has changed when one of these is answered.
+///
+/// `Display` is the text on the wire: the first word is the code that clients dispatch on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// The owner does not hold the lock, or not under the token it named, or no longer.
+    NotHeld,
+    /// Nobody holds the lock under that token now.
+    Fenced,
+    /// Waiting would never end; the text names the circle.
+    Deadlock(String),
+    /// One of the caps of the configuration is reached; the field names it.
+    Full(&'static str),
+    /// The server grants nothing for so many milliseconds yet (`dlock.quarantine-ms` after a start or promotion).
+    Quarantine(Millis),
+    /// The server grants nothing for now (`dlock.grants no`).
+    Draining,
+    /// The key holds something that is not a lock.
+    WrongType,
+    /// The hold count cannot be raised any more.
+    Overflow,
+    /// A release is to leave more holds than there are; the field says how many there are.
+    LeavesMore(u32),
+    /// A downgrade would not weaken the limit; the field is the one that the hold has.
+    NotWeaker(Limit),
+    /// An effect makes no sense.
+    Malformed,
+    /// An effect is in a format of a later version of the module.
+    NewerFormat {
+        /// Which.
+        format: u64,
+        /// The latest that is known here.
+        known: u64,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::NotHeld => f.write_str("NOTHELD the owner does not hold this lock (under this token)"),
+            Refusal::Fenced => f.write_str("FENCED the lock is not held under this token"),
+            Refusal::Deadlock(circle) => write!(f, "DEADLOCK waiting would never end: {circle}"),
+            Refusal::Full(cap) => write!(f, "QUEUEFULL {cap} is reached"),
+            Refusal::Quarantine(left_ms) => write!(
+                f,
+                "QUARANTINE no grants yet: the quarantine after the start or promotion ends in {left_ms} ms"
+            ),
+            Refusal::Draining => f.write_str("QUARANTINE no grants: dlock.grants is no"),
+            Refusal::WrongType => f.write_str("WRONGTYPE the key holds a value that is not a lock"),
+            Refusal::Overflow => write!(
+                f,
+                "ERR the hold count must be at most {}: it would overflow",
+                u32::MAX
+            ),
+            Refusal::LeavesMore(holds) => write!(
+                f,
+                "ERR HOLDS must be an integer from 0 to the hold count, which is {holds}"
+            ),
+            Refusal::NotWeaker(Limit::SHARED) => f.write_str("ERR LIMIT must be SHARED, as the hold is"),
+            Refusal::NotWeaker(limit) => write!(
+                f,
+                "ERR LIMIT must be {} or more, or SHARED: DLOCK.DOWNGRADE only weakens a limit",
+                limit.to_wire()
+            ),
+            Refusal::Malformed => f.write_str("ERR DLOCK.APPLY is for replication and the AOF only"),
+            Refusal::NewerFormat { format, known } => {
+                write!(f, "ERR {}", newer_format("the effect", *format, *known))
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Returns what there is to say of something that a later version of the module has written.
+pub fn newer_format(what: &str, format: u64, known: u64) -> String {
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "{what} has format {format}, and dlock {version} knows formats up to {known}: \
+         update the module of this server"
+    )
+}
+
+/// Returns a client's bytes as they may stand in an error or a log line: printable ASCII as it is, the rest as `\xhh`,
+/// cut after `most` bytes of input.
+pub fn escaped(bytes: &[u8], most: usize) -> String {
+    let mut text = String::new();
+    for &byte in bytes.iter().take(most) {
+        match byte {
+            b'\\' | b'\'' | b'"' => text.extend(['\\', byte as char]),
+            0x20..=0x7e => text.push(byte as char),
+            _ => text.push_str(&format!("\\x{byte:02x}")),
+        }
+    }
+    if bytes.len() > most {
+        text.push_str("...");
+    }
+    text
+}

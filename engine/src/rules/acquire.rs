@@ -1,0 +1,408 @@
+//! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
+
+use super::grantable::{Grantable, Way};
+use crate::deadlock::{two_upgrades, Wanted};
+use crate::keyspace::{Entry, Event, Keyspace, Value};
+use crate::ledger::{overflow, Due, Outcome};
+use crate::queue::{LockId, Part, Place, Request, WaitsAt};
+use crate::refusal::Refusal;
+use crate::state::Engine;
+use crate::types::{Arrival, Grant, Millis, NameRef, Now, RequestId, Terms};
+use std::rc::Rc;
+
+/// A request for a lock.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask<'a> {
+    /// Who asks.
+    pub owner: &'a [u8],
+    /// What is asked for.
+    pub terms: Terms,
+    /// Whether and how long it waits.
+    pub wait: Wait,
+    /// Whether its place in the queue is a ticket, and how long that is kept while nobody is there for it.
+    pub ticket: Option<Millis>,
+    /// The channel that is to be told of the outcome, rather than a blocked connection.
+    pub channel: Option<&'a [u8]>,
+}
+
+/// Whether a request waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// It is answered at once.
+    No,
+    /// It waits so long, or without bound.
+    For(Option<Millis>),
+}
+
+/// What a request is answered: one for many locks has a grant of each, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer<G = Grant> {
+    /// It is the owner's.
+    Granted(G),
+    /// It cannot be granted now.
+    Null,
+    /// It waits under this number; a [`super::super::Wake`] will tell how the wait ended, or a
+    /// [`super::super::Message`] if it waits by a channel.
+    Waiting(RequestId),
+}
+
+impl Ask<'_> {
+    /// Whether it waits if it cannot be granted at once.
+    pub(super) fn waits(&self) -> bool {
+        self.wait != Wait::No
+    }
+}
+
+// What only a contended lock needs is marked as cold: it would stand between the few lines that every grant runs through.
+impl Engine {
+    /// Takes the lock, or a place in its queue, or answers null.
+    ///
+    /// Errors: `WrongType`, `Full` for each cap, `Quarantine` and `Draining` while nothing is granted, `Deadlock` for a wait
+    /// that could never end and for a second waiting upgrade, `Argument` when the hold count would overflow. Nothing has
+    /// changed then.
+    #[inline(always)]
+    pub fn acquire(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        ask: &Ask,
+    ) -> Result<Answer, Refusal> {
+        let (entry, lock) = self.freshen(keys, now, name);
+        if entry.foreign {
+            return Err(Refusal::WrongType);
+        }
+        // The usual lock, which nobody has and nobody is queued for: the rule below could only say yes.
+        if entry.lock.is_none() && lock.is_none() && self.policy.granting(now) {
+            let whose = (name, ask.owner);
+            let grant = self
+                .ledger
+                .grant_first(&self.policy, entry, now, whose, &ask.terms);
+            self.ledger.counters.grants_immediate += 1;
+            return Ok(Answer::Granted(grant));
+        }
+        let answer = self.contend(keys, now, (name, lock), ask);
+        self.follow_up(keys, now);
+        answer
+    }
+
+    /// The rest of it, for a lock that somebody has or is queued for, or while nothing is granted. It has been brought up to
+    /// date.
+    #[inline(never)]
+    fn contend(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        (name, lock): (NameRef, Option<LockId>),
+        ask: &Ask,
+    ) -> Result<Answer, Refusal> {
+        let entry = keys.entry(name);
+        // It may have gone as the lock was brought up to date.
+        let lock = lock.filter(|lock| self.queues.get(*lock).is_some());
+        let queue = self.queues.at(lock);
+        let place = queue.number_of(ask.owner);
+        let older = place.and_then(|number| queue.place(number)?.request());
+        if older.is_some() && !ask.waits() {
+            return Ok(self.null());
+        }
+        let way = Way::of(entry, place, ask.owner, ask.terms.limit);
+        match self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), way) {
+            Grantable::Now => {
+                refuse_overflow(entry, ask.owner, &ask.terms)?;
+                let entered = lock.zip(place);
+                if let Some((lock, number)) = entered {
+                    self.take_over(lock, number, now);
+                    drop(self.take_out(entry, now, lock, number));
+                }
+                let (whose, waited) = ((name, ask.owner), entered.is_some());
+                let grant = self.grant(entry, now, whose, &ask.terms, waited)?;
+                if let Some(lock) = lock {
+                    self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
+                }
+                self.rewatch(entry, now, name, lock);
+                return Ok(Answer::Granted(grant));
+            }
+            Grantable::Withheld if way == Way::Reenter => return Err(self.withheld(now)),
+            Grantable::Full if self.policy.granting(now) => {
+                return Err(Refusal::Full("dlock.max-holders"))
+            }
+            _ => {}
+        }
+        if !ask.waits() {
+            return self.poll(entry, now, (name, lock), ask, way);
+        }
+        if !self.policy.grants && place.is_none() {
+            return Err(Refusal::Draining);
+        }
+        if way == Way::Upgrade {
+            self.refuse_second_upgrade(lock, ask.owner)?;
+        }
+        self.room(lock, ask, place.is_some(), older)?;
+        let wanted = [Wanted {
+            name,
+            lock,
+            place: way.place(),
+            limit: ask.terms.limit,
+        }];
+        self.refuse_if_deadlocked(keys, &wanted, ask.owner, older.as_slice())?;
+        let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
+        if let Some(number) = place {
+            self.take_over(lock, number, now);
+        }
+        let number = self.enqueue(keys.entry(name), now, lock, ask, way);
+        self.wait(keys, now, lock, ask, number)
+    }
+
+    /// Grants the lock, and counts it. `waited` says that the request has had a place in the queue.
+    pub(super) fn grant(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        whose: (NameRef, &[u8]),
+        terms: &Terms,
+        waited: bool,
+    ) -> Result<Grant, Refusal> {
+        let grant = self.ledger.grant(&self.policy, entry, now, whose, terms)?;
+        if grant.holds == grant.added {
+            self.ledger.counters.grants_immediate += u64::from(!waited);
+            self.ledger.counters.grants_waited += u64::from(waited);
+        }
+        Ok(grant)
+    }
+
+    /// A request that does not wait and cannot be granted. A ticket keeps its place as long as it asks again in time.
+    #[cold]
+    fn poll(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        (name, lock): (NameRef, Option<LockId>),
+        ask: &Ask,
+        way: Way,
+    ) -> Result<Answer, Refusal> {
+        let Way::Queue(place) = way else {
+            return match self.policy.granting(now) {
+                true => Ok(self.null()),
+                false => Err(self.withheld(now)),
+            };
+        };
+        if place.is_none() && !self.policy.granting(now) {
+            return Err(self.withheld(now));
+        }
+        if place.is_none() && ask.ticket.is_none() {
+            return Ok(self.null());
+        }
+        self.room(lock, ask, place.is_some(), None)?;
+        let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
+        let number = self.enqueue(entry, now, lock, ask, way);
+        self.begin_window(lock, number, now);
+        if place.is_none() {
+            self.settle_queue(entry, now, lock);
+        }
+        Ok(self.null())
+    }
+
+    /// The answer to a request that is not granted and does not wait.
+    pub(super) fn null<G>(&mut self) -> Answer<G> {
+        self.ledger.counters.refused += 1;
+        Answer::Null
+    }
+
+    /// Why nothing is granted now.
+    #[cold]
+    pub(super) fn withheld(&self, now: Now) -> Refusal {
+        match self.policy.grants {
+            false => Refusal::Draining,
+            true => Refusal::Quarantine(self.policy.quarantine_left(now)),
+        }
+    }
+
+    /// Errors if another owner waits to upgrade this lock: each would wait for the other to leave.
+    #[cold]
+    pub(super) fn refuse_second_upgrade(
+        &mut self,
+        lock: Option<LockId>,
+        owner: &[u8],
+    ) -> Result<(), Refusal> {
+        match self.queues.at(lock).upgrade() {
+            Some(place) if *place.owner != *owner => Err(two_upgrades(owner, &place.owner)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the caps allow one more place (unless the owner has it already) and one more waiting request (unless it takes
+    /// the place of an older one of its kind). A cap refuses only what makes its own number grow.
+    #[cold]
+    fn room(
+        &self,
+        lock: Option<LockId>,
+        ask: &Ask,
+        has_place: bool,
+        older: Option<RequestId>,
+    ) -> Result<(), Refusal> {
+        if !has_place {
+            self.room_in_queue(lock)?;
+            if self.places >= self.policy.max_places {
+                return Err(Refusal::Full("dlock.max-places"));
+            }
+        }
+        let by_channel = ask.channel.is_some();
+        let same_kind = older.is_some_and(|id| self.waits_by_channel(id) == by_channel);
+        match ask.waits() && !same_kind {
+            true if by_channel && self.requests.notifies() >= self.policy.max_places => {
+                Err(Refusal::Full("dlock.max-places"))
+            }
+            true if !by_channel && self.requests.blocked() >= self.policy.max_waiters => {
+                Err(Refusal::Full("dlock.max-waiters"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the caps allow one more place in this lock's queue.
+    pub(super) fn room_in_queue(&self, lock: Option<LockId>) -> Result<(), Refusal> {
+        match self.queues.at(lock).len() < self.policy.max_queue {
+            true => Ok(()),
+            false => Err(Refusal::Full("dlock.max-queue")),
+        }
+    }
+
+    /// Whether a request waits by a channel; else by a blocked connection.
+    pub(super) fn waits_by_channel(&self, id: RequestId) -> bool {
+        let request = self.requests.get(id);
+        request.is_some_and(|request| request.channel.is_some())
+    }
+
+    /// The request that waits at this place is replaced: it is told so, and leaves the other queues that it stands in. The
+    /// place stays, with nobody there.
+    #[cold]
+    pub(super) fn take_over(&mut self, lock: LockId, number: Arrival, now: Now) {
+        let place = self.queues.at(lock).place(number);
+        let Some(id) = place.and_then(Place::request) else {
+            return;
+        };
+        self.ledger.counters.replaced += 1;
+        self.dismiss(id, now, Outcome::Replaced, |at| at == lock);
+    }
+
+    /// Finds or makes the owner's place for this request; gives its number. Nobody waits at it.
+    #[cold]
+    fn enqueue(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+        ask: &Ask,
+        way: Way,
+    ) -> Arrival {
+        let claim = ask.ticket.filter(|_| way != Way::Upgrade);
+        let number = way.place();
+        let number = number.unwrap_or_else(|| self.ledger.clock.arrival(now));
+        let is_new = self.queues.at(lock).place(number).is_none();
+        if is_new {
+            let mut place = Place::new(Rc::from(ask.owner), ask.terms.limit, now);
+            if let Some(claim) = claim {
+                place.set_claim(claim);
+            }
+            self.add_place(entry, lock, number, place);
+        } else if let Some(place) = self.queues.place_mut(lock, number) {
+            let before = (place.limit, place.claim());
+            place.limit = ask.terms.limit;
+            if let Some(claim) = claim {
+                place.set_claim(claim);
+            }
+            if before != (place.limit, place.claim()) {
+                entry.commit_any(place.as_change(number));
+            }
+        }
+        if !is_new || way == Way::Upgrade {
+            // It is before others, who did not know of what else its owner waits for.
+            self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
+        }
+        number
+    }
+
+    /// Makes a place at this number.
+    pub(super) fn add_place(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        lock: LockId,
+        number: Arrival,
+        place: Place,
+    ) {
+        entry.commit_any(place.as_change(number));
+        entry.events.push(Event::Queued);
+        if let Some(queue) = self.queues.get_mut(lock) {
+            self.places += usize::from(queue.insert(number, place));
+            self.ledger.counters.top.queued(queue.name.as_ref());
+        }
+    }
+
+    /// Makes the request that waits there.
+    pub(super) fn begin_to_wait(
+        &mut self,
+        ask: &Ask,
+        owner: Rc<[u8]>,
+        at: WaitsAt,
+        id: RequestId,
+        now: Now,
+    ) {
+        let channel = ask.channel;
+        let request = Request {
+            owner,
+            hash: self.requests.hash(ask.owner),
+            terms: ask.terms,
+            until: match ask.wait {
+                Wait::For(Some(ms)) => {
+                    let at = now.steady().after(ms);
+                    Some(self.ledger.timers.add(at, Due::Wait(id)))
+                }
+                _ => None,
+            },
+            channel: channel.map(|channel| self.requests.channel(ask.terms.client, channel)),
+            at,
+        };
+        self.enlist(id, Box::new(request), now);
+    }
+
+    /// Has the request wait at its place, lets the queue be served, and answers if that has answered it.
+    #[cold]
+    fn wait(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        lock: LockId,
+        ask: &Ask,
+        number: Arrival,
+    ) -> Result<Answer, Refusal> {
+        let id = self.requests.fresh(now);
+        if let Some(place) = self.queues.place_mut(lock, number) {
+            place.occupy(id, false);
+            let (owner, place) = (place.owner.clone(), Some(number));
+            self.begin_to_wait(ask, owner, WaitsAt::One(Part { lock, place }), id, now);
+        }
+        self.settle(keys, now, lock);
+        self.follow_up(keys, now);
+        // The settlement may have answered this very request: then it has not waited.
+        match self.ledger.take_answer(id) {
+            None => Ok(Answer::Waiting(id)),
+            Some(Outcome::Granted(grant)) => Ok(Answer::Granted(grant)),
+            Some(Outcome::Refused(error)) => Err(error),
+            Some(_) => Ok(Answer::Null),
+        }
+    }
+}
+
+/// Errors if the request would raise the owner's hold count beyond what it can be.
+#[inline]
+pub(super) fn refuse_overflow(
+    entry: &Entry<impl Value>,
+    owner: &[u8],
+    terms: &Terms,
+) -> Result<(), Refusal> {
+    let full = || entry.hold(owner).is_some_and(|hold| hold.holds == u32::MAX);
+    match terms.holds.is_none() && full() {
+        true => Err(overflow()),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,274 @@
+//! How a request leaves the queues that it waits in, and what becomes of its places.
+
+use crate::keyspace::{Entry, Keyspace, Value};
+use crate::ledger::{Due, Outcome};
+use crate::lock::Change;
+use crate::queue::{LockId, Part, Place, Request, WaitsAt};
+use crate::refusal::Refusal;
+use crate::state::{Engine, Next};
+use crate::types::{Arrival, Millis, NameRef, Now, OwnerHash, RequestId, SteadyMs};
+
+impl Engine {
+    /// Registers a request that waits.
+    pub(super) fn enlist(&mut self, id: RequestId, request: Box<Request>, now: Now) {
+        self.note_waiting(&request, true, now);
+        self.count_entangled(request.hash, &request.at, 1);
+        self.requests.add(id, request);
+    }
+
+    /// The reverse.
+    pub(super) fn delist(&mut self, id: RequestId, now: Now) -> Option<Box<Request>> {
+        let request = self.requests.remove(id)?;
+        self.note_waiting(&request, false, now);
+        self.count_entangled(request.hash, &request.at, -1);
+        Some(request)
+    }
+
+    /// A connection is blocked, or no longer.
+    fn note_waiting(&mut self, request: &Request, waits: bool, now: Now) {
+        if request.channel.is_none() {
+            let client = request.terms.client;
+            self.ledger.ties.waits(client, waits, now.steady());
+        }
+    }
+
+    /// A request is one beside others of its owner: so its own place is entangled, and that of another which was the only one.
+    fn count_entangled(&mut self, owner: OwnerHash, at: &WaitsAt, by: isize) {
+        if !self.requests.waits(owner) {
+            return;
+        }
+        let only = self.requests.only_of_owner(owner);
+        let only = only.and_then(|id| self.requests.get(id));
+        for at in only.map(|request| &request.at).into_iter().chain([at]) {
+            if let WaitsAt::One(part) = at {
+                if let Some(queue) = self.queues.get_mut(part.lock) {
+                    queue.entangled = queue.entangled.saturating_add_signed(by);
+                }
+            }
+        }
+    }
+
+    /// Takes a request out of all places where it waits; these stay, with nobody there.
+    pub(super) fn withdraw(&mut self, id: RequestId, now: Now) -> Option<Request> {
+        let mut request = self.delist(id, now)?;
+        self.ledger.timers.clear(&mut request.until);
+        for part in request.parts() {
+            let Some(queue) = self.queues.get_mut(part.lock) else {
+                continue;
+            };
+            match part.place.and_then(|number| queue.place_mut(number)) {
+                Some(place) => {
+                    place.vacate();
+                    queue.parts -= usize::from(request.is_many());
+                }
+                None => drop(queue.counting.remove(&id)),
+            }
+        }
+        Some(*request)
+    }
+
+    /// Tells a request that has left how its wait ended. One that waits by a channel is for one lock.
+    pub(super) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
+        let lock = left.parts().first().map(|part| part.lock);
+        let name = &self.queues.at(lock).name;
+        self.ledger.tell(id, left, name, outcome);
+    }
+
+    /// A request leaves its queues and is told why. Its places go, but in those queues where another request is to have them.
+    /// The locks are settled before the event ends.
+    pub(super) fn dismiss(
+        &mut self,
+        id: RequestId,
+        now: Now,
+        outcome: Outcome,
+        stays: impl Fn(LockId) -> bool,
+    ) {
+        let Some(left) = self.withdraw(id, now) else {
+            return;
+        };
+        for part in left.parts().iter().filter(|part| !stays(part.lock)) {
+            self.vacate(part, now);
+            self.next.insert(Next::Lock(part.lock));
+        }
+        self.tell(id, left, outcome);
+    }
+
+    /// A request leaves its queues outside of a request: its time is up, or its connection waits no longer. The locks are
+    /// settled as soon as changes are possible.
+    pub(super) fn depart(&mut self, id: RequestId, now: Now) -> Option<Request> {
+        let left = self.withdraw(id, now)?;
+        for part in left.parts() {
+            self.vacate(part, now);
+            self.mark(part.lock);
+        }
+        Some(left)
+    }
+
+    /// The same, and it is told.
+    pub(super) fn end_wait(&mut self, id: RequestId, now: Now, outcome: Outcome) {
+        if let Some(left) = self.depart(id, now) {
+            self.tell(id, left, outcome);
+        }
+    }
+
+    /// Nobody waits at a request's place any more: it goes, unless it is a ticket that is kept for its window.
+    fn vacate(&mut self, part: &Part, now: Now) {
+        let (lock, Some(number)) = (part.lock, part.place) else {
+            return;
+        };
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        let Some(place) = queue.place_mut(number) else {
+            return;
+        };
+        if let Some(window) = place.ticket.as_deref_mut() {
+            window.until = SteadyMs(0);
+        }
+        let (claim, waited) = (place.claim(), place.waited_us(now));
+        match claim {
+            Some(claim) if claim > 0 => return self.begin_window(lock, number, now),
+            // Its half in the value goes with the next settlement.
+            Some(_) => queue.lapsed.push(number),
+            None => {
+                queue.remove(number);
+                self.places -= 1;
+            }
+        }
+        let name = self.queues.at(lock).name.as_ref();
+        self.ledger.counters.waited_in_vain(name, waited);
+    }
+
+    /// The claim window of an absent ticket begins: its own, or the default where it has none.
+    pub(super) fn begin_window(&mut self, lock: LockId, number: Arrival, now: Now) {
+        let place = self.queues.at(lock).place(number);
+        let window = match place.and_then(Place::claim) {
+            Some(claim) if claim > 0 => claim,
+            _ => self.policy.claim_window_ms,
+        };
+        self.keep_ticket(lock, number, window, now);
+    }
+
+    /// Keeps an absent ticket so long from now on. A place that is none has nothing to keep.
+    pub(super) fn keep_ticket(
+        &mut self,
+        lock: LockId,
+        number: Arrival,
+        window_ms: Millis,
+        now: Now,
+    ) {
+        let place = self.queues.place_mut(lock, number);
+        let Some(window) = place.and_then(|place| place.ticket.as_deref_mut()) else {
+            return;
+        };
+        window.until = now.steady().after(window_ms);
+        match window.due {
+            Some(due) if due.at <= window.until => {}
+            _ => {
+                self.ledger.timers.clear(&mut window.due);
+                let due = Due::Window(lock, number);
+                window.due = Some(self.ledger.timers.add(window.until, due));
+            }
+        }
+    }
+
+    /// Drops the tickets whose claim window has ended with nobody there.
+    pub(super) fn drop_lapsed(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        for number in std::mem::take(&mut queue.lapsed) {
+            let Some(place) = self.queues.place_mut(lock, number) else {
+                continue;
+            };
+            let absent = place.is_absent();
+            let Some(window) = place.ticket.as_deref_mut() else {
+                continue;
+            };
+            self.ledger.timers.clear(&mut window.due);
+            if !absent {
+                continue;
+            }
+            if window.until > now.steady() {
+                // The owner has asked since.
+                let due = Due::Window(lock, number);
+                window.due = Some(self.ledger.timers.add(window.until, due));
+            } else {
+                drop(self.uproot(entry, lock, number));
+            }
+        }
+    }
+
+    /// Takes a place out of its queue, its ticket out of the value, and its window out of the timers.
+    pub(super) fn uproot(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        lock: LockId,
+        number: Arrival,
+    ) -> Option<Box<Place>> {
+        let mut place = self.queues.get_mut(lock)?.remove(number)?;
+        self.places -= 1;
+        if let Some(window) = place.ticket.as_deref_mut() {
+            self.ledger.timers.clear(&mut window.due);
+            if entry.value().ticket(number).is_some() {
+                entry.commit(&Change::Unticket { number });
+            }
+        }
+        Some(place)
+    }
+
+    /// Removes the owner's place from the queue, and takes its requests for many locks that count on its hold here out of all
+    /// their queues; whoever waits by them is answered null. Gives whether there was any.
+    ///
+    /// Errors: `WrongType`.
+    pub fn cancel(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        owner: &[u8],
+    ) -> Result<bool, Refusal> {
+        let entry = self.settled(keys, now, name)?;
+        let Some(lock) = self.queues.id(name) else {
+            return Ok(false);
+        };
+        let queue = self.queues.at(lock);
+        let place = queue.number_of(owner);
+        let its = |id: &RequestId| {
+            let request = self.requests.get(*id);
+            request.is_some_and(|request| *request.owner == *owner)
+        };
+        let counting: Vec<RequestId> = queue.counting.iter().copied().filter(its).collect();
+        if place.is_none() && counting.is_empty() {
+            return Ok(false);
+        }
+        if let Some(number) = place {
+            self.remove_place(entry, now, lock, number, Outcome::Cancelled);
+        }
+        for id in counting {
+            self.dismiss(id, now, Outcome::Cancelled, |_| false);
+        }
+        self.settle_queue(entry, now, lock);
+        self.follow_up(keys, now);
+        Ok(true)
+    }
+
+    /// Removes a place, ticket or not. A request that waits at it is told, and leaves the other queues that it stands in.
+    pub(super) fn remove_place(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+        number: Arrival,
+        outcome: Outcome,
+    ) {
+        let place = self.queues.at(lock).place(number);
+        if let Some(id) = place.and_then(Place::request) {
+            self.dismiss(id, now, outcome, |at| at == lock);
+        }
+        if let Some(place) = self.uproot(entry, lock, number) {
+            let (name, waited) = (&self.queues.at(lock).name, place.waited_us(now));
+            self.ledger.counters.waited_in_vain(name.as_ref(), waited);
+        }
+    }
+}

@@ -1,0 +1,507 @@
+//! What happens outside of requests. Events may come at a moment when nothing may be changed: they note what is to be done,
+//! and settlements do it.
+
+use super::hold::held;
+use crate::keyspace::{exists, Entry, Keyspace, Value};
+use crate::ledger::{next_renewal, Due, Outcome};
+use crate::lock::{End, Hold};
+use crate::queue::{LockId, Place, Renewal, Request, Tie};
+use crate::state::Engine;
+use crate::types::{Arrival, ClientId, Name, NameRef, Now, RequestId, Token, WallMs};
+use crate::undo::{Held, Undo};
+use std::collections::BTreeMap;
+
+/// Due entries that one tick works off at most.
+const DUES_A_STEP: usize = 1024;
+
+/// Holds and places of connections that have ended which one settlement clears away at most.
+const CLEARED_A_STEP: usize = 1024;
+
+/// Holds that one settlement renews at most.
+const RENEWED_A_STEP: usize = 256;
+
+impl Engine {
+    /// Works off what is due: marks the locks concerned and answers the waits whose time is up. Changes no lock.
+    /// Gives whether more is due already.
+    pub fn tick(&mut self, now: Now) -> bool {
+        if self.held_back && self.policy.granting(now) {
+            self.held_back = false;
+            self.mark_all();
+        }
+        for _ in 0..DUES_A_STEP {
+            match self.ledger.timers.pop(now.steady()) {
+                None => break,
+                Some(Due::Wait(id)) => self.time_out(id, now),
+                Some(Due::Window(lock, number)) => {
+                    if let Some(queue) = self.queues.get_mut(lock) {
+                        queue.lapsed.push(number);
+                    }
+                    self.mark(lock);
+                }
+                Some(Due::Renewal(token)) => {
+                    self.ledger.ties.renew(token, Renewal::Due);
+                    self.renewals.push_back(token);
+                }
+            }
+        }
+        for _ in 0..DUES_A_STEP {
+            let Some(lock) = self.leases.pop(now.wall()) else {
+                break;
+            };
+            if let Some(queue) = self.queues.get_mut(lock) {
+                queue.lease = None;
+            }
+            self.mark(lock);
+        }
+        let timers = self.ledger.timers.next();
+        timers.is_some_and(|at| at <= now.steady())
+            || self.leases.next().is_some_and(|at| at <= now.wall())
+    }
+
+    fn time_out(&mut self, id: RequestId, now: Now) {
+        let Some(request) = self.requests.get(id) else {
+            return;
+        };
+        for (lock, _) in request.places() {
+            if let Some(queue) = self.queues.get_mut(lock) {
+                queue.timeouts += 1;
+            }
+        }
+        self.ledger.counters.timeouts += 1;
+        self.end_wait(id, now, Outcome::Null);
+    }
+
+    /// The connection of a blocked request has ended, or no longer waits.
+    pub fn leave(&mut self, id: RequestId, now: Now) {
+        self.depart(id, now);
+    }
+
+    /// The server does not let this request wait after all: it leaves, and the queue goes on without it.
+    pub fn abandon(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
+        let left = self.depart(id, now);
+        for (lock, _) in left.iter().flat_map(Request::places) {
+            self.settle(keys, now, lock);
+        }
+        self.follow_up(keys, now);
+    }
+
+    /// The value at this key may have been removed, replaced or brought: it is looked at again. Costs one look where nobody
+    /// is queued and nothing is to be watched.
+    pub fn on_key_changed(&mut self, name: NameRef) {
+        let lock = self.queues.id_or_new(name);
+        self.revisit(lock);
+    }
+
+    /// The same if somebody is queued for this lock, or it is watched; else nothing is to be done.
+    pub fn on_key_removed(&mut self, name: NameRef) {
+        if let Some(lock) = self.queues.id(name) {
+            self.revisit(lock);
+        }
+    }
+
+    pub(super) fn revisit(&mut self, lock: LockId) {
+        self.distrust(lock);
+        // What was said of the value that was here does not hold for the next.
+        if let Some(queue) = self.queues.get_mut(lock) {
+            if let Some(external) = &mut queue.external {
+                external.told = None;
+            }
+        }
+        self.mark(lock);
+    }
+
+    /// Whether this lock's queue must not move: its slot is migrating away.
+    pub fn close(&mut self, name: NameRef, closed: bool) {
+        let queue = self.queues.id(name);
+        if let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) {
+            queue.closed = closed;
+        }
+    }
+
+    /// The key was given an end from outside that is earlier than its leases.
+    pub fn on_external_ttl(&mut self, name: NameRef, end: WallMs) {
+        let lock = self.queues.id_or_new(name);
+        if let Some(queue) = self.queues.get_mut(lock) {
+            let external = queue.external.get_or_insert_with(Box::default);
+            external.told = Some(end);
+        }
+    }
+
+    /// Whether a hold of this lock that ended with this deadline was ended by what the key was given from outside.
+    pub fn ended_from_outside(&self, name: NameRef, deadline: WallMs) -> bool {
+        let queue = self.queues.at(self.queues.id(name));
+        queue.ended_from_outside(deadline)
+    }
+
+    /// Whether somebody is queued for this lock, or it is watched.
+    pub fn watches(&self, name: NameRef) -> bool {
+        self.queues.id(name).is_some()
+    }
+
+    /// Keeps in mind, on a server that only follows, which locks it has to watch once it decides.
+    pub fn follow(&mut self, name: NameRef, entry: &Entry<impl Value>) {
+        let watch = entry.value().needs_watch() && !entry.value().is_empty();
+        match self.queues.id(name) {
+            None if watch => {
+                let lock = self.queues.id_or_new(name);
+                self.distrust(lock);
+            }
+            Some(lock) => {
+                if let Some(queue) = self.queues.get_mut(lock) {
+                    queue.follow_external(entry.value());
+                }
+                let queue = self.queues.at(lock);
+                if !watch && queue.is_empty() && queue.external.is_none() {
+                    self.drop_queue(lock);
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// Takes a queue out with all its places, at which nobody waits.
+    pub(super) fn forget(&mut self, lock: LockId) {
+        let Some(queue) = self.drop_queue(lock) else {
+            return;
+        };
+        self.places -= queue.len();
+        let windows = queue
+            .in_order()
+            .filter_map(|(_, place)| place.ticket.as_deref());
+        for mut due in windows.map(|window| window.due) {
+            self.ledger.timers.clear(&mut due);
+        }
+    }
+
+    /// The lock's slot is served elsewhere now. The server itself tells blocked connections; who waits by a channel is told
+    /// here.
+    pub(super) fn move_away(&mut self, lock: LockId, now: Now) {
+        let queue = self.queues.at(lock);
+        let ids = queue.in_order().filter_map(|(_, place)| place.request());
+        let ids: Vec<RequestId> = ids.filter(|id| self.waits_by_channel(*id)).collect();
+        for id in ids {
+            self.end_wait(id, now, Outcome::Moved);
+        }
+    }
+
+    /// Grants did not reach their connection: they are to be undone as soon as changes are possible.
+    pub fn undelivered(&mut self, undo: impl IntoIterator<Item = Undo>) {
+        self.undelivered.extend(undo);
+    }
+
+    /// Whether there are grants to be undone.
+    #[inline]
+    pub fn has_undelivered(&self) -> bool {
+        !self.undelivered.is_empty()
+    }
+
+    /// Undoes the grants that have reached nobody, and serves the queues as if they had not been made. To be called before
+    /// anything else is decided, and only when this server would accept a write.
+    pub fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
+        if self.undelivered.is_empty() {
+            return;
+        }
+        let mut undone = Vec::new();
+        for undo in std::mem::take(&mut self.undelivered) {
+            if keys.serves(undo.name.as_ref()) {
+                undone.extend(self.undo(keys, now, undo));
+            } else if exists(keys, undo.name.as_ref()) {
+                self.undelivered.push(undo);
+            }
+            // What has left with its slot is no longer to be had back from here.
+        }
+        // First all of them are undone: a request that waits for several gets them together.
+        for name in undone {
+            self.close_if_leaving(keys, name.as_ref());
+            match self.queues.id(name.as_ref()) {
+                Some(lock) => self.settle(keys, now, lock),
+                None => self.rewatch(keys.entry(name.as_ref()), now, name.as_ref(), None),
+            }
+        }
+        self.follow_up(keys, now);
+    }
+
+    /// Undoes one grant, if the hold is still there. Gives the lock that is to be settled by that.
+    fn undo(&mut self, keys: &mut impl Keyspace, now: Now, undo: Undo) -> Option<Name> {
+        let ended = undo.ties[0].as_ref().map(|tie| tie.client);
+        let ended = ended.filter(|client| !keys.connected(*client));
+        let (name, owner) = (undo.name.as_ref(), &*undo.owner);
+        let entry = keys.entry(name);
+        if let Some(lock) = self.queues.id(name) {
+            self.heed_external_end(entry, lock);
+        }
+        let hold = Held::of(&held(entry, owner, Some(undo.grant.token)).ok()?);
+        let left = hold.holds.saturating_sub(undo.grant.added);
+        if left == 0 {
+            self.ledger
+                .end(entry, (name, owner), hold.token, End::Released, now);
+            if let Some((number, place)) = undo.ticket {
+                self.put_back(entry, now, name, number, *place);
+            }
+            return Some(undo.name);
+        }
+        let Held {
+            token,
+            limit,
+            holds,
+            deadline,
+            client,
+        } = undo.restore(hold, left);
+        entry.set_hold(Hold {
+            owner,
+            token,
+            deadline,
+            holds,
+            limit,
+            client,
+        });
+        self.ledger.tie_back(&undo, token);
+        let tie = self.ledger.ties.at(name, token);
+        if let Some(tie) = tie.filter(|tie| Some(tie.client) == ended) {
+            // It is as if that connection ended now.
+            match tie.session {
+                true => self
+                    .ledger
+                    .end(entry, (name, owner), token, End::Session, now),
+                false => self.ledger.untie_at(name, token),
+            }
+        }
+        Some(undo.name)
+    }
+
+    /// A ticket stands again at its number, with nobody there.
+    fn put_back(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        name: NameRef,
+        number: Arrival,
+        mut place: Place,
+    ) {
+        let lock = self.queues.id_or_new(name);
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        let taken = entry.value().ticket(number).is_some();
+        if taken || entry.foreign || queue.number_of(&place.owner).is_some() {
+            return;
+        }
+        place.vacate();
+        let ticket = place
+            .as_change(number)
+            .filter(|_| queue.place(number).is_none());
+        if let Some(ticket) = ticket {
+            entry.commit(&ticket);
+            self.places += usize::from(queue.insert(number, place));
+            self.begin_window(lock, number, now);
+        }
+    }
+
+    /// A queue does not move in a slot that is on its way to another node.
+    fn close_if_leaving(&mut self, keys: &mut impl Keyspace, name: NameRef) {
+        if self.watches(name) {
+            self.close(name, !keys.accepts(name));
+        }
+    }
+
+    /// A connection has ended: what ties holds to it and what waits by a channel for it are cleared away as soon as changes
+    /// are possible. What blocked it ends by [`Engine::leave`].
+    pub fn on_disconnect(&mut self, client: ClientId) {
+        let tied = self.ledger.ties.next_of(client, Token(0)).is_some();
+        if tied || self.requests.notified(client).is_some() {
+            self.disconnected.insert(client, Token(0));
+        }
+    }
+
+    /// Clears away what belonged to connections that have ended, one step of it. Gives whether something is left that could
+    /// go on at once.
+    pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
+        let mut refused = BTreeMap::new();
+        let mut room = CLEARED_A_STEP;
+        while let Some((&client, &after)) = self.disconnected.first_key_value().filter(|_| room > 0)
+        {
+            room -= 1;
+            if let Some(id) = self.requests.notified(client) {
+                self.end_wait(id, now, Outcome::Gone);
+                continue;
+            }
+            let Some(token) = self.ledger.ties.next_of(client, after) else {
+                self.disconnected.remove(&client);
+                if self.ledger.ties.next_of(client, Token(0)).is_some() {
+                    refused.insert(client, Token(0));
+                }
+                continue;
+            };
+            let tie = self.ledger.ties.get(token).cloned();
+            let Some(tie) = tie.filter(|tie| tie.session) else {
+                // Its lease runs on to its end.
+                self.ledger.untie(token);
+                continue;
+            };
+            let name = tie.name.as_ref();
+            if keys.serves(name) {
+                // The end of a hold opens a key and hands a lock over; a place only goes.
+                room = room.saturating_sub(3);
+                self.end_session(keys, now, token, &tie);
+            } else if !exists(keys, name) {
+                // The lock has left with its slot.
+                self.ledger.untie(token);
+            } else {
+                // The server accepts no change of it now; it is asked again, after all others.
+                self.disconnected.insert(client, token);
+            }
+        }
+        let left = !self.disconnected.is_empty();
+        self.disconnected.append(&mut refused);
+        left
+    }
+
+    fn end_session(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, tie: &Tie) {
+        let name = tie.name.as_ref();
+        let lock = self.queues.id(name);
+        if lock.is_none() {
+            drop(self.settled(keys, now, name));
+        }
+        self.close_if_leaving(keys, name);
+        let entry = keys.entry(name);
+        if let Some(lock) = self.queues.id(name) {
+            self.heed_external_end(entry, lock);
+        }
+        let lives = |hold: Hold| hold.deadline > now.wall();
+        if held(entry, &tie.owner, Some(token)).is_ok_and(lives) {
+            self.ledger
+                .end(entry, (name, &tie.owner), token, End::Session, now);
+            // Served when all has gone that the connection held: what else it holds is not to be counted on.
+            if let Some(lock) = self.queues.id(name) {
+                self.mark(lock);
+            }
+        }
+        self.ledger.untie(token);
+    }
+
+    /// Renews the holds whose renewal is due, one step of it. Gives whether something is left that could go on at once.
+    pub(super) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
+        let mut refused = Vec::new();
+        for _ in 0..RENEWED_A_STEP {
+            let Some(token) = self.renewals.pop_front() else {
+                break;
+            };
+            let Some(tie) = self.ledger.ties.get(token).cloned() else {
+                continue;
+            };
+            if !matches!(tie.auto.map(|auto| auto.next), Some(Renewal::Due)) {
+                continue;
+            }
+            if !self.may_renew(&tie, now) {
+                self.ledger.renew_no_more(token);
+            } else if keys.serves(tie.name.as_ref()) {
+                self.close_if_leaving(keys, tie.name.as_ref());
+                self.renew_for(keys, now, token, &tie);
+            } else if exists(keys, tie.name.as_ref()) {
+                refused.push(token);
+            } else {
+                // The lock has left with its slot.
+                self.ledger.untie(token);
+            }
+        }
+        let left = !self.renewals.is_empty();
+        self.renewals.extend(refused);
+        left
+    }
+
+    /// Whether a hold's connection is there, and its bound has not passed.
+    fn may_renew(&self, tie: &Tie, now: Now) -> bool {
+        !self.ledger.ties.is_over(tie, now.steady()) && !self.disconnected.contains_key(&tie.client)
+    }
+
+    /// Renews a hold, unless it has ended: then it is too late.
+    fn renew_for(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, tie: &Tie) {
+        let name = tie.name.as_ref();
+        let entry = keys.entry(name);
+        match held(entry, &tie.owner, Some(token)) {
+            Err(_) => drop(self.ledger.untie(token)),
+            Ok(hold) if hold.deadline < now.wall() => {
+                let lock = self.queues.id_or_new(name);
+                self.mark(lock);
+            }
+            Ok(hold) => {
+                self.prolong(entry, now, hold, tie);
+                let lock = self.queues.id(name);
+                self.rewatch(entry, now, name, lock);
+            }
+        }
+    }
+
+    /// Renews a hold for its full lease, which may be longer than what is allowed by now.
+    fn prolong(&mut self, entry: &mut Entry<impl Value>, now: Now, hold: Hold, tie: &Tie) {
+        let (Some(auto), token) = (tie.auto, hold.token) else {
+            return;
+        };
+        let lease = auto.lease.min(self.policy.max_lease_ms);
+        let wanted = now.wall().after(lease);
+        let bounded = self.policy.bounded(token, wanted);
+        let deadline = bounded.max(hold.deadline);
+        if deadline != hold.deadline {
+            entry.set_hold(Hold {
+                owner: &tie.owner,
+                deadline,
+                ..hold
+            });
+            self.ledger.counters.renewals += 1;
+            self.ledger.counters.auto_renewals += 1;
+        }
+        if bounded < wanted {
+            // It has reached the age that it may have.
+            self.ledger.renew_no_more(token);
+        } else {
+            let next = next_renewal(token, lease, now);
+            self.ledger.renew_at(token, next);
+        }
+    }
+
+    /// A lease ends at this very moment: a renewal that is due, too, comes first. Gives whether the hold goes on.
+    #[cold]
+    pub(super) fn renew_in_time(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        name: NameRef,
+        token: Token,
+    ) -> bool {
+        let Some(tie) = self.ledger.ties.at(name, token).cloned() else {
+            return false;
+        };
+        let due = match tie.auto.map(|auto| auto.next) {
+            Some(Renewal::Due) => true,
+            Some(Renewal::At(due)) => due.at <= now.steady(),
+            _ => false,
+        };
+        let Ok(hold) = held(entry, &tie.owner, Some(token)) else {
+            return false;
+        };
+        if !due || hold.deadline < now.wall() || !self.may_renew(&tie, now) {
+            return false;
+        }
+        self.prolong(entry, now, hold, &tie);
+        held(entry, &tie.owner, Some(token)).is_ok_and(|hold| hold.deadline > now.wall())
+    }
+
+    /// A hold has ended with its key.
+    pub fn on_hold_removed(&mut self, name: NameRef, end: End, token: Token, now: Now) {
+        self.ledger.untie_at(name, token);
+        self.ledger.counters.gone(end, token, now);
+    }
+
+    /// A hold has left with its key, to another name or with its slot. It goes on there, without the connection that it is
+    /// tied to here.
+    pub fn on_hold_left(&mut self, name: NameRef, token: Token) {
+        self.ledger.untie_at(name, token);
+    }
+
+    /// The same for all holds of the locks that have left.
+    pub fn on_locks_left(&mut self, left: impl Fn(&Name) -> bool) {
+        for token in self.ledger.ties.of(left) {
+            self.ledger.untie(token);
+        }
+    }
+}

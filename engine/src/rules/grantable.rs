@@ -1,0 +1,104 @@
+//! Whether a request may be granted now. Nothing else says so: not for a request that has just come, not for a place in a
+//! queue, not for one of many locks.
+
+use crate::keyspace::{Entry, Value};
+use crate::queue::WaitQueue;
+use crate::state::Engine;
+use crate::types::{Arrival, Limit, Now};
+
+/// How a request comes to a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Its owner holds the lock with its limit or a stricter one: it is entered once more.
+    Reenter,
+    /// Its owner holds the lock with a weaker limit: it waits for the other holders only, ahead of the queue.
+    Upgrade,
+    /// By the queue: from the owner's place, or without one from behind all others.
+    Queue(Option<Arrival>),
+}
+
+impl Way {
+    /// How a request of this owner, which has this place in the queue, comes to a lock.
+    pub fn of(
+        entry: &Entry<impl Value>,
+        place: Option<Arrival>,
+        owner: &[u8],
+        limit: Limit,
+    ) -> Way {
+        match entry.hold(owner) {
+            Some(hold) if hold.limit <= limit => Way::Reenter,
+            Some(_) => Way::Upgrade,
+            None => Way::Queue(place),
+        }
+    }
+
+    /// The place that a request waits at which comes this way; none for one behind all others.
+    pub fn place(self) -> Option<Arrival> {
+        match self {
+            Way::Reenter => None,
+            Way::Upgrade => Some(Arrival::AHEAD),
+            Way::Queue(place) => place,
+        }
+    }
+
+    /// The way to a place in a queue.
+    pub fn to(number: Arrival) -> Way {
+        match number {
+            Arrival::AHEAD => Way::Upgrade,
+            number => Way::Queue(Some(number)),
+        }
+    }
+}
+
+/// Whether a request may be granted now, and else why not: the first reason in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Grantable {
+    /// It may.
+    Now,
+    /// Somebody is before it, or it is not compatible with the holders.
+    Blocked,
+    /// The lock has as many holders as it may have.
+    Full,
+    /// Its slot is migrating away: the lock's next holder is found where it goes.
+    Closed,
+    /// The server grants nothing for now.
+    Withheld,
+}
+
+impl Engine {
+    /// Whether a request of this owner that comes this way may be granted now.
+    pub(super) fn grantable(
+        &self,
+        entry: &Entry<impl Value>,
+        queue: &WaitQueue,
+        now: Now,
+        (owner, limit): (&[u8], Limit),
+        way: Way,
+    ) -> Grantable {
+        if way == Way::Reenter {
+            // A drained server still lets holders enter once more: they could not finish otherwise.
+            return match self.policy.quarantined(now) {
+                true => Grantable::Withheld,
+                false => Grantable::Now,
+            };
+        }
+        let head = queue.head().map(|(number, _)| number);
+        let first = match way {
+            Way::Queue(place) => head.is_none() || head == place,
+            _ => true,
+        };
+        if !first || !entry.value().admits(owner, limit) {
+            return Grantable::Blocked;
+        }
+        if way != Way::Upgrade && entry.holders() >= self.policy.max_holders {
+            return Grantable::Full;
+        }
+        if queue.closed && !queue.is_empty() {
+            return Grantable::Closed;
+        }
+        match self.policy.granting(now) {
+            true => Grantable::Now,
+            false => Grantable::Withheld,
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! A hold from its owner's side: renewing, downgrading, giving back, and ending it by force.
+
+use crate::keyspace::{Entry, Keyspace, Value};
+use crate::ledger::{TieRequest, SHORTEST_AUTO_LEASE_MS};
+use crate::lock::{End, Hold};
+use crate::refusal::Refusal;
+use crate::state::Engine;
+use crate::types::{Grant, Limit, Millis, NameRef, Now, Token};
+
+impl Engine {
+    /// Weakens the limit of the owner's hold; token, count and deadline stay. Others may come in then. Gives the token and
+    /// the count.
+    ///
+    /// Errors: `NotHeld` if the owner does not hold the lock; `Argument` if the limit would not be weaker or equal;
+    /// `WrongType`.
+    pub fn downgrade(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        owner: &[u8],
+        limit: Limit,
+    ) -> Result<Grant, Refusal> {
+        let entry = self.settled(keys, now, name)?;
+        let hold = held(entry, owner, None)?;
+        if limit < hold.limit {
+            return Err(Refusal::NotWeaker(hold.limit));
+        }
+        if limit != hold.limit {
+            entry.set_hold(Hold {
+                owner,
+                limit,
+                ..hold
+            });
+        }
+        self.rewatch(entry, now, name, self.queues.id(name));
+        self.follow_up(keys, now);
+        Ok(Grant {
+            token: hold.token,
+            holds: hold.holds,
+            added: 0,
+        })
+    }
+
+    /// Sets the deadline of the owner's hold to now + lease, and ties it as asked; gives the milliseconds that are left.
+    ///
+    /// Errors: `NotHeld` if the owner does not hold the lock, or not under this token; `WrongType`.
+    pub fn renew(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        (owner, token): (&[u8], Option<Token>),
+        lease: Millis,
+        tie: &TieRequest,
+    ) -> Result<Millis, Refusal> {
+        let entry = self.settled(keys, now, name)?;
+        let hold = held(entry, owner, token)?;
+        let lease = match tie.auto {
+            Some(_) => lease.max(SHORTEST_AUTO_LEASE_MS),
+            None => lease,
+        };
+        let wanted = now.wall().after(lease);
+        let deadline = self.policy.carried(hold.token, hold.deadline, wanted);
+        // Also where the deadline stays, within the millisecond of the grant or at `max-hold-ms`: `WAIT` counts the replicas
+        // that have what its connection wrote last, and a client that waits for them after a renewal relies on that.
+        entry.set_hold(Hold {
+            owner,
+            deadline,
+            ..hold
+        });
+        self.ledger.counters.renewals += 1;
+        if tie.session || tie.auto.is_some() || !self.ledger.ties.is_empty() {
+            self.ledger.keep(name, owner, hold.token, lease, tie, now);
+        }
+        self.rewatch(entry, now, name, self.queues.id(name));
+        self.follow_up(keys, now);
+        Ok(deadline.since(now.wall()))
+    }
+
+    /// The same for the owner's holds of all of these locks; gives the least that is left of them, where `max-hold-ms` bounds
+    /// them differently.
+    ///
+    /// Errors: `NotHeld` if any of them is not held; `WrongType`. Nothing has changed then.
+    pub fn renew_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef],
+        owner: &[u8],
+        lease: Millis,
+        tie: &TieRequest,
+    ) -> Result<Millis, Refusal> {
+        for name in names {
+            held(self.settled(keys, now, *name)?, owner, None)?;
+        }
+        let mut least = Millis::MAX;
+        for name in names {
+            let left = self.renew(keys, now, *name, (owner, None), lease, tie)?;
+            least = least.min(left);
+        }
+        Ok(least)
+    }
+
+    /// Gives back one hold, or all but `leave`; gives the holds that remain. The last one hands the lock over.
+    ///
+    /// Errors: `NotHeld` as for `renew`; `Argument` if `leave` is above the count; `WrongType`.
+    #[inline(always)]
+    pub fn release(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        (owner, token): (&[u8], Option<Token>),
+        leave: Option<u32>,
+    ) -> Result<u32, Refusal> {
+        let (entry, lock) = self.freshen(keys, now, name);
+        if entry.foreign {
+            return Err(Refusal::WrongType);
+        }
+        let hold = held(entry, owner, token)?;
+        let left = match leave {
+            None => hold.holds - 1,
+            Some(left) if left <= hold.holds => left,
+            Some(_) => return Err(Refusal::LeavesMore(hold.holds)),
+        };
+        self.ledger.lower(entry, (name, owner), hold, left, now);
+        if left == 0 {
+            self.rewatch(entry, now, name, lock);
+            self.follow_up(keys, now);
+        }
+        Ok(left)
+    }
+
+    /// Gives back one hold of each lock that the owner holds; gives what remains of each, none where nothing was held.
+    ///
+    /// Errors: `WrongType`. Nothing has changed then.
+    pub fn release_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef],
+        owner: &[u8],
+    ) -> Result<Vec<Option<u32>>, Refusal> {
+        for name in names {
+            self.settled(keys, now, *name)?;
+        }
+        let mut left = Vec::with_capacity(names.len());
+        // First all of them go, then the queues are served: a request that waits for several of them gets them together.
+        for name in names {
+            let entry = keys.entry(*name);
+            left.push(held(entry, owner, None).ok().map(|hold| {
+                let holds = hold.holds - 1;
+                self.ledger.lower(entry, (*name, owner), hold, holds, now);
+                holds
+            }));
+        }
+        for name in names {
+            self.rewatch(keys.entry(*name), now, *name, self.queues.id(*name));
+        }
+        self.follow_up(keys, now);
+        Ok(left)
+    }
+
+    /// Ends all holds, or one owner's; gives how many ended.
+    ///
+    /// Errors: `WrongType`.
+    pub fn force(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        name: NameRef,
+        owner: Option<&[u8]>,
+    ) -> Result<usize, Refusal> {
+        let entry = self.settled(keys, now, name)?;
+        let chosen = |hold: &Hold| owner.map_or(true, |owner| owner == hold.owner);
+        let holds = entry.value().holds().filter(chosen);
+        let ended: Vec<(Vec<u8>, Token)> = holds
+            .map(|hold| (hold.owner.to_vec(), hold.token))
+            .collect();
+        for (owner, token) in &ended {
+            self.ledger
+                .end(entry, (name, owner), *token, End::Forced, now);
+        }
+        self.rewatch(entry, now, name, self.queues.id(name));
+        self.follow_up(keys, now);
+        Ok(ended.len())
+    }
+
+    /// The lock brought up to date, unless something else is at the key.
+    #[inline(always)]
+    pub(super) fn settled<'k, K: Keyspace>(
+        &mut self,
+        keys: &'k mut K,
+        now: Now,
+        name: NameRef,
+    ) -> Result<&'k mut Entry<K::Value>, Refusal> {
+        let (entry, _) = self.freshen(keys, now, name);
+        if entry.foreign {
+            return Err(Refusal::WrongType);
+        }
+        Ok(entry)
+    }
+}
+
+/// The owner's hold, if it is held under this token. The owner is left out: it would borrow the entry.
+#[inline]
+pub(super) fn held(
+    entry: &Entry<impl Value>,
+    owner: &[u8],
+    token: Option<Token>,
+) -> Result<Hold<'static>, Refusal> {
+    // Not by `ok_or`: an error would be made, and dropped, for every hold that is there.
+    match entry.hold(owner) {
+        Some(hold) if token.map_or(true, |token| token == hold.token) => {
+            Ok(Hold { owner: &[], ..hold })
+        }
+        _ => Err(Refusal::NotHeld),
+    }
+}

@@ -1,0 +1,426 @@
+//! Many locks at once: all of them or none, in one step.
+//!
+//! A request for many locks that cannot be granted enters the queues of all of them in the same event, with a place in each
+//! and one number for all. It is granted when each of its places is one that could be granted by itself: compatible,
+//! with nobody before it. Until then a place that heads its queue keeps that lock reserved. Two such requests stand in
+//! the same order in all queues they share, so neither can wait for the other in one queue and be waited for in another.
+//!
+//! A lock that the owner holds already is not queued for: the request counts on that hold, and is refused when it ends.
+
+use super::acquire::{refuse_overflow, Answer, Ask};
+use super::grantable::{Grantable, Way};
+use crate::deadlock::Wanted;
+use crate::keyspace::{Entry, Keyspace, Value};
+use crate::ledger::Outcome;
+use crate::queue::{LockId, Part, Place, Request, WaitsAt};
+use crate::refusal::Refusal;
+use crate::state::{Engine, Next};
+use crate::types::{Arrival, Grant, Name, NameRef, Now, RequestId, Terms};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// How a request comes to one of its locks.
+#[derive(Debug, Clone, Copy)]
+struct Access<'a> {
+    name: NameRef<'a>,
+    lock: Option<LockId>,
+    way: Way,
+    /// The owner's place there, the waiting upgrade's included.
+    place: Option<Arrival>,
+    /// The same where the request inherits and needs it.
+    stays: Option<Arrival>,
+    grantable: Grantable,
+}
+
+/// A request for many locks, and what it finds at them.
+struct Plan<'a> {
+    ask: &'a Ask<'a>,
+    ways: Vec<Access<'a>>,
+    /// The owner's older requests that wait at a place of these locks.
+    older: BTreeSet<RequestId>,
+    /// The one of them that is for the very same locks: its places are inherited.
+    inherited: Option<RequestId>,
+}
+
+impl Plan<'_> {
+    /// Whether of each lock this is true.
+    fn all(&self, is: impl Fn(&Access) -> bool) -> bool {
+        self.ways.iter().all(is)
+    }
+}
+
+impl Engine {
+    /// Takes all of the locks, or waits for all of them, or answers null. No lock is named twice.
+    ///
+    /// Errors as for [`Engine::acquire`], for any of the locks. Nothing has changed then.
+    pub fn acquire_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef],
+        ask: &Ask,
+    ) -> Result<Answer<Vec<Grant>>, Refusal> {
+        for name in names {
+            if self.freshen(keys, now, *name).0.foreign {
+                return Err(Refusal::WrongType);
+            }
+        }
+        let answer = self.contend_for_many(keys, now, names, ask);
+        self.follow_up(keys, now);
+        answer
+    }
+
+    fn contend_for_many<'a>(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef<'a>],
+        ask: &'a Ask<'a>,
+    ) -> Result<Answer<Vec<Grant>>, Refusal> {
+        let plan = self.plan(keys, now, names, ask);
+        if !plan.older.is_empty() && !ask.waits() {
+            return Ok(self.null());
+        }
+        if plan.all(|access| access.way == Way::Reenter) && self.policy.quarantined(now) {
+            return Err(self.withheld(now));
+        }
+        for access in &plan.ways {
+            if access.grantable == Grantable::Now {
+                refuse_overflow(keys.entry(access.name), ask.owner, &ask.terms)?;
+            }
+            if access.grantable == Grantable::Full && self.policy.granting(now) {
+                return Err(Refusal::Full("dlock.max-holders"));
+            }
+        }
+        if plan.all(|access| access.grantable == Grantable::Now) {
+            self.replace_older(&plan, now);
+            let at = |access: &Access<'a>| (access.name, access.lock, access.place);
+            let at: Vec<_> = plan.ways.iter().map(at).collect();
+            let grants = self.grant_all(keys, now, (ask.owner, &ask.terms), &at);
+            self.settle_all(keys, now, ask.owner, &at);
+            return Ok(Answer::Granted(grants));
+        }
+        if !ask.waits() {
+            return match self.policy.granting(now) {
+                true => Ok(self.null()),
+                false => Err(self.withheld(now)),
+            };
+        }
+        self.admit_many(&plan)?;
+        self.refuse_if_many_deadlocked(keys, &plan)?;
+        self.wait_for_many(keys, now, &plan)
+    }
+
+    fn plan<'a>(
+        &self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        names: &[NameRef<'a>],
+        ask: &'a Ask<'a>,
+    ) -> Plan<'a> {
+        let access = |name: &NameRef<'a>| self.access(keys.entry(*name), now, *name, ask);
+        let mut ways: Vec<Access> = names.iter().map(access).collect();
+        let request = |access: &Access| self.queues.at(access.lock).place(access.place?)?.request();
+        let older: BTreeSet<RequestId> = ways.iter().filter_map(request).collect();
+        let own: BTreeSet<LockId> = ways.iter().filter_map(|access| access.lock).collect();
+        let same = |id: &RequestId| {
+            let many = self.requests.get(*id).filter(|request| request.is_many());
+            let theirs = many.into_iter().flat_map(Request::parts);
+            let theirs: BTreeSet<LockId> = theirs.map(|part| part.lock).collect();
+            own.len() == ways.len() && theirs == own
+        };
+        let inherited = older.iter().copied().find(same);
+        for access in ways.iter_mut().filter(|access| access.way != Way::Reenter) {
+            let stays = inherited.is_some() && request(access) == inherited;
+            access.stays = access.place.filter(|_| stays);
+        }
+        Plan {
+            ask,
+            ways,
+            older,
+            inherited,
+        }
+    }
+
+    /// How the request comes to one of its locks.
+    fn access<'a>(
+        &self,
+        entry: &Entry<impl Value>,
+        now: Now,
+        name: NameRef<'a>,
+        ask: &Ask,
+    ) -> Access<'a> {
+        let lock = self.queues.id(name);
+        let queue = self.queues.at(lock);
+        let place = queue.number_of(ask.owner);
+        let way = Way::of(entry, place, ask.owner, ask.terms.limit);
+        Access {
+            name,
+            lock,
+            way,
+            place,
+            stays: None,
+            grantable: self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), way),
+        }
+    }
+
+    /// Errors if the request may not wait: for want of room, or of a place while none are given. A cap refuses only what
+    /// makes its own number grow.
+    fn admit_many(&mut self, plan: &Plan) -> Result<(), Refusal> {
+        let mut fresh = Vec::new();
+        let mut gone: BTreeSet<(LockId, Arrival)> = BTreeSet::new();
+        for access in &plan.ways {
+            let goes = access.place.filter(|_| access.stays.is_none());
+            gone.extend(access.lock.zip(goes));
+            if access.way == Way::Reenter || access.stays.is_some() {
+                continue;
+            }
+            if !self.policy.grants {
+                return Err(Refusal::Draining);
+            }
+            if access.way == Way::Upgrade {
+                self.refuse_second_upgrade(access.lock, plan.ask.owner)?;
+            }
+            fresh.push(access);
+        }
+        for access in fresh.iter().filter(|access| access.place.is_none()) {
+            self.room_in_queue(access.lock)?;
+        }
+        let fresh = fresh.len();
+        // Other older requests leave all their queues.
+        let others = plan.older.iter().filter(|id| Some(**id) != plan.inherited);
+        let others = others.filter_map(|id| self.requests.get(*id));
+        gone.extend(others.flat_map(Request::places));
+        if fresh > gone.len() && self.places + fresh - gone.len() > self.policy.max_places {
+            return Err(Refusal::Full("dlock.max-places"));
+        }
+        let replaces = plan.older.iter().any(|id| !self.waits_by_channel(*id));
+        if !replaces && self.requests.blocked() >= self.policy.max_waiters {
+            return Err(Refusal::Full("dlock.max-waiters"));
+        }
+        Ok(())
+    }
+
+    fn refuse_if_many_deadlocked(
+        &mut self,
+        keys: &mut impl Keyspace,
+        plan: &Plan,
+    ) -> Result<(), Refusal> {
+        let queued = plan.ways.iter().filter(|access| access.way != Way::Reenter);
+        let wanted = queued.map(|access| Wanted {
+            name: access.name,
+            lock: access.lock,
+            place: match access.way {
+                Way::Upgrade => Some(Arrival::AHEAD),
+                _ => access.stays,
+            },
+            limit: plan.ask.terms.limit,
+        });
+        let wanted: Vec<Wanted> = wanted.collect();
+        let older: Vec<RequestId> = plan.older.iter().copied().collect();
+        self.refuse_if_deadlocked(keys, &wanted, plan.ask.owner, &older)
+    }
+
+    /// Takes all of the locks, and the owner's places there out. The caller has seen that nothing is against it.
+    fn grant_all(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        (owner, terms): (&[u8], &Terms),
+        at: &[(NameRef, Option<LockId>, Option<Arrival>)],
+    ) -> Vec<Grant> {
+        let mut grants = Vec::with_capacity(at.len());
+        for (name, lock, place) in at {
+            let entry = keys.entry(*name);
+            let used = lock.zip(*place);
+            if let Some((lock, number)) = used {
+                drop(self.take_out(entry, now, lock, number));
+            }
+            grants.extend(self.grant(entry, now, (*name, owner), terms, used.is_some()));
+        }
+        grants
+    }
+
+    /// Has all queues served on after that.
+    fn settle_all(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        owner: &[u8],
+        at: &[(NameRef, Option<LockId>, Option<Arrival>)],
+    ) {
+        let owner = self.requests.hash(owner);
+        for (name, lock, _) in at {
+            if let Some(lock) = lock {
+                self.suspect_if_waiting(*lock, owner);
+            }
+            match self.queues.id(*name) {
+                Some(lock) => self.settle(keys, now, lock),
+                None => self.rewatch(keys.entry(*name), now, *name, None),
+            }
+        }
+    }
+
+    /// The older requests are told that they are replaced. Their places at these locks stay, with nobody there.
+    fn replace_older(&mut self, plan: &Plan, now: Now) {
+        let here: BTreeSet<LockId> = plan.ways.iter().filter_map(|access| access.lock).collect();
+        for id in &plan.older {
+            self.ledger.counters.replaced += 1;
+            self.dismiss(*id, now, Outcome::Replaced, |lock| here.contains(&lock));
+        }
+    }
+
+    /// Enters the queues of the locks, all in this event.
+    fn wait_for_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        plan: &Plan,
+    ) -> Result<Answer<Vec<Grant>>, Refusal> {
+        let Plan { ask, ways, .. } = plan;
+        self.replace_older(plan, now);
+        let (id, owner) = (self.requests.fresh(now), Rc::<[u8]>::from(ask.owner));
+        let mut parts = Vec::with_capacity(ways.len());
+        for access in ways {
+            let stays = access.stays;
+            let entry = keys.entry(access.name);
+            let lock = self.queues.id_or_new(access.name);
+            if let Some(number) = access.place.filter(|_| stays.is_none()) {
+                // With a place elsewhere that is older it could be before others in one queue and behind them in another.
+                self.remove_place(entry, now, lock, number, Outcome::Replaced);
+                self.next.insert(Next::Lock(lock));
+            }
+            let place = match access.way {
+                Way::Reenter => None,
+                Way::Upgrade => Some(Arrival::AHEAD),
+                Way::Queue(_) => Some(stays.unwrap_or_else(|| self.ledger.clock.arrival(now))),
+            };
+            if let Some(number) = place.filter(|_| stays.is_none()) {
+                let place = Place::new(owner.clone(), ask.terms.limit, now);
+                self.add_place(entry, lock, number, place);
+            }
+            if let Some(queue) = self.queues.get_mut(lock) {
+                match place.and_then(|number| queue.place_mut(number)) {
+                    Some(place) => {
+                        place.limit = ask.terms.limit;
+                        place.occupy(id, true);
+                        queue.parts += 1;
+                    }
+                    None => drop(queue.counting.insert(id)),
+                }
+            }
+            parts.push(Part { lock, place });
+        }
+        let at = WaitsAt::Many(parts.clone().into());
+        self.begin_to_wait(ask, owner, at, id, now);
+        for Part { lock, .. } in parts {
+            self.suspect_if_waiting_beside(lock, ask.owner, id);
+            self.settle(keys, now, lock);
+        }
+        self.follow_up(keys, now);
+        match self.ledger.take_answer(id) {
+            None => Ok(Answer::Waiting(id)),
+            Some(Outcome::GrantedAll(grants)) => Ok(Answer::Granted(grants)),
+            Some(Outcome::Refused(error)) => Err(error),
+            Some(_) => Ok(Answer::Null),
+        }
+    }
+
+    /// Grants a waiting request for many locks if each of them could be granted by itself now.
+    pub(super) fn serve_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
+        if self.freshen_many(keys, now, id) {
+            // Others may have their turn by that, and have asked before.
+            self.next.insert(Next::Many(id));
+            return;
+        }
+        let Some(request) = self.requests.get(id) else {
+            return;
+        };
+        let (owner, terms) = (request.owner.clone(), request.terms);
+        let named = |part: &Part| (*part, self.queues.at(part.lock).name.clone());
+        let parts: Vec<(Part, Name)> = request.parts().iter().map(named).collect();
+        if parts.iter().all(|(part, _)| part.place.is_none()) && self.policy.quarantined(now) {
+            // It has become one of re-entries only.
+            let error = self.withheld(now);
+            return self.dismiss(id, now, Outcome::Refused(error), |_| false);
+        }
+        let mut overflows = Ok(());
+        for (part, name) in &parts {
+            let entry = keys.entry(name.as_ref());
+            if entry.foreign {
+                return self.dismiss(id, now, Outcome::Refused(Refusal::WrongType), |_| false);
+            }
+            overflows = overflows.and(refuse_overflow(entry, &owner, &terms));
+            let queue = self.queues.at(part.lock);
+            let closed = queue.closed;
+            let way = part.place.map_or(Way::Reenter, Way::to);
+            match self.grantable(entry, queue, now, (&owner, terms.limit), way) {
+                Grantable::Now if !closed => {}
+                Grantable::Withheld => {
+                    self.held_back = true;
+                    return;
+                }
+                _ => return,
+            }
+        }
+        if let Err(error) = overflows {
+            return self.dismiss(id, now, Outcome::Refused(error), |_| false);
+        }
+        let Some(request) = self.withdraw(id, now) else {
+            return;
+        };
+        let named = parts.iter();
+        let at = named.map(|(part, name)| (name.as_ref(), Some(part.lock), part.place));
+        let at: Vec<_> = at.collect();
+        let (mut grants, mut undo) = (Vec::with_capacity(at.len()), Vec::with_capacity(at.len()));
+        for (part, name) in &parts {
+            let entry = keys.entry(name.as_ref());
+            let place = part.place.and_then(|number| {
+                let place = self.take_out(entry, now, part.lock, number)?;
+                Some((number, place))
+            });
+            let waited = place.is_some();
+            let before = self.ledger.before(entry, name, &owner, place);
+            let whose = (name.as_ref(), &*owner);
+            if let Ok(grant) = self.grant(entry, now, whose, &terms, waited) {
+                undo.extend(self.ledger.undo(entry, name, &owner, grant, before));
+                grants.push(grant);
+            }
+        }
+        let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
+        self.ledger.tell_granted(id, request, &first, outcome, undo);
+        self.settle_all(keys, now, &owner, &at);
+    }
+
+    /// Brings those locks of a request up to date that are not: what it is told must not depend on which of them was settled
+    /// first. Gives whether any was brought up to date by that.
+    fn freshen_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
+        let (mut nth, mut moved) = (0, false);
+        while let Some(part) = self.requests.get(id).and_then(|many| many.parts().get(nth)) {
+            nth += 1;
+            let lock = part.lock;
+            let name = self.queues.at(lock).name.clone();
+            if !self.is_settled(keys.entry(name.as_ref()), now, lock) {
+                self.settle(keys, now, lock);
+                // One that must not move, or has too many to grant for one step, is no further than before.
+                moved |= self.is_settled(keys.entry(name.as_ref()), now, lock);
+            }
+        }
+        moved
+    }
+
+    /// The request for many locks that waits at a place in this queue counts on its owner's hold from now on.
+    pub(super) fn count_on_hold(&mut self, lock: LockId, number: Arrival, id: RequestId) {
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        if queue.place(number).is_some_and(Place::is_part) {
+            queue.remove(number);
+            queue.parts -= 1;
+            self.places -= 1;
+        }
+        queue.counting.insert(id);
+        self.requests.set_place(id, lock, None);
+        self.next.insert(Next::Many(id));
+    }
+}

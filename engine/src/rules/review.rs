@@ -1,0 +1,180 @@
+//! What concerns all locks at once: databases that were emptied, filled or exchanged, a change of role or of the rules.
+//!
+//! There may be hundreds of thousands of locks, and the server does nothing else meanwhile. So such an event only takes a note,
+//! and a review looks at the locks step by step. A lock that is used before its turn has its turn then ([`Engine::catch_up`]):
+//! nothing is ever decided on what was before.
+
+use crate::ledger::{Ledger, Message, Outcome};
+use crate::queue::{Deadlines, LockId, Requests, Ties, Turn, WaitQueues};
+use crate::state::Engine;
+use crate::types::Name;
+
+/// The queues of a server that decided before it was demoted: what is left of them to clear away.
+#[derive(Debug)]
+pub struct Former {
+    queues: WaitQueues,
+    requests: Requests,
+}
+
+impl Engine {
+    /// The values of a database (or of all) have come or gone: each lock there is looked at.
+    pub fn on_values_changed(&mut self, db: Option<u32>) {
+        self.queues
+            .outdate(true, |at| db.map_or(true, |db| db == at));
+    }
+
+    /// All values of a database (or of all) have gone, and are not to come back.
+    pub fn on_flush(&mut self, db: Option<u32>) {
+        self.on_locks_left(|name| db.map_or(true, |db| name.db == db));
+    }
+
+    /// Other slots are this node's from now on: queues in those that are not are looked at.
+    pub fn on_slots_changed(&mut self, own: impl Fn(&[u8]) -> bool) {
+        let gone = |lock: &LockId| !own(&self.queues.at(*lock).name.key);
+        let gone: Vec<LockId> = self.queues.ids().filter(gone).collect();
+        gone.into_iter().for_each(|lock| self.revisit(lock));
+    }
+
+    /// Two databases were exchanged: their locks have other names now. Waiters stay at theirs.
+    pub fn on_swap(&mut self, one: u32, other: u32) {
+        self.on_locks_left(|name| name.db == one || name.db == other);
+        if self.queues.swap(one, other) {
+            while let Some(turn) = self.queues.next_turn() {
+                self.take_turn(turn);
+            }
+        }
+    }
+
+    /// This server decides from now on: every lock it knows to watch is looked at, every ticket starts as absent.
+    pub fn promote(&mut self) {
+        self.queues.outdate(false, |_| true);
+    }
+
+    /// Marks every watched lock for settlement: the rules have changed.
+    pub fn mark_all(&mut self) {
+        self.queues.mark_all();
+    }
+
+    /// This server only follows from now on: places and deadlines are the new primary's affair. The server itself tells
+    /// blocked connections; who waits by a channel is told that the lock has moved.
+    pub fn demote(&mut self) {
+        // What was counted stays, and no number is given twice.
+        let fresh = self.requests.emptied();
+        let former = Former {
+            queues: std::mem::take(&mut self.queues),
+            requests: std::mem::replace(&mut self.requests, fresh),
+        };
+        let mut formers = std::mem::take(&mut self.former);
+        formers.push_back(former);
+        let policy = self.policy.clone();
+        let requests = std::mem::take(&mut self.requests);
+        let ledger = std::mem::take(&mut self.ledger);
+        let ledger = Ledger {
+            ties: Ties::default(),
+            timers: Deadlines::default(),
+            wakes: Vec::new(),
+            ..ledger
+        };
+        *self = Engine {
+            policy,
+            ledger,
+            requests,
+            former: formers,
+            ..Engine::default()
+        };
+    }
+
+    /// Whether something is left of a review.
+    #[inline]
+    pub fn in_review(&self) -> bool {
+        self.queues.in_review() || !self.former.is_empty()
+    }
+
+    /// Goes on with the review: about `most` locks and places. A server that only follows (it does not decide) is given the
+    /// names at which it has to look whether a lock there will have to be watched ([`Engine::follow`]).
+    pub fn review(&mut self, most: usize, decides: bool) -> Vec<Name> {
+        let mut names = Vec::new();
+        let mut room = most;
+        while room > 0 && self.clear_former(decides) {
+            room -= 1;
+        }
+        while room > 0 {
+            let Some(turn) = self.queues.next_turn() else {
+                break;
+            };
+            room -= 1;
+            if !decides {
+                if let Some(elsewhere) = self.queues.bring_up_to_date(turn.lock) {
+                    names.push(self.queues.at(turn.lock).name.clone());
+                    names.extend(elsewhere);
+                }
+                continue;
+            }
+            self.take_turn(turn);
+        }
+        names
+    }
+
+    fn take_turn(&mut self, turn: Turn) {
+        self.catch_up(turn.lock);
+        if turn.marked {
+            self.mark(turn.lock);
+        }
+        if turn.suspected {
+            self.suspects.insert(turn.lock);
+        }
+    }
+
+    /// Has a lock looked at whose database has changed since it was last looked at.
+    pub(super) fn catch_up(&mut self, lock: LockId) {
+        if let Some(elsewhere) = self.queues.bring_up_to_date(lock) {
+            self.distrust(lock);
+            self.mark(lock);
+            if let Some(name) = elsewhere {
+                self.on_key_changed(name.as_ref());
+            }
+        }
+    }
+
+    /// Clears a place, or a queue without one, of a server that decided before it was demoted. Gives whether there was one.
+    fn clear_former(&mut self, decides: bool) -> bool {
+        let Some(former) = self.former.front_mut() else {
+            return false;
+        };
+        let Some(lock) = former.queues.last() else {
+            self.former.pop_front();
+            return true;
+        };
+        if let Some(queue) = former.queues.get_mut(lock) {
+            if let Some((number, place)) = queue.head() {
+                let id = place.request();
+                if let Some((id, request)) =
+                    id.and_then(|id| Some((id, former.requests.remove(id)?)))
+                {
+                    if let Some(channel) = request.channel {
+                        self.ledger.messages.push(Message {
+                            id,
+                            channel,
+                            name: queue.name.clone(),
+                            owner: request.owner,
+                            outcome: Outcome::Moved,
+                        });
+                    }
+                }
+                queue.remove(number);
+                return true;
+            }
+        }
+        // Its holders are to be watched again if this server is promoted.
+        let elsewhere = former.queues.bring_up_to_date(lock).flatten();
+        let name = former.queues.remove(lock).map(|queue| queue.name);
+        for name in name.into_iter().chain(elsewhere) {
+            let lock = self.queues.id_or_new(name.as_ref());
+            match decides {
+                true => self.revisit(lock),
+                false => self.distrust(lock),
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,165 @@
+//! Serving: the only place where a queue moves.
+
+use super::grantable::{Grantable, Way};
+use crate::keyspace::{Entry, Value};
+use crate::ledger::Outcome;
+use crate::queue::{LockId, Place};
+use crate::refusal::Refusal;
+use crate::state::{Engine, Next};
+use crate::types::{Arrival, Now, RequestId};
+
+/// Grants that one settlement makes at most. A larger mass (readers by the ten thousand) is worked off in steps, so
+/// that the server answers others in between; those left over still come before every newcomer.
+const GRANTS_A_STEP: usize = 256;
+
+/// What one step of serving a queue led to.
+enum Served {
+    /// The head was granted, or has gone: the next is to be looked at.
+    Moved,
+    /// The head has to wait, or there is none.
+    Waits,
+    /// The head could be granted, but not now.
+    Later,
+}
+
+impl Engine {
+    /// Grants the head while it is compatible: first the waiting upgrade, then the queue. Gives whether a compatible
+    /// head may be left because the step is full.
+    pub(super) fn serve(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) -> bool {
+        for _ in 0..GRANTS_A_STEP {
+            if !self.disconnected.is_empty() && self.drop_disconnected_head(entry, now, lock) {
+                continue;
+            }
+            match self.serve_head(entry, now, lock) {
+                Served::Moved => {}
+                Served::Waits => return false,
+                Served::Later => return true,
+            }
+        }
+        true
+    }
+
+    /// Drops a head whose client has disconnected. Gives whether there was one.
+    fn drop_disconnected_head(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+    ) -> bool {
+        let head = self.queues.at(lock).head().map(|(_, place)| place);
+        let ended = head.filter(|place| self.is_disconnected(place));
+        let Some(id) = ended.and_then(Place::request) else {
+            return false;
+        };
+        self.end_wait(id, now, Outcome::Gone);
+        self.drop_lapsed(entry, now, lock);
+        true
+    }
+
+    fn is_disconnected(&self, place: &Place) -> bool {
+        let request = place.request().and_then(|id| self.requests.get(id));
+        request.is_some_and(|request| self.disconnected.contains_key(&request.terms.client))
+    }
+
+    /// One step of serving a queue.
+    fn serve_head(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) -> Served {
+        let queue = self.queues.at(lock);
+        let Some((number, head)) = queue.head() else {
+            return Served::Waits;
+        };
+        if number == Arrival::AHEAD && entry.hold(&head.owner).is_none() {
+            let not_held = Outcome::Refused(Refusal::NotHeld);
+            self.remove_place(entry, now, lock, number, not_held);
+            return Served::Moved;
+        }
+        let want = (&*head.owner, head.limit);
+        let way = Way::to(number);
+        match self.grantable(entry, queue, now, want, way) {
+            _ if head.is_absent() => return Served::Waits,
+            Grantable::Now => {}
+            Grantable::Closed => return Served::Later,
+            Grantable::Withheld => {
+                self.held_back = true;
+                return Served::Waits;
+            }
+            Grantable::Blocked | Grantable::Full => return Served::Waits,
+        }
+        if head.is_part() {
+            // Granted together with its other locks, or not at all.
+            self.next.extend(head.request().map(Next::Many));
+            return Served::Waits;
+        }
+        self.grant_place(entry, now, lock, number);
+        Served::Moved
+    }
+
+    /// Takes a place that is granted out of its queue, its ticket with it.
+    pub(super) fn take_out(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+        number: Arrival,
+    ) -> Option<Box<Place>> {
+        let place = self.uproot(entry, lock, number)?;
+        let name = self.queues.at(lock).name.as_ref();
+        self.ledger.counters.waited(name, place.waited_us(now));
+        Some(place)
+    }
+
+    /// Grants the lock to a place, and answers the request that waits there, which is for this lock only.
+    pub(super) fn grant_place(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+        number: Arrival,
+    ) {
+        let Some(place) = self.take_out(entry, now, lock, number) else {
+            return;
+        };
+        let Some(id) = place.request() else { return };
+        let Some(mut request) = self.delist(id, now) else {
+            return;
+        };
+        self.ledger.timers.clear(&mut request.until);
+        let name = self.queues.at(lock).name.clone();
+        let owner = request.owner.clone();
+        let place = Some((number, place));
+        let before = self.ledger.before(entry, &name, &owner, place);
+        let whose = (name.as_ref(), &*owner);
+        let (outcome, undo) = match self.grant(entry, now, whose, &request.terms, true) {
+            Ok(grant) => {
+                let undo = self.ledger.undo(entry, &name, &owner, grant, before);
+                (Outcome::Granted(grant), undo)
+            }
+            Err(error) => (Outcome::Refused(error), None),
+        };
+        self.suspect_if_waiting(lock, request.hash);
+        let undo = undo.into_iter().collect();
+        self.ledger.tell_granted(id, *request, &name, outcome, undo);
+    }
+
+    /// Refuses the requests for many locks that counted on a hold here which has ended, or no longer is what they ask for.
+    pub(super) fn refuse_unfounded(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+    ) {
+        let queue = self.queues.at(lock);
+        if queue.counting.is_empty() {
+            return;
+        }
+        let unfounded = |id: &RequestId| {
+            !self.requests.get(*id).is_some_and(|request| {
+                let hold = entry.hold(&request.owner);
+                hold.is_some_and(|hold| hold.limit <= request.terms.limit)
+            })
+        };
+        let ids: Vec<RequestId> = queue.counting.iter().copied().filter(unfounded).collect();
+        for id in ids {
+            self.dismiss(id, now, Outcome::Refused(Refusal::NotHeld), |_| false);
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Settlement: bringing a lock up to date after anything that may free capacity or a place.
+//!
+//! A request settles the locks that it has to do with; an event outside of a request marks them, and
+//! [`Engine::settle_dirty`] settles them when changes are possible.
+
+use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
+use crate::lock::{Change, End, Hold, Lock};
+use crate::queue::{BlockingHolder, LockId, WaitQueue};
+use crate::state::{Engine, Next};
+use crate::types::{NameRef, Now};
+
+/// Outcomes after which a settlement of marked locks leaves the others to the next step.
+const TOLD_A_STEP: usize = 1024;
+
+impl Engine {
+    /// Brings a lock up to date: ends leases that have run out, drops lapsed tickets, grants the head of the queue while
+    /// that is compatible, and keeps the watch over the lock's deadlines.
+    pub(super) fn settle(&mut self, keys: &mut impl Keyspace, now: Now, lock: LockId) {
+        let Some(queue) = self.queues.get(lock) else {
+            return;
+        };
+        let name = queue.name.clone();
+        self.catch_up(lock);
+        if self.abuts_stale(lock) {
+            self.reconcile_beside(keys, now, lock);
+        }
+        self.settle_queue(keys.entry(name.as_ref()), now, lock);
+    }
+
+    /// The part of a settlement that every lock needs. Gives the lock's number if it turns out to need a queue.
+    #[inline(always)]
+    fn settle_unwatched(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        name: NameRef,
+    ) -> Option<LockId> {
+        if let Some(end) = entry.external_end {
+            self.on_external_ttl(name, end);
+            let lock = self.queues.id_or_new(name);
+            self.settle_queue(entry, now, lock);
+            return Some(lock);
+        }
+        if !entry.value().needs_watch() {
+            self.expire(entry, now, name);
+            return None;
+        }
+        let lock = self.queues.id_or_new(name);
+        self.distrust(lock);
+        self.mark(lock);
+        self.settle_queue(entry, now, lock);
+        Some(lock)
+    }
+
+    /// The part of a settlement that only a lock with a queue or a watch needs: kept apart from the way of all others.
+    #[cold]
+    pub(super) fn settle_queue(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
+        self.catch_up(lock);
+        if self.has_appeared(entry, lock) {
+            self.distrust(lock);
+        }
+        entry.unseen = false;
+        if entry.foreign {
+            return self.refuse_all(now, lock);
+        }
+        self.heed_external_end(entry, lock);
+        let name = self.queues.at(lock).name.clone();
+        self.expire(entry, now, name.as_ref());
+        self.reconcile(entry, now, lock);
+        self.drop_lapsed(entry, now, lock);
+        self.refuse_unfounded(entry, now, lock);
+        let left_over = self.serve(entry, now, lock);
+        self.watch(entry, lock, left_over);
+    }
+
+    /// Goes on with the review, and settles what has been marked, in order, `most` locks at most. To be called only when this server would accept a
+    /// write now. Gives whether something is left that could go on at once; what the keyspace does not accept now
+    /// stays marked (see [`Engine::unsettled`]).
+    pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
+        drop(self.review(most, true));
+        self.take_back(keys, now);
+        let renewing = self.renew_due(keys, now);
+        let clearing = self.clear_away(keys, now);
+        self.follow_up(keys, now);
+        let mut refused = Vec::new();
+        let mut settled = 0;
+        // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.
+        let mut left = self.dirty.len();
+        while settled < most && left > 0 && self.ledger.told() < TOLD_A_STEP {
+            left -= 1;
+            let Some(lock) = self.dirty.pop_front() else {
+                break;
+            };
+            let Some(queue) = self.queues.get(lock).filter(|queue| queue.dirty) else {
+                continue;
+            };
+            let (unattended, empty) = (queue.is_unattended(), queue.is_empty());
+            let name = &queue.name.clone();
+            let name = name.as_ref();
+            if keys.accepts(name) {
+                settled += 1;
+                self.close(name, false);
+                self.settle(keys, now, lock);
+            } else if unattended && !exists(keys, name) {
+                // Nobody waits here, and the lock has left with its slot and its tickets.
+                self.forget(lock);
+            } else {
+                if !empty && self.requests.notifies() > 0 && keys.moved(name) {
+                    self.move_away(lock, now);
+                }
+                refused.push(lock);
+            }
+        }
+        // Only then those are looked at that wait for several of them.
+        self.follow_up(keys, now);
+        let more = !self.dirty.is_empty() || clearing || renewing || self.in_review();
+        self.dirty.extend(refused);
+        more
+    }
+
+    /// Works off what settlements have made possible elsewhere, to a fixed point.
+    #[inline]
+    pub(super) fn follow_up(&mut self, keys: &mut impl Keyspace, now: Now) {
+        if !self.next.is_empty() {
+            self.follow_up_all(keys, now);
+        }
+    }
+
+    #[inline(never)]
+    fn follow_up_all(&mut self, keys: &mut impl Keyspace, now: Now) {
+        while let Some(next) = self.next.pop_first() {
+            match next {
+                Next::Lock(lock) => self.settle(keys, now, lock),
+                Next::Many(id) => self.serve_many(keys, now, id),
+            }
+        }
+    }
+
+    /// Brings the lock that a request is about up to date. Gives its entry, and its number if it has had a queue.
+    #[inline(always)]
+    pub(super) fn freshen<'k, K: Keyspace>(
+        &mut self,
+        keys: &'k mut K,
+        now: Now,
+        name: NameRef,
+    ) -> (&'k mut Entry<K::Value>, Option<LockId>) {
+        if let Some(lock) = self.queues.id(name) {
+            return (self.freshen_watched(keys, now, name, lock), Some(lock));
+        }
+        let entry = keys.entry(name);
+        let lock = self.settle_unwatched(entry, now, name);
+        (entry, lock)
+    }
+
+    /// The same where there is a queue: only then can something be to follow up elsewhere.
+    #[inline(never)]
+    fn freshen_watched<'k, K: Keyspace>(
+        &mut self,
+        keys: &'k mut K,
+        now: Now,
+        name: NameRef,
+        lock: LockId,
+    ) -> &'k mut Entry<K::Value> {
+        let at_rest = self.disconnected.is_empty()
+            && !self.held_back
+            && self.is_settled(keys.entry(name), now, lock)
+            && !self.abuts_stale(lock);
+        if !at_rest {
+            self.settle(keys, now, lock);
+            self.follow_up(keys, now);
+        }
+        keys.entry(name)
+    }
+
+    /// Whether this lock has been settled since anything has happened to it, and no lease has run out.
+    pub(super) fn is_settled(&self, entry: &Entry<impl Value>, now: Now, lock: LockId) -> bool {
+        let Some(queue) = self.queues.get(lock) else {
+            return false;
+        };
+        let stale = queue.stale || self.queues.is_outdated(lock);
+        let marked = queue.dirty
+            || stale
+            || queue.closed
+            || !queue.lapsed.is_empty()
+            || self.has_appeared(entry, lock);
+        let told = entry.external_end.is_some()
+            || queue
+                .external
+                .as_deref()
+                .is_some_and(|external| external.told.is_some());
+        !(marked || told || entry.foreign || entry.value().ended(now.wall()).is_some())
+    }
+
+    /// Whether a value has come to this lock since its last settlement left it without one.
+    fn has_appeared(&self, entry: &Entry<impl Value>, lock: LockId) -> bool {
+        entry.unseen && self.vacant.contains(&lock)
+    }
+
+    /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
+    #[inline]
+    pub(super) fn rewatch(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        name: NameRef,
+        lock: Option<LockId>,
+    ) {
+        match lock.filter(|lock| self.queues.get(*lock).is_some()) {
+            Some(lock) => self.settle_queue(entry, now, lock),
+            None if lock.is_some() || entry.value().needs_watch() => {
+                self.settle_unwatched(entry, now, name);
+            }
+            None => {}
+        }
+    }
+
+    /// Has the leases end by what the key was given from outside, if it was.
+    #[inline]
+    pub(super) fn heed_external_end(&mut self, entry: &mut Entry<impl Value>, lock: LockId) {
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        let external = queue.external.as_deref_mut();
+        let told = external.and_then(|external| external.told.take());
+        let Some(end) = entry.external_end.take().or(told) else {
+            return;
+        };
+        if entry.shorten(end) {
+            let external = queue.external.get_or_insert_with(Box::default);
+            external.cut(end);
+        }
+    }
+
+    /// Ends the holds whose lease has run out.
+    #[inline]
+    fn expire(&mut self, entry: &mut Entry<impl Value>, now: Now, name: NameRef) {
+        if entry.value().ended(now.wall()).is_some() {
+            self.expire_all(entry, now, name);
+        }
+    }
+
+    #[cold]
+    fn expire_all(&mut self, entry: &mut Entry<impl Value>, now: Now, name: NameRef) {
+        while let Some(hold) = entry.value().ended(now.wall()) {
+            let (owner, token) = (Box::<[u8]>::from(hold.owner), hold.token);
+            let end = match self.ended_from_outside(name, hold.deadline) {
+                true => End::Removed,
+                false => End::Expired,
+            };
+            if !self.ledger.ties.is_empty() && self.renew_in_time(entry, now, name, token) {
+                continue;
+            }
+            let whose = (name, &*owner);
+            self.ledger.end(entry, whose, token, end, now);
+        }
+    }
+
+    /// Marks a lock for settlement.
+    pub(super) fn mark(&mut self, lock: LockId) {
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        if !queue.dirty {
+            queue.dirty = true;
+            self.dirty.push_back(lock);
+        }
+    }
+
+    /// Notes that the value at this key may have been replaced behind the queue's back.
+    pub(super) fn distrust(&mut self, lock: LockId) {
+        if let Some(queue) = self.queues.get_mut(lock) {
+            self.stale += usize::from(!queue.stale);
+            queue.stale = true;
+        }
+    }
+
+    /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, what others must know
+    /// of its holders, the queue itself.
+    fn watch(&mut self, entry: &mut Entry<impl Value>, lock: LockId, left_over: bool) {
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        queue.dirty = false;
+        for _ in 0..std::mem::take(&mut queue.timeouts) {
+            entry.events.push(Event::Timeout);
+        }
+        let queued = !queue.is_empty();
+        if !entry.value().is_empty() && entry.value().watched() != queued {
+            entry.commit(&Change::Watch(queued));
+        }
+        let value = entry.value();
+        let needed = !value.is_empty() && value.needs_watch();
+        let watched = queued || !queue.counting.is_empty() || needed;
+        let earliest = value.earliest().filter(|_| watched);
+        if queue.lease.map(|due| due.at) != earliest {
+            self.leases.clear(&mut queue.lease);
+            queue.lease = earliest.map(|at| self.leases.add(at, lock));
+        }
+        let blocking = match queued && self.policy.deadlock_detection {
+            true => value,
+            false => &Lock::FREE,
+        };
+        let requests = &self.requests;
+        let holder = |hold: Hold| BlockingHolder::of(&hold, |owner| requests.hash(owner));
+        let (count, holders) = (blocking.holders(), blocking.holds().map(holder));
+        let changed = self
+            .blocking
+            .record(lock, count, holders, &mut queue.blocking);
+        queue.revision += u64::from(changed);
+        if value.is_empty() && watched {
+            self.vacant.insert(lock);
+        } else {
+            self.vacant.remove(&lock);
+        }
+        queue.prune_external(value);
+        let has_end = queue.external.is_some();
+        if !watched && !has_end {
+            self.drop_queue(lock);
+        } else if left_over {
+            self.mark(lock);
+        }
+    }
+
+    /// Takes a queue out, and what other indexes know of it.
+    pub(super) fn drop_queue(&mut self, lock: LockId) -> Option<WaitQueue> {
+        let mut queue = self.queues.remove(lock)?;
+        self.stale -= usize::from(queue.stale);
+        self.leases.clear(&mut queue.lease);
+        self.blocking.clear(lock, &mut queue.blocking);
+        self.suspects.remove(&lock);
+        self.vacant.remove(&lock);
+        Some(queue)
+    }
+}

@@ -1,0 +1,124 @@
+//! Who waits for whom, for people to look at.
+
+use crate::keyspace::Keyspace;
+use crate::lock::Lock;
+use crate::queue::{LockId, Place};
+use crate::state::Engine;
+use crate::types::{Millis, Name, NameRef, Now};
+use std::rc::Rc;
+
+/// Somebody waits for somebody.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edge {
+    /// Who waits.
+    pub waiter: Rc<[u8]>,
+    /// For which lock.
+    pub name: Name,
+    /// For whom: a holder that the waiter cannot hold beside, or the one right before it in the queue.
+    pub blocker: Rc<[u8]>,
+    /// Since how many milliseconds.
+    pub waited_ms: Millis,
+}
+
+/// Locks that are looked at together.
+const PAGE: usize = 256;
+
+/// Locks that are looked at in all: those that are only watched have nobody waiting, and there may be many.
+const MOST_LOCKS: usize = 100_000;
+
+impl Engine {
+    /// Who waits for whom in a database, `most` pairs of them at most. A waiter has a pair with each holder in its way, or, with
+    /// none, with the one right before it in the queue. Locks that are not `readable` are left out. Absent tickets wait for
+    /// nobody, but are before others.
+    pub fn graph(
+        &self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        db: u32,
+        most: usize,
+        readable: &dyn Fn(&[&[u8]]) -> Vec<bool>,
+    ) -> Vec<Edge> {
+        let mut edges = Vec::new();
+        let (mut next, mut looked) = (Some(0), 0);
+        while let Some(from) = next.filter(|_| looked < MOST_LOCKS && edges.len() < most) {
+            let (page, after) = self.queues.scan(db, from, PAGE);
+            looked += page.len();
+            next = after;
+            let queued = |key: Rc<[u8]>| {
+                let lock = self.queues.id(NameRef { db, key: &key })?;
+                (!self.queues.at(lock).is_empty()).then_some((key, lock))
+            };
+            let page: Vec<(Rc<[u8]>, LockId)> = page.into_iter().filter_map(queued).collect();
+            let asked: Vec<&[u8]> = page.iter().map(|(key, _)| &**key).collect();
+            let shown = page.iter().zip(readable(&asked)).filter(|(_, may)| *may);
+            for ((_, lock), _) in shown {
+                if edges.len() < most {
+                    self.waits_for(keys, now, *lock, most, &mut edges);
+                }
+            }
+        }
+        edges
+    }
+
+    /// Adds the pairs of one lock.
+    fn waits_for(
+        &self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        lock: LockId,
+        most: usize,
+        edges: &mut Vec<Edge>,
+    ) {
+        let queue = self.queues.at(lock);
+        let name = &queue.name;
+        let mut before: Option<&Rc<[u8]>> = None;
+        let mut add = |lock: &Lock| {
+            for (_, place) in queue.in_order() {
+                let first = before.replace(&place.owner);
+                if place.is_absent() {
+                    continue;
+                }
+                let mut edge = |blocker: Rc<[u8]>| {
+                    edges.push(Edge {
+                        waiter: place.owner.clone(),
+                        name: name.clone(),
+                        blocker,
+                        waited_ms: place.waited_us(now) / 1000,
+                    });
+                    edges.len() < most
+                };
+                let mut holders = in_the_way(lock, now, place).peekable();
+                let more = match (holders.peek(), first) {
+                    (Some(_), _) => holders.all(&mut edge),
+                    (None, Some(first)) => edge(first.clone()),
+                    (None, None) => true,
+                };
+                if !more {
+                    return;
+                }
+            }
+        };
+        let mut exists = false;
+        keys.inspect(name.as_ref(), &mut |lock| {
+            exists = true;
+            add(lock);
+        });
+        if !exists {
+            // It is reserved for the head.
+            add(&Lock::FREE);
+        }
+    }
+}
+
+/// The holders that this place's owner cannot hold beside.
+fn in_the_way<'l>(
+    lock: &'l Lock,
+    now: Now,
+    place: &'l Place,
+) -> impl Iterator<Item = Rc<[u8]>> + 'l {
+    let compatible = lock.admits(&place.owner, place.limit);
+    let others = lock.holds().filter(move |hold| {
+        !compatible && hold.deadline > now.wall() && *hold.owner != *place.owner
+    });
+    others.map(|hold| Rc::from(hold.owner))
+}

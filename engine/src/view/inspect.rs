@@ -1,0 +1,267 @@
+//! Looking at a lock: changes nothing, ends nothing, and may be done on a replica.
+
+use crate::lock::{Hold, Lock};
+use crate::queue::{Place, WaitQueue};
+use crate::refusal::Refusal;
+use crate::state::Engine;
+use crate::types::{ClientId, Limit, Millis, NameRef, Now, RequestId, Token};
+use std::rc::Rc;
+
+/// What `DLOCK.INFO` shows of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    /// Held, reserved or quarantined.
+    pub state: State,
+    /// The strictest limit of the holders, or what the head of the queue asks for.
+    pub limit: Limit,
+    /// How many hold it.
+    pub held: usize,
+    /// How many places its queue has.
+    pub queued: usize,
+    /// The holders, in order of their grants, at most as many as were asked for.
+    pub holders: Vec<HoldView>,
+    /// The queue, in order, at most as many places as were asked for.
+    pub queue: Vec<PlaceView>,
+}
+
+/// What a lock is at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// Somebody holds it.
+    Held,
+    /// Nobody holds it; it is kept for the head of the queue.
+    Reserved,
+    /// Nobody holds it, and the server grants nothing for now.
+    Quarantined,
+}
+
+/// One holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HoldView {
+    /// Who.
+    pub owner: Vec<u8>,
+    /// The fencing token.
+    pub token: Token,
+    /// The hold count.
+    pub holds: u32,
+    /// The limit it holds with.
+    pub limit: Limit,
+    /// Milliseconds until the lease ends.
+    pub lease_ms: Millis,
+    /// Milliseconds since the grant.
+    pub held_ms: Millis,
+    /// Whether it ends with a connection.
+    pub session: bool,
+    /// Whether the server renews it.
+    pub auto: bool,
+    /// The connection that it is tied to, else the one that last took or entered it.
+    pub client: ClientId,
+}
+
+/// One place in the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlaceView {
+    /// Whose.
+    pub owner: Vec<u8>,
+    /// What kind of place.
+    pub kind: PlaceKind,
+    /// What is asked for.
+    pub limit: Limit,
+    /// Milliseconds since it is there.
+    pub waited_ms: Millis,
+    /// Milliseconds until its time is up: the wait's, or the claim window's; none without bound.
+    pub left_ms: Option<Millis>,
+    /// The connection that waits here.
+    pub client: ClientId,
+}
+
+/// Kinds of places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlaceKind {
+    /// A blocked connection's place.
+    Waiter,
+    /// The place of a request that waits by a channel.
+    Notify,
+    /// A ticket with a connection waiting on it.
+    Ticket,
+    /// A ticket with nobody there.
+    Absent,
+}
+
+/// One line of `DLOCK.LIST`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// The holder that was asked for, or the one whose lease ends last: who, and milliseconds until that.
+    pub hold: Option<(Vec<u8>, Millis)>,
+    /// How many hold it.
+    pub holders: usize,
+    /// How many places its queue has.
+    pub queued: usize,
+}
+
+impl Engine {
+    /// The locks of a database that somebody is queued for or that are watched: about `most` of them from this point of
+    /// their order on, and the point to go on from; none if these were the last.
+    pub fn scan(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
+        self.queues.scan(db, from, most)
+    }
+
+    /// What is listed of a lock; none if nobody holds it (or not this owner) and nobody waits. Takes no longer for a lock
+    /// with many holders or places.
+    pub fn row(
+        &self,
+        lock: Option<&Lock>,
+        now: Now,
+        name: NameRef,
+        owner: Option<&[u8]>,
+    ) -> Option<Row> {
+        let hold = match owner {
+            Some(owner) => Some(self.held(lock, now, owner)?),
+            None => self.longest(lock, now),
+        };
+        let lock = lock.unwrap_or(&Lock::FREE);
+        let queue = self.queue(name);
+        let row = Row {
+            hold: hold.map(|hold| (hold.owner.to_vec(), hold.deadline.since(now.wall()))),
+            holders: lock.live(now.wall()),
+            // On a replica, and right after a load, only the value knows the tickets.
+            queued: match queue.len() {
+                0 => lock.queued(),
+                queued => queued,
+            },
+        };
+        (row.holders > 0 || row.queued > 0).then_some(row)
+    }
+
+    /// The owner's hold, if its lease has not run out.
+    pub fn held<'l>(&self, lock: Option<&'l Lock>, now: Now, owner: &[u8]) -> Option<Hold<'l>> {
+        lock?.hold(owner).filter(|hold| hold.deadline > now.wall())
+    }
+
+    /// The hold whose lease ends last, if it has not run out.
+    pub fn longest<'l>(&self, lock: Option<&'l Lock>, now: Now) -> Option<Hold<'l>> {
+        lock?.last().filter(|hold| hold.deadline > now.wall())
+    }
+
+    /// Whether somebody holds the lock under this token now.
+    ///
+    /// Errors: `Fenced` if nobody does.
+    pub fn check(&self, lock: Option<&Lock>, now: Now, token: Token) -> Result<(), Refusal> {
+        let held = |hold: Hold| hold.token == token && hold.deadline > now.wall();
+        match lock.unwrap_or(&Lock::FREE).holds().any(held) {
+            true => Ok(()),
+            false => Err(Refusal::Fenced),
+        }
+    }
+
+    /// How many places of the queue are before the owner's; none if it has no place.
+    pub fn position(&self, lock: Option<&Lock>, name: NameRef, owner: &[u8]) -> Option<usize> {
+        let queue = self.queue(name);
+        match queue.number_of(owner).and_then(|at| queue.rank(at)) {
+            Some(rank) => Some(rank),
+            // As above.
+            None => lock?
+                .tickets()
+                .position(|(_, ticket)| *ticket.owner == *owner),
+        }
+    }
+
+    /// How many places are before a waiting request's at its lock; 0 for a waiting upgrade.
+    pub fn rank(&self, id: RequestId) -> usize {
+        let place = self.requests.get(id).and_then(|at| at.places().next());
+        let rank = place.and_then(|(lock, number)| self.queues.at(lock).rank(number));
+        rank.unwrap_or(0)
+    }
+
+    /// What there is to see, `most` holders and places at most; none if nobody holds and nobody waits.
+    pub fn view(&self, lock: Option<&Lock>, now: Now, name: NameRef, most: usize) -> Option<View> {
+        let lock = lock.unwrap_or(&Lock::FREE);
+        let live = |hold: &Hold| hold.deadline > now.wall();
+        let mut holds: Vec<Hold> = lock.holds().filter(live).collect();
+        holds.sort_by_key(|hold| hold.token);
+        let (queued, queue, head) = self.view_queue(lock, now, name, most);
+        if holds.is_empty() && queued == 0 {
+            return None;
+        }
+        let strictest = holds.iter().map(|hold| hold.limit).min();
+        let tie = |token: Token| self.ledger.ties.at(name, token);
+        Some(View {
+            state: match () {
+                () if !holds.is_empty() => State::Held,
+                () if !self.policy.granting(now) => State::Quarantined,
+                () => State::Reserved,
+            },
+            limit: strictest.or(head).unwrap_or(Limit::EXCLUSIVE),
+            held: holds.len(),
+            queued,
+            holders: holds
+                .iter()
+                .take(most)
+                .map(|hold| HoldView {
+                    owner: hold.owner.to_vec(),
+                    token: hold.token,
+                    holds: hold.holds,
+                    limit: hold.limit,
+                    lease_ms: hold.deadline.since(now.wall()),
+                    held_ms: now.wall().since(hold.token.granted()),
+                    session: tie(hold.token).is_some_and(|tie| tie.session),
+                    auto: tie(hold.token).is_some_and(|tie| tie.renews()),
+                    client: tie(hold.token).map_or(hold.client, |tie| tie.client),
+                })
+                .collect(),
+            queue,
+        })
+    }
+
+    fn queue(&self, name: NameRef) -> &WaitQueue {
+        self.queues.at(self.queues.id(name))
+    }
+
+    fn view_queue(
+        &self,
+        lock: &Lock,
+        now: Now,
+        name: NameRef,
+        most: usize,
+    ) -> (usize, Vec<PlaceView>, Option<Limit>) {
+        let queue = self.queue(name);
+        if queue.is_empty() {
+            let shown = lock.tickets().take(most).map(|(number, ticket)| PlaceView {
+                owner: ticket.owner.to_vec(),
+                kind: PlaceKind::Absent,
+                limit: ticket.limit,
+                waited_ms: now.us.saturating_sub(number.0) / 1000,
+                left_ms: None,
+                client: ClientId::NONE,
+            });
+            let head = lock.tickets().next().map(|(_, ticket)| ticket.limit);
+            return (lock.queued(), shown.collect(), head);
+        }
+        let places = queue.in_order().map(|(_, place)| place);
+        let shown = places.take(most).map(|place| self.view_place(place, now));
+        let head = queue.head().map(|(_, place)| place.limit);
+        (queue.len(), shown.collect(), head)
+    }
+
+    fn view_place(&self, place: &Place, now: Now) -> PlaceView {
+        let window = place.ticket.as_deref();
+        let request = place.request().and_then(|id| self.requests.get(id));
+        let until = match request {
+            Some(request) => request.until.map(|due| due.at),
+            None => window.map(|window| window.until),
+        };
+        PlaceView {
+            owner: place.owner.to_vec(),
+            kind: match (request, window) {
+                (None, _) => PlaceKind::Absent,
+                (Some(_), Some(_)) => PlaceKind::Ticket,
+                (Some(request), None) if request.channel.is_some() => PlaceKind::Notify,
+                (Some(_), None) => PlaceKind::Waiter,
+            },
+            limit: place.limit,
+            waited_ms: place.waited_us(now) / 1000,
+            left_ms: until.map(|at| at.since(now.steady())),
+            client: request.map_or(ClientId::NONE, |request| request.terms.client),
+        }
+    }
+}

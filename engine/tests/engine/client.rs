@@ -1,0 +1,106 @@
+//! A caller as the commands see it.
+
+use dlock_commands::{Caller, Census, MayWait};
+
+/// A connection, or the stream of a primary.
+#[derive(Debug, Clone, Copy)]
+pub struct Client {
+    /// Its client id.
+    pub id: u64,
+    /// Whether it may be kept waiting: not in MULTI or a script.
+    pub may_wait: bool,
+    /// Whether the server lets it wait for nothing.
+    pub barred: bool,
+    /// Whether it is a primary's stream.
+    pub followed: bool,
+}
+
+impl Client {
+    pub fn connection(id: u64) -> Client {
+        Client {
+            id,
+            may_wait: true,
+            barred: false,
+            followed: false,
+        }
+    }
+
+    pub fn barred(id: u64) -> Client {
+        Client {
+            barred: true,
+            ..Client::connection(id)
+        }
+    }
+
+    pub fn script(id: u64) -> Client {
+        Client {
+            id,
+            may_wait: false,
+            barred: false,
+            followed: false,
+        }
+    }
+
+    pub fn primary() -> Client {
+        Client {
+            id: 0,
+            may_wait: false,
+            barred: false,
+            followed: true,
+        }
+    }
+}
+
+impl Caller for Client {
+    fn client(&self) -> u64 {
+        self.id
+    }
+
+    fn may_wait(&self) -> MayWait {
+        match self.may_wait {
+            _ if self.barred => MayWait::Refused,
+            true => MayWait::Yes,
+            false => MayWait::Ignored,
+        }
+    }
+
+    fn is_followed(&self) -> bool {
+        self.followed
+    }
+
+    fn own_connection(&self) -> bool {
+        self.may_wait
+    }
+
+    fn may_publish(&self, channel: &[u8]) -> bool {
+        channel != b"forbidden"
+    }
+
+    fn connected(&self, _client: u64) -> bool {
+        true
+    }
+
+    fn fresh_owner(&self) -> String {
+        format!("uuid-of-{}", self.id)
+    }
+
+    fn describe(&self, _client: u64) -> Option<(Vec<u8>, Vec<u8>)> {
+        None
+    }
+
+    /// Keys that begin with `secret` are nobody's to read.
+    fn may_read(&self, keys: &[&[u8]]) -> Vec<bool> {
+        keys.iter().map(|key| !key.starts_with(b"secret")).collect()
+    }
+
+    fn may_reset(&self) -> bool {
+        self.may_wait
+    }
+
+    fn census(&self) -> Census {
+        Census {
+            primary: true,
+            ..Census::default()
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! The engine against the [`model`](crate::model): random requests, deaths, removals, settings and times to both, and
+//! everything compared (see [`pair`](crate::pair)). What differs is shown by the shortest sequence that is left when all that
+//! it does not need is taken out.
+
+use crate::faults::Fault;
+use crate::model::Wait;
+use crate::pair::Pair;
+use crate::random::{for_some_seeds, Random};
+use crate::script::Reader;
+use crate::wishes::{some_of, Wishes};
+use dlock_engine::Policy;
+use std::collections::BTreeMap;
+
+const CLIENTS: u64 = 10;
+const OWNERS: [&str; 5] = ["ada", "ben", "cyd", "dan", "eve"];
+const KEYS: [&str; 3] = ["shop", "yard", "mill"];
+const STEPS: usize = 150;
+
+/// How a run is set up.
+#[derive(Debug, Clone)]
+struct Setting {
+    policy: Policy,
+    /// Whether replicas are told, and how far a step of the settlement goes: neither makes a difference to what is decided.
+    alone: bool,
+    step: usize,
+    wishes: Wishes,
+    /// Whether the wall clock steps.
+    steps: bool,
+}
+
+impl Setting {
+    fn new(random: &mut Random, seed: u64, limits: bool) -> Setting {
+        let mut cap = |percent, few: u64| match random.chance(percent) {
+            true => 1 + random.below(few) as usize,
+            false => 1_000_000,
+        };
+        let policy = Policy {
+            claim_window_ms: 200,
+            deadlock_detection: seed % 5 > 1,
+            max_queue: cap(20, 3),
+            max_places: cap(10, 6),
+            max_waiters: cap(10, 5),
+            max_holders: cap(10, 2),
+            max_hold_ms: if cap(20, 1) == 1 { 500 } else { 0 },
+            ..Policy::default()
+        };
+        let (steps, long) = (random.chance(30), random.chance(50));
+        Setting {
+            alone: seed % 3 == 0,
+            step: if seed % 2 == 0 { 1 } else { 16 },
+            wishes: Wishes {
+                limits,
+                // Circles close where leases are long.
+                lease: if long { 6_000 } else { 600 },
+                block: if long { 4_000 } else { 400 },
+                claim: 500,
+                // When a hold ends that is bounded, or that the wall clock ends, would be the server's own affair.
+                auto: policy.max_hold_ms == 0 && !steps,
+            },
+            policy,
+            steps,
+        }
+    }
+
+    fn pair(&self) -> Pair {
+        let mut pair = Pair::new(self.policy.clone());
+        pair.world.primary.keys.alone = self.alone;
+        pair.world.step = self.step;
+        pair
+    }
+}
+
+struct Run {
+    random: Random,
+    setting: Setting,
+    pair: Pair,
+    lines: Vec<String>,
+}
+
+impl Run {
+    fn new(seed: u64, limits: bool) -> Run {
+        let mut random = Random::new(seed);
+        let setting = Setting::new(&mut random, seed, limits);
+        Run {
+            random,
+            pair: setting.pair(),
+            setting,
+            lines: Vec::new(),
+        }
+    }
+
+    /// Does one thing more. Errors if engine and model differ.
+    fn step(&mut self) -> Result<(), String> {
+        let line = self.line();
+        self.lines.push(line.clone());
+        let act = Reader::default().read(&line)?;
+        self.pair.act(&act)
+    }
+
+    fn line(&mut self) -> String {
+        let model = &self.pair.model;
+        let cut: Vec<u64> = model.cut.iter().copied().collect();
+        let other_type = KEYS.iter().find(|key| {
+            let lock = model.locks.get(&format!("0:{key}"));
+            lock.is_some_and(|lock| lock.foreign)
+        });
+        let shortened = model.policy.max_lease_ms < Policy::default().max_lease_ms;
+        let bounded = model.policy.max_hold_ms > 0;
+        let (drained, watches) = (!model.policy.grants, model.policy.deadlock_detection);
+        let circle = model.has_circle();
+        let (one, other) = (self.key(), self.key());
+        let random = &mut self.random;
+        let client = 1 + random.below(CLIENTS);
+        // What makes most requests come to nothing does not last.
+        if let Some(key) = other_type.filter(|_| random.chance(15)) {
+            return format!("del {key}");
+        }
+        if drained && random.chance(15) {
+            return "config grants yes".into();
+        }
+        if shortened && random.chance(15) {
+            return "config max-lease-ms 2592000000".into();
+        }
+        if circle && random.chance(15) {
+            return match watches {
+                true => "heartbeat".into(),
+                false => "config deadlock-detection yes".into(),
+            };
+        }
+        if !cut.is_empty() && random.chance(10) {
+            return format!("{} dies", random.pick(&cut));
+        }
+        match random.below(100) {
+            0..=67 => self.command(),
+            68..=79 => format!("wait {}", self.pause()),
+            80..=83 => "heartbeat".into(),
+            84 => format!(
+                "config deadlock-detection {}",
+                if watches { "no" } else { "yes" }
+            ),
+            85..=88 => format!("{client} dies"),
+            89..=90 => format!("{client} is cut off"),
+            91 => format!("del {one}"),
+            92..=94 => format!("rename {one} {other}"),
+            95 => match random.below(3) {
+                0 => format!("set {one}"),
+                1 => "flush".into(),
+                _ => format!("copy {one} {other}"),
+            },
+            96 => format!("dump {one}"),
+            97 => format!("restore {one}"),
+            98 if self.setting.steps && random.chance(60) => {
+                format!("clock {}", random.below(600) as i64 - 200)
+            }
+            98 => format!("config quarantine {}", random.below(100)),
+            // How the server renews by itself then is its own affair.
+            99 if !self.setting.wishes.auto && random.chance(70) => match random.below(3) {
+                0 => format!(
+                    "config max-lease-ms {}",
+                    1 + random.below(self.setting.wishes.lease)
+                ),
+                1 => format!(
+                    "config quarantine-ms {}",
+                    1 + random.below(self.setting.wishes.lease)
+                ),
+                _ => format!("config max-hold-ms {}", if bounded { 0 } else { 300 }),
+            },
+            _ => "config grants no".into(),
+        }
+    }
+
+    fn pause(&mut self) -> u64 {
+        let bound = *self.random.pick(&[5, 60, 500]);
+        self.random.below(bound)
+    }
+
+    fn key(&mut self) -> &'static str {
+        self.random.pick::<&str>(&KEYS)
+    }
+
+    fn owner(&mut self) -> String {
+        self.random.pick(&OWNERS).to_string()
+    }
+
+    /// A lock that somebody holds, if there is one.
+    fn held_key(&mut self) -> &'static str {
+        let held = |key: &&str| {
+            let lock = self.pair.model.locks.get(&format!("0:{key}"));
+            lock.is_some_and(|lock| !lock.holds.is_empty())
+        };
+        let held: Vec<&'static str> = KEYS.into_iter().filter(held).collect();
+        match held.is_empty() || self.random.chance(20) {
+            true => self.key(),
+            false => self.random.pick::<&str>(&held),
+        }
+    }
+
+    /// An owner that holds this lock, if there is one.
+    fn holder(&mut self, key: &str) -> String {
+        let lock = self.pair.model.locks.get(&format!("0:{key}"));
+        let holders: Vec<String> = lock
+            .into_iter()
+            .flat_map(|lock| &lock.holds)
+            .map(|hold| hold.owner.clone())
+            .collect();
+        match holders.is_empty() || self.random.chance(20) {
+            true => self.owner(),
+            false => self.random.pick(&holders).clone(),
+        }
+    }
+
+    /// The locks and the owner of a request: now and then of one that waits already.
+    fn wanted(&mut self, many: bool) -> (String, String) {
+        let alike = |wait: &&Wait| !many || wait.asked.many;
+        let waits: Vec<&Wait> = self.pair.model.waits.iter().filter(alike).collect();
+        if !waits.is_empty() && self.random.chance(25) {
+            let asked = &self.random.pick(&waits).asked;
+            let mut keys: Vec<&str> = asked.keys.iter().map(|key| &key[2..]).collect();
+            if self.random.chance(50) {
+                keys.reverse();
+            }
+            let locks = if many {
+                format!("{} {}", keys.len(), keys.join(" "))
+            } else {
+                keys[0].to_string()
+            };
+            return (locks, asked.owner.clone());
+        }
+        let key = self.key();
+        let owner = match self.random.below(10) {
+            0..=2 => self.holder(key),
+            // One that holds another lock, mostly: so circles come to be.
+            3..=6 => {
+                let other = self.held_key();
+                self.holder(other)
+            }
+            _ => self.owner(),
+        };
+        (
+            if many {
+                some_of(&mut self.random, &KEYS)
+            } else {
+                key.to_string()
+            },
+            owner,
+        )
+    }
+
+    /// A connection that is not blocked, and whether it may wait: one more than there are stands for a script.
+    fn free_client(&mut self) -> (u64, bool) {
+        let first = self.random.below(CLIENTS);
+        let mut clients = (0..CLIENTS).map(|at| 1 + (first + at) % CLIENTS);
+        let free = clients.find(|client| self.pair.is_free(*client));
+        (free.unwrap_or(CLIENTS + 1), free.is_some())
+    }
+
+    fn command(&mut self) -> String {
+        let (client, may_wait) = self.free_client();
+        let who = if may_wait {
+            format!("{client}")
+        } else {
+            format!("{client} (script)")
+        };
+        let verb = *self.random.pick(&[
+            "ACQUIRE",
+            "ACQUIRE",
+            "ACQUIRE",
+            "FAIRACQUIRE",
+            "FAIRACQUIRE",
+            "FAIRACQUIRE",
+            "MACQUIRE",
+            "MACQUIRE",
+            "RELEASE",
+            "RELEASE",
+            "MRELEASE",
+            "RENEW",
+            "MRENEW",
+            "DOWNGRADE",
+            "CANCEL",
+            "FORCERELEASE",
+            "HELD",
+        ]);
+        let (many, wishes) = (verb.starts_with('M'), self.setting.wishes);
+        if verb.ends_with("ACQUIRE") {
+            let (locks, owner) = self.wanted(many);
+            let channel = format!("channel-{}", self.lines.len());
+            let words = wishes.request(&mut self.random, verb, &locks, &owner, may_wait, &channel);
+            return format!("{who}: {words}");
+        }
+        let key = self.held_key();
+        let owner = self.holder(key);
+        let locks = if many {
+            some_of(&mut self.random, &KEYS)
+        } else {
+            key.to_string()
+        };
+        let mut words = wishes.other(&mut self.random, verb, &locks, &owner, may_wait);
+        let newest = self.pair.model.grants_made;
+        if ["RELEASE", "RENEW"].contains(&verb) && newest > 0 && self.random.chance(25) {
+            words.push_str(&format!(
+                " TOKEN #{}",
+                newest - self.random.below(newest.min(3))
+            ));
+        }
+        format!("{who}: {words}")
+    }
+}
+
+/// What differs, if these lines are done.
+fn differs(setting: &Setting, fault: Option<Fault>, lines: &[String]) -> Option<String> {
+    let mut pair = setting.pair();
+    pair.world.fault = fault;
+    let mut acts = lines
+        .iter()
+        .filter_map(|line| Reader::default().read(line).ok());
+    acts.find_map(|act| pair.act(&act).err())
+}
+
+/// Takes out of a sequence that shows a difference all that is not needed for one.
+fn shrink(setting: &Setting, fault: Option<Fault>, lines: &[String]) -> Vec<String> {
+    let mut lines = lines.to_vec();
+    let mut size = lines.len();
+    while size > 0 {
+        let mut at = 0;
+        while at < lines.len() {
+            let mut fewer = lines.clone();
+            fewer.drain(at..(at + size).min(lines.len()));
+            match differs(setting, fault, &fewer) {
+                Some(_) => lines = fewer,
+                None => at += size,
+            }
+        }
+        size = if size == 1 { 0 } else { size.div_ceil(2) };
+    }
+    lines
+}
+
+/// Compares engine and model over a run.
+fn compare(seed: u64, limits: bool, fault: Option<Fault>) -> Result<Run, String> {
+    let mut run = Run::new(seed, limits);
+    run.pair.world.fault = fault;
+    for _ in 0..STEPS {
+        if let Err(what) = run.step() {
+            let shrunk = shrink(&run.setting, fault, &run.lines);
+            let what = differs(&run.setting, fault, &shrunk).unwrap_or(what);
+            return Err(format!(
+                "{:?}\n\n{}\n\n{what}",
+                run.setting,
+                shrunk.join("\n")
+            ));
+        }
+    }
+    Ok(run)
+}
+
+#[test]
+fn exclusive_locks_do_what_the_model_does() {
+    for_some_seeds(1_000, 40_000, |seed| compare(seed, false, None).map(drop));
+}
+
+#[test]
+fn shared_locks_do_what_the_model_does() {
+    for_some_seeds(500, 20_000, |seed| compare(seed, true, None).map(drop));
+}
+
+/// A run that never comes by a case proves nothing of it.
+#[test]
+fn the_comparison_comes_by_everything() {
+    let mut seen = BTreeMap::new();
+    for seed in 1..=150 {
+        let run = compare(seed, seed % 2 == 0, None).unwrap_or_else(|what| panic!("{what}"));
+        for (what, count) in run.pair.seen {
+            *seen.entry(what).or_insert(0) += count;
+        }
+    }
+    for what in [
+        "answered Granted",
+        "answered GrantedAll",
+        "answered Null",
+        "answered Noted",
+        "answered NOTHELD",
+        "answered WRONGTYPE",
+        "answered DEADLOCK",
+        "answered QUEUEFULL",
+        "answered QUARANTINE",
+        "told Granted",
+        "told GrantedAll",
+        "told Null",
+        "told Cancelled",
+        "told Replaced",
+        "told Gone",
+        "told NOTHELD",
+        "told WRONGTYPE",
+        "told DEADLOCK",
+    ] {
+        let count = seen.get(what).copied().unwrap_or(0);
+        assert!(count >= 10, "{what}: {count} of {seen:#?}");
+    }
+}

@@ -1,0 +1,646 @@
+//! What is counted and timed: numbers by name, percentiles, the most contended locks.
+
+use crate::client::Client;
+use crate::random::{for_seeds, Random};
+use crate::world::{name, Op, World};
+use dlock_commands::error::Error;
+use dlock_commands::stats::{sections, Kind};
+use dlock_commands::{Census, Reply};
+use dlock_engine::counters::{Hot, Times, Top};
+use dlock_engine::{Name, NameRef, Now, Policy, SteadyMs};
+use std::collections::{BTreeMap, HashMap};
+
+fn send(world: &mut World, client: u64, line: &str) -> Result<Reply, Error> {
+    let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+    world.send(Client::connection(client), 0, &words)
+}
+
+/// What STATS answers, by name.
+fn stats(world: &mut World, line: &str) -> BTreeMap<&'static str, u64> {
+    match send(world, 99, line) {
+        Ok(Reply::Map(fields)) => fields
+            .into_iter()
+            .map(|(name, value)| match value {
+                Reply::Integer(number) => (name, number),
+                other => panic!("{name}: {other:?}"),
+            })
+            .collect(),
+        other => panic!("{line}: {other:?}"),
+    }
+}
+
+/// Runs the lines (a number is milliseconds that pass), and finds that these numbers have risen, and no others but those
+/// of `dlock_times`.
+#[track_caller]
+fn check(lines: &[&str], risen: &[(&str, u64)]) {
+    let mut world = World::new(Policy::default());
+    for (client, line) in lines.iter().enumerate() {
+        match line.parse() {
+            Ok(ms) => world.pass(ms),
+            Err(_) => drop(send(&mut world, client as u64 + 1, line)),
+        }
+    }
+    let after = stats(&mut world, "STATS");
+    let timed = |name: &str| name.starts_with("wait") || name.starts_with("hold_");
+    let counted: Vec<(&str, u64)> = after
+        .iter()
+        .filter(|(name, value)| **value > 0 && !timed(name) && **name != "holds_total")
+        .map(|(name, value)| (*name, *value))
+        .collect();
+    let mut risen = risen.to_vec();
+    risen.sort_unstable();
+    assert_eq!(counted, risen, "{lines:?}");
+}
+
+#[test]
+fn each_thing_that_happens_is_counted_under_its_name() {
+    let taken = [("grants_immediate_total", 1), ("holders", 1)];
+    let with = |lines: &[&str], more: &[(&'static str, u64)]| {
+        let mut all: BTreeMap<&str, u64> = taken.into_iter().collect();
+        all.extend(more.iter().copied());
+        all.retain(|_, value| *value > 0);
+        let all: Vec<_> = all.into_iter().collect();
+        check(&[&["ACQUIRE k a 1000"], lines].concat(), &all);
+    };
+    with(&[], &[]);
+    with(&["ACQUIRE k a"], &[("reentries_total", 1)]);
+    with(&["ACQUIRE k b"], &[("null_replies_total", 1)]);
+    with(&["RENEW k a"], &[("renewals_total", 1)]);
+    with(&["RELEASE k a"], &[("released_total", 1), ("holders", 0)]);
+    with(&["ACQUIRE k a", "RELEASE k a"], &[("reentries_total", 1)]);
+    with(&["FORCERELEASE k"], &[("forced_total", 1), ("holders", 0)]);
+    with(&["CHECK k 1"], &[("fenced_total", 1)]);
+    with(&["GUARD k 1 SET x 1"], &[("fenced_total", 1)]);
+    with(&["ACQUIRE k b BLOCK 0"], &[("places_queued", 1)]);
+    with(&["ACQUIRE k b BLOCK 10", "10"], &[("timeouts_total", 1)]);
+    with(
+        &["ACQUIRE k b BLOCK 0", "RELEASE k a"],
+        &[("grants_waited_total", 1), ("released_total", 1)],
+    );
+    with(
+        &["ACQUIRE k b BLOCK 0", "1000"],
+        &[("grants_waited_total", 1), ("expired_total", 1)],
+    );
+    let reader = "ACQUIRE r a SHARED";
+    check(
+        &[reader, "ACQUIRE r a"],
+        &[
+            ("grants_immediate_total", 1),
+            ("holders", 1),
+            ("upgrades_total", 1),
+        ],
+    );
+    let readers = [("grants_immediate_total", 2), ("holders", 2)];
+    check(
+        &[reader, "ACQUIRE r b SHARED", "ACQUIRE r a"],
+        &[&readers[..], &[("null_replies_total", 1)]].concat(),
+    );
+    check(
+        &[
+            reader,
+            "ACQUIRE r b SHARED",
+            "ACQUIRE r a BLOCK 0",
+            "ACQUIRE r b BLOCK 0",
+        ],
+        &[
+            &readers[..],
+            &[("places_queued", 1), ("deadlocks_total", 1)],
+        ]
+        .concat(),
+    );
+}
+
+/// Each is counted once, whether it is answered at once or told to one that waits.
+#[test]
+fn each_refusal_is_counted_by_its_reason() {
+    let check = |policy: Policy, lines: &[&str], counted: &[(&str, u64)]| {
+        let mut world = World::new(policy);
+        for (client, line) in lines.iter().enumerate() {
+            match line.split_once(' ') {
+                Some(("grants", "no")) => world.configure(|policy| policy.grants = false),
+                Some(("rename", key)) => {
+                    let (from, to) = key.split_once(' ').expect("two keys");
+                    world.alter(Op::Rename(name(0, from), name(0, to)));
+                }
+                Some(("set", key)) => world.alter(Op::Overwrite(name(0, key))),
+                _ => drop(send(&mut world, client as u64 + 1, line)),
+            }
+        }
+        let after = stats(&mut world, "STATS");
+        let reasons = |field: &str| {
+            field.starts_with("refused_") || ["deadlocks_total", "fenced_total"].contains(&field)
+        };
+        let seen: Vec<(&str, u64)> = after
+            .into_iter()
+            .filter(|(field, value)| reasons(field) && *value > 0)
+            .collect();
+        assert_eq!(seen, counted, "{lines:?}");
+    };
+    let usual = Policy::default;
+    let quarantine = || Policy {
+        quarantine_until: SteadyMs(1_000),
+        ..usual()
+    };
+    let narrow = || Policy {
+        max_queue: 1,
+        ..usual()
+    };
+    for line in ["ACQUIRE k a", "FAIRACQUIRE k a", "MACQUIRE 2 k l a"] {
+        check(quarantine(), &[line], &[("refused_quarantine_total", 1)]);
+        let lines = ["grants no", line];
+        check(usual(), &lines, &[("refused_drained_total", 1)]);
+    }
+    check(
+        narrow(),
+        &["ACQUIRE k a", "FAIRACQUIRE k b", "FAIRACQUIRE k c"],
+        &[("refused_queuefull_total", 1)],
+    );
+    for line in [
+        "RELEASE k a",
+        "RENEW k a",
+        "DOWNGRADE k a SHARED",
+        "MRENEW 1 k a",
+    ] {
+        check(usual(), &[line], &[("refused_notheld_total", 1)]);
+    }
+    // Told to a request that waits.
+    check(
+        usual(),
+        &[
+            "ACQUIRE k a SHARED",
+            "ACQUIRE k b SHARED",
+            "ACQUIRE k a BLOCK 0",
+            "FORCERELEASE k a",
+        ],
+        &[("refused_notheld_total", 1)],
+    );
+    check(
+        usual(),
+        &["ACQUIRE k a", "ACQUIRE k b BLOCK 0", "set k", "ACQUIRE k c"],
+        &[("refused_wrongtype_total", 2)],
+    );
+    check(
+        usual(),
+        &[
+            "ACQUIRE k a",
+            "ACQUIRE l b",
+            "ACQUIRE l a BLOCK 0",
+            "ACQUIRE k b BLOCK 0",
+        ],
+        &[("deadlocks_total", 1)],
+    );
+    check(usual(), &["CHECK k 1"], &[("fenced_total", 1)]);
+    // What is wrong with arguments is none.
+    check(usual(), &["ACQUIRE k a 0", "RELEASE k"], &[]);
+}
+
+#[test]
+fn a_quarantine_and_a_drained_server_are_seen() {
+    let mut world = World::new(Policy {
+        quarantine_until: SteadyMs(1_000),
+        ..Policy::default()
+    });
+    let now = |world: &mut World| {
+        let seen = stats(world, "STATS");
+        ["quarantined", "quarantine_left_ms", "drained"].map(|field| seen[field])
+    };
+    assert_eq!(now(&mut world), [1, 1_000, 0]);
+    world.pass(999);
+    assert_eq!(now(&mut world), [1, 1, 0]);
+    world.pass(1);
+    assert_eq!(now(&mut world), [0, 0, 0]);
+    world.configure(|policy| policy.grants = false);
+    assert_eq!(now(&mut world), [0, 0, 1]);
+}
+
+#[test]
+fn a_reset_begins_anew_but_for_what_is_now() {
+    let mut world = World::new(Policy::default());
+    for line in [
+        "ACQUIRE k a",
+        "ACQUIRE other a",
+        "ACQUIRE k b BLOCK 0",
+        "RELEASE k a",
+        "ACQUIRE k c BLOCK 0",
+    ] {
+        drop(send(&mut world, 1, line));
+    }
+    let before = stats(&mut world, "STATS");
+    assert_eq!(stats(&mut world, "STATS RESET"), before);
+    let left: Vec<_> = stats(&mut world, "STATS")
+        .into_iter()
+        .filter(|(_, value)| *value > 0)
+        .collect();
+    assert_eq!(left, [("holders", 2), ("places_queued", 1)]);
+    assert_eq!(send(&mut world, 1, "TOP"), Ok(Reply::Array(vec![])));
+    // Who may not reset the server's statistics may read these all the same (a script here, which has no user).
+    let script = |world: &mut World, words: &[&[u8]]| world.send(Client::script(1), 0, words);
+    let refused = script(&mut world, &[b"STATS", b"RESET"]);
+    assert_eq!(
+        refused,
+        Err(Error::NoPermission("dlock.stats reset".into()))
+    );
+    assert!(matches!(script(&mut world, &[b"STATS"]), Ok(Reply::Map(_))));
+}
+
+#[test]
+fn waits_and_holds_are_timed() {
+    let mut world = World::new(Policy::default());
+    for line in ["ACQUIRE k a 100000", "ACQUIRE k b 5000 BLOCK 0"] {
+        drop(send(&mut world, 1, line));
+    }
+    world.pass(2000);
+    drop(send(&mut world, 1, "RELEASE k a"));
+    // b's lease runs out, and c's place is given up after a time that is nobody's wait for a lock.
+    drop(send(&mut world, 2, "ACQUIRE k c BLOCK 3000"));
+    world.pass(3000);
+    drop(send(&mut world, 2, "ACQUIRE k d BLOCK 0"));
+    world.pass(2000);
+    let times = stats(&mut world, "STATS");
+    let times: Vec<u64> = [
+        "waits_total",
+        "wait_us_total",
+        "wait_max_us",
+        "holds_total",
+        "hold_us_total",
+        "hold_max_us",
+    ]
+    .into_iter()
+    .map(|name| times[name])
+    .collect();
+    // The token clock counts places and grants within one moment apart by a microsecond each.
+    let near = |value: u64, about: u64| assert!(value.abs_diff(about) <= 10, "{times:?}");
+    assert_eq!((times[0], times[3]), (2, 2));
+    near(times[1], 4_000_000);
+    near(times[2], 2_000_000);
+    near(times[4], 7_000_000);
+    near(times[5], 5_000_000);
+}
+
+#[test]
+fn a_percentile_is_right_to_a_hundredth() {
+    for_seeds(20, |seed| {
+        let mut random = Random::new(seed);
+        let mut times = Times::default();
+        let mut all: Vec<u64> = (0..1 + random.below(2000))
+            .map(|_| random.next() >> (22 + random.below(42)))
+            .collect();
+        all.iter().for_each(|us| times.record(*us));
+        all.sort_unstable();
+        for part in [500, 990, 999] {
+            let rank = (all.len() * part as usize).div_ceil(1000).max(1);
+            let (exact, said) = (all[rank - 1], times.per_mille(part));
+            if said < exact || said - exact > exact / 100 {
+                return Err(format!("{part}: {said}, not {exact}"));
+            }
+        }
+        let sum: u64 = all.iter().sum();
+        let same = (times.count(), times.sum_us(), times.longest_us())
+            == (all.len() as u64, sum, all[all.len() - 1]);
+        same.then_some(()).ok_or_else(|| format!("{times:?}"))
+    });
+}
+
+#[test]
+fn times_beyond_all_bounds_are_times() {
+    let mut times = Times::default();
+    assert_eq!((times.per_mille(500), times.longest_us()), (0, 0));
+    times.record(0);
+    assert_eq!((times.per_mille(999), times.count()), (0, 1));
+    for _ in 0..3 {
+        times.record(u64::MAX);
+    }
+    assert_eq!(times.longest_us(), u64::MAX);
+    assert_eq!(times.sum_us(), u64::MAX);
+    assert!(times.per_mille(500) >= 1 << 42);
+}
+
+/// What the sketch promises, against counts of everything.
+fn keeps_its_word(top: &Top, counts: &HashMap<Name, u64>, kept: usize) -> Result<(), String> {
+    let ranked: Vec<&Hot> = top.ranked().collect();
+    let total: u64 = counts.values().sum();
+    let said: u64 = ranked.iter().map(|hot| hot.waits).sum();
+    if ranked.len() > kept || said != total {
+        return Err(format!("{} locks with {said} of {total}", ranked.len()));
+    }
+    if let Some(pair) = ranked.windows(2).find(|two| two[0].waits < two[1].waits) {
+        return Err(format!("out of order: {pair:?}"));
+    }
+    for hot in &ranked {
+        let exact = counts[&hot.name];
+        if hot.waits < exact || hot.waits - hot.error > exact {
+            return Err(format!("{hot:?}, not {exact}"));
+        }
+    }
+    let here = |name: &Name| ranked.iter().any(|hot| hot.name == *name);
+    let share = total / kept as u64;
+    match counts
+        .iter()
+        .find(|(name, count)| **count > share && !here(name))
+    {
+        Some(missing) => Err(format!("{missing:?} is missing, with {total} in all")),
+        None => Ok(()),
+    }
+}
+
+const KEPT: usize = 1000;
+
+#[test]
+fn the_most_contended_locks_are_found_to_within_the_error() {
+    for_seeds(10, |seed| {
+        let mut random = Random::new(seed);
+        let mut top = Top::default();
+        let mut counts: HashMap<Name, u64> = HashMap::new();
+        for _ in 0..30_000 {
+            // A few hot ones, and many more cold ones than there is room for.
+            let hot = random.chance(30);
+            let which = random.below(if hot { 20 } else { 5000 });
+            let name = name(which as u32 % 3, &format!("{hot}-{which}"));
+            top.queued(name.as_ref());
+            *counts.entry(name).or_default() += 1;
+        }
+        keeps_its_word(&top, &counts, KEPT)
+    });
+}
+
+#[test]
+fn as_long_as_there_is_room_the_counts_are_exact() {
+    let mut top = Top::default();
+    for at in 0..KEPT {
+        for _ in 0..1 + at % 7 {
+            top.queued(name(0, &format!("lock-{at}")).as_ref());
+        }
+    }
+    for hot in top.ranked() {
+        let at: usize = String::from_utf8_lossy(&hot.name.key)[5..].parse().unwrap();
+        assert_eq!((hot.waits, hot.error), (1 + at as u64 % 7, 0));
+    }
+    assert_eq!(top.ranked().count(), KEPT);
+    // The next one takes the place of one that was waited for once.
+    top.queued(name(0, "fresh").as_ref());
+    let fresh = top.ranked().find(|hot| *hot.name.key == *b"fresh");
+    let fresh = fresh.expect("it has a count");
+    assert_eq!((fresh.waits, fresh.error), (2, 1));
+    assert_eq!(top.ranked().count(), KEPT);
+}
+
+/// What is forgotten makes room; a lock that had lost its place before is not counted too low in it.
+#[test]
+fn locks_that_are_gone_are_forgotten_and_the_others_keep_their_counts() {
+    for_seeds(10, |seed| {
+        let mut random = Random::new(seed);
+        let mut top = Top::default();
+        let mut counts: HashMap<Name, u64> = HashMap::new();
+        let is_gone = |name: NameRef| name.key.ends_with(b"3");
+        let mut wait = |top: &mut Top, times: usize, all: bool| {
+            for _ in 0..times {
+                let name = name(0, &format!("lock-{}", random.below(5000)));
+                if all || !is_gone(name.as_ref()) {
+                    top.queued(name.as_ref());
+                    *counts.entry(name).or_default() += 1;
+                }
+            }
+            match top.ranked().find(|hot| {
+                let exact = counts[&hot.name];
+                hot.waits < exact || hot.waits - hot.error > exact
+            }) {
+                Some(wrong) => Err(format!("{wrong:?}, not {}", counts[&wrong.name])),
+                None => Ok(()),
+            }
+        };
+        wait(&mut top, 10_000, true)?;
+        let mut left: Vec<Hot> = top.ranked().cloned().collect();
+        left.retain(|hot| !is_gone(hot.name.as_ref()));
+        assert!((1..KEPT).contains(&left.len()));
+        top.forget(is_gone);
+        let now: Vec<Hot> = top.ranked().cloned().collect();
+        assert_eq!(now.len(), left.len());
+        assert!(left.iter().all(|hot| now.contains(hot)));
+        // First there is room, then there is none again.
+        wait(&mut top, 50, false)?;
+        wait(&mut top, 10_000, false)
+    });
+}
+
+/// Names would stay when their locks are long gone.
+#[test]
+fn very_long_names_are_left_out() {
+    let mut top = Top::default();
+    for (len, counted) in [(1024, 1), (1025, 1)] {
+        top.queued(name(0, &"x".repeat(len)).as_ref());
+        assert_eq!(top.ranked().count(), counted, "{len}");
+    }
+}
+
+#[test]
+fn the_checker_of_the_sketch_finds_faults() {
+    let mut counts = HashMap::from([(name(0, "a"), 3), (name(0, "b"), 2)]);
+    let mut top = Top::default();
+    for key in ["a", "a", "a", "b", "b"] {
+        top.queued(name(0, key).as_ref());
+    }
+    assert_eq!(keeps_its_word(&top, &counts, KEPT), Ok(()));
+    counts.insert(name(0, "a"), 2);
+    counts.insert(name(0, "b"), 3);
+    assert!(keeps_its_word(&top, &counts, KEPT).is_err());
+    counts.insert(name(0, "a"), 3);
+    counts.insert(name(0, "b"), 0);
+    counts.insert(name(0, "c"), 2);
+    assert!(keeps_its_word(&top, &counts, KEPT).is_err());
+}
+
+/// The rows of TOP: key, waits, milliseconds in all, the longest, error, database.
+fn top(world: &mut World, line: &str) -> Vec<(String, [u64; 5])> {
+    let Ok(Reply::Array(rows)) = send(world, 99, line) else {
+        panic!("{line}")
+    };
+    let row = |row: Reply| match row {
+        Reply::Array(cells) => match &cells[..] {
+            [Reply::Bulk(key), numbers @ ..] => {
+                let number = |cell: &Reply| match cell {
+                    Reply::Integer(number) => *number,
+                    other => panic!("{other:?}"),
+                };
+                let numbers: Vec<u64> = numbers.iter().map(number).collect();
+                let key = String::from_utf8_lossy(key).into_owned();
+                (key, numbers.try_into().expect("five numbers"))
+            }
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    };
+    rows.into_iter().map(row).collect()
+}
+
+/// Sends a line and lets a millisecond pass, so that the token clock, which never stands, agrees with the world's.
+fn go(world: &mut World, client: u64, line: &str) {
+    drop(send(world, client, line));
+    world.pass(1);
+}
+
+#[test]
+fn top_shows_waits_and_their_times() {
+    let mut world = World::new(Policy::default());
+    for line in ["ACQUIRE k a", "ACQUIRE cold a", "ACQUIRE secret a"] {
+        go(&mut world, 1, line);
+    }
+    assert_eq!(top(&mut world, "TOP"), []);
+    go(&mut world, 2, "ACQUIRE k b BLOCK 0");
+    go(&mut world, 3, "ACQUIRE secret b BLOCK 0");
+    go(&mut world, 4, "ACQUIRE secret c BLOCK 0");
+    let k = |numbers| ("k".to_owned(), numbers);
+    // A wait is there as soon as it begins, its time when it has ended.
+    assert_eq!(top(&mut world, "TOP"), [k([1, 0, 0, 0, 0])]);
+    world.pass(997);
+    go(&mut world, 1, "RELEASE k a");
+    assert_eq!(top(&mut world, "TOP"), [k([1, 1000, 1000, 0, 0])]);
+    // Time-outs and ended connections have waited, too.
+    go(&mut world, 5, "ACQUIRE k c BLOCK 500");
+    world.pass(499);
+    go(&mut world, 6, "ACQUIRE k d BLOCK 0");
+    world.pass(199);
+    world.dies(6);
+    assert_eq!(top(&mut world, "TOP"), [k([3, 1700, 1000, 0, 0])]);
+    // A ticket is one wait, however often it is asked for.
+    for _ in 0..3 {
+        go(&mut world, 7, "FAIRACQUIRE k e");
+        world.pass(99);
+    }
+    go(&mut world, 2, "RELEASE k b");
+    go(&mut world, 7, "FAIRACQUIRE k e");
+    assert_eq!(top(&mut world, "TOP"), [k([4, 2001, 1000, 0, 0])]);
+    for (line, error) in [
+        (
+            "TOP COUNT 0",
+            "ERR COUNT must be an integer from 1 to 9223372036854775807",
+        ),
+        (
+            "TOP COUNT",
+            "ERR COUNT must be an integer from 1 to 9223372036854775807",
+        ),
+        ("TOP COUNT 1 COUNT 1", "ERR COUNT is given twice"),
+        ("TOP 5", "ERR unknown option '5'"),
+        ("STATS reset RESET", "ERR RESET is given twice"),
+        ("STATS k", "ERR unknown option 'k'"),
+    ] {
+        let answer = send(&mut world, 1, line).expect_err(line);
+        assert_eq!(answer.to_string(), error, "{line}");
+    }
+}
+
+#[test]
+fn count_bounds_what_is_seen_and_not_what_is_hidden() {
+    let mut world = World::new(Policy::default());
+    let mut client = 10;
+    for (key, waits) in [("secret", 4), ("a", 3), ("b", 2), ("c", 1)] {
+        drop(send(&mut world, 1, &format!("ACQUIRE {key} holder")));
+        for at in 0..waits {
+            client += 1;
+            drop(send(
+                &mut world,
+                client,
+                &format!("ACQUIRE {key} {at} BLOCK 0"),
+            ));
+        }
+    }
+    let keys = |rows: Vec<(String, _)>| rows.into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+    assert_eq!(keys(top(&mut world, "TOP COUNT 2")), ["a", "b"]);
+    assert_eq!(keys(top(&mut world, "TOP count 100")), ["a", "b", "c"]);
+}
+
+/// The number of holds is kept beside the locks; here it is held against them.
+#[test]
+fn the_number_of_holds_is_the_locks_own() {
+    for_seeds(50, |seed| {
+        let mut random = Random::new(seed);
+        let mut world = World::new(Policy::default());
+        for _ in 0..300 {
+            let key = *random.pick(&["k", "l"]);
+            let owner = *random.pick(&["a", "b", "c"]);
+            let kind = *random.pick(&["", " SHARED", " LIMIT 2"]);
+            let line = match random.below(8) {
+                0 => format!("RELEASE {key} {owner} HOLDS 0"),
+                1 => format!("RELEASE {key} {owner}"),
+                2 => format!("FORCERELEASE {key}"),
+                3 => format!("FAIRACQUIRE {key} {owner} 50{kind}"),
+                4 => format!("ACQUIRE {key} {owner} 50{kind}"),
+                _ => format!("ACQUIRE {key} {owner} 50 BLOCK 30{kind}"),
+            };
+            let client = random.below(1_000_000);
+            drop(send(&mut world, client, &line));
+            world.pass(random.below(20));
+            world.sync();
+            for (who, server) in [("primary", &world.primary), ("replica", &world.replica)] {
+                let there: usize = world
+                    .known
+                    .iter()
+                    .filter_map(|name| server.keys.lock(name))
+                    .map(|lock| lock.holders())
+                    .sum();
+                let counted = server.engine.ledger.counters.held;
+                if counted != there as i64 {
+                    return Err(format!("{who}: {counted} counted, {there} there: {line}"));
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_reference_tells_gauges_from_counters() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
+    let reference = std::fs::read_to_string(file).expect("docs/operations.md");
+    let mut world = World::new(Policy::default());
+    let now = world.now;
+    let sections = sections(world.engine(), &Census::default(), now);
+    for section in &sections {
+        let heading = format!("Section `dlock_{}`", section.name);
+        let text = reference.split(&heading).nth(1).expect("the section");
+        let rows = text.split("\nSection `").next().unwrap_or_default();
+        let mut documented: Vec<(String, &str)> = Vec::new();
+        for row in rows.lines().filter(|row| row.starts_with("| `dlock_")) {
+            let cells: Vec<&str> = row.split(" | ").collect();
+            let names = cells[0].trim_start_matches("| ").split(", ");
+            documented.extend(names.map(|name| (name.replace('`', ""), cells[1])));
+        }
+        let own: Vec<(String, &str)> = section
+            .fields
+            .iter()
+            .map(|field| {
+                let kind = match field.kind {
+                    Kind::Gauge => "gauge",
+                    Kind::Counter => "counter",
+                };
+                (format!("dlock_{}", field.name), kind)
+            })
+            .collect();
+        let sorted = |mut list: Vec<(String, &'static str)>| {
+            list.sort_unstable();
+            list
+        };
+        let documented = documented
+            .into_iter()
+            .map(|(name, kind)| (name, if kind == "gauge" { "gauge" } else { "counter" }));
+        assert_eq!(sorted(documented.collect()), sorted(own), "{heading}");
+        // What only rises ends in _total, and nothing else does.
+        for field in &section.fields {
+            let total = field.name.ends_with("_total");
+            assert_eq!(total, field.kind == Kind::Counter, "{}", field.name);
+        }
+    }
+}
+
+/// A clock that stepped back makes no time negative.
+#[test]
+fn a_hold_that_ends_before_it_began_took_no_time() {
+    let mut world = World::new(Policy::default());
+    drop(send(&mut world, 1, "ACQUIRE k a"));
+    world.now = Now {
+        us: world.now.us - 5_000_000,
+        ..world.now
+    };
+    drop(send(&mut world, 1, "RELEASE k a"));
+    let after = stats(&mut world, "STATS");
+    assert_eq!((after["holds_total"], after["hold_max_us"]), (1, 0));
+}

@@ -1,0 +1,651 @@
+//! Faults, planted between the engine and the world, or in the pictures that are taken of it: a check that has never rejected
+//! anything proves nothing. Each is caught, and the table says by what, and at which sequence: none of its lines can be left out.
+
+use crate::client::Client;
+use crate::exploration;
+use crate::invariants::{self, no_leak, round_trip, Broken, Rule};
+use crate::keys::Value;
+use crate::pair::Pair;
+use crate::picture::{Holder, Picture};
+use crate::script::Reader;
+use crate::server::Server;
+use crate::slots::undo;
+use crate::transcript::Labels;
+use crate::world::{name, Answered, Waiting, World};
+use dlock_commands::error::Error;
+use dlock_commands::Reply;
+use dlock_engine::Refusal;
+use dlock_engine::{End, Grant, Limit, Outcome, PlaceKind, Policy, RequestId, Token, Undo};
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    // What the engine is asked is not what was said.
+    /// SESSION is not heard.
+    DeafToSession,
+    /// HOLDS is not heard.
+    DeafToHolds,
+    /// SHARED is not heard.
+    DeafToShared,
+    /// CLAIM is not heard.
+    DeafToClaim,
+    /// TOKEN is not heard.
+    DeafToToken,
+    /// AUTO is not heard.
+    DeafToAuto,
+    /// AUTO from another connection drags a session along.
+    DragsSession,
+    /// AUTO is over as soon as it begins.
+    ShortAuto,
+    /// BLOCK is without bound, whatever it says.
+    EndlessBlock,
+    /// A lease is one millisecond short.
+    ShortLease,
+    /// RELEASE gives back all.
+    ReleasesAll,
+    /// A request that takes over keeps the stricter of both limits.
+    MergesLimits,
+    /// A request that takes over stands behind all others.
+    QueuesAgain,
+    /// A request that does not wait takes over.
+    PollTakesOver,
+    /// Of many locks one is not heard.
+    ForgetsOne,
+    /// An owner that waits is taken to be able to act by another of its connections.
+    TwoActors,
+
+    // What the engine answers is not what is told.
+    /// A holder that waits is refused although it could be granted.
+    FalseAlarm,
+    /// A wait by NOTIFY is told another place.
+    WrongPlace,
+    /// A re-entry in a quarantine is told that it waits.
+    ReentryWaits,
+    /// An answer does not reach its blocked connection.
+    LostWake,
+    /// A message does not reach its channel.
+    LostMessage,
+    /// A channel is told twice.
+    TwoMessages,
+    /// Who is replaced hears null.
+    ReplacedAsNull,
+    /// Who is replaced hears nothing.
+    ReplacedUntold,
+    /// Who counted on a hold hears nothing of its end.
+    NotHeldUntold,
+    /// A channel does not hear that its connection is gone.
+    GoneUntold,
+    /// Who is cancelled hears that its time is up.
+    CancelledAsNull,
+    /// A grant is told with another token.
+    WrongToken,
+    /// Of a circle the oldest request is told DEADLOCK.
+    OldestVictim,
+    /// A request that is in no circle is told it.
+    WrongVictim,
+
+    // What happens is not what the engine is told.
+    /// Who is blocked by a connection that ends keeps its place.
+    DeadWaiterStays,
+    /// The end of a connection is not noticed otherwise.
+    EndUnnoticed,
+    /// No deadlocks are looked for.
+    Blind,
+    /// The server wakes a millisecond late.
+    LateTick,
+    /// The server does not settle what was marked.
+    Unsettled,
+    /// An effect does not reach the replica.
+    LostEffect,
+    /// A grant that reached nobody stands.
+    GrantStands,
+    /// With a grant that reached nobody all is taken back.
+    TakesBackAll,
+    /// With a grant that reached nobody its ticket goes.
+    TicketGone,
+    /// Of an upgrade that reached nobody only the count is taken back.
+    UpgradeStands,
+    /// A grant that reached nobody leaves its tie.
+    GrantTies,
+    /// Whether a hold may be renewed is asked as whether it may be granted.
+    OneQuestion,
+    /// A lock that comes by RENAME is not noticed.
+    RenameUnseen,
+    /// A lock that goes by DEL is not noticed.
+    DelUnseen,
+    /// A tie is not ended when its hold leaves the name.
+    TieStays,
+    /// The server does not look once a second.
+    NoLook,
+    /// The next use of a lock does not notice that it came to its name unseen.
+    UseBlind,
+    /// A lower `max-lease-ms` does not reach the engine.
+    LongLeases,
+    /// A step of the wall clock is one of all clocks.
+    SteadySteps,
+    /// `grants no` does not reach the engine.
+    GrantsOn,
+    /// A step of the wall clock is one of the quarantine.
+    QuarantineSteps,
+    /// Whatever comes to a key is taken for a value that a user has brought.
+    TrustsNobody,
+
+    // What is seen of the world is not so.
+    /// A lock is granted to a second owner.
+    DoubleGrant,
+    /// A grant's token is not above the last one.
+    TokenBack,
+    /// A grant goes to the second in the queue.
+    Overtaken,
+    /// Two in a queue change places.
+    Swapped,
+    /// An owner stands twice in a queue.
+    TwoPlaces,
+    /// A place is kept beyond its claim window.
+    Ghost,
+    /// A place is gone and still counted.
+    LeakedPlace,
+    /// The engine asks to be woken a little late.
+    LateWakeup,
+    /// The value does not know that somebody is queued.
+    Unwatched,
+    /// The value has lost a ticket.
+    LostTicket,
+    /// A key keeps the TTL it had.
+    WrongTtl,
+    /// A hold ends with a connection that it is not tied to.
+    StraySession,
+    /// A request for many locks has one of them already.
+    Partly,
+    /// A request for many locks is told of some of them.
+    ToldPartly,
+    /// A request waits at no place.
+    Nowhere,
+}
+
+/// What catches a fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum By {
+    Model,
+    Invariant(Rule),
+}
+
+use By::{Invariant, Model};
+use Fault::*;
+
+/// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
+/// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
+#[rustfmt::skip]
+const CAUGHT: [(Fault, By, &str); 74] = [
+    (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
+    (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
+    (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
+    (DeafToClaim, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 CLAIM 7"),
+    (DeafToToken, Model, "1: ACQUIRE x a; 1: ACQUIRE y a; 1: RELEASE x a TOKEN #2"),
+    (DeafToAuto, Model, "1: ACQUIRE x a; 1: RENEW x a AUTO 0"),
+    (DragsSession, Model, "1: ACQUIRE x a SESSION; 2: RENEW x a AUTO 0"),
+    (ShortAuto, Model, "1: ACQUIRE x a; 1: RENEW x a 1000 AUTO 0; wait 500"),
+    (EndlessBlock, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 4 SHARED"),
+    (ShortLease, Model, "1: ACQUIRE x a 10"),
+    (ReleasesAll, Model, "1: ACQUIRE x a 10; 1: ACQUIRE x a 10; 1: RELEASE x a"),
+    (MergesLimits, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE x b 10 BLOCK 4 SHARED"),
+    (QueuesAgain, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 BLOCK 4 CLAIM 7; 5: ACQUIRE x b 10 BLOCK 0 SESSION"),
+    (PollTakesOver, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 2: ACQUIRE x b 10"),
+    (ForgetsOne, Model, "1: MACQUIRE 2 x y a 10 BLOCK 0"),
+    (TwoActors, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
+    (FalseAlarm, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
+    (WrongPlace, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2"),
+    (ReentryWaits, Model, "config quarantine 15; 1: ACQUIRE x a 10"),
+    (LostWake, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 1: RELEASE x a"),
+    (LostMessage, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 1: RELEASE x a"),
+    (TwoMessages, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 1: RELEASE x a"),
+    (ReplacedAsNull, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE x b 10 BLOCK 0 SESSION"),
+    (ReplacedUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: ACQUIRE x b 10 BLOCK 0 SESSION"),
+    (NotHeldUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE y b 10; 1: MACQUIRE 2 x y a 10 BLOCK 0; 4: RELEASE x a"),
+    (GoneUntold, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 NOTIFY n LIMIT 2; 2 dies"),
+    (CancelledAsNull, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 5: CANCEL x b"),
+    (WrongToken, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 1: RELEASE x a"),
+    (OldestVictim, Model, "1: ACQUIRE x a; 2: ACQUIRE y b; 3: ACQUIRE z c; 1: ACQUIRE y a BLOCK 0; 2: ACQUIRE z b BLOCK 0; rename x z; heartbeat"),
+    (DeadWaiterStays, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 2 dies"),
+    (EndUnnoticed, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
+    (Blind, Model, "1: ACQUIRE x a 10; 2: MACQUIRE 2 x y b 10 BLOCK 0; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
+    (LateTick, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; wait 10"),
+    (Unsettled, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
+    (GrantStands, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 2 is cut off; 1: RELEASE x a"),
+    (TakesBackAll, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 1: ACQUIRE x a BLOCK 0; 1 is cut off; 2: RELEASE x b"),
+    (TicketGone, Model, "1: ACQUIRE x a 10; 2: FAIRACQUIRE x b 10 BLOCK 4 CLAIM 7; 2 is cut off; 1: RELEASE x a"),
+    (UpgradeStands, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 1: ACQUIRE x a BLOCK 0; 1 is cut off; 2: RELEASE x b"),
+    (GrantTies, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 4: ACQUIRE x a BLOCK 0 SESSION; 4 is cut off; 2: RELEASE x b"),
+    (RenameUnseen, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; rename x y"),
+    (TieStays, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; rename x y"),
+    (NoLook, Model, "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0; behind set y; look"),
+    (UseBlind, Model, "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0; 3: ACQUIRE z c; 4: FAIRACQUIRE z d; behind rename z y; 4: CANCEL y d"),
+    (LongLeases, Model, "config max-lease-ms 500; 1: RENEW x a 400 AUTO 0"),
+    (DelUnseen, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; del x"),
+    (SteadySteps, Model, "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 50; clock 20"),
+    (GrantsOn, Model, "config grants no; 1: ACQUIRE x a 10"),
+    (TrustsNobody, Model, "1: ACQUIRE x a; config max-lease-ms 10; rename x y"),
+    (QuarantineSteps, Model, "config quarantine 15; 1: ACQUIRE x a 10 BLOCK 0 SESSION; clock 20"),
+    (LostEffect, Invariant(Rule::Replica), "1: ACQUIRE x a"),
+    (DoubleGrant, Invariant(Rule::Limits), "1: ACQUIRE x a"),
+    (TokenBack, Invariant(Rule::TokensRise), "1: ACQUIRE x a"),
+    (Overtaken, Invariant(Rule::NoOvertaking), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 3: ACQUIRE x c BLOCK 0"),
+    (Swapped, Invariant(Rule::NoOvertaking), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; 3: ACQUIRE x c BLOCK 0"),
+    (TwoPlaces, Invariant(Rule::OnePlace), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0"),
+    (Ghost, Invariant(Rule::Ghost), "1: ACQUIRE x a; 2: FAIRACQUIRE x b"),
+    (LeakedPlace, Invariant(Rule::Places), "wait 1"),
+    (LateWakeup, Invariant(Rule::Wakeup), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 50"),
+    (Unwatched, Invariant(Rule::Watched), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0"),
+    (LostTicket, Invariant(Rule::Watched), "1: ACQUIRE x a; 2: FAIRACQUIRE x b"),
+    (WrongTtl, Invariant(Rule::Ttl), "1: ACQUIRE x a"),
+    (StraySession, Invariant(Rule::SessionEnds), "1: ACQUIRE x a; wait 1"),
+    (Partly, Invariant(Rule::AllOrNone), "1: ACQUIRE x a; 2: MACQUIRE 2 x y b BLOCK 0"),
+    (ToldPartly, Invariant(Rule::AllOrNone), "1: MACQUIRE 2 x y a"),
+    (Nowhere, Invariant(Rule::Answered), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0"),
+    (FalseAlarm, Invariant(Rule::NoCircle), "1: ACQUIRE x a; 2: ACQUIRE y b; 1: ACQUIRE y a BLOCK 0"),
+    (Blind, Invariant(Rule::NoCircle), "1: ACQUIRE x a; 2: ACQUIRE y b; 1: ACQUIRE y a BLOCK 0; 2: ACQUIRE x b BLOCK 0; heartbeat"),
+    (WrongVictim, Invariant(Rule::NoCircle), "1: ACQUIRE x a; 2: ACQUIRE y b; 3: ACQUIRE z c; 1: ACQUIRE y a BLOCK 0; 2: ACQUIRE z b BLOCK 0; 4: ACQUIRE w d; 5: ACQUIRE w e BLOCK 0; rename x z; heartbeat"),
+    (Unsettled, Invariant(Rule::NobodyIdle), "1: ACQUIRE x a; 2: ACQUIRE x b BLOCK 0; del x"),
+    (TwoMessages, Invariant(Rule::NotifyTold), "1: ACQUIRE x a; 2: ACQUIRE x b NOTIFY n; 1: RELEASE x a"),
+    (TrustsNobody, Invariant(Rule::LeasesKept), "1: ACQUIRE x a; config max-lease-ms 10; rename x y"),
+    (TrustsNobody, Invariant(Rule::LeasesKept), "1: ACQUIRE x a; 2: FAIRACQUIRE x b; config max-lease-ms 10; restart"),
+    (OneQuestion, Invariant(Rule::AutoRenews), "1: ACQUIRE x a; 1: RENEW x a 1000 AUTO 0; slot of x migrates; wait 1000"),
+    (QuarantineSteps, Invariant(Rule::Quarantine), "crash quarantine 15; 1: ACQUIRE x a BLOCK 0; clock 20"),
+];
+
+impl World {
+    pub fn is(&self, fault: Fault) -> bool {
+        self.fault == Some(fault)
+    }
+
+    /// What the engine hears of a command.
+    pub fn distort(&mut self, client: Client, db: u32, words: &[&[u8]]) -> Vec<Vec<u8>> {
+        let mut heard: Vec<Vec<u8>> = words.iter().map(|word| word.to_vec()).collect();
+        let Some(fault) = self.fault else {
+            return heard;
+        };
+        let at = |heard: &[Vec<u8>], option: &str| {
+            heard
+                .iter()
+                .position(|word| word.eq_ignore_ascii_case(option.as_bytes()))
+        };
+        let without = |heard: &mut Vec<Vec<u8>>, option: &str, words: usize| {
+            if let Some(at) = at(heard, option) {
+                heard.drain(at..at + words);
+            }
+        };
+        let asked = self.asked(client, db, words);
+        let older = asked.as_ref().and_then(|asked| {
+            let its =
+                |wait: &&Waiting| wait.owner == asked.owner && wait.names.contains(&asked.names[0]);
+            self.waits.values().find(its).cloned()
+        });
+        let waits = at(&heard, "BLOCK").is_some() || at(&heard, "NOTIFY").is_some();
+        match (fault, asked, older) {
+            (DeafToSession, ..) => without(&mut heard, "SESSION", 1),
+            (DeafToHolds, ..) => without(&mut heard, "HOLDS", 2),
+            (DeafToShared, ..) => without(&mut heard, "SHARED", 1),
+            (DeafToClaim, ..) => without(&mut heard, "CLAIM", 2),
+            (DeafToToken, ..) => without(&mut heard, "TOKEN", 2),
+            (DeafToAuto, ..) => without(&mut heard, "AUTO", 2),
+            (DragsSession, ..) if at(&heard, "AUTO").is_some() && self.engine().sessions() > 0 => {
+                heard.push(b"SESSION".to_vec());
+            }
+            (ShortAuto, ..) => {
+                if let Some(at) = at(&heard, "AUTO") {
+                    heard[at + 1] = b"1".to_vec();
+                }
+            }
+            (EndlessBlock, ..) => {
+                if let Some(at) = at(&heard, "BLOCK") {
+                    heard[at + 1] = b"0".to_vec();
+                }
+            }
+            (ShortLease, Some(asked), _) if !asked.many => {
+                let lease = heard
+                    .get(3)
+                    .map(|lease| String::from_utf8_lossy(lease).parse::<u64>());
+                if let Some(Ok(lease)) = lease {
+                    heard[3] = (lease - 1).max(1).to_string().into_bytes();
+                }
+            }
+            (ReleasesAll, None, _) if words[0] == b"RELEASE" && heard.len() == 3 => {
+                heard.extend([b"HOLDS".to_vec(), b"0".to_vec()]);
+            }
+            (MergesLimits, Some(asked), Some(older)) if older.limit < asked.limit => {
+                without(&mut heard, "SHARED", 1);
+            }
+            (QueuesAgain, Some(asked), Some(_)) if waits && !asked.many => self.clear(&asked),
+            (PollTakesOver, Some(asked), Some(_)) if !waits && !asked.many => self.clear(&asked),
+            (TwoActors, Some(asked), _) => {
+                self.speakers.insert((asked.owner, client.id));
+                let by_two = |wait: &Waiting| {
+                    let its = self
+                        .speakers
+                        .iter()
+                        .filter(|(owner, _)| *owner == wait.owner);
+                    its.count() > 1
+                };
+                if self.waits.values().any(by_two) {
+                    self.engine().policy.deadlock_detection = false;
+                }
+            }
+            (ForgetsOne, Some(asked), _) if asked.many && asked.names.len() == 2 => {
+                heard[1] = b"1".to_vec();
+                heard.remove(3);
+            }
+            _ => {}
+        }
+        heard
+    }
+
+    /// Every value is one that a user has brought.
+    pub fn mistrust(&mut self) {
+        if !self.is(TrustsNobody) {
+            return;
+        }
+        for value in self.primary.keys.values.values_mut() {
+            if let Value::Lock(lock, _) = value {
+                **lock = std::mem::take(&mut **lock).restored();
+            }
+        }
+    }
+
+    /// The owner's place goes, and its request is told that it was replaced.
+    fn clear(&mut self, asked: &Waiting) {
+        let Server { engine, keys, .. } = &mut self.primary;
+        let name = asked.names[0].as_ref();
+        drop(engine.cancel(keys, self.now, name, &asked.owner));
+        let wakes = engine.ledger.wakes.iter_mut().map(|wake| &mut wake.outcome);
+        let messages = engine.ledger.messages.iter_mut();
+        for outcome in wakes.chain(messages.map(|message| &mut message.outcome)) {
+            *outcome = Outcome::Replaced;
+        }
+    }
+
+    /// What the answer to a request for locks is told as.
+    pub fn falsify(
+        &mut self,
+        asked: &Waiting,
+        answer: Result<Reply, Error>,
+    ) -> Result<Reply, Error> {
+        match (self.fault, answer) {
+            (Some(FalseAlarm), Ok(Reply::Wait(id, _))) if self.holds_something(&asked.owner) => {
+                let Server { engine, keys, .. } = &mut self.primary;
+                engine.abandon(keys, self.now, id);
+                Err(Error::Refused(Refusal::Deadlock(String::new())))
+            }
+            (Some(WrongPlace), Ok(Reply::Array(mut parts))) if asked.channel.is_some() => {
+                parts[1] = Reply::Integer(7);
+                Ok(Reply::Array(parts))
+            }
+            (Some(ReentryWaits), Err(Error::Refused(Refusal::Quarantine(_)))) => {
+                Ok(Reply::Wait(RequestId(1), None))
+            }
+            (_, answer) => answer,
+        }
+    }
+
+    fn holds_something(&self, owner: &[u8]) -> bool {
+        let held = |value: &Value| match value {
+            Value::Lock(lock, _) => lock.hold(owner).is_some(),
+            Value::Other => false,
+        };
+        self.primary.keys.values.values().any(held)
+    }
+
+    /// What an outcome is told as, and to whom.
+    pub fn garble(&mut self, id: RequestId, outcome: Outcome) -> Vec<(RequestId, Outcome)> {
+        let blocked = self
+            .waits
+            .get(&id)
+            .is_some_and(|wait| wait.channel.is_none());
+        match (self.fault, outcome) {
+            (Some(LostWake), _) if blocked => Vec::new(),
+            (Some(LostMessage), _) if !blocked => Vec::new(),
+            (Some(TwoMessages), outcome) if !blocked => vec![(id, outcome.clone()), (id, outcome)],
+            (Some(ReplacedAsNull), Outcome::Replaced) => vec![(id, Outcome::Null)],
+            (Some(ReplacedUntold), Outcome::Replaced) => Vec::new(),
+            (Some(NotHeldUntold), Outcome::Refused(Refusal::NotHeld)) => Vec::new(),
+            (Some(GoneUntold), Outcome::Gone) => Vec::new(),
+            (Some(CancelledAsNull), Outcome::Cancelled) => vec![(id, Outcome::Null)],
+            (Some(WrongToken), Outcome::Granted(grant)) => {
+                let token = Token(grant.token.0 + 1);
+                vec![(id, Outcome::Granted(Grant { token, ..grant }))]
+            }
+            (Some(WrongVictim), Outcome::Refused(Refusal::Deadlock(text))) => {
+                let newest = self.waits.keys().last().copied().unwrap_or(id);
+                vec![(newest, Outcome::Refused(Refusal::Deadlock(text)))]
+            }
+            (Some(OldestVictim), Outcome::Refused(Refusal::Deadlock(text))) => {
+                let oldest = self.waits.keys().next().copied().unwrap_or(id);
+                vec![(oldest, Outcome::Refused(Refusal::Deadlock(text)))]
+            }
+            (_, outcome) => vec![(id, outcome)],
+        }
+    }
+
+    /// How a grant that reached nobody is undone.
+    pub fn undelivered(&self, undo: Vec<Undo>) -> Vec<Undo> {
+        let distorted = |undo: Undo| match self.fault {
+            Some(GrantStands) => None,
+            Some(TakesBackAll) => Some(Undo {
+                grant: Grant {
+                    added: undo.grant.holds,
+                    ..undo.grant
+                },
+                ..undo
+            }),
+            Some(TicketGone) => Some(Undo {
+                ticket: None,
+                ..undo
+            }),
+            Some(UpgradeStands) => Some(Undo {
+                before: None,
+                ..undo
+            }),
+            Some(GrantTies) => Some(Undo {
+                ties: [undo.ties[1].clone(), undo.ties[1].clone()],
+                ..undo
+            }),
+            _ => Some(undo),
+        };
+        undo.into_iter().filter_map(distorted).collect()
+    }
+}
+
+impl Fault {
+    /// Forges a picture, if it offers the occasion.
+    fn forge(self, before: &Picture, after: &mut Picture) {
+        self.forged(before, after).unwrap_or_default();
+    }
+
+    /// The same; none if there is no occasion.
+    fn forged(self, before: &Picture, after: &mut Picture) -> Option<()> {
+        let mut rows = after.rows.values_mut();
+        match self {
+            DoubleGrant => {
+                let row = rows.find(|row| row.holders.len() == 1)?;
+                let thief = Holder {
+                    owner: b"thief".to_vec(),
+                    limit: Limit::EXCLUSIVE,
+                    ..row.holders[0].clone()
+                };
+                row.holders.push(thief);
+            }
+            TokenBack => {
+                let (.., token) = after.grants.first_mut()?;
+                *token = before.last_token;
+            }
+            Overtaken => {
+                let (name, row) = after.rows.iter_mut().find(|(_, row)| row.queue.len() > 1)?;
+                let second = row.queue.remove(1);
+                after.places -= 1;
+                after.waits.retain(|_, wait| wait.owner != second.owner);
+                let token = Token(u64::MAX);
+                after.answers.push(Answered {
+                    at_once: false,
+                    names: vec![name.clone()],
+                    owner: second.owner.clone(),
+                    tokens: vec![token],
+                });
+                after.grants.push((name.clone(), second.owner, token));
+            }
+            Swapped => rows.find(|row| row.queue.len() > 1)?.queue.swap(0, 1),
+            TwoPlaces => {
+                let row = rows.find(|row| !row.queue.is_empty())?;
+                row.queue.push(row.queue[0].clone());
+                after.places += 1;
+            }
+            Ghost => {
+                let mut places = rows.flat_map(|row| &mut row.queue);
+                places.find(|place| place.is_absent())?.left = Some(0);
+            }
+            LeakedPlace => after.places += 1,
+            LateWakeup => *after.next_wakeup.as_mut()? += 1,
+            Unwatched => {
+                *rows.find_map(|row| row.watched.as_mut().filter(|watched| **watched))? = false
+            }
+            LostTicket => drop(rows.find_map(|row| row.tickets.as_mut()?.pop())?),
+            WrongTtl => rows.find_map(|row| row.ttl.as_mut())?.0.take().map(drop)?,
+            StraySession => {
+                let mut holds = before.rows.values().flat_map(|row| &row.holders);
+                let hold = holds.find(|hold| hold.session.is_none())?;
+                after.over.push((End::Session, hold.token));
+            }
+            Partly => {
+                let wait = after.waits.values().find(|wait| wait.many)?;
+                let token = Token(after.last_token.0 + 1);
+                after
+                    .grants
+                    .push((wait.names[0].clone(), wait.owner.clone(), token));
+            }
+            ToldPartly => {
+                let answer = after
+                    .answers
+                    .iter_mut()
+                    .find(|answer| answer.names.len() > 1)?;
+                answer.tokens.pop();
+            }
+            Nowhere => {
+                let row = rows.find(|row| {
+                    row.queue
+                        .iter()
+                        .any(|place| place.kind == PlaceKind::Waiter)
+                })?;
+                row.queue.pop();
+                after.places -= 1;
+            }
+            _ => {}
+        }
+        Some(())
+    }
+}
+
+/// Whether these lines, with this fault, are caught.
+fn is_caught(fault: Fault, by: By, lines: &[&str]) -> bool {
+    let acts = lines
+        .iter()
+        .map(|line| Reader::default().read(line).expect("a line"));
+    match by {
+        Model => {
+            let mut pair = Pair::new(policy());
+            pair.world.fault = Some(fault);
+            { acts }.any(|act| pair.act(&act).is_err())
+        }
+        Invariant(rule) => {
+            let mut world = World::new(policy());
+            world.fault = Some(fault);
+            let mut before = Picture::take(&mut world);
+            { acts }.any(|act| {
+                drop(world.act(&act, &Labels::new()));
+                let mut after = Picture::take(&mut world);
+                fault.forge(&before, &mut after);
+                let checked = invariants::check(&before, &after, act.is_orderly());
+                before = after;
+                checked.is_err_and(|Broken(broken, _)| broken == rule)
+            })
+        }
+    }
+}
+
+/// Windows that are short enough to look at every millisecond of them.
+pub fn policy() -> Policy {
+    Policy {
+        claim_window_ms: 20,
+        ..Policy::default()
+    }
+}
+
+#[test]
+fn every_fault_is_caught_and_no_line_of_its_sequence_is_idle() {
+    for (fault, by, lines) in CAUGHT {
+        let lines: Vec<&str> = lines.split("; ").collect();
+        assert!(is_caught(fault, by, &lines), "{fault:?} is not caught");
+        for at in 0..lines.len() {
+            let fewer = [&lines[..at], &lines[at + 1..]].concat();
+            let caught = is_caught(fault, by, &fewer);
+            assert!(!caught, "{fault:?} is caught without {:?}", lines[at]);
+        }
+    }
+}
+
+/// However late random runs come by a fault: all sequences are tried, from the shortest on.
+#[test]
+fn the_exploration_finds_a_fault_at_its_smallest_sequence() {
+    for (fault, by, lines) in CAUGHT {
+        let lines: Vec<&str> = lines.split("; ").collect();
+        if by == Model && exploration::says(&lines) {
+            let found = exploration::explore(lines.len(), Some(fault));
+            let found = found.expect_err("it is caught at that length");
+            assert_eq!(
+                found.lines.len(),
+                lines.len(),
+                "{fault:?}: {:?}",
+                found.lines
+            );
+        }
+    }
+}
+
+#[test]
+fn a_value_that_is_read_otherwise_is_seen() {
+    let mut world = World::new(Policy::default());
+    drop(world.send(Client::connection(1), 0, &[b"ACQUIRE", b"shop", b"ada"]));
+    assert!(round_trip(&world).is_ok());
+    for value in world.primary.keys.values.values_mut() {
+        let Value::Lock(_, ttl) = value else { continue };
+        *ttl = None;
+    }
+    assert!(matches!(
+        round_trip(&world),
+        Err(Broken(Rule::RoundTrip, _))
+    ));
+}
+
+/// Each of these leaves something behind that the other rules do not mind.
+#[test]
+fn what_is_left_behind_is_seen() {
+    let leave: [fn(&mut World); 4] = [
+        |world| drop(world.send(Client::connection(1), 0, &[b"ACQUIRE", b"shop", b"ada"])),
+        |world| drop(world.send(Client::connection(1), 0, &[b"FAIRACQUIRE", b"shop", b"ada"])),
+        |world| world.engine().on_key_changed(name(0, "shop").as_ref()),
+        |world| {
+            let grant = Grant {
+                token: Token(1),
+                holds: 1,
+                added: 1,
+            };
+            world.engine().undelivered([undo("shop", "ada", grant)]);
+        },
+    ];
+    for (at, leave) in leave.into_iter().enumerate() {
+        let mut world = World::new(Policy::default());
+        assert!(no_leak(&world).is_ok());
+        leave(&mut world);
+        assert!(
+            matches!(no_leak(&world), Err(Broken(Rule::NoLeak, _))),
+            "{at}"
+        );
+    }
+}

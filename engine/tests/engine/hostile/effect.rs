@@ -1,0 +1,106 @@
+//! Effects of any bytes: refused whole, or taken for what they say; and a server that took one over works on with it.
+
+use super::story::Story;
+use crate::client::Client;
+use crate::server::Server;
+use crate::world::{name, World};
+use dlock_commands::error::Error;
+use dlock_commands::Reply;
+use dlock_engine::change::{self, Change};
+use dlock_engine::lock::token::plausible;
+use dlock_engine::Refusal;
+use dlock_engine::{codec, Entry, Lock, Policy};
+
+/// Takes an effect over, and nothing else: what its reading costs. Gives whether it was accepted.
+pub fn read(effect: &[u8]) -> bool {
+    let (mut entry, mut clock) = (Entry::<Box<Lock>>::default(), Default::default());
+    entry.follow(effect, &mut clock).is_ok()
+}
+
+/// The property.
+pub fn hold(effect: &[u8]) {
+    let now = World::new(Policy::default()).now;
+    let shop = name(0, "shop");
+    let mut server = Server::new(false, Policy::default());
+    let answer = server.run(now, 0, Client::primary(), &[b"apply", b"shop", effect]);
+    server.work_off();
+    let Some(changes) = change::read(effect) else {
+        let later = change::later(effect).map(|format| Refusal::NewerFormat {
+            format,
+            known: change::FORMAT,
+        });
+        let refusal = later.unwrap_or(Refusal::Malformed);
+        assert_eq!(answer, Err(Error::Refused(refusal)));
+        assert!(
+            server.data().is_empty(),
+            "it was refused and changed something"
+        );
+        return;
+    };
+    assert_eq!(answer, Ok(Reply::Ok));
+    let lock = applied(&changes);
+    let expected = (!lock.is_empty()).then(|| Some((codec::encode(&lock), lock.expires())));
+    assert_eq!(server.data().remove(&shop), expected);
+    written_again(effect, &changes);
+    if !lock.is_empty() {
+        kept(&lock);
+    }
+    // A number further ahead comes from no server, and leaves no room for the numbers after it.
+    let believed = changes.iter().all(|change| match change {
+        Change::Hold(hold) => plausible(hold.token.0, now),
+        Change::Ticket { number, .. } => plausible(number.0, now),
+        _ => true,
+    });
+    if believed {
+        taken_over(effect);
+    }
+}
+
+fn applied(changes: &[Change]) -> Lock {
+    let mut lock = Lock::default();
+    changes.iter().for_each(|change| lock.apply(change));
+    lock
+}
+
+/// What it says is said again by what it is written as, in no more bytes.
+fn written_again(effect: &[u8], changes: &[Change]) {
+    let mut written = Vec::new();
+    change::begin(&mut written);
+    changes.iter().for_each(|change| change.write(&mut written));
+    assert_eq!(change::read(&written).as_deref(), Some(changes));
+    assert!(written.len() <= effect.len());
+}
+
+/// What stands at the key can be saved and read, and written to an AOF and replayed.
+pub fn kept(lock: &Lock) {
+    let saved = codec::encode(lock);
+    let Some(loaded) = codec::decode(&saved) else {
+        panic!("{lock:?} is saved as {saved:?}, which cannot be read");
+    };
+    assert_eq!(codec::encode(&loaded), saved);
+    assert_eq!(loaded.expires(), lock.expires());
+    let rebuilt = change::rebuild(lock);
+    let Some(changes) = change::read(&rebuilt) else {
+        panic!("{lock:?} is rewritten as {rebuilt:?}, which cannot be read");
+    };
+    assert_eq!(codec::encode(&applied(&changes)), saved);
+}
+
+/// The replica becomes the primary, and works.
+fn taken_over(effect: &[u8]) {
+    let mut story = Story::new();
+    let (shop, now) = (name(0, "shop"), story.world.now);
+    story.world.replica.follow(&shop, effect, now);
+    story.world.crash(0, 0);
+    drop(story.send(1, &[b"ACQUIRE", b"shop", b"a", b"BLOCK", b"0"]));
+    drop(story.send(2, &[b"FAIRACQUIRE", b"shop", b"b", b"BLOCK", b"0"]));
+    drop(story.send(3, &[b"INFO", b"shop"]));
+    story.world.pass(10_000);
+    drop(story.send(3, &[b"RELEASE", b"shop", b"a"]));
+    drop(story.send(3, &[b"FORCERELEASE", b"shop"]));
+    // Beyond the window of any ticket that came with it.
+    story.world.pass(3_600_000);
+    if !story.world.waits.is_empty() {
+        story.fail("somebody waits for a lock that was taken from all");
+    }
+}

@@ -1,0 +1,660 @@
+//! What must hold after every step, whatever happened. Each rule is written from what users are promised, in terms of a
+//! [`Picture`]; `faults` shows of each that it can fail.
+
+use crate::deadlock;
+use crate::picture::{key, text, Holder, Picture, Place, Row};
+use crate::world::{Answered, Heard, Waiting, World};
+use dlock_engine::Refusal;
+use dlock_engine::{End, Limit, Millis, Name, Outcome, Token};
+use std::collections::BTreeSet;
+
+/// A promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rule {
+    /// There are never more holders than any holder's limit.
+    Limits,
+    /// Tokens rise strictly over all grants.
+    TokensRise,
+    /// Places are granted in order of arrival, and no newcomer passes them.
+    NoOvertaking,
+    /// Nobody is queued while the lock is free for the head, and the head is present.
+    NobodyIdle,
+    /// Replica and primary agree byte for byte.
+    Replica,
+    /// Nobody keeps a place who is not there, but for a ticket within its claim window.
+    Ghost,
+    /// An owner has one place at a lock, and a holder none in the queue.
+    OnePlace,
+    /// The engine counts its places right.
+    Places,
+    /// The engine asks to be woken no later than the first thing that must happen.
+    Wakeup,
+    /// The value says that somebody is queued exactly if somebody is, and has the tickets that are queued.
+    Watched,
+    /// The key's TTL is what the value says it must be.
+    Ttl,
+    /// At every place but an absent ticket's one request waits; a request has a place, or its owner a hold, at each lock.
+    Answered,
+    /// Every grant is answered to somebody; a request for many locks is granted all of them in one event, or none.
+    AllOrNone,
+    /// No wait stands that could never end, once that was looked for; and none is refused that could.
+    NoCircle,
+    /// A hold that is tied to a connection ends with it, and no other does.
+    SessionEnds,
+    /// Who waits by a channel is told once.
+    NotifyTold,
+    /// Nothing is granted as long as a quarantine lasts.
+    Quarantine,
+    /// A lease that its owner was told never ends earlier, unless the owner asks for that.
+    LeasesKept,
+    /// A hold that the server renews does not end as time passes.
+    AutoRenews,
+    /// Who waits for a lock is not granted it while its slot is on its way to another node.
+    NotInLeavingSlots,
+    /// What was saved is what is read.
+    RoundTrip,
+    /// With everything given back, nothing is kept.
+    NoLeak,
+}
+
+/// A promise that was broken, and how.
+#[derive(Debug)]
+pub struct Broken(pub Rule, pub String);
+
+/// Checks everything that can be seen in one picture, given the one before. `orderly` says that no key came or went in
+/// between by other means than the module's: then queues can be compared.
+pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Broken> {
+    tokens_rise(before.last_token, &after.grants)?;
+    // Of what nobody was told, nothing is promised until the next look, or the lock's next use.
+    let seen = || {
+        let rows = after.rows.iter();
+        rows.filter(|(name, _)| !after.unseen.contains(*name))
+    };
+    for (name, row) in seen() {
+        limits(name, row)?;
+        one_place(name, row)?;
+    }
+    let known = before.unseen.is_empty() && after.unseen.is_empty();
+    // What comes to a lock that must not move stands in no queue yet.
+    let moves = after.leaving.is_empty();
+    if known {
+        no_circle(before, after, orderly)?;
+    }
+    if known && moves {
+        places(after)?;
+    }
+    notify_told(after)?;
+    if moves {
+        answered(after)?;
+    }
+    all_or_none(after)?;
+    session_ends(before, after)?;
+    quarantine(after)?;
+    leases_kept(before, after)?;
+    auto_renews(before, after)?;
+    not_in_leaving_slots(after)?;
+    if after.settled {
+        wakeup(after)?;
+        if after.granting {
+            nobody_idle(after)?;
+        }
+        for (name, row) in seen() {
+            ghost(name, row)?;
+            watched(name, row)?;
+            ttl(name, row)?;
+        }
+    }
+    if orderly {
+        let none = Row::default();
+        for (name, row) in seen().filter(|(name, _)| !before.unseen.contains(*name)) {
+            no_overtaking(
+                name,
+                before.rows.get(name).unwrap_or(&none),
+                row,
+                before,
+                after,
+            )?;
+        }
+    }
+    replica(after)
+}
+
+fn broken<T>(rule: Rule, what: String) -> Result<T, Broken> {
+    Err(Broken(rule, what))
+}
+
+/// Within one step grants of several locks are recorded lock by lock: each must be above all that were granted before,
+/// and rise within its lock.
+fn tokens_rise(last: Token, grants: &[(Name, Vec<u8>, Token)]) -> Result<(), Broken> {
+    for (at, (name, owner, token)) in grants.iter().enumerate() {
+        let sooner = grants[..at].iter().filter(|(lock, ..)| lock == name);
+        let sooner = sooner.map(|(.., token)| *token).max();
+        if *token <= last.max(sooner.unwrap_or_default()) {
+            let (name, owner) = (key(name), text(owner));
+            let what = format!("{name} was granted to {owner} with {token:?}, not above {last:?}");
+            return broken(Rule::TokensRise, what);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a limit allows so many owners.
+pub fn allows(limit: Limit, owners: usize) -> bool {
+    limit.to_wire() == 0 || owners <= limit.to_wire() as usize
+}
+
+fn limits(name: &Name, row: &Row) -> Result<(), Broken> {
+    let count = row.holders.len();
+    match row.holders.iter().find(|hold| !allows(hold.limit, count)) {
+        None => Ok(()),
+        Some(hold) => broken(
+            Rule::Limits,
+            format!("{count} hold {} beside {}", key(name), text(&hold.owner)),
+        ),
+    }
+}
+
+fn one_place(name: &Name, row: &Row) -> Result<(), Broken> {
+    let mut seen = BTreeSet::new();
+    let twice = row.in_order().find(|place| !seen.insert(&place.owner));
+    let holder = row
+        .queue
+        .iter()
+        .find(|place| row.hold(&place.owner).is_some());
+    match twice.or(holder) {
+        None => Ok(()),
+        Some(place) => broken(
+            Rule::OnePlace,
+            format!(
+                "{} has a place too much at {}",
+                text(&place.owner),
+                key(name)
+            ),
+        ),
+    }
+}
+
+fn nobody_idle(after: &Picture) -> Result<(), Broken> {
+    let waits = after.waits.values();
+    for wait in waits.filter(|wait| after.knows(wait)) {
+        let free = |name: &Name| {
+            let row = &after.rows[name];
+            match row.in_order().find(|place| place.owner == wait.owner) {
+                None => true,
+                Some(place) => {
+                    let first = row.in_order().next() == Some(place);
+                    first && compatible(row, place, after)
+                }
+            }
+        };
+        if wait.names.iter().all(free) {
+            let what = format!(
+                "this could be granted: {}\n{}",
+                wait.shown(),
+                after.queues()
+            );
+            return broken(Rule::NobodyIdle, what);
+        }
+    }
+    Ok(())
+}
+
+/// Whether the owner of this place may hold beside the other holders.
+fn compatible(row: &Row, place: &Place, after: &Picture) -> bool {
+    let live = row.holders.iter().filter(|hold| hold.deadline > after.now);
+    let others: Vec<_> = live.filter(|hold| hold.owner != place.owner).collect();
+    let count = others.len() + 1;
+    count == 1 || allows(place.limit, count) && others.iter().all(|hold| allows(hold.limit, count))
+}
+
+fn ghost(name: &Name, row: &Row) -> Result<(), Broken> {
+    let over = |place: &&Place| place.is_absent() && place.left.map_or(true, |left| left == 0);
+    let upgrade = row.upgrade.iter().find(|place| place.is_absent());
+    match row.queue.iter().find(over).or(upgrade) {
+        None => Ok(()),
+        Some(place) => broken(
+            Rule::Ghost,
+            format!(
+                "{}'s place for {} has nobody",
+                text(&place.owner),
+                key(name)
+            ),
+        ),
+    }
+}
+
+fn watched(name: &Name, row: &Row) -> Result<(), Broken> {
+    use dlock_engine::PlaceKind::{Absent, Ticket};
+    let Some(watched) = row.watched else {
+        return Ok(());
+    };
+    let tickets = row
+        .queue
+        .iter()
+        .filter(|place| matches!(place.kind, Absent | Ticket));
+    let tickets: Vec<_> = tickets
+        .map(|place| (place.owner.clone(), place.limit))
+        .collect();
+    if watched != row.in_order().next().is_some() || Some(&tickets) != row.tickets.as_ref() {
+        return broken(Rule::Watched, format!("{}: {row:?}", key(name)));
+    }
+    Ok(())
+}
+
+fn ttl(name: &Name, row: &Row) -> Result<(), Broken> {
+    match row.ttl {
+        Some((is, must)) if is != must => broken(
+            Rule::Ttl,
+            format!("{}: TTL is {is:?} and must be {must:?}", key(name)),
+        ),
+        _ => Ok(()),
+    }
+}
+
+/// Compares a queue with what it was: who stays keeps the order, who is new stands at the end, and nobody was granted
+/// the lock while somebody who stood before is still there.
+fn no_overtaking(
+    name: &Name,
+    was: &Row,
+    is: &Row,
+    before: &Picture,
+    after: &Picture,
+) -> Result<(), Broken> {
+    let rank = |owner: &[u8]| was.queue.iter().position(|place| place.owner == owner);
+    let grants: Vec<&Vec<u8>> = after
+        .grants
+        .iter()
+        .filter(|(lock, ..)| lock == name)
+        .map(|(_, owner, _)| owner)
+        .collect();
+    let undone = |owner: &Vec<u8>| {
+        let here = |heard: &&Heard| heard.asked.owner == *owner && heard.asked.names.contains(name);
+        after.heard.iter().filter(here).any(|heard| heard.lost)
+    };
+    let stayed = |place: &&Place| {
+        // Else it has left its place by a grant, and come to wait again.
+        !grants.contains(&&place.owner) || undone(&place.owner)
+    };
+    // A newer request for many may have taken over the place, or have entered all queues anew.
+    let anew = |place: &Place| {
+        let mut waits = after.waits.values();
+        waits.any(|wait| wait.many && wait.event > before.event && wait.owner == place.owner)
+    };
+    let ranks: Vec<usize> = is
+        .queue
+        .iter()
+        .filter(|place| !anew(place))
+        .map(|place| {
+            Some(place)
+                .filter(stayed)
+                .and_then(|place| rank(&place.owner))
+                .unwrap_or(usize::MAX)
+        })
+        .collect();
+    if ranks.windows(2).any(|pair| pair[0] > pair[1]) {
+        let shown = |row: &Row| {
+            row.queue
+                .iter()
+                .map(|place| text(&place.owner))
+                .collect::<Vec<_>>()
+        };
+        let (was, is) = (shown(was), shown(is));
+        let what = format!(
+            "the queue for {} changed its order: {was:?}, {is:?}",
+            key(name)
+        );
+        return broken(Rule::NoOvertaking, what);
+    }
+    // A holder's upgrade is not the queue's affair.
+    let queued = |owner: &&Vec<u8>| {
+        let live = was
+            .hold(owner)
+            .is_some_and(|hold| hold.deadline > after.now);
+        let upgrades = was
+            .upgrade
+            .as_ref()
+            .is_some_and(|place| place.owner == **owner);
+        !live && !upgrades
+    };
+    for owner in grants.into_iter().filter(queued) {
+        let stood = rank(owner).unwrap_or(usize::MAX);
+        if let Some(passed) = ranks.iter().find(|rank| **rank < stood) {
+            let (owner, passed) = (text(owner), text(&was.queue[*passed].owner));
+            let what = format!("{owner} got {} before {passed}, who still waits", key(name));
+            return broken(Rule::NoOvertaking, what);
+        }
+    }
+    Ok(())
+}
+
+fn places(after: &Picture) -> Result<(), Broken> {
+    let count: usize = after.rows.values().map(|row| row.in_order().count()).sum();
+    if count != after.places {
+        let what = format!(
+            "there are {count} places, and the engine counts {}",
+            after.places
+        );
+        return broken(Rule::Places, what);
+    }
+    Ok(())
+}
+
+fn answered(after: &Picture) -> Result<(), Broken> {
+    let rows = after.rows.iter();
+    for (name, row) in rows.filter(|(name, _)| !after.unseen.contains(*name)) {
+        for place in row.in_order() {
+            let here = |wait: &&Waiting| wait.owner == place.owner && wait.names.contains(name);
+            let waits = after.waits.values().filter(here);
+            let waits = waits.filter(|wait| !row.counts(wait));
+            if waits.count() != usize::from(!place.is_absent()) {
+                let what = format!(
+                    "{} at {}\n{}",
+                    text(&place.owner),
+                    key(name),
+                    after.queues()
+                );
+                return broken(Rule::Answered, what);
+            }
+        }
+    }
+    let waits = after.waits.values();
+    for wait in waits.filter(|wait| after.knows(wait)) {
+        let place = |name: &Name| {
+            after.rows[name]
+                .in_order()
+                .any(|place| place.owner == wait.owner)
+        };
+        let holds = |name: &Name| wait.many && after.rows[name].hold(&wait.owner).is_some();
+        let nowhere = !wait.names.iter().any(place);
+        if nowhere || !wait.names.iter().all(|name| place(name) || holds(name)) {
+            let what = format!("it waits nowhere: {}\n{}", wait.shown(), after.queues());
+            return broken(Rule::Answered, what);
+        }
+    }
+    Ok(())
+}
+
+/// Every outcome was waited for, and the engine knows of no other waits by a channel than those who wait.
+fn notify_told(after: &Picture) -> Result<(), Broken> {
+    if let Some(unasked) = after.unasked.first() {
+        let what = format!("nobody waited for {unasked:?}, or was told already");
+        return broken(Rule::NotifyTold, what);
+    }
+    let count = after
+        .waits
+        .values()
+        .filter(|wait| wait.channel.is_some())
+        .count();
+    if after.settled && count != after.notifies {
+        let what = format!(
+            "{count} wait by a channel, and the engine will tell {}",
+            after.notifies
+        );
+        return broken(Rule::NotifyTold, what);
+    }
+    Ok(())
+}
+
+fn all_or_none(after: &Picture) -> Result<(), Broken> {
+    let told = |name: &Name, owner: &[u8], token: Token| {
+        after.answers.iter().any(|answer| {
+            let mut parts = answer.names.iter().zip(&answer.tokens);
+            answer.owner == owner && parts.any(|part| part == (name, &token))
+        })
+    };
+    for (name, owner, token) in &after.grants {
+        if !told(name, owner, *token) {
+            let (name, owner) = (key(name), text(owner));
+            let what = format!("{owner} was granted {name} ({token:?}), and nobody was told");
+            return broken(Rule::AllOrNone, what);
+        }
+    }
+    let partly = after
+        .answers
+        .iter()
+        .find(|answer| answer.names.len() != answer.tokens.len());
+    match partly.or(after.stale.first()) {
+        None => Ok(()),
+        Some(answer) => broken(
+            Rule::AllOrNone,
+            format!("told of a part, or of a token that is dead: {answer:?}"),
+        ),
+    }
+}
+
+fn session_ends(before: &Picture, after: &Picture) -> Result<(), Broken> {
+    for (name, row) in &after.rows {
+        let ended = |client: &u64| after.settled && after.ended.contains(client);
+        if let Some(hold) = row
+            .holders
+            .iter()
+            .find(|hold| hold.session.as_ref().is_some_and(ended))
+        {
+            let (owner, name) = (text(&hold.owner), key(name));
+            let what =
+                format!("{owner} still holds {name}, and the connection of the session is gone");
+            return broken(Rule::SessionEnds, what);
+        }
+    }
+    let stray = |token: Token| {
+        let mut holders = before.rows.values().flat_map(|row| &row.holders);
+        let untied = holders.any(|hold| hold.token == token && hold.session.is_none());
+        untied && !after.restored.contains(&token)
+    };
+    let ended = after.over.iter().filter(|(end, _)| *end == End::Session);
+    for (_, token) in ended {
+        if stray(*token) {
+            let what = format!("{token:?} was no session's, and ended with a connection");
+            return broken(Rule::SessionEnds, what);
+        }
+    }
+    Ok(())
+}
+
+fn quarantine(after: &Picture) -> Result<(), Broken> {
+    match after.grants.first().filter(|_| after.quarantined) {
+        None => Ok(()),
+        Some((name, owner, _)) => {
+            let what = format!("{} was granted to {}", key(name), text(owner));
+            broken(Rule::Quarantine, what)
+        }
+    }
+}
+
+/// What a user brings under another's token is the user's affair.
+fn leases_kept(before: &Picture, after: &Picture) -> Result<(), Broken> {
+    if after.lost {
+        return Ok(());
+    }
+    let told = before.rows.values().flat_map(|row| &row.holders);
+    let kept = |hold: &&Holder| {
+        !after.renewed.contains(&hold.owner) && !after.restored.contains(&hold.token)
+    };
+    for hold in told.filter(kept) {
+        let held = after.rows.values().flat_map(|row| &row.holders);
+        let mut its = held.filter(|other| other.token == hold.token);
+        let cut = its.any(|other| other.deadline < hold.deadline);
+        let over = after.over.contains(&(End::Expired, hold.token));
+        if cut || over && hold.deadline > after.now {
+            let (owner, token) = (text(&hold.owner), hold.token);
+            let what = format!(
+                "{owner} was told that {token:?} lasts until {:?}",
+                hold.deadline
+            );
+            return broken(Rule::LeasesKept, what);
+        }
+    }
+    Ok(())
+}
+
+fn auto_renews(before: &Picture, after: &Picture) -> Result<(), Broken> {
+    let holds = before.rows.values().flat_map(|row| &row.holders);
+    let mut renewed = holds.filter(|hold| hold.auto && hold.deadline > before.now);
+    let ended = |hold: &&Holder| {
+        let holds = after.rows.values().flat_map(|row| &row.holders);
+        let mut its = holds.filter(|other| other.token == hold.token);
+        !its.any(|other| other.deadline > after.now)
+    };
+    match renewed.find(ended).filter(|_| after.only_time) {
+        None => Ok(()),
+        Some(hold) => {
+            let what = format!("{}'s hold {:?} has ended", text(&hold.owner), hold.token);
+            broken(Rule::AutoRenews, what)
+        }
+    }
+}
+
+fn not_in_leaving_slots(after: &Picture) -> Result<(), Broken> {
+    // All locks of one request are in one slot.
+    let leaves = |answer: &&Answered| answer.names.iter().all(|name| after.leaving.contains(name));
+    let mut later = after.answers.iter().filter(|answer| !answer.at_once);
+    match later.find(leaves) {
+        None => Ok(()),
+        Some(answer) => broken(Rule::NotInLeavingSlots, format!("{answer:?}")),
+    }
+}
+
+fn no_circle(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Broken> {
+    let stands = |scene, id: u64| deadlock::play(scene).waits.iter().any(|wait| wait.id == id);
+    for asked in &after.refused {
+        let stuck = after.detection && stands(after.scene_with(asked), u64::MAX);
+        if !stuck && !second_upgrade(after, asked) {
+            let (asked, queues) = (asked.shown(), after.queues());
+            let what = format!("a wait could end, and was refused: {asked}\n{queues}");
+            return broken(Rule::NoCircle, what);
+        }
+    }
+    let told = |heard: &&Heard| matches!(heard.outcome, Outcome::Refused(Refusal::Deadlock(_)));
+    // A hold that comes may be one too many that would be upgraded.
+    for heard in after.heard.iter().filter(told).filter(|_| orderly) {
+        let upgrades = [before, after]
+            .iter()
+            .any(|at| second_upgrade(at, &heard.asked));
+        if !upgrades && !stands(before.scene(), heard.id.0) {
+            let (ended, queues) = (heard.asked.shown(), before.queues());
+            let what = format!("a wait could end, and was ended: {ended}\n{queues}");
+            return broken(Rule::NoCircle, what);
+        }
+    }
+    let left = match after.looked && after.detection && after.thorough && after.settled {
+        true => deadlock::play(after.scene()).waits,
+        false => Vec::new(),
+    };
+    match left.first() {
+        None => Ok(()),
+        Some(wait) => broken(
+            Rule::NoCircle,
+            format!("this wait can never end: {wait:?}\n{}", after.queues()),
+        ),
+    }
+}
+
+/// Whether this request would need an upgrade that another owner waits for.
+fn second_upgrade(picture: &Picture, asked: &Waiting) -> bool {
+    asked
+        .names
+        .iter()
+        .filter_map(|name| picture.rows.get(name))
+        .any(|row| {
+            let other = row
+                .upgrade
+                .as_ref()
+                .is_some_and(|place| place.owner != asked.owner);
+            let hold = row.hold(&asked.owner);
+            other && hold.is_some_and(|hold| asked.limit < hold.limit)
+        })
+}
+
+fn wakeup(after: &Picture) -> Result<(), Broken> {
+    let waits = after.waits.values().filter_map(|wait| wait.until);
+    let mut musts: Vec<Millis> = waits.map(|until| until.since(after.steady)).collect();
+    let rows = after.rows.iter();
+    for (_, row) in rows.filter(|(name, _)| !after.unseen.contains(*name)) {
+        let absent = row.queue.iter().filter(|place| place.is_absent());
+        musts.extend(absent.filter_map(|place| place.left));
+        if row.in_order().next().is_some() || row.holders.len() > 1 {
+            musts.extend(
+                row.holders
+                    .iter()
+                    .map(|hold| hold.deadline.since(after.now)),
+            );
+        }
+    }
+    // What should have happened already is for the other rules to find.
+    let first = musts.into_iter().filter(|left| *left > 0).min();
+    let next = after.next_wakeup;
+    let late = first.is_some_and(|first| next.map_or(true, |next| next > first));
+    if late || next == Some(0) {
+        let what =
+            format!("{first:?} ms from now something is due, and the engine sleeps for {next:?}");
+        return broken(Rule::Wakeup, what);
+    }
+    Ok(())
+}
+
+fn replica(after: &Picture) -> Result<(), Broken> {
+    let Some(replica) = &after.replica else {
+        return Ok(());
+    };
+    let mut names = after.primary.keys().chain(replica.keys());
+    match names.find(|name| after.primary.get(name) != replica.get(name)) {
+        None => Ok(()),
+        Some(name) => {
+            let (one, other) = (after.primary.get(name), replica.get(name));
+            let what = format!(
+                "{}: the primary has {one:?}, the replica {other:?}",
+                key(name)
+            );
+            broken(Rule::Replica, what)
+        }
+    }
+}
+
+/// A saved value read again, and a rewritten AOF replayed, give the same data.
+pub fn round_trip(world: &World) -> Result<(), Broken> {
+    let here = world.primary.data();
+    let read = world.primary.reload(world.now).data();
+    let replayed = world.primary.rewrite(world.now).data();
+    if here != read || here != replayed {
+        let what = format!("saved {here:?}\nread {read:?}\nreplayed {replayed:?}");
+        return broken(Rule::RoundTrip, what);
+    }
+    Ok(())
+}
+
+/// To be asked when everything was given back and everyone is gone.
+pub fn no_leak(world: &World) -> Result<(), Broken> {
+    let engine = &world.primary.engine;
+    let left = (
+        engine.places(),
+        engine.next_wakeup(world.now),
+        engine.unsettled(),
+    );
+    if left != (0, None, false) {
+        let what = format!("places, next wake-up, unsettled: {left:?}");
+        return broken(Rule::NoLeak, what);
+    }
+    if !world.primary.keys.values.is_empty() {
+        let what = format!("keys: {:?}", world.primary.keys.values);
+        return broken(Rule::NoLeak, what);
+    }
+    // The engine has no getters for what only a leak would show: its debug form tells.
+    let inside = format!("{engine:?}");
+    match EMPTY.iter().find(|part| !inside.contains(*part)) {
+        None => Ok(()),
+        Some(part) => broken(Rule::NoLeak, format!("no {part:?} in {inside}")),
+    }
+}
+
+/// Parts of the debug form of an engine that keeps nothing.
+const EMPTY: [&str; 9] = [
+    "by_token: {}, by_client: {}, sessions: 0, autos: 0",
+    "timers: Deadlines { index: {}",
+    "wakes: [], messages: []",
+    "len: 0, empty: WaitQueue",
+    "leases: Deadlines { index: {}",
+    "by_id: {}, by_owner: {}",
+    "notified: {}, notifies: 0",
+    "owners: {}, crowded: {}",
+    "stale: 0, dirty: [], next: {}, former: [], undelivered: [], disconnected: {}, renewals: [], vacant: {}, round: Over, suspects: {}, look: None",
+];

@@ -1,0 +1,153 @@
+//! A keyspace: what stands at each key, and the entries that an event has opened.
+
+use dlock_engine::{ClientId, Entry, Event, Keyspace, Lock, Name, NameRef, WallMs};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What stands at a key.
+#[derive(Debug)]
+pub enum Value {
+    /// A lock, and when the key expires.
+    Lock(Box<Lock>, Option<WallMs>),
+    /// Something else, a string for instance.
+    Other,
+}
+
+/// All keys of all databases.
+#[derive(Debug, Default)]
+pub struct Keys {
+    pub values: BTreeMap<Name, Value>,
+    /// Locks whose slot has left this node.
+    pub away: BTreeSet<Name>,
+    /// Locks whose slot is on its way to another node: it is served here as long as the key is here.
+    pub leaving: BTreeSet<Name>,
+    /// Whether a renewal asks what a grant asks: a fault.
+    pub one_question: bool,
+    /// Connections that have ended.
+    pub ended: BTreeSet<u64>,
+    /// Whether there are neither replicas nor an AOF.
+    pub alone: bool,
+    /// Whether nobody is told that a lock was there already: a fault.
+    pub blind: bool,
+    open: Vec<Opened>,
+}
+
+#[derive(Debug)]
+struct Opened {
+    name: Name,
+    entry: Entry<Box<Lock>>,
+    ttl: Option<WallMs>,
+}
+
+/// What an event did to one lock.
+#[derive(Debug)]
+pub struct Closed {
+    pub name: Name,
+    pub effect: Vec<u8>,
+    pub events: Vec<Event>,
+}
+
+impl Keyspace for Keys {
+    type Value = Box<Lock>;
+
+    fn entry(&mut self, name: NameRef) -> &mut Entry<Box<Lock>> {
+        let at = match self
+            .open
+            .iter()
+            .position(|opened| opened.name.as_ref() == name)
+        {
+            Some(at) => at,
+            None => {
+                let name = name.to_owned();
+                let mut entry = Entry {
+                    replicate: !self.alone,
+                    ..Entry::default()
+                };
+                let mut ttl = None;
+                match self.values.remove(&name) {
+                    Some(Value::Lock(lock, at)) => {
+                        (entry.lock, ttl) = (Some(lock), at);
+                        entry.unseen = !self.blind;
+                    }
+                    Some(Value::Other) => entry.foreign = true,
+                    None => {}
+                }
+                self.open.push(Opened { name, entry, ttl });
+                self.open.len() - 1
+            }
+        };
+        &mut self.open[at].entry
+    }
+
+    fn accepts(&mut self, name: NameRef) -> bool {
+        let mut others = self.away.iter().chain(&self.leaving);
+        others.all(|other| other.as_ref() != name)
+    }
+
+    fn serves(&mut self, name: NameRef) -> bool {
+        let is = |other: &Name| other.as_ref() == name;
+        match self.leaving.iter().any(is) && !self.one_question {
+            true => self.entry(name).lock.is_some(),
+            false => self.accepts(name),
+        }
+    }
+
+    fn connected(&mut self, client: ClientId) -> bool {
+        !self.ended.contains(&client.0)
+    }
+
+    fn moved(&mut self, name: NameRef) -> bool {
+        self.away.iter().any(|away| away.as_ref() == name)
+    }
+}
+
+impl Keys {
+    /// Works the opened entries off: what has become empty is deleted, what has changed gets its TTL.
+    pub fn close(&mut self) -> Vec<Closed> {
+        let mut closed = Vec::new();
+        for Opened { name, entry, ttl } in std::mem::take(&mut self.open) {
+            let Entry {
+                lock,
+                foreign,
+                unseen: _,
+                external_end,
+                changed,
+                replicate,
+                effect,
+                events,
+            } = entry;
+            assert!(
+                external_end.is_none(),
+                "an end from outside was passed over"
+            );
+            assert_eq!(
+                !effect.is_empty(),
+                changed && replicate,
+                "an effect tells of a change"
+            );
+            if foreign {
+                assert!(
+                    lock.is_none() && !changed,
+                    "the engine wrote to a key of another type"
+                );
+                self.values.insert(name.clone(), Value::Other);
+            } else if let Some(lock) = lock.filter(|lock| !lock.is_empty()) {
+                let ttl = if changed { lock.expires() } else { ttl };
+                self.values.insert(name.clone(), Value::Lock(lock, ttl));
+            }
+            closed.push(Closed {
+                name,
+                effect,
+                events,
+            });
+        }
+        closed
+    }
+
+    /// The lock at a key.
+    pub fn lock(&self, name: &Name) -> Option<&Lock> {
+        match self.values.get(name) {
+            Some(Value::Lock(lock, _)) => Some(lock),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The engine and the commands alone: no server, no clock but the tests' own.
+//!
+//! Neither crate depends on the one that knows of a server.
+//!
+//! | file | what it shows |
+//! |---|---|
+//! | `scenarios` | conversations in `tests/scenarios/*.txt`, word for word |
+//! | `comparison` | the engine against a naive `model`, with random commands and times |
+//! | `exploration` | the same with every sequence of a few things that can happen |
+//! | `simulation` | primary, replica, crash and promotion by a seed; `invariants` after each step |
+//! | `deadlock` | which waits could never end, by definition |
+//! | `faults` | that each of these checks rejects what it is there for |
+//! | `parsing` | every command's words are read as the table says |
+//! | `bytes`, `arguments` | hostile stored values, effects and words |
+//! | `hostile` | the same, of any bytes: what `fuzz/` runs, too |
+//! | `slots` | locks whose slot has left this node |
+//! | `hash_slots` | which slot a key is in |
+//! | `counting` | numbers, percentiles, the most contended locks |
+//! | `masses` | what concerns all locks at once, in steps |
+//! | `listing` | DLOCK.LIST: rows, scans, patterns |
+//! | `reference` | the command table, and that the reference in `docs/` agrees with it |
+
+mod arguments;
+mod bytes;
+mod client;
+mod comparison;
+mod counting;
+mod deadlock;
+mod exploration;
+mod faults;
+mod hash_slots;
+pub mod hostile;
+mod invariants;
+mod keys;
+mod listing;
+mod masses;
+mod model;
+mod pair;
+mod parsing;
+mod picture;
+mod random;
+mod reference;
+mod scenarios;
+mod script;
+mod server;
+mod simulation;
+mod slots;
+mod speech;
+mod transcript;
+mod undone;
+mod wishes;
+mod world;

@@ -1,0 +1,151 @@
+//! What concerns all locks at once is worked off in steps, and no step looks at more of them than it may.
+
+use crate::client::Client;
+use crate::server::Server;
+use dlock_engine::{Name, Now, Policy};
+
+/// Watched locks: each has two holders.
+const LOCKS: usize = 600;
+
+/// What one step may look at.
+const A_STEP: usize = 20;
+
+const NOW: Now = Now {
+    us: 2_000_000_000_000_000,
+    steady_us: 1_000_000,
+};
+
+fn crowded(primary: bool) -> Server {
+    let mut server = Server::new(true, Policy::default());
+    for at in 0..LOCKS {
+        let key = format!("k{at}");
+        for owner in ["ann", "ben"] {
+            let words: [&[u8]; 4] = [b"ACQUIRE", key.as_bytes(), owner.as_bytes(), b"SHARED"];
+            drop(server.run(NOW, 0, Client::connection(1), &words));
+            server.keys.close();
+        }
+    }
+    settle(&mut server);
+    match primary {
+        true => server,
+        false => server.reload(NOW),
+    }
+}
+
+/// Settles until nothing is left. Gives how many locks the largest step has looked at, and how many all of them.
+fn settle(server: &mut Server) -> (usize, usize) {
+    let (mut most, mut all) = (0, 0);
+    for _ in 0..10 * LOCKS {
+        let left = server.engine.settle_dirty(&mut server.keys, NOW, A_STEP);
+        let looked = server.keys.close().len();
+        (most, all) = (most.max(looked), all + looked);
+        if !left {
+            return (most, all);
+        }
+    }
+    panic!("it does not come to an end");
+}
+
+#[track_caller]
+fn assert_steps(server: &mut Server) {
+    // What has just happened has looked at no lock yet.
+    assert_eq!(server.keys.close().len(), 0);
+    let (most, all) = settle(server);
+    assert!(most <= A_STEP, "{most} in one step");
+    assert!((LOCKS..=2 * LOCKS).contains(&all), "{all} in all");
+}
+
+#[test]
+fn a_primary_looks_at_all_locks_in_steps() {
+    let mut server = crowded(true);
+    server.engine.on_values_changed(None);
+    assert_steps(&mut server);
+    server.engine.mark_all();
+    assert_steps(&mut server);
+    server.engine.promote();
+    assert_steps(&mut server);
+    let values = std::mem::take(&mut server.keys.values);
+    let moved = |name: Name| Name { db: 1, ..name };
+    server.keys.values = values
+        .into_iter()
+        .map(|(name, value)| (moved(name), value))
+        .collect();
+    server.engine.on_swap(0, 1);
+    assert_steps(&mut server);
+    // The locks are watched where they are now.
+    server.engine.mark_all();
+    assert_steps(&mut server);
+    server.keys.values.clear();
+    server.engine.on_values_changed(None);
+    assert_steps(&mut server);
+    assert!(server.engine.is_idle());
+}
+
+/// A lock that is used before its turn has its turn then: it is not what it was.
+#[test]
+fn nothing_is_decided_on_what_was_before() {
+    let mut server = crowded(true);
+    server.keys.values.clear();
+    server.engine.on_values_changed(Some(0));
+    let last = format!("k{}", LOCKS - 1);
+    let words: [&[u8]; 3] = [b"ACQUIRE", last.as_bytes(), b"cyd"];
+    let granted = server.run(NOW, 0, Client::connection(2), &words);
+    assert!(format!("{granted:?}").contains("Grant"), "{granted:?}");
+    server.keys.close();
+    settle(&mut server);
+    let words: [&[u8]; 3] = [b"ACQUIRE", last.as_bytes(), b"dan"];
+    let refused = server.run(NOW, 0, Client::connection(2), &words);
+    assert!(format!("{refused:?}").contains("Null"), "{refused:?}");
+}
+
+/// Who waits by a channel is told in steps as well.
+#[test]
+fn a_demotion_is_cleared_away_in_steps() {
+    let mut server = crowded(true);
+    for at in 0..LOCKS {
+        let (key, owner) = (format!("k{at}"), format!("w{at}"));
+        let words: [&[u8]; 5] = [
+            b"ACQUIRE",
+            key.as_bytes(),
+            owner.as_bytes(),
+            b"NOTIFY",
+            b"ch",
+        ];
+        drop(server.run(NOW, 0, Client::connection(3), &words));
+        server.keys.close();
+    }
+    server.engine.demote();
+    server.primary = false;
+    assert_eq!((server.engine.places(), server.engine.notifies()), (0, 0));
+    let mut told = 0;
+    while server.engine.in_review() {
+        assert_eq!(server.engine.review(A_STEP, false), []);
+        let messages = server.engine.ledger.messages.drain(..).count();
+        assert!(messages <= A_STEP, "{messages} in one step");
+        told += messages;
+    }
+    assert_eq!(told, LOCKS);
+    // What was watched will be again.
+    server.engine.promote();
+    assert_steps(&mut server);
+}
+
+#[test]
+fn a_follower_looks_at_all_locks_in_steps() {
+    let mut server = crowded(false);
+    server.keys.close();
+    for change in [
+        |server: &mut Server| server.engine.on_values_changed(None),
+        |server: &mut Server| server.engine.on_swap(0, 1),
+    ] {
+        change(&mut server);
+        let mut all = 0;
+        while server.engine.in_review() {
+            let names = server.engine.review(A_STEP, false);
+            // Of two databases that were exchanged both names are looked at.
+            assert!(names.len() <= 2 * A_STEP, "{} in one step", names.len());
+            all += names.len();
+        }
+        assert!((LOCKS..=2 * LOCKS).contains(&all), "{all} in all");
+    }
+}

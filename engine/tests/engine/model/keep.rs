@@ -1,0 +1,401 @@
+//! Keeping locks and giving them back, and what happens to them from outside.
+
+use super::{Answer, Hold, Model, Place, Tie, Value, Wait};
+use crate::deadlock;
+use dlock_commands::error::Error;
+use dlock_engine::Millis;
+use dlock_engine::Policy;
+use dlock_engine::Refusal;
+
+impl Model {
+    /// The owner's hold under this token, if one is named.
+    fn held(&mut self, key: &str, owner: &str, grant: Option<u64>) -> Result<&mut Hold, Error> {
+        let lock = self.lock(key);
+        if lock.foreign {
+            return Err(Error::Refused(Refusal::WrongType));
+        }
+        let its = |hold: &&mut Hold| {
+            hold.owner == owner && grant.map_or(true, |grant| grant == hold.grant)
+        };
+        lock.holds
+            .iter_mut()
+            .find(its)
+            .ok_or(Error::Refused(Refusal::NotHeld))
+    }
+
+    /// Sets the lease anew, and ties the hold as the last renewal says; but a session with the same connection stays.
+    pub fn renew(
+        &mut self,
+        key: &str,
+        owner: &str,
+        grant: Option<u64>,
+        lease: Millis,
+        asked: Option<Tie>,
+    ) -> Result<u64, Error> {
+        let hold = self.held(key, owner, grant)?.clone();
+        let (grant, wanted) = (hold.grant, self.now + lease);
+        // A bound that was lowered since ends nothing earlier.
+        let deadline = self
+            .bounded(hold.since, wanted)
+            .max(hold.deadline.min(wanted));
+        let session = self.held(key, owner, None)?.session();
+        if asked.is_some() {
+            self.untie(grant);
+        }
+        let hold = self.held(key, owner, None)?;
+        hold.deadline = deadline;
+        hold.tie = match asked {
+            Some(tie) => Some(Tie {
+                session: tie.session || session == Some(tie.client),
+                ..tie
+            }),
+            None => session.map(|client| Tie {
+                client,
+                session: true,
+                auto: None,
+            }),
+        };
+        let left = deadline.saturating_sub(self.now);
+        self.settle();
+        Ok(left)
+    }
+
+    /// The server renews a hold for its full lease whenever a third of it has passed, until it has reached its age.
+    fn renew_by_itself(&mut self) {
+        let (now, most) = (self.now, self.policy.max_hold_ms);
+        let longest = self.policy.max_lease_ms;
+        for hold in self.locks.values_mut().flat_map(|lock| &mut lock.holds) {
+            let due =
+                |lease: &Millis| hold.deadline > now && hold.deadline - now <= lease - lease / 3;
+            let longest = |lease: Millis| lease.min(longest);
+            let Some(lease) = hold.auto().map(longest).filter(due) else {
+                continue;
+            };
+            let most = if most > 0 {
+                hold.since + most
+            } else {
+                Millis::MAX
+            };
+            hold.deadline = hold.deadline.max((now + lease).min(most));
+            if let Some(tie) = hold.tie.as_mut().filter(|_| now + lease > most) {
+                tie.auto = None;
+            }
+        }
+    }
+
+    /// Gives back one hold, or all but so many.
+    pub fn release(
+        &mut self,
+        key: &str,
+        owner: &str,
+        grant: Option<u64>,
+        leave: Option<u32>,
+    ) -> Result<u64, Error> {
+        let hold = self.held(key, owner, grant)?;
+        let left = leave.unwrap_or(hold.holds - 1);
+        if left > hold.holds {
+            return Err(Error::Argument("HOLDS", String::new()));
+        }
+        self.leave_holds(key, owner, left);
+        self.settle();
+        Ok(u64::from(left))
+    }
+
+    fn leave_holds(&mut self, key: &str, owner: &str, left: u32) {
+        let holds = &mut self.lock(key).holds;
+        for hold in holds.iter_mut().filter(|hold| hold.owner == owner) {
+            hold.holds = left;
+        }
+        holds.retain(|hold| hold.holds > 0);
+    }
+
+    /// All of the leases or none; what is left of the shortest.
+    pub fn renew_many(
+        &mut self,
+        keys: &[String],
+        owner: &str,
+        lease: Millis,
+        asked: Option<Tie>,
+    ) -> Result<u64, Error> {
+        for key in keys {
+            self.held(key, owner, None)?;
+        }
+        let left = keys
+            .iter()
+            .map(|key| self.renew(key, owner, None, lease, asked));
+        let left: Result<Vec<u64>, Error> = left.collect();
+        Ok(left?.into_iter().min().unwrap_or(lease))
+    }
+
+    /// Gives back one hold of each that is held, and only then serves the queues.
+    pub fn release_many(
+        &mut self,
+        keys: &[String],
+        owner: &str,
+    ) -> Result<Vec<Option<u32>>, Error> {
+        if keys.iter().any(|key| self.lock(key).foreign) {
+            return Err(Error::Refused(Refusal::WrongType));
+        }
+        let mut remaining = Vec::new();
+        for key in keys {
+            let left = self.held(key, owner, None).ok().map(|hold| hold.holds - 1);
+            self.leave_holds(key, owner, left.unwrap_or(0));
+            remaining.push(left);
+        }
+        self.settle();
+        Ok(remaining)
+    }
+
+    /// Weakens the limit; all else stays.
+    pub fn downgrade(&mut self, key: &str, owner: &str, limit: usize) -> Result<Answer, Error> {
+        let hold = self.held(key, owner, None)?;
+        if limit < hold.limit {
+            return Err(Error::Argument("LIMIT", String::new()));
+        }
+        hold.limit = limit;
+        let (grant, holds) = (hold.grant, hold.holds);
+        self.settle();
+        Ok(Answer::Granted { grant, holds })
+    }
+
+    /// Ends all holds, or this owner's.
+    pub fn force(&mut self, key: &str, owner: Option<&str>) -> Result<u64, Error> {
+        let lock = self.lock(key);
+        if lock.foreign {
+            return Err(Error::Refused(Refusal::WrongType));
+        }
+        let before = lock.holds.len();
+        lock.holds
+            .retain(|hold| owner.is_some_and(|owner| owner != hold.owner));
+        let ended = before - lock.holds.len();
+        self.settle();
+        Ok(ended as u64)
+    }
+
+    /// Removes the owner's place, and tells the request that waits there; and those for many that count on its hold.
+    pub fn cancel(&mut self, key: &str, owner: &str) -> Result<u64, Error> {
+        let lock = self.lock(key);
+        if lock.foreign {
+            return Err(Error::Refused(Refusal::WrongType));
+        }
+        let place = lock.place(owner).cloned();
+        let (lock, key) = (lock.clone(), key.to_string());
+        let counts = |wait: &&Wait| {
+            let asked = &wait.asked;
+            asked.owner == owner && asked.keys.contains(&key) && lock.place_of(wait.id).is_none()
+        };
+        let counting: Vec<u64> = self
+            .waits
+            .iter()
+            .filter(counts)
+            .map(|wait| wait.id)
+            .collect();
+        self.lock(&key).keep_places(|place| place.owner != owner);
+        let waits = place.as_ref().and_then(|place| place.wait);
+        for id in waits.into_iter().chain(counting.iter().copied()) {
+            self.end_wait(id, Answer::Cancelled);
+        }
+        self.settle();
+        Ok(u64::from(place.is_some() || !counting.is_empty()))
+    }
+
+    /// The server notices the end of a connection: it waits no longer, and its sessions end, before anybody is served.
+    pub fn dies(&mut self, client: u64) {
+        for wait in self.waits.clone() {
+            if wait.asked.client == client {
+                self.depart(wait.id);
+                if wait.asked.channel.is_some() {
+                    self.tell(wait, Answer::Gone);
+                }
+            }
+        }
+        for lock in self.locks.values_mut() {
+            lock.holds.retain(|hold| hold.session() != Some(client));
+            for hold in &mut lock.holds {
+                hold.tie = hold.tie.filter(|tie| tie.client != client);
+            }
+        }
+        self.cut.remove(&client);
+        self.ended.insert(client);
+        self.settle();
+    }
+
+    /// Time passes, a millisecond at a time.
+    pub fn pass(&mut self, ms: Millis) {
+        for _ in 0..ms {
+            self.steady += 1;
+            self.step(1);
+        }
+    }
+
+    /// The wall clock steps; durations do not see it.
+    pub fn step(&mut self, ms: i64) {
+        self.now = self.now.saturating_add_signed(ms);
+        let late = |wait: &Wait| wait.until.is_some_and(|until| until <= self.steady);
+        let late: Vec<u64> = self
+            .waits
+            .iter()
+            .filter(|wait| late(wait))
+            .map(|wait| wait.id)
+            .collect();
+        for id in late {
+            let wait = self.depart(id).expect("it waits");
+            self.tell(wait, Answer::Null);
+        }
+        self.renew_by_itself();
+        self.settle();
+        self.take_back();
+    }
+
+    /// The server looks for waits that could never end.
+    pub fn heartbeat(&mut self) {
+        while let Some(id) = self.victim() {
+            let wait = self.depart(id).expect("it waits");
+            self.tell(
+                wait,
+                Answer::Refused(Error::Refused(Refusal::Deadlock(String::new()))),
+            );
+            self.settle();
+        }
+    }
+
+    fn victim(&self) -> Option<u64> {
+        let scene = self.policy.deadlock_detection.then(|| self.scene());
+        scene.and_then(deadlock::victim)
+    }
+
+    /// Whether there are waits that could never end.
+    pub fn has_circle(&self) -> bool {
+        deadlock::victim(self.scene()).is_some()
+    }
+
+    pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
+        change(&mut self.policy);
+        self.settle();
+    }
+
+    /// What a lock has, as DUMP would tell it.
+    pub fn dump(&self, key: &str) -> Option<Value> {
+        self.value(key).filter(|value| !value.foreign)
+    }
+
+    fn value(&self, key: &str) -> Option<Value> {
+        let lock = self.locks.get(key).filter(|lock| lock.exists())?;
+        let tickets = lock.queue.iter().filter(|place| place.claim.is_some());
+        Some(Value {
+            foreign: lock.foreign,
+            holds: lock.holds.clone(),
+            tickets: tickets.cloned().collect(),
+        })
+    }
+
+    /// The value leaves the key, and tickets that nobody waits on with it. Who waits stays.
+    fn take_value(&mut self, key: &str) -> Option<Value> {
+        let value = self.value(key);
+        let lock = self.lock(key);
+        lock.foreign = false;
+        lock.holds.clear();
+        lock.queue.retain(|place| place.wait.is_some());
+        value
+    }
+
+    /// A value comes to a key. Who waits there keeps the place; tickets arrive with a fresh window.
+    fn put_value(&mut self, key: &str, value: Value) {
+        let (steady, default) = (self.steady, self.policy.claim_window_ms);
+        let lock = self.lock(key);
+        lock.foreign = value.foreign;
+        lock.holds = value.holds;
+        // One that is just the same as the one that is here is that, and its window goes on.
+        let told = |place: &Place| (place.owner.clone(), place.arrival, place.limit, place.claim);
+        let same = |one: &Place, other: &Place| told(one) == told(other);
+        let comes = |place: &Place| value.tickets.iter().any(|ticket| same(ticket, place));
+        lock.queue
+            .retain(|place| place.wait.is_some() || comes(place));
+        for ticket in &value.tickets {
+            if lock.queue.iter().all(|place| place.owner != ticket.owner) {
+                let window = ticket.claim.unwrap_or(0).max(default);
+                let (wait, kept_until) = (None, Some(steady + window));
+                lock.queue.push(Place {
+                    wait,
+                    kept_until,
+                    ..ticket.clone()
+                });
+            }
+        }
+        lock.queue.sort_by_key(|place| place.arrival);
+    }
+
+    /// These keys are removed, in one event.
+    pub fn del(&mut self, keys: &[String]) {
+        for key in keys {
+            self.take_value(key);
+        }
+        self.settle();
+    }
+
+    /// The key becomes something else.
+    pub fn overwrite(&mut self, key: &str) {
+        let foreign = true;
+        self.put_value(
+            key,
+            Value {
+                foreign,
+                ..Value::default()
+            },
+        );
+        self.settle();
+    }
+
+    pub fn rename(&mut self, from: &str, to: &str) {
+        if from == to {
+            return;
+        }
+        if let Some(value) = self.take_value(from) {
+            self.put_value(to, value.untied());
+        }
+        self.settle();
+    }
+
+    /// Two databases are exchanged.
+    pub fn swap(&mut self, one: u32, other: u32) {
+        let swapped = |key: &str| match key.split_once(':') {
+            Some((db, rest)) if db == one.to_string() => format!("{other}:{rest}"),
+            Some((db, rest)) if db == other.to_string() => format!("{one}:{rest}"),
+            _ => key.to_string(),
+        };
+        let keys: Vec<String> = self
+            .locks
+            .keys()
+            .filter(|key| swapped(key) != **key)
+            .cloned()
+            .collect();
+        let values: Vec<(String, Option<Value>)> = keys
+            .iter()
+            .map(|key| (swapped(key), self.take_value(key)))
+            .collect();
+        for (key, value) in values {
+            self.put_value(&key, value.unwrap_or_default().untied());
+        }
+        self.settle();
+    }
+
+    /// A user brings a value to a key: it knows no connections, and its leases are bounded.
+    pub fn restore(&mut self, key: &str, mut value: Value) {
+        let most = self.now + self.policy.max_restored_ms;
+        for hold in &mut value.holds {
+            hold.deadline = hold.deadline.min(most);
+        }
+        self.put_value(key, value.untied());
+        self.settle();
+    }
+}
+
+impl Value {
+    /// What ties a hold to a connection does not go with it.
+    fn untied(mut self) -> Value {
+        for hold in &mut self.holds {
+            hold.tie = None;
+        }
+        self
+    }
+}

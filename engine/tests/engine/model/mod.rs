@@ -1,0 +1,633 @@
+//! The contract said as plainly as code can say it: vectors, linear scans, and every millisecond looked at.
+//!
+//! Nothing here is fast and nothing is taken from the engine. This file has the state and what a request for locks is
+//! answered; `settle` has what follows from any event, `keep` all other events, `words` the commands, and
+//! [`deadlock`](crate::deadlock) says which waits could never end.
+
+mod keep;
+mod settle;
+pub mod words;
+
+use crate::deadlock::{self, Scene};
+use crate::world::BEGIN_MS;
+use dlock_commands::error::Error;
+use dlock_engine::Refusal;
+use dlock_engine::{Millis, Policy};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// No bound.
+pub const SHARED: usize = usize::MAX;
+
+#[derive(Debug, Clone, Default)]
+pub struct Model {
+    /// The wall clock, which leases follow, and one that never steps, for durations.
+    pub now: Millis,
+    pub steady: Millis,
+    /// The latest time at which a token or a place was given: if the wall clock steps back, these do not.
+    latest: Millis,
+    pub policy: Policy,
+    pub locks: BTreeMap<String, Lock>,
+    /// The requests that wait, in order of arrival.
+    pub waits: Vec<Wait>,
+    /// What requests that waited were told, until somebody reads it.
+    pub told: Vec<Told>,
+    /// Connections whose end the server has not noticed: no answer reaches them.
+    pub cut: BTreeSet<u64>,
+    /// A value that was dumped, to be restored.
+    pub dumped: Option<Value>,
+    undelivered: Vec<Undelivered>,
+    /// Connections that have ended.
+    ended: BTreeSet<u64>,
+    pub grants_made: u64,
+    arrivals: u64,
+    waits_made: u64,
+    /// Whether anything has changed since the last look.
+    moved: bool,
+}
+
+/// What stands at a key, and who waits there.
+#[derive(Debug, Clone, Default)]
+pub struct Lock {
+    /// The key holds something else.
+    pub foreign: bool,
+    pub holds: Vec<Hold>,
+    /// The holder that waits for a stricter limit, ahead of the queue.
+    pub upgrade: Option<Place>,
+    pub queue: Vec<Place>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hold {
+    pub owner: String,
+    /// Stands for the token: the first grant of all is 1.
+    pub grant: u64,
+    pub since: Millis,
+    pub holds: u32,
+    pub deadline: Millis,
+    pub limit: usize,
+    pub tie: Option<Tie>,
+    /// The connection that last took or entered it.
+    pub client: u64,
+}
+
+/// A grant that reached nobody: of one lock what there was before it, and the hold that it made.
+#[derive(Debug, Clone)]
+struct Undelivered {
+    key: String,
+    before: Option<Hold>,
+    after: Hold,
+    /// The owner's ticket, if it was kept for its owner.
+    ticket: Option<Place>,
+}
+
+/// What ties a hold to a connection.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tie {
+    pub client: u64,
+    /// Whether the hold ends with the connection.
+    pub session: bool,
+    /// The lease that the server renews it for.
+    pub auto: Option<Millis>,
+}
+
+/// An owner's place at a lock.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Place {
+    pub owner: String,
+    pub limit: usize,
+    pub since: Millis,
+    pub arrival: u64,
+    /// It is a ticket, kept so long while nobody is there for it.
+    pub claim: Option<Millis>,
+    /// Until when it is kept, if nobody is there for it.
+    pub kept_until: Option<Millis>,
+    /// The request that waits here.
+    pub wait: Option<u64>,
+}
+
+/// A request that waits: at a place of each of its locks that the owner does not hold as it asks for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wait {
+    pub id: u64,
+    pub asked: Request,
+    pub until: Option<Millis>,
+}
+
+/// ACQUIRE, FAIRACQUIRE or MACQUIRE.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    pub client: u64,
+    /// Whether it is a MACQUIRE. Any other has one key.
+    pub many: bool,
+    pub keys: Vec<String>,
+    pub owner: String,
+    pub lease: Millis,
+    pub wait: Patience,
+    pub holds: Option<u32>,
+    pub limit: usize,
+    /// FAIRACQUIRE: for how long its place is kept while nobody is there for it.
+    pub ticket: Option<Millis>,
+    pub session: bool,
+    /// NOTIFY: it waits without blocking.
+    pub channel: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Patience {
+    None,
+    For(Millis),
+    Endless,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub enum Answer {
+    Granted {
+        grant: u64,
+        holds: u32,
+    },
+    /// All of them, in the order of the request.
+    GrantedAll(Vec<u64>),
+    Null,
+    Refused(Error),
+    Cancelled,
+    Replaced,
+    Gone,
+    /// Its connection is blocked.
+    Waits(u64),
+    /// It waits by NOTIFY, with so many places before it.
+    Noted(usize, u64),
+    Number(u64),
+    Remaining(Vec<Option<u32>>),
+    /// Grant, count, the milliseconds that are left, and the owner if none was named.
+    Held(u64, u32, Millis, Option<String>),
+    Ok,
+}
+
+/// The answer to a request that waited.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Told {
+    pub at: Millis,
+    pub wait: Wait,
+    pub answer: Answer,
+}
+
+/// What stands at a key: what RENAME takes along, and DUMP tells.
+#[derive(Debug, Clone, Default)]
+pub struct Value {
+    foreign: bool,
+    holds: Vec<Hold>,
+    tickets: Vec<Place>,
+}
+
+/// How an owner comes by a lock.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Way {
+    /// It holds it with an equal or stricter limit.
+    Reenters,
+    /// It holds it with a weaker limit.
+    Upgrades,
+    Queues,
+}
+
+impl Request {
+    fn waits(&self) -> bool {
+        self.wait != Patience::None
+    }
+
+    fn same_keys(&self, other: &Request) -> bool {
+        let all =
+            |one: &Request, other: &Request| one.keys.iter().all(|key| other.keys.contains(key));
+        all(self, other) && all(other, self)
+    }
+}
+
+impl Hold {
+    /// The connection that it ends with.
+    pub fn session(&self) -> Option<u64> {
+        let tie = self.tie.filter(|tie| tie.session);
+        tie.map(|tie| tie.client)
+    }
+
+    /// The lease that the server renews it for.
+    pub fn auto(&self) -> Option<Millis> {
+        self.tie.and_then(|tie| tie.auto)
+    }
+
+    /// Whether the request would count beyond what can be counted.
+    fn overflows(&self, request: &Request) -> bool {
+        request.holds.is_none() && self.holds == u32::MAX
+    }
+}
+
+impl Lock {
+    pub fn hold(&self, owner: &str) -> Option<&Hold> {
+        self.holds.iter().find(|hold| hold.owner == owner)
+    }
+
+    /// All places in the order in which they are served.
+    pub fn in_order(&self) -> impl Iterator<Item = &Place> {
+        self.upgrade.iter().chain(&self.queue)
+    }
+
+    pub fn place(&self, owner: &str) -> Option<&Place> {
+        self.in_order().find(|place| place.owner == owner)
+    }
+
+    fn place_of(&self, wait: u64) -> Option<&Place> {
+        self.in_order().find(|place| place.wait == Some(wait))
+    }
+
+    /// Removes the places that are not to be kept.
+    fn keep_places(&mut self, keep: impl Fn(&Place) -> bool) {
+        self.upgrade = self.upgrade.take().filter(&keep);
+        self.queue.retain(keep);
+    }
+
+    fn way(&self, owner: &str, limit: usize) -> Way {
+        match self.hold(owner) {
+            None => Way::Queues,
+            Some(hold) if hold.limit <= limit => Way::Reenters,
+            Some(_) => Way::Upgrades,
+        }
+    }
+
+    /// The rule of granting: the other holders plus one are no more than this limit and no more than any of theirs.
+    pub fn compatible(&self, owner: &str, limit: usize) -> bool {
+        let others = self.holds.iter().filter(|hold| hold.owner != owner);
+        let count = others.clone().count() + 1;
+        count == 1 || count <= limit && others.clone().all(|other| count <= other.limit)
+    }
+
+    /// Whether a newcomer could have it now: nobody is before it, and it is compatible.
+    fn open(&self, owner: &str, limit: usize) -> bool {
+        let first = self.in_order().next();
+        match self.way(owner, limit) {
+            Way::Reenters => true,
+            Way::Upgrades => self.compatible(owner, limit),
+            Way::Queues => {
+                first.map_or(true, |place| place.owner == owner) && self.compatible(owner, limit)
+            }
+        }
+    }
+
+    /// Whether another owner waits for the upgrade that this one would need.
+    fn upgrade_of_another(&self, owner: &str, limit: usize) -> bool {
+        let other = self
+            .upgrade
+            .as_ref()
+            .is_some_and(|place| place.owner != owner);
+        other && self.way(owner, limit) == Way::Upgrades
+    }
+
+    pub fn places(&self) -> usize {
+        self.in_order().count()
+    }
+
+    /// Whether there is a key.
+    fn exists(&self) -> bool {
+        let tickets = self.queue.iter().any(|place| place.claim.is_some());
+        self.foreign || !self.holds.is_empty() || tickets
+    }
+}
+
+impl Model {
+    pub fn new(policy: Policy) -> Model {
+        Model {
+            now: BEGIN_MS,
+            policy,
+            ..Model::default()
+        }
+    }
+
+    pub fn quarantined(&self) -> bool {
+        self.steady < self.policy.quarantine_until.0
+    }
+
+    pub fn granting(&self) -> bool {
+        self.policy.grants && !self.quarantined()
+    }
+
+    fn quarantine(&self) -> Error {
+        Error::Refused(Refusal::Quarantine(
+            self.policy.quarantine_until.0.saturating_sub(self.steady),
+        ))
+    }
+
+    fn lock(&mut self, key: &str) -> &mut Lock {
+        self.locks.entry(key.to_string()).or_default()
+    }
+
+    pub fn places(&self) -> usize {
+        self.locks.values().map(Lock::places).sum()
+    }
+
+    /// A request for one lock or for many.
+    pub fn ask(&mut self, request: &Request) -> Answer {
+        let Request { owner, limit, .. } = request;
+        let locks: Vec<Lock> = request
+            .keys
+            .iter()
+            .map(|key| self.lock(key).clone())
+            .collect();
+        if locks.iter().any(|lock| lock.foreign) {
+            return Answer::Refused(Error::Refused(Refusal::WrongType));
+        }
+        if !request.waits() && !self.older(request).is_empty() {
+            return Answer::Null;
+        }
+        let reenters = |lock: &Lock| lock.way(owner, *limit) == Way::Reenters;
+        let only_reenters = locks.iter().all(reenters);
+        if only_reenters && self.quarantined() {
+            return Answer::Refused(self.quarantine());
+        }
+        let withheld = |lock: &Lock| match lock.way(owner, *limit) {
+            Way::Reenters => self.quarantined(),
+            _ => !self.granting(),
+        };
+        let open = |lock: &&Lock| lock.open(owner, *limit) && !withheld(lock);
+        let bound = locks
+            .iter()
+            .filter(open)
+            .find_map(|lock| self.bound(lock, request));
+        if let Some(bound) = bound {
+            return Answer::Refused(bound);
+        }
+        if locks.iter().all(|lock| open(&lock)) {
+            return self.grant_now(request);
+        }
+        if !request.waits() {
+            return self.not_now(request);
+        }
+        if !self.policy.grants && !self.inherits_all(request) {
+            return Answer::Refused(Error::Refused(Refusal::Draining));
+        }
+        if locks
+            .iter()
+            .any(|lock| lock.upgrade_of_another(owner, *limit))
+        {
+            return Answer::Refused(Error::Refused(Refusal::Deadlock(String::new())));
+        }
+        self.begin_to_wait(request)
+    }
+
+    /// The owner's requests that wait at a place of one of these locks.
+    fn older(&mut self, request: &Request) -> Vec<u64> {
+        let mut older = Vec::new();
+        for key in &request.keys {
+            let place = self.lock(key).place(&request.owner).cloned();
+            older.extend(
+                place
+                    .and_then(|place| place.wait)
+                    .filter(|id| !older.contains(id)),
+            );
+        }
+        older
+    }
+
+    /// What keeps a request from a lock that it could have now.
+    fn bound(&self, lock: &Lock, request: &Request) -> Option<Error> {
+        let full = lock.holds.len() >= self.policy.max_holders;
+        match lock.hold(&request.owner) {
+            None => full.then_some(Error::Refused(Refusal::Full("dlock.max-holders"))),
+            Some(hold) => hold.overflows(request).then(overflow),
+        }
+    }
+
+    /// Every lock can be had now.
+    fn grant_now(&mut self, request: &Request) -> Answer {
+        for id in self.older(request) {
+            self.end_wait(id, Answer::Replaced);
+        }
+        for key in &request.keys {
+            self.lock(key)
+                .keep_places(|place| place.owner != request.owner);
+        }
+        let answer = self.take_all(request);
+        self.settle();
+        answer
+    }
+
+    /// It does not wait, and cannot be granted at once.
+    fn not_now(&mut self, request: &Request) -> Answer {
+        let (key, owner) = (&request.keys[0], &request.owner);
+        if !request.many && self.poll(request) {
+            return Answer::Null;
+        }
+        if !self.policy.grants {
+            return Answer::Refused(Error::Refused(Refusal::Draining));
+        }
+        if self.quarantined() {
+            return Answer::Refused(self.quarantine());
+        }
+        if request.ticket.is_none() || self.lock(key).hold(owner).is_some() {
+            return Answer::Null;
+        }
+        let mut then = self.clone();
+        let kept_until = request.ticket.map(|claim| self.steady + claim);
+        let ticket = Place {
+            claim: request.ticket,
+            kept_until,
+            ..then.last_place(request)
+        };
+        then.lock(key).queue.push(ticket);
+        if let Some(cap) = self.exceeded(&then) {
+            return Answer::Refused(Error::Refused(Refusal::Full(cap)));
+        }
+        *self = then;
+        Answer::Null
+    }
+
+    /// The owner asks for its ticket, which nobody waits on.
+    fn poll(&mut self, request: &Request) -> bool {
+        let (steady, default) = (self.steady, self.policy.claim_window_ms);
+        let queue = &mut self.lock(&request.keys[0]).queue;
+        let Some(place) = queue.iter_mut().find(|place| place.owner == request.owner) else {
+            return false;
+        };
+        place.limit = request.limit;
+        place.claim = request.ticket.or(place.claim);
+        let window = place.claim.filter(|claim| *claim > 0).unwrap_or(default);
+        place.kept_until = Some(steady + window);
+        true
+    }
+
+    /// Whether all places that it needs are its owner's already.
+    fn inherits_all(&mut self, request: &Request) -> bool {
+        let older = self.older(request);
+        let heir = |wait: &&Wait| wait.asked.many && wait.asked.same_keys(request);
+        let forebear = self
+            .waits
+            .iter()
+            .find(|wait| older.contains(&wait.id) && heir(wait));
+        let forebear = forebear.map(|wait| wait.id);
+        request.keys.iter().all(|key| {
+            let place = self.locks[key].place(&request.owner);
+            match (
+                self.locks[key].way(&request.owner, request.limit),
+                request.many,
+            ) {
+                (Way::Reenters, _) => true,
+                (_, false) => place.is_some(),
+                (_, true) => {
+                    forebear.is_some() && place.is_some_and(|place| place.wait == forebear)
+                }
+            }
+        })
+    }
+
+    fn begin_to_wait(&mut self, request: &Request) -> Answer {
+        let mut then = self.clone();
+        let id = then.take_over(request);
+        if let Some(cap) = self.exceeded(&then) {
+            return Answer::Refused(Error::Refused(Refusal::Full(cap)));
+        }
+        let stands = |left: &Scene| left.waits.iter().any(|wait| wait.id == id);
+        if self.policy.deadlock_detection && stands(&deadlock::play(then.scene())) {
+            return Answer::Refused(Error::Refused(Refusal::Deadlock(String::new())));
+        }
+        *self = then;
+        self.settle();
+        // It may have been answered in the same event: then it has not waited.
+        if let Some(at) = self.told.iter().position(|told| told.wait.id == id) {
+            return self.told.remove(at).answer;
+        }
+        let mut queue = self.lock(&request.keys[0]).queue.iter();
+        let before = queue.position(|place| place.wait == Some(id));
+        match request.channel {
+            None => Answer::Waits(id),
+            Some(_) => Answer::Noted(before.unwrap_or(0), id),
+        }
+    }
+
+    /// The request takes over from its owner's older ones, and stands wherever it has to wait.
+    fn take_over(&mut self, request: &Request) -> u64 {
+        let older = self.older(request);
+        let inherits = |place: &Place| match place.wait {
+            // A ticket that nobody waits on is lost to a MACQUIRE.
+            None => !request.many,
+            Some(id) => self.waits.iter().any(|wait| {
+                let alike = wait.asked.many && wait.asked.same_keys(request);
+                wait.id == id && (!request.many || alike)
+            }),
+        };
+        let place = |key: &String| self.locks[key].place(&request.owner).cloned();
+        let inherited: Vec<Option<Place>> = request
+            .keys
+            .iter()
+            .map(|key| place(key).filter(inherits))
+            .collect();
+        for id in older {
+            self.end_wait(id, Answer::Replaced);
+        }
+        self.waits_made += 1;
+        let id = self.waits_made;
+        for (key, inherited) in request.keys.iter().zip(inherited) {
+            let lock = self.lock(key);
+            lock.keep_places(|place| place.owner != request.owner);
+            let way = lock.way(&request.owner, request.limit);
+            let mut place = match (way, inherited) {
+                (Way::Reenters, _) => continue,
+                (_, Some(place)) => place,
+                (Way::Upgrades, None) => self.place_ahead(request),
+                (Way::Queues, None) => self.last_place(request),
+            };
+            (place.limit, place.wait, place.kept_until) = (request.limit, Some(id), None);
+            let lock = self.lock(key);
+            if way == Way::Upgrades {
+                lock.upgrade = Some(place);
+                continue;
+            }
+            place.claim = request.ticket.or(place.claim);
+            lock.queue.push(place);
+            lock.queue.sort_by_key(|place| place.arrival);
+        }
+        let until = match request.wait {
+            Patience::For(ms) => Some(self.steady + ms),
+            _ => None,
+        };
+        let asked = request.clone();
+        self.waits.push(Wait { id, asked, until });
+        id
+    }
+
+    /// A place behind all others.
+    fn last_place(&mut self, request: &Request) -> Place {
+        self.arrivals += 1;
+        self.latest = self.latest.max(self.now);
+        let arrival = self.arrivals;
+        Place {
+            arrival,
+            ..self.place_ahead(request)
+        }
+    }
+
+    /// A place ahead of the queue: for an upgrade.
+    fn place_ahead(&self, request: &Request) -> Place {
+        Place {
+            owner: request.owner.clone(),
+            limit: request.limit,
+            since: self.steady,
+            arrival: 0,
+            claim: None,
+            kept_until: None,
+            wait: None,
+        }
+    }
+
+    /// The cap that is exceeded after a request, by what the request has added.
+    fn exceeded(&self, then: &Model) -> Option<&'static str> {
+        let grown = |before: usize, after: usize, most: usize| after > before && after > most;
+        let queue = |model: &Model, key: &String| model.locks.get(key).map_or(0, Lock::places);
+        let noted = |model: &Model| {
+            model
+                .waits
+                .iter()
+                .filter(|wait| wait.asked.channel.is_some())
+                .count()
+        };
+        let blocked = |model: &Model| model.waits.len() - noted(model);
+        let policy = &self.policy;
+        if then
+            .locks
+            .keys()
+            .any(|key| grown(queue(self, key), queue(then, key), policy.max_queue))
+        {
+            return Some("dlock.max-queue");
+        }
+        let places = grown(self.places(), then.places(), policy.max_places);
+        if places || grown(noted(self), noted(then), policy.max_places) {
+            return Some("dlock.max-places");
+        }
+        grown(blocked(self), blocked(then), policy.max_waiters).then_some("dlock.max-waiters")
+    }
+
+    /// Who holds and who waits: all that a deadlock depends on.
+    pub fn scene(&self) -> Scene {
+        let mut scene = Scene::default();
+        for (key, lock) in &self.locks {
+            scene
+                .holds
+                .extend(lock.holds.iter().map(|hold| deadlock::Hold {
+                    key: key.clone(),
+                    owner: hold.owner.clone(),
+                    limit: hold.limit,
+                }));
+        }
+        for wait in &self.waits {
+            let mut waiting = deadlock::Wait::new(wait.id, &wait.asked.owner);
+            for key in &wait.asked.keys {
+                let mut places = self.locks[key].in_order();
+                if let Some(rank) = places.position(|place| place.wait == Some(wait.id)) {
+                    waiting.stand(key, rank, wait.asked.limit);
+                }
+            }
+            scene.waits.push(waiting);
+        }
+        scene
+    }
+}
+
+/// The error for a hold count that cannot be raised.
+fn overflow() -> Error {
+    Error::Argument("the hold count", String::new())
+}

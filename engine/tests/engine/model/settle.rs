@@ -1,0 +1,344 @@
+//! What follows from an event: whatever it was, all locks are brought up to date.
+
+use super::{overflow, Answer, Hold, Model, Place, Request, Tie, Told, Undelivered, Wait, Way};
+use dlock_commands::error::Error;
+use dlock_engine::Refusal;
+
+impl Model {
+    /// Brings all locks up to date.
+    pub(super) fn settle(&mut self) {
+        loop {
+            self.moved = false;
+            self.end_what_is_over();
+            self.refuse_other_types();
+            self.follow_holds();
+            self.serve();
+            if !self.moved {
+                return;
+            }
+        }
+    }
+
+    fn end_what_is_over(&mut self) {
+        let (now, steady) = (self.now, self.steady);
+        for lock in self.locks.values_mut() {
+            lock.holds.retain(|hold| hold.deadline > now);
+            let kept = |place: &Place| place.kept_until.map_or(true, |until| until > steady);
+            lock.queue.retain(kept);
+        }
+    }
+
+    /// A key became another type under its waiters.
+    fn refuse_other_types(&mut self) {
+        for (key, lock) in self.locks.clone() {
+            let concerns = |wait: &&Wait| lock.foreign && wait.asked.keys.contains(&key);
+            for wait in self.waits.clone().iter().filter(concerns) {
+                self.end_wait(wait.id, Answer::Refused(Error::Refused(Refusal::WrongType)));
+            }
+            self.lock(&key).keep_places(|_| !lock.foreign);
+        }
+    }
+
+    /// A request goes with what its owner holds: holds end, change and arrive under those who wait.
+    fn follow_holds(&mut self) {
+        for wait in self.waits.clone() {
+            let lost = |key: &String| {
+                let lock = &self.locks[key];
+                let upgrade = lock.upgrade.as_ref().and_then(|place| place.wait);
+                match lock.way(&wait.asked.owner, wait.asked.limit) {
+                    Way::Reenters => false,
+                    // Where it has no place it counts on a hold that is strong enough.
+                    Way::Upgrades => lock.place_of(wait.id).is_none(),
+                    Way::Queues => lock.place_of(wait.id).is_none() || upgrade == Some(wait.id),
+                }
+            };
+            if wait.asked.keys.iter().any(lost) {
+                self.end_wait(wait.id, Answer::Refused(Error::Refused(Refusal::NotHeld)));
+            }
+        }
+        for (key, before) in self.locks.clone() {
+            for place in before.in_order() {
+                // It may have gone with another of the same request.
+                if self.locks[&key].in_order().any(|other| other == place) {
+                    self.meet_hold(&key, place);
+                }
+            }
+        }
+    }
+
+    /// A holder has no ticket, and needs no place for a re-entry. If its hold is too weak, it waits ahead of the queue.
+    fn meet_hold(&mut self, key: &str, place: &Place) {
+        let lock = self.lock(key);
+        let upgrade = lock.upgrade.clone();
+        match (place.wait, lock.way(&place.owner, place.limit)) {
+            (_, Way::Queues) => {}
+            (Some(_), Way::Upgrades) if upgrade.as_ref() == Some(place) => {}
+            (Some(id), Way::Upgrades) if upgrade.is_some() => {
+                self.end_wait(
+                    id,
+                    Answer::Refused(Error::Refused(Refusal::Deadlock(String::new()))),
+                );
+            }
+            (wait, way) => {
+                lock.keep_places(|other| other.owner != place.owner);
+                if wait.is_some() && way == Way::Upgrades {
+                    let claim = None;
+                    lock.upgrade = Some(Place {
+                        claim,
+                        ..place.clone()
+                    });
+                }
+            }
+        }
+    }
+
+    /// Grants whatever can be granted: to those who asked for one lock, and then for many, as they came.
+    fn serve(&mut self) {
+        loop {
+            let ready = self.waits.iter().filter(|wait| self.grantable(wait));
+            let Some(wait) = ready.min_by_key(|wait| wait.asked.many).cloned() else {
+                return;
+            };
+            let overflows = |key: &String| {
+                let hold = self.locks[key].hold(&wait.asked.owner);
+                hold.is_some_and(|hold| hold.overflows(&wait.asked))
+            };
+            if self.quarantined() {
+                self.end_wait(wait.id, Answer::Refused(self.quarantine()));
+            } else if wait.asked.keys.iter().any(overflows) {
+                self.end_wait(wait.id, Answer::Refused(overflow()));
+            } else {
+                self.grant(&wait);
+            }
+        }
+    }
+
+    /// Whether it heads all of its queues and could have all of its locks, or needs none of that as its owner holds them.
+    fn grantable(&self, wait: &Wait) -> bool {
+        let Wait { id, asked, .. } = wait;
+        let only_reenters = asked
+            .keys
+            .iter()
+            .all(|key| self.locks[key].place_of(*id).is_none());
+        only_reenters
+            || self.granting()
+                && asked.keys.iter().all(|key| {
+                    let lock = &self.locks[key];
+                    let first = lock
+                        .in_order()
+                        .next()
+                        .is_some_and(|place| place.wait == Some(*id));
+                    let full = lock.hold(&asked.owner).is_none()
+                        && lock.holds.len() >= self.policy.max_holders;
+                    let turn = first && !full && lock.compatible(&asked.owner, asked.limit);
+                    turn || lock.place_of(*id).is_none()
+                })
+    }
+
+    fn grant(&mut self, wait: &Wait) {
+        let asked = &wait.asked;
+        let kept = |place: &Place| place.claim > Some(0);
+        let before: Vec<(Option<Hold>, Option<Place>)> = asked
+            .keys
+            .iter()
+            .map(|key| {
+                let lock = &self.locks[key];
+                let (hold, place) = (lock.hold(&asked.owner), lock.place_of(wait.id));
+                (hold.cloned(), place.cloned().filter(kept))
+            })
+            .collect();
+        self.remove_wait(wait.id);
+        let answer = self.take_all(asked);
+        // A grant by NOTIFY stands once the message is published.
+        if asked.channel.is_none() && self.cut.contains(&asked.client) {
+            for (key, (before, ticket)) in asked.keys.iter().zip(before) {
+                let after = self.locks[key].hold(&asked.owner).cloned();
+                self.undelivered.push(Undelivered {
+                    key: key.clone(),
+                    before,
+                    after: after.expect("it was granted"),
+                    ticket,
+                });
+            }
+        }
+        self.tell(wait.clone(), answer);
+    }
+
+    /// Makes the owner a holder of all locks.
+    pub(super) fn take_all(&mut self, request: &Request) -> Answer {
+        let grants: Vec<(u64, u32)> = request
+            .keys
+            .iter()
+            .map(|key| self.take(key, request))
+            .collect();
+        match grants[..] {
+            [(grant, holds)] if !request.many => Answer::Granted { grant, holds },
+            _ => Answer::GrantedAll(grants.iter().map(|(grant, _)| *grant).collect()),
+        }
+    }
+
+    /// Makes the owner a holder, or enters the lock once more. Gives its grant and count.
+    fn take(&mut self, key: &str, request: &Request) -> (u64, u32) {
+        let (now, latest, fresh) = (self.now, self.latest.max(self.now), self.grants_made + 1);
+        let before = self.lock(key).hold(&request.owner).cloned();
+        let mut hold = before.unwrap_or(Hold {
+            owner: request.owner.clone(),
+            grant: fresh,
+            since: latest,
+            holds: 0,
+            deadline: 0,
+            limit: request.limit,
+            tie: None,
+            client: request.client,
+        });
+        hold.client = request.client;
+        if hold.limit > request.limit {
+            (hold.grant, hold.since, hold.limit) = (fresh, latest, request.limit);
+        }
+        hold.holds = match request.holds {
+            Some(least) => hold.holds.max(least),
+            None => hold.holds + 1,
+        };
+        let wanted = hold.deadline.max(now + request.lease);
+        hold.deadline = self.bounded(hold.since, wanted).max(hold.deadline);
+        let auto = hold.auto().map(|lease| lease.max(request.lease));
+        if let Some(tie) = &mut hold.tie {
+            tie.auto = auto;
+        }
+        if request.session {
+            self.untie(hold.grant);
+            let (client, session) = (request.client, true);
+            let same = hold.tie.is_some_and(|tie| tie.client == client);
+            let auto = auto.filter(|_| same);
+            hold.tie = Some(Tie {
+                client,
+                session,
+                auto,
+            });
+        }
+        if hold.grant == fresh {
+            (self.grants_made, self.latest) = (fresh, latest);
+        }
+        let told = (hold.grant, hold.holds);
+        let lock = self.lock(key);
+        lock.holds.retain(|other| other.owner != hold.owner);
+        lock.holds.push(hold);
+        told
+    }
+
+    /// RESTORE can bring a second hold with one token: not more than one of them is tied.
+    pub(super) fn untie(&mut self, grant: u64) {
+        let holds = self.locks.values_mut().flat_map(|lock| &mut lock.holds);
+        for hold in holds.filter(|hold| hold.grant == grant) {
+            hold.tie = None;
+        }
+    }
+
+    /// No hold is carried beyond a certain age.
+    pub(super) fn bounded(&self, since: u64, deadline: u64) -> u64 {
+        match self.policy.max_hold_ms {
+            0 => deadline,
+            age => deadline.min(since + age),
+        }
+    }
+
+    /// Makes everything as if nothing had been granted to connections that are gone. That it has reached nobody is known only
+    /// after the event in which it was granted.
+    pub(super) fn take_back(&mut self) {
+        while !self.undelivered.is_empty() {
+            for undelivered in std::mem::take(&mut self.undelivered) {
+                self.undo(undelivered);
+            }
+            self.settle();
+        }
+    }
+
+    fn undo(&mut self, undelivered: Undelivered) {
+        let Undelivered {
+            key,
+            before,
+            after,
+            ticket,
+        } = undelivered;
+        let (ended, steady) = (self.ended.clone(), self.steady);
+        let lock = self.lock(&key);
+        let its = |hold: &Hold| hold.owner == after.owner && hold.grant == after.grant;
+        let Some(at) = lock.holds.iter().position(its) else {
+            return;
+        };
+        let mut hold = lock.holds.remove(at);
+        let count = |hold: &Option<Hold>| hold.as_ref().map_or(0, |hold| hold.holds);
+        let left = hold.holds.saturating_sub(after.holds - count(&before));
+        if left == 0 {
+            let free = lock.place(&after.owner).is_none();
+            if let Some(place) = ticket.filter(|_| free) {
+                let (wait, kept_until) = (None, place.claim.map(|claim| steady + claim));
+                lock.queue.push(Place {
+                    wait,
+                    kept_until,
+                    ..place
+                });
+                lock.queue.sort_by_key(|place| place.arrival);
+            }
+            return;
+        }
+        let tied = hold.tie;
+        let deadline = hold.deadline;
+        let untied = |hold: &Hold| Hold {
+            tie: None,
+            ..hold.clone()
+        };
+        match before.clone() {
+            // Nobody was told of anything else since.
+            Some(before) if untied(&hold) == untied(&after) => hold = before,
+            _ => {}
+        }
+        (hold.holds, hold.deadline, hold.tie) = (left, deadline, tied);
+        if tied == after.tie {
+            hold.tie = before.and_then(|before| before.tie);
+            let gone = hold.tie.filter(|tie| ended.contains(&tie.client));
+            if let Some(tie) = gone {
+                // It is as if that connection ended now.
+                if tie.session {
+                    return;
+                }
+                hold.tie = None;
+            }
+        }
+        lock.holds.push(hold);
+    }
+
+    /// A request waits no longer, and all its places are gone.
+    pub(super) fn end_wait(&mut self, id: u64, answer: Answer) {
+        if let Some(wait) = self.remove_wait(id) {
+            self.tell(wait, answer);
+        }
+    }
+
+    fn remove_wait(&mut self, id: u64) -> Option<Wait> {
+        let at = self.waits.iter().position(|wait| wait.id == id)?;
+        for lock in self.locks.values_mut() {
+            lock.keep_places(|place| place.wait != Some(id));
+        }
+        Some(self.waits.remove(at))
+    }
+
+    /// A request waits no longer. A ticket is kept for its window, which begins now.
+    pub(super) fn depart(&mut self, id: u64) -> Option<Wait> {
+        let steady = self.steady;
+        for lock in self.locks.values_mut() {
+            for place in lock.queue.iter_mut().filter(|place| place.wait == Some(id)) {
+                if let Some(claim) = place.claim.filter(|claim| *claim > 0) {
+                    (place.wait, place.kept_until) = (None, Some(steady + claim));
+                }
+            }
+        }
+        self.remove_wait(id)
+    }
+
+    pub(super) fn tell(&mut self, wait: Wait, answer: Answer) {
+        self.moved = true;
+        let at = self.now;
+        self.told.push(Told { at, wait, answer });
+    }
+}

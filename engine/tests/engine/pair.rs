@@ -1,0 +1,416 @@
+//! The engine and the [`model`](crate::model) side by side: the same things happen to both, and every answer, everything
+//! that those who waited are told, and everything that can be seen of the locks is compared.
+
+use crate::model::{Answer, Hold, Lock, Model, Place, Told, SHARED};
+use crate::script::{Act, Command};
+use crate::transcript::Labels;
+use crate::world::{Heard, World};
+use dlock_commands::error::Error;
+use dlock_commands::Reply;
+use dlock_engine::Refusal;
+use dlock_engine::{HoldView, Limit, Outcome, PlaceKind, PlaceView, Policy, RequestId, State};
+use std::collections::BTreeMap;
+
+pub struct Pair {
+    pub world: World,
+    pub model: Model,
+    /// The engine's tokens, by the model's grants.
+    pub tokens: Labels,
+    /// The highest token before this event.
+    highest: u64,
+    /// The engine's numbers of waits, by the model's.
+    waits: BTreeMap<u64, RequestId>,
+    /// How often each kind of answer was given, at once or later.
+    pub seen: BTreeMap<String, usize>,
+    /// Whether nothing is said of what is refused for its words: conversations try that, and the model knows no such words.
+    pub lenient: bool,
+    /// Whether something has happened that the model does not know.
+    alone: bool,
+    /// Whether the wall clock has stepped: then it does not tell how long ago something was.
+    stepped: bool,
+}
+
+impl Pair {
+    pub fn new(policy: Policy) -> Pair {
+        Pair {
+            world: World::new(policy.clone()),
+            model: Model::new(policy),
+            tokens: Labels::new(),
+            highest: 0,
+            waits: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            lenient: false,
+            alone: false,
+            stepped: false,
+        }
+    }
+
+    /// Does something with both, in which `#1` is the model's first grant. What cannot be is left out: that a connection asks
+    /// which is blocked or gone, or names a token that there is not.
+    pub fn act(&mut self, act: &Act) -> Result<(), String> {
+        if matches!(act, Act::Command(command) if !self.is_possible(command)) {
+            return Ok(());
+        }
+        let tokens = self.tokens.clone();
+        self.act_as_named(act, &tokens)?;
+        self.world.heard.clear();
+        Ok(())
+    }
+
+    /// The same for tokens that are named otherwise. Gives the engine's answer.
+    pub fn act_as_named(
+        &mut self,
+        act: &Act,
+        tokens: &Labels,
+    ) -> Result<Option<Result<Reply, Error>>, String> {
+        self.highest = self.tokens.values().max().copied().unwrap_or(0);
+        self.stepped |= matches!(act, Act::Clock(_));
+        let got = self.world.act(act, tokens);
+        let code = |error: &Error| error.to_string().split(' ').next().map(str::to_string);
+        let words = |error: &Error| {
+            ["ERR", "NOPERM"]
+                .map(str::to_string)
+                .contains(&code(error).unwrap_or_default())
+        };
+        if self.alone || self.lenient && matches!(&got, Some(Err(error)) if words(error)) {
+            return Ok(got);
+        }
+        let named = |token: &u64| self.tokens.iter().find(|(_, other)| *other == token);
+        let grants = tokens
+            .iter()
+            .filter_map(|(label, token)| Some((*label, *named(token)?.0)));
+        let grants: Labels = grants.collect();
+        let Ok(must) = self.model.act(act, &grants) else {
+            self.alone = true;
+            return Ok(got);
+        };
+        if matches!(act, Act::Behind(_)) {
+            // The engine does not know of it until the next thing happens.
+            return Ok(got);
+        }
+        if let (Act::Command(command), Some(got)) = (act, &got) {
+            self.compare_answer(command, must, got)?;
+        }
+        self.compare_told()?;
+        self.compare_views()?;
+        Ok(got)
+    }
+
+    fn is_possible(&self, command: &Command) -> bool {
+        let known =
+            |word: &String| match word.strip_prefix('#').and_then(|grant| grant.parse().ok()) {
+                Some(grant) => self.tokens.contains_key::<u64>(&grant),
+                None => true,
+            };
+        (!command.may_wait || self.is_free(command.client)) && command.words.iter().all(known)
+    }
+
+    /// Whether a connection can send something.
+    pub fn is_free(&self, client: u64) -> bool {
+        let blocked =
+            |wait: &crate::model::Wait| wait.asked.client == client && wait.asked.channel.is_none();
+        !self.model.cut.contains(&client) && !self.model.waits.iter().any(blocked)
+    }
+
+    fn compare_answer(
+        &mut self,
+        command: &Command,
+        must: Option<Answer>,
+        got: &Result<Reply, Error>,
+    ) -> Result<(), String> {
+        let Some(must) = must else {
+            return Ok(());
+        };
+        self.count("answered", &must);
+        let count =
+            |left: &Option<u32>| left.map_or(Reply::Null, |left| Reply::Integer(left.into()));
+        let same = match (&must, got) {
+            (Answer::Granted { grant, holds }, Ok(Reply::Grant(token, count, _))) => {
+                holds == count && self.stands_for(*grant, token.0)
+            }
+            // DOWNGRADE
+            (Answer::Granted { grant, holds }, Ok(Reply::Array(parts))) => match parts[..] {
+                [Reply::Integer(token), Reply::Integer(count)] => {
+                    u64::from(*holds) == count && self.stands_for(*grant, token)
+                }
+                _ => false,
+            },
+            (Answer::GrantedAll(grants), Ok(Reply::Array(tokens))) => {
+                let fits = |(grant, token): (&u64, &Reply)| match token {
+                    Reply::Integer(token) => self.stands_for(*grant, *token),
+                    _ => false,
+                };
+                grants.len() == tokens.len() && grants.iter().zip(tokens).all(fits)
+            }
+            (Answer::Null, Ok(Reply::NullArray | Reply::Null)) => true,
+            (Answer::Refused(must), Err(got)) => same_error(must, got),
+            (Answer::Waits(wait), Ok(Reply::Wait(id, _))) => {
+                self.waits.insert(*wait, *id);
+                true
+            }
+            (Answer::Noted(place, wait), Ok(Reply::Array(parts))) => match parts[..] {
+                [Reply::Integer(0), Reply::Integer(got), Reply::Integer(id)] => {
+                    self.waits.insert(*wait, RequestId(id));
+                    got == *place as u64
+                }
+                _ => false,
+            },
+            (Answer::Number(must), Ok(Reply::Integer(got))) => must == got,
+            (Answer::Remaining(must), Ok(Reply::Array(got))) => {
+                must.iter().map(count).collect::<Vec<_>>() == *got
+            }
+            (Answer::Ok, Ok(Reply::Ok)) => true,
+            (Answer::Held(grant, holds, left, owner), Ok(Reply::Array(parts))) => {
+                let owner = owner
+                    .as_ref()
+                    .map(|owner| Reply::Bulk(owner.clone().into_bytes()));
+                let (token, rest) = parts.split_first().unwrap_or((&Reply::Null, &[]));
+                let must = [Reply::Integer((*holds).into()), Reply::Integer(*left)];
+                let must: Vec<Reply> = must.into_iter().chain(owner).collect();
+                must == rest
+                    && matches!(token, Reply::Integer(token) if self.stands_for(*grant, *token))
+            }
+            _ => false,
+        };
+        let words = command.words.join(" ");
+        same.then_some(()).ok_or(format!(
+            "{words}: the model answers {must:?}, the engine {got:?}"
+        ))
+    }
+
+    fn count(&mut self, when: &str, answer: &Answer) {
+        let shown = match answer {
+            Answer::Refused(error) => error.to_string(),
+            other => format!("{other:?}"),
+        };
+        let kind = shown
+            .split(|letter: char| !letter.is_alphabetic())
+            .next()
+            .unwrap_or_default();
+        *self.seen.entry(format!("{when} {kind}")).or_default() += 1;
+    }
+
+    /// Whether this token is the one of that grant: for a new grant, one above all that were seen.
+    fn stands_for(&mut self, grant: u64, token: u64) -> bool {
+        if let Some(known) = self.tokens.get(&grant) {
+            return *known == token;
+        }
+        // Grants of one moment may be made in another order, lock by lock.
+        let fresh = token > self.highest && self.tokens.values().all(|other| *other != token);
+        self.tokens.insert(grant, token);
+        fresh
+    }
+
+    /// Compares who was told what.
+    fn compare_told(&mut self) -> Result<(), String> {
+        let mut musts = self.model.take_told();
+        for heard in self.world.heard.clone() {
+            let its = |told: &Told| self.waits.get(&told.wait.id) == Some(&heard.id);
+            let Some(at) = musts.iter().position(its) else {
+                return Err(format!("the model does not tell this: {heard:?}"));
+            };
+            let must = musts.remove(at);
+            self.count("told", &must.answer);
+            if !self.same_outcome(&must, &heard) {
+                return Err(format!("the model tells {must:?}, the engine {heard:?}"));
+            }
+        }
+        if let Some(unasked) = self.world.unasked.first() {
+            return Err(format!("nobody waits for {unasked:?}"));
+        }
+        musts
+            .is_empty()
+            .then_some(())
+            .ok_or(format!("the engine does not tell {musts:?}"))
+    }
+
+    fn same_outcome(&mut self, must: &Told, heard: &Heard) -> bool {
+        let asked = &must.wait.asked;
+        let channel = heard.asked.channel.as_deref().map(String::from_utf8_lossy);
+        must.at == heard.at.0
+            && asked.client == heard.asked.client
+            && asked.channel.as_deref() == channel.as_deref()
+            && match (&must.answer, &heard.outcome) {
+                (Answer::Granted { grant, holds }, Outcome::Granted(got)) => {
+                    *holds == got.holds && self.stands_for(*grant, got.token.0)
+                }
+                (Answer::GrantedAll(grants), Outcome::GrantedAll(got)) => {
+                    let mut parts = grants.iter().zip(got);
+                    grants.len() == got.len()
+                        && parts.all(|(grant, got)| self.stands_for(*grant, got.token.0))
+                }
+                (Answer::Null, Outcome::Null)
+                | (Answer::Cancelled, Outcome::Cancelled)
+                | (Answer::Replaced, Outcome::Replaced)
+                | (Answer::Gone, Outcome::Gone) => true,
+                (Answer::Refused(must), Outcome::Refused(got)) => {
+                    same_error(must, &got.clone().into())
+                }
+                _ => false,
+            }
+    }
+
+    /// Compares all that can be seen of the locks.
+    fn compare_views(&mut self) -> Result<(), String> {
+        let (must, is) = (self.model.places(), self.world.engine().places());
+        if must != is {
+            return Err(format!("the model has {must} places, the engine {is}"));
+        }
+        let holds = || self.model.locks.values().flat_map(|lock| &lock.holds);
+        let sessions = holds().filter(|hold| hold.session().is_some()).count();
+        let autos = holds().filter(|hold| hold.auto().is_some()).count();
+        let (must, engine) = ((sessions, autos), &self.world.primary.engine);
+        let is = (engine.sessions(), engine.autos());
+        if must != is {
+            return Err(format!("the model has ties {must:?}, the engine {is:?}"));
+        }
+        for name in self.world.known.clone() {
+            let key = format!("{}:{}", name.db, String::from_utf8_lossy(&name.key));
+            let stored = self.world.primary.keys.lock(&name);
+            let engine = &self.world.primary.engine;
+            let view = engine.view(stored, self.world.now, name.as_ref(), usize::MAX);
+            let (state, holders, queue) = match view {
+                Some(view) => (Some(view.state), view.holders, view.queue),
+                None => (None, Vec::new(), Vec::new()),
+            };
+            self.adopt_renewals(&key, &holders)?;
+            let lock = self.model.locks.get(&key).cloned().unwrap_or_default();
+            let (must, is) = (self.shown(&lock), shown_view(state, &holders, &queue));
+            let waited = |place: &Place| self.model.steady - place.since;
+            let mut waits = lock.in_order().map(waited).zip(&queue);
+            // Numbers of one moment are a microsecond apart: of a ticket that came with its number it may be seen.
+            let near =
+                |(must, is): (u64, &PlaceView)| self.stepped || must.abs_diff(is.waited_ms) <= 1;
+            if must != is || !waits.all(near) {
+                return Err(format!("{key}\nmodel  {must:#?}\nengine {is:#?}"));
+            }
+            let mut holds = lock.holds.clone();
+            holds.sort_by_key(|hold| hold.grant);
+            for (hold, view) in holds.iter().zip(&holders) {
+                if !self.stands_for(hold.grant, view.token.0) {
+                    return Err(format!(
+                        "{key}: {:?} is not the token of {hold:?}",
+                        view.token
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// When exactly the server renews a hold by itself is its own affair: when a third of the lease has passed, at the latest.
+    fn adopt_renewals(&mut self, key: &str, holders: &[HoldView]) -> Result<(), String> {
+        let (now, longest) = (self.model.now, self.model.policy.max_lease_ms);
+        let lock = self.model.locks.get_mut(key);
+        for hold in lock.into_iter().flat_map(|lock| &mut lock.holds) {
+            let its = |view: &&HoldView| view.auto && view.owner == hold.owner.as_bytes();
+            let (Some(lease), Some(view)) = (hold.auto(), holders.iter().find(its)) else {
+                continue;
+            };
+            let lease = lease.min(longest).max(hold.deadline.saturating_sub(now));
+            if !(lease - lease / 3..=lease).contains(&view.lease_ms) {
+                return Err(format!("{} ms are left of {hold:?}", view.lease_ms));
+            }
+            hold.deadline = now + view.lease_ms;
+        }
+        Ok(())
+    }
+
+    fn shown(&self, lock: &Lock) -> Vec<String> {
+        let (now, steady) = (self.model.now, self.model.steady);
+        let state = match (lock.holds.is_empty(), lock.places()) {
+            (true, 0) => None,
+            (false, _) => Some(State::Held),
+            (true, _) if !self.model.granting() => Some(State::Quarantined),
+            (true, _) => Some(State::Reserved),
+        };
+        let mut lines = vec![format!("{state:?}")];
+        let mut holds: Vec<&Hold> = lock.holds.iter().collect();
+        holds.sort_by_key(|hold| hold.grant);
+        lines.extend(holds.into_iter().map(|hold| {
+            let Hold {
+                owner,
+                holds,
+                limit,
+                ..
+            } = hold;
+            let (left, held) = (hold.deadline - now, now.saturating_sub(hold.since));
+            format!(
+                "{owner} holds {holds} {:?} for {left} since {held}, {:?}, {}",
+                wire(*limit),
+                hold.session(),
+                hold.auto().is_some()
+            )
+        }));
+        lines.extend(lock.in_order().map(|place| {
+            let wait = self
+                .model
+                .waits
+                .iter()
+                .find(|wait| Some(wait.id) == place.wait);
+            let until = wait.map_or(place.kept_until, |wait| wait.until);
+            let (left, client) = (
+                until.map(|until| until - steady),
+                wait.map_or(0, |wait| wait.asked.client),
+            );
+            let kind = match (place.claim, wait) {
+                (_, None) => PlaceKind::Absent,
+                (Some(_), _) => PlaceKind::Ticket,
+                (None, Some(wait)) if wait.asked.channel.is_some() => PlaceKind::Notify,
+                (None, _) => PlaceKind::Waiter,
+            };
+            let (owner, limit) = (&place.owner, wire(place.limit));
+            format!("{owner} {kind:?} {limit:?} for {left:?}, {client}")
+        }));
+        lines
+    }
+}
+
+fn shown_view(state: Option<State>, holders: &[HoldView], queue: &[PlaceView]) -> Vec<String> {
+    let text = String::from_utf8_lossy;
+    let mut lines = vec![format!("{state:?}")];
+    lines.extend(holders.iter().map(|hold| {
+        let HoldView {
+            holds,
+            limit,
+            lease_ms,
+            held_ms,
+            ..
+        } = hold;
+        let (owner, session) = (text(&hold.owner), hold.session.then_some(hold.client.0));
+        format!(
+            "{owner} holds {holds} {limit:?} for {lease_ms} since {held_ms}, {session:?}, {}",
+            hold.auto
+        )
+    }));
+    lines.extend(queue.iter().map(|place| {
+        let PlaceView {
+            kind,
+            limit,
+            left_ms,
+            client,
+            ..
+        } = place;
+        format!(
+            "{} {kind:?} {limit:?} for {left_ms:?}, {}",
+            text(&place.owner),
+            client.0
+        )
+    }));
+    lines
+}
+
+fn same_error(must: &Error, got: &Error) -> bool {
+    let code = |error: &Error| error.to_string().split(' ').next().map(str::to_string);
+    match (must, got) {
+        (Error::Refused(Refusal::Quarantine(must)), Error::Refused(Refusal::Quarantine(got))) => {
+            must == got
+        }
+        _ => code(must) == code(got),
+    }
+}
+
+fn wire(limit: usize) -> Limit {
+    let wire = if limit == SHARED { 0 } else { limit as u32 };
+    Limit::from_wire(wire).expect("a limit")
+}

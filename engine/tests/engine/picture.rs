@@ -1,0 +1,350 @@
+//! What can be seen of a world at one moment: plain data for the invariants, so that a test can also forge it.
+
+use crate::deadlock::{self, Scene};
+use crate::keys::Value;
+use crate::server::Data;
+use crate::world::{Answered, Heard, Waiting, World};
+use dlock_engine::{
+    End, Limit, Millis, Name, Outcome, PlaceKind, Policy, RequestId, SteadyMs, Token, WallMs,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Clone)]
+pub struct Picture {
+    pub now: WallMs,
+    pub steady: SteadyMs,
+    pub rows: BTreeMap<Name, Row>,
+    /// What the engine says of places, and in how many milliseconds it wants to be woken.
+    pub places: usize,
+    pub next_wakeup: Option<Millis>,
+    /// The requests that wait.
+    pub waits: BTreeMap<RequestId, Waiting>,
+    /// How many wait by a channel, as the engine says.
+    pub notifies: usize,
+    pub granting: bool,
+    /// Whether a quarantine lasts, as the operator has it.
+    pub quarantined: bool,
+    /// Whether the server could settle all there was to settle.
+    pub settled: bool,
+    /// Locks of which the engine does not know yet.
+    pub unseen: BTreeSet<Name>,
+    /// Whether nothing but time has passed since the picture before, on a server that could do what it had to.
+    pub only_time: bool,
+    /// Locks whose slot is on its way to another node.
+    pub leaving: BTreeSet<Name>,
+    pub primary: Data,
+    /// None while the replica lags.
+    pub replica: Option<Data>,
+    /// The highest token of all grants.
+    pub last_token: Token,
+    /// Since the picture before: grants, what was answered with grants, and which of these were none any more.
+    pub grants: Vec<(Name, Vec<u8>, Token)>,
+    pub answers: Vec<Answered>,
+    pub stale: Vec<Answered>,
+    /// How holds ended since then, as far as the engine has ended them.
+    pub over: Vec<(End, Token)>,
+    /// What those were told since then who waited.
+    pub heard: Vec<Heard>,
+    pub unasked: Vec<(RequestId, Outcome)>,
+    /// The requests that were refused with DEADLOCK since then.
+    pub refused: Vec<Waiting>,
+    /// Whether the last event was a look for deadlocks.
+    pub looked: bool,
+    /// Whether deadlocks are to be detected; and whether each look may go as far as it has to.
+    pub detection: bool,
+    pub thorough: bool,
+    /// The owners that have renewed since the picture before, and whether decisions were lost since then.
+    pub renewed: BTreeSet<Vec<u8>>,
+    pub lost: bool,
+    /// Tokens that came by RESTORE.
+    pub restored: BTreeSet<Token>,
+    /// Connections that have ended.
+    pub ended: BTreeSet<u64>,
+    /// Counts the events.
+    pub event: u64,
+}
+
+/// One lock.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Row {
+    pub holders: Vec<Holder>,
+    /// The holder that waits for a stricter limit.
+    pub upgrade: Option<Place>,
+    pub queue: Vec<Place>,
+    /// The owners of the tickets in the value, with their limits; none if there is no value.
+    pub tickets: Option<Vec<(Vec<u8>, Limit)>>,
+    /// Whether the value says that somebody is queued; none if there is no value.
+    pub watched: Option<bool>,
+    /// The TTL that the key has and the one it must have.
+    pub ttl: Option<(Option<WallMs>, Option<WallMs>)>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Holder {
+    pub owner: Vec<u8>,
+    pub token: Token,
+    pub deadline: WallMs,
+    pub limit: Limit,
+    /// The connection that it ends with.
+    pub session: Option<u64>,
+    /// Whether the server renews it.
+    pub auto: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Place {
+    pub owner: Vec<u8>,
+    pub limit: Limit,
+    pub kind: PlaceKind,
+    pub left: Option<Millis>,
+}
+
+impl Place {
+    pub fn is_absent(&self) -> bool {
+        self.kind == PlaceKind::Absent
+    }
+}
+
+impl Row {
+    /// All places in the order in which they are served.
+    pub fn in_order(&self) -> impl Iterator<Item = &Place> {
+        self.upgrade.iter().chain(&self.queue)
+    }
+
+    /// Where the owner's place is: 0 is that of the waiting upgrade.
+    fn rank(&self, owner: &[u8]) -> Option<usize> {
+        let its = |place: &Place| place.owner == owner;
+        let upgrades = self.upgrade.as_ref().is_some_and(its);
+        let rank = self.queue.iter().position(its).map(|rank| rank + 1);
+        if upgrades {
+            Some(0)
+        } else {
+            rank
+        }
+    }
+
+    /// Whether a request for many counts on its owner's hold of this lock.
+    pub fn counts(&self, wait: &Waiting) -> bool {
+        let hold = self.hold(&wait.owner);
+        wait.many && hold.is_some_and(|hold| hold.limit <= wait.limit)
+    }
+
+    pub fn hold(&self, owner: &[u8]) -> Option<&Holder> {
+        self.holders.iter().find(|hold| hold.owner == owner)
+    }
+}
+
+impl Picture {
+    /// Takes the picture, and with it the records of what has happened since the one before.
+    pub fn take(world: &mut World) -> Picture {
+        let (engine, now) = (&world.primary.engine, world.now);
+        Picture {
+            now: now.wall(),
+            steady: now.steady(),
+            rows: world
+                .known
+                .iter()
+                .map(|name| (name.clone(), row(world, name)))
+                .collect(),
+            places: engine.places(),
+            next_wakeup: engine.next_wakeup(now),
+            waits: world.waits.clone(),
+            notifies: engine.notifies(),
+            granting: engine.policy.granting(now),
+            settled: world.writable
+                && world.primary.keys.away.is_empty()
+                && world.primary.keys.leaving.is_empty(),
+            only_time: std::mem::replace(&mut world.only_time, true)
+                && world.writable
+                && !world.bounded_auto
+                && engine.policy.max_hold_ms == 0,
+            unseen: world.unseen.clone(),
+            leaving: world.primary.keys.leaving.clone(),
+            primary: world.primary.data(),
+            replica: world.link.is_empty().then(|| world.replica.data()),
+            quarantined: world.now.steady() < world.quarantine_until,
+            last_token: world.last_token,
+            looked: world.looked,
+            detection: world.detection,
+            thorough: engine.policy.deadlock_max_steps >= Policy::default().deadlock_max_steps,
+            renewed: std::mem::take(&mut world.renewed),
+            lost: std::mem::take(&mut world.lost),
+            restored: world.restored.clone(),
+            ended: world.ended.clone(),
+            event: world.event,
+            grants: std::mem::take(&mut world.grants),
+            answers: world.take_answers(),
+            stale: std::mem::take(&mut world.stale),
+            over: std::mem::take(&mut world.over),
+            heard: std::mem::take(&mut world.heard),
+            unasked: std::mem::take(&mut world.unasked),
+            refused: std::mem::take(&mut world.refused),
+        }
+    }
+
+    /// Whether the engine knows of all that stands at the locks of a request.
+    pub fn knows(&self, wait: &Waiting) -> bool {
+        wait.names.iter().all(|name| !self.unseen.contains(name))
+    }
+
+    /// Who holds and who waits: all that a deadlock depends on.
+    pub fn scene(&self) -> Scene {
+        let mut scene = Scene::default();
+        for (name, row) in &self.rows {
+            scene
+                .holds
+                .extend(row.holders.iter().map(|hold| deadlock::Hold {
+                    key: key(name),
+                    owner: text(&hold.owner),
+                    limit: wide(hold.limit),
+                }));
+        }
+        for (id, wait) in &self.waits {
+            let mut waiting = deadlock::Wait::new(id.0, &text(&wait.owner));
+            for name in &wait.names {
+                let row = &self.rows[name];
+                if let Some(rank) = row.rank(&wait.owner).filter(|_| !row.counts(wait)) {
+                    waiting.stand(&key(name), rank, wide(wait.limit));
+                }
+            }
+            scene.waits.push(waiting);
+        }
+        scene
+    }
+
+    /// The same if this request waited, too: at its owner's places in the stead of the older ones, or behind all others.
+    pub fn scene_with(&self, asked: &Waiting) -> Scene {
+        let mut scene = self.scene();
+        let mut waiting = deadlock::Wait::new(u64::MAX, &text(&asked.owner));
+        let mut replaced = Vec::new();
+        let inherits = |wait: &Waiting| {
+            let same = |name: &Name| asked.names.contains(name);
+            !asked.many
+                || wait.many && wait.names.len() == asked.names.len() && wait.names.iter().all(same)
+        };
+        for name in &asked.names {
+            let row = self.rows.get(name).cloned().unwrap_or_default();
+            let place = row.rank(&asked.owner);
+            let here = |(_, wait): &(&RequestId, &Waiting)| {
+                wait.owner == asked.owner && wait.names.contains(name) && !row.counts(wait)
+            };
+            let older = self.waits.iter().find(|wait| place.is_some() && here(wait));
+            replaced.extend(older.map(|(id, _)| id.0));
+            let stays = older.map_or(!asked.many, |(_, wait)| inherits(wait));
+            let rank = match row.hold(&asked.owner) {
+                Some(hold) if hold.limit <= asked.limit => continue,
+                Some(_) => 0,
+                None => place.filter(|_| stays).unwrap_or(usize::MAX),
+            };
+            waiting.stand(&key(name), rank, wide(asked.limit));
+        }
+        scene.waits.retain(|wait| !replaced.contains(&wait.id));
+        scene.waits.push(waiting);
+        scene
+    }
+
+    /// Who holds and who waits, to be read.
+    pub fn queues(&self) -> String {
+        let mut lines = Vec::new();
+        for (name, row) in &self.rows {
+            let holders = row.holders.iter().map(|hold| {
+                let session = hold
+                    .session
+                    .map_or(String::new(), |client| format!(", with {client}"));
+                format!("{} ({}{session})", text(&hold.owner), hold.limit.to_wire())
+            });
+            let places = row.in_order().map(|place| {
+                let absent = if place.is_absent() { ", absent" } else { "" };
+                format!("{} ({}{absent})", text(&place.owner), place.limit.to_wire())
+            });
+            let (holders, places): (Vec<_>, Vec<_>) = (holders.collect(), places.collect());
+            if !holders.is_empty() || !places.is_empty() {
+                let (holders, places) = (holders.join(", "), places.join(", "));
+                lines.push(format!("{} held by {holders}; queue: {places}", key(name)));
+            }
+        }
+        lines.extend(
+            self.waits
+                .iter()
+                .map(|(id, wait)| format!("{}: {}", id.0, wait.shown())),
+        );
+        lines.join("\n")
+    }
+}
+
+impl Waiting {
+    pub fn shown(&self) -> String {
+        let keys: Vec<String> = self.names.iter().map(key).collect();
+        let by = self.channel.as_ref().map_or("", |_| " by a channel");
+        let (owner, limit) = (text(&self.owner), self.limit.to_wire());
+        format!(
+            "{owner} for {} ({limit}) from {}{by}",
+            keys.join(", "),
+            self.client
+        )
+    }
+}
+
+pub fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// A lock's name, to be read.
+pub fn key(name: &Name) -> String {
+    format!("{}:{}", name.db, text(&name.key))
+}
+
+fn wide(limit: Limit) -> usize {
+    match limit.to_wire() {
+        0 => usize::MAX,
+        n => n as usize,
+    }
+}
+
+fn row(world: &World, name: &Name) -> Row {
+    let (engine, lock) = (&world.primary.engine, world.primary.keys.lock(name));
+    let view = engine.view(lock, world.now, name.as_ref(), usize::MAX);
+    let session = |token: Token| {
+        let mut holders = view.iter().flat_map(|view| &view.holders);
+        let hold = holders.find(|hold| hold.token == token && hold.session);
+        hold.map(|hold| hold.client.0)
+    };
+    let auto = |token: Token| {
+        let mut holders = view.iter().flat_map(|view| &view.holders);
+        holders.any(|hold| hold.token == token && hold.auto)
+    };
+    let holders: Vec<Holder> = lock
+        .into_iter()
+        .flat_map(|lock| lock.holds())
+        .map(|hold| Holder {
+            owner: hold.owner.to_vec(),
+            token: hold.token,
+            deadline: hold.deadline,
+            limit: hold.limit,
+            session: session(hold.token),
+            auto: auto(hold.token),
+        })
+        .collect();
+    let places = view.iter().flat_map(|view| &view.queue).map(|place| Place {
+        owner: place.owner.clone(),
+        limit: place.limit,
+        kind: place.kind,
+        left: place.left_ms,
+    });
+    // A holder that waits waits for the upgrade.
+    let holds = |place: &Place| holders.iter().any(|hold| hold.owner == place.owner);
+    let mut queue: Vec<Place> = places.collect();
+    let upgrade = (!queue.is_empty() && holds(&queue[0])).then(|| queue.remove(0));
+    let ticket = |ticket: &dlock_engine::lock::Ticket| (ticket.owner.to_vec(), ticket.limit);
+    Row {
+        holders,
+        upgrade,
+        queue,
+        tickets: lock.map(|lock| lock.tickets().map(|(_, one)| ticket(one)).collect()),
+        watched: lock.map(|lock| lock.watched()),
+        ttl: match (lock, world.primary.keys.values.get(name)) {
+            (Some(lock), Some(Value::Lock(_, ttl))) => Some((*ttl, lock.expires())),
+            _ => None,
+        },
+    }
+}

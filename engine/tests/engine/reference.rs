@@ -1,0 +1,198 @@
+//! The command table, and what is made of it.
+
+use dlock_commands::error::Error;
+use dlock_commands::table::{Access, Arg, Kind, Spec, COMMANDS};
+use dlock_engine::Policy;
+use dlock_engine::Refusal;
+use std::collections::BTreeSet;
+
+#[test]
+fn every_command_is_described() {
+    let mut names = BTreeSet::new();
+    for spec in COMMANDS {
+        let Spec {
+            name,
+            summary,
+            complexity,
+            ..
+        } = spec;
+        assert!(names.insert(name), "{name} stands twice in the table");
+        assert!(
+            name.starts_with("dlock.") && name.to_lowercase() == *name,
+            "{name}"
+        );
+        assert!(
+            !summary.is_empty() && !summary.ends_with('.') && summary.len() <= 120,
+            "{name}: {summary}"
+        );
+        assert!(complexity.starts_with("O("), "{name}: {complexity}");
+        assert!(!spec.categories.is_empty(), "{name}");
+    }
+}
+
+#[test]
+fn the_key_stands_first() {
+    for spec in COMMANDS {
+        let keys: Vec<usize> = (0..spec.args.len())
+            .filter(|at| matches!(spec.args[*at].kind, Kind::Key | Kind::Keys))
+            .collect();
+        let must: &[usize] = match spec.access {
+            Access::None => &[],
+            // Their number stands before them.
+            _ if spec.many_keys() => &[1],
+            _ => &[0],
+        };
+        assert_eq!(keys, must, "{}", spec.name);
+        let many = spec.args.iter().any(|arg| matches!(arg.kind, Kind::Keys));
+        assert_eq!(spec.many_keys(), many, "{}", spec.name);
+    }
+}
+
+#[test]
+fn what_may_be_left_out_comes_last() {
+    for spec in COMMANDS {
+        let optional: Vec<bool> = spec.args.iter().map(|arg| arg.optional).collect();
+        assert!(
+            optional.windows(2).all(|pair| pair[0] <= pair[1]),
+            "{}",
+            spec.name
+        );
+        let needed = optional.iter().filter(|optional| !**optional).count() as i32 + 1;
+        // `A | B n` is one word or two.
+        let varies = optional.contains(&true) || spec.syntax().contains('|') || spec.many_keys();
+        assert_eq!(
+            spec.arity(),
+            if varies { -needed } else { needed },
+            "{}",
+            spec.name
+        );
+    }
+}
+
+fn document(name: &str) -> String {
+    let file = format!("{}/../docs/{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&file).expect(&file)
+}
+
+#[test]
+fn the_reference_has_every_command() {
+    let reference = document("commands.md");
+    let missing: Vec<String> = COMMANDS
+        .iter()
+        .filter(|spec| !spec.internal())
+        .map(Spec::syntax)
+        .filter(|syntax| !reference.lines().any(|line| says(line, syntax)))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/commands.md does not have:\n{}",
+        missing.join("\n")
+    );
+}
+
+#[test]
+fn the_reference_says_what_every_argument_may_be() {
+    let (errors, policy) = (document("errors.md"), Policy::default());
+    let mut missing = BTreeSet::new();
+    for spec in COMMANDS.iter().filter(|spec| !spec.internal()) {
+        let choices = |arg: &'static Arg| match arg.kind {
+            Kind::OneOf(choices) => choices,
+            _ => std::slice::from_ref(arg),
+        };
+        for arg in spec.args.iter().flat_map(choices) {
+            let error = arg
+                .must(&policy)
+                .map(|must| Error::Argument(arg.called(), must));
+            missing.extend(error.map(|error| format!("`{error}`")));
+        }
+    }
+    missing.retain(|text| !errors.contains(text));
+    assert!(
+        missing.is_empty(),
+        "docs/errors.md does not have {missing:#?}"
+    );
+}
+
+/// Lists examples of every kind of error; a kind that is left out does not compile.
+macro_rules! examples {
+    ($($kind:pat => [$($example:expr),*];)*) => {{
+        let _ = |error: &Error| match error { $($kind => {})* };
+        vec![$($($example,)*)*]
+    }};
+}
+
+#[test]
+fn the_reference_has_every_error() {
+    let documented = document("errors.md");
+    let errors: Vec<Error> = examples! {
+        Error::Refused(Refusal::NotHeld) => [Error::Refused(Refusal::NotHeld)];
+        Error::Refused(Refusal::Fenced) => [Error::Refused(Refusal::Fenced)];
+        // It names a circle.
+        Error::Refused(Refusal::Deadlock(_)) => [];
+        Error::Refused(Refusal::Full(_)) => [
+            Error::Refused(Refusal::Full("dlock.max-holders")),
+            Error::Refused(Refusal::Full("dlock.max-queue")),
+            Error::Refused(Refusal::Full("dlock.max-places")),
+            Error::Refused(Refusal::Full("dlock.max-waiters"))
+        ];
+        Error::Refused(Refusal::Quarantine(_)) => [Error::Refused(Refusal::Quarantine(4711))];
+        Error::Refused(Refusal::Draining) => [Error::Refused(Refusal::Draining)];
+        Error::Replaced => [Error::Replaced];
+        Error::Refused(Refusal::WrongType) => [Error::Refused(Refusal::WrongType)];
+        Error::ReadOnly => [Error::ReadOnly];
+        Error::Internal => [Error::Internal];
+        // Replicas and the AOF see it, no client.
+        Error::Refused(Refusal::Malformed) => [];
+        // It names this version, and is in the log.
+        Error::Refused(Refusal::NewerFormat { .. }) => [];
+        // What each argument may be is another test's.
+        Error::Refused(Refusal::Overflow | Refusal::LeavesMore(_) | Refusal::NotWeaker(_)) => [];
+        Error::Busy => [Error::Busy];
+        Error::Poisoned => [Error::Poisoned];
+        Error::Unguarded(_) => [Error::Unguarded("…".into())];
+        Error::NoPermission(_) => [Error::NoPermission("…".into())];
+        Error::NoUser => [Error::NoUser];
+        // The server's own.
+        Error::InnerWrongType => [];
+        Error::Unanswered(_) => [Error::Unanswered("…".into())];
+        Error::NoScan(_) => [Error::NoScan("…".into())];
+        Error::Arity(_) => [Error::Arity("dlock.acquire")];
+        // What each argument may be is another test's.
+        Error::Argument(..) => [];
+        Error::UnknownOption(_) => [Error::UnknownOption("x".into())];
+        Error::Conflict(..) => [
+            Error::Conflict("BLOCK", "BLOCK"),
+            Error::Conflict("HOLDS", "owner *"),
+            Error::Conflict("SHARED", "LIMIT")
+        ];
+        Error::NoConnection(_) => [Error::NoConnection("SESSION")];
+        Error::NoChannel(_) => [Error::NoChannel("…".into())];
+        Error::MayNotWait => [Error::MayNotWait];
+    };
+    let texts = errors.iter().map(|error| format!("`{error}`"));
+    let missing: Vec<String> = texts.filter(|text| !documented.contains(text)).collect();
+    assert!(
+        missing.is_empty(),
+        "docs/errors.md does not have {missing:#?}"
+    );
+}
+
+/// Whether the line has this syntax, and not a longer one that begins with it.
+fn says(line: &str, syntax: &str) -> bool {
+    line.match_indices(syntax)
+        .any(|(at, _)| !line[at + syntax.len()..].starts_with(" ["))
+}
+
+#[test]
+fn a_longer_syntax_is_another() {
+    for (line, says_it) in [
+        ("### `DLOCK.CANCEL key owner`", true),
+        ("DLOCK.CANCEL key owner", true),
+        ("DLOCK.CANCEL key owner takes a place away", true),
+        ("DLOCK.CANCEL key owner [lease-ms]", false),
+        ("DLOCK.CANCEL key", false),
+        ("dlock.cancel key owner", false),
+    ] {
+        assert_eq!(says(line, "DLOCK.CANCEL key owner"), says_it, "{line}");
+    }
+}

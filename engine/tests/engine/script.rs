@@ -1,0 +1,244 @@
+//! What happens, line by line: the language of the conversations in `tests/scenarios`, of random runs, of the exploration,
+//! and of the sequences that show planted faults.
+//!
+//! ```text
+//! ann: ACQUIRE shop alice 1000      a connection sends a command; `ann@1:` in database 1, `ann (script):` without waiting
+//! wait 999                          time passes
+//! stall 999                         time passes on a server that is busy elsewhere
+//! clock -500                        the wall clock steps
+//! ann dies                          the server notices the end of a connection
+//! ann is cut off                    it has not noticed yet: answers are lost
+//! heartbeat                         the server looks for waits that could never end
+//! slot of shop leaves               and `returns`: the node may not change the lock outside of a command
+//! slot of shop migrates             it is on its way: nobody is granted the lock, its holder keeps it
+//! config max-queue 3                `config quarantine 100` lets one begin that lasts so long
+//! ```
+//! `behind` before `rename`, `move` or `set` says that a value comes to a name that has none, and that the server does not tell:
+//! the next use of that lock notices it, or a `look` (once a second).
+//!
+//! Other lines: `del`, `rename`, `move` (to another database), `copy` (by DUMP and RESTORE), `dump` (by DUMP and DEL, kept for)
+//! `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that lags catches up), `crash` (the
+//! replica takes over), `failover`, `restart`. `shop@1` is a key of database 1.
+//!
+//! In a command `#1` is a token, `''` is empty, `\xhh` a byte, `(99*x)` 99 times x. A connection that is called by a number has
+//! that as its id.
+
+use crate::server::command;
+use dlock_engine::{Millis, Policy, SteadyMs};
+use std::collections::BTreeMap;
+
+/// One thing that happens.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Act {
+    Command(Command),
+    Wait(Millis),
+    Stall(Millis),
+    Clock(i64),
+    Heartbeat,
+    Dies(u64),
+    Cut(u64),
+    Del(Key),
+    Set(Key),
+    Rename(Key, Key),
+    /// A value comes to a name that has none, and the server does not tell.
+    Behind(Box<Act>),
+    Look,
+    Copy(Key, Key),
+    Dump(Key),
+    Restore(Key),
+    Flush,
+    Swap(u32, u32),
+    Slot {
+        key: Key,
+        leaves: bool,
+    },
+    Migrates(Key),
+    Pause,
+    Resume,
+    /// A replica that lags catches up.
+    Sync,
+    Failover,
+    Restart,
+    Crash {
+        quarantine: Millis,
+    },
+    Config(String, String),
+}
+
+impl Act {
+    /// Whether no key comes or goes by other means than the module's.
+    pub fn is_orderly(&self) -> bool {
+        use Act::*;
+        matches!(self, Command(_) | Wait(_) | Dies(_) | Heartbeat | Resume)
+    }
+}
+
+/// A database and a key.
+pub type Key = (u32, String);
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Command {
+    pub client: u64,
+    /// Whether it may be kept waiting: not in a script.
+    pub may_wait: bool,
+    pub db: u32,
+    pub words: Vec<String>,
+}
+
+impl Command {
+    /// Its keys.
+    pub fn keys(&self) -> Vec<Key> {
+        let words: Vec<&[u8]> = self.words.iter().map(|word| word.as_bytes()).collect();
+        let Some(spec) = command(&self.words[0]) else {
+            return Vec::new();
+        };
+        let keys = words.get(1..).unwrap_or_default();
+        let keys = keys.get(spec.keys(keys)).unwrap_or_default();
+        let text = |key: &&[u8]| (self.db, String::from_utf8_lossy(key).into_owned());
+        keys.iter().map(text).collect()
+    }
+
+    /// Whether it has a hold renewed for so long at most.
+    pub fn bounds_auto(&self) -> bool {
+        let mut pairs = self.words.windows(2);
+        pairs.any(|pair| pair[0].eq_ignore_ascii_case("AUTO") && pair[1] != "0")
+    }
+}
+
+/// Reads lines; knows the connections by their names.
+#[derive(Debug, Default)]
+pub struct Reader {
+    clients: BTreeMap<String, u64>,
+}
+
+impl Reader {
+    pub fn read(&mut self, line: &str) -> Result<Act, String> {
+        if let Some((who, words)) = line.split_once(": ") {
+            return self.command(who, words).map(Act::Command);
+        }
+        let number = |text: &str| {
+            text.parse::<u64>()
+                .map_err(|_| format!("{text} is no number"))
+        };
+        let key = |key: &str| match key.rsplit_once('@') {
+            Some((key, db)) => (db.parse().unwrap_or(0), key.to_string()),
+            None => (0, key.to_string()),
+        };
+        Ok(match line.split_whitespace().collect::<Vec<_>>()[..] {
+            ["wait", ms] => Act::Wait(number(ms)?),
+            ["stall", ms] => Act::Stall(number(ms)?),
+            ["clock", ms] => Act::Clock(ms.parse().map_err(|_| "the clock steps by a number")?),
+            ["heartbeat"] => Act::Heartbeat,
+            [who, "dies"] => Act::Dies(self.client(who)),
+            [who, "is", "cut", "off"] => Act::Cut(self.client(who)),
+            ["del", one] => Act::Del(key(one)),
+            ["set", one] => Act::Set(key(one)),
+            ["behind", ..] => Act::Behind(Box::new(self.read(line.trim_start_matches("behind "))?)),
+            ["look"] => Act::Look,
+            ["rename", from, to] => Act::Rename(key(from), key(to)),
+            ["move", one, db] => Act::Rename(key(one), (number(db)? as u32, key(one).1)),
+            ["copy", from, to] => Act::Copy(key(from), key(to)),
+            ["dump", one] => Act::Dump(key(one)),
+            ["restore", one] => Act::Restore(key(one)),
+            ["flush"] => Act::Flush,
+            ["swap", one, other] => Act::Swap(number(one)? as u32, number(other)? as u32),
+            ["slot", "of", one, "leaves"] => Act::Slot {
+                key: key(one),
+                leaves: true,
+            },
+            ["slot", "of", one, "migrates"] => Act::Migrates(key(one)),
+            ["slot", "of", one, "returns"] => Act::Slot {
+                key: key(one),
+                leaves: false,
+            },
+            ["pause"] => Act::Pause,
+            ["resume"] => Act::Resume,
+            ["sync"] => Act::Sync,
+            ["failover"] => Act::Failover,
+            ["restart"] => Act::Restart,
+            ["crash"] => Act::Crash { quarantine: 0 },
+            ["crash", "quarantine", ms] => Act::Crash {
+                quarantine: number(ms)?,
+            },
+            ["config", name, value] => Act::Config(name.to_string(), value.to_string()),
+            _ => return Err("nobody knows what this means".into()),
+        })
+    }
+
+    fn command(&mut self, who: &str, words: &str) -> Result<Command, String> {
+        let (who, may_wait) = match who.strip_suffix(" (script)") {
+            Some(who) => (who, false),
+            None => (who, true),
+        };
+        let (who, db) = who.split_once('@').unwrap_or((who, "0"));
+        Ok(Command {
+            client: self.client(who),
+            may_wait,
+            db: db.parse().map_err(|_| "no such database")?,
+            words: words.split_whitespace().map(str::to_string).collect(),
+        })
+    }
+
+    fn client(&mut self, name: &str) -> u64 {
+        let next = self.clients.len() as u64 + 1;
+        name.parse()
+            .unwrap_or_else(|_| *self.clients.entry(name.to_string()).or_insert(next))
+    }
+
+    /// What the connection with this id is called.
+    pub fn name(&self, id: u64) -> String {
+        let mut known = self.clients.iter();
+        known
+            .find(|(_, its)| **its == id)
+            .map_or(id.to_string(), |(name, _)| name.clone())
+    }
+}
+
+/// Changes a setting, as `config` says. Gives whether there is one of that name.
+pub fn configure(policy: &mut Policy, name: &str, value: &str, now: SteadyMs) -> bool {
+    let number = value.parse::<u64>().unwrap_or(0);
+    match name {
+        "grants" => policy.grants = value == "yes",
+        "claim-window-ms" => policy.claim_window_ms = number,
+        "max-lease-ms" => (policy.max_lease_ms, policy.max_restored_ms) = (number, number),
+        "max-hold-ms" => policy.max_hold_ms = number,
+        "max-queue" => policy.max_queue = number as usize,
+        "max-places" => policy.max_places = number as usize,
+        "max-waiters" => policy.max_waiters = number as usize,
+        "max-holders" => policy.max_holders = number as usize,
+        "deadlock-detection" => policy.deadlock_detection = value == "yes",
+        "deadlock-max-steps" => policy.deadlock_max_steps = number as usize,
+        // No longer lease may be asked for.
+        "quarantine-ms" => {
+            let longest = if number == 0 { Millis::MAX } else { number };
+            policy.max_lease_ms = policy.max_restored_ms.min(longest);
+        }
+        "quarantine" => policy.quarantine_until = now.after(number),
+        _ => return false,
+    }
+    true
+}
+
+/// The bytes that a word stands for.
+pub fn bytes(word: &str, tokens: &BTreeMap<u64, u64>) -> Vec<u8> {
+    let label = word.strip_prefix('#').and_then(|label| label.parse().ok());
+    if let Some(token) = label.and_then(|label: u64| tokens.get(&label)) {
+        return token.to_string().into_bytes();
+    }
+    let times = word
+        .strip_prefix('(')
+        .and_then(|word| word.strip_suffix(')'));
+    if let Some((count, what)) = times.and_then(|word| word.split_once('*')) {
+        return what.repeat(count.parse().unwrap_or(0)).into_bytes();
+    }
+    let mut rest = if word == "''" { "" } else { word };
+    let mut bytes = Vec::new();
+    while let Some((before, after)) = rest.split_once("\\x") {
+        bytes.extend_from_slice(before.as_bytes());
+        let (digits, after) = after.split_at(2.min(after.len()));
+        bytes.extend(u8::from_str_radix(digits, 16).ok());
+        rest = after;
+    }
+    bytes.extend_from_slice(rest.as_bytes());
+    bytes
+}

@@ -1,0 +1,285 @@
+//! One server: an engine with a keyspace, run the way the module runs it.
+
+use crate::client::Client;
+use crate::keys::{Closed, Keys, Value};
+use crate::world::Op;
+use dlock_commands::error::Error;
+use dlock_commands::table::{Access, Spec, COMMANDS};
+use dlock_commands::{execute, Call, Defaults, Reply};
+use dlock_engine::{
+    change, codec, End, Engine, Keyspace, Name, NameRef, Now, Policy, Wake, WallMs,
+};
+use std::collections::BTreeMap;
+
+/// A server's data as others can see it: each lock's bytes and its TTL.
+pub type Data = BTreeMap<Name, Option<(Vec<u8>, Option<WallMs>)>>;
+
+#[derive(Debug)]
+pub struct Server {
+    pub engine: Engine,
+    pub keys: Keys,
+    pub primary: bool,
+    /// Whether nobody is told that a hold has left its name: a fault.
+    pub stays: bool,
+}
+
+/// The command that goes by this name, with or without `DLOCK.`, in any case.
+pub fn command(word: &str) -> Option<&'static Spec> {
+    let word = word.to_ascii_lowercase();
+    COMMANDS
+        .iter()
+        .find(|spec| spec.name == word || spec.name.strip_prefix("dlock.") == Some(&word))
+}
+
+impl Server {
+    pub fn new(primary: bool, policy: Policy) -> Server {
+        let mut engine = Engine::default();
+        engine.policy = policy;
+        Server {
+            engine,
+            keys: Keys::default(),
+            primary,
+            stays: false,
+        }
+    }
+
+    /// Runs one command. Takes its words with the command's name.
+    pub fn run(
+        &mut self,
+        now: Now,
+        db: u32,
+        caller: Client,
+        words: &[&[u8]],
+    ) -> Result<Reply, Error> {
+        let (name, words) = words.split_first().expect("a command has a name");
+        let spec = command(&String::from_utf8_lossy(name)).expect("a command of the table");
+        let defaults = Defaults { lease_ms: 30_000 };
+        let primary = self.primary;
+        let (engine, keys) = (&mut self.engine, &mut self.keys);
+        if spec.access == Access::Write {
+            for key in words.get(spec.keys(words)).unwrap_or_default() {
+                let name = NameRef { db, key };
+                engine.close(name, !keys.accepts(name));
+            }
+        }
+        execute(
+            spec,
+            &mut Call {
+                engine,
+                keys,
+                now,
+                db,
+                caller: &caller,
+                defaults: &defaults,
+                primary,
+            },
+            words,
+        )
+    }
+
+    /// Takes over a primary's decision; gives what is passed on to this server's own replicas.
+    pub fn follow(&mut self, name: &Name, effect: &[u8], now: Now) -> Vec<u8> {
+        // As the module sends it.
+        let words: &[&[u8]] = match change::goes_without_saying(effect) {
+            true => &[b"apply", &name.key],
+            false => &[b"apply", &name.key, effect],
+        };
+        self.run(now, name.db, Client::primary(), words)
+            .expect("a well-formed effect");
+        self.keys
+            .close()
+            .into_iter()
+            .flat_map(|closed| closed.effect)
+            .collect()
+    }
+
+    /// Works an event off: what was done to which lock, and who is to be answered.
+    pub fn work_off(&mut self) -> (Vec<Closed>, Vec<Wake>) {
+        (
+            self.keys.close(),
+            std::mem::take(&mut self.engine.ledger.wakes),
+        )
+    }
+
+    /// What stands at each key.
+    pub fn data(&self) -> Data {
+        let seen = |value: &Value| match value {
+            Value::Lock(lock, ttl) => Some((codec::encode(lock), *ttl)),
+            Value::Other => None,
+        };
+        self.keys
+            .values
+            .iter()
+            .map(|(name, value)| (name.clone(), seen(value)))
+            .collect()
+    }
+
+    /// A server that has read this one's RDB file: a fresh process that follows, until it is promoted.
+    pub fn reload(&self, now: Now) -> Server {
+        let mut fresh = Server::new(false, self.engine.policy.clone());
+        for (name, value) in self.data() {
+            match value {
+                None => drop(fresh.keys.values.insert(name, Value::Other)),
+                Some((bytes, ttl)) => fresh.bring(&name, &bytes, ttl, now),
+            }
+        }
+        fresh
+    }
+
+    /// A server that has replayed a rewritten AOF of this one.
+    pub fn rewrite(&self, now: Now) -> Server {
+        let mut fresh = Server::new(false, self.engine.policy.clone());
+        for (name, value) in &self.keys.values {
+            match value {
+                Value::Other => drop(fresh.keys.values.insert(name.clone(), Value::Other)),
+                Value::Lock(lock, _) => drop(fresh.follow(name, &change::rebuild(lock), now)),
+            }
+        }
+        fresh
+    }
+
+    /// A value arrives at a key: from an RDB file, by RESTORE, by full synchronization.
+    pub fn bring(&mut self, name: &Name, bytes: &[u8], ttl: Option<WallMs>, now: Now) {
+        let lock = codec::decode(bytes).expect("what was encoded can be decoded");
+        // One that decides loads nothing but what a user brings.
+        let lock = if self.primary { lock.restored() } else { lock };
+        let clock = &mut self.engine.ledger.clock;
+        for hold in lock.holds() {
+            clock.observe(hold.token.0, now);
+        }
+        for (number, _) in lock.tickets() {
+            clock.observe(number.0, now);
+        }
+        self.keys
+            .values
+            .insert(name.clone(), Value::Lock(Box::new(lock), ttl));
+        // A server that decides looks at it by itself.
+        if !self.primary {
+            self.revisit(name, true);
+        }
+    }
+
+    /// A value may have come to (`brought`) or gone from a key in a way that the engine has not seen.
+    fn revisit(&mut self, name: &Name, brought: bool) {
+        if !self.primary {
+            let entry = self.keys.entry(name.as_ref());
+            self.engine.follow(name.as_ref(), entry);
+            self.keys.close();
+        } else if brought {
+            self.engine.on_key_changed(name.as_ref());
+        } else {
+            self.engine.on_key_removed(name.as_ref());
+        }
+    }
+
+    /// A value is gone from its key, and its holds with it.
+    fn lost(&mut self, name: &Name, value: Option<Value>, now: Now) {
+        let Some(Value::Lock(lock, _)) = value else {
+            return;
+        };
+        for hold in lock.holds() {
+            self.engine
+                .on_hold_removed(name.as_ref(), End::Removed, hold.token, now);
+        }
+    }
+
+    /// A value goes to another name, and its holds with it.
+    fn leaves(&mut self, name: &Name, value: &Value) {
+        if let Value::Lock(lock, _) = value {
+            for hold in lock.holds().filter(|_| !self.stays) {
+                self.engine.on_hold_left(name.as_ref(), hold.token);
+            }
+        }
+        self.revisit(name, false);
+    }
+
+    /// A value comes to this name that has none, and the server does not tell.
+    pub fn appear(&mut self, op: &Op) {
+        match op {
+            Op::Rename(from, to) => {
+                if let Some(value) = self.keys.values.remove(from) {
+                    self.leaves(from, &value);
+                    self.keys.values.insert(to.clone(), value);
+                }
+            }
+            Op::Overwrite(name) => drop(self.keys.values.insert(name.clone(), Value::Other)),
+            other => panic!("every server tells of {other:?}"),
+        }
+    }
+
+    /// Does what is none of the module's, and tells the engine what the server would.
+    pub fn alter(&mut self, op: &Op, now: Now) {
+        match op {
+            Op::Effect(name, effect) => drop(self.follow(name, effect, now)),
+            Op::Del(name) => {
+                let value = self.keys.values.remove(name);
+                if matches!(value, Some(Value::Lock(..))) {
+                    self.lost(name, value, now);
+                    self.revisit(name, false);
+                }
+            }
+            Op::Rename(from, to) if from == to => {}
+            Op::Rename(from, to) => {
+                if let Some(value) = self.keys.values.remove(from) {
+                    self.leaves(from, &value);
+                    let replaced = self.keys.values.insert(to.clone(), value);
+                    self.lost(to, replaced, now);
+                    self.revisit(to, true);
+                }
+            }
+            Op::Overwrite(name) => {
+                let replaced = self.keys.values.insert(name.clone(), Value::Other);
+                self.lost(name, replaced, now);
+                self.revisit(name, false);
+            }
+            Op::Flush(db) => {
+                self.keys
+                    .values
+                    .retain(|name, _| db.is_some_and(|db| name.db != db));
+                self.engine.on_values_changed(*db);
+                self.engine.on_flush(*db);
+                self.review();
+            }
+            Op::Swap(one, other) => self.swap(*one, *other),
+            Op::Restore(name, bytes) => {
+                let replaced = self.keys.values.remove(name);
+                self.lost(name, replaced, now);
+                self.bring(name, bytes, None, now);
+                self.revisit(name, true);
+            }
+        }
+    }
+
+    fn swap(&mut self, one: u32, other: u32) {
+        let swapped = |name: Name| swapped(name, one, other);
+        let values = std::mem::take(&mut self.keys.values);
+        let moved = values
+            .into_iter()
+            .map(|(name, value)| (swapped(name), value));
+        self.keys.values = moved.collect();
+        self.engine.on_swap(one, other);
+        self.review();
+    }
+
+    /// Looks at all locks after something that concerns all of them, on a server that follows; one that decides does so as it
+    /// settles.
+    pub fn review(&mut self) {
+        while !self.primary && self.engine.in_review() {
+            for name in self.engine.review(1, false) {
+                let entry = self.keys.entry(name.as_ref());
+                self.engine.follow(name.as_ref(), entry);
+                self.keys.close();
+            }
+        }
+    }
+}
+
+/// The name that a lock has when these databases are exchanged.
+pub fn swapped(name: Name, one: u32, other: u32) -> Name {
+    let db = match name.db {
+        db if db == one => other,
+        db if db == other => one,
+        db => db,
+    };
+    Name { db, ..name }
+}

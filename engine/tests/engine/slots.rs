@@ -1,0 +1,193 @@
+//! Locks in slots that are not this node's: outside of a command nothing of theirs may be changed.
+
+use crate::client::Client;
+use crate::world::{name, World};
+use dlock_commands::Reply;
+use dlock_engine::undo::Held;
+use dlock_engine::{ClientId, Grant, Limit, Policy, Undo, WallMs};
+use std::rc::Rc;
+
+/// How a first grant is undone.
+pub fn undo(key: &str, owner: &str, grant: Grant) -> Undo {
+    Undo {
+        name: name(0, key),
+        owner: Rc::from(owner.as_bytes()),
+        grant,
+        before: None,
+        after: Held {
+            token: grant.token,
+            limit: Limit::EXCLUSIVE,
+            holds: grant.holds,
+            deadline: WallMs(0),
+            client: ClientId::NONE,
+        },
+        ties: [None, None],
+        ticket: None,
+    }
+}
+
+/// A world in which ada's grant of the lock `shop` has not reached her, whose slot is on its way.
+fn undelivered() -> World {
+    let mut world = World::new(Policy::default());
+    let shop = name(0, "shop");
+    let answer = world.send(Client::connection(1), 0, &[b"ACQUIRE", b"shop", b"ada"]);
+    let Ok(Reply::Grant(token, holds, _)) = answer else {
+        panic!("{answer:?}")
+    };
+    world.primary.keys.away.insert(shop.clone());
+    let grant = Grant {
+        token,
+        holds,
+        added: 1,
+    };
+    world.engine().undelivered([undo("shop", "ada", grant)]);
+    world
+}
+
+#[test]
+fn an_undelivered_grant_is_taken_back_where_that_is_possible() {
+    let mut world = undelivered();
+    let data = world.primary.data();
+    world.perform();
+    assert_eq!(world.primary.data(), data, "the slot is another node's now");
+    world.primary.keys.away.clear();
+    world.perform();
+    assert!(world.primary.data().is_empty());
+}
+
+/// A grant of a lock that has left with its slot is the other node's affair: it is not looked after for ever.
+#[test]
+fn an_undelivered_grant_leaves_with_its_slot() {
+    let mut world = undelivered();
+    world.perform();
+    assert!(world.engine().unsettled());
+    world.primary.keys.values.remove(&name(0, "shop"));
+    world.perform();
+    assert!(!world.engine().unsettled());
+}
+
+/// A session whose lock has left with its slot holds up nothing when its connection ends.
+#[test]
+fn a_session_leaves_with_its_slot() {
+    let mut world = World::new(Policy::default());
+    for key in [&b"shop"[..], b"till"] {
+        let words = [b"ACQUIRE", key, b"ada", b"SESSION"];
+        drop(world.send(Client::connection(1), 0, &words));
+    }
+    let shop = name(0, "shop");
+    world.primary.keys.away.insert(shop.clone());
+    world.engine().on_disconnect(ClientId(1));
+    world.perform();
+    assert_eq!(world.engine().sessions(), 1, "the slot may yet stay");
+    world.primary.keys.values.remove(&shop);
+    world.perform();
+    let engine = world.engine();
+    assert_eq!(engine.sessions(), 0);
+    assert!(!engine.unsettled());
+}
+
+/// However many locks wait for their slots, settlement comes to rest: the caller would go on without a pause otherwise.
+#[test]
+fn settlement_rests_while_slots_are_away() {
+    let mut world = World::new(Policy::default());
+    for at in 0..40 {
+        let key = format!("lock-{at}");
+        drop(world.send(
+            Client::connection(1),
+            0,
+            &[b"ACQUIRE", key.as_bytes(), b"ada"],
+        ));
+        drop(world.send(
+            Client::connection(2),
+            0,
+            &[b"ACQUIRE", key.as_bytes(), b"ben", b"BLOCK", b"0"],
+        ));
+        world.primary.keys.away.insert(name(0, &key));
+    }
+    let now = world.now;
+    let engine = &mut world.primary.engine;
+    engine.on_slots_changed(|_| false);
+    let rests = (0..10).any(|_| !engine.settle_dirty(&mut world.primary.keys, now, 16));
+    assert!(rests && world.primary.engine.unsettled());
+}
+
+/// A lock that has left with its slot takes its tickets along: nothing of them is kept here, or looked at for ever.
+#[test]
+fn tickets_leave_with_their_slot() {
+    let mut world = World::new(Policy::default());
+    let words: [&[&[u8]]; 2] = [
+        &[b"ACQUIRE", b"shop", b"ada"],
+        &[b"FAIRACQUIRE", b"shop", b"ben", b"CLAIM", b"60000"],
+    ];
+    for (client, words) in (1..).zip(words) {
+        drop(world.send(Client::connection(client), 0, words));
+    }
+    assert_eq!(world.engine().places(), 1);
+    let shop = name(0, "shop");
+    world.primary.keys.away.insert(shop.clone());
+    world.primary.keys.values.remove(&shop);
+    world.engine().on_key_removed(shop.as_ref());
+    world.perform();
+    let now = world.now;
+    let engine = world.engine();
+    assert_eq!(engine.places(), 0);
+    assert!(!engine.unsettled() && engine.next_wakeup(now).is_none());
+}
+
+/// A world in which the lock's slot is on its way, and the key still here.
+fn leaving(lines: &[&[&[u8]]]) -> World {
+    let mut world = World::new(Policy::default());
+    for (client, words) in (1..).zip(lines) {
+        drop(world.send(Client::connection(client), 0, words));
+    }
+    world.primary.keys.leaving.insert(name(0, "shop"));
+    world
+}
+
+/// Who holds it, and how many are queued.
+fn shop(world: &World) -> (Option<String>, usize) {
+    let lock = world.primary.keys.lock(&name(0, "shop"));
+    let hold = lock.and_then(|lock| lock.holds().next());
+    let owner = hold.map(|hold| String::from_utf8_lossy(hold.owner).into_owned());
+    (owner, world.primary.engine.places())
+}
+
+/// As a client's RELEASE would end it: the hold ends, and nobody is granted the lock here.
+#[test]
+fn a_session_ends_in_a_slot_that_is_on_its_way() {
+    let mut world = leaving(&[
+        &[b"ACQUIRE", b"shop", b"ada", b"SESSION"],
+        &[b"FAIRACQUIRE", b"shop", b"ben", b"BLOCK", b"0"],
+    ]);
+    world.dies(1);
+    assert_eq!(shop(&world), (None, 1));
+    world.primary.keys.leaving.clear();
+    world.perform();
+    assert_eq!(shop(&world), (Some("ben".into()), 0));
+}
+
+/// So is a grant undone.
+#[test]
+fn a_grant_is_taken_back_in_a_slot_that_is_on_its_way() {
+    let mut world = leaving(&[
+        &[b"ACQUIRE", b"shop", b"ada"],
+        &[b"FAIRACQUIRE", b"shop", b"ben", b"BLOCK", b"0"],
+        &[b"FAIRACQUIRE", b"shop", b"cyd", b"BLOCK", b"0"],
+    ]);
+    world.primary.keys.leaving.clear();
+    world.cut.insert(2);
+    let Ok(_) = world.primary.run(
+        world.now,
+        0,
+        Client::connection(1),
+        &[b"RELEASE", b"shop", b"ada"],
+    ) else {
+        panic!("she holds it")
+    };
+    world.primary.keys.leaving.insert(name(0, "shop"));
+    world.perform();
+    assert_eq!(shop(&world), (None, 1));
+    world.primary.keys.leaving.clear();
+    world.perform();
+    assert_eq!(shop(&world), (Some("cyd".into()), 0));
+}

@@ -1,0 +1,132 @@
+//! How the engine answers in a conversation (see [`transcript`](crate::transcript)).
+
+use crate::invariants::{self, Broken};
+use crate::pair::Pair;
+use crate::picture::Picture;
+use crate::script::{Act, Reader};
+use crate::transcript::Labels;
+use crate::world::Heard;
+use dlock_commands::error::Error;
+use dlock_commands::Reply;
+use dlock_engine::refusal::escaped;
+use dlock_engine::{Event, Outcome};
+
+/// The engine in its world, with the model beside it. Every promise is checked after each line.
+pub struct Speaker {
+    pair: Pair,
+    before: Picture,
+}
+
+impl Speaker {
+    pub fn new() -> Speaker {
+        let mut pair = Pair::new(Default::default());
+        pair.lenient = true;
+        let before = Picture::take(&mut pair.world);
+        Speaker { pair, before }
+    }
+
+    /// Does what happens. Gives what is said: first the answer to a command, then who hears what.
+    ///
+    /// Errors if a promise is broken.
+    pub fn act(
+        &mut self,
+        act: &Act,
+        tokens: &Labels,
+        names: &Reader,
+    ) -> Result<Vec<String>, String> {
+        let answer = self.pair.act_as_named(act, tokens)?;
+        let mut said: Vec<String> = Vec::new();
+        said.extend(answer.map(|answer| match answer {
+            Ok(reply) => format!("-> {}", shown(&reply)),
+            Err(error) => format!("-> {error}"),
+        }));
+        if matches!(act, Act::Stall(_)) {
+            // What is overdue comes with the next line.
+            return Ok(said);
+        }
+        self.pair.world.tick();
+        let after = Picture::take(&mut self.pair.world);
+        let heard = after.heard.iter().filter(|heard| !heard.lost);
+        said.extend(heard.map(|heard| heard.said(names)));
+        let checked = invariants::check(&self.before, &after, act.is_orderly())
+            .and_then(|()| invariants::round_trip(&self.pair.world));
+        self.before = after;
+        checked.map_err(|Broken(rule, what)| format!("{rule:?}: {what}"))?;
+        Ok(said)
+    }
+
+    /// What observers were told since this was last asked.
+    pub fn events(&mut self) -> String {
+        let told = std::mem::take(&mut self.pair.world.events);
+        let words: Vec<String> = told.iter().map(|(_, event)| described(event)).collect();
+        words.join(", ")
+    }
+}
+
+impl Heard {
+    fn said(&self, names: &Reader) -> String {
+        let Some(channel) = &self.asked.channel else {
+            return format!(
+                "{} <- {}",
+                names.name(self.asked.client),
+                outcome(&self.outcome)
+            );
+        };
+        let text = |bytes: &[u8]| escaped(bytes, 64);
+        let what = match &self.outcome {
+            Outcome::Granted(grant) => format!("granted {}", grant.token.0),
+            Outcome::Null => "timeout".into(),
+            Outcome::Cancelled => "cancelled".into(),
+            Outcome::Moved => "moved".into(),
+            Outcome::Replaced => "replaced".into(),
+            other => outcome(other),
+        };
+        let (key, owner) = (text(&self.asked.names[0].key), text(&self.asked.owner));
+        format!("{} <- {what} {key} {owner} {}", text(channel), self.id.0)
+    }
+}
+
+fn described(event: &Event) -> String {
+    match event {
+        Event::Acquired(token) => format!("acquired {}", token.0),
+        Event::Ended(end, token) => format!("{} {}", end.word(), token.0),
+        Event::Queued => "queued".into(),
+        Event::Timeout => "timeout".into(),
+    }
+}
+
+fn outcome(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Granted(grant) => format!("[{}, {}]", grant.token.0, grant.holds),
+        Outcome::GrantedAll(grants) => {
+            let tokens = grants.iter().map(|grant| grant.token.0.to_string());
+            format!("[{}]", tokens.collect::<Vec<_>>().join(", "))
+        }
+        Outcome::Null | Outcome::Cancelled | Outcome::Moved => "null".into(),
+        Outcome::Replaced => Error::Replaced.to_string(),
+        Outcome::Gone => "gone".into(),
+        Outcome::Refused(error) => error.to_string(),
+    }
+}
+
+fn shown(reply: &Reply) -> String {
+    let list = |items: Vec<String>| items.join(", ");
+    match reply {
+        Reply::List(_) => "a page".into(),
+        Reply::Run => "runs".into(),
+        Reply::Grant(token, holds, None) => format!("[{}, {holds}]", token.0),
+        Reply::Grant(token, holds, Some(owner)) => format!("[{}, {holds}, {owner}]", token.0),
+        Reply::Wait(_, None) => "waits".into(),
+        Reply::Wait(_, Some(owner)) => format!("waits as {owner}"),
+        Reply::NullArray | Reply::Null => "null".into(),
+        Reply::Ok => "OK".into(),
+        Reply::Integer(number) => number.to_string(),
+        Reply::Text(text) => (*text).into(),
+        Reply::Bulk(bytes) => escaped(bytes, 64),
+        Reply::Array(items) => format!("[{}]", list(items.iter().map(shown).collect())),
+        Reply::Map(fields) => {
+            let field = |(name, value): &(&str, Reply)| format!("{name}: {}", shown(value));
+            format!("{{{}}}", list(fields.iter().map(field).collect()))
+        }
+    }
+}

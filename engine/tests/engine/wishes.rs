@@ -1,0 +1,106 @@
+//! Random commands, as lines of a [`script`](crate::script).
+
+use crate::random::Random;
+use dlock_engine::Millis;
+
+/// What clients ask for, at most.
+#[derive(Debug, Clone, Copy)]
+pub struct Wishes {
+    /// Whether they ask for other limits than 1.
+    pub limits: bool,
+    pub lease: Millis,
+    pub block: Millis,
+    pub claim: Millis,
+    /// Whether the server is to renew by itself.
+    pub auto: bool,
+}
+
+impl Wishes {
+    /// The words of ACQUIRE, FAIRACQUIRE or MACQUIRE. `may_wait` is false for a script. The channel is for NOTIFY.
+    pub fn request(
+        &self,
+        random: &mut Random,
+        verb: &str,
+        locks: &str,
+        owner: &str,
+        may_wait: bool,
+        channel: &str,
+    ) -> String {
+        let lease = 1 + random.below(self.lease);
+        let mut words = format!("{verb} {locks} {owner} {lease}");
+        let say = |words: &mut String, chance: bool, option: String| {
+            if chance {
+                words.push(' ');
+                words.push_str(&option);
+            }
+        };
+        let block = if random.chance(30) {
+            0
+        } else {
+            random.below(self.block)
+        };
+        say(&mut words, random.chance(70), format!("BLOCK {block}"));
+        let notify = may_wait && verb != "MACQUIRE" && random.chance(20);
+        say(&mut words, notify, format!("NOTIFY {channel}"));
+        let claim = 1 + random.below(self.claim);
+        say(
+            &mut words,
+            verb == "FAIRACQUIRE" && random.chance(40),
+            format!("CLAIM {claim}"),
+        );
+        let holds = 1 + random.below(3);
+        say(&mut words, random.chance(20), format!("HOLDS {holds}"));
+        say(&mut words, may_wait && random.chance(25), "SESSION".into());
+        let limit = self.limit(random);
+        say(&mut words, self.limits && random.chance(70), limit);
+        words
+    }
+
+    /// A limit, as it is asked for.
+    pub fn limit(&self, random: &mut Random) -> String {
+        match random.below(4) {
+            0 => "LIMIT 1".into(),
+            1 => format!("LIMIT {}", 2 + random.below(3)),
+            _ => "SHARED".into(),
+        }
+    }
+
+    /// The words of a command that is no request for locks.
+    pub fn other(
+        &self,
+        random: &mut Random,
+        verb: &str,
+        locks: &str,
+        owner: &str,
+        may_wait: bool,
+    ) -> String {
+        let lease = 1 + random.below(self.lease);
+        match verb {
+            "RENEW" | "MRENEW" => {
+                let tie = match random.below(6) {
+                    0 if may_wait => " SESSION",
+                    1..=2 if may_wait && self.auto => " AUTO 0",
+                    3 if may_wait && self.auto => " SESSION AUTO 0",
+                    _ => "",
+                };
+                format!("{verb} {locks} {owner} {lease}{tie}")
+            }
+            "RELEASE" if random.chance(40) => {
+                format!("{verb} {locks} {owner} HOLDS {}", random.below(3))
+            }
+            "DOWNGRADE" => format!("{verb} {locks} {owner} {}", self.limit(random)),
+            "FORCERELEASE" if random.chance(50) => format!("{verb} {locks}"),
+            _ => format!("{verb} {locks} {owner}"),
+        }
+    }
+}
+
+/// Some of these keys, in any order, as MACQUIRE names them.
+pub fn some_of(random: &mut Random, keys: &[&str]) -> String {
+    let mut left = keys.to_vec();
+    let count = 1 + random.below(keys.len() as u64) as usize;
+    let chosen: Vec<&str> = (0..count)
+        .map(|_| left.remove(random.below(left.len() as u64) as usize))
+        .collect();
+    format!("{count} {}", chosen.join(" "))
+}

@@ -1,0 +1,861 @@
+//! A primary, its replica, the link between them, connections, and clocks that only the test moves.
+
+use crate::client::Client;
+use crate::faults::Fault;
+use crate::keys::{Closed, Value};
+use crate::script::{self, Act};
+use crate::server::{self, Server};
+use dlock_commands::error::Error;
+use dlock_commands::table::{Access, Verb};
+use dlock_commands::Reply;
+use dlock_engine::Refusal;
+use dlock_engine::{
+    change::{self, Change},
+    codec, ClientId, End, Engine, Event, Grant, Limit, Millis, Name, NameRef, Now, Outcome, Policy,
+    RequestId, SteadyMs, Token, Undo, WallMs,
+};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::rc::Rc;
+
+/// When the world begins, in milliseconds of the unix epoch: small, so that numbers in failures can be read.
+pub const BEGIN_MS: Millis = 1_000_000_000;
+
+/// More rounds than this at one moment, or ticks on the way to another, and the engine spins.
+const PATIENCE: usize = 100_000;
+
+#[derive(Debug)]
+pub struct World {
+    pub now: Now,
+    pub primary: Server,
+    pub replica: Server,
+    /// What the primary has sent and the replica has not yet.
+    pub link: VecDeque<Op>,
+    /// Whether the replica lags: then the link is worked off by `sync` only.
+    pub lag: bool,
+    /// Whether the primary would accept a write now: not while it is paused.
+    pub writable: bool,
+    /// The requests that wait, as their connections know them.
+    pub waits: BTreeMap<RequestId, Waiting>,
+    /// Connections that have ended.
+    pub ended: BTreeSet<u64>,
+    /// Connections that are gone without the server's notice: nothing reaches them.
+    pub cut: BTreeSet<u64>,
+    /// A value that was dumped, to be restored.
+    dumped: Option<Vec<u8>>,
+    /// Counts the events.
+    pub event: u64,
+    /// What connections and channels were told since it was last read.
+    pub heard: Vec<Heard>,
+    /// Outcomes that nobody waited for.
+    pub unasked: Vec<(RequestId, Outcome)>,
+    /// What observers were told since it was last read.
+    pub events: Vec<(Name, Event)>,
+    /// The grants since it was last read.
+    pub grants: Vec<(Name, Vec<u8>, Token)>,
+    /// What was answered with grants since it was last read.
+    pub answers: Vec<Answered>,
+    /// Answers that told of a grant that was none any more when they were given.
+    pub stale: Vec<Answered>,
+    /// How many answers have been looked at for that.
+    seen: usize,
+    /// How holds ended since it was last read, as far as the engine has ended them.
+    pub over: Vec<(End, Token)>,
+    /// The requests that were refused with DEADLOCK since it was last read.
+    pub refused: Vec<Waiting>,
+    /// Whether the last event was a look for deadlocks that came to its end.
+    pub looked: bool,
+    /// Whether nothing but time has passed since it was last read.
+    pub only_time: bool,
+    /// Whether the server is to renew anything for a while only.
+    pub bounded_auto: bool,
+    /// The owners that have renewed since it was last read: whose leases may end earlier than they did.
+    pub renewed: BTreeSet<Vec<u8>>,
+    /// Whether decisions have been lost since it was last read.
+    pub lost: bool,
+    /// Whether the operator wants deadlocks to be detected.
+    pub detection: bool,
+    /// Until when nothing is granted, as the operator has it.
+    pub quarantine_until: SteadyMs,
+    /// How many locks one step of a settlement comes to.
+    pub step: usize,
+    /// A fault that is planted here, to see that it is found.
+    pub fault: Option<Fault>,
+    /// Which owners have spoken by which connections, for a fault that goes by that.
+    pub speakers: BTreeSet<(Vec<u8>, u64)>,
+    /// Tokens that came by RESTORE: one may stand at two keys, and which of these a session means is anybody's guess.
+    pub restored: BTreeSet<Token>,
+    /// Every lock that there ever was.
+    pub known: BTreeSet<Name>,
+    /// Names that a value has come to since the last look, of which nobody was told.
+    pub unseen: BTreeSet<Name>,
+    /// The highest token of all grants.
+    pub last_token: Token,
+    /// The highest token that the replica has seen.
+    replica_knows: Token,
+    tokens: HashSet<Token>,
+}
+
+/// A request that waits, or would.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Waiting {
+    pub client: u64,
+    /// Whether it is one for many locks.
+    pub many: bool,
+    pub names: Vec<Name>,
+    pub owner: Vec<u8>,
+    pub limit: Limit,
+    pub until: Option<SteadyMs>,
+    /// The channel that it waits by.
+    pub channel: Option<Vec<u8>>,
+    /// The event in which it began to wait.
+    pub event: u64,
+}
+
+/// An answer that tells of grants.
+#[derive(Debug, Clone)]
+pub struct Answered {
+    /// Whether it did not have to wait.
+    pub at_once: bool,
+    pub names: Vec<Name>,
+    pub owner: Vec<u8>,
+    pub tokens: Vec<Token>,
+}
+
+/// The answer to a request that waited.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Heard {
+    pub at: WallMs,
+    pub id: RequestId,
+    pub asked: Waiting,
+    pub outcome: Outcome,
+    /// Its connection was gone without the server's notice.
+    pub lost: bool,
+}
+
+/// What goes from a primary to its replica: decisions, and commands that are none of the module's.
+#[derive(Debug, Clone)]
+pub enum Op {
+    Effect(Name, Vec<u8>),
+    Del(Name),
+    Rename(Name, Name),
+    Overwrite(Name),
+    Flush(Option<u32>),
+    Swap(u32, u32),
+    Restore(Name, Vec<u8>),
+}
+
+pub fn name(db: u32, key: &str) -> Name {
+    Name {
+        db,
+        key: Rc::from(key.as_bytes()),
+    }
+}
+
+impl World {
+    pub fn new(policy: Policy) -> World {
+        let detection = policy.deadlock_detection;
+        World {
+            now: Now {
+                us: BEGIN_MS * 1000,
+                steady_us: 0,
+            },
+            primary: Server::new(true, policy.clone()),
+            replica: Server::new(false, policy),
+            link: VecDeque::new(),
+            lag: false,
+            writable: true,
+            waits: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            cut: BTreeSet::new(),
+            dumped: None,
+            event: 0,
+            heard: Vec::new(),
+            unasked: Vec::new(),
+            events: Vec::new(),
+            grants: Vec::new(),
+            answers: Vec::new(),
+            stale: Vec::new(),
+            seen: 0,
+            over: Vec::new(),
+            refused: Vec::new(),
+            looked: false,
+            only_time: true,
+            bounded_auto: false,
+            renewed: BTreeSet::new(),
+            lost: false,
+            detection,
+            quarantine_until: SteadyMs(0),
+            step: 16,
+            fault: None,
+            speakers: BTreeSet::new(),
+            restored: BTreeSet::new(),
+            known: BTreeSet::new(),
+            unseen: BTreeSet::new(),
+            last_token: Token(0),
+            replica_knows: Token(0),
+            tokens: HashSet::new(),
+        }
+    }
+
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.primary.engine
+    }
+
+    /// Does what a line of a script says. Gives the answer to a command.
+    pub fn act(&mut self, act: &Act, tokens: &BTreeMap<u64, u64>) -> Option<Result<Reply, Error>> {
+        let name = |(db, key): &script::Key| name(*db, key);
+        self.only_time &= matches!(act, Act::Wait(_));
+        match act {
+            Act::Command(command) => {
+                let keys = &self.primary.keys;
+                // The server sends who asks for such a key to the other node.
+                let gone = |key: &Name| keys.leaving.contains(key) && keys.lock(key).is_none();
+                if command.keys().iter().map(name).any(|key| gone(&key)) {
+                    return None;
+                }
+                self.bounded_auto |= command.bounds_auto();
+                let words: Vec<Vec<u8>> = command
+                    .words
+                    .iter()
+                    .map(|word| script::bytes(word, tokens))
+                    .collect();
+                let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+                let client = Client {
+                    may_wait: command.may_wait,
+                    ..Client::connection(command.client)
+                };
+                return Some(self.send(client, command.db, &words));
+            }
+            Act::Wait(ms) => {
+                self.pass(*ms);
+                self.expire_keys();
+            }
+            Act::Stall(ms) => self.jump(*ms),
+            Act::Clock(ms) => {
+                self.now.us = self.now.us.saturating_add_signed(ms * 1000);
+                if self.is(Fault::SteadySteps) {
+                    self.now.steady_us = self.now.steady_us.saturating_add_signed(ms * 1000);
+                }
+                if self.is(Fault::QuarantineSteps) {
+                    let until = &mut self.engine().policy.quarantine_until;
+                    until.0 = until.0.saturating_add_signed(-ms);
+                }
+                self.tick();
+                self.expire_keys();
+            }
+            Act::Heartbeat => self.heartbeat(),
+            Act::Dies(client) => self.dies(*client),
+            Act::Cut(client) => drop(self.cut.insert(*client)),
+            Act::Del(one) => self.alter(Op::Del(name(one))),
+            Act::Set(one) => self.alter(Op::Overwrite(name(one))),
+            Act::Rename(from, to) => self.alter(Op::Rename(name(from), name(to))),
+            Act::Behind(act) => match &**act {
+                Act::Rename(from, to) => self.behind(Op::Rename(name(from), name(to))),
+                Act::Set(one) => self.behind(Op::Overwrite(name(one))),
+                other => panic!("every server tells of {other:?}"),
+            },
+            Act::Look => self.look(),
+            Act::Copy(from, to) => {
+                if let Some(bytes) = self.dump(&name(from)) {
+                    self.alter(Op::Restore(name(to), bytes));
+                }
+            }
+            Act::Dump(one) => {
+                self.dumped = self.dump(&name(one));
+                self.alter(Op::Del(name(one)));
+            }
+            Act::Restore(one) => {
+                if let Some(bytes) = self.dumped.take() {
+                    self.alter(Op::Restore(name(one), bytes));
+                }
+            }
+            Act::Flush => self.alter(Op::Flush(None)),
+            Act::Swap(one, other) => self.alter(Op::Swap(*one, *other)),
+            Act::Migrates(key) => drop(self.primary.keys.leaving.insert(name(key))),
+            Act::Slot { key, leaves: true } => drop(self.primary.keys.away.insert(name(key))),
+            Act::Slot { key, .. } => {
+                self.primary.keys.away.remove(&name(key));
+                self.primary.keys.leaving.remove(&name(key));
+                self.perform();
+            }
+            Act::Pause => self.writable = false,
+            Act::Resume => self.resume(),
+            Act::Sync => self.sync(),
+            Act::Failover => self.failover(),
+            Act::Restart => self.restart(),
+            Act::Crash { quarantine } => self.crash(0, *quarantine),
+            Act::Config(name, value) => {
+                let now = self.now.steady();
+                if name == "quarantine" {
+                    self.quarantine_until = now.after(value.parse().unwrap_or(0));
+                }
+                let change = |policy: &mut Policy| {
+                    assert!(
+                        script::configure(policy, name, value, now),
+                        "no option {name}"
+                    );
+                };
+                self.configure(change);
+            }
+        }
+        None
+    }
+
+    /// A connection sends a command.
+    pub fn send(&mut self, client: Client, db: u32, words: &[&[u8]]) -> Result<Reply, Error> {
+        // A name that is used again is a new connection.
+        self.ended.remove(&client.id);
+        self.primary.keys.ended.remove(&client.id);
+        self.primary.keys.one_question = self.is(Fault::OneQuestion);
+        self.event += 1;
+        self.primary.keys.blind = self.is(Fault::UseBlind);
+        self.prepare();
+        let late = self.primary.engine.next_wakeup(self.now) == Some(0);
+        self.note_use(db, words);
+        let distorted = self.distort(client, db, words);
+        let heard: Vec<&[u8]> = distorted.iter().map(Vec::as_slice).collect();
+        let mut answer = self.primary.run(self.now, db, client, &heard);
+        self.renewed.extend(renews(words));
+        if let Some(asked) = self.asked(client, db, words) {
+            answer = self.falsify(&asked, answer);
+            self.note(asked, &answer, late);
+        }
+        self.perform();
+        answer
+    }
+
+    /// A command that may write to a lock sees what stands there.
+    fn note_use(&mut self, db: u32, words: &[&[u8]]) {
+        let spec = crate::server::command(&String::from_utf8_lossy(words[0]));
+        if let Some(spec) = spec.filter(|spec| spec.access == Access::Write) {
+            for key in &words[1..][spec.keys(&words[1..])] {
+                self.unseen.remove(&NameRef { db, key }.to_owned());
+            }
+        }
+    }
+
+    /// Notes what a request for locks was answered.
+    fn note(&mut self, asked: Waiting, answer: &Result<Reply, Error>, late: bool) {
+        let owner = |named: &Option<String>| match named {
+            Some(named) => named.as_bytes().to_vec(),
+            None => asked.owner.clone(),
+        };
+        match answer {
+            Ok(Reply::Wait(id, named)) => {
+                let owner = owner(named);
+                self.waits.insert(*id, Waiting { owner, ..asked });
+            }
+            // Only a wait by a channel is answered with a place and its number; many locks have a token each.
+            Ok(Reply::Array(parts)) if asked.channel.is_some() => {
+                let id = parts.get(2).map_or(0, number);
+                self.waits.insert(RequestId(id), asked);
+            }
+            Ok(Reply::Array(tokens)) => {
+                let tokens = tokens.iter().map(|token| Token(number(token))).collect();
+                self.granted(&asked, tokens, true);
+            }
+            Ok(Reply::Grant(token, _, named)) => {
+                let owner = owner(named);
+                self.granted(&Waiting { owner, ..asked }, vec![*token], true);
+            }
+            // What is overdue when the command comes is not looked at by it, and may be in the way of others.
+            Err(Error::Refused(Refusal::Deadlock(_))) if !late => self.refused.push(asked),
+            _ => {}
+        }
+    }
+
+    /// What a command of the ACQUIRE family asks for.
+    pub fn asked(&self, client: Client, db: u32, words: &[&[u8]]) -> Option<Waiting> {
+        let spec = crate::server::command(&String::from_utf8_lossy(words[0]))?;
+        let many = spec.verb == Verb::AcquireMany;
+        if !many && !matches!(spec.verb, Verb::Acquire | Verb::FairAcquire) {
+            return None;
+        }
+        let keys = spec.keys(&words[1..]);
+        let owner = words[1..].get(keys.end)?.to_vec();
+        let said = said(words[1..].get(keys.end + 1..)?);
+        let at = |option: &str| said.iter().find(|(word, _)| word == option);
+        let after = |option: &str| at(option)?.1;
+        let number = |option: &str| {
+            std::str::from_utf8(after(option)?)
+                .ok()?
+                .parse::<u64>()
+                .ok()
+        };
+        let limit = match number("LIMIT") {
+            _ if at("SHARED").is_some() => Some(Limit::SHARED),
+            Some(n) => Limit::from_wire(n as u32),
+            None => Some(Limit::EXCLUSIVE),
+        };
+        let name = |key: &&[u8]| NameRef { db, key }.to_owned();
+        let block = number("BLOCK").filter(|ms| *ms > 0);
+        Some(Waiting {
+            client: client.id,
+            many,
+            names: words[1..][keys].iter().map(name).collect(),
+            owner,
+            limit: limit?,
+            until: block.map(|ms| self.now.steady().after(ms)),
+            channel: after("NOTIFY").map(<[u8]>::to_vec),
+            event: self.event,
+        })
+    }
+
+    /// A request was answered with these tokens.
+    fn granted(&mut self, asked: &Waiting, tokens: Vec<Token>, at_once: bool) {
+        self.answers.push(Answered {
+            at_once,
+            names: asked.names.clone(),
+            owner: asked.owner.clone(),
+            tokens,
+        });
+    }
+
+    /// A connection ends, and the server notices.
+    pub fn dies(&mut self, client: u64) {
+        let blocked = |wait: &Waiting| wait.client == client && wait.channel.is_none();
+        let waits = self.waits.iter().filter(|(_, wait)| blocked(wait));
+        for id in waits.map(|(id, _)| *id).collect::<Vec<_>>() {
+            self.waits.remove(&id);
+            if !self.is(Fault::DeadWaiterStays) {
+                let now = self.now;
+                self.engine().leave(id, now);
+            }
+        }
+        self.cut.remove(&client);
+        if !self.is(Fault::EndUnnoticed) {
+            self.engine().on_disconnect(ClientId(client));
+        }
+        self.ended.insert(client);
+        self.primary.keys.ended.insert(client);
+        self.perform();
+    }
+
+    fn prepare(&mut self) {
+        let sees = self.detection && !self.is(Fault::Blind);
+        self.engine().policy.deadlock_detection = sees;
+    }
+
+    /// What the server does once a second: it looks for deadlocks, in steps.
+    pub fn heartbeat(&mut self) {
+        self.look();
+        self.prepare();
+        if self.writable {
+            for _ in 0..PATIENCE {
+                let Server { engine, keys, .. } = &mut self.primary;
+                let more = engine.break_circles(keys, self.now);
+                self.perform();
+                if !more || self.primary.engine.policy.deadlock_max_steps < 100 {
+                    self.looked = !more;
+                    return;
+                }
+            }
+            panic!("the look for deadlocks does not come to an end");
+        }
+        self.perform();
+    }
+
+    /// Time passes on a server that is never late: it wakes whenever it asked for it.
+    pub fn pass(&mut self, ms: Millis) {
+        let mut left = ms;
+        for _ in 0..PATIENCE {
+            let due = self.primary.engine.next_wakeup(self.now);
+            let late = Millis::from(self.is(Fault::LateTick));
+            let Some(wait) = due.map(|due| due + late).filter(|due| *due <= left) else {
+                return self.jump(left);
+            };
+            self.jump(wait);
+            left -= wait;
+            self.tick();
+        }
+        panic!("the engine wants to be woken again and again");
+    }
+
+    /// Time passes on a server that is busy elsewhere and comes to nothing.
+    pub fn jump(&mut self, ms: Millis) {
+        self.now.us += ms * 1000;
+        self.now.steady_us += ms * 1000;
+    }
+
+    /// The server looks at what is due.
+    pub fn tick(&mut self) {
+        let now = self.now;
+        while self.engine().tick(now) {}
+        self.perform();
+    }
+
+    /// The operator changes the configuration.
+    pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
+        let (detection, deaf) = (self.detection, self.is(Fault::GrantsOn));
+        let (long, most) = (self.is(Fault::LongLeases), Policy::default().max_lease_ms);
+        let policy = &mut self.engine().policy;
+        policy.deadlock_detection = detection;
+        change(policy);
+        let detection = policy.deadlock_detection;
+        policy.grants |= deaf;
+        if long {
+            policy.max_lease_ms = most;
+        }
+        self.detection = detection;
+        self.engine().mark_all();
+        self.engine().suspect_all();
+        self.tick();
+    }
+
+    /// The server can be written to again.
+    pub fn resume(&mut self) {
+        self.writable = true;
+        self.perform();
+    }
+
+    /// Something other than the module works on keys.
+    pub fn alter(&mut self, op: Op) {
+        if let Op::Restore(_, bytes) = &op {
+            let lock = codec::decode(bytes).expect("what was encoded can be decoded");
+            self.restored.extend(lock.holds().map(|hold| hold.token));
+        }
+        self.mistrust();
+        let values = &mut self.primary.keys.values;
+        match (self.fault, &op) {
+            (Some(Fault::DelUnseen), Op::Del(name)) => drop(values.remove(name)),
+            (Some(Fault::RenameUnseen), Op::Rename(from, to)) => {
+                if let Some(value) = values.remove(from) {
+                    values.insert(to.clone(), value);
+                }
+            }
+            _ => {
+                self.primary.stays = self.fault == Some(Fault::TieStays);
+                self.primary.alter(&op, self.now);
+            }
+        }
+        self.known.extend(self.primary.keys.values.keys().cloned());
+        match &op {
+            Op::Rename(from, to) => self.unseen.retain(|name| name != from && name != to),
+            Op::Del(one) | Op::Overwrite(one) | Op::Restore(one, _) => _ = self.unseen.remove(one),
+            Op::Effect(..) | Op::Flush(_) => self.unseen.clear(),
+            Op::Swap(one, other) => {
+                let swapped = |name: &Name| server::swapped(name.clone(), *one, *other);
+                self.unseen = self.unseen.iter().map(swapped).collect();
+            }
+        }
+        self.link.push_back(op);
+        self.perform();
+    }
+
+    /// A value comes to a name, and the server does not tell if there was none.
+    fn behind(&mut self, op: Op) {
+        let (from, to) = match &op {
+            Op::Rename(from, to) => (from, to),
+            Op::Overwrite(to) => (to, to),
+            _ => return self.alter(op),
+        };
+        let values = &self.primary.keys.values;
+        let told = values.contains_key(to) || !values.contains_key(from) && from != to;
+        if told {
+            return self.alter(op);
+        }
+        self.unseen.remove(from);
+        self.unseen.insert(to.clone());
+        self.primary.appear(&op);
+        self.known.insert(to.clone());
+        self.link.push_back(op);
+        self.perform();
+    }
+
+    /// The server looks at what is waited for or tied, as it does once a second.
+    pub fn look(&mut self) {
+        if self.writable && !self.is(Fault::NoLook) {
+            let Server { engine, keys, .. } = &mut self.primary;
+            engine.begin_look();
+            while engine.look(keys, self.now, 1) {}
+            // Where nobody waits the next use of the lock comes upon it.
+            self.unseen.retain(|name| !engine.watches(name.as_ref()));
+        }
+        self.perform();
+    }
+
+    /// Redis' own expiry: keys whose TTL has run out go. Not while the server is paused.
+    pub fn expire_keys(&mut self) {
+        let now = self.now.wall();
+        let over = |value: &Value| matches!(value, Value::Lock(_, Some(ttl)) if *ttl <= now);
+        let values = self
+            .primary
+            .keys
+            .values
+            .iter()
+            .filter(|(_, value)| over(value));
+        let gone: Vec<Name> = values.map(|(name, _)| name.clone()).collect();
+        if self.writable {
+            gone.into_iter().for_each(|name| self.alter(Op::Del(name)));
+        }
+    }
+
+    /// The replica takes over what the primary has sent.
+    pub fn sync(&mut self) {
+        while let Some(op) = self.link.pop_front() {
+            match op {
+                Op::Effect(name, effect) => {
+                    let tokens = granted(&effect).map(|(_, token)| token);
+                    self.replica_knows = tokens.fold(self.replica_knows, Token::max);
+                    let passed_on = self.replica.follow(&name, &effect, self.now);
+                    assert_eq!(
+                        passed_on, effect,
+                        "a replica's own replicas and AOF get the same bytes"
+                    );
+                }
+                op => self.replica.alter(&op, self.now),
+            }
+        }
+        let (_, wakes) = self.replica.work_off();
+        assert!(wakes.is_empty(), "a replica answers nobody");
+    }
+
+    /// Whether tokens will rise if the replica decides from now on, its clock being so far off: it has seen the last
+    /// grant, or its clock is ahead of it. Otherwise they are no promise.
+    pub fn replica_may_decide(&self, offset_ms: i64) -> bool {
+        let last = self.last_token;
+        self.replica_knows >= last || self.now.us.saturating_add_signed(offset_ms * 1000) > last.0
+    }
+
+    /// The primary crashes, with what it had not sent yet; the replica decides from now on, on its own clock.
+    pub fn crash(&mut self, offset_ms: i64, quarantine_ms: Millis) {
+        let lost = !self.link.is_empty();
+        self.link.clear();
+        let policy = self.primary.engine.policy.clone();
+        self.primary = std::mem::replace(&mut self.replica, Server::new(false, policy.clone()));
+        self.primary.engine.policy = policy;
+        self.lost |= lost;
+        self.now.us = self.now.us.saturating_add_signed(offset_ms * 1000);
+        if quarantine_ms > 0 {
+            // No longer lease may be asked for. Those that were told go on.
+            let policy = &mut self.engine().policy;
+            policy.max_lease_ms = policy.max_restored_ms.min(quarantine_ms);
+            let until = self.now.steady().after(quarantine_ms);
+            self.quarantine_until = until;
+            self.engine().policy.quarantine_until = until;
+        }
+        self.take_over();
+    }
+
+    /// `FAILOVER`: the replica has everything, and the two change roles.
+    pub fn failover(&mut self) {
+        self.sync();
+        self.engine().demote();
+        self.primary.primary = false;
+        self.primary.review();
+        self.tell();
+        self.replica.engine.policy = self.primary.engine.policy.clone();
+        std::mem::swap(&mut self.primary, &mut self.replica);
+        self.replica_knows = Token(0);
+        self.begin();
+    }
+
+    /// The primary starts again with what its RDB file says.
+    pub fn restart(&mut self) {
+        self.link.clear();
+        self.primary = self.primary.reload(self.now);
+        self.take_over();
+    }
+
+    /// The primary begins to decide; its replica copies it in full.
+    fn take_over(&mut self) {
+        self.link.clear();
+        self.replica = self.primary.reload(self.now);
+        self.replica_knows = Token(0);
+        self.begin();
+    }
+
+    fn begin(&mut self) {
+        self.primary.primary = true;
+        // Where a slot goes only the primary knew.
+        self.primary.keys.leaving.clear();
+        self.replica.keys.leaving.clear();
+        self.mistrust();
+        self.unseen.clear();
+        self.engine().promote();
+        // The server tells everyone who was blocked that it is over.
+        self.waits.clear();
+        self.cut.clear();
+        self.perform();
+    }
+
+    /// Works off what the engine has decided, and has it settle what is left to settle, if that is possible now.
+    pub fn perform(&mut self) {
+        let mut stuck = false;
+        self.looked = false;
+        for _ in 0..PATIENCE {
+            self.event += 1;
+            for closed in self.primary.keys.close() {
+                self.work_off(closed);
+            }
+            let answered = self.tell();
+            self.verify();
+            let left = self.primary.engine.unsettled() && (answered || !stuck);
+            if !self.writable || !left || self.is(Fault::Unsettled) {
+                if !self.lag {
+                    self.sync();
+                }
+                return;
+            }
+            let (now, step) = (self.now, self.step);
+            let Server { engine, keys, .. } = &mut self.primary;
+            // What is left then is of slots that have left, unless an answer brings up something new.
+            stuck = !engine.settle_dirty(keys, now, step);
+        }
+        panic!("settlement does not come to an end");
+    }
+
+    /// What was done to one lock.
+    fn work_off(&mut self, closed: Closed) {
+        for event in &closed.events {
+            self.events.push((closed.name.clone(), *event));
+            if let Event::Ended(end, token) = event {
+                self.over.push((*end, *token));
+            }
+        }
+        for (owner, token) in granted(&closed.effect) {
+            if self.tokens.insert(token) {
+                self.last_token = self.last_token.max(token);
+                self.grants.push((closed.name.clone(), owner, token));
+            }
+        }
+        self.known.insert(closed.name.clone());
+        if !closed.effect.is_empty() && !self.is(Fault::LostEffect) {
+            self.link.push_back(Op::Effect(closed.name, closed.effect));
+        }
+    }
+
+    /// Tells connections and channels how their waits have ended. Gives whether any connection was told.
+    fn tell(&mut self) -> bool {
+        let ledger = &mut self.primary.engine.ledger;
+        let wakes = std::mem::take(&mut ledger.wakes);
+        let messages = std::mem::take(&mut ledger.messages);
+        let answered = !wakes.is_empty();
+        let wakes = wakes
+            .into_iter()
+            .map(|wake| (wake.id, wake.outcome, wake.undo));
+        let messages = messages
+            .into_iter()
+            .map(|message| (message.id, message.outcome, Vec::new()));
+        for (id, outcome, undo) in wakes.chain(messages).collect::<Vec<_>>() {
+            let mut undo = Some(undo);
+            for (id, outcome) in self.garble(id, outcome) {
+                self.deliver(id, outcome, undo.take().unwrap_or_default());
+            }
+        }
+        answered
+    }
+
+    fn deliver(&mut self, id: RequestId, outcome: Outcome, undo: Vec<Undo>) {
+        let Some(asked) = self.waits.remove(&id) else {
+            return self.unasked.push((id, outcome));
+        };
+        let grants: Vec<Grant> = match &outcome {
+            Outcome::Granted(grant) => vec![*grant],
+            Outcome::GrantedAll(grants) => grants.clone(),
+            _ => Vec::new(),
+        };
+        if !grants.is_empty() {
+            self.granted(
+                &asked,
+                grants.iter().map(|grant| grant.token).collect(),
+                false,
+            );
+        }
+        let lost = asked.channel.is_none() && self.cut.contains(&asked.client);
+        if lost {
+            let undo = self.undelivered(undo);
+            self.engine().undelivered(undo);
+        }
+        let at = self.now.wall();
+        self.heard.push(Heard {
+            at,
+            id,
+            asked,
+            outcome,
+            lost,
+        });
+    }
+
+    /// The answers since this was last called.
+    pub fn take_answers(&mut self) -> Vec<Answered> {
+        self.seen = 0;
+        std::mem::take(&mut self.answers)
+    }
+
+    /// Looks whether what was answered in this event is so.
+    fn verify(&mut self) {
+        let seen = std::mem::replace(&mut self.seen, self.answers.len());
+        let fresh = &self.answers[seen..];
+        let lives = |answer: &Answered, name: &Name, token: &Token| {
+            let held = self
+                .primary
+                .keys
+                .lock(name)
+                .and_then(|lock| lock.hold(&answer.owner));
+            let held = held.map(|hold| hold.token);
+            // Another request of the same owner may have been granted in the same event, as an upgrade.
+            let another = |other: &Answered| {
+                let mut parts = other.names.iter().zip(&other.tokens);
+                other.owner == answer.owner
+                    && parts.any(|(lock, token)| lock == name && held == Some(*token))
+            };
+            let over = self.over.iter().any(|(_, over)| over == token);
+            held == Some(*token) || over || fresh.iter().any(another)
+        };
+        let stale = fresh.iter().filter(|answer| {
+            let mut parts = answer.names.iter().zip(&answer.tokens);
+            !parts.all(|(name, token)| lives(answer, name, token))
+        });
+        self.stale.extend(stale.cloned());
+    }
+
+    /// The bytes of a lock, as DUMP gives them.
+    pub fn dump(&self, name: &Name) -> Option<Vec<u8>> {
+        self.primary.keys.lock(name).map(codec::encode)
+    }
+}
+
+fn number(reply: &Reply) -> u64 {
+    match reply {
+        Reply::Integer(number) => *number,
+        other => panic!("a number, not {other:?}"),
+    }
+}
+
+/// The owner that a command renews for.
+fn renews(words: &[&[u8]]) -> Option<Vec<u8>> {
+    let spec = crate::server::command(&String::from_utf8_lossy(words[0]))?;
+    let renews = matches!(spec.verb, Verb::Renew | Verb::RenewMany);
+    let owner = words[1..].get(spec.keys(&words[1..]).end)?;
+    renews.then(|| owner.to_vec())
+}
+
+/// The options of a command, in upper case, each with its value if it has one. What follows one that has a value is that, even
+/// if it looks like an option: a channel may have any name.
+fn said<'a>(options: &[&'a [u8]]) -> Vec<(String, Option<&'a [u8]>)> {
+    let mut words = options.iter();
+    let mut said = Vec::new();
+    while let Some(word) = words.next() {
+        let option = String::from_utf8_lossy(word).to_ascii_uppercase();
+        let valued = ["BLOCK", "NOTIFY", "HOLDS", "LIMIT", "CLAIM"].contains(&option.as_str());
+        let value = words.as_slice().first().copied().filter(|_| valued);
+        if value.is_some() {
+            words.next();
+        }
+        said.push((option, value));
+    }
+    said
+}
+
+/// The holds that an effect tells of.
+fn granted(effect: &[u8]) -> impl Iterator<Item = (Vec<u8>, Token)> + '_ {
+    let changes = match effect {
+        [] => Vec::new(),
+        _ => change::read(effect).expect("a well-formed effect"),
+    };
+    changes.into_iter().filter_map(|change| match change {
+        Change::Hold(hold) => Some((hold.owner.to_vec(), hold.token)),
+        _ => None,
+    })
+}
