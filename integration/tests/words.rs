@@ -255,8 +255,8 @@ const NUMBERS: [(&str, &str, u64, u64); 25] = [
         (1 << 53) - 1,
     ),
     ("DLOCK.CHECK guarded", "token", 0, (1 << 53) - 1),
-    ("DLOCK.INFO guarded COUNT", "COUNT", 0, i64::MAX as u64),
-    ("DLOCK.INFO nothing COUNT", "COUNT", 0, i64::MAX as u64),
+    ("DLOCK.INFO guarded COUNT", "COUNT", 0, 5_000),
+    ("DLOCK.INFO nothing COUNT", "COUNT", 0, 5_000),
     (
         "DLOCK.MACQUIRE 1 guarded alice",
         "lease-ms",
@@ -278,7 +278,7 @@ const NUMBERS: [(&str, &str, u64, u64); 25] = [
     ),
     ("DLOCK.MRENEW 1 guarded alice", "lease-ms", 1, 2_592_000_000),
     ("DLOCK.LIST 0 COUNT", "COUNT", 1, i64::MAX as u64),
-    ("DLOCK.GRAPH COUNT", "COUNT", 1, i64::MAX as u64),
+    ("DLOCK.GRAPH COUNT", "COUNT", 1, 5_000),
     ("DLOCK.TOP COUNT", "COUNT", 1, i64::MAX as u64),
 ];
 
