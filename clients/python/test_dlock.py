@@ -525,6 +525,8 @@ def test_a_thousand_waits_on_one_connection(server, make):
     tasks = make()
     if not isinstance(tasks, Tasks):
         pytest.skip("threads wait on connections of their own")
+    # On a busy machine a thousand tasks may ask again late: their places are to be there all the same.
+    tasks.locks.claim = 60.0
     server.hold()
     served = []
 
