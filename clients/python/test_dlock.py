@@ -527,6 +527,13 @@ def test_a_thousand_waits_on_one_connection(server, make):
         pytest.skip("threads wait on connections of their own")
     # On a busy machine a thousand tasks may ask again late: their places are to be there all the same.
     tasks.locks.claim = 60.0
+
+    async def listen():
+        async with tasks.locks.lock(server.key):
+            pass
+
+    # Tasks that wait for the subscription would ask after those that come when it is there.
+    tasks.run(listen())
     server.hold()
     served = []
 
