@@ -1,0 +1,25 @@
+//! State of the main thread: every callback of the server runs there.
+
+use std::cell::{RefCell, RefMut};
+
+/// A value that only the server's main thread touches.
+pub struct MainThread<T>(RefCell<T>);
+
+// SAFETY: the server calls its modules from its main thread only, but for the freeing of values (`data_type::free`), which
+// touches no `MainThread`.
+unsafe impl<T> Sync for MainThread<T> {}
+// SAFETY: as above; nothing moves it between threads.
+unsafe impl<T> Send for MainThread<T> {}
+
+impl<T> MainThread<T> {
+    /// Wraps a value.
+    pub const fn new(value: T) -> Self {
+        MainThread(RefCell::new(value))
+    }
+
+    /// Borrows the value, unless it is borrowed already: then a callback has come while a caller further up the stack works
+    /// with it, and must leave its message elsewhere.
+    pub fn try_borrow_mut(&self) -> Option<RefMut<'_, T>> {
+        self.0.try_borrow_mut().ok()
+    }
+}

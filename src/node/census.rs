@@ -1,0 +1,114 @@
+//! How many locks there are, and how many holds came and went with their values.
+//!
+//! A value is counted when it is made and when it is freed, which nothing can happen to it without: so the numbers cannot
+//! drift, whatever loads, expires, evicts, moves or overwrites keys. Only a flush may free its values later, in the
+//! background. What it has left there to be freed is counted apart, so that the locks of an empty server are none.
+
+use crate::ffi::api::{self, api, Ctx};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+/// Numbers of locks and of holds.
+struct Count {
+    locks: AtomicI64,
+    holds: AtomicI64,
+}
+
+impl Count {
+    const fn new() -> Count {
+        Count {
+            locks: AtomicI64::new(0),
+            holds: AtomicI64::new(0),
+        }
+    }
+
+    fn add(&self, locks: i64, holds: i64) {
+        self.locks.fetch_add(locks, Ordering::Relaxed);
+        if holds != 0 {
+            self.holds.fetch_add(holds, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Values at keys.
+static KEPT: Count = Count::new();
+
+/// Values that a flush has left to be freed.
+static LEFT: Count = Count::new();
+
+/// Set while a flush empties the databases: what is freed within is its own.
+static FLUSHING: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static MAIN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Notes that this is the server's main thread: others free values only for flushes and the like.
+pub fn init() {
+    MAIN.set(true);
+}
+
+/// Whether this is the server's main thread.
+pub fn in_main_thread() -> bool {
+    MAIN.get()
+}
+
+/// How many locks there are.
+pub fn locks() -> u64 {
+    u64::try_from(KEPT.locks.load(Ordering::Relaxed)).unwrap_or(0)
+}
+
+/// Whether there is any lock at all.
+pub fn any() -> bool {
+    locks() > 0
+}
+
+/// Holds that came with loaded values, less those that went with freed ones. Those in between are the engine's to count.
+pub fn holds() -> i64 {
+    KEPT.holds.load(Ordering::Relaxed)
+}
+
+/// A value was made, with so many holds that the engine has not made.
+pub fn given(holds: usize) {
+    KEPT.add(1, holds as i64);
+}
+
+/// A value is freed with the holds that it still has, on any thread.
+pub fn freed(holds: usize) {
+    let left = LEFT.locks.load(Ordering::Relaxed) > 0 && !MAIN.get();
+    let count = if left || FLUSHING.load(Ordering::Relaxed) {
+        &LEFT
+    } else {
+        &KEPT
+    };
+    count.add(-1, -(holds as i64));
+}
+
+/// All locks of this database (of all: none) are about to go, `held` holds in all databases. Where the server has locks
+/// in others as well it is not known how many those are: then all are counted until they are freed.
+pub fn flushing(ctx: *mut Ctx, db: Option<u32>, databases: u32, held: i64) {
+    let others = (0..databases).filter(|other| db.is_some_and(|db| db != *other));
+    if !empty(ctx, others) {
+        return;
+    }
+    FLUSHING.store(true, Ordering::Relaxed);
+    LEFT.add(KEPT.locks.swap(0, Ordering::Relaxed), held);
+    KEPT.add(0, -held);
+}
+
+/// They have gone.
+pub fn flushed() {
+    FLUSHING.store(false, Ordering::Relaxed);
+}
+
+/// Whether these databases have no key.
+fn empty(ctx: *mut Ctx, mut databases: impl Iterator<Item = u32>) -> bool {
+    let home = api::selected(ctx);
+    let empty = databases.all(|db| {
+        api::select(ctx, db);
+        // SAFETY: a live context.
+        unsafe { api!(RedisModule_DbSize(ctx)) == 0 }
+    });
+    api::select(ctx, home);
+    empty
+}

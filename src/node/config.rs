@@ -1,0 +1,303 @@
+//! What the operator configures: `CONFIG GET/SET dlock.*`, the configuration file, module arguments.
+
+use crate::ffi::api::{api, OK};
+use crate::node::timer;
+use crate::tell::observers::Channel;
+use dlock_commands::Defaults;
+use dlock_engine::{Policy, SteadyMs};
+use redis_module::configuration::{
+    get_bool_default_config_value, get_enum_default_config_value, get_i64_default_config_value,
+    register_bool_configuration, register_enum_configuration, register_i64_configuration,
+    ConfigurationContext, ConfigurationFlags, ConfigurationValue,
+};
+use redis_module::{enum_configuration, Context, RedisError, RedisString};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
+
+/// One whole-number setting: its name, where it is kept, its default and its bounds.
+pub struct Number {
+    /// Its name, without the module's.
+    pub name: &'static str,
+    /// Its value now.
+    pub value: AtomicI64,
+    /// What it is until it is set.
+    pub default: i64,
+    /// The least it may be.
+    pub least: i64,
+    /// The most it may be.
+    pub most: i64,
+}
+
+macro_rules! numbers {
+    ($($(#[$doc:meta])* $ident:ident $name:literal = $default:literal in $least:literal ..= $most:expr;)*) => {
+        $(
+            $(#[$doc])*
+            pub static $ident: Number = Number {
+                name: $name,
+                value: AtomicI64::new($default),
+                default: $default,
+                least: $least,
+                most: $most,
+            };
+        )*
+        /// Every whole-number setting.
+        pub static NUMBERS: &[&Number] = &[$(&$ident),*];
+    };
+}
+
+/// The longest time that may be configured: a century, so that sums with the clock stay far from the end of the numbers.
+const CENTURY_MS: i64 = 3_155_760_000_000;
+
+/// The most of anything that may be configured.
+const MANY: i64 = 1_000_000_000;
+
+numbers! {
+    /// The lease of a request that names none, in ms.
+    DEFAULT_LEASE_MS "default-lease-ms" = 30_000 in 1 ..= CENTURY_MS;
+    /// The longest lease, in ms.
+    MAX_LEASE_MS "max-lease-ms" = 2_592_000_000 in 1 ..= CENTURY_MS;
+    /// How long a polled ticket is kept while nobody is there for it, in ms.
+    CLAIM_WINDOW_MS "claim-window-ms" = 5_000 in 1 ..= CENTURY_MS;
+    /// The longest claim window that may be asked for, in ms.
+    MAX_CLAIM_MS "max-claim-ms" = 600_000 in 1 ..= CENTURY_MS;
+    /// Places a lock.
+    MAX_QUEUE "max-queue" = 100_000 in 1 ..= MANY;
+    /// Blocked connections over all locks.
+    MAX_WAITERS "max-waiters" = 50_000 in 0 ..= MANY;
+    /// Places over all locks.
+    MAX_PLACES "max-places" = 1_000_000 in 1 ..= MANY;
+    /// Holders a lock.
+    MAX_HOLDERS "max-holders" = 100_000 in 1 ..= MANY;
+    /// The age beyond which renewals and re-entry cannot carry a hold, in ms; 0: none.
+    MAX_HOLD_MS "max-hold-ms" = 0 in 0 ..= CENTURY_MS;
+    /// Holders and places that one search for a circle of waiting owners passes at most.
+    DEADLOCK_MAX_STEPS "deadlock-max-steps" = 10_000 in 1 ..= MANY;
+    /// How long nothing is granted after a start or promotion, in ms; 0: no quarantine.
+    QUARANTINE_MS "quarantine-ms" = 0 in 0 ..= CENTURY_MS;
+}
+
+/// `dlock.grants`.
+pub static GRANTS: AtomicBool = AtomicBool::new(true);
+
+/// `dlock.deadlock-detection`.
+pub static DEADLOCK_DETECTION: AtomicBool = AtomicBool::new(true);
+
+/// Every setting that is yes or no, and `yes` until it is set.
+pub static SWITCHES: &[(&str, &AtomicBool)] = &[
+    ("grants", &GRANTS),
+    ("deadlock-detection", &DEADLOCK_DETECTION),
+];
+
+enum_configuration! {
+    /// `dlock.notify`: how unlock messages go out. The names are the words of the configuration.
+    #[allow(non_camel_case_types)]
+    #[derive(Debug, PartialEq, Eq)]
+    pub enum Notify {
+        auto = 0,
+        pubsub = 1,
+        sharded = 2,
+        none = 3,
+    }
+}
+
+/// Where `dlock.notify` is kept.
+pub struct NotifyValue(AtomicI32);
+
+/// `dlock.notify`.
+pub static NOTIFY: NotifyValue = NotifyValue(AtomicI32::new(0));
+
+impl ConfigurationValue<Notify> for NotifyValue {
+    fn get(&self, _ctx: &ConfigurationContext) -> Notify {
+        self.current()
+    }
+
+    fn set(&self, _ctx: &ConfigurationContext, value: Notify) -> Result<(), RedisError> {
+        self.0.store(value.into(), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl NotifyValue {
+    fn current(&self) -> Notify {
+        Notify::try_from(self.0.load(Ordering::Relaxed)).unwrap_or(Notify::auto)
+    }
+}
+
+/// Rises with each change of a setting.
+static EPOCH: AtomicU64 = AtomicU64::new(1);
+
+/// A setting has changed: the next event sees it, and comes soon, since more may be granted now.
+pub fn changed() {
+    EPOCH.fetch_add(1, Ordering::Relaxed);
+    timer::soon();
+}
+
+/// What follows from the settings, worked out when one changes and not with each event.
+pub struct Settings {
+    epoch: u64,
+    /// What requests that leave something out get.
+    pub defaults: Defaults,
+    /// How unlock messages go out.
+    pub channel: Channel,
+    /// Whether the server is a node of a cluster.
+    pub cluster: bool,
+    /// How many databases the server has.
+    pub databases: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            epoch: 0,
+            defaults: Defaults { lease_ms: 0 },
+            channel: Channel::Plain,
+            cluster: false,
+            databases: 16,
+        }
+    }
+}
+
+impl Settings {
+    /// Has everything worked out anew by the next refresh, and a quarantine begun.
+    pub fn begin(&mut self) {
+        self.epoch = 0;
+    }
+
+    /// Brings itself and the engine's policy up to date; gives whether anything had changed. `since` is when this server began to decide.
+    pub fn refresh(&mut self, policy: &mut Policy, since: SteadyMs) -> bool {
+        let epoch = EPOCH.load(Ordering::Relaxed);
+        if self.epoch == epoch {
+            return false;
+        }
+        self.read(policy, since, epoch);
+        true
+    }
+
+    #[cold]
+    fn read(&mut self, policy: &mut Policy, since: SteadyMs, epoch: u64) {
+        let begins = self.epoch == 0;
+        self.epoch = epoch;
+        let value = |number: &Number| number.value.load(Ordering::Relaxed).max(0) as u64;
+        self.defaults = Defaults {
+            lease_ms: value(&DEFAULT_LEASE_MS),
+        };
+        self.channel = match (NOTIFY.current(), self.cluster) {
+            (Notify::none, _) => Channel::None,
+            (Notify::auto | Notify::pubsub, false) => Channel::Plain,
+            (Notify::pubsub, true) => Channel::PlainInCluster,
+            (Notify::auto, true) | (Notify::sharded, _) => Channel::Sharded,
+        };
+        let quarantine = value(&QUARANTINE_MS);
+        // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
+        let until = match quarantine {
+            0 => SteadyMs(0),
+            _ if begins => since.after(quarantine),
+            _ => policy.quarantine_until.min(since.after(quarantine)),
+        };
+        let max_lease = value(&MAX_LEASE_MS);
+        *policy = Policy {
+            max_lease_ms: match quarantine {
+                0 => max_lease,
+                _ => max_lease.min(quarantine),
+            },
+            max_restored_ms: max_lease,
+            max_claim_ms: value(&MAX_CLAIM_MS),
+            claim_window_ms: value(&CLAIM_WINDOW_MS),
+            max_queue: value(&MAX_QUEUE) as usize,
+            max_waiters: value(&MAX_WAITERS) as usize,
+            max_places: value(&MAX_PLACES) as usize,
+            max_holders: value(&MAX_HOLDERS) as usize,
+            max_hold_ms: value(&MAX_HOLD_MS),
+            deadlock_detection: DEADLOCK_DETECTION.load(Ordering::Relaxed),
+            deadlock_max_steps: value(&DEADLOCK_MAX_STEPS) as usize,
+            grants: GRANTS.load(Ordering::Relaxed),
+            quarantine_until: until,
+        };
+    }
+}
+
+/// Registers every setting with the server, and takes what its configuration file and the module's arguments say.
+///
+/// Errors with what is wrong with an argument, or that the server refuses the settings.
+pub fn register(context: &Context, args: &[RedisString]) -> Result<(), String> {
+    check_arguments(args)?;
+    let wrong = |error: RedisError| error.to_string();
+    let flags = || ConfigurationFlags::DEFAULT;
+    for number in NUMBERS {
+        let default =
+            get_i64_default_config_value(args, number.name, number.default).map_err(wrong)?;
+        register_i64_configuration(
+            context,
+            number.name,
+            &number.value,
+            default,
+            number.least,
+            number.most,
+            flags(),
+            Some(Box::new(|_, _, _| changed())),
+        );
+    }
+    for &(name, value) in SWITCHES {
+        let default = get_bool_default_config_value(args, name, true).map_err(wrong)?;
+        register_bool_configuration(
+            context,
+            name,
+            value,
+            default,
+            flags(),
+            Some(Box::new(|_, _, _| changed())),
+        );
+    }
+    let notify = get_enum_default_config_value(args, "notify", Notify::auto).map_err(wrong)?;
+    register_enum_configuration(
+        context,
+        "notify",
+        &NOTIFY,
+        notify,
+        flags(),
+        Some(Box::new(|_, _, _| changed())),
+    );
+    // SAFETY: the context of the load.
+    let loaded = unsafe { api!(RedisModule_LoadConfigs(context.ctx)) };
+    (loaded == OK)
+        .then_some(())
+        .ok_or_else(|| "the configuration is refused; see the log above".to_string())
+}
+
+/// Checks the module's arguments (`loadmodule … name value …`), which the crate then takes as defaults: it passes over
+/// what it does not know, and a typing error should not.
+fn check_arguments(args: &[RedisString]) -> Result<(), String> {
+    for pair in args.chunks(2) {
+        let text = |at: usize| {
+            pair.get(at)
+                .map(|word| word.to_string_lossy())
+                .unwrap_or_default()
+        };
+        let (name, value) = (text(0), text(1));
+        if let Some(number) = NUMBERS.iter().find(|number| number.name == name) {
+            let fits = value
+                .parse()
+                .is_ok_and(|value: i64| (number.least..=number.most).contains(&value));
+            if !fits {
+                return Err(format!(
+                    "{name} must be an integer from {} to {}",
+                    number.least, number.most
+                ));
+            }
+        } else if SWITCHES.iter().any(|(switch, _)| *switch == name) {
+            if !["yes", "no"].contains(&value.as_str()) {
+                return Err(format!("{name} must be yes or no"));
+            }
+        } else if name == "notify" {
+            let (words, _) = Notify::auto.get_options();
+            if !words.contains(&value) {
+                return Err(format!("{name} must be one of {}", words.join(", ")));
+            }
+        } else {
+            return Err(format!(
+                "unknown module argument '{}'",
+                dlock_engine::refusal::escaped(name.as_bytes(), 64)
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! Whether this server would accept a write now: what is decided outside of a command must pass the same gate.
+
+use crate::ffi::api::{self, api, Ctx, Text};
+use crate::node::clock;
+use crate::node::slot;
+use dlock_engine::{Millis, NameRef, SteadyMs};
+use redis_module::raw;
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Whether this server decides. Kept by the role events, since asking for the flags costs more than an uncontended
+/// command can spare.
+static PRIMARY: AtomicBool = AtomicBool::new(true);
+
+/// Set while the module asks the server about itself: then the effect command does nothing and says so.
+static PROBING: AtomicBool = AtomicBool::new(false);
+
+/// Whether the server is a node of a cluster: that never changes.
+static IN_CLUSTER: AtomicBool = AtomicBool::new(false);
+
+/// Whether the server is a node of a cluster.
+pub fn in_cluster() -> bool {
+    IN_CLUSTER.load(Ordering::Relaxed)
+}
+
+/// Notes whether the server is a node of a cluster.
+pub fn set_cluster(cluster: bool) {
+    IN_CLUSTER.store(cluster, Ordering::Relaxed);
+}
+
+/// When the process was last seen to run (before that was seen once: in the far future), and until when nothing is decided
+/// because it had stood still: milliseconds of the steady clock.
+static LAST_BEAT: AtomicU64 = AtomicU64::new(u64::MAX);
+static STALE_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// A process that was not seen to run for so long has stood still. The server's own timer goes off ten times a second.
+const STOOD_STILL_MS: Millis = 1_000;
+
+/// How long it then takes the server to find out anew which replicas are good: it counts them once a second.
+const RECOUNT_MS: Millis = 1_100;
+
+/// Notes that the process runs, as often as the server's own timer goes off.
+pub fn beat(now: SteadyMs) {
+    if now.0.saturating_sub(LAST_BEAT.load(Ordering::Relaxed)) < STOOD_STILL_MS {
+        LAST_BEAT.store(now.0, Ordering::Relaxed);
+    }
+}
+
+/// Notes that the module's event has come. After a stop of the process (SIGSTOP, a paused machine) the server still takes its
+/// replicas for good that it had then, and would pass a probe: another primary may have been made meanwhile. So where
+/// `min-replicas-to-write` is set nothing is decided before it has counted them again.
+pub fn wake(ctx: *mut Ctx, now: SteadyMs) {
+    let last = LAST_BEAT.swap(now.0, Ordering::Relaxed);
+    let stood_still = now.0.saturating_sub(last) >= STOOD_STILL_MS;
+    let counts = || api::setting(ctx, c"min-replicas-to-write").is_some_and(|least| least != "0");
+    if stood_still && counts() {
+        STALE_UNTIL.store(now.after(RECOUNT_MS).0, Ordering::Relaxed);
+    }
+}
+
+/// Whether what the server says of its replicas may be from before a stop.
+fn is_stale() -> bool {
+    let until = STALE_UNTIL.load(Ordering::Relaxed);
+    until > 0 && clock::read().steady().0 < until
+}
+
+/// Whether this server decides, or follows another.
+pub fn primary() -> bool {
+    PRIMARY.load(Ordering::Relaxed)
+}
+
+/// Notes the role.
+pub fn set_primary(primary: bool) {
+    PRIMARY.store(primary, Ordering::Relaxed);
+}
+
+/// Whether a call of the effect command is the module's own question.
+pub fn probing() -> bool {
+    PROBING.load(Ordering::Relaxed)
+}
+
+/// Whether changes are possible now: not on a replica, not while loading, not while paused, failing over or shutting
+/// down (anything that propagated then would bring the server down), and not where the server would refuse a client's
+/// write, for want of replicas or because its disk fails.
+pub fn open(ctx: *mut Ctx) -> bool {
+    let flags = api::flags(ctx);
+    let barred = raw::REDISMODULE_CTX_FLAGS_LOADING
+        | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING
+        | raw::REDISMODULE_CTX_FLAGS_SLAVE;
+    if !primary() || flags & barred != 0 || api::must_hold_back() || is_stale() {
+        return false;
+    }
+    // In a cluster the question is put for each key.
+    flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0 || probe(ctx, b"dlock")
+}
+
+/// Whether the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.
+pub fn accepts_key(ctx: *mut Ctx, name: NameRef) -> bool {
+    // In a slot that is migrating away the server still serves the keys that are left, but no others: so it is asked for one
+    // that is not there.
+    match slot::neighbour(name.key) {
+        Some(neighbour) => probe(ctx, &neighbour),
+        None => probe(ctx, name.key),
+    }
+}
+
+/// What the server says to a write of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Passage {
+    /// It would be done.
+    Open,
+    /// The key belongs to another node, as far as the server knows that nobody has said ASKING. All else is in order.
+    Elsewhere,
+    /// It would be refused.
+    Barred,
+}
+
+/// What the server says to a write of this very key, in a cluster.
+pub fn asks_for(ctx: *mut Ctx, name: NameRef) -> Passage {
+    run(ctx, name.key, c"SEsc")
+}
+
+/// Asks the server to run a write command that does nothing, under the rules that scripts are held to: `E` gives refusals as
+/// replies.
+fn probe(ctx: *mut Ctx, key: &[u8]) -> bool {
+    run(ctx, key, c"SEsc") == Passage::Open
+}
+
+/// Has the server run a command that does nothing, under no rules.
+pub fn pass_through(ctx: *mut Ctx) {
+    run(ctx, b"dlock", c"sc");
+}
+
+/// What every server says of a key of another node, and only then: it looks at that last.
+const ELSEWHERE: &str = "non local key";
+
+fn run(ctx: *mut Ctx, key: &[u8], rules: &CStr) -> Passage {
+    let key = Text::new(key);
+    PROBING.store(true, Ordering::Relaxed);
+    // SAFETY: a live context, a string of one's own and a constant, as the rules say; the reply is freed last.
+    let passage = unsafe {
+        let reply = api!(RedisModule_Call(
+            ctx,
+            c"DLOCK.APPLY".as_ptr(),
+            rules.as_ptr(),
+            key.raw(),
+            c"".as_ptr()
+        ));
+        let passage = if reply.is_null() {
+            Passage::Barred
+        } else if api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ERROR as i32 {
+            Passage::Open
+        } else {
+            let text = api::text_of(reply).unwrap_or_default();
+            let elsewhere = text.contains(ELSEWHERE);
+            match elsewhere {
+                true => Passage::Elsewhere,
+                false => Passage::Barred,
+            }
+        };
+        if !reply.is_null() {
+            api!(RedisModule_FreeCallReply(reply));
+        }
+        passage
+    };
+    PROBING.store(false, Ordering::Relaxed);
+    passage
+}

@@ -1,0 +1,211 @@
+//! What callbacks have to say. A disconnection, a removed key, a change of role may come in the middle of anything, at
+//! a moment when nothing may be changed: they are only written down here. The next event of the module reads them.
+
+use crate::ffi::cell::MainThread;
+use crate::node::timer;
+use dlock_engine::{ClientId, Lock, Name, RequestId, Token, Undo, WallMs};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+/// Something that has happened.
+#[derive(Debug)]
+pub enum Notice {
+    /// The connection of a waiting request has ended, or waits no longer.
+    Gone(RequestId),
+    /// This connection has ended: what was tied to it ends too.
+    Ended(ClientId),
+    /// A grant was decided but did not reach its connection; how it is undone, lock by lock.
+    Undelivered(Vec<Undo>),
+    /// A key that held a lock is gone from its name.
+    Unlinked(Unlinked),
+    /// A lock has come to this name.
+    Brought(Name),
+    /// A lock's TTL was set or cleared from outside.
+    Retimed(Name),
+    /// A database was emptied, or all.
+    Flushed(Option<u32>),
+    /// Two databases were exchanged.
+    Swapped(u32, u32),
+    /// This server became a primary (or a replica).
+    Role {
+        /// Whether it decides now.
+        primary: bool,
+    },
+    /// Loading has ended.
+    Loaded,
+    /// A key was evicted to free memory.
+    Evicted,
+}
+
+/// A key that held a lock is gone from its name.
+#[derive(Debug)]
+pub struct Unlinked {
+    /// Which.
+    pub name: Name,
+    /// Its holds: token and deadline.
+    pub holds: Vec<(Token, WallMs)>,
+    /// Whether the lock lives on under another name.
+    pub moved: bool,
+    /// Whether its value was written out right before, as a command does that carries it to another server.
+    pub carried: bool,
+    /// The holds that end by what the key was given from outside.
+    pub cut: Vec<Token>,
+    /// Whether the lock is marked already as one to be looked at.
+    pub noted: bool,
+}
+
+/// Notices beyond which those of keys are not only written down: what one command does to a hundred thousand keys shall not
+/// come upon the next event all at once.
+const CROWD: usize = 256;
+
+static INBOX: MainThread<Vec<Notice>> = MainThread::new(Vec::new());
+
+/// Whether anything is written down: asked twice in every event.
+static ANY: AtomicBool = AtomicBool::new(false);
+
+/// The last value that was unlinked and not yet seen freed. A rename unlinks a value and keeps it; a removal frees it
+/// right after, in the same thread and before the next.
+static UNLINKED: AtomicPtr<Lock> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Values that have been written out by this process since the event loop's last turn, by their addresses. DUMP and MIGRATE
+/// do that, and SAVE, of which no more are kept than this.
+static WRITTEN: MainThread<BTreeSet<usize>> = MainThread::new(BTreeSet::new());
+const WRITTEN_MOST: usize = 65_536;
+
+/// Whether there are any.
+static WRITTEN_ANY: AtomicBool = AtomicBool::new(false);
+
+fn address(lock: &Lock) -> usize {
+    std::ptr::from_ref(lock) as usize
+}
+
+/// A value is written out. In a cluster a MIGRATE does that to each of its keys, and removes them right after: nothing else
+/// tells that from a DEL by a user, neither the callbacks nor the keyspace event (`del`) nor what is replicated.
+pub fn written(lock: &Lock) {
+    let Some(mut written) = WRITTEN.try_borrow_mut() else {
+        return;
+    };
+    if written.len() < WRITTEN_MOST {
+        written.insert(address(lock));
+        WRITTEN_ANY.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The event loop has made a turn: what was written out before, and is still there, was not carried away.
+pub fn turn() {
+    if WRITTEN_ANY.swap(false, Ordering::Relaxed) {
+        if let Some(mut written) = WRITTEN.try_borrow_mut() {
+            written.clear();
+        }
+    }
+}
+
+/// Writes something down and sees to it that it is read soon. After a panic nobody reads any more: it would only pile up.
+pub fn post(notice: Notice) {
+    if crate::ffi::panic::poisoned() {
+        return;
+    }
+    if let Some(mut inbox) = INBOX.try_borrow_mut() {
+        settle_unlinked(&mut inbox);
+        inbox.push(notice);
+        ANY.store(true, Ordering::Relaxed);
+    }
+    timer::soon();
+}
+
+/// Writes down that a value was unlinked from its name.
+pub fn post_unlinked(name: Name, lock: &Lock) {
+    let carried = WRITTEN_ANY.load(Ordering::Relaxed)
+        && WRITTEN
+            .try_borrow_mut()
+            .is_some_and(|mut written| written.remove(&address(lock)));
+    let holds: Vec<(Token, WallMs)> = lock.leases().collect();
+    let cut = match is_crowded() {
+        true => crate::run::note(&name, &holds, false),
+        false => None,
+    };
+    post(Notice::Unlinked(Unlinked {
+        name,
+        holds,
+        moved: false,
+        carried,
+        noted: cut.is_some(),
+        cut: cut.unwrap_or_default(),
+    }));
+    UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);
+}
+
+/// Writes down that a lock has come to this name.
+pub fn post_brought(name: Name) {
+    if !(is_crowded() && crate::run::note(&name, &[], true).is_some()) {
+        post(Notice::Brought(name));
+    }
+}
+
+/// Whether more is written down than one event reads in passing.
+fn is_crowded() -> bool {
+    let inbox = INBOX.try_borrow_mut();
+    inbox.is_some_and(|inbox| inbox.len() >= CROWD)
+}
+
+/// A value is freed; the server may do this on any thread. Touches nothing but the one atomic, and only reads it in
+/// the usual case: an exchange costs as much as the rest of the freeing.
+pub fn freed(value: *mut Lock) {
+    if UNLINKED.load(Ordering::Relaxed) != value {
+        return;
+    }
+    let _ = UNLINKED.compare_exchange(
+        value,
+        std::ptr::null_mut(),
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    );
+}
+
+/// Whether the last thing written down is that a lock has left this name.
+pub fn just_unlinked(db: u32, key: &[u8]) -> bool {
+    let inbox = INBOX.try_borrow_mut();
+    inbox.is_some_and(|inbox| {
+        matches!(inbox.last(), Some(Notice::Unlinked(last)) if last.name.db == db && *last.name.key == *key)
+    })
+}
+
+/// Whether anything is written down.
+#[inline]
+pub fn has_something() -> bool {
+    ANY.load(Ordering::Relaxed)
+}
+
+/// Takes out all that was written down, in order.
+pub fn take() -> Vec<Notice> {
+    let Some(mut inbox) = INBOX.try_borrow_mut() else {
+        return Vec::new();
+    };
+    settle_unlinked(&mut inbox);
+    ANY.store(false, Ordering::Relaxed);
+    std::mem::take(&mut *inbox)
+}
+
+/// A database is about to be emptied: what it frees has not been removed one by one before.
+pub fn before_flush() {
+    if let Some(mut inbox) = INBOX.try_borrow_mut() {
+        settle_unlinked(&mut inbox);
+    }
+}
+
+/// If the last unlinked value has not been freed by now, it has only moved.
+fn settle_unlinked(inbox: &mut [Notice]) {
+    if UNLINKED
+        .swap(std::ptr::null_mut(), Ordering::Relaxed)
+        .is_null()
+    {
+        return;
+    }
+    let last = inbox.iter_mut().rev().find_map(|notice| match notice {
+        Notice::Unlinked(last) => Some(&mut last.moved),
+        _ => None,
+    });
+    if let Some(moved) = last {
+        *moved = true;
+    }
+}

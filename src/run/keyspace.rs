@@ -1,0 +1,485 @@
+//! The server's keyspace as the engine sees it: locks, opened on first use, written back when the event is worked off.
+
+use crate::callbacks::data_type;
+use crate::ffi::api::{self, api, hot, Ctx, Key, Str, Text};
+use crate::ffi::maybe_owned::MaybeOwned;
+use crate::node::slot;
+use crate::node::user::User;
+use crate::servers::quirks;
+use crate::tell::notifications::Notifications;
+use crate::tell::replicate;
+use dlock_engine::{ClientId, Entry, Keyspace, Lock, NameRef, WallMs};
+use redis_module::raw;
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set while the module itself deletes a key.
+static DELETING: AtomicBool = AtomicBool::new(false);
+
+/// Whether the key that is being unlinked is deleted by the module itself, which needs no notice of it.
+pub fn deleting() -> bool {
+    DELETING.load(Ordering::Relaxed)
+}
+
+/// Keys that are told apart by looking through all of them: most events open one or two. From there on they are found by their
+/// hashes, or an event with many would compare each with all others.
+const FEW: usize = 16;
+
+/// Room that the hashes of open keys keep from one event to the next.
+const KEPT_HASHES: usize = 4096;
+
+/// What an event may do to keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Read them: nothing is opened for writing, so nothing expires or is deleted by it.
+    Read,
+    /// Change them.
+    Write,
+}
+
+/// Where an event comes from.
+#[derive(Clone, Copy)]
+pub enum Origin<'a> {
+    /// The module itself, or the server.
+    Event,
+    /// A command, and its first word, if it has one: mostly the key. A key of the same bytes spares making a string.
+    Command(Option<(*mut Str, &'a [u8])>),
+}
+
+/// What a TTL that was set from outside means for a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retimed {
+    /// It is as it should be.
+    Right,
+    /// It is to be put right.
+    Wrong,
+    /// It ends the holds earlier than their leases do.
+    Earlier(WallMs),
+}
+
+/// The keys that an event has opened. One value serves all events, since its buffers are reused.
+pub struct OpenKeys {
+    ctx: *mut Ctx,
+    mode: Mode,
+    // The database of the context when the event began, and the one it works in now.
+    home: u32,
+    selected: u32,
+    // The server's own string of the key that a command names, and its bytes: spares making one.
+    named: Option<(*mut Str, *const [u8])>,
+    open: Vec<Open>,
+    used: usize,
+    // Where those that are open stand, by the hashes of their names, once they are more than a few.
+    by_hash: HashMap<u64, usize>,
+    hash: RandomState,
+    cluster: bool,
+    slots: slot::Answers,
+    // The server tells when it is given a TTL from outside; else that is seen when a lock is opened.
+    hears_generic: bool,
+    // Whether anybody reads effects; else changes are only counted.
+    replicate: bool,
+}
+
+struct Open {
+    db: u32,
+    name: *mut Str,
+    // The bytes of `name`, for comparing.
+    bytes: *const [u8],
+    made: Option<Text>,
+    key: *mut Key,
+    stored: bool,
+    entry: Entry<MaybeOwned<Lock>>,
+}
+
+impl OpenKeys {
+    /// With no key open.
+    pub fn new() -> OpenKeys {
+        OpenKeys {
+            ctx: ptr::null_mut(),
+            mode: Mode::Read,
+            home: 0,
+            selected: 0,
+            named: None,
+            open: Vec::new(),
+            used: 0,
+            by_hash: HashMap::new(),
+            hash: RandomState::new(),
+            cluster: false,
+            slots: slot::Answers::default(),
+            hears_generic: true,
+            replicate: true,
+        }
+    }
+
+    /// Begins an event: in this context, with this freedom.
+    pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, origin: Origin) {
+        self.ctx = ctx;
+        self.mode = mode;
+        self.home = api::selected(ctx);
+        self.selected = self.home;
+        // Only a command has words of its own that can be counted; other events are rare enough. They live until it is
+        // worked off.
+        (self.named, self.replicate) = match origin {
+            Origin::Event => (None, true),
+            Origin::Command(named) => (
+                named.map(|(key, bytes)| (key, bytes as *const [u8])),
+                replicate::listening(),
+            ),
+        };
+        if self.cluster {
+            self.slots.forget();
+        }
+    }
+
+    /// The database that the event began in.
+    pub fn home(&self) -> u32 {
+        self.home
+    }
+
+    /// Selects the database again that the event began in: a connection must be blocked in its own.
+    pub fn go_home(&mut self) {
+        if self.selected != self.home {
+            api::select(self.ctx, self.home);
+            self.selected = self.home;
+        }
+    }
+
+    /// Tells what server it is: whether a node of a cluster, and whether it tells of TTLs set from outside.
+    pub fn set_server(&mut self, cluster: bool, hears_generic: bool) {
+        self.cluster = cluster;
+        self.hears_generic = hears_generic;
+    }
+
+    /// Whether the server is a node of a cluster.
+    pub fn in_cluster(&self) -> bool {
+        self.cluster
+    }
+
+    /// Whether a key that was removed has left with its slot (see `slot`).
+    pub fn took_along(&mut self, name: NameRef, carried: bool) -> bool {
+        self.cluster && self.slots.took_along(self.ctx, name, carried)
+    }
+
+    /// The node's slots.
+    pub fn own_slots(&mut self) -> &slot::Own {
+        self.slots.own(self.ctx)
+    }
+
+    /// What a TTL that was set from outside means. An earlier end of the key counts: it ends the holds then. A later one,
+    /// or none, has no effect on the leases.
+    pub fn retimed(&mut self, name: NameRef) -> Retimed {
+        let lock = self.entry(name).lock.as_ref();
+        let Some(last) = lock.and_then(|lock| lock.last()) else {
+            return Retimed::Right;
+        };
+        let last = last.deadline;
+        let wanted = lock.and_then(|lock| lock.expires());
+        let open = self.opened_at(name).and_then(|at| self.open.get(at));
+        // SAFETY: the key was opened in this event.
+        let end = open.map_or(-1, |open| unsafe {
+            api!(RedisModule_GetAbsExpire(open.key))
+        });
+        let end = u64::try_from(end).ok().map(WallMs);
+        match end {
+            end if end == wanted => Retimed::Right,
+            Some(end) if end < last => Retimed::Earlier(end),
+            _ => Retimed::Wrong,
+        }
+    }
+
+    /// A lock's place among the open ones; its key is opened if it is not.
+    #[inline(never)]
+    fn find(&mut self, name: NameRef) -> usize {
+        match self.opened_at(name) {
+            Some(at) => at,
+            None => {
+                let at = self.open(name);
+                if self.used > FEW {
+                    self.note_hashes();
+                }
+                at
+            }
+        }
+    }
+
+    /// A lock's place among the open ones, if its key is open.
+    fn opened_at(&self, name: NameRef) -> Option<usize> {
+        let opened = self.open.get(..self.used).unwrap_or_default();
+        if opened.len() > FEW {
+            let at = *self.by_hash.get(&self.hash.hash_one(name))?;
+            if opened.get(at).is_some_and(|open| open.is(name)) {
+                return Some(at);
+            }
+            // Another name has the same hash.
+        }
+        opened.iter().position(|open| open.is(name))
+    }
+
+    /// Notes the hash of the key that was opened last, and of those before it if they were few until then.
+    #[cold]
+    fn note_hashes(&mut self) {
+        let noted = self.by_hash.len();
+        for at in noted..self.used {
+            if let Some(open) = self.open.get(at) {
+                // SAFETY: the string lives until the event is worked off.
+                let key = unsafe { &*open.bytes };
+                let hash = self.hash.hash_one(NameRef { db: open.db, key });
+                self.by_hash.entry(hash).or_insert(at);
+            }
+        }
+    }
+
+    /// Opens a lock's key; gives its place among the open ones.
+    #[inline(never)]
+    fn open(&mut self, name: NameRef) -> usize {
+        let at = self.used;
+        if at == self.open.len() {
+            self.open.push(Open::default());
+        }
+        let open = &mut self.open[at];
+        self.used += 1;
+        open.db = name.db;
+        open.entry.replicate = self.replicate;
+        // SAFETY: the context is the one of the event that is being worked off, the strings live until it is.
+        unsafe {
+            match self.named {
+                Some((key, bytes)) if ptr::eq(bytes, name.key) || *bytes == *name.key => {
+                    (open.name, open.bytes) = (key, bytes);
+                }
+                _ => {
+                    open.name = open.made.insert(Text::new(name.key)).raw();
+                    open.bytes = api::bytes(open.name);
+                }
+            }
+            if self.selected != name.db {
+                api::select(self.ctx, name.db);
+                self.selected = name.db;
+            }
+            let read = raw::REDISMODULE_READ as i32;
+            let mode = if self.mode == Mode::Write {
+                read | raw::REDISMODULE_WRITE as i32
+            } else {
+                read
+            };
+            open.key = hot!(RedisModule_OpenKey(self.ctx, open.name, mode));
+            open.stored = false;
+            if open.key.is_null()
+                || hot!(RedisModule_KeyType(open.key)) == raw::REDISMODULE_KEYTYPE_EMPTY as i32
+            {
+                return at;
+            }
+            if hot!(RedisModule_ModuleTypeGetType(open.key)) != data_type::lock_type() {
+                open.entry.foreign = true;
+                return at;
+            }
+            let value = hot!(RedisModule_ModuleTypeGetValue(open.key)).cast::<Lock>();
+            // Nobody else touches it until `write`, which lets go of it before the server may free it.
+            open.entry.lock = NonNull::new(value).map(|value| MaybeOwned::borrowed(value));
+            open.stored = open.entry.lock.is_some();
+            open.entry.unseen = open.stored;
+            if !self.hears_generic && self.mode == Mode::Write {
+                open.entry.external_end = open.earlier_end();
+            }
+        }
+        at
+    }
+
+    /// Works off the event's changes, in one fixed order for each lock: the value before the effect, since the key's
+    /// deletion or TTL must be this server's own when replicas hear of it; the key is closed last, since a handle
+    /// must not outlive a change of its value by somebody else. Observers are told later, when no borrow is
+    /// held any more: what they do may come back here. What they are to be told is added to `notifications`.
+    #[inline(always)]
+    pub fn write(&mut self, notifications: &mut Notifications) {
+        for open in self.open.get_mut(..self.used).unwrap_or_default() {
+            if self.selected != open.db {
+                api::select(self.ctx, open.db);
+                self.selected = open.db;
+            }
+            open.write(self.ctx, self.replicate, notifications);
+        }
+        if self.used > FEW {
+            self.by_hash.clear();
+            self.by_hash.shrink_to(KEPT_HASHES);
+        }
+        self.used = 0;
+        self.named = None;
+        if self.selected != self.home {
+            api::select(self.ctx, self.home);
+            self.selected = self.home;
+        }
+    }
+}
+
+impl Default for Open {
+    /// Not open.
+    fn default() -> Open {
+        Open {
+            db: 0,
+            name: ptr::null_mut(),
+            bytes: &[],
+            made: None,
+            key: ptr::null_mut(),
+            stored: false,
+            entry: Entry::default(),
+        }
+    }
+}
+
+impl Open {
+    /// When the server will remove the key, if that is before its leases end.
+    ///
+    /// # Safety
+    /// The key is open.
+    #[cold]
+    unsafe fn earlier_end(&self) -> Option<WallMs> {
+        let last = self.entry.lock.as_ref()?.last()?.deadline;
+        // SAFETY: the key is open, as the caller says.
+        let end = unsafe { api!(RedisModule_GetAbsExpire(self.key)) };
+        let end = u64::try_from(end).ok().map(WallMs);
+        end.filter(|end| *end < last)
+    }
+
+    fn is(&self, name: NameRef) -> bool {
+        // SAFETY: the string lives until the event is worked off.
+        let bytes = unsafe { &*self.bytes };
+        // The very same bytes, in the usual case.
+        let same = ptr::eq(bytes, name.key) || bytes == name.key;
+        same && self.db == name.db
+    }
+
+    #[inline(always)]
+    fn write(&mut self, ctx: *mut Ctx, replicate: bool, notifications: &mut Notifications) {
+        let changed = std::mem::take(&mut self.entry.changed);
+        // SAFETY: the key was opened in this event. Its value is let go of before anything is done to the key.
+        unsafe {
+            if let Some(lock) = self.entry.lock.take() {
+                let left = (!lock.is_empty()).then(|| lock.expires());
+                match lock.into_owned() {
+                    None if left.is_none() => {
+                        DELETING.store(true, Ordering::Relaxed);
+                        hot!(RedisModule_DeleteKey(self.key));
+                        DELETING.store(false, Ordering::Relaxed);
+                    }
+                    Some(lock) if changed && left.is_some() => {
+                        let value = data_type::give(lock);
+                        hot!(RedisModule_ModuleTypeSetValue(
+                            self.key,
+                            data_type::lock_type(),
+                            value
+                        ));
+                    }
+                    _ => {}
+                }
+                if let Some(expires) = left.filter(|_| changed) {
+                    // A key that has just been made has no TTL to take away.
+                    if self.stored || expires.is_some() {
+                        let at =
+                            expires.map_or(raw::REDISMODULE_NO_EXPIRE as i64, |at| at.0 as i64);
+                        hot!(RedisModule_SetAbsExpire(self.key, at));
+                    }
+                }
+            }
+            if changed {
+                hot!(RedisModule_SignalModifiedKey(ctx, self.name));
+                if replicate {
+                    replicate::effect(ctx, self.name, &self.entry.effect);
+                } else {
+                    replicate::nothing(ctx);
+                }
+            }
+            if !self.key.is_null() {
+                hot!(RedisModule_CloseKey(self.key));
+                self.key = ptr::null_mut();
+            }
+        }
+        if !self.entry.events.is_empty() {
+            for event in &self.entry.events {
+                notifications.add(self.db, self.name, event);
+            }
+            self.entry.events.clear();
+            if let Some(made) = self.made.take() {
+                notifications.own_key(made);
+            }
+        }
+        self.entry.effect.clear();
+        self.entry.foreign = false;
+        self.entry.unseen = false;
+        self.made = None;
+    }
+}
+
+impl Keyspace for OpenKeys {
+    type Value = MaybeOwned<Lock>;
+
+    #[inline(always)]
+    fn entry(&mut self, name: NameRef) -> &mut Entry<MaybeOwned<Lock>> {
+        // The first is usually the only one.
+        let at = match self.used {
+            0 => self.open(name),
+            _ => self.find(name),
+        };
+        &mut self.open[at].entry
+    }
+
+    fn accepts(&mut self, name: NameRef) -> bool {
+        !self.cluster || self.slots.accepts(self.ctx, name)
+    }
+
+    fn serves(&mut self, name: NameRef) -> bool {
+        if self.accepts(name) {
+            return true;
+        }
+        let mut here = false;
+        self.inspect(name, &mut |_| here = true);
+        here && self.slots.serves(self.ctx, name)
+    }
+
+    fn connected(&mut self, client: ClientId) -> bool {
+        api::connected(client.0)
+    }
+
+    fn moved(&mut self, name: NameRef) -> bool {
+        self.cluster && !self.slots.served_here(self.ctx, name.key)
+    }
+
+    /// Opens the key for this call only: a search through many locks leaves none open behind it.
+    fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) -> bool {
+        if let Some(open) = self.opened_at(name).and_then(|at| self.open.get(at)) {
+            if let Some(lock) = &open.entry.lock {
+                see(lock);
+            }
+            return open.entry.foreign || !open.entry.value().is_empty();
+        }
+        if self.selected != name.db {
+            api::select(self.ctx, name.db);
+            self.selected = name.db;
+        }
+        let key = Text::new(name.key);
+        let mode = match self.mode {
+            Mode::Write => quirks::TRACELESS_IF_ABSENT,
+            Mode::Read => quirks::TRACELESS,
+        };
+        // SAFETY: the context is the one of the event that is being worked off; the value is read while the key is
+        // open, and nothing is called meanwhile that could change it.
+        unsafe {
+            let open = hot!(RedisModule_OpenKey(self.ctx, key.raw(), mode));
+            if open.is_null() {
+                return false;
+            }
+            if hot!(RedisModule_ModuleTypeGetType(open)) == data_type::lock_type() {
+                let value = hot!(RedisModule_ModuleTypeGetValue(open)).cast::<Lock>();
+                if let Some(lock) = value.as_ref() {
+                    see(lock);
+                }
+            }
+            let there = hot!(RedisModule_KeyType(open)) != raw::REDISMODULE_KEYTYPE_EMPTY as i32;
+            hot!(RedisModule_CloseKey(open));
+            there
+        }
+    }
+
+    fn readable(&mut self, name: NameRef) -> bool {
+        User::calling(self.ctx).is_some_and(|user| user.may_read(name.key))
+    }
+}

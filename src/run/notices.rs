@@ -1,0 +1,218 @@
+//! What has happened behind the module's back, told to the engine: what callbacks have left in the inbox, and what the module
+//! finds by inspecting keys where the server tells nothing.
+
+use crate::node::gate;
+use crate::node::inbox::{self, Notice, Unlinked};
+use crate::run::keyspace::Retimed;
+use crate::run::State;
+use crate::run::SEEN;
+use crate::run::SETTLED_A_STEP;
+use dlock_engine::{End, Event, Keyspace, Name, Now, Token, WallMs};
+use std::sync::atomic::Ordering;
+
+/// What an event tells observers of at most, beyond what it has done itself: the others come after it, in their order.
+const TOLD_A_STEP: usize = 1024;
+
+/// What has happened and is not worked off yet, since it came with too much else.
+pub enum Late {
+    /// A lock has left its name.
+    Lost(Unlinked),
+    /// Something has happened to a lock since, of which observers are to be told.
+    Said(Name, Event),
+    /// A database was emptied.
+    Flush(u32),
+}
+
+impl State {
+    /// Tells the engine what callbacks have left.
+    #[cold]
+    pub(super) fn read_inbox(&mut self, now: Now) {
+        let seen = SEEN.swap(0, Ordering::Relaxed);
+        self.engine.ledger.clock.observe(seen, now);
+        let notices = inbox::take();
+        let reloaded = notices
+            .iter()
+            .any(|notice| matches!(notice, Notice::Loaded));
+        let demoted = notices
+            .iter()
+            .rposition(|notice| matches!(notice, Notice::Role { primary: false }));
+        for (at, notice) in notices.into_iter().enumerate() {
+            match notice {
+                // The server ends all waits before it tells that it decides no longer.
+                Notice::Gone(_) if demoted.is_some_and(|demoted| at < demoted) => {}
+                Notice::Gone(id) => self.engine.leave(id, now),
+                Notice::Ended(client) => self.engine.on_disconnect(client),
+                Notice::Undelivered(undo) => self.engine.undelivered(undo),
+                Notice::Unlinked(mut lost) => {
+                    if !lost.noted {
+                        lost.cut = self.cut(&lost.name, &lost.holds);
+                        self.revisit(&lost.name, false);
+                    }
+                    self.in_turn(Late::Lost(lost), now);
+                }
+                Notice::Brought(name) => self.revisit(&name, true),
+                Notice::Flushed(db) => {
+                    self.engine.on_values_changed(db);
+                    if !reloaded {
+                        self.engine.on_flush(db);
+                    }
+                    // A server that loads its data anew empties itself first: nothing is gone for good.
+                    let all = 0..if reloaded { 0 } else { self.settings.databases };
+                    all.filter(|at| db.map_or(true, |db| db == *at))
+                        .for_each(|at| self.in_turn(Late::Flush(at), now));
+                }
+                Notice::Swapped(one, other) => self.engine.on_swap(one, other),
+                Notice::Retimed(name) => match self.keys.retimed(name.as_ref()) {
+                    Retimed::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
+                    Retimed::Wrong if gate::primary() => self.engine.on_key_changed(name.as_ref()),
+                    Retimed::Wrong | Retimed::Right => {}
+                },
+                Notice::Role { primary: true } => {
+                    self.decide_from(now);
+                    self.engine.promote();
+                }
+                Notice::Role { primary: false } => self.engine.demote(),
+                Notice::Loaded => {
+                    self.decide_from(now);
+                    if gate::primary() {
+                        self.engine.promote();
+                    }
+                }
+                Notice::Evicted => self.engine.ledger.counters.evicted += 1,
+            }
+        }
+    }
+
+    /// Works something off now, or after what is late already.
+    fn in_turn(&mut self, late: Late, now: Now) {
+        if self.late.is_empty() && self.told < TOLD_A_STEP {
+            self.work_off(late, now);
+        } else {
+            self.late.push_back(late);
+        }
+    }
+
+    /// Works off what is late, one step of it. Gives whether there is more.
+    pub(super) fn catch_up(&mut self, now: Now) -> bool {
+        while self.told < TOLD_A_STEP {
+            let Some(late) = self.late.pop_front() else {
+                return false;
+            };
+            self.work_off(late, now);
+        }
+        !self.late.is_empty()
+    }
+
+    fn work_off(&mut self, late: Late, now: Now) {
+        self.told += 1;
+        match late {
+            Late::Lost(mut lost) => {
+                let left = lost.holds.len().saturating_sub(TOLD_A_STEP);
+                let ended = lost.holds.split_off(left);
+                self.told += ended.len();
+                self.lost(&lost, &ended, now);
+                if left > 0 {
+                    self.late.push_front(Late::Lost(lost));
+                }
+            }
+            Late::Said(name, event) => self.notifications.add_named(&name, event),
+            Late::Flush(db) => self.notifications.add_flush(db),
+        }
+    }
+
+    /// A lock has left its name: these of its holds have ended, unless they go on elsewhere.
+    fn lost(&mut self, lost: &Unlinked, holds: &[(Token, WallMs)], now: Now) {
+        let name = &lost.name;
+        // A lease that has run out has ended the hold anywhere.
+        let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
+        let left = lost.moved || lives && self.took_along(name, lost.carried);
+        for &(token, deadline) in holds {
+            let end = match deadline <= now.wall() && !lost.cut.contains(&token) {
+                true => End::Expired,
+                false => End::Removed,
+            };
+            if left {
+                self.engine.on_hold_left(name.as_ref(), token);
+            } else {
+                self.engine.on_hold_removed(name.as_ref(), end, token, now);
+                self.notifications.add_named(name, Event::Ended(end, token));
+            }
+        }
+    }
+
+    /// The holds of a lock that end by what its key was given from outside. To be asked before it is revisited.
+    pub(super) fn cut(&self, name: &Name, holds: &[(Token, WallMs)]) -> Vec<Token> {
+        let ended = |deadline| self.engine.ended_from_outside(name.as_ref(), deadline);
+        let cut = holds.iter().filter(|(_, deadline)| ended(*deadline));
+        cut.map(|(token, _)| *token).collect()
+    }
+
+    /// A lock has left this name, or has come to it (`brought`): only marks it, and touches no key.
+    pub(super) fn note(&mut self, name: &Name, brought: bool) {
+        if !gate::primary() {
+            self.to_follow.push_back(name.clone());
+        } else if brought {
+            self.engine.on_key_changed(name.as_ref());
+        } else {
+            self.engine.on_key_removed(name.as_ref());
+        }
+    }
+
+    /// Whether a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a
+    /// cluster it tells nobody either.
+    fn took_along(&mut self, name: &Name, carried: bool) -> bool {
+        gate::primary() && self.keys.took_along(name.as_ref(), carried)
+    }
+
+    /// The value at this name has gone or come (`brought`). A primary has the queue served; a replica only notes whether the lock
+    /// will have to be watched.
+    fn revisit(&mut self, name: &Name, brought: bool) {
+        if !gate::primary() {
+            self.engine
+                .follow(name.as_ref(), self.keys.entry(name.as_ref()));
+        } else if brought {
+            self.engine.on_key_changed(name.as_ref());
+        } else {
+            self.engine.on_key_removed(name.as_ref());
+        }
+    }
+
+    /// Asks which slots are this node's. Queues in one that has left are revisited, and nothing is tied to a connection there
+    /// any more.
+    #[cold]
+    pub(super) fn refresh_slots(&mut self) {
+        if self.engine.is_idle() || !gate::primary() {
+            return;
+        }
+        let own = self.keys.own_slots();
+        if *own == self.own_slots {
+            return;
+        }
+        self.engine.on_slots_changed(|key| own.serves(key));
+        self.engine
+            .on_locks_left(|name| own.knows_nothing_of(&name.key));
+        self.own_slots = own.clone();
+    }
+
+    /// Goes one step further through what concerns all locks, on a server that only follows; one that decides does so as it
+    /// settles. Gives whether there is more.
+    pub(super) fn review(&mut self) -> bool {
+        let mut names = match gate::primary() {
+            true => Vec::new(),
+            false => self.engine.review(SETTLED_A_STEP, false),
+        };
+        let noted = self.to_follow.len().min(SETTLED_A_STEP);
+        names.extend(self.to_follow.drain(..noted));
+        for name in names {
+            self.revisit(&name, true);
+        }
+        !self.to_follow.is_empty() || (!gate::primary() && self.engine.in_review())
+    }
+
+    /// This server decides from now on: a quarantine begins.
+    fn decide_from(&mut self, now: Now) {
+        self.since = now.steady();
+        self.settings.begin();
+        self.settings.refresh(&mut self.engine.policy, self.since);
+    }
+}

@@ -1,0 +1,198 @@
+//! What differs from server to server: every "this version does …", and nothing of it elsewhere.
+//!
+//! A caller asks a question by its name. The answer comes from what the server offers, or from trying it out, so that it needs no
+//! care when servers change; from the version only where neither shows it. Each question says which versions it is about, why,
+//! and which test (of `integration/tests`) would notice a server of which that is no longer true.
+//!
+//! Other measures cost so little that they are taken on every server, though only some need them. Nothing asks for the version
+//! there. When the last server that needs one is no longer supported it can go, if its test stays green without it:
+//!
+//! | measure | needed by | reason | test |
+//! |---|---|---|---|
+//! | `wait_key`: nobody is blocked on a lock's own key | Redis 7.0 | when the key appears, `serveClientsBlockedOnKeyByModule` leaves `server.current_client` at a connection that may be freed before it is read. Elsewhere it saves calling everybody back: 1 ms for 10,000 | `blocked`: `a_key_appears_under_those_who_wait_for_it` under `make memcheck`, `no_lock_s_key_is_blocked_on` |
+//! | `blocking`: the server is given no time-out | Redis 7.0 | one that falls together with a grant loses the reply. Elsewhere it would be late by up to 1000/hz ms | `waiting`: `time_is_up_after_the_milliseconds_given` |
+//! | `events::subscribe`: a load that fails takes its subscriptions back | Redis 7.0 | the server keeps them, and calls what is no longer there | `load`: `no_setting_out_of_range_is_loaded_and_nothing_is_left` |
+//! | `dry_run`: an empty module is loaded first | all but Redis 7.0, up to Redis 8.6 and Valkey 9.1 | a setting that no module has makes them unload a module with a data type, and crash. Redis 7.0 answers with an error and keeps the module | `load`: `no_setting_that_there_is_not_is_loaded` |
+//! | `guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it holds back what a command writes until modules have heard of the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |
+//! | `caller`: a script's own client is not looked up | Valkey 9.1 | it finds that client, which has no connection, and fails when it asks for the address | `sessions`: `refused_in_scripts_and_allowed_in_a_transaction` |
+//! | `mod`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
+//! | `subscribers`: a count that INFO lacks is 0 | Redis 7.0, before 7.0.3 | it does not count sharded subscriptions | none: no such server is tested |
+
+use crate::ffi::api::{self, api, Ctx, Text};
+use crate::node::gate;
+use redis_module::raw;
+use std::ffi::{c_char, c_int};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+
+static IS_VALKEY: AtomicBool = AtomicBool::new(false);
+static IS_REDIS_7_2: AtomicBool = AtomicBool::new(false);
+static BARS_SUBSCRIBERS: AtomicBool = AtomicBool::new(false);
+
+/// Finds out what server this is. To be called at load, before any question.
+pub fn detect(ctx: *mut Ctx) {
+    let version = |field| api::server_info(ctx, c"server", field);
+    match version(c"valkey_version") {
+        Some(valkey) => {
+            IS_VALKEY.store(true, Ordering::Relaxed);
+            BARS_SUBSCRIBERS.store(!valkey.starts_with("8.0."), Ordering::Relaxed);
+        }
+        None => {
+            let redis = version(c"redis_version").unwrap_or_default();
+            IS_REDIS_7_2.store(redis.starts_with("7.2."), Ordering::Relaxed);
+        }
+    }
+}
+
+/// When an answered connection is unblocked, so that whatever ends it in the same turn of the event loop is told of as the end of
+/// one that has no answer yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unblocks {
+    /// Redis 7.0 writes the answer at once, but takes the connection for a blocked one until it goes to sleep: CLIENT UNBLOCK
+    /// … ERROR in between adds a second reply. It raises an event right before it works off what was unblocked.
+    BeforeSleep,
+    /// Redis 7.2 does the same, but raises that event too late.
+    EndOfTurn,
+    /// Redis 7.4 and later write the answer only when they work off what was unblocked. Valkey keeps it apart until
+    /// then, and drops it if the connection ends or is unblocked by error before.
+    AtOnce,
+}
+
+/// When this server's connections are unblocked.
+///
+/// Test: `undelivered`, all of it, and `waiting`: `unblocked_by_error_just_after_the_grant`. A new server for which `AtOnce` is
+/// too early fails them.
+pub fn unblocks() -> Unblocks {
+    if tells_of_sleep() {
+        Unblocks::BeforeSleep
+    } else if IS_REDIS_7_2.load(Ordering::Relaxed) {
+        Unblocks::EndOfTurn
+    } else {
+        Unblocks::AtOnce
+    }
+}
+
+/// Whether this server raises an event right before it works off unblocked connections and goes to sleep: Redis 7.0
+/// (told by a function that came with 7.2). Later ones raise it between that and the writing of replies.
+///
+/// It has decided by then for how long it sleeps: a timer that is made while it works off the last of a turn does not wake it.
+///
+/// Test: `undelivered`: `killed_behind_another_wait`.
+pub fn tells_of_sleep() -> bool {
+    // SAFETY: a pointer that the server set before this.
+    unsafe { raw::RedisModule_CachedMicroseconds }.is_none()
+}
+
+/// The server's own time, which stands still within MULTI and scripts: microseconds of the wall clock. Redis 7.0 does not tell it.
+///
+/// Test: `basics`: `check_guards_a_transaction`, on both kinds of server.
+#[inline]
+pub fn cached_time_us() -> Option<u64> {
+    // SAFETY: a pointer that the server has set before this and never changes; the function takes nothing.
+    unsafe { raw::RedisModule_CachedMicroseconds.map(|cached| cached() as u64) }
+}
+
+/// Whether this server lets a module block no connection that has subscriptions, which in RESP3 can send commands: Valkey
+/// since 8.1 (`moduleBlockClient` takes normal clients only).
+///
+/// Test: `blocked`: `a_subscriber_waits_where_it_may` fails on another server that bars them. A Valkey that no longer does is
+/// noticed by nothing: the request would go on being refused.
+pub fn bars_subscribers() -> bool {
+    BARS_SUBSCRIBERS.load(Ordering::Relaxed)
+}
+
+/// Whether this server can be listened to for generic keyspace events (RENAME, MOVE, EXPIRE, PERSIST). Valkey since 8.1 runs the
+/// callbacks with the client whose command it executes, selected to the event's database, and leaves it there: MOVE and COPY
+/// then move the *client*. Mended in 9.1.1, and possibly elsewhere, so it is tried out. Redis gives each callback a client
+/// of its own.
+///
+/// To be called when the module's commands can be run. `own` is a context of the module's own.
+///
+/// Test: `removal`: `generic_keyspace_events_are_heard_where_they_move_no_client` names the versions.
+pub fn generic_events_are_safe(ctx: *mut Ctx, own: *mut Ctx, databases: u32) -> bool {
+    if !IS_VALKEY.load(Ordering::Relaxed) || databases < 2 {
+        return true;
+    }
+    // A command of the module's own, in which `trial` raises an event of another database.
+    api::select(own, u32::from(api::selected(ctx) == 0));
+    TRIED.store(own, Ordering::Relaxed);
+    gate::pass_through(ctx);
+    let safe = TRIED.swap(ptr::null_mut(), Ordering::Relaxed).is_null();
+    api::select(own, 0);
+    safe
+}
+
+/// While it is tried out whether keyspace events are safe: the context to raise one in. Taken out if they are.
+static TRIED: AtomicPtr<Ctx> = AtomicPtr::new(ptr::null_mut());
+
+/// Within a command: raises an event that is none of anybody's, and checks that the command's client stays where it was.
+pub fn trial(ctx: *mut Ctx) {
+    let own = TRIED.load(Ordering::Relaxed);
+    if own.is_null() {
+        return;
+    }
+    let (home, key) = (api::selected(ctx), Text::new(b"dlock"));
+    // SAFETY: a context of the module's own, in another database; the event's name is copied.
+    unsafe {
+        api!(RedisModule_NotifyKeyspaceEvent(
+            own,
+            raw::REDISMODULE_NOTIFY_EVICTED as c_int,
+            c"dlock.trial".as_ptr(),
+            key.raw()
+        ));
+    }
+    if api::selected(ctx) == home {
+        TRIED.store(ptr::null_mut(), Ordering::Relaxed);
+    }
+    api::select(ctx, home);
+}
+
+/// How a key is opened so that it leaves no trace: no change of its age, no event, no count, no removal of a key that has
+/// expired. Redis 7.0 knows only the first, and takes the others for nothing.
+///
+/// Test: `appearing`: `to_look_for_a_key_leaves_no_trace`.
+pub const TRACELESS: c_int = (raw::REDISMODULE_READ
+    | raw::REDISMODULE_OPEN_KEY_NOTOUCH
+    | raw::REDISMODULE_OPEN_KEY_NOEFFECTS) as c_int;
+
+/// The same for a key that is probably not there. On Redis 7.0 one that is opened for reading only counts as a miss.
+///
+/// Test: as above.
+pub const TRACELESS_IF_ABSENT: c_int = TRACELESS | raw::REDISMODULE_WRITE as c_int;
+
+/// Commands that wait, though not every server says so: Redis 7.2 does not flag WAIT as blocking.
+///
+/// Test: `guard`: `commands_that_are_not_for_guard_are_refused`.
+pub const WAITS_UNFLAGGED: [&[u8]; 2] = [b"wait", b"waitaof"];
+
+/// An option by which a module declares that its keys may travel in an atomic slot migration: Valkey since 9.0. Other servers
+/// ignore the bit.
+///
+/// Test: `cluster`: `a_slot_that_moves_at_once_takes_its_locks_along`.
+pub const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
+
+/// How many databases the server has. A node of a cluster has one, whatever `databases` says, but Valkey since 9.0 has a setting
+/// for it.
+///
+/// Test: `removal`: `generic_keyspace_events_are_heard_where_they_move_no_client`.
+pub fn databases(ctx: *mut Ctx, cluster: bool) -> u32 {
+    let (setting, usual) = match cluster {
+        true => (c"cluster-databases", 1),
+        false => (c"databases", 16),
+    };
+    let value = api::setting(ctx, setting).and_then(|value| value.parse().ok());
+    value.unwrap_or(usual)
+}
+
+/// Gives a command its ACL categories. Redis 7.0 lets modules have none. Whether the server accepts them.
+///
+/// Test: `commands`: `categories_allow_and_deny`.
+///
+/// # Safety
+/// At load; the command is one of the module's, and the text ends with a NUL.
+pub unsafe fn set_categories(command: *mut raw::RedisModuleCommand, text: *const c_char) -> bool {
+    // SAFETY: as the caller says.
+    unsafe {
+        raw::RedisModule_SetCommandACLCategories.map_or(true, |set| set(command, text) == api::OK)
+    }
+}

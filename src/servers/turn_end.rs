@@ -1,0 +1,70 @@
+//! A call back at the end of a turn of the event loop, from where the server works off the connections that modules have
+//! unblocked: before it sends anything, and after every command of the turn.
+//!
+//! The server that needs this (`quirks::Unblocks::EndOfTurn`) tells of that moment to nobody. But a call of the module's own can be blocked there and unblocked at once, as a
+//! connection can; what it leaves behind is freed when its turn comes among those that were unblocked, and that is told.
+
+use crate::ffi::api::{api, Ctx};
+use crate::ffi::cell::MainThread;
+use crate::ffi::panic::catch_panic;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Set while the module makes its call.
+static CALLING: AtomicBool = AtomicBool::new(false);
+
+/// Set when the module's call will be freed at the end of this turn.
+static AWAITED: AtomicBool = AtomicBool::new(false);
+
+/// What is called then.
+static WORK: MainThread<Option<fn()>> = MainThread::new(None);
+
+/// Has `work` called at the end of this turn, once. Gives whether the server will.
+pub fn call_back(ctx: *mut Ctx, work: fn()) -> bool {
+    if AWAITED.load(Ordering::Relaxed) {
+        return true;
+    }
+    if let Some(mut kept) = WORK.try_borrow_mut() {
+        *kept = Some(work);
+    }
+    CALLING.store(true, Ordering::Relaxed);
+    // SAFETY: a live context and a command without keys; `K` lets it be blocked, and then the reply is a promise, which
+    // may be freed at any time.
+    unsafe {
+        let reply = api!(RedisModule_Call(ctx, c"DLOCK.HELP".as_ptr(), c"K".as_ptr()));
+        if !reply.is_null() {
+            api!(RedisModule_FreeCallReply(reply));
+        }
+    }
+    CALLING.store(false, Ordering::Relaxed);
+    AWAITED.load(Ordering::Relaxed)
+}
+
+/// Whether a call is the module's own of [`call_back`].
+pub fn calling() -> bool {
+    CALLING.load(Ordering::Relaxed)
+}
+
+/// Blocks the module's own call, and unblocks it. In MULTI and in scripts the server does not block it, and answers it with an error;
+/// what is freed is so all the same.
+pub fn block(ctx: *mut Ctx) {
+    // SAFETY: the context of a command; the private data is no pointer that anybody follows, but must not be null.
+    unsafe {
+        let handle = api!(RedisModule_BlockClient(ctx, None, None, Some(freed), 0));
+        if handle.is_null() {
+            return;
+        }
+        let data = ptr::NonNull::<c_void>::dangling().as_ptr();
+        api!(RedisModule_UnblockClient(handle, data));
+    }
+    AWAITED.store(true, Ordering::Relaxed);
+}
+
+extern "C" fn freed(_ctx: *mut Ctx, _data: *mut c_void) {
+    AWAITED.store(false, Ordering::Relaxed);
+    let work = WORK.try_borrow_mut().and_then(|mut kept| kept.take());
+    if let Some(work) = work {
+        catch_panic(work);
+    }
+}

@@ -1,0 +1,100 @@
+//! What observers are to be told once an event has been worked off, in the order in which they are told: of each name what
+//! happened there in the order in which it happened, so that the end of a hold always comes before the next one's beginning.
+//!
+//! One rule gives that order: what callbacks have noted comes before what the event itself has done. They note what others did
+//! to keys before the event, and what the server removed as the event opened a key; both end what stood there before anything
+//! that the event puts there begins. So an event reads the inbox twice, before it decides and after it, and only then has the
+//! locks that it has opened add what it did. What comes in masses is told in steps, and then what events do meanwhile waits
+//! behind it (`Late` in `notices`). (`run` in `mod`; `observers` in `integration/tests` finds every other order).
+
+use crate::ffi::api::{self, Str, Text};
+use crate::run::notices::Late;
+use crate::tell::subscribers;
+use dlock_engine::{Event, Name, NameRef};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A list of notifications, in order. Its buffers are reused: an uncontended command allocates nothing here.
+#[derive(Default)]
+pub struct Notifications {
+    items: Vec<Notification>,
+    owned_keys: Vec<Text>,
+}
+
+/// Whether the server passes the module's keyspace events on. Where it does not, none is noted.
+static KEYSPACE_EVENTS: AtomicBool = AtomicBool::new(false);
+
+/// Whether keyspace events are to be raised.
+pub fn keyspace_events() -> bool {
+    KEYSPACE_EVENTS.load(Ordering::Relaxed)
+}
+
+/// Asks the server whether it passes keyspace events on: at load, and whenever its configuration changes.
+pub fn refresh() {
+    KEYSPACE_EVENTS.store(api::notifies_of_modules(), Ordering::Relaxed);
+}
+
+/// One notification.
+pub enum Notification {
+    /// Something happened to a lock: its database, its key (alive for as long as the list is), and what.
+    Lock(u32, *mut Str, Event),
+    /// A database was emptied.
+    Flush(u32),
+}
+
+impl Notifications {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Takes out those from this one on, to be told later.
+    #[cold]
+    pub fn put_off(&mut self, from: usize) -> impl Iterator<Item = Late> + '_ {
+        self.items.drain(from..).map(|item| match item {
+            Notification::Flush(db) => Late::Flush(db),
+            Notification::Lock(db, key, event) => {
+                // SAFETY: the list keeps its keys alive.
+                let key = unsafe { api::bytes(key) };
+                Late::Said(NameRef { db, key }.to_owned(), event)
+            }
+        })
+    }
+
+    /// Adds what happened to a lock whose key is the command's own argument, which lives until the command returns.
+    pub fn add(&mut self, db: u32, key: *mut Str, event: &Event) {
+        // Only the end of a hold is told by a message too.
+        let ended = matches!(event, Event::Ended(..));
+        if keyspace_events() || (ended && !subscribers::known_absent()) {
+            self.items.push(Notification::Lock(db, key, *event));
+        }
+    }
+
+    /// Takes a key that a notification names, so that it lives until the list has been worked off.
+    pub fn own_key(&mut self, key: Text) {
+        self.owned_keys.push(key);
+    }
+
+    /// Adds what happened to a lock by its name.
+    pub fn add_named(&mut self, name: &Name, event: Event) {
+        let key = Text::new(&name.key);
+        self.add(name.db, key.raw(), &event);
+        self.own_key(key);
+    }
+
+    /// Adds that a database was emptied.
+    pub fn add_flush(&mut self, db: u32) {
+        self.items.push(Notification::Flush(db));
+    }
+
+    /// Hands every notification over, in order, and is empty then.
+    pub fn drain(&mut self, tell: impl FnMut(&Notification)) {
+        self.items.iter().for_each(tell);
+        self.items.clear();
+        self.owned_keys.clear();
+    }
+}

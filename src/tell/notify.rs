@@ -1,0 +1,34 @@
+//! Telling those who wait by a channel.
+
+use crate::ffi::api::{self, Ctx};
+use dlock_engine::{Message, Outcome, Refusal};
+
+/// Publishes what a waiting request is told: `word token keylen:key ownerlen:owner wait-id`. In a cluster every node's subscribers
+/// hear it, since the channel is the client's and belongs to no slot.
+pub fn publish(ctx: *mut Ctx, message: &Message) {
+    let (word, token) = said(&message.outcome);
+    let (key, owner) = (&message.name.key, &message.owner);
+    let mut text = format!("{word} {token} {}:", key.len()).into_bytes();
+    text.extend_from_slice(key);
+    text.extend_from_slice(format!(" {}:", owner.len()).as_bytes());
+    text.extend_from_slice(owner);
+    text.extend_from_slice(format!(" {}", message.id.0).as_bytes());
+    api::publish(ctx, &message.channel, &text, false);
+}
+
+/// The word for an outcome, and the token: 0 for all but a grant.
+fn said(outcome: &Outcome) -> (&'static str, u64) {
+    match outcome {
+        Outcome::Granted(grant) => ("granted", grant.token.0),
+        // A request for many locks has no channel.
+        Outcome::GrantedAll(_) | Outcome::Null => ("timeout", 0),
+        Outcome::Cancelled => ("cancelled", 0),
+        Outcome::Replaced => ("replaced", 0),
+        Outcome::Gone => ("gone", 0),
+        Outcome::Moved => ("moved", 0),
+        Outcome::Refused(Refusal::WrongType) => ("wrongtype", 0),
+        Outcome::Refused(Refusal::Deadlock(_)) => ("deadlock", 0),
+        Outcome::Refused(Refusal::NotHeld) => ("notheld", 0),
+        Outcome::Refused(_) => ("refused", 0),
+    }
+}

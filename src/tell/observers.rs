@@ -1,0 +1,156 @@
+//! Telling observers: unlock messages and keyspace events.
+
+use crate::ffi::api::{self, Ctx};
+use crate::node::gate;
+use crate::node::slot;
+use crate::tell::notifications::{self, Notification, Notifications};
+use crate::tell::subscribers;
+use dlock_engine::{change, End, Event, Token};
+use std::ffi::CStr;
+
+/// How unlock messages go out (`dlock.notify`, with `auto` resolved).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channel {
+    /// Not at all.
+    None,
+    /// PUBLISH.
+    Plain,
+    /// PUBLISH, in a cluster: the cluster carries it to replicas.
+    PlainInCluster,
+    /// SPUBLISH, on a channel in the lock's slot.
+    Sharded,
+}
+
+/// Tells all of it, in order, and empties the list. `home` is the context's database.
+pub fn tell(
+    ctx: *mut Ctx,
+    home: u32,
+    channel: Channel,
+    notifications: &mut Notifications,
+    texts: &mut Texts,
+) {
+    let mut selected = home;
+    let keyspace_events = notifications::keyspace_events();
+    notifications.drain(|notification| {
+        let (db, key, event) = match notification {
+            Notification::Lock(db, key, event) => (*db, *key, event),
+            Notification::Flush(db) => return publish_flush(ctx, channel, *db),
+        };
+        if selected != db {
+            api::select(ctx, db);
+            selected = db;
+        }
+        if keyspace_events {
+            if let Some(event) = keyspace_event(event) {
+                api::notify(ctx, event, key);
+            }
+        }
+        if let Event::Ended(end, token) = event {
+            // SAFETY: the list keeps its keys alive.
+            publish(
+                ctx,
+                channel,
+                texts,
+                db,
+                unsafe { api::bytes(key) },
+                *end,
+                *token,
+            );
+        }
+    });
+    if selected != home {
+        api::select(ctx, home);
+    }
+}
+
+/// The keyspace event of the module class that goes with something. A removal has the server's own event already.
+fn keyspace_event(event: &Event) -> Option<&'static CStr> {
+    match event {
+        Event::Acquired(_) => Some(c"dlock.acquired"),
+        Event::Queued => Some(c"dlock.queued"),
+        Event::Timeout => Some(c"dlock.timeout"),
+        Event::Ended(End::Released, _) => Some(c"dlock.released"),
+        Event::Ended(End::Expired, _) => Some(c"dlock.expired"),
+        Event::Ended(End::Forced, _) => Some(c"dlock.forced"),
+        Event::Ended(End::Session, _) => Some(c"dlock.session"),
+        Event::Ended(End::Removed, _) => None,
+    }
+}
+
+/// One message of one lock: on `__dlock@<db>__:<key>`, or on the sharded channel of its slot.
+fn publish(
+    ctx: *mut Ctx,
+    channel: Channel,
+    texts: &mut Texts,
+    db: u32,
+    key: &[u8],
+    end: End,
+    token: Token,
+) {
+    // A replica tells its own subscribers as it follows; in a cluster the primary's message reaches them.
+    let to_cluster = matches!(channel, Channel::PlainInCluster | Channel::Sharded);
+    if channel == Channel::None || (to_cluster && !gate::primary()) {
+        return;
+    }
+    // Who subscribes at another node of a cluster is not counted here.
+    if !to_cluster && !subscribers::may_exist(ctx) {
+        return;
+    }
+    // The sharded channel is in the lock's slot; where no name can be made that is, the message goes out plain.
+    let braced = channel == Channel::Sharded && slot::can_be_braced(key);
+    let sharded = braced || (channel == Channel::Sharded && slot::tag(key).is_some());
+    texts.name(db, key, braced);
+    texts.say(end, token);
+    api::publish(ctx, &texts.channel, &texts.message, sharded);
+}
+
+/// A flush is one message for its database. It belongs to no slot, so it always goes out plain.
+fn publish_flush(ctx: *mut Ctx, channel: Channel, db: u32) {
+    if channel != Channel::None {
+        api::publish(ctx, format!("__dlock@{db}__").as_bytes(), b"flushed", false);
+    }
+}
+
+/// The texts of a message. Their buffers are reused: every release makes them.
+#[derive(Default)]
+pub struct Texts {
+    channel: Vec<u8>,
+    message: Vec<u8>,
+    // The channel's beginning, the same for all messages of a database: which database, and how long it is.
+    prefix: Option<(u32, usize)>,
+}
+
+impl Texts {
+    /// Makes the channel's name.
+    fn name(&mut self, db: u32, key: &[u8], braced: bool) {
+        match self.prefix {
+            Some((same, len)) if same == db => self.channel.truncate(len),
+            _ => {
+                self.channel.clear();
+                self.channel.extend_from_slice(b"__dlock@");
+                let mut digits = [0; change::DIGITS];
+                self.channel
+                    .extend_from_slice(change::decimal(u64::from(db), &mut digits));
+                self.channel.extend_from_slice(b"__:");
+                self.prefix = Some((db, self.channel.len()));
+            }
+        }
+        if braced {
+            self.channel.push(b'{');
+        }
+        self.channel.extend_from_slice(key);
+        if braced {
+            self.channel.push(b'}');
+        }
+    }
+
+    /// Makes the message.
+    fn say(&mut self, end: End, token: Token) {
+        self.message.clear();
+        self.message.extend_from_slice(end.word().as_bytes());
+        self.message.push(b' ');
+        let mut digits = [0; change::DIGITS];
+        self.message
+            .extend_from_slice(change::decimal(token.0, &mut digits));
+    }
+}

@@ -1,0 +1,104 @@
+//! Grants that are written to their connections and, for all that is known, not sent.
+//!
+//! The server sends what is written at the end of a turn of its event loop. A connection may end before that, by a command that
+//! stood behind another wait or because it is to be told more than its output buffer holds; or the server finds it broken
+//! when it sends. Then the grant is taken back, unless the connection may have had it: two owners are worse than a lock that
+//! nobody has until a lease ends. What a connection was sent the server says in CLIENT LIST, as long as it is there.
+//!
+//! Where the server sends in other threads (`io-threads`) it may learn of a broken connection only in a later turn. By then a
+//! reply that is left may be another one's, and the grant stands.
+
+use crate::callbacks::events;
+use crate::ffi::api::{self, Ctx};
+use crate::ffi::cell::MainThread;
+use crate::node::inbox::{self, Notice};
+use crate::servers::quirks;
+use dlock_engine::collections::index::ByNumber;
+use dlock_engine::{ClientId, Undo};
+
+/// A grant that is written and may not be sent.
+struct Unsent {
+    // The user of the connection.
+    user: Vec<u8>,
+    undo: Vec<Undo>,
+}
+
+lazy_static::lazy_static! {
+    static ref UNSENT: MainThread<ByNumber<ClientId, Unsent>> = MainThread::new(ByNumber::default());
+}
+
+/// A grant is written to this connection.
+pub fn add(client: ClientId, user: Vec<u8>, undo: Vec<Undo>) {
+    if let Some(mut unsent) = UNSENT.try_borrow_mut() {
+        match unsent.get_mut(&client) {
+            // The connection waited once more in this turn. What was granted last is undone first.
+            Some(first) => drop(first.undo.splice(0..0, undo)),
+            None => drop(unsent.insert(client, Unsent { user, undo })),
+        }
+    }
+}
+
+/// The event loop has made a turn: what was written has been sent, as far as it could be.
+pub fn turn() {
+    if let Some(mut unsent) = UNSENT.try_borrow_mut() {
+        unsent.clear();
+    }
+}
+
+/// Takes back what was written to a connection that certainly was not sent it.
+pub fn take_back(client: ClientId) {
+    let unsent = UNSENT
+        .try_borrow_mut()
+        .and_then(|mut unsent| unsent.remove(&client));
+    if let Some(unsent) = unsent {
+        inbox::post(Notice::Undelivered(unsent.undo));
+    }
+}
+
+/// A connection ends. The server is asked here, in the callback: a moment later it knows nothing of the connection any more.
+pub fn on_disconnect(ctx: *mut Ctx, client: ClientId) {
+    let user = UNSENT
+        .try_borrow_mut()
+        .and_then(|unsent| Some(unsent.get(&client)?.user.clone()));
+    let Some(user) = user else { return };
+    // Without an answer it may have been sent.
+    let output = api::client_line(ctx, client.0).map(|line| Output::of(&line));
+    if output.is_some_and(|output| !output.may_have_gone_out(&user)) {
+        take_back(client);
+    }
+}
+
+/// What CLIENT LIST says of a connection that ends in the turn in which a grant was written to it.
+struct Output {
+    // Something is not sent.
+    pending: bool,
+    // No command has run since the one that waited.
+    nothing_behind: bool,
+    user: Vec<u8>,
+}
+
+impl Output {
+    fn of(line: &str) -> Output {
+        let field = |name: &str| {
+            let mut words = line.split(' ');
+            words.find_map(|word| word.strip_prefix(name))
+        };
+        let any = |name| field(name).is_some_and(|number| number != "0");
+        let waits = ["dlock.acquire", "dlock.fairacquire", "dlock.macquire"];
+        Output {
+            pending: any("obl=") || any("oll="),
+            nothing_behind: field("cmd=").is_some_and(|name| waits.contains(&name)),
+            user: field("user=").unwrap_or_default().as_bytes().to_vec(),
+        }
+    }
+
+    /// Whether the grant may have been sent; `user` is the connection's user when it began to wait.
+    fn may_have_gone_out(&self, user: &[u8]) -> bool {
+        // Nothing more is written to a connection whose user was deleted.
+        let deleted = self.nothing_behind && self.user != user;
+        // What is pending may be the replies to later commands alone, unless nothing is sent yet.
+        let sending = quirks::tells_of_sleep() || events::asleep();
+        let unsent = self.pending && (self.nothing_behind || !sending);
+        !unsent && !deleted
+    }
+}
