@@ -1,5 +1,6 @@
 //! The data type: how locks are saved, loaded, rewritten, digested and freed.
 
+use crate::callbacks::hooks;
 use crate::callbacks::remains;
 use crate::ffi::api::{self, api};
 use crate::ffi::panic::catch_panic;
@@ -100,18 +101,18 @@ unsafe fn read(io: *mut RedisModuleIO, version: c_int) -> Option<Lock> {
     let plausible = lock.obeys_the_rule()
         && numbers().all(|number| token::plausible(number, now))
         && lock.tickets().all(|(number, _)| number.0 >= FIRST_PLACE);
-    if from_a_user && !(plausible && crate::run::has_room_for(&lock)) {
+    if from_a_user && !(plausible && hooks::has_room_for(&lock)) {
         return None;
     }
     if let Some(latest) = numbers().max() {
-        crate::run::seen(latest);
+        inbox::post_number(latest);
     }
     // A lock with one holder and no queue needs nothing but its key's TTL, which comes with it from a file; what
     // RESTORE brings has the TTL that the user gave.
     if from_a_user || lock.needs_watch() {
         // SAFETY: as above.
         if let Some(name) = unsafe { name_of(io) } {
-            inbox::post_brought(name);
+            inbox::post_brought(name, hooks::mark);
         }
     }
     census::given(lock.holders());
@@ -274,7 +275,7 @@ unsafe extern "C" fn effort(_ctx: *mut RedisModuleKeyOptCtx, _value: *const c_vo
 /// A value leaves its name, in whatever way.
 unsafe extern "C" fn unlinked(ctx: *mut RedisModuleKeyOptCtx, value: *const c_void) {
     // The module needs no notice of its own deletion.
-    if crate::run::keyspace::deleting() {
+    if inbox::ignores_unlinks() {
         return;
     }
     catch_panic(|| {
@@ -286,7 +287,7 @@ unsafe extern "C" fn unlinked(ctx: *mut RedisModuleKeyOptCtx, value: *const c_vo
                 return;
             };
             let key = api::bytes(key);
-            inbox::post_unlinked(NameRef { db, key }.to_owned(), lock);
+            inbox::post_unlinked(NameRef { db, key }.to_owned(), lock, hooks::mark);
         }
     });
 }

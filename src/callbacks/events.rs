@@ -1,11 +1,13 @@
 //! What the server tells its modules: only noted here, worked off by the module's next event.
 
 use crate::callbacks::data_type;
+use crate::callbacks::hooks;
 use crate::ffi::api::{self, api, hot, Ctx, Str, OK};
 use crate::ffi::log;
 use crate::ffi::panic::catch_panic;
 use crate::node::census;
 use crate::node::clock;
+use crate::node::event_loop;
 use crate::node::eviction;
 use crate::node::gate;
 use crate::node::inbox::{self, Notice};
@@ -94,12 +96,12 @@ fn listen(ctx: *mut Ctx, classes: i32) -> Result<(), &'static str> {
 }
 
 /// Set once the module hears of connections that end.
-static HEARS_OF_ENDS: AtomicBool = AtomicBool::new(false);
+static DISCONNECTS_SUBSCRIBED: AtomicBool = AtomicBool::new(false);
 
 /// Has the server tell of connections that end, from the first one on that waits or to which something is tied: the server
 /// asks for the address of each connection that it tells of, which those who use none of this need not pay for.
-pub fn hear_of_ends(ctx: *mut Ctx) {
-    if HEARS_OF_ENDS.swap(true, Ordering::Relaxed) {
+pub fn subscribe_disconnects(ctx: *mut Ctx) {
+    if DISCONNECTS_SUBSCRIBED.swap(true, Ordering::Relaxed) {
         return;
     }
     let event = raw::RedisModuleEvent {
@@ -152,7 +154,7 @@ extern "C" fn flushed(ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, da
             return;
         }
         inbox::before_flush();
-        if let Some((databases, held)) = crate::run::databases_and_holds() {
+        if let Some((databases, held)) = hooks::databases_and_holds() {
             census::flushing(ctx, db, databases, held);
         }
     });
@@ -227,24 +229,16 @@ extern "C" fn listener(
     catch_panic(replicate::somebody_may_listen);
 }
 
-/// Set from the event before the event loop sleeps until the one after.
-static ASLEEP: AtomicBool = AtomicBool::new(false);
-
-/// Whether the event loop sleeps, or is about to: it works off the last of a turn.
-pub fn asleep() -> bool {
-    ASLEEP.load(Ordering::Relaxed)
-}
-
 extern "C" fn turned(_ctx: *mut Ctx, _event: raw::RedisModuleEvent, sub: u64, _data: *mut c_void) {
     catch_panic(|| {
         if sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
-            ASLEEP.store(true, Ordering::Relaxed);
+            event_loop::set_asleep(true);
             clock::turn();
             subscribers::turn();
             inbox::turn();
             blocking::before_sleep();
         } else {
-            ASLEEP.store(false, Ordering::Relaxed);
+            event_loop::set_asleep(false);
             unsent::turn();
         }
     });
@@ -268,7 +262,7 @@ extern "C" fn keyspace_event(
         let (event, bytes) = unsafe { (CStr::from_ptr(event).to_bytes(), api::bytes(key)) };
         let post: fn(Name) = match event {
             b"expire" | b"persist" => |name| inbox::post(Notice::Retimed(name)),
-            b"rename_to" | b"move_to" => inbox::post_brought,
+            b"rename_to" | b"move_to" => |name| inbox::post_brought(name, hooks::mark),
             b"evicted" => {
                 // The key is gone by now: that it was a lock was seen when it left its name.
                 if inbox::just_unlinked(api::selected(ctx), bytes) {

@@ -2,4 +2,5 @@
 
 pub mod data_type;
 pub mod events;
+pub mod hooks;
 pub mod remains;

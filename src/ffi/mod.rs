@@ -5,3 +5,4 @@ pub mod cell;
 pub mod log;
 pub mod maybe_owned;
 pub mod panic;
+pub mod probe;

@@ -2,7 +2,6 @@
 
 use crate::ffi::api::{api, OK};
 use crate::node::timer;
-use crate::tell::observers::Channel;
 use dlock_commands::Defaults;
 use dlock_engine::{Policy, SteadyMs};
 use redis_module::configuration::{
@@ -120,6 +119,19 @@ impl NotifyValue {
     fn current(&self) -> Notify {
         Notify::try_from(self.0.load(Ordering::Relaxed)).unwrap_or(Notify::auto)
     }
+}
+
+/// How unlock messages go out (`dlock.notify`, with `auto` resolved).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Channel {
+    /// Not at all.
+    None,
+    /// PUBLISH.
+    Plain,
+    /// PUBLISH, in a cluster: the cluster carries it to replicas.
+    PlainInCluster,
+    /// SPUBLISH, on a channel in the lock's slot.
+    Sharded,
 }
 
 /// Rises with each change of a setting.

@@ -1,19 +1,16 @@
 //! Whether this server would accept a write now: what is decided outside of a command must pass the same gate.
 
-use crate::ffi::api::{self, api, Ctx, Text};
+use crate::ffi::api::{self, Ctx};
+use crate::ffi::probe::{self, Passage};
 use crate::node::clock;
 use crate::node::slot;
 use dlock_engine::{Millis, NameRef, SteadyMs};
 use redis_module::raw;
-use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Whether this server decides. Kept by the role events, since asking for the flags costs more than an uncontended
 /// command can spare.
 static PRIMARY: AtomicBool = AtomicBool::new(true);
-
-/// Set while the module asks the server about itself: then the effect command does nothing and says so.
-static PROBING: AtomicBool = AtomicBool::new(false);
 
 /// Whether the server is a node of a cluster: that never changes.
 static IN_CLUSTER: AtomicBool = AtomicBool::new(false);
@@ -74,11 +71,6 @@ pub fn set_primary(primary: bool) {
     PRIMARY.store(primary, Ordering::Relaxed);
 }
 
-/// Whether a call of the effect command is the module's own question.
-pub fn probing() -> bool {
-    PROBING.load(Ordering::Relaxed)
-}
-
 /// Whether changes are possible now: not on a replica, not while loading, not while paused, failing over or shutting
 /// down (anything that propagated then would bring the server down), and not where the server would refuse a client's
 /// write, for want of replicas or because its disk fails.
@@ -104,65 +96,11 @@ pub fn accepts_key(ctx: *mut Ctx, name: NameRef) -> bool {
     }
 }
 
-/// What the server says to a write of a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Passage {
-    /// It would be done.
-    Open,
-    /// The key belongs to another node, as far as the server knows that nobody has said ASKING. All else is in order.
-    Elsewhere,
-    /// It would be refused.
-    Barred,
-}
-
 /// What the server says to a write of this very key, in a cluster.
 pub fn asks_for(ctx: *mut Ctx, name: NameRef) -> Passage {
-    run(ctx, name.key, c"SEsc")
+    probe::write_of(ctx, name.key)
 }
 
-/// Asks the server to run a write command that does nothing, under the rules that scripts are held to: `E` gives refusals as
-/// replies.
 fn probe(ctx: *mut Ctx, key: &[u8]) -> bool {
-    run(ctx, key, c"SEsc") == Passage::Open
-}
-
-/// Has the server run a command that does nothing, under no rules.
-pub fn pass_through(ctx: *mut Ctx) {
-    run(ctx, b"dlock", c"sc");
-}
-
-/// What every server says of a key of another node, and only then: it looks at that last.
-const ELSEWHERE: &str = "non local key";
-
-fn run(ctx: *mut Ctx, key: &[u8], rules: &CStr) -> Passage {
-    let key = Text::new(key);
-    PROBING.store(true, Ordering::Relaxed);
-    // SAFETY: a live context, a string of one's own and a constant, as the rules say; the reply is freed last.
-    let passage = unsafe {
-        let reply = api!(RedisModule_Call(
-            ctx,
-            c"DLOCK.APPLY".as_ptr(),
-            rules.as_ptr(),
-            key.raw(),
-            c"".as_ptr()
-        ));
-        let passage = if reply.is_null() {
-            Passage::Barred
-        } else if api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ERROR as i32 {
-            Passage::Open
-        } else {
-            let text = api::text_of(reply).unwrap_or_default();
-            let elsewhere = text.contains(ELSEWHERE);
-            match elsewhere {
-                true => Passage::Elsewhere,
-                false => Passage::Barred,
-            }
-        };
-        if !reply.is_null() {
-            api!(RedisModule_FreeCallReply(reply));
-        }
-        passage
-    };
-    PROBING.store(false, Ordering::Relaxed);
-    passage
+    probe::write_of(ctx, key) == Passage::Open
 }

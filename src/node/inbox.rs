@@ -5,7 +5,7 @@ use crate::ffi::cell::MainThread;
 use crate::node::timer;
 use dlock_engine::{ClientId, Lock, Name, RequestId, Token, Undo, WallMs};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 /// Something that has happened.
 #[derive(Debug)]
@@ -75,6 +75,37 @@ const WRITTEN_MOST: usize = 65_536;
 /// Whether there are any.
 static WRITTEN_ANY: AtomicBool = AtomicBool::new(false);
 
+/// Marks a lock in the state, in the middle of a callback: it has left this name with these holds, or has come to it (`true`).
+/// Returns which of its holds end by what the key was given from outside; none if it is not marked.
+pub type Mark = fn(&Name, &[(Token, WallMs)], bool) -> Option<Vec<Token>>;
+
+/// Set while the module itself deletes a key, which it needs no notice of.
+static IGNORE_UNLINKS: AtomicBool = AtomicBool::new(false);
+
+/// Returns true while the module itself deletes a key.
+pub fn ignores_unlinks() -> bool {
+    IGNORE_UNLINKS.load(Ordering::Relaxed)
+}
+
+/// Has unlinked values noted no more, or again.
+pub fn ignore_unlinks(ignore: bool) {
+    IGNORE_UNLINKS.store(ignore, Ordering::Relaxed);
+}
+
+/// The highest token, or ticket's number, in values that were loaded, until an event tells the engine.
+static HIGHEST_NUMBER: AtomicU64 = AtomicU64::new(0);
+
+/// Notes a token, or a ticket's number, in a loaded value.
+pub fn post_number(number: u64) {
+    HIGHEST_NUMBER.fetch_max(number, Ordering::Relaxed);
+    ANY.store(true, Ordering::Relaxed);
+}
+
+/// Takes out the highest number that was noted.
+pub fn highest_number() -> u64 {
+    HIGHEST_NUMBER.swap(0, Ordering::Relaxed)
+}
+
 fn address(lock: &Lock) -> usize {
     std::ptr::from_ref(lock) as usize
 }
@@ -114,14 +145,14 @@ pub fn post(notice: Notice) {
 }
 
 /// Writes down that a value was unlinked from its name.
-pub fn post_unlinked(name: Name, lock: &Lock) {
+pub fn post_unlinked(name: Name, lock: &Lock, mark: Mark) {
     let carried = WRITTEN_ANY.load(Ordering::Relaxed)
         && WRITTEN
             .try_borrow_mut()
             .is_some_and(|mut written| written.remove(&address(lock)));
     let holds: Vec<(Token, WallMs)> = lock.leases().collect();
     let cut = match is_crowded() {
-        true => crate::run::note(&name, &holds, false),
+        true => mark(&name, &holds, false),
         false => None,
     };
     post(Notice::Unlinked(Unlinked {
@@ -136,8 +167,8 @@ pub fn post_unlinked(name: Name, lock: &Lock) {
 }
 
 /// Writes down that a lock has come to this name.
-pub fn post_brought(name: Name) {
-    if !(is_crowded() && crate::run::note(&name, &[], true).is_some()) {
+pub fn post_brought(name: Name, mark: Mark) {
+    if !(is_crowded() && mark(&name, &[], true).is_some()) {
         post(Notice::Brought(name));
     }
 }

@@ -1,9 +1,9 @@
 //! One timer of the server, for the earliest thing that is due.
 
-use crate::callbacks::events;
 use crate::ffi::api::{api, Ctx};
 use crate::ffi::cell::MainThread;
 use crate::node::clock;
+use crate::node::event_loop;
 use crate::servers::quirks;
 use dlock_engine::{Millis, SteadyMs};
 use std::ffi::c_void;
@@ -13,6 +13,8 @@ use std::ptr;
 struct Armed {
     ctx: *mut Ctx,
     timer: Option<(u64, SteadyMs)>,
+    // What is called when it goes off.
+    event: Option<fn(*mut Ctx)>,
 }
 
 /// The longest time that a timer is set for: a day. The server counts in microseconds, and one that overflows is due
@@ -22,12 +24,14 @@ const LONGEST_MS: Millis = 86_400_000;
 static ARMED: MainThread<Armed> = MainThread::new(Armed {
     ctx: ptr::null_mut(),
     timer: None,
+    event: None,
 });
 
-/// Takes the context that timers are made in: one of the module's own, since callbacks may have none.
-pub fn init(own: *mut Ctx) {
+/// Takes the context that timers are made in: one of the module's own, since callbacks may have none; and the module's event.
+pub fn init(own: *mut Ctx, event: fn(*mut Ctx)) {
     if let Some(mut armed) = ARMED.try_borrow_mut() {
         armed.ctx = own;
+        armed.event = Some(event);
     }
 }
 
@@ -56,7 +60,7 @@ pub fn arm(at: SteadyMs, now: SteadyMs) {
     }
     // The server has decided for how long it sleeps before it works off the last of a turn: commands behind a wait that ended,
     // and connections that it closes. A timer that they make would wait until something else wakes it, for up to 1000/hz ms.
-    if quirks::tells_of_sleep() && events::asleep() {
+    if quirks::tells_of_sleep() && event_loop::asleep() {
         wake_the_loop();
     }
 }
@@ -101,9 +105,12 @@ pub fn soon() {
 
 extern "C" fn elapsed(ctx: *mut Ctx, _data: *mut c_void) {
     crate::ffi::panic::catch_panic(|| {
-        if let Some(mut armed) = ARMED.try_borrow_mut() {
+        let event = ARMED.try_borrow_mut().and_then(|mut armed| {
             armed.timer = None;
+            armed.event
+        });
+        if let Some(event) = event {
+            event(ctx);
         }
-        crate::run::event(ctx);
     });
 }

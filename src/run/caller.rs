@@ -33,7 +33,7 @@ impl Caller for Client {
         // A script, or another module's call, runs with a client that the server's list does not have.
         let own = self.connected(self.client()) && !api::in_script(self.0);
         if own {
-            events::hear_of_ends(self.0);
+            events::subscribe_disconnects(self.0);
         }
         own
     }

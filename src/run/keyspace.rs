@@ -3,7 +3,8 @@
 use crate::callbacks::data_type;
 use crate::ffi::api::{self, api, hot, Ctx, Key, Str, Text};
 use crate::ffi::maybe_owned::MaybeOwned;
-use crate::node::slot;
+use crate::node::inbox;
+use crate::node::own_slots;
 use crate::node::user::User;
 use crate::servers::quirks;
 use crate::tell::notifications::Notifications;
@@ -13,15 +14,6 @@ use redis_module::raw;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Set while the module itself deletes a key.
-static DELETING: AtomicBool = AtomicBool::new(false);
-
-/// Whether the key that is being unlinked is deleted by the module itself, which needs no notice of it.
-pub fn deleting() -> bool {
-    DELETING.load(Ordering::Relaxed)
-}
 
 /// Keys that are told apart by looking through all of them: most events open one or two. From there on they are found by their
 /// hashes, or an event with many would compare each with all others.
@@ -74,7 +66,7 @@ pub struct OpenKeys {
     by_hash: HashMap<u64, usize>,
     hash: RandomState,
     cluster: bool,
-    slots: slot::Answers,
+    slots: own_slots::Answers,
     // The server tells when it is given a TTL from outside; else that is seen when a lock is opened.
     hears_generic: bool,
     // Whether anybody reads effects; else changes are only counted.
@@ -106,7 +98,7 @@ impl OpenKeys {
             by_hash: HashMap::new(),
             hash: RandomState::new(),
             cluster: false,
-            slots: slot::Answers::default(),
+            slots: own_slots::Answers::default(),
             hears_generic: true,
             replicate: true,
         }
@@ -156,13 +148,13 @@ impl OpenKeys {
         self.cluster
     }
 
-    /// Whether a key that was removed has left with its slot (see `slot`).
+    /// Whether a key that was removed has left with its slot (see `own_slots`).
     pub fn took_along(&mut self, name: NameRef, carried: bool) -> bool {
         self.cluster && self.slots.took_along(self.ctx, name, carried)
     }
 
     /// The node's slots.
-    pub fn own_slots(&mut self) -> &slot::Own {
+    pub fn own_slots(&mut self) -> &own_slots::Own {
         self.slots.own(self.ctx)
     }
 
@@ -357,9 +349,9 @@ impl Open {
                 let left = (!lock.is_empty()).then(|| lock.expires());
                 match lock.into_owned() {
                     None if left.is_none() => {
-                        DELETING.store(true, Ordering::Relaxed);
+                        inbox::ignore_unlinks(true);
                         hot!(RedisModule_DeleteKey(self.key));
-                        DELETING.store(false, Ordering::Relaxed);
+                        inbox::ignore_unlinks(false);
                     }
                     Some(lock) if changed && left.is_some() => {
                         let value = data_type::give(lock);

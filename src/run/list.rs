@@ -5,7 +5,7 @@ use crate::callbacks::data_type;
 use crate::ffi::api::{self, api, Ctx, Str, Text};
 use crate::node::clock;
 use crate::node::gate;
-use crate::node::slot::Own;
+use crate::node::own_slots::Own;
 use crate::run::caller::Client;
 use crate::run::keyspace::{Mode, Origin};
 use crate::run::State;

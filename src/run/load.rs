@@ -2,6 +2,7 @@
 
 use crate::callbacks::data_type;
 use crate::callbacks::events;
+use crate::callbacks::hooks::{self, Hooks};
 use crate::ffi::api::{self, api, Ctx, Str, OK};
 use crate::ffi::log;
 use crate::ffi::panic::catch_panic;
@@ -54,6 +55,11 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     })?;
     log::init(ctx);
     log::panics();
+    hooks::init(Hooks {
+        mark: super::note,
+        has_room_for: super::has_room_for,
+        databases_and_holds: super::databases_and_holds,
+    });
     config::register(context, args)?;
     dry_run::run(ctx)?;
     data_type::LOCK_TYPE
@@ -107,7 +113,7 @@ fn begin(ctx: *mut Ctx) {
     latency::refresh(ctx);
     notifications::refresh();
     log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
-    timer::init(own);
+    timer::init(own, super::event);
     // The first event is the first heartbeat.
     timer::soon();
 }

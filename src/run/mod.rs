@@ -16,17 +16,19 @@ mod list;
 pub mod load;
 pub mod notices;
 
+use crate::callbacks::events;
 use crate::callbacks::remains;
 use crate::ffi::api::{self, Ctx, Str};
 use crate::ffi::cell::MainThread;
 use crate::ffi::panic::poisoned;
+use crate::ffi::probe;
 use crate::node::census;
 use crate::node::clock;
 use crate::node::config;
 use crate::node::gate;
 use crate::node::inbox;
 use crate::node::newer_format;
-use crate::node::slot;
+use crate::node::own_slots;
 use crate::node::timer;
 use crate::servers::quirks;
 use crate::servers::turn_end;
@@ -46,9 +48,9 @@ use dlock_commands::table::{Access, Spec};
 use dlock_commands::{Call, Reply};
 use dlock_engine::{Engine, Lock, Name, NameRef, Now, Refusal, RequestId, SteadyMs, Token, WallMs};
 use keyspace::{Mode, OpenKeys, Origin};
+use notices::Late;
 use std::cell::RefMut;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Locks that one event settles beyond those it is about, so that a mass of them does not hold the server up.
@@ -82,7 +84,7 @@ pub struct State {
     engine: Engine,
     keys: OpenKeys,
     steps: clock::Steps,
-    own_slots: slot::Own,
+    own_slots: own_slots::Own,
     slots_seen: Option<Instant>,
     settings: config::Settings,
     /// Since when this server decides, for the quarantine.
@@ -93,7 +95,7 @@ pub struct State {
     /// Whether the periodic check for deadlocks is under way: it takes several steps.
     checking_deadlocks: bool,
     /// What came with too much else to be worked off at once.
-    late: VecDeque<notices::Late>,
+    late: VecDeque<Late>,
     /// How much of it this event has worked off.
     told: usize,
     /// Tickets that users have brought by RESTORE and that are not counted as places yet.
@@ -110,7 +112,7 @@ lazy_static::lazy_static! {
         engine: Engine::default(),
         keys: OpenKeys::new(),
         steps: clock::Steps::default(),
-        own_slots: slot::Own::default(),
+        own_slots: own_slots::Own::default(),
         slots_seen: None,
         settings: config::Settings::default(),
         since: clock::read().steady(),
@@ -124,14 +126,6 @@ lazy_static::lazy_static! {
         notifications: Notifications::default(),
         texts: observers::Texts::default(),
     });
-}
-
-/// The highest token in values that were loaded, until an event tells the engine.
-static SEEN: AtomicU64 = AtomicU64::new(0);
-
-/// Notes a token, or a ticket's number, in a loaded value.
-pub fn seen(number: u64) {
-    SEEN.fetch_max(number, Ordering::Relaxed);
 }
 
 /// A command of a client, of the primary, or of the AOF. `argv` begins with the command's name.
@@ -158,7 +152,7 @@ fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
     } else {
         Mode::Read
     };
-    if spec.access == Access::Follow && gate::probing() {
+    if spec.access == Access::Follow && probe::probing() {
         quirks::trial(ctx);
         return reply::pass(ctx);
     }
@@ -360,7 +354,7 @@ fn run<T>(
     state.refresh_settings();
     state.told = 0;
     state.keys.begin(ctx, mode, origin);
-    if SEEN.load(Ordering::Relaxed) != 0 || inbox::has_something() {
+    if inbox::has_something() {
         state.read_inbox(now);
     }
     let result = work(state, now);
@@ -372,7 +366,9 @@ fn run<T>(
     let own = state.notifications.len();
     state.keys.write(&mut state.notifications);
     if !state.late.is_empty() {
-        state.late.extend(state.notifications.put_off(own));
+        state
+            .late
+            .extend(state.notifications.put_off(own).map(Late::from));
     }
     state.arm(now);
     let ledger = &state.engine.ledger;
@@ -488,6 +484,8 @@ impl State {
         let Wait { id, key, named } = wait;
         self.keys.go_home();
         let key = wait_key::beside(key, self.keys.in_cluster());
+        // Only that tells of the end of a connection whose grant is written.
+        events::subscribe_disconnects(ctx);
         if !blocking::block(ctx, &key, id, named) {
             // The server has another reason than those that `may_wait` knows of.
             self.engine.abandon(&mut self.keys, now, id);

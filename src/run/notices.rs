@@ -5,10 +5,9 @@ use crate::node::gate;
 use crate::node::inbox::{self, Notice, Unlinked};
 use crate::run::keyspace::Retimed;
 use crate::run::State;
-use crate::run::SEEN;
 use crate::run::SETTLED_A_STEP;
+use crate::tell::notifications::PutOff;
 use dlock_engine::{End, Event, Keyspace, Name, Now, Token, WallMs};
-use std::sync::atomic::Ordering;
 
 /// What an event tells observers of at most, beyond what it has done itself: the others come after it, in their order.
 const TOLD_A_STEP: usize = 1024;
@@ -23,12 +22,23 @@ pub enum Late {
     Flush(u32),
 }
 
+impl From<PutOff> for Late {
+    fn from(put_off: PutOff) -> Late {
+        match put_off {
+            PutOff::Lock(name, event) => Late::Said(name, event),
+            PutOff::Flush(db) => Late::Flush(db),
+        }
+    }
+}
+
 impl State {
     /// Tells the engine what callbacks have left.
     #[cold]
     pub(super) fn read_inbox(&mut self, now: Now) {
-        let seen = SEEN.swap(0, Ordering::Relaxed);
-        self.engine.ledger.clock.observe(seen, now);
+        self.engine
+            .ledger
+            .clock
+            .observe(inbox::highest_number(), now);
         let notices = inbox::take();
         let reloaded = notices
             .iter()

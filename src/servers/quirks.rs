@@ -19,7 +19,7 @@
 //! | `subscribers`: a count that INFO lacks is 0 | Redis 7.0, before 7.0.3 | it does not count sharded subscriptions | none: no such server is tested |
 
 use crate::ffi::api::{self, api, Ctx, Text};
-use crate::node::gate;
+use crate::ffi::probe;
 use redis_module::raw;
 use std::ffi::{c_char, c_int};
 use std::ptr;
@@ -116,7 +116,7 @@ pub fn generic_events_are_safe(ctx: *mut Ctx, own: *mut Ctx, databases: u32) -> 
     // A command of the module's own, in which `trial` raises an event of another database.
     api::select(own, u32::from(api::selected(ctx) == 0));
     TRIED.store(own, Ordering::Relaxed);
-    gate::pass_through(ctx);
+    probe::pass_through(ctx);
     let safe = TRIED.swap(ptr::null_mut(), Ordering::Relaxed).is_null();
     api::select(own, 0);
     safe

@@ -18,10 +18,10 @@
 //! would take its end, or CLIENT UNBLOCK ERROR, for one that comes after the answer. It costs no time: no reply leaves
 //! before the end of the turn.
 
-use crate::callbacks::events;
 use crate::ffi::api::{self, api, hot, Blocked, Ctx, Str, Text, ERR, OK};
 use crate::ffi::cell::MainThread;
 use crate::ffi::panic::catch_panic;
+use crate::node::event_loop;
 use crate::node::inbox::{self, Notice};
 use crate::node::timer;
 use crate::servers::quirks::{self, Unblocks};
@@ -77,8 +77,6 @@ pub fn waiting() -> usize {
 
 /// Blocks the calling connection on a key until its request is answered. Gives whether the server lets it wait.
 pub fn block(ctx: *mut Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool {
-    // Only that tells of the end of a connection whose grant is written.
-    events::hear_of_ends(ctx);
     let Some(mut waiters) = WAITERS.try_borrow_mut() else {
         return false;
     };
@@ -151,7 +149,7 @@ pub fn deliver(ctx: *mut Ctx) {
         }
         // What is decided after that event waits for the next.
         Unblocks::BeforeSleep => {
-            if events::asleep() {
+            if event_loop::asleep() {
                 timer::soon();
             }
         }

@@ -5,10 +5,9 @@
 //! to keys before the event, and what the server removed as the event opened a key; both end what stood there before anything
 //! that the event puts there begins. So an event reads the inbox twice, before it decides and after it, and only then has the
 //! locks that it has opened add what it did. What comes in masses is told in steps, and then what events do meanwhile waits
-//! behind it (`Late` in `notices`). (`run` in `mod`; `observers` in `integration/tests` finds every other order).
+//! behind it (`run::notices::Late`). (`run::run`; `observers` in `integration/tests` finds every other order).
 
 use crate::ffi::api::{self, Str, Text};
-use crate::run::notices::Late;
 use crate::tell::subscribers;
 use dlock_engine::{Event, Name, NameRef};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,6 +40,14 @@ pub enum Notification {
     Flush(u32),
 }
 
+/// A notification that waits for a later event: it names its lock by itself.
+pub enum PutOff {
+    /// Something happened to a lock.
+    Lock(Name, Event),
+    /// A database was emptied.
+    Flush(u32),
+}
+
 impl Notifications {
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
@@ -54,13 +61,13 @@ impl Notifications {
 
     /// Takes out those from this one on, to be told later.
     #[cold]
-    pub fn put_off(&mut self, from: usize) -> impl Iterator<Item = Late> + '_ {
+    pub fn put_off(&mut self, from: usize) -> impl Iterator<Item = PutOff> + '_ {
         self.items.drain(from..).map(|item| match item {
-            Notification::Flush(db) => Late::Flush(db),
+            Notification::Flush(db) => PutOff::Flush(db),
             Notification::Lock(db, key, event) => {
                 // SAFETY: the list keeps its keys alive.
                 let key = unsafe { api::bytes(key) };
-                Late::Said(NameRef { db, key }.to_owned(), event)
+                PutOff::Lock(NameRef { db, key }.to_owned(), event)
             }
         })
     }

@@ -1,25 +1,14 @@
 //! Telling observers: unlock messages and keyspace events.
 
 use crate::ffi::api::{self, Ctx};
+use crate::node::config::Channel;
 use crate::node::gate;
 use crate::node::slot;
 use crate::tell::notifications::{self, Notification, Notifications};
 use crate::tell::subscribers;
+use dlock_commands::hash_slot;
 use dlock_engine::{change, End, Event, Token};
 use std::ffi::CStr;
-
-/// How unlock messages go out (`dlock.notify`, with `auto` resolved).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Channel {
-    /// Not at all.
-    None,
-    /// PUBLISH.
-    Plain,
-    /// PUBLISH, in a cluster: the cluster carries it to replicas.
-    PlainInCluster,
-    /// SPUBLISH, on a channel in the lock's slot.
-    Sharded,
-}
 
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
 pub fn tell(
@@ -98,7 +87,7 @@ fn publish(
     }
     // The sharded channel is in the lock's slot; where no name can be made that is, the message goes out plain.
     let braced = channel == Channel::Sharded && slot::can_be_braced(key);
-    let sharded = braced || (channel == Channel::Sharded && slot::tag(key).is_some());
+    let sharded = braced || (channel == Channel::Sharded && hash_slot::tag(key).is_some());
     texts.name(db, key, braced);
     texts.say(end, token);
     api::publish(ctx, &texts.channel, &texts.message, sharded);

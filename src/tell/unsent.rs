@@ -8,9 +8,9 @@
 //! Where the server sends in other threads (`io-threads`) it may learn of a broken connection only in a later turn. By then a
 //! reply that is left may be another one's, and the grant stands.
 
-use crate::callbacks::events;
 use crate::ffi::api::{self, Ctx};
 use crate::ffi::cell::MainThread;
+use crate::node::event_loop;
 use crate::node::inbox::{self, Notice};
 use crate::servers::quirks;
 use dlock_engine::collections::index::ByNumber;
@@ -97,7 +97,7 @@ impl Output {
         // Nothing more is written to a connection whose user was deleted.
         let deleted = self.nothing_behind && self.user != user;
         // What is pending may be the replies to later commands alone, unless nothing is sent yet.
-        let sending = quirks::tells_of_sleep() || events::asleep();
+        let sending = quirks::tells_of_sleep() || event_loop::asleep();
         let unsent = self.pending && (self.nothing_behind || !sending);
         !unsent && !deleted
     }

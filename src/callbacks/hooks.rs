@@ -1,0 +1,40 @@
+//! What callbacks ask of the module's state, which lives above them: set at load.
+
+use crate::node::inbox::Mark;
+use dlock_engine::{Lock, Name, Token, WallMs};
+use std::sync::OnceLock;
+
+/// The questions.
+pub struct Hooks {
+    /// Marks a lock that has left its name, or has come to it.
+    pub mark: Mark,
+    /// Returns true if a lock that a user brings is within the caps of this server.
+    pub has_room_for: fn(&Lock) -> bool,
+    /// Returns how many databases the server has, and how many holds there are in all of them.
+    pub databases_and_holds: fn() -> Option<(u32, i64)>,
+}
+
+static HOOKS: OnceLock<Hooks> = OnceLock::new();
+
+/// Takes the answers.
+pub fn init(hooks: Hooks) {
+    // A second load brings the same.
+    let _ = HOOKS.set(hooks);
+}
+
+/// See [`Hooks::mark`].
+pub fn mark(name: &Name, holds: &[(Token, WallMs)], brought: bool) -> Option<Vec<Token>> {
+    HOOKS
+        .get()
+        .and_then(|hooks| (hooks.mark)(name, holds, brought))
+}
+
+/// See [`Hooks::has_room_for`].
+pub fn has_room_for(lock: &Lock) -> bool {
+    HOOKS.get().is_some_and(|hooks| (hooks.has_room_for)(lock))
+}
+
+/// See [`Hooks::databases_and_holds`].
+pub fn databases_and_holds() -> Option<(u32, i64)> {
+    HOOKS.get().and_then(|hooks| (hooks.databases_and_holds)())
+}

@@ -1,0 +1,138 @@
+//! Which slots are this node's.
+
+use super::gate;
+use super::slot::neighbour;
+use crate::ffi::api::{self, Ctx};
+use crate::ffi::probe::Passage;
+use dlock_commands::hash_slot::{of, SLOTS};
+use dlock_engine::NameRef;
+use std::collections::HashMap;
+
+/// What the server has said of slots within one event, in which nothing of it can change: the locks of a slot that is on
+/// its way may be many, and each answer costs as much as a command.
+#[derive(Default)]
+pub struct Answers {
+    accepted: HashMap<u16, bool>,
+    own: Option<Own>,
+}
+
+/// A node's slots.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Own {
+    ranges: Vec<(u16, u16)>,
+    /// Those of them that are on their way to another node.
+    leaving: Vec<u16>,
+    /// Those that are on their way here, and still another node's.
+    coming: Vec<u16>,
+}
+
+impl Answers {
+    /// Forgets them: another event begins.
+    #[cold]
+    pub fn forget(&mut self) {
+        self.accepted.clear();
+        self.own = None;
+    }
+
+    /// Whether the queue of this key may move now.
+    pub fn accepts(&mut self, ctx: *mut Ctx, name: NameRef) -> bool {
+        // Where no other name can be made in the slot, the answer is this key's alone.
+        if neighbour(name.key).is_none() {
+            return gate::accepts_key(ctx, name);
+        }
+        let ask = || gate::accepts_key(ctx, name);
+        *self.accepted.entry(of(name.key)).or_insert_with(ask)
+    }
+
+    /// Whether the server would accept a write of this key, which is here, though the queue of its slot must not move: the slot
+    /// is on its way to another node, or from one. In that case it accepts only who says ASKING.
+    pub fn serves(&mut self, ctx: *mut Ctx, name: NameRef) -> bool {
+        match gate::asks_for(ctx, name) {
+            Passage::Open => true,
+            Passage::Elsewhere => self.own(ctx).coming.contains(&of(name.key)),
+            Passage::Barred => false,
+        }
+    }
+
+    /// Whether this node serves the key's slot, be it that the slot is on its way to another.
+    pub fn served_here(&mut self, ctx: *mut Ctx, key: &[u8]) -> bool {
+        self.own(ctx).serves(key)
+    }
+
+    /// Whether a key that was removed has left with its slot: the slot is another's by now, or on its way, and the value was
+    /// carried over (`carried`). How servers do it (all of them are asked the same):
+    ///
+    /// * MIGRATE, everywhere: the slot is marked as migrating, and stays this node's until all its keys have gone;
+    /// * a slot that another node has taken, everywhere: its keys are deleted when it is the other's;
+    /// * the atomic moves of Valkey 9: the same;
+    /// * those of Redis 8.4: the same with keys that are removed one by one (when clients cache keys, or another module asks
+    ///   to be told of each); else all go at once, and no callback tells of any.
+    pub fn took_along(&mut self, ctx: *mut Ctx, name: NameRef, carried: bool) -> bool {
+        // The usual key is in a slot that is here to stay, and that is the cheaper question.
+        if self.accepts(ctx, name) {
+            return false;
+        }
+        let own = self.own(ctx);
+        !own.serves(name.key) || (carried && own.leaving.contains(&of(name.key)))
+    }
+
+    /// The node's slots.
+    pub fn own(&mut self, ctx: *mut Ctx) -> &Own {
+        self.own.get_or_insert_with(|| Own::ask(ctx))
+    }
+}
+
+impl Own {
+    /// Asks the server. No answer is no reason to turn anybody away.
+    fn ask(ctx: *mut Ctx) -> Own {
+        let nodes = api::ask(ctx, c"CLUSTER", c"NODES");
+        nodes.map_or_else(Own::all, |nodes| Own::read(&nodes))
+    }
+
+    fn all() -> Own {
+        Own {
+            ranges: vec![(0, SLOTS)],
+            leaving: Vec::new(),
+            coming: Vec::new(),
+        }
+    }
+
+    /// Those of the node which calls itself `myself`: the ninth word on of its line, where brackets tell of slots under way.
+    fn read(nodes: &str) -> Own {
+        let myself = |line: &&str| {
+            let flags = line.split(' ').nth(2).unwrap_or_default();
+            flags.split(',').any(|flag| flag == "myself")
+        };
+        let words = nodes
+            .lines()
+            .find(myself)
+            .into_iter()
+            .flat_map(|line| line.split(' ').skip(8));
+        let mut own = Own::default();
+        for word in words {
+            if let Some(moving) = word.strip_prefix('[') {
+                let slot = |arrow| moving.split_once(arrow)?.0.parse::<u16>().ok();
+                own.leaving.extend(slot("->-"));
+                own.coming.extend(slot("-<-"));
+                continue;
+            }
+            let (first, last) = word.split_once('-').unwrap_or((word, word));
+            if let (Ok(first), Ok(last)) = (first.parse(), last.parse()) {
+                own.ranges.push((first, last));
+            }
+        }
+        own
+    }
+
+    /// Whether nothing of this key's slot can be here.
+    pub fn knows_nothing_of(&self, key: &[u8]) -> bool {
+        !self.serves(key) && !self.coming.contains(&of(key))
+    }
+
+    /// Whether this key's slot is one of them.
+    pub fn serves(&self, key: &[u8]) -> bool {
+        let slot = of(key);
+        let has = |(first, last): &(u16, u16)| (*first..=*last).contains(&slot);
+        self.ranges.iter().any(has)
+    }
+}
