@@ -32,6 +32,9 @@ VALKEY ?= $(TARGET)/servers/valkey-9.1/server
 export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
+# Tests with servers wait more than they work.
+test check test-servers: export RUST_TEST_THREADS ?= 6
+
 .PHONY: help run test demo ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers
 .PHONY: check check-long explore fuzz memcheck chaos clients observe upgrade
@@ -44,7 +47,7 @@ help: ## List what can be made
 run: build ## Start a server with the module in the foreground (PORT=6379)
 	@integration/run.sh '$(BUILT)' '$(PORT)' $(if $(filter file,$(origin PORT)),or-next)
 
-test: build ## Run all tests
+test: built ## Run all tests
 	cargo test --workspace
 
 demo: build ## The shop: 6,000 orders by 100 clients without a lock, with a client-side lock, with dlock, with GUARD; then a rush of 50
@@ -72,7 +75,7 @@ chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluste
 	@cargo run --quiet --release --package dlock-integration --bin chaos -- \
 	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' $(if $(QUICK),--quick --lanes 10) $(ARGS)
 
-check: build ## What a change must pass: formatting, lints, all tests
+check: built ## What a change must pass: formatting, lints, all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace
@@ -118,6 +121,14 @@ clean: ## Remove all that was built and fetched
 
 build: deps ## Build the module
 	cargo build --release --package dlock
+
+# The module ends with one long step for one core: the tests are built beside it.
+.PHONY: built built-tests
+built: deps
+	@$(MAKE) --no-print-directory --jobs=2 build built-tests
+
+built-tests: deps
+	cargo test --workspace --no-run
 
 deb: deps ## Make a Debian package in target/package
 	@packaging/deb.sh '$(TARGET)/package'

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # upgrade.sh DIRECTORY COMMIT: builds the module of this commit from the project's own history, and has a running system updated
-# from it to the module of now (tests/upgrade.rs). Needs a repository with its history.
+# from it to the module of now (tests/survival/upgrade.rs). Needs a repository with its history.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,4 +23,4 @@ if ! [ -e "$DLOCK_OLD_MODULE" ]; then
     rm -rf "$directory/source" "$directory/target"
 fi
 
-cargo test --package dlock-integration --test upgrade -- --ignored
+cargo test --package dlock-integration --test survival upgrade:: -- --ignored

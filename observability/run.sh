@@ -38,4 +38,4 @@ done
 
 export DLOCK_PROMETHEUS=$directory/prometheus/server DLOCK_EXPORTERS
 DLOCK_EXPORTERS=$(printf "$directory/%s/server\n" "$@")
-cargo test --workspace --test observability -- --include-ignored
+cargo test --package dlock-integration --test seeing observability:: -- --include-ignored

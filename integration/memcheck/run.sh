@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run.sh DIRECTORY SECONDS SEED [SUITE…]: integration tests on a server under valgrind's memcheck, then random commands by a seed
-# for so long. Fails when the server or the module reads or writes memory that is not theirs, or acts on memory that nobody has
+# run.sh DIRECTORY SECONDS SEED [TOPIC…]: integration tests, a file each, on a server under valgrind's memcheck, then random commands by a
+# seed for so long. Fails when the server or the module reads or writes memory that is not theirs, or acts on memory that nobody has
 # written to, but for what server.supp says of the server's own; first it shows that it would. What memcheck says goes to
 # DIRECTORY/memcheck.*, what the tests say to DIRECTORY/*.log.
 set -euo pipefail
@@ -11,8 +11,8 @@ seconds=$2
 seed=$3
 shift 3
 # Those that open, block, kill, restore, replicate and reload.
-suites=(basics waiting blocked undelivered many tickets sessions notify removal persistence replication keys payloads scripts words)
-[ $# -gt 0 ] || set -- "${suites[@]}"
+topics=(basics waiting blocked undelivered many tickets sessions notify removal persistence replication keys payloads scripts words)
+[ $# -gt 0 ] || set -- "${topics[@]}"
 # Masses would take hours, and how long the server stalls says nothing here.
 skipped=(--skip stall --skip a_hundred_thousand --skip a_large_keyspace --skip a_thousand_die)
 server=$(command -v "${DLOCK_REDIS_SERVER:-redis-server}")
@@ -76,20 +76,21 @@ echo 'dlock: planted faults are seen'
 export DLOCK_REDIS_SERVER=$directory/server DLOCK_RANDOM_SECONDS=$seconds DLOCK_RANDOM_SEED=$seed
 passed=0
 failed=()
-for suite in "$@" random; do
+for topic in "$@" random; do
     begin=$SECONDS
-    log=$directory/$suite.log
-    cargo test --quiet --package dlock-integration --test "$suite" -- "${skipped[@]}" >"$log" 2>&1 || true
+    suite=$(basename "$(dirname "$here"/../tests/*/"$topic.rs")")
+    log=$directory/$topic.log
+    cargo test --quiet --package dlock-integration --test "$suite" "$topic::" -- "${skipped[@]}" >"$log" 2>&1 || true
     count=$(sed -n 's/^test result: .* \([0-9]*\) passed.*/\1/p' "$log")
-    [ -n "$count" ] || fail "$suite has not run: see $log"
+    [ "${count:-0}" -gt 0 ] || fail "$topic has not run: see $log"
     passed=$((passed + count))
     # Each name stands alone on a line at the end.
-    mapfile -t names < <(sed -n '/^failures:$/,$s/^    \([a-z_0-9]*\)$/\1/p' "$log" | sort -u)
-    failed+=("${names[@]+"${names[@]/#/$suite::}"}")
-    echo "dlock: $suite, $((SECONDS - begin)) s"
+    mapfile -t names < <(sed -n '/^failures:$/,$s/^    \([a-z_0-9:]*\)$/\1/p' "$log" | sort -u)
+    failed+=("${names[@]+"${names[@]}"}")
+    echo "dlock: $topic, $((SECONDS - begin)) s"
     if [ -n "$(found)" ]; then
         found | xargs cat >&2
-        fail "memcheck has found something in $suite"
+        fail "memcheck has found something in $topic"
     fi
 done
 

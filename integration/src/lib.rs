@@ -55,6 +55,8 @@
 //! | `subscriber.rs` | [`Subscriber`]: messages in order |
 //! | `patience.rs` | [`await_until`] and its bounds |
 //! | `guarded.rs` | [`Guarded`]: a lock that nothing in a test may touch |
+//! | `sound.rs` | [`assert_sound`]: a server has no fault of its own |
+//! | `dump.rs` | [`dump`]: payloads that no server would write |
 //! | `shorthand.rs` | [`held`] and other things that many tests say |
 
 mod ask;
@@ -62,6 +64,7 @@ mod awkward;
 mod blocked;
 mod builder;
 mod daemon;
+pub mod dump;
 mod guarded;
 mod info;
 mod network;
@@ -75,6 +78,7 @@ mod sentinel;
 mod server;
 mod shorthand;
 mod socket;
+mod sound;
 mod subscriber;
 mod version;
 mod wire;
@@ -98,6 +102,7 @@ pub use server::Server;
 pub use shorthand::{
     assert_hands_over, at_once, fair_as, held, is_held, kept, position, stat, wait_as,
 };
+pub use sound::{assert_sound, assert_sound_log};
 pub use subscriber::{Message, Subscriber};
 pub use version::{Product, Version};
 pub use wire::Wire;

@@ -1,0 +1,213 @@
+//! What the server itself offers for any key: it tells, refuses, or is noticed, and the lock works on.
+
+use dlock_integration::{
+    assert_hands_over, assert_sound, at_once, await_until, Ask, Blocked, Grant, Guarded, Server,
+    PATIENCE,
+};
+
+/// A lock that somebody waits for has no TTL; wherever it goes, its leases and windows end all the same.
+#[test]
+fn a_lock_that_went_elsewhere_still_ends() {
+    for line in ["SWAPDB 0 1", "MOVE k 1", "RENAME k new"] {
+        println!("{line}");
+        let server = Server::start();
+        let mut c = server.connection();
+        c.run("CONFIG SET dlock.claim-window-ms 100");
+        c.run("DLOCK.ACQUIRE k alice 600000");
+        at_once(
+            &server,
+            [
+                "DLOCK.FAIRACQUIRE k bob CLAIM 300",
+                "DLOCK.RENEW k alice 300",
+                line,
+            ],
+        );
+        await_until("the keys are gone", PATIENCE, || {
+            let keyspace = server.info("keyspace");
+            keyspace.get("db0").is_none() && keyspace.get("db1").is_none()
+        });
+    }
+}
+
+/// An earlier end of the key stands, whatever else happens to the lock meanwhile.
+#[test]
+fn an_earlier_expire_is_not_forgotten() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("PEXPIRE k 300");
+    let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    bob.reply::<Grant>();
+
+    c.run("DLOCK.ACQUIRE twice alice 600000 HOLDS 2");
+    c.run("PEXPIRE twice 60000");
+    c.run("DLOCK.RELEASE twice alice");
+    assert!(c.ask::<i64>("PTTL twice") <= 60_000);
+}
+
+#[test]
+fn an_evicted_lock_is_counted() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("CONFIG SET maxmemory-policy allkeys-random");
+    // At once: the server is over its limit for these only.
+    let lines = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"];
+    at_once(&server, lines);
+    await_until("the eviction is counted", PATIENCE, || {
+        server.info("dlock").number::<u64>("dlock_evicted_total") == 1
+    });
+}
+
+/// What the server itself offers for any key: it tells or refuses, and the lock stays what it is.
+#[test]
+fn general_commands_do_no_harm() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let guarded = Guarded::new(&server, &mut c);
+    for line in [
+        "SET string x",
+        "RPUSH list 3 1 2",
+        "SADD set a",
+        "ZADD zset 1 a",
+        "HSET hash f v",
+    ] {
+        c.run(line);
+    }
+    assert_eq!(c.ask::<String>("TYPE guarded"), "dlock-obj");
+    let (_, found): (String, Vec<String>) = c.ask("SCAN 0 COUNT 1000 TYPE dlock-obj");
+    assert_eq!(found, ["guarded"]);
+    let (_, found): (String, Vec<String>) = c.ask("SCAN 0 COUNT 1000 TYPE string MATCH guarded");
+    assert!(found.is_empty());
+    assert!(c.ask::<u64>("MEMORY USAGE guarded") > 100);
+    assert!(c.ask::<u64>("MEMORY USAGE guarded SAMPLES 0") > 100);
+    c.ask::<String>("OBJECT ENCODING guarded");
+    for (line, answered) in [
+        ("OBJECT REFCOUNT guarded", true),
+        ("OBJECT IDLETIME guarded", true),
+        ("OBJECT FREQ guarded", false),
+        ("DEBUG OBJECT guarded", true),
+        ("MEMORY DOCTOR", true),
+        ("MEMORY STATS", true),
+        ("MEMORY PURGE", true),
+        ("TOUCH guarded", true),
+        ("EXISTS guarded guarded", true),
+        ("PTTL guarded", true),
+        ("EXPIRETIME guarded", true),
+        ("KEYS *", true),
+        ("RANDOMKEY", true),
+        ("DBSIZE", true),
+        ("DUMP guarded", true),
+        ("INFO everything", true),
+        ("LATENCY DOCTOR", true),
+        ("SLOWLOG GET", true),
+        ("CLIENT LIST", true),
+        ("COMMAND COUNT", true),
+        ("SORT guarded", false),
+        ("SORT_RO guarded", false),
+        ("SORT list BY guarded", true),
+        ("SORT list BY nosort GET guarded GET #", true),
+        ("SORT list BY guarded->x GET guarded->x", true),
+        ("GET guarded", false),
+        ("MGET guarded", true),
+        ("GETDEL guarded", false),
+        ("GETEX guarded PERSIST", false),
+        ("STRLEN guarded", false),
+        ("SETNX guarded x", true),
+        ("SET guarded x NX", true),
+        ("MSETNX guarded x other y", true),
+        ("SET guarded x GET", false),
+        ("GETSET guarded x", false),
+        ("APPEND guarded x", false),
+        ("SETRANGE guarded 0 x", false),
+        ("SETBIT guarded 1 1", false),
+        ("BITCOUNT guarded", false),
+        ("BITOP AND target guarded string", false),
+        ("INCR guarded", false),
+        ("LPUSH guarded x", false),
+        ("LMOVE list guarded LEFT LEFT", false),
+        ("BLPOP guarded 1", false),
+        ("BLMOVE guarded list LEFT LEFT 1", false),
+        ("SMOVE set guarded a", false),
+        ("SINTER set guarded", false),
+        ("SUNIONSTORE target set guarded", false),
+        ("ZUNIONSTORE target 2 zset guarded", false),
+        ("ZADD guarded 1 a", false),
+        ("HSET guarded f v", false),
+        ("XADD guarded * f v", false),
+        ("XREAD STREAMS guarded 0", false),
+        ("XGROUP CREATE guarded g $ MKSTREAM", false),
+        ("PFADD guarded x", false),
+        ("PFMERGE target guarded", false),
+        ("GEOADD guarded 1 1 x", false),
+        ("LCS guarded string", false),
+        ("COPY guarded target", false),
+        ("RENAMENX string guarded", true),
+        ("MOVE guarded 0", false),
+        ("RESTORE guarded 0 x", false),
+        ("MODULE UNLOAD dlock", false),
+        ("PERSIST guarded", true),
+        ("CLIENT UNBLOCK 999999", true),
+    ] {
+        assert_eq!(
+            c.try_ask(line).is_ok(),
+            answered,
+            "{line}: {:?}",
+            c.try_ask(line)
+        );
+        guarded.assert_untouched(&mut c);
+    }
+    assert_eq!(c.ask::<u64>("EXISTS target"), 0);
+    c.run("CONFIG SET maxmemory-policy allkeys-lfu");
+    c.ask::<u64>("OBJECT FREQ guarded");
+    c.run("CONFIG SET maxmemory-policy noeviction");
+    let mut other = server.connection();
+    other.run("SELECT 5");
+    other.run("SET guarded x");
+    guarded.assert_untouched(&mut c);
+    // The defragmenter looks at every value, where the server has one.
+    if c.try_ask("CONFIG SET activedefrag yes").is_ok() {
+        c.run("CONFIG SET active-defrag-ignore-bytes 1 active-defrag-threshold-lower 0");
+    }
+    guarded.assert_intact(&server, &mut c);
+    assert_sound(&server);
+}
+
+/// Other commands that write over the key as their target: who waits is told.
+#[test]
+fn stores_over_a_lock_are_told_of() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for line in [
+        "RPUSH list 3 1 2",
+        "SADD set a",
+        "ZADD zset 1 a",
+        "SET string x",
+    ] {
+        c.run(line);
+    }
+    for line in [
+        "SORT list STORE k",
+        "SUNIONSTORE k set",
+        "ZRANGESTORE k zset 0 -1",
+        "BITOP NOT k string",
+        "SET k x",
+        "MSET k x",
+        "GEOSEARCHSTORE k zset FROMLONLAT 0 0 BYRADIUS 99999 km",
+        "COPY string k REPLACE",
+        "RENAME copy k",
+    ] {
+        c.run("COPY string copy REPLACE");
+        c.run("DLOCK.ACQUIRE k alice 600000");
+        let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+        c.run(line);
+        match c.ask::<u64>("EXISTS k") {
+            // Nothing to store is a removal.
+            0 => drop(bob.reply::<Grant>()),
+            _ => assert!(bob.refusal().starts_with("WRONGTYPE"), "{line}"),
+        }
+        c.run("DEL k");
+    }
+    assert_hands_over(&server, &mut c);
+    assert_sound(&server);
+}

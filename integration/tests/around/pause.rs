@@ -1,0 +1,762 @@
+//! Times at which the server may change nothing: CLIENT PAUSE, FAILOVER, SHUTDOWN, too few replicas, a disk that fails.
+//! What should have happened meanwhile happens right after, in order, and the server survives.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::{Connection, Value};
+use dlock_integration::{
+    assert_sound, assert_sound_log, at_once, await_until, command, fair_as, held, is_held, kept,
+    position, stat, wait_as, Ask, Blocked, Grant, Server, Wire, PATIENCE,
+};
+
+/// So long nothing must come of what cannot be.
+const WHILE: Duration = Duration::from_millis(250);
+
+#[track_caller]
+fn assert_unanswered(blocked: &Blocked) {
+    assert_eq!(blocked.outcome_within(WHILE), None);
+}
+
+#[test]
+fn a_lease_that_ends_in_a_pause_is_handed_over_after_it() {
+    for mode in ["WRITE", "ALL"] {
+        let (server, mut alice, _) = held();
+        let bob = wait_as(&server, "bob");
+        let carol = wait_as(&server, "carol");
+        let begin = Instant::now();
+        let pause = format!("CLIENT PAUSE 500 {mode}");
+        at_once(&server, ["DLOCK.RENEW k alice 150", &pause]);
+        let (reply, at) = bob.outcome_at();
+        assert!(matches!(reply, Ok(Value::Array(_))), "{mode}: {reply:?}");
+        let after = at - begin;
+        let pause = Duration::from_millis(500);
+        // The server counts the pause in whole milliseconds.
+        assert!(
+            after + Duration::from_millis(2) >= pause,
+            "{mode}: {after:?}"
+        );
+        let (_, holds, left): (u64, u64, u64) = alice.ask("DLOCK.HELD k bob");
+        // Its lease is full from the grant on, not from the moment the old one ended.
+        assert!(holds == 1 && left > 300_000);
+        assert_eq!(position(&mut alice, "k", "carol"), Some(0));
+        drop(carol);
+        assert_sound(&server);
+    }
+}
+
+/// Hundreds of leases and of tickets' windows end during the pause: all of them are over after it, and who waits is served.
+#[test]
+fn many_leases_that_end_in_a_pause_are_all_handed_over() {
+    let server = Server::start();
+    let mut c = server.connection();
+    const LOCKS: usize = 300;
+    let poll = |lock, claim| format!("DLOCK.FAIRACQUIRE lock{lock} polls CLAIM {claim}");
+    for lock in 0..LOCKS {
+        c.run(&format!("DLOCK.ACQUIRE lock{lock} alice 600000"));
+        c.run(&poll(lock, 600_000));
+    }
+    let firsts: Vec<Blocked> = (0..LOCKS / 10)
+        .map(|lock| {
+            Blocked::start(
+                &server,
+                &format!("DLOCK.ACQUIRE lock{lock} bob 600000 BLOCK 0"),
+            )
+        })
+        .collect();
+    // In one step: leases and windows begin to run out when the pause does.
+    let keys: Vec<String> = (0..LOCKS).map(|lock| format!("lock{lock}")).collect();
+    let renewal = format!("DLOCK.MRENEW {LOCKS} {} alice 100", keys.join(" "));
+    let pause = "CLIENT PAUSE 60000 WRITE".to_owned();
+    let lines = ["MULTI".to_owned()]
+        .into_iter()
+        .chain((0..LOCKS).map(|lock| poll(lock, 100)))
+        .chain([renewal, pause, "EXEC".to_owned()]);
+    server.wire().pipeline(lines);
+    await_over(&mut c, &format!("lock{}", LOCKS - 1));
+    assert_unanswered(&firsts[0]);
+    c.run("CLIENT UNPAUSE");
+    await_until("every lease has ended", PATIENCE, || {
+        c.ask::<usize>("DBSIZE") <= LOCKS / 10
+    });
+    for first in &firsts {
+        first.reply::<Grant>();
+    }
+    assert_sound(&server);
+}
+
+#[test]
+fn requests_made_in_a_pause_are_served_after_it_in_order() {
+    let (server, mut alice, _) = held();
+    let bob = wait_as(&server, "bob");
+    alice.run("CLIENT PAUSE 60000 WRITE");
+    let mut wire = server.wire();
+    for line in [
+        "DLOCK.RELEASE k alice",
+        "DLOCK.ACQUIRE k alice 600000",
+        "DLOCK.FAIRACQUIRE k dave 600000 CLAIM 600000",
+    ] {
+        wire.send(line);
+    }
+    let carol = Blocked::send(&server, "DLOCK.ACQUIRE k carol 600000 BLOCK 0");
+    assert_unanswered(&bob);
+    assert_unanswered(&carol);
+    // Reading goes on.
+    assert_eq!(position(&mut alice, "k", "bob"), Some(0));
+    assert_eq!(position(&mut alice, "k", "carol"), None);
+    assert!(is_held(&mut alice, "k", "alice"));
+    alice.run("CLIENT UNPAUSE");
+    assert_eq!(wire.read(), Ok(Value::Int(0)));
+    assert_eq!(wire.read(), Ok(Value::Nil));
+    assert_eq!(wire.read(), Ok(Value::Nil));
+    bob.reply::<Grant>();
+    await_until("carol waits", PATIENCE, || {
+        position(&mut alice, "k", "carol").is_some()
+    });
+    assert_sound(&server);
+}
+
+/// That time is up is no change of the lock, at least not of one that keeps no ticket of it: the answer does not wait.
+#[test]
+fn time_is_up_during_a_pause() {
+    let (server, mut alice, _) = held();
+    let waiter = Blocked::send(&server, "DLOCK.ACQUIRE k waiter BLOCK 500");
+    let ticket = Blocked::send(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 500");
+    let claimed = Blocked::send(
+        &server,
+        "DLOCK.FAIRACQUIRE k claimed BLOCK 500 CLAIM 600000",
+    );
+    let last = wait_as(&server, "last");
+    alice.run("CLIENT PAUSE 60000 WRITE");
+    for blocked in [&waiter, &ticket, &claimed] {
+        assert_eq!(blocked.outcome(), Ok(Value::Nil));
+    }
+    alice.run("CLIENT UNPAUSE");
+    await_until("the places are gone", PATIENCE, || {
+        position(&mut alice, "k", "last") == Some(1)
+    });
+    for (owner, at) in [("waiter", None), ("ticket", None), ("claimed", Some(0))] {
+        assert_eq!(position(&mut alice, "k", owner), at, "{owner}");
+    }
+    alice.run("DLOCK.RELEASE k alice");
+    assert_unanswered(&last);
+    alice.run("DLOCK.CANCEL k claimed");
+    last.reply::<Grant>();
+    assert_sound(&server);
+}
+
+#[test]
+fn time_is_up_during_a_pause_of_all() {
+    let (server, mut alice, _) = held();
+    let waiter = Blocked::send(&server, "DLOCK.ACQUIRE k waiter BLOCK 400");
+    let ticket = Blocked::send(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 400");
+    alice.run("CLIENT PAUSE 800 ALL");
+    assert_eq!(waiter.outcome(), Ok(Value::Nil));
+    assert_eq!(ticket.outcome(), Ok(Value::Nil));
+    await_until("the places are gone", PATIENCE, || {
+        (
+            position(&mut alice, "k", "waiter"),
+            position(&mut alice, "k", "ticket"),
+        ) == (None, None)
+    });
+    assert_sound(&server);
+}
+
+/// Waiters of every kind that die, or are sent away, in the pause in which the lease ends as well.
+#[test]
+fn the_dead_of_a_pause_do_not_get_the_lock() {
+    for mode in ["WRITE", "ALL"] {
+        let (server, mut alice, _) = held();
+        let waiter = wait_as(&server, "waiter");
+        let ticket = fair_as(&server, "ticket");
+        let claimed = Blocked::start(
+            &server,
+            "DLOCK.FAIRACQUIRE k claimed 600000 BLOCK 0 CLAIM 1",
+        );
+        let killed = fair_as(&server, "killed");
+        let lives = wait_as(&server, "lives");
+        // One batch, so that nothing of it waits for the pause's end.
+        let lines = [
+            "DLOCK.RENEW k alice 300",
+            &format!("CLIENT KILL ID {}", killed.client_id()),
+            &format!("CLIENT PAUSE 700 {mode}"),
+        ];
+        let replies = at_once(&server, lines);
+        assert_eq!(replies, [Value::Int(300), Value::Int(1), Value::Okay]);
+        waiter.kill();
+        ticket.kill();
+        claimed.kill();
+        lives.reply::<Grant>();
+        for owner in ["waiter", "ticket", "claimed", "killed"] {
+            assert_eq!(position(&mut alice, "k", owner), None, "{mode}: {owner}");
+        }
+        assert_sound(&server);
+    }
+}
+
+#[test]
+fn client_unblock_in_a_pause() {
+    let (server, mut alice, _) = held();
+    for word in ["TIMEOUT", "ERROR"] {
+        let waiter = wait_as(&server, "waiter");
+        let ticket = fair_as(&server, "ticket");
+        let last = wait_as(&server, "last");
+        alice.run("CLIENT PAUSE 60000 WRITE");
+        for blocked in [&waiter, &ticket] {
+            let line = format!("CLIENT UNBLOCK {} {word}", blocked.client_id());
+            assert_eq!(alice.ask::<u64>(&line), 1);
+            match blocked.outcome() {
+                Ok(reply) => assert!(word == "TIMEOUT" && reply == Value::Nil),
+                Err(error) => assert!(word == "ERROR" && error.starts_with("UNBLOCKED")),
+            }
+        }
+        alice.run("CLIENT UNPAUSE");
+        await_until("the places are gone", PATIENCE, || {
+            position(&mut alice, "k", "last") == Some(0)
+        });
+        drop(last);
+        await_until("nobody is queued", PATIENCE, || {
+            position(&mut alice, "k", "last").is_none()
+        });
+    }
+    assert_sound(&server);
+}
+
+/// A ticket's claim window ends in the pause, at the head of the queue of a free lock.
+#[test]
+fn a_window_that_ends_in_a_pause_is_over_after_it() {
+    let server = Server::builder()
+        .config("dlock.claim-window-ms", 200)
+        .start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("DLOCK.FAIRACQUIRE k polls CLAIM 600000");
+    let bob = wait_as(&server, "bob");
+    at_once(
+        &server,
+        [
+            "DLOCK.FAIRACQUIRE k polls CLAIM 200",
+            "DLOCK.RELEASE k alice",
+            "CLIENT PAUSE 60000 WRITE",
+        ],
+    );
+    assert_unanswered(&bob);
+    c.run("CLIENT UNPAUSE");
+    bob.reply::<Grant>();
+    assert_eq!(position(&mut c, "k", "polls"), None);
+    assert_sound(&server);
+}
+
+/// The pause begins in the same turn of the server's loop as a hand-over, before its answer is written.
+#[test]
+fn a_pause_that_begins_with_a_hand_over() {
+    for dies in [false, true] {
+        for ticket in [false, true] {
+            let (server, mut alice, _) = held();
+            let bob = if ticket {
+                fair_as(&server, "bob")
+            } else {
+                wait_as(&server, "bob")
+            };
+            let carol = wait_as(&server, "carol");
+            let end = match dies {
+                true => format!("CLIENT KILL ID {}", bob.client_id()),
+                false => "PING".to_owned(),
+            };
+            let lines = ["DLOCK.RELEASE k alice", &end, "CLIENT PAUSE 400 WRITE"];
+            let replies = server.wire().batch(lines);
+            assert!(replies.iter().all(Result::is_ok), "{replies:?}");
+            if dies {
+                // Where the server had not told bob yet, the lock goes on to carol; where it had, he holds it.
+                await_until("one of them holds the lock", PATIENCE, || {
+                    is_held(&mut alice, "k", "carol") || is_held(&mut alice, "k", "bob")
+                });
+                alice.run("CLIENT UNPAUSE");
+                alice.try_ask("DLOCK.RELEASE k bob").ok();
+                carol.reply::<Grant>();
+            } else {
+                bob.reply::<Grant>();
+                assert!(carol.is_blocked(&server));
+            }
+            assert_sound(&server);
+        }
+    }
+}
+
+/// In a transaction the commands behind CLIENT PAUSE still run, and hand over as ever.
+#[test]
+fn a_hand_over_behind_a_pause_in_a_transaction() {
+    let (server, mut alice, _) = held();
+    let bob = fair_as(&server, "bob");
+    for line in [
+        "MULTI",
+        "CLIENT PAUSE 300 WRITE",
+        "DLOCK.RELEASE k alice",
+        "DLOCK.ACQUIRE k dave",
+        "EXEC",
+    ] {
+        alice.run(line);
+    }
+    bob.reply::<Grant>();
+    assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k bob"), 0);
+    assert_eq!(alice.ask::<Grant>("DLOCK.ACQUIRE k dave").1, 1);
+    assert_sound(&server);
+}
+
+/// Keys that Redis itself removes, or that commands remove right before the pause, are noticed in it.
+#[test]
+fn a_key_removed_as_a_pause_begins() {
+    for removal in [
+        "DEL k",
+        "FLUSHALL",
+        "RENAME k elsewhere",
+        "MOVE k 1",
+        "PEXPIRE k 1",
+    ] {
+        let (server, mut alice, _) = held();
+        let bob = fair_as(&server, "bob");
+        let carol = wait_as(&server, "carol");
+        let replies = server.wire().batch([removal, "CLIENT PAUSE 300 WRITE"]);
+        assert!(replies.iter().all(Result::is_ok), "{replies:?}");
+        bob.reply::<Grant>();
+        let released = alice.try_ask("DLOCK.RELEASE k bob");
+        assert_eq!(released, Ok(Value::Int(0)), "{removal}");
+        carol.reply::<Grant>();
+        assert_sound(&server);
+    }
+}
+
+#[test]
+fn a_pause_of_a_server_with_an_aof_and_a_replica() {
+    let primary = Server::builder()
+        .config("appendonly", "yes")
+        .config("appendfsync", "always")
+        .start();
+    let replica = Server::start();
+    replica.replica_of(&primary);
+    let mut c = primary.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    let bob = fair_as(&primary, "bob");
+    let dies = fair_as(&primary, "dies");
+    let carol = wait_as(&primary, "carol");
+    at_once(
+        &primary,
+        ["DLOCK.RENEW k alice 150", "CLIENT PAUSE 60000 WRITE"],
+    );
+    let offset = |server: &Server| {
+        server
+            .info("replication")
+            .number::<u64>("master_repl_offset")
+    };
+    replica.wait_in_sync(&primary);
+    let before = offset(&primary);
+    dies.kill();
+    await_over(&mut c, "k");
+    assert_unanswered(&bob);
+    // Pings of the primary stop with a pause too; nothing at all has been sent.
+    assert_eq!(offset(&primary), before);
+    c.run("CLIENT UNPAUSE");
+    bob.reply::<Grant>();
+    await_until("the dead has no place", PATIENCE, || {
+        position(&mut c, "k", "dies").is_none()
+    });
+    assert_eq!(c.ask::<u64>("DLOCK.RELEASE k bob"), 0);
+    carol.reply::<Grant>();
+    replica.wait_in_sync(&primary);
+    assert_eq!(
+        kept(&mut primary.connection(), "k"),
+        kept(&mut replica.connection(), "k")
+    );
+    assert_sound(&primary);
+    assert_sound(&replica);
+}
+
+/// A primary with a replica, alice's hold of `k`, and everything on its way that can go wrong in a failover: waiters that
+/// live and die, time-outs, and a hold of `other` whose lease is to end ([`ENDS`]).
+struct Setup {
+    primary: Server,
+    replica: Server,
+    bob: Blocked,
+    carol: Blocked,
+    dies: Blocked,
+    dies_too: Blocked,
+    times_out: Blocked,
+    other: Blocked,
+}
+
+/// To be sent right before what makes the server hold back: then the lease ends while it does.
+const ENDS: &str = "DLOCK.RENEW other alice 300";
+
+fn setup() -> Setup {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    let mut c = primary.connection();
+    // For up to a second after a full synchronisation a primary holds the effects back.
+    c.run("SET x 0");
+    replica.wait_in_sync(&primary);
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("DLOCK.ACQUIRE other alice 600000");
+    let bob = fair_as(&primary, "bob");
+    let dies = fair_as(&primary, "dies");
+    let dies_too = wait_as(&primary, "dies-too");
+    let carol = wait_as(&primary, "carol");
+    let times_out = times_out(&primary, "DLOCK.FAIRACQUIRE");
+    let other = Blocked::start(&primary, "DLOCK.ACQUIRE other dave 600000 BLOCK 0");
+    replica.wait_in_sync(&primary);
+    Setup {
+        primary,
+        replica,
+        bob,
+        carol,
+        dies,
+        dies_too,
+        times_out,
+        other,
+    }
+}
+
+/// Somebody who waits for `k` for a moment: has arrived when this returns, and may have given up by then.
+#[track_caller]
+fn times_out(server: &Server, verb: &str) -> Blocked {
+    let waits = Blocked::send(server, &format!("{verb} k times-out BLOCK 900"));
+    let mut c = server.connection();
+    await_until("it has arrived", PATIENCE, || {
+        position(&mut c, "k", "times-out").is_some() || stat(server, "timeouts_total") > 0
+    });
+    waits
+}
+
+/// Waits until alice's lease of this lock has run out, whether or not anything could be done about it.
+fn await_over(connection: &mut Connection, key: &str) {
+    await_until("the lease has run out", PATIENCE, || {
+        !is_held(connection, key, "alice")
+    });
+}
+
+fn await_state(server: &Server, state: &str) {
+    await_until(state, PATIENCE, || {
+        server.info("replication").text("master_failover_state") == state
+    });
+}
+
+/// The replica hangs, so the failover waits for it, and then is given up.
+#[test]
+fn a_failover_that_is_given_up() {
+    let setup = setup();
+    let mut c = setup.primary.connection();
+    setup.replica.freeze();
+    // Something that the replica has not got yet.
+    c.run("SET x 1");
+    let target = format!("127.0.0.1 {}", setup.replica.port());
+    let failover = format!("FAILOVER TO {target} TIMEOUT 60000");
+    at_once(&setup.primary, [ENDS, &failover]);
+    await_state(&setup.primary, "waiting-for-sync");
+    setup.dies.kill();
+    setup.dies_too.kill();
+    let mut release = setup.primary.wire();
+    release.send("DLOCK.RELEASE k alice");
+    assert_eq!(setup.times_out.outcome(), Ok(Value::Nil));
+    await_over(&mut c, "other");
+    assert_unanswered(&setup.other);
+    assert_unanswered(&setup.bob);
+    c.run("FAILOVER ABORT");
+    assert_eq!(release.read(), Ok(Value::Int(0)));
+    setup.bob.reply::<Grant>();
+    setup.other.reply::<Grant>();
+    await_until("the dead have no place", PATIENCE, || {
+        position(&mut c, "k", "carol") == Some(0)
+    });
+    c.run("DLOCK.RELEASE k bob");
+    setup.carol.reply::<Grant>();
+    setup.replica.thaw();
+    setup.replica.wait_in_sync(&setup.primary);
+    assert_sound(&setup.primary);
+    assert_sound(&setup.replica);
+}
+
+#[test]
+fn a_failover_with_waiters() {
+    for held_up in [false, true] {
+        let setup = setup();
+        let mut c = setup.primary.connection();
+        let target = format!("127.0.0.1 {}", setup.replica.port());
+        if held_up {
+            setup.replica.freeze();
+            c.run("SET x 1");
+        }
+        at_once(&setup.primary, [ENDS, &format!("FAILOVER TO {target}")]);
+        if held_up {
+            await_state(&setup.primary, "waiting-for-sync");
+            setup.dies.kill();
+            setup.dies_too.kill();
+            assert_eq!(setup.times_out.outcome(), Ok(Value::Nil));
+            await_over(&mut c, "other");
+            assert_unanswered(&setup.other);
+            setup.replica.thaw();
+        } else {
+            drop((setup.dies, setup.dies_too));
+        }
+        await_until("the replica has taken over", PATIENCE, || {
+            setup.replica.info("replication").text("role") == "master"
+        });
+        for blocked in [&setup.bob, &setup.carol, &setup.other] {
+            let words = blocked.last_words();
+            assert!(
+                matches!(&words[..], [Err(error)] if error.starts_with("UNBLOCKED")),
+                "{words:?}"
+            );
+        }
+        setup.primary.wait_in_sync(&setup.replica);
+        // The new primary goes on with what it knows: the ticket stands, the lease that has run out is over.
+        let mut r = setup.replica.connection();
+        assert_eq!(position(&mut r, "k", "bob"), Some(0));
+        await_over(&mut r, "other");
+        let dave = Blocked::send(&setup.replica, "DLOCK.ACQUIRE other dave 600000 BLOCK 0");
+        dave.reply::<Grant>();
+        let bob = fair_as(&setup.replica, "bob");
+        r.run("DLOCK.RELEASE k alice");
+        bob.reply::<Grant>();
+        setup.primary.wait_in_sync(&setup.replica);
+        assert_sound(&setup.primary);
+        assert_sound(&setup.replica);
+    }
+}
+
+/// Has the primary shut down while its replica lags, so that it waits: a connection to it, and the one that waits.
+fn shut_down(setup: &Setup) -> (Connection, Wire) {
+    let mut c = setup.primary.connection();
+    c.run("CONFIG SET shutdown-timeout 60");
+    setup.replica.freeze();
+    c.run("SET x 1");
+    let mut control = setup.primary.wire();
+    let lines = [ENDS, "SHUTDOWN NOSAVE"];
+    let bytes = lines
+        .iter()
+        .flat_map(|line| command(line).get_packed_command());
+    let bytes: Vec<u8> = bytes.collect();
+    control.send_bytes(&bytes).expect("the server reads");
+    await_until("the shutdown waits", PATIENCE, || {
+        setup
+            .primary
+            .log()
+            .contains("Waiting for replicas before shutting down")
+    });
+    (c, control)
+}
+
+/// SHUTDOWN waits for a replica that lags, as a pause does; then the waiters go, and their tickets stay.
+#[test]
+fn a_shutdown_that_waits_for_a_replica() {
+    let mut setup = setup();
+    let (mut c, _control) = shut_down(&setup);
+    setup.dies.kill();
+    setup.dies_too.kill();
+    assert_eq!(setup.times_out.outcome(), Ok(Value::Nil));
+    await_over(&mut c, "other");
+    assert_unanswered(&setup.other);
+    setup.replica.thaw();
+    let status = setup.primary.await_exit();
+    assert!(status.success(), "{status}");
+    assert_eq!(setup.bob.last_words(), []);
+    assert_sound_log(&setup.primary);
+    let mut r = setup.replica.connection();
+    assert_eq!(position(&mut r, "k", "bob"), Some(0));
+    assert_sound(&setup.replica);
+}
+
+#[test]
+fn a_shutdown_that_is_given_up() {
+    let setup = setup();
+    let (mut c, _control) = shut_down(&setup);
+    setup.dies.kill();
+    setup.dies_too.kill();
+    await_over(&mut c, "other");
+    assert_unanswered(&setup.other);
+    c.run("SHUTDOWN ABORT");
+    setup.other.reply::<Grant>();
+    await_until("the dead have no place", PATIENCE, || {
+        position(&mut c, "k", "carol") == Some(1)
+    });
+    c.run("DLOCK.RELEASE k alice");
+    setup.bob.reply::<Grant>();
+    setup.replica.thaw();
+    setup.replica.wait_in_sync(&setup.primary);
+    assert_sound(&setup.primary);
+    assert_sound(&setup.replica);
+}
+
+/// What a server that refuses writes does with its locks: everything but a change of them.
+///
+/// `refuse` is the line that makes it do so.
+#[track_caller]
+fn assert_held_back(server: &Server, code: &str, refuse: &str, accept: impl FnOnce()) {
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("DLOCK.ACQUIRE held alice 600000");
+    let bob = fair_as(server, "bob");
+    let dies = fair_as(server, "dies");
+    let times_out = times_out(server, "DLOCK.ACQUIRE");
+    let carol = wait_as(server, "carol");
+    at_once(server, ["DLOCK.RENEW k alice 300", refuse]);
+    assert!(c.refusal("SET x 1").starts_with(code));
+    dies.kill();
+    assert_eq!(times_out.outcome(), Ok(Value::Nil));
+    await_over(&mut c, "k");
+    assert_unanswered(&bob);
+    assert_eq!(position(&mut c, "k", "bob"), Some(0));
+    assert!(c.refusal("DLOCK.ACQUIRE free alice").starts_with(code));
+    assert!(c.refusal("DLOCK.RELEASE held alice").starts_with(code));
+    assert!(is_held(&mut c, "held", "alice"));
+    accept();
+    bob.reply::<Grant>();
+    assert_eq!(c.ask::<u64>("DLOCK.RELEASE k bob"), 0);
+    carol.reply::<Grant>();
+    assert_sound(server);
+}
+
+#[test]
+fn too_few_replicas() {
+    let server = Server::start();
+    let [none, one] = [0, 1].map(|least| format!("CONFIG SET min-replicas-to-write {least}"));
+    assert_held_back(&server, "NOREPLICAS", &one, || {
+        server.connection().run(&none)
+    });
+}
+
+/// The replica that was missing comes back.
+#[test]
+fn a_replica_that_was_missed() {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    primary
+        .connection()
+        .run("CONFIG SET min-replicas-to-write 1");
+    await_until("the replica counts", PATIENCE, || {
+        primary.connection().try_ask("SET x 1").is_ok()
+    });
+    replica.promote();
+    await_until("the replica is missed", PATIENCE, || {
+        let refused = primary.connection().try_ask("SET x 1");
+        refused.is_err_and(|error| error.starts_with("NOREPLICAS"))
+    });
+    primary
+        .connection()
+        .run("CONFIG SET min-replicas-to-write 0");
+    assert_held_back(
+        &primary,
+        "NOREPLICAS",
+        "CONFIG SET min-replicas-to-write 1",
+        || {
+            replica
+                .connection()
+                .run(&format!("REPLICAOF 127.0.0.1 {}", primary.port()))
+        },
+    );
+    replica.wait_in_sync(&primary);
+    assert_eq!(
+        kept(&mut primary.connection(), "k"),
+        kept(&mut replica.connection(), "k")
+    );
+    assert_sound(&replica);
+}
+
+/// After a stop the server still counts the replica that it had before: what it decides by itself waits until it has counted
+/// anew.
+#[test]
+fn a_stop_in_which_the_replica_was_lost() {
+    let (primary, replica) = (Server::start(), Server::start());
+    let mut c = primary.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    let bob = wait_as(&primary, "bob");
+    let (mut r, mut stops) = (replica.connection(), primary.wire());
+    // Alice's lease runs out while the server stands still, and the replica is too far behind to count then.
+    let lines = [
+        "DLOCK.RENEW k alice 300",
+        "CONFIG SET min-replicas-max-lag 1",
+        "DEBUG SLEEP 5",
+    ];
+    let bytes: Vec<u8> = lines
+        .iter()
+        .flat_map(|line| command(line).get_packed_command())
+        .collect();
+    await_until(
+        "the server stood still before it saw the link end",
+        PATIENCE,
+        || {
+            c.run("CONFIG SET min-replicas-to-write 0");
+            c.run("CONFIG SET min-replicas-max-lag 600");
+            replica.replica_of(&primary);
+            c.run("CONFIG SET min-replicas-to-write 1");
+            await_until("the replica counts", PATIENCE, || {
+                c.try_ask("SET x 1").is_ok()
+            });
+            stops.send_bytes(&bytes).expect("the server reads");
+            r.run("REPLICAOF NO ONE");
+            let replies = lines.map(|_| stops.read());
+            replies.iter().all(Result::is_ok)
+        },
+    );
+    await_until("the server refuses writes", PATIENCE, || {
+        c.try_ask("SET x 1")
+            .is_err_and(|error| error.starts_with("NOREPLICAS"))
+    });
+    assert!(bob.is_blocked(&primary));
+    assert!(!is_held(&mut c, "k", "bob"));
+    c.run("CONFIG SET min-replicas-to-write 0");
+    bob.reply::<Grant>();
+    assert_sound(&primary);
+}
+
+/// A save fails, since something stands where the file should.
+#[test]
+fn a_disk_that_fails() {
+    let server = Server::builder().config("save", "3600 1000000").start();
+    let obstacle = server.dir().join("dump.rdb");
+    let save = |status: &str| {
+        server.connection().run("BGSAVE");
+        await_until("the save has ended", PATIENCE, || {
+            let state = server.info("persistence");
+            state.number::<u64>("rdb_bgsave_in_progress") == 0
+                && state.text("rdb_last_bgsave_status") == status
+        });
+    };
+    fs::create_dir_all(obstacle.join("in-the-way")).expect("the directory can be written to");
+    server
+        .connection()
+        .run("CONFIG SET stop-writes-on-bgsave-error no");
+    save("err");
+    assert_held_back(
+        &server,
+        "MISCONF",
+        "CONFIG SET stop-writes-on-bgsave-error yes",
+        || {
+            fs::remove_dir_all(&obstacle).expect("it is there");
+            save("ok");
+        },
+    );
+}
+
+/// Two reasons at once, of which one goes first.
+#[test]
+fn a_pause_while_replicas_are_missing() {
+    let (server, mut alice, _) = held();
+    let bob = wait_as(&server, "bob");
+    at_once(
+        &server,
+        [
+            "DLOCK.RENEW k alice 100",
+            "CONFIG SET min-replicas-to-write 1",
+            "CLIENT PAUSE 60000 WRITE",
+        ],
+    );
+    await_over(&mut alice, "k");
+    assert_unanswered(&bob);
+    alice.run("CLIENT UNPAUSE");
+    assert_unanswered(&bob);
+    alice.run("CLIENT PAUSE 60000 WRITE");
+    alice.run("CONFIG SET min-replicas-to-write 0");
+    assert_unanswered(&bob);
+    alice.run("CLIENT UNPAUSE");
+    bob.reply::<Grant>();
+    assert_sound(&server);
+}

@@ -1,0 +1,234 @@
+//! Settings: what they cannot be is refused, by CONFIG SET and at the start.
+
+use std::collections::HashMap;
+
+use dlock_integration::redis::Connection;
+use dlock_integration::{assert_sound, with, Ask, Guarded, Server};
+
+/// The longest time that may be asked for or configured.
+const CENTURY_MS: u64 = 3_155_760_000_000;
+
+/// Every setting that is a number, with its bounds.
+const SETTINGS: [(&str, u64, u64); 11] = [
+    ("default-lease-ms", 1, CENTURY_MS),
+    ("max-lease-ms", 1, CENTURY_MS),
+    ("claim-window-ms", 1, CENTURY_MS),
+    ("max-claim-ms", 1, CENTURY_MS),
+    ("max-hold-ms", 0, CENTURY_MS),
+    ("quarantine-ms", 0, CENTURY_MS),
+    ("max-queue", 1, 1_000_000_000),
+    ("max-places", 1, 1_000_000_000),
+    ("max-waiters", 0, 1_000_000_000),
+    ("max-holders", 1, 1_000_000_000),
+    ("deadlock-max-steps", 1, 1_000_000_000),
+];
+
+const OPERATIONS: &str = include_str!("../../../docs/operations.md");
+
+/// The pages that show the recommended setting.
+const RECOMMEND: [&str; 3] = [
+    include_str!("../../../README.md"),
+    include_str!("../../../docs/guarantees.md"),
+    include_str!("../../../docs/cluster.md"),
+];
+
+/// The reference has every setting with its default and its bounds.
+#[test]
+fn the_reference_has_every_setting() {
+    let server = Server::start();
+    let all: HashMap<String, String> = server.connection().ask("CONFIG GET dlock.*");
+    for (setting, default) in &all {
+        let row = OPERATIONS
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{setting}` |")))
+            .unwrap_or_else(|| panic!("docs/operations.md does not have {setting}"));
+        let cells: Vec<&str> = row.split(" | ").collect();
+        let documented = cells[1].split(' ').next();
+        assert_eq!(documented, Some(default.as_str()), "{row}");
+        let known = SETTINGS.iter().find(|known| setting.ends_with(known.0));
+        if let Some((_, least, most)) = known {
+            assert_eq!(cells[2], format!("{least} – {most}"), "{row}");
+        }
+    }
+    assert_eq!(all.len(), SETTINGS.len() + 3);
+}
+
+/// What is recommended can be put into a configuration file as it is: a comment has a line of its own.
+#[test]
+fn the_recommended_setting_is_one() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let blocks = RECOMMEND.map(|page| {
+        let block = page.split("```\n").find(|block| block.contains("\nmin-"));
+        block.expect("the recommended setting")
+    });
+    assert!(blocks.iter().all(|block| *block == blocks[0]));
+    let lines = blocks[0].lines().filter(|line| !line.starts_with('#'));
+    let lines: Vec<&str> = lines.collect();
+    assert_eq!(lines.len(), 3);
+    for line in lines {
+        let (name, value) = line.split_once(' ').expect("a name and a value");
+        assert!(!value.contains(' '), "{line}");
+        c.run(&format!("CONFIG SET {line}"));
+        let set: HashMap<String, String> = c.ask(&format!("CONFIG GET {name}"));
+        assert_eq!(set[name], value);
+    }
+}
+
+/// A setting that is refused stays as it was, and the error names it.
+#[test]
+fn bad_settings_change_nothing() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let guarded = Guarded::new(&server, &mut c);
+    let all = |c: &mut Connection| -> HashMap<String, String> { c.ask("CONFIG GET dlock.*") };
+    let before = all(&mut c);
+    assert_eq!(before.len(), SETTINGS.len() + 3, "{before:?}");
+    let mut refuse = |name: &str, value: &[u8]| {
+        let line = format!("CONFIG SET dlock.{name}");
+        let error = c.answer(&with(&line, &[value])).expect_err(name);
+        assert!(error.contains(name), "{error}");
+        // Together with a good one: neither.
+        let both = with(
+            "CONFIG SET dlock.max-queue 17",
+            &[format!("dlock.{name}").as_bytes(), value],
+        );
+        if name != "max-queue" {
+            c.answer(&both).expect_err(name);
+        }
+    };
+    for (name, least, most) in SETTINGS {
+        let below = (least as i64 - 1).to_string();
+        let above = (most + 1).to_string();
+        for value in [
+            below.as_bytes(),
+            above.as_bytes(),
+            b"",
+            b"x",
+            b"-",
+            b"1.5",
+            b"1e3",
+            b"yes",
+            b"%s%n",
+            b"\0",
+            b"1\0",
+            b"\xff",
+            b"9223372036854775808",
+            b"-9223372036854775809",
+            b"99999999999999999999999999999999",
+            b"5 6",
+            b"5ms",
+        ] {
+            refuse(name, value);
+        }
+    }
+    for value in [
+        &b""[..],
+        b"maybe",
+        b"1",
+        b"0",
+        b"true",
+        b"yes no",
+        b"%n",
+        b"\0",
+    ] {
+        refuse("grants", value);
+    }
+    for value in [
+        &b""[..],
+        b"loud",
+        b"0",
+        b"1",
+        b"auto pubsub",
+        b"auto,none",
+        b"%s",
+        b"pub\0sub",
+    ] {
+        refuse("notify", value);
+    }
+    assert!(c.try_ask("CONFIG SET dlock.no-such-thing 1").is_err());
+    assert_eq!(all(&mut c), before);
+    // The ends of each range are taken, and come back.
+    for (name, least, most) in SETTINGS {
+        for value in [least, most] {
+            c.run(&format!("CONFIG SET dlock.{name} {value}"));
+            assert_eq!(all(&mut c)[&format!("dlock.{name}")], value.to_string());
+        }
+        c.run(&format!(
+            "CONFIG SET dlock.{name} {}",
+            before[&format!("dlock.{name}")]
+        ));
+    }
+    assert_eq!(all(&mut c), before);
+    // A default above what is allowed gives what is allowed.
+    c.run("CONFIG SET dlock.default-lease-ms 600000 dlock.max-lease-ms 5000");
+    c.run("DLOCK.ACQUIRE k alice");
+    assert!(c.ask::<u64>("PTTL k") <= 5_000);
+    c.run("CONFIG SET dlock.max-lease-ms 600000");
+    guarded.assert_intact(&server, &mut c);
+    assert_sound(&server);
+}
+
+/// A server with a bad argument of the module or a bad line in its file does not start, and says what is wrong.
+#[test]
+fn bad_arguments_stop_the_load() {
+    let check = |builder: dlock_integration::ServerBuilder, word: &str, what: &str| match builder
+        .try_start()
+    {
+        Ok(_) => panic!("{what} should have been refused"),
+        Err(error) => {
+            let said = error
+                .log
+                .lines()
+                .any(|line| line.contains(word) && !line.starts_with(">>>"));
+            assert!(said, "{what}: nothing is said of {word} in\n{}", error.log);
+            for fault in ["BUG REPORT", "panicked", "internal fault"] {
+                assert!(!error.log.contains(fault), "{what}:\n{}", error.log);
+            }
+        }
+    };
+    let argued = |words: &[&str]| {
+        words.iter().fold(Server::builder(), |builder, word| {
+            builder.module_argument(word)
+        })
+    };
+    for (name, least, most) in SETTINGS {
+        let (below, above) = ((least as i64 - 1).to_string(), (most + 1).to_string());
+        check(
+            argued(&[name, &below]),
+            name,
+            &format!("argument {name} {below}"),
+        );
+        check(
+            Server::builder().config(&format!("dlock.{name}"), &above),
+            name,
+            &format!("dlock.{name} {above}"),
+        );
+    }
+    for words in [
+        &["max-queue", "x"][..],
+        &["max-queue", "99999999999999999999"],
+        &["max-queue", "%s%n"],
+        &["max-queue"],
+        &["max-queue", "5", "max-places"],
+        &["max-queue", "5", "max-places", "-5"],
+        &["grants", "1"],
+        &["notify", "auto,none"],
+        &["notify"],
+        &["dlock.max-queue", "5"],
+        &["MAX_QUEUE", "5"],
+        &["%s%s%n", "5"],
+    ] {
+        let word = if words.len() > 2 { words[2] } else { words[0] };
+        check(argued(words), word, &words.join(" "));
+    }
+    for (name, value) in [("dlock.grants", "maybe"), ("dlock.notify", "loud")] {
+        check(Server::builder().config(name, value), name, name);
+    }
+    // The server's own words, in which the name does not stand.
+    check(
+        Server::builder().config("dlock.no-such", 1),
+        "Module Configuration",
+        "dlock.no-such",
+    );
+}

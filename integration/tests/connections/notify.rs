@@ -1,0 +1,659 @@
+//! NOTIFY: waiting without blocking. The outcome is published on a channel, for clients that share one connection.
+
+use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, PushKind, Value};
+use dlock_integration::{
+    assert_sound, at_once, await_until, position, stat, Ask, Blocked, Grant, Queued, Server, Wire,
+    PATIENCE,
+};
+
+/// Waiters of which the memory is measured.
+const MASS: usize = 100_000;
+
+/// Bytes that one of them may cost; the goal is 400.
+const BYTES: usize = 450;
+
+/// Bytes that a wait may cost which is the only one for its lock, with the queue of that lock.
+const BYTES_ALONE: usize = 800;
+
+/// A connection that hears what is published on a channel.
+struct Ear {
+    wire: Wire,
+}
+
+impl Ear {
+    /// In RESP2 (2) or RESP3 (3).
+    #[track_caller]
+    fn new(server: &Server, protocol: u8, channel: &[u8]) -> Ear {
+        let mut wire = server.wire();
+        if protocol == 3 {
+            wire.ask::<Value>("HELLO 3");
+        }
+        wire.send_command(cmd("SUBSCRIBE").arg(channel));
+        wire.read().expect("a confirmation");
+        Ear { wire }
+    }
+
+    /// The next message, byte by byte.
+    #[track_caller]
+    fn bytes(&mut self) -> Vec<u8> {
+        let value = self.wire.read().expect("a message");
+        message(&value).unwrap_or_else(|| panic!("a message was expected, not {value:?}"))
+    }
+
+    #[track_caller]
+    fn text(&mut self) -> String {
+        String::from_utf8(self.bytes()).expect("text")
+    }
+
+    /// The token of the next message, which grants the key to the owner that waits under this number.
+    #[track_caller]
+    fn granted(&mut self, key: &str, owner: &str, wait: u64) -> u64 {
+        let text = self.text();
+        let token = text.split(' ').nth(1).expect("a token").to_owned();
+        let (keys, owners) = (key.len(), owner.len());
+        assert_eq!(
+            text,
+            format!("granted {token} {keys}:{key} {owners}:{owner} {wait}")
+        );
+        token.parse().expect("a token")
+    }
+
+    /// The next message says how a wait for `k` has ended otherwise.
+    #[track_caller]
+    fn ended(&mut self, word: &str, owner: &str, wait: u64) {
+        let wanted = format!("{word} 0 1:k {}:{owner} {wait}", owner.len());
+        assert_eq!(self.text(), wanted);
+    }
+
+    /// Nothing has been published that was not taken yet.
+    #[track_caller]
+    fn assert_silent(&mut self, server: &Server, channel: &str) {
+        server.connection().run(&format!("PUBLISH {channel} mark"));
+        assert_eq!(self.text(), "mark");
+    }
+}
+
+/// What was published, if this is a message: an array in RESP2, a push in RESP3.
+fn message(value: &Value) -> Option<Vec<u8>> {
+    let payload = match value {
+        Value::Push {
+            kind: PushKind::Message,
+            data,
+        } => data.last()?,
+        Value::Array(parts) if parts.first() == Some(&Value::BulkString(b"message".to_vec())) => {
+            parts.last()?
+        }
+        _ => return None,
+    };
+    from_redis_value(payload).ok()
+}
+
+/// What a request that is to wait by a channel is answered: its place, and the number of the wait.
+#[track_caller]
+fn place_of(reply: &Value) -> (u64, u64) {
+    let (zero, place, wait): Queued = from_redis_value(reply).expect("three numbers");
+    assert_eq!(zero, 0);
+    (place, wait)
+}
+
+/// Waits by a channel; gives its place, and the number of the wait.
+#[track_caller]
+fn wait_at(connection: &mut Connection, owner: &str, options: &str) -> (u64, u64) {
+    let line = format!("DLOCK.ACQUIRE k {owner} 600000 NOTIFY news {options}");
+    place_of(&connection.ask(&line))
+}
+
+/// Waits by a channel; gives the number of the wait.
+#[track_caller]
+fn wait_as(connection: &mut Connection, owner: &str, options: &str) -> u64 {
+    wait_at(connection, owner, options).1
+}
+
+/// A server on which alice holds `k`, her connection, and one that hears the news.
+fn held() -> (Server, Connection, Ear) {
+    let (server, alice, _) = dlock_integration::held();
+    let ear = Ear::new(&server, 2, b"news");
+    (server, alice, ear)
+}
+
+#[test]
+fn a_turn_is_told_and_nothing_blocks() {
+    let (server, mut c, mut ear) = held();
+    let waits = [("bob", ""), ("carol", "BLOCK 0"), ("dave", "SHARED")];
+    let waits = waits.map(|(owner, options)| wait_at(&mut c, owner, options));
+    assert_eq!(waits.map(|(place, _)| place), [0, 1, 2]);
+    assert_eq!(stat(&server, "notify_waiting"), 3);
+    assert_eq!(server.info("clients").number::<u64>("blocked_clients"), 0);
+    let mut before = 0;
+    let turns = [("alice", "bob"), ("bob", "carol"), ("carol", "dave")];
+    for ((from, to), (_, wait)) in turns.into_iter().zip(waits) {
+        ear.assert_silent(&server, "news");
+        assert_eq!(c.ask::<u64>(&format!("DLOCK.RELEASE k {from}")), 0);
+        let token = ear.granted("k", to, wait);
+        assert!(token > before);
+        before = token;
+        let (held, holds, left): (u64, u64, u64) = c.ask(&format!("DLOCK.HELD k {to}"));
+        assert!(held == token && holds == 1 && left > 590_000);
+    }
+    assert_eq!(stat(&server, "notify_waiting"), 0);
+}
+
+/// What can be granted is granted in the reply, and not published.
+#[test]
+fn granted_at_once() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut ear = Ear::new(&server, 2, b"news");
+    for line in [
+        "DLOCK.ACQUIRE k bob 600000 NOTIFY news",
+        "DLOCK.ACQUIRE k bob 600000 NOTIFY news BLOCK 5",
+        "DLOCK.FAIRACQUIRE k bob 600000 NOTIFY news",
+    ] {
+        let (token, _): Grant = c.ask(line);
+        assert!(token > 0);
+    }
+    ear.assert_silent(&server, "news");
+    assert_eq!(c.ask::<(u64, u64, u64)>("DLOCK.HELD k bob").1, 3);
+}
+
+/// Keys, owners and channels are bytes.
+#[test]
+fn messages_are_exact() {
+    let channel = b"\0\xff new s\r\n";
+    let key = b"k\0\r\n 3:x \xff";
+    let owner = b"\0 5:o\xfe\r\n";
+    for protocol in [2, 3] {
+        let server = Server::start();
+        let mut c = if protocol == 3 {
+            server.connection_resp3()
+        } else {
+            server.connection()
+        };
+        let mut ear = Ear::new(&server, protocol, channel);
+        let acquire = |owner: &[u8]| -> Cmd {
+            let mut line = cmd("DLOCK.ACQUIRE");
+            line.arg(key).arg(owner).arg(600_000);
+            line
+        };
+        c.ask_command::<Grant>(&acquire(b"alice"));
+        let wait = |mut line: Cmd| line.arg("NOTIFY").arg(channel).to_owned();
+        let (zero, place, first): Queued = c.ask_command(&wait(acquire(owner)));
+        assert_eq!((zero, place), (0, 0));
+        c.ask_command::<u64>(cmd("DLOCK.RELEASE").arg(key).arg(b"alice"));
+        let (token, ..): (u64, u64, u64) = c.ask_command(cmd("DLOCK.HELD").arg(key).arg(owner));
+        let head = format!("granted {token} {}:", key.len()).into_bytes();
+        let middle = format!(" {}:", owner.len()).into_bytes();
+        let end = format!(" {first}").into_bytes();
+        let wanted = [&*head, key, &*middle, owner, &*end].concat();
+        assert_eq!(ear.bytes(), wanted);
+        // The longest there are.
+        let long = [b'o'; 1024];
+        let mut line = acquire(&long);
+        line.arg("NOTIFY").arg([b'c'; 1024].as_slice());
+        let (zero, place, second): Queued = c.ask_command(&line);
+        assert_eq!((zero, place), (0, 0));
+        assert!(second > first, "each wait has a number of its own");
+        let mut line = acquire(b"dave");
+        line.arg("NOTIFY").arg([b'c'; 1025].as_slice());
+        let error = c.answer(&line).expect_err("a refusal");
+        assert_eq!(error, "ERR NOTIFY must be a channel of 1 to 1024 bytes");
+    }
+}
+
+#[test]
+fn every_other_end_is_told() {
+    let (server, mut c, mut ear) = held();
+    let wait = wait_as(&mut c, "bob", "BLOCK 30");
+    ear.ended("timeout", "bob", wait);
+    assert_eq!(position(&mut c, "k", "bob"), None);
+
+    let wait = wait_as(&mut c, "bob", "");
+    assert_eq!(c.ask::<u64>("DLOCK.CANCEL k bob"), 1);
+    ear.ended("cancelled", "bob", wait);
+
+    // A newer request takes the place over, whichever way it waits.
+    let wait = wait_as(&mut c, "bob", "");
+    let blocked = Blocked::start(&server, "DLOCK.ACQUIRE k bob BLOCK 0");
+    ear.ended("replaced", "bob", wait);
+    let wait = wait_as(&mut c, "bob", "");
+    assert!(blocked.refusal().starts_with("REPLACED "));
+    let newer = wait_as(&mut c, "bob", "");
+    ear.ended("replaced", "bob", wait);
+    c.run("DLOCK.CANCEL k bob");
+    ear.ended("cancelled", "bob", newer);
+
+    let wait = wait_as(&mut c, "bob", "");
+    c.run("SET k v");
+    ear.ended("wrongtype", "bob", wait);
+    c.run("DEL k");
+
+    // A holder that waits for an upgrade, and loses what it holds.
+    c.run("DLOCK.ACQUIRE k bob 600000 SHARED");
+    c.run("DLOCK.ACQUIRE k anna 600000 SHARED");
+    let wait = wait_as(&mut c, "bob", "");
+    c.run("DLOCK.FORCERELEASE k bob");
+    ear.ended("notheld", "bob", wait);
+
+    // The connection that asked ends.
+    let mut dies = server.connection();
+    let wait = wait_as(&mut dies, "bob", "");
+    drop(dies);
+    ear.ended("gone", "bob", wait);
+    assert_eq!(stat(&server, "notify_waiting"), 0);
+    ear.assert_silent(&server, "news");
+}
+
+/// Found by the check once a second: whoever waits by a channel is told by it.
+#[test]
+fn a_circle_is_told() {
+    let (_server, mut c, mut ear) = held();
+    c.run("DLOCK.ACQUIRE j bob 600000");
+    let bob = wait_as(&mut c, "bob", "");
+    c.run("DLOCK.ACQUIRE x bob 600000");
+    c.run("DLOCK.ACQUIRE y carol 600000");
+    let (_, alice) = place_of(&c.ask("DLOCK.ACQUIRE y alice 600000 NOTIFY news"));
+    c.run("DLOCK.FORCERELEASE j");
+    // Now what bob holds stands where alice waits.
+    c.run("RENAME x y");
+    assert_eq!(ear.text(), format!("deadlock 0 1:y 5:alice {alice}"));
+    c.run("DLOCK.RELEASE k alice");
+    ear.granted("k", "bob", bob);
+}
+
+#[test]
+fn the_user_needs_the_channel() {
+    let (server, mut c, _ear) = held();
+    c.run("ACL SETUSER limited on >p allkeys +@all resetchannels &mine");
+    let mut limited = server.connection_as("limited", "p");
+    let line = "DLOCK.ACQUIRE k bob 600000 NOTIFY news";
+    assert_eq!(
+        limited.refusal(line),
+        "NOPERM the user may not use the channel 'news'"
+    );
+    assert_eq!(
+        limited.refusal("DLOCK.FAIRACQUIRE free bob 600000 NOTIFY mine:1"),
+        "NOPERM the user may not use the channel 'mine:1'"
+    );
+    assert_eq!(position(&mut c, "k", "bob"), None);
+    assert_eq!(c.ask::<u64>("EXISTS free"), 0);
+    let (zero, place, _): Queued = limited.ask("DLOCK.ACQUIRE k bob 600000 NOTIFY mine");
+    assert_eq!((zero, place), (0, 0));
+    // A pattern is no permission for what it matches.
+    c.run("ACL SETUSER limited resetchannels &n*");
+    let mut limited = server.connection_as("limited", "p");
+    assert_eq!(
+        limited.ask::<Queued>("DLOCK.ACQUIRE k carol NOTIFY news").0,
+        0
+    );
+}
+
+#[test]
+fn refused_in_scripts_and_allowed_in_a_transaction() {
+    let (_server, mut c, mut ear) = held();
+    let refusal = "ERR NOTIFY needs a client connection: it is not possible in a script or from another module";
+    for verb in ["DLOCK.ACQUIRE", "DLOCK.FAIRACQUIRE"] {
+        let script = format!("return redis.pcall('{verb}', KEYS[1], 'bob', 'NOTIFY', 'news')");
+        let error = c.answer(cmd("EVAL").arg(script).arg(1).arg("k"));
+        let error = error.expect_err("a refusal");
+        assert!(error.starts_with(refusal), "{error}");
+    }
+    assert_eq!(position(&mut c, "k", "bob"), None);
+    c.run("MULTI");
+    c.run("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
+    c.run("DLOCK.ACQUIRE k carol 600000 NOTIFY news");
+    c.run("DLOCK.RELEASE k alice");
+    let replies: Vec<Value> = c.ask("EXEC");
+    let (bob, carol) = (place_of(&replies[0]), place_of(&replies[1]));
+    assert_eq!((bob.0, carol.0), (0, 1));
+    assert_eq!(replies[2..], [Value::Int(0)]);
+    ear.granted("k", "bob", bob.1);
+}
+
+#[test]
+fn options_that_do_not_go_together() {
+    let (_server, mut c, _ear) = held();
+    for (line, error) in [
+        (
+            "* NOTIFY news",
+            "ERR NOTIFY cannot be combined with owner *",
+        ),
+        ("bob NOTIFY a NOTIFY b", "ERR NOTIFY is given twice"),
+        (
+            "bob NOTIFY",
+            "ERR NOTIFY must be a channel of 1 to 1024 bytes",
+        ),
+    ] {
+        assert_eq!(c.refusal(&format!("DLOCK.ACQUIRE k {line}")), error);
+    }
+    assert_eq!(
+        c.refusal("DLOCK.MACQUIRE 1 k bob NOTIFY news"),
+        "ERR unknown option 'NOTIFY'"
+    );
+}
+
+/// Its places go with it, whatever stands between and behind them, and that is told; a ticket with a claim stays as absent.
+#[test]
+fn a_connection_s_end_removes_its_places() {
+    let (server, mut c, mut ear) = held();
+    let mut dies = server.connection();
+    let one = wait_as(&mut dies, "one", "");
+    let older = wait_as(&mut dies, "two", "");
+    let three = wait_as(&mut dies, "three", "");
+    let four = Blocked::start(&server, "DLOCK.ACQUIRE k four 600000 BLOCK 0");
+    let fair = |c: &mut Connection, owner: &str, options: &str| {
+        let line = format!("DLOCK.FAIRACQUIRE k {owner} 600000 NOTIFY news {options}");
+        place_of(&c.ask(&line)).1
+    };
+    let five = fair(&mut dies, "five", "");
+    let six = fair(&mut dies, "six", "CLAIM 60000");
+    wait_as(&mut c, "seven", "");
+    // Taken over by a connection that lives.
+    let two = wait_as(&mut c, "two", "");
+    ear.ended("replaced", "two", older);
+    assert_eq!(position(&mut c, "k", "seven"), Some(6));
+    drop(dies);
+    let gone = [("one", one), ("three", three), ("five", five), ("six", six)];
+    let mut wanted = gone.map(|(owner, wait)| format!("gone 0 1:k {}:{owner} {wait}", owner.len()));
+    let mut told = gone.map(|_| ear.text());
+    wanted.sort();
+    told.sort();
+    assert_eq!(told, wanted);
+    await_until("the places are gone", PATIENCE, || {
+        position(&mut c, "k", "seven") == Some(3)
+    });
+    let places = ["one", "two", "three", "four", "five", "six"];
+    let positions = places.map(|owner| position(&mut c, "k", owner));
+    assert_eq!(positions, [None, Some(0), None, Some(1), None, Some(2)]);
+    assert_eq!(stat(&server, "notify_waiting"), 2);
+    c.run("DLOCK.RELEASE k alice");
+    ear.granted("k", "two", two);
+    assert_eq!(c.ask::<(u64, u64, u64)>("DLOCK.HELD k two").1, 1);
+    c.run("DLOCK.RELEASE k two");
+    four.reply::<Grant>();
+    ear.assert_silent(&server, "news");
+}
+
+/// A message that comes late is told from that of a newer wait of the same owner for the same lock by its number.
+#[test]
+fn each_wait_has_a_number_of_its_own() {
+    let (server, mut c, mut ear) = held();
+    let (mut one, mut other) = (server.connection(), server.connection());
+    let mut waits = vec![wait_as(&mut one, "bob", "BLOCK 30")];
+    // Read only now: by then the owner waits anew, by another connection.
+    await_until("the time is up", PATIENCE, || {
+        position(&mut c, "k", "bob").is_none()
+    });
+    waits.push(wait_as(&mut other, "bob", ""));
+    waits.push(wait_as(&mut one, "bob", ""));
+    waits.push(wait_as(&mut other, "bob", "HOLDS 1"));
+    assert!(waits.windows(2).all(|pair| pair[0] < pair[1]), "{waits:?}");
+    c.run("DLOCK.RELEASE k alice");
+    ear.ended("timeout", "bob", waits[0]);
+    ear.ended("replaced", "bob", waits[1]);
+    ear.ended("replaced", "bob", waits[2]);
+    ear.granted("k", "bob", waits[3]);
+    ear.assert_silent(&server, "news");
+}
+
+/// The dead one's turn comes in the same moment as its end: it does not get the lock, or loses it again.
+#[test]
+fn who_dies_is_not_granted_for_long() {
+    let (server, mut c, _) = held();
+    let mut dies = server.wire();
+    dies.ask::<Queued>("DLOCK.ACQUIRE k dies 600000 NOTIFY none");
+    let id = dies.client_id();
+    let next = Blocked::start(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
+    let kill = format!("CLIENT KILL ID {id}");
+    let [killed, released] = server.wire().batch([&*kill, "DLOCK.RELEASE k alice"]);
+    assert!(killed.is_ok() && released == Ok(Value::Int(0)));
+    next.reply::<Grant>();
+    assert_eq!(position(&mut c, "k", "dies"), None);
+}
+
+/// On a connection that hears its own messages the place is told first.
+#[test]
+fn the_reply_comes_before_its_message() {
+    let server = Server::start();
+    let mut wire = server.wire();
+    wire.ask::<Value>("HELLO 3");
+    wire.send("SUBSCRIBE news");
+    wire.read().expect("a confirmation");
+    wire.ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
+    for round in 0..200 {
+        let owner = format!("owner-{round}");
+        let lines = [
+            format!("DLOCK.ACQUIRE k {owner} 600000 NOTIFY news"),
+            "DLOCK.RELEASE k alice".to_owned(),
+            format!("DLOCK.RELEASE k {owner}"),
+            "DLOCK.ACQUIRE k alice 600000".to_owned(),
+        ];
+        let replies = wire.batch(lines).into_iter().chain([wire.read()]);
+        let replies: Vec<Value> = replies.map(|reply| reply.expect("no refusal")).collect();
+        let told = replies.iter().position(|value| message(value).is_some());
+        let told = told.unwrap_or_else(|| panic!("no message in {replies:?}"));
+        assert_eq!(place_of(&replies[0]).0, 0);
+        // By the release that was its turn, and not later.
+        assert!(told == 1 || told == 2, "{replies:?}");
+    }
+}
+
+#[test]
+fn removals_under_waiters() {
+    for removal in [
+        "DEL k",
+        "UNLINK k",
+        "FLUSHALL",
+        "FLUSHDB",
+        "SWAPDB 0 1",
+        "RENAME k j",
+        "MOVE k 2",
+        "PEXPIRE k 1",
+    ] {
+        let (server, mut c, mut ear) = held();
+        let bob = wait_as(&mut c, "bob", "");
+        let carol = wait_as(&mut c, "carol", "");
+        c.run(removal);
+        ear.granted("k", "bob", bob);
+        assert_eq!(position(&mut c, "k", "carol"), Some(0), "{removal}");
+        c.run("DLOCK.RELEASE k bob");
+        ear.granted("k", "carol", carol);
+        assert_sound(&server);
+    }
+}
+
+/// Who waits stays at the name; what comes there has its own holder.
+#[test]
+fn another_database_s_lock_comes_under_waiters() {
+    let (server, mut c, mut ear) = held();
+    let bob = wait_as(&mut c, "bob", "");
+    let mut other = server.connection_in(1);
+    other.run("DLOCK.ACQUIRE k zoe 600000");
+    c.run("SWAPDB 0 1");
+    assert_eq!(position(&mut c, "k", "bob"), Some(0));
+    ear.assert_silent(&server, "news");
+    c.run("DLOCK.RELEASE k zoe");
+    ear.granted("k", "bob", bob);
+    assert_eq!(other.ask::<u64>("DLOCK.RELEASE k alice"), 0);
+}
+
+#[test]
+fn a_demotion_tells_moved() {
+    let (server, mut c, mut ear) = held();
+    let other = Server::start();
+    other.replica_of(&server);
+    let bob = wait_as(&mut c, "bob", "");
+    let (_, carol) = place_of(&c.ask("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news"));
+    other.wait_in_sync(&server);
+    other.promote();
+    c.run(&format!("REPLICAOF 127.0.0.1 {}", other.port()));
+    ear.ended("moved", "bob", bob);
+    ear.ended("moved", "carol", carol);
+    assert_eq!(stat(&server, "notify_waiting"), 0);
+    // The ticket has gone over, the waiter has not.
+    let mut d = other.connection();
+    assert_eq!(
+        (position(&mut d, "k", "carol"), position(&mut d, "k", "bob")),
+        (Some(0), None)
+    );
+    assert_sound(&server);
+}
+
+/// Nothing of it is durable: a server that starts again knows the tickets only.
+#[test]
+fn a_restart_forgets_who_waited() {
+    let mut server = Server::builder().config("appendonly", "yes").start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    wait_as(&mut c, "bob", "");
+    c.run("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news CLAIM 600000");
+    server.restart();
+    let mut c = server.connection();
+    assert_eq!(
+        (position(&mut c, "k", "carol"), position(&mut c, "k", "bob")),
+        (Some(0), None)
+    );
+    assert_eq!(stat(&server, "notify_waiting"), 0);
+    let mut ear = Ear::new(&server, 2, b"news");
+    let (place, wait) = place_of(&c.ask("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news"));
+    assert_eq!(place, 0);
+    c.run("DLOCK.RELEASE k alice");
+    ear.granted("k", "carol", wait);
+}
+
+/// What is decided in a pause is told after it.
+#[test]
+fn a_lease_that_ends_in_a_pause() {
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    let bob = wait_as(&mut c, "bob", "");
+    let mut ear = Ear::new(&server, 2, b"news");
+    at_once(
+        &server,
+        ["DLOCK.RENEW k alice 100", "CLIENT PAUSE 600000 WRITE"],
+    );
+    await_until("the lease is over", PATIENCE, || {
+        c.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
+    });
+    assert_eq!(position(&mut c, "k", "bob"), Some(0));
+    c.run("CLIENT UNPAUSE");
+    ear.granted("k", "bob", bob);
+    assert_sound(&server);
+}
+
+#[test]
+fn a_thousand_are_handed_the_lock_in_order() {
+    const WAITERS: usize = 1_000;
+    let (server, mut c, mut ear) = held();
+    let mut wire = server.wire();
+    let lines = (0..WAITERS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 600000 NOTIFY news"));
+    let replies = wire.pipeline(lines);
+    let (places, waits): (Vec<u64>, Vec<u64>) = replies.iter().map(place_of).unzip();
+    assert!(places.into_iter().eq(0..WAITERS as u64));
+    c.run("DLOCK.RELEASE k alice");
+    let mut before = 0;
+    for (at, wait) in waits.into_iter().enumerate() {
+        let owner = format!("owner-{at}");
+        let token = ear.granted("k", &owner, wait);
+        assert!(token > before);
+        before = token;
+        assert_eq!(c.ask::<u64>(&format!("DLOCK.RELEASE k {owner}")), 0);
+    }
+    assert_eq!(c.ask::<u64>("EXISTS k"), 0);
+}
+
+fn used_memory(server: &Server) -> usize {
+    server.info("memory").number("used_memory")
+}
+
+/// What a place in the queue costs that waits by a channel, and, for comparison, one that blocks a connection.
+#[test]
+fn a_hundred_thousand_wait_on_one_connection() {
+    let (server, mut c, _) = held();
+    let mut wire = server.wire();
+    wire.ask::<String>("PING");
+    let before = used_memory(&server);
+    let lines = (0..MASS).map(|at| format!("DLOCK.ACQUIRE k owner-{at:06} 600000 NOTIFY news"));
+    let replies = wire.pipeline(lines);
+    assert_eq!(place_of(&replies[MASS - 1]).0, MASS as u64 - 1);
+    let bytes = (used_memory(&server) - before) / MASS;
+    println!("{}: {bytes} bytes a waiter by a channel", server.version());
+    for at in [0, MASS / 2, MASS - 1] {
+        assert_eq!(
+            position(&mut c, "k", &format!("owner-{at:06}")),
+            Some(at as u64)
+        );
+    }
+    let refused = c.refusal("DLOCK.ACQUIRE k one-too-many NOTIFY news");
+    assert!(
+        refused.starts_with("QUEUEFULL dlock.max-queue"),
+        "{refused}"
+    );
+    wire.close();
+    await_until("all places are gone", PATIENCE, || {
+        stat(&server, "notify_waiting") == 0
+    });
+    let kept = used_memory(&server).saturating_sub(before) / MASS;
+    println!("{kept} bytes of each are kept when they are gone");
+
+    const BLOCKED: usize = 500;
+    let mut waits: Vec<Wire> = (0..BLOCKED).map(|_| server.wire()).collect();
+    for wire in &mut waits {
+        wire.ask::<String>("PING");
+    }
+    let before = used_memory(&server);
+    for (at, wire) in waits.iter_mut().enumerate() {
+        wire.send(&format!("DLOCK.ACQUIRE k owner-{at:06} 600000 BLOCK 0"));
+    }
+    server.await_blocked_clients(BLOCKED);
+    let blocked = (used_memory(&server) - before) / BLOCKED;
+    println!("{blocked} bytes a waiter that blocks its connection");
+    assert!(bytes <= BYTES, "{bytes} bytes");
+    assert!(blocked > 10 * bytes, "{blocked} bytes");
+    assert_sound(&server);
+}
+
+/// What one wait on each of many locks costs, beside the locks themselves.
+#[test]
+fn one_waits_for_each_of_many_locks() {
+    const LOCKS: usize = 50_000;
+    let server = Server::start();
+    let mut wire = server.wire();
+    let name = |at: usize| format!("00000000-0000-4000-8000-0000{at:08}");
+    let lines = (0..LOCKS).map(|at| format!("DLOCK.ACQUIRE lock:{at} {} 600000", name(at)));
+    wire.pipeline(lines);
+    let before = used_memory(&server);
+    let waiters = |at: usize| format!("{} 600000 NOTIFY news", name(at + LOCKS));
+    let lines = (0..LOCKS).map(|at| format!("DLOCK.ACQUIRE lock:{at} {}", waiters(at)));
+    wire.pipeline(lines);
+    let bytes = (used_memory(&server) - before) / LOCKS;
+    println!("{}: {bytes} bytes a lock and its waiter", server.version());
+    assert!(bytes <= BYTES_ALONE, "{bytes} bytes");
+    assert_sound(&server);
+}
+
+/// Time that is up for many at once is told to each, and does not hold up the others.
+#[test]
+fn many_times_are_up_together() {
+    const WAITERS: usize = 2_000;
+    let (server, mut c, mut ear) = held();
+    let mut wire = server.wire();
+    let lines =
+        (0..WAITERS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 600000 BLOCK 300 NOTIFY news"));
+    let replies = wire.pipeline(lines);
+    wait_as(&mut c, "last", "");
+    let mut told: Vec<String> = (0..WAITERS).map(|_| ear.text()).collect();
+    told.sort();
+    let mut wanted: Vec<String> = replies
+        .iter()
+        .enumerate()
+        .map(|(at, reply)| (format!("owner-{at}"), place_of(reply).1))
+        .map(|(owner, wait)| format!("timeout 0 1:k {}:{owner} {wait}", owner.len()))
+        .collect();
+    wanted.sort();
+    assert_eq!(told, wanted);
+    await_until("their places are gone", PATIENCE, || {
+        position(&mut c, "k", "last") == Some(0)
+    });
+    assert_eq!(stat(&server, "timeouts_total"), WAITERS as u64);
+}

@@ -1,0 +1,823 @@
+//! SESSION: a hold that ends with the connection that asked for it, however that ends, and with nothing else.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::{cmd, from_redis_value, Connection, FromRedisValue, Value};
+use dlock_integration::{
+    assert_sound, await_until, is_held, stat, wait_as, Ask, Blocked, Grant, Server, ServerBuilder,
+    Subscriber, Wire, PATIENCE,
+};
+use nix::sys::resource::{getrlimit, setrlimit, Resource};
+
+/// So long nothing must come of what cannot be.
+const WHILE: Duration = Duration::from_millis(250);
+
+/// Holds that end together.
+const MASS: usize = 10_000;
+
+#[track_caller]
+fn take(wire: &mut Wire, line: &str) -> u64 {
+    wire.ask::<Grant>(&format!("DLOCK.ACQUIRE {line}")).0
+}
+
+#[track_caller]
+fn await_end(connection: &mut Connection, key: &str, owner: &str) {
+    await_until(
+        &format!("{owner}'s hold of {key} has ended"),
+        PATIENCE,
+        || !is_held(connection, key, owner),
+    );
+}
+
+/// It is held now, and still is when the module has had time to end it.
+#[track_caller]
+fn assert_stays(connection: &mut Connection, key: &str, owner: &str) {
+    let end = Instant::now() + WHILE;
+    while Instant::now() < end {
+        assert!(is_held(connection, key, owner), "{owner} held {key}");
+        thread::yield_now();
+    }
+}
+
+/// A field of the only holder that `DLOCK.INFO` shows.
+#[track_caller]
+fn holder<T: FromRedisValue>(connection: &mut Connection, key: &str, field: &str) -> Option<T> {
+    let lock: HashMap<String, Value> = connection.ask(&format!("DLOCK.INFO {key}"));
+    let holders: Vec<HashMap<String, Value>> =
+        from_redis_value(&lock["holders"]).expect("an array of maps");
+    assert_eq!(holders.len(), 1, "{holders:?}");
+    let value = holders[0].get(field)?;
+    Some(from_redis_value(value).expect("a field of that type"))
+}
+
+/// A way in which a connection ends: its name, and how it is done. What is given back is kept open on this side.
+type Way = (&'static str, fn(&Server, Wire) -> Option<Wire>);
+
+const WAYS: [Way; 13] = [
+    ("QUIT", |_, mut wire| {
+        wire.send("QUIT");
+        Some(wire)
+    }),
+    ("the socket is closed", |_, _| None),
+    ("the socket is closed for sending", |_, wire| {
+        wire.close_sending();
+        Some(wire)
+    }),
+    ("closed, with CLIENT NO-EVICT on", |_, mut wire| {
+        wire.ask::<String>("CLIENT NO-EVICT ON");
+        None
+    }),
+    ("closed in the middle of a command", |_, mut wire| {
+        wire.send_bytes(b"*2\r\n$4\r\nECHO\r\n$100\r\nhal")
+            .expect("the server reads");
+        None
+    }),
+    ("closed in a transaction", |_, mut wire| {
+        wire.ask::<String>("MULTI");
+        wire.ask::<String>("DLOCK.RELEASE plain dies");
+        None
+    }),
+    ("closed as a subscriber", |_, mut wire| {
+        wire.ask::<Value>("SUBSCRIBE news");
+        None
+    }),
+    ("a protocol error", |_, mut wire| {
+        wire.send_bytes(b"*1\r\n$-5\r\n").expect("the server reads");
+        Some(wire)
+    }),
+    ("CLIENT KILL", |server, mut wire| {
+        let id = wire.client_id();
+        server.connection().run(&format!("CLIENT KILL ID {id}"));
+        Some(wire)
+    }),
+    ("CLIENT KILL of itself", |_, mut wire| {
+        let id = wire.client_id();
+        wire.send(&format!("CLIENT KILL ID {id} SKIPME no"));
+        Some(wire)
+    }),
+    ("its output buffer is full", |server, mut wire| {
+        let mut other = server.connection();
+        let limit = "normal 100000 0 0";
+        other.ask_command::<String>(
+            cmd("CONFIG")
+                .arg("SET")
+                .arg("client-output-buffer-limit")
+                .arg(limit),
+        );
+        // Of many small parts: newer servers keep one large value out of the buffer.
+        let part = format!(" {}", "x".repeat(1_000));
+        other.run(&format!("RPUSH big{}", part.repeat(1_000)));
+        wire.send("LRANGE big 0 -1");
+        Some(wire)
+    }),
+    ("it is evicted", |server, mut wire| {
+        server.connection().run("CONFIG SET maxmemory-clients 5mb");
+        let half = [
+            b"*2\r\n$4\r\nECHO\r\n$20000000\r\n".as_slice(),
+            &[b'x'; 10_000_000],
+        ]
+        .concat();
+        // It may be closed while this is sent.
+        let _ = wire.send_bytes(&half);
+        Some(wire)
+    }),
+    ("its user is deleted", |server, mut wire| {
+        server
+            .connection()
+            .run("ACL SETUSER mortal on >secret allkeys allcommands");
+        wire.ask::<String>("AUTH mortal secret");
+        server.connection().run("ACL DELUSER mortal");
+        Some(wire)
+    }),
+];
+
+/// The next in line has the lock then, long before the lease is over, and observers are told. What the same owner holds without SESSION stays.
+#[test]
+fn a_hold_ends_with_its_connection_however_that_ends() {
+    let server = Server::builder()
+        .config("notify-keyspace-events", "KEd")
+        .start();
+    let mut c = server.connection();
+    for (name, end) in WAYS {
+        println!("{name}");
+        c.run("FLUSHALL");
+        let mut dies = server.wire();
+        let token = take(&mut dies, "k dies 600000 SESSION");
+        let plain = take(&mut dies, "plain dies 600000");
+        take(&mut dies, "k dies 600000");
+        let next = wait_as(&server, "next");
+        let messages = Subscriber::channels(&server, &["__dlock@0__:k"]);
+        let events = Subscriber::channels(&server, &["__keyspace@0__:k"]);
+        let left = end(&server, dies);
+        next.reply::<Grant>();
+        assert_eq!(messages.payload(), format!("session {token}"), "{name}");
+        assert_eq!(events.payload(), "dlock.session", "{name}");
+        assert_eq!(events.payload(), "dlock.acquired", "{name}");
+        let check = format!("DLOCK.CHECK plain {plain}");
+        assert_eq!(c.ask::<String>(&check), "OK", "{name}");
+        drop(left);
+        for (setting, value) in [("maxmemory-clients", "0"), ("timeout", "0")] {
+            c.run(&format!("CONFIG SET {setting} {value}"));
+        }
+    }
+    let ends = stat(&server, "sessions_ended_total");
+    assert_eq!(ends, WAYS.len() as u64);
+    assert_eq!(stat(&server, "sessions"), 0);
+    assert_sound(&server);
+}
+
+#[test]
+fn a_hold_ends_when_the_server_closes_an_idle_connection() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut dies = server.wire();
+    take(&mut dies, "k dies 600000 SESSION");
+    let next = wait_as(&server, "next");
+    c.run("CONFIG SET timeout 1");
+    next.reply::<Grant>();
+    assert!(dies.read_value().is_err());
+}
+
+#[test]
+fn a_hold_ends_with_the_process_that_has_the_connection() {
+    let server = Server::start();
+    let script = format!(
+        "exec 3<>/dev/tcp/127.0.0.1/{}; \
+         printf 'DLOCK.ACQUIRE k dies 600000 SESSION\\r\\n' >&3; head -n 3 <&3; cat",
+        server.port()
+    );
+    let mut process = Command::new("bash")
+        .args(["-c", &script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("there is a bash");
+    let out = process.stdout.take().expect("it is piped");
+    let lines: Vec<String> = BufReader::new(out)
+        .lines()
+        .take(3)
+        .map(|line| line.expect("text"))
+        .collect();
+    assert_eq!((&*lines[0], &*lines[2]), ("*2", ":1"), "{lines:?}");
+    let mut c = server.connection();
+    assert!(is_held(&mut c, "k", "dies"));
+    let next = wait_as(&server, "next");
+    process.kill().expect("a child can be killed");
+    // `cat` has the socket too, and ends when its input does.
+    drop(process.stdin.take());
+    next.reply::<Grant>();
+    process.wait().expect("a child can be waited for");
+}
+
+#[test]
+fn the_last_connection_that_asked_for_it_has_the_session() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let (mut first, mut second, mut plain) = (server.wire(), server.wire(), server.wire());
+    let token = take(&mut first, "k bob 600000 SESSION");
+    assert_eq!(take(&mut second, "k bob 600000 SESSION"), token);
+    // Without SESSION that is left as it is.
+    assert_eq!(take(&mut plain, "k bob 600000"), token);
+    let (one, two) = (first.client_id(), second.client_id());
+    assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(two));
+    first.close();
+    server.await_client_gone(one);
+    plain.close();
+    assert_stays(&mut c, "k", "bob");
+    second.close();
+    // All its counts with it.
+    await_end(&mut c, "k", "bob");
+    assert_eq!(c.ask::<u64>("EXISTS k"), 0);
+}
+
+#[test]
+fn sessions_of_one_connection_end_together_and_others_stay() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let (mut dies, mut lives) = (server.wire(), server.wire());
+    take(&mut dies, "shared anna 600000 SHARED SESSION");
+    take(&mut lives, "shared bert 600000 SHARED SESSION");
+    take(&mut lives, "shared carl 600000 SHARED");
+    take(&mut dies, "k anna 600000 SESSION");
+    dies.ask::<String>("SELECT 5");
+    take(&mut dies, "k anna 600000 SESSION");
+    let writer = Blocked::start(
+        &server,
+        "DLOCK.ACQUIRE shared writer 600000 LIMIT 3 BLOCK 0",
+    );
+    dies.close();
+    writer.reply::<Grant>();
+    await_end(&mut c, "k", "anna");
+    await_end(&mut server.connection_in(5), "k", "anna");
+    assert!(is_held(&mut c, "shared", "bert") && is_held(&mut c, "shared", "carl"));
+    lives.close();
+    await_end(&mut c, "shared", "bert");
+    assert_stays(&mut c, "shared", "carl");
+}
+
+/// A request for many locks is served by the end of the sessions that stood against it.
+#[test]
+fn who_waits_for_many_is_served_too() {
+    let server = Server::start();
+    let (mut one, mut two) = (server.wire(), server.wire());
+    take(&mut one, "a one 600000 SESSION");
+    take(&mut two, "b two 600000 SESSION");
+    let many = Blocked::start(&server, "DLOCK.MACQUIRE 3 a b c many 600000 BLOCK 0");
+    drop((one, two));
+    assert_eq!(many.reply::<Vec<u64>>().len(), 3);
+}
+
+/// Given back, run out, forced or removed before: whoever has the lock by then keeps it, be it the same owner.
+#[test]
+fn a_session_s_end_takes_nothing_from_those_who_came_after() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for before in [
+        "DLOCK.RELEASE k bob HOLDS 0",
+        "DLOCK.FORCERELEASE k",
+        "DEL k",
+        "FLUSHALL",
+        "DLOCK.RENEW k bob 1",
+        "SET k v",
+    ] {
+        let mut dies = server.wire();
+        take(&mut dies, "k bob 600000 SESSION");
+        c.run(before);
+        if before.starts_with("SET") {
+            c.run("DEL k");
+        }
+        await_end(&mut c, "k", "bob");
+        c.run("DLOCK.ACQUIRE k bob 600000");
+        let id = dies.client_id();
+        dies.close();
+        server.await_client_gone(id);
+        assert_stays(&mut c, "k", "bob");
+        c.run("DLOCK.RELEASE k bob");
+    }
+}
+
+#[test]
+fn the_lease_still_ends_it() {
+    let server = Server::start();
+    let mut lives = server.wire();
+    take(&mut lives, "k bob 600000 SESSION");
+    let next = wait_as(&server, "next");
+    lives.ask::<u64>("DLOCK.RENEW k bob 60");
+    next.reply::<Grant>();
+    assert_eq!(lives.ask::<Option<Vec<u64>>>("DLOCK.HELD k bob"), None);
+    assert_eq!(stat(&server, "expired_total"), 1);
+}
+
+/// Every command that has the option; granted at once, or after waiting.
+#[test]
+fn every_request_can_be_tied_to_its_connection() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for line in [
+        "DLOCK.ACQUIRE k bob 600000 SESSION",
+        "DLOCK.ACQUIRE k bob 600000 SHARED SESSION",
+        "DLOCK.FAIRACQUIRE k bob 600000 SESSION",
+        "DLOCK.FAIRACQUIRE k bob 600000 SESSION CLAIM 60000",
+        "DLOCK.MACQUIRE 2 k j bob 600000 SESSION",
+    ] {
+        let mut dies = server.wire();
+        dies.ask::<Vec<u64>>(line);
+        assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1), "{line}");
+        dies.close();
+        await_end(&mut c, "k", "bob");
+        await_end(&mut c, "j", "bob");
+
+        c.run("DLOCK.ACQUIRE k alice 600000");
+        let waits = Blocked::start(&server, &format!("{line} BLOCK 0"));
+        c.run("DLOCK.RELEASE k alice");
+        waits.reply::<Vec<u64>>();
+        assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1), "{line}");
+        waits.kill();
+        await_end(&mut c, "k", "bob");
+        await_end(&mut c, "j", "bob");
+
+        // It dies before its turn.
+        c.run("DLOCK.ACQUIRE k alice 600000");
+        let waits = Blocked::start(&server, &format!("{line} BLOCK 0"));
+        let id = waits.client_id();
+        waits.kill();
+        server.await_client_gone(id);
+        c.run("DLOCK.CANCEL k bob");
+        c.run("DLOCK.RELEASE k alice");
+        assert_eq!(c.ask::<u64>("EXISTS k j"), 0, "{line}");
+    }
+    assert_eq!(stat(&server, "sessions"), 0);
+}
+
+/// An upgrade is a new grant with a new token, to the same session.
+#[test]
+fn a_session_goes_on_under_an_upgrade_s_token() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut dies = server.wire();
+    let shared = take(&mut dies, "k bob 600000 SHARED SESSION");
+    let token = take(&mut dies, "k bob 600000");
+    assert!(token > shared);
+    dies.ask::<Vec<u64>>("DLOCK.DOWNGRADE k bob SHARED");
+    assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1));
+    let messages = Subscriber::channels(&server, &["__dlock@0__:k"]);
+    dies.close();
+    assert_eq!(messages.payload(), format!("session {token}"));
+}
+
+/// A connection that starts afresh is still the same connection.
+#[test]
+fn reset_and_hello_end_nothing() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut lives = server.wire();
+    take(&mut lives, "k bob 600000 SESSION");
+    assert_eq!(lives.ask::<String>("RESET"), "RESET");
+    lives.ask::<Value>("HELLO 3");
+    assert_stays(&mut c, "k", "bob");
+    lives.close();
+    await_end(&mut c, "k", "bob");
+}
+
+#[test]
+fn the_client_is_shown() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut wire = server.wire();
+    wire.ask::<String>("CLIENT SETNAME worker");
+    let id = wire.client_id();
+    take(&mut wire, "k bob 600000");
+    assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(0));
+    assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(id));
+    take(&mut wire, "k bob 600000 SESSION");
+    assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1));
+    assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(id));
+    let list: String = c.ask(&format!("CLIENT LIST ID {id}"));
+    let addr: String = holder(&mut c, "k", "addr").expect("an address");
+    assert!(list.contains(&format!("addr={addr} ")), "{addr}: {list}");
+    assert_eq!(
+        holder::<String>(&mut c, "k", "name").as_deref(),
+        Some("worker")
+    );
+
+    // Who may not list clients sees the id only.
+    c.run("ACL SETUSER peeps on >p allkeys -@all +dlock.info");
+    let mut peeps = server.connection_as("peeps", "p");
+    assert_eq!(holder::<u64>(&mut peeps, "k", "client"), Some(id));
+    assert_eq!(holder::<String>(&mut peeps, "k", "addr"), None);
+
+    // A plain hold's client that is gone is no client.
+    take(&mut wire, "plain bob 600000");
+    wire.close();
+    server.await_client_gone(id);
+    assert_eq!(holder::<u64>(&mut c, "plain", "client"), Some(0));
+    assert_eq!(holder::<u64>(&mut c, "plain", "session"), Some(0));
+}
+
+#[test]
+fn refused_in_scripts_and_allowed_in_a_transaction() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let refusal = "ERR SESSION needs a client connection: it is not possible in a script or from another module";
+    let call = "redis.pcall('DLOCK.ACQUIRE', KEYS[1], 'bob', 'SESSION')";
+    let script = format!("return {call}");
+    let error = c.answer(cmd("EVAL").arg(&script).arg(1).arg("k"));
+    let error = error.expect_err("a refusal");
+    assert!(error.starts_with(refusal), "{error}");
+    let library = format!(
+        "#!lua name=lib\nredis.register_function('take', function(KEYS) return {call} end)"
+    );
+    c.ask_command::<String>(cmd("FUNCTION").arg("LOAD").arg(library));
+    let error = c.refusal("FCALL take 1 k");
+    assert!(error.starts_with(refusal), "{error}");
+    assert_eq!(c.ask::<u64>("EXISTS k"), 0);
+
+    let mut dies = server.wire();
+    dies.ask::<String>("MULTI");
+    dies.ask::<String>("DLOCK.ACQUIRE k bob 600000 SESSION");
+    let replies: Vec<Grant> = dies.ask("EXEC");
+    assert_eq!(replies.len(), 1);
+    assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1));
+    dies.close();
+    await_end(&mut c, "k", "bob");
+}
+
+/// What ended in a pause is given on after it.
+#[test]
+fn a_connection_that_ends_in_a_pause() {
+    for mode in ["WRITE", "ALL"] {
+        let server = Server::start();
+        let mut control = server.connection();
+        let mut dies = server.wire();
+        take(&mut dies, "k dies 600000 SESSION");
+        take(&mut dies, "j dies 600000 SESSION");
+        let next = wait_as(&server, "next");
+        let pause = Instant::now();
+        control.run(&format!("CLIENT PAUSE 600 {mode}"));
+        dies.close();
+        let (reply, at) = next.outcome_at();
+        assert!(matches!(reply, Ok(Value::Array(_))), "{mode}: {reply:?}");
+        let after = at - pause;
+        assert!(
+            after + Duration::from_millis(2) >= Duration::from_millis(600),
+            "{mode}: {after:?}"
+        );
+        await_end(&mut control, "j", "dies");
+        assert_sound(&server);
+    }
+}
+
+/// The session is of a hold under a name: under another one, which the same owner may have had, too, nothing ends.
+#[test]
+fn a_renamed_lock_s_session_ends_nothing() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for line in ["RENAME k j", "MULTI, RENAME k x, RENAME x j, EXEC"] {
+        let (mut first, mut second) = (server.wire(), server.wire());
+        let token = take(&mut first, "k bob 600000 SESSION");
+        take(&mut second, "j bob 600000 SESSION");
+        let copy: Vec<u8> = c.ask("DUMP k");
+        line.split(", ").for_each(|line| c.run(line));
+        c.run("DLOCK.ACQUIRE k bob 600000");
+        c.ask_command::<()>(cmd("RESTORE").arg("copy").arg(0).arg(copy));
+        let ids = [first.client_id(), second.client_id()];
+        first.close();
+        second.close();
+        ids.into_iter().for_each(|id| server.await_client_gone(id));
+        assert_eq!(holder::<u64>(&mut c, "j", "session"), Some(0));
+        assert_eq!(c.ask::<String>(&format!("DLOCK.CHECK j {token}")), "OK");
+        for key in ["j", "k", "copy"] {
+            assert_stays(&mut c, key, "bob");
+        }
+        c.run("FLUSHALL");
+    }
+    // The connection ends in the same turn as the rename.
+    let mut dies = server.wire();
+    take(&mut dies, "k bob 600000 SESSION");
+    let id = dies.client_id();
+    let next = Blocked::start(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
+    for line in [
+        "MULTI",
+        "RENAME k j",
+        &format!("CLIENT KILL ID {id}"),
+        "EXEC",
+    ] {
+        c.run(line);
+    }
+    next.reply::<Grant>();
+    assert_stays(&mut c, "j", "bob");
+    assert_sound(&server);
+}
+
+/// RESTORE brings a second hold under the token of the first. It is tied to nothing: its end does not end the session of the
+/// first, nor does the end of that session end it.
+#[test]
+fn a_restored_hold_of_the_same_token_has_no_session() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut dies = server.wire();
+    take(&mut dies, "k bob 600000 SESSION");
+    let restore = {
+        let dump: Vec<u8> = c.ask("DUMP k");
+        cmd("RESTORE").arg("copy").arg(0).arg(dump).to_owned()
+    };
+    for line in [
+        "DLOCK.RELEASE copy bob",
+        "DLOCK.FORCERELEASE copy",
+        "DEL copy",
+        "RENAME copy other",
+        "DLOCK.RENEW copy bob 600000",
+    ] {
+        c.ask_command::<()>(&restore);
+        assert_eq!(holder::<u64>(&mut c, "copy", "session"), Some(0));
+        c.run(line);
+        assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1), "{line}");
+    }
+    dies.close();
+    await_end(&mut c, "k", "bob");
+    for key in ["copy", "other"] {
+        assert_stays(&mut c, key, "bob");
+    }
+    assert_sound(&server);
+}
+
+/// Opens connections until one has this client id.
+fn with_id(server: &Server, id: u64) -> (Wire, Vec<Wire>) {
+    let mut others = Vec::new();
+    loop {
+        let mut wire = server.wire();
+        match wire.client_id() {
+            found if found == id => return (wire, others),
+            found => assert!(found < id, "{found} was given out, but never {id}"),
+        }
+        others.push(wire);
+    }
+}
+
+/// A client id of an earlier run is another's in this one.
+#[test]
+fn a_hold_of_an_earlier_run_lives_until_its_lease() {
+    let aof = |builder: ServerBuilder| builder.config("appendonly", "yes");
+    let rdb = |builder: ServerBuilder| builder.config("save", "3600 1000000");
+    for persistent in [aof, rdb] {
+        let mut server = persistent(Server::builder()).start();
+        let (mut dies, others) = with_id(&server, 300);
+        let token = take(&mut dies, "k bob 600000 SESSION");
+        take(&mut dies, "short bob 3000 SESSION");
+        server.restart();
+        drop((dies, others));
+        let mut c = server.connection();
+        assert!(is_held(&mut c, "k", "bob"));
+        let (mut same, others) = with_id(&server, 300);
+        assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(0));
+        assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(0));
+        // From here on the module hears of connections that end.
+        take(&mut same, "j bob 600000 SESSION");
+        same.close();
+        await_end(&mut c, "j", "bob");
+        drop(others);
+        assert_stays(&mut c, "k", "bob");
+        assert_eq!(c.ask::<String>(&format!("DLOCK.CHECK k {token}")), "OK");
+        await_end(&mut c, "short", "bob");
+        assert_sound(&server);
+    }
+}
+
+#[test]
+fn a_session_does_not_outlive_the_role() {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    let mut c = replica.connection();
+    let (mut dies, others) = with_id(&primary, 300);
+    let token = take(&mut dies, "k bob 600000 SESSION");
+    take(&mut dies, "short bob 2000 SESSION");
+    replica.wait_in_sync(&primary);
+    assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(0));
+    replica.promote();
+    // The other way about, with the connection still open.
+    primary.replica_of(&replica);
+    let (mut same, more) = with_id(&replica, 300);
+    assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(0));
+    take(&mut same, "j bob 600000 SESSION");
+    same.close();
+    await_end(&mut c, "j", "bob");
+    dies.close();
+    drop((others, more));
+    assert_stays(&mut c, "k", "bob");
+    await_end(&mut c, "short", "bob");
+    // Back again: the session is not.
+    primary.wait_in_sync(&replica);
+    replica.replica_of(&primary);
+    primary.promote();
+    let mut c = primary.connection();
+    assert_stays(&mut c, "k", "bob");
+    assert_eq!(c.ask::<String>(&format!("DLOCK.CHECK k {token}")), "OK");
+    assert_sound(&primary);
+    assert_sound(&replica);
+}
+
+/// In a failover the hold goes on at the new primary, whenever the connection ends; where the failover is given up it
+/// ends with the connection.
+#[test]
+fn a_failover_leaves_a_session_to_its_lease() {
+    for (held_up, given_up) in [(false, false), (true, false), (true, true)] {
+        let (primary, replica) = (Server::start(), Server::start());
+        replica.replica_of(&primary);
+        let (mut c, mut r) = (primary.connection(), replica.connection());
+        let (mut dies, mut stays) = (primary.wire(), primary.wire());
+        let token = take(&mut dies, "k bob 600000 SESSION");
+        take(&mut dies, "short bob 3000 SESSION");
+        take(&mut stays, "j bob 600000 SESSION");
+        replica.wait_in_sync(&primary);
+        let target = format!("127.0.0.1 {}", replica.port());
+        let id = dies.client_id();
+        if held_up {
+            replica.freeze();
+            // Something that the replica has not got yet.
+            c.run("SET x 1");
+        }
+        c.run(&format!("FAILOVER TO {target}"));
+        if held_up {
+            await_until("the failover waits", PATIENCE, || {
+                primary.info("replication").text("master_failover_state") == "waiting-for-sync"
+            });
+            dies.close();
+            primary.await_client_gone(id);
+        }
+        if given_up {
+            c.run("FAILOVER ABORT");
+            replica.thaw();
+            await_end(&mut c, "k", "bob");
+            assert!(is_held(&mut c, "j", "bob"));
+            replica.wait_in_sync(&primary);
+            assert_sound(&primary);
+            continue;
+        }
+        if held_up {
+            replica.thaw();
+        }
+        await_until("the replica has taken over", PATIENCE, || {
+            replica.info("replication").text("role") == "master"
+        });
+        primary.wait_in_sync(&replica);
+        if !held_up {
+            dies.close();
+            primary.await_client_gone(id);
+        }
+        stays.close();
+        for key in ["k", "j"] {
+            assert_stays(&mut c, key, "bob");
+            assert!(is_held(&mut r, key, "bob"), "{key}");
+            assert_eq!(holder::<u64>(&mut r, key, "session"), Some(0), "{key}");
+        }
+        assert_eq!(r.ask::<String>(&format!("DLOCK.CHECK k {token}")), "OK");
+        await_end(&mut r, "short", "bob");
+        // The hold is over a moment before the server removes the key, which must not happen between two digests.
+        await_until("the key is gone", PATIENCE, || {
+            r.ask::<u64>("EXISTS short") == 0
+        });
+        // Whoever is given the lock next has it of the new primary.
+        let next = wait_as(&replica, "next");
+        assert_eq!(r.ask::<u64>("DLOCK.RELEASE k bob HOLDS 0"), 0);
+        next.reply::<Grant>();
+        primary.wait_in_sync(&replica);
+        assert_eq!(
+            c.ask::<String>("DEBUG DIGEST"),
+            r.ask::<String>("DEBUG DIGEST")
+        );
+        assert_sound(&primary);
+        assert_sound(&replica);
+    }
+}
+
+/// The end is the primary's decision: replicas and the AOF follow it.
+#[test]
+fn the_end_of_a_session_is_replicated_and_saved() {
+    let mut primary = Server::builder()
+        .config("appendonly", "yes")
+        .config("appendfsync", "always")
+        .start();
+    let replica = Server::start();
+    replica.replica_of(&primary);
+    let mut dies = primary.wire();
+    take(&mut dies, "k bob 600000 SESSION");
+    take(&mut dies, "k bob 600000");
+    let waits = wait_as(&primary, "next");
+    dies.close();
+    let (token, _): Grant = waits.reply();
+    replica.wait_in_sync(&primary);
+    let check = format!("DLOCK.CHECK k {token}");
+    assert_eq!(replica.connection().ask::<String>(&check), "OK");
+    primary.kill9();
+    primary.restart();
+    assert_eq!(primary.connection().ask::<String>(&check), "OK");
+}
+
+/// A server with room for so many, of which the file says what it has done in one step.
+fn start_for_a_mass() -> Server {
+    Server::builder()
+        .config("maxclients", MASS + 100)
+        .config("appendonly", "yes")
+        .config("appendfsync", "no")
+        .config("auto-aof-rewrite-percentage", 0)
+        .start()
+}
+
+/// How many changes the largest step was that the server's AOF has: what is decided in one go stands in one transaction.
+fn largest_step(server: &Server) -> usize {
+    let files = fs::read_dir(server.dir().join("appendonlydir")).expect("a directory");
+    let names = files.map(|file| file.expect("a file").path());
+    // The last one: an older one may not have been removed yet.
+    let file = names
+        .filter(|name| name.to_string_lossy().ends_with(".incr.aof"))
+        .max();
+    let text = fs::read(file.expect("a file of changes")).expect("our file");
+    let text = String::from_utf8_lossy(&text);
+    let (mut step, mut largest) = (0, 0);
+    for line in text.lines() {
+        match line {
+            "MULTI" | "EXEC" => step = 0,
+            "DLOCK.APPLY" => step += 1,
+            _ => {}
+        }
+        largest = largest.max(step);
+    }
+    largest
+}
+
+/// Ends all the sessions. They end in many steps, so that others are answered in between; for how long they have to wait is for
+/// the benchmark to say.
+#[track_caller]
+fn assert_ends_in_steps(server: &Server, end: impl FnOnce()) {
+    // Then the file has only what comes now.
+    server.rewrite_aof();
+    end();
+    await_until("all sessions have ended", PATIENCE, || {
+        stat(server, "sessions") == 0
+    });
+    assert_eq!(stat(server, "sessions_ended_total"), MASS as u64);
+    let largest = largest_step(server);
+    println!("{}: {largest} changes in one step", server.version());
+    assert!(
+        (1..MASS / 4).contains(&largest),
+        "{largest} changes in one step"
+    );
+    assert_sound(server);
+}
+
+/// One connection with a session on each of 10,000 locks, and on each somebody who waits.
+#[test]
+fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
+    let server = start_for_a_mass();
+    let mut dies = server.wire();
+    let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} dies 600000 SESSION"));
+    dies.pipeline(lines);
+    let mut waits = server.wire();
+    let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} next 600000 NOTIFY news"));
+    waits.pipeline(lines);
+    assert_eq!(stat(&server, "sessions"), MASS as u64);
+    assert_ends_in_steps(&server, || drop(dies));
+    let mut c = server.connection();
+    for lock in [0, 1, MASS / 2, MASS - 1] {
+        assert!(is_held(&mut c, &format!("k{lock}"), "next"));
+    }
+}
+
+/// Ten thousand who share one lock by sessions of one connection, and a writer behind them.
+#[test]
+fn ten_thousand_sessions_on_one_lock_do_not_stall_the_server() {
+    let server = start_for_a_mass();
+    let mut dies = server.wire();
+    let lines = (0..MASS).map(|owner| format!("DLOCK.ACQUIRE k {owner} 600000 SHARED SESSION"));
+    dies.pipeline(lines);
+    let writer = wait_as(&server, "writer");
+    assert_ends_in_steps(&server, || drop(dies));
+    writer.reply::<Grant>();
+}
+
+/// Ten thousand connections with a session each, closed as by the end of one process.
+#[test]
+fn ten_thousand_connections_that_end_together_do_not_stall_the_server() {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("a limit");
+    let wanted = MASS as u64 + 2_000;
+    if hard < wanted {
+        println!("not tested: this process may open {hard} files only");
+        return;
+    }
+    setrlimit(Resource::RLIMIT_NOFILE, soft.max(wanted), hard).expect("below the hard limit");
+    let server = start_for_a_mass();
+    let mut sessions: Vec<Wire> = (0..MASS).map(|_| server.wire()).collect();
+    for (number, wire) in sessions.iter_mut().enumerate() {
+        wire.send(&format!("DLOCK.ACQUIRE k{number} dies 600000 SESSION"));
+    }
+    for wire in &mut sessions {
+        assert!(matches!(wire.read(), Ok(Value::Array(_))));
+    }
+    assert_ends_in_steps(&server, || drop(sessions));
+    assert_eq!(server.connection().ask::<u64>("DBSIZE"), 0);
+}

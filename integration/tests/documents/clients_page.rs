@@ -1,0 +1,116 @@
+//! `docs/clients.md` and `docs/quorum.md`: their code is code of tests, and the tests that the first one names are there.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use crate::project;
+
+fn read(path: &str) -> String {
+    let path = project().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The lines without what they are indented by in common.
+fn dedented(lines: &[&str]) -> String {
+    let indent = |line: &&str| line.len() - line.trim_start().len();
+    let common = lines.iter().filter(|line| !line.trim().is_empty());
+    let common = common.map(indent).min().unwrap_or(0);
+    let lines = lines.iter().map(|line| line.get(common..).unwrap_or(""));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Whether this code stands in the source, indented as it may be.
+fn stands_in(source: &str, code: &str) -> bool {
+    let lines: Vec<&str> = source.lines().collect();
+    let count = code.lines().count();
+    lines.windows(count).any(|window| dedented(window) == code)
+}
+
+#[test]
+fn code_is_that_of_the_tests() {
+    assert!(compared("docs/clients.md") > 10);
+    assert!(compared("docs/quorum.md") > 3);
+}
+
+/// How many blocks of code a page has: each is named the file that it stands in, by a comment before it.
+fn compared(page: &str) -> usize {
+    let page = read(page);
+    let lines: Vec<&str> = page.lines().collect();
+    let mut seen = 0;
+    let mut at = 0;
+    while at < lines.len() {
+        if !lines[at].starts_with("```") {
+            at += 1;
+            continue;
+        }
+        let end = (at + 1..lines.len()).find(|line| lines[*line] == "```");
+        let end = end.expect("a block of code ends");
+        let from = lines[at - 1].strip_prefix("<!-- ");
+        let from = from.and_then(|from| from.strip_suffix(" -->"));
+        let from = from.unwrap_or_else(|| panic!("line {}: which file is this of?", at + 1));
+        let code = dedented(&lines[at + 1..end]);
+        assert!(
+            stands_in(&read(from), &code),
+            "line {}: not in {from}",
+            at + 1
+        );
+        seen += 1;
+        at = end + 1;
+    }
+    seen
+}
+
+/// All the clients and their tests, and the server's tests that are about the same.
+fn tests() -> String {
+    let mut tests = read("integration/tests/documents/mistakes.rs");
+    let mut todo = vec!["clients".to_owned()];
+    while let Some(directory) = todo.pop() {
+        let path = project().join(&directory);
+        for entry in fs::read_dir(path).expect("a directory of the clients") {
+            let entry = entry.expect("an entry");
+            let name = format!("{directory}/{}", entry.file_name().to_string_lossy());
+            let extension = name.rsplit('.').next().unwrap_or_default();
+            if entry.path().is_dir() {
+                todo.push(name);
+            } else if ["rs", "py", "java", "js", "mjs", "ts", "go"].contains(&extension) {
+                tests += &read(&name);
+            }
+        }
+    }
+    tests
+}
+
+/// What is put between backticks in a text, if it is a word.
+fn names(text: &str) -> Vec<String> {
+    let word = |name: &&str| {
+        let mut bytes = name.bytes();
+        !name.is_empty() && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    let names = text.split('`').skip(1).step_by(2).filter(word);
+    names.map(str::to_owned).collect()
+}
+
+/// In the texts they are named in parentheses, in the table of mistakes in the last column.
+#[test]
+fn the_tests_that_are_named_are_there() {
+    let (page, tests) = (read("docs/clients.md"), tests());
+    let mut named = BTreeSet::new();
+    for text in page.split("```").step_by(2) {
+        for part in text.split("(`").skip(1) {
+            let part = part.split(')').next().unwrap_or_default();
+            // The first backtick was taken away.
+            named.extend(names(&format!("`{part}")));
+        }
+    }
+    let (_, mistakes) = page
+        .split_once("| mistake |")
+        .expect("the table of mistakes");
+    for row in mistakes.lines().filter(|line| line.starts_with("| ")) {
+        let test = row.trim_end_matches(" |").rsplit(" | ").next();
+        named.extend(names(test.unwrap_or_default()));
+    }
+    assert!(named.len() > 40, "{} tests are named", named.len());
+    for name in named {
+        assert!(tests.contains(&name), "no test is called {name}");
+    }
+}

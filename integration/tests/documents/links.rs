@@ -1,0 +1,178 @@
+//! Every link in README.md and `docs/` leads somewhere: to a file that is there, and to a heading of it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use crate::project;
+
+const LONGEST_README: usize = 300;
+
+/// The documents, by their paths in the project.
+fn documents() -> BTreeMap<PathBuf, String> {
+    let docs = fs::read_dir(project().join("docs")).expect("docs/");
+    let names = docs.map(|entry| Path::new("docs").join(entry.expect("an entry").file_name()));
+    let pages = names.filter(|name| name.extension().is_some_and(|end| end == "md"));
+    let all = pages.chain([PathBuf::from("README.md")]);
+    all.map(|name| {
+        let text = fs::read_to_string(project().join(&name)).expect("a document");
+        (name, text)
+    })
+    .collect()
+}
+
+/// The lines of a page that are no code.
+fn prose(page: &str) -> impl Iterator<Item = &str> {
+    let mut in_code = false;
+    page.lines().filter(move |line| {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        !in_code && !is_fence
+    })
+}
+
+/// A line without its code spans.
+fn without_code(line: &str) -> String {
+    line.split('`').step_by(2).collect()
+}
+
+/// Where the links of a page lead to, images included.
+fn links(page: &str) -> Vec<String> {
+    let targets = |line: &str| -> Vec<String> {
+        let rest = without_code(line);
+        let ends = rest.split("](").skip(1);
+        ends.map(|end| end.split(')').next().unwrap_or_default().to_owned())
+            .collect()
+    };
+    // A link may be broken between two lines.
+    let text: Vec<&str> = prose(page).collect();
+    text.join("\n")
+        .split("\n\n")
+        .flat_map(|paragraph| targets(&paragraph.replace('\n', " ")))
+        .collect()
+}
+
+/// The names by which a forge knows the headings of a page.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let mut times: HashMap<String, u32> = HashMap::new();
+    let headings = prose(page).filter(|line| line.trim_start_matches('#').starts_with(' '));
+    let headings = headings.filter(|line| line.starts_with('#'));
+    let mut anchor = |line: &str| {
+        let text = line.trim_matches(['#', ' ']).to_lowercase();
+        let is_kept = |char: &char| char.is_alphanumeric() || " -_".contains(*char);
+        let name: String = text.chars().filter(is_kept).collect();
+        let name = name.replace(' ', "-");
+        let before = times.entry(name.clone()).or_default();
+        *before += 1;
+        match *before {
+            1 => name,
+            again => format!("{name}-{}", again - 1),
+        }
+    };
+    headings.map(&mut anchor).collect()
+}
+
+/// Joins paths without asking the file system: a link out of the project is none.
+fn resolve(page: &Path, target: &str) -> Option<PathBuf> {
+    let mut path = page.parent()?.to_owned();
+    for part in Path::new(target).components() {
+        match part {
+            Component::Normal(name) => path.push(name),
+            Component::ParentDir if path.pop() => {}
+            Component::CurDir => {}
+            _ => return None,
+        }
+    }
+    Some(path)
+}
+
+/// The links of a page that lead nowhere. `read` gives a file of the project, or none if it is not there.
+fn broken(page: &Path, text: &str, read: impl Fn(&Path) -> Option<String>) -> Vec<String> {
+    let is_broken = |link: &String| {
+        if link.starts_with("https://") {
+            return false;
+        }
+        let (file, anchor) = match link.split_once('#') {
+            Some((file, anchor)) => (file, Some(anchor)),
+            None => (link.as_str(), None),
+        };
+        let there = match file {
+            "" => Some(text.to_owned()),
+            _ => resolve(page, file).and_then(|path| read(&path)),
+        };
+        match (there, anchor) {
+            (None, _) => true,
+            (Some(_), None) => file.is_empty(),
+            (Some(there), Some(anchor)) => !anchors(&there).contains(anchor),
+        }
+    };
+    links(text).into_iter().filter(is_broken).collect()
+}
+
+/// A directory has no headings, but is there.
+fn read(path: &Path) -> Option<String> {
+    let path = project().join(path);
+    if path.is_dir() {
+        return Some(String::new());
+    }
+    let bytes = fs::read(path).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let mut seen = 0;
+    for (page, text) in documents() {
+        seen += links(&text).len();
+        let broken = broken(&page, &text, read);
+        assert!(broken.is_empty(), "{}: {broken:#?}", page.display());
+    }
+    assert!(seen > 100, "{seen} links are found");
+}
+
+#[test]
+fn every_document_is_found_from_the_readme() {
+    let documents = documents();
+    let readme = Path::new("README.md");
+    let linked: BTreeSet<PathBuf> = links(&documents[readme])
+        .iter()
+        .filter_map(|link| resolve(readme, link.split('#').next()?))
+        .collect();
+    let mut missing = documents.keys().filter(|page| *page != readme);
+    let missing = missing.find(|page| !linked.contains(*page));
+    assert_eq!(missing, None);
+}
+
+#[test]
+fn the_readme_is_short() {
+    let lines = documents()[Path::new("README.md")].lines().count();
+    assert!(lines <= LONGEST_README, "{lines} lines");
+}
+
+#[test]
+fn a_broken_link_is_found() {
+    let files = |path: &Path| match path.to_str()? {
+        "docs/other.md" => Some("# Other\n\n## Two words\n".to_owned()),
+        "docs/plot.svg" | "LICENSE" => Some(String::new()),
+        _ => None,
+    };
+    let page = "# Page\n\
+        ## `DLOCK.X`: what, and *why*\n\
+        ### Twice\n### Twice\n\
+        ```\n# no heading\n[no link](nowhere.md)\n```\n\
+        `[code](nowhere.md)` [site](https://example.org/#none)\n\
+        [1](other.md) [2](other.md#two-words) [3](#dlockx-what-and-why) [4](#twice-1) ![5](plot.svg) [6](../LICENSE)\n\
+        [`a`](other.md#none) [b](#no-heading) [c](#twice-2) [d](missing.md) ![e](missing.svg) [f](../../LICENSE) [g]() [h\n\
+        i](none.md)\n";
+    let expected = [
+        "other.md#none",
+        "#no-heading",
+        "#twice-2",
+        "missing.md",
+        "missing.svg",
+        "../../LICENSE",
+        "",
+        "none.md",
+    ];
+    assert_eq!(broken(Path::new("docs/page.md"), page, files), expected);
+}

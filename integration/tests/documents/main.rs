@@ -1,0 +1,16 @@
+//! What documents, packages and sources say of themselves is so.
+
+use std::path::PathBuf;
+
+mod claims;
+mod clients_page;
+mod ladder;
+mod links;
+mod mistakes;
+mod packaging;
+mod readme;
+
+/// The project's directory.
+fn project() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}

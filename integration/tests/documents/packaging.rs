@@ -1,0 +1,277 @@
+//! What `packaging/` and the description for a forge say of the rest of the project.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use dlock_integration::{module_path, Ask, Grant, Server};
+
+use crate::project;
+
+const CHANGES: &str = include_str!("../../../CHANGELOG.md");
+const MANIFEST: &str = include_str!("../../../Cargo.toml");
+const CI: &str = include_str!("../../../.github/workflows/ci.yml");
+const CONTAINER: &str = include_str!("../../../packaging/Containerfile");
+const SNIPPET: &str = include_str!("../../../packaging/dlock.conf");
+const DEB: &str = include_str!("../../../packaging/deb.sh");
+const OPERATIONS: &str = include_str!("../../../docs/operations.md");
+const README: &str = include_str!("../../../README.md");
+const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
+const CLUSTER: &str = include_str!("../../../docs/cluster.md");
+const MAKEFILE: &str = include_str!("../../../Makefile");
+const SERVERS: &str = include_str!("../../servers.sh");
+
+/// The module's name on Linux and on macOS.
+const MODULES: [&str; 2] = ["libdlock.so", "libdlock.dylib"];
+
+/// What `make` alone lists.
+fn targets() -> BTreeSet<&'static str> {
+    let line = |line: &'static str| line.contains("## ").then(|| line.split(':').next())?;
+    MAKEFILE.lines().filter_map(line).collect()
+}
+
+/// The words of a list in brackets: `name: [one, two]`.
+fn list(name: &str) -> BTreeSet<&'static str> {
+    let start = format!("{name}: [");
+    let list = CI
+        .lines()
+        .find_map(|line| line.trim().strip_prefix(&start)?.strip_suffix(']'))
+        .unwrap_or_else(|| panic!("there is no list of {name}"));
+    list.split(", ").collect()
+}
+
+/// The commands of all steps, a line of the matrix for each of its targets.
+fn commands() -> Vec<String> {
+    let mut commands = Vec::new();
+    for line in CI.lines() {
+        let Some((_, command)) = line.split_once("run: ") else {
+            continue;
+        };
+        let of_matrix = "${{ matrix.target }}";
+        if command.contains(of_matrix) {
+            let each = list("target").into_iter();
+            commands.extend(each.map(|target| command.replace(of_matrix, target)));
+        } else {
+            commands.push(command.to_owned());
+        }
+    }
+    commands
+}
+
+#[test]
+fn the_changes_begin_with_this_version() {
+    let version = MANIFEST.lines().find_map(|line| {
+        let version = line.strip_prefix("version = \"")?;
+        version.strip_suffix('"')
+    });
+    let mut headings = CHANGES.lines().filter_map(|line| line.strip_prefix("## "));
+    // What is being worked on has no version yet.
+    let first = headings.find(|heading| !heading.ends_with(" (unreleased)"));
+    assert_eq!(first, version);
+    assert!(version.is_some());
+}
+
+#[test]
+fn a_forge_runs_targets_of_the_makefile_and_nothing_else() {
+    let targets = targets();
+    let mut used = BTreeSet::new();
+    for command in commands() {
+        // The container has Rust without them.
+        if command.starts_with("rustup component add ") {
+            continue;
+        }
+        let mut words = command.split(' ');
+        assert_eq!(words.next(), Some("make"), "{command}");
+        let target = words.next().unwrap_or_default();
+        assert!(targets.contains(target), "{command}: no such target");
+        used.insert(target.to_owned());
+        for variable in words.filter_map(|word| word.split_once('=')) {
+            let name = variable.0;
+            assert!(
+                MAKEFILE.contains(&format!("$({name})"))
+                    || MAKEFILE.contains(&format!("$(if $({name})")),
+                "{command}: no such variable"
+            );
+        }
+    }
+    for target in [
+        "check",
+        "test-servers",
+        "clients",
+        "deb-check",
+        "dist-check",
+    ] {
+        assert!(used.contains(target), "{target} is not run");
+    }
+}
+
+#[test]
+fn a_forge_tests_every_server() {
+    let all = SERVERS.lines().find_map(|line| line.strip_prefix("all=("));
+    let all = all.and_then(|all| all.strip_suffix(')')).expect("a list");
+    let all: BTreeSet<&str> = all.split(' ').collect();
+    assert_eq!(list("server"), all);
+}
+
+#[test]
+fn what_the_container_copies_is_there() {
+    let mut copied = 0;
+    for line in CONTAINER.lines() {
+        let Some(words) = line.strip_prefix("COPY ") else {
+            continue;
+        };
+        let words: Vec<&str> = words.split(' ').collect();
+        let from_build = words[0] == "--from=build";
+        let (_, sources) = words.split_last().expect("where it is copied to");
+        for source in sources {
+            if from_build {
+                let built = source.strip_prefix("/dlock/target/release/");
+                assert!(
+                    source.starts_with("--") || built == Some("libdlock.so"),
+                    "{source}"
+                );
+            } else {
+                assert!(project().join(source).exists(), "{source} is not there");
+            }
+            copied += 1;
+        }
+    }
+    assert!(copied > 4, "{copied} are found");
+}
+
+/// What a user types as `make install`, and what it says.
+fn install(arguments: &[&str]) -> String {
+    let mut make = Command::new("make");
+    make.args(["--dry-run", "install"]).args(arguments);
+    make.current_dir(project());
+    // A user's shell has nothing of the `make` that runs the tests.
+    for variable in ["MAKEFLAGS", "MFLAGS", "MAKEOVERRIDES", "PREFIX", "DESTDIR"] {
+        make.env_remove(variable);
+    }
+    let output = make.output().expect("there is a make");
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).expect("UTF-8")
+}
+
+/// The path in the line that loads the module.
+fn loaded(text: &str) -> &str {
+    let line = text
+        .lines()
+        .find_map(|line| line.split("loadmodule ").nth(1));
+    let path = line.and_then(|line| line.split([' ', '\'']).next());
+    path.expect("a line that loads the module")
+}
+
+/// The directories that a unit lets the server execute files of, if it lets it do so somewhere only.
+fn executable(unit: &str) -> Option<Vec<&str>> {
+    let values = |name: &'static str| {
+        let lines = unit.lines().filter_map(move |line| line.strip_prefix(name));
+        lines.flat_map(str::split_whitespace)
+    };
+    values("NoExecPaths=").next()?;
+    let paths = values("ExecPaths=").map(|path| path.trim_start_matches(['-', '+']));
+    Some(paths.collect())
+}
+
+/// Debian's services of the server execute nothing that is elsewhere: they would not start with the module.
+#[cfg(target_os = "linux")]
+#[test]
+fn debians_service_can_load_what_is_installed() {
+    let debian_12 = "NoExecPaths=/\nExecPaths=/usr/bin/redis-server /usr/lib /lib\n";
+    let here = ["redis-server", "valkey-server"]
+        .map(|name| fs::read_to_string(format!("/lib/systemd/system/{name}.service")));
+    let said = install(&[]);
+    let path = Path::new(loaded(&said));
+    for unit in here.iter().flatten().map(String::as_str).chain([debian_12]) {
+        let Some(paths) = executable(unit) else {
+            continue;
+        };
+        let can_load = |path: &Path| paths.iter().any(|below| path.starts_with(below));
+        assert!(can_load(path), "{} is not in {paths:?}", path.display());
+        assert!(!can_load(Path::new(
+            "/usr/local/lib/redis/modules/libdlock.so"
+        )));
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn everything_installs_and_loads_the_module_at_one_place() {
+    let said = install(&[]);
+    let path = loaded(&said);
+    assert!(said.contains(&format!(" '{path}'\n")), "{said}");
+    for text in [SNIPPET, README, OPERATIONS] {
+        assert_eq!(loaded(text), path);
+    }
+    assert!(CONTAINER.contains(&format!(" {path}\n")));
+    assert!(DEB.contains(&format!("\"$root{path}\"")));
+}
+
+#[test]
+fn another_place_is_possible() {
+    let said = install(&["PREFIX=/opt", "DESTDIR=/scratch"]);
+    let module = MODULES.map(|name| format!("/opt/lib/redis/modules/{name}"));
+    assert!(module.contains(&loaded(&said).to_owned()), "{said}");
+    assert!(said.contains("'/scratch/opt/lib/redis/modules/"), "{said}");
+}
+
+/// The setting against lost grants is the same wherever it is recommended.
+#[test]
+fn the_recommended_setting_is_one() {
+    let pages = [README, GUARANTEES, CLUSTER, SNIPPET];
+    for line in ["min-replicas-to-write 1\n", "min-replicas-max-lag 1\n"] {
+        for page in pages {
+            assert!(page.contains(line), "{line} is not in {page}");
+        }
+    }
+    for page in &pages[..3] {
+        assert!(page.contains("\ndlock.quarantine-ms 35000\n"), "{page}");
+    }
+    assert!(SNIPPET.contains("35000 for leases of up to 30 seconds"));
+}
+
+/// A server takes the snippet, also with everything in it that is commented out, and the values there are the ones that it
+/// has without it.
+#[test]
+fn the_snippet_is_a_configuration() {
+    let module = module_path().canonicalize().expect("the module is built");
+    let installed = "/usr/lib/redis/modules/libdlock.so";
+    assert!(SNIPPET.contains(&format!("\nloadmodule {installed}\n")));
+    let is_setting = |line: &&str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        words.len() == 2 && words[0].contains('-') && !words[0].contains('/')
+    };
+    let commented: Vec<&str> = SNIPPET
+        .lines()
+        .filter_map(|line| line.strip_prefix("# "))
+        .filter(is_setting)
+        .collect();
+    assert!(commented.len() >= 6, "{commented:?}");
+    let plain = Server::start();
+    let mut connection = plain.connection();
+    for setting in &commented {
+        let (name, value) = setting.split_once(' ').expect("two words");
+        if name.starts_with("dlock.") {
+            let (_, now): (String, String) = connection.ask(&format!("CONFIG GET {name}"));
+            assert_eq!(now, value, "{name}");
+        }
+    }
+
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("dlock.conf");
+    let module = module.to_str().expect("a path in UTF-8");
+    let snippet = SNIPPET.replace(installed, &format!("\"{module}\"")) + &commented.join("\n");
+    // A server that is alone would grant nothing.
+    let snippet = snippet.replace("\nmin-replicas-to-write 1", "\nmin-replicas-to-write 0");
+    fs::write(&file, snippet).expect("the directory can be written to");
+    let include = format!("\"{}\"", file.display());
+    let server = Server::builder()
+        .without_module()
+        .config("include", include)
+        .start();
+    let mut connection = server.connection();
+    let _: Grant = connection.ask("DLOCK.ACQUIRE stock alice 60000");
+    let (_, policy): (String, String) = connection.ask("CONFIG GET maxmemory-policy");
+    assert_eq!(policy, "noeviction");
+}

@@ -1,0 +1,345 @@
+//! A great many at once: what it costs grows with their number and no faster, and it is done in steps that stop nobody.
+
+use std::time::{Duration, Instant};
+
+use dlock_integration::redis::{self, cmd, Connection, Value};
+use dlock_integration::{assert_sound, await_until, command, Ask, Server, Subscriber, PATIENCE};
+
+/// How long it takes to take so many locks in one command and to give them back.
+fn take_together(c: &mut Connection, count: usize) -> Duration {
+    let keys: Vec<String> = (0..count).map(|at| format!("k{at}")).collect();
+    let began = Instant::now();
+    for name in ["DLOCK.MACQUIRE", "DLOCK.MRELEASE"] {
+        let mut command = cmd(name);
+        command.arg(count).arg(&keys).arg("owner");
+        c.ask_command::<Vec<u64>>(&command);
+    }
+    began.elapsed()
+}
+
+/// Comparing each key with all others would make eight times as many take some thirty times as long.
+#[test]
+fn a_key_costs_the_same_among_many() {
+    const FEW: usize = 128;
+    const TIMES: u32 = 8;
+    let server = Server::start();
+    let mut c = server.connection();
+    // Side by side: what the machine does meanwhile concerns both, and never makes any of them faster.
+    let (mut few, mut many) = (Duration::MAX, Duration::MAX);
+    for round in 0..300 {
+        few = few.min(take_together(&mut c, FEW));
+        many = many.min(take_together(&mut c, FEW * TIMES as usize));
+        if round >= 10 && many < few * TIMES * 2 {
+            return;
+        }
+    }
+    panic!("{many:?} against {few:?}");
+}
+
+/// Sends all of it, many commands at a time.
+#[track_caller]
+fn send_all(c: &mut Connection, lines: impl Iterator<Item = String>) {
+    let mut lines = lines.peekable();
+    while lines.peek().is_some() {
+        let mut pipe = redis::pipe();
+        for line in lines.by_ref().take(1_000) {
+            pipe.add_command(command(&line)).ignore();
+        }
+        pipe.query::<()>(c).expect("no refusal");
+    }
+}
+
+/// So many locks that the module watches: each has two holders.
+fn fill(c: &mut Connection, locks: usize) {
+    let holders = (0..locks).flat_map(|at| [(at, "ann"), (at, "ben")]);
+    send_all(
+        c,
+        holders.map(|(at, owner)| format!("DLOCK.ACQUIRE k{at} {owner} 3600000 SHARED")),
+    );
+}
+
+fn keys(locks: usize) -> Vec<String> {
+    (0..locks).map(|at| format!("k{at}")).collect()
+}
+
+/// The longest that the module has kept a server busy by itself, in milliseconds; with `commands`, the longest command too.
+fn longest(server: &Server, commands: bool) -> u64 {
+    let latest: Vec<Vec<Value>> = server.connection().ask("LATENCY LATEST");
+    let took = latest.iter().filter_map(|event| {
+        let name: String = redis::from_redis_value(&event[0]).ok()?;
+        let counts = name == "dlock-event" || (commands && name.ends_with("command"));
+        counts.then(|| redis::from_redis_value::<u64>(&event[3]).expect("milliseconds"))
+    });
+    took.max().unwrap_or(0)
+}
+
+/// Something that concerns all locks of a primary and its replica.
+struct Upheaval {
+    what: &'static str,
+    /// Whether the replica follows before it.
+    follows: bool,
+    /// Whether no command is long by what the server itself does.
+    commands: bool,
+    /// How many locks both have afterwards, of all these and the one that is tied.
+    leaves: fn(usize) -> usize,
+    does: fn(&Server, &Server, usize),
+}
+
+const UPHEAVALS: [Upheaval; 6] = [
+    Upheaval {
+        what: "a full resynchronisation",
+        follows: false,
+        commands: true,
+        leaves: |locks| locks + 1,
+        does: |primary, replica, _| replica.replica_of(primary),
+    },
+    Upheaval {
+        what: "promotion",
+        follows: true,
+        commands: true,
+        leaves: |locks| locks + 1,
+        does: |_, replica, _| replica.promote(),
+    },
+    Upheaval {
+        what: "demotion",
+        follows: true,
+        commands: true,
+        leaves: |locks| locks + 1,
+        does: |primary, _, _| primary.connection().run("REPLICAOF 127.0.0.1 1"),
+    },
+    Upheaval {
+        what: "FLUSHALL",
+        follows: true,
+        commands: false,
+        leaves: |_| 0,
+        does: |primary, _, _| primary.connection().run("FLUSHALL"),
+    },
+    Upheaval {
+        what: "SWAPDB",
+        follows: true,
+        commands: true,
+        leaves: |locks| locks + 1,
+        does: |primary, _, _| primary.connection().run("SWAPDB 0 1"),
+    },
+    Upheaval {
+        what: "DEL of all",
+        follows: true,
+        commands: false,
+        leaves: |_| 1,
+        does: |primary, _, locks| {
+            let deleted: usize = primary
+                .connection()
+                .ask_command(cmd("DEL").arg(keys(locks)));
+            assert_eq!(deleted, locks);
+        },
+    },
+];
+
+impl Upheaval {
+    /// Lets it happen to so many locks. Gives the longest that the primary and the replica were kept busy.
+    fn happen(&self, locks: usize) -> [u64; 2] {
+        let (primary, replica) = (Server::start(), Server::start());
+        let mut c = primary.connection();
+        fill(&mut c, locks);
+        // With anything tied to a connection there is more to look after.
+        let mut tied = primary.connection_in(2);
+        tied.run("DLOCK.ACQUIRE tied ann 3600000 SESSION");
+        if self.follows {
+            replica.replica_of(&primary);
+        }
+        for server in [&primary, &replica] {
+            server
+                .connection()
+                .run("CONFIG SET latency-monitor-threshold 1");
+        }
+        (self.does)(&primary, &replica, locks);
+        for server in [&primary, &replica] {
+            await_until(self.what, PATIENCE, || {
+                server.info("dlock").number::<usize>("dlock_locks") == (self.leaves)(locks)
+            });
+            // What it has to do comes within the turns of an event loop that nobody holds up.
+            let mut c = server.connection();
+            (0..200).for_each(|_| c.run("PING"));
+        }
+        [&primary, &replica].map(|server| longest(server, self.commands))
+    }
+}
+
+/// Eight times as many locks keep neither server busy for longer at a time.
+#[test]
+fn what_concerns_all_locks_is_done_in_steps() {
+    const FEW: usize = 4_000;
+    const MANY: usize = 8 * FEW;
+    for upheaval in &UPHEAVALS {
+        let mut seen = Vec::new();
+        // What else the machine does may lengthen any of them.
+        let in_steps = (0..4).any(|_| {
+            let (few, many) = (upheaval.happen(FEW), upheaval.happen(MANY));
+            seen.push((few, many));
+            let bounded = |(few, many): (u64, u64)| many <= 2 * few + 10;
+            few.into_iter().zip(many).all(bounded)
+        });
+        assert!(in_steps, "{}: {seen:?} ms", upheaval.what);
+    }
+}
+
+/// The end of a hold is told before the next one's beginning and end, however many others are to be told of.
+#[test]
+fn a_mass_is_told_in_order() {
+    const LOCKS: usize = 5_000;
+    let server = Server::start();
+    let mut c = server.connection();
+    fill(&mut c, LOCKS);
+    let last = format!("k{}", LOCKS - 1);
+    let messages = Subscriber::patterns(&server, &["__dlock@0__:*"]);
+    let mut all = redis::pipe();
+    all.atomic().cmd("DEL").arg(keys(LOCKS));
+    for line in [
+        format!("DLOCK.ACQUIRE {last} cyd"),
+        format!("DLOCK.RELEASE {last} cyd"),
+    ] {
+        all.add_command(command(&line));
+    }
+    let replies: Vec<Value> = all.query(&mut c).expect("a transaction");
+    assert_eq!(replies[0], Value::Int(LOCKS as i64));
+    assert_eq!(replies[2], Value::Int(0));
+    let channel = format!("__dlock@0__:{last}");
+    let mut told = Vec::new();
+    for _ in 0..2 * LOCKS + 1 {
+        let message = messages.message();
+        if message.channel == channel {
+            let word = message
+                .payload
+                .split(' ')
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            told.push(word);
+        }
+    }
+    assert_eq!(told, ["removed", "removed", "released"]);
+    let removed = server.info("dlock").number::<usize>("dlock_removed_total");
+    assert_eq!(removed, 2 * LOCKS);
+    assert_sound(&server);
+}
+
+/// Who waits finds the lock as it is after it, be it that its turn has not come yet.
+#[test]
+fn nothing_is_decided_on_what_was_before() {
+    const LOCKS: usize = 5_000;
+    for upheaval in ["FLUSHALL", "SWAPDB 0 1"] {
+        let server = Server::start();
+        let mut c = server.connection();
+        fill(&mut c, LOCKS);
+        let mut all = redis::pipe();
+        all.atomic().add_command(command(upheaval));
+        for at in 0..LOCKS {
+            all.add_command(command(&format!("DLOCK.ACQUIRE k{at} cyd")));
+        }
+        let replies: Vec<Value> = all.query(&mut c).expect("a transaction");
+        assert!(!replies.contains(&Value::Nil), "{upheaval}");
+        assert_sound(&server);
+    }
+}
+
+/// Whatever removes it: nobody waits for its memory.
+#[test]
+fn a_large_value_is_freed_in_steps() {
+    const HOLDERS: usize = 50_000;
+    let server = Server::start();
+    let mut c = server.connection();
+    c.run("CONFIG SET latency-monitor-threshold 1");
+    c.run("SET other 1");
+    let used = || server.info("memory").number::<u64>("used_memory");
+    for removal in ["UNLINK k", "DEL k", "SET k x", "FLUSHALL"] {
+        let before = used();
+        send_all(
+            &mut c,
+            (0..HOLDERS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 3600000 SHARED")),
+        );
+        let full = used();
+        assert!(full > before + 5_000_000, "{before} and {full}");
+        c.run(removal);
+        await_until("its memory is free again", PATIENCE, || {
+            used() < before + (full - before) / 4
+        });
+        c.run("FLUSHALL");
+    }
+    assert_eq!(server.info("dlock").number::<u64>("dlock_locks"), 0);
+    assert_sound(&server);
+}
+
+/// What one reply shows is bounded, and the refusal says by how much.
+#[test]
+fn no_reply_is_without_bound() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for line in [
+        "DLOCK.GRAPH COUNT",
+        "DLOCK.GRAPH DOT COUNT",
+        "DLOCK.INFO k COUNT",
+    ] {
+        c.run(&format!("{line} 5000"));
+        let refusal = c.refusal(&format!("{line} 5001"));
+        assert!(
+            refusal.starts_with("ERR COUNT") && refusal.ends_with("to 5000"),
+            "{refusal}"
+        );
+    }
+}
+
+fn dump(c: &mut Connection, key: &str) -> Vec<u8> {
+    c.ask(&format!("DUMP {key}"))
+}
+
+#[track_caller]
+fn restored(c: &mut Connection, key: &str, payload: &[u8]) -> bool {
+    let answer = c.answer(cmd("RESTORE").arg(key).arg(0).arg(payload));
+    if let Err(error) = &answer {
+        assert!(error.contains("Bad data format"), "{error}");
+    }
+    answer.is_ok()
+}
+
+/// What a user brings holds to the caps; what the server loads by itself was let in before.
+#[test]
+fn restore_holds_to_the_caps() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for at in 0..5 {
+        c.run(&format!("DLOCK.ACQUIRE shared o{at} 3600000 SHARED"));
+        c.run(&format!("DLOCK.ACQUIRE queued o{at} 3600000 HOLDS 1"));
+        c.run(&format!(
+            "DLOCK.FAIRACQUIRE queued o{at} 3600000 CLAIM 600000"
+        ));
+    }
+    let (shared, queued) = (dump(&mut c, "shared"), dump(&mut c, "queued"));
+    for (cap, enough, payload) in [
+        ("dlock.max-holders", 5, &shared),
+        ("dlock.max-queue", 4, &queued),
+        // Those at `queued` are there already.
+        ("dlock.max-places", 8, &queued),
+    ] {
+        let before: String = c.ask("DEBUG DIGEST");
+        let usual: Vec<String> = c.ask(&format!("CONFIG GET {cap}"));
+        c.run(&format!("CONFIG SET {cap} {}", enough - 1));
+        assert!(!restored(&mut c, "brought", payload), "{cap}");
+        assert_eq!(c.ask::<String>("DEBUG DIGEST"), before, "{cap}");
+        c.run("DEBUG RELOAD");
+        assert_eq!(c.ask::<u64>("EXISTS shared queued"), 2, "{cap}");
+        c.run(&format!("CONFIG SET {cap} {enough}"));
+        assert!(restored(&mut c, "brought", payload), "{cap}");
+        c.run("DEL brought");
+        c.run(&format!("CONFIG SET {cap} {}", usual[1]));
+    }
+    // In one event, before any of them is counted.
+    c.run("CONFIG SET dlock.max-places 8");
+    let mut all = redis::pipe();
+    all.atomic();
+    for key in ["first", "second"] {
+        all.cmd("RESTORE").arg(key).arg(0).arg(&queued);
+    }
+    let _ = all.query::<Vec<Value>>(&mut c);
+    assert_eq!(c.ask::<u64>("EXISTS first second"), 1);
+    assert_sound(&server);
+}

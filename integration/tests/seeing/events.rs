@@ -1,0 +1,835 @@
+//! Being told: unlock messages, keyspace events, the configuration, and a node of a cluster.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use dlock_integration::redis::{cmd, Connection, Value};
+use dlock_integration::{
+    assert_sound, at_once, await_until, Ask, Blocked, Grant, Server, Subscriber, PATIENCE,
+};
+
+/// All messages of the module, of whatever lock and database.
+fn listen(server: &Server) -> Subscriber {
+    Subscriber::patterns(server, &["__dlock@*"])
+}
+
+/// What has been said until now: everything that was answered on this connection has been worked off.
+#[track_caller]
+fn heard(subscriber: &Subscriber, connection: &mut Connection) -> Vec<(String, String)> {
+    // Whatever a command has left for the module's next event is worked off by this one.
+    connection.run("DLOCK.HELD none none");
+    connection.run("PUBLISH __dlock@end end");
+    let mut messages = Vec::new();
+    loop {
+        let message = subscriber.message();
+        if message.channel == "__dlock@end" {
+            return messages;
+        }
+        messages.push((message.channel, message.payload));
+    }
+}
+
+fn take(connection: &mut Connection, key: &str, owner: &str, lease_ms: u64) -> u64 {
+    let (token, _): Grant = connection.ask(&format!("DLOCK.ACQUIRE {key} {owner} {lease_ms}"));
+    token
+}
+
+fn said(channel: &str, word: &str, token: u64) -> (String, String) {
+    (channel.into(), format!("{word} {token}"))
+}
+
+/// A way in which a hold of `k` ends within the command: the command, and the word that goes with it.
+const ENDS: [(&str, &str); 12] = [
+    ("DLOCK.RELEASE k alice", "released"),
+    ("DLOCK.RELEASE k alice HOLDS 0", "released"),
+    ("DLOCK.FORCERELEASE k", "forced"),
+    ("DLOCK.FORCERELEASE k alice", "forced"),
+    ("DEL k", "removed"),
+    ("UNLINK k", "removed"),
+    ("SET k value", "removed"),
+    ("PEXPIREAT k 1", "removed"),
+    ("EXPIRE k -1", "removed"),
+    ("RENAME other k", "removed"),
+    ("LPUSH list x", ""),
+    ("SORT list ALPHA STORE k", "removed"),
+];
+
+#[test]
+fn every_end_of_a_hold_is_told_once() {
+    let server = Server::start();
+    let subscriber = listen(&server);
+    let mut c = server.connection();
+    for (line, word) in ENDS {
+        for contended in [false, true] {
+            c.run("FLUSHALL");
+            c.run("SET other value");
+            c.run("RPUSH list y");
+            let token = take(&mut c, "k", "alice", 600_000);
+            heard(&subscriber, &mut c);
+            let bob =
+                contended.then(|| Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0"));
+            c.run(line);
+            let expected = if word.is_empty() {
+                vec![]
+            } else {
+                vec![said("__dlock@0__:k", word, token)]
+            };
+            assert_eq!(
+                heard(&subscriber, &mut c),
+                expected,
+                "{line}, contended: {contended}"
+            );
+            drop(bob);
+        }
+    }
+    assert_sound(&server);
+}
+
+#[test]
+fn an_ended_lease_is_told() {
+    let server = Server::start();
+    let subscriber = listen(&server);
+    let mut c = server.connection();
+    // Nobody waits: told when Redis removes the key.
+    let token = take(&mut c, "k", "alice", 30);
+    assert_eq!(subscriber.payload(), format!("expired {token}"));
+    // Somebody waits: told when the lease ends.
+    let token = take(&mut c, "k", "alice", 600_000);
+    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 30 BLOCK 0");
+    c.run("DLOCK.RENEW k alice 30");
+    let (next, _): Grant = bob.reply();
+    assert_eq!(subscriber.payload(), format!("expired {token}"));
+    assert_eq!(subscriber.payload(), format!("expired {next}"));
+    assert_eq!(heard(&subscriber, &mut c), []);
+    // Found to have ended by the next request.
+    let token = take(&mut c, "k", "alice", 1);
+    await_until("the lease has ended", PATIENCE, || {
+        c.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
+    });
+    take(&mut c, "k", "bob", 600_000);
+    assert_eq!(subscriber.payload(), format!("expired {token}"));
+    // An earlier EXPIRE ends it too, but that is no lease.
+    for contended in [false, true] {
+        c.run("DEL k");
+        heard(&subscriber, &mut c);
+        let token = take(&mut c, "k", "alice", 600_000);
+        let bob = contended.then(|| Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0"));
+        c.run("PEXPIRE k 40");
+        assert_eq!(
+            subscriber.payload(),
+            format!("removed {token}"),
+            "contended: {contended}"
+        );
+        if let Some(bob) = bob {
+            let (token, _): Grant = bob.reply();
+            assert_eq!(heard(&subscriber, &mut c), []);
+            // What ended alice's hold has nothing to do with bob's.
+            assert_eq!(
+                c.try_ask("DLOCK.RENEW k bob 500000"),
+                Ok(Value::Int(500_000))
+            );
+            assert_eq!(c.try_ask("DLOCK.RELEASE k bob"), Ok(Value::Int(0)));
+            assert_eq!(subscriber.payload(), format!("released {token}"));
+        }
+    }
+    assert_sound(&server);
+}
+
+/// What anybody may do to a lock between an earlier EXPIRE and the end that it sets. None of it is a new lease.
+const TOUCHES: [&str; 7] = [
+    "PING",
+    "DLOCK.ACQUIRE k carol",
+    "DLOCK.ACQUIRE k alice 1",
+    "DLOCK.RELEASE k alice",
+    "DLOCK.CANCEL k carol",
+    "DLOCK.FAIRACQUIRE k carol CLAIM 1",
+    "DLOCK.HELD k",
+];
+
+/// One word for one thing: whoever uses the lock before the end that EXPIRE has set, on the primary and on a replica.
+#[test]
+fn an_earlier_expire_is_told_as_a_removal() {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    let subscribers = [listen(&primary), listen(&replica)];
+    let mut c = primary.connection();
+    for touch in TOUCHES {
+        for contended in [false, true] {
+            let token = take(&mut c, "k", "alice", 600_000);
+            take(&mut c, "k", "alice", 600_000);
+            let bob =
+                contended.then(|| Blocked::start(&primary, "DLOCK.ACQUIRE k bob 600000 BLOCK 0"));
+            c.run("PEXPIRE k 60");
+            c.run(touch);
+            for subscriber in &subscribers {
+                assert_eq!(
+                    subscriber.payload(),
+                    format!("removed {token}"),
+                    "{touch}, contended: {contended}"
+                );
+            }
+            if let Some(bob) = bob {
+                let (token, _): Grant = bob.reply();
+                c.run("DLOCK.RELEASE k bob");
+                for subscriber in &subscribers {
+                    assert_eq!(subscriber.payload(), format!("released {token}"));
+                }
+            }
+            c.run("DEL k");
+        }
+    }
+    // A new lease is one: it ends as leases do.
+    let token = take(&mut c, "k", "alice", 600_000);
+    c.run("PEXPIRE k 500000");
+    c.run("DLOCK.RENEW k alice 30");
+    for subscriber in &subscribers {
+        assert_eq!(subscriber.payload(), format!("expired {token}"));
+    }
+    assert_sound(&primary);
+    assert_sound(&replica);
+}
+
+#[test]
+fn what_ends_no_hold_is_not_told() {
+    let server = Server::start();
+    let subscriber = listen(&server);
+    let mut c = server.connection();
+    let token = take(&mut c, "k", "alice", 600_000);
+    for line in [
+        "DLOCK.ACQUIRE k alice",
+        "DLOCK.RELEASE k alice",
+        "DLOCK.RENEW k alice 500000",
+        "DLOCK.ACQUIRE k bob",
+        "DLOCK.FAIRACQUIRE k bob CLAIM 600000",
+        "DLOCK.CANCEL k bob",
+        "PEXPIRE k 900000",
+        "PERSIST k",
+        "RENAME k elsewhere",
+        "MOVE elsewhere 1",
+        "SWAPDB 0 1",
+        "RENAME elsewhere k",
+        "DEL none",
+        "CONFIG SET dlock.notify pubsub",
+    ] {
+        c.run(line);
+        assert_eq!(heard(&subscriber, &mut c), [], "{line}");
+    }
+    c.try_ask("DLOCK.RELEASE k bob")
+        .expect_err("bob holds nothing");
+    c.try_ask("DLOCK.RELEASE k alice TOKEN 1")
+        .expect_err("it is another token");
+    assert_eq!(heard(&subscriber, &mut c), []);
+    c.run("DLOCK.RELEASE k alice");
+    assert_eq!(
+        heard(&subscriber, &mut c),
+        [said("__dlock@0__:k", "released", token)]
+    );
+}
+
+#[test]
+fn transactions_and_scripts_tell_too() {
+    let server = Server::start();
+    let subscriber = listen(&server);
+    let mut c = server.connection();
+    let mut check = |end_both: fn(&mut Connection)| {
+        let one = take(&mut c, "one", "alice", 600_000);
+        let two = take(&mut c, "two", "alice", 600_000);
+        end_both(&mut c);
+        let mut all = heard(&subscriber, &mut c);
+        all.sort();
+        assert_eq!(
+            all,
+            [
+                said("__dlock@0__:one", "released", one),
+                said("__dlock@0__:two", "removed", two)
+            ]
+        );
+    };
+    check(|c| {
+        for line in ["MULTI", "DLOCK.RELEASE one alice", "DEL two", "EXEC"] {
+            c.run(line);
+        }
+    });
+    check(|c| {
+        let mut script = cmd("EVAL");
+        script
+            .arg("redis.call('DLOCK.RELEASE', KEYS[1], 'alice') redis.call('UNLINK', KEYS[2])")
+            .arg(2)
+            .arg("one")
+            .arg("two");
+        c.ask_command::<Value>(&script);
+    });
+}
+
+#[test]
+fn a_flush_is_one_message_of_a_database() {
+    let server = Server::builder().config("databases", 4).start();
+    let subscriber = listen(&server);
+    let mut c = server.connection();
+    let mut other = server.connection_in(2);
+    let fill = |c: &mut Connection, other: &mut Connection| {
+        for key in 0..10 {
+            take(c, &format!("k{key}"), "alice", 600_000);
+            take(other, &format!("k{key}"), "alice", 600_000);
+        }
+    };
+    fill(&mut c, &mut other);
+    other.run("FLUSHDB");
+    assert_eq!(
+        heard(&subscriber, &mut c),
+        [("__dlock@2__".to_owned(), "flushed".to_owned())]
+    );
+    fill(&mut c, &mut other);
+    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k1 bob 600000 BLOCK 0");
+    c.run("FLUSHALL");
+    let (token, _): Grant = bob.reply();
+    let mut all = heard(&subscriber, &mut c);
+    all.sort();
+    let every: Vec<_> = (0..4)
+        .map(|db| (format!("__dlock@{db}__"), "flushed".to_owned()))
+        .collect();
+    assert_eq!(all, every);
+    c.run("DLOCK.RELEASE k1 bob");
+    assert_eq!(
+        heard(&subscriber, &mut c),
+        [said("__dlock@0__:k1", "released", token)]
+    );
+}
+
+#[test]
+fn the_channel_names_database_and_key() {
+    let server = Server::start();
+    let subscriber = listen(&server);
+    let mut c = server.connection_in(7);
+    let key = format!("{}%s%n", "long".repeat(60));
+    let token = take(&mut c, &key, "alice", 600_000);
+    c.run(&format!("DLOCK.RELEASE {key} alice"));
+    assert_eq!(
+        heard(&subscriber, &mut c),
+        [said(&format!("__dlock@7__:{key}"), "released", token)]
+    );
+    // Any byte may be in a key.
+    let mut acquire = cmd("DLOCK.ACQUIRE");
+    acquire.arg(b"a\0b\r\n").arg("alice");
+    let (token, _): Grant = c.ask_command(&acquire);
+    let mut del = cmd("DEL");
+    del.arg(b"a\0b\r\n");
+    c.ask_command::<u64>(&del);
+    assert_eq!(
+        heard(&subscriber, &mut c),
+        [said("__dlock@7__:a\0b\r\n", "removed", token)]
+    );
+    assert_sound(&server);
+}
+
+/// Each is told where it was held: a replica's subscribers hear what the primary's do.
+#[test]
+fn a_replica_tells_its_own_subscribers() {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    let subscriber = listen(&replica);
+    let mut c = primary.connection();
+    let ways = [
+        ("DLOCK.RELEASE k alice", "released"),
+        ("DLOCK.FORCERELEASE k", "forced"),
+        ("DEL k", "removed"),
+        ("SET k value", "removed"),
+    ];
+    for (line, word) in ways {
+        c.run("DEL k");
+        let token = take(&mut c, "k", "alice", 600_000);
+        c.run(line);
+        assert_eq!(subscriber.payload(), format!("{word} {token}"));
+    }
+    c.run("DEL k");
+    let token = take(&mut c, "k", "alice", 600_000);
+    let bob = Blocked::start(&primary, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    c.run("DLOCK.RENEW k alice 30");
+    let (next, _): Grant = bob.reply();
+    assert_eq!(subscriber.payload(), format!("expired {token}"));
+    c.run("FLUSHDB");
+    let flushed = subscriber.message();
+    assert_eq!(
+        (flushed.channel.as_str(), flushed.payload.as_str()),
+        ("__dlock@0__", "flushed"),
+        "{next}"
+    );
+    let token = take(&mut c, "k", "alice", 20);
+    assert_eq!(subscriber.payload(), format!("expired {token}"));
+    replica.wait_in_sync(&primary);
+    assert_eq!(heard(&subscriber, &mut replica.connection()), []);
+}
+
+#[test]
+fn notify_none_is_silent() {
+    let server = Server::builder().config("dlock.notify", "none").start();
+    let subscriber = listen(&server);
+    let mut c = server.connection();
+    for (line, _) in ENDS {
+        c.run("FLUSHALL");
+        c.run("SET other value");
+        c.run("RPUSH list y");
+        take(&mut c, "k", "alice", 600_000);
+        c.run(line);
+    }
+    assert_eq!(heard(&subscriber, &mut c), []);
+    // And at run time, back and forth.
+    c.run("CONFIG SET dlock.notify pubsub");
+    c.run("FLUSHALL");
+    heard(&subscriber, &mut c);
+    let token = take(&mut c, "k", "alice", 600_000);
+    c.run("DLOCK.RELEASE k alice");
+    assert_eq!(
+        heard(&subscriber, &mut c),
+        [said("__dlock@0__:k", "released", token)]
+    );
+    c.run("CONFIG SET dlock.notify none");
+    take(&mut c, "k", "alice", 600_000);
+    c.run("DLOCK.RELEASE k alice");
+    assert_eq!(heard(&subscriber, &mut c), []);
+}
+
+#[test]
+fn notify_sharded_outside_of_a_cluster() {
+    let server = Server::builder().config("dlock.notify", "sharded").start();
+    let plain = listen(&server);
+    let sharded = Subscriber::shard_channels(&server, &["__dlock@0__:{k}"]);
+    let mut c = server.connection();
+    let token = take(&mut c, "k", "alice", 600_000);
+    c.run("DLOCK.RELEASE k alice");
+    assert_eq!(sharded.payload(), format!("released {token}"));
+    assert_eq!(heard(&plain, &mut c), []);
+}
+
+/// Keyspace events of the keys of database 0, as `event key`.
+struct Events(Subscriber);
+
+impl Events {
+    fn of(server: &Server) -> Events {
+        Events(Subscriber::patterns(server, &["__keyevent@0__:*"]))
+    }
+
+    /// What came until the end mark.
+    #[track_caller]
+    fn until_end(&self, server: &Server) -> Vec<String> {
+        let mut c = server.connection();
+        c.run("DLOCK.HELD none none");
+        c.run("PUBLISH __keyevent@0__:end end");
+        let mut all = Vec::new();
+        loop {
+            let event = self.next();
+            if event == "end end" {
+                return all;
+            }
+            all.push(event);
+        }
+    }
+
+    #[track_caller]
+    fn next(&self) -> String {
+        let message = self.0.message();
+        let event = message.channel.trim_start_matches("__keyevent@0__:");
+        format!("{event} {}", message.payload)
+    }
+}
+
+#[test]
+fn keyspace_events_tell_what_happens_to_a_lock() {
+    let server = Server::builder()
+        .config("notify-keyspace-events", "Ed")
+        .start();
+    let events = Events::of(&server);
+    let mut c = server.connection();
+    let check = |c: &mut Connection, line: &str, expected: &[&str]| {
+        c.run(line);
+        assert_eq!(events.until_end(&server), expected, "{line}");
+    };
+    check(
+        &mut c,
+        "DLOCK.ACQUIRE k alice 600000",
+        &["dlock.acquired k"],
+    );
+    check(&mut c, "DLOCK.ACQUIRE k bob", &[]);
+    check(
+        &mut c,
+        "DLOCK.FAIRACQUIRE k bob 600000 CLAIM 600000",
+        &["dlock.queued k"],
+    );
+    check(&mut c, "DLOCK.FAIRACQUIRE k bob 600000 CLAIM 600000", &[]);
+    check(&mut c, "DLOCK.RENEW k alice 500000", &[]);
+    check(&mut c, "DLOCK.RELEASE k alice", &["dlock.released k"]);
+    check(
+        &mut c,
+        "DLOCK.FAIRACQUIRE k bob 600000",
+        &["dlock.acquired k"],
+    );
+    check(&mut c, "DLOCK.FORCERELEASE k", &["dlock.forced k"]);
+    check(
+        &mut c,
+        "DLOCK.ACQUIRE k alice 600000",
+        &["dlock.acquired k"],
+    );
+
+    let times_out = Blocked::send(&server, "DLOCK.ACQUIRE k bob BLOCK 30");
+    assert_eq!(times_out.outcome(), Ok(Value::Nil));
+    assert_eq!(
+        (events.next().as_str(), events.next().as_str()),
+        ("dlock.queued k", "dlock.timeout k")
+    );
+    let carol = Blocked::start(&server, "DLOCK.ACQUIRE k carol 600000 BLOCK 0");
+    assert_eq!(events.next(), "dlock.queued k");
+    check(
+        &mut c,
+        "DLOCK.RELEASE k alice",
+        &["dlock.released k", "dlock.acquired k"],
+    );
+    carol.reply::<Grant>();
+    let _dave = Blocked::start(&server, "DLOCK.ACQUIRE k dave 600000 BLOCK 0");
+    assert_eq!(events.next(), "dlock.queued k");
+    check(&mut c, "DLOCK.RENEW k carol 600000", &[]);
+    c.run("DLOCK.RENEW k carol 30");
+    assert_eq!(
+        (events.next().as_str(), events.next().as_str()),
+        ("dlock.expired k", "dlock.acquired k")
+    );
+    // A removal has the server's own event, of another class.
+    check(&mut c, "DEL k", &[]);
+}
+
+/// The classes and kinds that are switched on decide.
+#[test]
+fn keyspace_events_are_gated() {
+    let server = Server::start();
+    let events = Events::of(&server);
+    let space = Subscriber::patterns(&server, &["__keyspace@0__:k"]);
+    let mut c = server.connection();
+    for (classes, told) in [
+        ("", false),
+        ("d", false),
+        ("Eg", false),
+        ("KEgx$", false),
+        ("Ed", true),
+        ("EA", true),
+    ] {
+        c.ask_command::<Value>(
+            cmd("CONFIG")
+                .arg("SET")
+                .arg("notify-keyspace-events")
+                .arg(classes),
+        );
+        c.run("DLOCK.ACQUIRE k alice");
+        let all = events.until_end(&server);
+        assert_eq!(
+            all.iter().any(|event| event == "dlock.acquired k"),
+            told,
+            "{classes}: {all:?}"
+        );
+        c.run("DLOCK.RELEASE k alice");
+        events.until_end(&server);
+        assert_eq!(space.arrived(), [], "{classes}");
+    }
+    c.run("CONFIG SET notify-keyspace-events Kd");
+    c.run("DLOCK.ACQUIRE k alice");
+    assert_eq!(space.payload(), "dlock.acquired");
+    assert_eq!(events.until_end(&server), [""; 0]);
+}
+
+#[test]
+fn a_replica_has_the_keyspace_events_too() {
+    let primary = Server::start();
+    let replica = Server::builder()
+        .config("notify-keyspace-events", "Ed")
+        .start();
+    replica.replica_of(&primary);
+    let events = Events::of(&replica);
+    let mut c = primary.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
+    c.run("DLOCK.RELEASE k alice");
+    c.run("DLOCK.FAIRACQUIRE k bob");
+    c.run("DLOCK.FORCERELEASE k");
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
+    c.run("DLOCK.RENEW k alice 30");
+    let all: Vec<String> = (0..8).map(|_| events.next()).collect();
+    let expected = [
+        "acquired", "queued", "released", "acquired", "forced", "acquired", "queued", "expired",
+    ];
+    assert_eq!(all, expected.map(|event| format!("dlock.{event} k")));
+}
+
+/// Each setting with a value that is not its default, and one that it refuses.
+const SETTINGS: [(&str, &str, &str); 14] = [
+    ("default-lease-ms", "1234000", "0"),
+    ("max-lease-ms", "1234567", "-1"),
+    ("claim-window-ms", "4321", "x"),
+    ("max-claim-ms", "543210", "0"),
+    ("max-queue", "17", "0"),
+    ("max-waiters", "18", "-5"),
+    ("max-places", "19", "99999999999999999999"),
+    ("max-holders", "20", "1.5"),
+    ("notify", "none", "loud"),
+    ("max-hold-ms", "7654321", "-1"),
+    ("quarantine-ms", "60000", "-1"),
+    ("deadlock-detection", "no", "1"),
+    ("deadlock-max-steps", "21", "0"),
+    ("grants", "no", "maybe"),
+];
+
+#[test]
+fn settings_survive_a_rewrite_and_a_restart() {
+    let mut server = Server::start();
+    let mut c = server.connection();
+    let all: HashMap<String, String> = c.ask("CONFIG GET dlock.*");
+    assert_eq!(all.len(), SETTINGS.len(), "{all:?}");
+    for (name, value, bad) in SETTINGS {
+        let before: (String, String) = c.ask(&format!("CONFIG GET dlock.{name}"));
+        let error = c.refusal(&format!("CONFIG SET dlock.{name} {bad}"));
+        assert!(error.contains(&format!("dlock.{name}")), "{error}");
+        assert_eq!(
+            c.ask::<(String, String)>(&format!("CONFIG GET dlock.{name}")),
+            before
+        );
+        assert_ne!(before.1, value, "{name}");
+        c.run(&format!("CONFIG SET dlock.{name} {value}"));
+    }
+    c.run("CONFIG REWRITE");
+    server.restart();
+    let mut c = server.connection();
+    for (name, value, _) in SETTINGS {
+        let now: (String, String) = c.ask(&format!("CONFIG GET dlock.{name}"));
+        assert_eq!(now.1, value, "{name}");
+    }
+    // They are not only shown.
+    assert!(c.refusal("DLOCK.ACQUIRE k alice").starts_with("QUARANTINE"));
+    c.run("CONFIG SET dlock.grants yes");
+    assert!(c.refusal("DLOCK.ACQUIRE k alice").starts_with("QUARANTINE"));
+    c.run("CONFIG SET dlock.quarantine-ms 0");
+    assert_eq!(c.ask::<Grant>("DLOCK.ACQUIRE k alice").1, 1);
+    let (_, _, left): (u64, u64, u64) = c.ask("DLOCK.HELD k alice");
+    assert!(left <= 1_234_000 && left > 600_000);
+    assert!(c
+        .refusal("DLOCK.ACQUIRE k alice 1234568")
+        .starts_with("ERR lease-ms"));
+    for place in 0..17 {
+        c.run(&format!("DLOCK.FAIRACQUIRE k owner{place} CLAIM 543210"));
+    }
+    assert!(c
+        .refusal("DLOCK.FAIRACQUIRE k more")
+        .starts_with("QUEUEFULL"));
+    assert!(c
+        .refusal("DLOCK.FAIRACQUIRE k more CLAIM 543211")
+        .starts_with("ERR CLAIM"));
+    let subscriber = listen(&server);
+    c.run("DLOCK.RELEASE k alice");
+    assert_eq!(heard(&subscriber, &mut c), []);
+    assert_sound(&server);
+}
+
+#[test]
+fn settings_can_be_arguments_of_the_module() {
+    let server = Server::builder()
+        .module_argument("default-lease-ms")
+        .module_argument(777)
+        .start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice");
+    let (_, _, left): (u64, u64, u64) = c.ask("DLOCK.HELD k alice");
+    assert!(left <= 777);
+    for (name, value) in [
+        ("default-lease-ms", "0"),
+        ("no-such-thing", "1"),
+        ("notify", "loud"),
+    ] {
+        let error = Server::builder()
+            .module_argument(name)
+            .module_argument(value)
+            .try_start()
+            .err();
+        let log = error.expect("the argument is bad").log;
+        assert!(log.contains(name), "{log}");
+    }
+}
+
+/// A node of a cluster that serves all slots, and a connection to it.
+fn node() -> (Server, Connection) {
+    let server = Server::builder()
+        .cluster()
+        .config("cluster-require-full-coverage", "no")
+        .start();
+    server.serve_all_slots();
+    let connection = server.connection();
+    (server, connection)
+}
+
+#[test]
+fn messages_of_a_cluster_are_sharded() {
+    let (server, mut c) = node();
+    let braced = Subscriber::shard_channels(&server, &["__dlock@0__:{k}"]);
+    let tagged = Subscriber::shard_channels(&server, &["__dlock@0__:{tag}k"]);
+    let plain = listen(&server);
+    let token = take(&mut c, "k", "alice", 600_000);
+    c.run("DLOCK.RELEASE k alice");
+    assert_eq!(braced.payload(), format!("released {token}"));
+    let token = take(&mut c, "{tag}k", "alice", 600_000);
+    c.run("DEL {tag}k");
+    assert_eq!(tagged.payload(), format!("removed {token}"));
+    let token = take(&mut c, "k", "alice", 30);
+    assert_eq!(braced.payload(), format!("expired {token}"));
+    let token = take(&mut c, "k", "alice", 600_000);
+    let _bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    c.run("DLOCK.RENEW k alice 30");
+    assert_eq!(braced.payload(), format!("expired {token}"));
+    c.run("CONFIG SET dlock.notify pubsub");
+    let (token, ..): (u64, u64, u64) = c.ask("DLOCK.HELD k bob");
+    c.run("DLOCK.RELEASE k bob");
+    let last = plain.message();
+    assert_eq!(
+        (last.channel, last.payload),
+        said("__dlock@0__:k", "released", token)
+    );
+    assert_eq!(braced.next(Duration::from_millis(20)), None);
+    c.run("FLUSHALL");
+    let flushed = plain.message();
+    assert_eq!(
+        (flushed.channel.as_str(), flushed.payload.as_str()),
+        ("__dlock@0__", "flushed")
+    );
+    // A cluster has no other databases that could have been emptied.
+    let token = take(&mut c, "k", "alice", 600_000);
+    c.run("DLOCK.RELEASE k alice");
+    assert_eq!(plain.payload(), format!("released {token}"));
+    assert_sound(&server);
+}
+
+/// Where a key's messages go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Told {
+    /// On a sharded channel that ends with the key in braces.
+    Braced,
+    /// On a sharded channel that ends with the key, which has a tag.
+    Tagged,
+    /// On the plain channel.
+    Plainly,
+}
+
+/// The sharded channel is in the lock's slot, whatever the key looks like: the node that owns the slot can publish in no
+/// other. A key that no braces can put there is told of on the plain channel.
+#[test]
+fn the_sharded_channel_is_in_the_locks_slot() {
+    use Told::{Braced, Plainly, Tagged};
+    let (server, mut c) = node();
+    for (key, told) in [
+        ("k", Braced),
+        ("{k", Braced),
+        ("{tag}k", Tagged),
+        ("a{tag}b", Tagged),
+        ("a}b", Plainly),
+        ("k}", Plainly),
+        ("}k{", Plainly),
+        ("{}k", Plainly),
+    ] {
+        let (bare, braced) = (
+            format!("__dlock@0__:{key}"),
+            format!("__dlock@0__:{{{key}}}"),
+        );
+        let subscribers = [
+            (Braced, Subscriber::shard_channels(&server, &[&braced])),
+            (Tagged, Subscriber::shard_channels(&server, &[&bare])),
+            (Plainly, Subscriber::channels(&server, &[&bare, &braced])),
+        ];
+        let token = take(&mut c, key, "alice", 600_000);
+        c.run(&format!("DLOCK.RELEASE {key} alice"));
+        for (way, subscriber) in &subscribers {
+            if *way == told {
+                assert_eq!(subscriber.payload(), format!("released {token}"), "{key}");
+            }
+        }
+        for (way, subscriber) in &subscribers {
+            assert_eq!(subscriber.arrived(), [], "{key}: {way:?}");
+        }
+        let channel = match told {
+            Braced => braced,
+            Tagged => bare,
+            Plainly => continue,
+        };
+        let mut slot = |name: &str| c.ask::<u64>(&format!("CLUSTER KEYSLOT {name}"));
+        assert_eq!(slot(&channel), slot(key), "{channel}");
+    }
+}
+
+#[test]
+fn a_cluster_hands_over() {
+    let (server, mut c) = node();
+    let alice = take(&mut c, "k", "alice", 600_000);
+    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    let carol = Blocked::start(&server, "DLOCK.FAIRACQUIRE k carol 600000 BLOCK 0");
+    let dies = Blocked::start(&server, "DLOCK.FAIRACQUIRE k dies 600000 BLOCK 0");
+    let dave = Blocked::start(&server, "DLOCK.ACQUIRE k dave 600000 BLOCK 0");
+    // By the lease: a token is the time of its grant in microseconds.
+    c.run("DLOCK.RENEW k alice 100");
+    let (token, _): Grant = bob.reply();
+    assert!(token >= alice + 99_000, "{alice} {token}");
+    c.run("DLOCK.RELEASE k bob");
+    carol.reply::<Grant>();
+    dies.kill();
+    c.run("DEL k");
+    dave.reply::<Grant>();
+    let polls = c.try_ask("DLOCK.FAIRACQUIRE k polls CLAIM 200");
+    assert_eq!(polls, Ok(Value::Nil));
+    let erin = Blocked::start(&server, "DLOCK.ACQUIRE k erin 600000 BLOCK 0");
+    c.run("DLOCK.RELEASE k dave");
+    erin.reply::<Grant>();
+    assert_eq!(
+        Blocked::send(&server, "DLOCK.ACQUIRE k late BLOCK 20").outcome(),
+        Ok(Value::Nil)
+    );
+    assert_sound(&server);
+}
+
+/// A node that serves the slot no longer sends the waiters away and grants nothing there.
+#[test]
+fn a_slot_that_is_given_up_frees_nothing() {
+    let (server, mut c) = node();
+    let token = take(&mut c, "k", "alice", 600_000);
+    take(&mut c, "other", "alice", 600_000);
+    let waits = [
+        Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0"),
+        Blocked::start(&server, "DLOCK.FAIRACQUIRE k carol 600000 BLOCK 0"),
+    ];
+    let elsewhere = Blocked::start(&server, "DLOCK.ACQUIRE other bob 600000 BLOCK 0");
+    let slot: u64 = c.ask("CLUSTER KEYSLOT k");
+    // Its lease ends when the slot is given up, and not before: nothing comes between these.
+    at_once(
+        &server,
+        [
+            "DLOCK.RENEW other alice 100",
+            "DLOCK.RENEW k alice 100",
+            &format!("CLUSTER DELSLOTS {slot}"),
+        ],
+    );
+    for wait in &waits {
+        let error = wait.refusal();
+        assert!(
+            ["CLUSTERDOWN", "MOVED", "UNBLOCKED"]
+                .iter()
+                .any(|code| error.starts_with(code)),
+            "{error}"
+        );
+    }
+    // Other slots go on.
+    elsewhere.reply::<Grant>();
+    assert!(c.refusal("DLOCK.HELD k alice").starts_with("CLUSTERDOWN"));
+    c.run(&format!("CLUSTER ADDSLOTS {slot}"));
+    await_until("the slot is served again", PATIENCE, || {
+        c.try_ask("DLOCK.HELD k alice").is_ok()
+    });
+    // Nobody waits any more, or nobody present: the lock comes free when the lease and windows are over.
+    await_until("the lock is free", PATIENCE, || {
+        c.try_ask("DLOCK.ACQUIRE k dave 600000")
+            .is_ok_and(|reply| reply != Value::Nil)
+    });
+    let (next, ..): (u64, u64, u64) = c.ask("DLOCK.HELD k dave");
+    assert!(next > token);
+    assert_sound(&server);
+}

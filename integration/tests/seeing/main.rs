@@ -1,0 +1,6 @@
+//! What there is to see of locks: events, messages, INFO, listings, the dashboard.
+
+mod events;
+mod observability;
+mod observers;
+mod observing;

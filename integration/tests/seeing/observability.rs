@@ -1,0 +1,345 @@
+//! The exporter's script and the dashboard in `observability/`: what the dashboard asks for is there.
+//!
+//! The test with the real exporter and Prometheus needs both (`make observe` fetches them, and so does `make check`);
+//! without them the script is run as the exporter runs it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use dlock_integration::redis::{self, cmd};
+use dlock_integration::{await_until, AclRules, Ask, Blocked, Daemon, Grant, Server, PATIENCE};
+use serde_json::Value;
+
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../observability/dlock.lua");
+const DASHBOARD: &str = include_str!("../../../observability/dashboard.json");
+
+/// The metric under which the exporter shows what a script returns.
+const METRIC: &str = "redis_script_values";
+
+/// A series in a query or a scrape: its metric and its `key`. In a query a key may end with `.+`: then it stands for all
+/// that begin so.
+type Series = (String, String);
+
+/// The dashboard's queries.
+fn queries(dashboard: &str) -> Vec<String> {
+    fn collect(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match value {
+                        Value::String(text) if name == "expr" || name == "definition" => {
+                            found.push(text.clone());
+                        }
+                        value => collect(value, found),
+                    }
+                }
+            }
+            Value::Array(values) => values.iter().for_each(|value| collect(value, found)),
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    collect(
+        &serde_json::from_str(dashboard).expect("the dashboard is JSON"),
+        &mut found,
+    );
+    found
+}
+
+/// Every series that a text names: a query, or a line of a scrape.
+fn series(text: &str) -> Vec<Series> {
+    let mut found = Vec::new();
+    let mut rest = text;
+    while let Some((before, labels)) = rest.split_once('{') {
+        let start = before
+            .rfind(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':')
+            .map_or(0, |at| at + 1);
+        let (key, after) = key_and_rest(labels);
+        found.push((before[start..].to_owned(), key));
+        rest = after;
+    }
+    found
+}
+
+/// The value of the label `key` among the labels at the beginning of a text, and what comes after their closing brace.
+fn key_and_rest(labels: &str) -> (String, &str) {
+    let (mut name, mut key, mut rest) = (String::new(), String::new(), labels);
+    loop {
+        let mut chars = rest.chars();
+        match chars.next().expect("a brace is closed") {
+            '}' => return (key, chars.as_str()),
+            ',' | ' ' => name.clear(),
+            '"' => {
+                let (value, after) = quoted(chars.as_str());
+                if name.trim_end_matches(['=', '~']) == "key" {
+                    key = value;
+                }
+                rest = after;
+                continue;
+            }
+            c => name.push(c),
+        }
+        rest = chars.as_str();
+    }
+}
+
+/// The text up to the closing quote, and what comes after it.
+fn quoted(text: &str) -> (String, &str) {
+    let mut value = String::new();
+    let mut chars = text.chars();
+    loop {
+        match chars.next().expect("a quote is closed") {
+            '"' => return (value, chars.as_str()),
+            '\\' => value.extend(chars.next()),
+            c => value.push(c),
+        }
+    }
+}
+
+/// What the dashboard asks for and nobody offers.
+fn missing(dashboard: &str, offered: &BTreeSet<Series>) -> BTreeSet<Series> {
+    let is_offered = |(metric, key): &Series| match key.strip_suffix(".+") {
+        Some(prefix) => offered
+            .iter()
+            .any(|(m, k)| m == metric && k.starts_with(prefix) && k != prefix),
+        None => offered.contains(&(metric.clone(), key.clone())),
+    };
+    queries(dashboard)
+        .iter()
+        .flat_map(|query| {
+            let named = series(query);
+            assert!(!named.is_empty(), "{query} asks for nothing");
+            named
+        })
+        .filter(|series| !is_offered(series))
+        .collect()
+}
+
+/// The dashboard with a query that asks for a field that there is not.
+fn misspelt() -> String {
+    let dashboard = DASHBOARD.replace("dlock_expired_total", "dlock_expiries_total");
+    assert_ne!(dashboard, DASHBOARD);
+    dashboard
+}
+
+fn the_misspelt_one() -> BTreeSet<Series> {
+    BTreeSet::from([(METRIC.to_owned(), "dlock_expiries_total".to_owned())])
+}
+
+/// The name of a lock that is hard to write as a label.
+const AWKWARD: &str = "{or\"der\\s},key=\"%é";
+
+/// A server on which there was a bit of everything: grants, waits, an expiry, a lock with an awkward name.
+fn busy_server() -> Server {
+    let server = Server::start();
+    let mut c = server.connection();
+    for key in ["stock", AWKWARD] {
+        c.run(&format!("DLOCK.ACQUIRE {key} ann 600000"));
+        let bob = Blocked::start(&server, &format!("DLOCK.ACQUIRE {key} bob 600000 BLOCK 0"));
+        c.run(&format!("DLOCK.RELEASE {key} ann"));
+        let _: Grant = bob.reply();
+    }
+    c.run("DLOCK.ACQUIRE short ann 1");
+    await_until("the lease has run out", PATIENCE, || {
+        c.run("DLOCK.HELD short ann");
+        server.info("dlock").number::<u64>("dlock_expired_total") == 1
+    });
+    server
+}
+
+/// What the script returns: the exporter wants text by turns, names and numbers.
+fn run_script(server: &Server, command: &str) -> BTreeMap<String, f64> {
+    let script = fs::read_to_string(SCRIPT).expect("the script can be read");
+    let reply = server
+        .connection()
+        .answer(cmd(command).arg(script).arg(0).arg(0))
+        .expect("the script runs");
+    let words: Vec<String> = match reply {
+        redis::Value::Array(words) => words
+            .into_iter()
+            .map(|word| match word {
+                redis::Value::BulkString(bytes) => {
+                    String::from_utf8(bytes).expect("a label is text")
+                }
+                word => panic!("{word:?} is no bulk string"),
+            })
+            .collect(),
+        reply => panic!("{reply:?} is no array"),
+    };
+    assert_eq!(words.len() % 2, 0);
+    words
+        .chunks(2)
+        .map(|pair| (pair[0].clone(), pair[1].parse().expect("a number")))
+        .collect()
+}
+
+#[test]
+fn the_script_offers_what_the_dashboard_asks_for() {
+    let server = busy_server();
+    for command in ["EVAL", "EVAL_RO"] {
+        let offered = run_script(&server, command)
+            .into_keys()
+            .map(|key| (METRIC.to_owned(), key))
+            .collect();
+        assert_eq!(missing(DASHBOARD, &offered), BTreeSet::new());
+        assert_eq!(missing(&misspelt(), &offered), the_misspelt_one());
+    }
+}
+
+#[test]
+fn the_script_tells_the_numbers_of_info() {
+    let server = busy_server();
+    let told = run_script(&server, "EVAL");
+    assert_eq!(told["dlock_locks"], 2.0);
+    assert_eq!(told["dlock_expired_total"], 1.0);
+    assert_eq!(told["dlock_grants_waited_total"], 2.0);
+    assert_eq!(told["dlock_top_waits:0:stock"], 1.0);
+    assert!(told.contains_key("dlock_top_wait_ms:0:{or\"der\\s},key=\"%25%c3%a9"));
+    let info = server.connection().ask::<String>("INFO dlock");
+    let fields = info.lines().filter_map(|line| line.split_once(':'));
+    for (name, _) in fields {
+        assert!(told.contains_key(name), "{name} is not told");
+    }
+}
+
+#[test]
+fn the_script_tells_nothing_where_the_module_is_not() {
+    let server = Server::builder().without_module().start();
+    assert_eq!(run_script(&server, "EVAL"), BTreeMap::new());
+}
+
+/// Who may not see which locks are hot is told the rest.
+#[test]
+fn the_script_gets_by_with_less() {
+    let server = busy_server();
+    let mut admin = server.connection();
+    admin.run("ACL SETUSER default -dlock.top");
+    let told = run_script(&server, "EVAL");
+    assert!(told.contains_key("dlock_locks"));
+    assert!(told.keys().all(|key| !key.starts_with("dlock_top")));
+}
+
+/// The program that the environment names.
+fn programs(variable: &str) -> Vec<String> {
+    let named = std::env::var(variable).unwrap_or_default();
+    let programs: Vec<String> = named.split_whitespace().map(str::to_owned).collect();
+    assert!(
+        !programs.is_empty(),
+        "{variable} names no program: run `make observe`"
+    );
+    programs
+}
+
+fn start_exporter(program: &str, server: &Server) -> Daemon {
+    Daemon::start(|port, _| {
+        let mut command = Command::new(program);
+        command
+            .arg(format!("-redis.addr=redis://127.0.0.1:{}", server.port()))
+            .arg("-redis.user=exporter")
+            .arg(format!("-redis.password={}", AclRules::PASSWORD))
+            .arg(format!("-web.listen-address=127.0.0.1:{port}"))
+            .arg(format!("-script={SCRIPT}"));
+        command
+    })
+}
+
+fn start_prometheus(program: &str, targets: &[String]) -> Daemon {
+    Daemon::start(|port, directory| {
+        let config = directory.join("prometheus.yml");
+        let targets = serde_json::to_string(targets).expect("text");
+        let text = format!(
+            "scrape_configs:\n- job_name: dlock\n  scrape_interval: 1s\n  scrape_timeout: 1s\n  \
+             static_configs: [{{targets: {targets}}}]\n"
+        );
+        fs::write(&config, text).expect("the directory can be written to");
+        let mut command = Command::new(program);
+        command
+            .arg(format!("--config.file={}", config.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                directory.join("data").display()
+            ))
+            .arg(format!("--web.listen-address=127.0.0.1:{port}"));
+        command
+    })
+}
+
+/// How many series a query finds.
+fn found(prometheus: &Daemon, query: &str) -> Result<usize, String> {
+    let encoded: String = query
+        .bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => char::from(byte).to_string(),
+            byte => format!("%{byte:02x}"),
+        })
+        .collect();
+    let path = format!("/api/v1/query?query={encoded}");
+    let (status, body) = prometheus.get(&path).map_err(|error| error.to_string())?;
+    if status != 200 {
+        return Err(body);
+    }
+    let answer: Value = serde_json::from_str(&body).map_err(|error| error.to_string())?;
+    Ok(answer["data"]["result"].as_array().map_or(0, Vec::len))
+}
+
+/// The dashboard's queries as Grafana sends them, for one exporter.
+fn for_instance(dashboard: &str, instance: &str) -> Vec<String> {
+    queries(dashboard)
+        .iter()
+        .map(|query| match query.strip_prefix("label_values(") {
+            // Grafana's own word for the values of a label.
+            Some(rest) => rest
+                .rsplit_once(',')
+                .expect("the label's name")
+                .0
+                .to_owned(),
+            None => query.clone(),
+        })
+        .map(|query| {
+            query
+                .replace("$instance", instance)
+                .replace("$__rate_interval", "10s")
+        })
+        .collect()
+}
+
+#[test]
+#[ignore = "needs Prometheus and its exporter: make observe"]
+fn prometheus_has_what_the_dashboard_asks_for() {
+    let server = busy_server();
+    server.connection().run(AclRules::of_the_page().exporter);
+    let exporters: Vec<Daemon> = programs("DLOCK_EXPORTERS")
+        .iter()
+        .map(|program| start_exporter(program, &server))
+        .collect();
+    for exporter in &exporters {
+        let (status, scrape) = exporter.get("/metrics").expect("a scrape");
+        assert_eq!(status, 200, "{scrape}");
+        let lines = scrape.lines().filter(|line| line.starts_with(METRIC));
+        let offered: BTreeSet<Series> = lines.flat_map(series).collect();
+        assert_eq!(missing(DASHBOARD, &offered), BTreeSet::new(), "{scrape}");
+        assert_eq!(missing(&misspelt(), &offered), the_misspelt_one());
+    }
+    let instances: Vec<String> = exporters
+        .iter()
+        .map(|exporter| format!("127.0.0.1:{}", exporter.port()))
+        .collect();
+    let program = programs("DLOCK_PROMETHEUS").remove(0);
+    assert!(Path::new(&program).exists(), "{program}");
+    let prometheus = start_prometheus(&program, &instances);
+    for instance in &instances {
+        for query in for_instance(DASHBOARD, instance) {
+            await_until(&format!("{query} finds something"), PATIENCE, || {
+                found(&prometheus, &query).is_ok_and(|series| series > 0)
+            });
+        }
+        // The right ones have found something by now, so this one never will.
+        let wrong: Vec<String> = for_instance(&misspelt(), instance)
+            .into_iter()
+            .filter(|query| found(&prometheus, query) == Ok(0))
+            .collect();
+        assert_eq!(wrong.len(), 1, "{wrong:?}");
+    }
+}

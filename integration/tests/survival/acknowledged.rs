@@ -1,0 +1,109 @@
+//! WAIT: whether a replica has a grant for sure. It counts the replicas that have what its own connection wrote last.
+
+use dlock_integration::{assert_sound, stat, Grant, Queued, Server, Wire};
+
+/// A replica that hears nothing any more, as its primary does not know yet.
+struct Pair {
+    primary: Server,
+    replica: Server,
+}
+
+impl Pair {
+    fn start() -> Pair {
+        let (primary, replica) = (Server::start(), Server::start());
+        replica.replica_of(&primary);
+        Pair { primary, replica }
+    }
+
+    /// From now on the replica acknowledges nothing.
+    fn stop(&self) {
+        self.replica.wait_in_sync(&self.primary);
+        // It has said so, too.
+        let mut wire = self.primary.wire();
+        wire.ask::<String>("SET said x");
+        assert_eq!(wire.ask::<u64>("WAIT 1 0"), 1);
+        self.replica.freeze();
+    }
+
+    fn end(self) {
+        self.replica.thaw();
+        self.replica.wait_in_sync(&self.primary);
+        assert_sound(&self.primary);
+        assert_sound(&self.replica);
+    }
+}
+
+/// How many replicas have what this connection wrote last.
+fn acknowledged(wire: &mut Wire) -> u64 {
+    wire.ask("WAIT 1 200")
+}
+
+#[test]
+fn wait_covers_a_grant_and_a_renewal() {
+    let pair = Pair::start();
+    pair.stop();
+    // Who has written nothing waits for nothing: else all that follows would show nothing.
+    assert_eq!(acknowledged(&mut pair.primary.wire()), 1);
+    let mut wire = pair.primary.wire();
+    let (token, _): Grant = wire.ask("DLOCK.ACQUIRE k alice 600000");
+    assert_eq!(acknowledged(&mut wire), 0);
+    let mut other = pair.primary.wire();
+    other.ask::<u64>(&format!("DLOCK.RENEW k alice 600000 TOKEN {token}"));
+    assert_eq!(acknowledged(&mut other), 0);
+    pair.end();
+}
+
+#[test]
+fn wait_covers_a_grant_that_was_waited_for() {
+    let pair = Pair::start();
+    let mut holder = pair.primary.wire();
+    holder.ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
+    pair.stop();
+    let mut waiter = pair.primary.wire();
+    waiter.send("DLOCK.ACQUIRE k bob 600000 BLOCK 0");
+    pair.primary.await_blocked_clients(1);
+    holder.ask::<u64>("DLOCK.RELEASE k alice");
+    waiter.read().expect("a grant");
+    assert_eq!(acknowledged(&mut waiter), 0);
+    pair.end();
+}
+
+/// The connection of a wait by NOTIFY has written nothing when the message comes. So it renews.
+#[test]
+fn wait_covers_a_grant_by_notify_after_a_renewal() {
+    let pair = Pair::start();
+    let mut holder = pair.primary.wire();
+    holder.ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
+    let mut waiter = pair.primary.wire();
+    waiter.ask::<Queued>("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
+    pair.stop();
+    holder.ask::<u64>("DLOCK.RELEASE k alice");
+    assert_eq!(stat(&pair.primary, "notify_waiting"), 0);
+    assert_eq!(acknowledged(&mut waiter), 1);
+    waiter.ask::<u64>("DLOCK.RENEW k bob 600000");
+    assert_eq!(acknowledged(&mut waiter), 0);
+    pair.end();
+}
+
+/// A renewal that cannot move the deadline, as one within the millisecond of the grant: it is written all the same.
+#[test]
+fn wait_covers_a_renewal_that_changes_no_deadline() {
+    let pair = Pair::start();
+    let mut wire = pair.primary.wire();
+    wire.ask::<String>("CONFIG SET dlock.max-hold-ms 600000");
+    let (token, _): Grant = wire.ask("DLOCK.ACQUIRE k alice 600000");
+    let end: u64 = wire.ask("PEXPIRETIME k");
+    pair.stop();
+    for line in [
+        format!("DLOCK.RENEW k alice 600000 TOKEN {token}"),
+        "DLOCK.MRENEW 1 k alice 600000".to_owned(),
+        "DLOCK.RENEW k alice 600000 SESSION".to_owned(),
+    ] {
+        let mut other = pair.primary.wire();
+        let left: u64 = other.ask(&line);
+        assert!(left > 0);
+        assert_eq!(wire.ask::<u64>("PEXPIRETIME k"), end, "{line}");
+        assert_eq!(acknowledged(&mut other), 0, "{line}");
+    }
+    pair.end();
+}

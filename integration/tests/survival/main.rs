@@ -1,0 +1,14 @@
+//! What outlives a server or its clock: files, replicas, clusters, earlier versions.
+
+mod acknowledged;
+mod clocks;
+mod cluster;
+mod formats;
+mod payloads;
+mod persistence;
+mod planned;
+mod quarantine;
+mod quorum;
+mod replication;
+mod told;
+mod upgrade;

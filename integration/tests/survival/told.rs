@@ -1,0 +1,181 @@
+//! Leases that their owners were told: no setting that was lowered since makes any of them end earlier, whatever becomes of the
+//! lock. What a user brings by RESTORE is bounded.
+
+use dlock_integration::redis::{Connection, Value};
+use dlock_integration::{
+    assert_sound, is_held, position, wait_as, with, Ask, Blocked, Grant, Server,
+};
+
+/// The lease that was told, and one that a setting allows later.
+const LEASE_MS: u64 = 600_000;
+const LOWERED_MS: u64 = 5_000;
+
+/// A lease of ten minutes has most of them left.
+#[track_caller]
+fn assert_kept(c: &mut Connection, key: &str, token: u64) {
+    let (held, _, left): (u64, u64, u64) = c.ask(&format!("DLOCK.HELD {key} ann"));
+    assert_eq!(held, token);
+    assert!(
+        left > LEASE_MS / 2 && left <= LEASE_MS,
+        "{key}: {left} ms are left"
+    );
+}
+
+#[track_caller]
+fn acquire(c: &mut Connection, key: &str) -> u64 {
+    let (token, _): Grant = c.ask(&format!("DLOCK.ACQUIRE {key} ann {LEASE_MS}"));
+    token
+}
+
+/// The safety setting itself must not end what is held: a lock with somebody in its queue is the one that others are after.
+#[test]
+fn a_quarantine_after_a_restart_cuts_no_lease() {
+    let mut server = Server::builder()
+        .config("appendonly", "yes")
+        .config("appendfsync", "always")
+        .start();
+    let mut c = server.connection();
+    let tokens = ["k", "alone"].map(|key| (key, acquire(&mut c, key)));
+    c.run("DLOCK.FAIRACQUIRE k ben CLAIM 600000");
+    c.run("DLOCK.ACQUIRE shared ann 600000 SHARED");
+    c.run("DLOCK.ACQUIRE shared ben 600000 SHARED");
+    c.run("CONFIG SET dlock.quarantine-ms 300");
+    c.run("CONFIG REWRITE");
+    for rewritten in [false, true] {
+        if rewritten {
+            server.rewrite_aof();
+        }
+        server.kill9();
+        server.restart();
+        let mut c = server.connection();
+        // After the quarantine, too.
+        Blocked::start(&server, "DLOCK.ACQUIRE free ben 100 BLOCK 0").reply::<Grant>();
+        for (key, token) in tokens {
+            assert_kept(&mut c, key, token);
+        }
+        for owner in ["ann", "ben"] {
+            let held: Vec<u64> = c.ask(&format!("DLOCK.HELD shared {owner}"));
+            assert!(held[2] > LEASE_MS / 2, "{held:?}");
+        }
+        assert_eq!(position(&mut c, "k", "ben"), Some(0));
+    }
+    assert_sound(&server);
+}
+
+/// The same of a replica that has a quarantine and is promoted.
+#[test]
+fn a_quarantine_after_a_promotion_cuts_no_lease() {
+    let (primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    let mut c = primary.connection();
+    let token = acquire(&mut c, "k");
+    c.run("DLOCK.FAIRACQUIRE k ben CLAIM 600000");
+    replica.wait_in_sync(&primary);
+    let mut c = replica.connection();
+    c.run("CONFIG SET dlock.quarantine-ms 300");
+    replica.promote();
+    Blocked::start(&replica, "DLOCK.ACQUIRE free ben 100 BLOCK 0").reply::<Grant>();
+    assert_kept(&mut c, "k", token);
+    assert_sound(&replica);
+}
+
+/// What may happen to a lock while its longest lease is lowered, with nobody there and with somebody who waits.
+#[test]
+fn whatever_happens_to_a_lock_its_leases_stay() {
+    let server = Server::start();
+    for setting in ["dlock.max-lease-ms", "dlock.quarantine-ms"] {
+        for waits in [false, true] {
+            let mut c = server.connection();
+            c.run("FLUSHALL");
+            let token = acquire(&mut c, "k");
+            let waiter = waits.then(|| wait_as(&server, "next"));
+            c.run(&format!("CONFIG SET {setting} {LOWERED_MS}"));
+            let mut db = 0;
+            for line in [
+                "EXPIRE k 100000",
+                "PERSIST k",
+                "RENAME k j",
+                "RENAME j k",
+                "MOVE k 1",
+                "SWAPDB 0 1",
+                "DEBUG RELOAD",
+            ] {
+                // It would end the wait.
+                if !line.starts_with("DEBUG") || !waits {
+                    c.run(&format!("SELECT {db}"));
+                    c.run(line);
+                }
+                db = match line.split(' ').next() {
+                    Some("MOVE") => 1,
+                    _ => 0,
+                };
+                c.run(&format!("SELECT {db}"));
+                let key = if line == "RENAME k j" { "j" } else { "k" };
+                assert_kept(&mut c, key, token);
+                let busy =
+                    c.ask::<Value>(&format!("DLOCK.ACQUIRE {key} ben {LOWERED_MS} BLOCK 20"));
+                assert_eq!(busy, Value::Nil, "{line}");
+                assert_kept(&mut c, key, token);
+            }
+            c.run("DLOCK.RELEASE k ann");
+            if let Some(waiter) = waiter {
+                waiter.reply::<Grant>();
+            }
+            c.run("CONFIG SET dlock.max-lease-ms 2592000000");
+            c.run("CONFIG SET dlock.quarantine-ms 0");
+        }
+    }
+    assert_sound(&server);
+}
+
+/// RESTORE by a user: a lock with one holder, with several, with a long name; waited for or not; and wherever it goes right after.
+#[test]
+fn what_a_user_brings_is_bounded() {
+    let (server, replica) = (Server::start(), Server::start());
+    replica.replica_of(&server);
+    let mut c = server.connection();
+    let token = acquire(&mut c, "k");
+    let long = "o".repeat(100);
+    for line in [
+        "shared ann 600000 SHARED",
+        "shared ben 600000 SHARED",
+        &format!("long {long} 600000"),
+    ] {
+        c.run(&format!("DLOCK.ACQUIRE {line}"));
+    }
+    let dumps = ["k", "shared", "long"].map(|key| c.ask::<Vec<u8>>(&format!("DUMP {key}")));
+    c.run(&format!("CONFIG SET dlock.max-lease-ms {LOWERED_MS}"));
+    for (nth, dump) in dumps.iter().enumerate() {
+        let [rest, waited, from, to] =
+            ["rest", "waited", "from", "to"].map(|name| format!("{name}{nth}"));
+        c.run(&format!("DLOCK.ACQUIRE {waited} x 5000"));
+        let waits = Blocked::start(&server, &format!("DLOCK.ACQUIRE {waited} next BLOCK 0"));
+        let restore = |key: &str| with("RESTORE", &[key.as_bytes(), b"0", dump, b"REPLACE"]);
+        for key in [&rest, &waited] {
+            restore(key).exec(&mut c).expect("a healthy value");
+        }
+        c.run("MULTI");
+        restore(&from).exec(&mut c).expect("a healthy value");
+        c.run(&format!("RENAME {from} {to}"));
+        c.run("EXEC");
+        for key in [&rest, &waited, &to] {
+            // A use of the lock: where the server tells nothing of a RENAME in MULTI it is noticed by that.
+            c.run(&format!("DLOCK.CANCEL {key} nobody"));
+            let held: Vec<Value> = c.ask(&format!("DLOCK.HELD {key}"));
+            let bounded =
+                |left: &Value| matches!(left, Value::Int(left) if *left <= LOWERED_MS as i64);
+            assert!(bounded(&held[2]), "{key}: {held:?}");
+            let ttl: i64 = c.ask(&format!("PTTL {key}"));
+            assert!(ttl <= LOWERED_MS as i64, "{key}: {ttl}");
+        }
+        waits.kill();
+        c.run(&format!("DEL {waited}"));
+    }
+    // The one that was told, and what a replica has of them.
+    assert_kept(&mut c, "k", token);
+    replica.wait_in_sync(&server);
+    let digest = |server: &Server| server.connection().ask::<String>("DEBUG DIGEST");
+    assert_eq!(digest(&server), digest(&replica));
+    assert!(is_held(&mut c, "shared", "ben"));
+    assert_sound(&server);
+}
