@@ -49,6 +49,7 @@ pub use ledger::{Message, Outcome, TieRequest, Wake, SHORTEST_AUTO_LEASE_MS};
 pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
 pub use policy::Policy;
+pub use queue::Crowd;
 pub use refusal::Refusal;
 pub use rules::acquire::{Answer, Ask, Wait};
 pub use state::Engine;

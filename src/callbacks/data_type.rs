@@ -112,7 +112,7 @@ unsafe fn read(io: *mut RedisModuleIO, version: c_int) -> Option<Lock> {
     if from_a_user || lock.needs_watch() {
         // SAFETY: as above.
         if let Some(name) = unsafe { name_of(io) } {
-            inbox::post_brought(name, hooks::mark);
+            inbox::post_brought(name);
         }
     }
     census::given(lock.holders());
@@ -287,7 +287,7 @@ unsafe extern "C" fn unlinked(ctx: *mut RedisModuleKeyOptCtx, value: *const c_vo
                 return;
             };
             let key = api::bytes(key);
-            inbox::post_unlinked(NameRef { db, key }.to_owned(), lock, hooks::mark);
+            inbox::post_unlinked(NameRef { db, key }.to_owned(), lock, hooks::cut);
         }
     });
 }

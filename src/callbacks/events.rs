@@ -262,7 +262,7 @@ extern "C" fn keyspace_event(
         let (event, bytes) = unsafe { (CStr::from_ptr(event).to_bytes(), api::bytes(key)) };
         let post: fn(Name) = match event {
             b"expire" | b"persist" => |name| inbox::post(Notice::Retimed(name)),
-            b"rename_to" | b"move_to" => |name| inbox::post_brought(name, hooks::mark),
+            b"rename_to" | b"move_to" => inbox::post_brought,
             b"evicted" => {
                 // The key is gone by now: that it was a lock was seen when it left its name.
                 if inbox::just_unlinked(api::selected(ctx), bytes) {

@@ -1,13 +1,13 @@
 //! What callbacks ask of the module's state, which lives above them: set at load.
 
-use crate::node::inbox::Mark;
+use crate::node::inbox::Cut;
 use dlock_engine::{Lock, Name, Token, WallMs};
 use std::sync::OnceLock;
 
 /// The questions.
 pub struct Hooks {
-    /// Marks a lock that has left its name, or has come to it.
-    pub mark: Mark,
+    /// Returns which holds of a lock end by what its key was given from outside.
+    pub cut: Cut,
     /// Returns true if a lock that a user brings is within the caps of this server.
     pub has_room_for: fn(&Lock) -> bool,
     /// Returns how many databases the server has, and how many holds there are in all of them.
@@ -22,11 +22,9 @@ pub fn init(hooks: Hooks) {
     let _ = HOOKS.set(hooks);
 }
 
-/// See [`Hooks::mark`].
-pub fn mark(name: &Name, holds: &[(Token, WallMs)], brought: bool) -> Option<Vec<Token>> {
-    HOOKS
-        .get()
-        .and_then(|hooks| (hooks.mark)(name, holds, brought))
+/// See [`Hooks::cut`].
+pub fn cut(name: &Name, holds: &[(Token, WallMs)]) -> Option<Vec<Token>> {
+    HOOKS.get().and_then(|hooks| (hooks.cut)(name, holds))
 }
 
 /// See [`Hooks::has_room_for`].

@@ -26,6 +26,13 @@ pub struct Number {
     pub most: i64,
 }
 
+impl Number {
+    /// The setting as an amount.
+    pub fn amount(&self) -> usize {
+        self.value.load(Ordering::Relaxed).max(0) as usize
+    }
+}
+
 macro_rules! numbers {
     ($($(#[$doc:meta])* $ident:ident $name:literal = $default:literal in $least:literal ..= $most:expr;)*) => {
         $(
@@ -214,13 +221,13 @@ impl Settings {
             max_restored_ms: max_lease,
             max_claim_ms: value(&MAX_CLAIM_MS),
             claim_window_ms: value(&CLAIM_WINDOW_MS),
-            max_queue: value(&MAX_QUEUE) as usize,
-            max_waiters: value(&MAX_WAITERS) as usize,
-            max_places: value(&MAX_PLACES) as usize,
-            max_holders: value(&MAX_HOLDERS) as usize,
+            max_queue: MAX_QUEUE.amount(),
+            max_waiters: MAX_WAITERS.amount(),
+            max_places: MAX_PLACES.amount(),
+            max_holders: MAX_HOLDERS.amount(),
             max_hold_ms: value(&MAX_HOLD_MS),
             deadlock_detection: DEADLOCK_DETECTION.load(Ordering::Relaxed),
-            deadlock_max_steps: value(&DEADLOCK_MAX_STEPS) as usize,
+            deadlock_max_steps: DEADLOCK_MAX_STEPS.amount(),
             grants: GRANTS.load(Ordering::Relaxed),
             quarantine_until: until,
         };

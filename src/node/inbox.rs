@@ -3,7 +3,7 @@
 
 use crate::ffi::cell::MainThread;
 use crate::node::timer;
-use dlock_engine::{ClientId, Lock, Name, RequestId, Token, Undo, WallMs};
+use dlock_engine::{ClientId, Crowd, Lock, Name, RequestId, Token, Undo, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -48,17 +48,25 @@ pub struct Unlinked {
     pub moved: bool,
     /// Whether its value was written out right before, as a command does that carries it to another server.
     pub carried: bool,
-    /// The holds that end by what the key was given from outside.
-    pub cut: Vec<Token>,
-    /// Whether the lock is marked already as one to be looked at.
-    pub noted: bool,
+    /// The holds that end by what the key was given from outside. None if that is still to be found out, and the lock to be looked
+    /// at; else it is one of a crowd.
+    pub cut: Option<Vec<Token>>,
 }
 
-/// Notices beyond which those of keys are not only written down: what one command does to a hundred thousand keys shall not
-/// come upon the next event all at once.
-const CROWD: usize = 256;
+/// Notices beyond which the locks that they are about are a crowd: what one command does to a hundred thousand keys shall not come
+/// upon the next event all at once.
+const CROWDED: usize = 256;
 
-static INBOX: MainThread<Vec<Notice>> = MainThread::new(Vec::new());
+/// What has happened, in order; and the locks that are looked at in steps because of it.
+struct Inbox {
+    notices: Vec<Notice>,
+    crowd: Option<Crowd>,
+}
+
+static INBOX: MainThread<Inbox> = MainThread::new(Inbox {
+    notices: Vec::new(),
+    crowd: None,
+});
 
 /// Whether anything is written down: asked twice in every event.
 static ANY: AtomicBool = AtomicBool::new(false);
@@ -75,9 +83,8 @@ const WRITTEN_MOST: usize = 65_536;
 /// Whether there are any.
 static WRITTEN_ANY: AtomicBool = AtomicBool::new(false);
 
-/// Marks a lock in the state, in the middle of a callback: it has left this name with these holds, or has come to it (`true`).
-/// Returns which of its holds end by what the key was given from outside; none if it is not marked.
-pub type Mark = fn(&Name, &[(Token, WallMs)], bool) -> Option<Vec<Token>>;
+/// Returns which of these holds of a lock end by what its key was given from outside; none if that cannot be asked now.
+pub type Cut = fn(&Name, &[(Token, WallMs)]) -> Option<Vec<Token>>;
 
 /// Set while the module itself deletes a key, which it needs no notice of.
 static IGNORE_UNLINKS: AtomicBool = AtomicBool::new(false);
@@ -133,50 +140,66 @@ pub fn turn() {
 
 /// Writes something down and sees to it that it is read soon. After a panic nobody reads any more: it would only pile up.
 pub fn post(notice: Notice) {
+    post_with(|inbox| inbox.notices.push(notice));
+}
+
+fn post_with(write: impl FnOnce(&mut Inbox)) {
     if crate::ffi::panic::poisoned() {
         return;
     }
     if let Some(mut inbox) = INBOX.try_borrow_mut() {
-        settle_unlinked(&mut inbox);
-        inbox.push(notice);
+        settle_unlinked(&mut inbox.notices);
+        write(&mut inbox);
         ANY.store(true, Ordering::Relaxed);
     }
     timer::soon();
 }
 
 /// Writes down that a value was unlinked from its name.
-pub fn post_unlinked(name: Name, lock: &Lock, mark: Mark) {
+pub fn post_unlinked(name: Name, lock: &Lock, ask: Cut) {
     let carried = WRITTEN_ANY.load(Ordering::Relaxed)
         && WRITTEN
             .try_borrow_mut()
             .is_some_and(|mut written| written.remove(&address(lock)));
     let holds: Vec<(Token, WallMs)> = lock.leases().collect();
-    let cut = match is_crowded() {
-        true => mark(&name, &holds, false),
-        false => None,
-    };
-    post(Notice::Unlinked(Unlinked {
-        name,
-        holds,
-        moved: false,
-        carried,
-        noted: cut.is_some(),
-        cut: cut.unwrap_or_default(),
-    }));
+    post_with(|inbox| {
+        // Of a crowd this is asked at once: the lock may be looked at before the notice is read.
+        let cut = match inbox.is_crowded() {
+            true => ask(&name, &holds),
+            false => None,
+        };
+        if cut.is_some() {
+            inbox.add_to_crowd(name.clone(), false);
+        }
+        inbox.notices.push(Notice::Unlinked(Unlinked {
+            name,
+            holds,
+            moved: false,
+            carried,
+            cut,
+        }));
+    });
     UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);
 }
 
 /// Writes down that a lock has come to this name.
-pub fn post_brought(name: Name, mark: Mark) {
-    if !(is_crowded() && mark(&name, &[], true).is_some()) {
-        post(Notice::Brought(name));
-    }
+pub fn post_brought(name: Name) {
+    post_with(|inbox| match inbox.is_crowded() {
+        true => inbox.add_to_crowd(name, true),
+        false => inbox.notices.push(Notice::Brought(name)),
+    });
 }
 
-/// Whether more is written down than one event reads in passing.
-fn is_crowded() -> bool {
-    let inbox = INBOX.try_borrow_mut();
-    inbox.is_some_and(|inbox| inbox.len() >= CROWD)
+impl Inbox {
+    /// Whether more is written down than one event reads in passing.
+    fn is_crowded(&self) -> bool {
+        self.notices.len() >= CROWDED
+    }
+
+    fn add_to_crowd(&mut self, name: Name, brought: bool) {
+        let crowd = self.crowd.get_or_insert_with(Crowd::default);
+        crowd.add(name, brought);
+    }
 }
 
 /// A value is freed; the server may do this on any thread. Touches nothing but the one atomic, and only reads it in
@@ -197,7 +220,7 @@ pub fn freed(value: *mut Lock) {
 pub fn just_unlinked(db: u32, key: &[u8]) -> bool {
     let inbox = INBOX.try_borrow_mut();
     inbox.is_some_and(|inbox| {
-        matches!(inbox.last(), Some(Notice::Unlinked(last)) if last.name.db == db && *last.name.key == *key)
+        matches!(inbox.notices.last(), Some(Notice::Unlinked(last)) if last.name.db == db && *last.name.key == *key)
     })
 }
 
@@ -207,20 +230,20 @@ pub fn has_something() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
-/// Takes out all that was written down, in order.
-pub fn take() -> Vec<Notice> {
+/// Takes out all that was written down, in order, and the crowd.
+pub fn take() -> (Vec<Notice>, Option<Crowd>) {
     let Some(mut inbox) = INBOX.try_borrow_mut() else {
-        return Vec::new();
+        return (Vec::new(), None);
     };
-    settle_unlinked(&mut inbox);
+    settle_unlinked(&mut inbox.notices);
     ANY.store(false, Ordering::Relaxed);
-    std::mem::take(&mut *inbox)
+    (std::mem::take(&mut inbox.notices), inbox.crowd.take())
 }
 
 /// A database is about to be emptied: what it frees has not been removed one by one before.
 pub fn before_flush() {
     if let Some(mut inbox) = INBOX.try_borrow_mut() {
-        settle_unlinked(&mut inbox);
+        settle_unlinked(&mut inbox.notices);
     }
 }
 

@@ -56,7 +56,7 @@ fn prepare(context: &Context, ctx: *mut Ctx, args: &[RedisString]) -> Result<(),
     log::init(ctx);
     log::panics();
     hooks::init(Hooks {
-        mark: super::note,
+        cut: super::cut,
         has_room_for: super::has_room_for,
         databases_and_holds: super::databases_and_holds,
     });

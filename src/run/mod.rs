@@ -51,6 +51,7 @@ use keyspace::{Mode, OpenKeys, Origin};
 use notices::Late;
 use std::cell::RefMut;
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Locks that one event settles beyond those it is about, so that a mass of them does not hold the server up.
@@ -98,10 +99,6 @@ pub struct State {
     late: VecDeque<Late>,
     /// How much of it this event has worked off.
     told: usize,
-    /// Tickets that users have brought by RESTORE and that are not counted as places yet.
-    restored: usize,
-    /// Names at which a server that only follows has to look whether a lock there will have to be watched.
-    to_follow: VecDeque<Name>,
     // Reused buffers, swapped out while notifications are sent.
     notifications: Notifications,
     texts: observers::Texts,
@@ -121,12 +118,13 @@ lazy_static::lazy_static! {
         checking_deadlocks: false,
         late: VecDeque::new(),
         told: 0,
-        restored: 0,
-        to_follow: VecDeque::new(),
         notifications: Notifications::default(),
         texts: observers::Texts::default(),
     });
 }
+
+/// Tickets that users have brought by RESTORE and that are not counted as places yet.
+static RESTORED: AtomicUsize = AtomicUsize::new(0);
 
 /// A command of a client, of the primary, or of the AOF. `argv` begins with the command's name.
 fn command(ctx: *mut Ctx, spec: &'static Spec, argv: &mut [*mut Str]) {
@@ -294,7 +292,7 @@ pub fn event(ctx: *mut Ctx) {
                 .engine
                 .settle_dirty(&mut state.keys, now, SETTLED_A_STEP);
         if !state.engine.unsettled() {
-            state.restored = 0;
+            RESTORED.store(0, Ordering::Relaxed);
         }
         let follows = state.review();
         let late = state.catch_up(now);
@@ -307,14 +305,10 @@ pub fn event(ctx: *mut Ctx) {
     latency::sample_since(c"dlock-event", used);
 }
 
-/// Notes in the middle of a callback that a lock has left this name, or has come to it (`brought`), where that is possible: no key
-/// is touched. Gives which of its holds end by what the key was given from outside; none if it is not noted.
+/// Which of these holds of a lock end by what its key was given from outside. Only asks; none if it cannot be asked now.
 #[cold]
-pub fn note(name: &Name, holds: &[(Token, WallMs)], brought: bool) -> Option<Vec<Token>> {
-    let mut state = STATE.try_borrow_mut()?;
-    let cut = state.cut(name, holds);
-    state.note(name, brought);
-    Some(cut)
+pub fn cut(name: &Name, holds: &[(Token, WallMs)]) -> Option<Vec<Token>> {
+    Some(STATE.try_borrow_mut()?.cut(name, holds))
 }
 
 /// How many databases the server has, and how many holds there are in all of them; none while the state is borrowed.
@@ -324,19 +318,18 @@ pub fn databases_and_holds() -> Option<(u32, i64)> {
     Some((state.settings.databases, held))
 }
 
-/// Whether a lock that a user brings is within the caps of this server.
+/// Whether a lock that a user brings is within the caps of this server. Only asks, and counts.
 pub fn has_room_for(lock: &Lock) -> bool {
-    let Some(mut state) = STATE.try_borrow_mut() else {
+    let Some(places) = STATE.try_borrow_mut().map(|state| state.engine.places()) else {
         return false;
     };
-    state.refresh_settings();
-    let places = state.engine.places() + state.restored + lock.queued();
-    let policy = &state.engine.policy;
-    let fits = lock.holders() <= policy.max_holders
-        && lock.queued() <= policy.max_queue
-        && (lock.queued() == 0 || places <= policy.max_places);
+    let (holders, queued) = (lock.holders(), lock.queued());
+    let places = places + RESTORED.load(Ordering::Relaxed) + queued;
+    let fits = holders <= config::MAX_HOLDERS.amount()
+        && queued <= config::MAX_QUEUE.amount()
+        && (queued == 0 || places <= config::MAX_PLACES.amount());
     if fits {
-        state.restored += lock.queued();
+        RESTORED.fetch_add(queued, Ordering::Relaxed);
     }
     fits
 }

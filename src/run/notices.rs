@@ -39,7 +39,11 @@ impl State {
             .ledger
             .clock
             .observe(inbox::highest_number(), now);
-        let notices = inbox::take();
+        let (notices, crowd) = inbox::take();
+        // It does not matter when they have come and gone among the rest.
+        if let Some(crowd) = crowd {
+            self.engine.on_crowd(crowd);
+        }
         let reloaded = notices
             .iter()
             .any(|notice| matches!(notice, Notice::Loaded));
@@ -54,8 +58,8 @@ impl State {
                 Notice::Ended(client) => self.engine.on_disconnect(client),
                 Notice::Undelivered(undo) => self.engine.undelivered(undo),
                 Notice::Unlinked(mut lost) => {
-                    if !lost.noted {
-                        lost.cut = self.cut(&lost.name, &lost.holds);
+                    if lost.cut.is_none() {
+                        lost.cut = Some(self.cut(&lost.name, &lost.holds));
                         self.revisit(&lost.name, false);
                     }
                     self.in_turn(Late::Lost(lost), now);
@@ -136,8 +140,9 @@ impl State {
         // A lease that has run out has ended the hold anywhere.
         let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
         let left = lost.moved || lives && self.took_along(name, lost.carried);
+        let cut = lost.cut.as_deref().unwrap_or_default();
         for &(token, deadline) in holds {
-            let end = match deadline <= now.wall() && !lost.cut.contains(&token) {
+            let end = match deadline <= now.wall() && !cut.contains(&token) {
                 true => End::Expired,
                 false => End::Removed,
             };
@@ -155,17 +160,6 @@ impl State {
         let ended = |deadline| self.engine.ended_from_outside(name.as_ref(), deadline);
         let cut = holds.iter().filter(|(_, deadline)| ended(*deadline));
         cut.map(|(token, _)| *token).collect()
-    }
-
-    /// A lock has left this name, or has come to it (`brought`): only marks it, and touches no key.
-    pub(super) fn note(&mut self, name: &Name, brought: bool) {
-        if !gate::primary() {
-            self.to_follow.push_back(name.clone());
-        } else if brought {
-            self.engine.on_key_changed(name.as_ref());
-        } else {
-            self.engine.on_key_removed(name.as_ref());
-        }
     }
 
     /// Whether a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a
@@ -207,16 +201,13 @@ impl State {
     /// Goes one step further through what concerns all locks, on a server that only follows; one that decides does so as it
     /// settles. Gives whether there is more.
     pub(super) fn review(&mut self) -> bool {
-        let mut names = match gate::primary() {
-            true => Vec::new(),
-            false => self.engine.review(SETTLED_A_STEP, false),
-        };
-        let noted = self.to_follow.len().min(SETTLED_A_STEP);
-        names.extend(self.to_follow.drain(..noted));
-        for name in names {
+        if gate::primary() {
+            return false;
+        }
+        for name in self.engine.review(SETTLED_A_STEP, false) {
             self.revisit(&name, true);
         }
-        !self.to_follow.is_empty() || (!gate::primary() && self.engine.in_review())
+        self.engine.in_review()
     }
 
     /// This server decides from now on: a quarantine begins.

@@ -2,6 +2,7 @@
 //! the lock's value keeps the durable half.
 
 mod blocking_holders;
+pub mod crowd;
 mod deadlines;
 mod place;
 mod queues;
@@ -10,6 +11,7 @@ mod ties;
 mod wait_queue;
 
 pub use blocking_holders::{BlockingHolder, BlockingIndex, MOST_RECORDED};
+pub use crowd::Crowd;
 pub use deadlines::Deadlines;
 pub use place::Place;
 pub use queues::{Turn, WaitQueues};

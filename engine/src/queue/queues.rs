@@ -1,11 +1,13 @@
 //! All wait queues, by number, by name, and in the order of a scan.
 
+use super::crowd::{self, exchanged, Crowd};
 use super::place::Place;
 use super::wait_queue::WaitQueue;
 use super::LockId;
 use crate::collections::index::Index;
 use crate::collections::scan_order::ScanOrder;
 use crate::types::{Arrival, Name, NameRef};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// All wait queues.
@@ -15,6 +17,8 @@ pub struct WaitQueues {
     free: Vec<u32>,
     dbs: Vec<Db>,
     review: Review,
+    // Those that are to be looked at, too.
+    crowds: VecDeque<Crowd>,
     len: usize,
     // What a lock without a queue has.
     empty: WaitQueue,
@@ -61,6 +65,9 @@ pub struct Turn {
 /// Exchanges that a review keeps in mind. More of them end it at once: only they could make it remember without bound.
 const MOST_SWAPS: usize = 64;
 
+/// Names up to which a crowd joins the one before it, so that there are never many crowds.
+const SMALL_CROWD: usize = 4096;
+
 #[derive(Debug, Default)]
 struct Slot {
     generation: u32,
@@ -79,10 +86,10 @@ struct Db {
 }
 
 impl WaitQueues {
-    /// Whether no lock has a queue.
+    /// Whether no lock has a queue, or may need one.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len == 0 && self.crowds.is_empty()
     }
 
     /// The number of the lock with this name, if it has a queue. In a server without a contended lock none has.
@@ -199,6 +206,9 @@ impl WaitQueues {
     /// Two databases were exchanged. Gives whether the review is to be ended at once.
     pub fn swap(&mut self, one: u32, other: u32) -> bool {
         self.outdate(true, |db| db == one || db == other);
+        self.crowds
+            .iter_mut()
+            .for_each(|crowd| crowd.swap(one, other));
         self.review.swaps.push((self.review.epoch, one, other));
         self.review.swaps.len() >= MOST_SWAPS
     }
@@ -213,10 +223,42 @@ impl WaitQueues {
         (self.review.left, self.review.suspected) = (self.slots.len(), self.slots.len());
     }
 
+    /// These are to be looked at in the review. A lock that is used before its turn has it then.
+    pub fn review_crowd(&mut self, crowd: Crowd) {
+        let last = self.crowds.back_mut();
+        let left = match last.filter(|_| crowd.len() <= SMALL_CROWD) {
+            Some(last) => last.join(crowd),
+            None => Some(crowd),
+        };
+        self.crowds.extend(left);
+    }
+
+    /// The next lock of a crowd.
+    pub fn next_of_crowd(&mut self) -> Option<crowd::Turn> {
+        let crowd = self.crowds.front_mut()?;
+        let next = crowd.pop();
+        if crowd.is_empty() {
+            self.crowds.pop_front();
+        }
+        next
+    }
+
+    /// What is left of the crowds, without any queue.
+    pub fn take_crowds(&mut self) -> WaitQueues {
+        WaitQueues {
+            crowds: std::mem::take(&mut self.crowds),
+            ..WaitQueues::default()
+        }
+    }
+
+    fn is_in_crowd(&self, name: &Name) -> bool {
+        self.crowds.iter().any(|crowd| crowd.has(name))
+    }
+
     /// Whether a review is under way.
     #[inline]
     pub fn in_review(&self) -> bool {
-        self.review.left > 0
+        self.review.left > 0 || !self.crowds.is_empty()
     }
 
     /// The next lock of the review; none at its end.
@@ -249,10 +291,11 @@ impl WaitQueues {
         None
     }
 
-    /// Whether the values of its database have come or gone since this lock was last looked at.
+    /// Whether its value may have come or gone, with many others, since this lock was last looked at.
     pub fn is_outdated(&self, id: LockId) -> bool {
-        self.get(id)
-            .is_some_and(|queue| queue.epoch != self.epoch_of(queue.name.db))
+        self.get(id).is_some_and(|queue| {
+            queue.epoch != self.epoch_of(queue.name.db) || self.is_in_crowd(&queue.name)
+        })
     }
 
     /// Takes note that a lock is looked at. Gives nothing if it is not outdated; else the name under which its value is now, if
@@ -260,7 +303,8 @@ impl WaitQueues {
     pub fn bring_up_to_date(&mut self, id: LockId) -> Option<Option<Name>> {
         let queue = self.get(id)?;
         let (before, now) = (queue.epoch, self.epoch_of(queue.name.db));
-        if before == now {
+        let crowded = self.is_in_crowd(&queue.name);
+        if before == now && !crowded {
             return None;
         }
         let since = self
@@ -268,17 +312,18 @@ impl WaitQueues {
             .swaps
             .iter()
             .filter(|(epoch, ..)| *epoch > before);
-        let db = since.fold(queue.name.db, |db, (_, one, other)| match db {
-            db if db == *one => *other,
-            db if db == *other => *one,
-            db => db,
-        });
+        let since = since.map(|(_, one, other)| (*one, *other));
+        let db = exchanged(queue.name.db, since);
         let elsewhere = (db != queue.name.db).then(|| Name {
             db,
             ..queue.name.clone()
         });
         let replaced = self.dbs.get(queue.name.db as usize);
-        let replaced = replaced.is_some_and(|db| db.replaced > before);
+        let replaced = crowded || replaced.is_some_and(|db| db.replaced > before);
+        if crowded {
+            let name = queue.name.clone();
+            self.crowds.iter_mut().for_each(|crowd| crowd.see(&name));
+        }
         if let Some(queue) = self.get_mut(id) {
             queue.epoch = now;
             if let Some(external) = queue.external.as_mut().filter(|_| replaced) {

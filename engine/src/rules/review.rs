@@ -5,6 +5,7 @@
 //! nothing is ever decided on what was before.
 
 use crate::ledger::{Ledger, Message, Outcome};
+use crate::queue::crowd::{self, Crowd};
 use crate::queue::{Deadlines, LockId, Requests, Ties, Turn, WaitQueues};
 use crate::state::Engine;
 use crate::types::Name;
@@ -21,6 +22,11 @@ impl Engine {
     pub fn on_values_changed(&mut self, db: Option<u32>) {
         self.queues
             .outdate(true, |at| db.map_or(true, |db| db == at));
+    }
+
+    /// The values at these keys have come or gone.
+    pub fn on_crowd(&mut self, crowd: Crowd) {
+        self.queues.review_crowd(crowd);
     }
 
     /// All values of a database (or of all) have gone, and are not to come back.
@@ -60,13 +66,15 @@ impl Engine {
     pub fn demote(&mut self) {
         // What was counted stays, and no number is given twice.
         let fresh = self.requests.emptied();
+        let crowds = self.queues.take_crowds();
         let former = Former {
-            queues: std::mem::take(&mut self.queues),
+            queues: std::mem::replace(&mut self.queues, crowds),
             requests: std::mem::replace(&mut self.requests, fresh),
         };
         let mut formers = std::mem::take(&mut self.former);
         formers.push_back(former);
         let policy = self.policy.clone();
+        let queues = std::mem::take(&mut self.queues);
         let requests = std::mem::take(&mut self.requests);
         let ledger = std::mem::take(&mut self.ledger);
         let ledger = Ledger {
@@ -78,6 +86,7 @@ impl Engine {
         *self = Engine {
             policy,
             ledger,
+            queues,
             requests,
             former: formers,
             ..Engine::default()
@@ -97,6 +106,21 @@ impl Engine {
         let mut room = most;
         while room > 0 && self.clear_former(decides) {
             room -= 1;
+        }
+        while room > 0 {
+            let Some(crowd::Turn { name, brought_to }) = self.queues.next_of_crowd() else {
+                break;
+            };
+            room -= 1;
+            if !decides {
+                names.extend(brought_to);
+                names.push(name);
+                continue;
+            }
+            self.on_key_removed(name.as_ref());
+            if let Some(name) = brought_to {
+                self.on_key_changed(name.as_ref());
+            }
         }
         while room > 0 {
             let Some(turn) = self.queues.next_turn() else {

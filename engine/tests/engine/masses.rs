@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::server::Server;
-use dlock_engine::{Name, Now, Policy};
+use dlock_engine::{Crowd, Keyspace, Name, Now, Policy};
 
 /// Watched locks: each has two holders.
 const LOCKS: usize = 600;
@@ -96,6 +96,94 @@ fn nothing_is_decided_on_what_was_before() {
     let words: [&[u8]; 3] = [b"ACQUIRE", last.as_bytes(), b"dan"];
     let refused = server.run(NOW, 0, Client::connection(2), &words);
     assert!(format!("{refused:?}").contains("Null"), "{refused:?}");
+}
+
+/// Each key by itself, but of very many.
+fn note_all(server: &mut Server, db: u32, brought: bool) {
+    let mut crowd = Crowd::default();
+    for at in 0..LOCKS {
+        let key = format!("k{at}").into_bytes().into();
+        crowd.add(Name { db, key }, brought);
+    }
+    server.engine.on_crowd(crowd);
+}
+
+#[test]
+fn very_many_keys_are_looked_at_in_steps() {
+    let mut server = crowded(true);
+    // They have gone, and come back with others, before anybody has looked.
+    note_all(&mut server, 0, false);
+    note_all(&mut server, 0, true);
+    assert_steps(&mut server);
+    // What nobody waits for costs no look once it has gone.
+    note_all(&mut server, 1, false);
+    assert_eq!(settle(&mut server), (0, 0));
+    server.keys.values.clear();
+    note_all(&mut server, 0, false);
+    assert!(!server.engine.is_idle());
+    assert_steps(&mut server);
+    assert!(server.engine.is_idle());
+}
+
+/// Whatever becomes of the server and its databases meanwhile, what has come is watched.
+#[test]
+fn what_has_come_among_very_many_is_watched() {
+    for swapped in [false, true] {
+        for demoted in [false, true] {
+            let mut server = crowded(true);
+            // As after a start.
+            server.engine = Default::default();
+            note_all(&mut server, 0, true);
+            if swapped {
+                let values = std::mem::take(&mut server.keys.values);
+                let moved = |name: Name| Name { db: 1, ..name };
+                let moved = values.into_iter().map(|(name, value)| (moved(name), value));
+                server.keys.values = moved.collect();
+                server.engine.on_swap(0, 1);
+            }
+            if demoted {
+                server.engine.demote();
+                while server.engine.in_review() {
+                    for name in server.engine.review(A_STEP, false) {
+                        let entry = server.keys.entry(name.as_ref());
+                        server.engine.follow(name.as_ref(), entry);
+                    }
+                }
+                server.keys.close();
+                server.engine.promote();
+            }
+            settle(&mut server);
+            for at in 0..LOCKS {
+                let key = format!("k{at}").into_bytes().into();
+                let db = u32::from(swapped);
+                let name = Name { db, key };
+                assert!(server.engine.watches(name.as_ref()), "{name:?}");
+            }
+        }
+    }
+}
+
+/// A lock that is used before its turn has its turn then, also where its removal is one of very many.
+#[test]
+fn a_lock_is_looked_at_when_it_is_used() {
+    let mut server = crowded(true);
+    let last = format!("k{}", LOCKS - 1);
+    let ask = |server: &mut Server, command: &[u8], owner: &[u8]| {
+        let words: [&[u8]; 3] = [command, last.as_bytes(), owner];
+        let answer = server.run(NOW, 0, Client::connection(2), &words);
+        server.keys.close();
+        format!("{answer:?}")
+    };
+    let refused = ask(&mut server, b"FAIRACQUIRE", b"eve");
+    assert!(refused.contains("Null"), "{refused}");
+    // The ticket goes with the value.
+    server.keys.values.clear();
+    note_all(&mut server, 0, false);
+    let granted = ask(&mut server, b"ACQUIRE", b"cyd");
+    assert!(granted.contains("Grant"), "{granted}");
+    settle(&mut server);
+    let refused = ask(&mut server, b"ACQUIRE", b"dan");
+    assert!(refused.contains("Null"), "{refused}");
 }
 
 /// Who waits by a channel is told in steps as well.
