@@ -19,7 +19,8 @@
 //!    state borrowed.
 //! 8. The module answers a request once.
 //! 9. A panic stops at the callback in which it happens (`ffi::panic`), and nothing is decided after it.
-//! 10. All `unsafe` is in these rooms, each block with its reason; engine and commands forbid it.
+//! 10. All `unsafe` is in `ffi` and in `run::keyspace`, each block with its reason. A context is made once, where a callback comes
+//!     in (`ffi::doors`), and whoever has one may use it. Engine and commands forbid `unsafe`.
 //!
 //! | module | what it is |
 //! |---|---|
@@ -37,7 +38,10 @@
 //! | `callbacks` | what the server calls: the data type, events; each only notes, and returns |
 //! | `run` | the one way in: state, commands, the module's own event, the keyspace |
 
+#![deny(unsafe_code)]
+
 mod callbacks;
+#[allow(unsafe_code)]
 mod ffi;
 mod node;
 mod run;

@@ -1,17 +1,33 @@
 //! The server's log. The crate's own functions hand the message over as a format, so that a `%n` in a lock's name
 //! would bring the server down; here it is always an argument.
 
-use crate::ffi::api::{api, Ctx};
+use super::api::api;
+use super::ctx::Ctx;
+use redis_module::raw::RedisModuleCtx;
 use std::ffi::{CStr, CString};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A context of the module's own, by which the server knows whose message it is.
-static CONTEXT: AtomicPtr<Ctx> = AtomicPtr::new(ptr::null_mut());
+static CONTEXT: AtomicPtr<RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
 
 /// Takes the context to log in.
-pub fn init(ctx: *mut Ctx) {
-    CONTEXT.store(ctx, Ordering::Relaxed);
+pub fn init(own: Ctx<'static>) {
+    CONTEXT.store(own.raw(), Ordering::Relaxed);
+}
+
+/// Logs in this context during the load, and from then on in what `init` was given, if the load has come that far.
+pub fn during_load<T>(ctx: Ctx, load: impl FnOnce() -> T) -> T {
+    CONTEXT.store(ctx.raw(), Ordering::Relaxed);
+    let loaded = load();
+    // The context ends with the load.
+    let _ = CONTEXT.compare_exchange(
+        ctx.raw(),
+        ptr::null_mut(),
+        Ordering::Relaxed,
+        Ordering::Relaxed,
+    );
+    loaded
 }
 
 /// Something the operator should act on.

@@ -1,8 +1,7 @@
 //! What the server says to a write: it is asked by a call of the effect command, which then does nothing and says so.
 
-use super::api::{self, api, Ctx, Text};
-use redis_module::raw;
-use std::ffi::CStr;
+use super::call::Rules;
+use super::ctx::Ctx;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Set while the module asks the server about itself: then the effect command does nothing and says so.
@@ -24,48 +23,32 @@ pub enum Passage {
     Barred,
 }
 
-/// What the server says to a write of this key, under the rules that scripts are held to: `E` gives refusals as replies.
-pub fn write_of(ctx: *mut Ctx, key: &[u8]) -> Passage {
-    run(ctx, key, c"SEsc")
+/// What the server says to a write of this key, under the rules that scripts are held to.
+pub fn write_of(ctx: Ctx, key: &[u8]) -> Passage {
+    run(ctx, key, Rules::SCRIPT)
 }
 
 /// Has the server run a command that does nothing, under no rules.
-pub fn pass_through(ctx: *mut Ctx) {
-    run(ctx, b"dlock", c"sc");
+pub fn pass_through(ctx: Ctx) {
+    run(ctx, b"dlock", Rules::NONE);
 }
 
 /// What every server says of a key of another node, and only then: it looks at that last.
 const ELSEWHERE: &str = "non local key";
 
-fn run(ctx: *mut Ctx, key: &[u8], rules: &CStr) -> Passage {
-    let key = Text::new(key);
+fn run(ctx: Ctx, key: &[u8], rules: Rules) -> Passage {
     PROBING.store(true, Ordering::Relaxed);
-    // SAFETY: a live context, a string of one's own and a constant, as the rules say; the reply is freed last.
-    let passage = unsafe {
-        let reply = api!(RedisModule_Call(
-            ctx,
-            c"DLOCK.APPLY".as_ptr(),
-            rules.as_ptr(),
-            key.raw(),
-            c"".as_ptr()
-        ));
-        let passage = if reply.is_null() {
-            Passage::Barred
-        } else if api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ERROR as i32 {
-            Passage::Open
-        } else {
-            let text = api::text_of(reply).unwrap_or_default();
-            let elsewhere = text.contains(ELSEWHERE);
-            match elsewhere {
-                true => Passage::Elsewhere,
-                false => Passage::Barred,
-            }
-        };
-        if !reply.is_null() {
-            api!(RedisModule_FreeCallReply(reply));
-        }
-        passage
+    let answer = ctx.call(c"DLOCK.APPLY", rules, &[key, b""]);
+    let passage = match &answer {
+        None => Passage::Barred,
+        Some(answer) if !answer.value().is_error() => Passage::Open,
+        Some(answer) => match answer.value().text().unwrap_or_default() {
+            text if text.contains(ELSEWHERE) => Passage::Elsewhere,
+            _ => Passage::Barred,
+        },
     };
+    // The reply is freed before: what that calls back is the question's, too.
+    drop(answer);
     PROBING.store(false, Ordering::Relaxed);
     passage
 }

@@ -4,7 +4,7 @@
 //! drift, whatever loads, expires, evicts, moves or overwrites keys. Only a flush may free its values later, in the
 //! background. What it has left there to be freed is counted apart, so that the locks of an empty server are none.
 
-use crate::ffi::api::{self, api, Ctx};
+use crate::ffi::ctx::Ctx;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -69,7 +69,7 @@ pub fn holds() -> i64 {
 }
 
 /// A value was made, with so many holds that the engine has not made.
-pub fn given(holds: usize) {
+pub fn created(holds: usize) {
     KEPT.add(1, holds as i64);
 }
 
@@ -86,7 +86,7 @@ pub fn freed(holds: usize) {
 
 /// All locks of this database (of all: none) are about to go, `held` holds in all databases. Where the server has locks
 /// in others as well it is not known how many those are: then all are counted until they are freed.
-pub fn flushing(ctx: *mut Ctx, db: Option<u32>, databases: u32, held: i64) {
+pub fn flushing(ctx: Ctx, db: Option<u32>, databases: u32, held: i64) {
     let others = (0..databases).filter(|other| db.is_some_and(|db| db != *other));
     if !empty(ctx, others) {
         return;
@@ -102,13 +102,12 @@ pub fn flushed() {
 }
 
 /// Whether these databases have no key.
-fn empty(ctx: *mut Ctx, mut databases: impl Iterator<Item = u32>) -> bool {
-    let home = api::selected(ctx);
+fn empty(ctx: Ctx, mut databases: impl Iterator<Item = u32>) -> bool {
+    let home = ctx.selected();
     let empty = databases.all(|db| {
-        api::select(ctx, db);
-        // SAFETY: a live context.
-        unsafe { api!(RedisModule_DbSize(ctx)) == 0 }
+        ctx.select(db);
+        ctx.db_size() == 0
     });
-    api::select(ctx, home);
+    ctx.select(home);
     empty
 }

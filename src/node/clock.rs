@@ -6,10 +6,10 @@
 //! fifth, has hardly moved since. The counter decides on nothing else: one that jumps, steps back or runs at another rate
 //! after a migration brings a reading too many, or one that is some fractions of a millisecond old.
 
-use crate::ffi::api::{self, hot, Ctx};
 use crate::ffi::cell::MainThread;
+use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
-use crate::servers::quirks;
+use crate::ffi::{machine, server};
 use dlock_engine::Now;
 use redis_module::raw;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -17,13 +17,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// The time of a command that ran within MULTI or a script, for those that follow it there: where it was read (the
 /// turn of the event loop and the client) and what it was.
 struct Frozen {
-    turn: u64,
+    iteration: u64,
     within: (u64, u64),
     now: Now,
 }
 
 static FROZEN: MainThread<Frozen> = MainThread::new(Frozen {
-    turn: 1,
+    iteration: 1,
     within: (0, 0),
     now: Now {
         us: 0,
@@ -34,8 +34,8 @@ static FROZEN: MainThread<Frozen> = MainThread::new(Frozen {
 /// The last reading of the clocks in this turn of the event loop, and what the processor's counter said then.
 static LAST: MainThread<Option<(u64, Now)>> = MainThread::new(None);
 
-/// For how many steps of the processor's counter a reading serves: 65 to 260 us at 4 to 1 GHz.
-const SERVES: u64 = 1 << 18;
+/// For how many ticks of the processor's counter a reading serves: 65 to 260 us at 4 to 1 GHz.
+const CACHE_TICKS: u64 = 1 << 18;
 
 lazy_static::lazy_static! {
     /// Where the steady clock begins.
@@ -53,8 +53,8 @@ pub fn read() -> Now {
         steady_us: BEGAN.elapsed().as_micros() as u64,
     };
     // Every reading is kept, so that nothing in this turn is decided by an earlier time than what came before it.
-    if let (Some(mut last), Some(steps)) = (LAST.try_borrow_mut(), steps()) {
-        *last = Some((steps, now));
+    if let (Some(mut last), Some(ticks)) = (LAST.try_borrow_mut(), machine::tsc()) {
+        *last = Some((ticks, now));
     }
     now
 }
@@ -62,24 +62,15 @@ pub fn read() -> Now {
 /// The time now, to a fraction of a millisecond.
 fn recent() -> Now {
     let last = LAST.try_borrow_mut().and_then(|last| *last);
-    match (last, steps()) {
-        (Some((then, now)), Some(steps)) if steps.wrapping_sub(then) < SERVES => now,
+    match (last, machine::tsc()) {
+        (Some((then, now)), Some(ticks)) if ticks.wrapping_sub(then) < CACHE_TICKS => now,
         _ => read(),
     }
 }
 
-/// The processor's counter; none where it is not known how fast it runs.
-fn steps() -> Option<u64> {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: reads a register that every processor of this architecture has.
-    return Some(unsafe { std::arch::x86_64::_rdtsc() });
-    #[cfg(not(target_arch = "x86_64"))]
-    None
-}
-
 /// The time of a command that decides: the server's own where it tells it.
 pub fn of_command() -> Now {
-    match quirks::cached_time_us() {
+    match server::cached_time_us() {
         Some(us) => Now { us, ..recent() },
         None => recent(),
     }
@@ -87,36 +78,35 @@ pub fn of_command() -> Now {
 
 /// The time of a command that only reads. It stands still within MULTI and scripts, so that what one check has seen there holds
 /// for what follows. Where the server does not tell its own time, the first read in such a unit reads the clock for all.
-pub fn of_read(ctx: *mut Ctx) -> Now {
+pub fn of_read(ctx: Ctx) -> Now {
     let within = raw::REDISMODULE_CTX_FLAGS_MULTI | raw::REDISMODULE_CTX_FLAGS_LUA;
-    if quirks::cached_time_us().is_some() || api::flags(ctx) & within == 0 {
+    if server::cached_time_us().is_some() || ctx.flags() & within == 0 {
         return of_command();
     }
-    // SAFETY: a live context.
-    let client = unsafe { hot!(RedisModule_GetClientId(ctx)) };
+    let client = ctx.client();
     let Some(mut frozen) = FROZEN.try_borrow_mut() else {
         return read();
     };
-    if frozen.within != (frozen.turn, client) {
-        frozen.within = (frozen.turn, client);
+    if frozen.within != (frozen.iteration, client) {
+        frozen.within = (frozen.iteration, client);
         frozen.now = read();
     }
     frozen.now
 }
 
 /// The event loop has made a turn: no unit of execution lasts beyond it, and no reading.
-pub fn turn() {
+pub fn on_before_sleep() {
     if let Some(mut last) = LAST.try_borrow_mut() {
         *last = None;
     }
     if let Some(mut frozen) = FROZEN.try_borrow_mut() {
-        frozen.turn += 1;
+        frozen.iteration += 1;
     }
 }
 
 /// Sees steps of the wall clock, by holding it against the one that cannot step.
 #[derive(Default)]
-pub struct Steps {
+pub struct StepDetector {
     last: Option<Now>,
     /// How many have been seen.
     pub count: u64,
@@ -125,7 +115,7 @@ pub struct Steps {
 /// A wall clock that drifts from the steady one by less than this between two comparisons has only been slewed (1 s).
 const STEP_US: i64 = 1_000_000;
 
-impl Steps {
+impl StepDetector {
     /// Compares the clocks once more, and logs a step.
     pub fn observe(&mut self, now: Now) {
         let Some(last) = self.last.replace(now) else {

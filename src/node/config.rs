@@ -1,7 +1,7 @@
 //! What the operator configures: `CONFIG GET/SET dlock.*`, the configuration file, module arguments.
 
-use crate::ffi::api::{api, OK};
-use crate::node::timer;
+use super::timer;
+use crate::ffi::ctx::Ctx;
 use dlock_commands::Defaults;
 use dlock_engine::{Policy, SteadyMs};
 use redis_module::configuration::{
@@ -275,9 +275,8 @@ pub fn register(context: &Context, args: &[RedisString]) -> Result<(), String> {
         flags(),
         Some(Box::new(|_, _, _| changed())),
     );
-    // SAFETY: the context of the load.
-    let loaded = unsafe { api!(RedisModule_LoadConfigs(context.ctx)) };
-    (loaded == OK)
+    Ctx::of_load(context)
+        .load_configs()
         .then_some(())
         .ok_or_else(|| "the configuration is refused; see the log above".to_string())
 }

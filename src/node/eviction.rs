@@ -1,6 +1,6 @@
 //! Whether the server may evict locks to free memory: the operator is told, since nothing else can be done about it.
 
-use crate::ffi::api::{self, Ctx};
+use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,8 +12,10 @@ pub fn possible() -> bool {
 }
 
 /// Reads the server's policy, and warns when it has become one that can take a lock.
-pub fn refresh(ctx: *mut Ctx) {
-    let policy = api::server_info(ctx, c"memory", c"maxmemory_policy").unwrap_or_default();
+pub fn refresh(ctx: Ctx) {
+    let policy = ctx
+        .server_info(c"memory", c"maxmemory_policy")
+        .unwrap_or_default();
     let possible = !policy.is_empty() && policy != "noeviction";
     if possible && !POSSIBLE.swap(possible, Ordering::Relaxed) {
         log::warning(&format!(

@@ -1,7 +1,8 @@
 //! Whether this server would accept a write now: what is decided outside of a command must pass the same gate.
 
-use crate::ffi::api::{self, Ctx};
+use crate::ffi::ctx::Ctx;
 use crate::ffi::probe::{self, Passage};
+use crate::ffi::server;
 use crate::node::clock;
 use crate::node::slot;
 use dlock_engine::{Millis, NameRef, SteadyMs};
@@ -46,10 +47,13 @@ pub fn beat(now: SteadyMs) {
 /// Notes that the module's event has come. After a stop of the process (SIGSTOP, a paused machine) the server still takes its
 /// replicas for good that it had then, and would pass a probe: another primary may have been made meanwhile. So where
 /// `min-replicas-to-write` is set nothing is decided before it has counted them again.
-pub fn wake(ctx: *mut Ctx, now: SteadyMs) {
+pub fn wake(ctx: Ctx, now: SteadyMs) {
     let last = LAST_BEAT.swap(now.0, Ordering::Relaxed);
     let stood_still = now.0.saturating_sub(last) >= STOOD_STILL_MS;
-    let counts = || api::setting(ctx, c"min-replicas-to-write").is_some_and(|least| least != "0");
+    let counts = || {
+        ctx.setting(c"min-replicas-to-write")
+            .is_some_and(|least| least != "0")
+    };
     if stood_still && counts() {
         STALE_UNTIL.store(now.after(RECOUNT_MS).0, Ordering::Relaxed);
     }
@@ -74,12 +78,12 @@ pub fn set_primary(primary: bool) {
 /// Whether changes are possible now: not on a replica, not while loading, not while paused, failing over or shutting
 /// down (anything that propagated then would bring the server down), and not where the server would refuse a client's
 /// write, for want of replicas or because its disk fails.
-pub fn open(ctx: *mut Ctx) -> bool {
-    let flags = api::flags(ctx);
+pub fn open(ctx: Ctx) -> bool {
+    let flags = ctx.flags();
     let barred = raw::REDISMODULE_CTX_FLAGS_LOADING
         | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING
         | raw::REDISMODULE_CTX_FLAGS_SLAVE;
-    if !primary() || flags & barred != 0 || api::must_hold_back() || is_stale() {
+    if !primary() || flags & barred != 0 || server::must_hold_back() || is_stale() {
         return false;
     }
     // In a cluster the question is put for each key.
@@ -87,7 +91,7 @@ pub fn open(ctx: *mut Ctx) -> bool {
 }
 
 /// Whether the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.
-pub fn accepts_key(ctx: *mut Ctx, name: NameRef) -> bool {
+pub fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
     // In a slot that is migrating away the server still serves the keys that are left, but no others: so it is asked for one
     // that is not there.
     match slot::neighbour(name.key) {
@@ -97,10 +101,10 @@ pub fn accepts_key(ctx: *mut Ctx, name: NameRef) -> bool {
 }
 
 /// What the server says to a write of this very key, in a cluster.
-pub fn asks_for(ctx: *mut Ctx, name: NameRef) -> Passage {
+pub fn asks_for(ctx: Ctx, name: NameRef) -> Passage {
     probe::write_of(ctx, name.key)
 }
 
-fn probe(ctx: *mut Ctx, key: &[u8]) -> bool {
+fn probe(ctx: Ctx, key: &[u8]) -> bool {
     probe::write_of(ctx, key) == Passage::Open
 }

@@ -3,7 +3,7 @@
 
 use crate::ffi::cell::MainThread;
 use crate::node::timer;
-use dlock_engine::{ClientId, Crowd, Lock, Name, RequestId, Token, Undo, WallMs};
+use dlock_engine::{ClientId, Crowd, Lock, Name, NameRef, RequestId, Token, Undo, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -130,7 +130,7 @@ pub fn written(lock: &Lock) {
 }
 
 /// The event loop has made a turn: what was written out before, and is still there, was not carried away.
-pub fn turn() {
+pub fn on_before_sleep() {
     if WRITTEN_ANY.swap(false, Ordering::Relaxed) {
         if let Some(mut written) = WRITTEN.try_borrow_mut() {
             written.clear();
@@ -204,7 +204,8 @@ impl Inbox {
 
 /// A value is freed; the server may do this on any thread. Touches nothing but the one atomic, and only reads it in
 /// the usual case: an exchange costs as much as the rest of the freeing.
-pub fn freed(value: *mut Lock) {
+pub fn freed(lock: &Lock) {
+    let value = std::ptr::from_ref(lock).cast_mut();
     if UNLINKED.load(Ordering::Relaxed) != value {
         return;
     }
@@ -217,10 +218,10 @@ pub fn freed(value: *mut Lock) {
 }
 
 /// Whether the last thing written down is that a lock has left this name.
-pub fn just_unlinked(db: u32, key: &[u8]) -> bool {
+pub fn just_unlinked(name: NameRef) -> bool {
     let inbox = INBOX.try_borrow_mut();
     inbox.is_some_and(|inbox| {
-        matches!(inbox.notices.last(), Some(Notice::Unlinked(last)) if last.name.db == db && *last.name.key == *key)
+        matches!(inbox.notices.last(), Some(Notice::Unlinked(last)) if last.name.as_ref() == name)
     })
 }
 

@@ -11,4 +11,3 @@ pub mod newer_format;
 pub mod own_slots;
 pub mod slot;
 pub mod timer;
-pub mod user;

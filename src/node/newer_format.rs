@@ -1,7 +1,7 @@
 //! What a later version of the module has written. Its format is not known here, so it is refused, and in such a way that
 //! nothing is lost: the operator is told, and a server that would go on without what it cannot read ends instead.
 
-use crate::ffi::api::{self, Ctx};
+use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
 use crate::node::clock;
 use crate::node::gate;
@@ -25,9 +25,9 @@ pub fn value(format: u64, known: u64) {
 /// its own files would keep the difference. A server that ends instead resumes at this very decision once it has been updated.
 ///
 /// A server that decides itself gets such decisions with a slot that moves here from a newer one; it only refuses them.
-pub fn effect(ctx: *mut Ctx, refusal: &Refusal) {
+pub fn effect(ctx: Ctx, refusal: &Refusal) {
     log::warning(&refusal.to_string());
-    if api::flags(ctx) & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 || !gate::primary() {
+    if ctx.flags() & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 || !gate::primary() {
         log::warning(
             "the server stops, because it would lose locks: update its module and start it again",
         );

@@ -2,7 +2,7 @@
 
 use super::gate;
 use super::slot::neighbour;
-use crate::ffi::api::{self, Ctx};
+use crate::ffi::ctx::Ctx;
 use crate::ffi::probe::Passage;
 use dlock_commands::hash_slot::{of, SLOTS};
 use dlock_engine::NameRef;
@@ -35,7 +35,7 @@ impl Answers {
     }
 
     /// Whether the queue of this key may move now.
-    pub fn accepts(&mut self, ctx: *mut Ctx, name: NameRef) -> bool {
+    pub fn accepts(&mut self, ctx: Ctx, name: NameRef) -> bool {
         // Where no other name can be made in the slot, the answer is this key's alone.
         if neighbour(name.key).is_none() {
             return gate::accepts_key(ctx, name);
@@ -46,7 +46,7 @@ impl Answers {
 
     /// Whether the server would accept a write of this key, which is here, though the queue of its slot must not move: the slot
     /// is on its way to another node, or from one. In that case it accepts only who says ASKING.
-    pub fn serves(&mut self, ctx: *mut Ctx, name: NameRef) -> bool {
+    pub fn serves(&mut self, ctx: Ctx, name: NameRef) -> bool {
         match gate::asks_for(ctx, name) {
             Passage::Open => true,
             Passage::Elsewhere => self.own(ctx).coming.contains(&of(name.key)),
@@ -55,7 +55,7 @@ impl Answers {
     }
 
     /// Whether this node serves the key's slot, be it that the slot is on its way to another.
-    pub fn served_here(&mut self, ctx: *mut Ctx, key: &[u8]) -> bool {
+    pub fn served_here(&mut self, ctx: Ctx, key: &[u8]) -> bool {
         self.own(ctx).serves(key)
     }
 
@@ -67,7 +67,7 @@ impl Answers {
     /// * the atomic moves of Valkey 9: the same;
     /// * those of Redis 8.4: the same with keys that are removed one by one (when clients cache keys, or another module asks
     ///   to be told of each); else all go at once, and no callback tells of any.
-    pub fn took_along(&mut self, ctx: *mut Ctx, name: NameRef, carried: bool) -> bool {
+    pub fn took_along(&mut self, ctx: Ctx, name: NameRef, carried: bool) -> bool {
         // The usual key is in a slot that is here to stay, and that is the cheaper question.
         if self.accepts(ctx, name) {
             return false;
@@ -77,15 +77,15 @@ impl Answers {
     }
 
     /// The node's slots.
-    pub fn own(&mut self, ctx: *mut Ctx) -> &Own {
+    pub fn own(&mut self, ctx: Ctx) -> &Own {
         self.own.get_or_insert_with(|| Own::ask(ctx))
     }
 }
 
 impl Own {
     /// Asks the server. No answer is no reason to turn anybody away.
-    fn ask(ctx: *mut Ctx) -> Own {
-        let nodes = api::ask(ctx, c"CLUSTER", c"NODES");
+    fn ask(ctx: Ctx) -> Own {
+        let nodes = ctx.ask(c"CLUSTER", b"NODES");
         nodes.map_or_else(Own::all, |nodes| Own::read(&nodes))
     }
 

@@ -1,23 +1,23 @@
 //! Who calls, as the commands see it.
 
 use crate::callbacks::events;
-use crate::ffi::api::{self, api, Ctx, Str, Text};
+use crate::ffi::ctx::Ctx;
+use crate::ffi::server;
+use crate::ffi::text::{Str, Text};
+use crate::ffi::user::User;
 use crate::node::census;
 use crate::node::eviction;
 use crate::node::gate;
-use crate::node::user::User;
 use crate::tell::blocking;
 use dlock_commands::{Caller, Census, MayWait};
 use redis_module::raw;
-use std::ffi::CStr;
-use std::ptr;
 
 /// The caller of a command: its context.
-pub struct Client(pub *mut Ctx);
+pub struct Client<'event>(pub Ctx<'event>);
 
-impl Caller for Client {
+impl Caller for Client<'_> {
     fn client(&self) -> u64 {
-        blocking::client(self.0)
+        self.0.client()
     }
 
     fn may_wait(&self) -> MayWait {
@@ -26,12 +26,12 @@ impl Caller for Client {
 
     fn is_followed(&self) -> bool {
         let followed = raw::REDISMODULE_CTX_FLAGS_REPLICATED | raw::REDISMODULE_CTX_FLAGS_LOADING;
-        api::flags(self.0) & followed != 0
+        self.0.flags() & followed != 0
     }
 
     fn own_connection(&self) -> bool {
         // A script, or another module's call, runs with a client that the server's list does not have.
-        let own = self.connected(self.client()) && !api::in_script(self.0);
+        let own = self.connected(self.client()) && !self.0.in_script();
         if own {
             events::subscribe_disconnects(self.0);
         }
@@ -44,8 +44,8 @@ impl Caller for Client {
 
     fn connected(&self, client: u64) -> bool {
         // A script's own client has no connection, and not every server can be asked for it.
-        let script = client == self.client() && api::in_script(self.0);
-        !script && api::connected(client)
+        let script = client == self.client() && self.0.in_script();
+        !script && server::connected(client)
     }
 
     fn fresh_owner(&self) -> String {
@@ -56,36 +56,14 @@ impl Caller for Client {
         if !may_run(self.0, &[b"client", b"list"]) {
             return None;
         }
-        // SAFETY: the structure is the server's, with the version that says which; the name is freed by `Text`-like use.
-        unsafe {
-            let mut info: raw::RedisModuleClientInfo = std::mem::zeroed();
-            info.version = raw::REDISMODULE_CLIENTINFO_VERSION as u64;
-            let found = api!(RedisModule_GetClientInfoById(
-                ptr::from_mut(&mut info).cast(),
-                client
-            ));
-            if found != api::OK {
-                return None;
-            }
-            let host = CStr::from_ptr(info.addr.as_ptr())
-                .to_string_lossy()
-                .into_owned();
-            let name = api!(RedisModule_GetClientNameById(self.0, client));
-            let named = if name.is_null() {
-                Vec::new()
-            } else {
-                api::bytes(name).to_vec()
-            };
-            if !name.is_null() {
-                api!(RedisModule_FreeString(self.0, name));
-            }
-            // As CLIENT LIST writes it.
-            let at = match host.contains(':') {
-                true => format!("[{host}]:{}", info.port),
-                false => format!("{host}:{}", info.port),
-            };
-            Some((at.into_bytes(), named))
-        }
+        let (host, port) = server::address(client)?;
+        // As CLIENT LIST writes it.
+        let at = match host.contains(':') {
+            true => format!("[{host}]:{port}"),
+            false => format!("{host}:{port}"),
+        };
+        let name = self.0.client_name(client).unwrap_or_default();
+        Some((at.into_bytes(), name))
     }
 
     fn may_read(&self, keys: &[&[u8]]) -> Vec<bool> {
@@ -115,8 +93,8 @@ pub fn census() -> Census {
 }
 
 /// Whether the calling user may run this command.
-fn may_run(ctx: *mut Ctx, words: &[&[u8]]) -> bool {
+fn may_run(ctx: Ctx, words: &[&[u8]]) -> bool {
     let words: Vec<Text> = words.iter().map(|word| Text::new(word)).collect();
-    let mut argv: Vec<*mut Str> = words.iter().map(Text::raw).collect();
-    User::calling(ctx).is_some_and(|user| !user.may_not(&mut argv))
+    let argv: Vec<Str> = words.iter().map(Text::as_str).collect();
+    User::calling(ctx).is_some_and(|user| !user.may_not(&argv))
 }

@@ -1,16 +1,19 @@
 //! The server's keyspace as the engine sees it: locks, opened on first use, written back when the event is worked off.
 
 use crate::callbacks::data_type;
-use crate::ffi::api::{self, api, hot, Ctx, Key, Str, Text};
+use crate::ffi::api::{api, hot};
+use crate::ffi::ctx::Ctx;
 use crate::ffi::maybe_owned::MaybeOwned;
+use crate::ffi::server;
+use crate::ffi::text::{Str, Text};
+use crate::ffi::user::User;
 use crate::node::inbox;
 use crate::node::own_slots;
-use crate::node::user::User;
 use crate::servers::quirks;
-use crate::tell::notifications::Notifications;
+use crate::tell::notifications::{self, Notifications};
 use crate::tell::replicate;
 use dlock_engine::{ClientId, Entry, Keyspace, Lock, NameRef, WallMs};
-use redis_module::raw;
+use redis_module::raw::{self, RedisModuleKey};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::{self, NonNull};
@@ -37,7 +40,7 @@ pub enum Origin<'a> {
     /// The module itself, or the server.
     Event,
     /// A command, and its first word, if it has one: mostly the key. A key of the same bytes spares making a string.
-    Command(Option<(*mut Str, &'a [u8])>),
+    Command(Option<(Str<'a>, &'a [u8])>),
 }
 
 /// What a TTL that was set from outside means for a lock.
@@ -53,13 +56,14 @@ pub enum Retimed {
 
 /// The keys that an event has opened. One value serves all events, since its buffers are reused.
 pub struct OpenKeys {
-    ctx: *mut Ctx,
+    // Of the event that is worked off.
+    ctx: Ctx<'static>,
     mode: Mode,
     // The database of the context when the event began, and the one it works in now.
     home: u32,
     selected: u32,
     // The server's own string of the key that a command names, and its bytes: spares making one.
-    named: Option<(*mut Str, *const [u8])>,
+    named: Option<(Str<'static>, *const [u8])>,
     open: Vec<Open>,
     used: usize,
     // Where those that are open stand, by the hashes of their names, once they are more than a few.
@@ -75,11 +79,12 @@ pub struct OpenKeys {
 
 struct Open {
     db: u32,
-    name: *mut Str,
+    // Alive until the event is worked off.
+    name: Str<'static>,
     // The bytes of `name`, for comparing.
     bytes: *const [u8],
     made: Option<Text>,
-    key: *mut Key,
+    key: *mut RedisModuleKey,
     stored: bool,
     entry: Entry<MaybeOwned<Lock>>,
 }
@@ -88,7 +93,8 @@ impl OpenKeys {
     /// With no key open.
     pub fn new() -> OpenKeys {
         OpenKeys {
-            ctx: ptr::null_mut(),
+            // SAFETY: `begin` puts another there before anything is opened.
+            ctx: unsafe { Ctx::none() },
             mode: Mode::Read,
             home: 0,
             selected: 0,
@@ -105,17 +111,19 @@ impl OpenKeys {
     }
 
     /// Begins an event: in this context, with this freedom.
-    pub fn begin(&mut self, ctx: *mut Ctx, mode: Mode, origin: Origin) {
-        self.ctx = ctx;
+    pub fn begin(&mut self, ctx: Ctx, mode: Mode, origin: Origin) {
+        // SAFETY: used until the event is worked off, which it lives longer than.
+        self.ctx = unsafe { ctx.outlive() };
         self.mode = mode;
-        self.home = api::selected(ctx);
+        self.home = ctx.selected();
         self.selected = self.home;
         // Only a command has words of its own that can be counted; other events are rare enough. They live until it is
         // worked off.
         (self.named, self.replicate) = match origin {
             Origin::Event => (None, true),
             Origin::Command(named) => (
-                named.map(|(key, bytes)| (key, bytes as *const [u8])),
+                // SAFETY: used until the event is worked off, which it lives longer than.
+                named.map(|(key, bytes)| (unsafe { key.outlive() }, bytes as *const [u8])),
                 replicate::listening(),
             ),
         };
@@ -132,7 +140,7 @@ impl OpenKeys {
     /// Selects the database again that the event began in: a connection must be blocked in its own.
     pub fn go_home(&mut self) {
         if self.selected != self.home {
-            api::select(self.ctx, self.home);
+            self.ctx.select(self.home);
             self.selected = self.home;
         }
     }
@@ -240,12 +248,12 @@ impl OpenKeys {
                     (open.name, open.bytes) = (key, bytes);
                 }
                 _ => {
-                    open.name = open.made.insert(Text::new(name.key)).raw();
-                    open.bytes = api::bytes(open.name);
+                    open.name = open.made.insert(Text::new(name.key)).as_str().outlive();
+                    open.bytes = open.name.bytes();
                 }
             }
             if self.selected != name.db {
-                api::select(self.ctx, name.db);
+                self.ctx.select(name.db);
                 self.selected = name.db;
             }
             let read = raw::REDISMODULE_READ as i32;
@@ -254,7 +262,7 @@ impl OpenKeys {
             } else {
                 read
             };
-            open.key = hot!(RedisModule_OpenKey(self.ctx, open.name, mode));
+            open.key = hot!(RedisModule_OpenKey(self.ctx.raw(), open.name.raw(), mode));
             open.stored = false;
             if open.key.is_null()
                 || hot!(RedisModule_KeyType(open.key)) == raw::REDISMODULE_KEYTYPE_EMPTY as i32
@@ -285,7 +293,7 @@ impl OpenKeys {
     pub fn write(&mut self, notifications: &mut Notifications) {
         for open in self.open.get_mut(..self.used).unwrap_or_default() {
             if self.selected != open.db {
-                api::select(self.ctx, open.db);
+                self.ctx.select(open.db);
                 self.selected = open.db;
             }
             open.write(self.ctx, self.replicate, notifications);
@@ -297,7 +305,7 @@ impl OpenKeys {
         self.used = 0;
         self.named = None;
         if self.selected != self.home {
-            api::select(self.ctx, self.home);
+            self.ctx.select(self.home);
             self.selected = self.home;
         }
     }
@@ -308,7 +316,8 @@ impl Default for Open {
     fn default() -> Open {
         Open {
             db: 0,
-            name: ptr::null_mut(),
+            // SAFETY: `open` puts another there before it is used.
+            name: unsafe { Str::of(ptr::null_mut()) },
             bytes: &[],
             made: None,
             key: ptr::null_mut(),
@@ -341,7 +350,7 @@ impl Open {
     }
 
     #[inline(always)]
-    fn write(&mut self, ctx: *mut Ctx, replicate: bool, notifications: &mut Notifications) {
+    fn write(&mut self, ctx: Ctx, replicate: bool, notifications: &mut Notifications) {
         let changed = std::mem::take(&mut self.entry.changed);
         // SAFETY: the key was opened in this event. Its value is let go of before anything is done to the key.
         unsafe {
@@ -373,7 +382,7 @@ impl Open {
                 }
             }
             if changed {
-                hot!(RedisModule_SignalModifiedKey(ctx, self.name));
+                hot!(RedisModule_SignalModifiedKey(ctx.raw(), self.name.raw()));
                 if replicate {
                     replicate::effect(ctx, self.name, &self.entry.effect);
                 } else {
@@ -386,13 +395,14 @@ impl Open {
             }
         }
         if !self.entry.events.is_empty() {
+            let key = match self.made.take() {
+                Some(made) => notifications.own_key(made),
+                None => notifications::Key::Argument(self.name),
+            };
             for event in &self.entry.events {
-                notifications.add(self.db, self.name, event);
+                notifications.add(self.db, key, event);
             }
             self.entry.events.clear();
-            if let Some(made) = self.made.take() {
-                notifications.own_key(made);
-            }
         }
         self.entry.effect.clear();
         self.entry.foreign = false;
@@ -428,7 +438,7 @@ impl Keyspace for OpenKeys {
     }
 
     fn connected(&mut self, client: ClientId) -> bool {
-        api::connected(client.0)
+        server::connected(client.0)
     }
 
     fn moved(&mut self, name: NameRef) -> bool {
@@ -444,7 +454,7 @@ impl Keyspace for OpenKeys {
             return open.entry.foreign || !open.entry.value().is_empty();
         }
         if self.selected != name.db {
-            api::select(self.ctx, name.db);
+            self.ctx.select(name.db);
             self.selected = name.db;
         }
         let key = Text::new(name.key);
@@ -455,7 +465,11 @@ impl Keyspace for OpenKeys {
         // SAFETY: the context is the one of the event that is being worked off; the value is read while the key is
         // open, and nothing is called meanwhile that could change it.
         unsafe {
-            let open = hot!(RedisModule_OpenKey(self.ctx, key.raw(), mode));
+            let open = hot!(RedisModule_OpenKey(
+                self.ctx.raw(),
+                key.as_str().raw(),
+                mode
+            ));
             if open.is_null() {
                 return false;
             }

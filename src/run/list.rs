@@ -1,33 +1,33 @@
 //! `DLOCK.LIST`'s other half: the server's own SCAN. It may call back (keys that have expired are removed on the way), so
 //! it runs with no borrow held; the locks that it names are inspected afterwards.
 
+use super::caller::Client;
+use super::enter;
+use super::keyspace::{Mode, Origin};
+use super::state::State;
 use crate::callbacks::data_type;
-use crate::ffi::api::{self, api, Ctx, Str, Text};
+use crate::ffi::call::{Rules, Value};
+use crate::ffi::ctx::Ctx;
 use crate::node::clock;
 use crate::node::gate;
 use crate::node::own_slots::Own;
-use crate::run::caller::Client;
-use crate::run::keyspace::{Mode, Origin};
-use crate::run::State;
 use crate::tell::reply;
 use dlock_commands::error::Error;
 use dlock_commands::list::{self, Listing, Source};
 use dlock_commands::Reply;
 use dlock_engine::Now;
-use redis_module::raw::{self, RedisModuleCallReply};
-use std::ffi::c_int;
 use std::ops::Deref;
 
 /// Locks that are read together. Those that are open at once are told apart by looking through all of them.
 const A_TIME: usize = 16;
 
 /// Answers the request.
-pub fn run(ctx: *mut Ctx, listing: &Listing) {
+pub fn run(ctx: Ctx, listing: &Listing) {
     reply::write(ctx, page(ctx, listing));
 }
 
 /// A page. The last one of the keys goes on with the first of the queues.
-fn page(ctx: *mut Ctx, listing: &Listing) -> Result<Reply, Error> {
+fn page(ctx: Ctx, listing: &Listing) -> Result<Reply, Error> {
     let cursor = match listing.source() {
         Source::Keys(cursor) => cursor,
         Source::Queues(from) => return queues(ctx, listing, from, Vec::new()),
@@ -42,13 +42,8 @@ fn page(ctx: *mut Ctx, listing: &Listing) -> Result<Reply, Error> {
 }
 
 /// A page of the queues, after the rows that there are already.
-fn queues(
-    ctx: *mut Ctx,
-    listing: &Listing,
-    from: u64,
-    mut before: Vec<Reply>,
-) -> Result<Reply, Error> {
-    let db = api::selected(ctx);
+fn queues(ctx: Ctx, listing: &Listing, from: u64, mut before: Vec<Reply>) -> Result<Reply, Error> {
+    let db = ctx.selected();
     let found = inspect(ctx, |state, _| state.engine.scan(db, from, listing.count));
     let (keys, next) = found?;
     before.extend(rows(ctx, listing, Source::Queues(from), &keys)?);
@@ -56,7 +51,7 @@ fn queues(
 }
 
 fn rows<B: Deref<Target = [u8]>>(
-    ctx: *mut Ctx,
+    ctx: Ctx,
     listing: &Listing,
     source: Source,
     keys: &[B],
@@ -77,7 +72,7 @@ fn rows<B: Deref<Target = [u8]>>(
 
 /// The slots of this node, where another's keys may be among its own: those that it is about to get, or has lost and not
 /// yet removed. They are listed by the node that answers for them. A replica answers for none, and lists all that it has.
-fn own_slots(ctx: *mut Ctx) -> Result<Option<Own>, Error> {
+fn own_slots(ctx: Ctx) -> Result<Option<Own>, Error> {
     inspect(ctx, |state, _| {
         let asks = state.keys.in_cluster() && gate::primary();
         asks.then(|| state.keys.own_slots().clone())
@@ -85,12 +80,12 @@ fn own_slots(ctx: *mut Ctx) -> Result<Option<Own>, Error> {
 }
 
 /// An event that only reads.
-fn inspect<T>(ctx: *mut Ctx, work: impl FnOnce(&mut State, Now) -> T) -> Result<T, Error> {
-    crate::run::run(ctx, Mode::Read, Origin::Event, clock::of_read(ctx), work).ok_or(Error::Busy)
+fn inspect<T>(ctx: Ctx, work: impl FnOnce(&mut State, Now) -> T) -> Result<T, Error> {
+    enter::run(ctx, Mode::Read, Origin::Event, clock::of_read(ctx), work).ok_or(Error::Busy)
 }
 
 /// The next cursor and the names of locks.
-fn scan(ctx: *mut Ctx, cursor: u64, listing: &Listing) -> Result<(u64, Vec<Vec<u8>>), Error> {
+fn scan(ctx: Ctx, cursor: u64, listing: &Listing) -> Result<(u64, Vec<Vec<u8>>), Error> {
     let (cursor, count) = (cursor.to_string(), listing.count.to_string());
     let mut words: Vec<&[u8]> = vec![
         cursor.as_bytes(),
@@ -102,63 +97,20 @@ fn scan(ctx: *mut Ctx, cursor: u64, listing: &Listing) -> Result<(u64, Vec<Vec<u
     if let Some(pattern) = &listing.pattern {
         words.extend([&b"MATCH"[..], pattern]);
     }
-    let words: Vec<Text> = words.into_iter().map(Text::new).collect();
-    let mut argv: Vec<*mut Str> = words.iter().map(Text::raw).collect();
-    // SAFETY: `E` gives refusals as replies, `v` takes the arguments and their number; what the reply has is copied, and
-    // the reply freed.
-    unsafe {
-        let reply = api!(RedisModule_Call(
-            ctx,
-            c"SCAN".as_ptr(),
-            c"Ev".as_ptr(),
-            argv.as_mut_ptr(),
-            argv.len()
-        ));
-        if reply.is_null() {
-            return Err(Error::NoScan("there is none".into()));
-        }
-        let answer = read(reply);
-        api!(RedisModule_FreeCallReply(reply));
-        answer
-    }
+    let answer = ctx.call(c"SCAN", Rules::REFUSALS, &words);
+    let answer = answer.ok_or_else(|| Error::NoScan("there is none".into()))?;
+    read(answer.value())
 }
 
 /// Reads what SCAN answers: the next cursor, and names.
-///
-/// # Safety
-/// The reply is live.
-unsafe fn read(reply: *mut RedisModuleCallReply) -> Result<(u64, Vec<Vec<u8>>), Error> {
-    // SAFETY: the reply is live, and so are its elements; one that is not there is null.
-    unsafe {
-        let refused = |reply| Error::NoScan(String::from_utf8_lossy(&text(reply)).into_owned());
-        if api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ARRAY as c_int {
-            return Err(refused(reply));
-        }
-        let next = api!(RedisModule_CallReplyArrayElement(reply, 0));
-        let names = api!(RedisModule_CallReplyArrayElement(reply, 1));
-        let cursor = String::from_utf8_lossy(&text(next)).parse();
-        let cursor = cursor.map_err(|_| refused(next))?;
-        let all = 0..api!(RedisModule_CallReplyLength(names));
-        let name = |at| text(api!(RedisModule_CallReplyArrayElement(names, at)));
-        Ok((cursor, all.map(name).collect()))
+fn read(answer: Value) -> Result<(u64, Vec<Vec<u8>>), Error> {
+    let refused = |value: Value| Error::NoScan(value.text().unwrap_or_default());
+    if !answer.is_array() {
+        return Err(refused(answer));
     }
-}
-
-/// A copy of a string or an error.
-///
-/// # Safety
-/// The reply is live, or null.
-unsafe fn text(reply: *mut RedisModuleCallReply) -> Vec<u8> {
-    let mut len = 0;
-    if reply.is_null() {
-        return Vec::new();
-    }
-    // SAFETY: the reply is live; the bytes are its own, and copied.
-    unsafe {
-        let start = api!(RedisModule_CallReplyStringPtr(reply, &mut len));
-        if start.is_null() {
-            return Vec::new();
-        }
-        std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec()
-    }
+    let (next, names) = (answer.element(0), answer.element(1));
+    let cursor = next.text().and_then(|cursor| cursor.parse().ok());
+    let cursor = cursor.ok_or_else(|| refused(next))?;
+    let name = |at| names.element(at).bytes().unwrap_or_default().to_vec();
+    Ok((cursor, (0..names.len()).map(name).collect()))
 }

@@ -1,34 +1,22 @@
 //! What has happened behind the module's back, told to the engine: what callbacks have left in the inbox, and what the module
 //! finds by inspecting keys where the server tells nothing.
 
+use super::keyspace::Retimed;
+use super::state::{Late, State, STATE};
 use crate::node::gate;
 use crate::node::inbox::{self, Notice, Unlinked};
-use crate::run::keyspace::Retimed;
-use crate::run::State;
-use crate::run::SETTLED_A_STEP;
-use crate::tell::notifications::PutOff;
 use dlock_engine::{End, Event, Keyspace, Name, Now, Token, WallMs};
+
+/// Locks that one event settles beyond those it is about, so that a mass of them does not hold the server up.
+pub const SETTLED_A_STEP: usize = 256;
 
 /// What an event tells observers of at most, beyond what it has done itself: the others come after it, in their order.
 const TOLD_A_STEP: usize = 1024;
 
-/// What has happened and is not worked off yet, since it came with too much else.
-pub enum Late {
-    /// A lock has left its name.
-    Lost(Unlinked),
-    /// Something has happened to a lock since, of which observers are to be told.
-    Said(Name, Event),
-    /// A database was emptied.
-    Flush(u32),
-}
-
-impl From<PutOff> for Late {
-    fn from(put_off: PutOff) -> Late {
-        match put_off {
-            PutOff::Lock(name, event) => Late::Said(name, event),
-            PutOff::Flush(db) => Late::Flush(db),
-        }
-    }
+/// Which of these holds of a lock end by what its key was given from outside. Only asks; none if it cannot be asked now.
+#[cold]
+pub fn cut(name: &Name, holds: &[(Token, WallMs)]) -> Option<Vec<Token>> {
+    Some(STATE.try_borrow_mut()?.cut(name, holds))
 }
 
 impl State {

@@ -16,22 +16,25 @@
 //! | `guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it holds back what a command writes until modules have heard of the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |
 //! | `caller`: a script's own client is not looked up | Valkey 9.1 | it finds that client, which has no connection, and fails when it asks for the address | `sessions`: `refused_in_scripts_and_allowed_in_a_transaction` |
 //! | `mod`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
+//! | `ffi::doors::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
+//! | `clock`: the time is read once for MULTI and for a script | Redis 7.0 | it does not tell its own time, which stands still there | `basics`: `check_guards_a_transaction` |
 //! | `subscribers`: a count that INFO lacks is 0 | Redis 7.0, before 7.0.3 | it does not count sharded subscriptions | none: no such server is tested |
 
-use crate::ffi::api::{self, api, Ctx, Text};
-use crate::ffi::probe;
+use crate::ffi::cell::MainThread;
+use crate::ffi::ctx::Ctx;
+use crate::ffi::text::Text;
+use crate::ffi::{probe, server};
 use redis_module::raw;
-use std::ffi::{c_char, c_int};
-use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 static IS_VALKEY: AtomicBool = AtomicBool::new(false);
 static IS_REDIS_7_2: AtomicBool = AtomicBool::new(false);
 static BARS_SUBSCRIBERS: AtomicBool = AtomicBool::new(false);
 
 /// Finds out what server this is. To be called at load, before any question.
-pub fn detect(ctx: *mut Ctx) {
-    let version = |field| api::server_info(ctx, c"server", field);
+pub fn detect(ctx: Ctx) {
+    let version = |field| ctx.server_info(c"server", field);
     match version(c"valkey_version") {
         Some(valkey) => {
             IS_VALKEY.store(true, Ordering::Relaxed);
@@ -79,17 +82,7 @@ pub fn unblocks() -> Unblocks {
 ///
 /// Test: `undelivered`: `killed_behind_another_wait`.
 pub fn tells_of_sleep() -> bool {
-    // SAFETY: a pointer that the server set before this.
-    unsafe { raw::RedisModule_CachedMicroseconds }.is_none()
-}
-
-/// The server's own time, which stands still within MULTI and scripts: microseconds of the wall clock. Redis 7.0 does not tell it.
-///
-/// Test: `basics`: `check_guards_a_transaction`, on both kinds of server.
-#[inline]
-pub fn cached_time_us() -> Option<u64> {
-    // SAFETY: a pointer that the server has set before this and never changes; the function takes nothing.
-    unsafe { raw::RedisModule_CachedMicroseconds.map(|cached| cached() as u64) }
+    !server::tells_time()
 }
 
 /// Whether this server lets a module block no connection that has subscriptions, which in RESP3 can send commands: Valkey
@@ -109,42 +102,48 @@ pub fn bars_subscribers() -> bool {
 /// To be called when the module's commands can be run. `own` is a context of the module's own.
 ///
 /// Test: `removal`: `generic_keyspace_events_are_heard_where_they_move_no_client` names the versions.
-pub fn generic_events_are_safe(ctx: *mut Ctx, own: *mut Ctx, databases: u32) -> bool {
+pub fn generic_events_are_safe(ctx: Ctx, own: Ctx<'static>, databases: u32) -> bool {
     if !IS_VALKEY.load(Ordering::Relaxed) || databases < 2 {
         return true;
     }
     // A command of the module's own, in which `trial` raises an event of another database.
-    api::select(own, u32::from(api::selected(ctx) == 0));
-    TRIED.store(own, Ordering::Relaxed);
+    own.select(u32::from(ctx.selected() == 0));
+    set_tried(Some(own));
     probe::pass_through(ctx);
-    let safe = TRIED.swap(ptr::null_mut(), Ordering::Relaxed).is_null();
-    api::select(own, 0);
+    let safe = tried().is_none();
+    set_tried(None);
+    own.select(0);
     safe
 }
 
 /// While it is tried out whether keyspace events are safe: the context to raise one in. Taken out if they are.
-static TRIED: AtomicPtr<Ctx> = AtomicPtr::new(ptr::null_mut());
+static TRIED: MainThread<Option<Ctx<'static>>> = MainThread::new(None);
+
+fn tried() -> Option<Ctx<'static>> {
+    TRIED.try_borrow_mut().and_then(|tried| *tried)
+}
+
+fn set_tried(own: Option<Ctx<'static>>) {
+    if let Some(mut tried) = TRIED.try_borrow_mut() {
+        *tried = own;
+    }
+}
 
 /// Within a command: raises an event that is none of anybody's, and checks that the command's client stays where it was.
-pub fn trial(ctx: *mut Ctx) {
-    let own = TRIED.load(Ordering::Relaxed);
-    if own.is_null() {
+pub fn trial(ctx: Ctx) {
+    let Some(own) = tried() else {
         return;
+    };
+    let (home, key) = (ctx.selected(), Text::new(b"dlock"));
+    own.raise(
+        raw::REDISMODULE_NOTIFY_EVICTED,
+        c"dlock.trial",
+        key.as_str(),
+    );
+    if ctx.selected() == home {
+        set_tried(None);
     }
-    let (home, key) = (api::selected(ctx), Text::new(b"dlock"));
-    // SAFETY: a context of the module's own, in another database; the event's name is copied.
-    unsafe {
-        api!(RedisModule_NotifyKeyspaceEvent(
-            own,
-            raw::REDISMODULE_NOTIFY_EVICTED as c_int,
-            c"dlock.trial".as_ptr(),
-            key.raw()
-        ));
-    }
-    if api::selected(ctx) == home {
-        TRIED.store(ptr::null_mut(), Ordering::Relaxed);
-    }
-    api::select(ctx, home);
+    ctx.select(home);
 }
 
 /// How a key is opened so that it leaves no trace: no change of its age, no event, no count, no removal of a key that has
@@ -175,24 +174,11 @@ pub const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
 /// for it.
 ///
 /// Test: `removal`: `generic_keyspace_events_are_heard_where_they_move_no_client`.
-pub fn databases(ctx: *mut Ctx, cluster: bool) -> u32 {
+pub fn databases(ctx: Ctx, cluster: bool) -> u32 {
     let (setting, usual) = match cluster {
         true => (c"cluster-databases", 1),
         false => (c"databases", 16),
     };
-    let value = api::setting(ctx, setting).and_then(|value| value.parse().ok());
+    let value = ctx.setting(setting).and_then(|value| value.parse().ok());
     value.unwrap_or(usual)
-}
-
-/// Gives a command its ACL categories. Redis 7.0 lets modules have none. Whether the server accepts them.
-///
-/// Test: `commands`: `categories_allow_and_deny`.
-///
-/// # Safety
-/// At load; the command is one of the module's, and the text ends with a NUL.
-pub unsafe fn set_categories(command: *mut raw::RedisModuleCommand, text: *const c_char) -> bool {
-    // SAFETY: as the caller says.
-    unsafe {
-        raw::RedisModule_SetCommandACLCategories.map_or(true, |set| set(command, text) == api::OK)
-    }
 }

@@ -4,11 +4,9 @@
 //! The server that needs this (`quirks::Unblocks::EndOfTurn`) tells of that moment to nobody. But a call of the module's own can be blocked there and unblocked at once, as a
 //! connection can; what it leaves behind is freed when its turn comes among those that were unblocked, and that is told.
 
-use crate::ffi::api::{api, Ctx};
+use crate::ffi::call::Rules;
 use crate::ffi::cell::MainThread;
-use crate::ffi::panic::catch_panic;
-use std::ffi::c_void;
-use std::ptr;
+use crate::ffi::ctx::Ctx;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Set while the module makes its call.
@@ -21,7 +19,7 @@ static AWAITED: AtomicBool = AtomicBool::new(false);
 static WORK: MainThread<Option<fn()>> = MainThread::new(None);
 
 /// Has `work` called at the end of this turn, once. Gives whether the server will.
-pub fn call_back(ctx: *mut Ctx, work: fn()) -> bool {
+pub fn call_back(ctx: Ctx, work: fn()) -> bool {
     if AWAITED.load(Ordering::Relaxed) {
         return true;
     }
@@ -29,14 +27,7 @@ pub fn call_back(ctx: *mut Ctx, work: fn()) -> bool {
         *kept = Some(work);
     }
     CALLING.store(true, Ordering::Relaxed);
-    // SAFETY: a live context and a command without keys; `K` lets it be blocked, and then the reply is a promise, which
-    // may be freed at any time.
-    unsafe {
-        let reply = api!(RedisModule_Call(ctx, c"DLOCK.HELP".as_ptr(), c"K".as_ptr()));
-        if !reply.is_null() {
-            api!(RedisModule_FreeCallReply(reply));
-        }
-    }
+    drop(ctx.call(c"DLOCK.HELP", Rules::MAY_BLOCK, &[]));
     CALLING.store(false, Ordering::Relaxed);
     AWAITED.load(Ordering::Relaxed)
 }
@@ -48,23 +39,16 @@ pub fn calling() -> bool {
 
 /// Blocks the module's own call, and unblocks it. In MULTI and in scripts the server does not block it, and answers it with an error;
 /// what is freed is so all the same.
-pub fn block(ctx: *mut Ctx) {
-    // SAFETY: the context of a command; the private data is no pointer that anybody follows, but must not be null.
-    unsafe {
-        let handle = api!(RedisModule_BlockClient(ctx, None, None, Some(freed), 0));
-        if handle.is_null() {
-            return;
-        }
-        let data = ptr::NonNull::<c_void>::dangling().as_ptr();
-        api!(RedisModule_UnblockClient(handle, data));
+pub fn block(ctx: Ctx) {
+    if ctx.block_once(freed) {
+        AWAITED.store(true, Ordering::Relaxed);
     }
-    AWAITED.store(true, Ordering::Relaxed);
 }
 
-extern "C" fn freed(_ctx: *mut Ctx, _data: *mut c_void) {
+fn freed() {
     AWAITED.store(false, Ordering::Relaxed);
     let work = WORK.try_borrow_mut().and_then(|mut kept| kept.take());
     if let Some(work) = work {
-        catch_panic(work);
+        work();
     }
 }

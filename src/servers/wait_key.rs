@@ -4,7 +4,7 @@
 //! down. But a key that *appears* makes the server call back everybody who is blocked on it: a millisecond for each ten thousand
 //! of them, for nothing, and worse on some servers (`quirks`). So nobody is blocked on a lock's own key, but on a name in the lock's slot that no client can create, since none can know it.
 
-use crate::ffi::api::Text;
+use crate::ffi::text::Text;
 use dlock_commands::hash_slot;
 use uuid::Uuid;
 

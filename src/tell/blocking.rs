@@ -5,43 +5,44 @@
 //! one connection directly; the server then has its answer written by the *timeout* callback. No timeout is given to the
 //! server: it would be late by up to 1000/hz ms, and may lose the reply of a grant (`quirks`).
 //!
-//! | state | grant or null decided | CLIENT UNBLOCK TIMEOUT | connection ends, CLIENT UNBLOCK ERROR |
-//! |---|---|---|---|
-//! | `Waiting` | → `Answered` | null, → `Over`; posts `Gone` | → `Over`; posts `Gone` |
-//! | `Answered` | – | the answer, → `Over` | → `Over`; a grant posts `Undelivered` |
-//! | `Over` | nobody is there any more | – | – |
+//! | state | grant or null decided | unblocked | CLIENT UNBLOCK TIMEOUT | connection ends, CLIENT UNBLOCK ERROR |
+//! |---|---|---|---|---|
+//! | `Waiting` | → `Answered` | – | null, → `Over`; posts `Gone` | → `Over`; posts `Gone` |
+//! | `Answered` | – | its handle is taken | the answer, → `Over` | → `Over`; a grant posts `Undelivered` |
+//! | `Over` | nobody is there any more | – | – | what is written and not sent is taken back |
+//!
+//! The server keeps the request's number with the connection; the waiter itself is here until the server has done with it.
 //!
 //! A grant that is written has not been sent: `unsent` looks after it from then on, and posts `Undelivered`, too, if the
 //! connection ends before.
 //!
 //! When an answered connection is unblocked depends on the server (see [`Unblocks`]): never so early that the server
 //! would take its end, or CLIENT UNBLOCK ERROR, for one that comes after the answer. It costs no time: no reply leaves
-//! before the end of the turn.
+//! before the end of the iteration.
 
-use crate::ffi::api::{self, api, hot, Blocked, Ctx, Str, Text, ERR, OK};
+use super::{reply, unsent};
 use crate::ffi::cell::MainThread;
-use crate::ffi::panic::catch_panic;
-use crate::node::event_loop;
+use crate::ffi::ctx::Ctx;
+use crate::ffi::doors::blocked::{Handle, Waits};
+use crate::ffi::server;
+use crate::ffi::text::Text;
 use crate::node::inbox::{self, Notice};
-use crate::node::timer;
+use crate::node::{event_loop, timer};
 use crate::servers::quirks::{self, Unblocks};
 use crate::servers::turn_end;
-use crate::tell::reply;
-use crate::tell::unsent;
 use dlock_commands::error::Error;
 use dlock_commands::{MayWait, Reply};
 use dlock_engine::collections::index::ByNumber;
 use dlock_engine::{ClientId, Grant, Outcome, RequestId, Undo, Wake};
 use redis_module::raw;
 use std::collections::VecDeque;
-use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::num::NonZeroU64;
 
-/// One blocked connection. Owned by the server, as its private data, until `free`.
-pub struct Waiter {
-    id: RequestId,
+/// One blocked connection.
+struct Waiter {
     client: ClientId,
-    handle: *mut Blocked,
+    // Until it is unblocked or has ended.
+    handle: Option<Handle<Connections>>,
     state: State,
     // Set where the server named the owner: then the reply tells it.
     named: Option<String>,
@@ -56,11 +57,13 @@ enum State {
     Over,
 }
 
-/// The waiting connections.
+/// The blocked connections.
 #[derive(Default)]
 struct Waiters {
-    // Taken out as soon as the connection is unblocked or ends: the server frees a waiter only after that.
-    by_request: ByNumber<RequestId, *mut Waiter>,
+    // Until the server has done with them.
+    by_request: ByNumber<RequestId, Box<Waiter>>,
+    // How many of them have a handle.
+    blocked: usize,
     answered: VecDeque<RequestId>,
 }
 
@@ -72,47 +75,29 @@ lazy_static::lazy_static! {
 pub fn waiting() -> usize {
     WAITERS
         .try_borrow_mut()
-        .map_or(0, |waiters| waiters.by_request.len())
+        .map_or(0, |waiters| waiters.blocked)
 }
 
-/// Blocks the calling connection on a key until its request is answered. Gives whether the server lets it wait.
-pub fn block(ctx: *mut Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool {
-    let Some(mut waiters) = WAITERS.try_borrow_mut() else {
+/// Blocks the calling connection on a key until its request is answered. Returns false if the server does not let it wait.
+pub fn block(ctx: Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool {
+    let (Some(mut waiters), Some(number)) = (WAITERS.try_borrow_mut(), NonZeroU64::new(id.0))
+    else {
+        return false;
+    };
+    let (client, user) = (ClientId(ctx.client()), ctx.user());
+    let Some(handle) = Handle::block(ctx, key.as_str(), number) else {
         return false;
     };
     let waiter = Waiter {
-        id,
-        client: ClientId(client(ctx)),
-        handle: ptr::null_mut(),
+        client,
+        handle: Some(handle),
         state: State::Waiting,
         named,
-        user: api::user(ctx),
+        user,
         undo: Vec::new(),
     };
-    let waiter = Box::into_raw(Box::new(waiter));
-    // SAFETY: the context is the command's; the waiter lives until `free`, which the server calls once.
-    unsafe {
-        let handle = api!(RedisModule_BlockClientOnKeys(
-            ctx,
-            Some(pass),
-            Some(wake),
-            Some(free),
-            0,
-            &mut key.raw(),
-            1,
-            waiter.cast()
-        ));
-        if handle.is_null() {
-            drop(Box::from_raw(waiter));
-            return false;
-        }
-        (*waiter).handle = handle;
-        api!(RedisModule_SetDisconnectCallback(
-            handle,
-            Some(disconnected)
-        ));
-    }
-    waiters.by_request.insert(id, waiter);
+    waiters.by_request.insert(id, Box::new(waiter));
+    waiters.blocked += 1;
     true
 }
 
@@ -124,22 +109,21 @@ pub fn answer(wakes: &mut Vec<Wake>) {
     let Waiters {
         by_request,
         answered,
+        ..
     } = &mut *waiters;
     for Wake { id, outcome, undo } in wakes.drain(..) {
-        if let Some(waiter) = by_request.get(&id) {
-            // SAFETY: what is in the map is alive.
-            unsafe {
-                (**waiter).state = State::Answered(outcome);
-                (**waiter).undo = undo;
-            }
+        let waiter = by_request.get_mut(&id);
+        if let Some(waiter) = waiter.filter(|waiter| waiter.handle.is_some()) {
+            waiter.state = State::Answered(outcome);
+            waiter.undo = undo;
             answered.push_back(id);
         }
     }
 }
 
-/// Sees to it that the connections that are answered are unblocked by the end of this turn. To be called with no borrow held:
-/// the server may call back from within.
-pub fn deliver(ctx: *mut Ctx) {
+/// Sees to it that the connections that are answered are unblocked by the end of this iteration of the event loop. To be called
+/// with no borrow held: the server may call back from within.
+pub fn deliver(ctx: Ctx) {
     match quirks::unblocks() {
         Unblocks::AtOnce => unblock_answered(),
         Unblocks::EndOfTurn => {
@@ -157,7 +141,7 @@ pub fn deliver(ctx: *mut Ctx) {
 }
 
 /// The event loop is about to sleep.
-pub fn before_sleep() {
+pub fn on_before_sleep() {
     if quirks::unblocks() == Unblocks::BeforeSleep {
         unblock_answered();
     }
@@ -166,91 +150,100 @@ pub fn before_sleep() {
 /// Unblocks the connections that are answered. No borrow must be held: the server may call back from within.
 fn unblock_answered() {
     loop {
-        let waiter = WAITERS.try_borrow_mut().and_then(|mut waiters| {
-            let id = waiters.answered.pop_front()?;
-            Some(waiters.by_request.remove(&id))
-        });
-        match waiter {
-            None => return,
-            // Its connection has ended since.
-            Some(None) => {}
-            // SAFETY: alive until the server works it off, later in this turn; so is the handle, which the server has made to
-            // forget whom to tell when the connection ends before that.
-            Some(Some(waiter)) => unsafe {
-                let handle = (*waiter).handle;
-                api!(RedisModule_UnblockClient(handle, ptr::null_mut()));
-                api!(RedisModule_SetDisconnectCallback(
-                    handle,
-                    Some(disconnected)
-                ));
-            },
+        let Some(mut waiters) = WAITERS.try_borrow_mut() else {
+            return;
+        };
+        let Some(id) = waiters.answered.pop_front() else {
+            return;
+        };
+        let handle = waiters.take_handle(id);
+        drop(waiters);
+        // Without one its connection has ended since.
+        if let Some(handle) = handle {
+            handle.unblock();
         }
     }
 }
 
-/// A connection is unblocked or has ended: nothing must reach it any more.
-fn forget(id: RequestId) {
-    if let Some(mut waiters) = WAITERS.try_borrow_mut() {
-        waiters.by_request.remove(&id);
+impl Waiters {
+    /// Takes the handle of a connection that is unblocked or has ended: nothing must reach it any more.
+    fn take_handle(&mut self, id: RequestId) -> Option<Handle<Connections>> {
+        let handle = self.by_request.get_mut(&id)?.handle.take()?;
+        self.blocked -= 1;
+        Some(handle)
+    }
+
+    /// The end of a connection: what its state was, and how its grant is undone.
+    fn end(&mut self, id: RequestId) -> Option<(State, &mut Waiter)> {
+        self.take_handle(id);
+        let waiter = self.by_request.get_mut(&id)?;
+        Some((std::mem::replace(&mut waiter.state, State::Over), waiter))
     }
 }
 
-/// Nothing is ever served through the key, which nobody creates. Cannot panic, so it needs no `catch_panic`.
-extern "C" fn pass(_ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
-    ERR
-}
+/// What the server asks and tells of blocked connections. A reply is written with no borrow held.
+struct Connections;
 
-/// Writes the answer: after a decision, or for CLIENT UNBLOCK TIMEOUT.
-extern "C" fn wake(ctx: *mut Ctx, _argv: *mut *mut Str, _argc: c_int) -> c_int {
-    catch_panic(|| {
-        let Some(waiter) = waiter(ctx) else { return };
-        forget(waiter.id);
-        match std::mem::replace(&mut waiter.state, State::Over) {
-            State::Answered(Outcome::Granted(grant)) => {
-                let Grant { token, holds, .. } = grant;
-                reply::write(ctx, Ok(Reply::Grant(token, holds, waiter.named.take())));
+impl Waits for Connections {
+    fn reply(ctx: Ctx, id: u64) {
+        let id = RequestId(id);
+        let answered = WAITERS.try_borrow_mut().and_then(|mut waiters| {
+            let (state, waiter) = waiters.end(id)?;
+            if let State::Answered(Outcome::Granted(_) | Outcome::GrantedAll(_)) = &state {
                 waiter.written();
+            }
+            Some((state, waiter.named.take()))
+        });
+        let Some((state, named)) = answered else {
+            return;
+        };
+        let answer = match state {
+            State::Answered(Outcome::Granted(Grant { token, holds, .. })) => {
+                Ok(Reply::Grant(token, holds, named))
             }
             State::Answered(Outcome::GrantedAll(grants)) => {
                 let tokens = grants.iter().map(|grant| Reply::Integer(grant.token.0));
-                reply::write(ctx, Ok(Reply::Array(tokens.collect())));
-                waiter.written();
+                Ok(Reply::Array(tokens.collect()))
             }
-            State::Answered(Outcome::Refused(refusal)) => {
-                reply::write(ctx, Err(refusal.into()));
-            }
-            State::Answered(Outcome::Replaced) => reply::write(ctx, Err(Error::Replaced)),
+            State::Answered(Outcome::Refused(refusal)) => Err(refusal.into()),
+            State::Answered(Outcome::Replaced) => Err(Error::Replaced),
             State::Answered(
                 Outcome::Null | Outcome::Cancelled | Outcome::Gone | Outcome::Moved,
-            ) => {
-                reply::write(ctx, Ok(Reply::NullArray));
-            }
+            ) => Ok(Reply::NullArray),
             State::Waiting => {
-                reply::write(ctx, Ok(Reply::NullArray));
-                inbox::post(Notice::Gone(waiter.id));
+                inbox::post(Notice::Gone(id));
+                Ok(Reply::NullArray)
             }
-            State::Over => {}
-        }
-    });
-    OK
-}
+            State::Over => return,
+        };
+        reply::write(ctx, answer);
+    }
 
-/// The connection has ended before the server has worked off its answer, or CLIENT UNBLOCK ERROR has answered it. What is
-/// written by then is dropped.
-extern "C" fn disconnected(ctx: *mut Ctx, _handle: *mut Blocked) {
-    catch_panic(|| {
-        let Some(waiter) = waiter(ctx) else { return };
-        forget(waiter.id);
-        match std::mem::replace(&mut waiter.state, State::Over) {
-            State::Waiting => inbox::post(Notice::Gone(waiter.id)),
-            State::Answered(_) if waiter.undo.is_empty() => {}
-            State::Answered(_) => {
-                let undo = std::mem::take(&mut waiter.undo);
-                inbox::post(Notice::Undelivered(undo));
-            }
-            State::Over => unsent::take_back(waiter.client),
+    fn disconnected(id: u64) {
+        let id = RequestId(id);
+        let ended = WAITERS.try_borrow_mut().and_then(|mut waiters| {
+            let (state, waiter) = waiters.end(id)?;
+            let undo = match state {
+                State::Answered(_) => std::mem::take(&mut waiter.undo),
+                _ => Vec::new(),
+            };
+            Some((state, waiter.client, undo))
+        });
+        match ended {
+            None => {}
+            Some((State::Waiting, ..)) => inbox::post(Notice::Gone(id)),
+            Some((State::Answered(_), _, undo)) if undo.is_empty() => {}
+            Some((State::Answered(_), _, undo)) => inbox::post(Notice::Undelivered(undo)),
+            Some((State::Over, client, _)) => unsent::take_back(client),
         }
-    });
+    }
+
+    fn freed(id: u64) {
+        if let Some(mut waiters) = WAITERS.try_borrow_mut() {
+            waiters.take_handle(RequestId(id));
+            waiters.by_request.remove(&RequestId(id));
+        }
+    }
 }
 
 impl Waiter {
@@ -261,29 +254,9 @@ impl Waiter {
     }
 }
 
-extern "C" fn free(_ctx: *mut Ctx, data: *mut c_void) {
-    // SAFETY: made by `block`; the server gives it back once.
-    catch_panic(|| drop(unsafe { Box::from_raw(data.cast::<Waiter>()) }));
-}
-
-fn waiter<'a>(ctx: *mut Ctx) -> Option<&'a mut Waiter> {
-    // SAFETY: the private data of a connection that `block` has blocked; used only for the length of a callback.
-    unsafe {
-        api!(RedisModule_GetBlockedClientPrivateData(ctx))
-            .cast::<Waiter>()
-            .as_mut()
-    }
-}
-
-/// The client id of a context's connection.
-pub fn client(ctx: *mut Ctx) -> u64 {
-    // SAFETY: a live context.
-    unsafe { hot!(RedisModule_GetClientId(ctx)) }
-}
-
-/// Whether the server lets this caller wait.
-pub fn may_wait(ctx: *mut Ctx) -> MayWait {
-    let flags = api::flags(ctx);
+/// Returns whether the server lets this caller wait.
+pub fn may_wait(ctx: Ctx) -> MayWait {
+    let flags = ctx.flags();
     let barred = raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING
         | raw::REDISMODULE_CTX_FLAGS_LUA
         | raw::REDISMODULE_CTX_FLAGS_MULTI
@@ -294,7 +267,7 @@ pub fn may_wait(ctx: *mut Ctx) -> MayWait {
     }
     // In RESP2 a connection with subscriptions gets no further than the server.
     let resp3 = flags & raw::REDISMODULE_CTX_FLAGS_RESP3 != 0;
-    match resp3 && quirks::bars_subscribers() && api::subscribes(client(ctx)) {
+    match resp3 && quirks::bars_subscribers() && server::subscribes(ctx.client()) {
         true => MayWait::Refused,
         false => MayWait::Yes,
     }

@@ -7,7 +7,8 @@
 //! locks that it has opened add what it did. What comes in masses is told in steps, and then what events do meanwhile waits
 //! behind it (`run::notices::Late`). (`run::run`; `observers` in `integration/tests` finds every other order).
 
-use crate::ffi::api::{self, Str, Text};
+use crate::ffi::server;
+use crate::ffi::text::{Str, Text};
 use crate::tell::subscribers;
 use dlock_engine::{Event, Name, NameRef};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,13 +30,39 @@ pub fn keyspace_events() -> bool {
 
 /// Asks the server whether it passes keyspace events on: at load, and whenever its configuration changes.
 pub fn refresh() {
-    KEYSPACE_EVENTS.store(api::notifies_of_modules(), Ordering::Relaxed);
+    KEYSPACE_EVENTS.store(server::notifies_of_modules(), Ordering::Relaxed);
+}
+
+/// The key that a notification names.
+#[derive(Clone, Copy)]
+pub enum Key {
+    /// The argument of the command that runs. The list is worked off before that returns.
+    Argument(Str<'static>),
+    /// One that the list keeps.
+    Owned(usize),
+}
+
+impl Key {
+    fn of<'a>(self, owned: &'a [Text]) -> Option<Str<'a>> {
+        match self {
+            Key::Argument(key) => Some(key),
+            Key::Owned(at) => owned.get(at).map(Text::as_str),
+        }
+    }
+}
+
+/// A notification as it is told.
+pub enum Told<'a> {
+    /// Something happened to a lock: its database, its key, and what.
+    Lock(u32, Str<'a>, Event),
+    /// A database was emptied.
+    Flush(u32),
 }
 
 /// One notification.
-pub enum Notification {
-    /// Something happened to a lock: its database, its key (alive for as long as the list is), and what.
-    Lock(u32, *mut Str, Event),
+enum Notification {
+    /// Something happened to a lock: its database, its key, and what.
+    Lock(u32, Key, Event),
     /// A database was emptied.
     Flush(u32),
 }
@@ -62,18 +89,18 @@ impl Notifications {
     /// Takes out those from this one on, to be told later.
     #[cold]
     pub fn put_off(&mut self, from: usize) -> impl Iterator<Item = PutOff> + '_ {
+        let owned = &self.owned_keys;
         self.items.drain(from..).map(|item| match item {
             Notification::Flush(db) => PutOff::Flush(db),
             Notification::Lock(db, key, event) => {
-                // SAFETY: the list keeps its keys alive.
-                let key = unsafe { api::bytes(key) };
+                let key = key.of(owned).map_or(&[][..], Str::bytes);
                 PutOff::Lock(NameRef { db, key }.to_owned(), event)
             }
         })
     }
 
-    /// Adds what happened to a lock whose key is the command's own argument, which lives until the command returns.
-    pub fn add(&mut self, db: u32, key: *mut Str, event: &Event) {
+    /// Adds what happened to a lock.
+    pub fn add(&mut self, db: u32, key: Key, event: &Event) {
         // Only the end of a hold is told by a message too.
         let ended = matches!(event, Event::Ended(..));
         if keyspace_events() || (ended && !subscribers::known_absent()) {
@@ -82,15 +109,15 @@ impl Notifications {
     }
 
     /// Takes a key that a notification names, so that it lives until the list has been worked off.
-    pub fn own_key(&mut self, key: Text) {
+    pub fn own_key(&mut self, key: Text) -> Key {
         self.owned_keys.push(key);
+        Key::Owned(self.owned_keys.len() - 1)
     }
 
     /// Adds what happened to a lock by its name.
     pub fn add_named(&mut self, name: &Name, event: Event) {
-        let key = Text::new(&name.key);
-        self.add(name.db, key.raw(), &event);
-        self.own_key(key);
+        let key = self.own_key(Text::new(&name.key));
+        self.add(name.db, key, &event);
     }
 
     /// Adds that a database was emptied.
@@ -99,8 +126,17 @@ impl Notifications {
     }
 
     /// Hands every notification over, in order, and is empty then.
-    pub fn drain(&mut self, tell: impl FnMut(&Notification)) {
-        self.items.iter().for_each(tell);
+    pub fn drain(&mut self, mut tell: impl FnMut(&Told)) {
+        for item in &self.items {
+            match item {
+                Notification::Flush(db) => tell(&Told::Flush(*db)),
+                Notification::Lock(db, key, event) => {
+                    if let Some(key) = key.of(&self.owned_keys) {
+                        tell(&Told::Lock(*db, key, *event));
+                    }
+                }
+            }
+        }
         self.items.clear();
         self.owned_keys.clear();
     }

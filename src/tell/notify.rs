@@ -1,11 +1,11 @@
 //! Telling those who wait by a channel.
 
-use crate::ffi::api::{self, Ctx};
+use crate::ffi::ctx::Ctx;
 use dlock_engine::{Message, Outcome, Refusal};
 
 /// Publishes what a waiting request is told: `word token keylen:key ownerlen:owner wait-id`. In a cluster every node's subscribers
 /// hear it, since the channel is the client's and belongs to no slot.
-pub fn publish(ctx: *mut Ctx, message: &Message) {
+pub fn publish(ctx: Ctx, message: &Message) {
     let (word, token) = said(&message.outcome);
     let (key, owner) = (&message.name.key, &message.owner);
     let mut text = format!("{word} {token} {}:", key.len()).into_bytes();
@@ -13,7 +13,7 @@ pub fn publish(ctx: *mut Ctx, message: &Message) {
     text.extend_from_slice(format!(" {}:", owner.len()).as_bytes());
     text.extend_from_slice(owner);
     text.extend_from_slice(format!(" {}", message.id.0).as_bytes());
-    api::publish(ctx, &message.channel, &text, false);
+    ctx.publish(&message.channel, &text, false);
 }
 
 /// The word for an outcome, and the token: 0 for all but a grant.

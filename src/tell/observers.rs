@@ -1,10 +1,10 @@
 //! Telling observers: unlock messages and keyspace events.
 
-use crate::ffi::api::{self, Ctx};
+use crate::ffi::ctx::Ctx;
 use crate::node::config::Channel;
 use crate::node::gate;
 use crate::node::slot;
-use crate::tell::notifications::{self, Notification, Notifications};
+use crate::tell::notifications::{self, Notifications, Told};
 use crate::tell::subscribers;
 use dlock_commands::hash_slot;
 use dlock_engine::{change, End, Event, Token};
@@ -12,7 +12,7 @@ use std::ffi::CStr;
 
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
 pub fn tell(
-    ctx: *mut Ctx,
+    ctx: Ctx,
     home: u32,
     channel: Channel,
     notifications: &mut Notifications,
@@ -22,33 +22,24 @@ pub fn tell(
     let keyspace_events = notifications::keyspace_events();
     notifications.drain(|notification| {
         let (db, key, event) = match notification {
-            Notification::Lock(db, key, event) => (*db, *key, event),
-            Notification::Flush(db) => return publish_flush(ctx, channel, *db),
+            Told::Lock(db, key, event) => (*db, *key, event),
+            Told::Flush(db) => return publish_flush(ctx, channel, *db),
         };
         if selected != db {
-            api::select(ctx, db);
+            ctx.select(db);
             selected = db;
         }
         if keyspace_events {
             if let Some(event) = keyspace_event(event) {
-                api::notify(ctx, event, key);
+                ctx.notify(event, key);
             }
         }
         if let Event::Ended(end, token) = event {
-            // SAFETY: the list keeps its keys alive.
-            publish(
-                ctx,
-                channel,
-                texts,
-                db,
-                unsafe { api::bytes(key) },
-                *end,
-                *token,
-            );
+            publish(ctx, channel, texts, db, key.bytes(), *end, *token);
         }
     });
     if selected != home {
-        api::select(ctx, home);
+        ctx.select(home);
     }
 }
 
@@ -68,7 +59,7 @@ fn keyspace_event(event: &Event) -> Option<&'static CStr> {
 
 /// One message of one lock: on `__dlock@<db>__:<key>`, or on the sharded channel of its slot.
 fn publish(
-    ctx: *mut Ctx,
+    ctx: Ctx,
     channel: Channel,
     texts: &mut Texts,
     db: u32,
@@ -90,13 +81,13 @@ fn publish(
     let sharded = braced || (channel == Channel::Sharded && hash_slot::tag(key).is_some());
     texts.name(db, key, braced);
     texts.say(end, token);
-    api::publish(ctx, &texts.channel, &texts.message, sharded);
+    ctx.publish(&texts.channel, &texts.message, sharded);
 }
 
 /// A flush is one message for its database. It belongs to no slot, so it always goes out plain.
-fn publish_flush(ctx: *mut Ctx, channel: Channel, db: u32) {
+fn publish_flush(ctx: Ctx, channel: Channel, db: u32) {
     if channel != Channel::None {
-        api::publish(ctx, format!("__dlock@{db}__").as_bytes(), b"flushed", false);
+        ctx.publish(format!("__dlock@{db}__").as_bytes(), b"flushed", false);
     }
 }
 

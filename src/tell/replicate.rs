@@ -6,10 +6,11 @@
 //! listener needs: a full synchronisation and the start of an AOF fork a child, a partial synchronisation needs a
 //! backlog (that INFO has shown not to be there), and a node of a cluster may always hand slots over.
 
-use crate::ffi::api::{self, api, hot, Ctx, Str};
+use crate::ffi::ctx::Ctx;
+use crate::ffi::text::Str;
 use dlock_engine::change;
 use redis_module::raw;
-use std::ffi::{c_char, CStr};
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether somebody may listen. Set at the first sign, cleared only when the server says that nobody does.
@@ -26,45 +27,27 @@ pub fn somebody_may_listen() {
 }
 
 /// Asks the server whether anybody listens.
-pub fn refresh(ctx: *mut Ctx) {
-    let flags = api::flags(ctx);
+pub fn refresh(ctx: Ctx) {
+    let flags = ctx.flags();
     let may = raw::REDISMODULE_CTX_FLAGS_AOF
         | raw::REDISMODULE_CTX_FLAGS_CLUSTER
         | raw::REDISMODULE_CTX_FLAGS_SLAVE;
     let forked = flags & raw::REDISMODULE_CTX_FLAGS_ACTIVE_CHILD != 0;
-    let none = |field: &CStr| api::server_info(ctx, c"replication", field).as_deref() == Some("0");
+    let none = |field: &CStr| ctx.server_info(c"replication", field).as_deref() == Some("0");
     let nobody =
         flags & may == 0 && !forked && none(c"connected_slaves") && none(c"repl_backlog_active");
     LISTENING.store(!nobody, Ordering::Relaxed);
 }
 
 /// Propagates the effect of an event on one lock.
-pub fn effect(ctx: *mut Ctx, key: *mut Str, effect: &[u8]) {
-    let words = if change::goes_without_saying(effect) {
-        c"s"
-    } else {
-        c"sb"
-    };
-    // SAFETY: a live context of the server's own making; the key and the bytes are copied or counted by the server, and of
-    // what it is given it takes as many as there are words.
-    unsafe {
-        api!(RedisModule_Replicate(
-            ctx,
-            c"DLOCK.APPLY".as_ptr(),
-            words.as_ptr(),
-            key,
-            effect.as_ptr().cast::<c_char>(),
-            effect.len()
-        ));
-    }
+pub fn effect(ctx: Ctx, key: Str, effect: &[u8]) {
+    let bytes = (!change::goes_without_saying(effect)).then_some(effect);
+    ctx.replicate(c"DLOCK.APPLY", key, bytes);
 }
 
 /// Counts a change that nobody listens to, so that the server's save points see it. The server offers no other way than a
 /// verbatim replication, which reaches nobody here; should it ever, the receiver refuses the command (only effects are
 /// followed), and says so in its log.
-pub fn nothing(ctx: *mut Ctx) {
-    // SAFETY: the context of a command.
-    unsafe {
-        hot!(RedisModule_ReplicateVerbatim(ctx));
-    }
+pub fn nothing(ctx: Ctx) {
+    ctx.replicate_verbatim();
 }

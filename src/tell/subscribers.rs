@@ -5,8 +5,9 @@
 //! subscribes within that same turn has not been answered yet. A turn that follows a burst counts as a burst from its first
 //! message on. Once a subscriber was seen, nothing is asked until the next heartbeat.
 
-use crate::ffi::api::{self, api, Ctx};
+use crate::ffi::call::Rules;
 use crate::ffi::cell::MainThread;
+use crate::ffi::ctx::Ctx;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,33 +17,37 @@ const UNASKED: u32 = 4;
 /// A subscriber was seen since the last heartbeat.
 static SEEN: AtomicBool = AtomicBool::new(true);
 
-struct Turn {
+struct Iteration {
     messages: u32,
-    // How many of them are published without asking in this turn.
+    // How many of them are published without asking in this iteration.
     unasked: u32,
     nobody: bool,
 }
 
-static TURN: MainThread<Turn> = MainThread::new(Turn {
+static ITERATION: MainThread<Iteration> = MainThread::new(Iteration {
     messages: 0,
     unasked: UNASKED,
     nobody: false,
 });
 
-/// The event loop has made a turn.
-pub fn turn() {
-    if let Some(mut turn) = TURN.try_borrow_mut() {
-        turn.unasked = if turn.messages > UNASKED { 0 } else { UNASKED };
-        turn.messages = 0;
-        turn.nobody = false;
+/// The event loop has made a iteration.
+pub fn on_before_sleep() {
+    if let Some(mut iteration) = ITERATION.try_borrow_mut() {
+        iteration.unasked = if iteration.messages > UNASKED {
+            0
+        } else {
+            UNASKED
+        };
+        iteration.messages = 0;
+        iteration.nobody = false;
     }
 }
 
 /// Forgets the subscriber that was seen, unless the server counts subscriptions.
-pub fn heartbeat(ctx: *mut Ctx) {
+pub fn heartbeat(ctx: Ctx) {
     // Not every server has all of them (`quirks`).
     let none = |field: &CStr| {
-        let count = api::server_info(ctx, c"stats", field);
+        let count = ctx.server_info(c"stats", field);
         count.map_or(true, |count| count == "0")
     };
     let fields = [
@@ -55,50 +60,32 @@ pub fn heartbeat(ctx: *mut Ctx) {
 
 /// Whether it is known that nobody subscribes. Asks the server nothing.
 pub fn known_absent() -> bool {
-    TURN.try_borrow_mut().is_some_and(|mut turn| {
-        turn.messages += u32::from(turn.nobody);
-        turn.nobody
+    ITERATION.try_borrow_mut().is_some_and(|mut iteration| {
+        iteration.messages += u32::from(iteration.nobody);
+        iteration.nobody
     })
 }
 
 /// Whether one more message may have a subscriber.
-pub fn may_exist(ctx: *mut Ctx) -> bool {
+pub fn may_exist(ctx: Ctx) -> bool {
     if SEEN.load(Ordering::Relaxed) {
         return true;
     }
-    let Some(mut turn) = TURN.try_borrow_mut() else {
+    let Some(mut iteration) = ITERATION.try_borrow_mut() else {
         return true;
     };
-    turn.messages += 1;
-    if turn.messages == turn.unasked + 1 {
-        turn.nobody = !subscribed(ctx);
-        SEEN.store(!turn.nobody, Ordering::Relaxed);
+    iteration.messages += 1;
+    if iteration.messages == iteration.unasked + 1 {
+        iteration.nobody = !subscribed(ctx);
+        SEEN.store(!iteration.nobody, Ordering::Relaxed);
     }
-    !turn.nobody
+    !iteration.nobody
 }
 
 /// Asks the server for its subscriptions.
-fn subscribed(ctx: *mut Ctx) -> bool {
-    [c"NUMPAT", c"CHANNELS", c"SHARDCHANNELS"]
-        .into_iter()
-        .any(|what| {
-            // SAFETY: a call with constants, which runs no command of a client's; the reply is freed.
-            unsafe {
-                let reply = api!(RedisModule_Call(
-                    ctx,
-                    c"PUBSUB".as_ptr(),
-                    c"c".as_ptr(),
-                    what.as_ptr()
-                ));
-                if reply.is_null() {
-                    return true;
-                }
-                let any = match what == c"NUMPAT" {
-                    true => api!(RedisModule_CallReplyInteger(reply)) != 0,
-                    false => api!(RedisModule_CallReplyLength(reply)) != 0,
-                };
-                api!(RedisModule_FreeCallReply(reply));
-                any
-            }
-        })
+fn subscribed(ctx: Ctx) -> bool {
+    let ask = |what: &[u8]| ctx.call(c"PUBSUB", Rules::NONE, &[what]);
+    let none = |what: &[u8]| ask(what).is_some_and(|answer| answer.value().len() == 0);
+    let no_pattern = ask(b"NUMPAT").is_some_and(|answer| answer.value().integer() == 0);
+    !(no_pattern && none(b"CHANNELS") && none(b"SHARDCHANNELS"))
 }

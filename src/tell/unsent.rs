@@ -8,8 +8,8 @@
 //! Where the server sends in other threads (`io-threads`) it may learn of a broken connection only in a later turn. By then a
 //! reply that is left may be another one's, and the grant stands.
 
-use crate::ffi::api::{self, Ctx};
 use crate::ffi::cell::MainThread;
+use crate::ffi::ctx::Ctx;
 use crate::node::event_loop;
 use crate::node::inbox::{self, Notice};
 use crate::servers::quirks;
@@ -39,7 +39,7 @@ pub fn add(client: ClientId, user: Vec<u8>, undo: Vec<Undo>) {
 }
 
 /// The event loop has made a turn: what was written has been sent, as far as it could be.
-pub fn turn() {
+pub fn on_after_sleep() {
     if let Some(mut unsent) = UNSENT.try_borrow_mut() {
         unsent.clear();
     }
@@ -56,13 +56,13 @@ pub fn take_back(client: ClientId) {
 }
 
 /// A connection ends. The server is asked here, in the callback: a moment later it knows nothing of the connection any more.
-pub fn on_disconnect(ctx: *mut Ctx, client: ClientId) {
+pub fn on_disconnect(ctx: Ctx, client: ClientId) {
     let user = UNSENT
         .try_borrow_mut()
         .and_then(|unsent| Some(unsent.get(&client)?.user.clone()));
     let Some(user) = user else { return };
     // Without an answer it may have been sent.
-    let output = api::client_line(ctx, client.0).map(|line| Output::of(&line));
+    let output = ctx.client_line(client.0).map(|line| Output::of(&line));
     if output.is_some_and(|output| !output.may_have_gone_out(&user)) {
         take_back(client);
     }

@@ -56,19 +56,6 @@ fn every_callback_catches_panics() {
     assert!(seen > 20, "{seen} callbacks are found");
 }
 
-/// Where code may touch what the compiler cannot watch, and nowhere else.
-#[test]
-fn unsafe_code_is_the_servers() {
-    for (path, text) in ["engine", "commands"].into_iter().flat_map(sources) {
-        let code = text
-            .lines()
-            .map(|line| line.split("//").next().unwrap_or(""));
-        let mut code = code.filter(|code| !code.contains("unsafe_code"));
-        let found = code.find(|code| code.contains("unsafe"));
-        assert!(found.is_none(), "{}: {found:?}", path.display());
-    }
-}
-
 #[test]
 fn callbacks_are_told_from_types() {
     let text = "type Call = unsafe extern \"C\" fn(u8);\n\

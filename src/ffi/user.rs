@@ -1,6 +1,8 @@
 //! The user that calls, and what the ACL lets it do.
 
-use crate::ffi::api::{self, api, hot, Ctx, Str, Text};
+use super::api::{api, OK};
+use super::ctx::Ctx;
+use super::text::{Str, Text};
 use redis_module::raw::{self, RedisModuleUser};
 use std::ffi::c_int;
 use std::io;
@@ -11,60 +13,64 @@ pub struct User(*mut RedisModuleUser);
 impl User {
     /// The user of the calling connection, or of the connection that runs the calling script. None if there is neither:
     /// another module calls.
-    pub fn calling(ctx: *mut Ctx) -> Option<User> {
+    pub fn calling(ctx: Ctx) -> Option<User> {
         // SAFETY: a live context; names are the server's and freed here. Only a script's client is asked for its user
         // without a look-up: a module's may have none, which the server does not check.
         unsafe {
-            let name = if api::flags(ctx) & raw::REDISMODULE_CTX_FLAGS_LUA != 0 {
-                api!(RedisModule_GetCurrentUserName(ctx))
+            let name = if ctx.in_script() {
+                api!(RedisModule_GetCurrentUserName(ctx.raw()))
             } else {
-                let client = hot!(RedisModule_GetClientId(ctx));
-                api!(RedisModule_GetClientUserNameById(ctx, client))
+                api!(RedisModule_GetClientUserNameById(ctx.raw(), ctx.client()))
             };
             if name.is_null() {
                 return None;
             }
             let user = api!(RedisModule_GetModuleUserFromUserName(name));
-            api!(RedisModule_FreeString(ctx, name));
+            api!(RedisModule_FreeString(ctx.raw(), name));
             (!user.is_null()).then_some(User(user))
         }
     }
 
-    /// Whether the ACL lets the user publish on this channel.
+    /// Returns true if the ACL lets the user publish on this channel.
     pub fn may_publish(&self, channel: &[u8]) -> bool {
         let channel = Text::new(channel);
+        let publish = raw::REDISMODULE_CMD_CHANNEL_PUBLISH as c_int;
         // SAFETY: the user lives until the drop, the name until the call returns.
         unsafe {
-            let flags = raw::REDISMODULE_CMD_CHANNEL_PUBLISH as c_int;
             api!(RedisModule_ACLCheckChannelPermissions(
                 self.0,
-                channel.raw(),
-                flags
-            )) == api::OK
+                channel.as_str().raw(),
+                publish
+            )) == OK
         }
     }
 
-    /// Whether the ACL keeps the user from running this command, on these keys. A command that there is not is not kept
+    /// Returns true if the ACL keeps the user from running this command, on these keys. A command that there is not is not kept
     /// from anybody.
-    pub fn may_not(&self, argv: &mut [*mut Str]) -> bool {
-        // SAFETY: the user lives until the drop, the arguments until the call returns.
+    pub fn may_not(&self, argv: &[Str]) -> bool {
+        // SAFETY: the user lives until the drop, the arguments, which the server does not change, until the call returns.
         unsafe {
             let checked = api!(RedisModule_ACLCheckCommandPermissions(
                 self.0,
-                argv.as_mut_ptr(),
+                argv.as_ptr().cast_mut().cast(),
                 argv.len() as c_int
             ));
-            checked != api::OK
-                && io::Error::last_os_error().kind() == io::ErrorKind::PermissionDenied
+            checked != OK && io::Error::last_os_error().kind() == io::ErrorKind::PermissionDenied
         }
     }
 
-    /// Whether the ACL lets the user read this key.
+    /// Returns true if the ACL lets the user read this key.
     pub fn may_read(&self, key: &[u8]) -> bool {
         let key = Text::new(key);
         let read = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
         // SAFETY: the user lives until the drop, the key until the call returns.
-        unsafe { api!(RedisModule_ACLCheckKeyPermissions(self.0, key.raw(), read)) == api::OK }
+        unsafe {
+            api!(RedisModule_ACLCheckKeyPermissions(
+                self.0,
+                key.as_str().raw(),
+                read
+            )) == OK
+        }
     }
 }
 

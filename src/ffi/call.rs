@@ -1,0 +1,163 @@
+//! Commands that the module has the server run, and their replies.
+
+use super::api::api;
+use super::ctx::Ctx;
+use super::text::{Str, Text};
+use redis_module::raw::{self, RedisModuleCallReply};
+use std::ffi::{c_int, CStr};
+use std::marker::PhantomData;
+
+/// By which rules a command is run. Each is a format of the server's that ends with `v`: the arguments and their number.
+#[derive(Clone, Copy)]
+pub struct Rules(&'static CStr);
+
+impl Rules {
+    /// None.
+    pub const NONE: Rules = Rules(c"v");
+    /// `E` gives refusals as replies.
+    pub const REFUSALS: Rules = Rules(c"Ev");
+    /// `S`: those that scripts are held to.
+    pub const SCRIPT: Rules = Rules(c"SEv");
+    /// `!` replicates the call as it would be by itself, `C` runs it as the caller, `M` refuses it when memory is out, `0` answers
+    /// in the caller's protocol.
+    pub const AS_CALLER: Rules = Rules(c"!CSME0v");
+    /// `K` lets it be blocked: then the reply is a promise, which may be freed at any time.
+    pub const MAY_BLOCK: Rules = Rules(c"Kv");
+}
+
+impl<'event> Ctx<'event> {
+    /// Has the server run a command of these words; none if it has no such command, or lets nobody run it here.
+    pub fn call(self, command: &CStr, rules: Rules, words: &[&[u8]]) -> Option<Answer<'event>> {
+        let words: Vec<Text> = words.iter().map(|word| Text::new(word)).collect();
+        let words: Vec<Str> = words.iter().map(Text::as_str).collect();
+        self.call_strs(command, rules, &words)
+    }
+
+    /// The same with strings of the server's.
+    pub fn call_strs(self, command: &CStr, rules: Rules, words: &[Str]) -> Option<Answer<'event>> {
+        // SAFETY: a live context; the format takes the arguments, which the server does not change, and their number.
+        let reply = unsafe {
+            api!(RedisModule_Call(
+                self.raw(),
+                command.as_ptr(),
+                rules.0.as_ptr(),
+                words.as_ptr(),
+                words.len()
+            ))
+        };
+        (!reply.is_null()).then_some(Answer(reply, PhantomData))
+    }
+
+    /// Passes a reply on as it is. Returns true if the server has written it.
+    pub fn pass_on(self, answer: &Answer) -> bool {
+        // SAFETY: a live context and a live reply.
+        unsafe { api!(RedisModule_ReplyWithCallReply(self.raw(), answer.0)) == super::api::OK }
+    }
+}
+
+/// A reply, freed on drop.
+pub struct Answer<'event>(*mut RedisModuleCallReply, PhantomData<Ctx<'event>>);
+
+impl Answer<'_> {
+    /// What it says.
+    pub fn value(&self) -> Value<'_> {
+        Value(self.0, PhantomData)
+    }
+
+    /// Returns true if it has a text to be passed on.
+    pub fn has_text(&self) -> bool {
+        let mut len = 0;
+        // SAFETY: a live reply.
+        unsafe { api!(RedisModule_CallReplyProto(self.0, &mut len)) };
+        len > 0
+    }
+}
+
+impl Drop for Answer<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the server's reply, freed once.
+        unsafe { api!(RedisModule_FreeCallReply(self.0)) }
+    }
+}
+
+/// A reply, or an element of one. One that is not there is null, and everything about it is nothing.
+#[derive(Clone, Copy)]
+pub struct Value<'a>(*mut RedisModuleCallReply, PhantomData<&'a Answer<'a>>);
+
+impl<'a> Value<'a> {
+    fn kind(self) -> c_int {
+        match self.0.is_null() {
+            true => raw::REDISMODULE_REPLY_UNKNOWN as c_int,
+            // SAFETY: a live reply.
+            false => unsafe { api!(RedisModule_CallReplyType(self.0)) },
+        }
+    }
+
+    /// Returns true if it is not there.
+    pub fn is_missing(self) -> bool {
+        self.0.is_null()
+    }
+
+    /// Returns true if it is an error.
+    pub fn is_error(self) -> bool {
+        self.kind() == raw::REDISMODULE_REPLY_ERROR as c_int
+    }
+
+    /// Returns true if it is an array.
+    pub fn is_array(self) -> bool {
+        self.kind() == raw::REDISMODULE_REPLY_ARRAY as c_int
+    }
+
+    /// The number, 0 if it is none.
+    pub fn integer(self) -> i64 {
+        match self.kind() == raw::REDISMODULE_REPLY_INTEGER as c_int {
+            // SAFETY: a live reply, of this type.
+            true => unsafe { api!(RedisModule_CallReplyInteger(self.0)) },
+            false => 0,
+        }
+    }
+
+    /// How many elements it has, or bytes.
+    pub fn len(self) -> usize {
+        match self.0.is_null() {
+            true => 0,
+            // SAFETY: a live reply; the server answers 0 for one of another type.
+            false => unsafe { api!(RedisModule_CallReplyLength(self.0)) },
+        }
+    }
+
+    /// An element of an array, or of a set, which RESP3 may make of it.
+    pub fn element(self, at: usize) -> Value<'a> {
+        let kind = self.kind();
+        // SAFETY: a live reply, of the type that each call is for; it owns its elements.
+        let element = unsafe {
+            if kind == raw::REDISMODULE_REPLY_SET as c_int {
+                api!(RedisModule_CallReplySetElement(self.0, at))
+            } else if kind == raw::REDISMODULE_REPLY_ARRAY as c_int {
+                api!(RedisModule_CallReplyArrayElement(self.0, at))
+            } else {
+                std::ptr::null_mut()
+            }
+        };
+        Value(element, PhantomData)
+    }
+
+    /// The bytes of a string or an error; none if it is neither.
+    pub fn bytes(self) -> Option<&'a [u8]> {
+        if self.0.is_null() {
+            return None;
+        }
+        let mut len = 0;
+        // SAFETY: the reply is live; the bytes are its own, as many as it says.
+        unsafe {
+            let start = api!(RedisModule_CallReplyStringPtr(self.0, &mut len));
+            (!start.is_null()).then(|| std::slice::from_raw_parts(start.cast(), len))
+        }
+    }
+
+    /// The same, as text.
+    pub fn text(self) -> Option<String> {
+        let bytes = self.bytes()?;
+        Some(String::from_utf8_lossy(bytes).into_owned())
+    }
+}

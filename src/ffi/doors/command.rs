@@ -1,0 +1,209 @@
+//! Commands: the table turned into what the server keeps of them, and the way in.
+
+use crate::ffi::api::{api, OK};
+use crate::ffi::ctx::Ctx;
+use crate::ffi::panic::catch_panic;
+use crate::ffi::text::Str;
+use dlock_commands::table::{Access, Arg, Kind, Spec, COMMANDS};
+use redis_module::raw::{self, RedisModuleCtx, RedisModuleString};
+use std::ffi::{c_char, c_int, CString};
+use std::ptr;
+
+/// Who runs commands. `argv` begins with the command's name.
+pub trait Handler: 'static {
+    /// A command of a client, of the primary, or of the AOF.
+    fn run(ctx: Ctx, spec: &'static Spec, argv: &[Str]);
+    /// The server asks for the keys of such a command; each is handed out by `Ctx::give_key`.
+    fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]);
+}
+
+/// Registers a command of the table.
+///
+/// Errors with what the server refuses.
+pub fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), &'static str> {
+    let name = text(spec.name);
+    let access = match spec.access {
+        Access::Write | Access::Follow | Access::Guard => "write",
+        Access::Read => "readonly",
+        Access::None => "",
+    };
+    // Where the first key is and where the last is what a cluster goes by, on every server that there is: from keys that a
+    // number tells of it would see none, and neither redirect nor refuse. So it asks the module for them.
+    let asks = if spec.many_keys() { "getkeys-api" } else { "" };
+    let words = [access, spec.flags, asks].into_iter();
+    let flags = words.filter(|word| !word.is_empty()).collect::<Vec<_>>();
+    let flags = text(&flags.join(" "));
+    let (first, last, step) = if spec.access == Access::None || spec.many_keys() {
+        (0, 0, 0)
+    } else {
+        (1, 1, 1)
+    };
+    // SAFETY: the context of the load; names and descriptions are leaked, as the server may keep what it is given.
+    unsafe {
+        let created = api!(RedisModule_CreateCommand(
+            ctx.raw(),
+            name,
+            Some(callback::<H>(spec)),
+            flags,
+            first,
+            last,
+            step
+        ));
+        if created != OK {
+            return Err("the registration");
+        }
+        let command = api!(RedisModule_GetCommand(ctx.raw(), name));
+        if command.is_null() || api!(RedisModule_SetCommandInfo(command, description(spec))) != OK {
+            return Err("the description");
+        }
+        // Redis 7.0 lets modules have none (`servers::quirks`).
+        let categories = raw::RedisModule_SetCommandACLCategories;
+        if categories.is_some_and(|set| set(command, text(spec.categories)) != OK) {
+            return Err("the ACL categories");
+        }
+    }
+    Ok(())
+}
+
+/// The callback of a command: one for each, since the server gives it nothing to tell the command by but its name.
+fn callback<H: Handler>(
+    spec: &'static Spec,
+) -> unsafe extern "C" fn(*mut RedisModuleCtx, *mut *mut RedisModuleString, c_int) -> c_int {
+    macro_rules! callbacks {
+        ($($at:literal)*) => {
+            match COMMANDS.iter().position(|other| other.verb == spec.verb) {
+                $(Some($at) => at::<H, $at>,)*
+                _ => at::<H, { usize::MAX }>,
+            }
+        };
+    }
+    callbacks!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31)
+}
+
+/// Runs the command at this place of the table.
+unsafe extern "C" fn at<H: Handler, const AT: usize>(
+    ctx: *mut RedisModuleCtx,
+    argv: *mut *mut RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    // SAFETY: the context and the server's arguments, as many as it says, which nobody changes while the command runs.
+    let (ctx, argv) = unsafe { (Ctx::of(ctx), Str::all(argv, argc)) };
+    catch_panic(|| {
+        if let Some(spec) = COMMANDS.get(AT) {
+            let tells = spec.access == Access::Guard || spec.many_keys();
+            // SAFETY: the context of the command.
+            if tells && unsafe { api!(RedisModule_IsKeysPositionRequest(ctx.raw())) } != 0 {
+                return H::give_keys(ctx, spec, argv);
+            }
+            H::run(ctx, spec, argv);
+        }
+    });
+    OK
+}
+
+/// What COMMAND DOCS, COMMAND INFO, COMMAND GETKEYS and the ACL's key patterns are made from.
+fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
+    static VERSION: raw::RedisModuleCommandInfoVersion = raw::RedisModuleCommandInfoVersion {
+        version: 1,
+        sizeof_historyentry: std::mem::size_of::<raw::RedisModuleCommandHistoryEntry>(),
+        sizeof_keyspec: std::mem::size_of::<raw::RedisModuleCommandKeySpec>(),
+        sizeof_arg: std::mem::size_of::<raw::RedisModuleCommandArg>(),
+    };
+    let info = raw::RedisModuleCommandInfo {
+        version: &VERSION,
+        summary: text(spec.summary),
+        complexity: text(spec.complexity),
+        since: text("0.1.0"),
+        history: ptr::null_mut(),
+        tips: spec.tips().map_or(ptr::null(), text),
+        arity: spec.arity(),
+        key_specs: key_specs(spec),
+        args: arguments(spec.args),
+    };
+    Box::leak(Box::new(info))
+}
+
+/// What a command does to its keys.
+pub fn access(spec: &Spec) -> u32 {
+    match spec.access {
+        Access::None => 0,
+        Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
+        // The inner command's keys are handed out when they are asked for.
+        Access::Guard => {
+            raw::REDISMODULE_CMD_KEY_RO
+                | raw::REDISMODULE_CMD_KEY_ACCESS
+                | raw::REDISMODULE_CMD_KEY_INCOMPLETE
+        }
+        Access::Write | Access::Follow => {
+            raw::REDISMODULE_CMD_KEY_RW
+                | raw::REDISMODULE_CMD_KEY_ACCESS
+                | raw::REDISMODULE_CMD_KEY_UPDATE
+        }
+    }
+}
+
+fn key_specs(spec: &Spec) -> *mut raw::RedisModuleCommandKeySpec {
+    if spec.access == Access::None {
+        return ptr::null_mut();
+    }
+    // SAFETY: all-zero is the end mark of the list, and "left out" in every field.
+    let mut specs: [raw::RedisModuleCommandKeySpec; 2] = unsafe { std::mem::zeroed() };
+    specs[0].flags = u64::from(access(spec));
+    specs[0].begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
+    specs[0].bs.index.pos = 1;
+    if spec.many_keys() {
+        specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
+        specs[0].fk.keynum.keynumidx = 0;
+        specs[0].fk.keynum.firstkey = 1;
+        specs[0].fk.keynum.keystep = 1;
+    } else {
+        specs[0].find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
+        specs[0].fk.range.lastkey = 0;
+        specs[0].fk.range.keystep = 1;
+    }
+    Box::leak(Box::new(specs)).as_mut_ptr()
+}
+
+/// A list of arguments, none for an empty one.
+fn arguments(args: &[Arg]) -> *mut raw::RedisModuleCommandArg {
+    if args.is_empty() {
+        return ptr::null_mut();
+    }
+    let mut list: Vec<raw::RedisModuleCommandArg> = args.iter().map(argument).collect();
+    // SAFETY: all-zero is the end mark of the list, and "left out" in every field.
+    list.push(unsafe { std::mem::zeroed() });
+    Box::leak(list.into_boxed_slice()).as_mut_ptr()
+}
+
+fn argument(arg: &Arg) -> raw::RedisModuleCommandArg {
+    // SAFETY: all-zero is "left out" in every field.
+    let mut described: raw::RedisModuleCommandArg = unsafe { std::mem::zeroed() };
+    described.name = text(arg.name);
+    described.type_ = match arg.kind {
+        Kind::Key | Kind::Keys => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+        Kind::Text(..) | Kind::Word | Kind::Words => {
+            raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING
+        }
+        Kind::Integer(..) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER,
+        Kind::Flag(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_PURE_TOKEN,
+        Kind::OneOf(_) => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_ONEOF,
+    };
+    if let Kind::OneOf(choices) = arg.kind {
+        described.subargs = arguments(choices);
+    }
+    let key = matches!(arg.kind, Kind::Key | Kind::Keys);
+    described.key_spec_index = if key { 0 } else { -1 };
+    described.token = arg.token.map_or(ptr::null(), text);
+    if arg.optional {
+        described.flags |= raw::REDISMODULE_CMD_ARG_OPTIONAL as c_int;
+    }
+    if matches!(arg.kind, Kind::Words | Kind::Keys) {
+        described.flags |= raw::REDISMODULE_CMD_ARG_MULTIPLE as c_int;
+    }
+    described
+}
+
+/// A constant as the server wants it, for as long as it may want it.
+fn text(text: &str) -> *const c_char {
+    CString::new(text).unwrap_or_default().into_raw()
+}

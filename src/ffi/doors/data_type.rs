@@ -1,0 +1,217 @@
+//! A data type of the module's: how its values are saved, loaded, rewritten, digested and freed.
+
+use crate::ffi::api::api;
+use crate::ffi::ctx::Ctx;
+use crate::ffi::panic::catch_panic;
+use crate::ffi::text::Str;
+use redis_module::raw::{
+    self, RedisModuleDigest, RedisModuleIO, RedisModuleKeyOptCtx, RedisModuleString,
+};
+use std::ffi::{c_int, c_void, CStr};
+use std::marker::PhantomData;
+use std::ptr;
+
+/// The values of a data type.
+pub trait Stored: Sized + 'static {
+    /// The command that a value is rewritten as in the AOF, after its key.
+    const REWRITTEN_BY: &'static CStr;
+    /// Reads a value, if it can be: else the server takes it for a corrupt one.
+    fn load(from: &From, version: c_int) -> Option<Box<Self>>;
+    /// The value as one string.
+    fn save(&self) -> Vec<u8>;
+    /// The value as what follows its key in a command.
+    fn rewrite(&self) -> Vec<u8>;
+    /// What two equal values have in common.
+    fn digest(&self) -> Vec<u8>;
+    /// How many bytes it takes.
+    fn bytes(&self) -> usize;
+    /// It leaves its name, in whatever way.
+    fn unlinked(&self, db: u32, key: &[u8]);
+    /// Returns true if nobody wants to hear that values leave their names.
+    fn ignores_unlinks() -> bool;
+    /// It is freed. May come on any thread: a flush frees whole databases in the background.
+    fn freed(self: Box<Self>);
+}
+
+/// What the server is given of a type. `copy` is missing on purpose: COPY would hand one token to two keys.
+pub const fn methods<T: Stored>() -> raw::RedisModuleTypeMethods {
+    raw::RedisModuleTypeMethods {
+        version: raw::REDISMODULE_TYPE_METHOD_VERSION as u64,
+        rdb_load: Some(load::<T>),
+        rdb_save: Some(save::<T>),
+        aof_rewrite: Some(rewrite::<T>),
+        free: Some(free::<T>),
+        mem_usage: None,
+        digest: Some(digest::<T>),
+        aux_load: None,
+        aux_save: None,
+        aux_save_triggers: 0,
+        free_effort: None,
+        unlink: None,
+        copy: None,
+        defrag: None,
+        mem_usage2: Some(memory::<T>),
+        free_effort2: Some(effort),
+        unlink2: Some(unlinked::<T>),
+        copy2: None,
+        aux_save2: None,
+    }
+}
+
+/// Makes a value the server's, which will free it: for a key of this type, and nothing else.
+pub fn give<T: Stored>(value: Box<T>) -> *mut c_void {
+    Box::into_raw(value).cast()
+}
+
+/// Where a value is read from.
+pub struct From<'event>(*mut RedisModuleIO, PhantomData<&'event ()>);
+
+impl From<'_> {
+    /// What is read next, copied; none if the bytes end too early.
+    pub fn string(&self) -> Option<Vec<u8>> {
+        let mut len = 0;
+        // SAFETY: the server reads a value of this type; the string is copied for the caller, who frees it.
+        unsafe {
+            let bytes = api!(RedisModule_LoadStringBuffer(self.0, &mut len));
+            if bytes.is_null() {
+                return None;
+            }
+            let copy = std::slice::from_raw_parts(bytes.cast::<u8>(), len).to_vec();
+            api!(RedisModule_Free(bytes.cast()));
+            (api!(RedisModule_IsIOError(self.0)) == 0).then_some(copy)
+        }
+    }
+
+    /// The context of the load.
+    pub fn ctx(&self) -> Ctx<'_> {
+        // SAFETY: the server's own, for the length of this callback.
+        unsafe { Ctx::of(api!(RedisModule_GetContextFromIO(self.0)).cast()) }
+    }
+
+    /// The database and the key that is loaded to, if the server tells it.
+    pub fn name(&self) -> Option<(u32, &[u8])> {
+        // SAFETY: the key is the server's own, for the length of this callback.
+        unsafe {
+            let key = api!(RedisModule_GetKeyNameFromIO(self.0));
+            let db = u32::try_from(api!(RedisModule_GetDbIdFromIO(self.0))).ok()?;
+            (!key.is_null()).then(|| (db, Str::of(key.cast_mut()).bytes()))
+        }
+    }
+}
+
+/// A value of this type.
+///
+/// # Safety
+/// `value` is null, or one of this type that nobody changes or frees for `'a`.
+unsafe fn at<'a, T>(value: *const c_void) -> Option<&'a T> {
+    // SAFETY: made by `give` or `load`, and the caller's promise.
+    unsafe { value.cast::<T>().as_ref() }
+}
+
+unsafe extern "C" fn load<T: Stored>(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
+    let value = catch_panic(|| T::load(&From(io, PhantomData), version));
+    value.map_or(ptr::null_mut(), give)
+}
+
+unsafe extern "C" fn save<T: Stored>(io: *mut RedisModuleIO, value: *mut c_void) {
+    catch_panic(|| {
+        // SAFETY: the server's own value, for the length of this call.
+        let Some(value) = (unsafe { at::<T>(value) }) else {
+            return;
+        };
+        let bytes = value.save();
+        // SAFETY: the server writes to `io` and copies the bytes.
+        unsafe {
+            api!(RedisModule_SaveStringBuffer(
+                io,
+                bytes.as_ptr().cast(),
+                bytes.len()
+            ));
+        }
+    });
+}
+
+/// Writes the value as one effect; the server itself adds the key's TTL.
+unsafe extern "C" fn rewrite<T: Stored>(
+    io: *mut RedisModuleIO,
+    key: *mut RedisModuleString,
+    value: *mut c_void,
+) {
+    catch_panic(|| {
+        // SAFETY: the server's own value, for the length of this call.
+        let Some(value) = (unsafe { at::<T>(value) }) else {
+            return;
+        };
+        let bytes = value.rewrite();
+        // SAFETY: the server writes to `io`; the format takes the key, and the bytes and their number.
+        unsafe {
+            api!(RedisModule_EmitAOF(
+                io,
+                T::REWRITTEN_BY.as_ptr(),
+                c"sb".as_ptr(),
+                key,
+                bytes.as_ptr().cast::<std::ffi::c_char>(),
+                bytes.len()
+            ));
+        }
+    });
+}
+
+unsafe extern "C" fn digest<T: Stored>(digest: *mut RedisModuleDigest, value: *mut c_void) {
+    catch_panic(|| {
+        // SAFETY: the server's own value, for the length of this call.
+        let Some(value) = (unsafe { at::<T>(value) }) else {
+            return;
+        };
+        let bytes = value.digest();
+        // SAFETY: the server's own digest; the bytes go into it.
+        unsafe {
+            api!(RedisModule_DigestAddStringBuffer(
+                digest,
+                bytes.as_ptr().cast(),
+                bytes.len()
+            ));
+            api!(RedisModule_DigestEndSequence(digest));
+        }
+    });
+}
+
+unsafe extern "C" fn free<T: Stored>(value: *mut c_void) {
+    if value.is_null() {
+        return;
+    }
+    // SAFETY: made by `give` or `load`; the server frees it once, and has it no more.
+    catch_panic(|| T::freed(unsafe { Box::from_raw(value.cast::<T>()) }));
+}
+
+unsafe extern "C" fn memory<T: Stored>(
+    _: *mut RedisModuleKeyOptCtx,
+    value: *const c_void,
+    _: usize,
+) -> usize {
+    // SAFETY: the server's own value, for the length of this call.
+    catch_panic(|| unsafe { at::<T>(value) }.map_or(0, T::bytes))
+}
+
+/// Always cheap to free, since what is large goes in steps (`callbacks::remains`). The server would free it in another thread if it
+/// were told more, and only at once if it were told nothing: but the inbox tells a removal from a rename by the value being freed
+/// right after it was unlinked. Cannot panic.
+unsafe extern "C" fn effort(_: *mut RedisModuleKeyOptCtx, _: *const c_void) -> usize {
+    1
+}
+
+unsafe extern "C" fn unlinked<T: Stored>(ctx: *mut RedisModuleKeyOptCtx, value: *const c_void) {
+    if T::ignores_unlinks() {
+        return;
+    }
+    catch_panic(|| {
+        // SAFETY: the server's own context and value, for the length of this call.
+        unsafe {
+            let key = api!(RedisModule_GetKeyNameFromOptCtx(ctx));
+            let db = u32::try_from(api!(RedisModule_GetDbIdFromOptCtx(ctx)));
+            if let (Some(value), Ok(db), false) = (at::<T>(value), db, key.is_null()) {
+                value.unlinked(db, Str::of(key.cast_mut()).bytes());
+            }
+        }
+    });
+}

@@ -1,0 +1,55 @@
+//! INFO: the module's sections.
+
+use crate::ffi::api::{api, OK};
+use crate::ffi::ctx::Ctx;
+use crate::ffi::panic::catch_panic;
+use redis_module::raw::RedisModuleInfoCtx;
+use std::ffi::{c_int, CString};
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+/// Where sections are written to.
+pub struct Report<'event>(*mut RedisModuleInfoCtx, PhantomData<&'event ()>);
+
+impl Report<'_> {
+    /// Begins a section. Returns false if it was not asked for.
+    pub fn section(&mut self, name: &str) -> bool {
+        let name = CString::new(name).unwrap_or_default();
+        // SAFETY: the server's own context of this call; the name is copied.
+        unsafe { api!(RedisModule_InfoAddSection(self.0, name.as_ptr())) == OK }
+    }
+
+    /// Adds a field to the section that was begun last.
+    pub fn field(&mut self, name: &str, value: u64) {
+        let name = CString::new(name).unwrap_or_default();
+        // SAFETY: as above.
+        unsafe {
+            api!(RedisModule_InfoAddFieldULongLong(
+                self.0,
+                name.as_ptr(),
+                value
+            ))
+        };
+    }
+}
+
+/// What adds the sections.
+pub type Write = fn(Report<'_>);
+
+static WRITE: OnceLock<Write> = OnceLock::new();
+
+/// Has `write` called whenever INFO is asked for.
+pub fn register(ctx: Ctx, write: Write) {
+    // A second load brings the same.
+    let _ = WRITE.set(write);
+    // SAFETY: the context of the load; the callback lives as long as the module, which is never unloaded from here on.
+    unsafe { api!(RedisModule_RegisterInfoFunc(ctx.raw(), Some(report))) };
+}
+
+/// For a crash report nothing is added: the state may be what crashed.
+extern "C" fn report(ctx: *mut RedisModuleInfoCtx, for_crash_report: c_int) {
+    let write = WRITE.get().filter(|_| for_crash_report == 0);
+    if let Some(write) = write {
+        catch_panic(|| write(Report(ctx, PhantomData)));
+    }
+}

@@ -1,0 +1,78 @@
+//! What the server answers without a context.
+
+use super::api::{api, OK};
+use redis_module::raw;
+use std::ffi::{c_int, CStr};
+use std::ptr;
+use std::time::Duration;
+
+/// Returns true if anything that would reach replicas must wait: the server is paused, fails over or shuts down.
+pub fn must_hold_back() -> bool {
+    // SAFETY: takes nothing.
+    unsafe { api!(RedisModule_AvoidReplicaTraffic()) != 0 }
+}
+
+/// Tells the server's latency monitor.
+pub fn add_latency_sample(event: &CStr, took: Duration) {
+    // SAFETY: the server copies the name.
+    unsafe {
+        api!(RedisModule_LatencyAddSample(
+            event.as_ptr(),
+            took.as_millis() as i64
+        ))
+    };
+}
+
+/// Returns true if the connection with this client id is there.
+pub fn connected(client: u64) -> bool {
+    // SAFETY: without a structure to fill in, the server only looks the id up.
+    unsafe { api!(RedisModule_GetClientInfoById(ptr::null_mut(), client)) == OK }
+}
+
+/// What the server knows of the connection with this client id.
+fn info(client: u64) -> Option<raw::RedisModuleClientInfo> {
+    // SAFETY: all-zero is a value of this structure, which is the server's, with the version that says which.
+    unsafe {
+        let mut info: raw::RedisModuleClientInfo = std::mem::zeroed();
+        info.version = raw::REDISMODULE_CLIENTINFO_VERSION as u64;
+        let found = api!(RedisModule_GetClientInfoById(
+            ptr::from_mut(&mut info).cast(),
+            client
+        ));
+        (found == OK).then_some(info)
+    }
+}
+
+/// Returns true if the connection with this client id has subscriptions.
+pub fn subscribes(client: u64) -> bool {
+    let pubsub = u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_PUBSUB);
+    info(client).is_some_and(|info| info.flags & pubsub != 0)
+}
+
+/// The host and the port that a connection comes from.
+pub fn address(client: u64) -> Option<(String, u16)> {
+    let info = info(client)?;
+    // SAFETY: the server has written a C string there.
+    let host = unsafe { CStr::from_ptr(info.addr.as_ptr()) };
+    Some((host.to_string_lossy().into_owned(), info.port))
+}
+
+/// Returns true if the server passes keyspace events of the module class on (`notify-keyspace-events` has a `d`).
+pub fn notifies_of_modules() -> bool {
+    // SAFETY: takes nothing.
+    let classes = unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) };
+    classes & raw::REDISMODULE_NOTIFY_MODULE as c_int != 0
+}
+
+/// Returns true if the server tells its own time (since Redis 7.2).
+pub fn tells_time() -> bool {
+    // SAFETY: a pointer that the server has set before this and never changes.
+    unsafe { raw::RedisModule_CachedMicroseconds }.is_some()
+}
+
+/// The server's own time, which stands still within MULTI and scripts: microseconds of the wall clock.
+#[inline]
+pub fn cached_time_us() -> Option<u64> {
+    // SAFETY: as above; the function takes nothing.
+    unsafe { raw::RedisModule_CachedMicroseconds.map(|cached| cached() as u64) }
+}

@@ -1,0 +1,206 @@
+//! A command: words -> engine -> reply.
+
+use super::caller::Client;
+use super::keyspace::{Mode, OpenKeys, Origin};
+use super::state::State;
+use super::{enter, guard, list};
+use crate::callbacks::events;
+use crate::ffi::ctx::Ctx;
+use crate::ffi::doors::command::{access, Handler};
+use crate::ffi::panic::poisoned;
+use crate::ffi::probe;
+use crate::ffi::text::Str;
+use crate::node::{clock, gate, newer_format};
+use crate::servers::{quirks, turn_end, wait_key};
+use crate::tell::{blocking, reply};
+use dlock_commands::error::Error;
+use dlock_commands::list::Listing;
+use dlock_commands::table::{Access, Spec};
+use dlock_commands::{Call, Reply};
+use dlock_engine::{NameRef, Now, Refusal, RequestId};
+use std::ffi::c_int;
+
+/// Words after its name that a command may have without a list being made for them: key, owner and lease are all that most
+/// have.
+const FEW_WORDS: usize = 3;
+
+/// The commands of the table.
+pub struct Commands;
+
+impl Handler for Commands {
+    fn run(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
+        command(ctx, spec, argv);
+    }
+
+    fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]) {
+        match spec.many_keys() {
+            true => give_keys(ctx, spec, argv),
+            false => guard::give_keys(ctx, argv),
+        }
+    }
+}
+
+/// Hands out the keys of a command that a number tells of.
+fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]) {
+    let words: Vec<&[u8]> = argv.iter().skip(1).map(|word| word.bytes()).collect();
+    for at in spec.keys(&words) {
+        ctx.give_key(at as c_int + 1, access(spec) as c_int);
+    }
+}
+
+/// A command of a client, of the primary, or of the AOF. `argv` begins with the command's name.
+#[inline(always)]
+fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
+    if poisoned() {
+        return reply::refuse(ctx, Error::Poisoned);
+    }
+    let given = argv.get(1..).unwrap_or_default();
+    let (mut few, many): ([&[u8]; FEW_WORDS], Vec<&[u8]>);
+    let words = if given.len() <= FEW_WORDS {
+        few = [&[]; FEW_WORDS];
+        for (word, given) in few.iter_mut().zip(given) {
+            *word = given.bytes();
+        }
+        few.get(..given.len()).unwrap_or_default()
+    } else {
+        many = given.iter().map(|word| word.bytes()).collect();
+        &many
+    };
+    let key = given.first().copied().zip(words.first().copied());
+    let mode = if matches!(spec.access, Access::Write | Access::Follow) {
+        Mode::Write
+    } else {
+        Mode::Read
+    };
+    if spec.access == Access::Follow && probe::probing() {
+        quirks::trial(ctx);
+        return reply::pass(ctx);
+    }
+    if spec.access == Access::None && turn_end::calling() {
+        return turn_end::block(ctx);
+    }
+    let now = if mode == Mode::Read {
+        clock::of_read(ctx)
+    } else {
+        clock::of_command()
+    };
+    let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
+        if spec.access == Access::Write && state.engine.has_undelivered() {
+            state.take_back(now);
+        }
+        let caller = Client(ctx);
+        let mut call = state.call(&caller, now);
+        if call.keys.in_cluster() {
+            close_queues(ctx, &mut call, spec, words);
+        }
+        let answer = dlock_commands::execute(spec, &mut call, words);
+        // Written from here, where it is: the server does not call back for a reply.
+        match reply::write_usual(ctx, answer) {
+            None => Next::Done,
+            Some(answer) => state.finish(ctx, spec, words, answer, now),
+        }
+    });
+    match next {
+        Some(Next::Done) => {}
+        Some(next) => go_on(ctx, argv, next),
+        // Another module's callback has called from within an event of this module, which has the state borrowed.
+        None => reply::refuse(ctx, Error::Busy),
+    }
+}
+
+/// Does what is left to do for a command once its event has been worked off.
+#[cold]
+fn go_on(ctx: Ctx, argv: &[Str], next: Next) {
+    match next {
+        Next::Done => {}
+        Next::List(listing) => list::run(ctx, &listing),
+        Next::Run => guard::run(ctx, argv.get(guard::INNER..).unwrap_or_default()),
+    }
+}
+
+/// A queue does not move in a slot that is migrating away: the lock's next holder is found where it goes.
+#[cold]
+fn close_queues(ctx: Ctx, call: &mut Call<OpenKeys>, spec: &Spec, words: &[&[u8]]) {
+    let changed = match spec.access {
+        Access::Write => spec.keys(words),
+        _ => return,
+    };
+    for key in words.get(changed).unwrap_or_default() {
+        let name = NameRef { db: call.db, key };
+        if call.engine.watches(name) {
+            call.engine.close(name, !gate::accepts_key(ctx, name));
+        }
+    }
+}
+
+/// A request that has to wait.
+struct Wait<'w> {
+    id: RequestId,
+    // Its first key.
+    key: &'w [u8],
+    // The owner, where the server named it.
+    named: Option<String>,
+}
+
+/// What is left to do for a command once its event has been worked off.
+enum Next {
+    /// Nothing: it is answered, or its connection waits.
+    Done,
+    /// To run the command that it guards.
+    Run,
+    /// To make the page that it asks for.
+    List(Box<Listing>),
+}
+
+impl State {
+    /// Takes back what has not reached its connection: a command that decides finds the locks as if it had not been granted.
+    #[cold]
+    fn take_back(&mut self, now: Now) {
+        if gate::primary() {
+            self.engine.take_back(&mut self.keys, now);
+        }
+    }
+
+    /// Gives an unusual answer to a command, or has its connection wait for one.
+    #[cold]
+    fn finish(
+        &mut self,
+        ctx: Ctx,
+        spec: &Spec,
+        words: &[&[u8]],
+        answer: Result<Reply, Error>,
+        now: Now,
+    ) -> Next {
+        match answer {
+            Ok(Reply::Run) => return Next::Run,
+            Ok(Reply::List(listing)) => return Next::List(listing),
+            Ok(Reply::Wait(id, named)) => {
+                let keys = spec.keys(words);
+                let key = words.get(keys.start).copied().unwrap_or_default();
+                let wait = Wait { id, key, named };
+                self.block(ctx, wait, now);
+            }
+            answer => {
+                if let Err(Error::Refused(refusal @ Refusal::NewerFormat { .. })) = &answer {
+                    newer_format::effect(ctx, refusal);
+                }
+                reply::write(ctx, answer);
+            }
+        }
+        Next::Done
+    }
+
+    /// Has the calling connection wait for its request, or answers it if the server does not let it.
+    fn block(&mut self, ctx: Ctx, wait: Wait, now: Now) {
+        let Wait { id, key, named } = wait;
+        self.keys.go_home();
+        let key = wait_key::beside(key, self.keys.in_cluster());
+        // Only that tells of the end of a connection whose grant is written.
+        events::subscribe_disconnects(ctx);
+        if !blocking::block(ctx, &key, id, named) {
+            // The server has another reason than those that `may_wait` knows of.
+            self.engine.abandon(&mut self.keys, now, id);
+            reply::refuse(ctx, Error::MayNotWait);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! The module's own event: time has come, or a callback has left something in the inbox.
+
+use super::enter::{self, RETRY_MS};
+use super::keyspace::{Mode, Origin};
+use super::notices::SETTLED_A_STEP;
+use super::state::{State, RESTORED};
+use crate::callbacks::remains;
+use crate::ffi::ctx::Ctx;
+use crate::ffi::panic::poisoned;
+use crate::node::{clock, gate, timer};
+use crate::tell::{latency, replicate, subscribers};
+use dlock_engine::Now;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How long one step of the look over what is waited for or tied takes, and how long after it the next one comes: less than 5 ms
+/// of a second, however many names and ties there are.
+const LOOK: Duration = Duration::from_micros(75);
+const LOOK_MS: u64 = 25;
+
+/// Names and ties that are looked at between two looks at the clock.
+const LOOKED_AT_ONCE: usize = 16;
+
+/// How often the module checks what nothing tells it of: a step of the clock, the end of the last replica.
+const HEARTBEAT_MS: u64 = 1000;
+
+/// How often a node of a cluster asks which slots are its own, while somebody waits or is tied to a hold: not every way in which
+/// a slot leaves does anything to the keys that are waited for, and a waiter by a channel is to be told within a second.
+const SLOTS: Duration = Duration::from_millis(500);
+
+/// The module's own event: time has come, or a callback has left something in the inbox.
+pub fn event(ctx: Ctx) {
+    if poisoned() {
+        return;
+    }
+    gate::wake(ctx, clock::read().steady());
+    let open = gate::open(ctx);
+    let mode = if open { Mode::Write } else { Mode::Read };
+    let (began, used) = (Instant::now(), latency::processor_time());
+    enter::run(ctx, mode, Origin::Event, clock::read(), |state, now| {
+        // A lease or a wait whose time came while the server was busy: the next in the queue had to wait for that.
+        let late = state.engine.overdue(now);
+        if late > 0 {
+            latency::sample(c"dlock-late", Duration::from_millis(late));
+        }
+        let due = state.engine.tick(now);
+        let beats = now.steady() >= state.heartbeat;
+        if beats {
+            state.heartbeat = now.steady().after(HEARTBEAT_MS);
+            let steps = state.steps.count;
+            state.steps.observe(now);
+            state.engine.ledger.counters.clock_steps += state.steps.count - steps;
+            replicate::refresh(ctx);
+            subscribers::heartbeat(ctx);
+            state.checking_deadlocks = true;
+            state.engine.begin_look();
+        }
+        timer::arm(state.heartbeat, now.steady());
+        if state.keys.in_cluster() {
+            if state.slots_seen.map_or(true, |seen| seen + SLOTS <= began) {
+                state.slots_seen = Some(began);
+                state.refresh_slots();
+            }
+            let next = now.steady().after(SLOTS.as_millis() as u64);
+            timer::arm(next, now.steady());
+        }
+        if open && state.checking_deadlocks {
+            state.checking_deadlocks = state.engine.break_circles(&mut state.keys, now);
+            if state.checking_deadlocks {
+                timer::arm(now.steady().after(RETRY_MS), now.steady());
+            }
+        }
+        if open && now.steady() >= state.next_look {
+            state.next_look = now.steady().after(LOOK_MS);
+            if state.look(now) {
+                timer::arm(state.next_look, now.steady());
+            }
+        }
+        let left = open
+            && state
+                .engine
+                .settle_dirty(&mut state.keys, now, SETTLED_A_STEP);
+        if !state.engine.unsettled() {
+            RESTORED.store(0, Ordering::Relaxed);
+        }
+        let follows = state.review();
+        let late = state.catch_up(now);
+        let buried = remains::step();
+        if due || left || follows || late || buried {
+            timer::arm(now.steady(), now.steady());
+        }
+    });
+    // Commands have their own samples; what the module does by itself nobody else could tell of.
+    latency::sample_since(c"dlock-event", used);
+}
+
+impl State {
+    /// Goes on with the look over what is waited for or tied. Gives whether something is left.
+    fn look(&mut self, now: Now) -> bool {
+        let begun = Instant::now();
+        while self.engine.look(&mut self.keys, now, LOOKED_AT_ONCE) {
+            if begun.elapsed() > LOOK {
+                return true;
+            }
+        }
+        false
+    }
+}

@@ -1,0 +1,132 @@
+//! All that the module keeps between events.
+
+use super::caller::Client;
+use super::keyspace::OpenKeys;
+use crate::ffi::cell::MainThread;
+use crate::node::inbox::Unlinked;
+use crate::node::{census, clock, config, gate, own_slots};
+use crate::tell::notifications::{Notifications, PutOff};
+use crate::tell::observers;
+use dlock_commands::Call;
+use dlock_engine::{Engine, Event, Lock, Name, Now, SteadyMs};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// What has happened and is not worked off yet, since it came with too much else.
+pub enum Late {
+    /// A lock has left its name.
+    Lost(Unlinked),
+    /// Something has happened to a lock since, of which observers are to be told.
+    Said(Name, Event),
+    /// A database was emptied.
+    Flush(u32),
+}
+
+impl From<PutOff> for Late {
+    fn from(put_off: PutOff) -> Late {
+        match put_off {
+            PutOff::Lock(name, event) => Late::Said(name, event),
+            PutOff::Flush(db) => Late::Flush(db),
+        }
+    }
+}
+
+/// All that the module keeps between events.
+pub struct State {
+    pub(super) engine: Engine,
+    pub(super) keys: OpenKeys,
+    pub(super) steps: clock::StepDetector,
+    pub(super) own_slots: own_slots::Own,
+    pub(super) slots_seen: Option<Instant>,
+    pub(super) settings: config::Settings,
+    /// Since when this server decides, for the quarantine.
+    pub(super) since: SteadyMs,
+    pub(super) heartbeat: SteadyMs,
+    /// When the look over what is waited for or tied may go on.
+    pub(super) next_look: SteadyMs,
+    /// Whether the periodic check for deadlocks is under way: it takes several steps.
+    pub(super) checking_deadlocks: bool,
+    /// What came with too much else to be worked off at once.
+    pub(super) late: VecDeque<Late>,
+    /// How much of it this event has worked off.
+    pub(super) told: usize,
+    // Reused buffers, swapped out while notifications are sent.
+    pub(super) notifications: Notifications,
+    pub(super) texts: observers::Texts,
+}
+
+lazy_static::lazy_static! {
+    pub(super) static ref STATE: MainThread<State> = MainThread::new(State {
+        engine: Engine::default(),
+        keys: OpenKeys::new(),
+        steps: clock::StepDetector::default(),
+        own_slots: own_slots::Own::default(),
+        slots_seen: None,
+        settings: config::Settings::default(),
+        since: clock::read().steady(),
+        heartbeat: SteadyMs(0),
+        next_look: SteadyMs(0),
+        checking_deadlocks: false,
+        late: VecDeque::new(),
+        told: 0,
+        notifications: Notifications::default(),
+        texts: observers::Texts::default(),
+    });
+}
+
+/// Tickets that users have brought by RESTORE and that are not counted as places yet.
+pub(super) static RESTORED: AtomicUsize = AtomicUsize::new(0);
+
+impl State {
+    /// A call of a command in this event.
+    pub(super) fn call<'c>(&'c mut self, caller: &'c Client<'c>, now: Now) -> Call<'c, OpenKeys> {
+        Call {
+            db: self.keys.home(),
+            engine: &mut self.engine,
+            keys: &mut self.keys,
+            now,
+            caller,
+            defaults: &self.settings.defaults,
+            primary: gate::primary(),
+        }
+    }
+
+    /// Brings itself up to date with what the operator has configured.
+    #[inline(always)]
+    pub(super) fn refresh_settings(&mut self) {
+        if self.settings.refresh(&mut self.engine.policy, self.since) {
+            self.policy_changed();
+        }
+    }
+
+    /// More may be granted now than before, and a circle may matter that did not.
+    #[cold]
+    fn policy_changed(&mut self) {
+        self.engine.mark_all();
+        self.engine.suspect_all();
+    }
+}
+
+/// How many databases the server has, and how many holds there are in all of them; none while the state is borrowed.
+pub fn databases_and_holds() -> Option<(u32, i64)> {
+    let state = STATE.try_borrow_mut()?;
+    let held = census::holds() + state.engine.ledger.counters.held;
+    Some((state.settings.databases, held))
+}
+
+/// Returns true if a lock that a user brings is within the caps of this server. Only asks, and counts.
+pub fn has_room_for(lock: &Lock) -> bool {
+    let Some(places) = STATE.try_borrow_mut().map(|state| state.engine.places()) else {
+        return false;
+    };
+    let (holders, queued) = (lock.holders(), lock.queued());
+    let places = places + RESTORED.load(Ordering::Relaxed) + queued;
+    let fits = holders <= config::MAX_HOLDERS.amount()
+        && queued <= config::MAX_QUEUE.amount()
+        && (queued == 0 || places <= config::MAX_PLACES.amount());
+    if fits {
+        RESTORED.fetch_add(queued, Ordering::Relaxed);
+    }
+    fits
+}
