@@ -1,6 +1,5 @@
 //! What the engine keeps, and what can be asked of it without a lock's name.
 
-use super::deadlock::Look;
 use super::ledger::Ledger;
 use super::policy::Policy;
 use super::queue::{BlockingIndex, Deadlines, LockId, Requests, WaitQueues};
@@ -43,10 +42,10 @@ pub struct Engine {
     pub(super) vacant: BTreeSet<LockId>,
     /// How far the look is that finds what the server does not tell.
     pub(super) round: Round,
-    /// Locks whose queue may have become part of a circle other than by a request.
+    /// Locks whose queue may be part of a circle that was not found at the request.
     pub(super) suspects: BTreeSet<LockId>,
-    /// A look for a circle that took longer than one step may.
-    pub(super) look: Option<Box<Suspicion>>,
+    /// How far the check of those is, while one is under way.
+    pub(super) check: Option<Bound<LockId>>,
     /// A compatible head was not granted because nothing is granted for now.
     pub(super) held_back: bool,
 }
@@ -70,19 +69,6 @@ pub enum Round {
     Names(Bound<LockId>),
     /// At the ties above this token.
     Ties(Token),
-}
-
-/// A look at the queue of a lock that may be part of a circle.
-#[derive(Debug)]
-pub struct Suspicion {
-    /// Which lock.
-    pub lock: LockId,
-    /// The request that is looked at.
-    pub request: RequestId,
-    /// How far the look is.
-    pub look: Look,
-    /// Whether anything may have happened since it began.
-    pub interrupted: bool,
 }
 
 impl Engine {

@@ -52,8 +52,8 @@ pub fn event(ctx: Ctx) {
             state.engine.ledger.counters.clock_steps += state.steps.count - steps;
             replicate::refresh(ctx);
             subscribers::heartbeat(ctx);
-            state.checking_deadlocks = true;
             state.engine.begin_look();
+            state.engine.begin_check();
         }
         timer::arm(state.heartbeat, now.steady());
         if state.keys.in_cluster() {
@@ -64,11 +64,8 @@ pub fn event(ctx: Ctx) {
             let next = now.steady().after(SLOTS.as_millis() as u64);
             timer::arm(next, now.steady());
         }
-        if open && state.checking_deadlocks {
-            state.checking_deadlocks = state.engine.break_circles(&mut state.keys, now);
-            if state.checking_deadlocks {
-                timer::arm(now.steady().after(RETRY_MS), now.steady());
-            }
+        if open && state.engine.break_circles(&mut state.keys, now) {
+            timer::arm(now.steady().after(RETRY_MS), now.steady());
         }
         if open && now.steady() >= state.next_look {
             state.next_look = now.steady().after(LOOK_MS);

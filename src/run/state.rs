@@ -45,8 +45,6 @@ pub struct State {
     pub(super) heartbeat: SteadyMs,
     /// When the look over what is waited for or tied may go on.
     pub(super) next_look: SteadyMs,
-    /// Whether the periodic check for deadlocks is under way: it takes several steps.
-    pub(super) checking_deadlocks: bool,
     /// What came with too much else to be worked off at once.
     pub(super) late: VecDeque<Late>,
     /// How much of it this event has worked off.
@@ -67,7 +65,6 @@ lazy_static::lazy_static! {
         since: clock::read().steady(),
         heartbeat: SteadyMs(0),
         next_look: SteadyMs(0),
-        checking_deadlocks: false,
         late: VecDeque::new(),
         told: 0,
         notifications: Notifications::default(),

@@ -5,7 +5,7 @@ use crate::types::Name;
 use std::rc::Rc;
 
 /// Steps of a circle that an error names.
-const STEPS_NAMED: usize = 8;
+pub(super) const STEPS_NAMED: usize = 8;
 
 /// Bytes of an owner or key that an error shows.
 const BYTES_NAMED: usize = 64;
@@ -23,6 +23,15 @@ pub struct Step {
     pub queued: bool,
 }
 
+/// A circle, as far as it is named.
+#[derive(Debug)]
+pub struct Circle {
+    /// Its first steps.
+    pub named: Vec<Step>,
+    /// How many more there are; none if that is not known.
+    pub more: Option<usize>,
+}
+
 /// The error for a second holder that wants to upgrade: each would wait for the other to leave.
 pub fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
     Refusal::Deadlock(format!(
@@ -32,10 +41,9 @@ pub fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
     ))
 }
 
-/// The error for a circle, of which the first steps are named; only its beginning is known if that is not the `whole`. Keys
-/// that the caller may not read are masked.
-pub fn deadlock(circle: &[Step], whole: bool, mut readable: impl FnMut(&Name) -> bool) -> Refusal {
-    let named = circle.iter().take(STEPS_NAMED).map(|step| {
+/// The error for a circle. Keys that the caller may not read are masked.
+pub fn deadlock(circle: &Circle, mut readable: impl FnMut(&Name) -> bool) -> Refusal {
+    let named = circle.named.iter().map(|step| {
         let key = match readable(&step.name) {
             true => format!("'{}'", escaped(&step.name.key, BYTES_NAMED)),
             false => "a key".to_string(),
@@ -48,9 +56,9 @@ pub fn deadlock(circle: &[Step], whole: bool, mut readable: impl FnMut(&Name) ->
         )
     });
     let named = named.collect::<Vec<_>>().join(", ");
-    Refusal::Deadlock(match circle.len().saturating_sub(STEPS_NAMED) {
-        _ if !whole => format!("{named}, and more"),
-        0 => named,
-        more => format!("{named}, and {more} more"),
+    Refusal::Deadlock(match circle.more {
+        None => format!("{named}, and more"),
+        Some(0) => named,
+        Some(more) => format!("{named}, and {more} more"),
     })
 }

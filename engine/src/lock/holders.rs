@@ -76,17 +76,12 @@ impl Holders {
 
     /// All holds: of a few in the order of their owners, of many in the order in which they end.
     pub fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
-        self.iter_from(0)
-    }
-
-    /// The same without the first so many.
-    pub fn iter_from(&self, first: usize) -> impl Iterator<Item = Hold<'_>> {
         let (few, many) = match self {
             Holders::List(list) => (Some(list), None),
             Holders::Indexed(many) => (None, Some(many)),
         };
-        let few = few.into_iter().flatten().skip(first).map(Holder::view);
-        few.chain(many.into_iter().flat_map(move |many| many.iter_from(first)))
+        let few = few.into_iter().flatten().map(Holder::view);
+        few.chain(many.into_iter().flat_map(|many| many.iter()))
     }
 
     /// The first deadline and whose it is.
@@ -287,8 +282,8 @@ impl Indexed {
         self.by_owner.get_key_value(owner).map(view)
     }
 
-    fn iter_from(&self, first: usize) -> impl Iterator<Item = Hold<'_>> {
-        let owners = self.by_deadline.iter().skip(first).map(|(.., owner)| owner);
+    fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
+        let owners = self.by_deadline.iter().map(|(.., owner)| owner);
         owners.filter_map(|owner| self.get(owner))
     }
 

@@ -285,14 +285,9 @@ impl Lock {
 
     /// All holds.
     pub fn holds(&self) -> impl Iterator<Item = Hold<'_>> {
-        self.holds_from(0)
-    }
-
-    /// The same without the first so many, which are not looked at.
-    pub fn holds_from(&self, first: usize) -> impl Iterator<Item = Hold<'_>> {
         let (sole, full) = match self {
-            Lock::Sole(sole) => (sole.hold().filter(|_| first == 0), None),
-            Lock::Full(full) => (None, Some(full.holders.iter_from(first))),
+            Lock::Sole(sole) => (sole.hold(), None),
+            Lock::Full(full) => (None, Some(full.holders.iter())),
         };
         sole.into_iter().chain(full.into_iter().flatten())
     }

@@ -70,15 +70,14 @@ pub struct BlockingIndex {
 }
 
 impl BlockingIndex {
-    /// Brings what is recorded of a lock up to date with its holders; none are given when nobody is queued. Gives whether
-    /// anything has changed.
+    /// Brings what is recorded of a lock up to date with its holders; none are given when nobody is queued.
     pub fn record(
         &mut self,
         lock: LockId,
         count: usize,
         mut holders: impl Iterator<Item = BlockingHolder>,
         recorded: &mut BlockingHolders,
-    ) -> bool {
+    ) {
         let now = match count {
             0 => BlockingHolders::None,
             1 => holders
@@ -88,8 +87,7 @@ impl BlockingIndex {
             _ => BlockingHolders::Crowd,
         };
         if now == *recorded {
-            // Who is in a crowd is not recorded: it may always be another one.
-            return now == BlockingHolders::Crowd;
+            return;
         }
         match now {
             BlockingHolders::Crowd => self.crowded.insert(lock),
@@ -107,7 +105,6 @@ impl BlockingIndex {
             }
         }
         *recorded = now;
-        true
     }
 
     /// Clears what is recorded of a lock.

@@ -138,23 +138,19 @@ impl Requests {
         OwnerHash(self.hash.hash_one(owner))
     }
 
-    /// An owner's waiting requests from this number on, in order.
-    pub fn of_owner_from(
-        &self,
-        owner: OwnerHash,
-        from: RequestId,
-    ) -> impl Iterator<Item = RequestId> + '_ {
+    /// Returns an owner's waiting requests, in order.
+    pub fn of_owner(&self, owner: OwnerHash) -> impl Iterator<Item = RequestId> + '_ {
         let (one, more) = match self.by_owner.get(&owner) {
             None => (None, None),
-            Some(Ids::One(id)) => (Some(*id).filter(|id| *id >= from), None),
-            Some(Ids::More(ids)) => (None, Some(ids.range(from..).copied())),
+            Some(Ids::One(id)) => (Some(*id), None),
+            Some(Ids::More(ids)) => (None, Some(ids.iter().copied())),
         };
         one.into_iter().chain(more.into_iter().flatten())
     }
 
     /// An owner's only waiting request; none if it has none or several.
     pub fn only_of_owner(&self, owner: OwnerHash) -> Option<RequestId> {
-        let mut ids = self.of_owner_from(owner, RequestId(0));
+        let mut ids = self.of_owner(owner);
         let first = ids.next()?;
         ids.next().is_none().then_some(first)
     }

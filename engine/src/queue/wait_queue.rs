@@ -43,8 +43,6 @@ pub struct WaitQueue {
     pub timeouts: u32,
     /// Ends that the key was given from outside (EXPIRE), earlier than its leases.
     pub external: Option<Box<ExternalEnds>>,
-    /// Rises whenever holders change or somebody leaves: what was found out about it before may not be so any more.
-    pub revision: u64,
     /// Whether the queue must not move, as its slot is migrating away.
     pub closed: bool,
     /// Whether the value at the key may have been replaced behind the queue's back.
@@ -164,15 +162,12 @@ impl WaitQueue {
         let inserted = free && self.places.insert(number, Box::new(place)).is_ok();
         if inserted {
             self.index(owner, number);
-            // It is before all others; one that comes last changes nothing for them.
-            self.revision += u64::from(number == Arrival::AHEAD);
         }
         inserted
     }
 
     /// Takes a place out.
     pub fn remove(&mut self, number: Arrival) -> Option<Box<Place>> {
-        self.revision += 1;
         let place = self.places.remove(number)?;
         if self.len() <= LONGEST_SEARCH / 2 {
             self.by_owner = None;

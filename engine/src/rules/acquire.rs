@@ -144,7 +144,7 @@ impl Engine {
             place: way.place(),
             limit: ask.terms.limit,
         }];
-        self.refuse_if_deadlocked(keys, &wanted, ask.owner, older.as_slice())?;
+        self.refuse_if_deadlocked(keys, &wanted, ask.owner, older)?;
         let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
         if let Some(number) = place {
             self.take_over(lock, number, now);

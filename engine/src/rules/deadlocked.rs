@@ -1,26 +1,25 @@
 //! Refusing waits that could never end, and ending those that have become so.
 
-use crate::deadlock::{deadlock, Look, Progress, Wanted, World, ASKED};
+use crate::deadlock::{deadlock, Circle, Look, OutOfSteps, Wanted, ASKED};
 use crate::keyspace::Keyspace;
 use crate::ledger::Outcome;
 use crate::queue::{LockId, Place, Request, MOST_RECORDED};
 use crate::refusal::Refusal;
-use crate::state::{Engine, Suspicion};
+use crate::state::Engine;
 use crate::types::{Name, Now, OwnerHash, RequestId};
 use std::collections::BTreeSet;
+use std::ops::Bound::{Excluded, Included, Unbounded};
 
 impl Engine {
-    /// Sees to it that a request that would wait at these places can be granted some time, with those out of the way that it
-    /// replaces.
-    ///
-    /// Errors: `Deadlock`, which names the circle.
+    /// Errors with `Deadlock`, which names the circle, if a request that would wait at these places could never be granted,
+    /// ignoring the requests that it replaces.
     #[inline]
     pub(super) fn refuse_if_deadlocked(
         &mut self,
         keys: &mut impl Keyspace,
         wanted: &[Wanted],
         owner: &[u8],
-        replaced: &[RequestId],
+        replaced: impl IntoIterator<Item = RequestId>,
     ) -> Result<(), Refusal> {
         if !self.policy.deadlock_detection {
             return Ok(());
@@ -36,10 +35,11 @@ impl Engine {
         if !may_close || self.ends_plainly(keys, wanted, hash) {
             return Ok(());
         }
+        let replaced = replaced.into_iter().collect();
         self.look_for_circle(keys, wanted, (owner, hash), replaced)
     }
 
-    /// Whether anybody may wait for this owner, so that its wait could close a circle.
+    /// Returns true if anybody may wait for this owner, so that its wait could close a circle.
     fn blocks_somebody(&self, keys: &mut impl Keyspace, owner: &[u8], hash: OwnerHash) -> bool {
         let mut holds = |lock: LockId| {
             let mut found = false;
@@ -52,7 +52,7 @@ impl Engine {
             || self.blocking.crowded().any(&mut holds)
     }
 
-    /// Whether those who hold what is waited for wait for nothing, and nobody who is queued for it waits for anything else.
+    /// Returns true if those who hold what is waited for wait for nothing, and nobody who is queued for it waits for anything else.
     /// Then it does not matter what else the owner waits for, which may be a lot: by a channel it can wait for thousands.
     fn ends_plainly(&self, keys: &mut impl Keyspace, wanted: &[Wanted], owner: OwnerHash) -> bool {
         let waits = |holder: OwnerHash| holder != owner && self.requests.waits(holder);
@@ -67,7 +67,7 @@ impl Engine {
             let mut plain = true;
             keys.inspect(wanted.name, &mut |lock| {
                 let mut owners = lock.holds().map(|hold| self.requests.hash(hold.owner));
-                // A crowd of holders is looked through once, in steps.
+                // A crowd of holders is looked through once, in counted steps.
                 plain = lock.holders() <= MOST_RECORDED && !owners.any(waits);
             });
             plain
@@ -80,114 +80,114 @@ impl Engine {
         keys: &mut impl Keyspace,
         wanted: &[Wanted],
         (owner, hash): (&[u8], OwnerHash),
-        replaced: &[RequestId],
+        replaced: BTreeSet<RequestId>,
     ) -> Result<(), Refusal> {
-        let world = World::new(&self.queues, &self.requests);
-        let mut look = Look::at_request(&world, hash, wanted, replaced);
-        let mut steps = self.policy.deadlock_max_steps;
-        match look.advance(&world, keys, ASKED, &mut steps) {
-            Progress::Ends => Ok(()),
-            Progress::Stuck => {
-                let (circle, whole) = look.circle(&world, ASKED, owner);
-                let readable = |name: &Name| keys.readable(name.as_ref());
-                Err(deadlock(&circle, whole, readable))
+        let mut look = self.new_look();
+        match look.is_asked_stuck(keys, hash, wanted, replaced) {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                let circle = look.circle(ASKED, owner);
+                Err(deadlock(&circle, |name| keys.readable(name.as_ref())))
             }
-            // Too much depends on this wait to be looked at in its way: it waits, and is looked at later.
-            Progress::Unfinished => {
+            // Too much depends on this wait: it waits, and is looked at again by the check.
+            Err(OutOfSteps) => {
                 self.ledger.counters.deadlocks_deferred += 1;
-                let locks: Vec<LockId> = wanted
-                    .iter()
-                    .map(|wanted| self.queues.id_or_new(wanted.name))
-                    .collect();
-                self.suspects.extend(locks);
+                for wanted in wanted {
+                    let lock = self.queues.id_or_new(wanted.name);
+                    self.suspects.insert(lock);
+                }
                 Ok(())
             }
         }
     }
 
-    /// Looks for circles that have closed other than by a request: a lock that came by RENAME or RESTORE, a setting, a grant
-    /// to an owner that waits for something else; or that were too long to be found at the request. The youngest request of
-    /// a knot is told `Deadlock`. To be called now and then, when changes are possible: one call takes as many steps as the
-    /// look of one request. Gives whether there is more to look at.
+    fn new_look(&self) -> Look<'_> {
+        Look::new(&self.queues, &self.requests, self.policy.deadlock_max_steps)
+    }
+
+    /// Begins a check for circles (see [`Engine::break_circles`]), if none is under way and anything is suspected. To be called
+    /// once a second.
+    pub fn begin_check(&mut self) {
+        if self.check.is_none() && !self.suspects.is_empty() {
+            self.check = Some(Unbounded);
+        }
+    }
+
+    /// Goes on with a check for circles that have closed other than by a request: a lock that came by RENAME or RESTORE, a
+    /// setting, a grant to an owner that waits for something else; or that were too long to be found at the request. The
+    /// youngest request of a knot is told `Deadlock`. To be called when changes are possible: one call takes about as many
+    /// steps as the look of one request. What is too long for that again is left to the next check.
+    ///
+    /// Returns true if the check is not at its end.
     pub fn break_circles(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         if !self.policy.deadlock_detection {
             self.suspects.clear();
-            self.look = None;
-            return false;
+            self.check = None;
         }
-        let mut steps = self.policy.deadlock_max_steps;
-        while steps > 0 {
-            let Some(mut suspicion) = self.look.take().or_else(|| self.next_suspicion()) else {
-                return false;
-            };
-            let world = World::new(&self.queues, &self.requests);
-            let target = suspicion.request;
-            match suspicion.look.advance(&world, keys, target, &mut steps) {
-                Progress::Ends if suspicion.interrupted => {}
-                Progress::Ends => {
-                    for lock in suspicion.look.ending(&world) {
-                        self.suspects.remove(&lock);
-                    }
-                }
-                Progress::Unfinished => {
-                    suspicion.interrupted = true;
-                    self.look = Some(suspicion);
-                }
-                Progress::Stuck => {
-                    let Some(knot) = suspicion.look.knot(&world, target, &mut steps) else {
-                        suspicion.interrupted = true;
-                        self.look = Some(suspicion);
-                        continue;
-                    };
-                    if !suspicion.interrupted || suspicion.look.still_holds(&world, &knot) {
-                        self.untie(keys, now, &mut suspicion.look, &knot);
-                    }
-                    // There may be another knot behind it; or somebody has left since.
-                    self.suspects.insert(suspicion.lock);
-                    steps = steps.saturating_sub(1);
-                }
+        let mut steps_left = self.policy.deadlock_max_steps;
+        while let Some(from) = self.check.filter(|_| steps_left > 0) {
+            let next = self.suspects.range((from, Unbounded)).next().copied();
+            self.check = next.map(Excluded);
+            if let Some(lock) = next {
+                let steps = self.check_queue(keys, now, lock);
+                steps_left = steps_left.saturating_sub(steps.max(1));
             }
         }
-        self.is_suspicious()
+        self.check.is_some()
     }
 
-    /// A look at the next queue that is suspected. If its last request can be granted some time then all before it can.
-    fn next_suspicion(&mut self) -> Option<Box<Suspicion>> {
-        loop {
-            let lock = self.suspects.pop_first()?;
-            let present = |place: &&Place| !place.is_absent();
-            let places = self.queues.at(lock).in_order();
-            let last = places.map(|(_, place)| place).filter(present).last();
-            if let Some((request, place)) = last.and_then(|place| Some((place.request()?, place))) {
-                return Some(Box::new(Suspicion {
-                    lock,
-                    request,
-                    look: Look::at_wait(self.requests.hash(&place.owner)),
-                    interrupted: false,
-                }));
+    /// Looks at the last request in a queue: if that can be granted some time then all before it can. Returns the steps that it
+    /// took.
+    fn check_queue(&mut self, keys: &mut impl Keyspace, now: Now, lock: LockId) -> usize {
+        let present = |place: &&Place| !place.is_absent();
+        let places = self.queues.at(lock).in_order();
+        let last = places.map(|(_, place)| place).filter(present).last();
+        let Some((request, place)) = last.and_then(|place| Some((place.request()?, place))) else {
+            self.suspects.remove(&lock);
+            return 0;
+        };
+        let owner = self.requests.hash(&place.owner);
+        let mut look = self.new_look();
+        let stuck = look.is_waiter_stuck(keys, owner, request);
+        let mut steps = look.steps();
+        match stuck {
+            Ok(false) => {
+                let ending: Vec<LockId> = look.ending().collect();
+                self.suspects.remove(&lock);
+                for lock in ending {
+                    self.suspects.remove(&lock);
+                }
             }
+            Ok(true) => {
+                let knot = look.knot(request);
+                steps += look.steps();
+                if let Some(victim) = knot.ok().and_then(|knot| knot.into_iter().max()) {
+                    let circle = look.circle(victim, &[]);
+                    steps += look.steps();
+                    self.untie(keys, now, victim, &circle);
+                    // There may be another knot behind it.
+                    self.check = Some(Included(lock));
+                }
+            }
+            Err(OutOfSteps) => {}
         }
+        steps
     }
 
     /// Ends the youngest request of a knot.
-    fn untie(&mut self, keys: &mut impl Keyspace, now: Now, look: &mut Look, knot: &[RequestId]) {
-        let Some(victim) = knot.iter().max().copied() else {
-            return;
-        };
-        let world = World::new(&self.queues, &self.requests);
-        let (circle, whole) = look.circle(&world, victim, &[]);
+    fn untie(&mut self, keys: &mut impl Keyspace, now: Now, victim: RequestId, circle: &Circle) {
         // Whose keys these are is not known here: only its own are named to the one that is told.
         let parts = self.requests.get(victim).into_iter();
         let locks = parts.flat_map(Request::parts).map(|part| part.lock);
         let own: BTreeSet<&Name> = locks.map(|lock| &self.queues.at(lock).name).collect();
-        let error = deadlock(&circle, whole, |name| own.contains(name));
+        let error = deadlock(circle, |name| own.contains(name));
         self.dismiss(victim, now, Outcome::Refused(error), |_| false);
         self.follow_up(keys, now);
     }
 
-    /// Whether circles are to be looked for (see [`Engine::break_circles`]).
+    /// Returns true if circles are to be looked for (see [`Engine::break_circles`]).
     pub fn is_suspicious(&self) -> bool {
-        !self.suspects.is_empty() || self.look.is_some()
+        !self.suspects.is_empty()
     }
 
     /// Has every queue looked at for circles: the rules have changed.

@@ -217,8 +217,8 @@ impl Engine {
             limit: plan.ask.terms.limit,
         });
         let wanted: Vec<Wanted> = wanted.collect();
-        let older: Vec<RequestId> = plan.older.iter().copied().collect();
-        self.refuse_if_deadlocked(keys, &wanted, plan.ask.owner, &older)
+        let older = plan.older.iter().copied();
+        self.refuse_if_deadlocked(keys, &wanted, plan.ask.owner, older)
     }
 
     /// Takes all of the locks, and the owner's places there out. The caller has seen that nothing is against it.

@@ -303,10 +303,8 @@ impl Engine {
         let requests = &self.requests;
         let holder = |hold: Hold| BlockingHolder::of(&hold, |owner| requests.hash(owner));
         let (count, holders) = (blocking.holders(), blocking.holds().map(holder));
-        let changed = self
-            .blocking
+        self.blocking
             .record(lock, count, holders, &mut queue.blocking);
-        queue.revision += u64::from(changed);
         if value.is_empty() && watched {
             self.vacant.insert(lock);
         } else {

@@ -656,5 +656,5 @@ const EMPTY: [&str; 9] = [
     "by_id: {}, by_owner: {}",
     "notified: {}, notifies: 0",
     "owners: {}, crowded: {}",
-    "stale: 0, dirty: [], next: {}, former: [], undelivered: [], disconnected: {}, renewals: [], vacant: {}, round: Over, suspects: {}, look: None",
+    "stale: 0, dirty: [], next: {}, former: [], undelivered: [], disconnected: {}, renewals: [], vacant: {}, round: Over, suspects: {}, check: None",
 ];

@@ -436,23 +436,34 @@ impl World {
         self.engine().policy.deadlock_detection = sees;
     }
 
-    /// What the server does once a second: it looks for deadlocks, in steps.
+    /// What the server does once a second: it looks for deadlocks. It does so until nothing is left that it could answer.
     pub fn heartbeat(&mut self) {
         self.look();
         self.prepare();
         if self.writable {
             for _ in 0..PATIENCE {
-                let Server { engine, keys, .. } = &mut self.primary;
-                let more = engine.break_circles(keys, self.now);
-                self.perform();
-                if !more || self.primary.engine.policy.deadlock_max_steps < 100 {
-                    self.looked = !more;
+                self.engine().begin_check();
+                self.check_to_its_end();
+                self.looked = !self.primary.engine.is_suspicious();
+                if self.looked || self.primary.engine.policy.deadlock_max_steps < 100 {
                     return;
                 }
             }
             panic!("the look for deadlocks does not come to an end");
         }
         self.perform();
+    }
+
+    fn check_to_its_end(&mut self) {
+        for _ in 0..PATIENCE {
+            let Server { engine, keys, .. } = &mut self.primary;
+            let more = engine.break_circles(keys, self.now);
+            self.perform();
+            if !more {
+                return;
+            }
+        }
+        panic!("one check for deadlocks does not come to an end");
     }
 
     /// Time passes on a server that is never late: it wakes whenever it asked for it.
