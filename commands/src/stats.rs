@@ -4,7 +4,7 @@ use super::table::Given;
 use super::{Call, Census, Reply};
 use crate::error::Error;
 use dlock_engine::counters::Hot;
-use dlock_engine::{Engine, Keyspace, Now};
+use dlock_engine::{invariants, Engine, Keyspace, Now};
 
 /// Locks that TOP shows where the request does not say.
 const SHOWN: u64 = 10;
@@ -86,6 +86,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("refused_notheld_total", refusals.not_held),
         ("refused_wrongtype_total", refusals.wrong_type),
         ("clock_steps_total", counters.clock_steps),
+        ("invariants_broken", invariants::count()),
     ];
     let all = |kind, fields: &[(&'static str, u64)]| {
         let field = |&(name, value): &(&'static str, u64)| Field { name, kind, value };

@@ -10,6 +10,7 @@ use super::types::{
     Arrival, ClientId, Grant, Millis, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token,
 };
 use super::undo::{Held, Undo};
+use crate::broken;
 use crate::refusal::Refusal;
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -122,6 +123,7 @@ impl Ledger {
         (name, owner): (NameRef, &[u8]),
         terms: &Terms,
     ) -> Grant {
+        debug_assert!(entry.hold(owner).is_none(), "a holder is granted anew");
         let token = self.clock.token(now);
         let holds = terms.holds.map_or(1, NonZeroU32::get);
         self.counters.held += 1;
@@ -315,7 +317,7 @@ impl Ledger {
         }
     }
 
-    /// How a grant that has been made is undone. None where the lock is not held, which cannot be.
+    /// How a grant that has been made is undone.
     pub fn undo(
         &self,
         entry: &Entry<impl Value>,
@@ -324,7 +326,11 @@ impl Ledger {
         grant: Grant,
         before: Before,
     ) -> Option<Undo> {
-        let after = Held::of(&entry.hold(owner)?);
+        let Some(hold) = entry.hold(owner) else {
+            broken!("a lock that was granted is held");
+            return None;
+        };
+        let after = Held::of(&hold);
         let tie = self.ties.at(name.as_ref(), grant.token).cloned();
         Some(Undo {
             name: name.clone(),
@@ -461,7 +467,9 @@ impl Ledger {
         if old == new || self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
         }
-        let Some(tie) = self.untie(old) else { return };
+        let Some(tie) = self.untie(old) else {
+            return broken!("what was just found tied is tied");
+        };
         let next = tie.auto.map(|auto| auto.next);
         self.ties.tie(new, tie);
         self.renew_as(new, next);

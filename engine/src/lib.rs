@@ -16,7 +16,7 @@
 //!
 //! | part | what is in it |
 //! |---|---|
-//! | `types`, `collections` | the words as types; containers that know nothing of locks |
+//! | `invariants`, `types`, `collections` | what is taken for granted is heard if it is not so; the words as types; containers that know nothing of locks |
 //! | `lock` | what is durable of a lock, how it changes, its bytes; the granting rule; the token clock |
 //! | `policy`, `counters`, `keyspace`, `refusal` | settings; what is counted; where locks are kept; why a request is refused |
 //! | `queue` | what queues: places, requests, what ends when, ties to connections, blocking holders |
@@ -32,6 +32,7 @@
 pub mod collections;
 pub mod counters;
 mod deadlock;
+pub mod invariants;
 mod keyspace;
 mod ledger;
 pub mod lock;

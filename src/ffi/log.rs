@@ -47,6 +47,11 @@ pub fn panics() {
     }));
 }
 
+/// Something that the module takes for granted is not so.
+pub fn broken_invariant(expected: &str) {
+    warning(&format!("internal fault: this does not hold: {expected}"));
+}
+
 fn write(level: &CStr, text: &str) {
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     let ctx = CONTEXT.load(Ordering::Relaxed);

@@ -46,6 +46,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
         format!("this server has no {name}; it must be Redis 7.0 or Valkey 8.0, or later")
     })?;
     log::panics();
+    dlock_engine::invariants::set_hook(log::broken_invariant);
     hooks::init(Hooks {
         cut: notices::cut,
         has_room_for: state::has_room_for,

@@ -2,6 +2,7 @@
 
 use super::deadlines::DueKey;
 use super::LockId;
+use crate::broken;
 use crate::collections::index::{ByNumber, NumberIndex};
 use crate::types::{Arrival, ClientId, Now, OwnerHash, RequestId, SteadyMs, Terms};
 use std::collections::hash_map::{Entry as Slot, RandomState};
@@ -128,8 +129,9 @@ impl Requests {
             Some(WaitsAt::Many(parts)) => parts,
             None => &mut [],
         };
-        if let Some(part) = parts.iter_mut().find(|part| part.lock == lock) {
-            part.place = place;
+        match parts.iter_mut().find(|part| part.lock == lock) {
+            Some(part) => part.place = place,
+            None => broken!("a request that has a place at a lock waits for it"),
         }
     }
 
@@ -194,7 +196,9 @@ impl Requests {
             notified.ids.insert(id);
             self.notifies += 1;
         }
-        self.by_id.insert(id, request);
+        if self.by_id.insert(id, request).is_some() {
+            broken!("a request's number is given once");
+        }
     }
 
     /// Takes a request out.

@@ -6,6 +6,7 @@
 //! taken for one of this. It belongs to the lock's name as well: a hold that comes to another name is tied to nothing there.
 
 use super::deadlines::DueKey;
+use crate::broken;
 use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token};
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -142,7 +143,7 @@ impl Ties {
     /// Notes when the server renews a hold next.
     pub fn renew(&mut self, token: Token, next: Renewal) {
         let Some(tie) = self.by_token.get_mut(&token) else {
-            return;
+            return broken!("a hold that is renewed is tied");
         };
         self.autos -= usize::from(tie.renews());
         if let Some(auto) = &mut tie.auto {

@@ -1,6 +1,7 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
 use super::grantable::{Grantable, Way};
+use crate::broken;
 use crate::deadlock::{two_upgrades, Wanted};
 use crate::keyspace::{Entry, Event, Keyspace, Value};
 use crate::ledger::{overflow, Due, Outcome};
@@ -332,10 +333,14 @@ impl Engine {
     ) {
         entry.commit_any(place.as_change(number));
         entry.events.push(Event::Queued);
-        if let Some(queue) = self.queues.get_mut(lock) {
-            self.places += usize::from(queue.insert(number, place));
-            self.ledger.counters.top.queued(queue.name.as_ref());
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return broken!("a lock that a place is made at has a queue");
+        };
+        match queue.insert(number, place) {
+            true => self.places += 1,
+            false => broken!("an owner has one place, and a number is given once"),
         }
+        self.ledger.counters.top.queued(queue.name.as_ref());
     }
 
     /// Makes the request that waits there.
@@ -380,6 +385,8 @@ impl Engine {
             place.occupy(id, false);
             let (owner, place) = (place.owner.clone(), Some(number));
             self.begin_to_wait(ask, owner, WaitsAt::One(Part { lock, place }), id, now);
+        } else {
+            broken!("the place that was found or made for a request is there");
         }
         self.settle(keys, now, lock);
         self.follow_up(keys, now);

@@ -1,5 +1,6 @@
 //! How a request leaves the queues that it waits in, and what becomes of its places.
 
+use crate::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::ledger::{Due, Outcome};
 use crate::lock::Change;
@@ -41,8 +42,13 @@ impl Engine {
         let only = only.and_then(|id| self.requests.get(id));
         for at in only.map(|request| &request.at).into_iter().chain([at]) {
             if let WaitsAt::One(part) = at {
-                if let Some(queue) = self.queues.get_mut(part.lock) {
-                    queue.entangled = queue.entangled.saturating_add_signed(by);
+                let Some(queue) = self.queues.get_mut(part.lock) else {
+                    broken!("a lock that somebody waits for has a queue");
+                    continue;
+                };
+                match queue.entangled.checked_add_signed(by) {
+                    Some(entangled) => queue.entangled = entangled,
+                    None => broken!("what is counted off was counted"),
                 }
             }
         }
@@ -54,6 +60,7 @@ impl Engine {
         self.ledger.timers.clear(&mut request.until);
         for part in request.parts() {
             let Some(queue) = self.queues.get_mut(part.lock) else {
+                broken!("a lock that somebody waits for has a queue");
                 continue;
             };
             match part.place.and_then(|number| queue.place_mut(number)) {
@@ -117,10 +124,10 @@ impl Engine {
             return;
         };
         let Some(queue) = self.queues.get_mut(lock) else {
-            return;
+            return broken!("a lock that somebody waits for has a queue");
         };
         let Some(place) = queue.place_mut(number) else {
-            return;
+            return broken!("a request that waits has its place");
         };
         if let Some(window) = place.ticket.as_deref_mut() {
             window.until = SteadyMs(0);
@@ -149,7 +156,7 @@ impl Engine {
         self.keep_ticket(lock, number, window, now);
     }
 
-    /// Keeps an absent ticket so long from now on. A place that is none has nothing to keep.
+    /// Keeps an absent ticket so long from now on.
     pub(super) fn keep_ticket(
         &mut self,
         lock: LockId,
@@ -159,7 +166,7 @@ impl Engine {
     ) {
         let place = self.queues.place_mut(lock, number);
         let Some(window) = place.and_then(|place| place.ticket.as_deref_mut()) else {
-            return;
+            return broken!("a place that is kept is a ticket");
         };
         window.until = now.steady().after(window_ms);
         match window.due {
@@ -175,7 +182,7 @@ impl Engine {
     /// Drops the tickets whose claim window has ended with nobody there.
     pub(super) fn drop_lapsed(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
         let Some(queue) = self.queues.get_mut(lock) else {
-            return;
+            return broken!("a lock that is settled has a queue");
         };
         for number in std::mem::take(&mut queue.lapsed) {
             let Some(place) = self.queues.place_mut(lock, number) else {

@@ -2,6 +2,7 @@
 //! and settlements do it.
 
 use super::hold::held;
+use crate::broken;
 use crate::keyspace::{exists, Entry, Keyspace, Value};
 use crate::ledger::{next_renewal, Due, Outcome};
 use crate::lock::{End, Hold};
@@ -60,7 +61,7 @@ impl Engine {
 
     fn time_out(&mut self, id: RequestId, now: Now) {
         let Some(request) = self.requests.get(id) else {
-            return;
+            return broken!("a request whose time is up waits");
         };
         for (lock, _) in request.places() {
             if let Some(queue) = self.queues.get_mut(lock) {

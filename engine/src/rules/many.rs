@@ -9,6 +9,7 @@
 
 use super::acquire::{refuse_overflow, Answer, Ask};
 use super::grantable::{Grantable, Way};
+use crate::broken;
 use crate::deadlock::Wanted;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::ledger::Outcome;
@@ -299,15 +300,17 @@ impl Engine {
                 let place = Place::new(owner.clone(), ask.terms.limit, now);
                 self.add_place(entry, lock, number, place);
             }
-            if let Some(queue) = self.queues.get_mut(lock) {
-                match place.and_then(|number| queue.place_mut(number)) {
-                    Some(place) => {
-                        place.limit = ask.terms.limit;
-                        place.occupy(id, true);
-                        queue.parts += 1;
-                    }
-                    None => drop(queue.counting.insert(id)),
+            let Some(queue) = self.queues.get_mut(lock) else {
+                broken!("a lock that a request is to wait for has a queue");
+                continue;
+            };
+            match place.and_then(|number| queue.place_mut(number)) {
+                Some(place) => {
+                    place.limit = ask.terms.limit;
+                    place.occupy(id, true);
+                    queue.parts += 1;
                 }
+                None => drop(queue.counting.insert(id)),
             }
             parts.push(Part { lock, place });
         }
@@ -367,7 +370,7 @@ impl Engine {
             return self.dismiss(id, now, Outcome::Refused(error), |_| false);
         }
         let Some(request) = self.withdraw(id, now) else {
-            return;
+            return broken!("a request that waits is registered");
         };
         let named = parts.iter();
         let at = named.map(|(part, name)| (name.as_ref(), Some(part.lock), part.place));
@@ -382,9 +385,12 @@ impl Engine {
             let waited = place.is_some();
             let before = self.ledger.before(entry, name, &owner, place);
             let whose = (name.as_ref(), &*owner);
-            if let Ok(grant) = self.grant(entry, now, whose, &terms, waited) {
-                undo.extend(self.ledger.undo(entry, name, &owner, grant, before));
-                grants.push(grant);
+            match self.grant(entry, now, whose, &terms, waited) {
+                Ok(grant) => {
+                    undo.extend(self.ledger.undo(entry, name, &owner, grant, before));
+                    grants.push(grant);
+                }
+                Err(_) => broken!("no count overflows that was looked at before"),
             }
         }
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
@@ -412,7 +418,7 @@ impl Engine {
     /// The request for many locks that waits at a place in this queue counts on its owner's hold from now on.
     pub(super) fn count_on_hold(&mut self, lock: LockId, number: Arrival, id: RequestId) {
         let Some(queue) = self.queues.get_mut(lock) else {
-            return;
+            return broken!("a lock that somebody waits for has a queue");
         };
         if queue.place(number).is_some_and(Place::is_part) {
             queue.remove(number);

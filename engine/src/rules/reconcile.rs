@@ -2,6 +2,7 @@
 //! promotion, a load.
 
 use super::acquire::refuse_overflow;
+use crate::broken;
 use crate::deadlock::two_upgrades;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::ledger::Outcome;
@@ -134,10 +135,10 @@ impl Engine {
     ) {
         let queue = self.queues.at(lock);
         let Some(place) = queue.place(number) else {
-            return;
+            return broken!("a place that was just found is there");
         };
         let Some(hold) = entry.hold(&place.owner) else {
-            return;
+            return broken!("who was just found to hold the lock holds it");
         };
         let request = place
             .request()
@@ -170,12 +171,14 @@ impl Engine {
     /// A place becomes the waiting upgrade's.
     fn make_upgrade(&mut self, entry: &mut Entry<impl Value>, lock: LockId, number: Arrival) {
         let Some(mut place) = self.uproot(entry, lock, number) else {
-            return;
+            return broken!("a place that was just found is there");
         };
         place.ticket = None;
         let request = place.request();
-        if let Some(queue) = self.queues.get_mut(lock) {
-            self.places += usize::from(queue.insert(Arrival::AHEAD, *place));
+        let queue = self.queues.get_mut(lock);
+        match queue.is_some_and(|queue| queue.insert(Arrival::AHEAD, *place)) {
+            true => self.places += 1,
+            false => broken!("no upgrade waits where one begins to"),
         }
         if let Some(id) = request {
             self.requests.set_place(id, lock, Some(Arrival::AHEAD));
@@ -222,7 +225,7 @@ impl Engine {
         ticket: Ticket,
     ) {
         let Some(queue) = self.queues.get_mut(lock) else {
-            return;
+            return broken!("a lock that is settled has a queue");
         };
         let place = queue.number_of(&ticket.owner);
         if place == Some(brought) {
@@ -266,7 +269,7 @@ impl Engine {
         ticket: &Ticket,
     ) {
         let Some(place) = self.queues.place_mut(lock, number) else {
-            return;
+            return broken!("a place that was just found is there");
         };
         if (place.limit, place.claim()) == (ticket.limit, Some(ticket.claim)) {
             return;

@@ -1,6 +1,7 @@
 //! Serving: the only place where a queue moves.
 
 use super::grantable::{Grantable, Way};
+use crate::broken;
 use crate::keyspace::{Entry, Value};
 use crate::ledger::Outcome;
 use crate::queue::{LockId, Place};
@@ -116,11 +117,13 @@ impl Engine {
         number: Arrival,
     ) {
         let Some(place) = self.take_out(entry, now, lock, number) else {
-            return;
+            return broken!("a place that is granted is in its queue");
         };
-        let Some(id) = place.request() else { return };
+        let Some(id) = place.request() else {
+            return broken!("a request waits at a place that is granted");
+        };
         let Some(mut request) = self.delist(id, now) else {
-            return;
+            return broken!("a request that waits is registered");
         };
         self.ledger.timers.clear(&mut request.until);
         let name = self.queues.at(lock).name.clone();

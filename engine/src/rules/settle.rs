@@ -3,6 +3,7 @@
 //! A request settles the locks that it has to do with; an event outside of a request marks them, and
 //! [`Engine::settle_dirty`] settles them when changes are possible.
 
+use crate::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
 use crate::lock::{Change, End, Hold, Lock};
 use crate::queue::{BlockingHolder, LockId, WaitQueue};
@@ -218,7 +219,7 @@ impl Engine {
     #[inline]
     pub(super) fn heed_external_end(&mut self, entry: &mut Entry<impl Value>, lock: LockId) {
         let Some(queue) = self.queues.get_mut(lock) else {
-            return;
+            return broken!("a lock that is settled has a queue");
         };
         let external = queue.external.as_deref_mut();
         let told = external.and_then(|external| external.told.take());
@@ -278,7 +279,7 @@ impl Engine {
     /// of its holders, the queue itself.
     fn watch(&mut self, entry: &mut Entry<impl Value>, lock: LockId, left_over: bool) {
         let Some(queue) = self.queues.get_mut(lock) else {
-            return;
+            return broken!("a lock that is settled has a queue");
         };
         queue.dirty = false;
         for _ in 0..std::mem::take(&mut queue.timeouts) {

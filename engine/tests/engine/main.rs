@@ -10,6 +10,7 @@
 //! | `simulation` | primary, replica, crash and promotion by a seed; `invariants` after each step |
 //! | `deadlock` | which waits could never end, by definition |
 //! | `faults` | that each of these checks rejects what it is there for |
+//! | `invariants_broken` | that the engine's own assertions stop a test |
 //! | `parsing` | every command's words are read as the table says |
 //! | `bytes`, `arguments` | hostile stored values, effects and words |
 //! | `hostile` | the same, of any bytes: what `fuzz/` runs, too |
@@ -31,6 +32,7 @@ mod faults;
 mod hash_slots;
 pub mod hostile;
 mod invariants;
+mod invariants_broken;
 mod keys;
 mod listing;
 mod masses;

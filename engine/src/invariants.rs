@@ -1,0 +1,42 @@
+//! What the engine takes for granted. Where that is not so it is heard: it must not become a waiter that nobody wakes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+
+static BROKEN: AtomicU64 = AtomicU64::new(0);
+static HOOK: OnceLock<fn(&str)> = OnceLock::new();
+
+/// An invariant is broken: stops a test (a build with debug assertions). In production it is counted and told to the hook, and
+/// the code goes on as if there were nothing to do. Nothing is decided by it.
+///
+/// The text says what should have been.
+#[macro_export]
+macro_rules! broken {
+    ($expected:literal) => {
+        $crate::invariants::report(concat!($expected, " (", file!(), ":", line!(), ")"))
+    };
+}
+
+/// Returns how many invariants were found broken.
+pub fn count() -> u64 {
+    BROKEN.load(Ordering::Relaxed)
+}
+
+/// Has this function told of broken invariants: of the first, the second, the fourth, and so on. The first hook stays.
+pub fn set_hook(hook: fn(&str)) {
+    // A module that is loaded a second time comes with the same one.
+    let _ = HOOK.set(hook);
+}
+
+/// See [`broken!`].
+#[cold]
+#[inline(never)]
+pub fn report(expected: &'static str) {
+    if cfg!(debug_assertions) {
+        panic!("broken invariant: {expected}");
+    }
+    let count = BROKEN.fetch_add(1, Ordering::Relaxed) + 1;
+    if let Some(hook) = HOOK.get().filter(|_| count.is_power_of_two()) {
+        hook(expected);
+    }
+}
