@@ -57,6 +57,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("quarantined", u64::from(quarantine > 0)),
         ("quarantine_left_ms", quarantine),
         ("drained", u64::from(!engine.policy.grants)),
+        ("invariants_broken", invariants::count()),
     ];
     let totals = [
         ("grants_immediate_total", counters.grants_immediate),
@@ -86,7 +87,6 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ("refused_notheld_total", refusals.not_held),
         ("refused_wrongtype_total", refusals.wrong_type),
         ("clock_steps_total", counters.clock_steps),
-        ("invariants_broken", invariants::count()),
     ];
     let all = |kind, fields: &[(&'static str, u64)]| {
         let field = |&(name, value): &(&'static str, u64)| Field { name, kind, value };
