@@ -1,11 +1,14 @@
 //! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, and what `DLOCK.MACQUIRE` asks for as they do.
 
 use super::args::Usual;
+use super::hold;
 use super::table::Given;
 use super::{Call, MayWait, Reply};
 use crate::error::Error;
 use dlock_engine::refusal::escaped;
-use dlock_engine::{Answer, Ask, ClientId, Keyspace, Limit, NameRef, Terms, Wait};
+use dlock_engine::{
+    Answer, Ask, ClientId, Keyspace, Limit, NameRef, Terms, Wait, SHORTEST_AUTO_LEASE_MS,
+};
 use std::num::NonZeroU32;
 
 /// Which command of the family is read.
@@ -38,7 +41,7 @@ pub fn run_usual<K: Keyspace>(
     request(call, name, &ask, None)
 }
 
-/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n] [SESSION]`, in the fair
+/// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n] [SESSION] [AUTO ms]`, in the fair
 /// family also `[CLAIM ms]`.
 #[inline(never)]
 pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given, family: Family) -> Result<Reply, Error> {
@@ -86,17 +89,24 @@ pub fn ask<'a, K: Keyspace>(
     owner: &'a [u8],
     family: Family,
 ) -> Result<Ask<'a>, Error> {
-    if given.session || given.notify.is_some() {
-        check_caller(call, given)?;
+    if given.session || given.auto.is_some() {
+        hold::check_tie(call, given)?;
+    }
+    if given.notify.is_some() {
+        check_channel(call, given)?;
     }
     let waits = given.notify.is_some() || given.block.is_some() && may_block(call)?;
     Ok(Ask {
         owner,
         terms: Terms {
             limit: given.sharing().unwrap_or(Limit::EXCLUSIVE),
-            lease: call.lease(given.lease),
+            lease: match given.auto {
+                Some(_) => call.lease(given.lease).max(SHORTEST_AUTO_LEASE_MS),
+                None => call.lease(given.lease),
+            },
             holds: given.holds.and_then(|holds| NonZeroU32::new(holds as u32)),
             session: given.session,
+            auto: given.auto.and_then(|ms| NonZeroU32::new(ms as u32)),
             client: ClientId(call.caller.client()),
         },
         wait: match given.block.filter(|ms| waits && *ms > 0) {
@@ -133,12 +143,15 @@ fn check_fresh(given: &Given, family: Family) -> Result<(), Error> {
     }
 }
 
-/// What belongs to a connection needs one, and who has the module publish must be allowed to.
+/// Who has the module publish needs a connection, and must be allowed to. A message can be lost: who waits for one ties its hold
+/// by a renewal.
 #[cold]
-fn check_caller<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<(), Error> {
+fn check_channel<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<(), Error> {
+    if given.auto.is_some() {
+        return Err(Error::Conflict("AUTO", "NOTIFY"));
+    }
     if !call.caller.own_connection() {
-        let option = if given.session { "SESSION" } else { "NOTIFY" };
-        return Err(Error::NoConnection(option));
+        return Err(Error::NoConnection("NOTIFY"));
     }
     match given.notify.filter(|name| !call.caller.may_publish(name)) {
         Some(channel) => Err(Error::NoChannel(escaped(channel, 64))),

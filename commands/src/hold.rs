@@ -21,23 +21,30 @@ pub fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply
 ///
 /// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
 pub fn tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<TieRequest, Error> {
-    let tie = match (given.session, given.auto) {
-        (false, None) => return Ok(TieRequest::default()),
-        (true, _) => "SESSION",
-        (false, Some(_)) => "AUTO",
-    };
-    if !call.caller.own_connection() {
-        return Err(Error::NoConnection(tie));
+    if !given.session && given.auto.is_none() {
+        return Ok(TieRequest::default());
     }
-    let most = call.engine.policy.max_lease_ms;
-    if given.auto.is_some() && most < SHORTEST_AUTO_LEASE_MS {
-        return Err(Error::Argument("AUTO", no_auto(most)));
-    }
+    check_tie(call, given)?;
     Ok(TieRequest {
         client: ClientId(call.caller.client()),
         session: given.session,
         auto: given.auto,
     })
+}
+
+/// Errors if what is tied to a connection is asked for by a caller that has none, or renewals that no lease may be long enough
+/// for.
+#[cold]
+pub fn check_tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<(), Error> {
+    if !call.caller.own_connection() {
+        let option = if given.session { "SESSION" } else { "AUTO" };
+        return Err(Error::NoConnection(option));
+    }
+    let most = call.engine.policy.max_lease_ms;
+    match given.auto {
+        Some(_) if most < SHORTEST_AUTO_LEASE_MS => Err(Error::Argument("AUTO", no_auto(most))),
+        _ => Ok(()),
+    }
 }
 
 /// What AUTO may be where no lease may be long enough for it.

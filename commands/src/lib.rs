@@ -14,6 +14,7 @@ mod graph;
 pub mod hash_slot;
 mod hold;
 mod inspect;
+mod keep;
 pub mod list;
 mod many;
 mod queue;
@@ -21,7 +22,9 @@ pub mod stats;
 pub mod table;
 
 use acquire::Family;
-use dlock_engine::{Engine, Keyspace, Lock, Millis, NameRef, Now, Refusal, RequestId, Token};
+use dlock_engine::{
+    ClientId, Engine, Keyspace, Lock, Millis, NameRef, Now, Refusal, RequestId, Token,
+};
 use error::Error;
 use table::{Access, Given, Spec, Verb};
 
@@ -141,7 +144,18 @@ pub fn execute<K: Keyspace>(
     call: &mut Call<K>,
     words: &[&[u8]],
 ) -> Result<Reply, Error> {
+    let tied = !call.engine.ledger.ties.is_empty();
+    if tied {
+        // What this connection ends itself it need not be told of.
+        call.engine
+            .ledger
+            .ties
+            .act_for(ClientId(call.caller.client()));
+    }
     let answer = decide(spec, call, words);
+    if tied {
+        call.engine.ledger.ties.act_for(ClientId::NONE);
+    }
     if let Err(Error::Refused(refusal)) = &answer {
         call.engine.ledger.counters.refusals.count(refusal);
     }
@@ -154,7 +168,11 @@ fn decide<K: Keyspace>(
     call: &mut Call<K>,
     words: &[&[u8]],
 ) -> Result<Reply, Error> {
-    if matches!(spec.access, Access::Write | Access::Guard) && !call.primary {
+    let decides = matches!(
+        spec.access,
+        Access::Write | Access::Guard | Access::Connection
+    );
+    if decides && !call.primary {
         return Err(Error::ReadOnly);
     }
     // Most requests say no more than this, and do not pay for what others may say.
@@ -194,6 +212,7 @@ fn execute_any<K: Keyspace>(
         Verb::Downgrade => hold::downgrade(call, given),
         Verb::Renew => hold::renew(call, given),
         Verb::Release => hold::release(call, given),
+        Verb::Keep => keep::run(call, given),
         Verb::ForceRelease => hold::force(call, given),
         Verb::Cancel => queue::cancel(call, given),
         Verb::Position => queue::position(call, given),

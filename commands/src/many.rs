@@ -7,7 +7,7 @@ use super::{Call, Reply};
 use crate::error::Error;
 use dlock_engine::{Answer, Keyspace};
 
-/// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n] [SESSION]`.
+/// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n] [SESSION] [AUTO ms]`.
 #[inline(never)]
 pub fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());

@@ -21,6 +21,8 @@ pub enum Verb {
     Renew,
     /// `DLOCK.RELEASE`
     Release,
+    /// `DLOCK.KEEP`
+    Keep,
     /// `DLOCK.FORCERELEASE`
     ForceRelease,
     /// `DLOCK.MACQUIRE`
@@ -66,6 +68,8 @@ pub enum Access {
     Guard,
     /// It takes over what a primary decided.
     Follow,
+    /// It has no key: it concerns what is tied to the caller's connection, on the primary only.
+    Connection,
     /// It has no key.
     None,
 }
@@ -96,6 +100,8 @@ pub struct Given<'a> {
     pub session: bool,
     /// For how long the server renews a hold by itself.
     pub auto: Option<Millis>,
+    /// For how long all that is tied to the connection goes on.
+    pub keep: Option<Millis>,
     /// How long to keep a place while nobody is there for it.
     pub claim: Option<Millis>,
     /// A fencing token.
@@ -301,6 +307,7 @@ const HELD_TOKEN: Arg = arg(
     "token",
     integer(0, Token::END.0 - 1, |given| &mut given.token),
 );
+const KEEP_FOR: Arg = arg("ms", integer(1, MAX_BLOCK_MS, |given| &mut given.keep));
 const CURSOR: Arg = maybe(arg(
     "cursor",
     integer(0, MAX_INTEGER, |given| &mut given.cursor),
@@ -336,6 +343,12 @@ const AUTO: Arg = option(
     "AUTO",
     "auto-ms",
     integer(0, MAX_BLOCK_MS, |given| &mut given.auto),
+);
+/// As a request keeps it while it waits: some weeks.
+const AUTO_FROM_GRANT: Arg = option(
+    "AUTO",
+    "auto-ms",
+    integer(1, u32::MAX as u64, |given| &mut given.auto),
 );
 const CLAIM: Arg = option(
     "CLAIM",
@@ -393,6 +406,7 @@ pub static COMMANDS: &[Spec] = &[
             HOLDS,
             maybe(SHARING),
             SESSION,
+            AUTO_FROM_GRANT,
         ],
     },
     Spec {
@@ -412,6 +426,7 @@ pub static COMMANDS: &[Spec] = &[
             HOLDS,
             maybe(SHARING),
             SESSION,
+            AUTO_FROM_GRANT,
             CLAIM,
         ],
     },
@@ -432,6 +447,7 @@ pub static COMMANDS: &[Spec] = &[
             HOLDS,
             maybe(SHARING),
             SESSION,
+            AUTO_FROM_GRANT,
         ],
     },
     Spec {
@@ -473,6 +489,16 @@ pub static COMMANDS: &[Spec] = &[
         flags: "fast",
         categories: "write fast",
         args: &[KEY, OWNER, LEASE, TOKEN, SESSION, AUTO],
+    },
+    Spec {
+        verb: Verb::Keep,
+        name: "dlock.keep",
+        summary: "One sign of life for all holds that are tied to the connection; tells which of them it has lost",
+        complexity: "O(1), and O(N) with N ties that were lost or whose renewals had stopped",
+        access: Access::Connection,
+        flags: "fast",
+        categories: "write fast",
+        args: &[KEEP_FOR],
     },
     Spec {
         verb: Verb::Release,
@@ -636,6 +662,7 @@ impl Spec {
                 Some("nondeterministic_output request_policy:special response_policy:special")
             }
             // Without a policy for the answers they are put together, node after node.
+            Verb::Keep => Some("request_policy:all_shards response_policy:special"),
             Verb::Graph => Some("nondeterministic_output request_policy:all_shards"),
             Verb::Top | Verb::Stats => {
                 Some("nondeterministic_output request_policy:all_shards response_policy:special")
@@ -649,6 +676,11 @@ impl Spec {
         self.access == Access::Follow
     }
 
+    /// Whether the command names no key.
+    pub fn keyless(&self) -> bool {
+        matches!(self.access, Access::None | Access::Connection)
+    }
+
     /// Whether the command names any number of keys. Asked for each command, so not of its arguments.
     pub fn many_keys(&self) -> bool {
         matches!(
@@ -660,7 +692,7 @@ impl Spec {
     /// Where the keys of locks stand among a command's words; nowhere if the words are not what they should be.
     pub fn keys(&self, words: &[&[u8]]) -> std::ops::Range<usize> {
         let keys = match words.first() {
-            Some(_) if self.access == Access::None => 0..0,
+            Some(_) if self.keyless() => 0..0,
             Some(count) if self.many_keys() => 1..args::count(count).saturating_add(1),
             Some(_) => 0..1,
             None => 0..0,

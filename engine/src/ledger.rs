@@ -5,10 +5,8 @@ use super::keyspace::{Entry, Event, Value};
 use super::lock::token::TokenClock;
 use super::lock::{Change, End, Hold};
 use super::policy::Policy;
-use super::queue::{Auto, Deadlines, LockId, Place, Renewal, Request, Tie, Ties};
-use super::types::{
-    Arrival, ClientId, Grant, Millis, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token,
-};
+use super::queue::{Deadlines, LockId, Place, Request, Tie, Ties};
+use super::types::{Arrival, Grant, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token};
 use super::undo::{Held, Undo};
 use crate::broken;
 use crate::refusal::Refusal;
@@ -81,20 +79,6 @@ pub struct Before {
     ticket: Option<(Arrival, Box<Place>)>,
 }
 
-/// How a RENEW ties a hold to its connection.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct TieRequest {
-    /// The connection.
-    pub client: ClientId,
-    /// Whether the hold is to end with the connection.
-    pub session: bool,
-    /// Whether the server is to renew the hold, and for how long at most (0: without bound).
-    pub auto: Option<Millis>,
-}
-
-/// The shortest lease that the server renews by itself.
-pub const SHORTEST_AUTO_LEASE_MS: Millis = 1_000;
-
 /// What decisions are written to. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Ledger {
@@ -126,18 +110,19 @@ impl Ledger {
         debug_assert!(entry.hold(owner).is_none(), "a holder is granted anew");
         let token = self.clock.token(now);
         let holds = terms.holds.map_or(1, NonZeroU32::get);
+        let deadline = policy.bounded(token, now.wall().after(terms.lease));
         self.counters.held += 1;
         entry.events.push(Event::Acquired(token));
         entry.set_hold(Hold {
             owner,
             token,
-            deadline: policy.bounded(token, now.wall().after(terms.lease)),
+            deadline,
             holds,
             limit: terms.limit,
             client: terms.client,
         });
-        if terms.session {
-            self.tie_session(name, owner, terms.client, token);
+        if terms.ties() {
+            self.tie_granted((name, owner), (token, deadline), terms, now);
         }
         Grant {
             token,
@@ -173,6 +158,9 @@ impl Ledger {
         } else {
             self.counters.upgrades += 1;
             let token = self.clock.token(now);
+            if terms.ties() && !self.ties.is_empty() {
+                self.lose_to(name, hold.token, terms.client);
+            }
             self.retie(name, hold.token, token);
             entry.events.push(Event::Acquired(token));
             (token, terms.limit)
@@ -197,9 +185,10 @@ impl Ledger {
         }
         if !self.ties.is_empty() {
             self.ties.lengthen(name, token, terms.lease);
+            self.ties.set_end(name, token, entered.deadline);
         }
-        if terms.session {
-            self.tie_session(name, owner, terms.client, token);
+        if terms.ties() {
+            self.tie_granted((name, owner), (token, entered.deadline), terms, now);
         }
         Ok(Grant {
             token,
@@ -219,7 +208,7 @@ impl Ledger {
         now: Now,
     ) {
         if !self.ties.is_empty() {
-            self.untie_at(name, token);
+            self.lose_by(name, token, end);
         }
         let owner = if entry.holders() > 1 { owner } else { &[] };
         entry.amend(&Change::Unhold { owner, token, end });
@@ -342,157 +331,6 @@ impl Ledger {
             ticket: before.ticket,
         })
     }
-
-    /// Ties a hold as it was tied before a grant that is undone, unless a later command has tied it since. Its token may be
-    /// another one now.
-    pub fn tie_back(&mut self, undo: &Undo, token: Token) {
-        let [before, after] = &undo.ties;
-        let name = undo.name.as_ref();
-        let same = match (self.ties.at(name, undo.grant.token), after) {
-            (None, None) => true,
-            (Some(now), Some(after)) => now.says_as(after),
-            _ => false,
-        };
-        if !same {
-            return self.retie(name, undo.grant.token, token);
-        }
-        self.untie_at(name, undo.grant.token);
-        if let Some(before) = before {
-            self.ties.tie(token, before.clone());
-            self.renew_as(token, before.auto.map(|auto| auto.next));
-        }
-    }
-
-    /// The hold is to end with the connection that claims it: the last one that asks has it. What else ties the hold to that
-    /// connection stays; to another it is tied no more.
-    #[cold]
-    fn tie_session(&mut self, name: NameRef, owner: &[u8], client: ClientId, token: Token) {
-        let before = self.ties.at(name, token);
-        let auto = before
-            .filter(|tie| tie.client == client)
-            .and_then(|tie| tie.auto);
-        if auto.is_some() {
-            self.ties.untie(token);
-        } else {
-            self.untie(token);
-        }
-        let tie = Tie {
-            client,
-            name: name.to_owned(),
-            owner: Rc::from(owner),
-            session: true,
-            auto,
-        };
-        self.ties.tie(token, tie);
-    }
-
-    /// Ties a hold as its renewal says: the last command that ties it decides, and only what ties it to the same connection
-    /// stays. A renewal that ties nothing ends the server's own.
-    #[cold]
-    pub fn keep(
-        &mut self,
-        name: NameRef,
-        owner: &[u8],
-        token: Token,
-        lease: Millis,
-        how: &TieRequest,
-        now: Now,
-    ) {
-        let asked = how.session || how.auto.is_some();
-        let its = self.ties.at(name, token).is_some();
-        if !its && !asked {
-            return;
-        }
-        let before = self.untie(token).filter(|_| its);
-        let stays = before.filter(|tie| tie.session && (!asked || tie.client == how.client));
-        let session = how.session || stays.is_some();
-        if !session && how.auto.is_none() {
-            return;
-        }
-        let auto = how.auto.map(|ms| Auto {
-            lease,
-            bound: (ms > 0).then(|| (now.steady(), ms)),
-            next: Renewal::Due,
-        });
-        let tie = Tie {
-            client: stays.map_or(how.client, |tie| tie.client),
-            name: name.to_owned(),
-            owner: Rc::from(owner),
-            session,
-            auto,
-        };
-        self.ties.tie(token, tie);
-        if auto.is_some() {
-            self.renew_at(token, next_renewal(token, lease, now));
-        }
-    }
-
-    /// Has the server renew a hold then, which it renews by itself.
-    pub fn renew_at(&mut self, token: Token, at: SteadyMs) {
-        self.forget_renewal(token);
-        let due = self.timers.add(at, Due::Renewal(token));
-        self.ties.renew(token, Renewal::At(due));
-    }
-
-    /// The server renews a hold no more, for now. It is tied as before.
-    pub fn renew_no_more(&mut self, token: Token) {
-        self.forget_renewal(token);
-        self.ties.renew(token, Renewal::Stopped);
-    }
-
-    fn forget_renewal(&mut self, token: Token) {
-        let auto = self.ties.get(token).and_then(|tie| tie.auto);
-        if let Some(Renewal::At(due)) = auto.map(|auto| auto.next) {
-            self.timers.clear(&mut Some(due));
-        }
-    }
-
-    /// Unties the hold of this lock from its connection.
-    #[cold]
-    pub fn untie_at(&mut self, name: NameRef, token: Token) {
-        if self.ties.at(name, token).is_some() {
-            self.untie(token);
-        }
-    }
-
-    /// Unties what is tied under this token.
-    #[cold]
-    pub fn untie(&mut self, token: Token) -> Option<Tie> {
-        self.forget_renewal(token);
-        self.ties.untie(token)
-    }
-
-    /// The hold goes on under another token.
-    fn retie(&mut self, name: NameRef, old: Token, new: Token) {
-        if old == new || self.ties.is_empty() || self.ties.at(name, old).is_none() {
-            return;
-        }
-        let Some(tie) = self.untie(old) else {
-            return broken!("what was just found tied is tied");
-        };
-        let next = tie.auto.map(|auto| auto.next);
-        self.ties.tie(new, tie);
-        self.renew_as(new, next);
-    }
-
-    /// A hold that has just been tied is renewed when another tie of it would have been.
-    fn renew_as(&mut self, token: Token, next: Option<Renewal>) {
-        match next {
-            Some(Renewal::At(due)) => self.renew_at(token, due.at),
-            // One that is due already is due at once.
-            Some(Renewal::Due) => self.renew_at(token, SteadyMs(0)),
-            Some(Renewal::Stopped) | None => {}
-        }
-    }
-}
-
-/// When a hold is renewed next: when a quarter to a third of its lease has passed, so that holds which were taken together are
-/// not renewed together for ever.
-pub fn next_renewal(token: Token, lease: Millis, now: Now) -> SteadyMs {
-    // Tokens of one moment follow each other: the low bits spread best.
-    let early = token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    let third = lease / 3 - early % (lease / 12 + 1);
-    now.steady().after(third.max(1))
 }
 
 /// The error for a hold count that cannot be raised.

@@ -21,7 +21,7 @@
 //! | `policy`, `counters`, `keyspace`, `refusal` | settings; what is counted; where locks are kept; why a request is refused |
 //! | `queue` | what queues: places, requests, what ends when, ties to connections, blocking holders |
 //! | `undo` | what a grant has changed, until it is delivered |
-//! | `ledger` | what decisions are written to |
+//! | `ledger`, `tying` | what decisions are written to; how holds are tied and untied |
 //! | `state` | [`Engine`]: all of it |
 //! | `deadlock` | who waits for whom, and whether that can ever end |
 //! | `rules` | what decides: requests, events, settlement |
@@ -41,19 +41,21 @@ mod queue;
 pub mod refusal;
 mod rules;
 mod state;
+mod tying;
 mod types;
 pub mod undo;
 mod view;
 
 pub use keyspace::{Entry, Event, Keyspace, Value};
-pub use ledger::{Message, Outcome, TieRequest, Wake, SHORTEST_AUTO_LEASE_MS};
+pub use ledger::{Message, Outcome, Wake};
 pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
 pub use policy::Policy;
-pub use queue::Crowd;
+pub use queue::{Crowd, Kept, Loss, LostTie};
 pub use refusal::Refusal;
 pub use rules::acquire::{Answer, Ask, Wait};
 pub use state::Engine;
+pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub use types::*;
 pub use undo::Undo;
 pub use view::graph::Edge;

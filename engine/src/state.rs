@@ -35,7 +35,7 @@ pub struct Engine {
     pub(super) undelivered: Vec<Undo>,
     /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
     /// had to be left, since its slot is migrating away.
-    pub(super) disconnected: BTreeMap<ClientId, Token>,
+    pub(super) disconnected: BTreeMap<ClientId, Option<Token>>,
     /// Holds whose renewal is due.
     pub(super) renewals: VecDeque<Token>,
     /// Locks that are waited for and have no value.
@@ -98,6 +98,7 @@ impl Engine {
             && self.undelivered.is_empty()
             && self.disconnected.is_empty()
             && self.renewals.is_empty()
+            && !self.ledger.ties.has_resumed()
             && !self.in_review())
     }
 

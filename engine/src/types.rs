@@ -167,8 +167,20 @@ pub struct Terms {
     pub holds: Option<NonZeroU32>,
     /// Whether the hold is to end with the connection.
     pub session: bool,
+    /// Whether the server is to renew the hold, and for how long. The lease is [`SHORTEST_AUTO_LEASE_MS`] at least then.
+    ///
+    /// [`SHORTEST_AUTO_LEASE_MS`]: crate::SHORTEST_AUTO_LEASE_MS
+    pub auto: Option<NonZeroU32>,
     /// The connection that asks.
     pub client: ClientId,
+}
+
+impl Terms {
+    /// Returns true if the hold is to be tied to the connection.
+    #[inline]
+    pub fn ties(&self) -> bool {
+        self.session || self.auto.is_some()
+    }
 }
 
 /// A lock's name.

@@ -67,7 +67,10 @@ fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
         &many
     };
     let key = given.first().copied().zip(words.first().copied());
-    let mode = if matches!(spec.access, Access::Write | Access::Follow) {
+    let mode = if matches!(
+        spec.access,
+        Access::Write | Access::Follow | Access::Connection
+    ) {
         Mode::Write
     } else {
         Mode::Read
@@ -85,7 +88,8 @@ fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
         clock::of_command()
     };
     let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
-        if spec.access == Access::Write && state.engine.has_undelivered() {
+        let decides = matches!(spec.access, Access::Write | Access::Connection);
+        if decides && state.engine.has_undelivered() {
             state.take_back(now);
         }
         let caller = Client(ctx);

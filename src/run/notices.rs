@@ -5,7 +5,7 @@ use super::keyspace::Retimed;
 use super::state::{Late, State, STATE};
 use crate::node::gate;
 use crate::node::inbox::{self, Notice, Unlinked};
-use dlock_engine::{End, Event, Keyspace, Name, Now, Token, WallMs};
+use dlock_engine::{End, Event, Keyspace, Loss, Name, Now, Token, WallMs};
 
 /// Locks that one event settles beyond those it is about, so that a mass of them does not hold the server up.
 pub const SETTLED_A_STEP: usize = 256;
@@ -135,7 +135,11 @@ impl State {
                 false => End::Removed,
             };
             if left {
-                self.engine.on_hold_left(name.as_ref(), token);
+                let why = match lost.moved {
+                    true => Loss::Renamed,
+                    false => Loss::Moved,
+                };
+                self.engine.on_hold_left(name.as_ref(), token, why);
             } else {
                 self.engine.on_hold_removed(name.as_ref(), end, token, now);
                 self.notifications.add_named(name, Event::Ended(end, token));
@@ -182,7 +186,7 @@ impl State {
         }
         self.engine.on_slots_changed(|key| own.serves(key));
         self.engine
-            .on_locks_left(|name| own.knows_nothing_of(&name.key));
+            .on_locks_left(|name| own.knows_nothing_of(&name.key), Loss::Moved);
         self.own_slots = own.clone();
     }
 

@@ -16,7 +16,7 @@ pub use deadlines::Deadlines;
 pub use place::Place;
 pub use queues::{Turn, WaitQueues};
 pub use requests::{Part, Request, Requests, WaitsAt};
-pub use ties::{Auto, Renewal, Tie, Ties};
+pub use ties::{Auto, Kept, Loss, LostTie, Renewal, Tie, Ties};
 pub use wait_queue::WaitQueue;
 
 /// Names a lock that has a wait queue for as long as it has it. A lock's name is looked up once, where an event comes in;

@@ -4,14 +4,21 @@
 //! A tie belongs to a connection of this run of the server, so none of this is saved or replicated: on a server
 //! that was restarted or promoted such a hold lives on until its lease ends, and no client id of an earlier run can be
 //! taken for one of this. It belongs to the lock's name as well: a hold that comes to another name is tied to nothing there.
+//!
+//! What `DLOCK.KEEP` asks must not cost more with more ties: a connection's ties stand in the order in which their leases end,
+//! one bound goes for all of them, and what it has lost without a command of its own is kept until it is told.
 
 use super::deadlines::DueKey;
 use crate::broken;
-use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token};
+use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::rc::Rc;
+
+/// Lost ties that are kept for a connection until it asks, and the bytes of their keys. Beyond it is told that there were more.
+const MOST_LOST: usize = 1024;
+const MOST_LOST_BYTES: usize = 1 << 20;
 
 /// What ties a hold to a connection.
 #[derive(Debug, Clone)]
@@ -26,6 +33,8 @@ pub struct Tie {
     pub session: bool,
     /// Whether the server renews the hold.
     pub auto: Option<Auto>,
+    /// When the hold's lease ends.
+    pub end: WallMs,
 }
 
 /// How the server renews a hold.
@@ -46,32 +55,162 @@ pub enum Renewal {
     At(DueKey<SteadyMs>),
     /// As soon as it can.
     Due,
-    /// Not any more: its bound has passed, or the hold has reached the age that it may have. It is tied all the same.
+    /// When its connection gives a sign of life: its bound has passed.
+    Paused,
+    /// Not any more: the hold has reached the age that it may have. It is tied all the same.
     Stopped,
 }
 
+/// Why a connection has lost a tie, other than by a command of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loss {
+    /// The lease has ended.
+    Expired,
+    /// An operator has ended the hold.
+    Forced,
+    /// The key was removed or overwritten.
+    Removed,
+    /// The lock has left with its slot.
+    Moved,
+    /// The lock has another name, or is in another database.
+    Renamed,
+    /// Another connection has tied, untied or released the hold.
+    Taken,
+    /// The server decides no longer.
+    Demoted,
+}
+
+impl Loss {
+    /// Returns the word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Loss::Expired => "expired",
+            Loss::Forced => "forced",
+            Loss::Removed => "removed",
+            Loss::Moved => "moved",
+            Loss::Renamed => "renamed",
+            Loss::Taken => "taken",
+            Loss::Demoted => "demoted",
+        }
+    }
+}
+
+/// A tie that a connection has lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostTie {
+    /// The lock.
+    pub name: Name,
+    /// The token of the hold.
+    pub token: Token,
+    /// Why.
+    pub why: Loss,
+}
+
+/// What a sign of life is answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kept {
+    /// How many holds are tied to the connection.
+    pub ties: usize,
+    /// When the first lease of those ends that the server renews, or has renewed; none if there are none.
+    pub first_end: Option<WallMs>,
+    /// What the connection has lost since it was last told; none if there was more than is kept.
+    pub lost: Option<Vec<LostTie>>,
+}
+
 impl Tie {
-    /// Whether both say the same of a hold, whenever it is renewed next.
+    /// Returns true if both say the same of a hold, whenever it is renewed next.
     pub fn says_as(&self, other: &Tie) -> bool {
         let auto = |tie: &Tie| tie.auto.map(|auto| (auto.lease, auto.bound));
         let said = |tie: &Tie| (tie.client, tie.session, auto(tie));
         said(self) == said(other)
     }
 
-    /// Whether the server renews the hold.
+    /// Returns true if the server renews the hold.
     pub fn renews(&self) -> bool {
         self.auto
-            .is_some_and(|auto| !matches!(auto.next, Renewal::Stopped))
+            .is_some_and(|auto| !matches!(auto.next, Renewal::Paused | Renewal::Stopped))
+    }
+
+    fn ranked(&self, token: Token) -> Ranked {
+        Ranked {
+            session_only: self.auto.is_none(),
+            end: self.end,
+            token,
+        }
     }
 }
 
-/// A connection that something is tied to.
+/// A hold among those of its connection: in the order of their ends, with those that the server renews before the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Ranked {
+    session_only: bool,
+    end: WallMs,
+    token: Token,
+}
+
+impl Ranked {
+    /// What comes before all that the server renews, or before all others.
+    fn first(session_only: bool) -> Ranked {
+        Ranked {
+            session_only,
+            end: WallMs(0),
+            token: Token(0),
+        }
+    }
+}
+
+/// A connection that something is tied to, or was.
 #[derive(Debug, Default)]
 struct Connection {
-    tokens: BTreeSet<Token>,
+    holds: BTreeSet<Ranked>,
+    // Holds whose bound has passed.
+    paused: BTreeSet<Token>,
     // Whether it is blocked by a request, and when it last was.
     waits: bool,
     waited: SteadyMs,
+    // Its last sign of life, and for how long that goes.
+    kept: Option<(SteadyMs, Millis)>,
+    lost: Lost,
+}
+
+#[derive(Debug, Default)]
+struct Lost {
+    ties: Vec<LostTie>,
+    bytes: usize,
+    // There were more than are kept.
+    more: bool,
+}
+
+impl Lost {
+    fn is_empty(&self) -> bool {
+        self.ties.is_empty() && !self.more
+    }
+
+    fn add(&mut self, lost: LostTie) {
+        let bytes = self.bytes + lost.name.key.len();
+        if self.more || self.ties.len() == MOST_LOST || bytes > MOST_LOST_BYTES {
+            *self = Lost {
+                more: true,
+                ..Lost::default()
+            };
+        } else {
+            self.bytes = bytes;
+            self.ties.push(lost);
+        }
+    }
+
+    /// Takes back what was added of this hold.
+    fn take_back(&mut self, name: NameRef, token: Token) {
+        let is = |lost: &LostTie| lost.token == token && lost.name.as_ref() == name;
+        if let Some(at) = self.ties.iter().rposition(is) {
+            self.bytes -= self.ties.remove(at).name.key.len();
+        }
+    }
+
+    fn tell(&mut self) -> Option<Vec<LostTie>> {
+        let told = std::mem::take(self);
+        (!told.more).then_some(told.ties)
+    }
 }
 
 /// All ties, by the token of the hold. RESTORE can bring a second hold under that token to another lock: it is not the one that
@@ -82,39 +221,48 @@ pub struct Ties {
     by_client: HashMap<ClientId, Connection>,
     sessions: usize,
     autos: usize,
+    // Holds that were paused until a sign of life came, and are to be renewed again.
+    resumed: Vec<BTreeSet<Token>>,
+    // The connection whose command is being worked off; none while it is nobody's. What it ends itself it is not told of.
+    acting: ClientId,
 }
 
 impl Ties {
-    /// Whether there is none: then nothing of this costs anything.
+    /// Returns true if nothing is tied: then nothing of this costs anything.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.by_token.is_empty()
     }
 
-    /// How many holds end with a connection.
+    /// Returns how many holds end with a connection.
     pub fn sessions(&self) -> usize {
         self.sessions
     }
 
-    /// How many holds the server renews.
+    /// Returns how many holds the server renews.
     pub fn autos(&self) -> usize {
         self.autos
     }
 
-    /// What is tied under this token.
+    /// Returns what is tied under this token.
     pub fn get(&self, token: Token) -> Option<&Tie> {
         self.by_token.get(&token)
     }
 
-    /// What the hold of this lock is tied by.
+    /// Returns what the hold of this lock is tied by.
     pub fn at(&self, name: NameRef, token: Token) -> Option<&Tie> {
         self.get(token).filter(|tie| tie.name.as_ref() == name)
     }
 
-    /// The first tie above this token.
+    /// Returns the first tie above this token.
     pub fn after(&self, token: Token) -> Option<(Token, &Tie)> {
         let mut rest = self.by_token.range((Excluded(token), Unbounded));
         rest.next().map(|(token, tie)| (*token, tie))
+    }
+
+    /// This connection's command is worked off from now on, or nobody's.
+    pub fn act_for(&mut self, client: ClientId) {
+        self.acting = client;
     }
 
     /// Ties a hold. It is tied by nothing.
@@ -122,7 +270,10 @@ impl Ties {
         self.sessions += usize::from(tie.session);
         self.autos += usize::from(tie.renews());
         let connection = self.by_client.entry(tie.client).or_default();
-        connection.tokens.insert(token);
+        connection.holds.insert(tie.ranked(token));
+        if matches!(tie.auto, Some(auto) if matches!(auto.next, Renewal::Paused)) {
+            connection.paused.insert(token);
+        }
         self.by_token.insert(token, tie);
     }
 
@@ -132,12 +283,45 @@ impl Ties {
         self.sessions -= usize::from(tie.session);
         self.autos -= usize::from(tie.renews());
         if let Slot::Occupied(mut connection) = self.by_client.entry(tie.client) {
-            connection.get_mut().tokens.remove(&token);
-            if connection.get().tokens.is_empty() {
+            let its = connection.get_mut();
+            its.holds.remove(&tie.ranked(token));
+            its.paused.remove(&token);
+            if its.holds.is_empty() && its.lost.is_empty() {
                 connection.remove();
             }
         }
         Some(tie)
+    }
+
+    /// A hold is tied no more: its connection is to be told, unless its own command has done it.
+    pub fn lose(&mut self, token: Token, lost: Tie, why: Loss) {
+        let by_itself = matches!(why, Loss::Taken | Loss::Forced) && lost.client == self.acting;
+        if !by_itself {
+            let name = lost.name;
+            let connection = self.by_client.entry(lost.client).or_default();
+            connection.lost.add(LostTie { name, token, why });
+        }
+    }
+
+    /// A tie that its connection has lost is its own again, as if it never had been lost.
+    pub fn find_again(&mut self, name: NameRef, token: Token, client: ClientId) {
+        if let Some(connection) = self.by_client.get_mut(&client) {
+            connection.lost.take_back(name, token);
+        }
+    }
+
+    /// The server decides no longer: nothing is tied any more. Connections are told when it decides again.
+    pub fn lose_all(&mut self) {
+        for (token, tie) in std::mem::take(&mut self.by_token) {
+            self.lose(token, tie, Loss::Demoted);
+        }
+        self.by_client.retain(|_, connection| {
+            connection.holds.clear();
+            connection.paused.clear();
+            !connection.lost.is_empty()
+        });
+        self.resumed.clear();
+        (self.sessions, self.autos) = (0, 0);
     }
 
     /// Notes when the server renews a hold next.
@@ -150,6 +334,25 @@ impl Ties {
             auto.next = next;
         }
         self.autos += usize::from(tie.renews());
+        if let Some(connection) = self.by_client.get_mut(&tie.client) {
+            match next {
+                Renewal::Paused => connection.paused.insert(token),
+                _ => connection.paused.remove(&token),
+            };
+        }
+    }
+
+    /// The lease of a tied hold ends then.
+    pub fn set_end(&mut self, name: NameRef, token: Token, end: WallMs) {
+        let tie = self.by_token.get_mut(&token);
+        let Some(tie) = tie.filter(|tie| tie.end != end && tie.name.as_ref() == name) else {
+            return;
+        };
+        if let Some(connection) = self.by_client.get_mut(&tie.client) {
+            connection.holds.remove(&tie.ranked(token));
+            tie.end = end;
+            connection.holds.insert(tie.ranked(token));
+        }
     }
 
     /// Each renewal gives at least this lease from now on.
@@ -162,17 +365,69 @@ impl Ties {
         }
     }
 
-    /// Whether the time has passed for which a hold was to be renewed. It does not while the connection waits, and begins anew
-    /// when that ends.
+    /// Returns true if the time has passed for which a hold was to be renewed: that of the command that tied it, or of a sign of
+    /// life since. It does not pass while the connection waits, and begins anew when that ends.
     pub fn is_over(&self, tie: &Tie, now: SteadyMs) -> bool {
         let bound = tie.auto.and_then(|auto| auto.bound);
         let connection = self.by_client.get(&tie.client);
-        match (bound, connection) {
-            (Some((since, ms)), Some(connection)) => {
-                !connection.waits && since.max(connection.waited).after(ms) <= now
-            }
-            _ => false,
+        let (Some((since, ms)), Some(connection)) = (bound, connection) else {
+            return false;
+        };
+        let over = |since: SteadyMs, ms| since.max(connection.waited).after(ms) <= now;
+        let kept = connection.kept.filter(|(kept, _)| *kept >= since);
+        !connection.waits && over(since, ms) && kept.map_or(true, |(since, ms)| over(since, ms))
+    }
+
+    /// Takes a sign of life of a connection: all that is tied to it is renewed for so long from now, never less long than it had
+    /// been. The caller has taken out what has ended. What it has lost is forgotten with this.
+    pub fn keep(&mut self, client: ClientId, ms: Millis, now: SteadyMs) -> Kept {
+        let Slot::Occupied(mut connection) = self.by_client.entry(client) else {
+            return Kept {
+                ties: 0,
+                first_end: None,
+                lost: Some(Vec::new()),
+            };
+        };
+        let its = connection.get_mut();
+        if !its.paused.is_empty() {
+            self.resumed.push(std::mem::take(&mut its.paused));
         }
+        let had = its.kept.map_or(0, |(since, ms)| since.after(ms).since(now));
+        its.kept = Some((now, ms.max(had)));
+        let first = its.holds.first().filter(|first| !first.session_only);
+        let kept = Kept {
+            ties: its.holds.len(),
+            first_end: first.map(|first| first.end),
+            lost: its.lost.tell(),
+        };
+        if its.holds.is_empty() {
+            connection.remove();
+        }
+        kept
+    }
+
+    /// Takes out a hold that is to be renewed again since its connection has given a sign of life.
+    pub fn next_resumed(&mut self) -> Option<Token> {
+        while let Some(holds) = self.resumed.last_mut() {
+            if let Some(token) = holds.pop_first() {
+                return Some(token);
+            }
+            self.resumed.pop();
+        }
+        None
+    }
+
+    /// Returns true if there may be any.
+    pub fn has_resumed(&self) -> bool {
+        !self.resumed.is_empty()
+    }
+
+    /// Returns a hold of this connection whose lease had ended before that time, as far as is known here.
+    pub fn ended(&self, client: ClientId, now: WallMs) -> Option<Token> {
+        let holds = &self.by_client.get(&client)?.holds;
+        let first = |session_only| holds.range(Ranked::first(session_only)..).next();
+        let mut firsts = first(false).into_iter().chain(first(true));
+        firsts.find(|hold| hold.end < now).map(|hold| hold.token)
     }
 
     /// A connection begins to wait for a request, or has waited.
@@ -186,13 +441,20 @@ impl Ties {
         }
     }
 
-    /// The first hold above this token that is tied to a connection.
-    pub fn next_of(&self, client: ClientId, after: Token) -> Option<Token> {
-        let tokens = &self.by_client.get(&client)?.tokens;
-        tokens.range(Token(after.0 + 1)..).next().copied()
+    /// Returns the hold of a connection that comes after this one, or its first.
+    pub fn next_of(&self, client: ClientId, after: Option<Token>) -> Option<Token> {
+        let holds = &self.by_client.get(&client)?.holds;
+        let after = after.and_then(|token| Some(self.get(token)?.ranked(token)));
+        let from = after.map_or(Unbounded, Excluded);
+        holds.range((from, Unbounded)).next().map(|hold| hold.token)
     }
 
-    /// The holds of the locks that this is true of.
+    /// A connection has ended: nothing is tied to it any more, and it is told nothing.
+    pub fn forget(&mut self, client: ClientId) {
+        self.by_client.remove(&client);
+    }
+
+    /// Returns the holds of the locks that this is true of.
     pub fn of(&self, chosen: impl Fn(&Name) -> bool) -> Vec<Token> {
         let ties = self.by_token.iter().filter(|(_, tie)| chosen(&tie.name));
         ties.map(|(token, _)| *token).collect()

@@ -4,11 +4,12 @@
 use super::hold::held;
 use crate::broken;
 use crate::keyspace::{exists, Entry, Keyspace, Value};
-use crate::ledger::{next_renewal, Due, Outcome};
+use crate::ledger::{Due, Outcome};
 use crate::lock::{End, Hold};
-use crate::queue::{LockId, Place, Renewal, Request, Tie};
+use crate::queue::{Kept, LockId, Loss, Place, Renewal, Request, Tie};
 use crate::state::Engine;
-use crate::types::{Arrival, ClientId, Name, NameRef, Now, RequestId, Token, WallMs};
+use crate::tying::next_renewal;
+use crate::types::{Arrival, ClientId, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
 use crate::undo::{Held, Undo};
 use std::collections::BTreeMap;
 
@@ -126,6 +127,10 @@ impl Engine {
             let external = queue.external.get_or_insert_with(Box::default);
             external.told = Some(end);
         }
+        if !self.ledger.ties.is_empty() {
+            // What a sign of life says of its end is not to be wrong for long.
+            self.mark(lock);
+        }
     }
 
     /// Whether a hold of this lock that ended with this deadline was ended by what the key was given from outside.
@@ -234,6 +239,7 @@ impl Engine {
         let hold = Held::of(&held(entry, owner, Some(undo.grant.token)).ok()?);
         let left = hold.holds.saturating_sub(undo.grant.added);
         if left == 0 {
+            self.ledger.untie_at(name, hold.token);
             self.ledger
                 .end(entry, (name, owner), hold.token, End::Released, now);
             if let Some((number, place)) = undo.ticket {
@@ -256,7 +262,7 @@ impl Engine {
             limit,
             client,
         });
-        self.ledger.tie_back(&undo, token);
+        self.ledger.tie_back(&undo, token, deadline);
         let tie = self.ledger.ties.at(name, token);
         if let Some(tie) = tie.filter(|tie| Some(tie.client) == ended) {
             // It is as if that connection ended now.
@@ -308,9 +314,11 @@ impl Engine {
     /// A connection has ended: what ties holds to it and what waits by a channel for it are cleared away as soon as changes
     /// are possible. What blocked it ends by [`Engine::leave`].
     pub fn on_disconnect(&mut self, client: ClientId) {
-        let tied = self.ledger.ties.next_of(client, Token(0)).is_some();
+        let tied = self.ledger.ties.next_of(client, None).is_some();
         if tied || self.requests.notified(client).is_some() {
-            self.disconnected.insert(client, Token(0));
+            self.disconnected.insert(client, None);
+        } else {
+            self.ledger.ties.forget(client);
         }
     }
 
@@ -328,8 +336,9 @@ impl Engine {
             }
             let Some(token) = self.ledger.ties.next_of(client, after) else {
                 self.disconnected.remove(&client);
-                if self.ledger.ties.next_of(client, Token(0)).is_some() {
-                    refused.insert(client, Token(0));
+                match self.ledger.ties.next_of(client, None) {
+                    Some(_) => drop(refused.insert(client, None)),
+                    None => self.ledger.ties.forget(client),
                 }
                 continue;
             };
@@ -349,7 +358,7 @@ impl Engine {
                 self.ledger.untie(token);
             } else {
                 // The server accepts no change of it now; it is asked again, after all others.
-                self.disconnected.insert(client, token);
+                self.disconnected.insert(client, Some(token));
             }
         }
         let left = !self.disconnected.is_empty();
@@ -384,17 +393,19 @@ impl Engine {
     pub(super) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let mut refused = Vec::new();
         for _ in 0..RENEWED_A_STEP {
-            let Some(token) = self.renewals.pop_front() else {
+            let next = self.renewals.pop_front();
+            let Some(token) = next.or_else(|| self.ledger.ties.next_resumed()) else {
                 break;
             };
             let Some(tie) = self.ledger.ties.get(token).cloned() else {
                 continue;
             };
-            if !matches!(tie.auto.map(|auto| auto.next), Some(Renewal::Due)) {
+            let next = tie.auto.map(|auto| auto.next);
+            if !matches!(next, Some(Renewal::Due | Renewal::Paused)) {
                 continue;
             }
             if !self.may_renew(&tie, now) {
-                self.ledger.renew_no_more(token);
+                self.ledger.renew_no_more(token, Renewal::Paused);
             } else if keys.serves(tie.name.as_ref()) {
                 self.close_if_leaving(keys, tie.name.as_ref());
                 self.renew_for(keys, now, token, &tie);
@@ -402,10 +413,10 @@ impl Engine {
                 refused.push(token);
             } else {
                 // The lock has left with its slot.
-                self.ledger.untie(token);
+                self.ledger.lose(token, Loss::Moved);
             }
         }
-        let left = !self.renewals.is_empty();
+        let left = !self.renewals.is_empty() || self.ledger.ties.has_resumed();
         self.renewals.extend(refused);
         left
     }
@@ -420,7 +431,7 @@ impl Engine {
         let name = tie.name.as_ref();
         let entry = keys.entry(name);
         match held(entry, &tie.owner, Some(token)) {
-            Err(_) => drop(self.ledger.untie(token)),
+            Err(_) => self.ledger.lose(token, Loss::Removed),
             Ok(hold) if hold.deadline < now.wall() => {
                 let lock = self.queues.id_or_new(name);
                 self.mark(lock);
@@ -448,12 +459,13 @@ impl Engine {
                 deadline,
                 ..hold
             });
+            self.ledger.ties.set_end(tie.name.as_ref(), token, deadline);
             self.ledger.counters.renewals += 1;
             self.ledger.counters.auto_renewals += 1;
         }
         if bounded < wanted {
             // It has reached the age that it may have.
-            self.ledger.renew_no_more(token);
+            self.ledger.renew_no_more(token, Renewal::Stopped);
         } else {
             let next = next_renewal(token, lease, now);
             self.ledger.renew_at(token, next);
@@ -473,7 +485,7 @@ impl Engine {
             return false;
         };
         let due = match tie.auto.map(|auto| auto.next) {
-            Some(Renewal::Due) => true,
+            Some(Renewal::Due | Renewal::Paused) => true,
             Some(Renewal::At(due)) => due.at <= now.steady(),
             _ => false,
         };
@@ -489,20 +501,38 @@ impl Engine {
 
     /// A hold has ended with its key.
     pub fn on_hold_removed(&mut self, name: NameRef, end: End, token: Token, now: Now) {
-        self.ledger.untie_at(name, token);
+        self.ledger.lose_by(name, token, end);
         self.ledger.counters.gone(end, token, now);
     }
 
     /// A hold has left with its key, to another name or with its slot. It goes on there, without the connection that it is
     /// tied to here.
-    pub fn on_hold_left(&mut self, name: NameRef, token: Token) {
-        self.ledger.untie_at(name, token);
+    pub fn on_hold_left(&mut self, name: NameRef, token: Token, why: Loss) {
+        self.ledger.lose_at(name, token, why);
     }
 
     /// The same for all holds of the locks that have left.
-    pub fn on_locks_left(&mut self, left: impl Fn(&Name) -> bool) {
+    pub fn on_locks_left(&mut self, left: impl Fn(&Name) -> bool, why: Loss) {
         for token in self.ledger.ties.of(left) {
-            self.ledger.untie(token);
+            self.ledger.lose(token, why);
         }
+    }
+
+    /// A connection gives a sign of life: all that is tied to it is renewed for so long from now, never less long than before.
+    /// What has ended without this server having come to it is told as ended.
+    pub fn keep(&mut self, now: Now, client: ClientId, ms: Millis) -> Kept {
+        while let Some(token) = self.ledger.ties.ended(client, now.wall()) {
+            let Some(tie) = self.ledger.untie(token) else {
+                break;
+            };
+            let lock = self.queues.id_or_new(tie.name.as_ref());
+            let why = match self.queues.at(Some(lock)).ended_from_outside(tie.end) {
+                true => Loss::Removed,
+                false => Loss::Expired,
+            };
+            self.mark(lock);
+            self.ledger.ties.lose(token, tie, why);
+        }
+        self.ledger.ties.keep(client, ms, now.steady())
     }
 }

@@ -1,10 +1,10 @@
 //! A hold from its owner's side: renewing, downgrading, giving back, and ending it by force.
 
 use crate::keyspace::{Entry, Keyspace, Value};
-use crate::ledger::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 use crate::lock::{End, Hold};
 use crate::refusal::Refusal;
 use crate::state::Engine;
+use crate::tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 use crate::types::{Grant, Limit, Millis, NameRef, Now, Token};
 
 impl Engine {
@@ -71,7 +71,9 @@ impl Engine {
         });
         self.ledger.counters.renewals += 1;
         if tie.session || tie.auto.is_some() || !self.ledger.ties.is_empty() {
-            self.ledger.keep(name, owner, hold.token, lease, tie, now);
+            let held = (hold.token, deadline);
+            self.ledger
+                .tie_renewed((name, owner), held, lease, tie, now);
         }
         self.rewatch(entry, now, name, self.queues.id(name));
         self.follow_up(keys, now);

@@ -7,7 +7,7 @@
 //! A look goes in steps, so that it stalls nobody. What it has not found yet the next use of the lock finds.
 
 use crate::keyspace::Keyspace;
-use crate::queue::LockId;
+use crate::queue::{LockId, Loss};
 use crate::state::{Engine, Round};
 use crate::types::{Now, Token};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -65,7 +65,7 @@ impl Engine {
             end = hold.map(|hold| hold.deadline);
         });
         match end {
-            None => drop(self.ledger.untie(token)),
+            None => self.ledger.lose(token, Loss::Removed),
             Some(end) if end <= now.wall() => {
                 let lock = self.queues.id_or_new(name);
                 self.mark(lock);

@@ -6,7 +6,7 @@
 
 use crate::ledger::{Ledger, Message, Outcome};
 use crate::queue::crowd::{self, Crowd};
-use crate::queue::{Deadlines, LockId, Requests, Ties, Turn, WaitQueues};
+use crate::queue::{Deadlines, LockId, Loss, Requests, Turn, WaitQueues};
 use crate::state::Engine;
 use crate::types::Name;
 
@@ -31,7 +31,7 @@ impl Engine {
 
     /// All values of a database (or of all) have gone, and are not to come back.
     pub fn on_flush(&mut self, db: Option<u32>) {
-        self.on_locks_left(|name| db.map_or(true, |db| name.db == db));
+        self.on_locks_left(|name| db.map_or(true, |db| name.db == db), Loss::Removed);
     }
 
     /// Other slots are this node's from now on: queues in those that are not are looked at.
@@ -43,7 +43,7 @@ impl Engine {
 
     /// Two databases were exchanged: their locks have other names now. Waiters stay at theirs.
     pub fn on_swap(&mut self, one: u32, other: u32) {
-        self.on_locks_left(|name| name.db == one || name.db == other);
+        self.on_locks_left(|name| name.db == one || name.db == other, Loss::Renamed);
         if self.queues.swap(one, other) {
             while let Some(turn) = self.queues.next_turn() {
                 self.take_turn(turn);
@@ -76,9 +76,12 @@ impl Engine {
         let policy = self.policy.clone();
         let queues = std::mem::take(&mut self.queues);
         let requests = std::mem::take(&mut self.requests);
-        let ledger = std::mem::take(&mut self.ledger);
+        let mut ledger = std::mem::take(&mut self.ledger);
+        ledger.ties.lose_all();
+        for client in self.disconnected.keys() {
+            ledger.ties.forget(*client);
+        }
         let ledger = Ledger {
-            ties: Ties::default(),
             timers: Deadlines::default(),
             wakes: Vec::new(),
             ..ledger

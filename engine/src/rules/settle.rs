@@ -229,6 +229,12 @@ impl Engine {
         if entry.shorten(end) {
             let external = queue.external.get_or_insert_with(Box::default);
             external.cut(end);
+            if !self.ledger.ties.is_empty() {
+                for hold in entry.value().holds() {
+                    let (name, end) = (queue.name.as_ref(), hold.deadline);
+                    self.ledger.ties.set_end(name, hold.token, end);
+                }
+            }
         }
     }
 

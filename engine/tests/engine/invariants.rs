@@ -648,7 +648,7 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 
 /// Parts of the debug form of an engine that keeps nothing.
 const EMPTY: [&str; 9] = [
-    "by_token: {}, by_client: {}, sessions: 0, autos: 0",
+    "by_token: {}, by_client: {}, sessions: 0, autos: 0, resumed: []",
     "timers: Deadlines { index: {}",
     "wakes: [], messages: []",
     "len: 0, empty: WaitQueue",

@@ -1,7 +1,7 @@
 //! The command table, and what is made of it.
 
 use dlock_commands::error::Error;
-use dlock_commands::table::{Access, Arg, Kind, Spec, COMMANDS};
+use dlock_commands::table::{Arg, Kind, Spec, COMMANDS};
 use dlock_engine::Policy;
 use dlock_engine::Refusal;
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ fn the_key_stands_first() {
             .filter(|at| matches!(spec.args[*at].kind, Kind::Key | Kind::Keys))
             .collect();
         let must: &[usize] = match spec.access {
-            Access::None => &[],
+            _ if spec.keyless() => &[],
             // Their number stands before them.
             _ if spec.many_keys() => &[1],
             _ => &[0],

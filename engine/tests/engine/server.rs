@@ -7,7 +7,7 @@ use dlock_commands::error::Error;
 use dlock_commands::table::{Access, Spec, COMMANDS};
 use dlock_commands::{execute, Call, Defaults, Reply};
 use dlock_engine::{
-    change, codec, End, Engine, Keyspace, Name, NameRef, Now, Policy, Wake, WallMs,
+    change, codec, End, Engine, Keyspace, Loss, Name, NameRef, Now, Policy, Wake, WallMs,
 };
 use std::collections::BTreeMap;
 
@@ -178,8 +178,13 @@ impl Server {
             return;
         };
         for hold in lock.holds() {
-            self.engine
-                .on_hold_removed(name.as_ref(), End::Removed, hold.token, now);
+            let name = name.as_ref();
+            let over = hold.deadline <= now.wall();
+            let end = match over && !self.engine.ended_from_outside(name, hold.deadline) {
+                true => End::Expired,
+                false => End::Removed,
+            };
+            self.engine.on_hold_removed(name, end, hold.token, now);
         }
     }
 
@@ -187,7 +192,8 @@ impl Server {
     fn leaves(&mut self, name: &Name, value: &Value) {
         if let Value::Lock(lock, _) = value {
             for hold in lock.holds().filter(|_| !self.stays) {
-                self.engine.on_hold_left(name.as_ref(), hold.token);
+                self.engine
+                    .on_hold_left(name.as_ref(), hold.token, Loss::Renamed);
             }
         }
         self.revisit(name, false);

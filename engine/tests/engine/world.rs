@@ -425,6 +425,8 @@ impl World {
         self.cut.remove(&client);
         if !self.is(Fault::EndUnnoticed) {
             self.engine().on_disconnect(ClientId(client));
+            // It may have lost ties there when that server was demoted.
+            self.replica.engine.on_disconnect(ClientId(client));
         }
         self.ended.insert(client);
         self.primary.keys.ended.insert(client);

@@ -3,6 +3,7 @@
 mod auto;
 mod blocked;
 mod crowds;
+mod keep;
 mod leaving;
 mod notify;
 mod random;

@@ -413,6 +413,8 @@ fn renewals_stay_behind_when_a_slot_moves() {
     await_until("the ties are gone", PATIENCE, || {
         stat(&nodes.one, "auto_renewed") == 0 && stat(&nodes.one, "sessions") == 0
     });
+    let (_, _, lost): (u64, Value, Vec<(String, u64, String)>) = alice.ask("DLOCK.KEEP 1");
+    assert_eq!(lost, [("k".to_string(), token, "moved".to_string())]);
     alice.close();
     assert_eq!(d.ask::<u64>("PEXPIRETIME k"), end);
     assert_eq!(stat(&nodes.two, "auto_renewed"), 0);

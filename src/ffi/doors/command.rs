@@ -23,7 +23,7 @@ pub trait Handler: 'static {
 pub fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), &'static str> {
     let name = text(spec.name);
     let access = match spec.access {
-        Access::Write | Access::Follow | Access::Guard => "write",
+        Access::Write | Access::Follow | Access::Guard | Access::Connection => "write",
         Access::Read => "readonly",
         Access::None => "",
     };
@@ -33,7 +33,7 @@ pub fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), &'stati
     let words = [access, spec.flags, asks].into_iter();
     let flags = words.filter(|word| !word.is_empty()).collect::<Vec<_>>();
     let flags = text(&flags.join(" "));
-    let (first, last, step) = if spec.access == Access::None || spec.many_keys() {
+    let (first, last, step) = if spec.keyless() || spec.many_keys() {
         (0, 0, 0)
     } else {
         (1, 1, 1)
@@ -126,7 +126,7 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
 /// What a command does to its keys.
 pub fn access(spec: &Spec) -> u32 {
     match spec.access {
-        Access::None => 0,
+        Access::None | Access::Connection => 0,
         Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,
         // The inner command's keys are handed out when they are asked for.
         Access::Guard => {
@@ -143,7 +143,7 @@ pub fn access(spec: &Spec) -> u32 {
 }
 
 fn key_specs(spec: &Spec) -> *mut raw::RedisModuleCommandKeySpec {
-    if spec.access == Access::None {
+    if spec.keyless() {
         return ptr::null_mut();
     }
     // SAFETY: all-zero is the end mark of the list, and "left out" in every field.

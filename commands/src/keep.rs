@@ -1,0 +1,40 @@
+//! `DLOCK.KEEP`.
+
+use super::table::Given;
+use super::{Call, Reply};
+use crate::error::Error;
+use dlock_engine::{ClientId, Keyspace, LostTie};
+
+/// Takes a sign of life for all that is tied to the caller's connection: `ms`.
+///
+/// Replies how many holds are tied to it, the milliseconds that are left of the first lease to end among those that the server
+/// renews (null if there are none), and `[key, token, reason]` of each tie that it has lost (null if there were more than are
+/// kept).
+///
+/// Errors if the caller has no connection of its own.
+#[inline(never)]
+pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+    if !call.caller.own_connection() {
+        return Err(Error::NoConnection("DLOCK.KEEP"));
+    }
+    let client = ClientId(call.caller.client());
+    let ms = given.keep.unwrap_or_default();
+    let kept = call.engine.keep(call.now, client, ms);
+    let left = kept.first_end.map(|end| end.since(call.now.wall()));
+    Ok(Reply::Array(vec![
+        Reply::Integer(kept.ties as u64),
+        left.map_or(Reply::Null, Reply::Integer),
+        match kept.lost {
+            Some(lost) => Reply::Array(lost.iter().map(told).collect()),
+            None => Reply::NullArray,
+        },
+    ]))
+}
+
+fn told(lost: &LostTie) -> Reply {
+    Reply::Array(vec![
+        Reply::Bulk(lost.name.key.to_vec()),
+        Reply::Integer(lost.token.0),
+        Reply::Text(lost.why.word()),
+    ])
+}

@@ -1,0 +1,265 @@
+//! How holds are tied to connections, and untied: by commands, by what ends a hold, by what takes a grant back.
+
+use crate::broken;
+use crate::ledger::{Due, Ledger};
+use crate::lock::End;
+use crate::queue::{Auto, Loss, Renewal, Tie};
+use crate::types::{ClientId, Millis, NameRef, Now, SteadyMs, Terms, Token, WallMs};
+use crate::undo::Undo;
+use std::rc::Rc;
+
+/// The shortest lease that the server renews by itself.
+pub const SHORTEST_AUTO_LEASE_MS: Millis = 1_000;
+
+/// How a command ties a hold to its connection.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TieRequest {
+    /// The connection.
+    pub client: ClientId,
+    /// Whether the hold is to end with the connection.
+    pub session: bool,
+    /// Whether the server is to renew the hold, and for how long at most (0: without bound).
+    pub auto: Option<Millis>,
+}
+
+impl TieRequest {
+    /// How the server is to renew a hold with this lease, if it is.
+    fn renewals(&self, lease: Millis, now: Now) -> Option<Auto> {
+        self.auto.map(|ms| Auto {
+            lease,
+            bound: (ms > 0).then(|| (now.steady(), ms)),
+            next: Renewal::Due,
+        })
+    }
+}
+
+impl Ledger {
+    /// Ties a hold as it was tied before a grant that is undone, unless a later command has tied it since. Its token may be
+    /// another one now.
+    pub fn tie_back(&mut self, undo: &Undo, token: Token, end: WallMs) {
+        let [before, after] = &undo.ties;
+        let name = undo.name.as_ref();
+        let same = match (self.ties.at(name, undo.grant.token), after) {
+            (None, None) => true,
+            (Some(now), Some(after)) => now.says_as(after),
+            _ => false,
+        };
+        if !same {
+            return self.retie(name, undo.grant.token, token);
+        }
+        self.untie_at(name, undo.grant.token);
+        if let Some(before) = before {
+            let lost = undo.before.map_or(token, |before| before.token);
+            self.ties.find_again(name, lost, before.client);
+            self.ties.tie(
+                token,
+                Tie {
+                    end,
+                    ..before.clone()
+                },
+            );
+            self.renew_as(token, before.auto.map(|auto| auto.next));
+        }
+    }
+
+    /// Ties a hold as its grant says: to the connection that asks. What ties it to that connection already stays; to another it is
+    /// tied no more.
+    #[cold]
+    pub fn tie_granted(
+        &mut self,
+        (name, owner): (NameRef, &[u8]),
+        (token, end): (Token, WallMs),
+        terms: &Terms,
+        now: Now,
+    ) {
+        let how = TieRequest {
+            client: terms.client,
+            session: terms.session,
+            auto: terms.auto.map(|ms| Millis::from(ms.get())),
+        };
+        let before = self.take_tie(name, token);
+        let (session, mut auto) = match &before {
+            Some(tie) if tie.client == how.client => (tie.session, tie.auto),
+            _ => (false, None),
+        };
+        if how.auto.is_some() {
+            auto = how.renewals(terms.lease, now);
+        }
+        let tie = Tie {
+            client: how.client,
+            name: name.to_owned(),
+            owner: Rc::from(owner),
+            session: session || how.session,
+            auto,
+            end,
+        };
+        self.replace_tie(token, before, Some(tie));
+        if how.auto.is_some() {
+            self.renew_at(token, next_renewal(token, terms.lease, now));
+        }
+    }
+
+    /// Ties a hold as its renewal says: the last command that ties it decides, and only what ties it to the same connection
+    /// stays. A renewal that ties nothing ends the server's own.
+    #[cold]
+    pub fn tie_renewed(
+        &mut self,
+        (name, owner): (NameRef, &[u8]),
+        (token, end): (Token, WallMs),
+        lease: Millis,
+        how: &TieRequest,
+        now: Now,
+    ) {
+        let asked = how.session || how.auto.is_some();
+        if !asked && self.ties.at(name, token).is_none() {
+            return;
+        }
+        let before = self.take_tie(name, token);
+        let stays = before
+            .as_ref()
+            .filter(|tie| tie.session && (!asked || tie.client == how.client));
+        let session = how.session || stays.is_some();
+        let tie = (session || how.auto.is_some()).then(|| Tie {
+            client: stays.map_or(how.client, |tie| tie.client),
+            name: name.to_owned(),
+            owner: Rc::from(owner),
+            session,
+            auto: how.renewals(lease, now),
+            end,
+        });
+        self.replace_tie(token, before, tie);
+        if how.auto.is_some() {
+            self.renew_at(token, next_renewal(token, lease, now));
+        }
+    }
+
+    /// Unties what is to be tied anew. What is tied under its token elsewhere, which RESTORE can bring about, is lost with that.
+    fn take_tie(&mut self, name: NameRef, token: Token) -> Option<Tie> {
+        let its = self.ties.at(name, token).is_some();
+        let tie = self.untie(token)?;
+        if its {
+            return Some(tie);
+        }
+        self.ties.lose(token, tie, Loss::Taken);
+        None
+    }
+
+    /// Ties a hold anew, which was tied so before. Another connection that has lost it is told.
+    fn replace_tie(&mut self, token: Token, before: Option<Tie>, tie: Option<Tie>) {
+        if let Some(before) = before {
+            if tie.as_ref().map(|tie| tie.client) != Some(before.client) {
+                self.ties.lose(token, before, Loss::Taken);
+            }
+        }
+        let Some(tie) = tie else { return };
+        let next = tie.auto.map(|auto| auto.next);
+        self.ties.tie(token, tie);
+        self.renew_as(token, next);
+    }
+
+    /// Has the server renew a hold then, which it renews by itself.
+    pub fn renew_at(&mut self, token: Token, at: SteadyMs) {
+        self.forget_renewal(token);
+        let due = self.timers.add(at, Due::Renewal(token));
+        self.ties.renew(token, Renewal::At(due));
+    }
+
+    /// The server renews a hold no more: until a sign of life comes ([`Renewal::Paused`]), or at all. It is tied as before.
+    pub fn renew_no_more(&mut self, token: Token, next: Renewal) {
+        self.forget_renewal(token);
+        self.ties.renew(token, next);
+    }
+
+    fn forget_renewal(&mut self, token: Token) {
+        let auto = self.ties.get(token).and_then(|tie| tie.auto);
+        if let Some(Renewal::At(due)) = auto.map(|auto| auto.next) {
+            self.timers.clear(&mut Some(due));
+        }
+    }
+
+    /// Unties the hold of this lock, as if it never had been tied.
+    #[cold]
+    pub fn untie_at(&mut self, name: NameRef, token: Token) {
+        if self.ties.at(name, token).is_some() {
+            self.untie(token);
+        }
+    }
+
+    /// Unties what is tied under this token.
+    #[cold]
+    pub fn untie(&mut self, token: Token) -> Option<Tie> {
+        self.forget_renewal(token);
+        self.ties.untie(token)
+    }
+
+    /// What is tied under this token is tied no more; its connection is to be told why.
+    #[cold]
+    pub fn lose(&mut self, token: Token, why: Loss) {
+        if let Some(tie) = self.untie(token) {
+            self.ties.lose(token, tie, why);
+        }
+    }
+
+    /// The same for the hold of this lock.
+    #[cold]
+    pub fn lose_at(&mut self, name: NameRef, token: Token, why: Loss) {
+        if self.ties.at(name, token).is_some() {
+            self.lose(token, why);
+        }
+    }
+
+    /// The hold of this lock is to be tied to this connection: another one loses it, under the token that it knows.
+    #[cold]
+    pub fn lose_to(&mut self, name: NameRef, token: Token, client: ClientId) {
+        let tie = self.ties.at(name, token);
+        if tie.is_some_and(|tie| tie.client != client) {
+            self.lose(token, Loss::Taken);
+        }
+    }
+
+    /// The hold of this lock ends so.
+    #[cold]
+    pub fn lose_by(&mut self, name: NameRef, token: Token, end: End) {
+        let why = match end {
+            End::Released => Loss::Taken,
+            End::Expired => Loss::Expired,
+            End::Forced => Loss::Forced,
+            End::Removed => Loss::Removed,
+            // With its connection, which is there no more.
+            End::Session => return self.untie_at(name, token),
+        };
+        self.lose_at(name, token, why);
+    }
+
+    /// The hold goes on under another token.
+    pub fn retie(&mut self, name: NameRef, old: Token, new: Token) {
+        if old == new || self.ties.is_empty() || self.ties.at(name, old).is_none() {
+            return;
+        }
+        let Some(tie) = self.untie(old) else {
+            return broken!("what was just found tied is tied");
+        };
+        let next = tie.auto.map(|auto| auto.next);
+        self.ties.tie(new, tie);
+        self.renew_as(new, next);
+    }
+
+    /// A hold that has just been tied is renewed when another tie of it would have been.
+    fn renew_as(&mut self, token: Token, next: Option<Renewal>) {
+        match next {
+            Some(Renewal::At(due)) => self.renew_at(token, due.at),
+            // One that is due already is due at once.
+            Some(Renewal::Due) => self.renew_at(token, SteadyMs(0)),
+            Some(Renewal::Paused | Renewal::Stopped) | None => {}
+        }
+    }
+}
+
+/// When a hold is renewed next: when a quarter to a third of its lease has passed, so that holds which were taken together are
+/// not renewed together for ever.
+pub fn next_renewal(token: Token, lease: Millis, now: Now) -> SteadyMs {
+    // Tokens of one moment follow each other: the low bits spread best.
+    let early = token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    let third = lease / 3 - early % (lease / 12 + 1);
+    now.steady().after(third.max(1))
+}

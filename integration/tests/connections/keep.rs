@@ -1,0 +1,223 @@
+//! `DLOCK.KEEP` and `AUTO` from the grant on: one sign of life for all holds of a connection, and what it is told that it has
+//! lost. What they mean in each case is said by the conversations; here is what only a server can get wrong.
+
+use dlock_integration::{
+    assert_sound, await_until, is_held, stat, wait_as, Ask, Grant, Server, Wire, PATIENCE,
+};
+
+/// What `DLOCK.KEEP` answers: ties, what is left of the first lease, what was lost.
+type Kept = (u64, Option<u64>, Option<Vec<Lost>>);
+
+/// A lock, its token, and why its tie was lost.
+type Lost = (String, u64, String);
+
+/// A lease that the server is to renew, and a bound that is over soon.
+const LEASE_MS: u64 = 6_000;
+
+fn keep(wire: &mut Wire, ms: u64) -> Kept {
+    wire.ask(&format!("DLOCK.KEEP {ms}"))
+}
+
+/// What the connection is told that it has lost, as soon as it is told anything.
+#[track_caller]
+fn await_lost(wire: &mut Wire) -> Vec<Lost> {
+    let mut lost = Vec::new();
+    await_until("something is lost", PATIENCE, || {
+        lost = keep(wire, 600_000).2.expect("all that is lost");
+        !lost.is_empty()
+    });
+    lost
+}
+
+fn lost(key: &str, token: u64, why: &str) -> Lost {
+    (key.to_string(), token, why.to_string())
+}
+
+fn take(wire: &mut Wire, key: &str) -> u64 {
+    let grant: Grant = wire.ask(&format!("DLOCK.ACQUIRE {key} alice 600000 AUTO 600000"));
+    grant.0
+}
+
+/// The server renews from the grant on, without another command; signs of life carry the hold beyond its bound.
+#[test]
+fn a_hold_is_kept_from_its_grant_on() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut alice = server.wire();
+    alice.ask::<Grant>(&format!("DLOCK.ACQUIRE k alice {LEASE_MS} AUTO 3000"));
+    let first_end: u64 = c.ask("PEXPIRETIME k");
+    await_until("it was kept for two leases", PATIENCE, || {
+        let (ties, left, lost) = keep(&mut alice, 3_000);
+        assert_eq!((ties, lost), (1, Some(Vec::new())));
+        assert!(left.is_some_and(|left| left > 0 && left <= LEASE_MS));
+        c.ask::<u64>("PEXPIRETIME k") > first_end + 2 * LEASE_MS
+    });
+    // Without them it ends; who waits has it.
+    let bob = wait_as(&server, "bob");
+    bob.reply::<Grant>();
+    assert_eq!(keep(&mut alice, 1).0, 0);
+    assert_sound(&server);
+}
+
+/// The bound of a hold is over, and it is not renewed; then a sign of life comes in time.
+#[test]
+fn renewals_that_have_stopped_begin_again() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut alice = server.wire();
+    alice.ask::<Grant>(&format!("DLOCK.ACQUIRE k alice {LEASE_MS} AUTO 1"));
+    let end: u64 = c.ask("PEXPIRETIME k");
+    await_until("nothing is renewed", PATIENCE, || {
+        stat(&server, "auto_renewed") == 0
+    });
+    assert_eq!(c.ask::<u64>("PEXPIRETIME k"), end);
+    assert_eq!(keep(&mut alice, 600_000).0, 1);
+    await_until("it is renewed", PATIENCE, || {
+        c.ask::<u64>("PEXPIRETIME k") > end
+    });
+    assert_eq!(stat(&server, "auto_renewed"), 1);
+    assert!(is_held(&mut c, "k", "alice"));
+    assert_sound(&server);
+}
+
+/// Whatever happens to a lock behind the module's back, on a server that tells of it or not: it is told within a look or two.
+#[test]
+fn a_connection_is_told_what_it_has_lost() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut alice = server.wire();
+    for (lines, why) in [
+        (vec!["DEL k"], "removed"),
+        (vec!["SET k 1", "DEL k"], "removed"),
+        (vec!["MULTI", "DEL k", "EXEC"], "removed"),
+        (vec!["FLUSHALL"], "removed"),
+        (vec!["RENAME k other", "DEL other"], "renamed"),
+        (
+            vec!["MULTI", "RENAME k other", "EXEC", "DEL other"],
+            "renamed",
+        ),
+        (vec!["MOVE k 1", "FLUSHALL"], "renamed"),
+        (vec!["SWAPDB 0 1", "FLUSHALL"], "renamed"),
+        (vec!["DLOCK.FORCERELEASE k"], "forced"),
+        (vec!["DLOCK.RELEASE k alice"], "taken"),
+        (
+            vec!["DLOCK.RENEW k alice 600000 AUTO 0", "FLUSHALL"],
+            "taken",
+        ),
+    ] {
+        let token = take(&mut alice, "k");
+        for line in &lines {
+            c.run(line);
+        }
+        assert_eq!(await_lost(&mut alice), [lost("k", token, why)], "{lines:?}");
+        assert_eq!(keep(&mut alice, 600_000), (0, None, Some(Vec::new())));
+    }
+    // What it ends by itself it knows.
+    take(&mut alice, "k");
+    alice.ask::<u64>("DLOCK.RELEASE k alice");
+    take(&mut alice, "k");
+    alice.ask::<u64>("DLOCK.FORCERELEASE k");
+    assert_eq!(keep(&mut alice, 600_000), (0, None, Some(Vec::new())));
+    assert_sound(&server);
+}
+
+/// Beyond what is kept it is told that there was more, once.
+#[test]
+fn more_losses_than_are_kept_are_told_as_such() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut alice = server.wire();
+    for many in [1_024, 1_025] {
+        alice.pipeline((0..many).map(|at| format!("DLOCK.ACQUIRE k{at} alice 600000 AUTO 600000")));
+        assert_eq!(keep(&mut alice, 600_000).0, many);
+        c.run("FLUSHALL");
+        let (ties, _, lost) = keep(&mut alice, 600_000);
+        assert_eq!(
+            (ties, lost.map(|lost| lost.len())),
+            (0, (many == 1_024).then_some(1_024))
+        );
+        assert_eq!(keep(&mut alice, 600_000).2, Some(Vec::new()));
+    }
+}
+
+/// `RESET` and `HELLO` leave a connection what it is; a transaction is its own.
+#[test]
+fn a_connection_stays_the_same() {
+    let server = Server::start();
+    let mut alice = server.wire();
+    take(&mut alice, "k");
+    alice.ask::<String>("RESET");
+    alice.ask::<String>("MULTI");
+    alice.ask::<String>("DLOCK.KEEP 600000");
+    let told: Vec<Kept> = alice.ask("EXEC");
+    assert!(matches!(told[..], [(1, Some(_), Some(_))]), "{told:?}");
+    let mut other = server.wire();
+    assert_eq!(keep(&mut other, 1), (0, None, Some(Vec::new())));
+    alice.close();
+    // What has ended with its connection is told to nobody, and the next connection finds nothing.
+    await_until("nothing is renewed", PATIENCE, || {
+        stat(&server, "auto_renewed") == 0
+    });
+    assert_eq!(keep(&mut other, 1), (0, None, Some(Vec::new())));
+}
+
+#[test]
+fn a_caller_without_a_connection_is_refused() {
+    let server = Server::start();
+    let mut c = server.connection();
+    for line in ["DLOCK.KEEP 1", "DLOCK.ACQUIRE k alice 1000 AUTO 1000"] {
+        let words: Vec<String> = line.split(' ').map(|word| format!("'{word}'")).collect();
+        let script = format!("return redis.call({})", words.join(","));
+        let mut eval = dlock_integration::redis::cmd("EVAL");
+        let refused = eval.arg(script).arg(0).query::<()>(&mut c).unwrap_err();
+        assert!(
+            refused.to_string().contains("needs a client connection"),
+            "{refused}"
+        );
+    }
+    assert!(!is_held(&mut c, "k", "alice"));
+}
+
+/// A server that is demoted refuses; what it did not tell it tells when it decides again.
+#[test]
+fn a_demoted_server_keeps_what_it_has_to_tell() {
+    let (one, two) = (Server::start(), Server::start());
+    let mut alice = one.wire();
+    let token = take(&mut alice, "k");
+    two.replica_of(&one);
+    two.wait_in_sync(&one);
+    one.replica_of(&two);
+    two.promote();
+    await_until("it decides no longer", PATIENCE, || {
+        stat(&one, "auto_renewed") == 0
+    });
+    alice.send("DLOCK.KEEP 600000");
+    let refused = alice.read().expect_err("a replica keeps nothing");
+    assert!(refused.contains("READONLY"), "{refused}");
+    one.promote();
+    assert_eq!(await_lost(&mut alice), [lost("k", token, "demoted")]);
+    assert!(is_held(&mut two.connection(), "k", "alice"));
+    assert_sound(&one);
+}
+
+/// A re-entry by another connection that ends before it is told takes nothing away.
+#[test]
+fn a_grant_that_was_not_delivered_has_taken_no_tie() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut alice = server.wire();
+    alice.ask::<Grant>("DLOCK.ACQUIRE k alice 600000 SHARED AUTO 600000");
+    c.run("DLOCK.ACQUIRE k bob 600000 SHARED");
+    let mut other = server.wire();
+    let id = other.client_id();
+    other.send("DLOCK.ACQUIRE k alice 600000 AUTO 600000 BLOCK 0");
+    server.await_blocked_clients(1);
+    // The release and the end of the connection that it grants come in one turn of the event loop.
+    alice.pipeline([
+        "DLOCK.RELEASE k bob".to_string(),
+        format!("CLIENT KILL ID {id}"),
+    ]);
+    let (ties, _, lost) = keep(&mut alice, 600_000);
+    assert_eq!((ties, lost), (1, Some(Vec::new())));
+    assert_sound(&server);
+}
