@@ -20,7 +20,7 @@ BUILT  := $(TARGET)/release/$(MODULE)
 PLACE  := $(PREFIX)/lib/redis/modules
 
 PEERS  := $(TARGET)/peers
-BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release --package dlock-integration --bin bench --
+BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release --package dlock-integration --bin bench -- --results '$(TARGET)/bench'
 
 # The last commit of 0.1.0, which `make upgrade` updates from.
 OLD ?= cd925ff
@@ -36,7 +36,7 @@ export DLOCK_MODULE := $(BUILT)
 test check test-servers: export RUST_TEST_THREADS ?= 6
 
 .PHONY: help run test demo ladder clean
-.PHONY: bench bench-check bench-servers bench-peers peers
+.PHONY: bench bench-check bench-servers bench-peers peers results
 .PHONY: check check-long explore fuzz memcheck chaos clients observe upgrade
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check
@@ -69,7 +69,10 @@ bench-servers: build ## Measure the pair, the hand-over and memory on five serve
 bench-peers: build ## Measure dlock beside PostgreSQL, etcd, ZooKeeper and Redisson, in twenty-five minutes (QUICK=1: under six)
 	@integration/peers/install.sh '$(TARGET)/bench-peers/java'
 	@cargo run --quiet --release --manifest-path integration/peers/Cargo.toml --target-dir '$(TARGET)/bench-peers' -- \
-	    --java '$(TARGET)/bench-peers/java' $(if $(QUICK),--quick) $(ARGS)
+	    --results '$(TARGET)/bench-peers' --java '$(TARGET)/bench-peers/java' $(if $(QUICK),--quick) $(ARGS)
+
+results: ## Put tables and plots of the last full runs where the documents show them
+	@integration/results.sh '$(TARGET)' docs/results
 
 chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: five minutes; ARGS='--help')
 	@cargo run --quiet --release --package dlock-integration --bin chaos -- \

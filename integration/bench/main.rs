@@ -95,9 +95,12 @@ struct Options {
     /// Only ways whose name contains this, to profile them; the result is not kept
     #[arg(long, value_name = "TEXT")]
     way: Option<String>,
-    /// Measure nothing: draw the committed result again
+    /// Measure nothing: draw the last full run again
     #[arg(long)]
     plot: bool,
+    /// Where runs are kept
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/bench")]
+    results: PathBuf,
     /// The pair, the hand-over and memory on other servers too: those that `make servers` keeps in this directory
     #[arg(long, value_name = "DIRECTORY", conflicts_with = "check")]
     servers: Option<PathBuf>,
@@ -118,8 +121,8 @@ fn main() -> ExitCode {
 /// Whether all is as it should be.
 fn run(options: &Options) -> Result<bool, Failure> {
     if options.plot {
-        let directory = directory("full");
-        plot::draw_all(&Outcome::load(&directory.join(RESULT))?, &directory)?;
+        let directory = options.results.join("full");
+        plot::draw_all(&Outcome::load(&directory.join(FIGURES))?, &directory)?;
         return Ok(true);
     }
     allow_many_connections()?;
@@ -132,13 +135,13 @@ fn run(options: &Options) -> Result<bool, Failure> {
     }
     let (outcome, is_complete) = measure_and_report(&groups, options);
     if options.check {
-        let committed = Outcome::load(&directory("full").join(RESULT))?;
+        let committed = Outcome::load(Path::new(COMMITTED))?;
         let is_as_good = check(&committed, &outcome, groups, options);
         return Ok(is_complete && is_as_good);
     }
     let is_whole = is_complete && options.only.is_none() && options.way.is_none();
     if is_whole {
-        keep(&outcome)?;
+        keep(outcome, &options.results)?;
     }
     Ok(is_complete)
 }
@@ -182,11 +185,14 @@ fn check(
     is_complete && check::worse(&changes).is_empty()
 }
 
-fn keep(outcome: &Outcome) -> Result<(), Failure> {
-    let directory = directory(if outcome.quick { "quick" } else { "full" });
+fn keep(mut outcome: Outcome, results: &Path) -> Result<(), Failure> {
+    let directory = results.join(if outcome.quick { "quick" } else { "full" });
     fs::create_dir_all(&directory)?;
-    outcome.save(&directory.join(RESULT))?;
-    plot::draw_all(outcome, &directory)?;
+    outcome.save(&directory.join(FIGURES))?;
+    plot::draw_all(&outcome, &directory)?;
+    // What is committed and compared with.
+    outcome.figures.clear();
+    outcome.save(&directory.join("bench.json"))?;
     println!("Kept in {}", directory.display());
     Ok(())
 }
@@ -194,13 +200,11 @@ fn keep(outcome: &Outcome) -> Result<(), Failure> {
 /// With a higher load than this something else was going on.
 const BUSY: f64 = 0.5;
 
-const RESULT: &str = "bench.json";
+/// All that a run has measured.
+const FIGURES: &str = "figures.json";
 
-fn directory(kind: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("bench/results")
-        .join(kind)
-}
+/// The rows of a full run, which the documents quote.
+const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/results/bench.json");
 
 fn measure(groups: &[Group], options: &Options) -> (Records, Vec<String>) {
     let mut records = Records::default();

@@ -21,7 +21,8 @@ pub struct Outcome {
     pub quick: bool,
     /// The rows that were measured.
     pub rows: Vec<Line>,
-    /// All figures.
+    /// All figures; none in a file that has only the rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub figures: Vec<Absolute>,
 }
 
@@ -97,12 +98,15 @@ impl Outcome {
 
     /// As it stands in a file.
     pub fn text(&self) -> Result<String, Failure> {
+        let figures = match &self.figures[..] {
+            [] => String::new(),
+            all => format!(",\n\"figures\":[\n{}]", one_a_line(all)?),
+        };
         Ok(format!(
-            "{{\"machine\":{},\n\"quick\":{},\n\"rows\":[\n{}],\n\"figures\":[\n{}]}}",
+            "{{\"machine\":{},\n\"quick\":{},\n\"rows\":[\n{}]{figures}}}",
             serde_json::to_string(&self.machine)?,
             self.quick,
             one_a_line(&self.rows)?,
-            one_a_line(&self.figures)?,
         ))
     }
 }

@@ -1,5 +1,6 @@
 //! Results as pictures.
 
+use std::fs;
 use std::path::Path;
 
 use plotters::coord::Shift;
@@ -35,13 +36,29 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Draws what the run has figures for.
 pub fn draw_all(outcome: &Outcome, directory: &Path) -> Result<(), Failure> {
-    ratios(outcome, &directory.join("ratios.svg"))?;
-    pairs(outcome, &directory.join("pair.svg"))?;
+    let file = |name| directory.join(name);
+    ratios(outcome, &file("ratios.svg"))?;
+    pairs(outcome, &file("pair.svg"))?;
+    one_element_a_line(&file("pair.svg"))?;
     let is_hot = |lock: &&_| median(outcome, group_of(lock), hot::BLOCKING, RATE).is_some();
     if HOT_LOCKS.iter().filter(is_hot).count() > 1 {
-        hot_locks(outcome, &directory.join("hot-lock.svg"))?;
+        hot_locks(outcome, &file("hot-lock.svg"))?;
+        one_element_a_line(&file("hot-lock.svg"))?;
     }
     Ok(())
+}
+
+/// What is committed is as short as it can be read.
+fn one_element_a_line(path: &Path) -> Result<(), Failure> {
+    let text = fs::read_to_string(path)?;
+    let lines = text.lines().map(|line| match line.contains('<') {
+        true if !line.starts_with("</text") => format!("\n{line}"),
+        _ => line.to_owned(),
+    });
+    Ok(fs::write(
+        path,
+        lines.collect::<String>().trim_start().to_owned() + "\n",
+    )?)
 }
 
 fn group_of(lock: &crate::plan::HotLock) -> &'static str {
@@ -340,13 +357,7 @@ impl Panel {
             let Some(end) = points.last() else { continue };
             labels.push((end.1, *label, colour));
             let width = if *label == DLOCK { 4 } else { 2 };
-            area.draw(&PathElement::new(
-                points.clone(),
-                colour.stroke_width(width),
-            ))?;
-            for point in points {
-                area.draw(&Circle::new(point, 3, colour.filled()))?;
-            }
+            area.draw(&PathElement::new(points, colour.stroke_width(width)))?;
         }
         labels.sort_by_key(|label| label.0);
         let wanted: Vec<i32> = labels.iter().map(|label| label.0).collect();

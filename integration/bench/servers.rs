@@ -182,11 +182,12 @@ fn table(outcomes: &[Outcome]) -> Result<String, Failure> {
 }
 
 fn keep(outcomes: &[Outcome], table: &str, options: &Options) -> Result<(), Failure> {
-    let directory = crate::directory(if options.quick {
+    let name = if options.quick {
         "servers-quick"
     } else {
         "servers"
-    });
+    };
+    let directory = options.results.join(name);
     fs::create_dir_all(&directory)?;
     let texts: Vec<String> = outcomes
         .iter()
@@ -197,7 +198,7 @@ fn keep(outcomes: &[Outcome], table: &str, options: &Options) -> Result<(), Fail
         format!("[{}]\n", texts.join(",\n")),
     )?;
     fs::write(
-        directory.join("README.md"),
+        directory.join("servers.md"),
         format!("# One module, five servers\n\nMade by `make bench-servers`.\n\n{table}"),
     )?;
     println!("Kept in {}", directory.display());

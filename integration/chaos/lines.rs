@@ -1,4 +1,4 @@
-//! A history as lines of JSON, for checkers that others wrote. `results/HISTORIES.md` describes them.
+//! A history as lines of JSON, for checkers that others wrote. `HISTORIES.md` describes them.
 
 use std::io::{self, Write};
 

@@ -132,7 +132,7 @@ pub fn table(runs: &[Cell]) -> String {
         }
     }
     let mut text = String::from(
-        "Made by `make chaos`; `figures.json` has the figures. A round is one fault or one move. Overlap: seconds in which \
+        "Made by `make chaos`, which leaves the figures in `target/chaos/figures.json`. A round is one fault or one move. Overlap: seconds in which \
          more owners believed in a lock than it allows, over all locks. Lost: grants whose owner was told before its \
          lease was over that it held nothing. Never: tokens that fell or came twice, guarded writes that landed late, \
          lost wake-ups, tickets that were overtaken, calls that hung, gauges above nothing at the end, servers that died. Silence: the longest time without any grant in a round, median and most.\n\n\

@@ -85,9 +85,12 @@ struct Options {
         default_value = "target/bench-peers/java"
     )]
     java: PathBuf,
-    /// Writes the tables and the plot of the committed result anew
+    /// Measures nothing: writes the tables and the plot of the last full run anew
     #[arg(long)]
     report: bool,
+    /// Where runs are kept
+    #[arg(long, value_name = "DIRECTORY", default_value = "target/bench-peers")]
+    results: PathBuf,
     /// What the program calls itself with: the process that is killed
     #[arg(long, hide = true)]
     hold: Option<String>,
@@ -112,8 +115,8 @@ fn run(options: &Options) -> Result<(), Failure> {
         return runtime.block_on(cell::hold(text));
     }
     if options.report {
-        let outcome = Outcome::load(&results(false).join("peers.json"))?;
-        return keep(&outcome);
+        let outcome = Outcome::load(&options.results.join("full/peers.json"))?;
+        return keep(&outcome, &options.results);
     }
     let start = Instant::now();
     let fsync_us = disk::sync_time()?.as_secs_f64() * 1e6;
@@ -129,7 +132,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     println!("{}", report::text(&outcome));
     println!("Measured in {} s.", start.elapsed().as_secs());
     if options.only.is_none() && options.part.is_none() {
-        keep(&outcome)?;
+        keep(&outcome, &options.results)?;
     }
     Ok(())
 }
@@ -389,24 +392,14 @@ impl Bench<'_> {
 /// Redisson's kills are no part of its table.
 const KILLED_JAVA: &str = "Redisson, killed";
 
-/// A full run is what the documentation shows; a quick one stands beside it.
-fn results(quick: bool) -> PathBuf {
-    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
-    if quick {
-        results.join("quick")
-    } else {
-        results
-    }
-}
-
 /// Keeps a run.
-fn keep(outcome: &Outcome) -> Result<(), Failure> {
-    let directory = results(outcome.quick);
+fn keep(outcome: &Outcome, results: &Path) -> Result<(), Failure> {
+    let directory = results.join(if outcome.quick { "quick" } else { "full" });
     fs::create_dir_all(&directory)?;
     outcome.save(&directory.join("peers.json"))?;
     let text = report::text(outcome);
     fs::write(
-        directory.join("README.md"),
+        directory.join("peers.md"),
         format!("# dlock beside other lock services\n\nMade by `make bench-peers`.\n\n{text}"),
     )?;
     fs::write(directory.join("peers.svg"), report::plot(outcome))?;

@@ -383,21 +383,20 @@ pub fn plot(outcome: &Outcome) -> String {
             "#787878"
         };
         let label = format!("{service} — {}", promise.to_lowercase());
-        line!(
-            text,
+        let mut row = format!(
             "<text x=\"420\" y=\"{middle}\" text-anchor=\"end\" font-size=\"11\">{label}</text>"
         );
         for (left, value, most) in [(430, *rate, most_rate), (770, *cpu, most_cpu)] {
             let width = (value / most * 250.0).max(1.0);
-            line!(
-                text,
-                "<rect x=\"{left}\" y=\"{}\" width=\"{width:.0}\" height=\"16\" fill=\"{colour}\"/>\n\
+            row += &format!(
+                "<rect x=\"{left}\" y=\"{}\" width=\"{width:.0}\" height=\"16\" fill=\"{colour}\"/>\
                  <text x=\"{:.0}\" y=\"{middle}\">{}</text>",
                 middle - 12,
                 left as f64 + width + 6.0,
                 number(value)
             );
         }
+        line!(text, "{row}");
     }
     text + "</svg>\n"
 }

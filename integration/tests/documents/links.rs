@@ -8,10 +8,21 @@ use crate::project;
 
 const LONGEST_README: usize = 300;
 
+/// The tables and plots of long runs, and what is said of them.
+const RESULTS: &str = "docs/results";
+/// So much of that is committed, but for pages that somebody wrote.
+const MOST_RESULTS: usize = 500;
+const WRITTEN: [&str; 2] = ["chaos.md", "valkey-8.1.md"];
+
+/// The files of a directory, by their paths in the project.
+fn files(directory: &str) -> impl Iterator<Item = PathBuf> + '_ {
+    let entries = fs::read_dir(project().join(directory)).expect("a directory");
+    entries.map(move |entry| Path::new(directory).join(entry.expect("an entry").file_name()))
+}
+
 /// The documents, by their paths in the project.
 fn documents() -> BTreeMap<PathBuf, String> {
-    let docs = fs::read_dir(project().join("docs")).expect("docs/");
-    let names = docs.map(|entry| Path::new("docs").join(entry.expect("an entry").file_name()));
+    let names = ["docs", RESULTS].into_iter().flat_map(files);
     let pages = names.filter(|name| name.extension().is_some_and(|end| end == "md"));
     let all = pages.chain([PathBuf::from("README.md")]);
     all.map(|name| {
@@ -138,7 +149,8 @@ fn every_document_is_found_from_the_readme() {
         .iter()
         .filter_map(|link| resolve(readme, link.split('#').next()?))
         .collect();
-    let mut missing = documents.keys().filter(|page| *page != readme);
+    let is_page = |page: &&PathBuf| **page != readme && !page.starts_with(RESULTS);
+    let mut missing = documents.keys().filter(is_page);
     let missing = missing.find(|page| !linked.contains(*page));
     assert_eq!(missing, None);
 }
@@ -147,6 +159,20 @@ fn every_document_is_found_from_the_readme() {
 fn the_readme_is_short() {
     let lines = documents()[Path::new("README.md")].lines().count();
     assert!(lines <= LONGEST_README, "{lines} lines");
+}
+
+#[test]
+fn results_are_what_the_documents_show() {
+    let pages: String = documents().into_values().collect();
+    let mut lines = 0;
+    for file in files(RESULTS) {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        assert!(pages.contains(&*name), "{name}: no page shows it");
+        if !WRITTEN.contains(&&*name) {
+            lines += read(&file).expect("a result").lines().count();
+        }
+    }
+    assert!((100..=MOST_RESULTS).contains(&lines), "{lines} lines");
 }
 
 #[test]

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# results.sh TARGET DIRECTORY: copies what the documents show of the last full runs in TARGET to DIRECTORY. The figures behind it
+# stay there: they go with a release.
+set -euo pipefail
+
+show() {
+    [ ! -e "$target/$1" ] || cp -v "$target/$1" "$directory/$2"
+}
+
+target=$1
+directory=$2
+show bench/full/bench.json bench.json
+show bench/full/pair.svg pair.svg
+show bench/full/hot-lock.svg hot-lock.svg
+show bench/servers/servers.md servers.md
+show bench-peers/full/peers.md peers.md
+show bench-peers/full/peers.svg peers.svg
+show chaos/table.md chaos-table.md
+show chaos/quorum.md quorum-table.md
