@@ -34,7 +34,7 @@ struct Expected {
 const COMMANDS: &[Expected] = &[
     Expected {
         syntax: "DLOCK.ACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] \
-            [NOTIFY channel=string] [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION]",
+            [NOTIFY channel=string] [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION] [AUTO auto-ms=integer]",
         arity: -3,
         needs: ReadWrite,
         flags: "write denyoom blocking",
@@ -44,7 +44,7 @@ const COMMANDS: &[Expected] = &[
     Expected {
         syntax:
             "DLOCK.FAIRACQUIRE key=key owner=string [lease-ms=integer] [BLOCK block-ms=integer] \
-            [NOTIFY channel=string] [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION] \
+            [NOTIFY channel=string] [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION] [AUTO auto-ms=integer] \
             [CLAIM claim-ms=integer]",
         arity: -3,
         needs: ReadWrite,
@@ -54,7 +54,7 @@ const COMMANDS: &[Expected] = &[
     },
     Expected {
         syntax: "DLOCK.MACQUIRE numkeys=integer key=key [key=key ...] owner=string [lease-ms=integer] \
-            [BLOCK block-ms=integer] [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION]",
+            [BLOCK block-ms=integer] [HOLDS holds=integer] [SHARED | LIMIT limit=integer] [SESSION] [AUTO auto-ms=integer]",
         arity: -4,
         needs: ReadWrite,
         flags: "write denyoom movablekeys blocking",
@@ -92,6 +92,14 @@ const COMMANDS: &[Expected] = &[
         flags: "write fast",
         categories: "@write @fast",
         example: "DLOCK.RENEW k alice 600000",
+    },
+    Expected {
+        syntax: "DLOCK.KEEP ms=integer",
+        arity: 2,
+        needs: Nothing,
+        flags: "write fast",
+        categories: "@write @fast",
+        example: "DLOCK.KEEP 1000",
     },
     Expected {
         syntax: "DLOCK.RELEASE key=key owner=string [HOLDS holds=integer] [TOKEN token=integer]",
@@ -382,6 +390,7 @@ fn command_info_is_right() {
                 "dlock.list" => {
                     "nondeterministic_output request_policy:special response_policy:special"
                 }
+                "dlock.keep" => "request_policy:all_shards response_policy:special",
                 "dlock.graph" => "nondeterministic_output request_policy:all_shards",
                 "dlock.top" | "dlock.stats" => {
                     "nondeterministic_output request_policy:all_shards response_policy:special"
@@ -631,7 +640,7 @@ fn commands_can_be_denied_one_by_one() {
 #[test]
 fn the_users_of_the_reference_can_do_what_they_are_for() {
     let app_may =
-        "acquire fairacquire macquire mrenew mrelease downgrade renew release cancel position \
+        "acquire fairacquire macquire mrenew mrelease downgrade renew keep release cancel position \
         held check info help";
     let ops_may = "info list graph top stats held position check cancel forcerelease help";
     let rules = AclRules::of_the_page();

@@ -632,9 +632,9 @@ fn only_numbers_that_may_be() {
             LONG_MS
         );
     }
-    // It belongs to a hold, not to a request for one.
+    // A request asks for it with a bound.
     let error = c.refusal("DLOCK.ACQUIRE free alice 600000 AUTO 0");
-    assert_eq!(error, "ERR unknown option 'AUTO'");
+    assert_eq!(error, "ERR AUTO must be an integer from 1 to 4294967295");
 }
 
 /// How many keys have the same end, for each that has one: the holds that were renewed in one millisecond.
