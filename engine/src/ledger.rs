@@ -1,11 +1,11 @@
-//! What decisions are written to: the token clock, the counters, the ties, the timers, and what is to be told.
+//! What decisions are written to: the token clock, the counters, the ties, the timers.
 
 use super::counters::Counters;
 use super::keyspace::{Entry, Event, Value};
 use super::lock::token::TokenClock;
 use super::lock::{Change, End, Hold};
 use super::policy::Policy;
-use super::queue::{Deadlines, LockId, Place, Request, Tie, Ties};
+use super::queue::{Deadlines, LockId, Place, Tie, Ties};
 use super::types::{Arrival, Grant, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token};
 use super::undo::{Held, Undo};
 use crate::broken;
@@ -22,53 +22,6 @@ pub enum Due {
     Window(LockId, Arrival),
     /// The server is to renew a hold.
     Renewal(Token),
-}
-
-/// How a wait ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
-    /// The lock is the owner's.
-    Granted(Grant),
-    /// All of the locks are, in the order of the request.
-    GrantedAll(Vec<Grant>),
-    /// Time is up.
-    Null,
-    /// The place was cancelled.
-    Cancelled,
-    /// A newer request of the same owner has taken the place.
-    Replaced,
-    /// The connection that asked has ended.
-    Gone,
-    /// The lock's slot is served elsewhere now, or all locks are: this server decides no longer.
-    Moved,
-    /// It cannot be granted any more.
-    Refused(Refusal),
-}
-
-/// The answer to a request whose connection is blocked.
-#[derive(Debug)]
-pub struct Wake {
-    /// Which request.
-    pub id: RequestId,
-    /// What it is told.
-    pub outcome: Outcome,
-    /// How it is to be undone if the connection does not get it: lock by lock, where it is a grant.
-    pub undo: Vec<Undo>,
-}
-
-/// What a request that waits by a channel is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
-    /// Which request.
-    pub id: RequestId,
-    /// The channel.
-    pub channel: Rc<[u8]>,
-    /// The lock.
-    pub name: Name,
-    /// Who asked for it.
-    pub owner: Rc<[u8]>,
-    /// What it is told.
-    pub outcome: Outcome,
 }
 
 /// What there was of a lock and its owner before a grant.
@@ -90,10 +43,6 @@ pub struct Ledger {
     pub ties: Ties,
     /// What happens by itself after a while.
     pub timers: Deadlines<SteadyMs, Due>,
-    /// Answers to blocked connections, for the caller to deliver.
-    pub wakes: Vec<Wake>,
-    /// What is to be published to those who wait by a channel.
-    pub messages: Vec<Message>,
 }
 
 impl Ledger {
@@ -235,58 +184,6 @@ impl Ledger {
                 ..hold
             });
         }
-    }
-
-    /// Tells a request how its wait ended: its connection, or the channel that it waits by.
-    pub fn tell(&mut self, id: RequestId, request: Request, name: &Name, outcome: Outcome) {
-        if let Outcome::Refused(error) = &outcome {
-            self.counters.refusals.count(error);
-        }
-        self.tell_granted(id, request, name, outcome, Vec::new());
-    }
-
-    /// The same, and how that is undone. What was published to a channel stands.
-    pub fn tell_granted(
-        &mut self,
-        id: RequestId,
-        request: Request,
-        name: &Name,
-        outcome: Outcome,
-        undo: Vec<Undo>,
-    ) {
-        match request.channel {
-            None => self.wakes.push(Wake { id, outcome, undo }),
-            Some(channel) => self.messages.push(Message {
-                id,
-                channel,
-                name: name.clone(),
-                owner: request.owner,
-                outcome,
-            }),
-        }
-    }
-
-    /// Takes back what a request was told in the event in which it began to wait.
-    pub fn take_answer(&mut self, id: RequestId) -> Option<Outcome> {
-        let outcome = match self.wakes.iter().rposition(|wake| wake.id == id) {
-            Some(at) => self.wakes.swap_remove(at).outcome,
-            None => {
-                let at = self.messages.iter().rposition(|message| message.id == id)?;
-                self.messages.swap_remove(at).outcome
-            }
-        };
-        if let Outcome::Refused(error) = &outcome {
-            // It is counted as the command's own error.
-            if let Some(count) = self.counters.refusals.of(error) {
-                *count -= 1;
-            }
-        }
-        Some(outcome)
-    }
-
-    /// How many are to be told of an outcome in this event so far.
-    pub fn told(&self) -> usize {
-        self.wakes.len() + self.messages.len()
     }
 
     /// What a grant is about to change.

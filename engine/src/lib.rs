@@ -10,7 +10,7 @@
 //! * **getters** (`held`, `position`, `check`, `view`, `next_wakeup`): change nothing.
 //!
 //! After each of them the caller works through what has piled up: the changed [`Entry`]s of its [`Keyspace`], and the
-//! [`Wake`]s and [`Message`]s of the engine's [`Ledger`].
+//! engine's [`Outbox`], which says in which order.
 //!
 //! Each part uses those above it only:
 //!
@@ -21,6 +21,7 @@
 //! | `policy`, `counters`, `keyspace`, `refusal` | settings; what is counted; where locks are kept; why a request is refused |
 //! | `queue` | what queues: places, requests, what ends when, ties to connections, blocking holders |
 //! | `undo` | what a grant has changed, until it is delivered |
+//! | `outbox` | who is to be told, and what |
 //! | `ledger`, `tying` | what decisions are written to; how holds are tied and untied |
 //! | `state` | [`Engine`]: all of it |
 //! | `deadlock` | who waits for whom, and whether that can ever end |
@@ -36,6 +37,7 @@ pub mod invariants;
 mod keyspace;
 mod ledger;
 pub mod lock;
+mod outbox;
 mod policy;
 mod queue;
 pub mod refusal;
@@ -47,9 +49,9 @@ pub mod undo;
 mod view;
 
 pub use keyspace::{Entry, Event, Keyspace, Value};
-pub use ledger::{Message, Outcome, Wake};
 pub use lock::change::{self, End};
 pub use lock::{codec, Lock};
+pub use outbox::{Message, Outbox, Outcome, Output, Wake};
 pub use policy::Policy;
 pub use queue::{Crowd, Kept, Loss, LostTie};
 pub use refusal::Refusal;

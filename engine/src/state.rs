@@ -1,6 +1,7 @@
 //! What the engine keeps, and what can be asked of it without a lock's name.
 
 use super::ledger::Ledger;
+use super::outbox::Outbox;
 use super::policy::Policy;
 use super::queue::{BlockingIndex, Deadlines, LockId, Requests, WaitQueues};
 use super::rules::review::Former;
@@ -14,8 +15,10 @@ use std::ops::Bound;
 pub struct Engine {
     /// What the operator has configured. The caller keeps it up to date.
     pub policy: Policy,
-    /// What decisions are written to: the caller delivers its answers and messages.
+    /// What decisions are written to.
     pub ledger: Ledger,
+    /// Who is to be told. The caller works it off after each event.
+    pub outbox: Outbox,
     pub(super) queues: WaitQueues,
     /// The earliest lease of each watched lock.
     pub(super) leases: Deadlines<WallMs, LockId>,

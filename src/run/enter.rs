@@ -2,16 +2,20 @@
 //! engine, lets it decide, and then performs what was decided, in this order:
 //!
 //! 1. write the keys and replicate, lock by lock (`keyspace::write`): nobody may be told of what is not yet so;
-//! 2. arm the timer for what is due next;
+//! 2. arm the timer for what is due next, while the state is still here to ask;
 //! 3. with no borrow of the state held any more, answer the waiters (`blocking`): the server may call back from within;
-//! 4. tell observers (`observers`), and waiters by a channel (`notify`): last, since what they hear must be so by then.
+//! 4. tell observers (`observers`) of each key's events, in order: the end of a hold before the next owner's `acquired`;
+//! 5. publish to those who wait by a channel (`notify`): last, since whoever hears it may rely on all of that.
+//!
+//! What the engine puts out comes from two places: the entries of the keys that were opened (1 and 4), and its outbox (3 and
+//! 5). `dlock_engine::Outbox` says why these are two.
 
 use super::keyspace::{Mode, Origin};
 use super::state::{Late, State, STATE};
 use crate::ffi::ctx::Ctx;
 use crate::node::{gate, inbox, timer};
 use crate::tell::{blocking, notify, observers};
-use dlock_engine::Now;
+use dlock_engine::{Now, Output};
 use std::cell::RefMut;
 
 /// How long to wait before asking again whether changes are possible (the server tells when a pause begins or ends to
@@ -40,6 +44,14 @@ pub fn run<T>(
     while inbox::has_something() {
         state.read_inbox(now);
     }
+    perform(ctx, guard, now);
+    Some(result)
+}
+
+/// Does what was decided, in the one order in which that is done (the top of this file says why).
+#[inline(always)]
+fn perform(ctx: Ctx, mut guard: RefMut<State>, now: Now) {
+    let state = &mut *guard;
     let own = state.notifications.len();
     state.keys.write(&mut state.notifications);
     if !state.late.is_empty() {
@@ -48,31 +60,35 @@ pub fn run<T>(
             .extend(state.notifications.put_off(own).map(Late::from));
     }
     state.arm(now);
-    let ledger = &state.engine.ledger;
-    if !(ledger.wakes.is_empty() && ledger.messages.is_empty() && state.notifications.is_empty()) {
+    if !(state.engine.outbox.is_empty() && state.notifications.is_empty()) {
         tell(ctx, guard);
     }
-    Some(result)
 }
 
-/// Answers the waiters and tells observers, with no borrow held: the server may call back from within.
+/// Answers the waiters, and tells observers and those who wait by a channel, with no borrow held.
 #[cold]
 fn tell(ctx: Ctx, mut state: RefMut<State>) {
-    let answered = !state.engine.ledger.wakes.is_empty();
-    if answered {
-        blocking::answer(&mut state.engine.ledger.wakes);
-    }
     let (channel, home) = (state.settings.channel, state.keys.home());
     let mut notifications = std::mem::take(&mut state.notifications);
     let mut texts = std::mem::take(&mut state.texts);
-    let mut messages = std::mem::take(&mut state.engine.ledger.messages);
+    let outputs = state.engine.outbox.take();
     drop(state);
+    let (mut answered, mut messages) = (false, Vec::new());
+    for output in outputs {
+        match output {
+            Output::Wake(wake) => {
+                blocking::answer(wake);
+                answered = true;
+            }
+            Output::Publish(message) => messages.push(message),
+        }
+    }
     if answered {
         blocking::deliver(ctx);
     }
     observers::tell(ctx, home, channel, &mut notifications, &mut texts);
-    for message in messages.drain(..) {
-        notify::publish(ctx, &message);
+    for message in &messages {
+        notify::publish(ctx, message);
     }
     if let Some(mut state) = STATE.try_borrow_mut() {
         (state.notifications, state.texts) = (notifications, texts);

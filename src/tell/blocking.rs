@@ -101,23 +101,17 @@ pub fn block(ctx: Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool
     true
 }
 
-/// Notes the answers that were decided. A connection that has ended meanwhile is passed over: the inbox tells of it.
-pub fn answer(wakes: &mut Vec<Wake>) {
+/// Notes an answer that was decided. A connection that has ended meanwhile is passed over: the inbox tells of it.
+pub fn answer(wake: Wake) {
     let Some(mut waiters) = WAITERS.try_borrow_mut() else {
         return;
     };
-    let Waiters {
-        by_request,
-        answered,
-        ..
-    } = &mut *waiters;
-    for Wake { id, outcome, undo } in wakes.drain(..) {
-        let waiter = by_request.get_mut(&id);
-        if let Some(waiter) = waiter.filter(|waiter| waiter.handle.is_some()) {
-            waiter.state = State::Answered(outcome);
-            waiter.undo = undo;
-            answered.push_back(id);
-        }
+    let Wake { id, outcome, undo } = wake;
+    let waiter = waiters.by_request.get_mut(&id);
+    if let Some(waiter) = waiter.filter(|waiter| waiter.handle.is_some()) {
+        waiter.state = State::Answered(outcome);
+        waiter.undo = undo;
+        waiters.answered.push_back(id);
     }
 }
 
@@ -208,7 +202,7 @@ impl Waits for Connections {
             State::Answered(Outcome::Refused(refusal)) => Err(refusal.into()),
             State::Answered(Outcome::Replaced) => Err(Error::Replaced),
             State::Answered(
-                Outcome::Null | Outcome::Cancelled | Outcome::Gone | Outcome::Moved,
+                Outcome::TimedOut | Outcome::Cancelled | Outcome::Gone | Outcome::Moved,
             ) => Ok(Reply::NullArray),
             State::Waiting => {
                 inbox::post(Notice::Gone(id));

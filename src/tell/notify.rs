@@ -21,7 +21,7 @@ fn said(outcome: &Outcome) -> (&'static str, u64) {
     match outcome {
         Outcome::Granted(grant) => ("granted", grant.token.0),
         // A request for many locks has no channel.
-        Outcome::GrantedAll(_) | Outcome::Null => ("timeout", 0),
+        Outcome::GrantedAll(_) | Outcome::TimedOut => ("timeout", 0),
         Outcome::Cancelled => ("cancelled", 0),
         Outcome::Replaced => ("replaced", 0),
         Outcome::Gone => ("gone", 0),

@@ -4,7 +4,8 @@ use super::grantable::{Grantable, Way};
 use crate::broken;
 use crate::deadlock::{two_upgrades, Wanted};
 use crate::keyspace::{Entry, Event, Keyspace, Value};
-use crate::ledger::{overflow, Due, Outcome};
+use crate::ledger::{overflow, Due};
+use crate::outbox::Outcome;
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::state::Engine;
@@ -42,8 +43,7 @@ pub enum Answer<G = Grant> {
     Granted(G),
     /// It cannot be granted now.
     Null,
-    /// It waits under this number; a [`super::super::Wake`] will tell how the wait ended, or a
-    /// [`super::super::Message`] if it waits by a channel.
+    /// It waits under this number; an [`crate::Output`] will tell how the wait ended.
     Waiting(RequestId),
 }
 
@@ -391,7 +391,7 @@ impl Engine {
         self.settle(keys, now, lock);
         self.follow_up(keys, now);
         // The settlement may have answered this very request: then it has not waited.
-        match self.ledger.take_answer(id) {
+        match self.take_answer(id) {
             None => Ok(Answer::Waiting(id)),
             Some(Outcome::Granted(grant)) => Ok(Answer::Granted(grant)),
             Some(Outcome::Refused(error)) => Err(error),

@@ -2,7 +2,7 @@
 
 use crate::deadlock::{deadlock, Circle, Look, OutOfSteps, Wanted, ASKED};
 use crate::keyspace::Keyspace;
-use crate::ledger::Outcome;
+use crate::outbox::Outcome;
 use crate::queue::{LockId, Place, Request, MOST_RECORDED};
 use crate::refusal::Refusal;
 use crate::state::Engine;

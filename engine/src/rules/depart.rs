@@ -2,8 +2,9 @@
 
 use crate::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
-use crate::ledger::{Due, Outcome};
+use crate::ledger::Due;
 use crate::lock::Change;
+use crate::outbox::Outcome;
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Next};
@@ -78,7 +79,22 @@ impl Engine {
     pub(super) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
         let lock = left.parts().first().map(|part| part.lock);
         let name = &self.queues.at(lock).name;
-        self.ledger.tell(id, left, name, outcome);
+        if let Outcome::Refused(error) = &outcome {
+            self.ledger.counters.refusals.count(error);
+        }
+        self.outbox.tell(id, left, name, outcome, Vec::new());
+    }
+
+    /// Takes back what a request was told in the event in which it began to wait: it is answered at once.
+    pub(super) fn take_answer(&mut self, id: RequestId) -> Option<Outcome> {
+        let outcome = self.outbox.take_back(id)?;
+        if let Outcome::Refused(error) = &outcome {
+            // It is counted as the command's own error.
+            if let Some(count) = self.ledger.counters.refusals.of(error) {
+                *count -= 1;
+            }
+        }
+        Some(outcome)
     }
 
     /// A request leaves its queues and is told why. Its places go, but in those queues where another request is to have them.

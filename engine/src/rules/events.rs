@@ -4,8 +4,9 @@
 use super::hold::held;
 use crate::broken;
 use crate::keyspace::{exists, Entry, Keyspace, Value};
-use crate::ledger::{Due, Outcome};
+use crate::ledger::Due;
 use crate::lock::{End, Hold};
+use crate::outbox::Outcome;
 use crate::queue::{Kept, LockId, Loss, Place, Renewal, Request, Tie};
 use crate::state::Engine;
 use crate::tying::next_renewal;
@@ -70,7 +71,7 @@ impl Engine {
             }
         }
         self.ledger.counters.timeouts += 1;
-        self.end_wait(id, now, Outcome::Null);
+        self.end_wait(id, now, Outcome::TimedOut);
     }
 
     /// The connection of a blocked request has ended, or no longer waits.

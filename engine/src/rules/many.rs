@@ -12,7 +12,7 @@ use super::grantable::{Grantable, Way};
 use crate::broken;
 use crate::deadlock::Wanted;
 use crate::keyspace::{Entry, Keyspace, Value};
-use crate::ledger::Outcome;
+use crate::outbox::Outcome;
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Next};
@@ -321,7 +321,7 @@ impl Engine {
             self.settle(keys, now, lock);
         }
         self.follow_up(keys, now);
-        match self.ledger.take_answer(id) {
+        match self.take_answer(id) {
             None => Ok(Answer::Waiting(id)),
             Some(Outcome::GrantedAll(grants)) => Ok(Answer::Granted(grants)),
             Some(Outcome::Refused(error)) => Err(error),
@@ -394,7 +394,7 @@ impl Engine {
             }
         }
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
-        self.ledger.tell_granted(id, request, &first, outcome, undo);
+        self.outbox.tell(id, request, &first, outcome, undo);
         self.settle_all(keys, now, &owner, &at);
     }
 

@@ -4,7 +4,8 @@
 //! and a review looks at the locks step by step. A lock that is used before its turn has its turn then ([`Engine::catch_up`]):
 //! nothing is ever decided on what was before.
 
-use crate::ledger::{Ledger, Message, Outcome};
+use crate::ledger::Ledger;
+use crate::outbox::Outcome;
 use crate::queue::crowd::{self, Crowd};
 use crate::queue::{Deadlines, LockId, Loss, Requests, Turn, WaitQueues};
 use crate::state::Engine;
@@ -83,12 +84,15 @@ impl Engine {
         }
         let ledger = Ledger {
             timers: Deadlines::default(),
-            wakes: Vec::new(),
             ..ledger
         };
+        let mut outbox = std::mem::take(&mut self.outbox);
+        // The server ends the waits of blocked connections by itself.
+        outbox.forget_wakes();
         *self = Engine {
             policy,
             ledger,
+            outbox,
             queues,
             requests,
             former: formers,
@@ -178,14 +182,10 @@ impl Engine {
                 if let Some((id, request)) =
                     id.and_then(|id| Some((id, former.requests.remove(id)?)))
                 {
-                    if let Some(channel) = request.channel {
-                        self.ledger.messages.push(Message {
-                            id,
-                            channel,
-                            name: queue.name.clone(),
-                            owner: request.owner,
-                            outcome: Outcome::Moved,
-                        });
+                    if request.channel.is_some() {
+                        let name = &queue.name;
+                        self.outbox
+                            .tell(id, *request, name, Outcome::Moved, Vec::new());
                     }
                 }
                 queue.remove(number);

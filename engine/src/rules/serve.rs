@@ -3,7 +3,7 @@
 use super::grantable::{Grantable, Way};
 use crate::broken;
 use crate::keyspace::{Entry, Value};
-use crate::ledger::Outcome;
+use crate::outbox::Outcome;
 use crate::queue::{LockId, Place};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Next};
@@ -140,7 +140,7 @@ impl Engine {
         };
         self.suspect_if_waiting(lock, request.hash);
         let undo = undo.into_iter().collect();
-        self.ledger.tell_granted(id, *request, &name, outcome, undo);
+        self.outbox.tell(id, *request, &name, outcome, undo);
     }
 
     /// Refuses the requests for many locks that counted on a hold here which has ended, or no longer is what they ask for.

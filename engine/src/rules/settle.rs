@@ -87,7 +87,7 @@ impl Engine {
         let mut settled = 0;
         // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.
         let mut left = self.dirty.len();
-        while settled < most && left > 0 && self.ledger.told() < TOLD_A_STEP {
+        while settled < most && left > 0 && self.outbox.len() < TOLD_A_STEP {
             left -= 1;
             let Some(lock) = self.dirty.pop_front() else {
                 break;

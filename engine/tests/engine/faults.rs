@@ -356,9 +356,7 @@ impl World {
         let Server { engine, keys, .. } = &mut self.primary;
         let name = asked.names[0].as_ref();
         drop(engine.cancel(keys, self.now, name, &asked.owner));
-        let wakes = engine.ledger.wakes.iter_mut().map(|wake| &mut wake.outcome);
-        let messages = engine.ledger.messages.iter_mut();
-        for outcome in wakes.chain(messages.map(|message| &mut message.outcome)) {
+        for outcome in engine.outbox.outcomes_mut() {
             *outcome = Outcome::Replaced;
         }
     }
@@ -404,11 +402,11 @@ impl World {
             (Some(LostWake), _) if blocked => Vec::new(),
             (Some(LostMessage), _) if !blocked => Vec::new(),
             (Some(TwoMessages), outcome) if !blocked => vec![(id, outcome.clone()), (id, outcome)],
-            (Some(ReplacedAsNull), Outcome::Replaced) => vec![(id, Outcome::Null)],
+            (Some(ReplacedAsNull), Outcome::Replaced) => vec![(id, Outcome::TimedOut)],
             (Some(ReplacedUntold), Outcome::Replaced) => Vec::new(),
             (Some(NotHeldUntold), Outcome::Refused(Refusal::NotHeld)) => Vec::new(),
             (Some(GoneUntold), Outcome::Gone) => Vec::new(),
-            (Some(CancelledAsNull), Outcome::Cancelled) => vec![(id, Outcome::Null)],
+            (Some(CancelledAsNull), Outcome::Cancelled) => vec![(id, Outcome::TimedOut)],
             (Some(WrongToken), Outcome::Granted(grant)) => {
                 let token = Token(grant.token.0 + 1);
                 vec![(id, Outcome::Granted(Grant { token, ..grant }))]

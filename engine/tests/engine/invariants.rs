@@ -650,7 +650,7 @@ pub fn no_leak(world: &World) -> Result<(), Broken> {
 const EMPTY: [&str; 9] = [
     "by_token: {}, by_client: {}, sessions: 0, autos: 0, resumed: []",
     "timers: Deadlines { index: {}",
-    "wakes: [], messages: []",
+    "outputs: []",
     "len: 0, empty: WaitQueue",
     "leases: Deadlines { index: {}",
     "by_id: {}, by_owner: {}",

@@ -208,7 +208,7 @@ fn a_demotion_is_cleared_away_in_steps() {
     let mut told = 0;
     while server.engine.in_review() {
         assert_eq!(server.engine.review(A_STEP, false), []);
-        let messages = server.engine.ledger.messages.drain(..).count();
+        let messages = server.engine.outbox.take().len();
         assert!(messages <= A_STEP, "{messages} in one step");
         told += messages;
     }

@@ -239,7 +239,7 @@ impl Pair {
                     grants.len() == got.len()
                         && parts.all(|(grant, got)| self.stands_for(*grant, got.token.0))
                 }
-                (Answer::Null, Outcome::Null)
+                (Answer::Null, Outcome::TimedOut)
                 | (Answer::Cancelled, Outcome::Cancelled)
                 | (Answer::Replaced, Outcome::Replaced)
                 | (Answer::Gone, Outcome::Gone) => true,

@@ -7,7 +7,7 @@ use dlock_commands::error::Error;
 use dlock_commands::table::{Access, Spec, COMMANDS};
 use dlock_commands::{execute, Call, Defaults, Reply};
 use dlock_engine::{
-    change, codec, End, Engine, Keyspace, Loss, Name, NameRef, Now, Policy, Wake, WallMs,
+    change, codec, End, Engine, Keyspace, Loss, Name, NameRef, Now, Output, Policy, WallMs,
 };
 use std::collections::BTreeMap;
 
@@ -94,11 +94,8 @@ impl Server {
     }
 
     /// Works an event off: what was done to which lock, and who is to be answered.
-    pub fn work_off(&mut self) -> (Vec<Closed>, Vec<Wake>) {
-        (
-            self.keys.close(),
-            std::mem::take(&mut self.engine.ledger.wakes),
-        )
+    pub fn work_off(&mut self) -> (Vec<Closed>, Vec<Output>) {
+        (self.keys.close(), self.engine.outbox.take())
     }
 
     /// What stands at each key.

@@ -75,7 +75,7 @@ impl Heard {
         let text = |bytes: &[u8]| escaped(bytes, 64);
         let what = match &self.outcome {
             Outcome::Granted(grant) => format!("granted {}", grant.token.0),
-            Outcome::Null => "timeout".into(),
+            Outcome::TimedOut => "timeout".into(),
             Outcome::Cancelled => "cancelled".into(),
             Outcome::Moved => "moved".into(),
             Outcome::Replaced => "replaced".into(),
@@ -102,7 +102,7 @@ fn outcome(outcome: &Outcome) -> String {
             let tokens = grants.iter().map(|grant| grant.token.0.to_string());
             format!("[{}]", tokens.collect::<Vec<_>>().join(", "))
         }
-        Outcome::Null | Outcome::Cancelled | Outcome::Moved => "null".into(),
+        Outcome::TimedOut | Outcome::Cancelled | Outcome::Moved => "null".into(),
         Outcome::Replaced => Error::Replaced.to_string(),
         Outcome::Gone => "gone".into(),
         Outcome::Refused(error) => error.to_string(),

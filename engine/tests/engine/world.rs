@@ -11,8 +11,8 @@ use dlock_commands::Reply;
 use dlock_engine::Refusal;
 use dlock_engine::{
     change::{self, Change},
-    codec, ClientId, End, Engine, Event, Grant, Limit, Millis, Name, NameRef, Now, Outcome, Policy,
-    RequestId, SteadyMs, Token, Undo, WallMs,
+    codec, ClientId, End, Engine, Event, Grant, Limit, Millis, Name, NameRef, Now, Outcome, Output,
+    Policy, RequestId, SteadyMs, Token, Undo, WallMs,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
@@ -740,17 +740,15 @@ impl World {
 
     /// Tells connections and channels how their waits have ended. Gives whether any connection was told.
     fn tell(&mut self) -> bool {
-        let ledger = &mut self.primary.engine.ledger;
-        let wakes = std::mem::take(&mut ledger.wakes);
-        let messages = std::mem::take(&mut ledger.messages);
+        let (mut wakes, mut messages) = (Vec::new(), Vec::new());
+        for output in self.primary.engine.outbox.take() {
+            match output {
+                Output::Wake(wake) => wakes.push((wake.id, wake.outcome, wake.undo)),
+                Output::Publish(told) => messages.push((told.id, told.outcome, Vec::new())),
+            }
+        }
         let answered = !wakes.is_empty();
-        let wakes = wakes
-            .into_iter()
-            .map(|wake| (wake.id, wake.outcome, wake.undo));
-        let messages = messages
-            .into_iter()
-            .map(|message| (message.id, message.outcome, Vec::new()));
-        for (id, outcome, undo) in wakes.chain(messages).collect::<Vec<_>>() {
+        for (id, outcome, undo) in wakes.into_iter().chain(messages) {
             let mut undo = Some(undo);
             for (id, outcome) in self.garble(id, outcome) {
                 self.deliver(id, outcome, undo.take().unwrap_or_default());
