@@ -7,6 +7,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// An unexpected panic left the state in doubt.
 static POISONED: AtomicBool = AtomicBool::new(false);
 
+/// What is done then: `dlock.on-panic` is `abort`.
+static ABORTS: AtomicBool = AtomicBool::new(false);
+
+/// Has the process end with the first panic from now on, or not.
+pub fn set_aborts(aborts: bool) {
+    ABORTS.store(aborts, Ordering::Relaxed);
+}
+
+/// Returns true if the process ends with the first panic.
+pub fn aborts() -> bool {
+    ABORTS.load(Ordering::Relaxed)
+}
+
 /// Does the work of a callback of the server. A panic ends here: what it has left half done may have been replicated, so
 /// nothing is decided any more; the log says so, and every command.
 ///
@@ -21,6 +34,10 @@ pub fn catch_panic<T: Default>(work: impl FnOnce() -> T) -> T {
 #[cold]
 fn poison<T: Default>() -> T {
     if !POISONED.swap(true, Ordering::Relaxed) {
+        if aborts() {
+            log::warning("dlock ends the server, so that a replica can take over (dlock.on-panic)");
+            std::process::abort();
+        }
         log::warning("dlock grants and releases nothing until the server restarts");
     }
     T::default()

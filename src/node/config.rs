@@ -2,6 +2,7 @@
 
 use super::timer;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::panic;
 use dlock_commands::Defaults;
 use dlock_engine::{Policy, SteadyMs};
 use redis_module::configuration::{
@@ -141,6 +142,40 @@ pub enum Channel {
     Sharded,
 }
 
+/// Apart, since the macro brings an import of its own.
+mod on_panic {
+    redis_module::enum_configuration! {
+        /// `dlock.on-panic`: what is done after a fault of the module's own.
+        #[allow(non_camel_case_types)]
+        #[derive(Debug, PartialEq, Eq)]
+        pub enum OnPanic {
+            refuse = 0,
+            abort = 1,
+        }
+    }
+}
+use on_panic::OnPanic;
+
+/// `dlock.on-panic`. Kept where panics are caught.
+pub struct OnPanicValue;
+
+/// `dlock.on-panic`.
+pub static ON_PANIC: OnPanicValue = OnPanicValue;
+
+impl ConfigurationValue<OnPanic> for OnPanicValue {
+    fn get(&self, _ctx: &ConfigurationContext) -> OnPanic {
+        match panic::aborts() {
+            true => OnPanic::abort,
+            false => OnPanic::refuse,
+        }
+    }
+
+    fn set(&self, _ctx: &ConfigurationContext, value: OnPanic) -> Result<(), RedisError> {
+        panic::set_aborts(value == OnPanic::abort);
+        Ok(())
+    }
+}
+
 /// Rises with each change of a setting.
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 
@@ -275,6 +310,16 @@ pub fn register(context: &Context, args: &[RedisString]) -> Result<(), String> {
         flags(),
         Some(Box::new(|_, _, _| changed())),
     );
+    let on_panic =
+        get_enum_default_config_value(args, "on-panic", OnPanic::refuse).map_err(wrong)?;
+    register_enum_configuration(
+        context,
+        "on-panic",
+        &ON_PANIC,
+        on_panic,
+        flags(),
+        Some(Box::new(|_, _, _| changed())),
+    );
     Ctx::of_load(context)
         .load_configs()
         .then_some(())
@@ -305,8 +350,11 @@ fn check_arguments(args: &[RedisString]) -> Result<(), String> {
             if !["yes", "no"].contains(&value.as_str()) {
                 return Err(format!("{name} must be yes or no"));
             }
-        } else if name == "notify" {
-            let (words, _) = Notify::auto.get_options();
+        } else if name == "notify" || name == "on-panic" {
+            let (words, _) = match name == "notify" {
+                true => Notify::auto.get_options(),
+                false => OnPanic::refuse.get_options(),
+            };
             if !words.contains(&value) {
                 return Err(format!("{name} must be one of {}", words.join(", ")));
             }

@@ -23,6 +23,7 @@ const SETTINGS: &[(&str, &[&str])] = &[
     ("deadlock-detection", &["maybe", "1"]),
     ("grants", &["maybe", "1"]),
     ("notify", &["zz", "all", "0"]),
+    ("on-panic", &["zz", "no", "1"]),
 ];
 
 /// What no setting can be.

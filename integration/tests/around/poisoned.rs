@@ -1,23 +1,24 @@
 //! After a fault of its own the module decides nothing any more, and keeps nothing for later. No input is known that makes it
-//! panic, so the test itself sets the mark that a panic leaves, in the server's memory.
+//! panic, so a test itself sets the mark that a panic leaves, in the server's memory, or takes away a function that the module
+//! cannot do without.
 
 #![cfg(target_os = "linux")]
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
 
-use dlock_integration::{assert_sound, module_path, Ask, Server};
+use dlock_integration::{assert_sound, await_until, module_path, Ask, Server, PATIENCE};
 
-/// Sets the mark.
-fn poison(server: &Server) {
+/// The place of a variable of the module's in the server's memory, and that memory.
+fn place(server: &Server, variable: &str) -> (u64, File) {
     let module = module_path().canonicalize().expect("the module");
     let listed = Command::new("nm").arg("--demangle").arg(&module).output();
     let symbols = String::from_utf8(listed.expect("nm").stdout).expect("text");
     let line = symbols
         .lines()
-        .find(|line| line.ends_with("::POISONED"))
-        .expect("the mark");
+        .find(|line| line.ends_with(variable))
+        .expect("the variable");
     let number = |text: &str| u64::from_str_radix(text, 16).expect("a number");
     let offset = number(line.split(' ').next().unwrap_or_default());
     let maps = fs::read_to_string(format!("/proc/{}/maps", server.pid())).expect("its memory");
@@ -31,12 +32,26 @@ fn poison(server: &Server) {
         .write(true)
         .open(format!("/proc/{}/mem", server.pid()))
         .expect("its memory");
+    (base + offset, memory)
+}
+
+/// Sets the mark.
+fn poison(server: &Server) {
+    let (at, memory) = place(server, "::POISONED");
     let mut mark = [7];
-    memory
-        .read_exact_at(&mut mark, base + offset)
-        .expect("the mark");
+    memory.read_exact_at(&mut mark, at).expect("the mark");
     assert_eq!(mark, [0], "it is the mark of a sound module");
-    memory.write_all_at(&[1], base + offset).expect("the mark");
+    memory.write_all_at(&[1], at).expect("the mark");
+}
+
+/// Has the module panic: a function of the server that it needs for the answer is gone.
+fn panic(server: &Server) {
+    let (at, memory) = place(server, " RedisModule_ReplyWithMap");
+    let mut pointer = [0; 8];
+    memory.read_exact_at(&mut pointer, at).expect("the pointer");
+    assert_ne!(pointer, [0; 8], "the server has the function");
+    memory.write_all_at(&[0; 8], at).expect("the pointer");
+    server.wire().send("DLOCK.INFO k");
 }
 
 /// What the server says of its memory, in bytes.
@@ -79,4 +94,33 @@ fn after_a_panic_nothing_is_decided_and_nothing_is_noted() {
     );
     assert_eq!(c.ask::<u64>("DEL k other"), 2);
     assert_sound(&server);
+}
+
+#[test]
+fn a_panic_ends_at_its_callback() {
+    let mut server = Server::start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    panic(&server);
+    await_until("the log tells of the fault", PATIENCE, || {
+        server.log().contains("internal fault: panicked")
+    });
+    let error = c.refusal("DLOCK.HELD k");
+    assert!(error.contains("internal fault"), "{error}");
+    assert!(server.is_running());
+}
+
+#[test]
+fn a_panic_ends_the_server_where_that_is_configured() {
+    let mut server = Server::builder()
+        .module_argument("on-panic")
+        .module_argument("abort")
+        .start();
+    let mut c = server.connection();
+    c.run("DLOCK.ACQUIRE k alice 600000");
+    panic(&server);
+    let status = server.await_exit();
+    assert!(!status.success(), "{status}");
+    let log = server.log();
+    assert!(log.contains("so that a replica can take over"), "{log}");
 }

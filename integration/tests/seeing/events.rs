@@ -559,7 +559,7 @@ fn a_replica_has_the_keyspace_events_too() {
 }
 
 /// Each setting with a value that is not its default, and one that it refuses.
-const SETTINGS: [(&str, &str, &str); 14] = [
+const SETTINGS: [(&str, &str, &str); 15] = [
     ("default-lease-ms", "1234000", "0"),
     ("max-lease-ms", "1234567", "-1"),
     ("claim-window-ms", "4321", "x"),
@@ -574,6 +574,7 @@ const SETTINGS: [(&str, &str, &str); 14] = [
     ("deadlock-detection", "no", "1"),
     ("deadlock-max-steps", "21", "0"),
     ("grants", "no", "maybe"),
+    ("on-panic", "abort", "exit"),
 ];
 
 #[test]
