@@ -7,7 +7,7 @@ use crate::node::slot;
 use crate::tell::notifications::{self, Notifications, Told};
 use crate::tell::subscribers;
 use dlock_commands::hash_slot;
-use dlock_engine::{change, End, Event, Token};
+use dlock_engine::{End, Event, Token};
 use std::ffi::CStr;
 
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
@@ -108,9 +108,8 @@ impl Texts {
             _ => {
                 self.channel.clear();
                 self.channel.extend_from_slice(b"__dlock@");
-                let mut digits = [0; change::DIGITS];
                 self.channel
-                    .extend_from_slice(change::decimal(u64::from(db), &mut digits));
+                    .extend_from_slice(itoa::Buffer::new().format(db).as_bytes());
                 self.channel.extend_from_slice(b"__:");
                 self.prefix = Some((db, self.channel.len()));
             }
@@ -129,8 +128,7 @@ impl Texts {
         self.message.clear();
         self.message.extend_from_slice(end.word().as_bytes());
         self.message.push(b' ');
-        let mut digits = [0; change::DIGITS];
         self.message
-            .extend_from_slice(change::decimal(token.0, &mut digits));
+            .extend_from_slice(itoa::Buffer::new().format(token.0).as_bytes());
     }
 }

@@ -1,10 +1,11 @@
 //! Hash maps: one that grows in small steps, and those by numbers.
 
+use rustc_hash::FxBuildHasher;
 use std::borrow::Borrow;
 use std::collections::hash_map::RandomState;
 use std::collections::HashMap;
 use std::fmt;
-use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher};
+use std::hash::{BuildHasher, Hash};
 
 /// Entries up to which one map holds them all: to move so many takes a millisecond or two. Beyond, each look-up hashes its key
 /// once more, which a queue of ten thousand shall not pay for.
@@ -23,37 +24,12 @@ pub struct Index<K, V, S = RandomState> {
     len: usize,
 }
 
-/// A hash for numbers that nobody can choose to collide: those that requests go by, which are this module's own, and the
-/// hashes that owners go by. One multiplication spreads them; a look along a chain of waits spends much of its time on
-/// hashes.
-#[derive(Debug, Default)]
-pub struct Unchosen(u64);
-
-impl Hasher for Unchosen {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        self.write_u64(u64::from(number));
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-/// A map by such numbers.
-pub type ByNumber<K, V> = HashMap<K, V, BuildHasherDefault<Unchosen>>;
+/// A map by numbers that nobody can choose to collide: those that requests go by, which are this module's own, and the hashes
+/// that owners go by. A look along a chain of waits spends much of its time on hashes.
+pub type ByNumber<K, V> = HashMap<K, V, FxBuildHasher>;
 
 /// A map by such numbers that grows in small steps.
-pub type NumberIndex<K, V> = Index<K, V, BuildHasherDefault<Unchosen>>;
+pub type NumberIndex<K, V> = Index<K, V, FxBuildHasher>;
 
 impl<K, V, S: Default> Default for Index<K, V, S> {
     fn default() -> Self {

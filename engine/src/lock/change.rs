@@ -272,41 +272,11 @@ pub(super) fn is_token(number: u64) -> bool {
     number > 0 && number < Token::END.0
 }
 
-/// Room for the digits of a number: three times eight, of which it needs twenty at most.
-pub const DIGITS: usize = 24;
-
-/// A number in decimal. Hand-made because it runs in every grant and release: digit by digit, as the standard formatter
-/// does, the divisions of a token's sixteen digits wait for each other and take as long as a look-up in the keyspace.
-pub fn decimal(value: u64, digits: &mut [u8; DIGITS]) -> &[u8] {
-    const EIGHT: u64 = 100_000_000;
-    let parts = [value / EIGHT / EIGHT, value / EIGHT % EIGHT, value % EIGHT];
-    let mut zeros = 0;
-    for (part, at) in digits.chunks_exact_mut(8).enumerate() {
-        let spread = eight_digits(parts[part]);
-        at.copy_from_slice(&(spread | 0x3030_3030_3030_3030).to_le_bytes());
-        // The leading zeros go on into this part if there was nothing else before.
-        if zeros == 8 * part {
-            zeros += spread.trailing_zeros() as usize / 8;
-        }
-    }
-    digits.get(zeros.min(DIGITS - 1)..).unwrap_or_default()
-}
-
-/// The eight digits of a number below 10^8, a byte each, the first in the lowest byte: halves, quarters and single
-/// digits side by side, with multiplications in the place of divisions.
-fn eight_digits(value: u64) -> u64 {
-    let halves = (value / 10_000) | ((value % 10_000) << 32);
-    let hundreds = ((halves * 10_486) >> 20) & 0x0000_007f_0000_007f;
-    let quarters = hundreds | ((halves - 100 * hundreds) << 16);
-    let tens = ((quarters * 103) >> 10) & 0x000f_000f_000f_000f;
-    tens | ((quarters - 10 * tens) << 8)
-}
-
 fn number(effect: &mut Vec<u8>, value: u64) {
     match u8::try_from(value) {
         // As hold counts and limits are.
         Ok(digit @ 0..=9) => effect.push(b'0' + digit),
-        _ => effect.extend_from_slice(decimal(value, &mut [0; DIGITS])),
+        _ => effect.extend_from_slice(itoa::Buffer::new().format(value).as_bytes()),
     }
 }
 
