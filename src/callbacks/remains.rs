@@ -16,7 +16,7 @@ pub fn bury(lock: Lock) {
     if lock.holders() + lock.queued() <= A_STEP || !census::in_main_thread() {
         return;
     }
-    if let Some(mut remains) = REMAINS.try_borrow_mut() {
+    if let Some(mut remains) = REMAINS.borrow() {
         remains.push(lock);
         drop(remains);
         timer::soon();
@@ -25,7 +25,7 @@ pub fn bury(lock: Lock) {
 
 /// Frees one step of it. Gives whether there is more.
 pub fn step() -> bool {
-    let Some(mut remains) = REMAINS.try_borrow_mut() else {
+    let Some(mut remains) = REMAINS.borrow() else {
         return false;
     };
     let Some(lock) = remains.last_mut() else {

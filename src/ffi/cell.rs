@@ -1,5 +1,6 @@
 //! State of the main thread: every callback of the server runs there.
 
+use dlock_engine::broken;
 use std::cell::{RefCell, RefMut};
 
 /// A value that only the server's main thread touches.
@@ -15,6 +16,15 @@ impl<T> MainThread<T> {
     /// Wraps a value.
     pub const fn new(value: T) -> Self {
         MainThread(RefCell::new(value))
+    }
+
+    /// Borrows a value of which no borrow is held across a call of the server: so it is free. None if it is not, which is heard.
+    pub fn borrow(&self) -> Option<RefMut<'_, T>> {
+        let value = self.try_borrow_mut();
+        if value.is_none() {
+            broken!("what no call of the server is made with is not borrowed");
+        }
+        value
     }
 
     /// Borrows the value, unless it is borrowed already: then a callback has come while a caller further up the stack works

@@ -53,7 +53,7 @@ pub fn read() -> Now {
         steady_us: BEGAN.elapsed().as_micros() as u64,
     };
     // Every reading is kept, so that nothing in this turn is decided by an earlier time than what came before it.
-    if let (Some(mut last), Some(ticks)) = (LAST.try_borrow_mut(), machine::tsc()) {
+    if let (Some(mut last), Some(ticks)) = (LAST.borrow(), machine::tsc()) {
         *last = Some((ticks, now));
     }
     now
@@ -61,7 +61,7 @@ pub fn read() -> Now {
 
 /// The time now, to a fraction of a millisecond.
 fn recent() -> Now {
-    let last = LAST.try_borrow_mut().and_then(|last| *last);
+    let last = LAST.borrow().and_then(|last| *last);
     match (last, machine::tsc()) {
         (Some((then, now)), Some(ticks)) if ticks.wrapping_sub(then) < CACHE_TICKS => now,
         _ => read(),
@@ -84,7 +84,7 @@ pub fn of_read(ctx: Ctx) -> Now {
         return of_command();
     }
     let client = ctx.client();
-    let Some(mut frozen) = FROZEN.try_borrow_mut() else {
+    let Some(mut frozen) = FROZEN.borrow() else {
         return read();
     };
     if frozen.within != (frozen.iteration, client) {
@@ -96,10 +96,10 @@ pub fn of_read(ctx: Ctx) -> Now {
 
 /// The event loop has made a turn: no unit of execution lasts beyond it, and no reading.
 pub fn on_before_sleep() {
-    if let Some(mut last) = LAST.try_borrow_mut() {
+    if let Some(mut last) = LAST.borrow() {
         *last = None;
     }
-    if let Some(mut frozen) = FROZEN.try_borrow_mut() {
+    if let Some(mut frozen) = FROZEN.borrow() {
         frozen.iteration += 1;
     }
 }

@@ -120,7 +120,7 @@ fn address(lock: &Lock) -> usize {
 /// A value is written out. In a cluster a MIGRATE does that to each of its keys, and removes them right after: nothing else
 /// tells that from a DEL by a user, neither the callbacks nor the keyspace event (`del`) nor what is replicated.
 pub fn written(lock: &Lock) {
-    let Some(mut written) = WRITTEN.try_borrow_mut() else {
+    let Some(mut written) = WRITTEN.borrow() else {
         return;
     };
     if written.len() < WRITTEN_MOST {
@@ -132,7 +132,7 @@ pub fn written(lock: &Lock) {
 /// The event loop has made a turn: what was written out before, and is still there, was not carried away.
 pub fn on_before_sleep() {
     if WRITTEN_ANY.swap(false, Ordering::Relaxed) {
-        if let Some(mut written) = WRITTEN.try_borrow_mut() {
+        if let Some(mut written) = WRITTEN.borrow() {
             written.clear();
         }
     }
@@ -147,7 +147,7 @@ fn post_with(write: impl FnOnce(&mut Inbox)) {
     if crate::ffi::panic::poisoned() {
         return;
     }
-    if let Some(mut inbox) = INBOX.try_borrow_mut() {
+    if let Some(mut inbox) = INBOX.borrow() {
         settle_unlinked(&mut inbox.notices);
         write(&mut inbox);
         ANY.store(true, Ordering::Relaxed);
@@ -159,7 +159,7 @@ fn post_with(write: impl FnOnce(&mut Inbox)) {
 pub fn post_unlinked(name: Name, lock: &Lock, ask: Cut) {
     let carried = WRITTEN_ANY.load(Ordering::Relaxed)
         && WRITTEN
-            .try_borrow_mut()
+            .borrow()
             .is_some_and(|mut written| written.remove(&address(lock)));
     let holds: Vec<(Token, WallMs)> = lock.leases().collect();
     post_with(|inbox| {
@@ -219,7 +219,7 @@ pub fn freed(lock: &Lock) {
 
 /// Whether the last thing written down is that a lock has left this name.
 pub fn just_unlinked(name: NameRef) -> bool {
-    let inbox = INBOX.try_borrow_mut();
+    let inbox = INBOX.borrow();
     inbox.is_some_and(|inbox| {
         matches!(inbox.notices.last(), Some(Notice::Unlinked(last)) if last.name.as_ref() == name)
     })
@@ -233,7 +233,7 @@ pub fn has_something() -> bool {
 
 /// Takes out all that was written down, in order, and the crowd.
 pub fn take() -> (Vec<Notice>, Option<Crowd>) {
-    let Some(mut inbox) = INBOX.try_borrow_mut() else {
+    let Some(mut inbox) = INBOX.borrow() else {
         return (Vec::new(), None);
     };
     settle_unlinked(&mut inbox.notices);
@@ -243,7 +243,7 @@ pub fn take() -> (Vec<Notice>, Option<Crowd>) {
 
 /// A database is about to be emptied: what it frees has not been removed one by one before.
 pub fn before_flush() {
-    if let Some(mut inbox) = INBOX.try_borrow_mut() {
+    if let Some(mut inbox) = INBOX.borrow() {
         settle_unlinked(&mut inbox.notices);
     }
 }

@@ -28,7 +28,7 @@ static ARMED: MainThread<Armed> = MainThread::new(Armed {
 
 /// Takes the context that timers are made in: one of the module's own, since callbacks may have none; and the module's event.
 pub fn init(own: Ctx<'static>, event: Work) {
-    if let Some(mut armed) = ARMED.try_borrow_mut() {
+    if let Some(mut armed) = ARMED.borrow() {
         armed.own = Some(own);
         armed.event = Some(event);
     }
@@ -36,7 +36,7 @@ pub fn init(own: Ctx<'static>, event: Work) {
 
 /// Sees to it that the module's event comes at `at` or earlier.
 pub fn arm(at: SteadyMs, now: SteadyMs) {
-    let Some(mut armed) = ARMED.try_borrow_mut() else {
+    let Some(mut armed) = ARMED.borrow() else {
         return;
     };
     let earlier = armed.timer.as_ref().is_some_and(|(_, due)| *due <= at);
@@ -62,7 +62,7 @@ const LATE_MS: Millis = 20;
 /// them off by as much. To be called now and then, not from the timer's own callback.
 pub fn catch_up() {
     let now = clock::read().steady();
-    let late = ARMED.try_borrow_mut().and_then(|mut armed| {
+    let late = ARMED.borrow().and_then(|mut armed| {
         let own = armed.own?;
         let (timer, _) = armed.timer.take_if(|(_, at)| now.since(*at) >= LATE_MS)?;
         timer.stop(own);
@@ -80,7 +80,7 @@ pub fn soon() {
 }
 
 fn elapsed(ctx: Ctx) {
-    let event = ARMED.try_borrow_mut().and_then(|mut armed| {
+    let event = ARMED.borrow().and_then(|mut armed| {
         armed.timer = None;
         armed.event
     });

@@ -90,7 +90,7 @@ fn tell(ctx: Ctx, mut state: RefMut<State>) {
     for message in &messages {
         notify::publish(ctx, message);
     }
-    if let Some(mut state) = STATE.try_borrow_mut() {
+    if let Some(mut state) = STATE.borrow() {
         (state.notifications, state.texts) = (notifications, texts);
     }
 }

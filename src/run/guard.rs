@@ -105,17 +105,12 @@ impl Inner {
 }
 
 fn inner(ctx: Ctx, lower: &[u8]) -> Inner {
-    if let Some(known) = KNOWN
-        .try_borrow_mut()
-        .and_then(|known| known.get(lower).copied())
-    {
+    if let Some(known) = KNOWN.borrow().and_then(|known| known.get(lower).copied()) {
         return known;
     }
     let asked = ask(ctx, lower);
     // A command that is not there may come with another module.
-    let known = KNOWN
-        .try_borrow_mut()
-        .filter(|known| known.len() < REMEMBERED);
+    let known = KNOWN.borrow().filter(|known| known.len() < REMEMBERED);
     if let Some(mut known) = known.filter(|_| asked.arity != 0) {
         known.insert(lower.to_vec(), asked);
     }

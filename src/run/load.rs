@@ -71,7 +71,7 @@ fn begin(ctx: Ctx) {
     quirks::detect(ctx);
     let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
     gate::set_cluster(cluster);
-    if let Some(mut state) = state::STATE.try_borrow_mut() {
+    if let Some(mut state) = state::STATE.borrow() {
         state.settings.cluster = cluster;
         state.settings.databases = quirks::databases(ctx, cluster);
     }
@@ -85,7 +85,7 @@ fn begin(ctx: Ctx) {
     census::init();
     log::init(own);
     let databases = state::STATE
-        .try_borrow_mut()
+        .borrow()
         .map_or(1, |state| state.settings.databases);
     let heard = events::subscribe_generic(ctx, own, databases).unwrap_or_else(|what| {
         log::warning(&format!(
@@ -94,7 +94,7 @@ fn begin(ctx: Ctx) {
         ));
         false
     });
-    if let Some(mut state) = state::STATE.try_borrow_mut() {
+    if let Some(mut state) = state::STATE.borrow() {
         state.keys.set_server(cluster, heard);
     }
     eviction::refresh(ctx);

@@ -120,11 +120,11 @@ pub fn generic_events_are_safe(ctx: Ctx, own: Ctx<'static>, databases: u32) -> b
 static TRIED: MainThread<Option<Ctx<'static>>> = MainThread::new(None);
 
 fn tried() -> Option<Ctx<'static>> {
-    TRIED.try_borrow_mut().and_then(|tried| *tried)
+    TRIED.borrow().and_then(|tried| *tried)
 }
 
 fn set_tried(own: Option<Ctx<'static>>) {
-    if let Some(mut tried) = TRIED.try_borrow_mut() {
+    if let Some(mut tried) = TRIED.borrow() {
         *tried = own;
     }
 }

@@ -23,7 +23,7 @@ pub fn call_back(ctx: Ctx, work: fn()) -> bool {
     if AWAITED.load(Ordering::Relaxed) {
         return true;
     }
-    if let Some(mut kept) = WORK.try_borrow_mut() {
+    if let Some(mut kept) = WORK.borrow() {
         *kept = Some(work);
     }
     CALLING.store(true, Ordering::Relaxed);
@@ -47,7 +47,7 @@ pub fn block(ctx: Ctx) {
 
 fn freed() {
     AWAITED.store(false, Ordering::Relaxed);
-    let work = WORK.try_borrow_mut().and_then(|mut kept| kept.take());
+    let work = WORK.borrow().and_then(|mut kept| kept.take());
     if let Some(work) = work {
         work();
     }

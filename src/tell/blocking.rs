@@ -32,6 +32,7 @@ use crate::servers::quirks::{self, Unblocks};
 use crate::servers::turn_end;
 use dlock_commands::error::Error;
 use dlock_commands::{MayWait, Reply};
+use dlock_engine::broken;
 use dlock_engine::collections::index::ByNumber;
 use dlock_engine::{ClientId, Grant, Outcome, RequestId, Undo, Wake};
 use redis_module::raw;
@@ -73,15 +74,16 @@ lazy_static::lazy_static! {
 
 /// How many connections wait.
 pub fn waiting() -> usize {
-    WAITERS
-        .try_borrow_mut()
-        .map_or(0, |waiters| waiters.blocked)
+    WAITERS.borrow().map_or(0, |waiters| waiters.blocked)
 }
 
 /// Blocks the calling connection on a key until its request is answered. Returns false if the server does not let it wait.
 pub fn block(ctx: Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool {
-    let (Some(mut waiters), Some(number)) = (WAITERS.try_borrow_mut(), NonZeroU64::new(id.0))
-    else {
+    let Some(mut waiters) = WAITERS.borrow() else {
+        return false;
+    };
+    let Some(number) = NonZeroU64::new(id.0) else {
+        broken!("a request's number is not 0");
         return false;
     };
     let (client, user) = (ClientId(ctx.client()), ctx.user());
@@ -103,7 +105,7 @@ pub fn block(ctx: Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool
 
 /// Notes an answer that was decided. A connection that has ended meanwhile is passed over: the inbox tells of it.
 pub fn answer(wake: Wake) {
-    let Some(mut waiters) = WAITERS.try_borrow_mut() else {
+    let Some(mut waiters) = WAITERS.borrow() else {
         return;
     };
     let Wake { id, outcome, undo } = wake;
@@ -144,7 +146,7 @@ pub fn on_before_sleep() {
 /// Unblocks the connections that are answered. No borrow must be held: the server may call back from within.
 fn unblock_answered() {
     loop {
-        let Some(mut waiters) = WAITERS.try_borrow_mut() else {
+        let Some(mut waiters) = WAITERS.borrow() else {
             return;
         };
         let Some(id) = waiters.answered.pop_front() else {
@@ -181,7 +183,7 @@ struct Connections;
 impl Waits for Connections {
     fn reply(ctx: Ctx, id: u64) {
         let id = RequestId(id);
-        let answered = WAITERS.try_borrow_mut().and_then(|mut waiters| {
+        let answered = WAITERS.borrow().and_then(|mut waiters| {
             let (state, waiter) = waiters.end(id)?;
             if let State::Answered(Outcome::Granted(_) | Outcome::GrantedAll(_)) = &state {
                 waiter.written();
@@ -215,7 +217,7 @@ impl Waits for Connections {
 
     fn disconnected(id: u64) {
         let id = RequestId(id);
-        let ended = WAITERS.try_borrow_mut().and_then(|mut waiters| {
+        let ended = WAITERS.borrow().and_then(|mut waiters| {
             let (state, waiter) = waiters.end(id)?;
             let undo = match state {
                 State::Answered(_) => std::mem::take(&mut waiter.undo),
@@ -233,7 +235,7 @@ impl Waits for Connections {
     }
 
     fn freed(id: u64) {
-        if let Some(mut waiters) = WAITERS.try_borrow_mut() {
+        if let Some(mut waiters) = WAITERS.borrow() {
             waiters.take_handle(RequestId(id));
             waiters.by_request.remove(&RequestId(id));
         }

@@ -32,7 +32,7 @@ static ITERATION: MainThread<Iteration> = MainThread::new(Iteration {
 
 /// The event loop has made a iteration.
 pub fn on_before_sleep() {
-    if let Some(mut iteration) = ITERATION.try_borrow_mut() {
+    if let Some(mut iteration) = ITERATION.borrow() {
         iteration.unasked = if iteration.messages > UNASKED {
             0
         } else {
@@ -60,7 +60,7 @@ pub fn heartbeat(ctx: Ctx) {
 
 /// Whether it is known that nobody subscribes. Asks the server nothing.
 pub fn known_absent() -> bool {
-    ITERATION.try_borrow_mut().is_some_and(|mut iteration| {
+    ITERATION.borrow().is_some_and(|mut iteration| {
         iteration.messages += u32::from(iteration.nobody);
         iteration.nobody
     })
@@ -71,7 +71,7 @@ pub fn may_exist(ctx: Ctx) -> bool {
     if SEEN.load(Ordering::Relaxed) {
         return true;
     }
-    let Some(mut iteration) = ITERATION.try_borrow_mut() else {
+    let Some(mut iteration) = ITERATION.borrow() else {
         return true;
     };
     iteration.messages += 1;

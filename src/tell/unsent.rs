@@ -29,7 +29,7 @@ lazy_static::lazy_static! {
 
 /// A grant is written to this connection.
 pub fn add(client: ClientId, user: Vec<u8>, undo: Vec<Undo>) {
-    if let Some(mut unsent) = UNSENT.try_borrow_mut() {
+    if let Some(mut unsent) = UNSENT.borrow() {
         match unsent.get_mut(&client) {
             // The connection waited once more in this turn. What was granted last is undone first.
             Some(first) => drop(first.undo.splice(0..0, undo)),
@@ -40,7 +40,7 @@ pub fn add(client: ClientId, user: Vec<u8>, undo: Vec<Undo>) {
 
 /// The event loop has made a turn: what was written has been sent, as far as it could be.
 pub fn on_after_sleep() {
-    if let Some(mut unsent) = UNSENT.try_borrow_mut() {
+    if let Some(mut unsent) = UNSENT.borrow() {
         unsent.clear();
     }
 }
@@ -48,7 +48,7 @@ pub fn on_after_sleep() {
 /// Takes back what was written to a connection that certainly was not sent it.
 pub fn take_back(client: ClientId) {
     let unsent = UNSENT
-        .try_borrow_mut()
+        .borrow()
         .and_then(|mut unsent| unsent.remove(&client));
     if let Some(unsent) = unsent {
         inbox::post(Notice::Undelivered(unsent.undo));
@@ -58,7 +58,7 @@ pub fn take_back(client: ClientId) {
 /// A connection ends. The server is asked here, in the callback: a moment later it knows nothing of the connection any more.
 pub fn on_disconnect(ctx: Ctx, client: ClientId) {
     let user = UNSENT
-        .try_borrow_mut()
+        .borrow()
         .and_then(|unsent| Some(unsent.get(&client)?.user.clone()));
     let Some(user) = user else { return };
     // Without an answer it may have been sent.

@@ -124,3 +124,24 @@ fn a_panic_ends_the_server_where_that_is_configured() {
     let log = server.log();
     assert!(log.contains("so that a replica can take over"), "{log}");
 }
+
+#[test]
+fn a_broken_invariant_is_counted_and_told() {
+    let server = Server::start();
+    let mut c = server.connection();
+    // The mark by which the module sees that somebody works with what it keeps of subscribers.
+    let (at, memory) = place(&server, "::subscribers::ITERATION");
+    let mut mark = [7; 8];
+    memory.read_exact_at(&mut mark, at).expect("the mark");
+    assert_eq!(mark, [0; 8], "nobody does");
+    memory.write_all_at(&[0xff; 8], at).expect("the mark");
+    await_until("a broken invariant is counted", PATIENCE, || {
+        let count: u64 = server.info("dlock").number("dlock_invariants_broken");
+        count > 0
+    });
+    let log = server.log();
+    assert!(log.contains("internal fault: this does not hold"), "{log}");
+    let granted: Vec<u64> = c.ask("DLOCK.ACQUIRE k alice 600000");
+    assert_eq!(granted.len(), 2);
+    memory.write_all_at(&[0; 8], at).expect("the mark");
+}

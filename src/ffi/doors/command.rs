@@ -5,6 +5,7 @@ use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::catch_panic;
 use crate::ffi::text::Str;
 use dlock_commands::table::{Access, Arg, Kind, Spec, COMMANDS};
+use dlock_engine::broken;
 use redis_module::raw::{self, RedisModuleCtx, RedisModuleString};
 use std::ffi::{c_char, c_int, CString};
 use std::ptr;
@@ -89,14 +90,15 @@ unsafe extern "C" fn at<H: Handler, const AT: usize>(
     // SAFETY: the context and the server's arguments, as many as it says, which nobody changes while the command runs.
     let (ctx, argv) = unsafe { (Ctx::of(ctx), Str::all(argv, argc)) };
     catch_panic(|| {
-        if let Some(spec) = COMMANDS.get(AT) {
-            let tells = spec.access == Access::Guard || spec.many_keys();
-            // SAFETY: the context of the command.
-            if tells && unsafe { api!(RedisModule_IsKeysPositionRequest(ctx.raw())) } != 0 {
-                return H::give_keys(ctx, spec, argv);
-            }
-            H::run(ctx, spec, argv);
+        let Some(spec) = COMMANDS.get(AT) else {
+            return broken!("a command has a place in the table");
+        };
+        let tells = spec.access == Access::Guard || spec.many_keys();
+        // SAFETY: the context of the command.
+        if tells && unsafe { api!(RedisModule_IsKeysPositionRequest(ctx.raw())) } != 0 {
+            return H::give_keys(ctx, spec, argv);
         }
+        H::run(ctx, spec, argv);
     });
     OK
 }

@@ -4,6 +4,7 @@ use crate::ffi::api::api;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::catch_panic;
 use crate::ffi::text::Str;
+use dlock_engine::broken;
 use redis_module::raw::{
     self, RedisModuleDigest, RedisModuleIO, RedisModuleKeyOptCtx, RedisModuleString,
 };
@@ -105,7 +106,11 @@ impl From<'_> {
 /// `value` is null, or one of this type that nobody changes or frees for `'a`.
 unsafe fn at<'a, T>(value: *const c_void) -> Option<&'a T> {
     // SAFETY: made by `give` or `load`, and the caller's promise.
-    unsafe { value.cast::<T>().as_ref() }
+    let value = unsafe { value.cast::<T>().as_ref() };
+    if value.is_none() {
+        broken!("a key of the module's type has a value");
+    }
+    value
 }
 
 unsafe extern "C" fn load<T: Stored>(io: *mut RedisModuleIO, version: c_int) -> *mut c_void {
