@@ -13,7 +13,7 @@ use std::num::NonZeroU32;
 
 /// Which command of the family is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
+pub(crate) enum Family {
     /// `DLOCK.ACQUIRE`
     Plain,
     /// `DLOCK.FAIRACQUIRE`
@@ -23,11 +23,11 @@ pub enum Family {
 }
 
 /// The owner that stands for a fresh one.
-pub const FRESH: &[u8] = b"*";
+pub(crate) const FRESH: &[u8] = b"*";
 
 /// Takes a lock: `key owner [lease-ms]` and no options.
 #[inline(never)]
-pub fn run_usual<K: Keyspace>(
+pub(crate) fn run_usual<K: Keyspace>(
     call: &mut Call<K>,
     usual: Usual,
     family: Family,
@@ -44,7 +44,11 @@ pub fn run_usual<K: Keyspace>(
 /// Takes a lock: `key owner [lease-ms] [BLOCK ms] [NOTIFY channel] [HOLDS n] [SHARED | LIMIT n] [SESSION] [AUTO ms]`, in the fair
 /// family also `[CLAIM ms]`.
 #[inline(never)]
-pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given, family: Family) -> Result<Reply, Error> {
+pub(crate) fn run<K: Keyspace>(
+    call: &mut Call<K>,
+    given: &Given,
+    family: Family,
+) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     if owner == FRESH {
         check_fresh(given, family)?;
@@ -83,7 +87,7 @@ fn request<K: Keyspace>(
 
 /// What is asked of the engine. Errors if the caller may not ask for it.
 #[inline(always)]
-pub fn ask<'a, K: Keyspace>(
+pub(crate) fn ask<'a, K: Keyspace>(
     call: &Call<K>,
     given: &Given<'a>,
     owner: &'a [u8],

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 /// Applies an effect: `key [effect]`, by default the usual release. Refused from clients.
 #[inline(never)]
-pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     if !call.caller.is_followed() {
         return Err(Error::Internal);
     }

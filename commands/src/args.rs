@@ -204,14 +204,14 @@ fn wrong(arg: &Arg, policy: &Policy) -> Error {
 fn all_differ(keys: &[&[u8]]) -> bool {
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
-    sorted.windows(2).all(|pair| pair[0] != pair[1])
+    sorted.windows(2).all(|pair| pair.first() != pair.last())
 }
 
 /// A decimal integer as the server itself reads them: no plus, no leading zero, no blanks. No number that a command takes is
 /// negative, so one with a minus is none.
 fn integer(word: &[u8]) -> Option<u64> {
     // Nineteen digits cannot overflow 64 bits, and more are no number that is wanted.
-    if word.is_empty() || word.len() > 19 || (word.len() > 1 && word[0] == b'0') {
+    if word.is_empty() || word.len() > 19 || (word.len() > 1 && word.first() == Some(&b'0')) {
         return None;
     }
     let mut sum = 0_u64;

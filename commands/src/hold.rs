@@ -8,7 +8,7 @@ use dlock_engine::{ClientId, Keyspace, Limit, Millis, TieRequest, Token, SHORTES
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
 #[inline(never)]
-pub fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let limit = given.sharing().unwrap_or(Limit::EXCLUSIVE);
     let hold = call
@@ -20,7 +20,7 @@ pub fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply
 /// How `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
 ///
 /// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
-pub fn tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<TieRequest, Error> {
+pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<TieRequest, Error> {
     if !given.session && given.auto.is_none() {
         return Ok(TieRequest::default());
     }
@@ -35,7 +35,7 @@ pub fn tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<TieRequest, Err
 /// Errors if what is tied to a connection is asked for by a caller that has none, or renewals that no lease may be long enough
 /// for.
 #[cold]
-pub fn check_tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<(), Error> {
+pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<(), Error> {
     if !call.caller.own_connection() {
         let option = if given.session { "SESSION" } else { "AUTO" };
         return Err(Error::NoConnection(option));
@@ -55,7 +55,7 @@ fn no_auto(most: Millis) -> String {
 
 /// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.
 #[inline(never)]
-pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (lease, token) = (call.lease(given.lease), given.token.map(Token));
     let tie = tie(call, given)?;
@@ -68,7 +68,7 @@ pub fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Er
 
 /// The same without options.
 #[inline(never)]
-pub fn renew_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
+pub(crate) fn renew_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
     let (name, lease) = (call.name(usual.key), call.lease(usual.lease));
     let (whose, tie) = ((usual.owner, None), TieRequest::default());
     let left = call
@@ -79,7 +79,7 @@ pub fn renew_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Repl
 
 /// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
 #[inline(never)]
-pub fn release<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let leave = given.holds.map(|holds| holds as u32);
     let left = call.engine.release(
@@ -94,7 +94,7 @@ pub fn release<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, 
 
 /// The same without options: one hold.
 #[inline(never)]
-pub fn release_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
+pub(crate) fn release_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
     let name = call.name(usual.key);
     let left = call
         .engine
@@ -104,7 +104,7 @@ pub fn release_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Re
 
 /// Ends holds by force: `key [owner]`.
 #[inline(never)]
-pub fn force<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn force<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let name = call.name(given.key());
     let ended = call.engine.force(call.keys, call.now, name, given.owner)?;
     Ok(Reply::Integer(ended as u64))

@@ -10,7 +10,7 @@ const SHOWN: u64 = 100;
 
 /// An owner's hold: `key owner`; that whose lease ends last, and whose it is: `key`.
 #[inline(never)]
-pub fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let (name, now) = (call.name(given.key()), call.now);
     let (engine, lock) = call.lock(name)?;
     let hold = match given.owner {
@@ -33,13 +33,13 @@ pub fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Err
 
 /// Whether a token still holds: `key token`.
 #[inline(never)]
-pub fn check<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn check<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     live(call, given).map(|()| Reply::Ok)
 }
 
 /// Whether a token still holds, so that a command may run: `key token command [arg ...]`.
 #[inline(never)]
-pub fn guard<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn guard<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     live(call, given).map(|()| Reply::Run)
 }
 
@@ -53,7 +53,7 @@ fn live<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<(), Error> {
 
 /// What there is to see of a lock: `key [COUNT n]`.
 #[inline(never)]
-pub fn info<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn info<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     let name = call.name(given.key());
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     let (now, caller) = (call.now, call.caller);
@@ -142,7 +142,7 @@ fn connection(client: u64, caller: &dyn Caller) -> (u64, Vec<(&'static str, Repl
 
 /// The commands: a line for what each takes, and one for what it does.
 #[inline(never)]
-pub fn help() -> Reply {
+pub(crate) fn help() -> Reply {
     let lines = COMMANDS.iter().filter(|spec| !spec.internal());
     Reply::Array(
         lines

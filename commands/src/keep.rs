@@ -13,7 +13,7 @@ use dlock_engine::{ClientId, Keyspace, LostTie};
 ///
 /// Errors if the caller has no connection of its own.
 #[inline(never)]
-pub fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
     if !call.caller.own_connection() {
         return Err(Error::NoConnection("DLOCK.KEEP"));
     }

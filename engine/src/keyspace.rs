@@ -60,7 +60,7 @@ pub trait Keyspace {
 }
 
 /// Whether there is a lock at this key. There may be many to ask for: none is left open.
-pub fn exists(keys: &mut impl Keyspace, name: NameRef) -> bool {
+pub(crate) fn exists(keys: &mut impl Keyspace, name: NameRef) -> bool {
     let mut exists = false;
     keys.inspect(name, &mut |_| exists = true);
     exists

@@ -232,6 +232,6 @@ impl Ledger {
 
 /// The error for a hold count that cannot be raised.
 #[cold]
-pub fn overflow() -> Refusal {
+pub(crate) fn overflow() -> Refusal {
     Refusal::Overflow
 }

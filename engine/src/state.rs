@@ -55,7 +55,7 @@ pub struct Engine {
 
 /// What a settlement has made possible elsewhere, in the order in which it is looked at.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Next {
+pub(crate) enum Next {
     /// A place in this lock's queue has gone with one elsewhere.
     Lock(LockId),
     /// A request for many locks may be grantable: it heads a queue. They are looked at as they came.
@@ -64,7 +64,7 @@ pub enum Next {
 
 /// How far a look is.
 #[derive(Debug, Default, Clone, Copy)]
-pub enum Round {
+pub(crate) enum Round {
     /// At its end.
     #[default]
     Over,

@@ -257,7 +257,7 @@ impl Ledger {
 
 /// When a hold is renewed next: when a quarter to a third of its lease has passed, so that holds which were taken together are
 /// not renewed together for ever.
-pub fn next_renewal(token: Token, lease: Millis, now: Now) -> SteadyMs {
+pub(crate) fn next_renewal(token: Token, lease: Millis, now: Now) -> SteadyMs {
     // Tokens of one moment follow each other: the low bits spread best.
     let early = token.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let third = lease / 3 - early % (lease / 12 + 1);

@@ -14,13 +14,13 @@ use std::ffi::{c_int, c_void, CStr};
 const ENCODING: i32 = 1;
 
 /// What TYPE says of a lock.
-pub const NAME: &str = "dlock-obj";
+pub(crate) const NAME: &str = "dlock-obj";
 
 /// The type of a lock's value.
-pub static LOCK_TYPE: RedisType = RedisType::new(NAME, ENCODING, methods::<Lock>());
+pub(crate) static LOCK_TYPE: RedisType = RedisType::new(NAME, ENCODING, methods::<Lock>());
 
 /// The type as the server knows it.
-pub fn lock_type() -> *mut raw::RedisModuleType {
+pub(crate) fn lock_type() -> *mut raw::RedisModuleType {
     *LOCK_TYPE.raw_type.borrow()
 }
 
@@ -28,7 +28,7 @@ pub fn lock_type() -> *mut raw::RedisModuleType {
 const FIRST_PLACE: u64 = 1 << 40;
 
 /// Makes a lock the server's: a value that it will free.
-pub fn give(lock: Box<Lock>) -> *mut c_void {
+pub(crate) fn give(lock: Box<Lock>) -> *mut c_void {
     census::created(0);
     doors_type::give(lock)
 }

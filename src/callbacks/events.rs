@@ -15,13 +15,13 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Subscribes to everything that concerns locks, but for what `subscribe_generic` adds.
-pub fn subscribe(ctx: Ctx) -> Result<(), &'static str> {
+pub(crate) fn subscribe(ctx: Ctx) -> Result<(), &'static str> {
     server_events::subscribe::<Notes>(ctx)
 }
 
 /// Subscribes to what happens to keys, where that is safe; else it is found by the look once a second. To be called when the
 /// module's commands can be run. `own` is a context of the module's own. Returns true if they are heard.
-pub fn subscribe_generic(
+pub(crate) fn subscribe_generic(
     ctx: Ctx,
     own: Ctx<'static>,
     databases: u32,
@@ -42,7 +42,7 @@ static DISCONNECTS_SUBSCRIBED: AtomicBool = AtomicBool::new(false);
 
 /// Has the server tell of connections that end, from the first one on that waits or to which something is tied: the server
 /// asks for the address of each connection that it tells of, which those who use none of this need not pay for.
-pub fn subscribe_disconnects(ctx: Ctx) {
+pub(crate) fn subscribe_disconnects(ctx: Ctx) {
     if DISCONNECTS_SUBSCRIBED.swap(true, Ordering::Relaxed) {
         return;
     }

@@ -5,7 +5,7 @@ use dlock_engine::{Lock, Name, Token, WallMs};
 use std::sync::OnceLock;
 
 /// The questions.
-pub struct Hooks {
+pub(crate) struct Hooks {
     /// Returns which holds of a lock end by what its key was given from outside.
     pub cut: Cut,
     /// Returns true if a lock that a user brings is within the caps of this server.
@@ -17,22 +17,22 @@ pub struct Hooks {
 static HOOKS: OnceLock<Hooks> = OnceLock::new();
 
 /// Takes the answers.
-pub fn init(hooks: Hooks) {
+pub(crate) fn init(hooks: Hooks) {
     // A second load brings the same.
     let _ = HOOKS.set(hooks);
 }
 
 /// See [`Hooks::cut`].
-pub fn cut(name: &Name, holds: &[(Token, WallMs)]) -> Option<Vec<Token>> {
+pub(crate) fn cut(name: &Name, holds: &[(Token, WallMs)]) -> Option<Vec<Token>> {
     HOOKS.get().and_then(|hooks| (hooks.cut)(name, holds))
 }
 
 /// See [`Hooks::has_room_for`].
-pub fn has_room_for(lock: &Lock) -> bool {
+pub(crate) fn has_room_for(lock: &Lock) -> bool {
     HOOKS.get().is_some_and(|hooks| (hooks.has_room_for)(lock))
 }
 
 /// See [`Hooks::databases_and_holds`].
-pub fn databases_and_holds() -> Option<(u32, i64)> {
+pub(crate) fn databases_and_holds() -> Option<(u32, i64)> {
     HOOKS.get().and_then(|hooks| (hooks.databases_and_holds)())
 }

@@ -1,6 +1,6 @@
 //! What the server calls. A callback changes no lock: it notes what has happened, and returns.
 
-pub mod data_type;
-pub mod events;
-pub mod hooks;
-pub mod remains;
+pub(crate) mod data_type;
+pub(crate) mod events;
+pub(crate) mod hooks;
+pub(crate) mod remains;

@@ -33,12 +33,12 @@ macro_rules! hot_functions {
         /// level cache holds; a call of a pointer that is there for certain takes a third of one that has to be checked
         /// first. Filled in before anything of the module's is called; until then each of them ends the process.
         #[allow(non_snake_case)]
-        pub struct Hot {
-            $(pub $name: unsafe extern "C" fn($($arg),*) -> $answer,)*
+        pub(crate) struct Hot {
+            $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $answer,)*
         }
 
         /// The one table. Written once, by [`complete`], in the thread that the server calls its modules from.
-        pub static mut HOT: Hot = Hot {
+        pub(crate) static mut HOT: Hot = Hot {
             $($name: {
                 unsafe extern "C" fn absent($(_: $arg),*) -> $answer {
                     missing(stringify!($name))
@@ -78,15 +78,15 @@ hot_functions! {
 
 /// A function that was seen at load is gone: cannot happen, and if it does the callback answers it.
 #[cold]
-pub fn missing(name: &str) -> ! {
+pub(crate) fn missing(name: &str) -> ! {
     panic!("the server has no {name}")
 }
 
 /// The server's word for success.
-pub const OK: c_int = raw::REDISMODULE_OK as c_int;
+pub(crate) const OK: c_int = raw::REDISMODULE_OK as c_int;
 
 /// Errors with the name of what this server lacks and the module cannot do without. To be called at load, before anything else here.
-pub fn complete() -> Result<(), &'static str> {
+pub(crate) fn complete() -> Result<(), &'static str> {
     macro_rules! need {
         ($($name:ident)*) => {
             $(

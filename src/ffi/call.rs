@@ -9,32 +9,42 @@ use std::marker::PhantomData;
 
 /// By which rules a command is run. Each is a format of the server's that ends with `v`: the arguments and their number.
 #[derive(Clone, Copy)]
-pub struct Rules(&'static CStr);
+pub(crate) struct Rules(&'static CStr);
 
 impl Rules {
     /// None.
-    pub const NONE: Rules = Rules(c"v");
+    pub(crate) const NONE: Rules = Rules(c"v");
     /// `E` gives refusals as replies.
-    pub const REFUSALS: Rules = Rules(c"Ev");
+    pub(crate) const REFUSALS: Rules = Rules(c"Ev");
     /// `S`: those that scripts are held to.
-    pub const SCRIPT: Rules = Rules(c"SEv");
+    pub(crate) const SCRIPT: Rules = Rules(c"SEv");
     /// `!` replicates the call as it would be by itself, `C` runs it as the caller, `M` refuses it when memory is out, `0` answers
     /// in the caller's protocol.
-    pub const AS_CALLER: Rules = Rules(c"!CSME0v");
+    pub(crate) const AS_CALLER: Rules = Rules(c"!CSME0v");
     /// `K` lets it be blocked: then the reply is a promise, which may be freed at any time.
-    pub const MAY_BLOCK: Rules = Rules(c"Kv");
+    pub(crate) const MAY_BLOCK: Rules = Rules(c"Kv");
 }
 
 impl<'event> Ctx<'event> {
     /// Has the server run a command of these words; none if it has no such command, or lets nobody run it here.
-    pub fn call(self, command: &CStr, rules: Rules, words: &[&[u8]]) -> Option<Answer<'event>> {
+    pub(crate) fn call(
+        self,
+        command: &CStr,
+        rules: Rules,
+        words: &[&[u8]],
+    ) -> Option<Answer<'event>> {
         let words: Vec<Text> = words.iter().map(|word| Text::new(word)).collect();
         let words: Vec<Str> = words.iter().map(Text::as_str).collect();
         self.call_strs(command, rules, &words)
     }
 
     /// The same with strings of the server's.
-    pub fn call_strs(self, command: &CStr, rules: Rules, words: &[Str]) -> Option<Answer<'event>> {
+    pub(crate) fn call_strs(
+        self,
+        command: &CStr,
+        rules: Rules,
+        words: &[Str],
+    ) -> Option<Answer<'event>> {
         // SAFETY: a live context; the format takes the arguments, which the server does not change, and their number.
         let reply = unsafe {
             api!(RedisModule_Call(
@@ -49,23 +59,23 @@ impl<'event> Ctx<'event> {
     }
 
     /// Passes a reply on as it is. Returns true if the server has written it.
-    pub fn pass_on(self, answer: &Answer) -> bool {
+    pub(crate) fn pass_on(self, answer: &Answer) -> bool {
         // SAFETY: a live context and a live reply.
         unsafe { api!(RedisModule_ReplyWithCallReply(self.raw(), answer.0)) == super::api::OK }
     }
 }
 
 /// A reply, freed on drop.
-pub struct Answer<'event>(*mut RedisModuleCallReply, PhantomData<Ctx<'event>>);
+pub(crate) struct Answer<'event>(*mut RedisModuleCallReply, PhantomData<Ctx<'event>>);
 
 impl Answer<'_> {
     /// What it says.
-    pub fn value(&self) -> Value<'_> {
+    pub(crate) fn value(&self) -> Value<'_> {
         Value(self.0, PhantomData)
     }
 
     /// Returns true if it has a text to be passed on.
-    pub fn has_text(&self) -> bool {
+    pub(crate) fn has_text(&self) -> bool {
         let mut len = 0;
         // SAFETY: a live reply.
         unsafe { api!(RedisModule_CallReplyProto(self.0, &mut len)) };
@@ -82,7 +92,7 @@ impl Drop for Answer<'_> {
 
 /// A reply, or an element of one. One that is not there is null, and everything about it is nothing.
 #[derive(Clone, Copy)]
-pub struct Value<'a>(*mut RedisModuleCallReply, PhantomData<&'a Answer<'a>>);
+pub(crate) struct Value<'a>(*mut RedisModuleCallReply, PhantomData<&'a Answer<'a>>);
 
 impl<'a> Value<'a> {
     fn kind(self) -> c_int {
@@ -94,22 +104,22 @@ impl<'a> Value<'a> {
     }
 
     /// Returns true if it is not there.
-    pub fn is_missing(self) -> bool {
+    pub(crate) fn is_missing(self) -> bool {
         self.0.is_null()
     }
 
     /// Returns true if it is an error.
-    pub fn is_error(self) -> bool {
+    pub(crate) fn is_error(self) -> bool {
         self.kind() == raw::REDISMODULE_REPLY_ERROR as c_int
     }
 
     /// Returns true if it is an array.
-    pub fn is_array(self) -> bool {
+    pub(crate) fn is_array(self) -> bool {
         self.kind() == raw::REDISMODULE_REPLY_ARRAY as c_int
     }
 
     /// The number, 0 if it is none.
-    pub fn integer(self) -> i64 {
+    pub(crate) fn integer(self) -> i64 {
         match self.kind() == raw::REDISMODULE_REPLY_INTEGER as c_int {
             // SAFETY: a live reply, of this type.
             true => unsafe { api!(RedisModule_CallReplyInteger(self.0)) },
@@ -118,7 +128,7 @@ impl<'a> Value<'a> {
     }
 
     /// How many elements it has, or bytes.
-    pub fn len(self) -> usize {
+    pub(crate) fn len(self) -> usize {
         match self.0.is_null() {
             true => 0,
             // SAFETY: a live reply; the server answers 0 for one of another type.
@@ -127,7 +137,7 @@ impl<'a> Value<'a> {
     }
 
     /// An element of an array, or of a set, which RESP3 may make of it.
-    pub fn element(self, at: usize) -> Value<'a> {
+    pub(crate) fn element(self, at: usize) -> Value<'a> {
         let kind = self.kind();
         // SAFETY: a live reply, of the type that each call is for; it owns its elements.
         let element = unsafe {
@@ -143,7 +153,7 @@ impl<'a> Value<'a> {
     }
 
     /// The bytes of a string or an error; none if it is neither.
-    pub fn bytes(self) -> Option<&'a [u8]> {
+    pub(crate) fn bytes(self) -> Option<&'a [u8]> {
         if self.0.is_null() {
             return None;
         }
@@ -156,7 +166,7 @@ impl<'a> Value<'a> {
     }
 
     /// The same, as text.
-    pub fn text(self) -> Option<String> {
+    pub(crate) fn text(self) -> Option<String> {
         let bytes = self.bytes()?;
         Some(String::from_utf8_lossy(bytes).into_owned())
     }

@@ -4,7 +4,7 @@ use dlock_engine::broken;
 use std::cell::{RefCell, RefMut};
 
 /// A value that only the server's main thread touches.
-pub struct MainThread<T>(RefCell<T>);
+pub(crate) struct MainThread<T>(RefCell<T>);
 
 // SAFETY: the server calls its modules from its main thread only, but for the freeing of values (`data_type::free`), which
 // touches no `MainThread`.
@@ -14,12 +14,12 @@ unsafe impl<T> Send for MainThread<T> {}
 
 impl<T> MainThread<T> {
     /// Wraps a value.
-    pub const fn new(value: T) -> Self {
+    pub(crate) const fn new(value: T) -> Self {
         MainThread(RefCell::new(value))
     }
 
     /// Borrows a value of which no borrow is held across a call of the server: so it is free. None if it is not, which is heard.
-    pub fn borrow(&self) -> Option<RefMut<'_, T>> {
+    pub(crate) fn borrow(&self) -> Option<RefMut<'_, T>> {
         let value = self.try_borrow_mut();
         if value.is_none() {
             broken!("what no call of the server is made with is not borrowed");
@@ -29,7 +29,7 @@ impl<T> MainThread<T> {
 
     /// Borrows the value, unless it is borrowed already: then a callback has come while a caller further up the stack works
     /// with it, and must leave its message elsewhere.
-    pub fn try_borrow_mut(&self) -> Option<RefMut<'_, T>> {
+    pub(crate) fn try_borrow_mut(&self) -> Option<RefMut<'_, T>> {
         self.0.try_borrow_mut().ok()
     }
 }

@@ -11,7 +11,7 @@ use std::marker::PhantomData;
 /// comes in (`ffi::doors`), and handed on from there; so whoever has one may use it. It stays in the main thread.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct Ctx<'event>(
+pub(crate) struct Ctx<'event>(
     *mut raw::RedisModuleCtx,
     PhantomData<&'event raw::RedisModuleCtx>,
 );
@@ -27,7 +27,7 @@ impl<'event> Ctx<'event> {
     ///
     /// # Safety
     /// It must not be used.
-    pub unsafe fn none() -> Ctx<'static> {
+    pub(crate) unsafe fn none() -> Ctx<'static> {
         Ctx(std::ptr::null_mut(), PhantomData)
     }
 
@@ -35,22 +35,22 @@ impl<'event> Ctx<'event> {
     ///
     /// # Safety
     /// It must not be used after the event.
-    pub unsafe fn outlive(self) -> Ctx<'static> {
+    pub(crate) unsafe fn outlive(self) -> Ctx<'static> {
         Ctx(self.0, PhantomData)
     }
 
     /// The context of the load.
-    pub fn of_load(context: &'event Context) -> Ctx<'event> {
+    pub(crate) fn of_load(context: &'event Context) -> Ctx<'event> {
         Ctx(context.ctx.cast(), PhantomData)
     }
 
     /// The pointer, for calls.
-    pub fn raw(self) -> *mut raw::RedisModuleCtx {
+    pub(crate) fn raw(self) -> *mut raw::RedisModuleCtx {
         self.0
     }
 
     /// A context of the module's own, which lives as long as the module does.
-    pub fn detached(self) -> Ctx<'static> {
+    pub(crate) fn detached(self) -> Ctx<'static> {
         // SAFETY: a live context. What the call gives is never freed.
         Ctx(
             unsafe { api!(RedisModule_GetDetachedThreadSafeContext(self.0)) },
@@ -59,44 +59,44 @@ impl<'event> Ctx<'event> {
     }
 
     /// What the server says of itself and of the caller (`REDISMODULE_CTX_FLAGS_*`).
-    pub fn flags(self) -> u32 {
+    pub(crate) fn flags(self) -> u32 {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_GetContextFlags(self.0)) as u32 }
     }
 
     /// Returns true if a script calls.
-    pub fn in_script(self) -> bool {
+    pub(crate) fn in_script(self) -> bool {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_LUA != 0
     }
 
     /// The client id of the context's connection.
     #[inline]
-    pub fn client(self) -> u64 {
+    pub(crate) fn client(self) -> u64 {
         // SAFETY: a live context.
         unsafe { hot!(RedisModule_GetClientId(self.0)) }
     }
 
     /// The database that the context works in.
     #[inline]
-    pub fn selected(self) -> u32 {
+    pub(crate) fn selected(self) -> u32 {
         // SAFETY: a live context.
         unsafe { hot!(RedisModule_GetSelectedDb(self.0)) as u32 }
     }
 
     /// Makes the context work in a database.
-    pub fn select(self, db: u32) {
+    pub(crate) fn select(self, db: u32) {
         // SAFETY: a live context; a database out of range is refused by the server.
         unsafe { api!(RedisModule_SelectDb(self.0, db as c_int)) };
     }
 
     /// How many keys the selected database has.
-    pub fn db_size(self) -> u64 {
+    pub(crate) fn db_size(self) -> u64 {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_DbSize(self.0)) }
     }
 
     /// Returns true if a value of this module type is at the key.
-    pub fn has_type(self, key: Str, of: *mut raw::RedisModuleType) -> bool {
+    pub(crate) fn has_type(self, key: Str, of: *mut raw::RedisModuleType) -> bool {
         // SAFETY: opened for reading, looked at, closed.
         unsafe {
             let read = raw::REDISMODULE_READ as c_int;
@@ -111,19 +111,19 @@ impl<'event> Ctx<'event> {
     }
 
     /// What the server answers to a question of two words, if that is one text.
-    pub fn ask(self, command: &CStr, word: &[u8]) -> Option<String> {
+    pub(crate) fn ask(self, command: &CStr, word: &[u8]) -> Option<String> {
         self.call(command, Rules::NONE, &[word])?.value().text()
     }
 
     /// What a setting of the server is at; none if it does not have it.
-    pub fn setting(self, setting: &CStr) -> Option<String> {
+    pub(crate) fn setting(self, setting: &CStr) -> Option<String> {
         let words: [&[u8]; 2] = [b"GET", setting.to_bytes()];
         let answer = self.call(c"CONFIG", Rules::NONE, &words)?;
         answer.value().element(1).text()
     }
 
     /// What CLIENT LIST says of a connection.
-    pub fn client_line(self, client: u64) -> Option<String> {
+    pub(crate) fn client_line(self, client: u64) -> Option<String> {
         let id = client.to_string();
         let words: [&[u8]; 3] = [b"LIST", b"ID", id.as_bytes()];
         let line = self.call(c"CLIENT", Rules::NONE, &words)?.value().text()?;
@@ -131,7 +131,7 @@ impl<'event> Ctx<'event> {
     }
 
     /// One field of a section of INFO, as text; none if the server does not have it.
-    pub fn server_info(self, section: &CStr, field: &CStr) -> Option<String> {
+    pub(crate) fn server_info(self, section: &CStr, field: &CStr) -> Option<String> {
         // SAFETY: the data is freed below, after the field has been copied out of it.
         unsafe {
             let data = api!(RedisModule_GetServerInfo(self.0, section.as_ptr()));
@@ -160,20 +160,20 @@ impl<'event> Ctx<'event> {
     }
 
     /// The name of the calling user.
-    pub fn user(self) -> Vec<u8> {
+    pub(crate) fn user(self) -> Vec<u8> {
         // SAFETY: a live context; the string is the caller's.
         let name = unsafe { self.taken(api!(RedisModule_GetCurrentUserName(self.0))) };
         name.unwrap_or_default()
     }
 
     /// The name that a connection has given itself.
-    pub fn client_name(self, client: u64) -> Option<Vec<u8>> {
+    pub(crate) fn client_name(self, client: u64) -> Option<Vec<u8>> {
         // SAFETY: as above.
         unsafe { self.taken(api!(RedisModule_GetClientNameById(self.0, client))) }
     }
 
     /// Tells subscribers something; `shard` for the sharded kind.
-    pub fn publish(self, channel: &[u8], message: &[u8], shard: bool) {
+    pub(crate) fn publish(self, channel: &[u8], message: &[u8], shard: bool) {
         let (channel, message) = (Text::new(channel), Text::new(message));
         let (channel, message) = (channel.as_str().raw(), message.as_str().raw());
         // SAFETY: the server keeps its own references to the strings where it needs them.
@@ -187,12 +187,12 @@ impl<'event> Ctx<'event> {
     }
 
     /// Raises a keyspace event of the module class.
-    pub fn notify(self, event: &CStr, key: Str) {
+    pub(crate) fn notify(self, event: &CStr, key: Str) {
         self.raise(raw::REDISMODULE_NOTIFY_MODULE as c_int, event, key);
     }
 
     /// Raises a keyspace event of any class.
-    pub fn raise(self, class: c_int, event: &CStr, key: Str) {
+    pub(crate) fn raise(self, class: c_int, event: &CStr, key: Str) {
         // SAFETY: a live context and string; the event's name is copied.
         unsafe {
             api!(RedisModule_NotifyKeyspaceEvent(
@@ -205,7 +205,7 @@ impl<'event> Ctx<'event> {
     }
 
     /// Propagates a command with a key, and with more bytes where there are any.
-    pub fn replicate(self, command: &CStr, key: Str, bytes: Option<&[u8]>) {
+    pub(crate) fn replicate(self, command: &CStr, key: Str, bytes: Option<&[u8]>) {
         let words = if bytes.is_some() { c"sb" } else { c"s" };
         let bytes = bytes.unwrap_or_default();
         // SAFETY: the key and the bytes are copied or counted by the server, and of what it is given it takes as many as there
@@ -223,19 +223,19 @@ impl<'event> Ctx<'event> {
     }
 
     /// Propagates the command that runs, as it came.
-    pub fn replicate_verbatim(self) {
+    pub(crate) fn replicate_verbatim(self) {
         // SAFETY: a live context.
         unsafe { hot!(RedisModule_ReplicateVerbatim(self.0)) };
     }
 
     /// Integer reply.
-    pub fn reply_integer(self, value: u64) {
+    pub(crate) fn reply_integer(self, value: u64) {
         // SAFETY: a live context; where no reply is owed the server drops it.
         unsafe { hot!(RedisModule_ReplyWithLongLong(self.0, value as c_longlong)) };
     }
 
     /// Bulk reply.
-    pub fn reply_bulk(self, value: &[u8]) {
+    pub(crate) fn reply_bulk(self, value: &[u8]) {
         // SAFETY: as above; the bytes are copied.
         unsafe {
             api!(RedisModule_ReplyWithStringBuffer(
@@ -247,37 +247,37 @@ impl<'event> Ctx<'event> {
     }
 
     /// The head of an array; as many replies follow.
-    pub fn reply_array(self, len: usize) {
+    pub(crate) fn reply_array(self, len: usize) {
         // SAFETY: as above.
         unsafe { hot!(RedisModule_ReplyWithArray(self.0, len as c_long)) };
     }
 
     /// The head of a map; twice as many replies follow.
-    pub fn reply_map(self, len: usize) {
+    pub(crate) fn reply_map(self, len: usize) {
         // SAFETY: as above.
         unsafe { api!(RedisModule_ReplyWithMap(self.0, len as c_long)) };
     }
 
     /// Null reply.
-    pub fn reply_null(self) {
+    pub(crate) fn reply_null(self) {
         // SAFETY: as above.
         unsafe { api!(RedisModule_ReplyWithNull(self.0)) };
     }
 
     /// Null array reply.
-    pub fn reply_null_array(self) {
+    pub(crate) fn reply_null_array(self) {
         // SAFETY: as above.
         unsafe { api!(RedisModule_ReplyWithNullArray(self.0)) };
     }
 
     /// Simple reply, a constant.
-    pub fn reply_simple(self, text: &CStr) {
+    pub(crate) fn reply_simple(self, text: &CStr) {
         // SAFETY: as above; the text is copied.
         unsafe { api!(RedisModule_ReplyWithSimpleString(self.0, text.as_ptr())) };
     }
 
     /// Error reply. The text begins with its code.
-    pub fn reply_error(self, text: &str) {
+    pub(crate) fn reply_error(self, text: &str) {
         // Error texts are the module's own, with client bytes escaped; a NUL or line break would still break the protocol.
         let clean: String = text
             .chars()
@@ -289,19 +289,19 @@ impl<'event> Ctx<'event> {
     }
 
     /// Takes what the configuration file and the load say of the settings that are registered. Returns true if all is well.
-    pub fn load_configs(self) -> bool {
+    pub(crate) fn load_configs(self) -> bool {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_LoadConfigs(self.0)) == OK }
     }
 
     /// Tells the server what the module can do (`REDISMODULE_OPTIONS_*`).
-    pub fn set_options(self, options: c_int) {
+    pub(crate) fn set_options(self, options: c_int) {
         // SAFETY: a live context.
         unsafe { api!(RedisModule_SetModuleOptions(self.0, options)) };
     }
 
     /// The keys of a command, where they stand and what it does to them; none if it has none.
-    pub fn keys_of(self, argv: &[Str]) -> Vec<(c_int, c_int)> {
+    pub(crate) fn keys_of(self, argv: &[Str]) -> Vec<(c_int, c_int)> {
         let (mut count, mut flags) = (0, std::ptr::null_mut());
         // SAFETY: the server does not change the arguments; the lists are as long as it says, and freed.
         unsafe {
@@ -324,7 +324,7 @@ impl<'event> Ctx<'event> {
     }
 
     /// Hands out one key of the command whose keys the server asks for.
-    pub fn give_key(self, at: c_int, flags: c_int) {
+    pub(crate) fn give_key(self, at: c_int, flags: c_int) {
         // SAFETY: a live context; where no keys are asked for the server does nothing.
         unsafe { api!(RedisModule_KeyAtPosWithFlags(self.0, at, flags)) };
     }

@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 static CONTEXT: AtomicPtr<RedisModuleCtx> = AtomicPtr::new(ptr::null_mut());
 
 /// Takes the context to log in.
-pub fn init(own: Ctx<'static>) {
+pub(crate) fn init(own: Ctx<'static>) {
     CONTEXT.store(own.raw(), Ordering::Relaxed);
 }
 
 /// Logs in this context during the load, and from then on in what `init` was given, if the load has come that far.
-pub fn during_load<T>(ctx: Ctx, load: impl FnOnce() -> T) -> T {
+pub(crate) fn during_load<T>(ctx: Ctx, load: impl FnOnce() -> T) -> T {
     CONTEXT.store(ctx.raw(), Ordering::Relaxed);
     let loaded = load();
     // The context ends with the load.
@@ -31,24 +31,24 @@ pub fn during_load<T>(ctx: Ctx, load: impl FnOnce() -> T) -> T {
 }
 
 /// Something the operator should act on.
-pub fn warning(text: &str) {
+pub(crate) fn warning(text: &str) {
     write(c"warning", text);
 }
 
 /// Something the operator may want to know.
-pub fn notice(text: &str) {
+pub(crate) fn notice(text: &str) {
     write(c"notice", text);
 }
 
 /// Has panics written to the log: where the server runs as a daemon, nobody sees its standard error.
-pub fn panics() {
+pub(crate) fn panics() {
     std::panic::set_hook(Box::new(|panic| {
         warning(&format!("internal fault: {panic}"))
     }));
 }
 
 /// Something that the module takes for granted is not so.
-pub fn broken_invariant(expected: &str) {
+pub(crate) fn broken_invariant(expected: &str) {
     warning(&format!("internal fault: this does not hold: {expected}"));
 }
 

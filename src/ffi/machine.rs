@@ -5,7 +5,7 @@ use std::ffi::{c_void, CStr};
 use std::time::Duration;
 
 /// The processor's time-stamp counter; none where it is not known how fast it runs.
-pub fn tsc() -> Option<u64> {
+pub(crate) fn tsc() -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: reads a register that every processor of this architecture has.
     return Some(unsafe { std::arch::x86_64::_rdtsc() });
@@ -14,7 +14,7 @@ pub fn tsc() -> Option<u64> {
 }
 
 /// How much processor time this thread has used.
-pub fn thread_time() -> Option<Duration> {
+pub(crate) fn thread_time() -> Option<Duration> {
     let mut now = timespec {
         tv_sec: 0,
         tv_nsec: 0,
@@ -25,7 +25,7 @@ pub fn thread_time() -> Option<Duration> {
 }
 
 /// The file that the server has loaded the module from.
-pub fn own_path() -> Option<&'static CStr> {
+pub(crate) fn own_path() -> Option<&'static CStr> {
     // SAFETY: all-zero is a value of this structure. The function fills it in for an address within this library, whose name
     // stays as long as the library does.
     unsafe {

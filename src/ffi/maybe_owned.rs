@@ -10,7 +10,7 @@ use std::ptr::NonNull;
 ///
 /// There is no reference to the owner's value but for the length of a borrow of this, and it is never freed by this.
 #[derive(Debug)]
-pub struct MaybeOwned<T>(Place<T>);
+pub(crate) struct MaybeOwned<T>(Place<T>);
 
 #[derive(Debug)]
 enum Place<T> {
@@ -23,12 +23,12 @@ impl<T> MaybeOwned<T> {
     ///
     /// # Safety
     /// Until this is dropped the value stays where it is, and nobody else touches it.
-    pub unsafe fn borrowed(value: NonNull<T>) -> MaybeOwned<T> {
+    pub(crate) unsafe fn borrowed(value: NonNull<T>) -> MaybeOwned<T> {
         MaybeOwned(Place::Elsewhere(value))
     }
 
     /// The value if it is one's own; from here on the other is its owner's again.
-    pub fn into_owned(self) -> Option<Box<T>> {
+    pub(crate) fn into_owned(self) -> Option<Box<T>> {
         match self.0 {
             Place::Elsewhere(_) => None,
             Place::Here(value) => Some(value),

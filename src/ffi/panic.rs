@@ -11,12 +11,12 @@ static POISONED: AtomicBool = AtomicBool::new(false);
 static ABORTS: AtomicBool = AtomicBool::new(false);
 
 /// Has the process end with the first panic from now on, or not.
-pub fn set_aborts(aborts: bool) {
+pub(crate) fn set_aborts(aborts: bool) {
     ABORTS.store(aborts, Ordering::Relaxed);
 }
 
 /// Returns true if the process ends with the first panic.
-pub fn aborts() -> bool {
+pub(crate) fn aborts() -> bool {
     ABORTS.load(Ordering::Relaxed)
 }
 
@@ -24,7 +24,7 @@ pub fn aborts() -> bool {
 /// nothing is decided any more; the log says so, and every command.
 ///
 /// Returns what the work returns, or the default after a panic.
-pub fn catch_panic<T: Default>(work: impl FnOnce() -> T) -> T {
+pub(crate) fn catch_panic<T: Default>(work: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(answer) => answer,
         Err(_) => poison(),
@@ -44,6 +44,6 @@ fn poison<T: Default>() -> T {
 }
 
 /// Returns true once a panic has happened.
-pub fn poisoned() -> bool {
+pub(crate) fn poisoned() -> bool {
     POISONED.load(Ordering::Relaxed)
 }

@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static PROBING: AtomicBool = AtomicBool::new(false);
 
 /// Returns true if a call of the effect command is the module's own question.
-pub fn probing() -> bool {
+pub(crate) fn probing() -> bool {
     PROBING.load(Ordering::Relaxed)
 }
 
 /// What the server says to a write of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Passage {
+pub(crate) enum Passage {
     /// It would be done.
     Open,
     /// The key belongs to another node, as far as the server knows that nobody has said ASKING. All else is in order.
@@ -24,12 +24,12 @@ pub enum Passage {
 }
 
 /// What the server says to a write of this key, under the rules that scripts are held to.
-pub fn write_of(ctx: Ctx, key: &[u8]) -> Passage {
+pub(crate) fn write_of(ctx: Ctx, key: &[u8]) -> Passage {
     run(ctx, key, Rules::SCRIPT)
 }
 
 /// Has the server run a command that does nothing, under no rules.
-pub fn pass_through(ctx: Ctx) {
+pub(crate) fn pass_through(ctx: Ctx) {
     run(ctx, b"dlock", Rules::NONE);
 }
 

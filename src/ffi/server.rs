@@ -7,13 +7,13 @@ use std::ptr;
 use std::time::Duration;
 
 /// Returns true if anything that would reach replicas must wait: the server is paused, fails over or shuts down.
-pub fn must_hold_back() -> bool {
+pub(crate) fn must_hold_back() -> bool {
     // SAFETY: takes nothing.
     unsafe { api!(RedisModule_AvoidReplicaTraffic()) != 0 }
 }
 
 /// Tells the server's latency monitor.
-pub fn add_latency_sample(event: &CStr, took: Duration) {
+pub(crate) fn add_latency_sample(event: &CStr, took: Duration) {
     // SAFETY: the server copies the name.
     unsafe {
         api!(RedisModule_LatencyAddSample(
@@ -24,7 +24,7 @@ pub fn add_latency_sample(event: &CStr, took: Duration) {
 }
 
 /// Returns true if the connection with this client id is there.
-pub fn connected(client: u64) -> bool {
+pub(crate) fn connected(client: u64) -> bool {
     // SAFETY: without a structure to fill in, the server only looks the id up.
     unsafe { api!(RedisModule_GetClientInfoById(ptr::null_mut(), client)) == OK }
 }
@@ -44,13 +44,13 @@ fn info(client: u64) -> Option<raw::RedisModuleClientInfo> {
 }
 
 /// Returns true if the connection with this client id has subscriptions.
-pub fn subscribes(client: u64) -> bool {
+pub(crate) fn subscribes(client: u64) -> bool {
     let pubsub = u64::from(raw::REDISMODULE_CLIENTINFO_FLAG_PUBSUB);
     info(client).is_some_and(|info| info.flags & pubsub != 0)
 }
 
 /// The host and the port that a connection comes from.
-pub fn address(client: u64) -> Option<(String, u16)> {
+pub(crate) fn address(client: u64) -> Option<(String, u16)> {
     let info = info(client)?;
     // SAFETY: the server has written a C string there.
     let host = unsafe { CStr::from_ptr(info.addr.as_ptr()) };
@@ -58,21 +58,21 @@ pub fn address(client: u64) -> Option<(String, u16)> {
 }
 
 /// Returns true if the server passes keyspace events of the module class on (`notify-keyspace-events` has a `d`).
-pub fn notifies_of_modules() -> bool {
+pub(crate) fn notifies_of_modules() -> bool {
     // SAFETY: takes nothing.
     let classes = unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) };
     classes & raw::REDISMODULE_NOTIFY_MODULE as c_int != 0
 }
 
 /// Returns true if the server tells its own time (since Redis 7.2).
-pub fn tells_time() -> bool {
+pub(crate) fn tells_time() -> bool {
     // SAFETY: a pointer that the server has set before this and never changes.
     unsafe { raw::RedisModule_CachedMicroseconds }.is_some()
 }
 
 /// The server's own time, which stands still within MULTI and scripts: microseconds of the wall clock.
 #[inline]
-pub fn cached_time_us() -> Option<u64> {
+pub(crate) fn cached_time_us() -> Option<u64> {
     // SAFETY: as above; the function takes nothing.
     unsafe { raw::RedisModule_CachedMicroseconds.map(|cached| cached() as u64) }
 }

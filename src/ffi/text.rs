@@ -8,12 +8,12 @@ use std::ptr;
 /// A string of the server's, alive for `'a`: an argument of a command, the key of an event.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct Str<'a>(*mut RedisModuleString, PhantomData<&'a RedisModuleString>);
+pub(crate) struct Str<'a>(*mut RedisModuleString, PhantomData<&'a RedisModuleString>);
 
 impl<'a> Str<'a> {
     /// # Safety
     /// The string is alive for `'a`.
-    pub unsafe fn of(string: *mut RedisModuleString) -> Str<'a> {
+    pub(crate) unsafe fn of(string: *mut RedisModuleString) -> Str<'a> {
         Str(string, PhantomData)
     }
 
@@ -33,18 +33,18 @@ impl<'a> Str<'a> {
     ///
     /// # Safety
     /// It must not be used after `'a`.
-    pub unsafe fn outlive(self) -> Str<'static> {
+    pub(crate) unsafe fn outlive(self) -> Str<'static> {
         Str(self.0, PhantomData)
     }
 
     /// The pointer, for calls.
-    pub fn raw(self) -> *mut RedisModuleString {
+    pub(crate) fn raw(self) -> *mut RedisModuleString {
         self.0
     }
 
     /// Its bytes.
     #[inline]
-    pub fn bytes(self) -> &'a [u8] {
+    pub(crate) fn bytes(self) -> &'a [u8] {
         let mut len = 0;
         // SAFETY: the string is alive; the bytes are its own, as many as it says.
         unsafe {
@@ -58,11 +58,11 @@ impl<'a> Str<'a> {
 }
 
 /// A string of one's own, freed on drop.
-pub struct Text(*mut RedisModuleString);
+pub(crate) struct Text(*mut RedisModuleString);
 
 impl Text {
     /// A copy of these bytes.
-    pub fn new(bytes: &[u8]) -> Text {
+    pub(crate) fn new(bytes: &[u8]) -> Text {
         // SAFETY: the server copies the bytes; without a context the string is the caller's to free.
         Text(unsafe {
             api!(RedisModule_CreateString(
@@ -74,7 +74,7 @@ impl Text {
     }
 
     /// The string, for calls.
-    pub fn as_str(&self) -> Str<'_> {
+    pub(crate) fn as_str(&self) -> Str<'_> {
         Str(self.0, PhantomData)
     }
 }

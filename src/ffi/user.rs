@@ -8,12 +8,12 @@ use std::ffi::c_int;
 use std::io;
 
 /// A user of the server's.
-pub struct User(*mut RedisModuleUser);
+pub(crate) struct User(*mut RedisModuleUser);
 
 impl User {
     /// The user of the calling connection, or of the connection that runs the calling script. None if there is neither:
     /// another module calls.
-    pub fn calling(ctx: Ctx) -> Option<User> {
+    pub(crate) fn calling(ctx: Ctx) -> Option<User> {
         // SAFETY: a live context; names are the server's and freed here. Only a script's client is asked for its user
         // without a look-up: a module's may have none, which the server does not check.
         unsafe {
@@ -32,7 +32,7 @@ impl User {
     }
 
     /// Returns true if the ACL lets the user publish on this channel.
-    pub fn may_publish(&self, channel: &[u8]) -> bool {
+    pub(crate) fn may_publish(&self, channel: &[u8]) -> bool {
         let channel = Text::new(channel);
         let publish = raw::REDISMODULE_CMD_CHANNEL_PUBLISH as c_int;
         // SAFETY: the user lives until the drop, the name until the call returns.
@@ -47,7 +47,7 @@ impl User {
 
     /// Returns true if the ACL keeps the user from running this command, on these keys. A command that there is not is not kept
     /// from anybody.
-    pub fn may_not(&self, argv: &[Str]) -> bool {
+    pub(crate) fn may_not(&self, argv: &[Str]) -> bool {
         // SAFETY: the user lives until the drop, the arguments, which the server does not change, until the call returns.
         unsafe {
             let checked = api!(RedisModule_ACLCheckCommandPermissions(
@@ -60,7 +60,7 @@ impl User {
     }
 
     /// Returns true if the ACL lets the user read this key.
-    pub fn may_read(&self, key: &[u8]) -> bool {
+    pub(crate) fn may_read(&self, key: &[u8]) -> bool {
         let key = Text::new(key);
         let read = raw::REDISMODULE_CMD_KEY_ACCESS as c_int;
         // SAFETY: the user lives until the drop, the key until the call returns.

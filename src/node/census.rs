@@ -44,37 +44,37 @@ thread_local! {
 }
 
 /// Notes that this is the server's main thread: others free values only for flushes and the like.
-pub fn init() {
+pub(crate) fn init() {
     MAIN.set(true);
 }
 
 /// Whether this is the server's main thread.
-pub fn in_main_thread() -> bool {
+pub(crate) fn in_main_thread() -> bool {
     MAIN.get()
 }
 
 /// How many locks there are.
-pub fn locks() -> u64 {
+pub(crate) fn locks() -> u64 {
     u64::try_from(KEPT.locks.load(Ordering::Relaxed)).unwrap_or(0)
 }
 
 /// Whether there is any lock at all.
-pub fn any() -> bool {
+pub(crate) fn any() -> bool {
     locks() > 0
 }
 
 /// Holds that came with loaded values, less those that went with freed ones. Those in between are the engine's to count.
-pub fn holds() -> i64 {
+pub(crate) fn holds() -> i64 {
     KEPT.holds.load(Ordering::Relaxed)
 }
 
 /// A value was made, with so many holds that the engine has not made.
-pub fn created(holds: usize) {
+pub(crate) fn created(holds: usize) {
     KEPT.add(1, holds as i64);
 }
 
 /// A value is freed with the holds that it still has, on any thread.
-pub fn freed(holds: usize) {
+pub(crate) fn freed(holds: usize) {
     let left = LEFT.locks.load(Ordering::Relaxed) > 0 && !MAIN.get();
     let count = if left || FLUSHING.load(Ordering::Relaxed) {
         &LEFT
@@ -86,7 +86,7 @@ pub fn freed(holds: usize) {
 
 /// All locks of this database (of all: none) are about to go, `held` holds in all databases. Where the server has locks
 /// in others as well it is not known how many those are: then all are counted until they are freed.
-pub fn flushing(ctx: Ctx, db: Option<u32>, databases: u32, held: i64) {
+pub(crate) fn flushing(ctx: Ctx, db: Option<u32>, databases: u32, held: i64) {
     let others = (0..databases).filter(|other| db.is_some_and(|db| db != *other));
     if !empty(ctx, others) {
         return;
@@ -97,7 +97,7 @@ pub fn flushing(ctx: Ctx, db: Option<u32>, databases: u32, held: i64) {
 }
 
 /// They have gone.
-pub fn flushed() {
+pub(crate) fn flushed() {
     FLUSHING.store(false, Ordering::Relaxed);
 }
 

@@ -44,7 +44,7 @@ lazy_static::lazy_static! {
 
 /// The time now.
 #[inline(never)]
-pub fn read() -> Now {
+pub(crate) fn read() -> Now {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
@@ -69,7 +69,7 @@ fn recent() -> Now {
 }
 
 /// The time of a command that decides: the server's own where it tells it.
-pub fn of_command() -> Now {
+pub(crate) fn of_command() -> Now {
     match server::cached_time_us() {
         Some(us) => Now { us, ..recent() },
         None => recent(),
@@ -78,7 +78,7 @@ pub fn of_command() -> Now {
 
 /// The time of a command that only reads. It stands still within MULTI and scripts, so that what one check has seen there holds
 /// for what follows. Where the server does not tell its own time, the first read in such a unit reads the clock for all.
-pub fn of_read(ctx: Ctx) -> Now {
+pub(crate) fn of_read(ctx: Ctx) -> Now {
     let within = raw::REDISMODULE_CTX_FLAGS_MULTI | raw::REDISMODULE_CTX_FLAGS_LUA;
     if server::cached_time_us().is_some() || ctx.flags() & within == 0 {
         return of_command();
@@ -95,7 +95,7 @@ pub fn of_read(ctx: Ctx) -> Now {
 }
 
 /// The event loop has made a turn: no unit of execution lasts beyond it, and no reading.
-pub fn on_before_sleep() {
+pub(crate) fn on_before_sleep() {
     if let Some(mut last) = LAST.borrow() {
         *last = None;
     }
@@ -106,7 +106,7 @@ pub fn on_before_sleep() {
 
 /// Sees steps of the wall clock, by holding it against the one that cannot step.
 #[derive(Default)]
-pub struct StepDetector {
+pub(crate) struct StepDetector {
     last: Option<Now>,
     /// How many have been seen.
     pub count: u64,
@@ -117,7 +117,7 @@ const STEP_US: i64 = 1_000_000;
 
 impl StepDetector {
     /// Compares the clocks once more, and logs a step.
-    pub fn observe(&mut self, now: Now) {
+    pub(crate) fn observe(&mut self, now: Now) {
         let Some(last) = self.last.replace(now) else {
             return;
         };

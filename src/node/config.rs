@@ -14,7 +14,7 @@ use redis_module::{enum_configuration, Context, RedisError, RedisString};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU64, Ordering};
 
 /// One whole-number setting: its name, where it is kept, its default and its bounds.
-pub struct Number {
+pub(crate) struct Number {
     /// Its name, without the module's.
     pub name: &'static str,
     /// Its value now.
@@ -29,7 +29,7 @@ pub struct Number {
 
 impl Number {
     /// The setting as an amount.
-    pub fn amount(&self) -> usize {
+    pub(crate) fn amount(&self) -> usize {
         self.value.load(Ordering::Relaxed).max(0) as usize
     }
 }
@@ -38,7 +38,7 @@ macro_rules! numbers {
     ($($(#[$doc:meta])* $ident:ident $name:literal = $default:literal in $least:literal ..= $most:expr;)*) => {
         $(
             $(#[$doc])*
-            pub static $ident: Number = Number {
+            pub(crate) static $ident: Number = Number {
                 name: $name,
                 value: AtomicI64::new($default),
                 default: $default,
@@ -47,7 +47,7 @@ macro_rules! numbers {
             };
         )*
         /// Every whole-number setting.
-        pub static NUMBERS: &[&Number] = &[$(&$ident),*];
+        pub(crate) static NUMBERS: &[&Number] = &[$(&$ident),*];
     };
 }
 
@@ -83,13 +83,13 @@ numbers! {
 }
 
 /// `dlock.grants`.
-pub static GRANTS: AtomicBool = AtomicBool::new(true);
+pub(crate) static GRANTS: AtomicBool = AtomicBool::new(true);
 
 /// `dlock.deadlock-detection`.
-pub static DEADLOCK_DETECTION: AtomicBool = AtomicBool::new(true);
+pub(crate) static DEADLOCK_DETECTION: AtomicBool = AtomicBool::new(true);
 
 /// Every setting that is yes or no, and `yes` until it is set.
-pub static SWITCHES: &[(&str, &AtomicBool)] = &[
+pub(crate) static SWITCHES: &[(&str, &AtomicBool)] = &[
     ("grants", &GRANTS),
     ("deadlock-detection", &DEADLOCK_DETECTION),
 ];
@@ -107,10 +107,10 @@ enum_configuration! {
 }
 
 /// Where `dlock.notify` is kept.
-pub struct NotifyValue(AtomicI32);
+pub(crate) struct NotifyValue(AtomicI32);
 
 /// `dlock.notify`.
-pub static NOTIFY: NotifyValue = NotifyValue(AtomicI32::new(0));
+pub(crate) static NOTIFY: NotifyValue = NotifyValue(AtomicI32::new(0));
 
 impl ConfigurationValue<Notify> for NotifyValue {
     fn get(&self, _ctx: &ConfigurationContext) -> Notify {
@@ -131,7 +131,7 @@ impl NotifyValue {
 
 /// How unlock messages go out (`dlock.notify`, with `auto` resolved).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Channel {
+pub(crate) enum Channel {
     /// Not at all.
     None,
     /// PUBLISH.
@@ -157,10 +157,10 @@ mod on_panic {
 use on_panic::OnPanic;
 
 /// `dlock.on-panic`. Kept where panics are caught.
-pub struct OnPanicValue;
+pub(crate) struct OnPanicValue;
 
 /// `dlock.on-panic`.
-pub static ON_PANIC: OnPanicValue = OnPanicValue;
+pub(crate) static ON_PANIC: OnPanicValue = OnPanicValue;
 
 impl ConfigurationValue<OnPanic> for OnPanicValue {
     fn get(&self, _ctx: &ConfigurationContext) -> OnPanic {
@@ -180,13 +180,13 @@ impl ConfigurationValue<OnPanic> for OnPanicValue {
 static EPOCH: AtomicU64 = AtomicU64::new(1);
 
 /// A setting has changed: the next event sees it, and comes soon, since more may be granted now.
-pub fn changed() {
+pub(crate) fn changed() {
     EPOCH.fetch_add(1, Ordering::Relaxed);
     timer::soon();
 }
 
 /// What follows from the settings, worked out when one changes and not with each event.
-pub struct Settings {
+pub(crate) struct Settings {
     epoch: u64,
     /// What requests that leave something out get.
     pub defaults: Defaults,
@@ -212,12 +212,12 @@ impl Default for Settings {
 
 impl Settings {
     /// Has everything worked out anew by the next refresh, and a quarantine begun.
-    pub fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.epoch = 0;
     }
 
     /// Brings itself and the engine's policy up to date; gives whether anything had changed. `since` is when this server began to decide.
-    pub fn refresh(&mut self, policy: &mut Policy, since: SteadyMs) -> bool {
+    pub(crate) fn refresh(&mut self, policy: &mut Policy, since: SteadyMs) -> bool {
         let epoch = EPOCH.load(Ordering::Relaxed);
         if self.epoch == epoch {
             return false;
@@ -272,7 +272,7 @@ impl Settings {
 /// Registers every setting with the server, and takes what its configuration file and the module's arguments say.
 ///
 /// Errors with what is wrong with an argument, or that the server refuses the settings.
-pub fn register(context: &Context, args: &[RedisString]) -> Result<(), String> {
+pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), String> {
     check_arguments(args)?;
     let wrong = |error: RedisError| error.to_string();
     let flags = || ConfigurationFlags::DEFAULT;

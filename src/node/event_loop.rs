@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static ASLEEP: AtomicBool = AtomicBool::new(false);
 
 /// Returns true if the event loop sleeps, or is about to: it works off the last of an iteration.
-pub fn asleep() -> bool {
+pub(crate) fn asleep() -> bool {
     ASLEEP.load(Ordering::Relaxed)
 }
 
 /// Notes whether it does.
-pub fn set_asleep(asleep: bool) {
+pub(crate) fn set_asleep(asleep: bool) {
     ASLEEP.store(asleep, Ordering::Relaxed);
 }

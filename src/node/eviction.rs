@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static POSSIBLE: AtomicBool = AtomicBool::new(false);
 
 /// Whether the server's policy can take a lock.
-pub fn possible() -> bool {
+pub(crate) fn possible() -> bool {
     POSSIBLE.load(Ordering::Relaxed)
 }
 
 /// Reads the server's policy, and warns when it has become one that can take a lock.
-pub fn refresh(ctx: Ctx) {
+pub(crate) fn refresh(ctx: Ctx) {
     let policy = ctx
         .server_info(c"memory", c"maxmemory_policy")
         .unwrap_or_default();

@@ -17,12 +17,12 @@ static PRIMARY: AtomicBool = AtomicBool::new(true);
 static IN_CLUSTER: AtomicBool = AtomicBool::new(false);
 
 /// Whether the server is a node of a cluster.
-pub fn in_cluster() -> bool {
+pub(crate) fn in_cluster() -> bool {
     IN_CLUSTER.load(Ordering::Relaxed)
 }
 
 /// Notes whether the server is a node of a cluster.
-pub fn set_cluster(cluster: bool) {
+pub(crate) fn set_cluster(cluster: bool) {
     IN_CLUSTER.store(cluster, Ordering::Relaxed);
 }
 
@@ -38,7 +38,7 @@ const STOOD_STILL_MS: Millis = 1_000;
 const RECOUNT_MS: Millis = 1_100;
 
 /// Notes that the process runs, as often as the server's own timer goes off.
-pub fn beat(now: SteadyMs) {
+pub(crate) fn beat(now: SteadyMs) {
     if now.0.saturating_sub(LAST_BEAT.load(Ordering::Relaxed)) < STOOD_STILL_MS {
         LAST_BEAT.store(now.0, Ordering::Relaxed);
     }
@@ -47,7 +47,7 @@ pub fn beat(now: SteadyMs) {
 /// Notes that the module's event has come. After a stop of the process (SIGSTOP, a paused machine) the server still takes its
 /// replicas for good that it had then, and would pass a probe: another primary may have been made meanwhile. So where
 /// `min-replicas-to-write` is set nothing is decided before it has counted them again.
-pub fn wake(ctx: Ctx, now: SteadyMs) {
+pub(crate) fn wake(ctx: Ctx, now: SteadyMs) {
     let last = LAST_BEAT.swap(now.0, Ordering::Relaxed);
     let stood_still = now.0.saturating_sub(last) >= STOOD_STILL_MS;
     let counts = || {
@@ -66,19 +66,19 @@ fn is_stale() -> bool {
 }
 
 /// Whether this server decides, or follows another.
-pub fn primary() -> bool {
+pub(crate) fn primary() -> bool {
     PRIMARY.load(Ordering::Relaxed)
 }
 
 /// Notes the role.
-pub fn set_primary(primary: bool) {
+pub(crate) fn set_primary(primary: bool) {
     PRIMARY.store(primary, Ordering::Relaxed);
 }
 
 /// Whether changes are possible now: not on a replica, not while loading, not while paused, failing over or shutting
 /// down (anything that propagated then would bring the server down), and not where the server would refuse a client's
 /// write, for want of replicas or because its disk fails.
-pub fn open(ctx: Ctx) -> bool {
+pub(crate) fn open(ctx: Ctx) -> bool {
     let flags = ctx.flags();
     let barred = raw::REDISMODULE_CTX_FLAGS_LOADING
         | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING
@@ -91,7 +91,7 @@ pub fn open(ctx: Ctx) -> bool {
 }
 
 /// Whether the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.
-pub fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
+pub(crate) fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
     // In a slot that is migrating away the server still serves the keys that are left, but no others: so it is asked for one
     // that is not there.
     match slot::neighbour(name.key) {
@@ -101,7 +101,7 @@ pub fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
 }
 
 /// What the server says to a write of this very key, in a cluster.
-pub fn asks_for(ctx: Ctx, name: NameRef) -> Passage {
+pub(crate) fn asks_for(ctx: Ctx, name: NameRef) -> Passage {
     probe::write_of(ctx, name.key)
 }
 

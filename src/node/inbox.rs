@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 /// Something that has happened.
 #[derive(Debug)]
-pub enum Notice {
+pub(crate) enum Notice {
     /// The connection of a waiting request has ended, or waits no longer.
     Gone(RequestId),
     /// This connection has ended: what was tied to it ends too.
@@ -39,7 +39,7 @@ pub enum Notice {
 
 /// A key that held a lock is gone from its name.
 #[derive(Debug)]
-pub struct Unlinked {
+pub(crate) struct Unlinked {
     /// Which.
     pub name: Name,
     /// Its holds: token and deadline.
@@ -84,18 +84,18 @@ const WRITTEN_MOST: usize = 65_536;
 static WRITTEN_ANY: AtomicBool = AtomicBool::new(false);
 
 /// Returns which of these holds of a lock end by what its key was given from outside; none if that cannot be asked now.
-pub type Cut = fn(&Name, &[(Token, WallMs)]) -> Option<Vec<Token>>;
+pub(crate) type Cut = fn(&Name, &[(Token, WallMs)]) -> Option<Vec<Token>>;
 
 /// Set while the module itself deletes a key, which it needs no notice of.
 static IGNORE_UNLINKS: AtomicBool = AtomicBool::new(false);
 
 /// Returns true while the module itself deletes a key.
-pub fn ignores_unlinks() -> bool {
+pub(crate) fn ignores_unlinks() -> bool {
     IGNORE_UNLINKS.load(Ordering::Relaxed)
 }
 
 /// Has unlinked values noted no more, or again.
-pub fn ignore_unlinks(ignore: bool) {
+pub(crate) fn ignore_unlinks(ignore: bool) {
     IGNORE_UNLINKS.store(ignore, Ordering::Relaxed);
 }
 
@@ -103,13 +103,13 @@ pub fn ignore_unlinks(ignore: bool) {
 static HIGHEST_NUMBER: AtomicU64 = AtomicU64::new(0);
 
 /// Notes a token, or a ticket's number, in a loaded value.
-pub fn post_number(number: u64) {
+pub(crate) fn post_number(number: u64) {
     HIGHEST_NUMBER.fetch_max(number, Ordering::Relaxed);
     ANY.store(true, Ordering::Relaxed);
 }
 
 /// Takes out the highest number that was noted.
-pub fn highest_number() -> u64 {
+pub(crate) fn highest_number() -> u64 {
     HIGHEST_NUMBER.swap(0, Ordering::Relaxed)
 }
 
@@ -119,7 +119,7 @@ fn address(lock: &Lock) -> usize {
 
 /// A value is written out. In a cluster a MIGRATE does that to each of its keys, and removes them right after: nothing else
 /// tells that from a DEL by a user, neither the callbacks nor the keyspace event (`del`) nor what is replicated.
-pub fn written(lock: &Lock) {
+pub(crate) fn written(lock: &Lock) {
     let Some(mut written) = WRITTEN.borrow() else {
         return;
     };
@@ -130,7 +130,7 @@ pub fn written(lock: &Lock) {
 }
 
 /// The event loop has made a turn: what was written out before, and is still there, was not carried away.
-pub fn on_before_sleep() {
+pub(crate) fn on_before_sleep() {
     if WRITTEN_ANY.swap(false, Ordering::Relaxed) {
         if let Some(mut written) = WRITTEN.borrow() {
             written.clear();
@@ -139,7 +139,7 @@ pub fn on_before_sleep() {
 }
 
 /// Writes something down and sees to it that it is read soon. After a panic nobody reads any more: it would only pile up.
-pub fn post(notice: Notice) {
+pub(crate) fn post(notice: Notice) {
     post_with(|inbox| inbox.notices.push(notice));
 }
 
@@ -156,7 +156,7 @@ fn post_with(write: impl FnOnce(&mut Inbox)) {
 }
 
 /// Writes down that a value was unlinked from its name.
-pub fn post_unlinked(name: Name, lock: &Lock, ask: Cut) {
+pub(crate) fn post_unlinked(name: Name, lock: &Lock, ask: Cut) {
     let carried = WRITTEN_ANY.load(Ordering::Relaxed)
         && WRITTEN
             .borrow()
@@ -183,7 +183,7 @@ pub fn post_unlinked(name: Name, lock: &Lock, ask: Cut) {
 }
 
 /// Writes down that a lock has come to this name.
-pub fn post_brought(name: Name) {
+pub(crate) fn post_brought(name: Name) {
     post_with(|inbox| match inbox.is_crowded() {
         true => inbox.add_to_crowd(name, true),
         false => inbox.notices.push(Notice::Brought(name)),
@@ -204,7 +204,7 @@ impl Inbox {
 
 /// A value is freed; the server may do this on any thread. Touches nothing but the one atomic, and only reads it in
 /// the usual case: an exchange costs as much as the rest of the freeing.
-pub fn freed(lock: &Lock) {
+pub(crate) fn freed(lock: &Lock) {
     let value = std::ptr::from_ref(lock).cast_mut();
     if UNLINKED.load(Ordering::Relaxed) != value {
         return;
@@ -218,7 +218,7 @@ pub fn freed(lock: &Lock) {
 }
 
 /// Whether the last thing written down is that a lock has left this name.
-pub fn just_unlinked(name: NameRef) -> bool {
+pub(crate) fn just_unlinked(name: NameRef) -> bool {
     let inbox = INBOX.borrow();
     inbox.is_some_and(|inbox| {
         matches!(inbox.notices.last(), Some(Notice::Unlinked(last)) if last.name.as_ref() == name)
@@ -227,12 +227,12 @@ pub fn just_unlinked(name: NameRef) -> bool {
 
 /// Whether anything is written down.
 #[inline]
-pub fn has_something() -> bool {
+pub(crate) fn has_something() -> bool {
     ANY.load(Ordering::Relaxed)
 }
 
 /// Takes out all that was written down, in order, and the crowd.
-pub fn take() -> (Vec<Notice>, Option<Crowd>) {
+pub(crate) fn take() -> (Vec<Notice>, Option<Crowd>) {
     let Some(mut inbox) = INBOX.borrow() else {
         return (Vec::new(), None);
     };
@@ -242,7 +242,7 @@ pub fn take() -> (Vec<Notice>, Option<Crowd>) {
 }
 
 /// A database is about to be emptied: what it frees has not been removed one by one before.
-pub fn before_flush() {
+pub(crate) fn before_flush() {
     if let Some(mut inbox) = INBOX.borrow() {
         settle_unlinked(&mut inbox.notices);
     }

@@ -1,13 +1,13 @@
 //! What this server is and has noted: its role, clock, slots, settings, its locks in numbers, what callbacks have left.
 
-pub mod census;
-pub mod clock;
-pub mod config;
-pub mod event_loop;
-pub mod eviction;
-pub mod gate;
-pub mod inbox;
-pub mod newer_format;
-pub mod own_slots;
-pub mod slot;
-pub mod timer;
+pub(crate) mod census;
+pub(crate) mod clock;
+pub(crate) mod config;
+pub(crate) mod event_loop;
+pub(crate) mod eviction;
+pub(crate) mod gate;
+pub(crate) mod inbox;
+pub(crate) mod newer_format;
+pub(crate) mod own_slots;
+pub(crate) mod slot;
+pub(crate) mod timer;

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// A value in a file, in what a primary sends, or in RESTORE. The server is told that it cannot be read: it does not start, or
 /// does not take over its primary's data, or answers an error. RESTORE is open to every user, so the log is not written to by
 /// each of them.
-pub fn value(format: u64, known: u64) {
+pub(crate) fn value(format: u64, known: u64) {
     static TOLD: AtomicU64 = AtomicU64::new(0);
     let second = clock::read().steady_us / 1_000_000 + 1;
     if TOLD.swap(second, Ordering::Relaxed) != second {
@@ -25,7 +25,7 @@ pub fn value(format: u64, known: u64) {
 /// its own files would keep the difference. A server that ends instead resumes at this very decision once it has been updated.
 ///
 /// A server that decides itself gets such decisions with a slot that moves here from a newer one; it only refuses them.
-pub fn effect(ctx: Ctx, refusal: &Refusal) {
+pub(crate) fn effect(ctx: Ctx, refusal: &Refusal) {
     log::warning(&refusal.to_string());
     if ctx.flags() & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 || !gate::primary() {
         log::warning(

@@ -11,14 +11,14 @@ use std::collections::HashMap;
 /// What the server has said of slots within one event, in which nothing of it can change: the locks of a slot that is on
 /// its way may be many, and each answer costs as much as a command.
 #[derive(Default)]
-pub struct Answers {
+pub(crate) struct Answers {
     accepted: HashMap<u16, bool>,
     own: Option<Own>,
 }
 
 /// A node's slots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Own {
+pub(crate) struct Own {
     ranges: Vec<(u16, u16)>,
     /// Those of them that are on their way to another node.
     leaving: Vec<u16>,
@@ -29,13 +29,13 @@ pub struct Own {
 impl Answers {
     /// Forgets them: another event begins.
     #[cold]
-    pub fn forget(&mut self) {
+    pub(crate) fn forget(&mut self) {
         self.accepted.clear();
         self.own = None;
     }
 
     /// Whether the queue of this key may move now.
-    pub fn accepts(&mut self, ctx: Ctx, name: NameRef) -> bool {
+    pub(crate) fn accepts(&mut self, ctx: Ctx, name: NameRef) -> bool {
         // Where no other name can be made in the slot, the answer is this key's alone.
         if neighbour(name.key).is_none() {
             return gate::accepts_key(ctx, name);
@@ -46,7 +46,7 @@ impl Answers {
 
     /// Whether the server would accept a write of this key, which is here, though the queue of its slot must not move: the slot
     /// is on its way to another node, or from one. In that case it accepts only who says ASKING.
-    pub fn serves(&mut self, ctx: Ctx, name: NameRef) -> bool {
+    pub(crate) fn serves(&mut self, ctx: Ctx, name: NameRef) -> bool {
         match gate::asks_for(ctx, name) {
             Passage::Open => true,
             Passage::Elsewhere => self.own(ctx).coming.contains(&of(name.key)),
@@ -55,7 +55,7 @@ impl Answers {
     }
 
     /// Whether this node serves the key's slot, be it that the slot is on its way to another.
-    pub fn served_here(&mut self, ctx: Ctx, key: &[u8]) -> bool {
+    pub(crate) fn served_here(&mut self, ctx: Ctx, key: &[u8]) -> bool {
         self.own(ctx).serves(key)
     }
 
@@ -67,7 +67,7 @@ impl Answers {
     /// * the atomic moves of Valkey 9: the same;
     /// * those of Redis 8.4: the same with keys that are removed one by one (when clients cache keys, or another module asks
     ///   to be told of each); else all go at once, and no callback tells of any.
-    pub fn took_along(&mut self, ctx: Ctx, name: NameRef, carried: bool) -> bool {
+    pub(crate) fn took_along(&mut self, ctx: Ctx, name: NameRef, carried: bool) -> bool {
         // The usual key is in a slot that is here to stay, and that is the cheaper question.
         if self.accepts(ctx, name) {
             return false;
@@ -77,7 +77,7 @@ impl Answers {
     }
 
     /// The node's slots.
-    pub fn own(&mut self, ctx: Ctx) -> &Own {
+    pub(crate) fn own(&mut self, ctx: Ctx) -> &Own {
         self.own.get_or_insert_with(|| Own::ask(ctx))
     }
 }
@@ -125,12 +125,12 @@ impl Own {
     }
 
     /// Whether nothing of this key's slot can be here.
-    pub fn knows_nothing_of(&self, key: &[u8]) -> bool {
+    pub(crate) fn knows_nothing_of(&self, key: &[u8]) -> bool {
         !self.serves(key) && !self.coming.contains(&of(key))
     }
 
     /// Whether this key's slot is one of them.
-    pub fn serves(&self, key: &[u8]) -> bool {
+    pub(crate) fn serves(&self, key: &[u8]) -> bool {
         let slot = of(key);
         let has = |(first, last): &(u16, u16)| (*first..=*last).contains(&slot);
         self.ranges.iter().any(has)

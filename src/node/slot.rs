@@ -4,12 +4,12 @@ use dlock_commands::hash_slot::tag;
 
 /// Whether braces around the whole key keep it in its slot. A key without a tag of its own that contains a `}` has no
 /// other names in its slot that could be made of it.
-pub fn can_be_braced(key: &[u8]) -> bool {
+pub(crate) fn can_be_braced(key: &[u8]) -> bool {
     tag(key).is_none() && !key.contains(&b'}')
 }
 
 /// A name in the key's slot that nobody uses, if one can be made.
-pub fn neighbour(key: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn neighbour(key: &[u8]) -> Option<Vec<u8>> {
     let tag = match tag(key) {
         Some(tag) => tag,
         None if can_be_braced(key) => key,

@@ -27,7 +27,7 @@ static ARMED: MainThread<Armed> = MainThread::new(Armed {
 });
 
 /// Takes the context that timers are made in: one of the module's own, since callbacks may have none; and the module's event.
-pub fn init(own: Ctx<'static>, event: Work) {
+pub(crate) fn init(own: Ctx<'static>, event: Work) {
     if let Some(mut armed) = ARMED.borrow() {
         armed.own = Some(own);
         armed.event = Some(event);
@@ -35,7 +35,7 @@ pub fn init(own: Ctx<'static>, event: Work) {
 }
 
 /// Sees to it that the module's event comes at `at` or earlier.
-pub fn arm(at: SteadyMs, now: SteadyMs) {
+pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
     let Some(mut armed) = ARMED.borrow() else {
         return;
     };
@@ -60,7 +60,7 @@ const LATE_MS: Millis = 20;
 
 /// Arms a timer anew that should have gone off: the server's timers follow the wall clock, and one that stepped back has put
 /// them off by as much. To be called now and then, not from the timer's own callback.
-pub fn catch_up() {
+pub(crate) fn catch_up() {
     let now = clock::read().steady();
     let late = ARMED.borrow().and_then(|mut armed| {
         let own = armed.own?;
@@ -74,7 +74,7 @@ pub fn catch_up() {
 }
 
 /// Sees to it that the module's event comes as soon as the server is back in its loop.
-pub fn soon() {
+pub(crate) fn soon() {
     let now = clock::read().steady();
     arm(now, now);
 }

@@ -13,7 +13,7 @@ use dlock_commands::{Caller, Census, MayWait};
 use redis_module::raw;
 
 /// The caller of a command: its context.
-pub struct Client<'event>(pub Ctx<'event>);
+pub(super) struct Client<'event>(pub Ctx<'event>);
 
 impl Caller for Client<'_> {
     fn client(&self) -> u64 {
@@ -82,7 +82,7 @@ impl Caller for Client<'_> {
 }
 
 /// What there is now.
-pub fn census() -> Census {
+pub(super) fn census() -> Census {
     Census {
         locks: census::locks(),
         stored_holds: census::holds(),

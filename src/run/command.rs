@@ -25,7 +25,7 @@ use std::ffi::c_int;
 const FEW_WORDS: usize = 3;
 
 /// The commands of the table.
-pub struct Commands;
+pub(super) struct Commands;
 
 impl Handler for Commands {
     fn run(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {

@@ -20,10 +20,10 @@ use std::cell::RefMut;
 
 /// How long to wait before asking again whether changes are possible (the server tells when a pause begins or ends to
 /// nobody).
-pub const RETRY_MS: u64 = 10;
+pub(super) const RETRY_MS: u64 = 10;
 
 /// The one way in. Takes the state, lets `work` decide, performs what was decided. None if the state is borrowed already.
-pub fn run<T>(
+pub(super) fn run<T>(
     ctx: Ctx,
     mode: Mode,
     origin: Origin,

@@ -29,7 +29,7 @@ const HEARTBEAT_MS: u64 = 1000;
 const SLOTS: Duration = Duration::from_millis(500);
 
 /// The module's own event: time has come, or a callback has left something in the inbox.
-pub fn event(ctx: Ctx) {
+pub(super) fn event(ctx: Ctx) {
     if poisoned() {
         return;
     }

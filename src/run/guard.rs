@@ -19,7 +19,7 @@ use std::ffi::{c_int, CString};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Where the inner command begins: after GUARD's name, the lock's key and the token.
-pub const INNER: usize = 3;
+pub(super) const INNER: usize = 3;
 
 lazy_static::lazy_static! {
     // By name in lower case: the server answers at some length.
@@ -30,7 +30,7 @@ lazy_static::lazy_static! {
 const REMEMBERED: usize = 4096;
 
 /// Runs the inner command and passes its reply on as it is. `argv` begins with its name.
-pub fn run(ctx: Ctx, argv: &[Str]) {
+pub(super) fn run(ctx: Ctx, argv: &[Str]) {
     let name = argv.first().map_or(&[][..], |name| name.bytes());
     if let Err(error) = checked_and_run(ctx, name, argv) {
         reply::refuse(ctx, error);
@@ -138,7 +138,7 @@ fn ask(ctx: Ctx, lower: &[u8]) -> Inner {
 static GIVING: AtomicBool = AtomicBool::new(false);
 
 /// Hands out the keys of a GUARD: the lock, and those of the inner command, each as that command itself declares it.
-pub fn give_keys(ctx: Ctx, argv: &[Str]) {
+pub(super) fn give_keys(ctx: Ctx, argv: &[Str]) {
     let looked_at = raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS;
     ctx.give_key(1, looked_at as c_int);
     let inner = argv.get(INNER..).unwrap_or_default();

@@ -7,7 +7,7 @@ use crate::node::clock;
 use dlock_commands::stats;
 
 /// Adds the module's sections.
-pub fn report(mut report: Report) {
+pub(super) fn report(mut report: Report) {
     let Some(mut state) = STATE.try_borrow_mut() else {
         return;
     };

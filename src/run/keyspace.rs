@@ -1,5 +1,8 @@
 //! The server's keyspace as the engine sees it: locks, opened on first use, written back when the event is worked off.
 
+// The places of open keys are given by `open` and `find` alone. A look-up that could fail would cost every command.
+#![allow(clippy::indexing_slicing)]
+
 use crate::callbacks::data_type;
 use crate::ffi::api::{api, hot};
 use crate::ffi::ctx::Ctx;
@@ -27,7 +30,7 @@ const KEPT_HASHES: usize = 4096;
 
 /// What an event may do to keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
+pub(super) enum Mode {
     /// Read them: nothing is opened for writing, so nothing expires or is deleted by it.
     Read,
     /// Change them.
@@ -36,7 +39,7 @@ pub enum Mode {
 
 /// Where an event comes from.
 #[derive(Clone, Copy)]
-pub enum Origin<'a> {
+pub(super) enum Origin<'a> {
     /// The module itself, or the server.
     Event,
     /// A command, and its first word, if it has one: mostly the key. A key of the same bytes spares making a string.
@@ -45,7 +48,7 @@ pub enum Origin<'a> {
 
 /// What a TTL that was set from outside means for a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Retimed {
+pub(super) enum Retimed {
     /// It is as it should be.
     Right,
     /// It is to be put right.
@@ -55,7 +58,7 @@ pub enum Retimed {
 }
 
 /// The keys that an event has opened. One value serves all events, since its buffers are reused.
-pub struct OpenKeys {
+pub(super) struct OpenKeys {
     // Of the event that is worked off.
     ctx: Ctx<'static>,
     mode: Mode,
@@ -91,7 +94,7 @@ struct Open {
 
 impl OpenKeys {
     /// With no key open.
-    pub fn new() -> OpenKeys {
+    pub(super) fn new() -> OpenKeys {
         OpenKeys {
             // SAFETY: `begin` puts another there before anything is opened.
             ctx: unsafe { Ctx::none() },
@@ -111,7 +114,7 @@ impl OpenKeys {
     }
 
     /// Begins an event: in this context, with this freedom.
-    pub fn begin(&mut self, ctx: Ctx, mode: Mode, origin: Origin) {
+    pub(super) fn begin(&mut self, ctx: Ctx, mode: Mode, origin: Origin) {
         // SAFETY: used until the event is worked off, which it lives longer than.
         self.ctx = unsafe { ctx.outlive() };
         self.mode = mode;
@@ -133,12 +136,12 @@ impl OpenKeys {
     }
 
     /// The database that the event began in.
-    pub fn home(&self) -> u32 {
+    pub(super) fn home(&self) -> u32 {
         self.home
     }
 
     /// Selects the database again that the event began in: a connection must be blocked in its own.
-    pub fn go_home(&mut self) {
+    pub(super) fn go_home(&mut self) {
         if self.selected != self.home {
             self.ctx.select(self.home);
             self.selected = self.home;
@@ -146,29 +149,29 @@ impl OpenKeys {
     }
 
     /// Tells what server it is: whether a node of a cluster, and whether it tells of TTLs set from outside.
-    pub fn set_server(&mut self, cluster: bool, hears_generic: bool) {
+    pub(super) fn set_server(&mut self, cluster: bool, hears_generic: bool) {
         self.cluster = cluster;
         self.hears_generic = hears_generic;
     }
 
     /// Whether the server is a node of a cluster.
-    pub fn in_cluster(&self) -> bool {
+    pub(super) fn in_cluster(&self) -> bool {
         self.cluster
     }
 
     /// Whether a key that was removed has left with its slot (see `own_slots`).
-    pub fn took_along(&mut self, name: NameRef, carried: bool) -> bool {
+    pub(super) fn took_along(&mut self, name: NameRef, carried: bool) -> bool {
         self.cluster && self.slots.took_along(self.ctx, name, carried)
     }
 
     /// The node's slots.
-    pub fn own_slots(&mut self) -> &own_slots::Own {
+    pub(super) fn own_slots(&mut self) -> &own_slots::Own {
         self.slots.own(self.ctx)
     }
 
     /// What a TTL that was set from outside means. An earlier end of the key counts: it ends the holds then. A later one,
     /// or none, has no effect on the leases.
-    pub fn retimed(&mut self, name: NameRef) -> Retimed {
+    pub(super) fn retimed(&mut self, name: NameRef) -> Retimed {
         let lock = self.entry(name).lock.as_ref();
         let Some(last) = lock.and_then(|lock| lock.last()) else {
             return Retimed::Right;
@@ -290,7 +293,7 @@ impl OpenKeys {
     /// must not outlive a change of its value by somebody else. Observers are told later, when no borrow is
     /// held any more: what they do may come back here. What they are to be told is added to `notifications`.
     #[inline(always)]
-    pub fn write(&mut self, notifications: &mut Notifications) {
+    pub(super) fn write(&mut self, notifications: &mut Notifications) {
         for open in self.open.get_mut(..self.used).unwrap_or_default() {
             if self.selected != open.db {
                 self.ctx.select(open.db);

@@ -22,7 +22,7 @@ use std::ops::Deref;
 const A_TIME: usize = 16;
 
 /// Answers the request.
-pub fn run(ctx: Ctx, listing: &Listing) {
+pub(super) fn run(ctx: Ctx, listing: &Listing) {
     reply::write(ctx, page(ctx, listing));
 }
 

@@ -17,7 +17,7 @@ use std::ffi::c_int;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// Prepares the module, or takes back what it has done and says why in the log.
-pub fn init(context: &Context, args: &[RedisString]) -> Status {
+pub(crate) fn init(context: &Context, args: &[RedisString]) -> Status {
     if dry_run::under_way() {
         return Status::Ok;
     }

@@ -9,6 +9,6 @@ mod info;
 #[allow(unsafe_code)]
 mod keyspace;
 mod list;
-pub mod load;
+pub(crate) mod load;
 mod notices;
 mod state;

@@ -8,14 +8,14 @@ use crate::node::inbox::{self, Notice, Unlinked};
 use dlock_engine::{End, Event, Keyspace, Loss, Name, Now, Token, WallMs};
 
 /// Locks that one event settles beyond those it is about, so that a mass of them does not hold the server up.
-pub const SETTLED_A_STEP: usize = 256;
+pub(super) const SETTLED_A_STEP: usize = 256;
 
 /// What an event tells observers of at most, beyond what it has done itself: the others come after it, in their order.
 const TOLD_A_STEP: usize = 1024;
 
 /// Which of these holds of a lock end by what its key was given from outside. Only asks; none if it cannot be asked now.
 #[cold]
-pub fn cut(name: &Name, holds: &[(Token, WallMs)]) -> Option<Vec<Token>> {
+pub(super) fn cut(name: &Name, holds: &[(Token, WallMs)]) -> Option<Vec<Token>> {
     Some(STATE.try_borrow_mut()?.cut(name, holds))
 }
 

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// What has happened and is not worked off yet, since it came with too much else.
-pub enum Late {
+pub(super) enum Late {
     /// A lock has left its name.
     Lost(Unlinked),
     /// Something has happened to a lock since, of which observers are to be told.
@@ -33,7 +33,7 @@ impl From<PutOff> for Late {
 }
 
 /// All that the module keeps between events.
-pub struct State {
+pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) keys: OpenKeys,
     pub(super) steps: clock::StepDetector,
@@ -106,14 +106,14 @@ impl State {
 }
 
 /// How many databases the server has, and how many holds there are in all of them; none while the state is borrowed.
-pub fn databases_and_holds() -> Option<(u32, i64)> {
+pub(super) fn databases_and_holds() -> Option<(u32, i64)> {
     let state = STATE.try_borrow_mut()?;
     let held = census::holds() + state.engine.ledger.counters.held;
     Some((state.settings.databases, held))
 }
 
 /// Returns true if a lock that a user brings is within the caps of this server. Only asks, and counts.
-pub fn has_room_for(lock: &Lock) -> bool {
+pub(super) fn has_room_for(lock: &Lock) -> bool {
     let Some(places) = STATE.try_borrow_mut().map(|state| state.engine.places()) else {
         return false;
     };

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static UNDER_WAY: AtomicBool = AtomicBool::new(false);
 
 /// Whether the load that has just begun is the empty one.
-pub fn under_way() -> bool {
+pub(crate) fn under_way() -> bool {
     UNDER_WAY.load(Ordering::Relaxed)
 }
 
 /// Errors when settings are left over. To be called once the module's own have been taken, and before it has a type.
-pub fn run(ctx: Ctx) -> Result<(), String> {
+pub(crate) fn run(ctx: Ctx) -> Result<(), String> {
     // A server that starts has no clients yet. It reads all modules' settings from its file and refuses by itself to start
     // with one that no module has.
     let clients = ctx.server_info(c"clients", c"connected_clients");

@@ -33,7 +33,7 @@ static IS_REDIS_7_2: AtomicBool = AtomicBool::new(false);
 static BARS_SUBSCRIBERS: AtomicBool = AtomicBool::new(false);
 
 /// Finds out what server this is. To be called at load, before any question.
-pub fn detect(ctx: Ctx) {
+pub(crate) fn detect(ctx: Ctx) {
     let version = |field| ctx.server_info(c"server", field);
     match version(c"valkey_version") {
         Some(valkey) => {
@@ -50,7 +50,7 @@ pub fn detect(ctx: Ctx) {
 /// When an answered connection is unblocked, so that whatever ends it in the same turn of the event loop is told of as the end of
 /// one that has no answer yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unblocks {
+pub(crate) enum Unblocks {
     /// Redis 7.0 writes the answer at once, but takes the connection for a blocked one until it goes to sleep: CLIENT UNBLOCK
     /// … ERROR in between adds a second reply. It raises an event right before it works off what was unblocked.
     BeforeSleep,
@@ -65,7 +65,7 @@ pub enum Unblocks {
 ///
 /// Test: `undelivered`, all of it, and `waiting`: `unblocked_by_error_just_after_the_grant`. A new server for which `AtOnce` is
 /// too early fails them.
-pub fn unblocks() -> Unblocks {
+pub(crate) fn unblocks() -> Unblocks {
     if tells_of_sleep() {
         Unblocks::BeforeSleep
     } else if IS_REDIS_7_2.load(Ordering::Relaxed) {
@@ -81,7 +81,7 @@ pub fn unblocks() -> Unblocks {
 /// It has decided by then for how long it sleeps: a timer that is made while it works off the last of a turn does not wake it.
 ///
 /// Test: `undelivered`: `killed_behind_another_wait`.
-pub fn tells_of_sleep() -> bool {
+pub(crate) fn tells_of_sleep() -> bool {
     !server::tells_time()
 }
 
@@ -90,7 +90,7 @@ pub fn tells_of_sleep() -> bool {
 ///
 /// Test: `blocked`: `a_subscriber_waits_where_it_may` fails on another server that bars them. A Valkey that no longer does is
 /// noticed by nothing: the request would go on being refused.
-pub fn bars_subscribers() -> bool {
+pub(crate) fn bars_subscribers() -> bool {
     BARS_SUBSCRIBERS.load(Ordering::Relaxed)
 }
 
@@ -102,7 +102,7 @@ pub fn bars_subscribers() -> bool {
 /// To be called when the module's commands can be run. `own` is a context of the module's own.
 ///
 /// Test: `removal`: `generic_keyspace_events_are_heard_where_they_move_no_client` names the versions.
-pub fn generic_events_are_safe(ctx: Ctx, own: Ctx<'static>, databases: u32) -> bool {
+pub(crate) fn generic_events_are_safe(ctx: Ctx, own: Ctx<'static>, databases: u32) -> bool {
     if !IS_VALKEY.load(Ordering::Relaxed) || databases < 2 {
         return true;
     }
@@ -130,7 +130,7 @@ fn set_tried(own: Option<Ctx<'static>>) {
 }
 
 /// Within a command: raises an event that is none of anybody's, and checks that the command's client stays where it was.
-pub fn trial(ctx: Ctx) {
+pub(crate) fn trial(ctx: Ctx) {
     let Some(own) = tried() else {
         return;
     };
@@ -150,31 +150,31 @@ pub fn trial(ctx: Ctx) {
 /// expired. Redis 7.0 knows only the first, and takes the others for nothing.
 ///
 /// Test: `appearing`: `to_look_for_a_key_leaves_no_trace`.
-pub const TRACELESS: c_int = (raw::REDISMODULE_READ
+pub(crate) const TRACELESS: c_int = (raw::REDISMODULE_READ
     | raw::REDISMODULE_OPEN_KEY_NOTOUCH
     | raw::REDISMODULE_OPEN_KEY_NOEFFECTS) as c_int;
 
 /// The same for a key that is probably not there. On Redis 7.0 one that is opened for reading only counts as a miss.
 ///
 /// Test: as above.
-pub const TRACELESS_IF_ABSENT: c_int = TRACELESS | raw::REDISMODULE_WRITE as c_int;
+pub(crate) const TRACELESS_IF_ABSENT: c_int = TRACELESS | raw::REDISMODULE_WRITE as c_int;
 
 /// Commands that wait, though not every server says so: Redis 7.2 does not flag WAIT as blocking.
 ///
 /// Test: `guard`: `commands_that_are_not_for_guard_are_refused`.
-pub const WAITS_UNFLAGGED: [&[u8]; 2] = [b"wait", b"waitaof"];
+pub(crate) const WAITS_UNFLAGGED: [&[u8]; 2] = [b"wait", b"waitaof"];
 
 /// An option by which a module declares that its keys may travel in an atomic slot migration: Valkey since 9.0. Other servers
 /// ignore the bit.
 ///
 /// Test: `cluster`: `a_slot_that_moves_at_once_takes_its_locks_along`.
-pub const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
+pub(crate) const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
 
 /// How many databases the server has. A node of a cluster has one, whatever `databases` says, but Valkey since 9.0 has a setting
 /// for it.
 ///
 /// Test: `removal`: `generic_keyspace_events_are_heard_where_they_move_no_client`.
-pub fn databases(ctx: Ctx, cluster: bool) -> u32 {
+pub(crate) fn databases(ctx: Ctx, cluster: bool) -> u32 {
     let (setting, usual) = match cluster {
         true => (c"cluster-databases", 1),
         false => (c"databases", 16),

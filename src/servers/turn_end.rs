@@ -19,7 +19,7 @@ static AWAITED: AtomicBool = AtomicBool::new(false);
 static WORK: MainThread<Option<fn()>> = MainThread::new(None);
 
 /// Has `work` called at the end of this turn, once. Gives whether the server will.
-pub fn call_back(ctx: Ctx, work: fn()) -> bool {
+pub(crate) fn call_back(ctx: Ctx, work: fn()) -> bool {
     if AWAITED.load(Ordering::Relaxed) {
         return true;
     }
@@ -33,13 +33,13 @@ pub fn call_back(ctx: Ctx, work: fn()) -> bool {
 }
 
 /// Whether a call is the module's own of [`call_back`].
-pub fn calling() -> bool {
+pub(crate) fn calling() -> bool {
     CALLING.load(Ordering::Relaxed)
 }
 
 /// Blocks the module's own call, and unblocks it. In MULTI and in scripts the server does not block it, and answers it with an error;
 /// what is freed is so all the same.
-pub fn block(ctx: Ctx) {
+pub(crate) fn block(ctx: Ctx) {
     if ctx.block_once(freed) {
         AWAITED.store(true, Ordering::Relaxed);
     }

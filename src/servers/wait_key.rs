@@ -14,7 +14,7 @@ lazy_static::lazy_static! {
 }
 
 /// The key to be blocked on for this lock: one for each slot, outside of a cluster the same for all.
-pub fn beside(key: &[u8], in_cluster: bool) -> Text {
+pub(crate) fn beside(key: &[u8], in_cluster: bool) -> Text {
     let name = [b"}\0dlock\0".as_slice(), SECRET.as_bytes()].concat();
     match in_cluster {
         true => Text::new(

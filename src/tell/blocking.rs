@@ -73,12 +73,12 @@ lazy_static::lazy_static! {
 }
 
 /// How many connections wait.
-pub fn waiting() -> usize {
+pub(crate) fn waiting() -> usize {
     WAITERS.borrow().map_or(0, |waiters| waiters.blocked)
 }
 
 /// Blocks the calling connection on a key until its request is answered. Returns false if the server does not let it wait.
-pub fn block(ctx: Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool {
+pub(crate) fn block(ctx: Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool {
     let Some(mut waiters) = WAITERS.borrow() else {
         return false;
     };
@@ -104,7 +104,7 @@ pub fn block(ctx: Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool
 }
 
 /// Notes an answer that was decided. A connection that has ended meanwhile is passed over: the inbox tells of it.
-pub fn answer(wake: Wake) {
+pub(crate) fn answer(wake: Wake) {
     let Some(mut waiters) = WAITERS.borrow() else {
         return;
     };
@@ -119,7 +119,7 @@ pub fn answer(wake: Wake) {
 
 /// Sees to it that the connections that are answered are unblocked by the end of this iteration of the event loop. To be called
 /// with no borrow held: the server may call back from within.
-pub fn deliver(ctx: Ctx) {
+pub(crate) fn deliver(ctx: Ctx) {
     match quirks::unblocks() {
         Unblocks::AtOnce => unblock_answered(),
         Unblocks::EndOfTurn => {
@@ -137,7 +137,7 @@ pub fn deliver(ctx: Ctx) {
 }
 
 /// The event loop is about to sleep.
-pub fn on_before_sleep() {
+pub(crate) fn on_before_sleep() {
     if quirks::unblocks() == Unblocks::BeforeSleep {
         unblock_answered();
     }
@@ -251,7 +251,7 @@ impl Waiter {
 }
 
 /// Returns whether the server lets this caller wait.
-pub fn may_wait(ctx: Ctx) -> MayWait {
+pub(crate) fn may_wait(ctx: Ctx) -> MayWait {
     let flags = ctx.flags();
     let barred = raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING
         | raw::REDISMODULE_CTX_FLAGS_LUA

@@ -12,7 +12,7 @@ use std::time::Duration;
 static THRESHOLD_MS: AtomicU64 = AtomicU64::new(0);
 
 /// Reads the server's setting: at load, and whenever its configuration changes.
-pub fn refresh(ctx: Ctx) {
+pub(crate) fn refresh(ctx: Ctx) {
     let setting = ctx.setting(c"latency-monitor-threshold");
     let threshold = setting.and_then(|value| value.parse().ok());
     THRESHOLD_MS.store(threshold.unwrap_or(0), Ordering::Relaxed);
@@ -20,7 +20,7 @@ pub fn refresh(ctx: Ctx) {
 
 /// How much processor time this thread has used; none while nobody wants to know. What others on the machine make it wait is
 /// not the module's doing, and looks like it on a machine that has too much to do.
-pub fn processor_time() -> Option<Duration> {
+pub(crate) fn processor_time() -> Option<Duration> {
     if THRESHOLD_MS.load(Ordering::Relaxed) == 0 {
         return None;
     }
@@ -28,14 +28,14 @@ pub fn processor_time() -> Option<Duration> {
 }
 
 /// Tells how much processor time something took that began then.
-pub fn sample_since(event: &CStr, began: Option<Duration>) {
+pub(crate) fn sample_since(event: &CStr, began: Option<Duration>) {
     if let Some((began, now)) = began.zip(processor_time()) {
         sample(event, now.saturating_sub(began));
     }
 }
 
 /// Tells how long something took.
-pub fn sample(event: &CStr, took: Duration) {
+pub(crate) fn sample(event: &CStr, took: Duration) {
     let threshold = THRESHOLD_MS.load(Ordering::Relaxed);
     if threshold > 0 && took.as_millis() >= u128::from(threshold) {
         server::add_latency_sample(event, took);

@@ -1,11 +1,11 @@
 //! What the outside is told: replies, replicas and the AOF, connections that wait, observers.
 
-pub mod blocking;
-pub mod latency;
-pub mod notifications;
-pub mod notify;
-pub mod observers;
-pub mod replicate;
-pub mod reply;
-pub mod subscribers;
-pub mod unsent;
+pub(crate) mod blocking;
+pub(crate) mod latency;
+pub(crate) mod notifications;
+pub(crate) mod notify;
+pub(crate) mod observers;
+pub(crate) mod replicate;
+pub(crate) mod reply;
+pub(crate) mod subscribers;
+pub(crate) mod unsent;

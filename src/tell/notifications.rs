@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A list of notifications, in order. Its buffers are reused: an uncontended command allocates nothing here.
 #[derive(Default)]
-pub struct Notifications {
+pub(crate) struct Notifications {
     items: Vec<Notification>,
     owned_keys: Vec<Text>,
 }
@@ -24,18 +24,18 @@ pub struct Notifications {
 static KEYSPACE_EVENTS: AtomicBool = AtomicBool::new(false);
 
 /// Whether keyspace events are to be raised.
-pub fn keyspace_events() -> bool {
+pub(crate) fn keyspace_events() -> bool {
     KEYSPACE_EVENTS.load(Ordering::Relaxed)
 }
 
 /// Asks the server whether it passes keyspace events on: at load, and whenever its configuration changes.
-pub fn refresh() {
+pub(crate) fn refresh() {
     KEYSPACE_EVENTS.store(server::notifies_of_modules(), Ordering::Relaxed);
 }
 
 /// The key that a notification names.
 #[derive(Clone, Copy)]
-pub enum Key {
+pub(crate) enum Key {
     /// The argument of the command that runs. The list is worked off before that returns.
     Argument(Str<'static>),
     /// One that the list keeps.
@@ -52,7 +52,7 @@ impl Key {
 }
 
 /// A notification as it is told.
-pub enum Told<'a> {
+pub(crate) enum Told<'a> {
     /// Something happened to a lock: its database, its key, and what.
     Lock(u32, Str<'a>, Event),
     /// A database was emptied.
@@ -68,7 +68,7 @@ enum Notification {
 }
 
 /// A notification that waits for a later event: it names its lock by itself.
-pub enum PutOff {
+pub(crate) enum PutOff {
     /// Something happened to a lock.
     Lock(Name, Event),
     /// A database was emptied.
@@ -77,18 +77,18 @@ pub enum PutOff {
 
 impl Notifications {
     /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.items.len()
     }
 
     /// Takes out those from this one on, to be told later.
     #[cold]
-    pub fn put_off(&mut self, from: usize) -> impl Iterator<Item = PutOff> + '_ {
+    pub(crate) fn put_off(&mut self, from: usize) -> impl Iterator<Item = PutOff> + '_ {
         let owned = &self.owned_keys;
         self.items.drain(from..).map(|item| match item {
             Notification::Flush(db) => PutOff::Flush(db),
@@ -100,7 +100,7 @@ impl Notifications {
     }
 
     /// Adds what happened to a lock.
-    pub fn add(&mut self, db: u32, key: Key, event: &Event) {
+    pub(crate) fn add(&mut self, db: u32, key: Key, event: &Event) {
         // Only the end of a hold is told by a message too.
         let ended = matches!(event, Event::Ended(..));
         if keyspace_events() || (ended && !subscribers::known_absent()) {
@@ -109,24 +109,24 @@ impl Notifications {
     }
 
     /// Takes a key that a notification names, so that it lives until the list has been worked off.
-    pub fn own_key(&mut self, key: Text) -> Key {
+    pub(crate) fn own_key(&mut self, key: Text) -> Key {
         self.owned_keys.push(key);
         Key::Owned(self.owned_keys.len() - 1)
     }
 
     /// Adds what happened to a lock by its name.
-    pub fn add_named(&mut self, name: &Name, event: Event) {
+    pub(crate) fn add_named(&mut self, name: &Name, event: Event) {
         let key = self.own_key(Text::new(&name.key));
         self.add(name.db, key, &event);
     }
 
     /// Adds that a database was emptied.
-    pub fn add_flush(&mut self, db: u32) {
+    pub(crate) fn add_flush(&mut self, db: u32) {
         self.items.push(Notification::Flush(db));
     }
 
     /// Hands every notification over, in order, and is empty then.
-    pub fn drain(&mut self, mut tell: impl FnMut(&Told)) {
+    pub(crate) fn drain(&mut self, mut tell: impl FnMut(&Told)) {
         for item in &self.items {
             match item {
                 Notification::Flush(db) => tell(&Told::Flush(*db)),

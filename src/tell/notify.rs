@@ -5,7 +5,7 @@ use dlock_engine::{Message, Outcome, Refusal};
 
 /// Publishes what a waiting request is told: `word token keylen:key ownerlen:owner wait-id`. In a cluster every node's subscribers
 /// hear it, since the channel is the client's and belongs to no slot.
-pub fn publish(ctx: Ctx, message: &Message) {
+pub(crate) fn publish(ctx: Ctx, message: &Message) {
     let (word, token) = said(&message.outcome);
     let (key, owner) = (&message.name.key, &message.owner);
     let mut text = format!("{word} {token} {}:", key.len()).into_bytes();

@@ -11,7 +11,7 @@ use dlock_engine::{End, Event, Token};
 use std::ffi::CStr;
 
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
-pub fn tell(
+pub(crate) fn tell(
     ctx: Ctx,
     home: u32,
     channel: Channel,
@@ -93,7 +93,7 @@ fn publish_flush(ctx: Ctx, channel: Channel, db: u32) {
 
 /// The texts of a message. Their buffers are reused: every release makes them.
 #[derive(Default)]
-pub struct Texts {
+pub(crate) struct Texts {
     channel: Vec<u8>,
     message: Vec<u8>,
     // The channel's beginning, the same for all messages of a database: which database, and how long it is.

@@ -17,17 +17,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static LISTENING: AtomicBool = AtomicBool::new(true);
 
 /// Whether effects are to be written down.
-pub fn listening() -> bool {
+pub(crate) fn listening() -> bool {
     LISTENING.load(Ordering::Relaxed)
 }
 
 /// Somebody may listen from now on.
-pub fn somebody_may_listen() {
+pub(crate) fn somebody_may_listen() {
     LISTENING.store(true, Ordering::Relaxed);
 }
 
 /// Asks the server whether anybody listens.
-pub fn refresh(ctx: Ctx) {
+pub(crate) fn refresh(ctx: Ctx) {
     let flags = ctx.flags();
     let may = raw::REDISMODULE_CTX_FLAGS_AOF
         | raw::REDISMODULE_CTX_FLAGS_CLUSTER
@@ -40,7 +40,7 @@ pub fn refresh(ctx: Ctx) {
 }
 
 /// Propagates the effect of an event on one lock.
-pub fn effect(ctx: Ctx, key: Str, effect: &[u8]) {
+pub(crate) fn effect(ctx: Ctx, key: Str, effect: &[u8]) {
     let bytes = (!change::goes_without_saying(effect)).then_some(effect);
     ctx.replicate(c"DLOCK.APPLY", key, bytes);
 }
@@ -48,6 +48,6 @@ pub fn effect(ctx: Ctx, key: Str, effect: &[u8]) {
 /// Counts a change that nobody listens to, so that the server's save points see it. The server offers no other way than a
 /// verbatim replication, which reaches nobody here; should it ever, the receiver refuses the command (only effects are
 /// followed), and says so in its log.
-pub fn nothing(ctx: Ctx) {
+pub(crate) fn nothing(ctx: Ctx) {
     ctx.replicate_verbatim();
 }

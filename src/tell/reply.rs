@@ -7,7 +7,7 @@ use dlock_engine::Token;
 
 /// Writes the answer to a command if it is a usual one; gives it back if not.
 #[inline(always)]
-pub fn write_usual(ctx: Ctx, reply: Result<Reply, Error>) -> Option<Result<Reply, Error>> {
+pub(crate) fn write_usual(ctx: Ctx, reply: Result<Reply, Error>) -> Option<Result<Reply, Error>> {
     match &reply {
         Ok(Reply::Integer(number)) => ctx.reply_integer(*number),
         Ok(Reply::Grant(token, holds, None)) => grant(ctx, *token, *holds, None),
@@ -19,7 +19,7 @@ pub fn write_usual(ctx: Ctx, reply: Result<Reply, Error>) -> Option<Result<Reply
 }
 
 /// Writes the answer to a command.
-pub fn write(ctx: Ctx, reply: Result<Reply, Error>) {
+pub(crate) fn write(ctx: Ctx, reply: Result<Reply, Error>) {
     match reply {
         Ok(reply) => value(ctx, &reply),
         Err(error) => ctx.reply_error(&error.to_string()),
@@ -28,13 +28,13 @@ pub fn write(ctx: Ctx, reply: Result<Reply, Error>) {
 
 /// Answers with an error.
 #[cold]
-pub fn refuse(ctx: Ctx, error: Error) {
+pub(crate) fn refuse(ctx: Ctx, error: Error) {
     write(ctx, Err(error));
 }
 
 /// Answers that all is well.
 #[cold]
-pub fn pass(ctx: Ctx) {
+pub(crate) fn pass(ctx: Ctx) {
     write(ctx, Ok(Reply::Ok));
 }
 

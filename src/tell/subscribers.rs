@@ -31,7 +31,7 @@ static ITERATION: MainThread<Iteration> = MainThread::new(Iteration {
 });
 
 /// The event loop has made a iteration.
-pub fn on_before_sleep() {
+pub(crate) fn on_before_sleep() {
     if let Some(mut iteration) = ITERATION.borrow() {
         iteration.unasked = if iteration.messages > UNASKED {
             0
@@ -44,7 +44,7 @@ pub fn on_before_sleep() {
 }
 
 /// Forgets the subscriber that was seen, unless the server counts subscriptions.
-pub fn heartbeat(ctx: Ctx) {
+pub(crate) fn heartbeat(ctx: Ctx) {
     // Not every server has all of them (`quirks`).
     let none = |field: &CStr| {
         let count = ctx.server_info(c"stats", field);
@@ -59,7 +59,7 @@ pub fn heartbeat(ctx: Ctx) {
 }
 
 /// Whether it is known that nobody subscribes. Asks the server nothing.
-pub fn known_absent() -> bool {
+pub(crate) fn known_absent() -> bool {
     ITERATION.borrow().is_some_and(|mut iteration| {
         iteration.messages += u32::from(iteration.nobody);
         iteration.nobody
@@ -67,7 +67,7 @@ pub fn known_absent() -> bool {
 }
 
 /// Whether one more message may have a subscriber.
-pub fn may_exist(ctx: Ctx) -> bool {
+pub(crate) fn may_exist(ctx: Ctx) -> bool {
     if SEEN.load(Ordering::Relaxed) {
         return true;
     }

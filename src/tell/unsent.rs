@@ -28,7 +28,7 @@ lazy_static::lazy_static! {
 }
 
 /// A grant is written to this connection.
-pub fn add(client: ClientId, user: Vec<u8>, undo: Vec<Undo>) {
+pub(crate) fn add(client: ClientId, user: Vec<u8>, undo: Vec<Undo>) {
     if let Some(mut unsent) = UNSENT.borrow() {
         match unsent.get_mut(&client) {
             // The connection waited once more in this turn. What was granted last is undone first.
@@ -39,14 +39,14 @@ pub fn add(client: ClientId, user: Vec<u8>, undo: Vec<Undo>) {
 }
 
 /// The event loop has made a turn: what was written has been sent, as far as it could be.
-pub fn on_after_sleep() {
+pub(crate) fn on_after_sleep() {
     if let Some(mut unsent) = UNSENT.borrow() {
         unsent.clear();
     }
 }
 
 /// Takes back what was written to a connection that certainly was not sent it.
-pub fn take_back(client: ClientId) {
+pub(crate) fn take_back(client: ClientId) {
     let unsent = UNSENT
         .borrow()
         .and_then(|mut unsent| unsent.remove(&client));
@@ -56,7 +56,7 @@ pub fn take_back(client: ClientId) {
 }
 
 /// A connection ends. The server is asked here, in the callback: a moment later it knows nothing of the connection any more.
-pub fn on_disconnect(ctx: Ctx, client: ClientId) {
+pub(crate) fn on_disconnect(ctx: Ctx, client: ClientId) {
     let user = UNSENT
         .borrow()
         .and_then(|unsent| Some(unsent.get(&client)?.user.clone()));

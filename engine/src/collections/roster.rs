@@ -4,6 +4,9 @@
 //! a whole node for one that leaves, and give a queue of one, the usual one, a node of its own. This takes 24 bytes until
 //! somebody comes, and one allocation then.
 
+// Positions are found right before, in the list itself.
+#![allow(clippy::indexing_slicing)]
+
 use std::collections::VecDeque;
 
 /// Members a chunk: few enough that to take one out moves no more than some lines of memory, and enough that a rank among

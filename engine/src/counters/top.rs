@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::mem;
 
 /// How many locks have a count.
-pub const KEPT: usize = 1000;
+pub(super) const KEPT: usize = 1000;
 
 /// Locks with longer names are not counted: names stay here while their locks are long gone.
 const LONGEST_NAME: usize = 1024;

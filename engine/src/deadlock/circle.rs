@@ -81,7 +81,7 @@ impl Look<'_> {
     /// difference to the others.
     ///
     /// Tarjan's algorithm (1972), up to the first component that is complete.
-    pub fn knot(&mut self, from: RequestId) -> Bounded<Vec<RequestId>> {
+    pub(crate) fn knot(&mut self, from: RequestId) -> Bounded<Vec<RequestId>> {
         self.renew_steps();
         let mut stack: Vec<usize> = Vec::new();
         let mut path: Vec<(usize, Vec<Arrow>)> = Vec::new();
@@ -123,7 +123,7 @@ impl Look<'_> {
 
     /// Returns the circle that one comes to from a request that is left standing, by what is first in the way of each; the way, if
     /// that is long. `asks` is the owner of the request that is in no queue yet.
-    pub fn circle(&mut self, from: RequestId, asks: &[u8]) -> Circle {
+    pub(crate) fn circle(&mut self, from: RequestId, asks: &[u8]) -> Circle {
         self.renew_steps();
         let mut way: Vec<(usize, Arrow)> = Vec::new();
         let mut seen: Vec<Option<usize>> = Vec::new();

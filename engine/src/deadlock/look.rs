@@ -8,18 +8,18 @@ use crate::types::{Arrival, Limit, NameRef, OwnerHash, RequestId};
 use std::collections::BTreeSet;
 
 /// The number that the request goes by that is asked for, and is in no queue yet.
-pub const ASKED: RequestId = RequestId(0);
+pub(crate) const ASKED: RequestId = RequestId(0);
 
 /// The steps of a look are used up, and it has no answer.
 #[derive(Debug)]
-pub struct OutOfSteps;
+pub(crate) struct OutOfSteps;
 
 /// What a look has to say, if its steps suffice.
 pub(super) type Bounded<T> = Result<T, OutOfSteps>;
 
 /// A lock that is asked for.
 #[derive(Debug, Clone, Copy)]
-pub struct Wanted<'a> {
+pub(crate) struct Wanted<'a> {
     /// Its name.
     pub name: NameRef<'a>,
     /// Its number, if it has a queue.
@@ -31,7 +31,7 @@ pub struct Wanted<'a> {
 }
 
 /// A look at one wait. A step is an owner, a request, a lock, a holder or a place that it visits.
-pub struct Look<'w> {
+pub(crate) struct Look<'w> {
     pub(super) queues: &'w WaitQueues,
     pub(super) requests: &'w Requests,
     max_steps: usize,
@@ -87,7 +87,11 @@ pub(super) struct Target {
 impl<'w> Look<'w> {
     /// A look among these queues and requests. Each of its three parts (whether a wait can end, which knot keeps it, what that
     /// is called) has so many steps.
-    pub fn new(queues: &'w WaitQueues, requests: &'w Requests, max_steps: usize) -> Look<'w> {
+    pub(crate) fn new(
+        queues: &'w WaitQueues,
+        requests: &'w Requests,
+        max_steps: usize,
+    ) -> Look<'w> {
         Look {
             queues,
             requests,
@@ -104,7 +108,7 @@ impl<'w> Look<'w> {
     }
 
     /// Returns true if this owner's request could never be granted at these places, with those out of the way that it replaces.
-    pub fn is_asked_stuck(
+    pub(crate) fn is_asked_stuck(
         &mut self,
         keys: &mut impl Keyspace,
         owner: OwnerHash,
@@ -124,7 +128,7 @@ impl<'w> Look<'w> {
     }
 
     /// Returns true if a request of this owner that waits can never be granted.
-    pub fn is_waiter_stuck(
+    pub(crate) fn is_waiter_stuck(
         &mut self,
         keys: &mut impl Keyspace,
         owner: OwnerHash,
@@ -147,7 +151,7 @@ impl<'w> Look<'w> {
     }
 
     /// Returns the locks of which all waits can be granted: those need no look of their own.
-    pub fn ending(&self) -> impl Iterator<Item = LockId> + '_ {
+    pub(crate) fn ending(&self) -> impl Iterator<Item = LockId> + '_ {
         let ends = |lock: &&LockNode| {
             let all = lock.queue.len() == lock.waits.len();
             all && lock.waits.iter().all(|(_, wait)| self.waits[*wait].granted)
@@ -164,7 +168,7 @@ impl<'w> Look<'w> {
     }
 
     /// Returns how many steps its last part took.
-    pub fn steps(&self) -> usize {
+    pub(crate) fn steps(&self) -> usize {
         self.max_steps - self.steps_left
     }
 

@@ -12,10 +12,13 @@
 //! A look is bounded and done in one piece: it has an answer within its steps, or it has none ([`OutOfSteps`]). Nothing of it
 //! is kept.
 
+// Positions are those of the look's own lists, which only grow while it lasts.
+#![allow(clippy::indexing_slicing)]
+
 mod circle;
 mod look;
 mod play;
 mod text;
 
-pub use look::{Look, OutOfSteps, Wanted, ASKED};
-pub use text::{deadlock, two_upgrades, Circle};
+pub(crate) use look::{Look, OutOfSteps, Wanted, ASKED};
+pub(crate) use text::{deadlock, two_upgrades, Circle};

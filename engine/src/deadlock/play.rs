@@ -12,7 +12,7 @@ pub(super) struct Staying {
 
 impl Staying {
     /// Returns true if one more may hold beside them, by the granting rule.
-    pub fn allows(self, limit: Limit) -> bool {
+    pub(super) fn allows(self, limit: Limit) -> bool {
         self.count == 0 || self.strictest.min(limit).allows(self.count + 1)
     }
 }

@@ -12,7 +12,7 @@ const BYTES_NAMED: usize = 64;
 
 /// One step of a circle: somebody waits for a lock that somebody holds, or is queued for before it.
 #[derive(Debug)]
-pub struct Step {
+pub(crate) struct Step {
     /// Who waits.
     pub waiter: Rc<[u8]>,
     /// For which lock.
@@ -25,7 +25,7 @@ pub struct Step {
 
 /// A circle, as far as it is named.
 #[derive(Debug)]
-pub struct Circle {
+pub(crate) struct Circle {
     /// Its first steps.
     pub named: Vec<Step>,
     /// How many more there are; none if that is not known.
@@ -33,7 +33,7 @@ pub struct Circle {
 }
 
 /// The error for a second holder that wants to upgrade: each would wait for the other to leave.
-pub fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
+pub(crate) fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
     Refusal::Deadlock(format!(
         "'{}' and '{}' hold the lock, and each waits for the other to release it",
         escaped(owner, BYTES_NAMED),
@@ -42,7 +42,7 @@ pub fn two_upgrades(owner: &[u8], other: &[u8]) -> Refusal {
 }
 
 /// The error for a circle. Keys that the caller may not read are masked.
-pub fn deadlock(circle: &Circle, mut readable: impl FnMut(&Name) -> bool) -> Refusal {
+pub(crate) fn deadlock(circle: &Circle, mut readable: impl FnMut(&Name) -> bool) -> Refusal {
     let named = circle.named.iter().map(|step| {
         let key = match readable(&step.name) {
             true => format!("'{}'", escaped(&step.name.key, BYTES_NAMED)),

@@ -12,7 +12,7 @@ const LONGEST_LIST: usize = 8;
 
 /// All holders of a lock.
 #[derive(Debug)]
-pub enum Holders {
+pub(crate) enum Holders {
     /// Some, in the order of their owners.
     List(Vec<Holder>),
     /// More than can be kept in a list.
@@ -22,7 +22,7 @@ pub enum Holders {
 /// One holder. Its owner is shared with `Arc` where it stands in several maps, since a server may free a value on another
 /// thread.
 #[derive(Debug)]
-pub struct Holder {
+pub(crate) struct Holder {
     owner: Arc<[u8]>,
     terms: Terms,
 }
@@ -39,7 +39,7 @@ struct Terms {
 
 /// Many holders, found by owner, deadline and limit.
 #[derive(Debug, Default)]
-pub struct Indexed {
+pub(crate) struct Indexed {
     by_owner: Index<Arc<[u8]>, Terms>,
     // The token keeps leases of one millisecond apart: to compare owners would be to read the memory of each.
     by_deadline: BTreeSet<(WallMs, Token, Arc<[u8]>)>,
@@ -54,7 +54,7 @@ impl Default for Holders {
 
 impl Holders {
     /// How many there are.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Holders::List(list) => list.len(),
             Holders::Indexed(many) => many.by_owner.len(),
@@ -62,12 +62,12 @@ impl Holders {
     }
 
     /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The hold of an owner.
-    pub fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
+    pub(crate) fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
         match self {
             Holders::List(list) => list.get(find(list, owner).ok()?).map(Holder::view),
             Holders::Indexed(many) => many.get(owner),
@@ -75,7 +75,7 @@ impl Holders {
     }
 
     /// All holds: of a few in the order of their owners, of many in the order in which they end.
-    pub fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Hold<'_>> {
         let (few, many) = match self {
             Holders::List(list) => (Some(list), None),
             Holders::Indexed(many) => (None, Some(many)),
@@ -85,7 +85,7 @@ impl Holders {
     }
 
     /// The first deadline and whose it is.
-    pub fn earliest(&self) -> Option<(WallMs, &[u8])> {
+    pub(crate) fn earliest(&self) -> Option<(WallMs, &[u8])> {
         match self {
             Holders::List(list) => {
                 let first = list.iter().min_by_key(|holder| holder.terms.deadline)?;
@@ -99,7 +99,7 @@ impl Holders {
     }
 
     /// The hold whose lease ends last.
-    pub fn last(&self) -> Option<Hold<'_>> {
+    pub(crate) fn last(&self) -> Option<Hold<'_>> {
         match self {
             Holders::List(list) => {
                 let last = list.iter().max_by_key(|holder| holder.terms.deadline)?;
@@ -110,7 +110,7 @@ impl Holders {
     }
 
     /// The last deadline.
-    pub fn latest(&self) -> Option<WallMs> {
+    pub(crate) fn latest(&self) -> Option<WallMs> {
         match self {
             Holders::List(list) => list.iter().map(|holder| holder.terms.deadline).max(),
             Holders::Indexed(many) => many.by_deadline.last().map(|(at, ..)| *at),
@@ -118,7 +118,7 @@ impl Holders {
     }
 
     /// How many leases have not run out. Takes time by the number of those that have, which are soon taken out.
-    pub fn live(&self, now: WallMs) -> usize {
+    pub(crate) fn live(&self, now: WallMs) -> usize {
         let ended = match self {
             Holders::List(list) => list
                 .iter()
@@ -133,7 +133,7 @@ impl Holders {
     }
 
     /// The strictest limit of all.
-    pub fn strictest(&self) -> Option<Limit> {
+    pub(crate) fn strictest(&self) -> Option<Limit> {
         match self {
             Holders::List(list) => list.iter().map(|holder| holder.terms.limit).min(),
             Holders::Indexed(many) => many.by_limit.first_key_value().map(|(limit, _)| *limit),
@@ -141,7 +141,7 @@ impl Holders {
     }
 
     /// The strictest limit when one holder with `mine` is left out.
-    pub fn strictest_beside(&self, mine: Limit) -> Option<Limit> {
+    pub(crate) fn strictest_beside(&self, mine: Limit) -> Option<Limit> {
         match self {
             Holders::List(list) => {
                 let left_out = list.iter().position(|holder| holder.terms.limit == mine);
@@ -160,7 +160,7 @@ impl Holders {
     }
 
     /// Makes this owner's hold exactly this one.
-    pub fn put(&mut self, hold: &Hold) {
+    pub(crate) fn put(&mut self, hold: &Hold) {
         let terms = Terms {
             token: hold.token,
             deadline: hold.deadline,
@@ -190,7 +190,7 @@ impl Holders {
     }
 
     /// Takes the only hold out, if it is holder under this token.
-    pub fn remove_only(&mut self, token: Token) {
+    pub(crate) fn remove_only(&mut self, token: Token) {
         if let Holders::List(list) = self {
             if matches!(list.as_slice(), [only] if only.terms.token == token) {
                 list.clear();
@@ -199,7 +199,7 @@ impl Holders {
     }
 
     /// Takes an owner's hold out.
-    pub fn remove(&mut self, owner: &[u8]) {
+    pub(crate) fn remove(&mut self, owner: &[u8]) {
         match self {
             Holders::List(list) => {
                 if let Ok(at) = find(list, owner) {
@@ -214,7 +214,7 @@ impl Holders {
     }
 
     /// Token and deadline of each hold, in the order of `iter`.
-    pub fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
+    pub(crate) fn leases(&self) -> impl Iterator<Item = (Token, WallMs)> + '_ {
         let (few, many) = match self {
             Holders::List(list) => (Some(list), None),
             Holders::Indexed(many) => (None, Some(&many.by_deadline)),
@@ -226,7 +226,7 @@ impl Holders {
     }
 
     /// Takes one out, whichever. Gives whether there was one.
-    pub fn pop(&mut self) -> bool {
+    pub(crate) fn pop(&mut self) -> bool {
         match self {
             Holders::List(list) => list.pop().is_some(),
             Holders::Indexed(many) => {
@@ -237,7 +237,7 @@ impl Holders {
     }
 
     /// Roughly the memory that they take, in bytes.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let each = match self {
             Holders::List(_) => std::mem::size_of::<Holder>() + 16,
             // In three maps, of whose nodes half is air.

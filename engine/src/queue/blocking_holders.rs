@@ -14,11 +14,11 @@ use std::collections::BTreeSet;
 
 /// Holders of one lock that are recorded one by one. A lock with more is listed as a whole, and asked itself: to keep account
 /// of tens of thousands at each change would cost more than that.
-pub const MOST_RECORDED: usize = 16;
+pub(crate) const MOST_RECORDED: usize = 16;
 
 /// A holder as far as circles are concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockingHolder {
+pub(crate) struct BlockingHolder {
     /// Who.
     pub owner: OwnerHash,
     /// The limit it holds with.
@@ -27,7 +27,7 @@ pub struct BlockingHolder {
 
 impl BlockingHolder {
     /// What a hold is to circles.
-    pub fn of(hold: &Hold, hash: impl FnOnce(&[u8]) -> OwnerHash) -> BlockingHolder {
+    pub(crate) fn of(hold: &Hold, hash: impl FnOnce(&[u8]) -> OwnerHash) -> BlockingHolder {
         BlockingHolder {
             owner: hash(hold.owner),
             limit: hold.limit,
@@ -37,7 +37,7 @@ impl BlockingHolder {
 
 /// What is recorded of one lock.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub enum BlockingHolders {
+pub(crate) enum BlockingHolders {
     /// Nothing: nobody is queued, or nobody holds.
     #[default]
     None,
@@ -51,7 +51,7 @@ pub enum BlockingHolders {
 
 impl BlockingHolders {
     /// The holders, where they are recorded one by one.
-    pub fn each(&self) -> Option<&[BlockingHolder]> {
+    pub(crate) fn each(&self) -> Option<&[BlockingHolder]> {
         match self {
             BlockingHolders::Crowd => None,
             BlockingHolders::None => Some(&[]),
@@ -63,7 +63,7 @@ impl BlockingHolders {
 
 /// All blocking holders.
 #[derive(Debug, Default)]
-pub struct BlockingIndex {
+pub(crate) struct BlockingIndex {
     // How many recorded locks an owner holds.
     owners: ByNumber<OwnerHash, u32>,
     crowded: BTreeSet<LockId>,
@@ -71,7 +71,7 @@ pub struct BlockingIndex {
 
 impl BlockingIndex {
     /// Brings what is recorded of a lock up to date with its holders; none are given when nobody is queued.
-    pub fn record(
+    pub(crate) fn record(
         &mut self,
         lock: LockId,
         count: usize,
@@ -108,17 +108,17 @@ impl BlockingIndex {
     }
 
     /// Clears what is recorded of a lock.
-    pub fn clear(&mut self, lock: LockId, recorded: &mut BlockingHolders) {
+    pub(crate) fn clear(&mut self, lock: LockId, recorded: &mut BlockingHolders) {
         self.record(lock, 0, std::iter::empty(), recorded);
     }
 
     /// Whether this owner is known to hold a lock that others are queued for.
-    pub fn has(&self, owner: OwnerHash) -> bool {
+    pub(crate) fn has(&self, owner: OwnerHash) -> bool {
         self.owners.contains_key(&owner)
     }
 
     /// The locks that have a queue and more holders than are recorded.
-    pub fn crowded(&self) -> impl Iterator<Item = LockId> + '_ {
+    pub(crate) fn crowded(&self) -> impl Iterator<Item = LockId> + '_ {
         self.crowded.iter().copied()
     }
 }

@@ -99,7 +99,7 @@ pub struct Turn {
 }
 
 /// The database in which that is now which was in this one.
-pub fn exchanged(db: u32, swaps: impl Iterator<Item = (u32, u32)>) -> u32 {
+pub(crate) fn exchanged(db: u32, swaps: impl Iterator<Item = (u32, u32)>) -> u32 {
     swaps.fold(db, |db, (one, other)| match db {
         db if db == one => other,
         db if db == other => one,

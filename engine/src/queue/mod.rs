@@ -2,7 +2,7 @@
 //! the lock's value keeps the durable half.
 
 mod blocking_holders;
-pub mod crowd;
+pub(crate) mod crowd;
 mod deadlines;
 mod place;
 mod queues;
@@ -10,14 +10,15 @@ mod requests;
 mod ties;
 mod wait_queue;
 
-pub use blocking_holders::{BlockingHolder, BlockingIndex, MOST_RECORDED};
+pub(crate) use blocking_holders::{BlockingHolder, BlockingIndex, MOST_RECORDED};
 pub use crowd::Crowd;
-pub use deadlines::Deadlines;
-pub use place::Place;
-pub use queues::{Turn, WaitQueues};
-pub use requests::{Part, Request, Requests, WaitsAt};
-pub use ties::{Auto, Kept, Loss, LostTie, Renewal, Tie, Ties};
-pub use wait_queue::WaitQueue;
+pub(crate) use deadlines::Deadlines;
+pub(crate) use place::Place;
+pub(crate) use queues::{Turn, WaitQueues};
+pub(crate) use requests::{Part, Request, Requests, WaitsAt};
+pub(crate) use ties::{Auto, Renewal, Tie, Ties};
+pub use ties::{Kept, Loss, LostTie};
+pub(crate) use wait_queue::WaitQueue;
 
 /// Names a lock that has a wait queue for as long as it has it. A lock's name is looked up once, where an event comes in;
 /// from there on it goes by this.

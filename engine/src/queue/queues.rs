@@ -1,5 +1,8 @@
 //! All wait queues, by number, by name, and in the order of a scan.
 
+// Positions are those of the list's own, which the map of names gives.
+#![allow(clippy::indexing_slicing)]
+
 use super::crowd::{self, exchanged, Crowd};
 use super::place::Place;
 use super::wait_queue::WaitQueue;
@@ -12,7 +15,7 @@ use std::rc::Rc;
 
 /// All wait queues.
 #[derive(Debug, Default)]
-pub struct WaitQueues {
+pub(crate) struct WaitQueues {
     slots: Vec<Slot>,
     free: Vec<u32>,
     dbs: Vec<Db>,
@@ -53,7 +56,7 @@ impl Review {
 
 /// A lock that has its turn in a review.
 #[derive(Debug, Clone, Copy)]
-pub struct Turn {
+pub(crate) struct Turn {
     /// Which.
     pub lock: LockId,
     /// Whether it is to be marked for settlement.
@@ -88,13 +91,13 @@ struct Db {
 impl WaitQueues {
     /// Whether no lock has a queue, or may need one.
     #[inline]
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.len == 0 && self.crowds.is_empty()
     }
 
     /// The number of the lock with this name, if it has a queue. In a server without a contended lock none has.
     #[inline(always)]
-    pub fn id(&self, name: NameRef) -> Option<LockId> {
+    pub(crate) fn id(&self, name: NameRef) -> Option<LockId> {
         match self.len {
             0 => None,
             _ => self.look_up(name),
@@ -108,7 +111,7 @@ impl WaitQueues {
     }
 
     /// The number of the lock with this name; its queue is made if there is none.
-    pub fn id_or_new(&mut self, name: NameRef) -> LockId {
+    pub(crate) fn id_or_new(&mut self, name: NameRef) -> LockId {
         match self.id(name) {
             Some(id) => id,
             None => self.add(name.to_owned()),
@@ -140,32 +143,32 @@ impl WaitQueues {
     }
 
     /// The queue with this number.
-    pub fn get(&self, id: LockId) -> Option<&WaitQueue> {
+    pub(crate) fn get(&self, id: LockId) -> Option<&WaitQueue> {
         let slot = self.slots.get(id.index as usize)?;
         let current = slot.generation == id.generation;
         slot.queue.as_deref().filter(|_| current)
     }
 
     /// The queue with this number.
-    pub fn get_mut(&mut self, id: LockId) -> Option<&mut WaitQueue> {
+    pub(crate) fn get_mut(&mut self, id: LockId) -> Option<&mut WaitQueue> {
         let slot = self.slots.get_mut(id.index as usize)?;
         let current = slot.generation == id.generation;
         slot.queue.as_deref_mut().filter(|_| current)
     }
 
     /// The queue of a lock that may have none: then an empty one.
-    pub fn at(&self, id: impl Into<Option<LockId>>) -> &WaitQueue {
+    pub(crate) fn at(&self, id: impl Into<Option<LockId>>) -> &WaitQueue {
         let queue = id.into().and_then(|id| self.get(id));
         queue.unwrap_or(&self.empty)
     }
 
     /// A place in a queue.
-    pub fn place_mut(&mut self, id: LockId, number: Arrival) -> Option<&mut Place> {
+    pub(crate) fn place_mut(&mut self, id: LockId, number: Arrival) -> Option<&mut Place> {
         self.get_mut(id)?.place_mut(number)
     }
 
     /// Takes a queue out. Its number is never given again.
-    pub fn remove(&mut self, id: LockId) -> Option<WaitQueue> {
+    pub(crate) fn remove(&mut self, id: LockId) -> Option<WaitQueue> {
         let name = self.get(id)?.name.clone();
         let slot = self.slots.get_mut(id.index as usize)?;
         slot.generation = slot.generation.wrapping_add(1);
@@ -180,7 +183,7 @@ impl WaitQueues {
     }
 
     /// The numbers of all locks, in the order of their slots: the same inputs give the same outputs.
-    pub fn ids(&self) -> impl Iterator<Item = LockId> + '_ {
+    pub(crate) fn ids(&self) -> impl Iterator<Item = LockId> + '_ {
         self.slots.iter().zip(0..).filter_map(|(slot, index)| {
             slot.queue.as_ref().map(|_| LockId {
                 index,
@@ -190,7 +193,7 @@ impl WaitQueues {
     }
 
     /// The values of these databases may be others from now on.
-    pub fn outdate(&mut self, replaced: bool, is_meant: impl Fn(u32) -> bool) {
+    pub(crate) fn outdate(&mut self, replaced: bool, is_meant: impl Fn(u32) -> bool) {
         self.review.epoch += 1;
         for (db, at) in self.dbs.iter_mut().zip(0..) {
             if is_meant(at) {
@@ -204,7 +207,7 @@ impl WaitQueues {
     }
 
     /// Two databases were exchanged. Gives whether the review is to be ended at once.
-    pub fn swap(&mut self, one: u32, other: u32) -> bool {
+    pub(crate) fn swap(&mut self, one: u32, other: u32) -> bool {
         self.outdate(true, |db| db == one || db == other);
         self.crowds
             .iter_mut()
@@ -214,17 +217,17 @@ impl WaitQueues {
     }
 
     /// Has the review mark each lock for settlement.
-    pub fn mark_all(&mut self) {
+    pub(crate) fn mark_all(&mut self) {
         (self.review.left, self.review.marked) = (self.slots.len(), self.slots.len());
     }
 
     /// Has the review look at each lock for circles.
-    pub fn suspect_all(&mut self) {
+    pub(crate) fn suspect_all(&mut self) {
         (self.review.left, self.review.suspected) = (self.slots.len(), self.slots.len());
     }
 
     /// These are to be looked at in the review. A lock that is used before its turn has it then.
-    pub fn review_crowd(&mut self, crowd: Crowd) {
+    pub(crate) fn review_crowd(&mut self, crowd: Crowd) {
         let last = self.crowds.back_mut();
         let left = match last.filter(|_| crowd.len() <= SMALL_CROWD) {
             Some(last) => last.join(crowd),
@@ -234,7 +237,7 @@ impl WaitQueues {
     }
 
     /// The next lock of a crowd.
-    pub fn next_of_crowd(&mut self) -> Option<crowd::Turn> {
+    pub(crate) fn next_of_crowd(&mut self) -> Option<crowd::Turn> {
         let crowd = self.crowds.front_mut()?;
         let next = crowd.pop();
         if crowd.is_empty() {
@@ -244,7 +247,7 @@ impl WaitQueues {
     }
 
     /// What is left of the crowds, without any queue.
-    pub fn take_crowds(&mut self) -> WaitQueues {
+    pub(crate) fn take_crowds(&mut self) -> WaitQueues {
         WaitQueues {
             crowds: std::mem::take(&mut self.crowds),
             ..WaitQueues::default()
@@ -257,12 +260,12 @@ impl WaitQueues {
 
     /// Whether a review is under way.
     #[inline]
-    pub fn in_review(&self) -> bool {
+    pub(crate) fn in_review(&self) -> bool {
         self.review.left > 0 || !self.crowds.is_empty()
     }
 
     /// The next lock of the review; none at its end.
-    pub fn next_turn(&mut self) -> Option<Turn> {
+    pub(crate) fn next_turn(&mut self) -> Option<Turn> {
         let review = &mut self.review;
         while review.left > 0 {
             let index = match review.next < self.slots.len() {
@@ -292,7 +295,7 @@ impl WaitQueues {
     }
 
     /// Whether its value may have come or gone, with many others, since this lock was last looked at.
-    pub fn is_outdated(&self, id: LockId) -> bool {
+    pub(crate) fn is_outdated(&self, id: LockId) -> bool {
         self.get(id).is_some_and(|queue| {
             queue.epoch != self.epoch_of(queue.name.db) || self.is_in_crowd(&queue.name)
         })
@@ -300,7 +303,7 @@ impl WaitQueues {
 
     /// Takes note that a lock is looked at. Gives nothing if it is not outdated; else the name under which its value is now, if
     /// that is another.
-    pub fn bring_up_to_date(&mut self, id: LockId) -> Option<Option<Name>> {
+    pub(crate) fn bring_up_to_date(&mut self, id: LockId) -> Option<Option<Name>> {
         let queue = self.get(id)?;
         let (before, now) = (queue.epoch, self.epoch_of(queue.name.db));
         let crowded = self.is_in_crowd(&queue.name);
@@ -334,7 +337,7 @@ impl WaitQueues {
     }
 
     /// A lock that is left, while all of them are taken out and none comes any more.
-    pub fn last(&mut self) -> Option<LockId> {
+    pub(crate) fn last(&mut self) -> Option<LockId> {
         while let Some(slot) = self.slots.last() {
             if slot.queue.is_some() {
                 return Some(LockId {
@@ -352,7 +355,7 @@ impl WaitQueues {
     }
 
     /// About `most` keys of a database from this point of their order on, and the point to go on from.
-    pub fn scan(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
+    pub(crate) fn scan(&self, db: u32, from: u64, most: usize) -> (Vec<Rc<[u8]>>, Option<u64>) {
         let db = self.dbs.get(db as usize);
         db.map_or((Vec::new(), None), |db| db.order.from(from, most))
     }

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 /// A request that waits.
 #[derive(Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// Who asks.
     pub owner: Rc<[u8]>,
     /// What stands for the owner in the indexes.
@@ -32,7 +32,7 @@ const _: () = assert!(std::mem::size_of::<Request>() <= 112);
 
 /// Where a request waits.
 #[derive(Debug)]
-pub enum WaitsAt {
+pub(crate) enum WaitsAt {
     /// At one lock.
     One(Part),
     /// At many locks at once, in the order of the request.
@@ -41,7 +41,7 @@ pub enum WaitsAt {
 
 /// What a request is at one lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub(crate) struct Part {
     /// Which lock.
     pub lock: LockId,
     /// The number of its place there; none where a request for many counts on its owner's hold instead.
@@ -50,7 +50,7 @@ pub struct Part {
 
 impl Request {
     /// Its parts, one for each lock.
-    pub fn parts(&self) -> &[Part] {
+    pub(crate) fn parts(&self) -> &[Part] {
         match &self.at {
             WaitsAt::One(part) => std::slice::from_ref(part),
             WaitsAt::Many(parts) => parts,
@@ -58,13 +58,13 @@ impl Request {
     }
 
     /// The locks at which it has a place, and the number of that.
-    pub fn places(&self) -> impl Iterator<Item = (LockId, Arrival)> + '_ {
+    pub(crate) fn places(&self) -> impl Iterator<Item = (LockId, Arrival)> + '_ {
         let places = self.parts().iter();
         places.filter_map(|part| Some((part.lock, part.place?)))
     }
 
     /// Whether it is for many locks.
-    pub fn is_many(&self) -> bool {
+    pub(crate) fn is_many(&self) -> bool {
         matches!(self.at, WaitsAt::Many(_))
     }
 }
@@ -88,7 +88,7 @@ struct Notified {
 
 /// All waiting requests.
 #[derive(Debug, Default)]
-pub struct Requests {
+pub(crate) struct Requests {
     by_id: NumberIndex<RequestId, Box<Request>>,
     // By the hash of the owner's name: owners are kept with their places, and there may be many.
     by_owner: NumberIndex<OwnerHash, Ids>,
@@ -102,28 +102,28 @@ pub struct Requests {
 impl Requests {
     /// A number that no other request has had. It follows the wall clock, so that a client that has seen numbers of an
     /// earlier run of the server sees no number a second time.
-    pub fn fresh(&mut self, now: Now) -> RequestId {
+    pub(crate) fn fresh(&mut self, now: Now) -> RequestId {
         self.last = (self.last + 1).max(now.us);
         RequestId(self.last)
     }
 
     /// How many requests wait by a blocked connection.
-    pub fn blocked(&self) -> usize {
+    pub(crate) fn blocked(&self) -> usize {
         self.by_id.len() - self.notifies
     }
 
     /// How many requests wait by a channel.
-    pub fn notifies(&self) -> usize {
+    pub(crate) fn notifies(&self) -> usize {
         self.notifies
     }
 
     /// A request.
-    pub fn get(&self, id: RequestId) -> Option<&Request> {
+    pub(crate) fn get(&self, id: RequestId) -> Option<&Request> {
         self.by_id.get(&id).map(|request| &**request)
     }
 
     /// Notes the number of the place that a request has at a lock now; none where it counts on its owner's hold.
-    pub fn set_place(&mut self, id: RequestId, lock: LockId, place: Option<Arrival>) {
+    pub(crate) fn set_place(&mut self, id: RequestId, lock: LockId, place: Option<Arrival>) {
         let parts = match self.by_id.get_mut(&id).map(|request| &mut request.at) {
             Some(WaitsAt::One(part)) => std::slice::from_mut(part),
             Some(WaitsAt::Many(parts)) => parts,
@@ -136,12 +136,12 @@ impl Requests {
     }
 
     /// What stands for an owner in the indexes.
-    pub fn hash(&self, owner: &[u8]) -> OwnerHash {
+    pub(crate) fn hash(&self, owner: &[u8]) -> OwnerHash {
         OwnerHash(self.hash.hash_one(owner))
     }
 
     /// Returns an owner's waiting requests, in order.
-    pub fn of_owner(&self, owner: OwnerHash) -> impl Iterator<Item = RequestId> + '_ {
+    pub(crate) fn of_owner(&self, owner: OwnerHash) -> impl Iterator<Item = RequestId> + '_ {
         let (one, more) = match self.by_owner.get(&owner) {
             None => (None, None),
             Some(Ids::One(id)) => (Some(*id), None),
@@ -151,24 +151,24 @@ impl Requests {
     }
 
     /// An owner's only waiting request; none if it has none or several.
-    pub fn only_of_owner(&self, owner: OwnerHash) -> Option<RequestId> {
+    pub(crate) fn only_of_owner(&self, owner: OwnerHash) -> Option<RequestId> {
         let mut ids = self.of_owner(owner);
         let first = ids.next()?;
         ids.next().is_none().then_some(first)
     }
 
     /// Whether an owner waits for anything.
-    pub fn waits(&self, owner: OwnerHash) -> bool {
+    pub(crate) fn waits(&self, owner: OwnerHash) -> bool {
         self.by_owner.get(&owner).is_some()
     }
 
     /// The next of the requests by which this connection waits on a channel.
-    pub fn notified(&self, client: ClientId) -> Option<RequestId> {
+    pub(crate) fn notified(&self, client: ClientId) -> Option<RequestId> {
         self.notified.get(&client)?.ids.first().copied()
     }
 
     /// The name of a channel that this connection is to wait by, as it is kept.
-    pub fn channel(&self, client: ClientId, channel: &[u8]) -> Rc<[u8]> {
+    pub(crate) fn channel(&self, client: ClientId, channel: &[u8]) -> Rc<[u8]> {
         let known = self.notified.get(&client).map(|notified| &notified.channel);
         match known.filter(|known| ***known == *channel) {
             Some(known) => known.clone(),
@@ -177,7 +177,7 @@ impl Requests {
     }
 
     /// Adds a request.
-    pub fn add(&mut self, id: RequestId, request: Box<Request>) {
+    pub(crate) fn add(&mut self, id: RequestId, request: Box<Request>) {
         match self.by_owner.get_mut(&request.hash) {
             None => drop(self.by_owner.insert(request.hash, Ids::One(id))),
             Some(Ids::More(ids)) => drop(ids.insert(id)),
@@ -202,7 +202,7 @@ impl Requests {
     }
 
     /// Takes a request out.
-    pub fn remove(&mut self, id: RequestId) -> Option<Box<Request>> {
+    pub(crate) fn remove(&mut self, id: RequestId) -> Option<Box<Request>> {
         let (_, request) = self.by_id.remove(&id)?;
         match self.by_owner.get_mut(&request.hash) {
             Some(Ids::More(ids)) if ids.len() > 1 => drop(ids.remove(&id)),
@@ -221,7 +221,7 @@ impl Requests {
     }
 
     /// None of them, but what no number is given a second time by.
-    pub fn emptied(&self) -> Requests {
+    pub(crate) fn emptied(&self) -> Requests {
         Requests {
             last: self.last,
             hash: self.hash.clone(),

@@ -20,7 +20,7 @@ const LONGEST_SEARCH: usize = 8;
 ///
 /// A holder never has a place in the queue: it may only wait for a stricter limit, ahead of the queue.
 #[derive(Debug, Default)]
-pub struct WaitQueue {
+pub(crate) struct WaitQueue {
     /// The lock.
     pub name: Name,
     // The holder that waits for a stricter limit, only for the other holders to leave, is ahead of all.
@@ -55,7 +55,7 @@ pub struct WaitQueue {
 
 /// Ends that a key was given from outside, earlier than its leases.
 #[derive(Debug, Default)]
-pub struct ExternalEnds {
+pub(crate) struct ExternalEnds {
     /// The last one, while no lease has been cut to it. As long as nothing else touches the lock the server removes the key then;
     /// the next request makes it the leases' own end.
     pub told: Option<WallMs>,
@@ -68,7 +68,7 @@ const CUTS: usize = 16;
 
 impl ExternalEnds {
     /// Leases were cut to this end.
-    pub fn cut(&mut self, end: WallMs) {
+    pub(crate) fn cut(&mut self, end: WallMs) {
         if self.cuts.len() == CUTS {
             self.cuts.remove(0);
         }
@@ -92,13 +92,13 @@ impl ExternalEnds {
 
 impl WaitQueue {
     /// Whether a hold that ended with this deadline was ended from outside.
-    pub fn ended_from_outside(&self, deadline: WallMs) -> bool {
+    pub(crate) fn ended_from_outside(&self, deadline: WallMs) -> bool {
         let external = self.external.as_deref();
         external.is_some_and(|external| external.ended(deadline))
     }
 
     /// Forgets the ends that concern none of the leases.
-    pub fn prune_external(&mut self, lock: &Lock) {
+    pub(crate) fn prune_external(&mut self, lock: &Lock) {
         let Some(external) = &mut self.external else {
             return;
         };
@@ -112,7 +112,7 @@ impl WaitQueue {
     }
 
     /// The same on a server that follows, after what its primary has decided.
-    pub fn follow_external(&mut self, lock: &Lock) {
+    pub(crate) fn follow_external(&mut self, lock: &Lock) {
         if let Some(external) = &mut self.external {
             external.follow(lock);
             self.prune_external(lock);
@@ -120,7 +120,7 @@ impl WaitQueue {
     }
 
     /// A lock's queue, with nobody in it.
-    pub fn new(name: Name) -> WaitQueue {
+    pub(crate) fn new(name: Name) -> WaitQueue {
         WaitQueue {
             name,
             ..WaitQueue::default()
@@ -128,22 +128,22 @@ impl WaitQueue {
     }
 
     /// Whether nobody is queued.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
 
     /// How many places there are.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.places.len()
     }
 
     /// Whether nobody waits at any place, and no request counts on a hold here.
-    pub fn is_unattended(&self) -> bool {
+    pub(crate) fn is_unattended(&self) -> bool {
         self.counting.is_empty() && self.in_order().all(|(_, place)| place.is_absent())
     }
 
     /// The number of this owner's place, the waiting upgrade's included.
-    pub fn number_of(&self, owner: &[u8]) -> Option<Arrival> {
+    pub(crate) fn number_of(&self, owner: &[u8]) -> Option<Arrival> {
         match &self.by_owner {
             Some(index) => index.get(owner).copied(),
             None => {
@@ -156,7 +156,7 @@ impl WaitQueue {
 
     /// Puts a place at its number. The owner has no place yet and the number is free, or nothing happens. Gives whether it
     /// is there.
-    pub fn insert(&mut self, number: Arrival, place: Place) -> bool {
+    pub(crate) fn insert(&mut self, number: Arrival, place: Place) -> bool {
         let owner = place.owner.clone();
         let free = self.number_of(&owner).is_none();
         let inserted = free && self.places.insert(number, Box::new(place)).is_ok();
@@ -167,7 +167,7 @@ impl WaitQueue {
     }
 
     /// Takes a place out.
-    pub fn remove(&mut self, number: Arrival) -> Option<Box<Place>> {
+    pub(crate) fn remove(&mut self, number: Arrival) -> Option<Box<Place>> {
         let place = self.places.remove(number)?;
         if self.len() <= LONGEST_SEARCH / 2 {
             self.by_owner = None;
@@ -191,54 +191,54 @@ impl WaitQueue {
     }
 
     /// The place with this number.
-    pub fn place(&self, number: Arrival) -> Option<&Place> {
+    pub(crate) fn place(&self, number: Arrival) -> Option<&Place> {
         self.places.get(number)
     }
 
     /// The place with this number.
-    pub fn place_mut(&mut self, number: Arrival) -> Option<&mut Place> {
+    pub(crate) fn place_mut(&mut self, number: Arrival) -> Option<&mut Place> {
         self.places.get_mut(number)
     }
 
     /// The holder's place that waits for a stricter limit.
-    pub fn upgrade(&self) -> Option<&Place> {
+    pub(crate) fn upgrade(&self) -> Option<&Place> {
         let (number, place) = self.head()?;
         (number == Arrival::AHEAD).then_some(place)
     }
 
     /// The place that is served next: the waiting upgrade, or the first in order.
-    pub fn head(&self) -> Option<(Arrival, &Place)> {
+    pub(crate) fn head(&self) -> Option<(Arrival, &Place)> {
         self.places.front()
     }
 
     /// All places as they are served: the waiting upgrade first.
-    pub fn in_order(&self) -> impl Iterator<Item = (Arrival, &Place)> {
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = (Arrival, &Place)> {
         self.places.iter()
     }
 
     /// The places from this number on.
-    pub fn from(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Place)> {
+    pub(crate) fn from(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Place)> {
         self.places.from(number)
     }
 
     /// How many places of the queue are before this one. The waiting upgrade's is none of them.
-    pub fn rank(&self, number: Arrival) -> Option<usize> {
+    pub(crate) fn rank(&self, number: Arrival) -> Option<usize> {
         let rank = self.places.rank(number)?;
         Some(rank.saturating_sub(usize::from(self.upgrade().is_some())))
     }
 
     /// Whether an owner that is queued here waits for something else too, or holds the lock.
-    pub fn is_entangled(&self) -> bool {
+    pub(crate) fn is_entangled(&self) -> bool {
         self.parts > 0 || self.entangled > 0 || self.upgrade().is_some()
     }
 
     /// The holders, where they are recorded one by one: with somebody queued, and if they are not too many.
-    pub fn blocking_holders(&self) -> Option<&[BlockingHolder]> {
+    pub(crate) fn blocking_holders(&self) -> Option<&[BlockingHolder]> {
         self.blocking.each().filter(|_| !self.is_empty())
     }
 
     /// Whether the settlement of another lock may depend on what is queued here.
-    pub fn is_shared(&self) -> bool {
+    pub(crate) fn is_shared(&self) -> bool {
         self.parts > 0 || !self.counting.is_empty()
     }
 }

@@ -8,7 +8,7 @@ use crate::types::{Arrival, Limit, Now};
 
 /// How a request comes to a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub(crate) enum Way {
     /// Its owner holds the lock with its limit or a stricter one: it is entered once more.
     Reenter,
     /// Its owner holds the lock with a weaker limit: it waits for the other holders only, ahead of the queue.
@@ -19,7 +19,7 @@ pub enum Way {
 
 impl Way {
     /// How a request of this owner, which has this place in the queue, comes to a lock.
-    pub fn of(
+    pub(crate) fn of(
         entry: &Entry<impl Value>,
         place: Option<Arrival>,
         owner: &[u8],
@@ -33,7 +33,7 @@ impl Way {
     }
 
     /// The place that a request waits at which comes this way; none for one behind all others.
-    pub fn place(self) -> Option<Arrival> {
+    pub(crate) fn place(self) -> Option<Arrival> {
         match self {
             Way::Reenter => None,
             Way::Upgrade => Some(Arrival::AHEAD),
@@ -42,7 +42,7 @@ impl Way {
     }
 
     /// The way to a place in a queue.
-    pub fn to(number: Arrival) -> Way {
+    pub(crate) fn to(number: Arrival) -> Way {
         match number {
             Arrival::AHEAD => Way::Upgrade,
             number => Way::Queue(Some(number)),
@@ -52,7 +52,7 @@ impl Way {
 
 /// Whether a request may be granted now, and else why not: the first reason in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Grantable {
+pub(crate) enum Grantable {
     /// It may.
     Now,
     /// Somebody is before it, or it is not compatible with the holders.

@@ -1,14 +1,14 @@
 //! What decides. Every file has methods of the engine; which of them move a queue: `serve` alone.
 
-pub mod acquire;
-pub mod deadlocked;
-pub mod depart;
-pub mod events;
-pub mod grantable;
-pub mod hold;
-pub mod look;
-pub mod many;
-pub mod reconcile;
-pub mod review;
-pub mod serve;
-pub mod settle;
+pub(crate) mod acquire;
+pub(crate) mod deadlocked;
+pub(crate) mod depart;
+pub(crate) mod events;
+pub(crate) mod grantable;
+pub(crate) mod hold;
+pub(crate) mod look;
+pub(crate) mod many;
+pub(crate) mod reconcile;
+pub(crate) mod review;
+pub(crate) mod serve;
+pub(crate) mod settle;

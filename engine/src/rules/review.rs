@@ -13,7 +13,7 @@ use crate::types::Name;
 
 /// The queues of a server that decided before it was demoted: what is left of them to clear away.
 #[derive(Debug)]
-pub struct Former {
+pub(crate) struct Former {
     queues: WaitQueues,
     requests: Requests,
 }

@@ -1,4 +1,4 @@
 //! What there is to see. Changes nothing, ends nothing, and may be done on a replica.
 
-pub mod graph;
-pub mod inspect;
+pub(crate) mod graph;
+pub(crate) mod inspect;

@@ -13,7 +13,7 @@ use std::num::NonZeroU64;
 use std::ptr;
 
 /// Who knows the connections that are blocked.
-pub trait Waits: 'static {
+pub(crate) trait Waits: 'static {
     /// The answer is to be written: the connection was unblocked, or CLIENT UNBLOCK TIMEOUT asks for it.
     fn reply(ctx: Ctx, id: u64);
     /// The connection has ended before the server has worked off its answer, or CLIENT UNBLOCK ERROR has answered it. What is
@@ -25,11 +25,11 @@ pub trait Waits: 'static {
 
 /// A connection that is blocked and has not been told to have ended (`Waits::disconnected`).
 #[derive(Debug)]
-pub struct Handle<W>(*mut RedisModuleBlockedClient, PhantomData<W>);
+pub(crate) struct Handle<W>(*mut RedisModuleBlockedClient, PhantomData<W>);
 
 impl<W: Waits> Handle<W> {
     /// Blocks the calling connection on a key, without a time-out. None if the server does not let it wait.
-    pub fn block(ctx: Ctx, key: Str, id: NonZeroU64) -> Option<Handle<W>> {
+    pub(crate) fn block(ctx: Ctx, key: Str, id: NonZeroU64) -> Option<Handle<W>> {
         // SAFETY: a live context; the data is a number and no pointer that anybody follows.
         let handle = unsafe {
             api!(RedisModule_BlockClientOnKeys(
@@ -53,7 +53,7 @@ impl<W: Waits> Handle<W> {
 
     /// Unblocks it: its answer is asked for when the server works it off, later in this iteration of its loop. It must not have
     /// ended. The server has made it forget whom to tell when it ends before that.
-    pub fn unblock(self) {
+    pub(crate) fn unblock(self) {
         // SAFETY: the connection is blocked, and not unblocked, since that takes the handle; the server keeps it until it has worked
         // it off.
         unsafe { api!(RedisModule_UnblockClient(self.0, ptr::null_mut())) };

@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int, CString};
 use std::ptr;
 
 /// Who runs commands. `argv` begins with the command's name.
-pub trait Handler: 'static {
+pub(crate) trait Handler: 'static {
     /// A command of a client, of the primary, or of the AOF.
     fn run(ctx: Ctx, spec: &'static Spec, argv: &[Str]);
     /// The server asks for the keys of such a command; each is handed out by `Ctx::give_key`.
@@ -21,7 +21,7 @@ pub trait Handler: 'static {
 /// Registers a command of the table.
 ///
 /// Errors with what the server refuses.
-pub fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), &'static str> {
+pub(crate) fn register<H: Handler>(ctx: Ctx, spec: &'static Spec) -> Result<(), &'static str> {
     let name = text(spec.name);
     let access = match spec.access {
         Access::Write | Access::Follow | Access::Guard | Access::Connection => "write",
@@ -126,7 +126,7 @@ fn description(spec: &'static Spec) -> *const raw::RedisModuleCommandInfo {
 }
 
 /// What a command does to its keys.
-pub fn access(spec: &Spec) -> u32 {
+pub(crate) fn access(spec: &Spec) -> u32 {
     match spec.access {
         Access::None | Access::Connection => 0,
         Access::Read => raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS,

@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 use std::ptr;
 
 /// The values of a data type.
-pub trait Stored: Sized + 'static {
+pub(crate) trait Stored: Sized + 'static {
     /// The command that a value is rewritten as in the AOF, after its key.
     const REWRITTEN_BY: &'static CStr;
     /// Reads a value, if it can be: else the server takes it for a corrupt one.
@@ -35,7 +35,7 @@ pub trait Stored: Sized + 'static {
 }
 
 /// What the server is given of a type. `copy` is missing on purpose: COPY would hand one token to two keys.
-pub const fn methods<T: Stored>() -> raw::RedisModuleTypeMethods {
+pub(crate) const fn methods<T: Stored>() -> raw::RedisModuleTypeMethods {
     raw::RedisModuleTypeMethods {
         version: raw::REDISMODULE_TYPE_METHOD_VERSION as u64,
         rdb_load: Some(load::<T>),
@@ -60,16 +60,16 @@ pub const fn methods<T: Stored>() -> raw::RedisModuleTypeMethods {
 }
 
 /// Makes a value the server's, which will free it: for a key of this type, and nothing else.
-pub fn give<T: Stored>(value: Box<T>) -> *mut c_void {
+pub(crate) fn give<T: Stored>(value: Box<T>) -> *mut c_void {
     Box::into_raw(value).cast()
 }
 
 /// Where a value is read from.
-pub struct From<'event>(*mut RedisModuleIO, PhantomData<&'event ()>);
+pub(crate) struct From<'event>(*mut RedisModuleIO, PhantomData<&'event ()>);
 
 impl From<'_> {
     /// What is read next, copied; none if the bytes end too early.
-    pub fn string(&self) -> Option<Vec<u8>> {
+    pub(crate) fn string(&self) -> Option<Vec<u8>> {
         let mut len = 0;
         // SAFETY: the server reads a value of this type; the string is copied for the caller, who frees it.
         unsafe {
@@ -84,13 +84,13 @@ impl From<'_> {
     }
 
     /// The context of the load.
-    pub fn ctx(&self) -> Ctx<'_> {
+    pub(crate) fn ctx(&self) -> Ctx<'_> {
         // SAFETY: the server's own, for the length of this callback.
         unsafe { Ctx::of(api!(RedisModule_GetContextFromIO(self.0)).cast()) }
     }
 
     /// The database and the key that is loaded to, if the server tells it.
-    pub fn name(&self) -> Option<(u32, &[u8])> {
+    pub(crate) fn name(&self) -> Option<(u32, &[u8])> {
         // SAFETY: the key is the server's own, for the length of this callback.
         unsafe {
             let key = api!(RedisModule_GetKeyNameFromIO(self.0));

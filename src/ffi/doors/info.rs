@@ -9,18 +9,18 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 /// Where sections are written to.
-pub struct Report<'event>(*mut RedisModuleInfoCtx, PhantomData<&'event ()>);
+pub(crate) struct Report<'event>(*mut RedisModuleInfoCtx, PhantomData<&'event ()>);
 
 impl Report<'_> {
     /// Begins a section. Returns false if it was not asked for.
-    pub fn section(&mut self, name: &str) -> bool {
+    pub(crate) fn section(&mut self, name: &str) -> bool {
         let name = CString::new(name).unwrap_or_default();
         // SAFETY: the server's own context of this call; the name is copied.
         unsafe { api!(RedisModule_InfoAddSection(self.0, name.as_ptr())) == OK }
     }
 
     /// Adds a field to the section that was begun last.
-    pub fn field(&mut self, name: &str, value: u64) {
+    pub(crate) fn field(&mut self, name: &str, value: u64) {
         let name = CString::new(name).unwrap_or_default();
         // SAFETY: as above.
         unsafe {
@@ -34,12 +34,12 @@ impl Report<'_> {
 }
 
 /// What adds the sections.
-pub type Write = fn(Report<'_>);
+pub(crate) type Write = fn(Report<'_>);
 
 static WRITE: OnceLock<Write> = OnceLock::new();
 
 /// Has `write` called whenever INFO is asked for.
-pub fn register(ctx: Ctx, write: Write) {
+pub(crate) fn register(ctx: Ctx, write: Write) {
     // A second load brings the same.
     let _ = WRITE.set(write);
     // SAFETY: the context of the load; the callback lives as long as the module, which is never unloaded from here on.

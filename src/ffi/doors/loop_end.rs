@@ -10,7 +10,7 @@ use std::ffi::c_void;
 impl Ctx<'_> {
     /// Blocks the command that runs, and unblocks it; `freed` is called once the server has freed what that leaves. Returns true
     /// if it will be.
-    pub fn block_once(self, freed: fn()) -> bool {
+    pub(crate) fn block_once(self, freed: fn()) -> bool {
         // SAFETY: a live context; the data is a function, which lives as long as the module.
         unsafe {
             let handle = api!(RedisModule_BlockClient(

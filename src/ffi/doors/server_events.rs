@@ -8,7 +8,7 @@ use redis_module::raw::{self, RedisModuleCtx, RedisModuleEvent, RedisModuleStrin
 use std::ffi::{c_char, c_int, c_void, CStr};
 
 /// Who is told.
-pub trait Listener: 'static {
+pub(crate) trait Listener: 'static {
     /// A database (all: none) is about to be emptied.
     fn flushing(ctx: Ctx, db: Option<u32>);
     /// It has been.
@@ -39,7 +39,7 @@ type Callback = unsafe extern "C" fn(*mut RedisModuleCtx, RedisModuleEvent, u64,
 /// Has `L` told of everything that it can be, but for generic keyspace events and for connections that end.
 ///
 /// Errors with what the server refuses; then it tells nothing.
-pub fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
+pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
     let wanted: [(u64, Callback, &'static str); 9] = [
         (raw::REDISMODULE_EVENT_FLUSHDB, flush::<L>, "FlushDB"),
         (raw::REDISMODULE_EVENT_SWAPDB, swap::<L>, "SwapDB"),
@@ -76,12 +76,12 @@ pub fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
 }
 
 /// Has `L` told of connections that end. Returns true if the server does.
-pub fn subscribe_disconnects<L: Listener>(ctx: Ctx) -> bool {
+pub(crate) fn subscribe_disconnects<L: Listener>(ctx: Ctx) -> bool {
     hear(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(client::<L>))
 }
 
 /// Has `L` told of keyspace events of these classes.
-pub fn subscribe_keys<L: Listener>(ctx: Ctx, classes: c_int) -> Result<(), &'static str> {
+pub(crate) fn subscribe_keys<L: Listener>(ctx: Ctx, classes: c_int) -> Result<(), &'static str> {
     // SAFETY: a live context, and a callback that lives as long as the module, which is never unloaded.
     let heard = unsafe {
         api!(RedisModule_SubscribeToKeyspaceEvents(

@@ -8,15 +8,15 @@ use std::ffi::c_void;
 use std::ptr;
 
 /// What a timer calls, once.
-pub type Work = fn(Ctx<'_>);
+pub(crate) type Work = fn(Ctx<'_>);
 
 /// A timer that has not gone off, as far as its owner knows.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Timer(u64);
+pub(crate) struct Timer(u64);
 
 impl Timer {
     /// Has `work` called in so many milliseconds.
-    pub fn start(own: Ctx<'static>, wait_ms: u64, work: Work) -> Timer {
+    pub(crate) fn start(own: Ctx<'static>, wait_ms: u64, work: Work) -> Timer {
         // SAFETY: the context lives as long as the module; the data is a function, which does, too.
         Timer(unsafe {
             api!(RedisModule_CreateTimer(
@@ -29,7 +29,7 @@ impl Timer {
     }
 
     /// Stops it. One that has gone off is passed over by the server.
-    pub fn stop(self, own: Ctx<'static>) {
+    pub(crate) fn stop(self, own: Ctx<'static>) {
         // SAFETY: as above; the server looks the number up.
         let _ = unsafe { api!(RedisModule_StopTimer(own.raw(), self.0, ptr::null_mut())) } == OK;
     }
@@ -42,7 +42,7 @@ extern "C" fn elapsed(ctx: *mut RedisModuleCtx, work: *mut c_void) {
 }
 
 /// Wakes the event loop, should it sleep.
-pub fn wake_the_loop() {
+pub(crate) fn wake_the_loop() {
     // SAFETY: a callback that needs nothing, and lives as long as the module, which is never unloaded.
     unsafe {
         api!(RedisModule_EventLoopAddOneShot(
