@@ -1,8 +1,8 @@
 //! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, and what `DLOCK.MACQUIRE` asks for as they do.
 
-use super::args::Usual;
+use super::args::PlainArgs;
 use super::hold;
-use super::table::Given;
+use super::table::Args;
 use super::{Call, MayWait, Reply};
 use crate::error::Error;
 use dlock_engine::refusal::escaped;
@@ -27,17 +27,17 @@ pub(crate) const FRESH: &[u8] = b"*";
 
 /// Takes a lock: `key owner [lease-ms]` and no options.
 #[inline(never)]
-pub(crate) fn run_usual<K: Keyspace>(
+pub(crate) fn run_plain<K: Keyspace>(
     call: &mut Call<K>,
-    usual: Usual,
+    plain: PlainArgs,
     family: Family,
 ) -> Result<Reply, Error> {
-    let given = Given {
-        lease: usual.lease,
-        ..Given::default()
+    let given = Args {
+        lease: plain.lease,
+        ..Args::default()
     };
-    let name = call.name(usual.key);
-    let ask = ask(call, &given, usual.owner, family)?;
+    let name = call.name(plain.key);
+    let ask = ask(call, &given, plain.owner, family)?;
     request(call, name, &ask, None)
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn run_usual<K: Keyspace>(
 #[inline(never)]
 pub(crate) fn run<K: Keyspace>(
     call: &mut Call<K>,
-    given: &Given,
+    given: &Args,
     family: Family,
 ) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
@@ -89,7 +89,7 @@ fn request<K: Keyspace>(
 #[inline(always)]
 pub(crate) fn ask<'a, K: Keyspace>(
     call: &Call<K>,
-    given: &Given<'a>,
+    given: &Args<'a>,
     owner: &'a [u8],
     family: Family,
 ) -> Result<Ask<'a>, Error> {
@@ -131,7 +131,7 @@ pub(crate) fn ask<'a, K: Keyspace>(
 /// An owner that the server is to name learns its name from the grant, and from nothing before: it has no holds yet, a message
 /// would not tell it its name, and it could not claim a ticket that outlives its wait.
 #[cold]
-fn check_fresh(given: &Given, family: Family) -> Result<(), Error> {
+fn check_fresh(given: &Args, family: Family) -> Result<(), Error> {
     let excluded = [
         (given.holds.is_some(), "HOLDS"),
         (given.notify.is_some(), "NOTIFY"),
@@ -150,7 +150,7 @@ fn check_fresh(given: &Given, family: Family) -> Result<(), Error> {
 /// Who has the module publish needs a connection, and must be allowed to. A message can be lost: who waits for one ties its hold
 /// by a renewal.
 #[cold]
-fn check_channel<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<(), Error> {
+fn check_channel<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error> {
     if given.auto.is_some() {
         return Err(Error::Conflict("AUTO", "NOTIFY"));
     }

@@ -1,6 +1,6 @@
 //! `DLOCK.APPLY`, the internal effect command: how a replica and the AOF take over what a primary has decided.
 
-use super::table::Given;
+use super::table::Args;
 use super::{Call, Reply};
 use crate::error::Error;
 use dlock_engine::{change, Keyspace, Refusal};
@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 /// Applies an effect: `key [effect]`, by default the usual release. Refused from clients.
 #[inline(never)]
-pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     if !call.caller.is_followed() {
         return Err(Error::Internal);
     }

@@ -1,6 +1,6 @@
 //! Reads a command's words as the table says, and names what is wrong with one.
 
-use super::table::{Arg, Given, Kind, Spec, MAX_KEYS};
+use super::table::{Arg, Args, Kind, Spec, MAX_KEYS};
 use crate::error::Error;
 use dlock_engine::refusal::escaped;
 use dlock_engine::{Millis, Policy, MAX_OWNER};
@@ -13,8 +13,8 @@ pub fn read<'a>(
     spec: &'static Spec,
     words: &'a [&'a [u8]],
     policy: &Policy,
-) -> Result<Given<'a>, Error> {
-    let mut given = Given::default();
+) -> Result<Args<'a>, Error> {
+    let mut given = Args::default();
     let mut reader = Reader {
         command: spec.name,
         policy,
@@ -42,7 +42,7 @@ pub fn read<'a>(
 
 /// A key, an owner, and perhaps a lease: all that most requests say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usual<'a> {
+pub struct PlainArgs<'a> {
     /// The lock's key.
     pub key: &'a [u8],
     /// An owner.
@@ -54,7 +54,7 @@ pub struct Usual<'a> {
 /// Reads words that say no more than that, without a look at the table: an uncontended command takes hardly longer than the
 /// reading of its words by it. None for any others, and if anything is wrong with these: `read` says what.
 #[inline]
-pub fn usual<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<Usual<'a>> {
+pub fn plain<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<PlainArgs<'a>> {
     let (key, owner, lease) = match *words {
         [key, owner] => (key, owner, None),
         [key, owner, lease] => (key, owner, Some(integer(lease)?)),
@@ -62,7 +62,7 @@ pub fn usual<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<Usual<'a>> {
     };
     let sound = (1..=MAX_OWNER).contains(&owner.len())
         && lease.map_or(true, |lease| (1..=policy.max_lease_ms).contains(&lease));
-    sound.then_some(Usual { key, owner, lease })
+    sound.then_some(PlainArgs { key, owner, lease })
 }
 
 /// A count of keys as it stands before them; 0 if it is none.
@@ -79,7 +79,7 @@ struct Reader<'a, 'r> {
     command: &'static str,
     policy: &'r Policy,
     rest: &'a [&'a [u8]],
-    given: &'r mut Given<'a>,
+    given: &'r mut Args<'a>,
 }
 
 impl<'a> Reader<'a, '_> {

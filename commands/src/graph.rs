@@ -1,6 +1,6 @@
 //! `DLOCK.GRAPH`.
 
-use super::table::Given;
+use super::table::Args;
 use super::{Call, Reply};
 use crate::error::Error;
 use dlock_engine::{Edge, Keyspace};
@@ -10,7 +10,7 @@ const SHOWN: u64 = 1_000;
 
 /// Who waits for whom, of the locks that the user may read: `[DOT] [COUNT n]`.
 #[inline(never)]
-pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     let caller = call.caller;
     let readable = |keys: &[&[u8]]| caller.may_read(keys);

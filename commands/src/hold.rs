@@ -1,14 +1,14 @@
 //! `DLOCK.DOWNGRADE`, `DLOCK.RENEW`, `DLOCK.RELEASE`, `DLOCK.FORCERELEASE`.
 
-use super::args::Usual;
-use super::table::Given;
+use super::args::PlainArgs;
+use super::table::Args;
 use super::{Call, Reply};
 use crate::error::Error;
 use dlock_engine::{ClientId, Keyspace, Limit, Millis, TieRequest, Token, SHORTEST_AUTO_LEASE_MS};
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
 #[inline(never)]
-pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let limit = given.sharing().unwrap_or(Limit::EXCLUSIVE);
     let hold = call
@@ -20,7 +20,7 @@ pub(crate) fn downgrade<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Resul
 /// How `DLOCK.RENEW` and `DLOCK.MRENEW` tie a hold to the caller's connection.
 ///
 /// Errors if the caller has none, or if no lease may be as long as the shortest that the server renews by itself.
-pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<TieRequest, Error> {
+pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<TieRequest, Error> {
     if !given.session && given.auto.is_none() {
         return Ok(TieRequest::default());
     }
@@ -35,7 +35,7 @@ pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<TieReque
 /// Errors if what is tied to a connection is asked for by a caller that has none, or renewals that no lease may be long enough
 /// for.
 #[cold]
-pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Given) -> Result<(), Error> {
+pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error> {
     if !call.caller.own_connection() {
         let option = if given.session { "SESSION" } else { "AUTO" };
         return Err(Error::NoConnection(option));
@@ -55,7 +55,7 @@ fn no_auto(most: Millis) -> String {
 
 /// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.
 #[inline(never)]
-pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (lease, token) = (call.lease(given.lease), given.token.map(Token));
     let tie = tie(call, given)?;
@@ -68,9 +68,12 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Re
 
 /// The same without options.
 #[inline(never)]
-pub(crate) fn renew_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
-    let (name, lease) = (call.name(usual.key), call.lease(usual.lease));
-    let (whose, tie) = ((usual.owner, None), TieRequest::default());
+pub(crate) fn renew_plain<K: Keyspace>(
+    call: &mut Call<K>,
+    plain: PlainArgs,
+) -> Result<Reply, Error> {
+    let (name, lease) = (call.name(plain.key), call.lease(plain.lease));
+    let (whose, tie) = ((plain.owner, None), TieRequest::default());
     let left = call
         .engine
         .renew(call.keys, call.now, name, whose, lease, &tie)?;
@@ -79,7 +82,7 @@ pub(crate) fn renew_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Resu
 
 /// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
 #[inline(never)]
-pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let leave = given.holds.map(|holds| holds as u32);
     let left = call.engine.release(
@@ -94,17 +97,20 @@ pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<
 
 /// The same without options: one hold.
 #[inline(never)]
-pub(crate) fn release_usual<K: Keyspace>(call: &mut Call<K>, usual: Usual) -> Result<Reply, Error> {
-    let name = call.name(usual.key);
+pub(crate) fn release_plain<K: Keyspace>(
+    call: &mut Call<K>,
+    plain: PlainArgs,
+) -> Result<Reply, Error> {
+    let name = call.name(plain.key);
     let left = call
         .engine
-        .release(call.keys, call.now, name, (usual.owner, None), None)?;
+        .release(call.keys, call.now, name, (plain.owner, None), None)?;
     Ok(Reply::Integer(u64::from(left)))
 }
 
 /// Ends holds by force: `key [owner]`.
 #[inline(never)]
-pub(crate) fn force<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn force<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let name = call.name(given.key());
     let ended = call.engine.force(call.keys, call.now, name, given.owner)?;
     Ok(Reply::Integer(ended as u64))

@@ -1,6 +1,6 @@
 //! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.GUARD`'s check of the lock, `DLOCK.INFO`, `DLOCK.HELP`.
 
-use super::table::{Given, COMMANDS};
+use super::table::{Args, COMMANDS};
 use super::{Call, Caller, Reply};
 use crate::error::Error;
 use dlock_engine::{HoldView, Keyspace, PlaceKind, PlaceView, State, Token};
@@ -10,7 +10,7 @@ const SHOWN: u64 = 100;
 
 /// An owner's hold: `key owner`; that whose lease ends last, and whose it is: `key`.
 #[inline(never)]
-pub(crate) fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn held<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, now) = (call.name(given.key()), call.now);
     let (engine, lock) = call.lock(name)?;
     let hold = match given.owner {
@@ -33,18 +33,18 @@ pub(crate) fn held<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Rep
 
 /// Whether a token still holds: `key token`.
 #[inline(never)]
-pub(crate) fn check<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn check<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     live(call, given).map(|()| Reply::Ok)
 }
 
 /// Whether a token still holds, so that a command may run: `key token command [arg ...]`.
 #[inline(never)]
-pub(crate) fn guard<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn guard<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     live(call, given).map(|()| Reply::Run)
 }
 
 /// Whether the lock is held under this token.
-fn live<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<(), Error> {
+fn live<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<(), Error> {
     let (name, token) = (call.name(given.key()), Token(given.token.unwrap_or(0)));
     let now = call.now;
     let (engine, lock) = call.lock(name)?;
@@ -53,7 +53,7 @@ fn live<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<(), Error> {
 
 /// What there is to see of a lock: `key [COUNT n]`.
 #[inline(never)]
-pub(crate) fn info<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn info<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let name = call.name(given.key());
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     let (now, caller) = (call.now, call.caller);

@@ -1,6 +1,6 @@
 //! `DLOCK.KEEP`.
 
-use super::table::Given;
+use super::table::Args;
 use super::{Call, Reply};
 use crate::error::Error;
 use dlock_engine::{ClientId, Keyspace, LostTie};
@@ -13,7 +13,7 @@ use dlock_engine::{ClientId, Keyspace, LostTie};
 ///
 /// Errors if the caller has no connection of its own.
 #[inline(never)]
-pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     if !call.caller.own_connection() {
         return Err(Error::NoConnection("DLOCK.KEEP"));
     }

@@ -26,7 +26,7 @@ use dlock_engine::{
     ClientId, Engine, Keyspace, Lock, Millis, NameRef, Now, Refusal, RequestId, Token,
 };
 use error::Error;
-use table::{Access, Given, Spec, Verb};
+use table::{Access, Args, Spec, Verb};
 
 /// Who calls, and what can be found out about clients.
 pub trait Caller {
@@ -176,21 +176,21 @@ fn decide<K: Keyspace>(
         return Err(Error::ReadOnly);
     }
     // Most requests say no more than this, and do not pay for what others may say.
-    let usual = match spec.verb {
+    let plain = match spec.verb {
         Verb::Acquire | Verb::FairAcquire | Verb::Renew | Verb::Release => {
-            args::usual(words, &call.engine.policy)
+            args::plain(words, &call.engine.policy)
         }
         _ => None,
     };
-    match (spec.verb, usual) {
-        (Verb::Acquire, Some(usual)) if usual.owner != acquire::FRESH => {
-            acquire::run_usual(call, usual, Family::Plain)
+    match (spec.verb, plain) {
+        (Verb::Acquire, Some(plain)) if plain.owner != acquire::FRESH => {
+            acquire::run_plain(call, plain, Family::Plain)
         }
-        (Verb::FairAcquire, Some(usual)) if usual.owner != acquire::FRESH => {
-            acquire::run_usual(call, usual, Family::Fair)
+        (Verb::FairAcquire, Some(plain)) if plain.owner != acquire::FRESH => {
+            acquire::run_plain(call, plain, Family::Fair)
         }
-        (Verb::Renew, Some(usual)) => hold::renew_usual(call, usual),
-        (Verb::Release, Some(usual)) if usual.lease.is_none() => hold::release_usual(call, usual),
+        (Verb::Renew, Some(plain)) => hold::renew_plain(call, plain),
+        (Verb::Release, Some(plain)) if plain.lease.is_none() => hold::release_plain(call, plain),
         _ => execute_any(spec, call, words),
     }
 }
@@ -236,7 +236,7 @@ impl<K: Keyspace> Call<'_, K> {
     }
 
     /// The locks that a command names.
-    fn names<'a>(&self, given: &Given<'a>) -> Vec<NameRef<'a>> {
+    fn names<'a>(&self, given: &Args<'a>) -> Vec<NameRef<'a>> {
         given.keys.iter().map(|key| self.name(key)).collect()
     }
 

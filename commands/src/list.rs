@@ -5,7 +5,7 @@
 //! keys which locks are contended. So the second source is the engine's queues, in an order that never changes. A cursor of
 //! theirs is marked.
 
-use super::table::Given;
+use super::table::Args;
 use super::{glob, Call, Reply};
 use crate::error::Error;
 use dlock_engine::{collections::scan_order, Keyspace, NameRef, Row};
@@ -54,7 +54,7 @@ impl Source {
 
 /// What page is asked for: `[cursor] [MATCH pattern] [COUNT n] [OWNER owner] [CONTENDED]`.
 #[inline(never)]
-pub fn run(given: &Given) -> Result<Reply, Error> {
+pub fn run(given: &Args) -> Result<Reply, Error> {
     let source = match given.cursor.unwrap_or(0) {
         0 if given.contended => Source::Queues(0),
         marked if marked & OF_QUEUES != 0 => Source::Queues(marked & (OF_QUEUES - 1)),

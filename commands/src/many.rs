@@ -2,14 +2,14 @@
 
 use super::acquire::{self, Family};
 use super::hold;
-use super::table::Given;
+use super::table::Args;
 use super::{Call, Reply};
 use crate::error::Error;
 use dlock_engine::{Answer, Keyspace};
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n] [SESSION] [AUTO ms]`.
 #[inline(never)]
-pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     if owner == acquire::FRESH {
         return Err(Error::Argument(
@@ -35,7 +35,7 @@ pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<
 
 /// Renews many leases: `numkeys key [key …] owner [lease-ms] [SESSION] [AUTO ms]`.
 #[inline(never)]
-pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     let (lease, tie) = (call.lease(given.lease), hold::tie(call, given)?);
     let left = call
@@ -46,7 +46,7 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Re
 
 /// Gives many locks back: `numkeys key [key …] owner`.
 #[inline(never)]
-pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
     let left = call
         .engine

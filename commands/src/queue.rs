@@ -1,13 +1,13 @@
 //! `DLOCK.CANCEL`, `DLOCK.POSITION`.
 
-use super::table::Given;
+use super::table::Args;
 use super::{Call, Reply};
 use crate::error::Error;
 use dlock_engine::Keyspace;
 
 /// Takes an owner out of the queue: `key owner`.
 #[inline(never)]
-pub(crate) fn cancel<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn cancel<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let removed = call.engine.cancel(call.keys, call.now, name, owner)?;
     Ok(Reply::Integer(u64::from(removed)))
@@ -15,7 +15,7 @@ pub(crate) fn cancel<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<R
 
 /// How many stand before an owner: `key owner`.
 #[inline(never)]
-pub(crate) fn position<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub(crate) fn position<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (engine, lock) = call.lock(name)?;
     Ok(engine

@@ -1,6 +1,6 @@
 //! `DLOCK.STATS`, `DLOCK.TOP`, and the numbers that INFO shows: one list for all of them.
 
-use super::table::Given;
+use super::table::Args;
 use super::{Call, Census, Reply};
 use crate::error::Error;
 use dlock_engine::counters::Hot;
@@ -144,7 +144,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
 
 /// Every number: `[RESET]`, which begins them anew once they have been read.
 #[inline(never)]
-pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     if given.reset && !call.caller.may_reset() {
         return Err(Error::NoPermission("dlock.stats reset".into()));
     }
@@ -162,7 +162,7 @@ pub fn stats<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Er
 
 /// The locks that were waited for most, of those that the user may read: `[COUNT n]`.
 #[inline(never)]
-pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Given) -> Result<Reply, Error> {
+pub fn top<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let most = usize::try_from(given.count.unwrap_or(SHOWN)).unwrap_or(usize::MAX);
     if call.primary {
         let (top, keys) = (&mut call.engine.ledger.counters.top, &mut *call.keys);

@@ -2,7 +2,7 @@
 //! `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made, and against which the reference in
 //! `docs/` is checked.
 //!
-//! A new option is a field of [`Given`], a constant that says its word, what it may be and that field, and the constant's name
+//! A new option is a field of [`Args`], a constant that says its word, what it may be and that field, and the constant's name
 //! in the list of each command that takes it.
 
 use super::args;
@@ -77,7 +77,7 @@ pub enum Access {
 /// What the words of one command give: a value for each argument of the table that is given. A command reads those of its own
 /// arguments; the others are none.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Given<'a> {
+pub struct Args<'a> {
     /// The key, or the keys of a command that takes many.
     pub keys: &'a [&'a [u8]],
     /// How many keys.
@@ -123,13 +123,13 @@ pub struct Given<'a> {
 }
 
 /// Where a number is kept once it is read.
-type NumberOf = for<'g, 'a> fn(&'g mut Given<'a>) -> &'g mut Option<u64>;
+type NumberOf = for<'g, 'a> fn(&'g mut Args<'a>) -> &'g mut Option<u64>;
 
 /// Where bytes are kept.
-type TextOf = for<'g, 'a> fn(&'g mut Given<'a>) -> &'g mut Option<&'a [u8]>;
+type TextOf = for<'g, 'a> fn(&'g mut Args<'a>) -> &'g mut Option<&'a [u8]>;
 
 /// Where it is kept that a word is there.
-type FlagOf = for<'g, 'a> fn(&'g mut Given<'a>) -> &'g mut bool;
+type FlagOf = for<'g, 'a> fn(&'g mut Args<'a>) -> &'g mut bool;
 
 /// What an argument is, and where its value is kept.
 #[derive(Debug, Clone, Copy)]
@@ -758,7 +758,7 @@ impl Arg {
     }
 
     /// Whether its value has been read.
-    pub fn is_given(&self, given: &mut Given) -> bool {
+    pub fn is_given(&self, given: &mut Args) -> bool {
         match self.kind {
             Kind::Key | Kind::Keys => !given.keys.is_empty(),
             Kind::Text(_, field) => field(given).is_some(),
@@ -809,7 +809,7 @@ impl Length {
     }
 }
 
-impl<'a> Given<'a> {
+impl<'a> Args<'a> {
     /// The key of a command that names one.
     pub fn key(&self) -> &'a [u8] {
         self.keys.first().copied().unwrap_or_default()

@@ -1,9 +1,9 @@
 //! The words of every command are read as the table says: each test goes through all commands and all their arguments.
 
 use crate::random::{for_seeds, Random};
-use dlock_commands::args::{self, Usual};
+use dlock_commands::args::{self, PlainArgs};
 use dlock_commands::error::Error;
-use dlock_commands::table::{Arg, Given, Kind, Spec, Verb, COMMANDS};
+use dlock_commands::table::{Arg, Args, Kind, Spec, Verb, COMMANDS};
 use dlock_engine::Policy;
 
 /// Words as they are sent.
@@ -12,7 +12,7 @@ type Words = Vec<Vec<u8>>;
 fn read<T>(
     spec: &'static Spec,
     words: &[Vec<u8>],
-    see: impl FnOnce(Result<Given, Error>) -> T,
+    see: impl FnOnce(Result<Args, Error>) -> T,
 ) -> T {
     let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
     see(args::read(spec, &words, &Policy::default()))
@@ -268,19 +268,19 @@ fn usual_words_are_read_alike() {
         {
             let with_third = odd.iter().map(|third| vec![first, second, *third]);
             for words in with_third.chain([vec![first], vec![first, second]]) {
-                let usual = args::usual(&words, &policy);
+                let plain = args::plain(&words, &policy);
                 // A release has no lease.
-                let usual =
-                    usual.filter(|usual| spec.verb != Verb::Release || usual.lease.is_none());
+                let plain =
+                    plain.filter(|plain| spec.verb != Verb::Release || plain.lease.is_none());
                 let read = args::read(spec, &words, &policy).ok();
                 let options = words.len() > 2 && read.is_some_and(|given| given.lease.is_none());
-                let plain = read.filter(|_| !options).map(|given| Usual {
+                let by_table = read.filter(|_| !options).map(|given| PlainArgs {
                     key: given.key(),
                     owner: given.owner(),
                     lease: given.lease,
                 });
-                assert_eq!(usual, plain, "{} {words:?}", spec.name);
-                usual_ones += usize::from(usual.is_some());
+                assert_eq!(plain, by_table, "{} {words:?}", spec.name);
+                usual_ones += usize::from(plain.is_some());
             }
         }
     }
