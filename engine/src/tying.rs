@@ -51,14 +51,11 @@ impl Ledger {
         if let Some(before) = before {
             let lost = undo.before.map_or(token, |before| before.token);
             self.ties.find_again(name, lost, before.client);
-            self.ties.tie(
-                token,
-                Tie {
-                    end,
-                    ..before.clone()
-                },
-            );
-            self.renew_as(token, before.auto.map(|auto| auto.next));
+            let tie = Tie {
+                end,
+                ..before.clone()
+            };
+            self.tie(token, tie, None);
         }
     }
 
@@ -93,10 +90,8 @@ impl Ledger {
             auto,
             end,
         };
-        self.replace_tie(token, before, Some(tie));
-        if how.auto.is_some() {
-            self.renew_at(token, next_renewal(token, terms.lease, now));
-        }
+        let first = how.auto.map(|_| next_renewal(token, terms.lease, now));
+        self.replace_tie(token, before, Some(tie), first);
     }
 
     /// Ties a hold as its renewal says: the last command that ties it decides, and only what ties it to the same connection
@@ -127,10 +122,8 @@ impl Ledger {
             auto: how.renewals(lease, now),
             end,
         });
-        self.replace_tie(token, before, tie);
-        if how.auto.is_some() {
-            self.renew_at(token, next_renewal(token, lease, now));
-        }
+        let first = how.auto.map(|_| next_renewal(token, lease, now));
+        self.replace_tie(token, before, tie, first);
     }
 
     /// Unties what is to be tied anew. What is tied under its token elsewhere, which RESTORE can bring about, is lost with that.
@@ -144,35 +137,55 @@ impl Ledger {
         None
     }
 
-    /// Ties a hold anew, which was tied so before. Another connection that has lost it is told.
-    fn replace_tie(&mut self, token: Token, before: Option<Tie>, tie: Option<Tie>) {
+    /// Ties a hold anew, which was tied so before, with its first renewal then. Another connection that has lost it is told.
+    fn replace_tie(
+        &mut self,
+        token: Token,
+        before: Option<Tie>,
+        tie: Option<Tie>,
+        first: Option<SteadyMs>,
+    ) {
         if let Some(before) = before {
             if tie.as_ref().map(|tie| tie.client) != Some(before.client) {
                 self.ties.lose(token, before, Loss::Taken);
             }
         }
-        let Some(tie) = tie else { return };
-        let next = tie.auto.map(|auto| auto.next);
-        self.ties.tie(token, tie);
-        self.renew_as(token, next);
+        if let Some(tie) = tie {
+            self.tie(token, tie, first);
+        }
     }
 
-    /// Has the server renew a hold then, which it renews by itself.
-    pub fn renew_at(&mut self, token: Token, at: SteadyMs) {
-        self.forget_renewal(token);
+    /// Ties a hold, which is tied by nothing: it is renewed first then, or when an earlier tie of it would have been.
+    fn tie(&mut self, token: Token, mut tie: Tie, first: Option<SteadyMs>) {
+        if let Some(auto) = &mut tie.auto {
+            let at = first.or(match auto.next {
+                Renewal::At(due) => Some(due.at),
+                // One that is due already is due at once.
+                Renewal::Due => Some(SteadyMs(0)),
+                Renewal::Paused | Renewal::Stopped => None,
+            });
+            if let Some(at) = at {
+                auto.next = Renewal::At(self.timers.add(at, Due::Renewal(token)));
+            }
+        }
+        self.ties.tie(token, tie);
+    }
+
+    /// Has the server renew a hold then, which it renews by itself. It was tied so.
+    pub fn renew_at(&mut self, token: Token, tie: &Tie, at: SteadyMs) {
+        self.forget_renewal(tie);
         let due = self.timers.add(at, Due::Renewal(token));
         self.ties.renew(token, Renewal::At(due));
     }
 
     /// The server renews a hold no more: until a sign of life comes ([`Renewal::Paused`]), or at all. It is tied as before.
-    pub fn renew_no_more(&mut self, token: Token, next: Renewal) {
-        self.forget_renewal(token);
+    pub fn renew_no_more(&mut self, token: Token, tie: &Tie, next: Renewal) {
+        self.forget_renewal(tie);
         self.ties.renew(token, next);
     }
 
-    fn forget_renewal(&mut self, token: Token) {
-        let auto = self.ties.get(token).and_then(|tie| tie.auto);
-        if let Some(Renewal::At(due)) = auto.map(|auto| auto.next) {
+    fn forget_renewal(&mut self, tie: &Tie) {
+        if let Some(Renewal::At(due)) = tie.auto.map(|auto| auto.next) {
             self.timers.clear(&mut Some(due));
         }
     }
@@ -188,8 +201,9 @@ impl Ledger {
     /// Unties what is tied under this token.
     #[cold]
     pub fn untie(&mut self, token: Token) -> Option<Tie> {
-        self.forget_renewal(token);
-        self.ties.untie(token)
+        let tie = self.ties.untie(token)?;
+        self.forget_renewal(&tie);
+        Some(tie)
     }
 
     /// What is tied under this token is tied no more; its connection is to be told why.
@@ -239,19 +253,7 @@ impl Ledger {
         let Some(tie) = self.untie(old) else {
             return broken!("what was just found tied is tied");
         };
-        let next = tie.auto.map(|auto| auto.next);
-        self.ties.tie(new, tie);
-        self.renew_as(new, next);
-    }
-
-    /// A hold that has just been tied is renewed when another tie of it would have been.
-    fn renew_as(&mut self, token: Token, next: Option<Renewal>) {
-        match next {
-            Some(Renewal::At(due)) => self.renew_at(token, due.at),
-            // One that is due already is due at once.
-            Some(Renewal::Due) => self.renew_at(token, SteadyMs(0)),
-            Some(Renewal::Paused | Renewal::Stopped) | None => {}
-        }
+        self.tie(new, tie, None);
     }
 }
 

@@ -11,8 +11,8 @@
 use super::deadlines::DueKey;
 use crate::broken;
 use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
-use std::collections::hash_map::Entry as Slot;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::btree_map::Entry as Slot;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::rc::Rc;
 
@@ -218,7 +218,7 @@ impl Lost {
 #[derive(Debug, Default)]
 pub struct Ties {
     by_token: BTreeMap<Token, Tie>,
-    by_client: HashMap<ClientId, Connection>,
+    by_client: BTreeMap<ClientId, Connection>,
     sessions: usize,
     autos: usize,
     // Holds that were paused until a sign of life came, and are to be renewed again.
@@ -330,14 +330,15 @@ impl Ties {
             return broken!("a hold that is renewed is tied");
         };
         self.autos -= usize::from(tie.renews());
-        if let Some(auto) = &mut tie.auto {
-            auto.next = next;
-        }
+        let Some(auto) = &mut tie.auto else { return };
+        let before = std::mem::replace(&mut auto.next, next);
         self.autos += usize::from(tie.renews());
-        if let Some(connection) = self.by_client.get_mut(&tie.client) {
-            match next {
-                Renewal::Paused => connection.paused.insert(token),
-                _ => connection.paused.remove(&token),
+        let paused = |next| matches!(next, Renewal::Paused);
+        if paused(before) != paused(next) {
+            let connection = self.by_client.entry(tie.client).or_default();
+            match paused(next) {
+                true => connection.paused.insert(token),
+                false => connection.paused.remove(&token),
             };
         }
     }

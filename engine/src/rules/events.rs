@@ -406,7 +406,7 @@ impl Engine {
                 continue;
             }
             if !self.may_renew(&tie, now) {
-                self.ledger.renew_no_more(token, Renewal::Paused);
+                self.ledger.renew_no_more(token, &tie, Renewal::Paused);
             } else if keys.serves(tie.name.as_ref()) {
                 self.close_if_leaving(keys, tie.name.as_ref());
                 self.renew_for(keys, now, token, &tie);
@@ -466,10 +466,10 @@ impl Engine {
         }
         if bounded < wanted {
             // It has reached the age that it may have.
-            self.ledger.renew_no_more(token, Renewal::Stopped);
+            self.ledger.renew_no_more(token, tie, Renewal::Stopped);
         } else {
             let next = next_renewal(token, lease, now);
-            self.ledger.renew_at(token, next);
+            self.ledger.renew_at(token, tie, next);
         }
     }
 
