@@ -56,6 +56,7 @@ impl Setting {
                 claim: 500,
                 // When a hold ends that is bounded, or that the wall clock ends, would be the server's own affair.
                 auto: policy.max_hold_ms == 0 && !steps,
+                keep: false,
             },
             policy,
             steps,

@@ -5,6 +5,7 @@ use crate::client::Client;
 use crate::exploration;
 use crate::invariants::{self, no_leak, round_trip, Broken, Rule};
 use crate::keys::Value;
+use crate::life::Losses;
 use crate::pair::Pair;
 use crate::picture::{Holder, Picture};
 use crate::script::Reader;
@@ -84,6 +85,13 @@ pub enum Fault {
     /// A request that is in no circle is told it.
     WrongVictim,
 
+    /// A sign of life is not told what is lost.
+    LossUntold,
+    /// A sign of life is told of a tie too few.
+    TieUncounted,
+    /// A sign of life is told a millisecond too much.
+    LongBelief,
+
     // What happens is not what the engine is told.
     /// Who is blocked by a connection that ends keeps its place.
     DeadWaiterStays,
@@ -161,6 +169,8 @@ pub enum Fault {
     ToldPartly,
     /// A request waits at no place.
     Nowhere,
+    /// What ties a hold does not know that its lease was renewed.
+    StaleTie,
 }
 
 /// What catches a fault.
@@ -176,7 +186,7 @@ use Fault::*;
 /// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
 /// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 74] = [
+const CAUGHT: [(Fault, By, &str); 78] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
@@ -226,6 +236,10 @@ const CAUGHT: [(Fault, By, &str); 74] = [
     (GrantsOn, Model, "config grants no; 1: ACQUIRE x a 10"),
     (TrustsNobody, Model, "1: ACQUIRE x a; config max-lease-ms 10; rename x y"),
     (QuarantineSteps, Model, "config quarantine 15; 1: ACQUIRE x a 10 BLOCK 0 SESSION; clock 20"),
+    (LossUntold, Invariant(Rule::KeepTold), "1: ACQUIRE x a AUTO 9; del x; 1: KEEP 9"),
+    (TieUncounted, Invariant(Rule::KeepTold), "1: ACQUIRE x a AUTO 9; 1: KEEP 9"),
+    (LongBelief, Invariant(Rule::KeepTold), "1: ACQUIRE x a AUTO 9; 1: KEEP 9"),
+    (StaleTie, Invariant(Rule::TieEnds), "1: ACQUIRE x a AUTO 9"),
     (LostEffect, Invariant(Rule::Replica), "1: ACQUIRE x a"),
     (DoubleGrant, Invariant(Rule::Limits), "1: ACQUIRE x a"),
     (TokenBack, Invariant(Rule::TokensRise), "1: ACQUIRE x a"),
@@ -384,6 +398,20 @@ impl World {
         }
     }
 
+    /// What a sign of life is told.
+    pub fn misreport(&self, answer: Result<Reply, Error>) -> Result<Reply, Error> {
+        let Ok(Reply::Array(mut parts)) = answer else {
+            return answer;
+        };
+        match (self.fault, &mut parts[..]) {
+            (Some(LossUntold), [_, _, Reply::Array(lost)]) => lost.clear(),
+            (Some(TieUncounted), [Reply::Integer(ties), ..]) => *ties = ties.saturating_sub(1),
+            (Some(LongBelief), [_, Reply::Integer(left), _]) => *left += 1,
+            _ => {}
+        }
+        Ok(Reply::Array(parts))
+    }
+
     fn holds_something(&self, owner: &[u8]) -> bool {
         let held = |value: &Value| match value {
             Value::Lock(lock, _) => lock.hold(owner).is_some(),
@@ -525,6 +553,7 @@ impl Fault {
                     .find(|answer| answer.names.len() > 1)?;
                 answer.tokens.pop();
             }
+            StaleTie => after.ties.values_mut().next()?.end.0 += 1,
             Nowhere => {
                 let row = rows.find(|row| {
                     row.queue
@@ -554,12 +583,13 @@ fn is_caught(fault: Fault, by: By, lines: &[&str]) -> bool {
         Invariant(rule) => {
             let mut world = World::new(policy());
             world.fault = Some(fault);
-            let mut before = Picture::take(&mut world);
+            let (mut before, mut losses) = (Picture::take(&mut world), Losses::default());
             { acts }.any(|act| {
-                drop(world.act(&act, &Labels::new()));
+                let answer = world.act(&act, &Labels::new());
                 let mut after = Picture::take(&mut world);
                 fault.forge(&before, &mut after);
-                let checked = invariants::check(&before, &after, act.is_orderly());
+                let checked = invariants::check(&before, &after, act.is_orderly())
+                    .and_then(|()| losses.look(&act, answer.as_ref(), &before, &after));
                 before = after;
                 checked.is_err_and(|Broken(broken, _)| broken == rule)
             })

@@ -49,6 +49,10 @@ pub enum Rule {
     LeasesKept,
     /// A hold that the server renews does not end as time passes.
     AutoRenews,
+    /// What ties a hold knows when its lease ends.
+    TieEnds,
+    /// A connection is told what is tied to it, how long all of that is safe, and what it has lost.
+    KeepTold,
     /// Who waits for a lock is not granted it while its slot is on its way to another node.
     NotInLeavingSlots,
     /// What was saved is what is read.
@@ -92,6 +96,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
     quarantine(after)?;
     leases_kept(before, after)?;
     auto_renews(before, after)?;
+    tie_ends(after)?;
     not_in_leaving_slots(after)?;
     if after.settled {
         wakeup(after)?;
@@ -502,6 +507,19 @@ fn auto_renews(before: &Picture, after: &Picture) -> Result<(), Broken> {
             broken(Rule::AutoRenews, what)
         }
     }
+}
+
+fn tie_ends(after: &Picture) -> Result<(), Broken> {
+    for (token, tied) in &after.ties {
+        let row = after.rows.get(&tied.name);
+        let hold = row.and_then(|row| row.hold(&tied.owner));
+        let hold = hold.filter(|hold| hold.token == *token && !after.unseen.contains(&tied.name));
+        if let Some(hold) = hold.filter(|hold| hold.deadline != tied.end) {
+            let what = format!("{token:?}: {:?}, not {:?}", hold.deadline, tied.end);
+            return broken(Rule::TieEnds, what);
+        }
+    }
+    Ok(())
 }
 
 fn not_in_leaving_slots(after: &Picture) -> Result<(), Broken> {

@@ -38,6 +38,7 @@ pub mod hostile;
 mod invariants;
 mod invariants_broken;
 mod keys;
+mod life;
 mod listing;
 mod masses;
 mod model;

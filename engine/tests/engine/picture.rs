@@ -2,6 +2,7 @@
 
 use crate::deadlock::{self, Scene};
 use crate::keys::Value;
+use crate::life::{self, Tied};
 use crate::server::Data;
 use crate::world::{Answered, Heard, Waiting, World};
 use dlock_engine::{
@@ -58,6 +59,8 @@ pub struct Picture {
     pub lost: bool,
     /// Tokens that came by RESTORE.
     pub restored: BTreeSet<Token>,
+    /// What ties holds to connections.
+    pub ties: BTreeMap<Token, Tied>,
     /// Connections that have ended.
     pub ended: BTreeSet<u64>,
     /// Counts the events.
@@ -170,6 +173,7 @@ impl Picture {
             renewed: std::mem::take(&mut world.renewed),
             lost: std::mem::take(&mut world.lost),
             restored: world.restored.clone(),
+            ties: life::ties(world),
             ended: world.ended.clone(),
             event: world.event,
             grants: std::mem::take(&mut world.grants),

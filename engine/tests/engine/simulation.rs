@@ -1,6 +1,7 @@
 //! A primary, a replica, and clients of all manners, driven by a seed; everything promised is checked after each step.
 
 use crate::invariants::{self, Broken};
+use crate::life::Losses;
 use crate::picture::Picture;
 use crate::random::{for_seeds, for_some_seeds, Random};
 use crate::script::{Act, Reader};
@@ -29,6 +30,8 @@ struct Simulation {
     /// The connections there are; one that ends makes room for another.
     connections: Vec<u64>,
     wishes: Wishes,
+    /// What connections have lost without their doing.
+    losses: Losses,
     /// In how many cases of a hundred an owner keeps to its own connection.
     faithful: u64,
     /// What was done, for a failure to be read.
@@ -62,6 +65,7 @@ impl Simulation {
             block: 1_000,
             claim: 700,
             auto: true,
+            keep: random.chance(50),
         };
         Simulation {
             faithful: *random.pick(&[0, 50, 90]),
@@ -70,6 +74,7 @@ impl Simulation {
             before,
             connections: (1..=CLIENTS).collect(),
             wishes,
+            losses: Losses::default(),
             lines: Vec::new(),
         }
     }
@@ -107,7 +112,7 @@ impl Simulation {
     fn go(&mut self, line: &str) -> Result<(), Broken> {
         self.lines.push(line.to_string());
         let act = Reader::default().read(line).expect("a line");
-        drop(self.world.act(&act, &Labels::new()));
+        let answer = self.world.act(&act, &Labels::new());
         // The first to come after a stall may be a command, before the timer.
         if !matches!(act, Act::Stall(_)) || !self.world.writable || self.random.chance(50) {
             self.world.tick();
@@ -121,6 +126,8 @@ impl Simulation {
                 .push(format!("  {}: {outcome:?}", heard.asked.shown()));
         }
         invariants::check(&self.before, &after, act.is_orderly())?;
+        self.losses
+            .look(&act, answer.as_ref(), &self.before, &after)?;
         self.before = after;
         Ok(())
     }
@@ -208,6 +215,9 @@ impl Simulation {
             96..=97 => "FORCERELEASE",
             _ => "HELD",
         };
+        if self.wishes.keep && self.random.chance(8) {
+            return format!("{who}: KEEP {}", 1 + self.random.below(3_000));
+        }
         let locks = match verb.starts_with('M') {
             true => some_of(&mut self.random, &KEYS),
             false => self.random.pick(&KEYS).to_string(),

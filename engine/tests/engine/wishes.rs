@@ -13,6 +13,8 @@ pub struct Wishes {
     pub claim: Millis,
     /// Whether the server is to renew by itself.
     pub auto: bool,
+    /// Whether it is to do so from the grant on, for as long as they give signs of life.
+    pub keep: bool,
 }
 
 impl Wishes {
@@ -51,6 +53,9 @@ impl Wishes {
         let holds = 1 + random.below(3);
         say(&mut words, random.chance(20), format!("HOLDS {holds}"));
         say(&mut words, may_wait && random.chance(25), "SESSION".into());
+        let auto = 1 + random.below(3_000);
+        let keep = self.keep && may_wait && !notify && random.chance(40);
+        say(&mut words, keep, format!("AUTO {auto}"));
         let limit = self.limit(random);
         say(&mut words, self.limits && random.chance(70), limit);
         words

@@ -315,6 +315,9 @@ impl World {
         let distorted = self.distort(client, db, words);
         let heard: Vec<&[u8]> = distorted.iter().map(Vec::as_slice).collect();
         let mut answer = self.primary.run(self.now, db, client, &heard);
+        if words[0].eq_ignore_ascii_case(b"KEEP") {
+            answer = self.misreport(answer);
+        }
         self.renewed.extend(renews(words));
         if let Some(asked) = self.asked(client, db, words) {
             answer = self.falsify(&asked, answer);

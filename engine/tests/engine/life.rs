@@ -1,0 +1,182 @@
+//! What connections are told of their ties by `DLOCK.KEEP`, held against what becomes of the ties: a client that follows the
+//! contract believes in no hold that it has lost.
+
+use crate::invariants::{Broken, Rule};
+use crate::picture::{key, text, Picture};
+use crate::script::Act;
+use crate::world::World;
+use dlock_commands::error::Error;
+use dlock_commands::Reply;
+use dlock_engine::{Name, Token, WallMs};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A tie, as it is kept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tied {
+    pub client: u64,
+    pub name: Name,
+    pub owner: Vec<u8>,
+    pub auto: bool,
+    /// When the hold's lease ends, as far as its tie knows.
+    pub end: WallMs,
+}
+
+/// All ties there are.
+pub fn ties(world: &World) -> BTreeMap<Token, Tied> {
+    let ties = &world.primary.engine.ledger.ties;
+    let mut found = BTreeMap::new();
+    let mut last = Token(0);
+    while let Some((token, tie)) = ties.after(last) {
+        let tied = Tied {
+            client: tie.client.0,
+            name: tie.name.clone(),
+            owner: tie.owner.to_vec(),
+            auto: tie.auto.is_some(),
+            end: tie.end,
+        };
+        found.insert(token, tied);
+        last = token;
+    }
+    found
+}
+
+/// What connections have lost and were not told yet: by connection, lock and token.
+#[derive(Debug, Default)]
+pub struct Losses {
+    /// What they are to be told.
+    must: BTreeSet<(u64, Name, Token)>,
+    /// What they may be told: it went by their own command, or has come back.
+    may: BTreeSet<(u64, Name, Token)>,
+    /// What a server that was demoted may tell once it decides again.
+    elsewhere: BTreeSet<(u64, Name, Token)>,
+    /// Grants whose ties no picture shows: they began and ended between two of them.
+    fleeting: BTreeSet<Token>,
+}
+
+impl Losses {
+    /// Looks at one step, and at what was answered in it.
+    pub fn look(
+        &mut self,
+        act: &Act,
+        answer: Option<&Result<Reply, Error>>,
+        before: &Picture,
+        after: &Picture,
+    ) -> Result<(), Broken> {
+        if matches!(act, Act::Failover | Act::Restart | Act::Crash { .. }) {
+            // Another server decides, or it begins anew: to that these are other connections.
+            let ties = before.ties.iter();
+            let ties = ties.map(|(token, tied)| (tied.client, tied.name.clone(), *token));
+            self.elsewhere.extend(ties);
+            self.elsewhere.append(&mut self.must);
+            self.elsewhere.append(&mut self.may);
+            return Ok(());
+        }
+        let (who, keeps) = match act {
+            Act::Command(command) => (
+                Some(command.client).filter(|_| command.may_wait),
+                command.words[0].eq_ignore_ascii_case("KEEP"),
+            ),
+            _ => (None, false),
+        };
+        for (token, tied) in &before.ties {
+            let Tied {
+                client,
+                name,
+                owner,
+                ..
+            } = tied;
+            // An upgrade goes on under another token.
+            let its = |tie: &&Tied| (tie.client, &tie.name, &tie.owner) == (*client, name, owner);
+            if !after.ties.values().any(|tie| its(&tie)) {
+                let lost = (*client, name.clone(), *token);
+                match who == Some(*client) && !keeps {
+                    true => self.may.insert(lost),
+                    false => self.must.insert(lost),
+                };
+            }
+        }
+        let fleeting = after.grants.iter().map(|(_, _, token)| *token);
+        self.fleeting
+            .extend(fleeting.filter(|token| !after.ties.contains_key(token)));
+        for (token, tied) in &after.ties {
+            let lost = (tied.client, tied.name.clone(), *token);
+            // A grant that was taken back: the tie was never lost.
+            if self.must.remove(&lost) {
+                self.may.insert(lost);
+            }
+        }
+        let gone = |lost: &(u64, Name, Token)| after.ended.contains(&lost.0);
+        self.must.retain(|lost| !gone(lost));
+        self.may.retain(|lost| !gone(lost));
+        match (who.filter(|_| keeps), answer) {
+            (Some(client), Some(Ok(Reply::Array(told)))) => self.told(client, told, before, after),
+            _ => Ok(()),
+        }
+    }
+
+    /// A connection was told this. Behind the answer the server may have renewed and ended holds in the same moment.
+    fn told(
+        &mut self,
+        client: u64,
+        told: &[Reply],
+        before: &Picture,
+        after: &Picture,
+    ) -> Result<(), Broken> {
+        let broken = |what: String| Err(Broken(Rule::KeepTold, format!("{client}: {what}")));
+        let [Reply::Integer(ties), left, Reply::Array(lost)] = told else {
+            return broken(format!("{told:?}"));
+        };
+        let now = after.now;
+        let its = |picture: &Picture| -> Vec<Tied> {
+            let its = picture.ties.values();
+            let lives = |tie: &&Tied| tie.client == client && tie.end >= now;
+            its.filter(lives).cloned().collect()
+        };
+        let (had, has) = (its(before), its(after));
+        if !(has.len()..=had.len()).contains(&(*ties as usize)) {
+            return broken(format!("{ties} ties, {} to {}", has.len(), had.len()));
+        }
+        let first = |ties: &[Tied]| {
+            let ends = ties.iter().filter(|tie| tie.auto).map(|tie| tie.end);
+            ends.min().map(|end| end.since(now))
+        };
+        let left = match left {
+            Reply::Integer(left) => Some(*left),
+            _ => None,
+        };
+        // Who believes in its holds for that long believes in none that has ended.
+        let believed = first(&has).map_or(true, |end| left.is_some_and(|left| left <= end));
+        let told = first(&had).map_or(left.is_none(), |end| left.is_some_and(|left| left >= end));
+        if !believed || !told {
+            let (had, has) = (first(&had), first(&has));
+            return broken(format!("{left:?} is left, of {had:?} to {has:?}"));
+        }
+        let mut heard = BTreeSet::new();
+        for one in lost {
+            let Reply::Array(one) = one else {
+                return broken(format!("{one:?}"));
+            };
+            let [Reply::Bulk(key), Reply::Integer(token), Reply::Text(_)] = &one[..] else {
+                return broken(format!("{one:?}"));
+            };
+            heard.insert((key.clone(), Token(*token)));
+        }
+        let of = |lost: &(u64, Name, Token)| (lost.1.key.to_vec(), lost.2);
+        for missed in self.must.iter().filter(|lost| lost.0 == client) {
+            if !heard.contains(&of(missed)) {
+                return broken(format!("not told of {} {:?}", key(&missed.1), missed.2));
+            }
+        }
+        let known = |lost: &(Vec<u8>, Token)| {
+            let mut all = self.must.iter().chain(&self.may).chain(&self.elsewhere);
+            let knows = all.any(|other| other.0 == client && of(other) == *lost);
+            knows || self.fleeting.contains(&lost.1)
+        };
+        if let Some((name, token)) = heard.iter().find(|lost| !known(lost)) {
+            return broken(format!("told of {} {token:?}", text(name)));
+        }
+        self.must.retain(|lost| lost.0 != client);
+        self.may.retain(|lost| lost.0 != client);
+        Ok(())
+    }
+}
