@@ -1,6 +1,7 @@
 //! Reads a command's words as the table says, and names what is wrong with one.
 
-use super::table::{Arg, Args, Kind, Spec, MAX_KEYS};
+use super::number::integer;
+use super::table::{Arg, Args, Kind, Spec};
 use crate::error::Error;
 use dlock_engine::refusal::escaped;
 use dlock_engine::{Millis, Policy, MAX_OWNER};
@@ -63,13 +64,6 @@ pub fn plain<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<PlainArgs<'a>> {
     let sound = (1..=MAX_OWNER).contains(&owner.len())
         && lease.map_or(true, |lease| (1..=policy.max_lease_ms).contains(&lease));
     sound.then_some(PlainArgs { key, owner, lease })
-}
-
-/// A count of keys as it stands before them; 0 if it is none.
-pub fn count(word: &[u8]) -> usize {
-    integer(word)
-        .filter(|count| *count <= MAX_KEYS)
-        .unwrap_or(0) as usize
 }
 
 /// The words that are still to be read, and what those before them have given.
@@ -205,22 +199,4 @@ fn all_differ(keys: &[&[u8]]) -> bool {
     let mut sorted = keys.to_vec();
     sorted.sort_unstable();
     sorted.windows(2).all(|pair| pair.first() != pair.last())
-}
-
-/// A decimal integer as the server itself reads them: no plus, no leading zero, no blanks. No number that a command takes is
-/// negative, so one with a minus is none.
-fn integer(word: &[u8]) -> Option<u64> {
-    // Nineteen digits cannot overflow 64 bits, and more are no number that is wanted.
-    if word.is_empty() || word.len() > 19 || (word.len() > 1 && word.first() == Some(&b'0')) {
-        return None;
-    }
-    let mut sum = 0_u64;
-    for digit in word {
-        let digit = digit.wrapping_sub(b'0');
-        if digit > 9 {
-            return None;
-        }
-        sum = sum * 10 + u64::from(digit);
-    }
-    Some(sum)
 }

@@ -17,6 +17,7 @@ mod inspect;
 mod keep;
 pub mod list;
 mod many;
+mod number;
 mod queue;
 pub mod stats;
 pub mod table;

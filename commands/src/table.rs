@@ -5,7 +5,7 @@
 //! A new option is a field of [`Args`], a constant that says its word, what it may be and that field, and the constant's name
 //! in the list of each command that takes it.
 
-use super::args;
+use super::number;
 use dlock_engine::{Limit, Millis, Policy, Token, MAX_LIMIT, MAX_OWNER};
 
 /// Which command.
@@ -693,7 +693,7 @@ impl Spec {
     pub fn keys(&self, words: &[&[u8]]) -> std::ops::Range<usize> {
         let keys = match words.first() {
             Some(_) if self.keyless() => 0..0,
-            Some(count) if self.many_keys() => 1..args::count(count).saturating_add(1),
+            Some(count) if self.many_keys() => 1..key_count(count).saturating_add(1),
             Some(_) => 0..1,
             None => 0..0,
         };
@@ -829,4 +829,11 @@ impl<'a> Args<'a> {
             None => None,
         }
     }
+}
+
+/// A count of keys as it stands before them; 0 if it is none.
+fn key_count(word: &[u8]) -> usize {
+    number::integer(word)
+        .filter(|count| *count <= MAX_KEYS)
+        .unwrap_or(0) as usize
 }

@@ -4,11 +4,17 @@ use super::ledger::Ledger;
 use super::outbox::Outbox;
 use super::policy::Policy;
 use super::queue::{BlockingIndex, Deadlines, LockId, Requests, WaitQueues};
-use super::rules::review::Former;
 use super::types::{ClientId, Millis, Now, RequestId, Token, WallMs};
 use super::undo::Undo;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
+
+/// The queues of a server that decided before it was demoted: what is left of them to clear away.
+#[derive(Debug)]
+pub(crate) struct Former {
+    pub(super) queues: WaitQueues,
+    pub(super) requests: Requests,
+}
 
 /// All wait queues and what they need. See the module's documentation for its use.
 #[derive(Debug, Default)]

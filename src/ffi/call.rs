@@ -58,6 +58,26 @@ impl<'event> Ctx<'event> {
         (!reply.is_null()).then_some(Answer(reply, PhantomData))
     }
 
+    /// What the server answers to a question of two words, if that is one text.
+    pub(crate) fn ask(self, command: &CStr, word: &[u8]) -> Option<String> {
+        self.call(command, Rules::NONE, &[word])?.value().text()
+    }
+
+    /// What a setting of the server is at; none if it does not have it.
+    pub(crate) fn setting(self, setting: &CStr) -> Option<String> {
+        let words: [&[u8]; 2] = [b"GET", setting.to_bytes()];
+        let answer = self.call(c"CONFIG", Rules::NONE, &words)?;
+        answer.value().element(1).text()
+    }
+
+    /// What CLIENT LIST says of a connection.
+    pub(crate) fn client_line(self, client: u64) -> Option<String> {
+        let id = client.to_string();
+        let words: [&[u8]; 3] = [b"LIST", b"ID", id.as_bytes()];
+        let line = self.call(c"CLIENT", Rules::NONE, &words)?.value().text()?;
+        (!line.is_empty()).then_some(line)
+    }
+
     /// Passes a reply on as it is. Returns true if the server has written it.
     pub(crate) fn pass_on(self, answer: &Answer) -> bool {
         // SAFETY: a live context and a live reply.

@@ -1,7 +1,6 @@
 //! The context of a callback: by it the module asks and tells the server.
 
 use super::api::{api, hot, OK};
-use super::call::Rules;
 use super::text::{Str, Text};
 use redis_module::{raw, Context};
 use std::ffi::{c_char, c_int, c_long, c_longlong, CStr, CString};
@@ -108,26 +107,6 @@ impl<'event> Ctx<'event> {
             hot!(RedisModule_CloseKey(opened));
             has
         }
-    }
-
-    /// What the server answers to a question of two words, if that is one text.
-    pub(crate) fn ask(self, command: &CStr, word: &[u8]) -> Option<String> {
-        self.call(command, Rules::NONE, &[word])?.value().text()
-    }
-
-    /// What a setting of the server is at; none if it does not have it.
-    pub(crate) fn setting(self, setting: &CStr) -> Option<String> {
-        let words: [&[u8]; 2] = [b"GET", setting.to_bytes()];
-        let answer = self.call(c"CONFIG", Rules::NONE, &words)?;
-        answer.value().element(1).text()
-    }
-
-    /// What CLIENT LIST says of a connection.
-    pub(crate) fn client_line(self, client: u64) -> Option<String> {
-        let id = client.to_string();
-        let words: [&[u8]; 3] = [b"LIST", b"ID", id.as_bytes()];
-        let line = self.call(c"CLIENT", Rules::NONE, &words)?.value().text()?;
-        (!line.is_empty()).then_some(line)
     }
 
     /// One field of a section of INFO, as text; none if the server does not have it.

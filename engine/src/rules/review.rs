@@ -7,16 +7,9 @@
 use crate::ledger::Ledger;
 use crate::outbox::Outcome;
 use crate::queue::crowd::{self, Crowd};
-use crate::queue::{Deadlines, LockId, Loss, Requests, Turn, WaitQueues};
-use crate::state::Engine;
+use crate::queue::{Deadlines, LockId, Loss, Turn};
+use crate::state::{Engine, Former};
 use crate::types::Name;
-
-/// The queues of a server that decided before it was demoted: what is left of them to clear away.
-#[derive(Debug)]
-pub(crate) struct Former {
-    queues: WaitQueues,
-    requests: Requests,
-}
 
 impl Engine {
     /// The values of a database (or of all) have come or gone: each lock there is looked at.
