@@ -1,15 +1,18 @@
 //! dlock: a module that makes a Redis or Valkey server a lock server.
 //!
 //! ```text
-//!  client ──► run::command ─┐                       ┌─► keys written, effects replicated
-//!  timer  ──► run::event   ─┼─► run::run ─► engine ─┼─► waiting connections answered
-//!  inbox  ──► (callbacks    ┘   one state,  decides └─► observers told, timer armed
-//!             only note)        one clock
+//!  ffi::doors                run                            engine        tell
+//!
+//!  command ──► command::command ─┐                         ┌────────┐ ┌─► keys written, effects replicated
+//!  timer   ──► event::event ─────┼─► enter::run: one state,│ decides│─┼─► timer armed
+//!                                │   one clock, the inbox ─►        │ ├─► waiting connections answered
+//!  server events, data type ──► inbox                      └────────┘ └─► observers told
+//!             (callbacks only note)
 //! ```
 //!
 //! What holds throughout:
 //!
-//! 1. What may change a lock comes in by `run::run`, and goes one way: args → engine → effects → perform → reply.
+//! 1. What may change a lock comes in by `run::enter`, and goes one way: args → engine → effects → perform → reply.
 //! 2. Durable state moves by `dlock_engine::change::Change` only, on the primary, on replicas and from the AOF alike.
 //! 3. The engine is told the time, calls nothing but its keyspace, and is a crate that knows of no server (`engine/`).
 //! 4. Nothing is decided on a replica, and nothing by a replica's or a client's clock.
@@ -18,25 +21,28 @@
 //! 7. What may run more of the module than such a callback comes last: connections are answered, and observers told, with no
 //!    state borrowed.
 //! 8. The module answers a request once.
-//! 9. A panic stops at the callback in which it happens (`ffi::panic`), and nothing is decided after it.
+//! 9. A panic stops at the callback in which it happens (`ffi::panic`), and nothing is decided after it. What is
+//!    taken for granted and is not so is heard (`broken!`).
 //! 10. All `unsafe` is in `ffi` and in `run::keyspace`, each block with its reason. A context is made once, where a callback comes
 //!     in (`ffi::doors`), and whoever has one may use it. Engine and commands forbid `unsafe`.
 //!
-//! | module | what it is |
+//! | crate | what it is |
 //! |---|---|
-//! | `engine/` | the crate [`dlock_engine`], the lock: holders, queues, deadlines, tokens; pure |
-//! | `commands/` | the crate [`dlock_commands`]: the command table, and from words to engine calls to replies; pure |
+//! | `engine/` | [`dlock_engine`], the lock: holders, queues, deadlines, tokens; pure |
+//! | `commands/` | [`dlock_commands`]: the command table, and from words to engine calls to replies; pure. A crate of its own since this one cannot be linked into tests: its allocator is the server's |
 //!
-//! The rooms of this crate, the only part that knows of a server. A room uses those above it:
+//! This crate is the only part that knows of a server. A room uses those above it, a file in it none that uses it:
 //!
-//! | room | who lives there |
-//! |---|---|
-//! | `ffi` | the raw calls of the server, its log, where a panic stops |
-//! | `servers` | what exists for one server version only |
-//! | `node` | what this server is and has noted: role, clock, slots, settings, timer, inbox |
-//! | `tell` | what the outside is told: replies, replicas and the AOF, connections that wait, observers |
-//! | `callbacks` | what the server calls: the data type, events; each only notes, and returns |
-//! | `run` | the one way in: state, commands, the module's own event, the keyspace |
+//! | room | who lives there | so there you find |
+//! |---|---|---|
+//! | `ffi` | all raw calls behind safe types: `Ctx`, `Str`, `Answer`, `User`; `doors`, where callbacks come in; the log, caught panics | a function of the server's that the module does not use yet |
+//! | `servers` | what exists for one server version only, with the reason and the test that notices its end | `quirks`: every "this version does …" |
+//! | `node` | what this server is and has noted: role (`gate`), clock, slots, settings (`config`), timer, inbox, the number of locks (`census`) | a new setting |
+//! | `tell` | what the outside is told: replies, replicas and the AOF (`replicate`), connections that wait (`blocking`), observers | how an answer reaches a waiter |
+//! | `callbacks` | what the server calls: `data_type`, `events`; each only notes, and returns | what RENAME, MOVE, DEL, EXPIRE and a flush leave in the inbox |
+//! | `run` | the one way in: `state`, `enter`, `command`, `event`, `notices` (inbox → engine), `keyspace`, `load` | what happens next, whatever happened |
+//!
+//! Where a lease ends, where RENAME is handled, and which files a new option of a command touches: CONTRIBUTING.md.
 
 #![deny(unsafe_code)]
 // The two functions that the macro below makes have no documentation, and nothing else can be reached from outside.

@@ -129,7 +129,7 @@ impl Listener for Notes {
             key: key.bytes(),
         };
         let post: fn(Name) = match event {
-            b"expire" | b"persist" => |name| inbox::post(Notice::Retimed(name)),
+            b"expire" | b"persist" => |name| inbox::post(Notice::TtlChanged(name)),
             b"rename_to" | b"move_to" => inbox::post_brought,
             b"evicted" => {
                 // The key is gone by now: that it was a lock was seen when it left its name.

@@ -23,7 +23,7 @@ pub(crate) fn bury(lock: Lock) {
     }
 }
 
-/// Frees one step of it. Gives whether there is more.
+/// Frees one step of it. Returns true if there is more.
 pub(crate) fn step() -> bool {
     let Some(mut remains) = REMAINS.borrow() else {
         return false;

@@ -31,10 +31,10 @@ impl Count {
 }
 
 /// Values at keys.
-static KEPT: Count = Count::new();
+static AT_KEYS: Count = Count::new();
 
 /// Values that a flush has left to be freed.
-static LEFT: Count = Count::new();
+static LEFT_TO_FREE: Count = Count::new();
 
 /// Set while a flush empties the databases: what is freed within is its own.
 static FLUSHING: AtomicBool = AtomicBool::new(false);
@@ -48,38 +48,38 @@ pub(crate) fn init() {
     MAIN.set(true);
 }
 
-/// Whether this is the server's main thread.
+/// Returns true if this is the server's main thread.
 pub(crate) fn in_main_thread() -> bool {
     MAIN.get()
 }
 
 /// How many locks there are.
 pub(crate) fn locks() -> u64 {
-    u64::try_from(KEPT.locks.load(Ordering::Relaxed)).unwrap_or(0)
+    u64::try_from(AT_KEYS.locks.load(Ordering::Relaxed)).unwrap_or(0)
 }
 
-/// Whether there is any lock at all.
+/// Returns true if there is any lock at all.
 pub(crate) fn any() -> bool {
     locks() > 0
 }
 
 /// Holds that came with loaded values, less those that went with freed ones. Those in between are the engine's to count.
 pub(crate) fn holds() -> i64 {
-    KEPT.holds.load(Ordering::Relaxed)
+    AT_KEYS.holds.load(Ordering::Relaxed)
 }
 
 /// A value was made, with so many holds that the engine has not made.
 pub(crate) fn created(holds: usize) {
-    KEPT.add(1, holds as i64);
+    AT_KEYS.add(1, holds as i64);
 }
 
 /// A value is freed with the holds that it still has, on any thread.
 pub(crate) fn freed(holds: usize) {
-    let left = LEFT.locks.load(Ordering::Relaxed) > 0 && !MAIN.get();
+    let left = LEFT_TO_FREE.locks.load(Ordering::Relaxed) > 0 && !MAIN.get();
     let count = if left || FLUSHING.load(Ordering::Relaxed) {
-        &LEFT
+        &LEFT_TO_FREE
     } else {
-        &KEPT
+        &AT_KEYS
     };
     count.add(-1, -(holds as i64));
 }
@@ -92,8 +92,8 @@ pub(crate) fn flushing(ctx: Ctx, db: Option<u32>, databases: u32, held: i64) {
         return;
     }
     FLUSHING.store(true, Ordering::Relaxed);
-    LEFT.add(KEPT.locks.swap(0, Ordering::Relaxed), held);
-    KEPT.add(0, -held);
+    LEFT_TO_FREE.add(AT_KEYS.locks.swap(0, Ordering::Relaxed), held);
+    AT_KEYS.add(0, -held);
 }
 
 /// They have gone.
@@ -101,7 +101,7 @@ pub(crate) fn flushed() {
     FLUSHING.store(false, Ordering::Relaxed);
 }
 
-/// Whether these databases have no key.
+/// Returns true if these databases have no key.
 fn empty(ctx: Ctx, mut databases: impl Iterator<Item = u32>) -> bool {
     let home = ctx.selected();
     let empty = databases.all(|db| {

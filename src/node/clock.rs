@@ -2,7 +2,7 @@
 //! read once an event; within MULTI and scripts they stand still.
 //!
 //! Where the server does not tell its modules its own time, a reading costs as much as a look-up in the keyspace. So one
-//! reading serves the commands of one turn of the event loop for as long as the processor's counter, which costs a
+//! reading serves the commands of one iteration of the event loop for as long as the processor's counter, which costs a
 //! fifth, has hardly moved since. The counter decides on nothing else: one that jumps, steps back or runs at another rate
 //! after a migration brings a reading too many, or one that is some fractions of a millisecond old.
 
@@ -15,7 +15,7 @@ use redis_module::raw;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// The time of a command that ran within MULTI or a script, for those that follow it there: where it was read (the
-/// turn of the event loop and the client) and what it was.
+/// iteration of the event loop and the client) and what it was.
 struct Frozen {
     iteration: u64,
     within: (u64, u64),
@@ -31,7 +31,7 @@ static FROZEN: MainThread<Frozen> = MainThread::new(Frozen {
     },
 });
 
-/// The last reading of the clocks in this turn of the event loop, and what the processor's counter said then.
+/// The last reading of the clocks in this iteration of the event loop, and what the processor's counter said then.
 static LAST: MainThread<Option<(u64, Now)>> = MainThread::new(None);
 
 /// For how many ticks of the processor's counter a reading serves: 65 to 260 us at 4 to 1 GHz.
@@ -52,7 +52,7 @@ pub(crate) fn read() -> Now {
         us: since.as_secs() * 1_000_000 + u64::from(since.subsec_micros()),
         steady_us: BEGAN.elapsed().as_micros() as u64,
     };
-    // Every reading is kept, so that nothing in this turn is decided by an earlier time than what came before it.
+    // Every reading is kept, so that nothing in this iteration is decided by an earlier time than what came before it.
     if let (Some(mut last), Some(ticks)) = (LAST.borrow(), machine::tsc()) {
         *last = Some((ticks, now));
     }
@@ -94,7 +94,7 @@ pub(crate) fn of_read(ctx: Ctx) -> Now {
     frozen.now
 }
 
-/// The event loop has made a turn: no unit of execution lasts beyond it, and no reading.
+/// The event loop has made an iteration: no unit of execution lasts beyond it, and no reading.
 pub(crate) fn on_before_sleep() {
     if let Some(mut last) = LAST.borrow() {
         *last = None;

@@ -216,7 +216,7 @@ impl Settings {
         self.epoch = 0;
     }
 
-    /// Brings itself and the engine's policy up to date; gives whether anything had changed. `since` is when this server began to decide.
+    /// Brings itself and the engine's policy up to date; returns whether anything had changed. `since` is when this server began to decide.
     pub(crate) fn refresh(&mut self, policy: &mut Policy, since: SteadyMs) -> bool {
         let epoch = EPOCH.load(Ordering::Relaxed);
         if self.epoch == epoch {

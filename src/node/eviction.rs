@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static POSSIBLE: AtomicBool = AtomicBool::new(false);
 
-/// Whether the server's policy can take a lock.
+/// Returns true if the server's policy can take a lock.
 pub(crate) fn possible() -> bool {
     POSSIBLE.load(Ordering::Relaxed)
 }

@@ -16,7 +16,7 @@ static PRIMARY: AtomicBool = AtomicBool::new(true);
 /// Whether the server is a node of a cluster: that never changes.
 static IN_CLUSTER: AtomicBool = AtomicBool::new(false);
 
-/// Whether the server is a node of a cluster.
+/// Returns true if the server is a node of a cluster.
 pub(crate) fn in_cluster() -> bool {
     IN_CLUSTER.load(Ordering::Relaxed)
 }
@@ -59,13 +59,13 @@ pub(crate) fn wake(ctx: Ctx, now: SteadyMs) {
     }
 }
 
-/// Whether what the server says of its replicas may be from before a stop.
+/// Returns true if what the server says of its replicas may be from before a stop.
 fn is_stale() -> bool {
     let until = STALE_UNTIL.load(Ordering::Relaxed);
     until > 0 && clock::read().steady().0 < until
 }
 
-/// Whether this server decides, or follows another.
+/// Returns true if this server decides: it follows no other.
 pub(crate) fn primary() -> bool {
     PRIMARY.load(Ordering::Relaxed)
 }
@@ -75,7 +75,7 @@ pub(crate) fn set_primary(primary: bool) {
     PRIMARY.store(primary, Ordering::Relaxed);
 }
 
-/// Whether changes are possible now: not on a replica, not while loading, not while paused, failing over or shutting
+/// Returns true if changes are possible now: not on a replica, not while loading, not while paused, failing over or shutting
 /// down (anything that propagated then would bring the server down), and not where the server would refuse a client's
 /// write, for want of replicas or because its disk fails.
 pub(crate) fn open(ctx: Ctx) -> bool {
@@ -90,7 +90,7 @@ pub(crate) fn open(ctx: Ctx) -> bool {
     flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0 || probe(ctx, b"dlock")
 }
 
-/// Whether the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.
+/// Returns true if the queue of this key may move now, in a cluster: the slot is this node's and stays, and the cluster is up.
 pub(crate) fn accepts_key(ctx: Ctx, name: NameRef) -> bool {
     // In a slot that is migrating away the server still serves the keys that are left, but no others: so it is asked for one
     // that is not there.

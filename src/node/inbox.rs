@@ -21,7 +21,7 @@ pub(crate) enum Notice {
     /// A lock has come to this name.
     Brought(Name),
     /// A lock's TTL was set or cleared from outside.
-    Retimed(Name),
+    TtlChanged(Name),
     /// A database was emptied, or all.
     Flushed(Option<u32>),
     /// Two databases were exchanged.
@@ -75,7 +75,7 @@ static ANY: AtomicBool = AtomicBool::new(false);
 /// right after, in the same thread and before the next.
 static UNLINKED: AtomicPtr<Lock> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Values that have been written out by this process since the event loop's last turn, by their addresses. DUMP and MIGRATE
+/// Values that have been written out by this process since the event loop's last iteration, by their addresses. DUMP and MIGRATE
 /// do that, and SAVE, of which no more are kept than this.
 static WRITTEN: MainThread<BTreeSet<usize>> = MainThread::new(BTreeSet::new());
 const WRITTEN_MOST: usize = 65_536;
@@ -129,7 +129,7 @@ pub(crate) fn written(lock: &Lock) {
     }
 }
 
-/// The event loop has made a turn: what was written out before, and is still there, was not carried away.
+/// The event loop has made an iteration: what was written out before, and is still there, was not carried away.
 pub(crate) fn on_before_sleep() {
     if WRITTEN_ANY.swap(false, Ordering::Relaxed) {
         if let Some(mut written) = WRITTEN.borrow() {
@@ -191,7 +191,7 @@ pub(crate) fn post_brought(name: Name) {
 }
 
 impl Inbox {
-    /// Whether more is written down than one event reads in passing.
+    /// Returns true if more is written down than one event reads in passing.
     fn is_crowded(&self) -> bool {
         self.notices.len() >= CROWDED
     }
@@ -217,7 +217,7 @@ pub(crate) fn freed(lock: &Lock) {
     );
 }
 
-/// Whether the last thing written down is that a lock has left this name.
+/// Returns true if the last thing written down is that a lock has left this name.
 pub(crate) fn just_unlinked(name: NameRef) -> bool {
     let inbox = INBOX.borrow();
     inbox.is_some_and(|inbox| {
@@ -225,7 +225,7 @@ pub(crate) fn just_unlinked(name: NameRef) -> bool {
     })
 }
 
-/// Whether anything is written down.
+/// Returns true if anything is written down.
 #[inline]
 pub(crate) fn has_something() -> bool {
     ANY.load(Ordering::Relaxed)

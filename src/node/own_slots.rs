@@ -34,7 +34,7 @@ impl Answers {
         self.own = None;
     }
 
-    /// Whether the queue of this key may move now.
+    /// Returns true if the queue of this key may move now.
     pub(crate) fn accepts(&mut self, ctx: Ctx, name: NameRef) -> bool {
         // Where no other name can be made in the slot, the answer is this key's alone.
         if neighbour(name.key).is_none() {
@@ -44,7 +44,7 @@ impl Answers {
         *self.accepted.entry(of(name.key)).or_insert_with(ask)
     }
 
-    /// Whether the server would accept a write of this key, which is here, though the queue of its slot must not move: the slot
+    /// Returns true if the server would accept a write of this key, which is here, though the queue of its slot must not move: the slot
     /// is on its way to another node, or from one. In that case it accepts only who says ASKING.
     pub(crate) fn serves(&mut self, ctx: Ctx, name: NameRef) -> bool {
         match gate::asks_for(ctx, name) {
@@ -54,12 +54,12 @@ impl Answers {
         }
     }
 
-    /// Whether this node serves the key's slot, be it that the slot is on its way to another.
+    /// Returns true if this node serves the key's slot, be it that the slot is on its way to another.
     pub(crate) fn served_here(&mut self, ctx: Ctx, key: &[u8]) -> bool {
         self.own(ctx).serves(key)
     }
 
-    /// Whether a key that was removed has left with its slot: the slot is another's by now, or on its way, and the value was
+    /// Returns true if a key that was removed has left with its slot: the slot is another's by now, or on its way, and the value was
     /// carried over (`carried`). How servers do it (all of them are asked the same):
     ///
     /// * MIGRATE, everywhere: the slot is marked as migrating, and stays this node's until all its keys have gone;
@@ -124,12 +124,12 @@ impl Own {
         own
     }
 
-    /// Whether nothing of this key's slot can be here.
+    /// Returns true if nothing of this key's slot can be here.
     pub(crate) fn knows_nothing_of(&self, key: &[u8]) -> bool {
         !self.serves(key) && !self.coming.contains(&of(key))
     }
 
-    /// Whether this key's slot is one of them.
+    /// Returns true if this key's slot is one of them.
     pub(crate) fn serves(&self, key: &[u8]) -> bool {
         let slot = of(key);
         let has = |(first, last): &(u16, u16)| (*first..=*last).contains(&slot);

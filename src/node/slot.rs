@@ -2,7 +2,7 @@
 
 use dlock_commands::hash_slot::tag;
 
-/// Whether braces around the whole key keep it in its slot. A key without a tag of its own that contains a `}` has no
+/// Returns true if braces around the whole key keep it in its slot. A key without a tag of its own that contains a `}` has no
 /// other names in its slot that could be made of it.
 pub(crate) fn can_be_braced(key: &[u8]) -> bool {
     tag(key).is_none() && !key.contains(&b'}')

@@ -92,7 +92,7 @@ pub(super) fn census() -> Census {
     }
 }
 
-/// Whether the calling user may run this command.
+/// Returns true if the calling user may run this command.
 fn may_run(ctx: Ctx, words: &[&[u8]]) -> bool {
     let words: Vec<Text> = words.iter().map(|word| Text::new(word)).collect();
     let argv: Vec<Str> = words.iter().map(Text::as_str).collect();

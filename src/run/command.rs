@@ -11,7 +11,7 @@ use crate::ffi::panic::poisoned;
 use crate::ffi::probe;
 use crate::ffi::text::Str;
 use crate::node::{clock, gate, newer_format};
-use crate::servers::{quirks, turn_end, wait_key};
+use crate::servers::{iteration_end, quirks, wait_key};
 use crate::tell::{blocking, reply};
 use dlock_commands::error::Error;
 use dlock_commands::list::Listing;
@@ -79,8 +79,8 @@ fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
         quirks::trial(ctx);
         return reply::pass(ctx);
     }
-    if spec.access == Access::None && turn_end::calling() {
-        return turn_end::block(ctx);
+    if spec.access == Access::None && iteration_end::calling() {
+        return iteration_end::block(ctx);
     }
     let now = if mode == Mode::Read {
         clock::of_read(ctx)
@@ -165,7 +165,7 @@ impl State {
         }
     }
 
-    /// Gives an unusual answer to a command, or has its connection wait for one.
+    /// Returns an unusual answer to a command, or has its connection wait for one.
     #[cold]
     fn finish(
         &mut self,

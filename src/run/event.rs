@@ -92,7 +92,7 @@ pub(super) fn event(ctx: Ctx) {
 }
 
 impl State {
-    /// Goes on with the look over what is waited for or tied. Gives whether something is left.
+    /// Goes on with the look over what is waited for or tied. Returns true if something is left.
     fn look(&mut self, now: Now) -> bool {
         let begun = Instant::now();
         while self.engine.look(&mut self.keys, now, LOOKED_AT_ONCE) {

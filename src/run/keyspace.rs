@@ -48,7 +48,7 @@ pub(super) enum Origin<'a> {
 
 /// What a TTL that was set from outside means for a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Retimed {
+pub(super) enum TtlChange {
     /// It is as it should be.
     Right,
     /// It is to be put right.
@@ -75,7 +75,7 @@ pub(super) struct OpenKeys {
     cluster: bool,
     slots: own_slots::Answers,
     // The server tells when it is given a TTL from outside; else that is seen when a lock is opened.
-    hears_generic: bool,
+    generic_events_enabled: bool,
     // Whether anybody reads effects; else changes are only counted.
     replicate: bool,
 }
@@ -108,7 +108,7 @@ impl OpenKeys {
             hash: RandomState::new(),
             cluster: false,
             slots: own_slots::Answers::default(),
-            hears_generic: true,
+            generic_events_enabled: true,
             replicate: true,
         }
     }
@@ -149,17 +149,17 @@ impl OpenKeys {
     }
 
     /// Tells what server it is: whether a node of a cluster, and whether it tells of TTLs set from outside.
-    pub(super) fn set_server(&mut self, cluster: bool, hears_generic: bool) {
+    pub(super) fn set_server(&mut self, cluster: bool, generic_events_enabled: bool) {
         self.cluster = cluster;
-        self.hears_generic = hears_generic;
+        self.generic_events_enabled = generic_events_enabled;
     }
 
-    /// Whether the server is a node of a cluster.
+    /// Returns true if the server is a node of a cluster.
     pub(super) fn in_cluster(&self) -> bool {
         self.cluster
     }
 
-    /// Whether a key that was removed has left with its slot (see `own_slots`).
+    /// Returns true if a key that was removed has left with its slot (see `own_slots`).
     pub(super) fn took_along(&mut self, name: NameRef, carried: bool) -> bool {
         self.cluster && self.slots.took_along(self.ctx, name, carried)
     }
@@ -171,10 +171,10 @@ impl OpenKeys {
 
     /// What a TTL that was set from outside means. An earlier end of the key counts: it ends the holds then. A later one,
     /// or none, has no effect on the leases.
-    pub(super) fn retimed(&mut self, name: NameRef) -> Retimed {
+    pub(super) fn ttl_change(&mut self, name: NameRef) -> TtlChange {
         let lock = self.entry(name).lock.as_ref();
         let Some(last) = lock.and_then(|lock| lock.last()) else {
-            return Retimed::Right;
+            return TtlChange::Right;
         };
         let last = last.deadline;
         let wanted = lock.and_then(|lock| lock.expires());
@@ -185,9 +185,9 @@ impl OpenKeys {
         });
         let end = u64::try_from(end).ok().map(WallMs);
         match end {
-            end if end == wanted => Retimed::Right,
-            Some(end) if end < last => Retimed::Earlier(end),
-            _ => Retimed::Wrong,
+            end if end == wanted => TtlChange::Right,
+            Some(end) if end < last => TtlChange::Earlier(end),
+            _ => TtlChange::Wrong,
         }
     }
 
@@ -233,7 +233,7 @@ impl OpenKeys {
         }
     }
 
-    /// Opens a lock's key; gives its place among the open ones.
+    /// Opens a lock's key; returns its place among the open ones.
     #[inline(never)]
     fn open(&mut self, name: NameRef) -> usize {
         let at = self.used;
@@ -281,7 +281,7 @@ impl OpenKeys {
             open.entry.lock = NonNull::new(value).map(|value| MaybeOwned::borrowed(value));
             open.stored = open.entry.lock.is_some();
             open.entry.unseen = open.stored;
-            if !self.hears_generic && self.mode == Mode::Write {
+            if !self.generic_events_enabled && self.mode == Mode::Write {
                 open.entry.external_end = open.earlier_end();
             }
         }

@@ -1,7 +1,7 @@
 //! What has happened behind the module's back, told to the engine: what callbacks have left in the inbox, and what the module
 //! finds by inspecting keys where the server tells nothing.
 
-use super::keyspace::Retimed;
+use super::keyspace::TtlChange;
 use super::state::{Late, State, STATE};
 use crate::node::gate;
 use crate::node::inbox::{self, Notice, Unlinked};
@@ -64,10 +64,12 @@ impl State {
                         .for_each(|at| self.in_turn(Late::Flush(at), now));
                 }
                 Notice::Swapped(one, other) => self.engine.on_swap(one, other),
-                Notice::Retimed(name) => match self.keys.retimed(name.as_ref()) {
-                    Retimed::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
-                    Retimed::Wrong if gate::primary() => self.engine.on_key_changed(name.as_ref()),
-                    Retimed::Wrong | Retimed::Right => {}
+                Notice::TtlChanged(name) => match self.keys.ttl_change(name.as_ref()) {
+                    TtlChange::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
+                    TtlChange::Wrong if gate::primary() => {
+                        self.engine.on_key_changed(name.as_ref())
+                    }
+                    TtlChange::Wrong | TtlChange::Right => {}
                 },
                 Notice::Role { primary: true } => {
                     self.decide_from(now);
@@ -94,7 +96,7 @@ impl State {
         }
     }
 
-    /// Works off what is late, one step of it. Gives whether there is more.
+    /// Works off what is late, one step of it. Returns true if there is more.
     pub(super) fn catch_up(&mut self, now: Now) -> bool {
         while self.told < TOLD_A_STEP {
             let Some(late) = self.late.pop_front() else {
@@ -154,7 +156,7 @@ impl State {
         cut.map(|(token, _)| *token).collect()
     }
 
-    /// Whether a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a
+    /// Returns true if a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a
     /// cluster it tells nobody either.
     fn took_along(&mut self, name: &Name, carried: bool) -> bool {
         gate::primary() && self.keys.took_along(name.as_ref(), carried)
@@ -191,7 +193,7 @@ impl State {
     }
 
     /// Goes one step further through what concerns all locks, on a server that only follows; one that decides does so as it
-    /// settles. Gives whether there is more.
+    /// settles. Returns true if there is more.
     pub(super) fn review(&mut self) -> bool {
         if gate::primary() {
             return false;

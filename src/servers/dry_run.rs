@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static UNDER_WAY: AtomicBool = AtomicBool::new(false);
 
-/// Whether the load that has just begun is the empty one.
+/// Returns true if the load that has just begun is the empty one.
 pub(crate) fn under_way() -> bool {
     UNDER_WAY.load(Ordering::Relaxed)
 }

@@ -47,7 +47,7 @@ pub(crate) fn detect(ctx: Ctx) {
     }
 }
 
-/// When an answered connection is unblocked, so that whatever ends it in the same turn of the event loop is told of as the end of
+/// When an answered connection is unblocked, so that whatever ends it in the same iteration of the event loop is told of as the end of
 /// one that has no answer yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unblocks {
@@ -55,7 +55,7 @@ pub(crate) enum Unblocks {
     /// … ERROR in between adds a second reply. It raises an event right before it works off what was unblocked.
     BeforeSleep,
     /// Redis 7.2 does the same, but raises that event too late.
-    EndOfTurn,
+    EndOfIteration,
     /// Redis 7.4 and later write the answer only when they work off what was unblocked. Valkey keeps it apart until
     /// then, and drops it if the connection ends or is unblocked by error before.
     AtOnce,
@@ -66,26 +66,26 @@ pub(crate) enum Unblocks {
 /// Test: `undelivered`, all of it, and `waiting`: `unblocked_by_error_just_after_the_grant`. A new server for which `AtOnce` is
 /// too early fails them.
 pub(crate) fn unblocks() -> Unblocks {
-    if tells_of_sleep() {
+    if before_sleep_precedes_unblocking() {
         Unblocks::BeforeSleep
     } else if IS_REDIS_7_2.load(Ordering::Relaxed) {
-        Unblocks::EndOfTurn
+        Unblocks::EndOfIteration
     } else {
         Unblocks::AtOnce
     }
 }
 
-/// Whether this server raises an event right before it works off unblocked connections and goes to sleep: Redis 7.0
+/// Returns true if this server raises an event right before it works off unblocked connections and goes to sleep: Redis 7.0
 /// (told by a function that came with 7.2). Later ones raise it between that and the writing of replies.
 ///
-/// It has decided by then for how long it sleeps: a timer that is made while it works off the last of a turn does not wake it.
+/// It has decided by then for how long it sleeps: a timer that is made while it works off the last of an iteration does not wake it.
 ///
 /// Test: `undelivered`: `killed_behind_another_wait`.
-pub(crate) fn tells_of_sleep() -> bool {
+pub(crate) fn before_sleep_precedes_unblocking() -> bool {
     !server::tells_time()
 }
 
-/// Whether this server lets a module block no connection that has subscriptions, which in RESP3 can send commands: Valkey
+/// Returns true if this server lets a module block no connection that has subscriptions, which in RESP3 can send commands: Valkey
 /// since 8.1 (`moduleBlockClient` takes normal clients only).
 ///
 /// Test: `blocked`: `a_subscriber_waits_where_it_may` fails on another server that bars them. A Valkey that no longer does is
@@ -94,7 +94,7 @@ pub(crate) fn bars_subscribers() -> bool {
     BARS_SUBSCRIBERS.load(Ordering::Relaxed)
 }
 
-/// Whether this server can be listened to for generic keyspace events (RENAME, MOVE, EXPIRE, PERSIST). Valkey since 8.1 runs the
+/// Returns true if this server can be listened to for generic keyspace events (RENAME, MOVE, EXPIRE, PERSIST). Valkey since 8.1 runs the
 /// callbacks with the client whose command it executes, selected to the event's database, and leaves it there: MOVE and COPY
 /// then move the *client*. Mended in 9.1.1, and possibly elsewhere, so it is tried out. Redis gives each callback a client
 /// of its own.

@@ -28,8 +28,8 @@ use crate::ffi::server;
 use crate::ffi::text::Text;
 use crate::node::inbox::{self, Notice};
 use crate::node::{event_loop, timer};
+use crate::servers::iteration_end;
 use crate::servers::quirks::{self, Unblocks};
-use crate::servers::turn_end;
 use dlock_commands::error::Error;
 use dlock_commands::{MayWait, Reply};
 use dlock_engine::broken;
@@ -122,8 +122,8 @@ pub(crate) fn answer(wake: Wake) {
 pub(crate) fn deliver(ctx: Ctx) {
     match quirks::unblocks() {
         Unblocks::AtOnce => unblock_answered(),
-        Unblocks::EndOfTurn => {
-            if !turn_end::call_back(ctx, unblock_answered) {
+        Unblocks::EndOfIteration => {
+            if !iteration_end::call_back(ctx, unblock_answered) {
                 unblock_answered();
             }
         }

@@ -23,7 +23,7 @@ pub(crate) struct Notifications {
 /// Whether the server passes the module's keyspace events on. Where it does not, none is noted.
 static KEYSPACE_EVENTS: AtomicBool = AtomicBool::new(false);
 
-/// Whether keyspace events are to be raised.
+/// Returns true if keyspace events are to be raised.
 pub(crate) fn keyspace_events() -> bool {
     KEYSPACE_EVENTS.load(Ordering::Relaxed)
 }
@@ -76,7 +76,7 @@ pub(crate) enum PutOff {
 }
 
 impl Notifications {
-    /// Whether there is none.
+    /// Returns true if there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.items.is_empty()
     }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Whether somebody may listen. Set at the first sign, cleared only when the server says that nobody does.
 static LISTENING: AtomicBool = AtomicBool::new(true);
 
-/// Whether effects are to be written down.
+/// Returns true if effects are to be written down.
 pub(crate) fn listening() -> bool {
     LISTENING.load(Ordering::Relaxed)
 }

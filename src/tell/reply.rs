@@ -5,7 +5,7 @@ use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::Token;
 
-/// Writes the answer to a command if it is a usual one; gives it back if not.
+/// Writes the answer to a command if it is a usual one; returns it back if not.
 #[inline(always)]
 pub(crate) fn write_usual(ctx: Ctx, reply: Result<Reply, Error>) -> Option<Result<Reply, Error>> {
     match &reply {

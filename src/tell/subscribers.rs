@@ -1,8 +1,8 @@
 //! Whether there are subscribers: a message that nobody receives costs a quarter of an uncontended release.
 //!
 //! The server tells its modules of no subscription, and asking for them costs as much as a few messages. So the first
-//! messages of a turn of the event loop are published without asking. Only a burst asks first, once a turn: a client that
-//! subscribes within that same turn has not been answered yet. A turn that follows a burst counts as a burst from its first
+//! messages of an iteration of the event loop are published without asking. Only a burst asks first, once an iteration: a client that
+//! subscribes within that same iteration has not been answered yet. An iteration that follows a burst counts as a burst from its first
 //! message on. Once a subscriber was seen, nothing is asked until the next heartbeat.
 
 use crate::ffi::call::Rules;
@@ -11,7 +11,7 @@ use crate::ffi::ctx::Ctx;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Messages that are published in one turn before it is asked whether anybody subscribes.
+/// Messages that are published in one iteration before it is asked whether anybody subscribes.
 const UNASKED: u32 = 4;
 
 /// A subscriber was seen since the last heartbeat.
@@ -30,7 +30,7 @@ static ITERATION: MainThread<Iteration> = MainThread::new(Iteration {
     nobody: false,
 });
 
-/// The event loop has made a iteration.
+/// The event loop has made an iteration.
 pub(crate) fn on_before_sleep() {
     if let Some(mut iteration) = ITERATION.borrow() {
         iteration.unasked = if iteration.messages > UNASKED {
@@ -58,7 +58,7 @@ pub(crate) fn heartbeat(ctx: Ctx) {
     SEEN.store(!fields.into_iter().all(none), Ordering::Relaxed);
 }
 
-/// Whether it is known that nobody subscribes. Asks the server nothing.
+/// Returns true if it is known that nobody subscribes. Asks the server nothing.
 pub(crate) fn known_absent() -> bool {
     ITERATION.borrow().is_some_and(|mut iteration| {
         iteration.messages += u32::from(iteration.nobody);
@@ -66,7 +66,7 @@ pub(crate) fn known_absent() -> bool {
     })
 }
 
-/// Whether one more message may have a subscriber.
+/// Returns true if one more message may have a subscriber.
 pub(crate) fn may_exist(ctx: Ctx) -> bool {
     if SEEN.load(Ordering::Relaxed) {
         return true;

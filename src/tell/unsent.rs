@@ -1,11 +1,11 @@
 //! Grants that are written to their connections and, for all that is known, not sent.
 //!
-//! The server sends what is written at the end of a turn of its event loop. A connection may end before that, by a command that
+//! The server sends what is written at the end of an iteration of its event loop. A connection may end before that, by a command that
 //! stood behind another wait or because it is to be told more than its output buffer holds; or the server finds it broken
 //! when it sends. Then the grant is taken back, unless the connection may have had it: two owners are worse than a lock that
 //! nobody has until a lease ends. What a connection was sent the server says in CLIENT LIST, as long as it is there.
 //!
-//! Where the server sends in other threads (`io-threads`) it may learn of a broken connection only in a later turn. By then a
+//! Where the server sends in other threads (`io-threads`) it may learn of a broken connection only in a later iteration. By then a
 //! reply that is left may be another one's, and the grant stands.
 
 use crate::ffi::cell::MainThread;
@@ -31,14 +31,14 @@ lazy_static::lazy_static! {
 pub(crate) fn add(client: ClientId, user: Vec<u8>, undo: Vec<Undo>) {
     if let Some(mut unsent) = UNSENT.borrow() {
         match unsent.get_mut(&client) {
-            // The connection waited once more in this turn. What was granted last is undone first.
+            // The connection waited once more in this iteration. What was granted last is undone first.
             Some(first) => drop(first.undo.splice(0..0, undo)),
             None => drop(unsent.insert(client, Unsent { user, undo })),
         }
     }
 }
 
-/// The event loop has made a turn: what was written has been sent, as far as it could be.
+/// The event loop has made an iteration: what was written has been sent, as far as it could be.
 pub(crate) fn on_after_sleep() {
     if let Some(mut unsent) = UNSENT.borrow() {
         unsent.clear();
@@ -68,7 +68,7 @@ pub(crate) fn on_disconnect(ctx: Ctx, client: ClientId) {
     }
 }
 
-/// What CLIENT LIST says of a connection that ends in the turn in which a grant was written to it.
+/// What CLIENT LIST says of a connection that ends in the iteration in which a grant was written to it.
 struct Output {
     // Something is not sent.
     pending: bool,
@@ -92,12 +92,12 @@ impl Output {
         }
     }
 
-    /// Whether the grant may have been sent; `user` is the connection's user when it began to wait.
+    /// Returns true if the grant may have been sent; `user` is the connection's user when it began to wait.
     fn may_have_gone_out(&self, user: &[u8]) -> bool {
         // Nothing more is written to a connection whose user was deleted.
         let deleted = self.nothing_behind && self.user != user;
         // What is pending may be the replies to later commands alone, unless nothing is sent yet.
-        let sending = quirks::tells_of_sleep() || event_loop::asleep();
+        let sending = quirks::before_sleep_precedes_unblocking() || event_loop::asleep();
         let unsent = self.pending && (self.nothing_behind || !sending);
         !unsent && !deleted
     }

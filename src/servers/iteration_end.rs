@@ -1,7 +1,7 @@
-//! A call back at the end of a turn of the event loop, from where the server works off the connections that modules have
-//! unblocked: before it sends anything, and after every command of the turn.
+//! A call back at the end of an iteration of the event loop, from where the server works off the connections that modules have
+//! unblocked: before it sends anything, and after every command of the iteration.
 //!
-//! The server that needs this (`quirks::Unblocks::EndOfTurn`) tells of that moment to nobody. But a call of the module's own can be blocked there and unblocked at once, as a
+//! The server that needs this (`quirks::Unblocks::EndOfIteration`) tells of that moment to nobody. But a call of the module's own can be blocked there and unblocked at once, as a
 //! connection can; what it leaves behind is freed when its turn comes among those that were unblocked, and that is told.
 
 use crate::ffi::call::Rules;
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Set while the module makes its call.
 static CALLING: AtomicBool = AtomicBool::new(false);
 
-/// Set when the module's call will be freed at the end of this turn.
+/// Set when the module's call will be freed at the end of this iteration.
 static AWAITED: AtomicBool = AtomicBool::new(false);
 
 /// What is called then.
 static WORK: MainThread<Option<fn()>> = MainThread::new(None);
 
-/// Has `work` called at the end of this turn, once. Gives whether the server will.
+/// Has `work` called at the end of this iteration, once. Returns true if the server will.
 pub(crate) fn call_back(ctx: Ctx, work: fn()) -> bool {
     if AWAITED.load(Ordering::Relaxed) {
         return true;
@@ -32,7 +32,7 @@ pub(crate) fn call_back(ctx: Ctx, work: fn()) -> bool {
     AWAITED.load(Ordering::Relaxed)
 }
 
-/// Whether a call is the module's own of [`call_back`].
+/// Returns true if a call is the module's own of [`call_back`].
 pub(crate) fn calling() -> bool {
     CALLING.load(Ordering::Relaxed)
 }
