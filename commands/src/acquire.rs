@@ -27,17 +27,13 @@ pub(crate) const FRESH: &[u8] = b"*";
 
 /// Takes a lock: `key owner [lease-ms]` and no options.
 #[inline(never)]
-pub(crate) fn run_plain<K: Keyspace>(
-    call: &mut Call<K>,
-    plain: PlainArgs,
-    family: Family,
-) -> Result<Reply, Error> {
-    let given = Args {
+pub(crate) fn run_plain<K: Keyspace>(call: &mut Call<K>, plain: PlainArgs) -> Result<Reply, Error> {
+    let args = Args {
         lease: plain.lease,
         ..Args::default()
     };
     let name = call.name(plain.key);
-    let ask = ask(call, &given, plain.owner, family)?;
+    let ask = ask(call, &args, plain.owner, Family::Plain)?;
     request(call, name, &ask, None)
 }
 

@@ -66,20 +66,6 @@ pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Rep
     Ok(Reply::Integer(left))
 }
 
-/// The same without options.
-#[inline(never)]
-pub(crate) fn renew_plain<K: Keyspace>(
-    call: &mut Call<K>,
-    plain: PlainArgs,
-) -> Result<Reply, Error> {
-    let (name, lease) = (call.name(plain.key), call.lease(plain.lease));
-    let (whose, tie) = ((plain.owner, None), TieRequest::default());
-    let left = call
-        .engine
-        .renew(call.keys, call.now, name, whose, lease, &tie)?;
-    Ok(Reply::Integer(left))
-}
-
 /// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.
 #[inline(never)]
 pub(crate) fn release<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {

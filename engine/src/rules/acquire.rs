@@ -73,7 +73,8 @@ impl Engine {
         if entry.foreign {
             return Err(Refusal::WrongType);
         }
-        // The usual lock, which nobody has and nobody is queued for: the rule below could only say yes.
+        // The usual lock, which nobody has and nobody is queued for: the rule below could only say yes, and would be 400 of the
+        // 14,900 instructions that the server takes for an uncontended pair.
         if entry.lock.is_none() && lock.is_none() && self.policy.granting(now) {
             let whose = (name, ask.owner);
             let grant = self
