@@ -3,10 +3,10 @@
 use super::counters::Counters;
 use super::keyspace::{Entry, Event, Value};
 use super::lock::token::TokenClock;
-use super::lock::{Change, End, Hold};
+use super::lock::{Change, End, Hold, Lock};
 use super::policy::Policy;
 use super::queue::{Deadlines, LockId, Place, Tie, Ties};
-use super::types::{Arrival, Grant, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token};
+use super::types::{Arrival, Grant, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs};
 use super::undo::{Held, Undo};
 use crate::broken;
 use crate::refusal::Refusal;
@@ -163,6 +163,26 @@ impl Ledger {
         entry.amend(&Change::Unhold { owner, token, end });
         entry.events.push(Event::Ended(end, token));
         self.counters.ended(end, token, now);
+    }
+
+    /// The same of the holds whose leases end until then, which may be very many: each ends as `end` says of its deadline. Gives
+    /// what is left of them, to be freed.
+    pub fn end_until(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        name: NameRef,
+        until: WallMs,
+        end: impl Fn(WallMs) -> End,
+        now: Now,
+    ) -> Lock {
+        entry.end_until(until, |token, deadline| {
+            let end = end(deadline);
+            if !self.ties.is_empty() {
+                self.lose_by(name, token, end);
+            }
+            self.counters.ended(end, token, now);
+            end
+        })
     }
 
     /// Brings the owner's hold count down to `holds`; at 0 the hold is given up. The deadline stays.

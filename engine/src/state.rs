@@ -1,9 +1,10 @@
 //! What the engine keeps, and what can be asked of it without a lock's name.
 
 use super::ledger::Ledger;
+use super::lock::Lock;
 use super::outbox::Outbox;
 use super::policy::Policy;
-use super::queue::{BlockingIndex, Deadlines, LockId, Requests, WaitQueues};
+use super::queue::{BlockingIndex, Deadlines, LockId, Places, Requests, WaitQueues};
 use super::types::{ClientId, Millis, Now, RequestId, Token, WallMs};
 use super::undo::Undo;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -40,6 +41,10 @@ pub struct Engine {
     pub(super) next: BTreeSet<Next>,
     /// What is left of the queues of before a demotion.
     pub(super) former: VecDeque<Former>,
+    /// What nobody needs any more, but is too much to be cleared away at once.
+    pub(super) remains: VecDeque<Remains>,
+    /// How many tickets that came with values may still have their places in this step; without bound for a request.
+    pub(super) room_for_tickets: Option<usize>,
     /// Grants that have not reached their connections.
     pub(super) undelivered: Vec<Undo>,
     /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
@@ -66,6 +71,15 @@ pub(crate) enum Next {
     Lock(LockId),
     /// A request for many locks may be grantable: it heads a queue. They are looked at as they came.
     Many(RequestId),
+}
+
+/// What has gone as one piece.
+#[derive(Debug)]
+pub(crate) enum Remains {
+    /// Places with their windows.
+    Places(Places),
+    /// Holders.
+    Holders(Lock),
 }
 
 /// How far a look is.
@@ -118,6 +132,7 @@ impl Engine {
             && self.ledger.ties.is_empty()
             && self.undelivered.is_empty()
             && self.former.is_empty()
+            && self.remains.is_empty()
     }
 
     /// In how many milliseconds something is due; 0 if it is already, none if nothing is.

@@ -11,6 +11,7 @@
 //! 5). `dlock_engine::Outbox` says why these are two.
 
 use super::keyspace::{Mode, Origin};
+use super::notices::TOLD_A_STEP;
 use super::state::{Late, State, STATE};
 use crate::ffi::ctx::Ctx;
 use crate::node::{gate, inbox, timer};
@@ -54,10 +55,15 @@ fn perform(ctx: Ctx, mut guard: RefMut<State>, now: Now) {
     let state = &mut *guard;
     let own = state.notifications.len();
     state.keys.write(&mut state.notifications);
-    if !state.late.is_empty() {
-        state
-            .late
-            .extend(state.notifications.put_off(own).map(Late::from));
+    // What is told at once ends where something has to wait.
+    let at_once = match state.late.is_empty() {
+        true => own + TOLD_A_STEP,
+        false => own,
+    };
+    if state.notifications.len() > at_once {
+        let later = state.notifications.put_off(at_once).map(Late::from);
+        state.late.extend(later);
+        timer::arm(now.steady(), now.steady());
     }
     state.arm(now);
     if !(state.engine.outbox.is_empty() && state.notifications.is_empty()) {

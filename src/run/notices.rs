@@ -11,7 +11,7 @@ use dlock_engine::{End, Event, Keyspace, Loss, Name, Now, Token, WallMs};
 pub(super) const SETTLED_A_STEP: usize = 256;
 
 /// What an event tells observers of at most, beyond what it has done itself: the others come after it, in their order.
-const TOLD_A_STEP: usize = 1024;
+pub(super) const TOLD_A_STEP: usize = 1024;
 
 /// Which of these holds of a lock end by what its key was given from outside. Only asks; none if it cannot be asked now.
 #[cold]

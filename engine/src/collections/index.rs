@@ -92,6 +92,18 @@ impl<K: Hash + Eq, V, S: BuildHasher + Default> Index<K, V, S> {
         before
     }
 
+    /// So many are about to come: nothing is moved meanwhile.
+    pub fn reserve(&mut self, more: usize) {
+        if self.len + more < UNDIVIDED {
+            self.first.reserve(more);
+            return;
+        }
+        self.spread();
+        self.first.reserve(more / SHARDS);
+        let others = self.others.iter_mut();
+        others.for_each(|map| map.reserve(more / SHARDS));
+    }
+
     /// Takes a key out, with its value.
     pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q) -> Option<(K, V)>
     where
@@ -108,7 +120,13 @@ impl<K: Hash + Eq, V, S: BuildHasher + Default> Index<K, V, S> {
 
     /// Divides the entries among many maps once they are not few any more.
     fn divide(&mut self) {
-        if self.len < UNDIVIDED || !self.others.is_empty() {
+        if self.len >= UNDIVIDED {
+            self.spread();
+        }
+    }
+
+    fn spread(&mut self) {
+        if !self.others.is_empty() {
             return;
         }
         self.others.resize_with(SHARDS - 1, HashMap::default);

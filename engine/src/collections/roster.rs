@@ -133,6 +133,46 @@ impl<N: Copy + Ord, T> Roster<N, T> {
         }
     }
 
+    /// Takes the last one out.
+    pub fn pop(&mut self) -> Option<(N, Box<T>)> {
+        match &mut self.0 {
+            Form::Few(few) => few.pop(),
+            Form::Many(many) => many.pop(),
+        }
+    }
+
+    /// Takes out those that this is true of. If it is true of all of them, none is moved.
+    pub fn split_off(&mut self, leaves: impl Fn(N, &T) -> bool) -> Roster<N, T> {
+        if self.iter().all(|(number, value)| leaves(number, value)) {
+            return std::mem::take(self);
+        }
+        if !self.iter().any(|(number, value)| leaves(number, value)) {
+            return Roster::default();
+        }
+        let (gone, left) = std::mem::take(self)
+            .into_members()
+            .partition(|(number, value)| leaves(*number, value));
+        *self = Roster::of(left);
+        Roster::of(gone)
+    }
+
+    /// Those in this list, which is in order.
+    fn of(members: Vec<Member<N, T>>) -> Self {
+        Roster(match members.len() {
+            0..=FEW => Form::Few(members),
+            _ => Form::Many(Box::new(Chunks::of(members))),
+        })
+    }
+
+    fn into_members(self) -> impl Iterator<Item = Member<N, T>> {
+        let (few, many) = match self.0 {
+            Form::Few(few) => (few, None),
+            Form::Many(many) => (Vec::new(), Some(many.chunks)),
+        };
+        let many = many.into_iter().flatten().flat_map(|chunk| chunk.members);
+        few.into_iter().chain(many)
+    }
+
     /// The list; empty where there are many.
     fn few(&self) -> &[Member<N, T>] {
         match &self.0 {
@@ -223,13 +263,18 @@ impl<N, T> Default for Chunks<N, T> {
 impl<N: Copy + Ord, T> Chunks<N, T> {
     /// These, which are in order.
     fn of(members: Vec<Member<N, T>>) -> Self {
-        let mut chunks = Chunks::default();
-        if let Some(start) = members.first().map(|(number, _)| *number) {
-            chunks.len = members.len();
-            let members = VecDeque::from(members);
-            chunks.put(0, Chunk { start, members });
+        let mut chunks = Chunks {
+            len: members.len(),
+            ..Chunks::default()
+        };
+        let mut members = members.into_iter();
+        loop {
+            let members: VecDeque<_> = members.by_ref().take(CHUNK).collect();
+            let Some(start) = members.front().map(|(number, _)| *number) else {
+                return chunks;
+            };
+            chunks.put(chunks.chunks.len(), Chunk { start, members });
         }
-        chunks
     }
 
     fn len(&self) -> usize {
@@ -308,6 +353,19 @@ impl<N: Copy + Ord, T> Chunks<N, T> {
         }
         self.len -= 1;
         Some(value)
+    }
+
+    fn pop(&mut self) -> Option<Member<N, T>> {
+        let last = self.chunks.back_mut()?.members.pop_back()?;
+        self.len -= 1;
+        match self.lens.back_mut() {
+            Some(len) if *len > 1 => *len -= 1,
+            _ => {
+                self.lens.pop_back();
+                self.chunks.pop_back();
+            }
+        }
+        Some(last)
     }
 
     /// Makes two of a chunk that has become too long.

@@ -66,6 +66,11 @@ impl Holders {
         self.len() == 0
     }
 
+    /// Whether they are found by deadline.
+    pub(crate) fn is_indexed(&self) -> bool {
+        matches!(self, Holders::Indexed(_))
+    }
+
     /// The hold of an owner.
     pub(crate) fn get(&self, owner: &[u8]) -> Option<Hold<'_>> {
         match self {
@@ -225,6 +230,36 @@ impl Holders {
         few.chain(many.map(|(deadline, token, _)| (*token, *deadline)))
     }
 
+    /// The same with their owners.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (&[u8], Token, WallMs)> {
+        let (few, many) = match self {
+            Holders::List(list) => (Some(list), None),
+            Holders::Indexed(many) => (None, Some(&many.by_deadline)),
+        };
+        let few = few.into_iter().flatten();
+        let few = few.map(|holder| (&*holder.owner, holder.terms.token, holder.terms.deadline));
+        let many = many.into_iter().flatten();
+        few.chain(many.map(|(deadline, token, owner)| (&**owner, *token, *deadline)))
+    }
+
+    /// Takes out those whose leases end until then, in the order in which they do. If these are all of many, none is moved.
+    pub(crate) fn split_off(&mut self, until: WallMs) -> Holders {
+        let ended = match self {
+            Holders::Indexed(_) if self.latest() <= Some(until) => return std::mem::take(self),
+            Holders::List(list) => {
+                let (mut ended, left): (Vec<_>, _) = std::mem::take(list)
+                    .into_iter()
+                    .partition(|holder| holder.terms.deadline <= until);
+                ended.sort_by_key(|holder| holder.terms.deadline);
+                *list = left;
+                ended
+            }
+            Holders::Indexed(many) => many.split_off(until),
+        };
+        self.gather();
+        Holders::List(ended)
+    }
+
     /// Takes one out, whichever. Gives whether there was one.
     pub(crate) fn pop(&mut self) -> bool {
         match self {
@@ -287,6 +322,30 @@ impl Indexed {
         owners.filter_map(|owner| self.get(owner))
     }
 
+    /// Takes out those whose leases end until then, in the order in which they do.
+    fn split_off(&mut self, until: WallMs) -> Vec<Holder> {
+        let next = (until.after(1), Token(0), Arc::from([].as_slice()));
+        let left = self.by_deadline.split_off(&next);
+        let mut ended = std::mem::replace(&mut self.by_deadline, left);
+        let mut holders = Vec::with_capacity(ended.len());
+        while let Some((.., owner)) = ended.pop_first() {
+            if let Some((owner, terms)) = self.by_owner.remove(&owner) {
+                self.uncount(terms.limit);
+                holders.push(Holder { owner, terms });
+            }
+        }
+        holders
+    }
+
+    fn uncount(&mut self, limit: Limit) {
+        if let Some(count) = self.by_limit.get_mut(&limit) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_limit.remove(&limit);
+            }
+        }
+    }
+
     fn drain(&mut self) -> impl Iterator<Item = Holder> + '_ {
         let owners = std::mem::take(&mut self.by_deadline).into_iter();
         owners.filter_map(|(.., owner)| {
@@ -307,12 +366,7 @@ impl Indexed {
         let (owner, terms) = self.by_owner.remove(owner)?;
         let dated = (terms.deadline, terms.token, owner);
         self.by_deadline.remove(&dated);
-        if let Some(count) = self.by_limit.get_mut(&terms.limit) {
-            *count -= 1;
-            if *count == 0 {
-                self.by_limit.remove(&terms.limit);
-            }
-        }
+        self.uncount(terms.limit);
         Some(dated.2)
     }
 }

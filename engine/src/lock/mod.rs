@@ -302,6 +302,17 @@ impl Lock {
         sole.chain(full.into_iter().flatten())
     }
 
+    /// Owner, token and deadline of each hold, likewise.
+    pub fn named(&self) -> impl Iterator<Item = (&[u8], Token, WallMs)> {
+        let (sole, full) = match self {
+            Lock::Sole(sole) => (sole.hold(), None),
+            Lock::Full(full) => (None, Some(full.holders.named())),
+        };
+        let sole = sole.into_iter();
+        let sole = sole.map(|hold| (hold.owner, hold.token, hold.deadline));
+        sole.chain(full.into_iter().flatten())
+    }
+
     /// How many owners hold it.
     pub fn holders(&self) -> usize {
         match self {
@@ -345,6 +356,19 @@ impl Lock {
     pub fn tickets(&self) -> impl Iterator<Item = (Arrival, &Ticket)> {
         let tickets = self.full().into_iter().flat_map(|full| &full.tickets);
         tickets.map(|(number, ticket)| (*number, ticket))
+    }
+
+    /// The same from this number on.
+    pub fn tickets_from(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Ticket)> {
+        let full = self.full().into_iter();
+        let tickets = full.flat_map(move |full| full.tickets.range(number..));
+        tickets.map(|(number, ticket)| (*number, ticket))
+    }
+
+    /// The ticket that stands last.
+    pub fn last_ticket(&self) -> Option<(Arrival, &Ticket)> {
+        let (number, ticket) = self.full()?.tickets.last_key_value()?;
+        Some((*number, ticket))
     }
 
     /// The ticket with this number.
@@ -473,6 +497,31 @@ impl Lock {
                 ..hold
             };
             self.apply(&Change::Hold(hold));
+        }
+    }
+
+    /// Whether its holders are so many that they stand in the order in which they end.
+    pub(super) fn is_indexed(&self) -> bool {
+        self.full().is_some_and(|full| full.holders.is_indexed())
+    }
+
+    /// Takes out the holders whose leases end until then. Only a change does this (see [`super::keyspace::Entry::end_until`]).
+    pub(super) fn split_off(&mut self, until: WallMs) -> Lock {
+        match self {
+            Lock::Sole(sole) if sole.holds > 0 && sole.deadline <= until => {
+                let ended = std::mem::replace(sole, Sole::FREE);
+                sole.watch(ended.watched());
+                Lock::Sole(ended)
+            }
+            Lock::Sole(_) => Lock::FREE,
+            Lock::Full(full) => {
+                let ended = Full {
+                    holders: full.holders.split_off(until),
+                    ..Full::default()
+                };
+                self.shrink();
+                Lock::Full(Box::new(ended))
+            }
         }
     }
 

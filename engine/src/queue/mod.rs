@@ -18,7 +18,7 @@ pub(crate) use queues::{Turn, WaitQueues};
 pub(crate) use requests::{Part, Request, Requests, WaitsAt};
 pub(crate) use ties::{Auto, Renewal, Tie, Ties};
 pub use ties::{Kept, Loss, LostTie};
-pub(crate) use wait_queue::WaitQueue;
+pub(crate) use wait_queue::{Places, WaitQueue};
 
 /// Names a lock that has a wait queue for as long as it has it. A lock's name is looked up once, where an event comes in;
 /// from there on it goes by this.

@@ -59,6 +59,24 @@ impl Place {
         }
     }
 
+    /// A place that came with its lock's value: it is as old as its number says.
+    pub fn brought(owner: Rc<[u8]>, limit: Limit, number: Arrival, now: Now) -> Place {
+        let age = now.us.saturating_sub(number.0);
+        Place {
+            since_us: now.steady_us.saturating_sub(age),
+            ..Place::new(owner, limit, now)
+        }
+    }
+
+    /// Makes it a ticket that is kept so long, until then while nobody is there.
+    pub fn keep(&mut self, claim: Millis, until: SteadyMs, due: DueKey<SteadyMs>) {
+        self.ticket = Some(Box::new(Window {
+            claim,
+            until,
+            due: Some(due),
+        }));
+    }
+
     /// Has a request wait at it: a part of one for many locks is granted only together with the others.
     pub fn occupy(&mut self, request: RequestId, part: bool) {
         (self.request, self.part) = (request, part);

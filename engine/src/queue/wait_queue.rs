@@ -47,10 +47,35 @@ pub(crate) struct WaitQueue {
     pub closed: bool,
     /// Whether the value at the key may have been replaced behind the queue's back.
     pub stale: bool,
+    /// The first of the tickets that came with the value which has no place yet, where they have them in steps.
+    pub taken_in: Option<Arrival>,
     /// The last time that all values of its database came or went which it was looked at after (see `WaitQueues`).
     pub epoch: u64,
     /// Whether a settlement is pending.
     pub dirty: bool,
+}
+
+/// Places that have left their queue together.
+#[derive(Debug)]
+pub(crate) struct Places {
+    places: Roster<Arrival, Place>,
+    by_owner: Option<Box<Index<Rc<[u8]>, Arrival>>>,
+}
+
+impl Places {
+    /// How many are left.
+    pub(crate) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Takes one out.
+    pub(crate) fn pop(&mut self) -> Option<Box<Place>> {
+        let (_, place) = self.places.pop()?;
+        if let Some(index) = &mut self.by_owner {
+            index.remove(&place.owner);
+        }
+        Some(place)
+    }
 }
 
 /// Ends that a key was given from outside, earlier than its leases.
@@ -177,16 +202,68 @@ impl WaitQueue {
         Some(place)
     }
 
+    /// So many places are about to come.
+    pub(crate) fn expect(&mut self, more: usize) {
+        if self.by_owner.is_none() && self.len() + more > LONGEST_SEARCH {
+            self.by_owner = Some(self.index_all());
+        }
+        if let Some(index) = &mut self.by_owner {
+            index.reserve(more);
+        }
+    }
+
+    /// Puts a place at a number that is free, if its owner has none yet. Gives whether it is there.
+    pub(crate) fn insert_brought(
+        &mut self,
+        number: Arrival,
+        owner: &[u8],
+        place: impl FnOnce(Rc<[u8]>) -> Place,
+    ) -> bool {
+        let owner = Rc::<[u8]>::from(owner);
+        match &mut self.by_owner {
+            None => self.number_of(&owner).is_none() && self.insert(number, place(owner)),
+            Some(index) => {
+                // It is found that the owner has one as the new one is entered: to look first would be to hash twice.
+                if let Some(its) = index.insert(owner.clone(), number) {
+                    index.insert(owner, its);
+                    return false;
+                }
+                self.places.insert(number, Box::new(place(owner))).is_ok()
+            }
+        }
+    }
+
+    /// Takes out all places that this is true of, without looking for each of them.
+    pub(crate) fn split_off(&mut self, leaves: impl Fn(Arrival, &Place) -> bool) -> Places {
+        let places = self.places.split_off(leaves);
+        let mut by_owner = None;
+        if self.len() <= LONGEST_SEARCH || places.len() > self.len() {
+            by_owner = self.by_owner.take();
+            if self.len() > LONGEST_SEARCH {
+                self.by_owner = Some(self.index_all());
+            }
+        } else if let Some(index) = &mut self.by_owner {
+            for (_, place) in places.iter() {
+                index.remove(&place.owner);
+            }
+        }
+        Places { places, by_owner }
+    }
+
+    fn index_all(&self) -> Box<Index<Rc<[u8]>, Arrival>> {
+        let mut index = Box::<Index<Rc<[u8]>, Arrival>>::default();
+        for (number, place) in self.in_order() {
+            index.insert(place.owner.clone(), number);
+        }
+        index
+    }
+
     /// Has the place of this owner found.
     fn index(&mut self, owner: Rc<[u8]>, number: Arrival) {
         if let Some(index) = &mut self.by_owner {
             index.insert(owner, number);
         } else if self.len() > LONGEST_SEARCH {
-            let mut index = Box::<Index<Rc<[u8]>, Arrival>>::default();
-            for (number, place) in self.in_order() {
-                index.insert(place.owner.clone(), number);
-            }
-            self.by_owner = Some(index);
+            self.by_owner = Some(self.index_all());
         }
     }
 

@@ -8,7 +8,7 @@ use crate::ledger::Due;
 use crate::lock::{End, Hold};
 use crate::outbox::Outcome;
 use crate::queue::{Kept, LockId, Loss, Place, Renewal, Request, Tie};
-use crate::state::Engine;
+use crate::state::{Engine, Remains};
 use crate::tying::next_renewal;
 use crate::types::{Arrival, ClientId, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
 use crate::undo::{Held, Undo};
@@ -168,15 +168,19 @@ impl Engine {
 
     /// Takes a queue out with all its places, at which nobody waits.
     pub(super) fn forget(&mut self, lock: LockId) {
-        let Some(queue) = self.drop_queue(lock) else {
-            return;
-        };
-        self.places -= queue.len();
-        let windows = queue
-            .in_order()
-            .filter_map(|(_, place)| place.ticket.as_deref());
-        for mut due in windows.map(|window| window.due) {
-            self.ledger.timers.clear(&mut due);
+        self.discard(lock, |_, _| true);
+        self.drop_queue(lock);
+    }
+
+    /// Takes all places at which nobody waits, and that this is true of, out of a queue as one piece. Their tickets have gone with
+    /// the value.
+    pub(super) fn discard(&mut self, lock: LockId, goes: impl Fn(Arrival, &Place) -> bool) {
+        if let Some(queue) = self.queues.get_mut(lock) {
+            let places = queue.split_off(goes);
+            self.places -= places.len();
+            if places.len() > 0 {
+                self.remains.push_back(Remains::Places(places));
+            }
         }
     }
 

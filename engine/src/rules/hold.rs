@@ -5,7 +5,7 @@ use crate::lock::{End, Hold};
 use crate::refusal::Refusal;
 use crate::state::Engine;
 use crate::tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
-use crate::types::{Grant, Limit, Millis, NameRef, Now, Token};
+use crate::types::{Grant, Limit, Millis, NameRef, Now, Token, WallMs};
 
 impl Engine {
     /// Weakens the limit of the owner's hold; token, count and deadline stay. Others may come in then. Gives the token and
@@ -175,18 +175,26 @@ impl Engine {
         owner: Option<&[u8]>,
     ) -> Result<usize, Refusal> {
         let entry = self.settled(keys, now, name)?;
-        let chosen = |hold: &Hold| owner.map_or(true, |owner| owner == hold.owner);
-        let holds = entry.value().holds().filter(chosen);
-        let ended: Vec<(Vec<u8>, Token)> = holds
-            .map(|hold| (hold.owner.to_vec(), hold.token))
-            .collect();
-        for (owner, token) in &ended {
-            self.ledger
-                .end(entry, (name, owner), *token, End::Forced, now);
-        }
+        let ended = match owner {
+            None => {
+                let (all, forced) = (WallMs(Millis::MAX), |_| End::Forced);
+                let ended = self.ledger.end_until(entry, name, all, forced, now);
+                let count = ended.holders();
+                self.bury(ended);
+                count
+            }
+            Some(owner) => match held(entry, owner, None) {
+                Ok(hold) => {
+                    let whose = (name, owner);
+                    self.ledger.end(entry, whose, hold.token, End::Forced, now);
+                    1
+                }
+                Err(_) => 0,
+            },
+        };
         self.rewatch(entry, now, name, self.queues.id(name));
         self.follow_up(keys, now);
-        Ok(ended.len())
+        Ok(ended)
     }
 
     /// The lock brought up to date, unless something else is at the key.

@@ -5,6 +5,7 @@ use super::acquire::refuse_overflow;
 use crate::broken;
 use crate::deadlock::two_upgrades;
 use crate::keyspace::{Entry, Keyspace, Value};
+use crate::ledger::Due;
 use crate::lock::{Change, Lock, Ticket};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Place};
@@ -55,8 +56,8 @@ impl Engine {
         }
         for (other, name) in stale {
             let entry = keys.entry(name.as_ref());
-            if !entry.foreign && other != lock {
-                self.reconcile(entry, now, other);
+            if !entry.foreign && other != lock && !self.reconcile(entry, now, other) {
+                broken!("the tickets of locks that are wanted together are taken in at once");
             }
         }
     }
@@ -88,13 +89,22 @@ impl Engine {
     ///
     /// An owner that waits and now holds is answered. An owner that is present keeps its place, its ticket made anew; an
     /// absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a fresh window. What
-    /// a user has brought is bounded.
-    pub(super) fn reconcile(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
+    /// a user has brought is bounded. Gives false if tickets are left to the next step: then it is to be gone on with before
+    /// anything else.
+    pub(super) fn reconcile(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+    ) -> bool {
         let Some(queue) = self.queues.get_mut(lock).filter(|queue| queue.stale) else {
-            return;
+            return true;
         };
         queue.stale = false;
         self.stale -= 1;
+        if let Some(from) = queue.taken_in.take() {
+            return self.take_in_tickets(entry, now, lock, from);
+        }
         if !queue.is_empty() || !queue.counting.is_empty() {
             // The holders may be others than those that a wait was found to end with.
             self.suspects.insert(lock);
@@ -108,7 +118,7 @@ impl Engine {
             self.meet_hold(entry, now, lock, number);
         }
         self.renew_lost_tickets(entry, lock);
-        self.take_in_tickets(entry, now, lock);
+        self.take_in_tickets(entry, now, lock, Arrival(0))
     }
 
     /// The places of owners that hold the lock, in order.
@@ -187,33 +197,90 @@ impl Engine {
 
     /// Tickets that have gone with their value: of an owner that is present it is made anew, an absent one has gone.
     fn renew_lost_tickets(&mut self, entry: &mut Entry<impl Value>, lock: LockId) {
-        let queue = self.queues.at(lock);
-        let durable = |number: Arrival, owner: &[u8]| {
-            let ticket = entry.value().ticket(number);
-            ticket.is_some_and(|ticket| *ticket.owner == *owner)
+        let value = entry.value();
+        let lost = |number: Arrival, place: &Place| {
+            let ticket = value.ticket(number);
+            place.ticket.is_some() && !ticket.is_some_and(|ticket| *ticket.owner == *place.owner)
         };
-        let lost: Vec<(Arrival, bool)> = queue
-            .in_order()
-            .filter(|(number, place)| place.ticket.is_some() && !durable(*number, &place.owner))
-            .map(|(number, place)| (number, place.is_absent()))
+        self.discard(lock, |number, place| {
+            place.is_absent() && lost(number, place)
+        });
+        let queue = self.queues.at(lock);
+        let places = queue.in_order();
+        let lost: Vec<Arrival> = places
+            .filter(|(number, place)| lost(*number, place))
+            .map(|(number, _)| number)
             .collect();
-        for (number, absent) in lost {
-            if absent {
-                drop(self.uproot(entry, lock, number));
-            } else {
-                let place = self.queues.at(lock).place(number);
-                entry.commit_any(place.and_then(|place| place.as_change(number)));
-            }
+        for number in lost {
+            let place = self.queues.at(lock).place(number);
+            entry.commit_any(place.and_then(|place| place.as_change(number)));
         }
     }
 
-    /// Tickets that came with the value take their places.
-    fn take_in_tickets(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
-        let tickets = entry.value().tickets();
-        let brought: Vec<_> = tickets.map(|(at, ticket)| (at, ticket.clone())).collect();
-        for (number, ticket) in brought {
+    /// Tickets that came with the value take their places. There may be very many, and of nearly all of them nothing more is to be
+    /// said. Those before `from` have theirs. Gives whether all have.
+    fn take_in_tickets(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+        from: Arrival,
+    ) -> bool {
+        // Of locks that are wanted together none is served before all are as they are to be.
+        let shared = self.queues.at(lock).is_shared();
+        let steps = self.room_for_tickets.filter(|_| !shared);
+        let mut room = steps.unwrap_or(usize::MAX);
+        let mut left = None;
+        let mut others = Vec::new();
+        let value = entry.value();
+        if let Some(queue) = self.queues.get_mut(lock) {
+            if let Some((last, _)) = value.last_ticket() {
+                self.ledger.clock.observe(last.0, now);
+            }
+            queue.expect(value.queued().saturating_sub(queue.len()));
+            for (number, ticket) in value.tickets_from(from) {
+                let same = |place: &Place| {
+                    (&*place.owner, place.limit, place.claim())
+                        == (&*ticket.owner, ticket.limit, Some(ticket.claim))
+                };
+                let free = match queue.place(number) {
+                    Some(place) if same(place) => continue,
+                    place => place.is_none(),
+                };
+                if room == 0 {
+                    left = Some(number);
+                    break;
+                }
+                room -= 1;
+                let usual = ticket.claim <= self.policy.max_claim_ms
+                    && (value.holders() == 0 || value.hold(&ticket.owner).is_none());
+                let entered = free
+                    && usual
+                    && queue.insert_brought(number, &ticket.owner, |owner| {
+                        let mut place = Place::brought(owner, ticket.limit, number, now);
+                        let window = ticket.claim.max(self.policy.claim_window_ms);
+                        let until = now.steady().after(window);
+                        let due = self.ledger.timers.add(until, Due::Window(lock, number));
+                        place.keep(ticket.claim, until, due);
+                        place
+                    });
+                match entered {
+                    true => self.places += 1,
+                    false => others.push((number, ticket.clone())),
+                }
+            }
+        }
+        for (number, ticket) in others {
             self.take_in_ticket(entry, now, lock, number, ticket);
         }
+        self.room_for_tickets = steps.map(|_| room).or(self.room_for_tickets);
+        if left.is_some() {
+            self.distrust(lock);
+            if let Some(queue) = self.queues.get_mut(lock) {
+                queue.taken_in = left;
+            }
+        }
+        left.is_none()
     }
 
     fn take_in_ticket(
@@ -246,10 +313,7 @@ impl Engine {
             false => brought,
         };
         let claim = ticket.claim.min(self.policy.max_claim_ms);
-        let mut place = Place::new(Rc::from(ticket.owner), ticket.limit, now);
-        place.since_us = now
-            .steady_us
-            .saturating_sub(now.us.saturating_sub(brought.0));
+        let mut place = Place::brought(Rc::from(ticket.owner), ticket.limit, brought, now);
         place.set_claim(claim);
         if taken || claim != ticket.claim {
             entry.commit_any(place.as_change(number));
@@ -285,6 +349,7 @@ impl Engine {
 
     /// The key became something else under those who wait for a lock.
     pub(super) fn refuse_all(&mut self, now: Now, lock: LockId) {
+        self.discard(lock, |_, place| place.is_absent());
         let queue = self.queues.at(lock);
         let places = queue.in_order().map(|(number, _)| number);
         let numbers: Vec<Arrival> = places.collect();

@@ -8,8 +8,11 @@ use crate::ledger::Ledger;
 use crate::outbox::Outcome;
 use crate::queue::crowd::{self, Crowd};
 use crate::queue::{Deadlines, LockId, Loss, Turn};
-use crate::state::{Engine, Former};
+use crate::state::{Engine, Former, Remains};
 use crate::types::Name;
+
+/// Places, or holders, of those that nobody needs any more which one step clears away.
+const CLEARED_A_STEP: usize = 4096;
 
 impl Engine {
     /// The values of a database (or of all) have come or gone: each lock there is looked at.
@@ -70,6 +73,7 @@ impl Engine {
         let policy = self.policy.clone();
         let queues = std::mem::take(&mut self.queues);
         let requests = std::mem::take(&mut self.requests);
+        let remains = std::mem::take(&mut self.remains);
         let mut ledger = std::mem::take(&mut self.ledger);
         ledger.ties.lose_all();
         for client in self.disconnected.keys() {
@@ -88,6 +92,7 @@ impl Engine {
             outbox,
             queues,
             requests,
+            remains,
             former: formers,
             ..Engine::default()
         };
@@ -96,13 +101,14 @@ impl Engine {
     /// Whether something is left of a review.
     #[inline]
     pub fn in_review(&self) -> bool {
-        self.queues.in_review() || !self.former.is_empty()
+        self.queues.in_review() || !self.former.is_empty() || !self.remains.is_empty()
     }
 
     /// Goes on with the review: about `most` locks and places. A server that only follows (it does not decide) is given the
     /// names at which it has to look whether a lock there will have to be watched ([`Engine::follow`]).
     pub fn review(&mut self, most: usize, decides: bool) -> Vec<Name> {
         let mut names = Vec::new();
+        self.clear_remains();
         let mut room = most;
         while room > 0 && self.clear_former(decides) {
             room -= 1;
@@ -156,6 +162,31 @@ impl Engine {
             self.mark(lock);
             if let Some(name) = elsewhere {
                 self.on_key_changed(name.as_ref());
+            }
+        }
+    }
+
+    /// Clears away one step of what nobody needs any more.
+    fn clear_remains(&mut self) {
+        let mut room = CLEARED_A_STEP;
+        while let Some(remains) = self.remains.front_mut().filter(|_| room > 0) {
+            let next = match remains {
+                Remains::Places(places) => places.pop(),
+                Remains::Holders(lock) => {
+                    if lock.shed(CLEARED_A_STEP) {
+                        self.remains.pop_front();
+                    }
+                    return;
+                }
+            };
+            room -= 1;
+            match next {
+                None => drop(self.remains.pop_front()),
+                Some(mut place) => {
+                    if let Some(window) = place.ticket.as_deref_mut() {
+                        self.ledger.timers.clear(&mut window.due);
+                    }
+                }
             }
         }
     }

@@ -7,11 +7,18 @@ use crate::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
 use crate::lock::{Change, End, Hold, Lock};
 use crate::queue::{BlockingHolder, LockId, WaitQueue};
-use crate::state::{Engine, Next};
-use crate::types::{NameRef, Now};
+use crate::state::{Engine, Next, Remains};
+use crate::types::{NameRef, Now, WallMs};
 
 /// Outcomes after which a settlement of marked locks leaves the others to the next step.
 const TOLD_A_STEP: usize = 1024;
+
+/// Tickets that came with values and that one step gives their places: a few milliseconds. A request gives all of its lock's
+/// tickets theirs.
+const TAKEN_IN_A_STEP: usize = 16_384;
+
+/// Holders that are freed together with the event in which they end.
+const BURIED_AT_ONCE: usize = 1024;
 
 impl Engine {
     /// Brings a lock up to date: ends leases that have run out, drops lapsed tickets, grants the head of the queue while
@@ -67,7 +74,10 @@ impl Engine {
         self.heed_external_end(entry, lock);
         let name = self.queues.at(lock).name.clone();
         self.expire(entry, now, name.as_ref());
-        self.reconcile(entry, now, lock);
+        if !self.reconcile(entry, now, lock) {
+            // Nothing is served before all that came with the value have their places.
+            return self.watch(entry, lock, true);
+        }
         self.drop_lapsed(entry, now, lock);
         self.refuse_unfounded(entry, now, lock);
         let left_over = self.serve(entry, now, lock);
@@ -83,6 +93,7 @@ impl Engine {
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
         self.follow_up(keys, now);
+        self.room_for_tickets = Some(TAKEN_IN_A_STEP);
         let mut refused = Vec::new();
         let mut settled = 0;
         // What is marked anew meanwhile is the next step's: a lock with many to grant comes up once in each.
@@ -95,14 +106,14 @@ impl Engine {
             let Some(queue) = self.queues.get(lock).filter(|queue| queue.dirty) else {
                 continue;
             };
-            let (unattended, empty) = (queue.is_unattended(), queue.is_empty());
+            let empty = queue.is_empty();
             let name = &queue.name.clone();
             let name = name.as_ref();
             if keys.accepts(name) {
                 settled += 1;
                 self.close(name, false);
                 self.settle(keys, now, lock);
-            } else if unattended && !exists(keys, name) {
+            } else if self.queues.at(lock).is_unattended() && !exists(keys, name) {
                 // Nobody waits here, and the lock has left with its slot and its tickets.
                 self.forget(lock);
             } else {
@@ -114,6 +125,7 @@ impl Engine {
         }
         // Only then those are looked at that wait for several of them.
         self.follow_up(keys, now);
+        self.room_for_tickets = None;
         let more = !self.dirty.is_empty() || clearing || renewing || self.in_review();
         self.dirty.extend(refused);
         more
@@ -248,17 +260,30 @@ impl Engine {
 
     #[cold]
     fn expire_all(&mut self, entry: &mut Entry<impl Value>, now: Now, name: NameRef) {
-        while let Some(hold) = entry.value().ended(now.wall()) {
-            let (owner, token) = (Box::<[u8]>::from(hold.owner), hold.token);
-            let end = match self.ended_from_outside(name, hold.deadline) {
-                true => End::Removed,
-                false => End::Expired,
-            };
-            if !self.ledger.ties.is_empty() && self.renew_in_time(entry, now, name, token) {
-                continue;
+        if !self.ledger.ties.is_empty() {
+            let ended = entry.value().leases();
+            let ended = ended.filter(|(_, deadline)| *deadline <= now.wall());
+            let tied = ended.filter(|(token, _)| self.ledger.ties.at(name, *token).is_some());
+            for (token, _) in tied.collect::<Vec<_>>() {
+                self.renew_in_time(entry, now, name, token);
             }
-            let whose = (name, &*owner);
-            self.ledger.end(entry, whose, token, end, now);
+        }
+        if entry.value().ended(now.wall()).is_none() {
+            return;
+        }
+        let queue = self.queues.at(self.queues.id(name));
+        let end = |deadline: WallMs| match queue.ended_from_outside(deadline) {
+            true => End::Removed,
+            false => End::Expired,
+        };
+        let ended = self.ledger.end_until(entry, name, now.wall(), end, now);
+        self.bury(ended);
+    }
+
+    /// Frees holders that are gone, in steps if they are many.
+    pub(super) fn bury(&mut self, ended: Lock) {
+        if ended.holders() > BURIED_AT_ONCE {
+            self.remains.push_back(Remains::Holders(ended));
         }
     }
 
@@ -278,6 +303,7 @@ impl Engine {
         if let Some(queue) = self.queues.get_mut(lock) {
             self.stale += usize::from(!queue.stale);
             queue.stale = true;
+            queue.taken_in = None;
         }
     }
 

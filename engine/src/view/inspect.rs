@@ -4,7 +4,8 @@ use crate::lock::{Hold, Lock};
 use crate::queue::{Place, WaitQueue};
 use crate::refusal::Refusal;
 use crate::state::Engine;
-use crate::types::{ClientId, Limit, Millis, NameRef, Now, RequestId, Token};
+use crate::types::{ClientId, Limit, Millis, NameRef, Now, RequestId, Token, WallMs};
+use std::collections::BinaryHeap;
 use std::rc::Rc;
 
 /// What `DLOCK.INFO` shows of a lock.
@@ -125,10 +126,7 @@ impl Engine {
             hold: hold.map(|hold| (hold.owner.to_vec(), hold.deadline.since(now.wall()))),
             holders: lock.live(now.wall()),
             // On a replica, and right after a load, only the value knows the tickets.
-            queued: match queue.len() {
-                0 => lock.queued(),
-                queued => queued,
-            },
+            queued: queue.len().max(lock.queued()),
         };
         (row.holders > 0 || row.queued > 0).then_some(row)
     }
@@ -176,27 +174,46 @@ impl Engine {
     /// What there is to see, `most` holders and places at most; none if nobody holds and nobody waits.
     pub fn view(&self, lock: Option<&Lock>, now: Now, name: NameRef, most: usize) -> Option<View> {
         let lock = lock.unwrap_or(&Lock::FREE);
-        let live = |hold: &Hold| hold.deadline > now.wall();
-        let mut holds: Vec<Hold> = lock.holds().filter(live).collect();
-        holds.sort_by_key(|hold| hold.token);
+        let live = |deadline: WallMs| deadline > now.wall();
+        let held = lock.live(now.wall());
+        // Those with the lowest tokens, of however many there are.
+        let mut first = BinaryHeap::new();
+        for (owner, token, deadline) in lock.named() {
+            if live(deadline) {
+                first.push((token, owner));
+                if first.len() > most {
+                    first.pop();
+                }
+            }
+        }
+        let first = first.into_sorted_vec();
+        let holds: Vec<Hold> = first
+            .into_iter()
+            .filter_map(|(_, owner)| lock.hold(owner))
+            .collect();
         let (queued, queue, head) = self.view_queue(lock, now, name, most);
-        if holds.is_empty() && queued == 0 {
+        if held == 0 && queued == 0 {
             return None;
         }
-        let strictest = holds.iter().map(|hold| hold.limit).min();
+        let strictest = match held == lock.holders() {
+            true => lock.strictest(),
+            false => {
+                let live = lock.holds().filter(|hold| live(hold.deadline));
+                live.map(|hold| hold.limit).min()
+            }
+        };
         let tie = |token: Token| self.ledger.ties.at(name, token);
         Some(View {
             state: match () {
-                () if !holds.is_empty() => State::Held,
+                () if held > 0 => State::Held,
                 () if !self.policy.granting(now) => State::Quarantined,
                 () => State::Reserved,
             },
             limit: strictest.or(head).unwrap_or(Limit::EXCLUSIVE),
-            held: holds.len(),
+            held,
             queued,
             holders: holds
                 .iter()
-                .take(most)
                 .map(|hold| HoldView {
                     owner: hold.owner.to_vec(),
                     token: hold.token,
@@ -240,7 +257,7 @@ impl Engine {
         let places = queue.in_order().map(|(_, place)| place);
         let shown = places.take(most).map(|place| self.view_place(place, now));
         let head = queue.head().map(|(_, place)| place.limit);
-        (queue.len(), shown.collect(), head)
+        (queue.len().max(lock.queued()), shown.collect(), head)
     }
 
     fn view_place(&self, place: &Place, now: Now) -> PlaceView {

@@ -1,8 +1,13 @@
 //! What concerns all locks at once is worked off in steps, and no step looks at more of them than it may.
 
 use crate::client::Client;
+use crate::keys::Value;
 use crate::server::Server;
-use dlock_engine::{Crowd, Keyspace, Name, Now, Policy};
+use dlock_engine::lock::token::TokenClock;
+use dlock_engine::{
+    change::Change, codec, Arrival, Crowd, End, Entry, Event, Keyspace, Limit, Lock, Name, Now,
+    Policy,
+};
 
 /// Watched locks: each has two holders.
 const LOCKS: usize = 600;
@@ -235,5 +240,171 @@ fn a_follower_looks_at_all_locks_in_steps() {
             all += names.len();
         }
         assert!((LOCKS..=2 * LOCKS).contains(&all), "{all} in all");
+    }
+}
+
+/// A primary with a lock, and one that follows it.
+struct Followed {
+    primary: Server,
+    follower: Entry<Box<Lock>>,
+}
+
+impl Followed {
+    /// Works off what the primary has done. Gives what observers of it are told, and of the follower.
+    fn follow(&mut self) -> [Vec<Event>; 2] {
+        let mut told = Vec::new();
+        for closed in self.primary.keys.close() {
+            told.extend(closed.events);
+            if !closed.effect.is_empty() {
+                let mut clock = TokenClock::default();
+                let followed = self.follower.follow(&closed.effect, &mut clock);
+                assert_eq!(followed, Ok(()));
+            }
+        }
+        let name = Name {
+            db: 0,
+            key: b"k".as_slice().into(),
+        };
+        let same = self.primary.keys.entry(name.as_ref()).value();
+        assert_eq!(codec::encode(self.follower.value()), codec::encode(same));
+        let their = std::mem::take(&mut self.follower.events);
+        [told, their]
+    }
+
+    fn run(&mut self, now: Now, words: &[&[u8]]) -> String {
+        let answer = self.primary.run(now, 0, Client::connection(1), words);
+        format!("{answer:?}")
+    }
+}
+
+/// Holders of one lock that end together end as if each did by itself, whoever decides it and whoever follows.
+#[test]
+fn holders_end_together() {
+    const HOLDERS: u64 = 60;
+    let at = |ms: u64| Now {
+        us: NOW.us + 1000 * ms,
+        steady_us: NOW.steady_us + 1000 * ms,
+    };
+    let mut server = Followed {
+        primary: Server::new(true, Policy::default()),
+        follower: Entry::default(),
+    };
+    for holder in 0..HOLDERS {
+        let (owner, lease) = (format!("o{}", holder * 7 % HOLDERS), 1000 + holder / 5 * 10);
+        let lease = lease.to_string();
+        let words: [&[u8]; 5] = [
+            b"ACQUIRE",
+            b"k",
+            owner.as_bytes(),
+            lease.as_bytes(),
+            b"SHARED",
+        ];
+        assert!(server.run(NOW, &words).contains("Grant"));
+    }
+    let queued = server.run(NOW, &[b"FAIRACQUIRE", b"k", b"writer", b"9000"]);
+    assert!(queued.contains("Null"), "{queued}");
+    server.follow();
+    // Some of them, in the order in which they end.
+    for (now, ended) in [(at(1000), 5), (at(1045), 20), (at(1055), 5)] {
+        server.primary.engine.tick(now);
+        server
+            .primary
+            .engine
+            .settle_dirty(&mut server.primary.keys, now, A_STEP);
+        let [told, followed] = server.follow();
+        let expired = |event: &&Event| matches!(event, Event::Ended(End::Expired, _));
+        assert_eq!(told.iter().filter(expired).count(), ended);
+        assert_eq!(told, followed);
+    }
+    // Who came first is shown first.
+    let name = Name {
+        db: 0,
+        key: b"k".as_slice().into(),
+    };
+    let lock = server.primary.keys.entry(name.as_ref()).lock.as_deref();
+    let view = server
+        .primary
+        .engine
+        .view(lock, at(1055), name.as_ref(), 2)
+        .expect("it is held");
+    let shown: Vec<&[u8]> = view.holders.iter().map(|hold| &*hold.owner).collect();
+    assert_eq!((view.held, shown), (30, vec![&b"o30"[..], &b"o37"[..]]));
+    // All that are left.
+    let forced = server.run(at(1056), &[b"FORCERELEASE", b"k"]);
+    assert!(forced.contains("30"), "{forced}");
+    let [told, followed] = server.follow();
+    let forced = |event: &&Event| matches!(event, Event::Ended(End::Forced, _));
+    assert_eq!(told.iter().filter(forced).count(), 30);
+    assert_eq!(told, followed);
+    assert_eq!(server.primary.engine.ledger.counters.held, 0);
+}
+
+/// Tickets that came with a value have their places in steps, unless somebody asks for the lock: then all are before.
+#[test]
+fn tickets_take_their_places_in_steps() {
+    const TICKETS: u64 = 40_000;
+    let name = Name {
+        db: 0,
+        key: b"k".as_slice().into(),
+    };
+    let mut lock = Lock::default();
+    for at in 0..TICKETS {
+        let owner = format!("o{at}");
+        lock.apply(&Change::Ticket {
+            number: Arrival(NOW.us - TICKETS + at),
+            owner: owner.as_bytes(),
+            limit: Limit::EXCLUSIVE,
+            claim: 60_000,
+        });
+    }
+    for asked in [false, true] {
+        let mut server = Server::new(true, Policy::default());
+        let value = codec::decode(&codec::encode(&lock)).expect("a lock");
+        let value = Value::Lock(Box::new(value), None);
+        server.keys.values.insert(name.clone(), value);
+        server.engine.on_key_changed(name.as_ref());
+        let mut steps = 0;
+        let (mut most, mut places) = (0, 0);
+        while server.engine.settle_dirty(&mut server.keys, NOW, A_STEP) {
+            server.keys.close();
+            (steps, most) = (steps + 1, most.max(server.engine.places() - places));
+            places = server.engine.places();
+            let lock = server.keys.entry(name.as_ref()).lock.as_deref();
+            let view = server
+                .engine
+                .view(lock, NOW, name.as_ref(), 1)
+                .expect("it is queued for");
+            assert_eq!(view.queued, TICKETS as usize);
+            server.keys.close();
+            if asked {
+                break;
+            }
+        }
+        assert!(places < TICKETS as usize || !asked);
+        assert!(most < TICKETS as usize / 2, "{most} in one step");
+        // The last of them is where it was, and the first is granted.
+        let last = format!("o{}", TICKETS - 1);
+        for (owner, found) in [(&*last, "Null"), ("o0", "Grant"), ("new", "Null")] {
+            let words: [&[u8]; 3] = [b"FAIRACQUIRE", b"k", owner.as_bytes()];
+            let answer = server.run(NOW, 0, Client::connection(1), &words);
+            let answer = format!("{answer:?}");
+            assert!(answer.contains(found), "{owner}: {answer}");
+            server.keys.close();
+            assert!(server.engine.places() >= TICKETS as usize - 1);
+        }
+        let rank = server.engine.position(None, name.as_ref(), last.as_bytes());
+        assert_eq!(rank, Some(TICKETS as usize - 2));
+        // They go as one piece, which is cleared away in steps.
+        server.keys.values.clear();
+        server.engine.on_key_removed(name.as_ref());
+        let mut steps_back = 0;
+        while server.engine.settle_dirty(&mut server.keys, NOW, A_STEP) {
+            server.keys.close();
+            steps_back += 1;
+            assert_eq!(server.engine.places(), 0);
+        }
+        assert!(steps_back >= 4, "{steps_back} steps");
+        server.keys.close();
+        assert!(server.engine.is_idle());
     }
 }

@@ -183,6 +183,77 @@ fn what_concerns_all_locks_is_done_in_steps() {
     }
 }
 
+/// So many tickets of one lock, behind a holder.
+fn queue_up(c: &mut Connection, tickets: usize) {
+    c.run("DLOCK.ACQUIRE k holder 3600000");
+    send_all(
+        c,
+        (0..tickets).map(|at| format!("DLOCK.FAIRACQUIRE k owner-{at} 3600000 CLAIM 600000")),
+    );
+}
+
+/// So many holders of one lock.
+fn crowd(c: &mut Connection, holders: usize) {
+    send_all(
+        c,
+        (0..holders).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 3600000 SHARED")),
+    );
+}
+
+/// What happens to one lock with very many tickets or holders, how it is filled, and how many milliseconds it may take with a
+/// third of what the caps allow: half of what it took when each was looked at by itself.
+const GIANTS: [(&str, fn(&mut Connection, usize), u64); 8] = [
+    ("RENAME k j", queue_up, 24),
+    ("SWAPDB 0 1", queue_up, 24),
+    ("MOVE k 1", queue_up, 24),
+    ("DEL k", queue_up, 7),
+    ("DLOCK.FORCERELEASE k", crowd, 24),
+    ("DLOCK.INFO k", crowd, 12),
+    ("DEL k", crowd, 12),
+    ("RENAME k j", crowd, 24),
+];
+
+#[test]
+fn one_lock_of_very_many_stops_nobody() {
+    const MANY: usize = 33_000;
+    for (what, fill, bound) in GIANTS {
+        let mut seen = Vec::new();
+        // What else the machine does may lengthen any of them.
+        let bounded = (0..4).any(|_| {
+            let server = Server::start();
+            let mut c = server.connection();
+            fill(&mut c, MANY);
+            c.run("CONFIG SET latency-monitor-threshold 1");
+            c.run(what);
+            // What it has to do comes within the turns of an event loop that nobody holds up.
+            (0..200).for_each(|_| c.run("PING"));
+            seen.push(longest(&server, true));
+            assert_sound(&server);
+            seen.last() <= Some(&bound)
+        });
+        assert!(bounded, "{what}: {seen:?} ms");
+    }
+}
+
+/// The ends of very many holders of one lock are told one by one, and before what comes after them.
+#[test]
+fn the_ends_of_a_crowd_are_told_in_order() {
+    const HOLDERS: usize = 5_000;
+    let server = Server::start();
+    let mut c = server.connection();
+    crowd(&mut c, HOLDERS);
+    let messages = Subscriber::patterns(&server, &["__dlock@0__:*"]);
+    assert_eq!(c.ask::<usize>("DLOCK.FORCERELEASE k"), HOLDERS);
+    c.run("DLOCK.ACQUIRE k next");
+    c.run("DLOCK.RELEASE k next");
+    let word = |payload: &str| payload.split(' ').next().unwrap_or_default().to_owned();
+    for _ in 0..HOLDERS {
+        assert_eq!(word(&messages.message().payload), "forced");
+    }
+    assert_eq!(word(&messages.message().payload), "released");
+    assert_sound(&server);
+}
+
 /// The end of a hold is told before the next one's beginning and end, however many others are to be told of.
 #[test]
 fn a_mass_is_told_in_order() {
