@@ -50,7 +50,7 @@ fn the_reference_has_every_setting() {
             assert_eq!(cells[2], format!("{least} – {most}"), "{row}");
         }
     }
-    assert_eq!(all.len(), SETTINGS.len() + 3);
+    assert_eq!(all.len(), SETTINGS.len() + 4);
 }
 
 /// What is recommended can be put into a configuration file as it is: a comment has a line of its own.
@@ -83,7 +83,7 @@ fn bad_settings_change_nothing() {
     let guarded = Guarded::new(&server, &mut c);
     let all = |c: &mut Connection| -> HashMap<String, String> { c.ask("CONFIG GET dlock.*") };
     let before = all(&mut c);
-    assert_eq!(before.len(), SETTINGS.len() + 3, "{before:?}");
+    assert_eq!(before.len(), SETTINGS.len() + 4, "{before:?}");
     let mut refuse = |name: &str, value: &[u8]| {
         let line = format!("CONFIG SET dlock.{name}");
         let error = c.answer(&with(&line, &[value])).expect_err(name);
