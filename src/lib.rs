@@ -1,13 +1,14 @@
 //! dlock: a module that makes a Redis or Valkey server a lock server.
 //!
 //! ```text
-//!  ffi::doors                run                            engine        tell
+//!  ffi::doors                       run                                  tell
 //!
-//!  command ──► command::command ─┐                         ┌────────┐ ┌─► keys written, effects replicated
-//!  timer   ──► event::event ─────┼─► enter::run: one state,│ decides│─┼─► timer armed
-//!                                │   one clock, the inbox ─►        │ ├─► waiting connections answered
-//!  server events, data type ──► inbox                      └────────┘ └─► observers told
-//!             (callbacks only note)
+//!  a command ─────► command ─┐   ┌─ enter::run ──────────────┐   ┌─► keys written, effects replicated
+//!                            ├──►│ one state, one clock,     ├───┼─► timer armed
+//!  the timer ─────► event ───┘   │ the inbox, engine decides │   ├─► waiting connections answered
+//!                                └───────────────▲───────────┘   └─► observers told
+//!  server events,                                │
+//!  the data type ─► callbacks (only note) ─► node::inbox
 //! ```
 //!
 //! What holds throughout:

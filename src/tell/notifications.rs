@@ -10,6 +10,7 @@
 use crate::ffi::server;
 use crate::ffi::text::{Str, Text};
 use crate::tell::subscribers;
+use dlock_engine::broken;
 use dlock_engine::{Event, Name, NameRef};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -128,14 +129,17 @@ impl Notifications {
     /// Hands every notification over, in order, and is empty then.
     pub(crate) fn drain(&mut self, mut tell: impl FnMut(&Told)) {
         for item in &self.items {
-            match item {
-                Notification::Flush(db) => tell(&Told::Flush(*db)),
-                Notification::Lock(db, key, event) => {
-                    if let Some(key) = key.of(&self.owned_keys) {
-                        tell(&Told::Lock(*db, key, *event));
+            let told = match *item {
+                Notification::Flush(db) => Told::Flush(db),
+                Notification::Lock(db, key, event) => match key.of(&self.owned_keys) {
+                    Some(key) => Told::Lock(db, key, event),
+                    None => {
+                        broken!("a notification's key is kept as long as it");
+                        continue;
                     }
-                }
-            }
+                },
+            };
+            tell(&told);
         }
         self.items.clear();
         self.owned_keys.clear();
