@@ -84,8 +84,9 @@ check: built ## What a change must pass: formatting, lints, all tests
 	cargo test --workspace
 	@observability/run.sh '$(TARGET)/observability' exporter
 
-check-long: ## Hold the engine against its model for all seeds: some tens of thousands of runs
+check-long: ## Hold the engine against its model for all seeds, and search the model of replication for two owners (WRITE=1: into the page)
 	DLOCK_LONG=1 cargo test --release --package dlock-engine --test engine -- what_the_model_does every_promise_holds
+	cargo run --release --package dlock-protocol -- $(if $(WRITE),--write)
 
 explore: ## Every sequence of requests and events over three owners and two locks, against the model (DEPTH=5)
 	DLOCK_DEPTH=$(DEPTH) cargo test --release --package dlock-engine --test engine -- --nocapture every_sequence

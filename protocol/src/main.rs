@@ -1,0 +1,182 @@
+//! `make check-long`: searches every setting of the table, and every clause taken out, and says what was found.
+//!
+//! Arguments: steps for each row that is to find nothing (20,000,000); `--write`: put the table into the page;
+//! `--show`: print every schedule. Ends with an error where a setting is not what the table says.
+
+use dlock_protocol::page::{self, Found, How};
+use dlock_protocol::schedule::{self, Schedule};
+use dlock_protocol::settings::{Setting, FAULTS, SETTINGS};
+use dlock_protocol::system::Setup;
+use dlock_protocol::{breadth, walk};
+use std::fmt::Display;
+use std::process::ExitCode;
+use std::time::Instant;
+
+const SEED: u64 = 1;
+/// States of each breadth-first search, in a world where servers do not restart and nobody forces anything.
+const STATES: usize = 3_000_000;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Options {
+    steps: u64,
+    show: bool,
+    write: bool,
+}
+
+fn run() -> Result<bool, String> {
+    let mut options = Options {
+        steps: 20_000_000,
+        show: false,
+        write: false,
+    };
+    for word in std::env::args().skip(1) {
+        match word.as_str() {
+            "--show" => options.show = true,
+            "--write" => options.write = true,
+            steps => {
+                options.steps = steps
+                    .parse()
+                    .map_err(|_| format!("{steps}: not a number of steps"))?
+            }
+        }
+    }
+    let schedules = schedule::all()?;
+    let started = Instant::now();
+    let mut good = true;
+    let mut table = page::HEAD.to_owned();
+    for setting in SETTINGS {
+        let found = look(&options, setting, &schedules, &mut good);
+        table.push_str(&page::row(setting, &found));
+    }
+    for (name, text, replicas, fault) in FAULTS {
+        let mut setup = right(*replicas);
+        setup.rule = fault(setup.rule);
+        let found = find(&setup, options.steps, &schedules);
+        good &= !matches!(found.how, How::Not(_));
+        println!(
+            "without a clause: {text} ({name}), r = {replicas}: {}",
+            told(&found.how)
+        );
+    }
+    for replicas in [1, 2] {
+        let started = Instant::now();
+        let searched = breadth::search(&right(replicas).quiet(), STATES);
+        good &= searched.found.is_none();
+        println!(
+            "every schedule of up to {} steps, r = {replicas}, {} states: {} ({:.0} s)",
+            searched.depth,
+            searched.states,
+            if searched.found.is_none() {
+                "none"
+            } else {
+                "FOUND"
+            },
+            started.elapsed().as_secs_f32()
+        );
+        searched.found.iter().for_each(|steps| show(steps));
+    }
+    println!("{:.0} s\n\n{table}", started.elapsed().as_secs_f32());
+    if options.write {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/protocol.md");
+        let page = std::fs::read_to_string(path).map_err(|error| format!("{path}: {error}"))?;
+        let page = page::with_table(&page, &table).ok_or("the page has no place for the table")?;
+        std::fs::write(path, page).map_err(|error| format!("{path}: {error}"))?;
+    }
+    Ok(good)
+}
+
+fn right(replicas: u8) -> Setup {
+    let rule = SETTINGS.last().expect("the rule is the last row");
+    (rule.setup)(replicas)
+}
+
+/// Looks at one row.
+fn look(
+    options: &Options,
+    setting: &Setting,
+    schedules: &[(String, Schedule)],
+    good: &mut bool,
+) -> Vec<Found> {
+    let mut all = Vec::new();
+    for replicas in 1..=5 {
+        let setup = (setting.setup)(replicas);
+        let (breaks, holds) = (
+            setting.breaks.contains(&replicas),
+            setting.holds.contains(&replicas),
+        );
+        if !breaks && !holds {
+            continue;
+        }
+        let started = Instant::now();
+        let found = if breaks {
+            find(&setup, options.steps / 4, schedules)
+        } else {
+            let walked = walk::walk(&setup, SEED, options.steps);
+            if let Some(steps) = &walked.found {
+                show(steps);
+            }
+            let how = walked.found.map_or(How::Not(walked.steps), |steps| {
+                How::Walk(walked.steps, steps.len())
+            });
+            Found { replicas, how }
+        };
+        let wrong = matches!(found.how, How::Not(_)) == breaks;
+        *good &= !wrong;
+        let seconds = started.elapsed().as_secs_f32();
+        let wrong = if wrong { "  NOT AS THE TABLE SAYS" } else { "" };
+        println!(
+            "{}, r = {replicas}: {} ({seconds:.1} s){wrong}",
+            setting.name,
+            told(&found.how)
+        );
+        if options.show && breaks {
+            if let Some(steps) = walk::walk(&setup, SEED, options.steps / 4).found {
+                show(&steps);
+            }
+        }
+        all.push(found);
+    }
+    all
+}
+
+/// Looks for two owners: at random, then among the schedules that are known.
+fn find(setup: &Setup, steps: u64, schedules: &[(String, Schedule)]) -> Found {
+    let replicas = setup.world.replicas;
+    let walked = walk::walk(setup, SEED, steps);
+    let how = match walked.found {
+        Some(found) => How::Walk(walked.steps, found.len()),
+        None => {
+            let known = schedules.iter().find(|(_, schedule)| {
+                schedule.replicas == replicas && walk::breaks(setup, &schedule.steps)
+            });
+            known.map_or(How::Not(walked.steps), |(name, _)| {
+                How::Schedule(name.clone())
+            })
+        }
+    };
+    Found { replicas, how }
+}
+
+fn told(how: &How) -> String {
+    match how {
+        How::Walk(steps, length) => format!("two owners, {length} steps long, after {steps}"),
+        How::Schedule(name) => format!("two owners, schedule {name}"),
+        How::Not(steps) => format!("none in {steps} steps"),
+    }
+}
+
+fn show(steps: &[impl Display]) {
+    for (number, step) in steps.iter().enumerate() {
+        println!("    {:2}. {step}", number + 1);
+    }
+}

@@ -1,0 +1,87 @@
+//! What the page of the documents says of the settings: written by the program, held by a test.
+
+use crate::settings::Setting;
+
+/// The lines around the table.
+pub const MARKS: (&str, &str) = (
+    "<!-- table: make check-long WRITE=1 -->\n",
+    "<!-- end of table -->\n",
+);
+
+/// What a search of one setting came to, for one number of replicas.
+#[derive(Clone, Debug)]
+pub struct Found {
+    pub replicas: u8,
+    pub how: How,
+}
+
+/// How it was found, or not.
+#[derive(Clone, Debug)]
+pub enum How {
+    /// By the walk, after so many steps; shortened to so many.
+    Walk(u64, usize),
+    /// By the schedule of this name.
+    Schedule(String),
+    /// Not at all, in so many steps.
+    Not(u64),
+}
+
+/// The head of the table.
+pub const HEAD: &str = "| setting | failovers | two owners | looked at |\n|---|---|---|---|\n";
+
+fn numbers(list: &[u8]) -> String {
+    let words: Vec<String> = list.iter().map(u8::to_string).collect();
+    words.join(", ")
+}
+
+/// The first three columns, which follow from the setting alone.
+#[must_use]
+pub fn promise(setting: &Setting) -> String {
+    let result = match (setting.breaks, setting.holds) {
+        (breaks, []) => format!("possible, r = {}", numbers(breaks)),
+        ([], holds) => format!("none, r = {}", numbers(holds)),
+        (breaks, holds) => format!(
+            "possible, r = {}; none, r = {}",
+            numbers(breaks),
+            numbers(holds)
+        ),
+    };
+    format!("| {} | {} | {result} |", setting.text, setting.failovers)
+}
+
+/// A row.
+#[must_use]
+pub fn row(setting: &Setting, found: &[Found]) -> String {
+    let cell = |found: &Found| match &found.how {
+        How::Walk(steps, length) => {
+            format!(
+                "r = {}: {length} steps long, after {}",
+                found.replicas,
+                rounded(*steps)
+            )
+        }
+        How::Schedule(name) => format!(
+            "r = {}: [{name}](../protocol/schedules/{name}.txt)",
+            found.replicas
+        ),
+        How::Not(steps) => format!("r = {}: {}", found.replicas, rounded(*steps)),
+    };
+    let cells: Vec<String> = found.iter().map(cell).collect();
+    format!("{} {} |\n", promise(setting), cells.join("; "))
+}
+
+fn rounded(steps: u64) -> String {
+    match steps {
+        0..=9_999 => steps.to_string(),
+        10_000..=999_999 => format!("{} thousand", steps / 1_000),
+        _ => format!("{} million", steps / 1_000_000),
+    }
+}
+
+/// The page with another table. None if it has no marks.
+#[must_use]
+pub fn with_table(page: &str, table: &str) -> Option<String> {
+    let (before, rest) = page.split_once(MARKS.0)?;
+    let (_, after) = rest.split_once(MARKS.1)?;
+    Some(format!("{before}{}{table}{}{after}", MARKS.0, MARKS.1))
+}

@@ -1,0 +1,173 @@
+//! What a server and a client do, as switches: a setting is one value of [`Rule`], and a planted fault differs from the
+//! right rule by one switch.
+
+/// Whose confirmations a primary counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counting {
+    /// Those of every replica that is connected.
+    AtOnce,
+    /// A server that was promoted distinguishes partial from full joiners; one that was not counts all.
+    SincePromotion,
+    /// Every server distinguishes: partial joiners count at once, full ones after the quarantine.
+    ByJoining,
+}
+
+/// Where it is told that a replica has asked for a full resynchronisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// Nowhere.
+    None,
+    /// In the stream only: a snapshot does not carry it, and a restart forgets it.
+    Stream,
+    /// In the stream, and it is data from then on: snapshots carry it, and a restart keeps it with the rest.
+    Data,
+}
+
+/// Everything that a setting, or a planted fault, can change. Times are in ticks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rule {
+    /// Replicas that must have confirmed before an answer is believed. 0: answers are sent at once.
+    pub confirmations: u8,
+    pub counting: Counting,
+    pub word: Word,
+    /// After a word a partial joiner counts when the word's time is over; else a whole quarantine after its joining.
+    pub word_ends: bool,
+    pub lease: i16,
+    pub quarantine: i16,
+    /// How much earlier than its lease a client stops.
+    pub allowance: i16,
+    /// A primary that starts tells it as a word, before anything else.
+    pub start_is_told: bool,
+    /// A server grants nothing for a quarantine after its start.
+    pub closed_after_start: bool,
+    /// … after the beginning of its own full resynchronisation.
+    pub closed_after_full: bool,
+    /// … also if that failed.
+    pub closed_after_failed_full: bool,
+    /// … after its promotion.
+    pub closed_after_promotion: bool,
+    /// While a server is closed by its start or its own full resynchronisation, whoever joins it counts as a full joiner.
+    pub closed_is_word: bool,
+    /// While a server is closed, RENEW needs the hold's token.
+    pub closed_renews_by_token: bool,
+    /// While a server is closed, no RENEW and no KEEP is answered.
+    pub closed_renews_never: bool,
+    /// A hold that has ended by the time of its confirmation is not confirmed.
+    pub ended_is_not_confirmed: bool,
+    /// A joiner counts only for what it has acknowledged since it joined.
+    pub acknowledged_since: bool,
+    /// With one replica a joiner counts at once.
+    pub alone_counts: bool,
+    /// A replica serves no replicas.
+    pub no_chains: bool,
+    /// A client counts its lease from the moment when it sent the request, not from the answer.
+    pub counts_from_sending: bool,
+    /// A client that asked for a shorter lease and was not answered believes the earlier end.
+    pub believes_earlier: bool,
+    /// The server refuses writes with fewer replicas that have acknowledged within `lag`. 0: it does not.
+    pub min_replicas: u8,
+    pub lag: i16,
+}
+
+/// A lease of most requests.
+pub const LEASE: i16 = 4;
+/// The lease of a renewal that shortens.
+pub const SHORT: i16 = 2;
+/// By how much servers' clocks differ at most, and how much earlier a client stops.
+pub const SKEW: i16 = 1;
+
+/// `floor((r + 1) / 2)`: so many confirmations for r replicas.
+#[must_use]
+pub const fn needed(replicas: u8) -> u8 {
+    replicas.div_ceil(2)
+}
+
+impl Rule {
+    /// Nothing is done about failovers.
+    #[must_use]
+    pub const fn nothing() -> Self {
+        Self {
+            confirmations: 0,
+            counting: Counting::AtOnce,
+            word: Word::None,
+            word_ends: false,
+            lease: LEASE,
+            quarantine: 0,
+            allowance: SKEW,
+            start_is_told: false,
+            closed_after_start: false,
+            closed_after_full: false,
+            closed_after_failed_full: false,
+            closed_after_promotion: false,
+            closed_is_word: false,
+            closed_renews_by_token: false,
+            closed_renews_never: false,
+            ended_is_not_confirmed: true,
+            acknowledged_since: true,
+            alone_counts: false,
+            no_chains: false,
+            counts_from_sending: true,
+            believes_earlier: true,
+            min_replicas: 0,
+            lag: 0,
+        }
+    }
+
+    /// `dlock.quarantine-ms` alone, longer than the lease by `allowance` ticks.
+    #[must_use]
+    pub const fn quarantine(allowance: i16) -> Self {
+        Self {
+            quarantine: LEASE + allowance,
+            closed_after_start: true,
+            closed_after_promotion: true,
+            ..Self::nothing()
+        }
+    }
+
+    /// `dlock.replicas` as it was first written down: what [`Rule::mended`] adds is missing.
+    #[must_use]
+    pub const fn first(replicas: u8) -> Self {
+        Self {
+            confirmations: needed(replicas),
+            counting: Counting::ByJoining,
+            word: Word::Data,
+            quarantine: LEASE,
+            closed_after_start: true,
+            closed_after_full: true,
+            closed_after_failed_full: true,
+            closed_renews_by_token: true,
+            alone_counts: replicas == 1,
+            ..Self::nothing()
+        }
+    }
+
+    /// The rule that stands: also a primary's start is told, and a closed server confirms nothing.
+    #[must_use]
+    pub const fn mended(replicas: u8) -> Self {
+        Self {
+            start_is_told: true,
+            closed_renews_never: true,
+            no_chains: true,
+            ..Self::first(replicas)
+        }
+    }
+
+    /// The client's own `WAIT n` after each grant and renewal.
+    #[must_use]
+    pub const fn wait(n: u8) -> Self {
+        Self {
+            confirmations: n,
+            ..Self::nothing()
+        }
+    }
+
+    /// `min-replicas-to-write n` with a small lag, and a quarantine of the lease and what orderly failovers take.
+    #[must_use]
+    pub const fn min_replicas(n: u8) -> Self {
+        Self {
+            min_replicas: n,
+            lag: 1,
+            ..Self::quarantine(2)
+        }
+    }
+}

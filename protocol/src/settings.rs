@@ -1,0 +1,483 @@
+//! The table: each setting, in a world, and whether it can give two owners there.
+
+use crate::rule::{needed, Counting, Rule, Word};
+use crate::system::{Orderly, Setup, World};
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// By which schedules and programs name it.
+    pub name: &'static str,
+    pub text: &'static str,
+    pub failovers: &'static str,
+    pub setup: fn(u8) -> Setup,
+    /// For these numbers of replicas two owners are possible …
+    pub breaks: &'static [u8],
+    /// … and for these they are not.
+    pub holds: &'static [u8],
+}
+
+const ALL: &[u8] = &[1, 2, 3, 4, 5];
+const ANY: &str = "any";
+const BESIDE: &str = "orderly";
+const APART: &str = "orderly, Sentinels apart";
+
+const fn any(rule: Rule, replicas: u8) -> Setup {
+    Setup {
+        rule,
+        world: World::any(replicas),
+    }
+}
+
+const fn beside(rule: Rule, replicas: u8) -> Setup {
+    Setup {
+        rule,
+        world: World::orderly(replicas, true),
+    }
+}
+
+const fn apart(rule: Rule, replicas: u8) -> Setup {
+    Setup {
+        rule,
+        world: World::orderly(replicas, false),
+    }
+}
+
+/// What was wrong, or weaker, about a rule: changes to the one that stands.
+const fn all_count(r: u8) -> Rule {
+    Rule {
+        counting: Counting::AtOnce,
+        word: Word::None,
+        alone_counts: true,
+        ..Rule::mended(r)
+    }
+}
+
+/// All rows, in the order of the page.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "nothing",
+        text: "nothing",
+        failovers: BESIDE,
+        setup: |r| beside(Rule::nothing(), r),
+        breaks: ALL,
+        holds: &[],
+    },
+    Setting {
+        name: "quarantine",
+        text: "quarantine alone",
+        failovers: BESIDE,
+        setup: |r| beside(Rule::quarantine(2), r),
+        breaks: &[2, 3, 4, 5],
+        holds: &[],
+    },
+    Setting {
+        name: "older",
+        text: "the older setting: `min-replicas-to-write` (r + 1) / 2, small lag, quarantine",
+        failovers: BESIDE,
+        setup: |r| beside(Rule::min_replicas(needed(r)), r),
+        breaks: &[],
+        holds: ALL,
+    },
+    Setting {
+        name: "older-lossy",
+        text: "the older setting, and a primary restarts in place without its last entries",
+        failovers: BESIDE,
+        setup: |r| {
+            let setup = beside(Rule::min_replicas(needed(r)), r);
+            Setup {
+                world: World {
+                    lossy: true,
+                    older_primary: true,
+                    force: true,
+                    ..setup.world
+                },
+                ..setup
+            }
+        },
+        breaks: &[1, 2, 4],
+        holds: &[],
+    },
+    Setting {
+        name: "older-force",
+        text: "the older setting, and an operator ends a hold just before the failover",
+        failovers: BESIDE,
+        setup: |r| {
+            let setup = beside(Rule::min_replicas(needed(r)), r);
+            Setup {
+                world: World {
+                    force: true,
+                    ..setup.world
+                },
+                ..setup
+            }
+        },
+        breaks: &[2],
+        holds: &[],
+    },
+    Setting {
+        name: "older-early",
+        text: "the older setting, and the old primary comes back before all follow the new one",
+        failovers: BESIDE,
+        setup: |r| {
+            let setup = beside(Rule::min_replicas(needed(r)), r);
+            let orderly = setup.world.orderly.map(|orderly| Orderly {
+                heals_late: false,
+                ..orderly
+            });
+            Setup {
+                world: World {
+                    orderly,
+                    ..setup.world
+                },
+                ..setup
+            }
+        },
+        breaks: &[2],
+        holds: &[],
+    },
+    Setting {
+        name: "older-apart",
+        text: "the older setting",
+        failovers: APART,
+        setup: |r| apart(Rule::min_replicas(needed(r)), r),
+        breaks: &[2, 3, 4, 5],
+        holds: &[1],
+    },
+    Setting {
+        name: "older-any",
+        text: "the older setting",
+        failovers: ANY,
+        setup: |r| any(Rule::min_replicas(needed(r)), r),
+        breaks: &[1, 2, 3],
+        holds: &[],
+    },
+    Setting {
+        name: "older-one",
+        text: "the older setting with `min-replicas-to-write 1`",
+        failovers: APART,
+        setup: |r| apart(Rule::min_replicas(1), r),
+        breaks: &[3, 4, 5],
+        holds: &[],
+    },
+    Setting {
+        name: "older-all",
+        text: "the older setting with all replicas",
+        failovers: APART,
+        setup: |r| apart(Rule::min_replicas(r), r),
+        breaks: &[],
+        holds: ALL,
+    },
+    Setting {
+        name: "wait",
+        text: "`WAIT` for (r + 1) / 2 by the client",
+        failovers: BESIDE,
+        setup: |r| beside(Rule::wait(needed(r)), r),
+        breaks: ALL,
+        holds: &[],
+    },
+    Setting {
+        name: "wait-quarantine",
+        text: "`WAIT` for (r + 1) / 2 by the client, and quarantine",
+        failovers: BESIDE,
+        setup: |r| {
+            beside(
+                Rule {
+                    confirmations: needed(r),
+                    ..Rule::quarantine(2)
+                },
+                r,
+            )
+        },
+        breaks: &[],
+        holds: ALL,
+    },
+    Setting {
+        name: "wait-all",
+        text: "`WAIT` for all replicas by the client",
+        failovers: ANY,
+        setup: |r| any(Rule::wait(r), r),
+        breaks: &[1, 2, 3],
+        holds: &[],
+    },
+    Setting {
+        name: "all-count",
+        text: "`replicas`, all confirmations count",
+        failovers: ANY,
+        setup: |r| any(all_count(r), r),
+        breaks: &[2, 3, 4, 5],
+        holds: &[],
+    },
+    Setting {
+        name: "promotion-only",
+        text: "`replicas`, joiners judged at a promotion only",
+        failovers: ANY,
+        setup: |r| {
+            any(
+                Rule {
+                    counting: Counting::SincePromotion,
+                    word: Word::None,
+                    ..Rule::mended(r)
+                },
+                r,
+            )
+        },
+        breaks: &[2, 3, 4],
+        holds: &[],
+    },
+    Setting {
+        name: "no-word",
+        text: "`replicas`, without the word in the stream",
+        failovers: ANY,
+        setup: |r| {
+            any(
+                Rule {
+                    word: Word::None,
+                    ..Rule::mended(r)
+                },
+                r,
+            )
+        },
+        breaks: &[2, 3, 4],
+        holds: &[],
+    },
+    Setting {
+        name: "one-less",
+        text: "`replicas`, one confirmation less",
+        failovers: ANY,
+        setup: |r| {
+            any(
+                Rule {
+                    confirmations: needed(r) - 1,
+                    ..Rule::mended(r)
+                },
+                r,
+            )
+        },
+        breaks: &[1, 2, 3, 4],
+        holds: &[],
+    },
+    Setting {
+        name: "short-quarantine",
+        text: "`replicas`, a quarantine shorter than the leases",
+        failovers: ANY,
+        setup: |r| {
+            any(
+                Rule {
+                    quarantine: 2,
+                    ..Rule::mended(r)
+                },
+                r,
+            )
+        },
+        breaks: &[1, 2, 3],
+        holds: &[],
+    },
+    Setting {
+        name: "closed-renews",
+        text: "`replicas`, a server in its quarantine renews by token",
+        failovers: ANY,
+        setup: |r| {
+            any(
+                Rule {
+                    closed_renews_never: false,
+                    ..Rule::mended(r)
+                },
+                r,
+            )
+        },
+        breaks: &[1],
+        holds: &[],
+    },
+    Setting {
+        name: "start-untold",
+        text: "`replicas`, a primary's start is not told",
+        failovers: ANY,
+        setup: |r| {
+            any(
+                Rule {
+                    start_is_told: false,
+                    ..Rule::mended(r)
+                },
+                r,
+            )
+        },
+        breaks: &[2],
+        holds: &[],
+    },
+    Setting {
+        name: "chains",
+        text: "`replicas`, replicas follow replicas, in passing",
+        failovers: ANY,
+        setup: |r| Setup {
+            rule: Rule {
+                no_chains: false,
+                ..Rule::mended(r)
+            },
+            world: World {
+                chains: true,
+                ..World::any(r)
+            },
+        },
+        breaks: &[4],
+        holds: &[],
+    },
+    Setting {
+        name: "no-chains",
+        text: "`replicas`, replicas are told to follow replicas, but a replica serves none",
+        failovers: ANY,
+        setup: |r| Setup {
+            rule: Rule::mended(r),
+            world: World {
+                chains: true,
+                ..World::any(r)
+            },
+        },
+        breaks: &[],
+        holds: &[4],
+    },
+    Setting {
+        name: "older-rdb",
+        text: "`replicas`, a replica restarts from an older RDB",
+        failovers: ANY,
+        setup: |r| Setup {
+            rule: Rule::mended(r),
+            world: World {
+                older_replica: true,
+                ..World::any(r)
+            },
+        },
+        breaks: &[2],
+        holds: &[],
+    },
+    Setting {
+        name: "rule",
+        text: "**`replicas`, as the rule says**",
+        failovers: ANY,
+        setup: |r| any(Rule::mended(r), r),
+        breaks: &[],
+        holds: ALL,
+    },
+];
+
+/// Its name, its text, a number of replicas that needs the clause, and the rule without it.
+pub type Fault = (&'static str, &'static str, u8, fn(Rule) -> Rule);
+
+/// Each clause of the rule taken out, one at a time, with a number of replicas that needs it.
+pub const FAULTS: &[Fault] = &[
+    ("one-less", "confirmations are one less", 2, |r| Rule {
+        confirmations: r.confirmations - 1,
+        ..r
+    }),
+    ("at-once", "full joiners count at once", 2, |r| Rule {
+        counting: Counting::AtOnce,
+        ..r
+    }),
+    (
+        "promotion-only",
+        "joiners are judged at a promotion only",
+        2,
+        |r| Rule {
+            counting: Counting::SincePromotion,
+            ..r
+        },
+    ),
+    ("no-word", "a full joining is not told", 2, |r| Rule {
+        word: Word::None,
+        ..r
+    }),
+    ("start-untold", "a start is not told", 2, |r| Rule {
+        start_is_told: false,
+        ..r
+    }),
+    (
+        "short-quarantine",
+        "the quarantine is shorter than the lease",
+        2,
+        |r| Rule { quarantine: 2, ..r },
+    ),
+    (
+        "open-after-start",
+        "a server is open after its start",
+        1,
+        |r| Rule {
+            closed_after_start: false,
+            ..r
+        },
+    ),
+    (
+        "open-after-full",
+        "it is open after its own full resynchronisation",
+        1,
+        |r| Rule {
+            closed_after_full: false,
+            ..r
+        },
+    ),
+    (
+        "open-after-failed-full",
+        "it is open after one that failed",
+        1,
+        |r| Rule {
+            closed_after_failed_full: false,
+            ..r
+        },
+    ),
+    (
+        "closed-renews",
+        "it renews by token while it is closed",
+        1,
+        |r| Rule {
+            closed_renews_never: false,
+            ..r
+        },
+    ),
+    (
+        "closed-renews-all",
+        "it renews without a token while it is closed",
+        1,
+        |r| Rule {
+            closed_renews_never: false,
+            closed_renews_by_token: false,
+            ..r
+        },
+    ),
+    ("ended", "a hold that has ended is confirmed", 2, |r| Rule {
+        ended_is_not_confirmed: false,
+        ..r
+    }),
+    ("sent", "what was sent is taken as confirmed", 2, |r| Rule {
+        acknowledged_since: false,
+        ..r
+    }),
+    (
+        "counts-from-answer",
+        "a client counts from the answer",
+        2,
+        |r| Rule {
+            counts_from_sending: false,
+            ..r
+        },
+    ),
+    (
+        "later-end",
+        "a client without an answer believes the later end",
+        1,
+        |r| Rule {
+            believes_earlier: false,
+            ..r
+        },
+    ),
+    (
+        "no-allowance",
+        "a client makes no allowance for clocks",
+        1,
+        |r| Rule { allowance: 0, ..r },
+    ),
+];
+
+/// The row of this name.
+#[must_use]
+pub fn setting(name: &str) -> Option<&'static Setting> {
+    SETTINGS.iter().find(|setting| setting.name == name)
+}

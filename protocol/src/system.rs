@@ -1,0 +1,1113 @@
+//! The servers, links and clients, and what one step does to them.
+//!
+//! What was replicated is a tree: each entry knows the line of entries before it, and the state of the one lock after it.
+//! A server knows the line of the entry where it stands, and nothing else. A history that branches is a primary that went
+//! on beside another one. A partial resynchronisation is given to a joiner whose entry is in the server's line.
+//!
+//! A step that is not possible changes nothing and says so: a search tries, and a schedule that was shortened is replayed.
+
+use crate::action::{Action, Client, Full, Kept, Node};
+use crate::rule::{Counting, Rule, Word, SHORT, SKEW};
+
+/// One primary and five replicas.
+pub const NODES: usize = 6;
+pub const CLIENTS: usize = 2;
+/// Entries of one run, one bit of a line each.
+pub const ENTRIES: usize = 64;
+/// A time that is over.
+const PAST: i16 = -1000;
+/// No client.
+const NOBODY: u8 = u8::MAX;
+
+/// What may happen, beside what always may: requests, answers, replication, links that end, time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct World {
+    pub replicas: u8,
+    /// Clocks of servers may differ by [`SKEW`].
+    pub skew: bool,
+    /// Servers restart with what they knew.
+    pub restarts: bool,
+    /// They restart without their last entries, under a new history (AOF everysec).
+    pub lossy: bool,
+    /// Servers restart empty.
+    pub losses: bool,
+    /// A primary restarts from an older RDB, and gives partial resynchronisations from there.
+    pub older_primary: bool,
+    /// A replica does, and asks for a partial one. Outside of the contract.
+    pub older_replica: bool,
+    /// Replicas follow replicas.
+    pub chains: bool,
+    /// Operators force holds to end.
+    pub force: bool,
+    /// Clients learn tokens by HELD, also of holds that nobody confirmed.
+    pub held: bool,
+    /// A partial resynchronisation takes the joiner's replication id, as servers do it; else it takes only that the joiner
+    /// knows no more than the server.
+    pub ids: bool,
+    /// Failovers as a failure detector makes them; else anybody is promoted and follows anybody at any time.
+    pub orderly: Option<Orderly>,
+}
+
+/// Failovers as they usually are: the primary was silent for `detection`, one replica that it cannot reach is promoted, and
+/// all that can be reached follow it within `gap` ticks, those that were cut off `gap` ticks after the cut has healed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Orderly {
+    pub detection: i16,
+    pub gap: i16,
+    /// A Sentinel on each server's machine and none elsewhere: a majority of the machines promotes.
+    pub beside: bool,
+    /// A cut that was answered by a promotion heals only when all others follow the new primary.
+    pub heals_late: bool,
+}
+
+impl World {
+    /// Everything that the contract covers, at any time.
+    #[must_use]
+    pub const fn any(replicas: u8) -> Self {
+        Self {
+            replicas,
+            skew: true,
+            restarts: true,
+            lossy: true,
+            losses: true,
+            older_primary: true,
+            older_replica: false,
+            chains: false,
+            force: true,
+            held: true,
+            ids: true,
+            orderly: None,
+        }
+    }
+
+    #[must_use]
+    pub const fn orderly(replicas: u8, beside: bool) -> Self {
+        Self {
+            orderly: Some(Orderly {
+                detection: 3,
+                gap: 1,
+                beside,
+                heals_late: true,
+            }),
+            lossy: false,
+            older_primary: false,
+            force: false,
+            held: false,
+            ..Self::any(replicas)
+        }
+    }
+
+    #[must_use]
+    pub const fn nodes(&self) -> u8 {
+        self.replicas + 1
+    }
+}
+
+/// A rule in a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    pub rule: Rule,
+    pub world: World,
+}
+
+impl Setup {
+    /// The same rule where clocks agree, no server restarts, and only owners end holds: fewer states, for breadth first.
+    #[must_use]
+    pub fn quiet(self) -> Self {
+        let world = World {
+            skew: false,
+            restarts: false,
+            lossy: false,
+            losses: false,
+            older_primary: false,
+            force: false,
+            held: false,
+            ..self.world
+        };
+        Self { world, ..self }
+    }
+}
+
+/// The lock after an entry.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// The entries that lead here and this one, a bit each.
+    pub line: u64,
+    pub holder: u8,
+    pub token: u8,
+    /// By the wall clock of whoever granted it.
+    pub deadline: i16,
+    /// Until when joiners of this line's primaries count as full ones, by the wall clock of whoever wrote it.
+    pub word: i16,
+    /// The word that this very entry is; else past.
+    pub said: i16,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    Down,
+    /// It is being sent the snapshot at this entry, and is empty.
+    Loading(u8),
+    Up,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Server {
+    /// The entry where it stands.
+    pub pos: u8,
+    /// Whom it follows; itself: it is a primary.
+    pub master: Node,
+    pub link: Link,
+    /// It remembers its history, by which it may ask for a partial resynchronisation.
+    pub remembers: bool,
+    /// The replication id of its history.
+    pub id: u8,
+    /// The one before, which was its own up to the entry `shared`.
+    pub id_before: u8,
+    pub shared: u8,
+    /// It grants nothing before.
+    pub closed: i16,
+    /// The same, but by a promotion only, in which all renewals go on.
+    pub closed_by_promotion: i16,
+    /// The last word that it heard in the stream, as far as a rule knows of no other.
+    pub heard: i16,
+    pub promoted: bool,
+    /// How much its clock is ahead.
+    pub clock: i16,
+}
+
+/// What a primary knows of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Follower {
+    pub on: bool,
+    /// The joiner knows that it has joined.
+    pub joined: bool,
+    /// When its confirmations begin to count.
+    pub counts: i16,
+    /// What it has acknowledged, read or still under way.
+    pub got: u8,
+    pub lived: i16,
+}
+
+/// A request that waits for its confirmations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    pub on: bool,
+    pub at: Node,
+    pub entry: u8,
+    pub token: u8,
+    /// Until when the client will believe, when it is answered.
+    pub until: i16,
+    /// For how long, if it counted from the answer.
+    pub length: i16,
+    pub grant: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Believer {
+    /// It believes that it holds the lock before this time.
+    pub until: i16,
+    /// The entry whose answer it believed last.
+    pub entry: u8,
+    /// The entries that an operator knew who took its hold away, and the entry that did it: whoever has not heard of that
+    /// gives nothing back that it was for.
+    pub void: u64,
+    pub forced: u8,
+    /// It has asked for the lock since it last released it, and so renews what is in its name.
+    pub wants: bool,
+    /// The token that it knows. 0: none.
+    pub token: u8,
+    pub asked: Asked,
+}
+
+/// All of it: a value of a kilobyte and a half, copied by searches.
+#[derive(Clone, Copy, Debug)]
+pub struct System {
+    pub now: i16,
+    pub entries: [Entry; ENTRIES],
+    pub len: u8,
+    pub servers: [Server; NODES],
+    /// `followers[s][x]`: what s knows of x.
+    pub followers: [[Follower; NODES]; NODES],
+    pub clients: [Believer; CLIENTS],
+    pub tokens: u8,
+    pub ids: u8,
+    /// Of orderly failovers: who is cut off, since when, whether that was answered by a promotion, who is the primary, and
+    /// until when all who can must follow it.
+    pub cut: u8,
+    pub cut_since: i16,
+    pub cut_answered: bool,
+    pub lead: Node,
+    pub follow_by: i16,
+}
+
+impl System {
+    /// `P` is the primary, all others have followed it for long, and nobody holds the lock.
+    #[must_use]
+    pub fn new(world: &World) -> Self {
+        let server = Server {
+            pos: 0,
+            master: 0,
+            link: Link::Up,
+            remembers: true,
+            id: 1,
+            id_before: 0,
+            shared: 0,
+            closed: PAST,
+            closed_by_promotion: PAST,
+            heard: PAST,
+            promoted: false,
+            clock: 0,
+        };
+        let gone = Follower {
+            on: false,
+            joined: false,
+            counts: PAST,
+            got: 0,
+            lived: PAST,
+        };
+        let asked = Asked {
+            on: false,
+            at: 0,
+            entry: 0,
+            token: 0,
+            until: PAST,
+            length: 0,
+            grant: false,
+        };
+        let mut system = Self {
+            now: 0,
+            entries: [Entry {
+                line: 1,
+                holder: NOBODY,
+                token: 0,
+                deadline: PAST,
+                word: PAST,
+                said: PAST,
+            }; ENTRIES],
+            len: 1,
+            servers: [server; NODES],
+            followers: [[gone; NODES]; NODES],
+            clients: [Believer {
+                until: PAST,
+                entry: 0,
+                void: 0,
+                forced: 0,
+                wants: false,
+                token: 0,
+                asked,
+            }; CLIENTS],
+            tokens: 0,
+            ids: 1,
+            cut: 0,
+            cut_since: 0,
+            cut_answered: false,
+            lead: 0,
+            follow_by: i16::MAX,
+        };
+        for x in 1..usize::from(world.nodes()) {
+            system.followers[0][x] = Follower {
+                on: true,
+                joined: true,
+                lived: 0,
+                ..gone
+            };
+        }
+        system
+    }
+
+    /// Returns true if two clients believe at once that they hold the lock.
+    #[must_use]
+    pub fn two_owners(&self) -> bool {
+        self.clients.iter().all(|client| client.until > self.now)
+    }
+
+    /// How near two owners are, as a search guesses: 0 while nobody believes, else higher with each server that does not
+    /// know what is believed, with another client's request at one of them, and with those that have received that.
+    #[must_use]
+    pub fn nearness(&self, nodes: u8) -> usize {
+        let Some(c) = self
+            .clients
+            .iter()
+            .position(|client| client.until > self.now)
+        else {
+            return 0;
+        };
+        let servers = &self.servers[..usize::from(nodes)];
+        let believed = self.clients[c].entry;
+        let ignorant = servers
+            .iter()
+            .filter(|server| !self.knows(server.pos, believed))
+            .count();
+        let asked = self.clients[1 - c].asked;
+        if !asked.on || self.knows(asked.entry, believed) {
+            return 1 + ignorant;
+        }
+        2 + ignorant
+            + servers
+                .iter()
+                .filter(|server| self.knows(server.pos, asked.entry))
+                .count()
+    }
+
+    fn server(&self, x: Node) -> &Server {
+        &self.servers[usize::from(x)]
+    }
+
+    fn server_mut(&mut self, x: Node) -> &mut Server {
+        &mut self.servers[usize::from(x)]
+    }
+
+    fn follower_mut(&mut self, s: Node, x: Node) -> &mut Follower {
+        &mut self.followers[usize::from(s)][usize::from(x)]
+    }
+
+    fn client_mut(&mut self, c: Client) -> &mut Believer {
+        &mut self.clients[usize::from(c)]
+    }
+
+    fn entry(&self, e: u8) -> &Entry {
+        &self.entries[usize::from(e)]
+    }
+
+    fn is_primary(&self, x: Node) -> bool {
+        self.server(x).master == x
+    }
+
+    /// Returns true if who stands at `at` knows the entry.
+    fn knows(&self, at: u8, entry: u8) -> bool {
+        self.entry(at).line >> entry & 1 == 1
+    }
+
+    fn clock(&self, s: Node) -> i16 {
+        self.now + self.server(s).clock
+    }
+
+    /// The lock as this server sees it, if it is held.
+    fn held(&self, s: Node) -> Option<Entry> {
+        let entry = *self.entry(self.server(s).pos);
+        (entry.holder != NOBODY && entry.deadline > self.clock(s)).then_some(entry)
+    }
+
+    fn is_closed(&self, s: Node) -> bool {
+        self.server(s).closed > self.now
+    }
+
+    fn is_full(&self) -> bool {
+        usize::from(self.len) + 3 > ENTRIES
+    }
+
+    /// Puts an entry after another, or at the beginning of a history of its own.
+    fn push(&mut self, after: Option<u8>, entry: Entry) -> u8 {
+        let index = self.len;
+        let before = after.map_or(0, |e| self.entry(e).line);
+        self.entries[usize::from(index)] = Entry {
+            line: before | 1 << index,
+            ..entry
+        };
+        self.len += 1;
+        index
+    }
+
+    /// A primary writes.
+    fn write(&mut self, s: Node, entry: Entry) {
+        let pos = self.push(Some(self.server(s).pos), entry);
+        self.server_mut(s).pos = pos;
+    }
+
+    /// A primary writes what becomes of the lock.
+    fn set(&mut self, s: Node, holder: u8, token: u8, deadline: i16) {
+        let word = self.entry(self.server(s).pos).word;
+        self.write(
+            s,
+            Entry {
+                line: 0,
+                holder,
+                token,
+                deadline,
+                word,
+                said: PAST,
+            },
+        );
+    }
+
+    /// Returns true if the server accepts writes.
+    fn writable(&self, setup: &Setup, s: Node) -> bool {
+        if !self.is_primary(s) {
+            return false;
+        }
+        let (min, lag) = (setup.rule.min_replicas, setup.rule.lag);
+        let good = |f: &&Follower| f.on && f.joined && f.lived + lag >= self.now;
+        min == 0 || self.followers[usize::from(s)].iter().filter(good).count() >= usize::from(min)
+    }
+
+    /// Returns true if two servers reach each other.
+    fn reach(&self, x: Node, s: Node) -> bool {
+        (self.cut >> x & 1) == (self.cut >> s & 1)
+    }
+
+    /// Whoever follows this server notices that the link is gone.
+    fn lose_followers(&mut self, s: Node) {
+        for x in 0..NODES {
+            self.followers[usize::from(s)][x].on = false;
+            let server = &mut self.servers[x];
+            if server.master == s && usize::from(s) != x {
+                server.link = Link::Down;
+            }
+        }
+        for client in &mut self.clients {
+            if client.asked.at == s {
+                client.asked.on = false;
+            }
+        }
+    }
+
+    /// Until when joiners count as full ones here, in time of the model.
+    fn word(&self, setup: &Setup, s: Node) -> i16 {
+        let told = match setup.rule.word {
+            Word::None => PAST,
+            Word::Stream => self.server(s).heard,
+            Word::Data => self.entry(self.server(s).pos).word - self.server(s).clock,
+        };
+        if setup.rule.closed_is_word {
+            told.max(self.server(s).closed)
+        } else {
+            told
+        }
+    }
+
+    /// When the confirmations of a joiner begin to count.
+    fn counts_from(&self, setup: &Setup, s: Node, full: bool) -> i16 {
+        let rule = &setup.rule;
+        let later = self.now + rule.quarantine;
+        let distinguishes = match rule.counting {
+            Counting::AtOnce => false,
+            Counting::SincePromotion => self.server(s).promoted,
+            Counting::ByJoining => true,
+        };
+        if !distinguishes || rule.alone_counts {
+            return self.now;
+        }
+        let word = self.word(setup, s);
+        match (full, word > self.now) {
+            (true, _) => later,
+            (false, true) if rule.word_ends => word,
+            (false, true) => later,
+            (false, false) => self.now,
+        }
+    }
+
+    fn close(&mut self, setup: &Setup, x: Node) {
+        let until = self.now + setup.rule.quarantine;
+        let server = self.server_mut(x);
+        server.closed = server.closed.max(until);
+    }
+
+    /// The answer to a request; sent at once if it needs no confirmation.
+    fn ask(&mut self, setup: &Setup, c: Client, s: Node, length: i16, grant: bool) {
+        let pos = self.server(s).pos;
+        let token = self.entry(pos).token;
+        let until = self.now + length - setup.rule.allowance;
+        self.client_mut(c).asked = Asked {
+            on: true,
+            at: s,
+            entry: pos,
+            token,
+            until,
+            length,
+            grant,
+        };
+        if setup.rule.confirmations == 0 {
+            self.answer(setup, c);
+        }
+    }
+
+    fn answer(&mut self, setup: &Setup, c: Client) -> bool {
+        let asked = self.clients[usize::from(c)].asked;
+        if !asked.on {
+            return false;
+        }
+        let confirms = |f: &&Follower| {
+            let acknowledged = f.joined && self.knows(f.got, asked.entry);
+            f.on && f.counts <= self.now && (acknowledged || !setup.rule.acknowledged_since)
+        };
+        let confirmed = self.followers[usize::from(asked.at)]
+            .iter()
+            .filter(confirms)
+            .count();
+        if confirmed < usize::from(setup.rule.confirmations) {
+            return false;
+        }
+        let at = self.server(asked.at).pos;
+        let Believer { void, forced, .. } = self.clients[usize::from(c)];
+        let void = void >> asked.entry & 1 == 1 && !self.knows(at, forced);
+        let held = self
+            .held(asked.at)
+            .is_some_and(|hold| hold.holder == c && hold.token == asked.token);
+        let now = self.now;
+        let client = self.client_mut(c);
+        client.asked.on = false;
+        if !void && (held || !setup.rule.ended_is_not_confirmed) {
+            let late = now + asked.length - setup.rule.allowance;
+            let until = if setup.rule.counts_from_sending {
+                asked.until
+            } else {
+                late
+            };
+            client.until = client.until.max(until);
+            client.token = asked.token;
+            client.entry = asked.entry;
+        }
+        true
+    }
+
+    /// Takes one step. Returns false, and has changed nothing, if it is not possible.
+    pub fn apply(&mut self, setup: &Setup, action: Action) -> bool {
+        if self.is_full() {
+            return false;
+        }
+        match action {
+            Action::Tick => self.tick(setup),
+            Action::Ahead(x) => self.ahead(setup, x),
+            Action::Acquire(c, s) => self.acquire(setup, c, s),
+            Action::Renew {
+                client,
+                at,
+                token,
+                short,
+            } => self.renew(setup, client, at, token, short),
+            Action::Keep(c, s) => self.keep(setup, c, s),
+            Action::Held(c, s) => self.ask_held(setup, c, s),
+            Action::Release(c, s) => self.release(setup, c, s),
+            Action::Auto(s) => self.auto(setup, s),
+            Action::Force(s) => self.force(setup, s),
+            Action::Answer(c) => self.answer(setup, c),
+            Action::TimeOut(c) => self.time_out(setup, c),
+            Action::Stream(x) => self.stream(x),
+            Action::Live(x) => self.live(setup, x),
+            Action::Promote(x) => self.promote(setup, x),
+            Action::Follow(x, s) => self.follow(setup, x, s),
+            Action::Partial { node, heard } => self.partial(setup, node, heard),
+            Action::Full(x, how) => self.full(setup, x, how),
+            Action::Loaded(x) => self.loaded(setup, x),
+            Action::Break(x) => self.break_link(x),
+            Action::Drop(s, x) => self.drop_follower(s, x),
+            Action::Restart(x, kept) => self.restart(setup, x, kept),
+            Action::Cut(nodes) => self.cut_off(setup, nodes),
+            Action::Heal => self.heal(setup),
+        }
+    }
+
+    fn tick(&mut self, setup: &Setup) -> bool {
+        if self.now >= self.follow_by {
+            let waits = |x: Node| {
+                x != self.lead && self.cut >> x & 1 == 0 && self.server(x).master != self.lead
+            };
+            // An old primary may live on for any time; a replica may not go on following it.
+            if (0..setup.world.nodes()).any(|x| waits(x) && !self.is_primary(x)) {
+                return false;
+            }
+        }
+        self.now += 1;
+        true
+    }
+
+    fn ahead(&mut self, setup: &Setup, x: Node) -> bool {
+        let possible =
+            setup.world.skew && self.now == 0 && self.len == 1 && self.server(x).clock == 0;
+        if possible {
+            self.server_mut(x).clock = SKEW;
+        }
+        possible
+    }
+
+    fn acquire(&mut self, setup: &Setup, c: Client, s: Node) -> bool {
+        if !self.writable(setup, s)
+            || self.is_closed(s)
+            || self.server(s).closed_by_promotion > self.now
+        {
+            return false;
+        }
+        let end = self.clock(s) + setup.rule.lease;
+        if self.held(s).is_some_and(|hold| hold.holder != c) {
+            return false;
+        }
+        self.client_mut(c).wants = true;
+        match self.held(s) {
+            Some(hold) => {
+                self.set(s, c, hold.token, hold.deadline.max(end));
+                self.ask(setup, c, s, setup.rule.lease, false);
+            }
+            None => {
+                self.tokens += 1;
+                self.set(s, c, self.tokens, end);
+                self.ask(setup, c, s, setup.rule.lease, true);
+            }
+        }
+        true
+    }
+
+    /// The client's hold here, if a renewal or a KEEP of it is answered now.
+    fn renewable(&self, setup: &Setup, c: Client, s: Node, token: bool) -> Option<Entry> {
+        let Believer {
+            token: known,
+            wants,
+            ..
+        } = self.clients[usize::from(c)];
+        let closed = self.is_closed(s);
+        let refused = closed
+            && (setup.rule.closed_renews_never || !token && setup.rule.closed_renews_by_token);
+        let hold = self
+            .held(s)
+            .filter(|hold| hold.holder == c && if token { hold.token == known } else { wants })?;
+        (self.writable(setup, s) && !refused).then_some(hold)
+    }
+
+    fn renew(&mut self, setup: &Setup, c: Client, s: Node, token: bool, short: bool) -> bool {
+        let Some(hold) = self.renewable(setup, c, s, token) else {
+            return false;
+        };
+        let length = if short { SHORT } else { setup.rule.lease };
+        self.set(s, c, hold.token, self.clock(s) + length);
+        let end = self.now + length - setup.rule.allowance;
+        if short && setup.rule.believes_earlier {
+            let client = self.client_mut(c);
+            client.until = client.until.min(end);
+        }
+        self.ask(setup, c, s, length, false);
+        true
+    }
+
+    /// Only a hold whose token the client knows is tied to its connection.
+    fn keep(&mut self, setup: &Setup, c: Client, s: Node) -> bool {
+        let Some(hold) = self.renewable(setup, c, s, true) else {
+            return false;
+        };
+        self.ask(setup, c, s, hold.deadline - self.clock(s), false);
+        true
+    }
+
+    fn ask_held(&mut self, setup: &Setup, c: Client, s: Node) -> bool {
+        let known = self.clients[usize::from(c)].token;
+        match self.held(s) {
+            Some(hold) if setup.world.held && hold.holder == c && hold.token != known => {
+                self.client_mut(c).token = hold.token;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn release(&mut self, setup: &Setup, c: Client, s: Node) -> bool {
+        let possible = self.writable(setup, s) && self.held(s).is_some_and(|hold| hold.holder == c);
+        if possible {
+            self.set(s, NOBODY, 0, PAST);
+            let client = self.client_mut(c);
+            client.until = PAST;
+            client.token = 0;
+            client.wants = false;
+            client.asked.on = false;
+        }
+        possible
+    }
+
+    fn auto(&mut self, setup: &Setup, s: Node) -> bool {
+        let end = self.clock(s) + setup.rule.lease;
+        match self.held(s) {
+            Some(hold) if self.writable(setup, s) && hold.deadline < end => {
+                self.set(s, hold.holder, hold.token, end);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// What the operator takes away is no longer believed. An answer of a server that has not heard of it is not held
+    /// against the rule: the operator has decided. (One of a server that has is what `ended_is_not_confirmed` is about.)
+    fn force(&mut self, setup: &Setup, s: Node) -> bool {
+        let Some(hold) = self
+            .held(s)
+            .filter(|_| setup.world.force && self.writable(setup, s))
+        else {
+            return false;
+        };
+        let known = self.entry(self.server(s).pos).line;
+        self.set(s, NOBODY, 0, PAST);
+        let forced = self.server(s).pos;
+        let client = self.client_mut(hold.holder);
+        client.until = PAST;
+        client.void |= known;
+        client.forced = forced;
+        true
+    }
+
+    /// A new grant that nothing has touched is given back.
+    fn time_out(&mut self, setup: &Setup, c: Client) -> bool {
+        let asked = self.clients[usize::from(c)].asked;
+        if !asked.on {
+            return false;
+        }
+        self.client_mut(c).asked.on = false;
+        if asked.grant && self.server(asked.at).pos == asked.entry && self.writable(setup, asked.at)
+        {
+            self.set(asked.at, NOBODY, 0, PAST);
+        }
+        true
+    }
+
+    fn stream(&mut self, x: Node) -> bool {
+        let Server {
+            pos, master, link, ..
+        } = *self.server(x);
+        if master == x || link != Link::Up || !self.reach(x, master) {
+            return false;
+        }
+        let ahead = self.entry(self.server(master).pos).line & !self.entry(pos).line;
+        if ahead == 0 {
+            return false;
+        }
+        let next = ahead.trailing_zeros() as u8;
+        let said = self.entry(next).said;
+        let clock = self.server(x).clock;
+        let server = self.server_mut(x);
+        server.pos = next;
+        server.heard = server.heard.max(said - clock);
+        let now = self.now;
+        let follower = self.follower_mut(master, x);
+        if follower.on {
+            follower.got = next;
+            follower.lived = now;
+        }
+        true
+    }
+
+    fn live(&mut self, setup: &Setup, x: Node) -> bool {
+        let Server { master, link, .. } = *self.server(x);
+        let now = self.now;
+        let follower = self.followers[usize::from(master)][usize::from(x)];
+        let possible = setup.rule.min_replicas > 0
+            && master != x
+            && link == Link::Up
+            && self.reach(x, master)
+            && follower.on
+            && follower.lived < now;
+        if possible {
+            self.follower_mut(master, x).lived = now;
+        }
+        possible
+    }
+
+    /// Its history gets an id of its own from here on; who has the one before is still let in, up to here.
+    fn renew_id(&mut self, x: Node) {
+        self.ids += 1;
+        let id = self.ids;
+        let server = self.server_mut(x);
+        server.id_before = server.id;
+        server.shared = server.pos;
+        server.id = id;
+    }
+
+    fn promote(&mut self, setup: &Setup, x: Node) -> bool {
+        if self.is_primary(x) {
+            return false;
+        }
+        if let Some(orderly) = setup.world.orderly {
+            let nodes = setup.world.nodes();
+            let outside = u32::from(nodes) - self.cut.count_ones();
+            let majority = outside > u32::from(nodes) / 2 || !orderly.beside;
+            let silent = self.cut != 0 && self.now >= self.cut_since + orderly.detection;
+            if !silent || self.cut_answered || self.cut >> x & 1 == 1 || !majority {
+                return false;
+            }
+            self.cut_answered = true;
+            self.lead = x;
+            self.follow_by = self.now + orderly.gap;
+        }
+        self.lose_followers(x);
+        self.renew_id(x);
+        let until = self.now + setup.rule.quarantine;
+        let server = self.server_mut(x);
+        server.master = x;
+        server.link = Link::Down;
+        server.promoted = true;
+        if setup.rule.closed_after_promotion {
+            server.closed_by_promotion = until;
+        }
+        true
+    }
+
+    fn follow(&mut self, setup: &Setup, x: Node, s: Node) -> bool {
+        if x == s || self.server(x).master == s {
+            return false;
+        }
+        if setup.world.orderly.is_some() && (s != self.lead || self.cut >> x & 1 == 1) {
+            return false;
+        }
+        self.lose_followers(x);
+        let server = self.server_mut(x);
+        server.master = s;
+        server.link = Link::Down;
+        true
+    }
+
+    /// Returns true if `x` can ask its master to be let in.
+    fn can_join(&self, setup: &Setup, x: Node) -> bool {
+        let Server { master, link, .. } = *self.server(x);
+        let server = self.server(master);
+        let serves = master == server.master
+            || setup.world.chains && !setup.rule.no_chains && server.link == Link::Up;
+        master != x && link == Link::Down && serves && self.reach(x, master)
+    }
+
+    fn partial(&mut self, setup: &Setup, x: Node, heard: bool) -> bool {
+        let Server {
+            pos,
+            master,
+            remembers,
+            id,
+            ..
+        } = *self.server(x);
+        let server = *self.server(master);
+        let known = id == server.id
+            || id == server.id_before && self.knows(server.shared, pos)
+            || !setup.world.ids;
+        if !self.can_join(setup, x) || !remembers || !known || !self.knows(server.pos, pos) {
+            return false;
+        }
+        let counts = self.counts_from(setup, master, false);
+        let lived = self.now;
+        *self.follower_mut(master, x) = Follower {
+            on: true,
+            joined: heard,
+            counts,
+            got: pos,
+            lived,
+        };
+        if heard {
+            let joiner = self.server_mut(x);
+            joiner.link = Link::Up;
+            if id != server.id {
+                joiner.id_before = id;
+                joiner.shared = pos;
+                joiner.id = server.id;
+            }
+        }
+        true
+    }
+
+    fn full(&mut self, setup: &Setup, x: Node, how: Full) -> bool {
+        if !self.can_join(setup, x) {
+            return false;
+        }
+        let master = self.server(x).master;
+        let counts = self.counts_from(setup, master, true);
+        let snapshot = self.server(master).pos;
+        if self.is_primary(master) {
+            self.tell(setup, master);
+        }
+        let lived = self.now;
+        let got = self.server(x).pos;
+        *self.follower_mut(master, x) = Follower {
+            on: true,
+            joined: false,
+            counts,
+            got,
+            lived,
+        };
+        let begun = how != Full::Unheard;
+        if begun && setup.rule.closed_after_failed_full && setup.rule.closed_after_full {
+            self.close(setup, x);
+        }
+        match how {
+            Full::Unheard => {}
+            Full::Fails => self.server_mut(x).remembers = false,
+            Full::Begins => {
+                let empty = self.blank();
+                let server = self.server_mut(x);
+                server.pos = empty;
+                server.remembers = false;
+                server.heard = PAST;
+                server.link = Link::Loading(snapshot);
+            }
+        }
+        true
+    }
+
+    /// A primary says the word.
+    fn tell(&mut self, setup: &Setup, s: Node) {
+        if setup.rule.word == Word::None {
+            return;
+        }
+        let said = self.clock(s) + setup.rule.quarantine;
+        let entry = *self.entry(self.server(s).pos);
+        self.write(
+            s,
+            Entry {
+                word: entry.word.max(said),
+                said,
+                ..entry
+            },
+        );
+        let heard = self.now + setup.rule.quarantine;
+        let server = self.server_mut(s);
+        server.heard = server.heard.max(heard);
+    }
+
+    /// A history of its own without anything in it.
+    fn blank(&mut self) -> u8 {
+        self.push(
+            None,
+            Entry {
+                line: 0,
+                holder: NOBODY,
+                token: 0,
+                deadline: PAST,
+                word: PAST,
+                said: PAST,
+            },
+        )
+    }
+
+    fn loaded(&mut self, setup: &Setup, x: Node) -> bool {
+        let Server {
+            master,
+            link: Link::Loading(snapshot),
+            ..
+        } = *self.server(x)
+        else {
+            return false;
+        };
+        if !self.reach(x, master) {
+            return false;
+        }
+        // Else it was closed when it began.
+        if setup.rule.closed_after_full && !setup.rule.closed_after_failed_full {
+            self.close(setup, x);
+        }
+        let id = self.server(master).id;
+        let server = self.server_mut(x);
+        server.pos = snapshot;
+        server.link = Link::Up;
+        server.remembers = true;
+        server.id = id;
+        server.id_before = 0;
+        let follower = self.follower_mut(master, x);
+        follower.joined = true;
+        follower.got = snapshot;
+        true
+    }
+
+    fn break_link(&mut self, x: Node) -> bool {
+        let possible = !self.is_primary(x) && self.server(x).link != Link::Down;
+        if possible {
+            self.server_mut(x).link = Link::Down;
+        }
+        possible
+    }
+
+    fn drop_follower(&mut self, s: Node, x: Node) -> bool {
+        if !self.followers[usize::from(s)][usize::from(x)].on {
+            return false;
+        }
+        self.follower_mut(s, x).on = false;
+        if self.server(x).master == s {
+            self.server_mut(x).link = Link::Down;
+        }
+        true
+    }
+
+    /// Where a server stands that lacks its last `n` entries.
+    fn before(&self, pos: u8, n: u8) -> Option<u8> {
+        let mut line = self.entry(pos).line;
+        for _ in 0..n {
+            line &= !(1 << (63 - line.leading_zeros()));
+            if line == 0 {
+                return None;
+            }
+        }
+        Some(63 - line.leading_zeros() as u8)
+    }
+
+    fn restart(&mut self, setup: &Setup, x: Node, kept: Kept) -> bool {
+        let (world, pos, primary) = (&setup.world, self.server(x).pos, self.is_primary(x));
+        let allowed = match kept {
+            Kept::All | Kept::AllAnew => world.restarts,
+            Kept::LessAnew(_) => world.lossy,
+            Kept::Less(_) if primary => world.older_primary,
+            Kept::Less(_) => world.older_replica,
+            Kept::Nothing => world.losses,
+        };
+        if !allowed {
+            return false;
+        }
+        let stands = match kept {
+            Kept::All | Kept::AllAnew => Some(pos),
+            Kept::Less(n) | Kept::LessAnew(n) => self.before(pos, n),
+            Kept::Nothing => Some(self.blank()),
+        };
+        let Some(stands) = stands else {
+            return false;
+        };
+        let anew = matches!(kept, Kept::AllAnew | Kept::LessAnew(_));
+        let stands = if anew {
+            self.push(None, *self.entry(stands))
+        } else {
+            stands
+        };
+        self.lose_followers(x);
+        let server = self.server_mut(x);
+        server.pos = stands;
+        server.link = Link::Down;
+        server.promoted = false;
+        server.heard = PAST;
+        server.closed_by_promotion = PAST;
+        if anew || kept == Kept::Nothing {
+            self.renew_id(x);
+            self.server_mut(x).id_before = 0;
+        } else if primary {
+            // From an RDB: its replicas are let in by the old id, and it asks for nothing by it.
+            self.renew_id(x);
+        } else {
+            server.id_before = 0;
+        }
+        if setup.rule.closed_after_start {
+            self.close(setup, x);
+        } else {
+            self.server_mut(x).closed = PAST;
+        }
+        if primary && setup.rule.start_is_told {
+            self.tell(setup, x);
+        }
+        true
+    }
+
+    fn cut_off(&mut self, setup: &Setup, nodes: u8) -> bool {
+        let inside =
+            nodes >> self.lead & 1 == 1 && u32::from(setup.world.nodes()) > nodes.count_ones();
+        let settled = (0..setup.world.nodes()).all(|x| self.server(x).master == self.lead);
+        let possible = setup.world.orderly.is_some() && self.cut == 0 && inside && settled;
+        if possible {
+            self.follow_by = i16::MAX;
+            self.cut = nodes;
+            self.cut_since = self.now;
+            self.cut_answered = false;
+        }
+        possible
+    }
+
+    fn heal(&mut self, setup: &Setup) -> bool {
+        let Some(orderly) = setup.world.orderly else {
+            return false;
+        };
+        let behind = |x: Node| self.cut >> x & 1 == 0 && self.server(x).master != self.lead;
+        let early = self.cut_answered && orderly.heals_late && (0..setup.world.nodes()).any(behind);
+        let possible = self.cut != 0 && !early;
+        if possible {
+            self.cut = 0;
+            if self.cut_answered {
+                self.follow_by = self.now + orderly.gap;
+            }
+        }
+        possible
+    }
+}

@@ -1,0 +1,115 @@
+//! The quick part of `make check-long`: seconds, and everything that needs no search.
+
+use dlock_protocol::action::Action;
+use dlock_protocol::settings::{setting, FAULTS, SETTINGS};
+use dlock_protocol::system::Setup;
+use dlock_protocol::walk::{breaks, walk};
+use dlock_protocol::{breadth, page, schedule};
+
+const PAGE: &str = include_str!("../../docs/protocol.md");
+
+fn setup(name: &str, replicas: u8) -> Setup {
+    (setting(name).expect("a row of the table").setup)(replicas)
+}
+
+#[test]
+fn each_schedule_breaks_the_rules_that_it_names_and_no_other() {
+    for (name, schedule) in schedule::all().expect("schedules") {
+        let r = schedule.replicas;
+        let settings: Vec<&str> = SETTINGS
+            .iter()
+            .filter(|s| schedule.breaks((s.setup)(r).rule))
+            .map(|s| s.name)
+            .collect();
+        assert_eq!(settings, schedule.breaks, "{name}: settings");
+        let right = setup("rule", r).rule;
+        let faults: Vec<&str> = FAULTS
+            .iter()
+            .filter(|f| schedule.breaks(f.3(right)))
+            .map(|f| f.0)
+            .collect();
+        assert_eq!(faults, schedule.faults, "{name}: clauses taken out");
+    }
+}
+
+#[test]
+fn a_walk_finds_two_owners_under_weaker_rules() {
+    for name in [
+        "nothing",
+        "wait",
+        "all-count",
+        "promotion-only",
+        "no-word",
+        "one-less",
+    ] {
+        let walked = walk(&setup(name, 2), 1, 500_000);
+        let found = walked
+            .found
+            .unwrap_or_else(|| panic!("{name}: none in {} steps", walked.steps));
+        assert!(
+            breaks(&setup(name, 2), &found),
+            "{name}: what was shortened still breaks it"
+        );
+    }
+}
+
+#[test]
+fn a_walk_finds_none_under_the_rule() {
+    for replicas in 1..=5 {
+        let walked = walk(&setup("rule", replicas), 2, 200_000);
+        assert!(
+            walked.found.is_none(),
+            "r = {replicas}: {:#?}",
+            walked.found
+        );
+    }
+}
+
+#[test]
+fn the_same_seed_walks_the_same_way() {
+    let run = || walk(&setup("all-count", 3), 7, 500_000);
+    let (one, two) = (run(), run());
+    assert_eq!((one.steps, one.found), (two.steps, two.found));
+}
+
+#[test]
+fn breadth_first_finds_the_shortest() {
+    let shortest = breadth::search(&setup("one-less", 2).quiet(), 20_000)
+        .found
+        .expect("two owners");
+    let words: Vec<String> = shortest.iter().map(Action::to_string).collect();
+    assert_eq!(words.len(), 3, "{words:?}");
+    assert!(breadth::search(&setup("rule", 2).quiet(), 20_000)
+        .found
+        .is_none());
+}
+
+#[test]
+fn every_step_is_read_as_it_is_written() {
+    for (_, schedule) in schedule::all().expect("schedules") {
+        for step in schedule.steps {
+            assert_eq!(Action::parse(&step.to_string()), Some(step));
+        }
+    }
+}
+
+#[test]
+fn the_page_has_the_rows_of_the_table_and_the_schedules() {
+    for setting in SETTINGS {
+        assert!(
+            PAGE.contains(&page::promise(setting)),
+            "docs/protocol.md lacks {}",
+            page::promise(setting)
+        );
+    }
+    assert_eq!(
+        PAGE.matches("| possible, ").count() + PAGE.matches("| none, ").count(),
+        SETTINGS.len()
+    );
+    for (name, _) in schedule::all().expect("schedules") {
+        assert!(
+            PAGE.contains(&format!("(../protocol/schedules/{name}.txt)")),
+            "docs/protocol.md lacks {name}"
+        );
+    }
+}
