@@ -159,7 +159,7 @@ fn check_channel<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error>
     }
 }
 
-/// Whether a caller that asks to be blocked is.
+/// Returns true if a caller that asks to be blocked is.
 fn may_block<K: Keyspace>(call: &Call<K>) -> Result<bool, Error> {
     match call.caller.may_wait() {
         MayWait::Yes => Ok(true),

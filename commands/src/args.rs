@@ -104,7 +104,7 @@ impl<'a> Reader<'a, '_> {
         self.value(arg)
     }
 
-    /// Whether the next word is meant as an optional argument that goes by its place: a number is told from an option by
+    /// Returns true if the next word is meant as an optional argument that goes by its place: a number is told from an option by
     /// what it begins with; no command takes options after any other.
     fn is_meant(&self, arg: &Arg) -> bool {
         let first = self.rest.first().map(|word| word.first());

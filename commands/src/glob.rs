@@ -1,6 +1,6 @@
 //! Patterns of keys, as the server reads them: `*`, `?`, `[a-c]`, `[^a-c]`, `\*`.
 
-/// Whether all of the text is what the pattern says. Takes time by the product of their lengths at most: only the last
+/// Returns true if all of the text is what the pattern says. Takes time by the product of their lengths at most: only the last
 /// `*` is ever tried again.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut pattern, mut text) = (pattern, text);

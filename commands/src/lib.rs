@@ -33,24 +33,24 @@ use table::{Access, Args, Spec, Verb};
 pub trait Caller {
     /// The connection's client id; 0 if the caller has no connection of its own.
     fn client(&self) -> u64;
-    /// Whether this caller may be kept waiting.
+    /// Returns true if this caller may be kept waiting.
     fn may_wait(&self) -> MayWait;
-    /// Whether this is a primary's stream or the AOF, whose decisions are followed.
+    /// Returns true if this is a primary's stream or the AOF, whose decisions are followed.
     fn is_followed(&self) -> bool;
-    /// Whether the caller has a connection of its own, whose end the server will tell of: not a script, not another
+    /// Returns true if the caller has a connection of its own, whose end the server will tell of: not a script, not another
     /// module.
     fn own_connection(&self) -> bool;
-    /// Whether the caller may publish on this channel.
+    /// Returns true if the caller may publish on this channel.
     fn may_publish(&self, channel: &[u8]) -> bool;
     /// A fresh owner's name: a version-4 UUID.
     fn fresh_owner(&self) -> String;
-    /// Whether this connection is there.
+    /// Returns true if this connection is there.
     fn connected(&self, client: u64) -> bool;
     /// Address and name of a connection, if it is there and the caller may list connections.
     fn describe(&self, client: u64) -> Option<(Vec<u8>, Vec<u8>)>;
     /// Which of these keys the calling user may read.
     fn may_read(&self, keys: &[&[u8]]) -> Vec<bool>;
-    /// Whether the calling user may reset the server's own statistics.
+    /// Returns true if the calling user may reset the server's own statistics.
     fn may_reset(&self) -> bool;
     /// What the server counts.
     fn census(&self) -> Census;

@@ -671,17 +671,17 @@ impl Spec {
         }
     }
 
-    /// Whether the command is not for clients.
+    /// Returns true if the command is not for clients.
     pub fn internal(&self) -> bool {
         self.access == Access::Follow
     }
 
-    /// Whether the command names no key.
+    /// Returns true if the command names no key.
     pub fn keyless(&self) -> bool {
         matches!(self.access, Access::None | Access::Connection)
     }
 
-    /// Whether the command names any number of keys. Asked for each command, so not of its arguments.
+    /// Returns true if the command names any number of keys. Asked for each command, so not of its arguments.
     pub fn many_keys(&self) -> bool {
         matches!(
             self.verb,
@@ -727,12 +727,12 @@ impl Spec {
 }
 
 impl Arg {
-    /// Whether it may stand anywhere after what goes by its place.
+    /// Returns true if it may stand anywhere after what goes by its place.
     pub fn is_option(&self) -> bool {
         self.token.is_some() || matches!(self.kind, Kind::OneOf(_))
     }
 
-    /// Whether this word, in any case, begins it.
+    /// Returns true if this word, in any case, begins it.
     pub fn is_named(&self, word: &[u8]) -> bool {
         let token = self.token.unwrap_or_default().as_bytes();
         // Most clients send it as it is written here.
@@ -757,7 +757,7 @@ impl Arg {
         }
     }
 
-    /// Whether its value has been read.
+    /// Returns true if its value has been read.
     pub fn is_given(&self, given: &mut Args) -> bool {
         match self.kind {
             Kind::Key | Kind::Keys => !given.keys.is_empty(),
@@ -795,7 +795,7 @@ impl Range {
 }
 
 impl Length {
-    /// Whether so many bytes may be.
+    /// Returns true if so many bytes may be.
     pub fn fits(self, bytes: &[u8]) -> bool {
         (self.least..=self.most).contains(&bytes.len())
     }

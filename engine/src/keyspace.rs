@@ -21,30 +21,30 @@ pub trait Keyspace {
     /// The entry of this lock, opened on first use, the same one until the event is worked off.
     fn entry(&mut self, name: NameRef) -> &mut Entry<Self::Value>;
 
-    /// Whether this lock may be granted outside of a request now. The caller has seen to all that does not depend on
+    /// Returns true if this lock may be granted outside of a request now. The caller has seen to all that does not depend on
     /// the key; a node of a cluster asks whether the key's slot is its own and stays.
     fn accepts(&mut self, _name: NameRef) -> bool {
         true
     }
 
-    /// Whether the lock that is here may be changed outside of a request now, as a client's command might: also in a slot that is
+    /// Returns true if the lock that is here may be changed outside of a request now, as a client's command might: also in a slot that is
     /// on its way to or from another node, for as long as the key is here. Who holds it there may keep it and give it
     /// back; but nobody is granted it.
     fn serves(&mut self, name: NameRef) -> bool {
         self.accepts(name)
     }
 
-    /// Whether this connection is there.
+    /// Returns true if this connection is there.
     fn connected(&mut self, _client: ClientId) -> bool {
         true
     }
 
-    /// Whether the key's slot is served elsewhere now, so that nothing will ever be granted here.
+    /// Returns true if the key's slot is served elsewhere now, so that nothing will ever be granted here.
     fn moved(&mut self, _name: NameRef) -> bool {
         false
     }
 
-    /// Shows the lock as it stands, without opening it for a change. Gives whether there is a value, of whatever type.
+    /// Shows the lock as it stands, without opening it for a change. Returns true if there is a value, of whatever type.
     fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) -> bool {
         let entry = self.entry(name);
         if let Some(lock) = &entry.lock {
@@ -53,13 +53,13 @@ pub trait Keyspace {
         entry.foreign || !entry.value().is_empty()
     }
 
-    /// Whether the caller may read this key, so that an error may name it. Outside of a command there is no caller.
+    /// Returns true if the caller may read this key, so that an error may name it. Outside of a command there is no caller.
     fn readable(&mut self, _name: NameRef) -> bool {
         true
     }
 }
 
-/// Whether there is a lock at this key. There may be many to ask for: none is left open.
+/// Returns true if there is a lock at this key. There may be many to ask for: none is left open.
 pub(crate) fn exists(keys: &mut impl Keyspace, name: NameRef) -> bool {
     let mut exists = false;
     keys.inspect(name, &mut |_| exists = true);
@@ -165,7 +165,7 @@ impl<V: Value> Entry<V> {
     }
 
     /// Ends the holds whose leases end until then, in that order, each as `end` says of its token and its deadline. It is as if each
-    /// had been ended by itself, but that very many cost less. Gives what is left of them, to be freed.
+    /// had been ended by itself, but that very many cost less. Returns what is left of them, to be freed.
     pub fn end_until(&mut self, until: WallMs, mut end: impl FnMut(Token, WallMs) -> End) -> Lock {
         let Some(lock) = &mut self.lock else {
             return Lock::FREE;
@@ -232,7 +232,7 @@ impl<V: Value> Entry<V> {
     }
 
     /// Takes over the first of these changes as one piece if they end the first of many holders, in order: to look each of them up
-    /// would take a server as long as its primary did not. Gives how many it has taken over.
+    /// would take a server as long as its primary did not. Returns how many it has taken over.
     fn end_together(&mut self, changes: &[Change]) -> usize {
         let lock = self.lock.as_deref_mut();
         let Some(lock) = lock.filter(|lock| lock.is_indexed()) else {

@@ -165,7 +165,7 @@ impl Ledger {
         self.counters.ended(end, token, now);
     }
 
-    /// The same of the holds whose leases end until then, which may be very many: each ends as `end` says of its deadline. Gives
+    /// The same of the holds whose leases end until then, which may be very many: each ends as `end` says of its deadline. Returns
     /// what is left of them, to be freed.
     pub fn end_until(
         &mut self,

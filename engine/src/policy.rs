@@ -56,12 +56,12 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Whether locks are granted to new holders at this time.
+    /// Returns true if locks are granted to new holders at this time.
     pub fn granting(&self, now: Now) -> bool {
         self.grants && !self.quarantined(now)
     }
 
-    /// Whether the quarantine after a start or promotion lasts.
+    /// Returns true if the quarantine after a start or promotion lasts.
     pub fn quarantined(&self, now: Now) -> bool {
         now.steady() < self.quarantine_until
     }

@@ -115,7 +115,7 @@ impl Engine {
         self.places
     }
 
-    /// Whether settlements are pending.
+    /// Returns true if settlements are pending.
     pub fn unsettled(&self) -> bool {
         !(self.dirty.is_empty()
             && self.undelivered.is_empty()
@@ -125,7 +125,7 @@ impl Engine {
             && !self.in_review())
     }
 
-    /// Whether no lock has a queue or is watched, and no hold is tied: then nothing is due, ever, and nothing to settle.
+    /// Returns true if no lock has a queue or is watched, and no hold is tied: then nothing is due, ever, and nothing to settle.
     #[inline]
     pub fn is_idle(&self) -> bool {
         self.queues.is_empty()

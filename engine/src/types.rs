@@ -150,7 +150,7 @@ impl Limit {
         }
     }
 
-    /// Whether so many owners may hold at once.
+    /// Returns true if so many owners may hold at once.
     pub fn allows(self, owners: usize) -> bool {
         self == Limit::SHARED || owners <= self.0 as usize
     }

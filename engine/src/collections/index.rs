@@ -55,7 +55,7 @@ impl<K: Hash + Eq, V, S: BuildHasher + Default> Index<K, V, S> {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns true if there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -84,7 +84,7 @@ impl<K: Hash + Eq, V, S: BuildHasher + Default> Index<K, V, S> {
         self.map(key).get_key_value(key)
     }
 
-    /// Puts a value at a key; gives the one that was there.
+    /// Puts a value at a key; returns the one that was there.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         self.divide();
         let before = self.map_mut(&key).insert(key, value);

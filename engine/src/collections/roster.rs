@@ -45,7 +45,7 @@ impl<N: Copy + Ord, T> Roster<N, T> {
         }
     }
 
-    /// Whether there is none.
+    /// Returns true if there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -98,7 +98,7 @@ impl Top {
         }
     }
 
-    /// Gives this lock a count: a fresh one, or the lowest one of another lock.
+    /// Returns this lock a count: a fresh one, or the lowest one of another lock.
     fn make_room(&mut self, name: &Name) -> usize {
         let mut hot = Hot {
             name: name.clone(),

@@ -151,7 +151,7 @@ impl Change<'_> {
     }
 }
 
-/// Whether an effect says no more than that the only hold was released.
+/// Returns true if an effect says no more than that the only hold was released.
 pub fn goes_without_saying(effect: &[u8]) -> bool {
     let token = effect.strip_prefix(b"1 r");
     token.is_some_and(|token| !token.contains(&b' '))
@@ -267,7 +267,7 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
     }
 }
 
-/// Whether a number may be a token, or a place's number, which comes from the same clock.
+/// Returns true if a number may be a token, or a place's number, which comes from the same clock.
 pub(super) fn is_token(number: u64) -> bool {
     number > 0 && number < Token::END.0
 }

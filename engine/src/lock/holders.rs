@@ -61,12 +61,12 @@ impl Holders {
         }
     }
 
-    /// Whether there is none.
+    /// Returns true if there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether they are found by deadline.
+    /// Returns true if they are found by deadline.
     pub(crate) fn is_indexed(&self) -> bool {
         matches!(self, Holders::Indexed(_))
     }
@@ -260,7 +260,7 @@ impl Holders {
         Holders::List(ended)
     }
 
-    /// Takes one out, whichever. Gives whether there was one.
+    /// Takes one out, whichever. Returns true if there was one.
     pub(crate) fn pop(&mut self) -> bool {
         match self {
             Holders::List(list) => list.pop().is_some(),
@@ -361,7 +361,7 @@ impl Indexed {
         self.by_owner.insert(owner, terms);
     }
 
-    /// Takes an owner's hold out; gives the owner back for further use.
+    /// Takes an owner's hold out; returns the owner back for further use.
     fn remove(&mut self, owner: &[u8]) -> Option<Arc<[u8]>> {
         let (owner, terms) = self.by_owner.remove(owner)?;
         let dated = (terms.deadline, terms.token, owner);

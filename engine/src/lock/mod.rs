@@ -150,7 +150,7 @@ impl Sole {
         owner: [0; INLINE],
     };
 
-    /// Moves the state, if it can say what is to be. Gives whether it can; else nothing has changed.
+    /// Moves the state, if it can say what is to be. Returns true if it can; else nothing has changed.
     #[inline]
     fn apply(&mut self, change: &Change) -> bool {
         match change {
@@ -167,12 +167,12 @@ impl Sole {
         }
     }
 
-    /// Whether this owner's hold may stand here.
+    /// Returns true if this owner's hold may stand here.
     fn is_for(&self, owner: &[u8]) -> bool {
         self.holds == 0 || self.owner() == owner
     }
 
-    /// Makes this the hold, in place: a value that is made elsewhere and then moved costs as much again. Gives false,
+    /// Makes this the hold, in place: a value that is made elsewhere and then moved costs as much again. Returns false,
     /// with nothing changed, if the owner is too long for it or a number too large.
     fn put(&mut self, hold: &Hold) -> bool {
         let len = u8::try_from(hold.owner.len()).ok().and_then(NonZeroU8::new);
@@ -250,7 +250,7 @@ impl Lock {
     /// Held by nobody.
     pub const FREE: Lock = Lock::Sole(Sole::FREE);
 
-    /// Whether nothing is left, so that the key is to go.
+    /// Returns true if nothing is left, so that the key is to go.
     pub fn is_empty(&self) -> bool {
         match self {
             Lock::Sole(sole) => sole.holds == 0,
@@ -258,7 +258,7 @@ impl Lock {
         }
     }
 
-    /// Whether the module has to watch this lock by itself: somebody is (or was, when it was saved) queued, there are several
+    /// Returns true if the module has to watch this lock by itself: somebody is (or was, when it was saved) queued, there are several
     /// leases and the key's TTL is only the latest of them, or a user has brought it and it is not bounded yet.
     pub fn needs_watch(&self) -> bool {
         match self {
@@ -267,7 +267,7 @@ impl Lock {
         }
     }
 
-    /// Whether somebody was queued at the last change.
+    /// Returns true if somebody was queued at the last change.
     pub fn watched(&self) -> bool {
         match self {
             Lock::Sole(sole) => sole.watched(),
@@ -418,7 +418,7 @@ impl Lock {
         limit.allows(others + 1) && theirs.map_or(true, |limit| limit.allows(others + 1))
     }
 
-    /// Whether the holders are such as the granting rule could have let in together.
+    /// Returns true if the holders are such as the granting rule could have let in together.
     pub fn obeys_the_rule(&self) -> bool {
         self.strictest()
             .map_or(true, |limit| limit.allows(self.holders()))
@@ -500,7 +500,7 @@ impl Lock {
         }
     }
 
-    /// Whether its holders are so many that they stand in the order in which they end.
+    /// Returns true if its holders are so many that they stand in the order in which they end.
     pub(super) fn is_indexed(&self) -> bool {
         self.full().is_some_and(|full| full.holders.is_indexed())
     }
@@ -525,7 +525,7 @@ impl Lock {
         }
     }
 
-    /// Frees so many of the tickets and holders of a lock that nobody needs any more. Gives whether none is left.
+    /// Frees so many of the tickets and holders of a lock that nobody needs any more. Returns true if none is left.
     pub fn shed(&mut self, most: usize) -> bool {
         let Lock::Full(full) = self else { return true };
         let mut room = most;

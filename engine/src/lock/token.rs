@@ -15,7 +15,7 @@ pub struct TokenClock {
 const TRUSTED_AHEAD_US: u64 = 86_400_000_000;
 
 impl TokenClock {
-    /// The next fencing token. Takes the current time; gives a number above all that were given or observed.
+    /// The next fencing token. Takes the current time; returns a number above all that were given or observed.
     pub fn token(&mut self, now: Now) -> Token {
         Token(self.next(now))
     }
@@ -46,7 +46,7 @@ impl TokenClock {
     }
 }
 
-/// Whether a token from outside can be genuine: not zero, and at most a day ahead of `now`.
+/// Returns true if a token from outside can be genuine: not zero, and at most a day ahead of `now`.
 pub fn plausible(number: u64, now: Now) -> bool {
     number > 0 && number <= now.us.saturating_add(TRUSTED_AHEAD_US).min(Token::END.0)
 }

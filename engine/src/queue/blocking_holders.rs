@@ -112,7 +112,7 @@ impl BlockingIndex {
         self.record(lock, 0, std::iter::empty(), recorded);
     }
 
-    /// Whether this owner is known to hold a lock that others are queued for.
+    /// Returns true if this owner is known to hold a lock that others are queued for.
     pub(crate) fn has(&self, owner: OwnerHash) -> bool {
         self.owners.contains_key(&owner)
     }

@@ -22,7 +22,7 @@ struct Member {
 }
 
 impl Crowd {
-    /// Whether none is left.
+    /// Returns true if none is left.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
@@ -52,7 +52,7 @@ impl Crowd {
         self.swaps.push((one, other));
     }
 
-    /// These are as if they had been added to it. Gives them back if that cannot be.
+    /// These are as if they had been added to it. Returns them back if that cannot be.
     pub fn join(&mut self, mut crowd: Crowd) -> Option<Crowd> {
         if !self.swaps.is_empty() {
             return Some(crowd);
@@ -65,7 +65,7 @@ impl Crowd {
         None
     }
 
-    /// Whether this name is still to be looked at.
+    /// Returns true if this name is still to be looked at.
     pub fn has(&self, name: &Name) -> bool {
         self.names.get(name).is_some_and(|member| !member.seen)
     }
@@ -77,7 +77,7 @@ impl Crowd {
         }
     }
 
-    /// Takes the next one out. Gives the names under which a value may have come; else, the one from which it has gone.
+    /// Takes the next one out. Returns the names under which a value may have come; else, the one from which it has gone.
     pub fn pop(&mut self) -> Option<Turn> {
         let name = self.order.pop_front()?;
         let (name, member) = self.names.remove(&name)?;

@@ -112,7 +112,7 @@ impl Place {
         self.ticket.get_or_insert_with(Box::default).claim = claim;
     }
 
-    /// Whether nobody waits at it.
+    /// Returns true if nobody waits at it.
     pub fn is_absent(&self) -> bool {
         self.request == NOBODY
     }
@@ -122,7 +122,7 @@ impl Place {
         (!self.is_absent()).then_some(self.request)
     }
 
-    /// Whether it is a part of a request for many locks that waits at it.
+    /// Returns true if it is a part of a request for many locks that waits at it.
     pub fn is_part(&self) -> bool {
         self.part
     }

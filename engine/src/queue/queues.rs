@@ -89,7 +89,7 @@ struct Db {
 }
 
 impl WaitQueues {
-    /// Whether no lock has a queue, or may need one.
+    /// Returns true if no lock has a queue, or may need one.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0 && self.crowds.is_empty()
@@ -206,7 +206,7 @@ impl WaitQueues {
         self.review.left = self.slots.len();
     }
 
-    /// Two databases were exchanged. Gives whether the review is to be ended at once.
+    /// Two databases were exchanged. Returns true if the review is to be ended at once.
     pub(crate) fn swap(&mut self, one: u32, other: u32) -> bool {
         self.outdate(true, |db| db == one || db == other);
         self.crowds
@@ -258,7 +258,7 @@ impl WaitQueues {
         self.crowds.iter().any(|crowd| crowd.has(name))
     }
 
-    /// Whether a review is under way.
+    /// Returns true if a review is under way.
     #[inline]
     pub(crate) fn in_review(&self) -> bool {
         self.review.left > 0 || !self.crowds.is_empty()
@@ -294,14 +294,14 @@ impl WaitQueues {
         None
     }
 
-    /// Whether its value may have come or gone, with many others, since this lock was last looked at.
+    /// Returns true if its value may have come or gone, with many others, since this lock was last looked at.
     pub(crate) fn is_outdated(&self, id: LockId) -> bool {
         self.get(id).is_some_and(|queue| {
             queue.epoch != self.epoch_of(queue.name.db) || self.is_in_crowd(&queue.name)
         })
     }
 
-    /// Takes note that a lock is looked at. Gives nothing if it is not outdated; else the name under which its value is now, if
+    /// Takes note that a lock is looked at. Returns nothing if it is not outdated; else the name under which its value is now, if
     /// that is another.
     pub(crate) fn bring_up_to_date(&mut self, id: LockId) -> Option<Option<Name>> {
         let queue = self.get(id)?;

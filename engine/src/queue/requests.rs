@@ -63,7 +63,7 @@ impl Request {
         places.filter_map(|part| Some((part.lock, part.place?)))
     }
 
-    /// Whether it is for many locks.
+    /// Returns true if it is for many locks.
     pub(crate) fn is_many(&self) -> bool {
         matches!(self.at, WaitsAt::Many(_))
     }
@@ -157,7 +157,7 @@ impl Requests {
         ids.next().is_none().then_some(first)
     }
 
-    /// Whether an owner waits for anything.
+    /// Returns true if an owner waits for anything.
     pub(crate) fn waits(&self, owner: OwnerHash) -> bool {
         self.by_owner.get(&owner).is_some()
     }

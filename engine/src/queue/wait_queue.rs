@@ -108,7 +108,7 @@ impl ExternalEnds {
         }
     }
 
-    /// Whether a hold that ended with this deadline was ended from outside.
+    /// Returns true if a hold that ended with this deadline was ended from outside.
     fn ended(&self, deadline: WallMs) -> bool {
         let removed = self.told.is_some_and(|end| end <= deadline);
         removed || self.cuts.contains(&deadline)
@@ -116,7 +116,7 @@ impl ExternalEnds {
 }
 
 impl WaitQueue {
-    /// Whether a hold that ended with this deadline was ended from outside.
+    /// Returns true if a hold that ended with this deadline was ended from outside.
     pub(crate) fn ended_from_outside(&self, deadline: WallMs) -> bool {
         let external = self.external.as_deref();
         external.is_some_and(|external| external.ended(deadline))
@@ -152,7 +152,7 @@ impl WaitQueue {
         }
     }
 
-    /// Whether nobody is queued.
+    /// Returns true if nobody is queued.
     pub(crate) fn is_empty(&self) -> bool {
         self.places.is_empty()
     }
@@ -162,7 +162,7 @@ impl WaitQueue {
         self.places.len()
     }
 
-    /// Whether nobody waits at any place, and no request counts on a hold here.
+    /// Returns true if nobody waits at any place, and no request counts on a hold here.
     pub(crate) fn is_unattended(&self) -> bool {
         self.counting.is_empty() && self.in_order().all(|(_, place)| place.is_absent())
     }
@@ -179,7 +179,7 @@ impl WaitQueue {
         }
     }
 
-    /// Puts a place at its number. The owner has no place yet and the number is free, or nothing happens. Gives whether it
+    /// Puts a place at its number. The owner has no place yet and the number is free, or nothing happens. Returns true if it
     /// is there.
     pub(crate) fn insert(&mut self, number: Arrival, place: Place) -> bool {
         let owner = place.owner.clone();
@@ -212,7 +212,7 @@ impl WaitQueue {
         }
     }
 
-    /// Puts a place at a number that is free, if its owner has none yet. Gives whether it is there.
+    /// Puts a place at a number that is free, if its owner has none yet. Returns true if it is there.
     pub(crate) fn insert_brought(
         &mut self,
         number: Arrival,
@@ -304,7 +304,7 @@ impl WaitQueue {
         Some(rank.saturating_sub(usize::from(self.upgrade().is_some())))
     }
 
-    /// Whether an owner that is queued here waits for something else too, or holds the lock.
+    /// Returns true if an owner that is queued here waits for something else too, or holds the lock.
     pub(crate) fn is_entangled(&self) -> bool {
         self.parts > 0 || self.entangled > 0 || self.upgrade().is_some()
     }
@@ -314,7 +314,7 @@ impl WaitQueue {
         self.blocking.each().filter(|_| !self.is_empty())
     }
 
-    /// Whether the settlement of another lock may depend on what is queued here.
+    /// Returns true if the settlement of another lock may depend on what is queued here.
     pub(crate) fn is_shared(&self) -> bool {
         self.parts > 0 || !self.counting.is_empty()
     }

@@ -48,7 +48,7 @@ pub enum Answer<G = Grant> {
 }
 
 impl Ask<'_> {
-    /// Whether it waits if it cannot be granted at once.
+    /// Returns true if it waits if it cannot be granted at once.
     pub(super) fn waits(&self) -> bool {
         self.wait != Wait::No
     }
@@ -232,7 +232,7 @@ impl Engine {
         }
     }
 
-    /// Whether the caps allow one more place (unless the owner has it already) and one more waiting request (unless it takes
+    /// Returns true if the caps allow one more place (unless the owner has it already) and one more waiting request (unless it takes
     /// the place of an older one of its kind). A cap refuses only what makes its own number grow.
     #[cold]
     fn room(
@@ -261,7 +261,7 @@ impl Engine {
         }
     }
 
-    /// Whether the caps allow one more place in this lock's queue.
+    /// Returns true if the caps allow one more place in this lock's queue.
     pub(super) fn room_in_queue(&self, lock: Option<LockId>) -> Result<(), Refusal> {
         match self.queues.at(lock).len() < self.policy.max_queue {
             true => Ok(()),
@@ -269,7 +269,7 @@ impl Engine {
         }
     }
 
-    /// Whether a request waits by a channel; else by a blocked connection.
+    /// Returns true if a request waits by a channel; else by a blocked connection.
     pub(super) fn waits_by_channel(&self, id: RequestId) -> bool {
         let request = self.requests.get(id);
         request.is_some_and(|request| request.channel.is_some())
@@ -287,7 +287,7 @@ impl Engine {
         self.dismiss(id, now, Outcome::Replaced, |at| at == lock);
     }
 
-    /// Finds or makes the owner's place for this request; gives its number. Nobody waits at it.
+    /// Finds or makes the owner's place for this request; returns its number. Nobody waits at it.
     #[cold]
     fn enqueue(
         &mut self,

@@ -241,7 +241,7 @@ impl Engine {
     }
 
     /// Removes the owner's place from the queue, and takes its requests for many locks that count on its hold here out of all
-    /// their queues; whoever waits by them is answered null. Gives whether there was any.
+    /// their queues; whoever waits by them is answered null. Returns true if there was any.
     ///
     /// Errors: `WrongType`.
     pub fn cancel(

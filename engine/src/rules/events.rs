@@ -25,7 +25,7 @@ const RENEWED_A_STEP: usize = 256;
 
 impl Engine {
     /// Works off what is due: marks the locks concerned and answers the waits whose time is up. Changes no lock.
-    /// Gives whether more is due already.
+    /// Returns true if more is due already.
     pub fn tick(&mut self, now: Now) -> bool {
         if self.held_back && self.policy.granting(now) {
             self.held_back = false;
@@ -113,7 +113,7 @@ impl Engine {
         self.mark(lock);
     }
 
-    /// Whether this lock's queue must not move: its slot is migrating away.
+    /// Returns true if this lock's queue must not move: its slot is migrating away.
     pub fn close(&mut self, name: NameRef, closed: bool) {
         let queue = self.queues.id(name);
         if let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) {
@@ -134,13 +134,13 @@ impl Engine {
         }
     }
 
-    /// Whether a hold of this lock that ended with this deadline was ended by what the key was given from outside.
+    /// Returns true if a hold of this lock that ended with this deadline was ended by what the key was given from outside.
     pub fn ended_from_outside(&self, name: NameRef, deadline: WallMs) -> bool {
         let queue = self.queues.at(self.queues.id(name));
         queue.ended_from_outside(deadline)
     }
 
-    /// Whether somebody is queued for this lock, or it is watched.
+    /// Returns true if somebody is queued for this lock, or it is watched.
     pub fn watches(&self, name: NameRef) -> bool {
         self.queues.id(name).is_some()
     }
@@ -200,7 +200,7 @@ impl Engine {
         self.undelivered.extend(undo);
     }
 
-    /// Whether there are grants to be undone.
+    /// Returns true if there are grants to be undone.
     #[inline]
     pub fn has_undelivered(&self) -> bool {
         !self.undelivered.is_empty()
@@ -232,7 +232,7 @@ impl Engine {
         self.follow_up(keys, now);
     }
 
-    /// Undoes one grant, if the hold is still there. Gives the lock that is to be settled by that.
+    /// Undoes one grant, if the hold is still there. Returns the lock that is to be settled by that.
     fn undo(&mut self, keys: &mut impl Keyspace, now: Now, undo: Undo) -> Option<Name> {
         let ended = undo.ties[0].as_ref().map(|tie| tie.client);
         let ended = ended.filter(|client| !keys.connected(*client));
@@ -327,7 +327,7 @@ impl Engine {
         }
     }
 
-    /// Clears away what belonged to connections that have ended, one step of it. Gives whether something is left that could
+    /// Clears away what belonged to connections that have ended, one step of it. Returns true if something is left that could
     /// go on at once.
     pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let mut refused = BTreeMap::new();
@@ -394,7 +394,7 @@ impl Engine {
         self.ledger.untie(token);
     }
 
-    /// Renews the holds whose renewal is due, one step of it. Gives whether something is left that could go on at once.
+    /// Renews the holds whose renewal is due, one step of it. Returns true if something is left that could go on at once.
     pub(super) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let mut refused = Vec::new();
         for _ in 0..RENEWED_A_STEP {
@@ -426,7 +426,7 @@ impl Engine {
         left
     }
 
-    /// Whether a hold's connection is there, and its bound has not passed.
+    /// Returns true if a hold's connection is there, and its bound has not passed.
     fn may_renew(&self, tie: &Tie, now: Now) -> bool {
         !self.ledger.ties.is_over(tie, now.steady()) && !self.disconnected.contains_key(&tie.client)
     }
@@ -477,7 +477,7 @@ impl Engine {
         }
     }
 
-    /// A lease ends at this very moment: a renewal that is due, too, comes first. Gives whether the hold goes on.
+    /// A lease ends at this very moment: a renewal that is due, too, comes first. Returns true if the hold goes on.
     #[cold]
     pub(super) fn renew_in_time(
         &mut self,

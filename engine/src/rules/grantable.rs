@@ -66,7 +66,7 @@ pub(crate) enum Grantable {
 }
 
 impl Engine {
-    /// Whether a request of this owner that comes this way may be granted now.
+    /// Returns true if a request of this owner that comes this way may be granted now.
     pub(super) fn grantable(
         &self,
         entry: &Entry<impl Value>,

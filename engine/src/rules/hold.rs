@@ -8,7 +8,7 @@ use crate::tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 use crate::types::{Grant, Limit, Millis, NameRef, Now, Token, WallMs};
 
 impl Engine {
-    /// Weakens the limit of the owner's hold; token, count and deadline stay. Others may come in then. Gives the token and
+    /// Weakens the limit of the owner's hold; token, count and deadline stay. Others may come in then. Returns the token and
     /// the count.
     ///
     /// Errors: `NotHeld` if the owner does not hold the lock; `Argument` if the limit would not be weaker or equal;
@@ -42,7 +42,7 @@ impl Engine {
         })
     }
 
-    /// Sets the deadline of the owner's hold to now + lease, and ties it as asked; gives the milliseconds that are left.
+    /// Sets the deadline of the owner's hold to now + lease, and ties it as asked; returns the milliseconds that are left.
     ///
     /// Errors: `NotHeld` if the owner does not hold the lock, or not under this token; `WrongType`.
     pub fn renew(
@@ -80,7 +80,7 @@ impl Engine {
         Ok(deadline.since(now.wall()))
     }
 
-    /// The same for the owner's holds of all of these locks; gives the least that is left of them, where `max-hold-ms` bounds
+    /// The same for the owner's holds of all of these locks; returns the least that is left of them, where `max-hold-ms` bounds
     /// them differently.
     ///
     /// Errors: `NotHeld` if any of them is not held; `WrongType`. Nothing has changed then.
@@ -104,7 +104,7 @@ impl Engine {
         Ok(least)
     }
 
-    /// Gives back one hold, or all but `leave`; gives the holds that remain. The last one hands the lock over.
+    /// Gives back one hold, or all but `leave`; returns the holds that remain. The last one hands the lock over.
     ///
     /// Errors: `NotHeld` as for `renew`; `Argument` if `leave` is above the count; `WrongType`.
     #[inline(always)]
@@ -134,7 +134,7 @@ impl Engine {
         Ok(left)
     }
 
-    /// Gives back one hold of each lock that the owner holds; gives what remains of each, none where nothing was held.
+    /// Gives back one hold of each lock that the owner holds; returns what remains of each, none where nothing was held.
     ///
     /// Errors: `WrongType`. Nothing has changed then.
     pub fn release_many(
@@ -164,7 +164,7 @@ impl Engine {
         Ok(left)
     }
 
-    /// Ends all holds, or one owner's; gives how many ended.
+    /// Ends all holds, or one owner's; returns how many ended.
     ///
     /// Errors: `WrongType`.
     pub fn force(

@@ -21,7 +21,7 @@ impl Engine {
     }
 
     /// Takes a look at the next of what is waited for or tied, `most` of it. To be called only when this server would accept a
-    /// write now. Gives whether something is left.
+    /// write now. Returns true if something is left.
     pub fn look(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         for _ in 0..most {
             self.round = match self.round {

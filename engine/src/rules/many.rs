@@ -44,7 +44,7 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Whether of each lock this is true.
+    /// Returns true if of each lock this is true.
     fn all(&self, is: impl Fn(&Access) -> bool) -> bool {
         self.ways.iter().all(is)
     }
@@ -399,7 +399,7 @@ impl Engine {
     }
 
     /// Brings those locks of a request up to date that are not: what it is told must not depend on which of them was settled
-    /// first. Gives whether any was brought up to date by that.
+    /// first. Returns true if any was brought up to date by that.
     fn freshen_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
         let (mut nth, mut moved) = (0, false);
         while let Some(part) = self.requests.get(id).and_then(|many| many.parts().get(nth)) {

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 impl Engine {
-    /// Whether what is served here may change the queue of another lock whose value came or went behind its back. Mostly no
+    /// Returns true if what is served here may change the queue of another lock whose value came or went behind its back. Mostly no
     /// queue is like that, and this one is not looked up.
     #[inline]
     pub(super) fn abuts_stale(&self, lock: LockId) -> bool {
@@ -89,7 +89,7 @@ impl Engine {
     ///
     /// An owner that waits and now holds is answered. An owner that is present keeps its place, its ticket made anew; an
     /// absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a fresh window. What
-    /// a user has brought is bounded. Gives false if tickets are left to the next step: then it is to be gone on with before
+    /// a user has brought is bounded. Returns false if tickets are left to the next step: then it is to be gone on with before
     /// anything else.
     pub(super) fn reconcile(
         &mut self,
@@ -218,7 +218,7 @@ impl Engine {
     }
 
     /// Tickets that came with the value take their places. There may be very many, and of nearly all of them nothing more is to be
-    /// said. Those before `from` have theirs. Gives whether all have.
+    /// said. Those before `from` have theirs. Returns true if all have.
     fn take_in_tickets(
         &mut self,
         entry: &mut Entry<impl Value>,

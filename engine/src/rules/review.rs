@@ -98,7 +98,7 @@ impl Engine {
         };
     }
 
-    /// Whether something is left of a review.
+    /// Returns true if something is left of a review.
     #[inline]
     pub fn in_review(&self) -> bool {
         self.queues.in_review() || !self.former.is_empty() || !self.remains.is_empty()
@@ -191,7 +191,7 @@ impl Engine {
         }
     }
 
-    /// Clears a place, or a queue without one, of a server that decided before it was demoted. Gives whether there was one.
+    /// Clears a place, or a queue without one, of a server that decided before it was demoted. Returns true if there was one.
     fn clear_former(&mut self, decides: bool) -> bool {
         let Some(former) = self.former.front_mut() else {
             return false;

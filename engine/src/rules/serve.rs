@@ -24,7 +24,7 @@ enum Served {
 }
 
 impl Engine {
-    /// Grants the head while it is compatible: first the waiting upgrade, then the queue. Gives whether a compatible
+    /// Grants the head while it is compatible: first the waiting upgrade, then the queue. Returns true if a compatible
     /// head may be left because the step is full.
     pub(super) fn serve(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) -> bool {
         for _ in 0..GRANTS_A_STEP {
@@ -40,7 +40,7 @@ impl Engine {
         true
     }
 
-    /// Drops a head whose client has disconnected. Gives whether there was one.
+    /// Drops a head whose client has disconnected. Returns true if there was one.
     fn drop_disconnected_head(
         &mut self,
         entry: &mut Entry<impl Value>,

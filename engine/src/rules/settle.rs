@@ -35,7 +35,7 @@ impl Engine {
         self.settle_queue(keys.entry(name.as_ref()), now, lock);
     }
 
-    /// The part of a settlement that every lock needs. Gives the lock's number if it turns out to need a queue.
+    /// The part of a settlement that every lock needs. Returns the lock's number if it turns out to need a queue.
     #[inline(always)]
     fn settle_unwatched(
         &mut self,
@@ -85,7 +85,7 @@ impl Engine {
     }
 
     /// Goes on with the review, and settles what has been marked, in order, `most` locks at most. To be called only when this server would accept a
-    /// write now. Gives whether something is left that could go on at once; what the keyspace does not accept now
+    /// write now. Returns true if something is left that could go on at once; what the keyspace does not accept now
     /// stays marked (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         drop(self.review(most, true));
@@ -149,7 +149,7 @@ impl Engine {
         }
     }
 
-    /// Brings the lock that a request is about up to date. Gives its entry, and its number if it has had a queue.
+    /// Brings the lock that a request is about up to date. Returns its entry, and its number if it has had a queue.
     #[inline(always)]
     pub(super) fn freshen<'k, K: Keyspace>(
         &mut self,
@@ -185,7 +185,7 @@ impl Engine {
         keys.entry(name)
     }
 
-    /// Whether this lock has been settled since anything has happened to it, and no lease has run out.
+    /// Returns true if this lock has been settled since anything has happened to it, and no lease has run out.
     pub(super) fn is_settled(&self, entry: &Entry<impl Value>, now: Now, lock: LockId) -> bool {
         let Some(queue) = self.queues.get(lock) else {
             return false;
@@ -204,7 +204,7 @@ impl Engine {
         !(marked || told || entry.foreign || entry.value().ended(now.wall()).is_some())
     }
 
-    /// Whether a value has come to this lock since its last settlement left it without one.
+    /// Returns true if a value has come to this lock since its last settlement left it without one.
     fn has_appeared(&self, entry: &Entry<impl Value>, lock: LockId) -> bool {
         entry.unseen && self.vacant.contains(&lock)
     }

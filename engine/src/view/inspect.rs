@@ -141,7 +141,7 @@ impl Engine {
         lock?.last().filter(|hold| hold.deadline > now.wall())
     }
 
-    /// Whether somebody holds the lock under this token now.
+    /// Returns true if somebody holds the lock under this token now.
     ///
     /// Errors: `Fenced` if nobody does.
     pub fn check(&self, lock: Option<&Lock>, now: Now, token: Token) -> Result<(), Refusal> {
