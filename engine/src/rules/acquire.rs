@@ -1,6 +1,6 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
-use super::grantable::{Grantable, Way};
+use super::grantable::{Grantable, RequestKind};
 use crate::broken;
 use crate::deadlock::{two_upgrades, Wanted};
 use crate::keyspace::{Entry, Event, Keyspace, Value};
@@ -107,8 +107,8 @@ impl Engine {
         if older.is_some() && !ask.waits() {
             return Ok(self.null());
         }
-        let way = Way::of(entry, place, ask.owner, ask.terms.limit);
-        match self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), way) {
+        let kind = RequestKind::of(entry, place, ask.owner, ask.terms.limit);
+        match self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), kind) {
             Grantable::Now => {
                 refuse_overflow(entry, ask.owner, &ask.terms)?;
                 let entered = lock.zip(place);
@@ -124,26 +124,26 @@ impl Engine {
                 self.rewatch(entry, now, name, lock);
                 return Ok(Answer::Granted(grant));
             }
-            Grantable::Withheld if way == Way::Reenter => return Err(self.withheld(now)),
+            Grantable::Withheld if kind == RequestKind::Reenter => return Err(self.withheld(now)),
             Grantable::Full if self.policy.granting(now) => {
                 return Err(Refusal::Full("dlock.max-holders"))
             }
             _ => {}
         }
         if !ask.waits() {
-            return self.poll(entry, now, (name, lock), ask, way);
+            return self.poll(entry, now, (name, lock), ask, kind);
         }
         if !self.policy.grants && place.is_none() {
             return Err(Refusal::Draining);
         }
-        if way == Way::Upgrade {
+        if kind == RequestKind::Upgrade {
             self.refuse_second_upgrade(lock, ask.owner)?;
         }
         self.room(lock, ask, place.is_some(), older)?;
         let wanted = [Wanted {
             name,
             lock,
-            place: way.place(),
+            place: kind.place(),
             limit: ask.terms.limit,
         }];
         self.refuse_if_deadlocked(keys, &wanted, ask.owner, older)?;
@@ -151,7 +151,7 @@ impl Engine {
         if let Some(number) = place {
             self.take_over(lock, number, now);
         }
-        let number = self.enqueue(keys.entry(name), now, lock, ask, way);
+        let number = self.enqueue(keys.entry(name), now, lock, ask, kind);
         self.wait(keys, now, lock, ask, number)
     }
 
@@ -180,9 +180,9 @@ impl Engine {
         now: Now,
         (name, lock): (NameRef, Option<LockId>),
         ask: &Ask,
-        way: Way,
+        kind: RequestKind,
     ) -> Result<Answer, Refusal> {
-        let Way::Queue(place) = way else {
+        let RequestKind::Queue(place) = kind else {
             return match self.policy.granting(now) {
                 true => Ok(self.null()),
                 false => Err(self.withheld(now)),
@@ -196,7 +196,7 @@ impl Engine {
         }
         self.room(lock, ask, place.is_some(), None)?;
         let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
-        let number = self.enqueue(entry, now, lock, ask, way);
+        let number = self.enqueue(entry, now, lock, ask, kind);
         self.begin_window(lock, number, now);
         if place.is_none() {
             self.settle_queue(entry, now, lock);
@@ -295,10 +295,10 @@ impl Engine {
         now: Now,
         lock: LockId,
         ask: &Ask,
-        way: Way,
+        kind: RequestKind,
     ) -> Arrival {
-        let claim = ask.ticket.filter(|_| way != Way::Upgrade);
-        let number = way.place();
+        let claim = ask.ticket.filter(|_| kind != RequestKind::Upgrade);
+        let number = kind.place();
         let number = number.unwrap_or_else(|| self.ledger.clock.arrival(now));
         let is_new = self.queues.at(lock).place(number).is_none();
         if is_new {
@@ -317,7 +317,7 @@ impl Engine {
                 entry.commit_any(place.as_change(number));
             }
         }
-        if !is_new || way == Way::Upgrade {
+        if !is_new || kind == RequestKind::Upgrade {
             // It is before others, who did not know of what else its owner waits for.
             self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
         }

@@ -8,7 +8,7 @@ use crate::types::{Arrival, Limit, Now};
 
 /// How a request comes to a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum RequestKind {
     /// Its owner holds the lock with its limit or a stricter one: it is entered once more.
     Reenter,
     /// Its owner holds the lock with a weaker limit: it waits for the other holders only, ahead of the queue.
@@ -17,35 +17,35 @@ pub(crate) enum Way {
     Queue(Option<Arrival>),
 }
 
-impl Way {
-    /// How a request of this owner, which has this place in the queue, comes to a lock.
+impl RequestKind {
+    /// Returns the kind of a request of this owner, which has this place in the queue.
     pub(crate) fn of(
         entry: &Entry<impl Value>,
         place: Option<Arrival>,
         owner: &[u8],
         limit: Limit,
-    ) -> Way {
+    ) -> RequestKind {
         match entry.hold(owner) {
-            Some(hold) if hold.limit <= limit => Way::Reenter,
-            Some(_) => Way::Upgrade,
-            None => Way::Queue(place),
+            Some(hold) if hold.limit <= limit => RequestKind::Reenter,
+            Some(_) => RequestKind::Upgrade,
+            None => RequestKind::Queue(place),
         }
     }
 
-    /// The place that a request waits at which comes this way; none for one behind all others.
+    /// Returns the place that such a request waits at; none for one behind all others.
     pub(crate) fn place(self) -> Option<Arrival> {
         match self {
-            Way::Reenter => None,
-            Way::Upgrade => Some(Arrival::AHEAD),
-            Way::Queue(place) => place,
+            RequestKind::Reenter => None,
+            RequestKind::Upgrade => Some(Arrival::AHEAD),
+            RequestKind::Queue(place) => place,
         }
     }
 
-    /// The way to a place in a queue.
-    pub(crate) fn to(number: Arrival) -> Way {
+    /// Returns the kind of request that waits at this place.
+    pub(crate) fn to(number: Arrival) -> RequestKind {
         match number {
-            Arrival::AHEAD => Way::Upgrade,
-            number => Way::Queue(Some(number)),
+            Arrival::AHEAD => RequestKind::Upgrade,
+            number => RequestKind::Queue(Some(number)),
         }
     }
 }
@@ -73,9 +73,9 @@ impl Engine {
         queue: &WaitQueue,
         now: Now,
         (owner, limit): (&[u8], Limit),
-        way: Way,
+        kind: RequestKind,
     ) -> Grantable {
-        if way == Way::Reenter {
+        if kind == RequestKind::Reenter {
             // A drained server still lets holders enter once more: they could not finish otherwise.
             return match self.policy.quarantined(now) {
                 true => Grantable::Withheld,
@@ -83,14 +83,14 @@ impl Engine {
             };
         }
         let head = queue.head().map(|(number, _)| number);
-        let first = match way {
-            Way::Queue(place) => head.is_none() || head == place,
+        let first = match kind {
+            RequestKind::Queue(place) => head.is_none() || head == place,
             _ => true,
         };
         if !first || !entry.value().admits(owner, limit) {
             return Grantable::Blocked;
         }
-        if way != Way::Upgrade && entry.holders() >= self.policy.max_holders {
+        if kind != RequestKind::Upgrade && entry.holders() >= self.policy.max_holders {
             return Grantable::Full;
         }
         if queue.closed && !queue.is_empty() {

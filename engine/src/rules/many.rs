@@ -8,7 +8,7 @@
 //! A lock that the owner holds already is not queued for: the request counts on that hold, and is refused when it ends.
 
 use super::acquire::{refuse_overflow, Answer, Ask};
-use super::grantable::{Grantable, Way};
+use super::grantable::{Grantable, RequestKind};
 use crate::broken;
 use crate::deadlock::Wanted;
 use crate::keyspace::{Entry, Keyspace, Value};
@@ -22,10 +22,10 @@ use std::rc::Rc;
 
 /// How a request comes to one of its locks.
 #[derive(Debug, Clone, Copy)]
-struct Access<'a> {
+struct WantedLock<'a> {
     name: NameRef<'a>,
     lock: Option<LockId>,
-    way: Way,
+    kind: RequestKind,
     /// The owner's place there, the waiting upgrade's included.
     place: Option<Arrival>,
     /// The same where the request inherits and needs it.
@@ -36,7 +36,7 @@ struct Access<'a> {
 /// A request for many locks, and what it finds at them.
 struct Plan<'a> {
     ask: &'a Ask<'a>,
-    ways: Vec<Access<'a>>,
+    ways: Vec<WantedLock<'a>>,
     /// The owner's older requests that wait at a place of these locks.
     older: BTreeSet<RequestId>,
     /// The one of them that is for the very same locks: its places are inherited.
@@ -45,7 +45,7 @@ struct Plan<'a> {
 
 impl Plan<'_> {
     /// Returns true if of each lock this is true.
-    fn all(&self, is: impl Fn(&Access) -> bool) -> bool {
+    fn all(&self, is: impl Fn(&WantedLock) -> bool) -> bool {
         self.ways.iter().all(is)
     }
 }
@@ -82,20 +82,24 @@ impl Engine {
         if !plan.older.is_empty() && !ask.waits() {
             return Ok(self.null());
         }
-        if plan.all(|access| access.way == Way::Reenter) && self.policy.quarantined(now) {
+        if plan.all(|lock_wanted| lock_wanted.kind == RequestKind::Reenter)
+            && self.policy.quarantined(now)
+        {
             return Err(self.withheld(now));
         }
-        for access in &plan.ways {
-            if access.grantable == Grantable::Now {
-                refuse_overflow(keys.entry(access.name), ask.owner, &ask.terms)?;
+        for lock_wanted in &plan.ways {
+            if lock_wanted.grantable == Grantable::Now {
+                refuse_overflow(keys.entry(lock_wanted.name), ask.owner, &ask.terms)?;
             }
-            if access.grantable == Grantable::Full && self.policy.granting(now) {
+            if lock_wanted.grantable == Grantable::Full && self.policy.granting(now) {
                 return Err(Refusal::Full("dlock.max-holders"));
             }
         }
-        if plan.all(|access| access.grantable == Grantable::Now) {
+        if plan.all(|lock_wanted| lock_wanted.grantable == Grantable::Now) {
             self.replace_older(&plan, now);
-            let at = |access: &Access<'a>| (access.name, access.lock, access.place);
+            let at = |lock_wanted: &WantedLock<'a>| {
+                (lock_wanted.name, lock_wanted.lock, lock_wanted.place)
+            };
             let at: Vec<_> = plan.ways.iter().map(at).collect();
             let grants = self.grant_all(keys, now, (ask.owner, &ask.terms), &at);
             self.settle_all(keys, now, ask.owner, &at);
@@ -119,11 +123,19 @@ impl Engine {
         names: &[NameRef<'a>],
         ask: &'a Ask<'a>,
     ) -> Plan<'a> {
-        let access = |name: &NameRef<'a>| self.access(keys.entry(*name), now, *name, ask);
-        let mut ways: Vec<Access> = names.iter().map(access).collect();
-        let request = |access: &Access| self.queues.at(access.lock).place(access.place?)?.request();
+        let lock_wanted = |name: &NameRef<'a>| self.lock_wanted(keys.entry(*name), now, *name, ask);
+        let mut ways: Vec<WantedLock> = names.iter().map(lock_wanted).collect();
+        let request = |lock_wanted: &WantedLock| {
+            self.queues
+                .at(lock_wanted.lock)
+                .place(lock_wanted.place?)?
+                .request()
+        };
         let older: BTreeSet<RequestId> = ways.iter().filter_map(request).collect();
-        let own: BTreeSet<LockId> = ways.iter().filter_map(|access| access.lock).collect();
+        let own: BTreeSet<LockId> = ways
+            .iter()
+            .filter_map(|lock_wanted| lock_wanted.lock)
+            .collect();
         let same = |id: &RequestId| {
             let many = self.requests.get(*id).filter(|request| request.is_many());
             let theirs = many.into_iter().flat_map(Request::parts);
@@ -131,9 +143,12 @@ impl Engine {
             own.len() == ways.len() && theirs == own
         };
         let inherited = older.iter().copied().find(same);
-        for access in ways.iter_mut().filter(|access| access.way != Way::Reenter) {
-            let stays = inherited.is_some() && request(access) == inherited;
-            access.stays = access.place.filter(|_| stays);
+        for lock_wanted in ways
+            .iter_mut()
+            .filter(|lock_wanted| lock_wanted.kind != RequestKind::Reenter)
+        {
+            let stays = inherited.is_some() && request(lock_wanted) == inherited;
+            lock_wanted.stays = lock_wanted.place.filter(|_| stays);
         }
         Plan {
             ask,
@@ -144,24 +159,24 @@ impl Engine {
     }
 
     /// How the request comes to one of its locks.
-    fn access<'a>(
+    fn lock_wanted<'a>(
         &self,
         entry: &Entry<impl Value>,
         now: Now,
         name: NameRef<'a>,
         ask: &Ask,
-    ) -> Access<'a> {
+    ) -> WantedLock<'a> {
         let lock = self.queues.id(name);
         let queue = self.queues.at(lock);
         let place = queue.number_of(ask.owner);
-        let way = Way::of(entry, place, ask.owner, ask.terms.limit);
-        Access {
+        let kind = RequestKind::of(entry, place, ask.owner, ask.terms.limit);
+        WantedLock {
             name,
             lock,
-            way,
+            kind,
             place,
             stays: None,
-            grantable: self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), way),
+            grantable: self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), kind),
         }
     }
 
@@ -170,22 +185,25 @@ impl Engine {
     fn admit_many(&mut self, plan: &Plan) -> Result<(), Refusal> {
         let mut fresh = Vec::new();
         let mut gone: BTreeSet<(LockId, Arrival)> = BTreeSet::new();
-        for access in &plan.ways {
-            let goes = access.place.filter(|_| access.stays.is_none());
-            gone.extend(access.lock.zip(goes));
-            if access.way == Way::Reenter || access.stays.is_some() {
+        for lock_wanted in &plan.ways {
+            let goes = lock_wanted.place.filter(|_| lock_wanted.stays.is_none());
+            gone.extend(lock_wanted.lock.zip(goes));
+            if lock_wanted.kind == RequestKind::Reenter || lock_wanted.stays.is_some() {
                 continue;
             }
             if !self.policy.grants {
                 return Err(Refusal::Draining);
             }
-            if access.way == Way::Upgrade {
-                self.refuse_second_upgrade(access.lock, plan.ask.owner)?;
+            if lock_wanted.kind == RequestKind::Upgrade {
+                self.refuse_second_upgrade(lock_wanted.lock, plan.ask.owner)?;
             }
-            fresh.push(access);
+            fresh.push(lock_wanted);
         }
-        for access in fresh.iter().filter(|access| access.place.is_none()) {
-            self.room_in_queue(access.lock)?;
+        for lock_wanted in fresh
+            .iter()
+            .filter(|lock_wanted| lock_wanted.place.is_none())
+        {
+            self.room_in_queue(lock_wanted.lock)?;
         }
         let fresh = fresh.len();
         // Other older requests leave all their queues.
@@ -207,13 +225,16 @@ impl Engine {
         keys: &mut impl Keyspace,
         plan: &Plan,
     ) -> Result<(), Refusal> {
-        let queued = plan.ways.iter().filter(|access| access.way != Way::Reenter);
-        let wanted = queued.map(|access| Wanted {
-            name: access.name,
-            lock: access.lock,
-            place: match access.way {
-                Way::Upgrade => Some(Arrival::AHEAD),
-                _ => access.stays,
+        let queued = plan
+            .ways
+            .iter()
+            .filter(|lock_wanted| lock_wanted.kind != RequestKind::Reenter);
+        let wanted = queued.map(|lock_wanted| Wanted {
+            name: lock_wanted.name,
+            lock: lock_wanted.lock,
+            place: match lock_wanted.kind {
+                RequestKind::Upgrade => Some(Arrival::AHEAD),
+                _ => lock_wanted.stays,
             },
             limit: plan.ask.terms.limit,
         });
@@ -264,7 +285,11 @@ impl Engine {
 
     /// The older requests are told that they are replaced. Their places at these locks stay, with nobody there.
     fn replace_older(&mut self, plan: &Plan, now: Now) {
-        let here: BTreeSet<LockId> = plan.ways.iter().filter_map(|access| access.lock).collect();
+        let here: BTreeSet<LockId> = plan
+            .ways
+            .iter()
+            .filter_map(|lock_wanted| lock_wanted.lock)
+            .collect();
         for id in &plan.older {
             self.ledger.counters.replaced += 1;
             self.dismiss(*id, now, Outcome::Replaced, |lock| here.contains(&lock));
@@ -282,19 +307,21 @@ impl Engine {
         self.replace_older(plan, now);
         let (id, owner) = (self.requests.fresh(now), Rc::<[u8]>::from(ask.owner));
         let mut parts = Vec::with_capacity(ways.len());
-        for access in ways {
-            let stays = access.stays;
-            let entry = keys.entry(access.name);
-            let lock = self.queues.id_or_new(access.name);
-            if let Some(number) = access.place.filter(|_| stays.is_none()) {
+        for lock_wanted in ways {
+            let stays = lock_wanted.stays;
+            let entry = keys.entry(lock_wanted.name);
+            let lock = self.queues.id_or_new(lock_wanted.name);
+            if let Some(number) = lock_wanted.place.filter(|_| stays.is_none()) {
                 // With a place elsewhere that is older it could be before others in one queue and behind them in another.
                 self.remove_place(entry, now, lock, number, Outcome::Replaced);
                 self.next.insert(Next::Lock(lock));
             }
-            let place = match access.way {
-                Way::Reenter => None,
-                Way::Upgrade => Some(Arrival::AHEAD),
-                Way::Queue(_) => Some(stays.unwrap_or_else(|| self.ledger.clock.arrival(now))),
+            let place = match lock_wanted.kind {
+                RequestKind::Reenter => None,
+                RequestKind::Upgrade => Some(Arrival::AHEAD),
+                RequestKind::Queue(_) => {
+                    Some(stays.unwrap_or_else(|| self.ledger.clock.arrival(now)))
+                }
             };
             if let Some(number) = place.filter(|_| stays.is_none()) {
                 let place = Place::new(owner.clone(), ask.terms.limit, now);
@@ -356,8 +383,8 @@ impl Engine {
             overflows = overflows.and(refuse_overflow(entry, &owner, &terms));
             let queue = self.queues.at(part.lock);
             let closed = queue.closed;
-            let way = part.place.map_or(Way::Reenter, Way::to);
-            match self.grantable(entry, queue, now, (&owner, terms.limit), way) {
+            let kind = part.place.map_or(RequestKind::Reenter, RequestKind::to);
+            match self.grantable(entry, queue, now, (&owner, terms.limit), kind) {
                 Grantable::Now if !closed => {}
                 Grantable::Withheld => {
                     self.held_back = true;

@@ -1,6 +1,6 @@
 //! Serving: the only place where a queue moves.
 
-use super::grantable::{Grantable, Way};
+use super::grantable::{Grantable, RequestKind};
 use crate::broken;
 use crate::keyspace::{Entry, Value};
 use crate::outbox::Outcome;
@@ -74,8 +74,8 @@ impl Engine {
             return Served::Moved;
         }
         let want = (&*head.owner, head.limit);
-        let way = Way::to(number);
-        match self.grantable(entry, queue, now, want, way) {
+        let kind = RequestKind::to(number);
+        match self.grantable(entry, queue, now, want, kind) {
             _ if head.is_absent() => return Served::Waits,
             Grantable::Now => {}
             Grantable::Closed => return Served::Later,
