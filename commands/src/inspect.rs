@@ -3,7 +3,7 @@
 use super::table::{Args, COMMANDS};
 use super::{Call, Caller, Reply};
 use crate::error::Error;
-use dlock_engine::{HoldView, Keyspace, PlaceKind, PlaceView, State, Token};
+use dlock_engine::{HoldView, Keyspace, LockState, PlaceKind, PlaceView, Token};
 
 /// Holders and places that INFO shows where the request does not say.
 const SHOWN: u64 = 100;
@@ -62,9 +62,9 @@ pub(crate) fn info<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Repl
         return Ok(Reply::NullArray);
     };
     let state = match view.state {
-        State::Held => "held",
-        State::Reserved => "reserved",
-        State::Quarantined => "quarantined",
+        LockState::Held => "held",
+        LockState::Reserved => "reserved",
+        LockState::Quarantined => "quarantined",
     };
     Ok(Reply::Map(vec![
         ("state", Reply::Text(state)),

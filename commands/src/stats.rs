@@ -11,7 +11,7 @@ const SHOWN: u64 = 10;
 
 /// How a number moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FieldKind {
     /// What is now: up and down.
     Gauge,
     /// How often, or how long altogether: up only, but for a reset or restart.
@@ -24,7 +24,7 @@ pub struct Field {
     /// Its name. INFO puts `dlock_` before it.
     pub name: &'static str,
     /// How it moves.
-    pub kind: Kind,
+    pub kind: FieldKind,
     /// What it is at.
     pub value: u64,
 }
@@ -95,7 +95,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
     let (waits, holds) = (&counters.waits, &counters.holds);
     let mut times = Vec::new();
     times.extend(all(
-        Kind::Gauge,
+        FieldKind::Gauge,
         &[
             ("wait_p50_us", waits.per_mille(500)),
             ("wait_p99_us", waits.per_mille(990)),
@@ -104,14 +104,14 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ],
     ));
     times.extend(all(
-        Kind::Counter,
+        FieldKind::Counter,
         &[
             ("waits_total", waits.count()),
             ("wait_us_total", waits.sum_us()),
         ],
     ));
     times.extend(all(
-        Kind::Gauge,
+        FieldKind::Gauge,
         &[
             ("hold_p50_us", holds.per_mille(500)),
             ("hold_p99_us", holds.per_mille(990)),
@@ -120,7 +120,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ],
     ));
     times.extend(all(
-        Kind::Counter,
+        FieldKind::Counter,
         &[
             ("holds_total", holds.count()),
             ("hold_us_total", holds.sum_us()),
@@ -129,11 +129,11 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
     vec![
         Section {
             name: "locks",
-            fields: all(Kind::Gauge, &now),
+            fields: all(FieldKind::Gauge, &now),
         },
         Section {
             name: "totals",
-            fields: all(Kind::Counter, &totals),
+            fields: all(FieldKind::Counter, &totals),
         },
         Section {
             name: "times",

@@ -186,7 +186,7 @@ impl<V: Value> Entry<V> {
     }
 
     /// Has the key's TTL put right even if nothing else changes, here and on replicas.
-    pub fn retime(&mut self) {
+    pub fn touch_ttl(&mut self) {
         self.changed = true;
         if self.replicate {
             change::begin(&mut self.effect);

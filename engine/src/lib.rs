@@ -61,4 +61,4 @@ pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub use types::*;
 pub use undo::Undo;
 pub use view::graph::Edge;
-pub use view::inspect::{HoldView, PlaceKind, PlaceView, Row, State};
+pub use view::inspect::{HoldView, LockState, PlaceKind, PlaceView, Row};

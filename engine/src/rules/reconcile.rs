@@ -110,7 +110,7 @@ impl Engine {
             self.suspects.insert(lock);
         }
         if entry.lock.is_some() {
-            entry.retime();
+            entry.touch_ttl();
         }
         entry.bound_restored(now.wall().after(self.policy.max_restored_ms));
         self.refuse_groundless(entry, now, lock);

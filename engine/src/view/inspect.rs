@@ -12,7 +12,7 @@ use std::rc::Rc;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct View {
     /// Held, reserved or quarantined.
-    pub state: State,
+    pub state: LockState,
     /// The strictest limit of the holders, or what the head of the queue asks for.
     pub limit: Limit,
     /// How many hold it.
@@ -27,7 +27,7 @@ pub struct View {
 
 /// What a lock is at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum LockState {
     /// Somebody holds it.
     Held,
     /// Nobody holds it; it is kept for the head of the queue.
@@ -205,9 +205,9 @@ impl Engine {
         let tie = |token: Token| self.ledger.ties.at(name, token);
         Some(View {
             state: match () {
-                () if held > 0 => State::Held,
-                () if !self.policy.granting(now) => State::Quarantined,
-                () => State::Reserved,
+                () if held > 0 => LockState::Held,
+                () if !self.policy.granting(now) => LockState::Quarantined,
+                () => LockState::Reserved,
             },
             limit: strictest.or(head).unwrap_or(Limit::EXCLUSIVE),
             held,

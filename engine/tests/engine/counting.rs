@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::random::{for_seeds, Random};
 use crate::world::{name, Op, World};
 use dlock_commands::error::Error;
-use dlock_commands::stats::{sections, Kind};
+use dlock_commands::stats::{sections, FieldKind};
 use dlock_commands::{Census, Reply};
 use dlock_engine::counters::{Hot, Times, Top};
 use dlock_engine::{Name, NameRef, Now, Policy, SteadyMs};
@@ -609,8 +609,8 @@ fn the_reference_tells_gauges_from_counters() {
             .iter()
             .map(|field| {
                 let kind = match field.kind {
-                    Kind::Gauge => "gauge",
-                    Kind::Counter => "counter",
+                    FieldKind::Gauge => "gauge",
+                    FieldKind::Counter => "counter",
                 };
                 (format!("dlock_{}", field.name), kind)
             })
@@ -626,7 +626,7 @@ fn the_reference_tells_gauges_from_counters() {
         // What only rises ends in _total, and nothing else does.
         for field in &section.fields {
             let total = field.name.ends_with("_total");
-            assert_eq!(total, field.kind == Kind::Counter, "{}", field.name);
+            assert_eq!(total, field.kind == FieldKind::Counter, "{}", field.name);
         }
     }
 }

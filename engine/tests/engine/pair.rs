@@ -8,7 +8,7 @@ use crate::world::{Heard, World};
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::Refusal;
-use dlock_engine::{HoldView, Limit, Outcome, PlaceKind, PlaceView, Policy, RequestId, State};
+use dlock_engine::{HoldView, Limit, LockState, Outcome, PlaceKind, PlaceView, Policy, RequestId};
 use std::collections::BTreeMap;
 
 pub struct Pair {
@@ -320,9 +320,9 @@ impl Pair {
         let (now, steady) = (self.model.now, self.model.steady);
         let state = match (lock.holds.is_empty(), lock.places()) {
             (true, 0) => None,
-            (false, _) => Some(State::Held),
-            (true, _) if !self.model.granting() => Some(State::Quarantined),
-            (true, _) => Some(State::Reserved),
+            (false, _) => Some(LockState::Held),
+            (true, _) if !self.model.granting() => Some(LockState::Quarantined),
+            (true, _) => Some(LockState::Reserved),
         };
         let mut lines = vec![format!("{state:?}")];
         let mut holds: Vec<&Hold> = lock.holds.iter().collect();
@@ -366,7 +366,7 @@ impl Pair {
     }
 }
 
-fn shown_view(state: Option<State>, holders: &[HoldView], queue: &[PlaceView]) -> Vec<String> {
+fn shown_view(state: Option<LockState>, holders: &[HoldView], queue: &[PlaceView]) -> Vec<String> {
     let text = String::from_utf8_lossy;
     let mut lines = vec![format!("{state:?}")];
     lines.extend(holders.iter().map(|hold| {
