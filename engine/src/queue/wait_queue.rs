@@ -30,11 +30,11 @@ pub(crate) struct WaitQueue {
     /// The due entry of the earliest lease.
     pub lease: Option<DueKey<WallMs>>,
     /// Requests for many locks that count on their owner's hold of this one.
-    pub counting: BTreeSet<RequestId>,
+    pub counts_on: BTreeSet<RequestId>,
     /// How many parts of requests for many locks wait at a place here.
-    pub parts: usize,
+    pub multi_places: usize,
     /// How many other places belong to owners that wait for something else too.
-    pub entangled: usize,
+    pub waits_elsewhere_too: usize,
     /// What the index of blocking holders has recorded of it.
     pub blocking: BlockingHolders,
     /// Absent tickets whose window has ended.
@@ -164,7 +164,7 @@ impl WaitQueue {
 
     /// Returns true if nobody waits at any place, and no request counts on a hold here.
     pub(crate) fn is_unattended(&self) -> bool {
-        self.counting.is_empty() && self.in_order().all(|(_, place)| place.is_absent())
+        self.counts_on.is_empty() && self.in_order().all(|(_, place)| place.is_absent())
     }
 
     /// The number of this owner's place, the waiting upgrade's included.
@@ -306,7 +306,7 @@ impl WaitQueue {
 
     /// Returns true if an owner that is queued here waits for something else too, or holds the lock.
     pub(crate) fn is_entangled(&self) -> bool {
-        self.parts > 0 || self.entangled > 0 || self.upgrade().is_some()
+        self.multi_places > 0 || self.waits_elsewhere_too > 0 || self.upgrade().is_some()
     }
 
     /// The holders, where they are recorded one by one: with somebody queued, and if they are not too many.
@@ -316,6 +316,6 @@ impl WaitQueue {
 
     /// Returns true if the settlement of another lock may depend on what is queued here.
     pub(crate) fn is_shared(&self) -> bool {
-        self.parts > 0 || !self.counting.is_empty()
+        self.multi_places > 0 || !self.counts_on.is_empty()
     }
 }

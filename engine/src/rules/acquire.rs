@@ -69,7 +69,7 @@ impl Engine {
         name: NameRef,
         ask: &Ask,
     ) -> Result<Answer, Refusal> {
-        let (entry, lock) = self.freshen(keys, now, name);
+        let (entry, lock) = self.settle_named(keys, now, name);
         if entry.foreign {
             return Err(Refusal::WrongType);
         }
@@ -84,7 +84,7 @@ impl Engine {
             return Ok(Answer::Granted(grant));
         }
         let answer = self.contend(keys, now, (name, lock), ask);
-        self.follow_up(keys, now);
+        self.settle_next(keys, now);
         answer
     }
 
@@ -114,14 +114,14 @@ impl Engine {
                 let entered = lock.zip(place);
                 if let Some((lock, number)) = entered {
                     self.take_over(lock, number, now);
-                    drop(self.take_out(entry, now, lock, number));
+                    drop(self.remove_granted(entry, now, lock, number));
                 }
                 let (whose, waited) = ((name, ask.owner), entered.is_some());
                 let grant = self.grant(entry, now, whose, &ask.terms, waited)?;
                 if let Some(lock) = lock {
                     self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
                 }
-                self.rewatch(entry, now, name, lock);
+                self.settle_changed(entry, now, name, lock);
                 return Ok(Answer::Granted(grant));
             }
             Grantable::Withheld if kind == RequestKind::Reenter => return Err(self.withheld(now)),
@@ -284,7 +284,7 @@ impl Engine {
             return;
         };
         self.ledger.counters.replaced += 1;
-        self.dismiss(id, now, Outcome::Replaced, |at| at == lock);
+        self.end_wait(id, now, Outcome::Replaced, |at| at == lock);
     }
 
     /// Finds or makes the owner's place for this request; returns its number. Nobody waits at it.
@@ -368,7 +368,7 @@ impl Engine {
             channel: channel.map(|channel| self.requests.channel(ask.terms.client, channel)),
             at,
         };
-        self.enlist(id, Box::new(request), now);
+        self.register(id, Box::new(request), now);
     }
 
     /// Has the request wait at its place, lets the queue be served, and answers if that has answered it.
@@ -390,7 +390,7 @@ impl Engine {
             broken!("the place that was found or made for a request is there");
         }
         self.settle(keys, now, lock);
-        self.follow_up(keys, now);
+        self.settle_next(keys, now);
         // The settlement may have answered this very request: then it has not waited.
         match self.take_answer(id) {
             None => Ok(Answer::Waiting(id)),

@@ -181,8 +181,8 @@ impl Engine {
         let locks = parts.flat_map(Request::parts).map(|part| part.lock);
         let own: BTreeSet<&Name> = locks.map(|lock| &self.queues.at(lock).name).collect();
         let error = deadlock(circle, |name| own.contains(name));
-        self.dismiss(victim, now, Outcome::Refused(error), |_| false);
-        self.follow_up(keys, now);
+        self.end_wait(victim, now, Outcome::Refused(error), |_| false);
+        self.settle_next(keys, now);
     }
 
     /// Returns true if circles are to be looked for (see [`Engine::break_circles`]).

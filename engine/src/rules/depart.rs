@@ -12,17 +12,17 @@ use crate::types::{Arrival, Millis, NameRef, Now, OwnerHash, RequestId, SteadyMs
 
 impl Engine {
     /// Registers a request that waits.
-    pub(super) fn enlist(&mut self, id: RequestId, request: Box<Request>, now: Now) {
+    pub(super) fn register(&mut self, id: RequestId, request: Box<Request>, now: Now) {
         self.note_waiting(&request, true, now);
-        self.count_entangled(request.hash, &request.at, 1);
+        self.count_waits_elsewhere(request.hash, &request.at, 1);
         self.requests.add(id, request);
     }
 
     /// The reverse.
-    pub(super) fn delist(&mut self, id: RequestId, now: Now) -> Option<Box<Request>> {
+    pub(super) fn unregister(&mut self, id: RequestId, now: Now) -> Option<Box<Request>> {
         let request = self.requests.remove(id)?;
         self.note_waiting(&request, false, now);
-        self.count_entangled(request.hash, &request.at, -1);
+        self.count_waits_elsewhere(request.hash, &request.at, -1);
         Some(request)
     }
 
@@ -35,7 +35,7 @@ impl Engine {
     }
 
     /// A request is one beside others of its owner: so its own place is entangled, and that of another which was the only one.
-    fn count_entangled(&mut self, owner: OwnerHash, at: &WaitsAt, by: isize) {
+    fn count_waits_elsewhere(&mut self, owner: OwnerHash, at: &WaitsAt, by: isize) {
         if !self.requests.waits(owner) {
             return;
         }
@@ -47,8 +47,8 @@ impl Engine {
                     broken!("a lock that somebody waits for has a queue");
                     continue;
                 };
-                match queue.entangled.checked_add_signed(by) {
-                    Some(entangled) => queue.entangled = entangled,
+                match queue.waits_elsewhere_too.checked_add_signed(by) {
+                    Some(entangled) => queue.waits_elsewhere_too = entangled,
                     None => broken!("what is counted off was counted"),
                 }
             }
@@ -56,8 +56,8 @@ impl Engine {
     }
 
     /// Takes a request out of all places where it waits; these stay, with nobody there.
-    pub(super) fn withdraw(&mut self, id: RequestId, now: Now) -> Option<Request> {
-        let mut request = self.delist(id, now)?;
+    pub(super) fn unregister_everywhere(&mut self, id: RequestId, now: Now) -> Option<Request> {
+        let mut request = self.unregister(id, now)?;
         self.ledger.timers.clear(&mut request.until);
         for part in request.parts() {
             let Some(queue) = self.queues.get_mut(part.lock) else {
@@ -67,9 +67,9 @@ impl Engine {
             match part.place.and_then(|number| queue.place_mut(number)) {
                 Some(place) => {
                     place.vacate();
-                    queue.parts -= usize::from(request.is_many());
+                    queue.multi_places -= usize::from(request.is_many());
                 }
-                None => drop(queue.counting.remove(&id)),
+                None => drop(queue.counts_on.remove(&id)),
             }
         }
         Some(*request)
@@ -99,18 +99,18 @@ impl Engine {
 
     /// A request leaves its queues and is told why. Its places go, but in those queues where another request is to have them.
     /// The locks are settled before the event ends.
-    pub(super) fn dismiss(
+    pub(super) fn end_wait(
         &mut self,
         id: RequestId,
         now: Now,
         outcome: Outcome,
         stays: impl Fn(LockId) -> bool,
     ) {
-        let Some(left) = self.withdraw(id, now) else {
+        let Some(left) = self.unregister_everywhere(id, now) else {
             return;
         };
         for part in left.parts().iter().filter(|part| !stays(part.lock)) {
-            self.vacate(part, now);
+            self.free_place(part, now);
             self.next.insert(Next::Lock(part.lock));
         }
         self.tell(id, left, outcome);
@@ -118,24 +118,24 @@ impl Engine {
 
     /// A request leaves its queues outside of a request: its time is up, or its connection waits no longer. The locks are
     /// settled as soon as changes are possible.
-    pub(super) fn depart(&mut self, id: RequestId, now: Now) -> Option<Request> {
-        let left = self.withdraw(id, now)?;
+    pub(super) fn leave_queues(&mut self, id: RequestId, now: Now) -> Option<Request> {
+        let left = self.unregister_everywhere(id, now)?;
         for part in left.parts() {
-            self.vacate(part, now);
+            self.free_place(part, now);
             self.mark(part.lock);
         }
         Some(left)
     }
 
     /// The same, and it is told.
-    pub(super) fn end_wait(&mut self, id: RequestId, now: Now, outcome: Outcome) {
-        if let Some(left) = self.depart(id, now) {
+    pub(super) fn end_wait_later(&mut self, id: RequestId, now: Now, outcome: Outcome) {
+        if let Some(left) = self.leave_queues(id, now) {
             self.tell(id, left, outcome);
         }
     }
 
     /// Nobody waits at a request's place any more: it goes, unless it is a ticket that is kept for its window.
-    fn vacate(&mut self, part: &Part, now: Now) {
+    fn free_place(&mut self, part: &Part, now: Now) {
         let (lock, Some(number)) = (part.lock, part.place) else {
             return;
         };
@@ -217,13 +217,13 @@ impl Engine {
                 let due = Due::Window(lock, number);
                 window.due = Some(self.ledger.timers.add(window.until, due));
             } else {
-                drop(self.uproot(entry, lock, number));
+                drop(self.remove_from_queue(entry, lock, number));
             }
         }
     }
 
     /// Takes a place out of its queue, its ticket out of the value, and its window out of the timers.
-    pub(super) fn uproot(
+    pub(super) fn remove_from_queue(
         &mut self,
         entry: &mut Entry<impl Value>,
         lock: LockId,
@@ -261,7 +261,7 @@ impl Engine {
             let request = self.requests.get(*id);
             request.is_some_and(|request| *request.owner == *owner)
         };
-        let counting: Vec<RequestId> = queue.counting.iter().copied().filter(its).collect();
+        let counting: Vec<RequestId> = queue.counts_on.iter().copied().filter(its).collect();
         if place.is_none() && counting.is_empty() {
             return Ok(false);
         }
@@ -269,10 +269,10 @@ impl Engine {
             self.remove_place(entry, now, lock, number, Outcome::Cancelled);
         }
         for id in counting {
-            self.dismiss(id, now, Outcome::Cancelled, |_| false);
+            self.end_wait(id, now, Outcome::Cancelled, |_| false);
         }
         self.settle_queue(entry, now, lock);
-        self.follow_up(keys, now);
+        self.settle_next(keys, now);
         Ok(true)
     }
 
@@ -287,9 +287,9 @@ impl Engine {
     ) {
         let place = self.queues.at(lock).place(number);
         if let Some(id) = place.and_then(Place::request) {
-            self.dismiss(id, now, outcome, |at| at == lock);
+            self.end_wait(id, now, outcome, |at| at == lock);
         }
-        if let Some(place) = self.uproot(entry, lock, number) {
+        if let Some(place) = self.remove_from_queue(entry, lock, number) {
             let (name, waited) = (&self.queues.at(lock).name, place.waited_us(now));
             self.ledger.counters.waited_in_vain(name.as_ref(), waited);
         }

@@ -71,38 +71,38 @@ impl Engine {
             }
         }
         self.ledger.counters.timeouts += 1;
-        self.end_wait(id, now, Outcome::TimedOut);
+        self.end_wait_later(id, now, Outcome::TimedOut);
     }
 
     /// The connection of a blocked request has ended, or no longer waits.
     pub fn leave(&mut self, id: RequestId, now: Now) {
-        self.depart(id, now);
+        self.leave_queues(id, now);
     }
 
     /// The server does not let this request wait after all: it leaves, and the queue goes on without it.
     pub fn abandon(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
-        let left = self.depart(id, now);
+        let left = self.leave_queues(id, now);
         for (lock, _) in left.iter().flat_map(Request::places) {
             self.settle(keys, now, lock);
         }
-        self.follow_up(keys, now);
+        self.settle_next(keys, now);
     }
 
     /// The value at this key may have been removed, replaced or brought: it is looked at again. Costs one look where nobody
     /// is queued and nothing is to be watched.
     pub fn on_key_changed(&mut self, name: NameRef) {
         let lock = self.queues.id_or_new(name);
-        self.revisit(lock);
+        self.mark_stale(lock);
     }
 
     /// The same if somebody is queued for this lock, or it is watched; else nothing is to be done.
     pub fn on_key_removed(&mut self, name: NameRef) {
         if let Some(lock) = self.queues.id(name) {
-            self.revisit(lock);
+            self.mark_stale(lock);
         }
     }
 
-    pub(super) fn revisit(&mut self, lock: LockId) {
+    pub(super) fn mark_stale(&mut self, lock: LockId) {
         self.distrust(lock);
         // What was said of the value that was here does not hold for the next.
         if let Some(queue) = self.queues.get_mut(lock) {
@@ -191,7 +191,7 @@ impl Engine {
         let ids = queue.in_order().filter_map(|(_, place)| place.request());
         let ids: Vec<RequestId> = ids.filter(|id| self.waits_by_channel(*id)).collect();
         for id in ids {
-            self.end_wait(id, now, Outcome::Moved);
+            self.end_wait_later(id, now, Outcome::Moved);
         }
     }
 
@@ -226,10 +226,10 @@ impl Engine {
             self.close_if_leaving(keys, name.as_ref());
             match self.queues.id(name.as_ref()) {
                 Some(lock) => self.settle(keys, now, lock),
-                None => self.rewatch(keys.entry(name.as_ref()), now, name.as_ref(), None),
+                None => self.settle_changed(keys.entry(name.as_ref()), now, name.as_ref(), None),
             }
         }
-        self.follow_up(keys, now);
+        self.settle_next(keys, now);
     }
 
     /// Undoes one grant, if the hold is still there. Returns the lock that is to be settled by that.
@@ -336,7 +336,7 @@ impl Engine {
         {
             room -= 1;
             if let Some(id) = self.requests.notified(client) {
-                self.end_wait(id, now, Outcome::Gone);
+                self.end_wait_later(id, now, Outcome::Gone);
                 continue;
             }
             let Some(token) = self.ledger.ties.next_of(client, after) else {
@@ -444,7 +444,7 @@ impl Engine {
             Ok(hold) => {
                 self.prolong(entry, now, hold, tie);
                 let lock = self.queues.id(name);
-                self.rewatch(entry, now, name, lock);
+                self.settle_changed(entry, now, name, lock);
             }
         }
     }

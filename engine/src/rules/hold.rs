@@ -33,8 +33,8 @@ impl Engine {
                 ..hold
             });
         }
-        self.rewatch(entry, now, name, self.queues.id(name));
-        self.follow_up(keys, now);
+        self.settle_changed(entry, now, name, self.queues.id(name));
+        self.settle_next(keys, now);
         Ok(Grant {
             token: hold.token,
             holds: hold.holds,
@@ -75,8 +75,8 @@ impl Engine {
             self.ledger
                 .tie_renewed((name, owner), held, lease, tie, now);
         }
-        self.rewatch(entry, now, name, self.queues.id(name));
-        self.follow_up(keys, now);
+        self.settle_changed(entry, now, name, self.queues.id(name));
+        self.settle_next(keys, now);
         Ok(deadline.since(now.wall()))
     }
 
@@ -116,7 +116,7 @@ impl Engine {
         (owner, token): (&[u8], Option<Token>),
         leave: Option<u32>,
     ) -> Result<u32, Refusal> {
-        let (entry, lock) = self.freshen(keys, now, name);
+        let (entry, lock) = self.settle_named(keys, now, name);
         if entry.foreign {
             return Err(Refusal::WrongType);
         }
@@ -128,8 +128,8 @@ impl Engine {
         };
         self.ledger.lower(entry, (name, owner), hold, left, now);
         if left == 0 {
-            self.rewatch(entry, now, name, lock);
-            self.follow_up(keys, now);
+            self.settle_changed(entry, now, name, lock);
+            self.settle_next(keys, now);
         }
         Ok(left)
     }
@@ -158,9 +158,9 @@ impl Engine {
             }));
         }
         for name in names {
-            self.rewatch(keys.entry(*name), now, *name, self.queues.id(*name));
+            self.settle_changed(keys.entry(*name), now, *name, self.queues.id(*name));
         }
-        self.follow_up(keys, now);
+        self.settle_next(keys, now);
         Ok(left)
     }
 
@@ -192,8 +192,8 @@ impl Engine {
                 Err(_) => 0,
             },
         };
-        self.rewatch(entry, now, name, self.queues.id(name));
-        self.follow_up(keys, now);
+        self.settle_changed(entry, now, name, self.queues.id(name));
+        self.settle_next(keys, now);
         Ok(ended)
     }
 
@@ -205,7 +205,7 @@ impl Engine {
         now: Now,
         name: NameRef,
     ) -> Result<&'k mut Entry<K::Value>, Refusal> {
-        let (entry, _) = self.freshen(keys, now, name);
+        let (entry, _) = self.settle_named(keys, now, name);
         if entry.foreign {
             return Err(Refusal::WrongType);
         }

@@ -49,7 +49,7 @@ impl Engine {
     fn look_at_name(&mut self, keys: &mut impl Keyspace, lock: LockId) {
         let queue = self.queues.at(lock);
         if !queue.dirty && keys.inspect(queue.name.as_ref(), &mut |_| {}) {
-            self.revisit(lock);
+            self.mark_stale(lock);
         }
     }
 

@@ -62,12 +62,12 @@ impl Engine {
         ask: &Ask,
     ) -> Result<Answer<Vec<Grant>>, Refusal> {
         for name in names {
-            if self.freshen(keys, now, *name).0.foreign {
+            if self.settle_named(keys, now, *name).0.foreign {
                 return Err(Refusal::WrongType);
             }
         }
         let answer = self.contend_for_many(keys, now, names, ask);
-        self.follow_up(keys, now);
+        self.settle_next(keys, now);
         answer
     }
 
@@ -256,7 +256,7 @@ impl Engine {
             let entry = keys.entry(*name);
             let used = lock.zip(*place);
             if let Some((lock, number)) = used {
-                drop(self.take_out(entry, now, lock, number));
+                drop(self.remove_granted(entry, now, lock, number));
             }
             grants.extend(self.grant(entry, now, (*name, owner), terms, used.is_some()));
         }
@@ -278,7 +278,7 @@ impl Engine {
             }
             match self.queues.id(*name) {
                 Some(lock) => self.settle(keys, now, lock),
-                None => self.rewatch(keys.entry(*name), now, *name, None),
+                None => self.settle_changed(keys.entry(*name), now, *name, None),
             }
         }
     }
@@ -292,7 +292,7 @@ impl Engine {
             .collect();
         for id in &plan.older {
             self.ledger.counters.replaced += 1;
-            self.dismiss(*id, now, Outcome::Replaced, |lock| here.contains(&lock));
+            self.end_wait(*id, now, Outcome::Replaced, |lock| here.contains(&lock));
         }
     }
 
@@ -335,9 +335,9 @@ impl Engine {
                 Some(place) => {
                     place.limit = ask.terms.limit;
                     place.occupy(id, true);
-                    queue.parts += 1;
+                    queue.multi_places += 1;
                 }
-                None => drop(queue.counting.insert(id)),
+                None => drop(queue.counts_on.insert(id)),
             }
             parts.push(Part { lock, place });
         }
@@ -347,7 +347,7 @@ impl Engine {
             self.suspect_if_waiting_beside(lock, ask.owner, id);
             self.settle(keys, now, lock);
         }
-        self.follow_up(keys, now);
+        self.settle_next(keys, now);
         match self.take_answer(id) {
             None => Ok(Answer::Waiting(id)),
             Some(Outcome::GrantedAll(grants)) => Ok(Answer::Granted(grants)),
@@ -358,7 +358,7 @@ impl Engine {
 
     /// Grants a waiting request for many locks if each of them could be granted by itself now.
     pub(super) fn serve_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
-        if self.freshen_many(keys, now, id) {
+        if self.settle_many(keys, now, id) {
             // Others may have their turn by that, and have asked before.
             self.next.insert(Next::Many(id));
             return;
@@ -372,13 +372,13 @@ impl Engine {
         if parts.iter().all(|(part, _)| part.place.is_none()) && self.policy.quarantined(now) {
             // It has become one of re-entries only.
             let error = self.withheld(now);
-            return self.dismiss(id, now, Outcome::Refused(error), |_| false);
+            return self.end_wait(id, now, Outcome::Refused(error), |_| false);
         }
         let mut overflows = Ok(());
         for (part, name) in &parts {
             let entry = keys.entry(name.as_ref());
             if entry.foreign {
-                return self.dismiss(id, now, Outcome::Refused(Refusal::WrongType), |_| false);
+                return self.end_wait(id, now, Outcome::Refused(Refusal::WrongType), |_| false);
             }
             overflows = overflows.and(refuse_overflow(entry, &owner, &terms));
             let queue = self.queues.at(part.lock);
@@ -394,9 +394,9 @@ impl Engine {
             }
         }
         if let Err(error) = overflows {
-            return self.dismiss(id, now, Outcome::Refused(error), |_| false);
+            return self.end_wait(id, now, Outcome::Refused(error), |_| false);
         }
-        let Some(request) = self.withdraw(id, now) else {
+        let Some(request) = self.unregister_everywhere(id, now) else {
             return broken!("a request that waits is registered");
         };
         let named = parts.iter();
@@ -406,7 +406,7 @@ impl Engine {
         for (part, name) in &parts {
             let entry = keys.entry(name.as_ref());
             let place = part.place.and_then(|number| {
-                let place = self.take_out(entry, now, part.lock, number)?;
+                let place = self.remove_granted(entry, now, part.lock, number)?;
                 Some((number, place))
             });
             let waited = place.is_some();
@@ -427,7 +427,7 @@ impl Engine {
 
     /// Brings those locks of a request up to date that are not: what it is told must not depend on which of them was settled
     /// first. Returns true if any was brought up to date by that.
-    fn freshen_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
+    fn settle_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) -> bool {
         let (mut nth, mut moved) = (0, false);
         while let Some(part) = self.requests.get(id).and_then(|many| many.parts().get(nth)) {
             nth += 1;
@@ -449,10 +449,10 @@ impl Engine {
         };
         if queue.place(number).is_some_and(Place::is_part) {
             queue.remove(number);
-            queue.parts -= 1;
+            queue.multi_places -= 1;
             self.places -= 1;
         }
-        queue.counting.insert(id);
+        queue.counts_on.insert(id);
         self.requests.set_place(id, lock, None);
         self.next.insert(Next::Many(id));
     }

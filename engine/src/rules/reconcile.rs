@@ -67,7 +67,7 @@ impl Engine {
         let queue = self.queues.at(lock);
         let parts = queue.in_order().filter(|(_, place)| place.is_part());
         let ids = parts.filter_map(|(_, place)| place.request());
-        let ids = ids.chain(queue.counting.iter().copied());
+        let ids = ids.chain(queue.counts_on.iter().copied());
         let many = ids.filter_map(|id| self.requests.get(id));
         let locks = many.flat_map(|many| many.parts().iter().map(|part| part.lock));
         let stale = |lock: &LockId| self.queues.at(*lock).stale || self.queues.is_outdated(*lock);
@@ -105,7 +105,7 @@ impl Engine {
         if let Some(from) = queue.taken_in.take() {
             return self.take_in_tickets(entry, now, lock, from);
         }
-        if !queue.is_empty() || !queue.counting.is_empty() {
+        if !queue.is_empty() || !queue.counts_on.is_empty() {
             // The holders may be others than those that a wait was found to end with.
             self.suspects.insert(lock);
         }
@@ -180,7 +180,7 @@ impl Engine {
 
     /// A place becomes the waiting upgrade's.
     fn make_upgrade(&mut self, entry: &mut Entry<impl Value>, lock: LockId, number: Arrival) {
-        let Some(mut place) = self.uproot(entry, lock, number) else {
+        let Some(mut place) = self.remove_from_queue(entry, lock, number) else {
             return broken!("a place that was just found is there");
         };
         place.ticket = None;
@@ -353,7 +353,7 @@ impl Engine {
         let queue = self.queues.at(lock);
         let places = queue.in_order().map(|(number, _)| number);
         let numbers: Vec<Arrival> = places.collect();
-        let counting: Vec<_> = queue.counting.iter().copied().collect();
+        let counting: Vec<_> = queue.counts_on.iter().copied().collect();
         // There is no value to take a ticket from.
         let none = &mut Entry::<Box<Lock>>::default();
         for number in numbers {
@@ -361,7 +361,7 @@ impl Engine {
             self.remove_place(none, now, lock, number, outcome);
         }
         for id in counting {
-            self.dismiss(id, now, Outcome::Refused(Refusal::WrongType), |_| false);
+            self.end_wait(id, now, Outcome::Refused(Refusal::WrongType), |_| false);
         }
         self.drop_queue(lock);
     }

@@ -35,7 +35,7 @@ impl Engine {
     pub fn on_slots_changed(&mut self, own: impl Fn(&[u8]) -> bool) {
         let gone = |lock: &LockId| !own(&self.queues.at(*lock).name.key);
         let gone: Vec<LockId> = self.queues.ids().filter(gone).collect();
-        gone.into_iter().for_each(|lock| self.revisit(lock));
+        gone.into_iter().for_each(|lock| self.mark_stale(lock));
     }
 
     /// Two databases were exchanged: their locks have other names now. Waiters stay at theirs.
@@ -222,7 +222,7 @@ impl Engine {
         for name in name.into_iter().chain(elsewhere) {
             let lock = self.queues.id_or_new(name.as_ref());
             match decides {
-                true => self.revisit(lock),
+                true => self.mark_stale(lock),
                 false => self.distrust(lock),
             }
         }

@@ -52,7 +52,7 @@ impl Engine {
         let Some(id) = ended.and_then(Place::request) else {
             return false;
         };
-        self.end_wait(id, now, Outcome::Gone);
+        self.end_wait_later(id, now, Outcome::Gone);
         self.drop_lapsed(entry, now, lock);
         true
     }
@@ -95,14 +95,14 @@ impl Engine {
     }
 
     /// Takes a place that is granted out of its queue, its ticket with it.
-    pub(super) fn take_out(
+    pub(super) fn remove_granted(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
         lock: LockId,
         number: Arrival,
     ) -> Option<Box<Place>> {
-        let place = self.uproot(entry, lock, number)?;
+        let place = self.remove_from_queue(entry, lock, number)?;
         let name = self.queues.at(lock).name.as_ref();
         self.ledger.counters.waited(name, place.waited_us(now));
         Some(place)
@@ -116,13 +116,13 @@ impl Engine {
         lock: LockId,
         number: Arrival,
     ) {
-        let Some(place) = self.take_out(entry, now, lock, number) else {
+        let Some(place) = self.remove_granted(entry, now, lock, number) else {
             return broken!("a place that is granted is in its queue");
         };
         let Some(id) = place.request() else {
             return broken!("a request waits at a place that is granted");
         };
-        let Some(mut request) = self.delist(id, now) else {
+        let Some(mut request) = self.unregister(id, now) else {
             return broken!("a request that waits is registered");
         };
         self.ledger.timers.clear(&mut request.until);
@@ -151,7 +151,7 @@ impl Engine {
         lock: LockId,
     ) {
         let queue = self.queues.at(lock);
-        if queue.counting.is_empty() {
+        if queue.counts_on.is_empty() {
             return;
         }
         let unfounded = |id: &RequestId| {
@@ -160,9 +160,9 @@ impl Engine {
                 hold.is_some_and(|hold| hold.limit <= request.terms.limit)
             })
         };
-        let ids: Vec<RequestId> = queue.counting.iter().copied().filter(unfounded).collect();
+        let ids: Vec<RequestId> = queue.counts_on.iter().copied().filter(unfounded).collect();
         for id in ids {
-            self.dismiss(id, now, Outcome::Refused(Refusal::NotHeld), |_| false);
+            self.end_wait(id, now, Outcome::Refused(Refusal::NotHeld), |_| false);
         }
     }
 }

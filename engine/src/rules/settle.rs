@@ -76,12 +76,12 @@ impl Engine {
         self.expire(entry, now, name.as_ref());
         if !self.reconcile(entry, now, lock) {
             // Nothing is served before all that came with the value have their places.
-            return self.watch(entry, lock, true);
+            return self.update_watch(entry, lock, true);
         }
         self.drop_lapsed(entry, now, lock);
         self.refuse_unfounded(entry, now, lock);
         let left_over = self.serve(entry, now, lock);
-        self.watch(entry, lock, left_over);
+        self.update_watch(entry, lock, left_over);
     }
 
     /// Goes on with the review, and settles what has been marked, in order, `most` locks at most. To be called only when this server would accept a
@@ -92,7 +92,7 @@ impl Engine {
         self.take_back(keys, now);
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
-        self.follow_up(keys, now);
+        self.settle_next(keys, now);
         self.room_for_tickets = Some(TAKEN_IN_A_STEP);
         let mut refused = Vec::new();
         let mut settled = 0;
@@ -124,7 +124,7 @@ impl Engine {
             }
         }
         // Only then those are looked at that wait for several of them.
-        self.follow_up(keys, now);
+        self.settle_next(keys, now);
         self.room_for_tickets = None;
         let more = !self.dirty.is_empty() || clearing || renewing || self.in_review();
         self.dirty.extend(refused);
@@ -133,14 +133,14 @@ impl Engine {
 
     /// Works off what settlements have made possible elsewhere, to a fixed point.
     #[inline]
-    pub(super) fn follow_up(&mut self, keys: &mut impl Keyspace, now: Now) {
+    pub(super) fn settle_next(&mut self, keys: &mut impl Keyspace, now: Now) {
         if !self.next.is_empty() {
-            self.follow_up_all(keys, now);
+            self.settle_all_next(keys, now);
         }
     }
 
     #[inline(never)]
-    fn follow_up_all(&mut self, keys: &mut impl Keyspace, now: Now) {
+    fn settle_all_next(&mut self, keys: &mut impl Keyspace, now: Now) {
         while let Some(next) = self.next.pop_first() {
             match next {
                 Next::Lock(lock) => self.settle(keys, now, lock),
@@ -151,14 +151,14 @@ impl Engine {
 
     /// Brings the lock that a request is about up to date. Returns its entry, and its number if it has had a queue.
     #[inline(always)]
-    pub(super) fn freshen<'k, K: Keyspace>(
+    pub(super) fn settle_named<'k, K: Keyspace>(
         &mut self,
         keys: &'k mut K,
         now: Now,
         name: NameRef,
     ) -> (&'k mut Entry<K::Value>, Option<LockId>) {
         if let Some(lock) = self.queues.id(name) {
-            return (self.freshen_watched(keys, now, name, lock), Some(lock));
+            return (self.settle_watched(keys, now, name, lock), Some(lock));
         }
         let entry = keys.entry(name);
         let lock = self.settle_unwatched(entry, now, name);
@@ -167,7 +167,7 @@ impl Engine {
 
     /// The same where there is a queue: only then can something be to follow up elsewhere.
     #[inline(never)]
-    fn freshen_watched<'k, K: Keyspace>(
+    fn settle_watched<'k, K: Keyspace>(
         &mut self,
         keys: &'k mut K,
         now: Now,
@@ -180,7 +180,7 @@ impl Engine {
             && !self.abuts_stale(lock);
         if !at_rest {
             self.settle(keys, now, lock);
-            self.follow_up(keys, now);
+            self.settle_next(keys, now);
         }
         keys.entry(name)
     }
@@ -211,7 +211,7 @@ impl Engine {
 
     /// After a change to holders: serves the queue and renews the watch, where there is one or must be one.
     #[inline]
-    pub(super) fn rewatch(
+    pub(super) fn settle_changed(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
@@ -309,7 +309,7 @@ impl Engine {
 
     /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, what others must know
     /// of its holders, the queue itself.
-    fn watch(&mut self, entry: &mut Entry<impl Value>, lock: LockId, left_over: bool) {
+    fn update_watch(&mut self, entry: &mut Entry<impl Value>, lock: LockId, left_over: bool) {
         let Some(queue) = self.queues.get_mut(lock) else {
             return broken!("a lock that is settled has a queue");
         };
@@ -323,7 +323,7 @@ impl Engine {
         }
         let value = entry.value();
         let needed = !value.is_empty() && value.needs_watch();
-        let watched = queued || !queue.counting.is_empty() || needed;
+        let watched = queued || !queue.counts_on.is_empty() || needed;
         let earliest = value.earliest().filter(|_| watched);
         if queue.lease.map(|due| due.at) != earliest {
             self.leases.clear(&mut queue.lease);
