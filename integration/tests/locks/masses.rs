@@ -200,9 +200,12 @@ fn crowd(c: &mut Connection, holders: usize) {
     );
 }
 
+/// Makes a lock with so many of something.
+type Make = fn(&mut Connection, usize);
+
 /// What happens to one lock with very many tickets or holders, how it is filled, and how many milliseconds it may take with a
 /// third of what the caps allow: half of what it took when each was looked at by itself.
-const GIANTS: [(&str, fn(&mut Connection, usize), u64); 8] = [
+const GIANTS: [(&str, Make, u64); 8] = [
     ("RENAME k j", queue_up, 24),
     ("SWAPDB 0 1", queue_up, 24),
     ("MOVE k 1", queue_up, 24),
