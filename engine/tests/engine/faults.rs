@@ -16,7 +16,7 @@ use crate::world::{name, Answered, Waiting, World};
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::Refusal;
-use dlock_engine::{End, Grant, Limit, Outcome, PlaceKind, Policy, RequestId, Token, Undo};
+use dlock_engine::{End, Grant, Limit, Name, Outcome, PlaceKind, Policy, RequestId, Token, Undo};
 
 /// What goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +54,8 @@ pub enum Fault {
     ForgetsOne,
     /// An owner that waits is taken to be able to act by another of its connections.
     TwoActors,
+    /// CANCEL at a key that a request for many locks counts on is heard of another key.
+    SparesCounting,
 
     // What the engine answers is not what is told.
     /// A holder that waits is refused although it could be granted.
@@ -186,7 +188,7 @@ use Fault::*;
 /// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
 /// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 78] = [
+const CAUGHT: [(Fault, By, &str); 79] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
@@ -220,6 +222,7 @@ const CAUGHT: [(Fault, By, &str); 78] = [
     (EndUnnoticed, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
     (Blind, Model, "1: ACQUIRE x a 10; 2: MACQUIRE 2 x y b 10 BLOCK 0; 1: ACQUIRE y a 10 BLOCK 0 SESSION"),
     (LateTick, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; wait 10"),
+    (SparesCounting, Model, "1: ACQUIRE x a; 2: ACQUIRE y b; 1: MACQUIRE 2 x y a BLOCK 0; 4: CANCEL x a"),
     (Unsettled, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION; 1 dies"),
     (GrantStands, Model, "1: ACQUIRE x a 10; 2: ACQUIRE x b 10 BLOCK 0 SESSION; 2 is cut off; 1: RELEASE x a"),
     (TakesBackAll, Model, "1: ACQUIRE x a SHARED; 2: ACQUIRE x b SHARED; 1: ACQUIRE x a BLOCK 0; 1 is cut off; 2: RELEASE x b"),
@@ -294,6 +297,20 @@ impl World {
                 |wait: &&Waiting| wait.owner == asked.owner && wait.names.contains(&asked.names[0]);
             self.waits.values().find(its).cloned()
         });
+        let counts = |key: &[u8], owner: &[u8]| {
+            let held = |name: &&Name| match self.primary.keys.values.get(*name) {
+                Some(Value::Lock(lock, _)) => *name.key == *key && lock.hold(owner).is_some(),
+                _ => false,
+            };
+            let many = |wait: &&Waiting| wait.many && *wait.owner == *owner;
+            let mut its = self.waits.values().filter(many);
+            its.any(|wait| wait.names.iter().any(|name| held(&name)))
+        };
+        if let (SparesCounting, [b"CANCEL", key, owner]) = (fault, words) {
+            if counts(key, owner) {
+                heard[1] = b"elsewhere".to_vec();
+            }
+        }
         let waits = at(&heard, "BLOCK").is_some() || at(&heard, "NOTIFY").is_some();
         match (fault, asked, older) {
             (DeafToSession, ..) => without(&mut heard, "SESSION", 1),
