@@ -37,6 +37,7 @@
 //! |---|---|
 //! | `builder.rs` | [`ServerBuilder`]: what a server is started with |
 //! | `server.rs` | [`Server`]: a running server, its end and its restart |
+//! | `clock.rs` | [`Clock`]: a server by clocks that can step and stand still |
 //! | `network.rs` | [`Network`]: doors to servers, and cuts between parties |
 //! | `sentinel.rs` | [`Sentinel`]: who promotes a replica |
 //! | `quorum.rs` | [`Quorum`]: a lock over independent masters |
@@ -63,6 +64,8 @@ mod ask;
 mod awkward;
 mod blocked;
 mod builder;
+#[cfg(target_os = "linux")]
+mod clock;
 mod daemon;
 pub mod dump;
 mod guarded;
@@ -87,6 +90,8 @@ pub use ask::{command, reply_of, with, Ask, Grant, Queued};
 pub use awkward::awkward;
 pub use blocked::Blocked;
 pub use builder::{ServerBuilder, StartError};
+#[cfg(target_os = "linux")]
+pub use clock::Clock;
 pub use daemon::Daemon;
 pub use guarded::Guarded;
 pub use info::Info;

@@ -30,7 +30,7 @@ fn library_name() -> &'static str {
     }
 }
 
-fn target_directory() -> PathBuf {
+pub(crate) fn target_directory() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(directory) => PathBuf::from(directory),
         None => Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -423,12 +423,12 @@ impl Ties {
         !self.resumed.is_empty()
     }
 
-    /// Returns a hold of this connection whose lease had ended before that time, as far as is known here.
+    /// Returns a hold of this connection whose lease has ended by that time, as far as is known here.
     pub fn ended(&self, client: ClientId, now: WallMs) -> Option<Token> {
         let holds = &self.by_client.get(&client)?.holds;
         let first = |session_only| holds.range(Ranked::first(session_only)..).next();
         let mut firsts = first(false).into_iter().chain(first(true));
-        firsts.find(|hold| hold.end < now).map(|hold| hold.token)
+        firsts.find(|hold| hold.end <= now).map(|hold| hold.token)
     }
 
     /// A connection begins to wait for a request, or has waited.

@@ -25,6 +25,8 @@
 #![allow(missing_docs, unreachable_pub)]
 #![allow(clippy::indexing_slicing, clippy::unwrap_used)]
 
+use dlock_conversations::{script, transcript};
+
 mod arguments;
 mod bytes;
 mod client;
@@ -48,12 +50,11 @@ mod picture;
 mod random;
 mod reference;
 mod scenarios;
-mod script;
 mod server;
+mod settings;
 mod simulation;
 mod slots;
 mod speech;
-mod transcript;
 mod undone;
 mod wishes;
 mod world;

@@ -2,6 +2,7 @@
 
 use crate::client::Client;
 use crate::keys::{Closed, Keys, Value};
+use crate::script::{Command, Key};
 use crate::world::Op;
 use dlock_commands::error::Error;
 use dlock_commands::table::{Access, Spec, COMMANDS};
@@ -29,6 +30,18 @@ pub fn command(word: &str) -> Option<&'static Spec> {
     COMMANDS
         .iter()
         .find(|spec| spec.name == word || spec.name.strip_prefix("dlock.") == Some(&word))
+}
+
+/// The keys that it names.
+pub fn keys_of(asked: &Command) -> Vec<Key> {
+    let words: Vec<&[u8]> = asked.words.iter().map(|word| word.as_bytes()).collect();
+    let Some(spec) = command(&asked.words[0]) else {
+        return Vec::new();
+    };
+    let keys = words.get(1..).unwrap_or_default();
+    let keys = keys.get(spec.keys(keys)).unwrap_or_default();
+    let text = |key: &&[u8]| (asked.db, String::from_utf8_lossy(key).into_owned());
+    keys.iter().map(text).collect()
 }
 
 impl Server {

@@ -1,10 +1,10 @@
-//! How the engine answers in a conversation (see [`transcript`](crate::transcript)).
+//! How the engine answers in a conversation (see [`transcript`]).
 
 use crate::invariants::{self, Broken};
 use crate::pair::Pair;
 use crate::picture::Picture;
 use crate::script::{Act, Reader};
-use crate::transcript::Labels;
+use crate::transcript::{self, Labels};
 use crate::world::Heard;
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
@@ -12,28 +12,23 @@ use dlock_engine::refusal::escaped;
 use dlock_engine::{Event, Outcome};
 
 /// The engine in its world, with the model beside it. Every promise is checked after each line.
-pub struct Speaker {
+pub struct EngineSpeaker {
     pair: Pair,
     before: Picture,
 }
 
-impl Speaker {
-    pub fn new() -> Speaker {
+impl EngineSpeaker {
+    pub fn new() -> EngineSpeaker {
         let mut pair = Pair::new(Default::default());
         pair.lenient = true;
         let before = Picture::take(&mut pair.world);
-        Speaker { pair, before }
+        EngineSpeaker { pair, before }
     }
+}
 
-    /// Does what happens. Gives what is said: first the answer to a command, then who hears what.
-    ///
-    /// Errors if a promise is broken.
-    pub fn act(
-        &mut self,
-        act: &Act,
-        tokens: &Labels,
-        names: &Reader,
-    ) -> Result<Vec<String>, String> {
+impl transcript::Speaker for EngineSpeaker {
+    /// Every promise is checked, too.
+    fn act(&mut self, act: &Act, tokens: &Labels, names: &Reader) -> Result<Vec<String>, String> {
         let answer = self.pair.act_as_named(act, tokens)?;
         let mut said: Vec<String> = Vec::new();
         said.extend(answer.map(|answer| match answer {
@@ -55,11 +50,10 @@ impl Speaker {
         Ok(said)
     }
 
-    /// What observers were told since this was last asked.
-    pub fn events(&mut self) -> String {
+    fn events(&mut self) -> Option<String> {
         let told = std::mem::take(&mut self.pair.world.events);
         let words: Vec<String> = told.iter().map(|(_, event)| described(event)).collect();
-        words.join(", ")
+        Some(words.join(", "))
     }
 }
 

@@ -5,6 +5,7 @@ use crate::faults::Fault;
 use crate::keys::{Closed, Value};
 use crate::script::{self, Act};
 use crate::server::{self, Server};
+use crate::settings;
 use dlock_commands::error::Error;
 use dlock_commands::table::{Access, Verb};
 use dlock_commands::Reply;
@@ -210,7 +211,11 @@ impl World {
                 let keys = &self.primary.keys;
                 // The server sends who asks for such a key to the other node.
                 let gone = |key: &Name| keys.leaving.contains(key) && keys.lock(key).is_none();
-                if command.keys().iter().map(name).any(|key| gone(&key)) {
+                if server::keys_of(command)
+                    .iter()
+                    .map(name)
+                    .any(|key| gone(&key))
+                {
                     return None;
                 }
                 self.bounded_auto |= command.bounds_auto();
@@ -291,7 +296,7 @@ impl World {
                 }
                 let change = |policy: &mut Policy| {
                     assert!(
-                        script::configure(policy, name, value, now),
+                        settings::configure(policy, name, value, now),
                         "no option {name}"
                     );
                 };

@@ -2,6 +2,7 @@
 
 mod appearing;
 mod basics;
+mod conversations;
 mod deadlocks;
 mod leases;
 mod many;

@@ -4,21 +4,13 @@
 #![cfg(target_os = "linux")]
 
 use std::collections::HashMap;
-use std::env;
-use std::ffi::OsString;
-use std::fs;
-use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::process::{self, Command};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{from_redis_value, Connection, FromRedisValue, Value};
 use dlock_integration::{
-    assert_hands_over, assert_sound, await_until, is_held, server_program, stat, Ask, Blocked,
-    Grant, Queued, Server, Subscriber, PATIENCE,
+    assert_hands_over, assert_sound, await_until, is_held, stat, Ask, Blocked, Clock, Grant,
+    Queued, Server, Subscriber, PATIENCE,
 };
-use tempfile::TempDir;
 
 const HOUR_MS: i64 = 3_600_000;
 
@@ -40,81 +32,6 @@ const QUARANTINE_MS: u64 = 12_000;
 
 /// Times on a server are whole milliseconds.
 const ROUNDED: Duration = Duration::from_millis(2);
-
-/// The wall clock of one server.
-struct Clock {
-    directory: TempDir,
-}
-
-impl Clock {
-    /// A server that lives by a clock of its own. Nobody has stepped that yet.
-    fn server() -> (Server, Clock) {
-        let directory = tempfile::tempdir().expect("a directory");
-        let clock = Clock { directory };
-        fs::write(clock.file(), 0_i64.to_ne_bytes()).expect("a file");
-        let program = clock.directory.path().join("server");
-        let [library, file] = [library().to_owned(), clock.file()];
-        let (library, file) = (library.display(), file.display());
-        let server = PathBuf::from(server_program());
-        let lines = format!(
-            "#!/bin/sh\nexec env LD_PRELOAD='{library}' DLOCK_CLOCK='{file}' '{}' \"$@\"\n",
-            server.display()
-        );
-        fs::write(&program, lines).expect("a file");
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("an own file");
-        (Server::builder().program(program).start(), clock)
-    }
-
-    fn file(&self) -> PathBuf {
-        self.directory.path().join("clock")
-    }
-
-    /// Steps the clock, and sees to it that the server's has stepped.
-    #[track_caller]
-    fn step(&self, c: &mut Connection, ms: i64) {
-        let file = fs::File::options().read(true).write(true).open(self.file());
-        let file = file.expect("an own file");
-        let mut ahead = [0; 8];
-        file.read_exact_at(&mut ahead, 0).expect("it has as much");
-        let (begin, before) = (Instant::now(), time_us(c));
-        let ahead = i64::from_ne_bytes(ahead) + ms * 1000;
-        file.write_all_at(&ahead.to_ne_bytes(), 0)
-            .expect("an own file");
-        // Valkey 9 looks at its wall clock a few times in a second.
-        await_until("the server's clock has stepped", PATIENCE, || {
-            let passed = time_us(c) - before - ms * 1000;
-            let most = begin.elapsed() + Duration::from_secs(1);
-            passed.unsigned_abs() <= most.as_micros() as u64
-        });
-    }
-}
-
-/// The clock as a library that can be loaded before a server's own. It is made once a run.
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("clock.so");
-        let fresh = made.with_extension(process::id().to_string());
-        let compiler = env::var_os("CC").unwrap_or(OsString::from("cc"));
-        let status = Command::new(compiler)
-            .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
-            .arg(&fresh)
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/survival/clocks/clock.c"))
-            .status();
-        assert!(
-            status.is_ok_and(|status| status.success()),
-            "the clock cannot be compiled"
-        );
-        fs::rename(fresh, &made).expect("both are in one directory");
-        made
-    })
-}
-
-/// The server's wall clock.
-fn time_us(c: &mut Connection) -> i64 {
-    let (seconds, us): (i64, i64) = c.ask("TIME");
-    seconds * 1_000_000 + us
-}
 
 type Fields = HashMap<String, Value>;
 

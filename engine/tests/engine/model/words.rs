@@ -2,6 +2,7 @@
 
 use super::{Answer, Hold, Model, Patience, Place, Request, Tie, Told, SHARED};
 use crate::script::{self, Act, Command};
+use crate::settings;
 use dlock_commands::error::Error;
 use dlock_engine::Refusal;
 use dlock_engine::SteadyMs;
@@ -52,7 +53,7 @@ impl Model {
             Act::Config(name, value) => {
                 let now = SteadyMs(self.steady);
                 self.configure(|policy| {
-                    let _ = script::configure(policy, name, value, now);
+                    let _ = settings::configure(policy, name, value, now);
                 });
             }
             _ => return Err(()),

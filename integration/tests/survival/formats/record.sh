@@ -14,7 +14,7 @@ scratch=$(mktemp -d)
 trap 'git worktree remove --force "$scratch/source" 2>/dev/null || true; rm -rf "$scratch"' EXIT
 
 back=$(($(date +%s) - $(date -d '2024-01-01 UTC' +%s)))
-cc -shared -fPIC -o "$scratch/clock.so" integration/tests/survival/clocks/clock.c
+cc -shared -fPIC -o "$scratch/clock.so" integration/src/clock.c
 # The clock's file has its step in microseconds, in eight bytes.
 for bits in 0 8 16 24 32 40 48 56; do
     printf "\\x$(printf %02x $((-back * 1000000 >> bits & 255)))"

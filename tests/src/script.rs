@@ -20,12 +20,15 @@
 //! `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that lags catches up), `crash` (the
 //! replica takes over), `failover`, `restart`. `shop@1` is a key of database 1.
 //!
+//! `# Engine only: why` ends what is held with a server, too.
+//!
 //! In a command `#1` is a token, `''` is empty, `\xhh` a byte, `(99*x)` 99 times x. A connection that is called by a number has
 //! that as its id.
 
-use crate::server::command;
-use dlock_engine::{Millis, Policy, SteadyMs};
 use std::collections::BTreeMap;
+
+/// Milliseconds.
+pub type Millis = u64;
 
 /// One thing that happens.
 #[derive(Debug, Clone, PartialEq)]
@@ -86,18 +89,6 @@ pub struct Command {
 }
 
 impl Command {
-    /// Its keys.
-    pub fn keys(&self) -> Vec<Key> {
-        let words: Vec<&[u8]> = self.words.iter().map(|word| word.as_bytes()).collect();
-        let Some(spec) = command(&self.words[0]) else {
-            return Vec::new();
-        };
-        let keys = words.get(1..).unwrap_or_default();
-        let keys = keys.get(spec.keys(keys)).unwrap_or_default();
-        let text = |key: &&[u8]| (self.db, String::from_utf8_lossy(key).into_owned());
-        keys.iter().map(text).collect()
-    }
-
     /// Whether it has a hold renewed for so long at most.
     pub fn bounds_auto(&self) -> bool {
         let mut pairs = self.words.windows(2);
@@ -192,31 +183,6 @@ impl Reader {
             .find(|(_, its)| **its == id)
             .map_or(id.to_string(), |(name, _)| name.clone())
     }
-}
-
-/// Changes a setting, as `config` says. Gives whether there is one of that name.
-pub fn configure(policy: &mut Policy, name: &str, value: &str, now: SteadyMs) -> bool {
-    let number = value.parse::<u64>().unwrap_or(0);
-    match name {
-        "grants" => policy.grants = value == "yes",
-        "claim-window-ms" => policy.claim_window_ms = number,
-        "max-lease-ms" => (policy.max_lease_ms, policy.max_restored_ms) = (number, number),
-        "max-hold-ms" => policy.max_hold_ms = number,
-        "max-queue" => policy.max_queue = number as usize,
-        "max-places" => policy.max_places = number as usize,
-        "max-waiters" => policy.max_waiters = number as usize,
-        "max-holders" => policy.max_holders = number as usize,
-        "deadlock-detection" => policy.deadlock_detection = value == "yes",
-        "deadlock-max-steps" => policy.deadlock_max_steps = number as usize,
-        // No longer lease may be asked for.
-        "quarantine-ms" => {
-            let longest = if number == 0 { Millis::MAX } else { number };
-            policy.max_lease_ms = policy.max_restored_ms.min(longest);
-        }
-        "quarantine" => policy.quarantine_until = now.after(number),
-        _ => return false,
-    }
-    true
 }
 
 /// The bytes that a word stands for.

@@ -1,0 +1,346 @@
+//! The conversations in `tests/scenarios`, held with a server. Its clocks stand still but for the time that passes in them, so
+//! that milliseconds count here, too.
+#![cfg(target_os = "linux")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
+use std::thread;
+
+use dlock_conversations::script::{self, Act, Command, Key, Reader};
+use dlock_conversations::transcript::{self, Labels};
+use dlock_conversations::{all, for_servers, planted};
+use dlock_engine::refusal::escaped;
+use dlock_integration::redis::{Cmd, Connection, PushKind, Value};
+use dlock_integration::{
+    assert_sound, await_until, reply_of, with, Ask, Clock, Server, Wire, PATIENCE,
+};
+
+/// Conversations that are held at the same time: each waits for its server most of the time.
+const AT_ONCE: usize = 4;
+
+/// What a script runs: the words as they are, and errors as replies.
+const SCRIPT: &str = "return redis.pcall(unpack(ARGV))";
+
+#[test]
+fn conversations_go_as_written() {
+    let all = all();
+    let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some((name, text)) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(what) = hold(for_servers(text)) {
+                        wrong.lock().unwrap().push(format!("{name}, {what}"));
+                    }
+                }
+            });
+        }
+    });
+    let wrong = wrong.into_inner().unwrap();
+    assert!(wrong.is_empty(), "\n\n{}\n", wrong.join("\n\n"));
+}
+
+#[test]
+fn a_true_conversation_passes_and_untrue_ones_do_not() {
+    planted::find(hold);
+}
+
+fn hold(text: &str) -> Result<(), String> {
+    let (server, clock) = Clock::still_server();
+    transcript::check(text, ServerSpeaker::new(&server, &clock))?;
+    assert_sound(&server);
+    Ok(())
+}
+
+/// A connection to the server. Somebody who speaks while waiting takes another one.
+struct Line {
+    wire: Wire,
+    /// Its id at the server.
+    id: u64,
+    db: u32,
+    waits: bool,
+}
+
+struct ServerSpeaker<'a> {
+    server: &'a Server,
+    clock: &'a Clock,
+    observer: Connection,
+    /// Hears all channels.
+    news: Wire,
+    /// The connections of each client.
+    clients: BTreeMap<u64, Vec<Line>>,
+    /// The channels that somebody waits by.
+    channels: BTreeSet<Vec<u8>>,
+    dumped: Option<Value>,
+}
+
+impl<'a> ServerSpeaker<'a> {
+    fn new(server: &'a Server, clock: &'a Clock) -> ServerSpeaker<'a> {
+        let mut news = server.wire();
+        news.ask::<Value>("HELLO 3");
+        news.send("PSUBSCRIBE *");
+        news.read().expect("it listens");
+        ServerSpeaker {
+            server,
+            clock,
+            observer: server.connection(),
+            news,
+            clients: BTreeMap::new(),
+            channels: BTreeSet::new(),
+            dumped: None,
+        }
+    }
+
+    /// The connection by which this client speaks now.
+    fn line(&mut self, number: u64) -> &mut Line {
+        let lines = self.clients.entry(number).or_default();
+        if lines.iter().all(|line| line.waits) {
+            let mut wire = self.server.wire();
+            wire.ask::<Value>("HELLO 3");
+            let id = wire.client_id();
+            lines.push(Line {
+                wire,
+                id,
+                db: 0,
+                waits: false,
+            });
+        }
+        let free = lines.iter_mut().find(|line| !line.waits);
+        free.expect("one is free")
+    }
+
+    /// The server has worked off what there was.
+    fn settle(&mut self) {
+        for _ in 0..3 {
+            self.observer.run("PING");
+        }
+    }
+
+    fn run(&mut self, command: Cmd) -> Result<Value, String> {
+        self.observer.answer(&command)
+    }
+
+    fn pass(&mut self, ms: u64) {
+        for _ in 0..ms {
+            self.clock.pass(1);
+            self.observer.run("PING");
+        }
+    }
+
+    /// A command of the server's own, in the key's database.
+    fn on_key(&mut self, name: &str, key: &Key, more: &[&[u8]]) -> Result<Value, String> {
+        let mut words = vec![key.1.as_bytes()];
+        words.extend(more);
+        self.observer.run(&format!("SELECT {}", key.0));
+        let done = self.run(with(name, &words));
+        self.observer.run("SELECT 0");
+        done
+    }
+
+    fn command(&mut self, asked: &Command, tokens: &Labels) -> Result<String, String> {
+        let words: Vec<Vec<u8>> = asked
+            .words
+            .iter()
+            .map(|w| script::bytes(w, tokens))
+            .collect();
+        let channel = words.windows(2).find(|pair| pair[0] == b"NOTIFY");
+        self.channels.extend(channel.map(|pair| pair[1].clone()));
+        let mut command = Cmd::new();
+        if !asked.may_wait {
+            command.arg("EVAL").arg(SCRIPT).arg(0);
+        }
+        let name = String::from_utf8_lossy(&words[0]).into_owned();
+        let is_whole = name.to_ascii_uppercase().starts_with("DLOCK.");
+        command.arg(if is_whole {
+            name
+        } else {
+            format!("DLOCK.{name}")
+        });
+        command.arg(&words[1..]);
+        let line = self.line(asked.client);
+        if line.db != asked.db {
+            line.wire.ask::<Value>(&format!("SELECT {}", asked.db));
+            line.db = asked.db;
+        }
+        line.wire.send_command(&command);
+        let seen = format!("CLIENT LIST ID {}", line.id);
+        let mut waits = false;
+        await_until("it is answered or waits", PATIENCE, || {
+            if self.line(asked.client).wire.has_something() {
+                return true;
+            }
+            let seen: String = self.observer.ask(&seen);
+            let mut words = seen.split_whitespace();
+            let flags = words.find_map(|word| word.strip_prefix("flags="));
+            waits = flags.is_some_and(|flags| flags.contains('b'));
+            waits
+        });
+        let line = self.line(asked.client);
+        if waits {
+            line.waits = true;
+            return Ok("-> waits".into());
+        }
+        let reply = line.wire.read();
+        Ok(format!("-> {}", self.shown(reply)))
+    }
+
+    /// A reply as a conversation has it.
+    fn shown(&self, reply: Result<Value, String>) -> String {
+        match reply {
+            Ok(value) => self.value(&value, ""),
+            Err(error) => error,
+        }
+    }
+
+    /// A value that has this name in a map.
+    fn value(&self, value: &Value, name: &str) -> String {
+        let list = |items: Vec<String>| items.join(", ");
+        match value {
+            Value::Nil => "null".into(),
+            Value::Okay => "OK".into(),
+            // Connections have the numbers of the conversation.
+            Value::Int(id) if ["client", "session", "auto"].contains(&name) => {
+                let known = |(number, lines): (&u64, &Vec<Line>)| {
+                    let is_its = lines.iter().any(|line| line.id == *id as u64);
+                    is_its.then(|| number.to_string())
+                };
+                self.clients
+                    .iter()
+                    .find_map(known)
+                    .unwrap_or(id.to_string())
+            }
+            Value::Int(number) => number.to_string(),
+            Value::BulkString(bytes) => escaped(bytes, 64),
+            Value::SimpleString(text) => text.clone(),
+            Value::Array(items) => {
+                let items = items.iter().map(|item| self.value(item, ""));
+                format!("[{}]", list(items.collect()))
+            }
+            Value::Map(fields) => {
+                let field = |(name, value): &(Value, Value)| {
+                    let name = self.value(name, "");
+                    let value = self.value(value, &name);
+                    // The engine knows of no addresses.
+                    let is_known = !["addr", "name"].contains(&&*name);
+                    is_known.then(|| format!("{name}: {value}"))
+                };
+                format!("{{{}}}", list(fields.iter().filter_map(field).collect()))
+            }
+            Value::ServerError(_) => self.shown(reply_of(value.clone())),
+            other => format!("{other:?}"),
+        }
+    }
+
+    /// What those who waited have heard.
+    fn heard(&mut self, names: &Reader) -> Vec<String> {
+        self.settle();
+        let mut said = Vec::new();
+        let mut replies = Vec::new();
+        for (number, lines) in &mut self.clients {
+            for line in lines.iter_mut().filter(|line| line.waits) {
+                if line.wire.has_something() {
+                    line.waits = false;
+                    replies.push((*number, line.wire.read()));
+                }
+            }
+        }
+        for (number, reply) in replies {
+            said.push(format!("{} <- {}", names.name(number), self.shown(reply)));
+        }
+        self.news.send("PING");
+        while let Ok(Value::Push { kind, data }) = self.news.read() {
+            let [_, Value::BulkString(channel), Value::BulkString(text)] = &data[..] else {
+                continue;
+            };
+            if kind == PushKind::PMessage && self.channels.contains(channel) {
+                let channel = escaped(channel, 64);
+                said.push(format!("{channel} <- {}", message(text)));
+            }
+        }
+        said
+    }
+
+    fn dies(&mut self, number: u64) {
+        for line in self.clients.remove(&number).unwrap_or_default() {
+            drop(line.wire);
+            self.server.await_client_gone(line.id);
+        }
+    }
+
+    fn copy(&mut self, from: &Key, to: &Key) -> Result<Value, String> {
+        let dump = self.on_key("DUMP", from, &[])?;
+        self.bring(to, dump)
+    }
+
+    fn bring(&mut self, to: &Key, dump: Value) -> Result<Value, String> {
+        let Value::BulkString(dump) = dump else {
+            return Err("there is nothing to bring".into());
+        };
+        self.on_key("RESTORE", to, &[b"0", &dump, b"REPLACE"])
+    }
+}
+
+/// `granted 7 1:k 3:ann 5` without lengths, `timeout 0 1:k 3:ann 5` also without a token.
+fn message(text: &[u8]) -> String {
+    let text = escaped(text, usize::MAX);
+    let mut words: Vec<&str> = text.split(' ').collect();
+    let after = words.split_off(words.len().saturating_sub(3));
+    let [key, owner, id] = after[..] else {
+        return text;
+    };
+    if words.last() == Some(&"0") {
+        words.pop();
+    }
+    let name = |word: &str| word.split_once(':').map_or("", |(_, name)| name).to_owned();
+    let what = match words.join(" ") {
+        what if what == "wrongtype" => "WRONGTYPE the key holds a value that is not a lock".into(),
+        what => what,
+    };
+    format!("{what} {} {} {id}", name(key), name(owner))
+}
+
+impl transcript::Speaker for ServerSpeaker<'_> {
+    fn act(&mut self, act: &Act, tokens: &Labels, names: &Reader) -> Result<Vec<String>, String> {
+        let mut said = Vec::new();
+        let to_db = |db: u32| db.to_string();
+        match act {
+            Act::Command(asked) => said.push(self.command(asked, tokens)?),
+            Act::Wait(ms) => self.pass(*ms),
+            Act::Clock(ms) => self.clock.step(&mut self.observer, *ms),
+            Act::Dies(client) => self.dies(*client),
+            Act::Del(key) => drop(self.on_key("DEL", key, &[])?),
+            Act::Set(key) => drop(self.on_key("SET", key, &[b"a string"])?),
+            Act::Rename(from, to) if from.0 == to.0 => {
+                // What is not there cannot be renamed.
+                let _ = self.on_key("RENAME", from, &[to.1.as_bytes()]);
+            }
+            Act::Rename(from, to) => drop(self.on_key("MOVE", from, &[to_db(to.0).as_bytes()])?),
+            Act::Copy(from, to) => drop(self.copy(from, to)?),
+            Act::Dump(key) => {
+                self.dumped = Some(self.on_key("DUMP", key, &[])?);
+                self.on_key("DEL", key, &[])?;
+            }
+            Act::Restore(key) => {
+                let dump = self.dumped.clone().ok_or("nothing was dumped")?;
+                self.bring(key, dump)?;
+            }
+            Act::Flush => self.observer.run("FLUSHALL"),
+            Act::Swap(one, other) => self.observer.run(&format!("SWAPDB {one} {other}")),
+            Act::Pause => self.observer.run("CLIENT PAUSE 600000 WRITE"),
+            Act::Resume => self.observer.run("CLIENT UNPAUSE"),
+            Act::Config(name, value) => {
+                let line = format!("CONFIG SET dlock.{name} {value}");
+                self.run(with(&line, &[]))?;
+            }
+            other => return Err(format!("not with a server: {other:?}")),
+        }
+        said.extend(self.heard(names));
+        Ok(said)
+    }
+
+    /// `observers` listens to what they are told by servers.
+    fn events(&mut self) -> Option<String> {
+        None
+    }
+}
