@@ -176,7 +176,8 @@ fn what_concerns_all_locks_is_done_in_steps() {
         let in_steps = (0..4).any(|_| {
             let (few, many) = (upheaval.happen(FEW), upheaval.happen(MANY));
             seen.push((few, many));
-            let bounded = |(few, many): (u64, u64)| many <= 2 * few + 10;
+            // A server that has no allocator of its own may give much memory back in one of the steps.
+            let bounded = |(few, many): (u64, u64)| many <= 2 * few + 25;
             few.into_iter().zip(many).all(bounded)
         });
         assert!(in_steps, "{}: {seen:?} ms", upheaval.what);
