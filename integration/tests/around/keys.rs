@@ -22,6 +22,11 @@ fn a_lock_that_went_elsewhere_still_ends() {
                 line,
             ],
         );
+        if !server.version().tells_of_keys() {
+            // Where nobody waits for it, a lock that came there is noticed at its next use.
+            server.connection_in(1).run("DLOCK.CANCEL k nobody");
+            c.run("DLOCK.CANCEL new nobody");
+        }
         await_until("the keys are gone", PATIENCE, || {
             let keyspace = server.info("keyspace");
             keyspace.get("db0").is_none() && keyspace.get("db1").is_none()

@@ -261,9 +261,8 @@ const BRINGERS: [&str; 9] = [
 /// the lock's next use.
 fn is_told(server: &Server, line: &str) -> bool {
     let version = server.version();
-    let hears = !version.is_valkey(8, 1) || version.is_valkey(9, 1);
     let loses = version.is_valkey(9, 1) && line == "MULTI MOVE";
-    matches!(line, "RESTORE" | "SWAPDB") || hears && !loses
+    matches!(line, "RESTORE" | "SWAPDB") || version.tells_of_keys() && !loses
 }
 
 /// Has a lock of `source` come to `k1` of database 0.

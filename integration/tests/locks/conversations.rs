@@ -19,12 +19,18 @@ use dlock_integration::{
 /// Conversations that are held at the same time: each waits for its server most of the time.
 const AT_ONCE: usize = 4;
 
+/// They go as written where the server tells of the keys that RENAME and MOVE bring to a name: elsewhere that is noticed late.
+const NEED_TELLING: [&str; 1] = ["renamed.txt"];
+
 /// What a script runs: the words as they are, and errors as replies.
 const SCRIPT: &str = "return redis.pcall(unpack(ARGV))";
 
 #[test]
 fn conversations_go_as_written() {
-    let all = all();
+    let mut all = all();
+    if !Server::start().version().tells_of_keys() {
+        all.retain(|(name, _)| !NEED_TELLING.contains(&name.as_str()));
+    }
     let (next, wrong) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..AT_ONCE {

@@ -224,15 +224,9 @@ fn the_end_of_a_lock_s_key_is_put_right_in_a_large_keyspace() {
 /// Where the server does not tell what happens to keys, a lock that nobody waits for is put right at its next use.
 #[track_caller]
 fn use_if_untold(server: &Server, connection: &mut Connection, key: &str) {
-    if moves_clients(server) {
+    if !server.version().tells_of_keys() {
         connection.run(&format!("DLOCK.RENEW {key} alice 600000"));
     }
-}
-
-/// Whether keyspace events of this server would move clients to another database: then nobody listens to them.
-fn moves_clients(server: &Server) -> bool {
-    let version = server.version();
-    version.is_valkey(8, 1) && !version.is_valkey(9, 1)
 }
 
 /// Whatever the commands are called.
@@ -268,7 +262,7 @@ fn generic_keyspace_events_are_heard_where_they_move_no_client() {
     let server = Server::start();
     assert_eq!(
         server.log().contains("move clients to another database"),
-        moves_clients(&server)
+        !server.version().tells_of_keys()
     );
     // However that is: the module moves none.
     let mut c = server.connection();
