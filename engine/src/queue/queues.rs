@@ -131,7 +131,13 @@ impl WaitQueues {
         };
         let db = name.db as usize;
         if self.dbs.len() <= db {
-            self.dbs.resize_with(db + 1, Db::default);
+            // What has happened to a database before there was a queue is nothing to those that come.
+            let epoch = self.review.epoch;
+            self.dbs.resize_with(db + 1, || Db {
+                epoch,
+                replaced: epoch,
+                ..Db::default()
+            });
         }
         self.dbs[db].by_key.insert(name.key.clone(), id);
         self.dbs[db].order.insert(&name.key);
