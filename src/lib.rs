@@ -13,14 +13,13 @@
 //!
 //! What holds throughout:
 //!
-//! 1. What may change a lock comes in by `run::enter`, and goes one way: args → engine → effects → perform → reply.
+//! 1. What may change a lock comes in by `run::enter::run`, and goes one way: args → engine → effects → perform → reply.
 //! 2. Durable state moves by `dlock_engine::change::Change` only, on the primary, on replicas and from the AOF alike.
 //! 3. The engine is told the time, calls nothing but its keyspace, and is a crate that knows of no server (`engine/`).
 //! 4. Nothing is decided on a replica, and nothing by a replica's or a client's clock.
 //! 5. Nothing is propagated outside of a command unless the server would accept a write (`node::gate`).
 //! 6. A callback of the server changes no lock: it notes what has happened (`node::inbox`), and the module's next event acts.
-//! 7. What may run more of the module than such a callback comes last: connections are answered, and observers told, with no
-//!    state borrowed.
+//! 7. Answering connections and telling observers can call the module back. So they come last, with no state borrowed.
 //! 8. The module answers a request once.
 //! 9. A panic stops at the callback in which it happens (`ffi::panic`), and nothing is decided after it. What is
 //!    taken for granted and is not so is heard (`broken!`).

@@ -1,4 +1,4 @@
-//! What callbacks ask of the module's state, which lives above them: set at load.
+//! What callbacks ask of the module's state. That is `run`'s, which they may not use: set at load.
 
 use crate::node::inbox::Cut;
 use dlock_engine::{Lock, Name, Token, WallMs};

@@ -10,15 +10,15 @@
 //! | measure | needed by | reason | test |
 //! |---|---|---|---|
 //! | `wait_key`: nobody is blocked on a lock's own key | Redis 7.0 | when the key appears, `serveClientsBlockedOnKeyByModule` leaves `server.current_client` at a connection that may be freed before it is read. Elsewhere it saves calling everybody back: 1 ms for 10,000 | `blocked`: `a_key_appears_under_those_who_wait_for_it` under `make memcheck`, `no_lock_s_key_is_blocked_on` |
-//! | `blocking`: the server is given no time-out | Redis 7.0 | one that falls together with a grant loses the reply. Elsewhere it would be late by up to 1000/hz ms | `waiting`: `time_is_up_after_the_milliseconds_given` |
-//! | `events::subscribe`: a load that fails takes its subscriptions back | Redis 7.0 | the server keeps them, and calls what is no longer there | `load`: `no_setting_out_of_range_is_loaded_and_nothing_is_left` |
+//! | `tell::blocking`: the server is given no time-out | Redis 7.0 | one that falls together with a grant loses the reply. Elsewhere it would be late by up to 1000/hz ms | `waiting`: `time_is_up_after_the_milliseconds_given` |
+//! | `callbacks::events`: a load that fails takes its subscriptions back | Redis 7.0 | the server keeps them, and calls what is no longer there | `load`: `no_setting_out_of_range_is_loaded_and_nothing_is_left` |
 //! | `dry_run`: an empty module is loaded first | all but Redis 7.0, up to Redis 8.6 and Valkey 9.1 | a setting that no module has makes them unload a module with a data type, and crash. Redis 7.0 answers with an error and keeps the module | `load`: `no_setting_that_there_is_not_is_loaded` |
-//! | `guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it holds back what a command writes until modules have heard of the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |
-//! | `caller`: a script's own client is not looked up | Valkey 9.1 | it finds that client, which has no connection, and fails when it asks for the address | `sessions`: `refused_in_scripts_and_allowed_in_a_transaction` |
-//! | `mod`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
+//! | `run::guard`: a reply that writes nothing is replaced by an error | Valkey since 8.1 | it holds back what a command writes until modules have heard of the change, and loses an error of a command that a module has called | `guard_replies`: `every_command_that_is_refused_is_answered` |
+//! | `run::caller`: a script's own client is not looked up | Valkey 9.1 | it finds that client, which has no connection, and fails when it asks for the address | `sessions`: `refused_in_scripts_and_allowed_in_a_transaction` |
+//! | `run::event`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
 //! | `ffi::doors::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
-//! | `clock`: the time is read once for MULTI and for a script | Redis 7.0 | it does not tell its own time, which stands still there | `basics`: `check_guards_a_transaction` |
-//! | `subscribers`: a count that INFO lacks is 0 | Redis 7.0, before 7.0.3 | it does not count sharded subscriptions | none: no such server is tested |
+//! | `node::clock`: the time is read once for MULTI and for a script | Redis 7.0 | it does not tell its own time, which stands still there | `basics`: `check_guards_a_transaction` |
+//! | `tell::subscribers`: a count that INFO lacks is 0 | Redis 7.0, before 7.0.3 | it does not count sharded subscriptions | none: no such server is tested |
 
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;

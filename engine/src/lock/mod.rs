@@ -392,8 +392,8 @@ impl Lock {
         }
     }
 
-    /// The TTL that the key must have: the latest lease, or none while anybody is queued. Creating a key under
-    /// blocked clients makes the server call every one of them back, so a contended lock must not expire by itself.
+    /// The TTL that the key must have: the latest lease, or none while anybody is queued. Then the module ends the leases itself
+    /// and grants in the same step; the server must not remove the key under the queue.
     pub fn expires(&self) -> Option<WallMs> {
         match self {
             Lock::Sole(sole) if sole.watched() => None,
@@ -424,7 +424,8 @@ impl Lock {
             .map_or(true, |limit| limit.allows(self.holders()))
     }
 
-    /// Moves the state. The only way it ever moves: on the primary, on a replica and from the AOF alike. What the usual lock
+    /// Moves the state. The only way it ever moves, on the primary, on a replica and from the AOF alike, but for very many holds
+    /// that end at once ([`Lock::split_off`], with the same result and effect). What the usual lock
     /// needs is at hand; the rest stands apart, out of the way of every grant and release.
     #[inline]
     pub fn apply(&mut self, change: &Change) {

@@ -73,7 +73,8 @@ impl Losses {
         }
         let (who, keeps) = match act {
             Act::Command(command) => (
-                Some(command.client).filter(|_| command.may_wait),
+                // Also a script that it runs.
+                Some(command.client),
                 command.words[0].eq_ignore_ascii_case("KEEP"),
             ),
             _ => (None, false),
