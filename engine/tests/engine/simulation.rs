@@ -8,7 +8,7 @@ use crate::script::{Act, Reader};
 use crate::transcript::Labels;
 use crate::wishes::{some_of, Wishes};
 use crate::world::World;
-use dlock_engine::{End, Millis, Policy};
+use dlock_engine::{End, Millis, Policy, Token};
 
 const CLIENTS: u64 = 8;
 const OWNERS: [&str; 6] = [
@@ -30,6 +30,8 @@ struct Simulation {
     /// The connections there are; one that ends makes room for another.
     connections: Vec<u64>,
     wishes: Wishes,
+    /// The last token when a server last began to decide.
+    began_at: Token,
     /// What connections have lost without their doing.
     losses: Losses,
     /// In how many cases of a hundred an owner keeps to its own connection.
@@ -74,6 +76,7 @@ impl Simulation {
             before,
             connections: (1..=CLIENTS).collect(),
             wishes,
+            began_at: Token(0),
             losses: Losses::default(),
             lines: Vec::new(),
         }
@@ -113,6 +116,9 @@ impl Simulation {
         self.lines.push(line.to_string());
         let act = Reader::default().read(line).expect("a line");
         let answer = self.world.act(&act, &Labels::new());
+        if matches!(act, Act::Restart | Act::Crash { .. } | Act::Failover) {
+            self.began_at = self.world.last_token;
+        }
         // The first to come after a stall may be a command, before the timer.
         if !matches!(act, Act::Stall(_)) || !self.world.writable || self.random.chance(50) {
             self.world.tick();
@@ -279,7 +285,14 @@ impl Simulation {
                 false => "crash".into(),
             },
             1 if self.world.now.us > self.world.last_token.0 => "restart".into(),
-            2 => format!("clock {}", self.random.below(1_000) as i64 - 300),
+            2 => {
+                // A server that has begun anew, and has granted nothing since, knows the last token by its clock only.
+                let back = match self.began_at == self.world.last_token {
+                    true => 0,
+                    false => 300,
+                };
+                format!("clock {}", self.random.below(1_000) as i64 - back)
+            }
             _ => "failover".into(),
         }
     }
