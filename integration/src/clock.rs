@@ -13,6 +13,7 @@ use redis::Connection;
 use tempfile::TempDir;
 
 use crate::ask::Ask;
+use crate::builder::ServerBuilder;
 use crate::patience::{await_until, PATIENCE};
 use crate::program::target_directory;
 use crate::server::Server;
@@ -35,20 +36,26 @@ impl Clock {
     /// When the clocks cannot be compiled, or the server does not start.
     #[track_caller]
     pub fn server() -> (Server, Clock) {
-        Clock::start([0; 3])
+        Clock::start(Server::builder(), [0; 3])
     }
 
     /// A server for which time passes by [`pass`](Clock::pass) only. Whatever it reads is a whole number of milliseconds.
     #[track_caller]
     pub fn still_server() -> (Server, Clock) {
+        Clock::still(Server::builder())
+    }
+
+    /// The same with more settings.
+    #[track_caller]
+    pub fn still(builder: ServerBuilder) -> (Server, Clock) {
         const DAY: i64 = 86_400_000_000;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         let wall = wall.map_or(DAY, |wall| wall.as_secs() as i64 * 1_000_000);
-        Clock::start([0, DAY, wall - DAY])
+        Clock::start(builder, [0, DAY, wall - DAY])
     }
 
     #[track_caller]
-    fn start(numbers: [i64; 3]) -> (Server, Clock) {
+    fn start(builder: ServerBuilder, numbers: [i64; 3]) -> (Server, Clock) {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("clock");
         fs::write(&path, numbers.map(i64::to_ne_bytes).concat()).expect("a file");
@@ -59,7 +66,7 @@ impl Clock {
         symlink(library(), directory.path().join("clock.so")).expect("a link");
         let file = File::options().read(true).write(true).open(&path);
         let file = file.expect("an own file");
-        let server = Server::builder().program(program).start();
+        let server = builder.program(program).start();
         let clock = Clock {
             file,
             _directory: directory,

@@ -1,4 +1,4 @@
-//! Conversations in text files (`../scenarios`): commands, replies, time passing.
+//! Conversations in text files (`../scenarios`, and `../servers` for what only a server has): commands, replies, time passing.
 //!
 //! One reader for all who hold them: the engine's tests with the engine and the model beside it, the integration tests with a
 //! server whose clock stands still.
@@ -18,7 +18,61 @@ use std::path::Path;
 /// # Panics
 /// When they cannot be read.
 pub fn all() -> Vec<(String, String)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios");
+    let all = files("scenarios");
+    assert!(!all.is_empty(), "no conversation");
+    all
+}
+
+/// The conversations that only a server can hold, each with its title.
+///
+/// A line `== title` begins another, and all of a file begin with what stands before the first title. `each one | other` in a
+/// conversation has it held once with `one` wherever it has `{}`, and once with `other`; `{1}`, `{2}` are what `/` separates
+/// there. A line with `{}` is as many lines as `;` separates.
+///
+/// # Panics
+/// When they cannot be read.
+pub fn of_servers() -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for (file, text) in files("servers") {
+        let text = format!("\n{text}");
+        let mut parts = text.split("\n== ");
+        let before = parts.next().unwrap_or_default();
+        for part in parts {
+            let (title, body) = part.split_once('\n').unwrap_or((part, ""));
+            let each = |line: &&str| line.starts_with("each ");
+            let values = body.lines().filter(each);
+            let values: Vec<&str> = values.flat_map(|line| line[5..].split(" | ")).collect();
+            let rest = before
+                .lines()
+                .chain(body.lines().filter(|line| !each(line)));
+            let rest: Vec<&str> = rest.collect();
+            if values.is_empty() {
+                all.push((format!("{file}, {title}"), rest.join("\n")));
+            }
+            for value in values {
+                let lines: Vec<String> = rest.iter().map(|line| filled(line, value)).collect();
+                all.push((format!("{file}, {title} {value}"), lines.join("\n")));
+            }
+        }
+    }
+    all
+}
+
+/// A line, or several, with a value put in.
+fn filled(line: &str, value: &str) -> String {
+    let mut line = line.to_owned();
+    for (at, part) in value.split(" / ").enumerate() {
+        line = line.replace(&format!("{{{}}}", at + 1), part);
+    }
+    let lines = value.split("; ").map(|part| line.replace("{}", part));
+    match line.contains("{}") {
+        true => lines.collect::<Vec<_>>().join("\n"),
+        false => line,
+    }
+}
+
+fn files(folder: &str) -> Vec<(String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let mut all: Vec<(String, String)> = fs::read_dir(folder)
         .expect("the folder")
         .map(|file| {
@@ -32,7 +86,6 @@ pub fn all() -> Vec<(String, String)> {
         all.retain(|(name, _)| name.strip_suffix(".txt") == Some(&one));
     }
     all.sort();
-    assert!(!all.is_empty(), "no conversation");
     all
 }
 

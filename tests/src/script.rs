@@ -20,7 +20,15 @@
 //! `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that lags catches up), `crash` (the
 //! replica takes over), `failover`, `restart`. `shop@1` is a key of database 1.
 //!
-//! `# Engine only: why` ends what is held with a server, too.
+//! `# Engine only: why` ends what is held with a server, too. What only a server has, and can be held with it only (`../servers`):
+//! ```text
+//! ann$ SET shop x                   any command; a reply that is no error need not be written down. `@bob` is the number of bob's
+//!                                   connection
+//! within 1000                       time passes, and what is heard after the line before may be heard now
+//! info dlock_places_queued          a number of INFO
+//! listen to __dlock@0__:shop        from here on its messages are to be expected
+//! kill -9                           the server dies, and starts again with what it has on disk
+//! ```
 //!
 //! In a command `#1` is a token, `''` is empty, `\xhh` a byte, `(99*x)` 99 times x. A connection that is called by a number has
 //! that as its id.
@@ -66,6 +74,16 @@ pub enum Act {
         quarantine: Millis,
     },
     Config(String, String),
+}
+
+/// One thing that happens to a server only.
+#[derive(Debug)]
+pub enum ServerAct {
+    /// A command as it is, not one of the module's.
+    Command(Command),
+    Info(String),
+    Listen(String),
+    Kill,
 }
 
 impl Act {
@@ -116,7 +134,7 @@ impl Reader {
             None => (0, key.to_string()),
         };
         Ok(match line.split_whitespace().collect::<Vec<_>>()[..] {
-            ["wait", ms] => Act::Wait(number(ms)?),
+            ["wait" | "within", ms] => Act::Wait(number(ms)?),
             ["stall", ms] => Act::Stall(number(ms)?),
             ["clock", ms] => Act::Clock(ms.parse().map_err(|_| "the clock steps by a number")?),
             ["heartbeat"] => Act::Heartbeat,
@@ -156,6 +174,22 @@ impl Reader {
         })
     }
 
+    /// What happens to a server only, if it is that.
+    pub fn read_for_server(&mut self, line: &str) -> Result<Option<ServerAct>, String> {
+        Ok(match line.split_once(' ') {
+            Some(("info", name)) => Some(ServerAct::Info(name.into())),
+            Some(("listen", channel)) => {
+                Some(ServerAct::Listen(channel.trim_start_matches("to ").into()))
+            }
+            Some(("kill", "-9")) => Some(ServerAct::Kill),
+            Some((who, words)) => match who.strip_suffix('$') {
+                Some(who) => Some(ServerAct::Command(self.command(who, words)?)),
+                None => None,
+            },
+            None => None,
+        })
+    }
+
     fn command(&mut self, who: &str, words: &str) -> Result<Command, String> {
         let (who, may_wait) = match who.strip_suffix(" (script)") {
             Some(who) => (who, false),
@@ -174,6 +208,11 @@ impl Reader {
         let next = self.clients.len() as u64 + 1;
         name.parse()
             .unwrap_or_else(|_| *self.clients.entry(name.to_string()).or_insert(next))
+    }
+
+    /// The number of a connection that has spoken.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.clients.get(name).copied()
     }
 
     /// What the connection with this id is called.

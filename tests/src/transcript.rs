@@ -11,9 +11,9 @@
 //! shop-news <- granted #2 shop bert *1  the channel of a request that waits by NOTIFY does; `*1` is the number of that wait
 //! events: acquired #1, ...          what observers were told since the last such line
 //! ```
-//! What is expected may end in `...`: then only the beginning counts.
+//! What is expected may end in `...`: then only the beginning counts. `~a` stands for a word, the same wherever it stands.
 
-use crate::script::{Act, Reader};
+use crate::script::{Act, Reader, ServerAct};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Numbers that stand for those of one run: tokens, or waits.
@@ -29,6 +29,19 @@ pub trait Speaker {
 
     /// What observers were told since this was last asked; `None` if that is not to be seen here.
     fn events(&mut self) -> Option<String>;
+
+    /// The same for what happens to a server only.
+    ///
+    /// # Errors
+    /// If that cannot happen.
+    fn act_as_server(
+        &mut self,
+        act: &ServerAct,
+        _tokens: &Labels,
+        _names: &Reader,
+    ) -> Result<Vec<String>, String> {
+        Err(format!("only with a server: {act:?}"))
+    }
 }
 
 /// Holds a conversation. Errors with the line that is not so.
@@ -37,7 +50,9 @@ pub fn check(text: &str, speaker: impl Speaker) -> Result<(), String> {
         speaker,
         names: Reader::default(),
         labels: BTreeMap::new(),
+        words: BTreeMap::new(),
         said: VecDeque::new(),
+        unasked: None,
     };
     for (at, line) in text.lines().enumerate() {
         let line = line.split(" # ").next().unwrap_or(line).trim_end();
@@ -48,7 +63,9 @@ pub fn check(text: &str, speaker: impl Speaker) -> Result<(), String> {
         match line.strip_prefix(' ') {
             Some(expected) => transcript.expect(expected.trim()).map_err(wrong)?,
             None => {
-                transcript.silence().map_err(wrong)?;
+                if !line.starts_with("within ") {
+                    transcript.silence().map_err(wrong)?;
+                }
                 transcript.happen(line).map_err(wrong)?;
             }
         }
@@ -63,8 +80,12 @@ struct Transcript<S> {
     names: Reader,
     /// By the mark and the number that stand for each.
     labels: BTreeMap<char, Labels>,
+    /// The words that `~a` and the like stand for.
+    words: BTreeMap<String, String>,
     /// What has been said and is still to be expected.
     said: VecDeque<String>,
+    /// A reply that need not be written down.
+    unasked: Option<String>,
 }
 
 impl<S: Speaker> Transcript<S> {
@@ -75,15 +96,25 @@ impl<S: Speaker> Transcript<S> {
                 None => Ok(()),
             };
         }
-        let act = self.names.read(line)?;
         let none = Labels::new();
         let tokens = self.labels.get(&'#').unwrap_or(&none);
+        if let Some(act) = self.names.read_for_server(line)? {
+            let mut said = self.speaker.act_as_server(&act, tokens, &self.names)?;
+            let is_command = matches!(act, ServerAct::Command(_));
+            if is_command && said.first().is_some_and(|reply| !is_error(reply)) {
+                self.unasked = Some(said.remove(0));
+            }
+            self.said.extend(said);
+            return Ok(());
+        }
+        let act = self.names.read(line)?;
         self.said
             .extend(self.speaker.act(&act, tokens, &self.names)?);
         Ok(())
     }
 
     fn silence(&mut self) -> Result<(), String> {
+        self.unasked = None;
         match self.said.pop_front() {
             None => Ok(()),
             Some(said) => Err(format!("before this, nobody expected: {said}")),
@@ -93,6 +124,9 @@ impl<S: Speaker> Transcript<S> {
     fn expect(&mut self, expected: &str) -> Result<(), String> {
         // Who hears what in one event is not told in any order.
         let hearer = |text: &str| text.split_once(" <- ").map(|(who, _)| who.to_string());
+        if let Some(said) = self.unasked.take_if(|_| hearer(expected).is_none()) {
+            return self.compare(expected, &said);
+        }
         let mut said = self.said.iter();
         let its = said.position(|said| hearer(said) == hearer(expected));
         let said = self
@@ -114,6 +148,16 @@ impl<S: Speaker> Transcript<S> {
         loop {
             if expected == "..." || (expected.is_empty() && said.is_empty()) {
                 return true;
+            }
+            if let Some(named) = expected.strip_prefix('~') {
+                let (name, after) = named.split_at(word_end(named));
+                let (word, left) = said.split_at(word_end(said));
+                let known = self.words.entry(name.into()).or_insert(word.into());
+                if known != word {
+                    return false;
+                }
+                (expected, said) = (after, left);
+                continue;
             }
             let mut chars = expected.chars();
             let mark = chars.next().filter(|mark| ['#', '*'].contains(mark));
@@ -143,6 +187,12 @@ impl<S: Speaker> Transcript<S> {
             (expected, said) = (&expected[one.len_utf8()..], &said[other.len_utf8()..]);
         }
     }
+}
+
+/// Whether a reply is an error: those begin with a code.
+fn is_error(reply: &str) -> bool {
+    let code = reply.trim_start_matches("-> ").split_once(' ');
+    code.is_some_and(|(code, _)| code.chars().all(|c| c.is_ascii_uppercase()))
 }
 
 fn word_end(text: &str) -> usize {

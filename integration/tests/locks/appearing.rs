@@ -1,162 +1,11 @@
-//! A key appears where there was none, under those who wait for its name: a value of another type tells them so, and a lock
-//! brings its tickets in before those who came later.
+//! A lock comes to a name that others wait for, and brings its tickets in before those who came later. `tests/servers/appearing.txt`
+//! has values of other types.
 
-use dlock_integration::redis::{cmd, Connection, Value};
+use dlock_integration::redis::{Connection, Value};
 use dlock_integration::{
-    assert_sound, await_until, command, position, Ask, Blocked, Grant, Server, Subscriber, PATIENCE,
+    assert_sound, await_until, command, held, position, Ask, Blocked, Grant, Server, Subscriber,
+    PATIENCE,
 };
-
-/// A server where somebody waits for `k1`, which has no key: by a request for many that needs `k0` as well, which alice holds,
-/// behind that by a request of its own, and by a channel.
-struct Setup {
-    server: Server,
-    control: Connection,
-    many: Blocked,
-    behind: Blocked,
-    news: Subscriber,
-}
-
-impl Setup {
-    #[track_caller]
-    fn new() -> Setup {
-        let server = Server::start();
-        let mut control = server.connection();
-        control.run("DLOCK.ACQUIRE k0 alice 600000");
-        let many = Blocked::start(&server, "DLOCK.MACQUIRE 2 k0 k1 many 600000 BLOCK 0");
-        let behind = Blocked::start(&server, "DLOCK.ACQUIRE k1 behind 600000 BLOCK 0");
-        let news = Subscriber::channels(&server, &["news"]);
-        control.run("DLOCK.ACQUIRE k1 notified 600000 NOTIFY news");
-        Setup {
-            server,
-            control,
-            many,
-            behind,
-            news,
-        }
-    }
-
-    #[track_caller]
-    fn assert_told(mut self, what: &str) {
-        println!("{what}");
-        for wait in [&self.many, &self.behind] {
-            let error = wait.refusal();
-            assert!(error.starts_with("WRONGTYPE "), "{what}: {error}");
-        }
-        let message = self.news.payload();
-        assert!(
-            message.starts_with("wrongtype 0 2:k1 8:notified"),
-            "{what}: {message}"
-        );
-        // Nothing is left of them.
-        let queued: Option<u64> = self.control.ask("DLOCK.POSITION k0 many");
-        assert_eq!(queued, None, "{what}");
-        assert_eq!(
-            self.server.info("dlock").text("dlock_places_queued"),
-            "0",
-            "{what}"
-        );
-        assert_sound(&self.server);
-    }
-}
-
-/// Commands that make a key of another type.
-const MAKERS: [&str; 19] = [
-    "SET k1 x",
-    "SET k1 x PX 600000",
-    "MSET other x k1 x",
-    "APPEND k1 x",
-    "INCR k1",
-    "SETBIT k1 7 1",
-    "BITOP NOT k1 text",
-    "LPUSH k1 x",
-    "HSET k1 f x",
-    "SADD k1 x",
-    "ZADD k1 1 x",
-    "XADD k1 * f x",
-    "PFADD k1 x",
-    "SUNIONSTORE k1 set",
-    "SORT set ALPHA STORE k1",
-    "COPY text k1",
-    "RENAME text k1",
-    "RENAMENX text k1",
-    "MOVE text 1",
-];
-
-#[test]
-fn a_value_of_another_type_tells_who_waits_for_the_name() {
-    for line in MAKERS {
-        let mut setup = Setup::new();
-        setup.control.run("SADD set x");
-        setup.control.run("SET text x");
-        if line.starts_with("MOVE") {
-            let mut there = setup.server.connection_in(1);
-            there.run("SET k1 x");
-            there.run("MOVE k1 0");
-        } else {
-            setup.control.run(line);
-        }
-        setup.assert_told(line);
-    }
-}
-
-#[test]
-fn a_restored_value_of_another_type_tells_who_waits_for_the_name() {
-    let mut setup = Setup::new();
-    setup.control.run("SET text x");
-    let payload: Vec<u8> = setup.control.ask("DUMP text");
-    let restore = cmd("RESTORE").arg("k1").arg(0).arg(payload).to_owned();
-    setup.control.ask_command::<()>(&restore);
-    setup.assert_told("RESTORE");
-}
-
-#[test]
-fn a_database_swapped_in_tells_who_waits_for_its_names() {
-    let setup = Setup::new();
-    setup.server.connection_in(1).run("SET k1 x");
-    // Alice's lock goes away with her database: what is left at its name is free.
-    setup.server.connection().run("SWAPDB 0 1");
-    setup.assert_told("SWAPDB");
-}
-
-#[test]
-fn a_value_made_in_a_transaction_or_script_tells_who_waits_for_the_name() {
-    let mut setup = Setup::new();
-    for line in ["MULTI", "SET other x", "SET k1 x", "EXEC"] {
-        setup.control.run(line);
-    }
-    setup.assert_told("MULTI");
-
-    let mut setup = Setup::new();
-    let script =
-        "redis.call('HSET', KEYS[1], 'f', 'x') return redis.call('DLOCK.HELD', KEYS[2], 'alice')";
-    let mut eval = cmd("EVAL");
-    eval.arg(script).arg(2).arg("k1").arg("k0");
-    setup.control.ask_command::<Value>(&eval);
-    setup.assert_told("EVAL");
-
-    let mut setup = Setup::new();
-    let library = "#!lua name=maker\nredis.register_function('make', \
-                   function(keys) return redis.call('LPUSH', keys[1], 'x') end)";
-    let mut load = cmd("FUNCTION");
-    load.arg("LOAD").arg(library);
-    setup.control.ask_command::<String>(&load);
-    setup.control.run("FCALL make 1 k1");
-    setup.assert_told("FCALL");
-}
-
-/// One that is gone again before anybody has looked has never been there.
-#[test]
-fn a_value_that_is_gone_at_once_tells_nobody() {
-    let mut setup = Setup::new();
-    for line in ["MULTI", "SET k1 x", "DEL k1", "EXEC"] {
-        setup.control.run(line);
-    }
-    assert_eq!(setup.control.ask::<u64>("DLOCK.RELEASE k0 alice"), 0);
-    assert_eq!(setup.many.reply::<Vec<u64>>().len(), 2);
-    setup.control.run("DLOCK.RELEASE k1 many");
-    setup.behind.reply::<Grant>();
-    assert_sound(&setup.server);
-}
 
 /// The next use of a lock finds a ticket that came along, at whatever place, though nothing told of it.
 #[test]
@@ -227,20 +76,17 @@ fn each_of_many_names_without_a_key_is_looked_after() {
 /// Looking for keys that appear leaves no trace: no look that failed is counted, and no event of one is raised.
 #[test]
 fn to_look_for_a_key_leaves_no_trace() {
-    let setup = Setup::new();
-    let mut c = setup.server.connection();
+    let (server, mut c, _) = held();
+    let _many = Blocked::start(&server, "DLOCK.MACQUIRE 2 k k1 many 600000 BLOCK 0");
     c.run("CONFIG SET notify-keyspace-events KEAm");
-    let misses = Subscriber::patterns(&setup.server, &["__keyevent@0__:keymiss"]);
+    let misses = Subscriber::patterns(&server, &["__keyevent@0__:keymiss"]);
     c.run("CONFIG RESETSTAT");
     for _ in 0..100 {
         c.run("PING");
     }
-    let stats = setup.server.info("stats");
-    let counted: (u64, u64) = (
-        stats.number("keyspace_misses"),
-        stats.number("keyspace_hits"),
-    );
-    assert_eq!(counted, (0, 0));
+    let stats = server.info("stats");
+    let counted = ["keyspace_misses", "keyspace_hits"].map(|name| stats.number::<u64>(name));
+    assert_eq!(counted, [0, 0]);
     assert_eq!(misses.arrived(), []);
 }
 
