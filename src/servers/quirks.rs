@@ -1,4 +1,4 @@
-//! What differs from server to server: every "this version does …", and nothing of it elsewhere.
+//! Where one server version differs from another, the module asks here, and nowhere else.
 //!
 //! A caller asks a question by its name. The answer comes from what the server offers, or from trying it out, so that it needs no
 //! care when servers change; from the version only where neither shows it. Each question says which versions it is about, why,
@@ -161,7 +161,7 @@ pub(crate) const TRACELESS_IF_ABSENT: c_int = TRACELESS | raw::REDISMODULE_WRITE
 
 /// Commands that wait, though not every server says so: Redis 7.2 does not flag WAIT as blocking.
 ///
-/// Test: `guard`: `commands_that_are_not_for_guard_are_refused`.
+/// Test: `guard`: `tests/servers/guard.txt`.
 pub(crate) const WAITS_UNFLAGGED: [&[u8]; 2] = [b"wait", b"waitaof"];
 
 /// An option by which a module declares that its keys may travel in an atomic slot migration: Valkey since 9.0. Other servers

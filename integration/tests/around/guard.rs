@@ -1,13 +1,9 @@
-//! `DLOCK.GUARD`: a command that runs only while its caller holds the lock, and else as if it were by itself.
+//! `DLOCK.GUARD`: replies of every shape, scripts, replicas, the AOF and a cluster. `tests/servers/guard.txt` has the rest.
 
 use std::fs;
-use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{
-    at_once, await_until, command, held, is_held, kept, reply_of, Ask, Blocked, Grant, Server,
-    Wire, PATIENCE,
-};
+use dlock_integration::{command, held, kept, Ask, Grant, Server, Wire};
 
 fn hold(connection: &mut Connection) -> u64 {
     connection.ask::<Grant>("DLOCK.ACQUIRE k alice 600000").0
@@ -35,183 +31,6 @@ fn assert_fenced(connection: &mut Connection, token: u64) {
 fn assert_refused(connection: &mut Connection, line: &str, code: &str) {
     let error = connection.refusal(line);
     assert_eq!(error.split(' ').next(), Some(code), "{line}: {error}");
-}
-
-fn error_of(reply: &Result<Value, String>) -> &str {
-    match reply {
-        Err(error) => error,
-        Ok(value) => panic!("an error was expected, not {value:?}"),
-    }
-}
-
-#[test]
-fn a_live_holder_writes() {
-    let (_server, mut c, token) = held();
-    assert_eq!(c.ask::<String>(&guard(token, "SET data 1")), "OK");
-    assert_eq!(c.ask::<u64>(&guard(token, "incr data")), 2);
-    assert_eq!(get(&mut c, "data"), Some("2".into()));
-    // The holder itself is left as it was.
-    let (same, holds, _): (u64, u64, u64) = c.ask("DLOCK.HELD k alice");
-    assert_eq!((same, holds), (token, 1));
-}
-
-#[test]
-fn a_dead_token_runs_nothing() {
-    let (_server, mut c, token) = held();
-    c.run("SET data 1");
-    for never in [0, 1, token - 1, token + 1, (1 << 53) - 1] {
-        assert_fenced(&mut c, never);
-    }
-    c.run("DLOCK.RELEASE k alice");
-    assert_fenced(&mut c, token);
-    let second = hold(&mut c);
-    assert_fenced(&mut c, token);
-    c.run("DLOCK.FORCERELEASE k");
-    assert_fenced(&mut c, second);
-    let third = hold(&mut c);
-    c.run("DEL k");
-    assert_fenced(&mut c, third);
-    let fourth = hold(&mut c);
-    c.run(&guard(fourth, "SET data 2"));
-    // Where there is no lock at all.
-    assert_refused(
-        &mut c,
-        &format!("DLOCK.GUARD other {fourth} SET data 3"),
-        "FENCED",
-    );
-    assert_eq!(get(&mut c, "data"), Some("2".into()));
-}
-
-/// Taken away by force and given to another: only that one writes.
-#[test]
-fn a_stolen_lock_fences_who_had_it() {
-    let (server, mut c, alice) = held();
-    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    c.run("DLOCK.FORCERELEASE k alice");
-    let (bob, _): Grant = bob.reply();
-    assert_fenced(&mut c, alice);
-    c.run(&guard(bob, "SET data bob"));
-    assert_eq!(get(&mut c, "data"), Some("bob".into()));
-}
-
-/// What the command is for: she reads, is paused longer than her lease, and writes what she thinks is right.
-#[test]
-fn a_holder_paused_past_its_lease_cannot_write() {
-    let server = Server::start();
-    let mut c = server.connection();
-    c.run("SET data 10");
-    let alice = hold(&mut c);
-    assert_eq!(c.ask::<u64>(&guard(alice, "GET data")), 10);
-    c.run("DLOCK.RENEW k alice 100");
-    let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    // The pause lasts until another has the lock.
-    let (bob, _): Grant = bob.reply();
-    c.run(&guard(bob, "SET data 9"));
-    assert_refused(&mut c, &guard(alice, "SET data 9"), "FENCED");
-    c.run(&guard(bob, "SET data 8"));
-    assert_eq!(get(&mut c, "data"), Some("8".into()));
-}
-
-/// A lease that has run out is over, though nobody waits and the server has not looked yet.
-#[test]
-fn an_ended_lease_needs_nobody_to_notice() {
-    let server = Server::start();
-    let mut c = server.connection();
-    c.run("DEBUG SET-ACTIVE-EXPIRE 0");
-    let (alice, _): Grant = c.ask("DLOCK.ACQUIRE k alice 40");
-    let begun = Instant::now();
-    await_until("the lease is over", PATIENCE, || {
-        begun.elapsed() > Duration::from_millis(60)
-    });
-    assert_fenced(&mut c, alice);
-}
-
-/// The write is judged when it runs, not when it arrives.
-#[test]
-fn a_write_that_the_server_holds_up_past_the_lease_is_fenced() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let alice = hold(&mut c);
-    // The lease runs when the pause has begun.
-    at_once(
-        &server,
-        ["DLOCK.RENEW k alice 500", "CLIENT PAUSE 600000 WRITE"],
-    );
-    let late = Blocked::start(&server, &guard(alice, "SET data stale"));
-    await_until("the lease is over", PATIENCE, || {
-        !is_held(&mut c, "k", "alice")
-    });
-    c.run("CLIENT UNPAUSE");
-    assert!(late.refusal().starts_with("FENCED "));
-    assert_eq!(get(&mut c, "data"), None);
-}
-
-/// A release and a write in one batch: nothing can come between them.
-#[test]
-fn nothing_runs_behind_a_release() {
-    let (server, mut c, token) = held();
-    let set = guard(token, "SET data 1");
-    let late = guard(token, "SET data 2");
-    let replies = server.wire().batch([&set, "DLOCK.RELEASE k alice", &late]);
-    assert!(replies[0].is_ok() && replies[1].is_ok(), "{replies:?}");
-    assert!(error_of(&replies[2]).starts_with("FENCED "));
-    assert_eq!(get(&mut c, "data"), Some("1".into()));
-}
-
-#[test]
-fn each_of_several_holders_has_a_token_that_counts() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let tokens = ["anna", "bert", "carl"].map(|owner| {
-        c.ask::<Grant>(&format!("DLOCK.ACQUIRE k {owner} 600000 SHARED"))
-            .0
-    });
-    for token in tokens {
-        c.run(&guard(token, "INCR data"));
-    }
-    c.run("DLOCK.RELEASE k bert");
-    c.run("DLOCK.DOWNGRADE k anna SHARED");
-    c.run(&guard(tokens[0], "INCR data"));
-    assert_fenced(&mut c, tokens[1]);
-    c.run(&guard(tokens[2], "INCR data"));
-    assert_eq!(get(&mut c, "data"), Some("5".into()));
-    // A reader that has become a writer goes on with its new token only.
-    c.run("DLOCK.RELEASE k carl");
-    let (writes, _): Grant = c.ask("DLOCK.ACQUIRE k anna 600000");
-    assert_fenced(&mut c, tokens[0]);
-    c.run(&guard(writes, "INCR data"));
-}
-
-#[test]
-fn bad_arguments_run_nothing() {
-    let (_server, mut c, token) = held();
-    c.run("SET text x");
-    for line in ["DLOCK.GUARD", "DLOCK.GUARD k", "DLOCK.GUARD k 1"] {
-        let error = c.refusal(line);
-        assert!(
-            error
-                .to_lowercase()
-                .contains("wrong number of arguments for 'dlock.guard'"),
-            "{line}: {error}"
-        );
-    }
-    for bad in [
-        "-1",
-        "x",
-        "1.5",
-        "9007199254740992",
-        "99999999999999999999",
-        "+1",
-    ] {
-        let error = c.refusal(&format!("DLOCK.GUARD k {bad} SET data x"));
-        assert!(error.starts_with("ERR token "), "{bad}: {error}");
-    }
-    assert_refused(
-        &mut c,
-        &format!("DLOCK.GUARD text {token} SET data x"),
-        "WRONGTYPE",
-    );
-    assert_eq!(get(&mut c, "data"), None);
 }
 
 /// A connection of which even the bytes of a reply are compared: client libraries show different replies as the same.
@@ -390,97 +209,6 @@ fn arguments_may_be_any_bytes() {
     assert_eq!(c.ask::<String>("PING"), "PONG");
 }
 
-#[test]
-fn the_server_says_what_is_wrong_with_the_command() {
-    let (_server, mut c, token) = held();
-    let unknown = c.refusal(&guard(token, "NOSUCHCOMMAND a b"));
-    assert!(
-        unknown.starts_with("ERR ") && unknown.to_lowercase().contains("unknown"),
-        "{unknown}"
-    );
-    for line in ["SET data", "GET data data", "OBJECT"] {
-        let error = c.refusal(&guard(token, line));
-        assert!(
-            error.starts_with("ERR ") && error.to_lowercase().contains("wrong number of arguments"),
-            "{line}: {error}"
-        );
-    }
-}
-
-/// What blocks, what is about the connection and not about data, what is not for scripts, and the module's own.
-#[test]
-fn commands_that_are_not_for_guard_are_refused() {
-    let server = Server::builder().config("databases", 4).start();
-    let mut c = server.connection();
-    let token = hold(&mut c);
-    c.run("RPUSH list a b c");
-    c.run("XADD stream 1-1 f v");
-    c.run("ZADD zset 1 a");
-    for line in [
-        "BLPOP list 0",
-        "BLPOP nothing 0",
-        "BRPOPLPUSH list other 0",
-        "BLMOVE list other LEFT LEFT 0",
-        "BLMPOP 0 1 list LEFT",
-        "BZPOPMIN zset 0",
-        "XREAD BLOCK 0 STREAMS stream $",
-        "WAIT 0 0",
-        "SELECT 1",
-        "select 1",
-        "MULTI",
-        "EXEC",
-        "DISCARD",
-        "WATCH data",
-        "UNWATCH",
-        "SUBSCRIBE channel",
-        "PSUBSCRIBE *",
-        "SSUBSCRIBE channel",
-        "UNSUBSCRIBE",
-        "MONITOR",
-        "AUTH x",
-        "HELLO 3",
-        "RESET",
-        "CLIENT ID",
-        "CLIENT REPLY OFF",
-        "CLIENT KILL TYPE normal",
-        "CONFIG SET maxmemory 1",
-        "DEBUG SLEEP 0",
-        "SHUTDOWN NOSAVE",
-        "REPLICAOF 127.0.0.1 1",
-        "FAILOVER",
-        "SYNC",
-        "PSYNC ? -1",
-        "SAVE",
-        "BGSAVE",
-        "MODULE LIST",
-        "ACL WHOAMI",
-        "EVAL return(1) 0",
-        "EVALSHA 0000000000000000000000000000000000000000 0",
-        "FCALL f 0",
-        "SCRIPT FLUSH",
-        "DLOCK.ACQUIRE other alice",
-        "dlock.acquire other alice BLOCK 0",
-        "DLOCK.RELEASE k alice",
-        "DLOCK.RENEW k alice",
-        "DLOCK.CHECK k 1",
-        "DLOCK.APPLY k x",
-        "DLOCK.HELP",
-        "DLOCK.NOSUCH k",
-    ] {
-        assert_refused(&mut c, &guard(token, line), "ERR");
-        // The very connection goes on as it was.
-        assert_eq!(c.ask::<String>("PING"), "PONG", "{line}");
-    }
-    let nested = guard(token, &guard(token, "SET data x"));
-    assert_refused(&mut c, &nested, "ERR");
-    assert_eq!(c.ask::<u64>("LLEN list"), 3);
-    assert_eq!(c.ask::<u64>("DBSIZE"), 4);
-    let (_, maxmemory): (String, u64) = c.ask("CONFIG GET maxmemory");
-    assert_eq!(maxmemory, 0);
-    c.run(&guard(token, "SET data 1"));
-    assert_eq!(get(&mut c, "data"), Some("1".into()));
-}
-
 /// The connection of a user who may touch `k` and `data:*`, with more rules.
 fn as_user(server: &Server, rules: &str) -> Connection {
     let mut admin = server.connection();
@@ -488,73 +216,6 @@ fn as_user(server: &Server, rules: &str) -> Connection {
         "ACL SETUSER worker reset on >secret ~k ~data:* +@all {rules}"
     ));
     server.connection_as("worker", "secret")
-}
-
-#[test]
-fn the_user_must_be_allowed_to_run_the_command() {
-    let (server, mut admin, token) = held();
-    let mut c = as_user(&server, "-set -xgroup|create");
-    assert_eq!(c.ask::<u64>(&guard(token, "APPEND data:1 x")), 1);
-    assert_refused(&mut c, &guard(token, "SET data:1 y"), "NOPERM");
-    assert_refused(&mut c, &guard(token, "sEt data:1 y"), "NOPERM");
-    assert_refused(
-        &mut c,
-        &guard(token, "XGROUP CREATE data:s g 0 MKSTREAM"),
-        "NOPERM",
-    );
-    assert_eq!(get(&mut admin, "data:1"), Some("x".into()));
-    assert_eq!(admin.ask::<u64>("DBSIZE"), 2);
-    // What a user may do is asked each time.
-    admin.run("ACL SETUSER worker +set -append");
-    c.run(&guard(token, "SET data:1 y"));
-    assert_refused(&mut c, &guard(token, "APPEND data:1 x"), "NOPERM");
-    admin.run("ACL SETUSER worker -dlock.guard");
-    assert_refused(&mut c, &guard(token, "SET data:1 z"), "NOPERM");
-    assert_eq!(get(&mut admin, "data:1"), Some("y".into()));
-}
-
-#[test]
-fn the_user_must_be_allowed_all_keys() {
-    let (server, mut admin, token) = held();
-    let (other, _): Grant = admin.ask("DLOCK.ACQUIRE private alice 600000");
-    admin.run("MSET secret 1 data:1 2");
-    let mut c = as_user(&server, "");
-    c.run(&guard(token, "SET data:1 x"));
-    for line in [
-        "SET secret x",
-        "GET secret",
-        "DEL secret",
-        "MSET data:1 x secret x",
-        "RENAME secret data:2",
-        "COPY data:1 secret",
-        "SUNIONSTORE data:2 2 data:1 secret",
-        "ZUNIONSTORE data:2 1 secret",
-        "SORT data:3 STORE secret",
-    ] {
-        assert_refused(&mut c, &guard(token, line), "NOPERM");
-    }
-    // The lock itself is a key that the user must be allowed.
-    let line = format!("DLOCK.GUARD private {other} SET data:1 y");
-    assert_refused(&mut c, &line, "NOPERM");
-    assert_eq!(get(&mut admin, "secret"), Some("1".into()));
-    assert_eq!(get(&mut admin, "data:1"), Some("x".into()));
-    assert_eq!(admin.ask::<u64>("DBSIZE"), 4);
-}
-
-/// The lock is only read; the data is read or written as the command itself does.
-#[test]
-fn read_and_write_permissions_are_told_apart() {
-    let (server, mut admin, token) = held();
-    admin.run("MSET data:1 1 log 1");
-    let mut c = as_user(&server, "resetkeys %R~k %R~data:* %W~log");
-    assert_eq!(c.ask::<String>(&guard(token, "GET data:1")), "1");
-    c.run(&guard(token, "SET log 2"));
-    assert_refused(&mut c, &guard(token, "SET data:1 2"), "NOPERM");
-    assert_refused(&mut c, &guard(token, "GET log"), "NOPERM");
-    assert_refused(&mut c, &guard(token, "COPY log data:1 REPLACE"), "NOPERM");
-    c.run(&guard(token, "COPY data:1 log REPLACE"));
-    assert_eq!(get(&mut admin, "data:1"), Some("1".into()));
-    assert_eq!(get(&mut admin, "log"), Some("1".into()));
 }
 
 /// Keys that a command makes up as it goes are in no list: the command itself looks at who calls.
@@ -571,14 +232,6 @@ fn the_user_is_known_to_the_command_too() {
         let direct = c.refusal(line);
         assert_eq!(c.refusal(&guard(token, line)), direct);
     }
-}
-
-#[test]
-fn the_user_must_be_allowed_the_channel() {
-    let (server, _admin, token) = held();
-    let mut c = as_user(&server, "resetchannels &public");
-    assert_eq!(c.ask::<u64>(&guard(token, "PUBLISH public x")), 0);
-    assert_refused(&mut c, &guard(token, "PUBLISH private x"), "NOPERM");
 }
 
 /// A script does not lend its caller what the caller has not.
@@ -610,61 +263,6 @@ fn permissions_hold_in_scripts_and_transactions_too() {
     assert_eq!(replies[1], Value::Int(2));
     assert_eq!(get(&mut admin, "data:1"), Some("xy".into()));
     assert_eq!(get(&mut admin, "secret"), None);
-}
-
-#[test]
-fn without_memory_only_what_takes_none_runs() {
-    let (_server, mut c, token) = held();
-    c.run("MSET data 1 more 2");
-    c.run("CONFIG SET maxmemory 1");
-    assert_refused(&mut c, &guard(token, "SET data 2"), "OOM");
-    assert_refused(&mut c, &guard(token, "LPUSH list x"), "OOM");
-    assert_eq!(c.ask::<String>(&guard(token, "GET data")), "1");
-    assert_eq!(c.ask::<u64>(&guard(token, "DEL more")), 1);
-    c.run("CONFIG SET maxmemory 0");
-    assert_eq!(c.ask::<u64>("EXISTS list"), 0);
-    c.run(&guard(token, "SET data 2"));
-}
-
-/// A script that was begun without memory can write no more by GUARD than by itself.
-#[test]
-fn without_memory_a_script_is_refused_too() {
-    let (_server, mut c, token) = held();
-    c.run("CONFIG SET maxmemory 1");
-    let mut eval = command("EVAL");
-    eval.arg("return redis.call('DLOCK.GUARD', KEYS[1], ARGV[1], 'SET', KEYS[2], 'x')");
-    eval.arg(2).arg("k").arg("data").arg(token);
-    let error = c.answer(&eval).expect_err("no memory");
-    assert!(error.starts_with("OOM "), "{error}");
-    c.run("CONFIG SET maxmemory 0");
-    assert_eq!(get(&mut c, "data"), None);
-}
-
-/// Memory has run out since the transaction was put together: what takes some is refused, and the rest goes on.
-#[test]
-fn without_memory_a_transaction_goes_on_with_what_takes_none() {
-    let (server, mut c, token) = held();
-    c.run("MSET data 1 more 2");
-    for line in [
-        "MULTI",
-        &guard(token, "SET data 2"),
-        &guard(token, "DEL more"),
-        &guard(token, "GET data"),
-        "DLOCK.RELEASE k alice",
-        &guard(token, "DEL data"),
-    ] {
-        c.run(line);
-    }
-    server.connection().run("CONFIG SET maxmemory 1");
-    let replies: Vec<Value> = c.ask("EXEC");
-    let replies: Vec<_> = replies.into_iter().map(reply_of).collect();
-    assert!(error_of(&replies[0]).starts_with("OOM "), "{replies:?}");
-    assert_eq!(replies[1], Ok(Value::Int(1)));
-    assert_eq!(replies[2], Ok(Value::BulkString(b"1".to_vec())));
-    assert_eq!(replies[3], Ok(Value::Int(0)));
-    assert!(error_of(&replies[4]).starts_with("FENCED "), "{replies:?}");
-    assert_eq!(get(&mut c, "data"), Some("1".into()));
-    assert_eq!(get(&mut c, "more"), None);
 }
 
 /// A script that may not write cannot by GUARD either; nor can anybody at a replica.
@@ -720,29 +318,6 @@ fn a_replica_is_read_only_until_it_is_promoted() {
     r.run(&guard(token, "SET data 2"));
     assert_eq!(get(&mut r, "data"), Some("2".into()));
     assert_eq!(get(&mut c, "data"), Some("1".into()));
-}
-
-#[test]
-fn too_few_replicas_refuse_writes() {
-    let (_server, mut c, token) = held();
-    c.run("CONFIG SET min-replicas-to-write 1");
-    assert_refused(&mut c, &guard(token, "SET data 1"), "NOREPLICAS");
-    let mut eval = command("EVAL");
-    eval.arg("return redis.call('DLOCK.GUARD', KEYS[1], ARGV[1], 'SET', KEYS[2], 'x')");
-    eval.arg(2).arg("k").arg("data").arg(token);
-    let error = c.answer(&eval).expect_err("too few replicas");
-    assert!(error.starts_with("NOREPLICAS "), "{error}");
-    // Put together while it would have been right.
-    c.run("CONFIG SET min-replicas-to-write 0");
-    c.run("MULTI");
-    c.run("CONFIG SET min-replicas-to-write 1");
-    c.run(&guard(token, "SET data 1"));
-    let replies: Vec<Value> = c.ask("EXEC");
-    let refused = reply_of(replies[1].clone());
-    assert!(error_of(&refused).starts_with("NOREPLICAS "), "{refused:?}");
-    c.run("CONFIG SET min-replicas-to-write 0");
-    assert_eq!(get(&mut c, "data"), None);
-    c.run(&guard(token, "SET data 1"));
 }
 
 /// Every key, its value and its end.
@@ -920,76 +495,6 @@ fn replies_to_scripts_pass_through() {
             assert_eq!(direct, guarded, "RESP{protocol}: {line}");
         }
     }
-}
-
-#[test]
-fn it_writes_in_the_caller_s_database() {
-    let (primary, mut c, zero) = held();
-    let replica = Server::start();
-    replica.replica_of(&primary);
-    let mut two = primary.connection_in(2);
-    let token = hold(&mut two);
-    two.run(&guard(token, "SET data two"));
-    c.run(&guard(zero, "SET data zero"));
-    // Each database has its own locks.
-    assert_fenced(&mut c, token);
-    assert_fenced(&mut two, zero);
-    assert_eq!(get(&mut two, "data"), Some("two".into()));
-    assert_eq!(get(&mut c, "data"), Some("zero".into()));
-    replica.wait_in_sync(&primary);
-    assert_eq!(all(&primary), all(&replica));
-}
-
-/// Who waits for the data, watches it or listens for it notices no difference.
-#[test]
-fn others_notice_a_guarded_write() {
-    let (server, mut c, token) = held();
-    let waits = Blocked::start(&server, "BLPOP list 0");
-    assert_eq!(c.ask::<u64>(&guard(token, "RPUSH list x")), 1);
-    assert_eq!(waits.reply::<(String, String)>().1, "x");
-    let mut watches = server.connection();
-    watches.run("WATCH data");
-    c.run(&guard(token, "SET data 1"));
-    watches.run("MULTI");
-    watches.run("SET data 2");
-    assert_eq!(watches.ask::<Value>("EXEC"), Value::Nil);
-    // A write that was fenced has touched nothing.
-    watches.run("WATCH data");
-    assert_fenced(&mut c, token + 1);
-    watches.run("MULTI");
-    watches.run("SET data 3");
-    assert_ne!(watches.ask::<Value>("EXEC"), Value::Nil);
-    assert_eq!(get(&mut c, "data"), Some("3".into()));
-}
-
-/// The command may even be about the lock itself.
-#[test]
-fn a_lock_that_a_guarded_command_removes_goes_to_the_next() {
-    for remove in [
-        "DEL k",
-        "UNLINK k",
-        "FLUSHALL",
-        "PEXPIREAT k 1",
-        "SWAPDB 0 1",
-    ] {
-        let (server, mut c, token) = held();
-        let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-        c.run(&guard(token, remove));
-        let (next, _): Grant = bob.reply();
-        assert!(next > token, "{remove}");
-        assert_fenced(&mut c, token);
-    }
-    let (server, mut c, token) = held();
-    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    c.run(&guard(token, "SET k text"));
-    assert!(bob.refusal().starts_with("WRONGTYPE "));
-    assert_refused(&mut c, &guard(token, "SET data x"), "WRONGTYPE");
-    // A lock under another name is still the same lock.
-    c.run("DEL k");
-    let token = hold(&mut c);
-    c.run(&guard(token, "RENAME k moved"));
-    assert_fenced(&mut c, token);
-    c.run(&format!("DLOCK.GUARD moved {token} SET data 1"));
 }
 
 #[test]

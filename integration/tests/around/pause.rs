@@ -116,35 +116,6 @@ fn requests_made_in_a_pause_are_served_after_it_in_order() {
     assert_sound(&server);
 }
 
-/// That time is up is no change of the lock, at least not of one that keeps no ticket of it: the answer does not wait.
-#[test]
-fn time_is_up_during_a_pause() {
-    let (server, mut alice, _) = held();
-    let waiter = Blocked::send(&server, "DLOCK.ACQUIRE k waiter BLOCK 500");
-    let ticket = Blocked::send(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 500");
-    let claimed = Blocked::send(
-        &server,
-        "DLOCK.FAIRACQUIRE k claimed BLOCK 500 CLAIM 600000",
-    );
-    let last = wait_as(&server, "last");
-    alice.run("CLIENT PAUSE 60000 WRITE");
-    for blocked in [&waiter, &ticket, &claimed] {
-        assert_eq!(blocked.outcome(), Ok(Value::Nil));
-    }
-    alice.run("CLIENT UNPAUSE");
-    await_until("the places are gone", PATIENCE, || {
-        position(&mut alice, "k", "last") == Some(1)
-    });
-    for (owner, at) in [("waiter", None), ("ticket", None), ("claimed", Some(0))] {
-        assert_eq!(position(&mut alice, "k", owner), at, "{owner}");
-    }
-    alice.run("DLOCK.RELEASE k alice");
-    assert_unanswered(&last);
-    alice.run("DLOCK.CANCEL k claimed");
-    last.reply::<Grant>();
-    assert_sound(&server);
-}
-
 #[test]
 fn time_is_up_during_a_pause_of_all() {
     let (server, mut alice, _) = held();
@@ -194,59 +165,6 @@ fn the_dead_of_a_pause_do_not_get_the_lock() {
     }
 }
 
-#[test]
-fn client_unblock_in_a_pause() {
-    let (server, mut alice, _) = held();
-    for word in ["TIMEOUT", "ERROR"] {
-        let waiter = wait_as(&server, "waiter");
-        let ticket = fair_as(&server, "ticket");
-        let last = wait_as(&server, "last");
-        alice.run("CLIENT PAUSE 60000 WRITE");
-        for blocked in [&waiter, &ticket] {
-            let line = format!("CLIENT UNBLOCK {} {word}", blocked.client_id());
-            assert_eq!(alice.ask::<u64>(&line), 1);
-            match blocked.outcome() {
-                Ok(reply) => assert!(word == "TIMEOUT" && reply == Value::Nil),
-                Err(error) => assert!(word == "ERROR" && error.starts_with("UNBLOCKED")),
-            }
-        }
-        alice.run("CLIENT UNPAUSE");
-        await_until("the places are gone", PATIENCE, || {
-            position(&mut alice, "k", "last") == Some(0)
-        });
-        drop(last);
-        await_until("nobody is queued", PATIENCE, || {
-            position(&mut alice, "k", "last").is_none()
-        });
-    }
-    assert_sound(&server);
-}
-
-/// A ticket's claim window ends in the pause, at the head of the queue of a free lock.
-#[test]
-fn a_window_that_ends_in_a_pause_is_over_after_it() {
-    let server = Server::builder()
-        .config("dlock.claim-window-ms", 200)
-        .start();
-    let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    c.run("DLOCK.FAIRACQUIRE k polls CLAIM 600000");
-    let bob = wait_as(&server, "bob");
-    at_once(
-        &server,
-        [
-            "DLOCK.FAIRACQUIRE k polls CLAIM 200",
-            "DLOCK.RELEASE k alice",
-            "CLIENT PAUSE 60000 WRITE",
-        ],
-    );
-    assert_unanswered(&bob);
-    c.run("CLIENT UNPAUSE");
-    bob.reply::<Grant>();
-    assert_eq!(position(&mut c, "k", "polls"), None);
-    assert_sound(&server);
-}
-
 /// The pause begins in the same turn of the server's loop as a hand-over, before its answer is written.
 #[test]
 fn a_pause_that_begins_with_a_hand_over() {
@@ -281,26 +199,6 @@ fn a_pause_that_begins_with_a_hand_over() {
             assert_sound(&server);
         }
     }
-}
-
-/// In a transaction the commands behind CLIENT PAUSE still run, and hand over as ever.
-#[test]
-fn a_hand_over_behind_a_pause_in_a_transaction() {
-    let (server, mut alice, _) = held();
-    let bob = fair_as(&server, "bob");
-    for line in [
-        "MULTI",
-        "CLIENT PAUSE 300 WRITE",
-        "DLOCK.RELEASE k alice",
-        "DLOCK.ACQUIRE k dave",
-        "EXEC",
-    ] {
-        alice.run(line);
-    }
-    bob.reply::<Grant>();
-    assert_eq!(alice.ask::<u64>("DLOCK.RELEASE k bob"), 0);
-    assert_eq!(alice.ask::<Grant>("DLOCK.ACQUIRE k dave").1, 1);
-    assert_sound(&server);
 }
 
 /// Keys that Redis itself removes, or that commands remove right before the pause, are noticed in it.
@@ -614,15 +512,6 @@ fn assert_held_back(server: &Server, code: &str, refuse: &str, accept: impl FnOn
     assert_sound(server);
 }
 
-#[test]
-fn too_few_replicas() {
-    let server = Server::start();
-    let [none, one] = [0, 1].map(|least| format!("CONFIG SET min-replicas-to-write {least}"));
-    assert_held_back(&server, "NOREPLICAS", &one, || {
-        server.connection().run(&none)
-    });
-}
-
 /// The replica that was missing comes back.
 #[test]
 fn a_replica_that_was_missed() {
@@ -734,29 +623,4 @@ fn a_disk_that_fails() {
             save("ok");
         },
     );
-}
-
-/// Two reasons at once, of which one goes first.
-#[test]
-fn a_pause_while_replicas_are_missing() {
-    let (server, mut alice, _) = held();
-    let bob = wait_as(&server, "bob");
-    at_once(
-        &server,
-        [
-            "DLOCK.RENEW k alice 100",
-            "CONFIG SET min-replicas-to-write 1",
-            "CLIENT PAUSE 60000 WRITE",
-        ],
-    );
-    await_over(&mut alice, "k");
-    assert_unanswered(&bob);
-    alice.run("CLIENT UNPAUSE");
-    assert_unanswered(&bob);
-    alice.run("CLIENT PAUSE 60000 WRITE");
-    alice.run("CONFIG SET min-replicas-to-write 0");
-    assert_unanswered(&bob);
-    alice.run("CLIENT UNPAUSE");
-    bob.reply::<Grant>();
-    assert_sound(&server);
 }

@@ -80,47 +80,6 @@ fn renewals_that_have_stopped_begin_again() {
     assert_sound(&server);
 }
 
-/// Whatever happens to a lock behind the module's back, on a server that tells of it or not: it is told within a look or two.
-#[test]
-fn a_connection_is_told_what_it_has_lost() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let mut alice = server.wire();
-    for (lines, why) in [
-        (vec!["DEL k"], "removed"),
-        (vec!["SET k 1", "DEL k"], "removed"),
-        (vec!["MULTI", "DEL k", "EXEC"], "removed"),
-        (vec!["FLUSHALL"], "removed"),
-        (vec!["RENAME k other", "DEL other"], "renamed"),
-        (
-            vec!["MULTI", "RENAME k other", "EXEC", "DEL other"],
-            "renamed",
-        ),
-        (vec!["MOVE k 1", "FLUSHALL"], "renamed"),
-        (vec!["SWAPDB 0 1", "FLUSHALL"], "renamed"),
-        (vec!["DLOCK.FORCERELEASE k"], "forced"),
-        (vec!["DLOCK.RELEASE k alice"], "taken"),
-        (
-            vec!["DLOCK.RENEW k alice 600000 AUTO 0", "FLUSHALL"],
-            "taken",
-        ),
-    ] {
-        let token = take(&mut alice, "k");
-        for line in &lines {
-            c.run(line);
-        }
-        assert_eq!(await_lost(&mut alice), [lost("k", token, why)], "{lines:?}");
-        assert_eq!(keep(&mut alice, 600_000), (0, None, Some(Vec::new())));
-    }
-    // What it ends by itself it knows.
-    take(&mut alice, "k");
-    alice.ask::<u64>("DLOCK.RELEASE k alice");
-    take(&mut alice, "k");
-    alice.ask::<u64>("DLOCK.FORCERELEASE k");
-    assert_eq!(keep(&mut alice, 600_000), (0, None, Some(Vec::new())));
-    assert_sound(&server);
-}
-
 /// Beyond what is kept it is told that there was more, once.
 #[test]
 fn more_losses_than_are_kept_are_told_as_such() {
@@ -159,23 +118,6 @@ fn a_connection_stays_the_same() {
         stat(&server, "auto_renewed") == 0
     });
     assert_eq!(keep(&mut other, 1), (0, None, Some(Vec::new())));
-}
-
-#[test]
-fn a_caller_without_a_connection_is_refused() {
-    let server = Server::start();
-    let mut c = server.connection();
-    for line in ["DLOCK.KEEP 1", "DLOCK.ACQUIRE k alice 1000 AUTO 1000"] {
-        let words: Vec<String> = line.split(' ').map(|word| format!("'{word}'")).collect();
-        let script = format!("return redis.call({})", words.join(","));
-        let mut eval = dlock_integration::redis::cmd("EVAL");
-        let refused = eval.arg(script).arg(0).query::<()>(&mut c).unwrap_err();
-        assert!(
-            refused.to_string().contains("needs a client connection"),
-            "{refused}"
-        );
-    }
-    assert!(!is_held(&mut c, "k", "alice"));
 }
 
 /// A server that is demoted refuses; what it did not tell it tells when it decides again.

@@ -1,9 +1,8 @@
-//! NOTIFY: waiting without blocking. The outcome is published on a channel, for clients that share one connection.
+//! NOTIFY: the bytes of messages, races, a demotion, and masses. `tests/*/notify.txt` have the rest.
 
 use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, PushKind, Value};
 use dlock_integration::{
-    assert_sound, at_once, await_until, position, stat, Ask, Blocked, Grant, Queued, Server, Wire,
-    PATIENCE,
+    assert_sound, await_until, position, stat, Ask, Blocked, Grant, Queued, Server, Wire, PATIENCE,
 };
 
 /// Waiters of which the memory is measured.
@@ -64,13 +63,6 @@ impl Ear {
         let wanted = format!("{word} 0 1:k {}:{owner} {wait}", owner.len());
         assert_eq!(self.text(), wanted);
     }
-
-    /// Nothing has been published that was not taken yet.
-    #[track_caller]
-    fn assert_silent(&mut self, server: &Server, channel: &str) {
-        server.connection().run(&format!("PUBLISH {channel} mark"));
-        assert_eq!(self.text(), "mark");
-    }
 }
 
 /// What was published, if this is a message: an array in RESP2, a push in RESP3.
@@ -114,46 +106,6 @@ fn held() -> (Server, Connection, Ear) {
     let (server, alice, _) = dlock_integration::held();
     let ear = Ear::new(&server, 2, b"news");
     (server, alice, ear)
-}
-
-#[test]
-fn a_turn_is_told_and_nothing_blocks() {
-    let (server, mut c, mut ear) = held();
-    let waits = [("bob", ""), ("carol", "BLOCK 0"), ("dave", "SHARED")];
-    let waits = waits.map(|(owner, options)| wait_at(&mut c, owner, options));
-    assert_eq!(waits.map(|(place, _)| place), [0, 1, 2]);
-    assert_eq!(stat(&server, "notify_waiting"), 3);
-    assert_eq!(server.info("clients").number::<u64>("blocked_clients"), 0);
-    let mut before = 0;
-    let turns = [("alice", "bob"), ("bob", "carol"), ("carol", "dave")];
-    for ((from, to), (_, wait)) in turns.into_iter().zip(waits) {
-        ear.assert_silent(&server, "news");
-        assert_eq!(c.ask::<u64>(&format!("DLOCK.RELEASE k {from}")), 0);
-        let token = ear.granted("k", to, wait);
-        assert!(token > before);
-        before = token;
-        let (held, holds, left): (u64, u64, u64) = c.ask(&format!("DLOCK.HELD k {to}"));
-        assert!(held == token && holds == 1 && left > 590_000);
-    }
-    assert_eq!(stat(&server, "notify_waiting"), 0);
-}
-
-/// What can be granted is granted in the reply, and not published.
-#[test]
-fn granted_at_once() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let mut ear = Ear::new(&server, 2, b"news");
-    for line in [
-        "DLOCK.ACQUIRE k bob 600000 NOTIFY news",
-        "DLOCK.ACQUIRE k bob 600000 NOTIFY news BLOCK 5",
-        "DLOCK.FAIRACQUIRE k bob 600000 NOTIFY news",
-    ] {
-        let (token, _): Grant = c.ask(line);
-        assert!(token > 0);
-    }
-    ear.assert_silent(&server, "news");
-    assert_eq!(c.ask::<(u64, u64, u64)>("DLOCK.HELD k bob").1, 3);
 }
 
 /// Keys, owners and channels are bytes.
@@ -200,201 +152,6 @@ fn messages_are_exact() {
     }
 }
 
-#[test]
-fn every_other_end_is_told() {
-    let (server, mut c, mut ear) = held();
-    let wait = wait_as(&mut c, "bob", "BLOCK 30");
-    ear.ended("timeout", "bob", wait);
-    assert_eq!(position(&mut c, "k", "bob"), None);
-
-    let wait = wait_as(&mut c, "bob", "");
-    assert_eq!(c.ask::<u64>("DLOCK.CANCEL k bob"), 1);
-    ear.ended("cancelled", "bob", wait);
-
-    // A newer request takes the place over, whichever way it waits.
-    let wait = wait_as(&mut c, "bob", "");
-    let blocked = Blocked::start(&server, "DLOCK.ACQUIRE k bob BLOCK 0");
-    ear.ended("replaced", "bob", wait);
-    let wait = wait_as(&mut c, "bob", "");
-    assert!(blocked.refusal().starts_with("REPLACED "));
-    let newer = wait_as(&mut c, "bob", "");
-    ear.ended("replaced", "bob", wait);
-    c.run("DLOCK.CANCEL k bob");
-    ear.ended("cancelled", "bob", newer);
-
-    let wait = wait_as(&mut c, "bob", "");
-    c.run("SET k v");
-    ear.ended("wrongtype", "bob", wait);
-    c.run("DEL k");
-
-    // A holder that waits for an upgrade, and loses what it holds.
-    c.run("DLOCK.ACQUIRE k bob 600000 SHARED");
-    c.run("DLOCK.ACQUIRE k anna 600000 SHARED");
-    let wait = wait_as(&mut c, "bob", "");
-    c.run("DLOCK.FORCERELEASE k bob");
-    ear.ended("notheld", "bob", wait);
-
-    // The connection that asked ends.
-    let mut dies = server.connection();
-    let wait = wait_as(&mut dies, "bob", "");
-    drop(dies);
-    ear.ended("gone", "bob", wait);
-    assert_eq!(stat(&server, "notify_waiting"), 0);
-    ear.assert_silent(&server, "news");
-}
-
-/// Found by the check once a second: whoever waits by a channel is told by it.
-#[test]
-fn a_circle_is_told() {
-    let (_server, mut c, mut ear) = held();
-    c.run("DLOCK.ACQUIRE j bob 600000");
-    let bob = wait_as(&mut c, "bob", "");
-    c.run("DLOCK.ACQUIRE x bob 600000");
-    c.run("DLOCK.ACQUIRE y carol 600000");
-    let (_, alice) = place_of(&c.ask("DLOCK.ACQUIRE y alice 600000 NOTIFY news"));
-    c.run("DLOCK.FORCERELEASE j");
-    // Now what bob holds stands where alice waits.
-    c.run("RENAME x y");
-    assert_eq!(ear.text(), format!("deadlock 0 1:y 5:alice {alice}"));
-    c.run("DLOCK.RELEASE k alice");
-    ear.granted("k", "bob", bob);
-}
-
-#[test]
-fn the_user_needs_the_channel() {
-    let (server, mut c, _ear) = held();
-    c.run("ACL SETUSER limited on >p allkeys +@all resetchannels &mine");
-    let mut limited = server.connection_as("limited", "p");
-    let line = "DLOCK.ACQUIRE k bob 600000 NOTIFY news";
-    assert_eq!(
-        limited.refusal(line),
-        "NOPERM the user may not use the channel 'news'"
-    );
-    assert_eq!(
-        limited.refusal("DLOCK.FAIRACQUIRE free bob 600000 NOTIFY mine:1"),
-        "NOPERM the user may not use the channel 'mine:1'"
-    );
-    assert_eq!(position(&mut c, "k", "bob"), None);
-    assert_eq!(c.ask::<u64>("EXISTS free"), 0);
-    let (zero, place, _): Queued = limited.ask("DLOCK.ACQUIRE k bob 600000 NOTIFY mine");
-    assert_eq!((zero, place), (0, 0));
-    // A pattern is no permission for what it matches.
-    c.run("ACL SETUSER limited resetchannels &n*");
-    let mut limited = server.connection_as("limited", "p");
-    assert_eq!(
-        limited.ask::<Queued>("DLOCK.ACQUIRE k carol NOTIFY news").0,
-        0
-    );
-}
-
-#[test]
-fn refused_in_scripts_and_allowed_in_a_transaction() {
-    let (_server, mut c, mut ear) = held();
-    let refusal = "ERR NOTIFY needs a client connection: it is not possible in a script or from another module";
-    for verb in ["DLOCK.ACQUIRE", "DLOCK.FAIRACQUIRE"] {
-        let script = format!("return redis.pcall('{verb}', KEYS[1], 'bob', 'NOTIFY', 'news')");
-        let error = c.answer(cmd("EVAL").arg(script).arg(1).arg("k"));
-        let error = error.expect_err("a refusal");
-        assert!(error.starts_with(refusal), "{error}");
-    }
-    assert_eq!(position(&mut c, "k", "bob"), None);
-    c.run("MULTI");
-    c.run("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
-    c.run("DLOCK.ACQUIRE k carol 600000 NOTIFY news");
-    c.run("DLOCK.RELEASE k alice");
-    let replies: Vec<Value> = c.ask("EXEC");
-    let (bob, carol) = (place_of(&replies[0]), place_of(&replies[1]));
-    assert_eq!((bob.0, carol.0), (0, 1));
-    assert_eq!(replies[2..], [Value::Int(0)]);
-    ear.granted("k", "bob", bob.1);
-}
-
-#[test]
-fn options_that_do_not_go_together() {
-    let (_server, mut c, _ear) = held();
-    for (line, error) in [
-        (
-            "* NOTIFY news",
-            "ERR NOTIFY cannot be combined with owner *",
-        ),
-        ("bob NOTIFY a NOTIFY b", "ERR NOTIFY is given twice"),
-        (
-            "bob NOTIFY",
-            "ERR NOTIFY must be a channel of 1 to 1024 bytes",
-        ),
-    ] {
-        assert_eq!(c.refusal(&format!("DLOCK.ACQUIRE k {line}")), error);
-    }
-    assert_eq!(
-        c.refusal("DLOCK.MACQUIRE 1 k bob NOTIFY news"),
-        "ERR unknown option 'NOTIFY'"
-    );
-}
-
-/// Its places go with it, whatever stands between and behind them, and that is told; a ticket with a claim stays as absent.
-#[test]
-fn a_connection_s_end_removes_its_places() {
-    let (server, mut c, mut ear) = held();
-    let mut dies = server.connection();
-    let one = wait_as(&mut dies, "one", "");
-    let older = wait_as(&mut dies, "two", "");
-    let three = wait_as(&mut dies, "three", "");
-    let four = Blocked::start(&server, "DLOCK.ACQUIRE k four 600000 BLOCK 0");
-    let fair = |c: &mut Connection, owner: &str, options: &str| {
-        let line = format!("DLOCK.FAIRACQUIRE k {owner} 600000 NOTIFY news {options}");
-        place_of(&c.ask(&line)).1
-    };
-    let five = fair(&mut dies, "five", "");
-    let six = fair(&mut dies, "six", "CLAIM 60000");
-    wait_as(&mut c, "seven", "");
-    // Taken over by a connection that lives.
-    let two = wait_as(&mut c, "two", "");
-    ear.ended("replaced", "two", older);
-    assert_eq!(position(&mut c, "k", "seven"), Some(6));
-    drop(dies);
-    let gone = [("one", one), ("three", three), ("five", five), ("six", six)];
-    let mut wanted = gone.map(|(owner, wait)| format!("gone 0 1:k {}:{owner} {wait}", owner.len()));
-    let mut told = gone.map(|_| ear.text());
-    wanted.sort();
-    told.sort();
-    assert_eq!(told, wanted);
-    await_until("the places are gone", PATIENCE, || {
-        position(&mut c, "k", "seven") == Some(3)
-    });
-    let places = ["one", "two", "three", "four", "five", "six"];
-    let positions = places.map(|owner| position(&mut c, "k", owner));
-    assert_eq!(positions, [None, Some(0), None, Some(1), None, Some(2)]);
-    assert_eq!(stat(&server, "notify_waiting"), 2);
-    c.run("DLOCK.RELEASE k alice");
-    ear.granted("k", "two", two);
-    assert_eq!(c.ask::<(u64, u64, u64)>("DLOCK.HELD k two").1, 1);
-    c.run("DLOCK.RELEASE k two");
-    four.reply::<Grant>();
-    ear.assert_silent(&server, "news");
-}
-
-/// A message that comes late is told from that of a newer wait of the same owner for the same lock by its number.
-#[test]
-fn each_wait_has_a_number_of_its_own() {
-    let (server, mut c, mut ear) = held();
-    let (mut one, mut other) = (server.connection(), server.connection());
-    let mut waits = vec![wait_as(&mut one, "bob", "BLOCK 30")];
-    // Read only now: by then the owner waits anew, by another connection.
-    await_until("the time is up", PATIENCE, || {
-        position(&mut c, "k", "bob").is_none()
-    });
-    waits.push(wait_as(&mut other, "bob", ""));
-    waits.push(wait_as(&mut one, "bob", ""));
-    waits.push(wait_as(&mut other, "bob", "HOLDS 1"));
-    assert!(waits.windows(2).all(|pair| pair[0] < pair[1]), "{waits:?}");
-    c.run("DLOCK.RELEASE k alice");
-    ear.ended("timeout", "bob", waits[0]);
-    ear.ended("replaced", "bob", waits[1]);
-    ear.ended("replaced", "bob", waits[2]);
-    ear.granted("k", "bob", waits[3]);
-    ear.assert_silent(&server, "news");
-}
-
 /// The dead one's turn comes in the same moment as its end: it does not get the lock, or loses it again.
 #[test]
 fn who_dies_is_not_granted_for_long() {
@@ -438,45 +195,6 @@ fn the_reply_comes_before_its_message() {
 }
 
 #[test]
-fn removals_under_waiters() {
-    for removal in [
-        "DEL k",
-        "UNLINK k",
-        "FLUSHALL",
-        "FLUSHDB",
-        "SWAPDB 0 1",
-        "RENAME k j",
-        "MOVE k 2",
-        "PEXPIRE k 1",
-    ] {
-        let (server, mut c, mut ear) = held();
-        let bob = wait_as(&mut c, "bob", "");
-        let carol = wait_as(&mut c, "carol", "");
-        c.run(removal);
-        ear.granted("k", "bob", bob);
-        assert_eq!(position(&mut c, "k", "carol"), Some(0), "{removal}");
-        c.run("DLOCK.RELEASE k bob");
-        ear.granted("k", "carol", carol);
-        assert_sound(&server);
-    }
-}
-
-/// Who waits stays at the name; what comes there has its own holder.
-#[test]
-fn another_database_s_lock_comes_under_waiters() {
-    let (server, mut c, mut ear) = held();
-    let bob = wait_as(&mut c, "bob", "");
-    let mut other = server.connection_in(1);
-    other.run("DLOCK.ACQUIRE k zoe 600000");
-    c.run("SWAPDB 0 1");
-    assert_eq!(position(&mut c, "k", "bob"), Some(0));
-    ear.assert_silent(&server, "news");
-    c.run("DLOCK.RELEASE k zoe");
-    ear.granted("k", "bob", bob);
-    assert_eq!(other.ask::<u64>("DLOCK.RELEASE k alice"), 0);
-}
-
-#[test]
 fn a_demotion_tells_moved() {
     let (server, mut c, mut ear) = held();
     let other = Server::start();
@@ -495,49 +213,6 @@ fn a_demotion_tells_moved() {
         (position(&mut d, "k", "carol"), position(&mut d, "k", "bob")),
         (Some(0), None)
     );
-    assert_sound(&server);
-}
-
-/// Nothing of it is durable: a server that starts again knows the tickets only.
-#[test]
-fn a_restart_forgets_who_waited() {
-    let mut server = Server::builder().config("appendonly", "yes").start();
-    let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    wait_as(&mut c, "bob", "");
-    c.run("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news CLAIM 600000");
-    server.restart();
-    let mut c = server.connection();
-    assert_eq!(
-        (position(&mut c, "k", "carol"), position(&mut c, "k", "bob")),
-        (Some(0), None)
-    );
-    assert_eq!(stat(&server, "notify_waiting"), 0);
-    let mut ear = Ear::new(&server, 2, b"news");
-    let (place, wait) = place_of(&c.ask("DLOCK.FAIRACQUIRE k carol 600000 NOTIFY news"));
-    assert_eq!(place, 0);
-    c.run("DLOCK.RELEASE k alice");
-    ear.granted("k", "carol", wait);
-}
-
-/// What is decided in a pause is told after it.
-#[test]
-fn a_lease_that_ends_in_a_pause() {
-    let server = Server::start();
-    let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    let bob = wait_as(&mut c, "bob", "");
-    let mut ear = Ear::new(&server, 2, b"news");
-    at_once(
-        &server,
-        ["DLOCK.RENEW k alice 100", "CLIENT PAUSE 600000 WRITE"],
-    );
-    await_until("the lease is over", PATIENCE, || {
-        c.ask::<Option<Vec<u64>>>("DLOCK.HELD k alice").is_none()
-    });
-    assert_eq!(position(&mut c, "k", "bob"), Some(0));
-    c.run("CLIENT UNPAUSE");
-    ear.granted("k", "bob", bob);
     assert_sound(&server);
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{cmd, from_redis_value, Connection, FromRedisValue, Value};
 use dlock_integration::{
-    assert_sound, await_until, is_held, stat, wait_as, Ask, Blocked, Grant, Server, ServerBuilder,
+    assert_sound, await_until, is_held, stat, wait_as, Ask, Grant, Server, ServerBuilder,
     Subscriber, Wire, PATIENCE,
 };
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
@@ -215,176 +215,6 @@ fn a_hold_ends_with_the_process_that_has_the_connection() {
 }
 
 #[test]
-fn the_last_connection_that_asked_for_it_has_the_session() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let (mut first, mut second, mut plain) = (server.wire(), server.wire(), server.wire());
-    let token = take(&mut first, "k bob 600000 SESSION");
-    assert_eq!(take(&mut second, "k bob 600000 SESSION"), token);
-    // Without SESSION that is left as it is.
-    assert_eq!(take(&mut plain, "k bob 600000"), token);
-    let (one, two) = (first.client_id(), second.client_id());
-    assert_eq!(holder::<u64>(&mut c, "k", "client"), Some(two));
-    first.close();
-    server.await_client_gone(one);
-    plain.close();
-    assert_stays(&mut c, "k", "bob");
-    second.close();
-    // All its counts with it.
-    await_end(&mut c, "k", "bob");
-    assert_eq!(c.ask::<u64>("EXISTS k"), 0);
-}
-
-#[test]
-fn sessions_of_one_connection_end_together_and_others_stay() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let (mut dies, mut lives) = (server.wire(), server.wire());
-    take(&mut dies, "shared anna 600000 SHARED SESSION");
-    take(&mut lives, "shared bert 600000 SHARED SESSION");
-    take(&mut lives, "shared carl 600000 SHARED");
-    take(&mut dies, "k anna 600000 SESSION");
-    dies.ask::<String>("SELECT 5");
-    take(&mut dies, "k anna 600000 SESSION");
-    let writer = Blocked::start(
-        &server,
-        "DLOCK.ACQUIRE shared writer 600000 LIMIT 3 BLOCK 0",
-    );
-    dies.close();
-    writer.reply::<Grant>();
-    await_end(&mut c, "k", "anna");
-    await_end(&mut server.connection_in(5), "k", "anna");
-    assert!(is_held(&mut c, "shared", "bert") && is_held(&mut c, "shared", "carl"));
-    lives.close();
-    await_end(&mut c, "shared", "bert");
-    assert_stays(&mut c, "shared", "carl");
-}
-
-/// A request for many locks is served by the end of the sessions that stood against it.
-#[test]
-fn who_waits_for_many_is_served_too() {
-    let server = Server::start();
-    let (mut one, mut two) = (server.wire(), server.wire());
-    take(&mut one, "a one 600000 SESSION");
-    take(&mut two, "b two 600000 SESSION");
-    let many = Blocked::start(&server, "DLOCK.MACQUIRE 3 a b c many 600000 BLOCK 0");
-    drop((one, two));
-    assert_eq!(many.reply::<Vec<u64>>().len(), 3);
-}
-
-/// Given back, run out, forced or removed before: whoever has the lock by then keeps it, be it the same owner.
-#[test]
-fn a_session_s_end_takes_nothing_from_those_who_came_after() {
-    let server = Server::start();
-    let mut c = server.connection();
-    for before in [
-        "DLOCK.RELEASE k bob HOLDS 0",
-        "DLOCK.FORCERELEASE k",
-        "DEL k",
-        "FLUSHALL",
-        "DLOCK.RENEW k bob 1",
-        "SET k v",
-    ] {
-        let mut dies = server.wire();
-        take(&mut dies, "k bob 600000 SESSION");
-        c.run(before);
-        if before.starts_with("SET") {
-            c.run("DEL k");
-        }
-        await_end(&mut c, "k", "bob");
-        c.run("DLOCK.ACQUIRE k bob 600000");
-        let id = dies.client_id();
-        dies.close();
-        server.await_client_gone(id);
-        assert_stays(&mut c, "k", "bob");
-        c.run("DLOCK.RELEASE k bob");
-    }
-}
-
-#[test]
-fn the_lease_still_ends_it() {
-    let server = Server::start();
-    let mut lives = server.wire();
-    take(&mut lives, "k bob 600000 SESSION");
-    let next = wait_as(&server, "next");
-    lives.ask::<u64>("DLOCK.RENEW k bob 60");
-    next.reply::<Grant>();
-    assert_eq!(lives.ask::<Option<Vec<u64>>>("DLOCK.HELD k bob"), None);
-    assert_eq!(stat(&server, "expired_total"), 1);
-}
-
-/// Every command that has the option; granted at once, or after waiting.
-#[test]
-fn every_request_can_be_tied_to_its_connection() {
-    let server = Server::start();
-    let mut c = server.connection();
-    for line in [
-        "DLOCK.ACQUIRE k bob 600000 SESSION",
-        "DLOCK.ACQUIRE k bob 600000 SHARED SESSION",
-        "DLOCK.FAIRACQUIRE k bob 600000 SESSION",
-        "DLOCK.FAIRACQUIRE k bob 600000 SESSION CLAIM 60000",
-        "DLOCK.MACQUIRE 2 k j bob 600000 SESSION",
-    ] {
-        let mut dies = server.wire();
-        dies.ask::<Vec<u64>>(line);
-        assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1), "{line}");
-        dies.close();
-        await_end(&mut c, "k", "bob");
-        await_end(&mut c, "j", "bob");
-
-        c.run("DLOCK.ACQUIRE k alice 600000");
-        let waits = Blocked::start(&server, &format!("{line} BLOCK 0"));
-        c.run("DLOCK.RELEASE k alice");
-        waits.reply::<Vec<u64>>();
-        assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1), "{line}");
-        waits.kill();
-        await_end(&mut c, "k", "bob");
-        await_end(&mut c, "j", "bob");
-
-        // It dies before its turn.
-        c.run("DLOCK.ACQUIRE k alice 600000");
-        let waits = Blocked::start(&server, &format!("{line} BLOCK 0"));
-        let id = waits.client_id();
-        waits.kill();
-        server.await_client_gone(id);
-        c.run("DLOCK.CANCEL k bob");
-        c.run("DLOCK.RELEASE k alice");
-        assert_eq!(c.ask::<u64>("EXISTS k j"), 0, "{line}");
-    }
-    assert_eq!(stat(&server, "sessions"), 0);
-}
-
-/// An upgrade is a new grant with a new token, to the same session.
-#[test]
-fn a_session_goes_on_under_an_upgrade_s_token() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let mut dies = server.wire();
-    let shared = take(&mut dies, "k bob 600000 SHARED SESSION");
-    let token = take(&mut dies, "k bob 600000");
-    assert!(token > shared);
-    dies.ask::<Vec<u64>>("DLOCK.DOWNGRADE k bob SHARED");
-    assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1));
-    let messages = Subscriber::channels(&server, &["__dlock@0__:k"]);
-    dies.close();
-    assert_eq!(messages.payload(), format!("session {token}"));
-}
-
-/// A connection that starts afresh is still the same connection.
-#[test]
-fn reset_and_hello_end_nothing() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let mut lives = server.wire();
-    take(&mut lives, "k bob 600000 SESSION");
-    assert_eq!(lives.ask::<String>("RESET"), "RESET");
-    lives.ask::<Value>("HELLO 3");
-    assert_stays(&mut c, "k", "bob");
-    lives.close();
-    await_end(&mut c, "k", "bob");
-}
-
-#[test]
 fn the_client_is_shown() {
     let server = Server::start();
     let mut c = server.connection();
@@ -449,100 +279,21 @@ fn refused_in_scripts_and_allowed_in_a_transaction() {
 
 /// What ended in a pause is given on after it.
 #[test]
-fn a_connection_that_ends_in_a_pause() {
-    for mode in ["WRITE", "ALL"] {
-        let server = Server::start();
-        let mut control = server.connection();
-        let mut dies = server.wire();
-        take(&mut dies, "k dies 600000 SESSION");
-        take(&mut dies, "j dies 600000 SESSION");
-        let next = wait_as(&server, "next");
-        let pause = Instant::now();
-        control.run(&format!("CLIENT PAUSE 600 {mode}"));
-        dies.close();
-        let (reply, at) = next.outcome_at();
-        assert!(matches!(reply, Ok(Value::Array(_))), "{mode}: {reply:?}");
-        let after = at - pause;
-        assert!(
-            after + Duration::from_millis(2) >= Duration::from_millis(600),
-            "{mode}: {after:?}"
-        );
-        await_end(&mut control, "j", "dies");
-        assert_sound(&server);
-    }
-}
-
-/// The session is of a hold under a name: under another one, which the same owner may have had, too, nothing ends.
-#[test]
-fn a_renamed_lock_s_session_ends_nothing() {
+fn a_connection_that_ends_in_a_pause_of_all_commands() {
     let server = Server::start();
-    let mut c = server.connection();
-    for line in ["RENAME k j", "MULTI, RENAME k x, RENAME x j, EXEC"] {
-        let (mut first, mut second) = (server.wire(), server.wire());
-        let token = take(&mut first, "k bob 600000 SESSION");
-        take(&mut second, "j bob 600000 SESSION");
-        let copy: Vec<u8> = c.ask("DUMP k");
-        line.split(", ").for_each(|line| c.run(line));
-        c.run("DLOCK.ACQUIRE k bob 600000");
-        c.ask_command::<()>(cmd("RESTORE").arg("copy").arg(0).arg(copy));
-        let ids = [first.client_id(), second.client_id()];
-        first.close();
-        second.close();
-        ids.into_iter().for_each(|id| server.await_client_gone(id));
-        assert_eq!(holder::<u64>(&mut c, "j", "session"), Some(0));
-        assert_eq!(c.ask::<String>(&format!("DLOCK.CHECK j {token}")), "OK");
-        for key in ["j", "k", "copy"] {
-            assert_stays(&mut c, key, "bob");
-        }
-        c.run("FLUSHALL");
-    }
-    // The connection ends in the same turn as the rename.
     let mut dies = server.wire();
-    take(&mut dies, "k bob 600000 SESSION");
-    let id = dies.client_id();
-    let next = Blocked::start(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
-    for line in [
-        "MULTI",
-        "RENAME k j",
-        &format!("CLIENT KILL ID {id}"),
-        "EXEC",
-    ] {
-        c.run(line);
-    }
-    next.reply::<Grant>();
-    assert_stays(&mut c, "j", "bob");
-    assert_sound(&server);
-}
-
-/// RESTORE brings a second hold under the token of the first. It is tied to nothing: its end does not end the session of the
-/// first, nor does the end of that session end it.
-#[test]
-fn a_restored_hold_of_the_same_token_has_no_session() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let mut dies = server.wire();
-    take(&mut dies, "k bob 600000 SESSION");
-    let restore = {
-        let dump: Vec<u8> = c.ask("DUMP k");
-        cmd("RESTORE").arg("copy").arg(0).arg(dump).to_owned()
-    };
-    for line in [
-        "DLOCK.RELEASE copy bob",
-        "DLOCK.FORCERELEASE copy",
-        "DEL copy",
-        "RENAME copy other",
-        "DLOCK.RENEW copy bob 600000",
-    ] {
-        c.ask_command::<()>(&restore);
-        assert_eq!(holder::<u64>(&mut c, "copy", "session"), Some(0));
-        c.run(line);
-        assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1), "{line}");
-    }
+    take(&mut dies, "k dies 600000 SESSION");
+    let next = wait_as(&server, "next");
+    let pause = Instant::now();
+    server.connection().run("CLIENT PAUSE 600 ALL");
     dies.close();
-    await_end(&mut c, "k", "bob");
-    for key in ["copy", "other"] {
-        assert_stays(&mut c, key, "bob");
-    }
+    let (reply, at) = next.outcome_at();
+    assert!(matches!(reply, Ok(Value::Array(_))), "{reply:?}");
+    let after = at - pause;
+    assert!(
+        after + Duration::from_millis(2) >= Duration::from_millis(600),
+        "{after:?}"
+    );
     assert_sound(&server);
 }
 
