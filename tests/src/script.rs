@@ -9,8 +9,8 @@
 //! ann dies                          the server notices the end of a connection
 //! ann is cut off                    it has not noticed yet: answers are lost
 //! heartbeat                         the server looks for waits that could never end
-//! slot of shop leaves               and `returns`: the node may not change the lock outside of a command
-//! slot of shop migrates             it is on its way: nobody is granted the lock, its holder keeps it
+//! slot of shop yard leaves          and `returns`: the node may not change these locks outside of a command
+//! slot of shop yard migrates        it is on its way: nobody is granted these locks, their holders keep them
 //! config max-queue 3                `config quarantine 100` lets one begin that lasts so long
 //! ```
 //! `behind` before `rename`, `move` or `set` says that a value comes to a name that has none, and that the server does not tell:
@@ -60,10 +60,10 @@ pub enum Act {
     Flush,
     Swap(u32, u32),
     Slot {
-        key: Key,
+        keys: Vec<Key>,
         leaves: bool,
     },
-    Migrates(Key),
+    Migrates(Vec<Key>),
     Pause,
     Resume,
     /// A replica that lags catches up.
@@ -151,15 +151,17 @@ impl Reader {
             ["restore", one] => Act::Restore(key(one)),
             ["flush"] => Act::Flush,
             ["swap", one, other] => Act::Swap(number(one)? as u32, number(other)? as u32),
-            ["slot", "of", one, "leaves"] => Act::Slot {
-                key: key(one),
-                leaves: true,
-            },
-            ["slot", "of", one, "migrates"] => Act::Migrates(key(one)),
-            ["slot", "of", one, "returns"] => Act::Slot {
-                key: key(one),
-                leaves: false,
-            },
+            ["slot", "of", ref keys @ .., goes] => {
+                let keys = keys.iter().map(|one| key(one)).collect();
+                match goes {
+                    "migrates" => Act::Migrates(keys),
+                    "leaves" | "returns" => Act::Slot {
+                        keys,
+                        leaves: goes == "leaves",
+                    },
+                    _ => return Err("a slot leaves, migrates, or returns".into()),
+                }
+            }
             ["pause"] => Act::Pause,
             ["resume"] => Act::Resume,
             ["sync"] => Act::Sync,

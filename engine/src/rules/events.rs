@@ -8,7 +8,7 @@ use crate::ledger::Due;
 use crate::lock::{End, Hold};
 use crate::outbox::Outcome;
 use crate::queue::{Kept, LockId, Loss, Place, Renewal, Request, Tie};
-use crate::state::{Engine, Remains};
+use crate::state::{Engine, Next, Remains};
 use crate::tying::next_renewal;
 use crate::types::{Arrival, ClientId, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
 use crate::undo::{Held, Undo};
@@ -113,12 +113,18 @@ impl Engine {
         self.mark(lock);
     }
 
-    /// Returns true if this lock's queue must not move: its slot is migrating away.
+    /// Notes whether this lock's queue must not move: its slot is migrating away.
     pub fn close(&mut self, name: NameRef, closed: bool) {
         let queue = self.queues.id(name);
-        if let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) {
-            queue.closed = closed;
+        let Some(queue) = queue.and_then(|lock| self.queues.get_mut(lock)) else {
+            return;
+        };
+        if queue.closed && !closed {
+            // Who counts on a hold here has no place that would be served.
+            self.next
+                .extend(queue.counts_on.iter().copied().map(Next::Many));
         }
+        queue.closed = closed;
     }
 
     /// The key was given an end from outside that is earlier than its leases.
@@ -310,7 +316,7 @@ impl Engine {
     }
 
     /// A queue does not move in a slot that is on its way to another node.
-    fn close_if_leaving(&mut self, keys: &mut impl Keyspace, name: NameRef) {
+    pub(super) fn close_if_leaving(&mut self, keys: &mut impl Keyspace, name: NameRef) {
         if self.watches(name) {
             self.close(name, !keys.accepts(name));
         }

@@ -381,11 +381,15 @@ impl Engine {
                 return self.end_wait(id, now, Outcome::Refused(Refusal::WrongType), |_| false);
             }
             overflows = overflows.and(refuse_overflow(entry, &owner, &terms));
+            self.close_if_leaving(keys, name.as_ref());
             let queue = self.queues.at(part.lock);
-            let closed = queue.closed;
+            if queue.closed {
+                return self.mark(part.lock);
+            }
+            let entry = keys.entry(name.as_ref());
             let kind = part.place.map_or(RequestKind::Reenter, RequestKind::to);
             match self.grantable(entry, queue, now, (&owner, terms.limit), kind) {
-                Grantable::Now if !closed => {}
+                Grantable::Now => {}
                 Grantable::Withheld => {
                     self.held_back = true;
                     return;

@@ -28,6 +28,7 @@ impl Engine {
             return;
         };
         let name = queue.name.clone();
+        self.close_if_leaving(keys, name.as_ref());
         self.catch_up(lock);
         if self.abuts_stale(lock) {
             self.reconcile_beside(keys, now, lock);
@@ -111,7 +112,6 @@ impl Engine {
             let name = name.as_ref();
             if keys.accepts(name) {
                 settled += 1;
-                self.close(name, false);
                 self.settle(keys, now, lock);
             } else if self.queues.at(lock).is_unattended() && !exists(keys, name) {
                 // Nobody waits here, and the lock has left with its slot and its tickets.
@@ -317,6 +317,7 @@ impl Engine {
         for _ in 0..std::mem::take(&mut queue.timeouts) {
             entry.events.push(Event::Timeout);
         }
+        let left_over = left_over || queue.closed && !queue.counts_on.is_empty();
         let queued = !queue.is_empty();
         if !entry.value().is_empty() && entry.value().watched() != queued {
             entry.commit(&Change::Watch(queued));

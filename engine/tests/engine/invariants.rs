@@ -76,19 +76,17 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
     };
     for (name, row) in seen() {
         limits(name, row)?;
-        one_place(name, row)?;
     }
     let known = before.unseen.is_empty() && after.unseen.is_empty();
-    // What comes to a lock that must not move stands in no queue yet.
-    let moves = after.leaving.is_empty();
-    if known {
-        no_circle(before, after, orderly)?;
-    }
+    // What comes to a lock that must not move stands in no queue yet, and who left it may stand there still.
+    let moves = before.leaving.is_empty() && after.leaving.is_empty();
     if known && moves {
+        no_circle(before, after, orderly)?;
         places(after)?;
     }
     notify_told(after)?;
     if moves {
+        seen().try_for_each(|(name, row)| one_place(name, row))?;
         answered(after)?;
     }
     all_or_none(after)?;
@@ -109,7 +107,7 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
             ttl(name, row)?;
         }
     }
-    if orderly {
+    if orderly && moves {
         let none = Row::default();
         for (name, row) in seen().filter(|(name, _)| !before.unseen.contains(*name)) {
             no_overtaking(
@@ -310,6 +308,12 @@ fn no_overtaking(
         );
         return broken(Rule::NoOvertaking, what);
     }
+    // Who was granted the lock in vain stands where it stood: others were granted theirs behind it.
+    let back = |rank: &usize| {
+        was.queue
+            .get(*rank)
+            .is_some_and(|place| undone(&place.owner))
+    };
     // A holder's upgrade is not the queue's affair.
     let queued = |owner: &&Vec<u8>| {
         let live = was
@@ -323,7 +327,8 @@ fn no_overtaking(
     };
     for owner in grants.into_iter().filter(queued) {
         let stood = rank(owner).unwrap_or(usize::MAX);
-        if let Some(passed) = ranks.iter().find(|rank| **rank < stood) {
+        let mut before = ranks.iter().filter(|rank| !back(rank));
+        if let Some(passed) = before.find(|rank| **rank < stood) {
             let (owner, passed) = (text(owner), text(&was.queue[*passed].owner));
             let what = format!("{owner} got {} before {passed}, who still waits", key(name));
             return broken(Rule::NoOvertaking, what);
@@ -493,20 +498,25 @@ fn leases_kept(before: &Picture, after: &Picture) -> Result<(), Broken> {
 }
 
 fn auto_renews(before: &Picture, after: &Picture) -> Result<(), Broken> {
-    let holds = before.rows.values().flat_map(|row| &row.holders);
-    let mut renewed = holds.filter(|hold| hold.auto && hold.deadline > before.now);
-    let ended = |hold: &&Holder| {
-        let holds = after.rows.values().flat_map(|row| &row.holders);
-        let mut its = holds.filter(|other| other.token == hold.token);
-        !its.any(|other| other.deadline > after.now)
-    };
-    match renewed.find(ended).filter(|_| after.only_time) {
-        None => Ok(()),
-        Some(hold) => {
+    if !after.only_time {
+        return Ok(());
+    }
+    for (name, row) in &before.rows {
+        // It may have another token by now, after an upgrade.
+        let ended = |hold: &&Holder| {
+            let goes_on = after.rows.get(name).and_then(|row| row.hold(&hold.owner));
+            !goes_on.is_some_and(|hold| hold.deadline > after.now)
+        };
+        let renewed = |hold: &&Holder| hold.auto && hold.deadline > before.now;
+        // Renewals do not follow a step of the wall clock, and leases do.
+        let nearer = |hold: &&Holder| after.stepped.get(&hold.token) == Some(&hold.deadline);
+        let mut holds = row.holders.iter().filter(renewed);
+        if let Some(hold) = holds.find(|hold| ended(hold) && !nearer(hold)) {
             let what = format!("{}'s hold {:?} has ended", text(&hold.owner), hold.token);
-            broken(Rule::AutoRenews, what)
+            return broken(Rule::AutoRenews, what);
         }
     }
+    Ok(())
 }
 
 fn tie_ends(after: &Picture) -> Result<(), Broken> {
@@ -523,8 +533,12 @@ fn tie_ends(after: &Picture) -> Result<(), Broken> {
 }
 
 fn not_in_leaving_slots(after: &Picture) -> Result<(), Broken> {
-    // All locks of one request are in one slot.
-    let leaves = |answer: &&Answered| answer.names.iter().all(|name| after.leaving.contains(name));
+    // Who waits for a lock that comes to it as its own enters it once more.
+    let fresh = |token: &Token| after.grants.iter().any(|(.., granted)| granted == token);
+    let leaves = |answer: &&Answered| {
+        let mut parts = answer.names.iter().zip(&answer.tokens);
+        parts.any(|(name, token)| after.leaving.contains(name) && fresh(token))
+    };
     let mut later = after.answers.iter().filter(|answer| !answer.at_once);
     match later.find(leaves) {
         None => Ok(()),

@@ -59,6 +59,8 @@ pub struct Picture {
     pub lost: bool,
     /// Tokens that came by RESTORE.
     pub restored: BTreeSet<Token>,
+    /// When leases end that have come nearer by a step of the wall clock.
+    pub stepped: BTreeMap<Token, WallMs>,
     /// What ties holds to connections.
     pub ties: BTreeMap<Token, Tied>,
     /// Connections that have ended.
@@ -173,6 +175,7 @@ impl Picture {
             renewed: std::mem::take(&mut world.renewed),
             lost: std::mem::take(&mut world.lost),
             restored: world.restored.clone(),
+            stepped: world.stepped.clone(),
             ties: life::ties(world),
             ended: world.ended.clone(),
             event: world.event,

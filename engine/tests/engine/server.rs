@@ -2,7 +2,7 @@
 
 use crate::client::Client;
 use crate::keys::{Closed, Keys, Value};
-use crate::script::{Command, Key};
+use crate::script::{Act, Key};
 use crate::world::Op;
 use dlock_commands::error::Error;
 use dlock_commands::table::{Access, Spec, COMMANDS};
@@ -32,8 +32,17 @@ pub fn command(word: &str) -> Option<&'static Spec> {
         .find(|spec| spec.name == word || spec.name.strip_prefix("dlock.") == Some(&word))
 }
 
-/// The keys that it names.
-pub fn keys_of(asked: &Command) -> Vec<Key> {
+/// The keys that somebody names who asks for this.
+pub fn keys_of(act: &Act) -> Vec<Key> {
+    let asked = match act {
+        Act::Command(asked) => asked,
+        Act::Behind(act) => return keys_of(act),
+        Act::Rename(from, to) | Act::Copy(from, to) => return vec![from.clone(), to.clone()],
+        Act::Del(one) | Act::Set(one) | Act::Dump(one) | Act::Restore(one) => {
+            return vec![one.clone()]
+        }
+        _ => return Vec::new(),
+    };
     let words: Vec<&[u8]> = asked.words.iter().map(|word| word.as_bytes()).collect();
     let Some(spec) = command(&asked.words[0]) else {
         return Vec::new();

@@ -52,7 +52,7 @@ impl Simulation {
             max_queue: if random.chance(10) { 3 } else { 100_000 },
             deadlock_detection: random.chance(70),
             deadlock_max_steps: if random.chance(10) {
-                random.below(20) as usize
+                1 + random.below(20) as usize
             } else {
                 default
             },
@@ -166,13 +166,15 @@ impl Simulation {
         }
     }
 
-    /// A slot is on its way to another node, or stays after all.
+    /// The slot of all keys is on its way to another node, or stays after all.
     fn slot(&mut self) -> String {
-        let leaving = self.world.primary.keys.leaving.iter().next();
-        match leaving.map(|name| (name.db, String::from_utf8_lossy(&name.key).into_owned())) {
-            Some((db, key)) => format!("slot of {key}@{db} returns"),
-            None => format!("slot of {}@0 migrates", self.random.pick(&KEYS)),
-        }
+        let goes = match self.world.primary.keys.leaving.is_empty() {
+            true => "migrates",
+            false => "returns",
+        };
+        let named = |key: &&str| format!("{key}@0 {key}@1");
+        let keys: Vec<String> = KEYS.iter().map(named).collect();
+        format!("slot of {} {goes}", keys.join(" "))
     }
 
     fn setting(&mut self) -> String {
@@ -266,6 +268,7 @@ impl Simulation {
 
     fn surgery(&mut self) -> String {
         let (one, other) = (self.key(), self.key());
+        let stays = self.world.primary.keys.leaving.is_empty();
         match self.random.below(14) {
             0..=3 => format!("del {one}"),
             4..=5 => format!("rename {one} {other}"),
@@ -273,8 +276,11 @@ impl Simulation {
             13 => format!("behind set {one}"),
             6 => format!("set {one}"),
             7..=8 => "flush".into(),
-            9 => "swap 0 1".into(),
-            _ => format!("copy {one} {other}"),
+            // A cluster exchanges no databases.
+            9 if stays => "swap 0 1".into(),
+            // Nor does a user restore anything in a slot that is on its way.
+            _ if stays => format!("copy {one} {other}"),
+            _ => format!("del {one}"),
         }
     }
 
@@ -293,7 +299,8 @@ impl Simulation {
                 };
                 format!("clock {}", self.random.below(1_000) as i64 - back)
             }
-            _ => "failover".into(),
+            _ if self.world.replica_may_decide(0) => "failover".into(),
+            _ => "sync".into(),
         }
     }
 
@@ -301,7 +308,7 @@ impl Simulation {
     fn end(&mut self) -> Result<(), Broken> {
         self.go("resume")?;
         self.go("config grants yes")?;
-        while !self.world.primary.keys.leaving.is_empty() {
+        if !self.world.primary.keys.leaving.is_empty() {
             let line = self.slot();
             self.go(&line)?;
         }

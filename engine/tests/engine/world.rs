@@ -3,6 +3,7 @@
 use crate::client::Client;
 use crate::faults::Fault;
 use crate::keys::{Closed, Value};
+use crate::life;
 use crate::script::{self, Act};
 use crate::server::{self, Server};
 use crate::settings;
@@ -71,6 +72,8 @@ pub struct World {
     pub bounded_auto: bool,
     /// The owners that have renewed since it was last read: whose leases may end earlier than they did.
     pub renewed: BTreeSet<Vec<u8>>,
+    /// When leases end that have come nearer by a step of the wall clock.
+    pub stepped: BTreeMap<Token, WallMs>,
     /// Whether decisions have been lost since it was last read.
     pub lost: bool,
     /// Whether the operator wants deadlocks to be detected.
@@ -87,8 +90,12 @@ pub struct World {
     pub restored: BTreeSet<Token>,
     /// Every lock that there ever was.
     pub known: BTreeSet<Name>,
-    /// Names that a value has come to since the last look, of which nobody was told.
+    /// Names that a value has come to since the last look, of which nobody was told; and those of the replica, since it was
+    /// the primary.
     pub unseen: BTreeSet<Name>,
+    replica_unseen: BTreeSet<Name>,
+    /// What the command that is worked off may write to.
+    used: BTreeSet<Name>,
     /// The highest token of all grants.
     pub last_token: Token,
     /// The highest token that the replica has seen.
@@ -145,6 +152,23 @@ pub enum Op {
     Restore(Name, Vec<u8>),
 }
 
+impl Op {
+    /// Takes out what a server, which did not know of values at these names, knows of when this is done.
+    fn shows(&self, unseen: &mut BTreeSet<Name>) {
+        match self {
+            Op::Rename(from, to) => unseen.retain(|name| name != from && name != to),
+            Op::Effect(one, _) | Op::Del(one) | Op::Overwrite(one) | Op::Restore(one, _) => {
+                unseen.remove(one);
+            }
+            Op::Flush(_) => unseen.clear(),
+            Op::Swap(one, other) => {
+                let swapped = |name: &Name| server::swapped(name.clone(), *one, *other);
+                *unseen = unseen.iter().map(swapped).collect();
+            }
+        }
+    }
+}
+
 pub fn name(db: u32, key: &str) -> Name {
     Name {
         db,
@@ -183,6 +207,7 @@ impl World {
             only_time: true,
             bounded_auto: false,
             renewed: BTreeSet::new(),
+            stepped: BTreeMap::new(),
             lost: false,
             detection,
             quarantine_until: SteadyMs(0),
@@ -192,6 +217,8 @@ impl World {
             restored: BTreeSet::new(),
             known: BTreeSet::new(),
             unseen: BTreeSet::new(),
+            replica_unseen: BTreeSet::new(),
+            used: BTreeSet::new(),
             last_token: Token(0),
             replica_knows: Token(0),
             tokens: HashSet::new(),
@@ -206,18 +233,14 @@ impl World {
     pub fn act(&mut self, act: &Act, tokens: &BTreeMap<u64, u64>) -> Option<Result<Reply, Error>> {
         let name = |(db, key): &script::Key| name(*db, key);
         self.only_time &= matches!(act, Act::Wait(_));
+        let keys = &self.primary.keys;
+        // The server sends who asks for such a key to the other node.
+        let gone = |key: Name| keys.leaving.contains(&key) && !keys.values.contains_key(&key);
+        if server::keys_of(act).iter().map(name).any(gone) {
+            return None;
+        }
         match act {
             Act::Command(command) => {
-                let keys = &self.primary.keys;
-                // The server sends who asks for such a key to the other node.
-                let gone = |key: &Name| keys.leaving.contains(key) && keys.lock(key).is_none();
-                if server::keys_of(command)
-                    .iter()
-                    .map(name)
-                    .any(|key| gone(&key))
-                {
-                    return None;
-                }
                 self.bounded_auto |= command.bounds_auto();
                 let words: Vec<Vec<u8>> = command
                     .words
@@ -238,6 +261,9 @@ impl World {
             Act::Stall(ms) => self.jump(*ms),
             Act::Clock(ms) => {
                 self.now.us = self.now.us.saturating_add_signed(ms * 1000);
+                let ties = life::ties(self).into_iter();
+                self.stepped
+                    .extend(ties.map(|(token, tied)| (token, tied.end)));
                 if self.is(Fault::SteadySteps) {
                     self.now.steady_us = self.now.steady_us.saturating_add_signed(ms * 1000);
                 }
@@ -276,11 +302,15 @@ impl World {
             }
             Act::Flush => self.alter(Op::Flush(None)),
             Act::Swap(one, other) => self.alter(Op::Swap(*one, *other)),
-            Act::Migrates(key) => drop(self.primary.keys.leaving.insert(name(key))),
-            Act::Slot { key, leaves: true } => drop(self.primary.keys.away.insert(name(key))),
-            Act::Slot { key, .. } => {
-                self.primary.keys.away.remove(&name(key));
-                self.primary.keys.leaving.remove(&name(key));
+            Act::Migrates(keys) => self.primary.keys.leaving.extend(keys.iter().map(name)),
+            Act::Slot { keys, leaves: true } => {
+                self.primary.keys.away.extend(keys.iter().map(name))
+            }
+            Act::Slot { keys, .. } => {
+                for key in keys.iter().map(name) {
+                    self.primary.keys.away.remove(&key);
+                    self.primary.keys.leaving.remove(&key);
+                }
                 self.perform();
             }
             Act::Pause => self.writable = false,
@@ -329,16 +359,16 @@ impl World {
             self.note(asked, &answer, late);
         }
         self.perform();
+        self.used.clear();
         answer
     }
 
-    /// A command that may write to a lock sees what stands there.
+    /// A command that may write to a lock sees what stands there, if it comes to it.
     fn note_use(&mut self, db: u32, words: &[&[u8]]) {
         let spec = crate::server::command(&String::from_utf8_lossy(words[0]));
         if let Some(spec) = spec.filter(|spec| spec.access == Access::Write) {
-            for key in &words[1..][spec.keys(&words[1..])] {
-                self.unseen.remove(&NameRef { db, key }.to_owned());
-            }
+            let keys = words[1..][spec.keys(&words[1..])].iter();
+            self.used = keys.map(|key| NameRef { db, key }.to_owned()).collect();
         }
     }
 
@@ -544,21 +574,14 @@ impl World {
                     values.insert(to.clone(), value);
                 }
             }
+            (_, Op::Rename(from, to)) if from == to || !values.contains_key(from) => return,
             _ => {
                 self.primary.stays = self.fault == Some(Fault::TieStays);
                 self.primary.alter(&op, self.now);
             }
         }
         self.known.extend(self.primary.keys.values.keys().cloned());
-        match &op {
-            Op::Rename(from, to) => self.unseen.retain(|name| name != from && name != to),
-            Op::Del(one) | Op::Overwrite(one) | Op::Restore(one, _) => _ = self.unseen.remove(one),
-            Op::Effect(..) | Op::Flush(_) => self.unseen.clear(),
-            Op::Swap(one, other) => {
-                let swapped = |name: &Name| server::swapped(name.clone(), *one, *other);
-                self.unseen = self.unseen.iter().map(swapped).collect();
-            }
-        }
+        op.shows(&mut self.unseen);
         self.link.push_back(op);
         self.perform();
     }
@@ -614,6 +637,7 @@ impl World {
     /// The replica takes over what the primary has sent.
     pub fn sync(&mut self) {
         while let Some(op) = self.link.pop_front() {
+            op.shows(&mut self.replica_unseen);
             match op {
                 Op::Effect(name, effect) => {
                     let tokens = granted(&effect).map(|(_, token)| token);
@@ -642,6 +666,7 @@ impl World {
     pub fn crash(&mut self, offset_ms: i64, quarantine_ms: Millis) {
         let lost = !self.link.is_empty();
         self.link.clear();
+        self.unseen = std::mem::take(&mut self.replica_unseen);
         let policy = self.primary.engine.policy.clone();
         self.primary = std::mem::replace(&mut self.replica, Server::new(false, policy.clone()));
         self.primary.engine.policy = policy;
@@ -667,6 +692,7 @@ impl World {
         self.tell();
         self.replica.engine.policy = self.primary.engine.policy.clone();
         std::mem::swap(&mut self.primary, &mut self.replica);
+        std::mem::swap(&mut self.unseen, &mut self.replica_unseen);
         self.replica_knows = Token(0);
         self.begin();
     }
@@ -675,6 +701,7 @@ impl World {
     pub fn restart(&mut self) {
         self.link.clear();
         self.primary = self.primary.reload(self.now);
+        self.unseen.clear();
         self.take_over();
     }
 
@@ -682,6 +709,7 @@ impl World {
     fn take_over(&mut self) {
         self.link.clear();
         self.replica = self.primary.reload(self.now);
+        self.replica_unseen.clear();
         self.replica_knows = Token(0);
         self.begin();
     }
@@ -692,7 +720,6 @@ impl World {
         self.primary.keys.leaving.clear();
         self.replica.keys.leaving.clear();
         self.mistrust();
-        self.unseen.clear();
         self.engine().promote();
         // The server tells everyone who was blocked that it is over.
         self.waits.clear();
@@ -728,6 +755,9 @@ impl World {
 
     /// What was done to one lock.
     fn work_off(&mut self, closed: Closed) {
+        if self.used.contains(&closed.name) {
+            self.unseen.remove(&closed.name);
+        }
         for event in &closed.events {
             self.events.push((closed.name.clone(), *event));
             if let Event::Ended(end, token) = event {
