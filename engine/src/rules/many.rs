@@ -441,9 +441,31 @@ impl Engine {
                 self.settle(keys, now, lock);
                 // One that must not move, or has too many to grant for one step, is no further than before.
                 moved |= self.is_settled(keys.entry(name.as_ref()), now, lock);
+            } else if part.place.is_none() && self.upgrades_now(keys, now, lock, id) {
+                self.settle(keys, now, lock);
+                moved = true;
             }
         }
         moved
+    }
+
+    /// Returns true if this request counts on a hold that another request of its owner may upgrade now: it will have another token.
+    fn upgrades_now(
+        &self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        lock: LockId,
+        id: RequestId,
+    ) -> bool {
+        let queue = self.queues.at(lock);
+        let (Some(place), Some(request)) = (queue.upgrade(), self.requests.get(id)) else {
+            return false;
+        };
+        let want = (&*place.owner, place.limit);
+        let entry = keys.entry(queue.name.as_ref());
+        place.owner == request.owner
+            && !place.is_part()
+            && self.grantable(entry, queue, now, want, RequestKind::Upgrade) == Grantable::Now
     }
 
     /// The request for many locks that waits at a place in this queue counts on its owner's hold from now on.

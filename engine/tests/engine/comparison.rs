@@ -364,6 +364,26 @@ fn shared_locks_do_what_the_model_does() {
     for_some_seeds(500, 20_000, |seed| compare(seed, true, None).map(drop));
 }
 
+/// Two requests of one owner can be granted at the same instant: which of them is first does not depend on which lock the
+/// server comes to first.
+#[test]
+fn an_upgrade_is_granted_before_what_counts_on_the_hold() {
+    let mut pair = Pair::new(Policy::default());
+    pair.world.step = 1;
+    for line in [
+        "1: MACQUIRE 2 mill yard ben LIMIT 2",
+        "config quarantine 45",
+        "2: MACQUIRE 2 shop mill ben BLOCK 0 SHARED",
+        "3: ACQUIRE mill ben BLOCK 0",
+        "wait 45",
+    ] {
+        let act = Reader::default().read(line).unwrap();
+        pair.act(&act)
+            .unwrap_or_else(|what| panic!("{line}: {what}"));
+    }
+    assert_eq!(pair.model.waits.len(), 0);
+}
+
 /// A run that never comes by a case proves nothing of it.
 #[test]
 fn the_comparison_comes_by_everything() {
