@@ -11,7 +11,6 @@
 use super::deadlines::DueKey;
 use crate::broken;
 use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
-use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::rc::Rc;
@@ -159,7 +158,7 @@ impl Ranked {
     }
 }
 
-/// A connection that something is tied to, or was.
+/// A connection that something is tied to, or was. It is kept until it ends: who ties one hold ties another.
 #[derive(Debug, Default)]
 struct Connection {
     holds: BTreeSet<Ranked>,
@@ -260,6 +259,12 @@ impl Ties {
         rest.next().map(|(token, tie)| (*token, tie))
     }
 
+    /// Returns true if something is tied to this connection, or was.
+    #[inline]
+    pub fn know(&self, client: ClientId) -> bool {
+        self.by_client.contains_key(&client)
+    }
+
     /// This connection's command is worked off from now on, or nobody's.
     pub fn act_for(&mut self, client: ClientId) {
         self.acting = client;
@@ -282,12 +287,11 @@ impl Ties {
         let tie = self.by_token.remove(&token)?;
         self.sessions -= usize::from(tie.session);
         self.autos -= usize::from(tie.renews());
-        if let Slot::Occupied(mut connection) = self.by_client.entry(tie.client) {
-            let its = connection.get_mut();
+        if let Some(its) = self.by_client.get_mut(&tie.client) {
             its.holds.remove(&tie.ranked(token));
             its.paused.remove(&token);
-            if its.holds.is_empty() && its.lost.is_empty() {
-                connection.remove();
+            if its.holds.is_empty() {
+                its.kept = None;
             }
         }
         Some(tie)
@@ -316,8 +320,10 @@ impl Ties {
             self.lose(token, tie, Loss::Demoted);
         }
         self.by_client.retain(|_, connection| {
-            connection.holds.clear();
-            connection.paused.clear();
+            *connection = Connection {
+                lost: std::mem::take(&mut connection.lost),
+                ..Connection::default()
+            };
             !connection.lost.is_empty()
         });
         self.resumed.clear();
@@ -382,29 +388,24 @@ impl Ties {
     /// Takes a sign of life of a connection: all that is tied to it is renewed for so long from now, never less long than it had
     /// been. The caller has taken out what has ended. What it has lost is forgotten with this.
     pub fn keep(&mut self, client: ClientId, ms: Millis, now: SteadyMs) -> Kept {
-        let Slot::Occupied(mut connection) = self.by_client.entry(client) else {
+        let Some(its) = self.by_client.get_mut(&client) else {
             return Kept {
                 ties: 0,
                 first_end: None,
                 lost: Some(Vec::new()),
             };
         };
-        let its = connection.get_mut();
         if !its.paused.is_empty() {
             self.resumed.push(std::mem::take(&mut its.paused));
         }
         let had = its.kept.map_or(0, |(since, ms)| since.after(ms).since(now));
-        its.kept = Some((now, ms.max(had)));
+        its.kept = (!its.holds.is_empty()).then(|| (now, ms.max(had)));
         let first = its.holds.first().filter(|first| !first.session_only);
-        let kept = Kept {
+        Kept {
             ties: its.holds.len(),
             first_end: first.map(|first| first.end),
             lost: its.lost.tell(),
-        };
-        if its.holds.is_empty() {
-            connection.remove();
         }
-        kept
     }
 
     /// Takes out a hold that is to be renewed again since its connection has given a sign of life.
@@ -433,9 +434,6 @@ impl Ties {
 
     /// A connection begins to wait for a request, or has waited.
     pub fn waits(&mut self, client: ClientId, waits: bool, now: SteadyMs) {
-        if self.by_token.is_empty() {
-            return;
-        }
         if let Some(connection) = self.by_client.get_mut(&client) {
             connection.waits = waits;
             connection.waited = now;

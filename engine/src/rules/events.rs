@@ -284,6 +284,9 @@ impl Engine {
                 false => self.ledger.untie_at(name, token),
             }
         }
+        if let Some(client) = ended {
+            self.on_disconnect(client);
+        }
         Some(undo.name)
     }
 
