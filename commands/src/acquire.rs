@@ -25,11 +25,12 @@ pub(crate) enum Family {
 /// The owner that stands for a fresh one.
 pub(crate) const FRESH: &[u8] = b"*";
 
-/// Takes a lock: `key owner [lease-ms]` and no options.
+/// Takes a lock: `key owner [lease-ms] [AUTO ms]` and no other options.
 #[inline(never)]
 pub(crate) fn run_plain<K: Keyspace>(call: &mut Call<K>, plain: PlainArgs) -> Result<Reply, Error> {
     let args = Args {
         lease: plain.lease,
+        auto: plain.auto,
         ..Args::default()
     };
     let name = call.name(plain.key);
@@ -150,7 +151,7 @@ fn check_channel<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error>
     if given.auto.is_some() {
         return Err(Error::Conflict("AUTO", "NOTIFY"));
     }
-    if !call.caller.own_connection() {
+    if !call.own_connection() {
         return Err(Error::NoConnection("NOTIFY"));
     }
     match given.notify.filter(|name| !call.caller.may_publish(name)) {

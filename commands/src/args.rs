@@ -1,7 +1,7 @@
 //! Reads a command's words as the table says, and names what is wrong with one.
 
 use super::number::integer;
-use super::table::{Arg, Args, Kind, Spec};
+use super::table::{self, Arg, Args, Kind, Spec};
 use crate::error::Error;
 use dlock_engine::refusal::escaped;
 use dlock_engine::{Millis, Policy, MAX_OWNER};
@@ -41,7 +41,7 @@ pub fn read<'a>(
     Ok(given)
 }
 
-/// A key, an owner, and perhaps a lease: all that most requests say.
+/// A key, an owner, and perhaps a lease and renewals: all that most requests say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlainArgs<'a> {
     /// The lock's key.
@@ -50,20 +50,34 @@ pub struct PlainArgs<'a> {
     pub owner: &'a [u8],
     /// A lease.
     pub lease: Option<Millis>,
+    /// `AUTO ms`, which only an acquire may say.
+    pub auto: Option<Millis>,
 }
 
 /// Reads words that say no more than that, without a look at the table: an uncontended command takes hardly longer than the
 /// reading of its words by it. None for any others, and if anything is wrong with these: `read` says what.
 #[inline]
 pub fn plain<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<PlainArgs<'a>> {
+    let (words, auto) = match words {
+        [words @ .., option, ms] if words.len() >= 2 && table::AUTO_FROM_GRANT.is_named(option) => {
+            (words, Some(integer(ms)?))
+        }
+        _ => (words, None),
+    };
     let (key, owner, lease) = match *words {
         [key, owner] => (key, owner, None),
         [key, owner, lease] => (key, owner, Some(integer(lease)?)),
         _ => return None,
     };
     let sound = (1..=MAX_OWNER).contains(&owner.len())
-        && lease.map_or(true, |lease| (1..=policy.max_lease_ms).contains(&lease));
-    sound.then_some(PlainArgs { key, owner, lease })
+        && lease.map_or(true, |lease| (1..=policy.max_lease_ms).contains(&lease))
+        && auto.map_or(true, |ms| (1..=u64::from(u32::MAX)).contains(&ms));
+    sound.then_some(PlainArgs {
+        key,
+        owner,
+        lease,
+        auto,
+    })
 }
 
 /// The words that are still to be read, and what those before them have given.

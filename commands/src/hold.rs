@@ -36,7 +36,7 @@ pub(crate) fn tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<TieReques
 /// for.
 #[cold]
 pub(crate) fn check_tie<K: Keyspace>(call: &Call<K>, given: &Args) -> Result<(), Error> {
-    if !call.caller.own_connection() {
+    if !call.own_connection() {
         let option = if given.session { "SESSION" } else { "AUTO" };
         return Err(Error::NoConnection(option));
     }

@@ -14,7 +14,7 @@ use dlock_engine::{ClientId, Keyspace, LostTie};
 /// Errors if the caller has no connection of its own.
 #[inline(never)]
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
-    if !call.caller.own_connection() {
+    if !call.own_connection() {
         return Err(Error::NoConnection("DLOCK.KEEP"));
     }
     let client = ClientId(call.caller.client());

@@ -345,7 +345,7 @@ const AUTO: Arg = option(
     integer(0, MAX_BLOCK_MS, |given| &mut given.auto),
 );
 /// As a request keeps it while it waits: some weeks.
-const AUTO_FROM_GRANT: Arg = option(
+pub(crate) const AUTO_FROM_GRANT: Arg = option(
     "AUTO",
     "auto-ms",
     integer(1, u32::MAX as u64, |given| &mut given.auto),

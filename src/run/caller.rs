@@ -31,7 +31,7 @@ impl Caller for Client<'_> {
 
     fn own_connection(&self) -> bool {
         // A script, or another module's call, runs with a client that the server's list does not have.
-        let own = self.connected(self.client()) && !self.0.in_script();
+        let own = self.connected(self.client());
         if own {
             events::subscribe_disconnects(self.0);
         }

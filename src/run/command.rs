@@ -20,9 +20,9 @@ use dlock_commands::{Call, Reply};
 use dlock_engine::{NameRef, Now, Refusal, RequestId};
 use std::ffi::c_int;
 
-/// Words after its name that a command may have without a list being made for them: key, owner and lease are all that most
-/// have.
-const FEW_WORDS: usize = 3;
+/// Words after its name that a command may have without a list being made for them: key, owner, lease and `AUTO ms` are all that
+/// most have.
+const FEW_WORDS: usize = 5;
 
 /// The commands of the table.
 pub(super) struct Commands;

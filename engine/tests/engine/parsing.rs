@@ -278,6 +278,7 @@ fn usual_words_are_read_alike() {
                     key: given.key(),
                     owner: given.owner(),
                     lease: given.lease,
+                    auto: None,
                 });
                 assert_eq!(plain, by_table, "{} {words:?}", spec.name);
                 usual_ones += usize::from(plain.is_some());
@@ -285,4 +286,55 @@ fn usual_words_are_read_alike() {
         }
     }
     assert!(usual_ones > 1_000);
+}
+
+/// The same with renewals from the grant on, which only an acquire takes.
+#[test]
+fn usual_words_with_renewals_are_read_alike() {
+    let policy = Policy::default();
+    let places: [&[&[u8]]; 6] = [
+        &[],
+        &[b"shop"],
+        &[b"shop", b"alice"],
+        &[b"shop", b""],
+        &[b"shop", b"alice", b"1000"],
+        &[b"shop", b"alice", b"0"],
+    ];
+    let options: [&[u8]; 4] = [b"AUTO", b"auto", b"AUT", b"SESSION"];
+    let numbers: [&[u8]; 7] = [
+        b"0",
+        b"1",
+        b"4294967295",
+        b"4294967296",
+        b"01",
+        b"AUTO",
+        b"",
+    ];
+    let lists = [Verb::Acquire, Verb::Release];
+    let mut renewed = 0;
+    for spec in COMMANDS.iter().filter(|spec| lists.contains(&spec.verb)) {
+        for (places, option) in places
+            .iter()
+            .flat_map(|places| options.map(|option| (*places, option)))
+        {
+            for number in numbers {
+                let words = [places, &[option, number]].concat();
+                let plain = args::plain(&words, &policy);
+                let plain = plain.filter(|plain| {
+                    let nothing = plain.lease.is_none() && plain.auto.is_none();
+                    spec.verb != Verb::Release || nothing
+                });
+                let read = args::read(spec, &words, &policy).ok();
+                let by_table = read.map(|given| PlainArgs {
+                    key: given.key(),
+                    owner: given.owner(),
+                    lease: given.lease,
+                    auto: given.auto,
+                });
+                assert_eq!(plain, by_table, "{} {words:?}", spec.name);
+                renewed += usize::from(plain.is_some_and(|plain| plain.auto.is_some()));
+            }
+        }
+    }
+    assert_eq!(renewed, 8);
 }

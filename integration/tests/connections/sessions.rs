@@ -253,6 +253,8 @@ fn the_client_is_shown() {
 fn refused_in_scripts_and_allowed_in_a_transaction() {
     let server = Server::start();
     let mut c = server.connection();
+    // Also where the connection itself has ties.
+    c.ask::<Grant>("DLOCK.ACQUIRE tied alice 600000 SESSION");
     let refusal = "ERR SESSION needs a client connection: it is not possible in a script or from another module";
     let call = "redis.pcall('DLOCK.ACQUIRE', KEYS[1], 'bob', 'SESSION')";
     let script = format!("return {call}");
