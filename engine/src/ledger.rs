@@ -6,7 +6,9 @@ use super::lock::token::TokenClock;
 use super::lock::{Change, End, Hold, Lock};
 use super::policy::Policy;
 use super::queue::{Deadlines, LockId, Place, Tie, Ties};
-use super::types::{Arrival, Grant, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs};
+use super::types::{
+    Arrival, ClientId, Grant, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs,
+};
 use super::undo::{Held, Undo};
 use crate::broken;
 use crate::refusal::Refusal;
@@ -20,8 +22,8 @@ pub enum Due {
     Wait(RequestId),
     /// The claim window of an absent ticket ends.
     Window(LockId, Arrival),
-    /// The server is to renew a hold.
-    Renewal(Token),
+    /// The server is to renew holds of this connection, if they are still there.
+    Renewals(ClientId),
 }
 
 /// What there was of a lock and its owner before a grant.

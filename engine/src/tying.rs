@@ -157,37 +157,37 @@ impl Ledger {
 
     /// Ties a hold, which is tied by nothing: it is renewed first then, or when an earlier tie of it would have been.
     fn tie(&mut self, token: Token, mut tie: Tie, first: Option<SteadyMs>) {
+        let client = tie.client;
         if let Some(auto) = &mut tie.auto {
-            let at = first.or(match auto.next {
-                Renewal::At(due) => Some(due.at),
+            auto.next = match (first, auto.next) {
+                (Some(at), _) => Renewal::At(at),
                 // One that is due already is due at once.
-                Renewal::Due => Some(SteadyMs(0)),
-                Renewal::Paused | Renewal::Stopped => None,
-            });
-            if let Some(at) = at {
-                auto.next = Renewal::At(self.timers.add(at, Due::Renewal(token)));
-            }
+                (None, Renewal::Due) => Renewal::At(SteadyMs(0)),
+                (None, next) => next,
+            };
         }
         self.ties.tie(token, tie);
+        self.time_renewals(client);
+    }
+
+    /// Sees to it that a connection's timer comes when its first renewal is due, or before.
+    pub fn time_renewals(&mut self, client: ClientId) {
+        if let Some((at, timer)) = self.ties.untimed(client) {
+            self.timers.clear(timer);
+            *timer = Some(self.timers.add(at, Due::Renewals(client)));
+        }
+    }
+
+    /// A connection has ended, and nothing is tied to it any more.
+    pub fn forget(&mut self, client: ClientId) {
+        let mut timer = self.ties.forget(client);
+        self.timers.clear(&mut timer);
     }
 
     /// Has the server renew a hold then, which it renews by itself. It was tied so.
     pub fn renew_at(&mut self, token: Token, tie: &Tie, at: SteadyMs) {
-        self.forget_renewal(tie);
-        let due = self.timers.add(at, Due::Renewal(token));
-        self.ties.renew(token, Renewal::At(due));
-    }
-
-    /// The server renews a hold no more: until a sign of life comes ([`Renewal::Paused`]), or at all. It is tied as before.
-    pub fn renew_no_more(&mut self, token: Token, tie: &Tie, next: Renewal) {
-        self.forget_renewal(tie);
-        self.ties.renew(token, next);
-    }
-
-    fn forget_renewal(&mut self, tie: &Tie) {
-        if let Some(Renewal::At(due)) = tie.auto.map(|auto| auto.next) {
-            self.timers.clear(&mut Some(due));
-        }
+        self.ties.renew(token, Renewal::At(at));
+        self.time_renewals(tie.client);
     }
 
     /// Unties the hold of this lock, as if it never had been tied.
@@ -201,9 +201,7 @@ impl Ledger {
     /// Unties what is tied under this token.
     #[cold]
     pub fn untie(&mut self, token: Token) -> Option<Tie> {
-        let tie = self.ties.untie(token)?;
-        self.forget_renewal(&tie);
-        Some(tie)
+        self.ties.untie(token)
     }
 
     /// What is tied under this token is tied no more; its connection is to be told why.

@@ -7,9 +7,13 @@
 //!
 //! What `DLOCK.KEEP` asks must not cost more with more ties: a connection's ties stand in the order in which their leases end,
 //! one bound goes for all of them, and what it has lost without a command of its own is kept until it is told.
+//!
+//! Most ties last for a moment: a connection has one timer for all its renewals, which is not touched by a tie that comes and
+//! goes before it, and its lists keep their memory (an ordered map gives its last node back).
 
 use super::deadlines::DueKey;
 use crate::broken;
+use crate::collections::roster::Roster;
 use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -51,7 +55,7 @@ pub struct Auto {
 #[derive(Debug, Clone, Copy)]
 pub enum Renewal {
     /// Then.
-    At(DueKey<SteadyMs>),
+    At(SteadyMs),
     /// As soon as it can.
     Due,
     /// When its connection gives a sign of life: its bound has passed.
@@ -161,7 +165,11 @@ impl Ranked {
 /// A connection that something is tied to, or was. It is kept until it ends: who ties one hold ties another.
 #[derive(Debug, Default)]
 struct Connection {
-    holds: BTreeSet<Ranked>,
+    holds: Roster<Ranked, ()>,
+    // Which holds the server renews next, and when.
+    renewals: Roster<(SteadyMs, Token), ()>,
+    // Comes when the first of them is due, or before.
+    timer: Option<DueKey<SteadyMs>>,
     // Holds whose bound has passed.
     paused: BTreeSet<Token>,
     // Whether it is blocked by a request, and when it last was.
@@ -170,6 +178,26 @@ struct Connection {
     // Its last sign of life, and for how long that goes.
     kept: Option<(SteadyMs, Millis)>,
     lost: Lost,
+}
+
+impl Connection {
+    /// Enters when a hold is renewed next.
+    fn enter(&mut self, token: Token, next: Renewal) {
+        match next {
+            Renewal::At(at) => drop(self.renewals.insert((at, token), Box::new(()))),
+            Renewal::Paused => drop(self.paused.insert(token)),
+            Renewal::Due | Renewal::Stopped => {}
+        }
+    }
+
+    /// Takes that out again.
+    fn take_out(&mut self, token: Token, next: Renewal) {
+        match next {
+            Renewal::At(at) => drop(self.renewals.remove((at, token))),
+            Renewal::Paused => drop(self.paused.remove(&token)),
+            Renewal::Due | Renewal::Stopped => {}
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -275,21 +303,23 @@ impl Ties {
         self.sessions += usize::from(tie.session);
         self.autos += usize::from(tie.renews());
         let connection = self.by_client.entry(tie.client).or_default();
-        connection.holds.insert(tie.ranked(token));
-        if matches!(tie.auto, Some(auto) if matches!(auto.next, Renewal::Paused)) {
-            connection.paused.insert(token);
+        drop(connection.holds.insert(tie.ranked(token), Box::new(())));
+        if let Some(auto) = tie.auto {
+            connection.enter(token, auto.next);
         }
         self.by_token.insert(token, tie);
     }
 
-    /// Unties a hold. The due entry of its next renewal is the caller's to clear.
+    /// Unties a hold.
     pub fn untie(&mut self, token: Token) -> Option<Tie> {
         let tie = self.by_token.remove(&token)?;
         self.sessions -= usize::from(tie.session);
         self.autos -= usize::from(tie.renews());
         if let Some(its) = self.by_client.get_mut(&tie.client) {
-            its.holds.remove(&tie.ranked(token));
-            its.paused.remove(&token);
+            its.holds.remove(tie.ranked(token));
+            if let Some(auto) = tie.auto {
+                its.take_out(token, auto.next);
+            }
             if its.holds.is_empty() {
                 its.kept = None;
             }
@@ -339,14 +369,28 @@ impl Ties {
         let Some(auto) = &mut tie.auto else { return };
         let before = std::mem::replace(&mut auto.next, next);
         self.autos += usize::from(tie.renews());
-        let paused = |next| matches!(next, Renewal::Paused);
-        if paused(before) != paused(next) {
-            let connection = self.by_client.entry(tie.client).or_default();
-            match paused(next) {
-                true => connection.paused.insert(token),
-                false => connection.paused.remove(&token),
-            };
-        }
+        let connection = self.by_client.entry(tie.client).or_default();
+        connection.take_out(token, before);
+        connection.enter(token, next);
+    }
+
+    /// When a connection's first renewal is due, where that is before its timer comes; and the timer, to be set to it.
+    pub fn untimed(
+        &mut self,
+        client: ClientId,
+    ) -> Option<(SteadyMs, &mut Option<DueKey<SteadyMs>>)> {
+        let connection = self.by_client.get_mut(&client)?;
+        let ((first, _), ()) = connection.renewals.front()?;
+        let timed = connection.timer.is_some_and(|due| due.at <= first);
+        (!timed).then_some((first, &mut connection.timer))
+    }
+
+    /// A connection's timer has come. Returns the first hold that is to be renewed by now.
+    pub fn due(&mut self, client: ClientId, now: SteadyMs) -> Option<Token> {
+        let connection = self.by_client.get_mut(&client)?;
+        connection.timer = None;
+        let ((at, token), ()) = connection.renewals.front()?;
+        (at <= now).then_some(token)
     }
 
     /// The lease of a tied hold ends then.
@@ -356,9 +400,9 @@ impl Ties {
             return;
         };
         if let Some(connection) = self.by_client.get_mut(&tie.client) {
-            connection.holds.remove(&tie.ranked(token));
+            connection.holds.remove(tie.ranked(token));
             tie.end = end;
-            connection.holds.insert(tie.ranked(token));
+            drop(connection.holds.insert(tie.ranked(token), Box::new(())));
         }
     }
 
@@ -400,7 +444,8 @@ impl Ties {
         }
         let had = its.kept.map_or(0, |(since, ms)| since.after(ms).since(now));
         its.kept = (!its.holds.is_empty()).then(|| (now, ms.max(had)));
-        let first = its.holds.first().filter(|first| !first.session_only);
+        let first = its.holds.front().map(|(first, ())| first);
+        let first = first.filter(|first| !first.session_only);
         Kept {
             ties: its.holds.len(),
             first_end: first.map(|first| first.end),
@@ -427,9 +472,10 @@ impl Ties {
     /// Returns a hold of this connection whose lease has ended by that time, as far as is known here.
     pub fn ended(&self, client: ClientId, now: WallMs) -> Option<Token> {
         let holds = &self.by_client.get(&client)?.holds;
-        let first = |session_only| holds.range(Ranked::first(session_only)..).next();
+        let first = |session_only| holds.from(Ranked::first(session_only)).next();
         let mut firsts = first(false).into_iter().chain(first(true));
-        firsts.find(|hold| hold.end <= now).map(|hold| hold.token)
+        let ended = firsts.find(|(hold, ())| hold.end <= now);
+        ended.map(|(hold, ())| hold.token)
     }
 
     /// A connection begins to wait for a request, or has waited.
@@ -444,13 +490,16 @@ impl Ties {
     pub fn next_of(&self, client: ClientId, after: Option<Token>) -> Option<Token> {
         let holds = &self.by_client.get(&client)?.holds;
         let after = after.and_then(|token| Some(self.get(token)?.ranked(token)));
-        let from = after.map_or(Unbounded, Excluded);
-        holds.range((from, Unbounded)).next().map(|hold| hold.token)
+        let next = match after {
+            None => holds.front(),
+            Some(after) => holds.from(after).find(|(hold, ())| *hold > after),
+        };
+        next.map(|(hold, ())| hold.token)
     }
 
-    /// A connection has ended: nothing is tied to it any more, and it is told nothing.
-    pub fn forget(&mut self, client: ClientId) {
-        self.by_client.remove(&client);
+    /// A connection has ended: nothing is tied to it any more, and it is told nothing. Returns its timer.
+    pub fn forget(&mut self, client: ClientId) -> Option<DueKey<SteadyMs>> {
+        self.by_client.remove(&client)?.timer
     }
 
     /// Returns the holds of the locks that this is true of.

@@ -41,9 +41,12 @@ impl Engine {
                     }
                     self.mark(lock);
                 }
-                Some(Due::Renewal(token)) => {
-                    self.ledger.ties.renew(token, Renewal::Due);
-                    self.renewals.push_back(token);
+                Some(Due::Renewals(client)) => {
+                    if let Some(token) = self.ledger.ties.due(client, now.steady()) {
+                        self.ledger.ties.renew(token, Renewal::Due);
+                        self.renewals.push_back(token);
+                    }
+                    self.ledger.time_renewals(client);
                 }
             }
         }
@@ -332,7 +335,7 @@ impl Engine {
         if tied || self.requests.notified(client).is_some() {
             self.disconnected.insert(client, None);
         } else {
-            self.ledger.ties.forget(client);
+            self.ledger.forget(client);
         }
     }
 
@@ -352,7 +355,7 @@ impl Engine {
                 self.disconnected.remove(&client);
                 match self.ledger.ties.next_of(client, None) {
                     Some(_) => drop(refused.insert(client, None)),
-                    None => self.ledger.ties.forget(client),
+                    None => self.ledger.forget(client),
                 }
                 continue;
             };
@@ -419,7 +422,7 @@ impl Engine {
                 continue;
             }
             if !self.may_renew(&tie, now) {
-                self.ledger.renew_no_more(token, &tie, Renewal::Paused);
+                self.ledger.ties.renew(token, Renewal::Paused);
             } else if keys.serves(tie.name.as_ref()) {
                 self.close_if_leaving(keys, tie.name.as_ref());
                 self.renew_for(keys, now, token, &tie);
@@ -479,7 +482,7 @@ impl Engine {
         }
         if bounded < wanted {
             // It has reached the age that it may have.
-            self.ledger.renew_no_more(token, tie, Renewal::Stopped);
+            self.ledger.ties.renew(token, Renewal::Stopped);
         } else {
             let next = next_renewal(token, lease, now);
             self.ledger.renew_at(token, tie, next);
@@ -500,7 +503,7 @@ impl Engine {
         };
         let due = match tie.auto.map(|auto| auto.next) {
             Some(Renewal::Due | Renewal::Paused) => true,
-            Some(Renewal::At(due)) => due.at <= now.steady(),
+            Some(Renewal::At(at)) => at <= now.steady(),
             _ => false,
         };
         let Ok(hold) = held(entry, &tie.owner, Some(token)) else {
