@@ -2,9 +2,7 @@
 
 import pytest
 
-from stage import Server, Tasks, Threads
-
-KINDS = {"threads": Threads, "asyncio": Tasks}
+from stage import KINDS, Server
 
 
 @pytest.fixture

@@ -1,12 +1,40 @@
 #!/usr/bin/env bash
-# Installs redis-py and pytest into a virtual environment of its own, and runs the tests.
+# Builds the package, checks it, installs it into empty environments with the newest and the oldest redis-py that it
+# names, and runs the tests against what is installed there. `run.sh --package DIR` only builds it.
 set -euo pipefail
 cd "$(dirname "$0")"
-
-venv=$DLOCK_CLIENT_TARGET/venv
-if ! "$venv/bin/python" -c 'import pytest, redis' 2>/dev/null; then
-    python3 -m venv "$venv"
-    "$venv/bin/pip" install --quiet --disable-pip-version-check --requirement requirements.txt
-fi
 export PYTHONDONTWRITEBYTECODE=1
-exec "$venv/bin/python" -m pytest --quiet -p no:cacheprovider "$@" .
+
+newest=8.1.0
+oldest=5.0.0 # that of pyproject.toml
+tools=$DLOCK_CLIENT_TARGET/tools
+pip() { "$1/bin/pip" install --quiet --disable-pip-version-check "${@:2}"; }
+
+if ! cmp --silent requirements.txt "$tools/installed"; then
+    python3 -m venv --clear "$tools"
+    pip "$tools" --requirement requirements.txt "redis==$newest"
+    cp requirements.txt "$tools/installed"
+fi
+
+# Built outside of the tree: nothing is left there.
+source=$DLOCK_CLIENT_TARGET/source packages=${2:-$DLOCK_CLIENT_TARGET/packages}
+rm -rf "$source" "$DLOCK_CLIENT_TARGET/packages"
+mkdir -p "$source" "$packages"
+cp -r pyproject.toml README.md src "$source"
+"$tools/bin/python" -m build --outdir "$packages" "$source" >"$DLOCK_CLIENT_TARGET/build.log" 2>&1 ||
+    { cat "$DLOCK_CLIENT_TARGET/build.log"; exit 1; }
+if [ "${1:-}" = --package ]; then exit; fi
+
+"$tools/bin/ruff" check --quiet --no-cache .
+"$tools/bin/ruff" format --quiet --no-cache --check src
+"$tools/bin/mypy" --cache-dir "$DLOCK_CLIENT_TARGET/mypy"
+
+run() { # VERSION ARGUMENTS…
+    local venv=$DLOCK_CLIENT_TARGET/redis-$1
+    [ -e "$venv/bin/pytest" ] || { python3 -m venv --clear "$venv"; pip "$venv" "redis==$1" "$(grep pytest requirements.txt)"; }
+    pip "$venv" --force-reinstall --no-deps "$packages"/*.whl
+    "$venv/bin/python" -m pytest --quiet -p no:cacheprovider "${@:2}"
+}
+run "$newest" "$@" .
+# The library's own behaviour (test_documented.py) is that of the newest.
+run "$oldest" "$@" -k single test_dlock.py test_faults.py

@@ -13,7 +13,7 @@ import time
 import redis
 import redis.asyncio
 
-import dlock
+import dlock_redis as dlock
 
 PATIENCE = int(os.environ.get("PATIENCE", "30"))
 LEASE = 1.5
@@ -35,13 +35,17 @@ def until(condition, what):
         time.sleep(0.005)
 
 
-def control(line):
-    """Has something done to the servers."""
+def command(line):
+    """Has something done to the servers, or on the way to them."""
     with socket.create_connection(addresses("DLOCK_CONTROL")[0]) as connection, connection.makefile("rw") as lines:
         lines.write(line + "\n")
         lines.flush()
         answer = lines.readline().strip()
-    assert answer.startswith("ok"), answer
+    assert answer.startswith("ok "), answer
+    return answer[3:]
+
+
+control = command
 
 
 @contextlib.contextmanager
@@ -222,7 +226,11 @@ class Server:
         return [place["owner"] for place in self.info(key)["queue"]]
 
     def await_queued(self, count, key=None):
-        until(lambda: self.info(key)["queued"] == count, f"{count} are queued")
+        def there():
+            queue = self.info(key)["queue"]
+            return len(queue) == count and all(place["client"] for place in queue)
+
+        until(there, f"{count} are queued, and nobody is absent")
 
     def await_gone(self, key=None):
         until(lambda: self.ask("DLOCK.INFO", key or self.key) is None, "nobody holds it and nobody waits")
@@ -286,20 +294,20 @@ class Threads:
         self.locks.close()
 
     def lock(self, key, timeout=PATIENCE, **options):
-        return self.locks.lock(key, timeout, **options)
+        return self.locks.acquire(key, timeout, **options)
 
     def try_lock(self, key, timeout=0, **options):
         return self.locks.try_lock(key, timeout, **options)
 
     def start(self, key, timeout=PATIENCE, **options):
-        return self.pool.submit(self.locks.lock, key, timeout, **options)
+        return self.pool.submit(self.locks.acquire, key, timeout, **options)
 
     def many(self, keys, **options):
         return self.locks.many(keys, **options)
 
     def cancel_when(self, ready, key):
         """Ctrl-C while lock() waits. Gives the hold if it was granted all the same."""
-        return interrupted_when(ready, lambda: self.locks.lock(key, PATIENCE))
+        return interrupted_when(ready, lambda: self.locks.acquire(key, PATIENCE))
 
     def close(self):
         self.pool.shutdown(wait=False)
@@ -310,6 +318,7 @@ class TaskHold:
 
     def __init__(self, tasks, hold):
         self.tasks, self.hold, self.token, self.owner, self.lost = tasks, hold, hold.token, hold.owner, self
+        self.key = hold.key
         hold.heard = threading.Event()
         tasks.run(self._watch())
 
@@ -337,6 +346,11 @@ class TaskHold:
 
     def __exit__(self, *error):
         self.tasks.run(self.hold.__aexit__(*error))
+
+
+def close(client):
+    """Of redis.asyncio; the oldest has no aclose."""
+    return (client.aclose if hasattr(client, "aclose") else client.close)()
 
 
 class Tasks:
@@ -419,7 +433,10 @@ class Tasks:
                     task.cancel()
                 await asyncio.wait(tasks, timeout=1)
             await self.locks.aclose()
-            await self.locks.client.aclose()
+            await close(self.locks.client)
 
         self.run(end())
         self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+KINDS = {"threads": Threads, "asyncio": Tasks}

@@ -6,7 +6,7 @@ import concurrent.futures
 import pytest
 import redis
 
-import dlock
+import dlock_redis as dlock
 from stage import PATIENCE, Server, addresses, until
 
 

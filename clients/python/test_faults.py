@@ -9,8 +9,8 @@ import time
 import pytest
 import redis
 
-import dlock
-from stage import LEASE, PATIENCE, Proxy, Server, Tasks, addresses, client, frozen, until
+import dlock_redis as dlock
+from stage import LEASE, PATIENCE, Proxy, Server, Tasks, addresses, client, close, frozen, until
 from test_dlock import alone, everywhere, in_cluster
 
 LATE = 10.0  # no call that keeps its time takes so long, however busy the machine; one that does not takes longer
@@ -129,22 +129,59 @@ def test_a_wrong_password_in_a_cluster_is_told_at_once(server, make):
     assert "invalid username-password pair" in str(error)
 
 
+@pytest.fixture
+def user(server):
+    """Makes a user who may not do everything."""
+    name = server.key.strip("{}")
+    nodes = [server.client]
+    if server.place == "cluster":
+        nodes = [redis.Redis(*address) for address in addresses("DLOCK_CLUSTER")]
+
+    def make(rule):
+        for node in nodes:
+            node.execute_command("ACL", "SETUSER", name, "on", ">word", "~*", "&*", "+@all", rule)
+        return {"username": name, "password": "word"}
+
+    yield make
+    for node in nodes:
+        node.execute_command("ACL", "DELUSER", name)
+
+
 @everywhere
-@pytest.mark.parametrize("rule", ["-dlock.fairacquire", "-dlock.renew", "-subscribe", "resetchannels", "resetkeys"])
-def test_a_missing_permission_is_told_at_once(server, make, rule):
-    user = server.key.strip("{}")
-    nodes = [redis.Redis(*address) for address in addresses("DLOCK_CLUSTER")] if server.place == "cluster" else [server.client]
-    for node in nodes:
-        node.execute_command("ACL", "SETUSER", user, "on", ">word", "~*", "&*", "+@all", rule)
-    locks = make(username=user, password="word")
-    if rule in ("-subscribe", "resetchannels") and not isinstance(locks, Tasks):
-        locks.lock(server.key).release()  # threads need no channel
-    else:
-        error = at_once(redis.exceptions.NoPermissionError, locks.lock, server.key)
-        assert "permission" in str(error)
-        server.await_queued(0)
-    for node in nodes:
-        node.execute_command("ACL", "DELUSER", user)
+@pytest.mark.parametrize("rule", ["-dlock.fairacquire", "resetkeys"])
+def test_a_missing_permission_is_told_at_once(server, make, user, rule):
+    locks = make(**user(rule))
+    error = at_once(redis.exceptions.NoPermissionError, locks.lock, server.key)
+    assert "permission" in str(error)
+    server.await_gone()
+
+
+@everywhere
+def test_a_grant_that_may_not_be_confirmed_is_given_back(server, make, user):
+    locks = make(**user("-dlock.renew"))
+    server.hold()
+    wait = locks.start(server.key)
+    server.await_queued(1)
+    server.hand_over()
+    raises(redis.exceptions.NoPermissionError, wait.result, PATIENCE)
+    server.await_gone()
+
+
+@everywhere
+@pytest.mark.parametrize("rule", ["-subscribe", "resetchannels"])
+def test_without_a_channel_it_waits_all_the_same(server, make, user, rule, caplog):
+    locks = make(**user(rule))
+    for _ in range(2):
+        server.hold()
+        wait = locks.start(server.key)
+        server.await_queued(1)
+        assert locks.try_lock(server.key, 0.1) is None
+        next_owner = server.hand_over()
+        with wait.result(PATIENCE) as hold:
+            assert hold.owner == next_owner
+            until(lambda: server.info()["holders"][0]["auto"], "it is kept")
+        server.await_gone()
+    assert sum("messages cannot be heard" in record.getMessage() for record in caplog.records) == 1
 
 
 @everywhere
@@ -192,7 +229,7 @@ def error_of(call, *arguments):
 @everywhere
 def test_a_child_keeps_what_it_takes(server, place):
     locks = dlock.Locks(client(place), lease=LEASE, auto=LEASE)
-    hold, other = locks.lock(server.key), f"{server.key}:child"
+    hold, other = locks.acquire(server.key), f"{server.key}:child"
 
     def child():
         seen = [hold.lost.is_set(), error_of(hold.release)]
@@ -234,6 +271,6 @@ def test_another_loop_takes_nothing(server, place):
     assert loop.run_until_complete(make()) == "taken"
     assert asyncio.run(take_and_end()) == ["DLockError", "DLockError"]
     loop.run_until_complete(locks[0].aclose())
-    loop.run_until_complete(locks[0].client.aclose())
+    loop.run_until_complete(close(locks[0].client))
     loop.close()
     server.await_gone()

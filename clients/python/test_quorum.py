@@ -8,7 +8,7 @@ import socket
 import pytest
 import redis
 
-import quorum
+from dlock_redis import quorum
 from stage import PATIENCE, Master, Proxy, addresses, interrupted_when, until
 
 LEASE = 600

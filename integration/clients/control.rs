@@ -1,12 +1,17 @@
 //! What tests can have done to their servers: a line in, a line out, on a port of this process.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use crate::path::Path;
 use crate::stage::Stage;
+
+/// Paths to servers, by where they begin.
+type Paths = Mutex<HashMap<String, Path>>;
 
 /// A stage whose servers can be moved about by the tests.
 pub struct Served {
@@ -20,11 +25,14 @@ pub fn serve(stage: Stage) -> Served {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
     let address = listener.local_addr().expect("it is bound");
     let weak = Arc::downgrade(&stage);
+    let paths = Arc::new(Paths::default());
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let weak = weak.clone();
+            let (weak, paths) = (weak.clone(), paths.clone());
             thread::spawn(move || {
                 let line = |line: &str| match weak.upgrade() {
+                    // Without the stage's lock: a path is not to wait for a failover.
+                    Some(_) if is_of_paths(line) => reply(on_path(&paths, line)),
                     Some(stage) => answer(
                         &mut stage.lock().unwrap_or_else(PoisonError::into_inner),
                         line,
@@ -65,6 +73,41 @@ fn converse(stream: TcpStream, answer: impl Fn(&str) -> String) -> std::io::Resu
     Ok(())
 }
 
+fn is_of_paths(line: &str) -> bool {
+    let words = [
+        "path", "delay", "silence", "sound", "cut", "close", "commands",
+    ];
+    words.contains(&line.split_ascii_whitespace().next().unwrap_or_default())
+}
+
+fn on_path(paths: &Paths, line: &str) -> Result<String, String> {
+    let mut paths = paths.lock().unwrap_or_else(PoisonError::into_inner);
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    if let ["path", server] = words[..] {
+        let server = server
+            .parse()
+            .map_err(|_| format!("no address: {server}"))?;
+        let path = Path::to(server).map_err(|why| why.to_string())?;
+        let address = path.address().to_string();
+        paths.insert(address.clone(), path);
+        return Ok(address);
+    }
+    let address = *words.get(1).ok_or("which path?")?;
+    let path = paths
+        .get(address)
+        .ok_or_else(|| format!("no path: {address}"))?;
+    match words[..] {
+        ["delay", _, ms] => path.delay(ms.parse().map_err(|_| format!("no number: {ms}"))?),
+        ["silence", _] => path.silence(true),
+        ["sound", _] => path.silence(false),
+        ["cut", _] => path.cut(),
+        ["close", _] => path.close(),
+        ["commands", _] => return Ok(path.commands().to_string()),
+        _ => return Err(format!("unknown: {line}")),
+    }
+    Ok(address.to_owned())
+}
+
 fn answer(stage: &mut Stage, line: &str) -> String {
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     // The harness panics when a server does not do as it should; the test is to hear of it.
@@ -73,11 +116,16 @@ fn answer(stage: &mut Stage, line: &str) -> String {
         ["failover", key] => stage.fail_over(key),
         ["crash", key] => stage.crash(key),
         ["switch"] => stage.switch(),
+        ["freeze", address] => stage.freeze(address),
+        ["thaw", address] => stage.thaw(address),
         _ => Err(format!("unknown: {line}")),
     }));
+    reply(done.unwrap_or_else(|_| Err("it did not happen in time".to_owned())))
+}
+
+fn reply(done: Result<String, String>) -> String {
     match done {
-        Ok(Ok(address)) => format!("ok {address}"),
-        Ok(Err(why)) => format!("error {}", why.replace(['\r', '\n'], " ")),
-        Err(_) => "error it did not happen in time".to_owned(),
+        Ok(done) => format!("ok {done}"),
+        Err(why) => format!("error {}", why.replace(['\r', '\n'], " ")),
     }
 }

@@ -8,6 +8,7 @@
 
 mod control;
 mod language;
+mod path;
 mod stage;
 
 use std::ffi::OsString;

@@ -19,6 +19,8 @@ const VOTING_MS: u64 = 2000;
 /// Servers alone, a primary with a replica, and a cluster.
 pub struct Stage {
     masters: [Server; MASTERS],
+    /// It does not have the module.
+    bare: Server,
     pair: [Server; 2],
     cluster: Vec<Server>,
 }
@@ -44,6 +46,7 @@ impl Stage {
         await_up(&cluster);
         Stage {
             masters: std::array::from_fn(|_| builder().start()),
+            bare: builder().without_module().start(),
             pair,
             cluster,
         }
@@ -60,6 +63,7 @@ impl Stage {
             ("DLOCK_SERVER", self.version()),
             ("DLOCK_SINGLE", address(&self.masters[0])),
             ("DLOCK_MASTERS", addresses(&self.masters)),
+            ("DLOCK_BARE", address(&self.bare)),
             ("DLOCK_PAIR", addresses(&self.pair)),
             ("DLOCK_CLUSTER", addresses(&self.cluster)),
         ]
@@ -168,6 +172,24 @@ impl Stage {
         });
         from.wait_in_sync(to);
         Ok(address(to))
+    }
+
+    /// Stops the process of the server at this address.
+    pub fn freeze(&self, address: &str) -> Result<String, String> {
+        self.server_at(address)?.freeze();
+        Ok(address.to_owned())
+    }
+
+    /// Lets it go on.
+    pub fn thaw(&self, address: &str) -> Result<String, String> {
+        self.server_at(address)?.thaw();
+        Ok(address.to_owned())
+    }
+
+    fn server_at(&self, at: &str) -> Result<&Server, String> {
+        let mut servers = self.masters.iter().chain(&self.pair).chain(&self.cluster);
+        let found = servers.find(|server| address(server) == at);
+        found.ok_or_else(|| format!("no server of the stage: {at}"))
     }
 
     fn is_master(&self, node: usize) -> bool {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A lock of the dlock module over several masters that know nothing of each other, by redis-py. Copy this file.
+"""A lock over several masters that know nothing of each other.
 
     quorum = Quorum([redis.Redis(host) for host in ("one", "two", "three")])  # in the same order for every client
     with quorum.lock("stock", lease=10, wait=5) as hold:  # LockTimeout after 5 s, Unreachable if no majority votes
@@ -11,22 +11,25 @@ clients are patterns: every hold has an owner and connections of its own, so thr
 seconds.
 """
 
+from __future__ import annotations
+
 import random
 import threading
 import time
 import uuid
+from collections.abc import Iterable
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from ._core import Name, ms, own
+from ._errors import LockTimeout
+
 SILENCE = 1.0  # so long a master that did not answer is asked last
 EARLIER_MS = 5  # the leases at the others end so much before the first one's
 ROUNDING_MS, DRIFT = 2, 100  # servers count whole milliseconds; no clock is faster than another by a hundredth
-
-
-class LockTimeout(TimeoutError):
-    """The lock was not granted in time."""
 
 
 class Unreachable(redis.ConnectionError):
@@ -36,15 +39,16 @@ class Unreachable(redis.ConnectionError):
 class Quorum:
     """`bound` is how long a master may take to connect, and to answer what need not wait."""
 
-    def __init__(self, masters, bound=0.3):
+    def __init__(self, masters: Iterable[redis.Redis], bound: float = 0.3):
         self.masters, self.bound = list(masters), bound
         self._silent = [float("-inf")] * len(self.masters)  # when each did not answer
 
-    def acquire(self, lock, lease=10.0, wait=0.0):
-        """A Hold, or None after `wait` (0: one try). Whatever interrupts it (Ctrl-C, too), nothing is left behind."""
-        hold, end = Hold(self, lock), time.monotonic() + wait
+    def acquire(self, lock: Name, lease: float = 10.0, wait: float = 0.0) -> QuorumHold | None:
+        """A hold, or None after `wait` (0: one try). Whatever interrupts it (Ctrl-C, too), nothing is left behind."""
+        hold, end = QuorumHold(self, lock), time.monotonic() + wait
         try:
-            while not hold._take(_ms(lease), end):
+            errors: list[str] = []
+            while not hold._take(ms(lease), end):
                 errors = [master.error for master in hold._masters if master.error]
                 hold._give_back()
                 hold._rename()
@@ -62,7 +66,7 @@ class Quorum:
             raise Unreachable(f"no majority of the masters has voted: {'; '.join(errors)}")
         return None
 
-    def lock(self, lock, lease=10.0, wait=0.0):
+    def lock(self, lock: Name, lease: float = 10.0, wait: float = 0.0) -> QuorumHold:
         """The same, but LockTimeout instead of None."""
         hold = self.acquire(lock, lease, wait)
         if hold is None:
@@ -70,35 +74,37 @@ class Quorum:
         return hold
 
 
-class Hold:
+class QuorumHold:
     """A lock that is held for sure until `deadline`, of time.monotonic()."""
 
-    def __init__(self, quorum, lock):
+    def __init__(self, quorum: Quorum, lock: Name):
         self.lock, self.deadline, self._guard = lock, 0.0, threading.Lock()
         self._masters = [_Master(quorum, number) for number in range(len(quorum.masters))]
-        self._first, self._tokens = self._masters[0], {}
+        self._first = self._masters[0]
+        self._tokens: dict[_Master, int] = {}
         self._rename()
 
-    def _rename(self):
-        """For each try: what the one before has told a master that hangs must not give back what this one is granted."""
+    def _rename(self) -> None:
+        """For each try: what the last one has told a master that hangs must not give back what this one gets."""
         self.owner = str(uuid.uuid4())
         for master in self._masters:
             master.names = self.lock, self.owner
 
     @property
-    def tokens(self):
+    def tokens(self) -> list[int | None]:
         """Each master's fencing token, or None."""
         return [self._tokens.get(master) for master in self._masters]
 
-    def left(self):
+    def left(self) -> float:
+        """For so many seconds it is held for sure."""
         return max(0.0, self.deadline - time.monotonic())
 
-    def renew(self, lease=10.0):
+    def renew(self, lease: float = 10.0) -> bool:
         """Makes all leases new, the first master's last. False when no majority agrees: the old deadline stays."""
         with self._guard:  # the thread that renews need not be the one that releases
-            return self._vote([one for one in [*self._others(), self._first] if one in self._tokens], _ms(lease))
+            return self._vote([one for one in [*self._others(), self._first] if one in self._tokens], ms(lease))
 
-    def release(self):
+    def release(self) -> None:
         """Gives the lock back at all masters. What has ended before is no error."""
         with self._guard:
             self._give_back()
@@ -106,20 +112,21 @@ class Hold:
             for master in self._masters:
                 master.connection.disconnect()
 
-    def __enter__(self):
+    def __enter__(self) -> QuorumHold:
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _take(self, lease, end):
+    def _take(self, lease: int, end: float) -> bool:
         """Waits at the first master that is there, then asks the others."""
         for master in self._masters:
             master.error = None
-        for self._first in _silent_last(self._masters):
+        for first in _silent_last(self._masters):
+            self._first = first
             # 0 would be without bound, and a socket takes no time-out of a month.
             block = min(max(0.001, end - time.monotonic()), 1e6)
-            granted = self._first.ask("ACQUIRE", lease, "BLOCK", _ms(block), wait=block)
+            granted = self._first.ask("ACQUIRE", lease, "BLOCK", ms(block), wait=block)
             if granted:
                 self._tokens = {self._first: granted[0]}
                 return self._vote([self._first, *self._others()], lease)
@@ -127,9 +134,10 @@ class Hold:
                 break
         return False
 
-    def _vote(self, masters, lease):
+    def _vote(self, masters: list[_Master], lease: int) -> bool:
         """Renews where there is a token (a wait's reply does not say when the lease began), and asks the others."""
-        begun, votes, deadline = time.monotonic(), {}, float("inf")
+        begun, deadline = time.monotonic(), float("inf")
+        votes: dict[_Master, int] = {}
         for master in masters:
             if not master.reach():  # before we look at the clock: to connect is no part of the lease
                 continue
@@ -149,10 +157,10 @@ class Hold:
         self.deadline = min(self.deadline, deadline)  # some have heard of a lease that may be shorter
         return False
 
-    def _others(self):
+    def _others(self) -> list[_Master]:
         return _silent_last(master for master in self._masters if master is not self._first)
 
-    def _give_back(self):
+    def _give_back(self) -> None:
         """Leaves at every master that was asked: who is next at the first one finds the others free."""
         for master in _silent_last([*self._others(), self._first]):
             master.leave()
@@ -161,14 +169,16 @@ class Hold:
 class _Master:
     """A connection for one owner. Opened when needed, thrown away after a time-out."""
 
-    def __init__(self, quorum, number):
-        pool, bound, once = quorum.masters[number].connection_pool, quorum.bound, Retry(NoBackoff(), 0)
-        own = {"socket_timeout": bound, "socket_connect_timeout": bound, "retry": once}
-        self.connection = pool.connection_class(**{**pool.connection_kwargs, **own})
+    def __init__(self, quorum: Quorum, number: int):
+        pool, bound = quorum.masters[number].connection_pool, quorum.bound
+        kwargs = own(pool.connection_kwargs, bound, Retry(NoBackoff(), 0))
+        self.connection: Any = pool.connection_class(**kwargs)
+        self.names: tuple[Name, str] = ("", "")
         self.quorum, self.number, self.bound = quorum, number, bound
-        self.asked, self.unanswered, self.error = False, False, None
+        self.asked = self.unanswered = False
+        self.error: str | None = None
 
-    def ask(self, name, *words, wait=0.0):
+    def ask(self, name: str, *words: Any, wait: float = 0.0) -> Any:
         """The reply. None: it is a no, or there is an `error`."""
         if not self.reach():
             return None
@@ -184,13 +194,14 @@ class _Master:
             return reply
         except (OSError, redis.RedisError) as error:
             self.unanswered = isinstance(error, (redis.TimeoutError, TimeoutError))
-            return self._failed(error)
+            self._failed(error)
+            return None
 
-    def leave(self):
+    def leave(self) -> None:
         """Gives back what was granted or will be, and leaves the queue."""
         if not self.asked:
             return
-        words = [("CANCEL",), ("RELEASE", "HOLDS", 0)]
+        words: list[tuple[Any, ...]] = [("CANCEL",), ("RELEASE", "HOLDS", 0)]
         if self.unanswered and self.connection.is_connected:
             # Behind the request: on another connection it could overtake it, and find nothing to give back.
             try:
@@ -204,10 +215,10 @@ class _Master:
                 self.ask(*one)
         self.asked = False
 
-    def reach(self):
+    def reach(self) -> bool:
         """To connect is to ask, too: a master that hangs does not cost the whole wait."""
         self.error = None
-        if self.unanswered:  # what comes late must not be taken for the next answer; and a wait ends with its connection
+        if self.unanswered:  # what comes late is not the next answer, and a wait ends with its connection
             self._drop()
         try:
             if self.connection.is_connected:
@@ -220,7 +231,7 @@ class _Master:
             self._failed(error)
         return self.error is None
 
-    def _failed(self, error):
+    def _failed(self, error: Exception) -> None:
         place = getattr(self.connection, "path", None) or f"{self.connection.host}:{self.connection.port}"
         self.error = f"{place}: {error}"
         if not isinstance(error, redis.ResponseError):
@@ -228,16 +239,12 @@ class _Master:
             if not self.unanswered:
                 self._drop()
 
-    def _drop(self):
+    def _drop(self) -> None:
         self.unanswered = False
         self.connection.disconnect()
 
 
-def _silent_last(masters):
+def _silent_last(masters: Iterable[_Master]) -> list[_Master]:
     """Those that were silent a moment ago come last: nobody is kept waiting by one that hangs."""
     now = time.monotonic()
     return sorted(masters, key=lambda master: now - master.quorum._silent[master.number] < SILENCE)
-
-
-def _ms(seconds):
-    return max(1, int(seconds * 1000))

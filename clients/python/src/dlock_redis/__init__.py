@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: MIT
+"""Locks of the dlock module for Redis and Valkey, by redis-py: for threads (`Locks`) and asyncio (`AsyncLocks`).
+
+locks = Locks(redis.Redis())                        # or RedisCluster, or sentinel.master_for(...)
+with locks.lock("stock", timeout=5) as hold:        # LockTimeout after 5 s
+    hold.guard("SET", "stock:left", 41)             # runs only while the lock is held: else Fenced
+
+locks = AsyncLocks(redis.asyncio.Redis())
+async with locks.lock("stock", shared=True, on_lost=stop) as hold:
+    print(hold.token)
+"""
+
+from ._asyncio import AsyncHold, AsyncLock, AsyncLocks
+from ._core import Observer
+from ._errors import (
+    Deadlock,
+    DLockError,
+    Fenced,
+    LockTimeout,
+    NoAck,
+    NotHeld,
+    Quarantine,
+    QueueFull,
+    Replaced,
+)
+from ._threads import Hold, Lock, Locks
+from .quorum import Quorum, QuorumHold, Unreachable
+
+__version__ = "0.2.0"
+
+__all__ = [
+    "AsyncHold",
+    "AsyncLock",
+    "AsyncLocks",
+    "DLockError",
+    "Deadlock",
+    "Fenced",
+    "Hold",
+    "Lock",
+    "LockTimeout",
+    "Locks",
+    "NoAck",
+    "NotHeld",
+    "Observer",
+    "Quarantine",
+    "QueueFull",
+    "Quorum",
+    "QuorumHold",
+    "Replaced",
+    "Unreachable",
+]

@@ -1,0 +1,534 @@
+# SPDX-License-Identifier: MIT
+"""Locks for the tasks of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import math
+import os
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio
+from redis import exceptions as library
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from ._core import (
+    Core,
+    Entry,
+    Hearing,
+    HoldBase,
+    Link,
+    Name,
+    Node,
+    Observer,
+    Request,
+    Settings,
+    Then,
+    Wait,
+    now,
+    own,
+    seconds,
+)
+from ._errors import FAILURES, DLockError, LockTimeout, root, typed
+from ._resp import Word
+
+T = TypeVar("T")
+_SLICE = 1.0
+
+
+async def _within(work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """The result in time. Unlike `wait_for` it never swallows a cancellation."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=max(0.0, seconds))
+    finally:
+        if not task.done():
+            task.cancel()
+    if not task.done():
+        raise library.TimeoutError("the server does not answer")
+    return task.result()
+
+
+async def _future(future: asyncio.Future[Any], until: float) -> bool:
+    """True if it is done in time. Then or not, it is done afterwards."""
+    late = False
+
+    def ring() -> None:
+        nonlocal late
+        if not future.done():
+            late = True
+            future.set_result(None)
+
+    timer = None
+    if until != math.inf:
+        timer = asyncio.get_running_loop().call_later(max(0.0, until - now()), ring)
+    try:
+        await future
+    finally:
+        if timer is not None:
+            timer.cancel()
+    return not late
+
+
+class AsyncLink(Link, asyncio.Protocol):
+    """A connection that tasks share."""
+
+    def __init__(self, connection: Any, bound: float, died: Callable[[], None] = lambda: None):
+        super().__init__(bound)
+        self.connection, self.died = connection, died
+        self.transport = connection._writer.transport
+        self.transport.set_protocol(self)
+
+    def post(self, words: tuple[Word, ...], then: Then | None = None, asking: bool = False) -> Entry:
+        if self.error is not None:
+            raise self.error
+        entry = Entry(then)
+        if asking:
+            self.pending.append(Entry(None))
+        self.pending.append(entry)
+        self.transport.write(self.packed(words, asking))
+        return entry
+
+    async def result(self, entry: Entry, until: float) -> Any:
+        if not entry.done:
+            entry.gate = asyncio.get_running_loop().create_future()
+            if not await _future(entry.gate, min(until, entry.sent + self.bound)) and not entry.done:
+                raise self.late(entry)
+        return self.value(entry)
+
+    def answered(self, entry: Entry) -> None:
+        entry.done = True
+        if entry.gate is not None and not entry.gate.done():
+            entry.gate.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.feed(data)
+        except Exception as error:
+            self.die(_as_lost(error))
+
+    def eof_received(self) -> None:
+        self.die(library.ConnectionError("the server has closed the connection"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.die(library.ConnectionError(f"the connection is lost: {error!r}"))
+
+    def die(self, error: Exception) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self.transport.abort()
+        while self.pending:
+            entry = self.pending.popleft()
+            entry.reply = error
+            self.answered(entry)
+        self.died()
+
+
+def _as_lost(error: Exception) -> Exception:
+    return error if isinstance(error, library.RedisError) else library.ConnectionError(f"it is lost: {error!r}")
+
+
+class AsyncEar(Hearing, AsyncLink):
+    def __init__(self, connection: Any, bound: float, node: Node, channel: str):
+        self.loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[Exception | None] = self.loop.create_future()
+        super().__init__(connection, bound, lambda: node.tell(b"again"), node=node, channel=channel)
+        self.timer = self.loop.call_later(_SLICE, self._look)
+
+    def subscribed(self, error: Exception | None) -> None:
+        if not self.outcome.done():
+            self.outcome.set_result(error)
+
+    def _look(self) -> None:
+        if self.error is None:
+            if now() - self.heard_at >= _SLICE:
+                self.idle()
+            self.timer = self.loop.call_later(_SLICE, self._look)
+
+    def die(self, error: Exception) -> None:
+        super().die(error)
+        self.subscribed(error)
+        self.timer.cancel()
+
+
+class AsyncWait(Wait):
+    def __init__(self, names: tuple[bytes, bytes]):
+        super().__init__(names)
+        self.messages: deque[tuple[bytes, int, int]] = deque()
+        self.arrived: asyncio.Future[None] | None = None
+
+    def tell(self, word: bytes, token: int, number: int) -> None:
+        self.messages.append((word, token, number))
+        if self.arrived is not None and not self.arrived.done():
+            self.arrived.set_result(None)
+
+    async def next(self, until: float) -> tuple[bytes, int, int] | None:
+        while not self.messages:
+            self.arrived = asyncio.get_running_loop().create_future()
+            if not await _future(self.arrived, until) and not self.messages:
+                return None
+        return self.messages.popleft()
+
+
+class AsyncCore(Core):
+    """Nodes with a keeper task each, and a timer."""
+
+    def _begin(self) -> None:
+        super()._begin()
+        self.guard = contextlib.nullcontext()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.opened: dict[tuple[Node, str], asyncio.Task[Any]] = {}
+        self.running: set[asyncio.Future[Any]] = set()
+
+    def mutex(self) -> None:
+        return None
+
+    def check(self) -> None:
+        super().check()
+        loop = asyncio.get_running_loop()
+        self.loop = self.loop or loop
+        if self.loop is not loop or self.pid != os.getpid():
+            raise DLockError("these locks belong to another event loop or process: make an AsyncLocks for each")
+
+    async def ready(self, until: float) -> None:
+        if self.cluster and getattr(self.client, "_initialize", False):
+            try:
+                await _within(self.client.initialize(), until - now())
+            except library.RedisClusterException as error:
+                raise root(error) from None
+
+    def kwargs(self, node: Node) -> tuple[Any, dict[str, Any]]:
+        if not node.name:
+            pool = self.client.connection_pool
+            return pool.connection_class, pool.connection_kwargs
+        host, _, port = node.name.rpartition(":")
+        one = self.client.get_node(node_name=node.name) or self.client.get_random_node()
+        return one.connection_class, {**one.connection_kwargs, "host": host, "port": int(port)}
+
+    async def connect(self, node: Node) -> Any:
+        kind, kwargs = self.kwargs(node)
+        connection = kind(**own(kwargs, self.settings.bound, Retry(NoBackoff(), 0)))
+        try:
+            await connection.connect()
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    async def open(self, node: Node, until: float) -> AsyncLink:
+        connection = await _within(self.connect(node), min(until - now(), self.settings.bound))
+        return AsyncLink(connection, self.settings.bound, lambda: node.tell(b"again"))
+
+    async def _shared(self, name: tuple[Node, str], work: Callable[[], Coroutine[Any, Any, T]], until: float) -> T:
+        """Whoever comes while it is under way waits for the same, as long as it likes."""
+        task = self.opened.get(name)
+        if task is None:
+            task = self.opened[name] = asyncio.ensure_future(work())
+            task.add_done_callback(lambda done: (self.opened.pop(name), done.cancelled() or done.exception()))
+        await asyncio.wait({task}, timeout=max(0.0, until - now()))
+        if not task.done():
+            raise library.TimeoutError("the server does not answer")
+        value: T = task.result()
+        return value
+
+    async def link(self, node: Node, until: float) -> Link:
+        link = node.link
+        if link is not None and link.error is None:
+            return link
+
+        async def begin() -> Link:
+            self.check()
+            return self.linked(node, await self.open(node, now() + self.settings.bound))
+
+        return await self._shared((node, "link"), begin, until)
+
+    async def listen(self, node: Node, until: float) -> None:
+        if node.ear is not None and node.ear.error is None:
+            return
+
+        async def begin() -> None:
+            bound = self.settings.bound
+            ear = AsyncEar(await _within(self.connect(node), bound), bound, node, self.channel)
+            ear.post(("SUBSCRIBE", self.channel))
+            try:
+                if not await _future(ear.outcome, now() + bound):
+                    raise library.TimeoutError("no messages come")
+                refused = ear.outcome.result()
+                if refused is not None:
+                    raise refused
+            except BaseException as error:
+                ear.die(library.ConnectionError(str(error)))
+                raise
+            node.ear = ear
+            if self.closed:
+                ear.die(library.ConnectionError("closed"))
+
+        await self._shared((node, "ear"), begin, until)
+
+    async def refresh(self, within: float) -> None:
+        try:
+            await _within(self.client.nodes_manager.initialize(), within)
+        except library.RedisClusterException as error:
+            raise root(error) from None
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+    async def doze(self, node: Node, seconds: float) -> None:
+        if not node.kick.is_set():
+            timer = asyncio.get_running_loop().call_later(seconds, node.kick.set)
+            await node.kick.wait()
+            timer.cancel()
+        node.kick.clear()
+
+    def wait(self, names: tuple[bytes, bytes]) -> Wait:
+        return AsyncWait(names)
+
+    def rouse(self, node: Node) -> None:
+        if self.loop is None or self.loop.is_closed():
+            return
+        if node.keeper is None and not self.closed:
+            node.kick = asyncio.Event()
+            node.keeper = self.spawn(self.keep(node))
+        if node.kick is not None:
+            node.kick.set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        assert self.loop is not None
+        task = self.loop.create_task(work)
+        self.running.add(task)
+        task.add_done_callback(self.running.discard)
+        return task
+
+    def rearm(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.loop is not None and not self.loop.is_closed() and self.alarm != math.inf and not self.closed:
+            self.timer = self.loop.call_later(max(0.0, min(self.alarm - now(), _SLICE)), self._tick)
+
+    def _tick(self) -> None:
+        if self.alarm <= now():
+            self.expire()
+        self.rearm()
+
+    def later(self, work: Callable[[], object]) -> None:
+        if self.loop is not None and not self.loop.is_closed():
+            self.loop.call_soon(work)
+
+
+class AsyncHold(HoldBase):
+    """A lock that is held. `lost` is set when it is lost; `on_lost(hold)` is called then (it may be a coroutine)."""
+
+    def __init__(self, locks: AsyncLocks, request: Request, tie: Any, on_lost: Callable[[Any], object] | None):
+        self._locks, self.lost = locks, asyncio.Event()
+        super().__init__(locks._core, request, tie, on_lost)
+
+    def _set(self) -> None:
+        self.lost.set()
+
+    def _callback(self) -> None:
+        on_lost, self._on_lost = self._on_lost, None
+
+        async def call() -> None:
+            told = on_lost(self) if on_lost else None
+            if inspect.isawaitable(told):
+                await told
+
+        async def guarded() -> None:
+            try:
+                await call()
+            except Exception:
+                from ._core import log
+
+                log.exception("on_lost has failed")
+
+        self._locks._core.spawn(guarded())
+
+    async def guard(self, *command: Any) -> Any:
+        """Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`."""
+        try:
+            await self._locks._core.ready(now() + self._locks._core.settings.bound)
+            return await self._locks.client.execute_command("DLOCK.GUARD", self.key, self.token, *command)
+        except library.ResponseError as error:
+            raise typed(error) from None
+
+    async def release(self) -> None:
+        """Gives back what was granted here, and nothing else. `NotHeld` if it was lost."""
+        await self._core.release(self)
+
+    async def __aenter__(self) -> AsyncHold:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            await self.release()
+        except FAILURES:
+            if error is None:  # never hide the real error
+                raise
+
+
+class AsyncLock:
+    """A name to be locked: `async with lock as hold`, `await lock.acquire()`, or a decorator."""
+
+    def __init__(self, locks: AsyncLocks, key: Name, timeout: float | None, options: dict[str, Any]):
+        self.locks, self.key, self.timeout, self.options = locks, key, seconds("timeout", timeout), options
+        self._mine: dict[asyncio.Task[Any] | None, list[AsyncHold]] = {}
+        locks._request(key, **options)  # bad arguments are told here
+
+    async def acquire(self, blocking: bool = True, timeout: float | object | None = ...) -> AsyncHold | None:
+        """The hold, or None if it was not granted in time. (A hold is true.)"""
+        limit = self.timeout if timeout is ... else timeout
+        hold = await self.locks.try_lock(self.key, limit if blocking else 0, **self.options)  # type: ignore[arg-type]
+        if hold is not None:
+            self._mine.setdefault(asyncio.current_task(), []).append(hold)
+        return hold
+
+    def _last(self) -> AsyncHold:
+        task = asyncio.current_task()
+        holds = self._mine.get(task)
+        if not holds:
+            raise RuntimeError("this task has not acquired this lock")
+        hold = holds.pop()
+        if not holds:
+            del self._mine[task]
+        return hold
+
+    async def release(self) -> None:
+        """Gives back what this task has taken last by this object."""
+        await self._last().release()
+
+    def owned(self) -> bool:
+        """True if this task holds it by this object, and has not lost it."""
+        return any(not hold.lost.is_set() for hold in self._mine.get(asyncio.current_task(), ()))
+
+    async def locked(self) -> bool:
+        """True if anybody holds it."""
+        return await self.locks.is_held(self.key)
+
+    def __await__(self) -> Generator[Any, None, AsyncHold]:
+        return self.locks.acquire(self.key, self.timeout, **self.options).__await__()
+
+    async def __aenter__(self) -> AsyncHold:
+        return self.locks._must(await self.acquire(), self.key, self.timeout)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._last().__aexit__(kind, error, trace)
+
+    def __call__(self, work: Callable[..., Awaitable[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+        @functools.wraps(work)
+        async def locked(*args: Any, **kwargs: Any) -> T:
+            async with self:
+                return await work(*args, **kwargs)
+
+        return locked
+
+
+class AsyncLocks:
+    """Locks for the tasks of one event loop, by a client of redis.asyncio. The settings are those of `Locks`."""
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        lease: float = 10.0,
+        auto: float = 60.0,
+        claim: float = 5.0,
+        bound: float = 3.0,
+        allowance: float = 0.1,
+        observer: Observer | None = None,
+    ):
+        if not isinstance(client, (redis.asyncio.Redis, redis.asyncio.RedisCluster)):
+            raise TypeError(f"client must be a redis.asyncio.Redis or redis.asyncio.RedisCluster, not {client!r}")
+        self.client = client
+        self._core = AsyncCore(client, Settings(lease, auto, claim, bound, allowance, observer or Observer()))
+
+    def lock(
+        self,
+        key: Name,
+        timeout: float | None = None,
+        *,
+        owner: Name | None = None,
+        shared: bool = False,
+        limit: int | None = None,
+        session: bool = False,
+        on_lost: Callable[[AsyncHold], object] | None = None,
+    ) -> AsyncLock:
+        """A lock that is yet to be taken: `async with locks.lock("stock", timeout=5) as hold`, or
+        `hold = await locks.lock("stock", timeout=5)`. `LockTimeout` after 5 s. The options are those of `Locks.lock`;
+        tasks that wait independently need owners of their own."""
+        options = {"owner": owner, "shared": shared, "limit": limit, "session": session, "on_lost": on_lost}
+        return AsyncLock(self, key, timeout, options)
+
+    async def try_lock(self, key: Name, timeout: float | None = 0, **options: Any) -> AsyncHold | None:
+        """Takes it: a hold, or None if it is not granted in time."""
+        on_lost, timeout = options.get("on_lost"), seconds("timeout", timeout)
+        request = self._request(key, **options)
+        tie = await self._core.take(request, timeout)
+        return None if tie is None else AsyncHold(self, request, tie, on_lost)
+
+    async def acquire(self, key: Name, timeout: float | None = None, **options: Any) -> AsyncHold:
+        """Takes it: a hold, or `LockTimeout`."""
+        return self._must(await self.try_lock(key, timeout, **options), key, timeout)
+
+    @contextlib.asynccontextmanager
+    async def many(
+        self, keys: Iterable[Name], timeout: float | None = None, **options: Any
+    ) -> AsyncIterator[dict[Name, AsyncHold]]:
+        """Locks of any slots in one fixed order under one owner. The value has a hold for each key."""
+        options, end = {"owner": str(uuid.uuid4()), **options}, None if timeout is None else now() + timeout
+        async with contextlib.AsyncExitStack() as stack:
+            holds = {}
+            for key in sorted(set(keys)):
+                left = None if end is None else max(0.001, end - now())
+                holds[key] = await stack.enter_async_context(await self.acquire(key, left, **options))
+            yield holds
+
+    async def is_held(self, key: Name) -> bool:
+        """True if anybody holds it."""
+        core = self._core
+        core.check()
+        return (await core.call(key, ("DLOCK.HELD", key), now() + core.settings.bound))[0] is not None
+
+    async def aclose(self) -> None:
+        """Ends it: every call from now on is an error. What is still held is lost, and lives on until its lease."""
+        core = self._core
+        core.end("closed")
+        mine = {task for task in {*core.running, *core.opened.values()} if task is not asyncio.current_task()}
+        if mine and core.loop is asyncio.get_running_loop():
+            for node in core.nodes.values():
+                if node.keeper is not None:
+                    node.keeper.cancel()
+            await asyncio.wait(mine, timeout=1.0)
+
+    async def __aenter__(self) -> AsyncLocks:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None:
+            core.closed = True  # its tasks see it, and end the rest
+
+    def _request(self, key: Name, on_lost: object = None, **options: Any) -> Request:
+        given = {"owner": None, "shared": False, "limit": None, "session": False, **options}
+        return Request(self._core.settings, key, **given)
+
+    @staticmethod
+    def _must(hold: AsyncHold | None, key: Name, timeout: float | None) -> AsyncHold:
+        if hold is None:
+            raise LockTimeout(f"{key!r} was not granted within {timeout} s: it is taken")
+        return hold

@@ -1,0 +1,995 @@
+# SPDX-License-Identifier: MIT
+"""What both kinds of locks do, written once: ask, wait, keep, lose, leave.
+
+Nothing here knows of threads or event loops. What waits is a coroutine. In asyncio a task runs it; in threads each
+thing that it awaits blocks the thread instead, so that it ends at the first `send` (`_threads.run`).
+
+- A *node* is a server that we talk to. Its *link* is the one connection for all commands of all locks. Replies come in
+  the order of the commands, and what a reply changes is changed as it is read (`then`), whether or not anybody waits.
+- A *tie* is a hold that the server renews for our link (AUTO). One KEEP a second moves the believed end of all ties
+  of its link, tells what was lost, and counts the ties, so that none is kept that we do not know of.
+- A *wait* is a place in a queue. Its end is told on a channel of ours, heard on a second connection, the *ear*.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from redis import exceptions as library
+from redis.crc import key_slot
+
+from ._errors import FAILURES, DLockError, LockTimeout, NoAck, NotHeld, Redirected, Replaced, from_server, passes
+from ._resp import Incomplete, Word, pack, parse
+
+log = logging.getLogger("dlock_redis")
+
+GRACE = 0.5  # so much longer a caller whose time is up waits for a reply that is on its way
+WARN_EVERY = 10.0
+IDLE = 5.0  # so often it is looked whether locks that were forgotten can end
+Then = Callable[[Any], None]
+Name = str | bytes
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def now() -> float:
+        """Seconds, of a clock that goes on while the machine is suspended."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+else:  # pragma: no cover
+    now = time.monotonic
+
+
+class Observer:
+    """What happens, for whoever counts it. Override what you need; it is called at once, so it must not block."""
+
+    def waiting(self, key: Name) -> None:
+        """The lock is taken, and a wait for it begins. `granted` or `refused` ends it."""
+
+    def granted(self, key: Name, seconds: float) -> None:
+        """The lock was granted so long after it was asked for."""
+
+    def refused(self, key: Name, seconds: float, error: BaseException | None) -> None:
+        """It was not: it is taken (None), or for this reason."""
+
+    def released(self, key: Name, seconds: float) -> None:
+        """It was given back after so long."""
+
+    def lost(self, key: Name, reason: str) -> None:
+        """It was held, and is no more."""
+
+
+class Settings:
+    """See `Locks`."""
+
+    def __init__(self, lease: float, auto: float, claim: float, bound: float, allowance: float, observer: Observer):
+        for name, value in (("lease", lease), ("auto", auto), ("claim", claim), ("bound", bound)):
+            seconds(name, value)
+            if value < 0.001:
+                raise ValueError(f"{name} must be at least 0.001 seconds, not {value!r}")
+        self.allowance = seconds("allowance", allowance) or 0.0
+        self.lease, self.auto, self.claim, self.bound, self.observer = lease, max(auto, lease), claim, bound, observer
+        self.first = min(lease, 3.0)  # the lease until whoever has waited has confirmed the grant
+        self.interval = min(1.0, lease / 3)
+
+
+def seconds(name: str, value: Any) -> Any:
+    """The argument, if it is a time or None."""
+    if value is None or value == math.inf:
+        return None
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:  # NaN is not
+        return value
+    raise (ValueError if isinstance(value, (int, float)) else TypeError)(
+        f"{name} must be seconds, 0 or more, or None, not {value!r}"
+    )
+
+
+def ms(value: float) -> int:
+    return max(1, int(value * 1000))
+
+
+class Request:
+    """One owner's wish for one lock, as words of commands."""
+
+    def __init__(
+        self, settings: Settings, key: Name, owner: Name | None, shared: bool, limit: int | None, session: bool
+    ):
+        for name, value in (("key", key), ("owner", "-" if owner is None else owner)):
+            if not isinstance(value, (str, bytes)):
+                raise TypeError(f"{name} must be str or bytes, not {value!r}")
+            if not value:
+                raise ValueError(f"{name} must not be empty")
+        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool)):
+            raise TypeError(f"limit must be an int, not {limit!r}")
+        if limit is not None and (limit < 1 or shared):
+            raise ValueError(f"limit must be at least 1, and not beside shared, not {limit!r}")
+        self.settings, self.key, self.owner = settings, key, str(uuid.uuid4()) if owner is None else owner
+        self.named, self.looked, self.outer, self.before = owner is not None, owner is None, 0, 0
+        self.asked = self.queued = False
+        self.node: Node | None = None
+        self.tie: Tie | None = None
+        self.limit: tuple[Word, ...] = ("SHARED",) if shared else ("LIMIT", limit) if limit else ()
+        self.session: tuple[Word, ...] = ("SESSION",) if session else ()
+
+    def within(self, held: list[int] | None) -> None:
+        """What the owner held before is not ours to give back."""
+        self.looked = True
+        if held:
+            self.outer, self.before = held[0], held[1]
+
+    def words(self, name: str, *rest: Word) -> tuple[Word, ...]:
+        return ("DLOCK." + name, self.key, self.owner, *rest)
+
+    def take(self, at_once: bool) -> tuple[Word, ...]:
+        s = self.settings
+        verb, claim = ("ACQUIRE", ()) if at_once else ("FAIRACQUIRE", ("CLAIM", ms(s.claim)))
+        auto = (*self.session, "AUTO", ms(s.auto))
+        return self.words(verb, ms(s.lease), *auto, "HOLDS", self.before + 1, *self.limit, *claim)
+
+    def wait(self, *how: Word) -> tuple[Word, ...]:
+        s = self.settings
+        words = ("CLAIM", ms(s.claim), "HOLDS", self.before + 1, *self.limit)
+        return self.words("FAIRACQUIRE", ms(s.first), *how, *words)
+
+    def renew(self, token: int) -> tuple[Word, ...]:
+        s = self.settings
+        return self.words("RENEW", ms(s.lease), "TOKEN", token, *self.session, "AUTO", ms(s.auto))
+
+    def release(self, *token: Word) -> tuple[Word, ...]:
+        return self.words("RELEASE", "HOLDS", self.before, *token)
+
+
+class Tie:
+    """A hold that a link's server renews for us."""
+
+    __slots__ = ("holds", "link", "request", "serial", "token", "until")
+
+    def __init__(self, request: Request, token: int):
+        self.request, self.token, self.until, self.serial = request, token, 0.0, 0
+        self.link: Link | None = None
+        self.holds: list[weakref.ref[HoldBase]] = []
+
+    def attach(self, link: Link, until: float) -> None:
+        """The server has said that it renews it for this link."""
+        self.until = max(self.end(), until)
+        if self.link is not link:
+            self.detach()
+            link.ties += 1
+            self.link = link
+        link.serial += 1
+        self.serial = link.serial
+
+    def detach(self) -> None:
+        if self.link is not None:
+            self.until = self.end()
+            self.link.ties -= 1
+            self.link = None
+
+    def end(self) -> float:
+        """Until then it is ours."""
+        link = self.link
+        return max(self.until, link.believed) if link is not None and self.serial <= link.kept else self.until
+
+
+class Entry:
+    """A command whose reply is to come."""
+
+    __slots__ = ("done", "gate", "reply", "sent", "then")
+
+    def __init__(self, then: Then | None):
+        self.then, self.done, self.sent = then, False, now()
+        self.reply: Any = None
+        self.gate: Any = None
+
+
+class Link:
+    """One connection that everybody shares. How bytes come and go is the subclasses' business."""
+
+    def __init__(self, bound: float):
+        self.bound = bound
+        self.pending: deque[Entry] = deque()
+        self.rest = b""
+        self.error: Exception | None = None
+        self.ties = self.serial = self.kept = self.surplus = 0
+        self.believed = 0.0
+
+    def post(self, words: tuple[Word, ...], then: Then | None = None, asking: bool = False) -> Entry:
+        """Sends a command and waits for nothing."""
+        raise NotImplementedError
+
+    async def result(self, entry: Entry, until: float) -> Any:
+        """Its reply, as a value or as an error. Nothing for longer than the bound: the link is dead."""
+        raise NotImplementedError
+
+    async def call(self, words: tuple[Word, ...], until: float) -> Any:
+        return await self.result(self.post(words), until)
+
+    def die(self, error: Exception) -> None:
+        """All that was asked has failed, and nothing can be asked any more."""
+        raise NotImplementedError
+
+    def answered(self, entry: Entry) -> None:
+        """Wakes whoever waits for it."""
+        raise NotImplementedError
+
+    def feed(self, data: bytes) -> None:
+        """Bytes have come."""
+        data = self.rest + data if self.rest else data
+        at = 0
+        try:
+            while at < len(data):
+                reply, at = parse(data, at)
+                self.came(reply)
+        except Incomplete:
+            pass
+        self.rest = data[at:]
+
+    def came(self, reply: Any) -> None:
+        entry = self.pending.popleft()
+        entry.reply = reply
+        if entry.then is not None:
+            entry.then(reply)
+        self.answered(entry)
+
+    def late(self, entry: Entry) -> Exception:
+        """The error for who has waited long enough."""
+        error = library.TimeoutError("the server does not answer")
+        if now() - entry.sent >= self.bound:
+            self.die(error)
+        return error
+
+    @staticmethod
+    def value(entry: Entry) -> Any:
+        if isinstance(entry.reply, Exception):
+            raise entry.reply
+        return entry.reply
+
+    @staticmethod
+    def packed(words: tuple[Word, ...], asking: bool) -> bytes:
+        return (b"*1\r\n$6\r\nASKING\r\n" if asking else b"") + pack(words)
+
+
+class Hearing(Link):
+    """The ear: the connection on which a node's messages are heard."""
+
+    def __init__(self, *how: Any, node: Node, channel: str):
+        super().__init__(*how)
+        self.node, self.channel = node, channel
+        self.heard_at, self.pinged = now(), False
+
+    def subscribed(self, error: Exception | None) -> None:
+        """Messages come from now on, or will not."""
+        raise NotImplementedError
+
+    def feed(self, data: bytes) -> None:
+        self.heard_at, self.pinged = now(), False
+        super().feed(data)
+
+    def came(self, reply: Any) -> None:
+        if isinstance(reply, Exception):
+            self.subscribed(reply)
+            self.die(reply)
+        elif reply[0] == b"subscribe":
+            self.pending.clear()
+            self.subscribed(None)
+        else:
+            self.node.heard(reply)
+
+    def idle(self) -> None:
+        """Nothing has come for a second. A path that has fallen silent loses messages without a word."""
+        if not self.pinged:
+            self.heard_at, self.pinged = now(), bool(self.node.waits)
+            if self.pinged and self.error is None:
+                self.post(("PING",))
+                self.pending.clear()
+        elif now() - self.heard_at > self.bound:
+            self.die(library.TimeoutError("no messages come any more"))
+
+
+class Wait:
+    """What is told of one place in a queue."""
+
+    def __init__(self, names: tuple[bytes, bytes]):
+        self.names = names
+
+    def tell(self, word: bytes, token: int, number: int) -> None:
+        raise NotImplementedError
+
+    async def next(self, until: float) -> tuple[bytes, int, int] | None:
+        """The next message, or None."""
+        raise NotImplementedError
+
+
+class Node:
+    """A server that we talk to, and what we have there."""
+
+    def __init__(self, name: str, opening: Any):
+        self.name, self.opening = name, opening
+        self.link: Link | None = None
+        self.ear: Link | None = None
+        self.keeper: Any = None
+        self.kick: Any = None
+        self.deaf = self.awake = False  # it may not subscribe; its keeper has something to keep
+        self.ties: dict[int, Tie] = {}
+        self.waits: dict[tuple[bytes, bytes], list[Wait]] = {}
+        self.leaving: deque[tuple[float, Request, int]] = deque()  # until when to try, what, and its token (or 0)
+
+    def tell(self, word: bytes) -> None:
+        """All who wait."""
+        for waits in list(self.waits.values()):
+            for wait in list(waits):
+                wait.tell(word, 0, 0)
+
+    def heard(self, message: Any) -> None:
+        """A message on our channel."""
+        if not isinstance(message, list) or message[0] != b"message":
+            return
+        word, token, rest = message[2].split(b" ", 2)
+        names = []
+        for _ in range(2):
+            size, rest = rest.split(b":", 1)
+            names.append(rest[: int(size)])
+            rest = rest[int(size) + 1 :]
+        for wait in list(self.waits.get((names[0], names[1]), ())):
+            wait.tell(word, int(token), int(rest))
+
+
+def name_of(word: Name) -> bytes:
+    return word if isinstance(word, bytes) else word.encode()
+
+
+Told = Callable[[Node, Link, float, Any], None]
+
+
+class HoldBase:
+    """A lock that is held."""
+
+    def __init__(self, core: Core, request: Request, tie: Tie, on_lost: Callable[[Any], object] | None):
+        self.key, self.owner, self.token = request.key, request.owner, tie.token
+        self._core, self._request, self._tie, self._on_lost = core, request, tie, on_lost
+        self._over, self._since, self._pid, self.reason = False, now(), os.getpid(), ""
+        core.adopt(request, tie, self)
+
+    def left(self) -> float:
+        """For so many seconds it is ours for sure, if nothing is heard of the server any more."""
+        return 0.0 if self._over else max(0.0, self._tie.end() - now())
+
+    def __del__(self) -> None:
+        # Nobody can give it back any more. The collector may run anywhere: nothing is done here that could wait.
+        if not getattr(self, "_over", True):
+            self._core.forsake(self._request, self.token)
+
+    def _set(self) -> None:
+        raise NotImplementedError
+
+    def _forked(self) -> None:
+        raise NotImplementedError
+
+    def _tell_lost(self, reason: str) -> None:
+        if self._over:
+            return
+        self._over, self.reason = True, reason
+        self._set()
+        log.warning("lock %r of %r is lost: %s", self.key, self.owner, reason)
+        self._core.settings.observer.lost(self.key, reason)
+        if self._on_lost is not None:
+            self._core.later(self._callback)
+
+    def _callback(self) -> None:
+        try:
+            if self._on_lost is not None:
+                self._on_lost(self)
+        except Exception:
+            log.exception("on_lost has failed")
+
+
+class Core:
+    """All that Locks or AsyncLocks have: nodes, and what is done with them."""
+
+    def __init__(self, client: Any, settings: Settings):
+        self.client, self.settings = client, settings
+        self.cluster = hasattr(client, "get_node_from_key")
+        self._begin()
+
+    def _begin(self) -> None:
+        """As new: at first, and in a forked child."""
+        self.nodes: dict[str, Node] = {}
+        self.moved: dict[int, str] = {}
+        self.closed, self.pid, self.alarm = False, os.getpid(), math.inf
+        self.channel = f"dlock:{uuid.uuid4()}"
+        self.refreshed = 0.0
+
+    # What the kinds differ in.
+
+    guard: AbstractContextManager[Any]  # for the ties of a node
+
+    def mutex(self) -> Any:
+        """For whoever opens a connection to a node."""
+        raise NotImplementedError
+
+    async def open(self, node: Node, until: float) -> Link:
+        """A new connection to the node."""
+        raise NotImplementedError
+
+    async def link(self, node: Node, until: float) -> Link:
+        """The node's link, opened if there is none. Whoever comes meanwhile waits for the same one."""
+        raise NotImplementedError
+
+    async def listen(self, node: Node, until: float) -> None:
+        """Until messages come from the node."""
+        raise NotImplementedError
+
+    async def refresh(self, within: float) -> None:
+        """Asks the cluster anew who serves what."""
+        raise NotImplementedError
+
+    async def sleep(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    async def doze(self, node: Node, seconds: float) -> None:
+        """Sleeps until the node's keeper is needed."""
+        raise NotImplementedError
+
+    def wait(self, names: tuple[bytes, bytes]) -> Wait:
+        raise NotImplementedError
+
+    def rouse(self, node: Node) -> None:
+        """Wakes the node's keeper, at once."""
+        raise NotImplementedError
+
+    def rearm(self) -> None:
+        """The alarm has been set to another time."""
+        raise NotImplementedError
+
+    def later(self, work: Callable[[], object]) -> None:
+        """Runs what belongs to the program, where it holds up nothing of ours."""
+        raise NotImplementedError
+
+    def linked(self, node: Node, link: Link) -> Link:
+        """The node's link from now on. Where it goes the messages come from: it may be another server."""
+        node.link = link
+        if node.ear is not None:
+            node.ear.die(library.ConnectionError("the link is new"))
+        if self.closed:
+            link.die(library.ConnectionError("closed"))
+        return link
+
+    # Where.
+
+    async def ready(self, until: float) -> None:
+        """Before a key's node can be known."""
+
+    def route(self, key: Name) -> Node:
+        """Who serves the key, as far as we know."""
+        if not self.cluster:
+            return self.node("")
+        slot = key_slot(name_of(key))
+        name = self.moved.get(slot)
+        if name is None:
+            name = self.client.get_node_from_key(key).name
+        return self.node(name)
+
+    def node(self, name: str) -> Node:
+        node = self.nodes.get(name)
+        return node if node is not None else self.nodes.setdefault(name, Node(name, self.mutex()))
+
+    async def call(
+        self,
+        key: Name,
+        words: tuple[Word, ...],
+        until: float,
+        then: Told | None = None,
+    ) -> tuple[Any, Node]:
+        """The reply of whoever serves the key, and who that is."""
+        await self.ready(until)
+        node, asking = self.route(key), False
+        for _ in range(4):
+            link = await self.link(node, until)
+            sent = now()
+            told = None if then is None else _bind(then, node, link, sent)
+            try:
+                return await link.result(link.post(words, told, asking), until), node
+            except Redirected as error:
+                if not error.ask:
+                    self.moved[error.slot] = error.address
+                node, asking, last = self.node(error.address), error.ask, error
+        raise last
+
+    async def look_around(self, error: BaseException, within: float) -> None:
+        """After an error that passes."""
+        if isinstance(error, library.ReadOnlyError):
+            for node in list(self.nodes.values()):
+                if node.link is not None:  # it has become a replica: who is primary now is found by connecting
+                    node.link.die(library.ConnectionError(str(error)))
+        if self.cluster and now() - self.refreshed > 0.1:
+            self.refreshed = now()
+            try:
+                await self.refresh(within)
+                self.moved.clear()
+            except FAILURES as why:
+                log.debug("the cluster does not say who serves what: %s", why)
+
+    # Taking.
+
+    async def take(self, request: Request, timeout: float | None) -> Tie | None:
+        """The tie of what was granted; None if it is taken. A time-out of 0: one try."""
+        began, observer = now(), self.settings.observer
+        try:
+            tie = await self._take(request, timeout, began)
+        except BaseException as error:
+            if request.asked and not isinstance(error, Replaced):
+                self.leave(request)
+            observer.refused(request.key, now() - began, error)
+            raise
+        if tie is None:
+            observer.refused(request.key, now() - began, None)
+        else:
+            observer.granted(request.key, now() - began)
+        return tie
+
+    async def _take(self, request: Request, timeout: float | None, began: float) -> Tie | None:
+        deadline = None if timeout is None else began + timeout
+        end = began + self.settings.bound if timeout == 0 else deadline
+        warned = -math.inf
+        while True:
+            self.check()
+            try:
+                return await self._attempt(request, timeout == 0, deadline, end)
+            except Exception as error:
+                if isinstance(error, NotHeld) and not request.before:
+                    pass  # the grant has ended before it was confirmed
+                elif not passes(error) or (timeout == 0 and isinstance(error, (NoAck, library.TimeoutError))):
+                    raise
+                left = math.inf if end is None else end - now()
+                if left <= 0:
+                    if timeout == 0:
+                        raise
+                    raise LockTimeout(f"{request.key!r} was not granted within {timeout} s: {error}") from error
+                if now() - warned >= WARN_EVERY:
+                    log.warning("still waiting for lock %r: %s", request.key, error)
+                    warned = now()
+                await self.look_around(error, min(left, self.settings.bound))
+                await self.sleep(min(left, random.uniform(0.02, 0.1)))
+
+    def _until(self, end: float | None) -> float:
+        bound = now() + self.settings.bound
+        return bound if end is None else min(bound, end + GRACE)
+
+    async def _attempt(self, request: Request, at_once: bool, deadline: float | None, end: float | None) -> Tie | None:
+        key = request.key
+        if not request.looked:  # an outer hold of this name is not ours to give back
+            while any(one.owner == request.owner and one.key == key for one in self.departing()):
+                if end is not None and now() >= end:
+                    raise library.TimeoutError("this owner's last wait is still to be left")
+                await self.sleep(0.01)
+            request.within((await self.call(key, request.words("HELD"), self._until(end)))[0])
+        request.asked = True
+
+        def granted(node: Node, link: Link, sent: float, reply: Any) -> None:
+            if isinstance(reply, list):
+                self.tie(request, node, link, reply[0], sent)
+
+        if not request.queued:
+            reply, request.node = await self.call(key, request.take(at_once), self._until(end), granted)
+            if reply or at_once:
+                return request.tie if reply else None
+            request.queued = True
+            self.settings.observer.waiting(key)
+        await self.ready(self._until(end))
+        node = self.route(key)
+        if not node.deaf:
+            try:
+                await self.listen(node, self._until(end))
+            except library.ResponseError as error:
+                node.deaf = True
+                log.warning("waits block on connections of their own, since messages cannot be heard: %s", error)
+            except FAILURES as error:
+                if not passes(error):
+                    raise
+                if deadline is not None and now() >= deadline:
+                    self.leave(request)
+                    return None
+                return await self._block(request, deadline, end)
+        return await (self._block if node.deaf else self._queue)(request, deadline, end)
+
+    async def _queue(self, request: Request, deadline: float | None, end: float | None) -> Tie | None:
+        """Waits by NOTIFY."""
+        names = name_of(request.key), name_of(request.owner)
+        heard, wait = self.route(request.key), self.wait(names)
+        heard.waits.setdefault(names, []).append(wait)
+        self.wake(heard)
+        try:
+            if heard.ear is None or heard.ear.error is not None:  # as we came
+                raise library.ConnectionError("messages are not heard")
+            block = () if deadline is None else ("BLOCK", ms(deadline - now()))
+            words = request.wait("NOTIFY", self.channel, *block)
+            reply, request.node = await self.call(request.key, words, self._until(end))
+            if request.node is not heard:
+                raise library.TryAgainError("TRYAGAIN the slot has moved")
+            if reply is None:
+                return None
+            if reply[0]:
+                return await self._confirm(request, reply[0], end)
+            while True:
+                message = await wait.next(math.inf if deadline is None else deadline + GRACE)
+                self.check()
+                if message is None:
+                    self.leave(request)
+                    return None
+                word, token, number = message
+                if number not in (0, reply[2]):
+                    continue  # of an earlier asking of ours
+                if word == b"granted":
+                    return await self._confirm(request, token, end)
+                if word == b"timeout":
+                    return None
+                if word in (b"deadlock", b"replaced", b"notheld", b"wrongtype", b"refused"):
+                    raise from_server(f"{word.decode().upper()} (told by a message)")
+                raise library.ConnectionError(f"the wait has ended: {word.decode()}")  # moved, gone, cancelled, again
+        finally:
+            heard.waits[names].remove(wait)
+            if not heard.waits[names]:
+                del heard.waits[names]
+
+    async def _block(self, request: Request, deadline: float | None, end: float | None) -> Tie | None:
+        """Waits by BLOCK in slices, on a connection of its own."""
+        bound = self.settings.bound
+        request.node = self.route(request.key)
+        link = await self.open(request.node, self._until(end))
+        try:
+            while True:
+                part = bound / 2 if deadline is None else min(bound / 2, deadline - now())
+                reply = await link.call(request.wait("BLOCK", ms(part)), now() + part + bound)
+                self.check()
+                if reply:
+                    return await self._confirm(request, reply[0], end)
+                if deadline is not None and now() >= deadline:
+                    self.leave(request)
+                    return None
+        finally:
+            link.die(library.ConnectionError("the wait is over"))
+
+    async def _confirm(self, request: Request, token: int, end: float | None) -> Tie:
+        def renewed(node: Node, link: Link, sent: float, reply: Any) -> None:
+            if isinstance(reply, int):
+                self.tie(request, node, link, token, sent, reply)
+
+        _, request.node = await self.call(request.key, request.renew(token), self._until(end), renewed)
+        assert request.tie is not None
+        return request.tie
+
+    # Ties.
+
+    def tie(self, request: Request, node: Node, link: Link, token: int, sent: float, lease: int | None = None) -> None:
+        """The server has said that it renews this hold for this link."""
+        seconds = self.settings.lease if lease is None else lease / 1000
+        with self.guard:
+            if request.outer not in (0, token):  # an upgrade: the outer hold has ended with its token
+                self._lose(node, node.ties.get(request.outer), "upgraded")
+                request.outer, request.before = token, 0
+            tie = node.ties.get(token)
+            if tie is None:
+                tie = node.ties[token] = Tie(request, token)
+            tie.attach(link, sent + seconds - 0.002 - self.settings.allowance)
+            request.tie = tie
+
+    def adopt(self, request: Request, tie: Tie, hold: HoldBase) -> None:
+        """Somebody has it now."""
+        assert request.node is not None
+        with self.guard:
+            tie.holds.append(weakref.ref(hold))
+            request.node.ties.setdefault(tie.token, tie)
+        self.wake(request.node)
+        if tie.end() < self.alarm:
+            self.alarm = tie.end()
+            self.rearm()
+
+    def wake(self, node: Node) -> None:
+        if not node.awake:
+            node.awake = True
+            self.rouse(node)
+
+    def _lose(self, node: Node, tie: Tie | None, reason: str) -> None:
+        if tie is not None and node.ties.pop(tie.token, None) is not None:
+            tie.detach()
+            for one in tie.holds:
+                hold = one()
+                if hold is not None:
+                    hold._tell_lost(reason)
+
+    def lose(self, node: Node, tie: Tie | None, reason: str) -> None:
+        with self.guard:
+            self._lose(node, tie, reason)
+
+    def expire(self) -> None:
+        """Tells what has ended by the clock, and sets the alarm anew. Waits for nothing."""
+        at = math.inf
+        for node in list(self.nodes.values()):
+            for tie in list(node.ties.values()):
+                end = tie.end()
+                if end <= now():
+                    self.lose(node, tie, "the server does not answer")
+                    self.drop(tie.request, tie.token)
+                else:
+                    at = min(at, end)
+        self.alarm = at
+
+    def find(self, tie: Tie) -> Node | None:
+        return next((node for node in list(self.nodes.values()) if node.ties.get(tie.token) is tie), None)
+
+    # Giving back.
+
+    async def release(self, hold: HoldBase) -> None:
+        """Gives back what was granted, and nothing else."""
+        if hold._pid != os.getpid():
+            raise DLockError(f"{hold.key!r} is held by the process that has forked this one")
+        self.check()
+        request, tie = hold._request, hold._tie
+        lost, hold._over = hold._over, True
+        if lost:
+            raise NotHeld(f"NOTHELD lock {hold.key!r} was lost: {hold.reason or 'it was given back before'}")
+        heard, until = True, now() + self.settings.bound
+
+        def released(node: Node, link: Link, sent: float, reply: Any) -> None:
+            if reply == 0 or isinstance(reply, NotHeld):
+                self.lose(self.find(tie) or node, tie, "released")
+
+        while True:
+            try:
+                await self.call(hold.key, request.release("TOKEN", hold.token), until, released)
+                break
+            except NotHeld:
+                if heard:
+                    raise
+                break  # the first one has given it back
+            except Exception as error:
+                if not passes(error) or now() >= until:
+                    self.drop(request, hold.token)
+                    raise
+                heard = heard and isinstance(error, library.ResponseError)
+                await self.look_around(error, until - now())
+                await self.sleep(0.02)
+            except BaseException:
+                self.drop(request, hold.token)
+                raise
+        self.settings.observer.released(hold.key, now() - hold._since)
+
+    def drop(self, request: Request, token: int = 0) -> None:
+        """Leaves for good, in the background. Without a token it is the wait that is left."""
+        node = request.node
+        if node is not None and not self.closed:
+            node.leaving.append((now() + max(self.settings.lease, self.settings.claim), request, token))
+            node.awake = True
+            self.rouse(node)
+
+    def forsake(self, request: Request, token: int) -> None:
+        """The same for what the collector finds. The keeper is awake, since there is a tie."""
+        if request.node is not None:
+            request.node.leaving.append((now() + self.settings.lease, request, token))
+
+    def leave(self, request: Request) -> None:
+        """On the link, if it lives: behind all that was asked."""
+        request.asked = False
+        if request.node is None:
+            try:
+                request.node = self.route(request.key)
+            except FAILURES:
+                return
+        link = request.node.link
+        if link is not None and link.error is None and not request.before:
+            try:
+                link.post(request.words("CANCEL"))
+                link.post(request.release(), lambda reply: self._left(request, reply))
+                return
+            except FAILURES:
+                pass
+        self.drop(request)
+
+    def _left(self, request: Request, reply: Any) -> None:
+        if request.tie is not None and request.node is not None and (reply == 0 or isinstance(reply, NotHeld)):
+            self.lose(request.node, request.tie, "left")
+        elif isinstance(reply, Exception) and passes(reply):
+            self.drop(request)
+
+    def departing(self) -> list[Request]:
+        return [request for node in list(self.nodes.values()) for _, request, _ in list(node.leaving)]
+
+    async def _depart(self, node: Node) -> None:
+        for _ in range(len(node.leaving)):
+            deadline, request, token = one = node.leaving[0]
+            target = self.route(request.key)
+            if target is not node:  # that one's keeper does it
+                request.node = target
+                target.leaving.append(one)
+                node.leaving.popleft()
+                target.awake = True
+                self.rouse(target)
+                continue
+            try:
+                until = now() + self.settings.bound
+                if not token:
+                    await self.call(request.key, request.words("CANCEL"), until)
+                    held = (await self.call(request.key, request.words("HELD"), until))[0] if request.before else None
+                    if held and held[0] != request.outer:  # an upgrade came first: the outer hold has ended
+                        await self.call(request.key, request.words("RELEASE", "TOKEN", held[0], "HOLDS", 0), until)
+                words = request.release("TOKEN", token) if token else request.release()
+                reply = (await self.call(request.key, words, until))[0]
+                tie = node.ties.get(token) or request.tie
+                if reply == 0 and tie is not None:
+                    self.lose(node, tie, "released")
+            except library.ResponseError as error:
+                if passes(error) and now() < deadline:
+                    raise
+            except NotHeld:
+                tie = node.ties.get(token) or request.tie
+                if tie is not None:
+                    self.lose(node, tie, "released")
+            except FAILURES:
+                if now() < deadline:
+                    raise
+            node.leaving.popleft()
+
+    # Keeping.
+
+    async def keep(self, node: Node) -> None:
+        """The keeper of a node: does nothing but this, and waits for no other node."""
+        while not self.closed:
+            await self.doze(node, self.settings.interval if node.awake else IDLE)
+            if self.closed:
+                break
+            if not (node.ties or node.waits or node.leaving):
+                node.awake = False
+                if not (node.ties or node.waits or node.leaving):
+                    continue
+                node.awake = True
+            try:
+                await self._round(node)
+            except Exception as error:
+                log.info("node %s: %s", node.name or "of the client", error)
+                if not isinstance(error, NoAck):
+                    await self.look_around(error, self.settings.bound)
+                self._rehome(node)
+        self.end("closed")
+
+    async def _round(self, node: Node) -> None:
+        link = await self.link(node, now() + self.settings.bound)
+        loose = [tie for tie in list(node.ties.values()) if tie.link is not link]
+        if loose:
+            await self.retie(node, link, loose)
+        if link.surplus > 1:  # two in a row: it has ties that nobody knows of
+            log.warning("the connection to %s keeps holds that nobody has: it is replaced", node.name or "the server")
+            fresh = await self.open(node, now() + self.settings.bound)
+            self.linked(node, fresh)
+            await self.retie(node, fresh, list(node.ties.values()))
+            link.die(library.ConnectionError("replaced"))
+            link = fresh
+        if node.ties or node.waits:
+            sent = now()
+            entry = link.post(("DLOCK.KEEP", ms(self.settings.auto)), lambda reply: self._kept(node, link, sent, reply))
+            await link.result(entry, sent + self.settings.bound)
+        await self._depart(node)
+
+    def _kept(self, node: Node, link: Link, sent: float, reply: Any) -> None:
+        if not isinstance(reply, list):
+            return
+        ties, left, lost = reply
+        if left is not None:
+            link.believed, link.kept = sent + left / 1000 - self.settings.allowance, link.serial
+        for _, token, reason in lost or ():
+            tie = node.ties.get(token)
+            if tie is None or tie.link is not link:
+                continue
+            if reason in (b"moved", b"renamed", b"taken", b"demoted"):
+                with self.guard:
+                    tie.detach()  # RENEW tells what has become of it
+                self.rouse(node)
+            else:
+                self.lose(node, tie, reason.decode())
+        link.surplus = link.surplus + 1 if ties > link.ties else 0
+        if lost is None or ties < link.ties:
+            with self.guard:
+                for tie in list(node.ties.values()):
+                    tie.detach()
+            self.rouse(node)
+
+    async def retie(self, node: Node, link: Link, ties: list[Tie]) -> None:
+        """Ties our holds to this link, all in one go."""
+        asked = []
+        for tie in ties:
+            with self.guard:
+                if not any(one() is not None for one in tie.holds):
+                    node.ties.pop(tie.token, None)
+                    tie.detach()
+                    continue
+            if tie.link is not None and tie.link.error is not None and tie.request.session:
+                self.lose(node, tie, "session")  # it has ended with its connection
+                continue
+            asked.append((tie, link.post(tie.request.renew(tie.token), self._renewed(node, link, tie))))
+        for tie, entry in asked:
+            try:
+                await link.result(entry, entry.sent + self.settings.bound)
+            except NotHeld:
+                pass
+            except Redirected as error:
+                if not error.ask:
+                    self.moved[error.slot] = error.address
+                self._move(node, self.node(error.address), tie)
+            except library.ResponseError as error:
+                if isinstance(error, library.ReadOnlyError):
+                    raise
+                log.warning("lock %r cannot be renewed: %s", tie.request.key, error)
+            except NoAck:
+                pass
+
+    def _renewed(self, node: Node, link: Link, tie: Tie) -> Then:
+        sent = now()
+
+        def renewed(reply: Any) -> None:
+            with self.guard:
+                if isinstance(reply, int) and tie.token in node.ties:
+                    tie.attach(link, sent + reply / 1000 - 0.002 - self.settings.allowance)
+                elif isinstance(reply, NotHeld):
+                    self._lose(node, tie, "not held any more")
+
+        return renewed
+
+    def _move(self, node: Node, target: Node, tie: Tie) -> None:
+        if target is node:
+            return
+        with self.guard:
+            if node.ties.pop(tie.token, None) is not None:
+                tie.detach()
+                target.ties[tie.token] = tie
+                tie.request.node = target
+        target.awake = True
+        self.rouse(target)
+
+    def _rehome(self, node: Node) -> None:
+        """What another node serves by now is that one's to keep."""
+        if self.cluster:
+            for tie in list(node.ties.values()):
+                try:
+                    self._move(node, self.route(tie.request.key), tie)
+                except FAILURES:
+                    return
+            node.tell(b"again")
+
+    # The end.
+
+    def check(self) -> None:
+        """An error if nothing may be asked any more."""
+        if self.closed:
+            raise DLockError("these locks are closed")
+
+    def end(self, reason: str) -> None:
+        """Everything ends: what is held is told lost, and lives on until its lease."""
+        self.closed = True
+        for node in list(self.nodes.values()):
+            for tie in list(node.ties.values()):
+                self.lose(node, tie, reason)
+            node.tell(b"closed")
+            for link in (node.link, node.ear):
+                if link is not None:
+                    link.die(library.ConnectionError(reason))
+            self.rouse(node)
+        self.rearm()
+
+
+def _bind(then: Told, node: Node, link: Link, sent: float) -> Then:
+    return lambda reply: then(node, link, sent, reply)
+
+
+def own(kwargs: dict[str, Any], bound: float, retry: Any) -> dict[str, Any]:
+    """How a connection of ours is made: bounded, tried once, RESP2, whatever the library does by itself."""
+    strange = ("maint_notifications", "oss_cluster_maint", "parser_class", "orig_", "maintenance_")
+    kept = {name: value for name, value in kwargs.items() if not name.startswith(strange)}
+    kept |= {"socket_timeout": bound, "retry": retry, "protocol": 2, "health_check_interval": 0}
+    return kept if "path" in kept else {**kept, "socket_connect_timeout": bound}

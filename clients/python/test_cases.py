@@ -1,0 +1,236 @@
+"""Runs the cases that all languages have (../cases), for threads and for asyncio."""
+
+import json
+import logging
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+import dlock_redis as dlock
+from stage import KINDS, PATIENCE, Server, addresses, command, control, until
+
+HERE = Path(__file__).parent
+CASES = json.loads((HERE / "../cases/cases.json").read_text())
+# A busy machine is late by itself. What the cases look for is later than this, too.
+LATE = float(os.environ.get("DLOCK_LATE", "4"))
+
+
+class Case:
+    """What a case has made so far. Each step is a method."""
+
+    def __init__(self, kind, case, log):
+        self.kind, self.log = kind, log
+        self.place = case.get("at", "single")
+        self.address = "{}:{}".format(*addresses("DLOCK_SINGLE")[0])
+        self.server = Server(self.place)
+        self.paths, self.clients, self.holds, self.starts, self.marks = {}, {}, {}, {}, {}
+        self.frozen, self.users, self.spread = [], [], {}
+
+    def run(self, steps):
+        for step in steps:
+            arguments = {"name" if name == "as" else name: value for name, value in step.items() if name != "do"}
+            getattr(self, "do_" + step["do"])(**arguments)
+
+    def finish(self):
+        for address in self.frozen:
+            control(f"thaw {address}")
+        for path in self.paths.values():
+            control(f"close {path}")
+        for client in self.clients.values():
+            client.close()
+        for user in self.users:
+            self.server.ask("ACL", "DELUSER", user)
+
+    def named(self, key):
+        return self.spread.get(key) or f"{self.server.key}:{key}"
+
+    # What is done to the servers and on the way to them.
+
+    def do_path(self, name, to="single"):
+        target = "{}:{}".format(*addresses("DLOCK_BARE" if to == "bare" else "DLOCK_SINGLE")[0])
+        self.paths[name] = command(f"path {target}")
+
+    def do_close(self, path):
+        control(f"close {self.paths[path]}")
+
+    def do_silence(self, path):
+        control(f"silence {self.paths[path]}")
+
+    def do_sound(self, path):
+        control(f"sound {self.paths[path]}")
+
+    def do_cut(self, path):
+        control(f"cut {self.paths[path]}")
+
+    def do_delay(self, path, ms):
+        control(f"delay {self.paths[path]} {ms}")
+
+    def do_freeze(self, key="lock"):
+        node = self.server.node(self.named(key))
+        kwargs = node.connection_pool.connection_kwargs
+        self.frozen.append(f"{kwargs['host']}:{kwargs['port']}")
+        control(f"freeze {self.frozen[-1]}")
+
+    def do_thaw(self):
+        control(f"thaw {self.frozen.pop()}")
+
+    def do_commands(self, path, at_most=None):
+        """How many commands came this way since the last look."""
+        seen = int(command(f"commands {self.paths[path]}"))
+        assert at_most is None or seen - self.marks["commands"] <= at_most
+        self.marks["commands"] = seen
+
+    def do_ask(self, words):
+        self.server.ask(*[self.named("lock") if word == "KEY" else word for word in words])
+
+    def do_other(self, key="lock"):
+        self.server.hold("other", self.named(key))
+
+    def do_hand_over(self, key="lock"):
+        self.server.hand_over("other", self.named(key))
+
+    def do_user(self, rule):
+        name = self.server.key.strip("{}") + str(len(self.users))
+        self.server.ask("ACL", "SETUSER", name, "on", ">word", "~*", "&*", "+@all", rule)
+        self.users.append(name)
+        self.do_client(user=name, password="word")
+
+    # What the server shows.
+
+    def do_queued(self, count, key="lock"):
+        self.server.await_queued(count, self.named(key))
+
+    def do_free(self, key="lock"):
+        self.server.await_gone(self.named(key))
+
+    def do_outlasts(self, ms, key="lock"):
+        """The hold is so old: what was not kept has ended."""
+        key = self.named(key)
+
+        def old():
+            holders = self.server.info(key)["holders"]
+            assert holders, f"{key} is not held any more"
+            return holders[0]["held-ms"] > ms
+
+        until(old, f"{key} is held for {ms} ms")
+
+    def do_connections(self, name=None, same=None):
+        """Those of the client to the server, and the threads of this process."""
+        count = len([one for one in self.server.client.client_list() if one.get("cmd", "").startswith("dlock")])
+        seen = count, threading.active_count()
+        if name:
+            self.marks[name] = seen
+        else:
+            before = self.marks[same]
+            assert seen[0] <= before[0] and seen[1] <= before[1] + 1, (before, seen)
+
+    # What the client does.
+
+    def do_client(self, name="client", path=None, lease=10.0, auto=60.0, user=None, password=None):
+        options = {"username": user, "password": password} if user else {}
+        if path:
+            host, port = self.paths[path].split(":")
+            options |= {"host": host, "port": int(port)}
+        self.clients[name] = KINDS[self.kind](self.place, lease=lease, auto=auto, **options)
+
+    def judge(self, gives, work, name="hold", text="", cause=None, within=None):
+        began = time.monotonic()
+        try:
+            hold = work()
+            got = "none" if hold is None else "hold"
+            if hold is not None:
+                self.holds[name] = [hold]
+        except dlock.LockTimeout as error:
+            got = "timeout" if "is taken" not in str(error) else "none"
+            assert not cause or error.__cause__ is not None
+        except dlock.NotHeld:
+            got = "not held"
+        except (redis.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
+            final = (redis.exceptions.AuthenticationError, redis.exceptions.ResponseError)
+            got = "refusal" if isinstance(error, final) else "failure"
+            assert text in str(error)
+        assert got == gives
+        assert within is None or time.monotonic() - began < within + LATE
+
+    def do_lock(self, gives, client="client", key="lock", name="hold", timeout=PATIENCE, slots=False, **how):
+        if slots:  # a key of another node for each
+            taken = {self.server.client.get_node_from_key(one).name for one in self.spread.values()}
+            while key not in self.spread:
+                one = f"{{{random.getrandbits(48):x}}}lock"
+                if self.server.client.get_node_from_key(one).name not in taken:
+                    self.spread[key] = one
+        self.judge(gives, lambda: self.clients[client].try_lock(self.named(key), timeout), name, **how)
+
+    def do_start(self, name, client="client", key="lock", timeout=PATIENCE):
+        self.starts[name] = self.clients[client].start(self.named(key), timeout)
+
+    def do_joined(self, start, gives, **how):
+        self.judge(gives, lambda: self.starts[start].result(PATIENCE), **how)
+
+    def do_release(self, hold="hold", gives=None):
+        for one in self.holds[hold]:
+            if gives is None:
+                one.release()
+            else:
+                self.judge(gives, one.release)
+
+    def do_holds(self, count, name, client="client"):
+        waits = [self.clients[client].start(self.named(str(i)), None) for i in range(count)]
+        self.holds[name] = [wait.result(PATIENCE) for wait in waits]
+
+    def do_lost(self, hold, within):
+        for one in self.holds[hold]:
+            assert one.lost.wait(within + LATE), "it is told"
+
+    def do_kept(self, hold):
+        assert not [one.key for one in self.holds[hold] if one.lost.is_set()]
+
+    def do_forget(self, hold):
+        del self.holds[hold]
+
+    def do_end(self, client="client"):
+        self.clients[client].end()
+
+    def do_cycles(self, workers, count, client="client"):
+        done = threading.Barrier(workers + 1)
+
+        def work():
+            for _ in range(count):
+                self.clients[client].lock(self.named("lock")).release()
+            done.wait(PATIENCE)
+
+        for _ in range(workers):
+            threading.Thread(target=work, daemon=True).start()
+        done.wait(PATIENCE)
+
+    def do_objects(self, count, client="client"):
+        for i in range(count):
+            self.clients[client].lock(self.named(str(i))).release()
+
+    def do_logged(self, text, at_least, at_most=None):
+        def seen():
+            return sum(text in record.getMessage() for record in self.log.records)
+
+        until(lambda: seen() >= at_least, f"it says {text!r}")
+        assert at_most is None or seen() <= at_most
+
+    def do_bad(self, names, key="lock", timeout=0, limit=None):
+        timeout = float(timeout) if timeout == "NaN" else timeout
+        with pytest.raises((TypeError, ValueError), match=names):
+            self.clients["client"].try_lock(key and self.named(key), timeout, limit=limit)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_case(case, kind, caplog):
+    caplog.set_level(logging.INFO, "dlock_redis")
+    run = Case(kind, case, caplog)
+    try:
+        run.run(case["steps"])
+    finally:
+        run.finish()

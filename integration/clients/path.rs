@@ -1,0 +1,208 @@
+//! A path from a client to a server, that can become slow, silent or closed.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often what is held back looks whether it may go on.
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Where clients knock. All that it leads to ends when it is closed, or when this process ends.
+pub struct Path {
+    state: Arc<State>,
+}
+
+struct State {
+    server: SocketAddr,
+    address: SocketAddr,
+    silent: AtomicBool,
+    closed: AtomicBool,
+    /// Milliseconds for each direction.
+    delay: AtomicU64,
+    commands: AtomicU64,
+    sockets: Mutex<Vec<TcpStream>>,
+}
+
+impl Path {
+    /// A path to this server.
+    pub fn to(server: SocketAddr) -> std::io::Result<Path> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let state = Arc::new(State {
+            server,
+            address: listener.local_addr()?,
+            silent: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            delay: AtomicU64::new(0),
+            commands: AtomicU64::new(0),
+            sockets: Mutex::default(),
+        });
+        let path = Path {
+            state: state.clone(),
+        };
+        thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                if state.closed.load(Ordering::Acquire) {
+                    return;
+                }
+                // A server that is not there refuses: so does the path.
+                let _ = state.clone().lead(client);
+            }
+        });
+        Ok(path)
+    }
+
+    /// Where it begins.
+    pub fn address(&self) -> SocketAddr {
+        self.state.address
+    }
+
+    /// From now on a reply comes so much later.
+    pub fn delay(&self, round_trip_ms: u64) {
+        self.state.delay.store(round_trip_ms / 2, Ordering::Release);
+    }
+
+    /// Nothing comes through any more in either direction; nothing is lost, and nothing ends.
+    pub fn silence(&self, silent: bool) {
+        self.state.silent.store(silent, Ordering::Release);
+    }
+
+    /// Ends all connections; whoever comes from now on is let through as before.
+    pub fn cut(&self) {
+        let mut sockets = self.state.sockets();
+        for socket in sockets.drain(..) {
+            // It may have ended by itself.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// The same, and nobody listens any more.
+    pub fn close(&self) {
+        self.state.closed.store(true, Ordering::Release);
+        // Wakes the listener, which ends.
+        let _ = TcpStream::connect(self.state.address);
+        self.cut();
+    }
+
+    /// How many DLOCK commands have come this way.
+    pub fn commands(&self) -> u64 {
+        self.state.commands.load(Ordering::Acquire)
+    }
+}
+
+impl State {
+    fn sockets(&self) -> std::sync::MutexGuard<'_, Vec<TcpStream>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lead(self: Arc<Self>, client: TcpStream) -> std::io::Result<()> {
+        let server = TcpStream::connect(self.server)?;
+        for socket in [&client, &server] {
+            socket.set_nodelay(true)?;
+            self.sockets().push(socket.try_clone()?);
+        }
+        self.pump(client.try_clone()?, server.try_clone()?, true);
+        self.pump(server, client, false);
+        Ok(())
+    }
+
+    /// Carries what comes; a reader and a writer, so that many packets can be on their way at a time.
+    fn pump(self: &Arc<Self>, mut from: TcpStream, to: TcpStream, count: bool) {
+        let (sender, receiver) = mpsc::channel();
+        let state = self.clone();
+        thread::spawn(move || state.write(&receiver, to));
+        let state = self.clone();
+        thread::spawn(move || {
+            let mut buffer = vec![0; 65536];
+            while let Ok(n @ 1..) = from.read(&mut buffer) {
+                if count {
+                    let seen = buffer[..n].windows(8).filter(|w| w == b"\r\nDLOCK.");
+                    let seen = u64::try_from(seen.count()).unwrap_or(0);
+                    state.commands.fetch_add(seen, Ordering::AcqRel);
+                }
+                let due =
+                    Instant::now() + Duration::from_millis(state.delay.load(Ordering::Acquire));
+                if sender.send((due, buffer[..n].to_vec())).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    fn write(&self, receiver: &Receiver<(Instant, Vec<u8>)>, mut to: TcpStream) {
+        for (due, data) in receiver {
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            self.await_sound();
+            if to.write_all(&data).is_err() {
+                return;
+            }
+        }
+        // An end is news, too: it does not overtake what is held back.
+        self.await_sound();
+        let _ = to.shutdown(Shutdown::Write);
+    }
+
+    fn await_sound(&self) {
+        while self.silent.load(Ordering::Acquire) && !self.closed.load(Ordering::Acquire) {
+            thread::sleep(INTERVAL);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::ErrorKind;
+
+    /// A server that says everything again.
+    fn echo() -> SocketAddr {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
+        let address = listener.local_addr().expect("it is bound");
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let mut other = stream.try_clone().expect("a socket can be shared");
+                thread::spawn(move || std::io::copy(&mut &stream, &mut other));
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn a_path_is_slow_silent_cut_and_closed() {
+        let path = Path::to(echo()).expect("there is a free port");
+        let mut client = TcpStream::connect(path.address()).expect("it listens");
+        let word = b"*1\r\n$12\r\nDLOCK.HELP..\r\n";
+        let mut reply = [0; 23];
+        let mut say = |client: &mut TcpStream| {
+            client.write_all(&word[..23]).expect("it is open");
+            client.read_exact(&mut reply)
+        };
+        say(&mut client).expect("it leads to the server and back");
+        assert_eq!(path.commands(), 1);
+        path.delay(200);
+        let began = Instant::now();
+        say(&mut client).expect("it is slow");
+        assert!(began.elapsed() >= Duration::from_millis(200));
+        path.delay(0);
+        path.silence(true);
+        let timeout = Some(Duration::from_millis(100));
+        client.set_read_timeout(timeout).expect("a socket option");
+        let error = say(&mut client).expect_err("nothing comes").kind();
+        assert!(matches!(error, ErrorKind::WouldBlock | ErrorKind::TimedOut));
+        path.silence(false);
+        client.set_read_timeout(None).expect("a socket option");
+        client.read_exact(&mut [0; 23]).expect("it comes late");
+        path.cut();
+        assert!(matches!(client.read(&mut [0; 1]), Ok(0) | Err(_)));
+        let mut client = TcpStream::connect(path.address()).expect("it listens");
+        say(&mut client).expect("another connection goes through");
+        path.close();
+        assert!(matches!(client.read(&mut [0; 1]), Ok(0) | Err(_)));
+        while TcpStream::connect(path.address()).is_ok() {
+            thread::sleep(INTERVAL);
+        }
+    }
+}
