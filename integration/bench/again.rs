@@ -8,9 +8,9 @@ use crate::line::{Batch, Line};
 use crate::locking::OWNER;
 use crate::pair::{names, Pipelined};
 use crate::replies::Pattern;
-use crate::scripts::{COUNTED_GIVE, COUNTED_RENEW, COUNTED_TAKE};
 use crate::setting::Setting;
 use crate::way::{Opened, Way};
+use dlock_integration::rivals::{COUNTED_GIVE, COUNTED_RENEW, COUNTED_TAKE};
 
 /// How often it is done in a sample.
 const TIMES: usize = 10_000;

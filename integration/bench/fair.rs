@@ -13,8 +13,8 @@ use crate::failure::Failure;
 use crate::line::{Batch, Line};
 use crate::meter::Meter;
 use crate::replies::Pattern;
-use crate::scripts::{FAIR_GIVE, FAIR_TAKE};
 use crate::way::{Figure, Opened, Way};
+use dlock_integration::rivals::{FAIR_GIVE, FAIR_TAKE};
 
 /// Turns that are sent at once.
 const BATCH: usize = 500;

@@ -8,9 +8,9 @@ use crate::failure::Failure;
 use crate::locking::OWNER;
 use crate::pair::{names, Pipelined};
 use crate::replies::Pattern;
-use crate::scripts::COMPARE_AND_SET;
 use crate::setting::{Setting, Stage};
 use crate::way::{Opened, Way};
+use dlock_integration::rivals::COMPARE_AND_SET;
 
 /// The module's own command.
 pub const GUARD: &str = "dlock, GUARD";

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use dlock_integration::{command, PATIENCE};
+use dlock_integration::{command, connect, PATIENCE};
 
 use crate::failure::Failure;
 use crate::replies::{Check, Pattern};
@@ -45,12 +45,8 @@ impl Line {
     }
 
     fn connect(port: u16, buffer: usize) -> Result<Line, Failure> {
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
         Ok(Line {
-            stream,
+            stream: connect(Ipv4Addr::LOCALHOST, port, PATIENCE)?,
             buffer: vec![0; buffer],
         })
     }

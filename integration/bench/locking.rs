@@ -6,7 +6,7 @@ use dlock_integration::{command, Ask, Server};
 
 use crate::failure::Failure;
 use crate::replies::Pattern;
-use crate::scripts::{
+use dlock_integration::rivals::{
     COMPARE_AND_DELETE, COMPARE_AND_DELETE_ALL, COUNTED_GIVE, COUNTED_TAKE, READ_GIVE, READ_TAKE,
     SET_ALL, SLOT_TAKE,
 };

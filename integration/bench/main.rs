@@ -16,7 +16,7 @@
 //! | `machine.rs` | where it was measured |
 //! | `line.rs`, `replies.rs` | a fast client that checks every reply |
 //! | `meter.rs`, `pause.rs`, `setting.rs` | the server's accounts, when it does not answer, and how it keeps its data |
-//! | `locking.rs`, `scripts.rs` | ways to take a lock and give it back |
+//! | `locking.rs` | ways to take a lock and give it back: ours, and those of `integration/src/rivals.rs` |
 //! | `errand.rs` | commands that many owners send in turn |
 //! | `pair.rs`, `again.rs`, `fair.rs`, `crossing.rs`, `guard.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `holders.rs`, `notice.rs`, `deadlock.rs`, `memory.rs`, `growth.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs`, `lapse.rs`, `session.rs`, `renewal.rs` | what is measured |
 //! | `peers/` | the Python libraries that are measured beside it |
@@ -55,7 +55,6 @@ mod replies;
 mod report;
 mod round;
 mod row;
-mod scripts;
 mod series;
 mod servers;
 mod session;

@@ -1,12 +1,9 @@
 //! A connection of which every call has a bound.
 
-use std::io::Write;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use dlock_integration::redis::{Cmd, ErrorKind, Parser, Value};
-use dlock_integration::{reply_of, Party};
-use socket2::{Domain, Socket, Type};
+use dlock_integration::redis::{Cmd, ErrorKind, Value};
+use dlock_integration::{connect, reply_of, Party, Wire};
 
 /// The kind under which calls without an answer are counted.
 pub const NO_ANSWER: &str = "no answer in time";
@@ -65,25 +62,13 @@ impl Reply {
 }
 
 /// A connection.
-pub struct Link {
-    stream: TcpStream,
-    parser: Parser,
-}
+pub struct Link(Wire);
 
 impl Link {
     /// Connects as a party. `None` when that takes too long or is refused.
     pub fn connect(from: Party, port: u16) -> Option<Link> {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).ok()?;
-        socket.bind(&SocketAddr::from((from, 0)).into()).ok()?;
-        let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        socket.connect_timeout(&to.into(), CONNECTING).ok()?;
-        let stream = TcpStream::from(socket);
-        stream.set_nodelay(true).ok()?;
-        stream.set_write_timeout(Some(CONNECTING)).ok()?;
-        Some(Link {
-            stream,
-            parser: Parser::new(),
-        })
+        let stream = connect(from, port, CONNECTING).ok()?;
+        Some(Link(Wire::new(stream)))
     }
 
     /// Sends words and waits for the answer. After `Closed` or `NoAnswer` the link is of no more use.
@@ -92,7 +77,7 @@ impl Link {
         for word in words {
             command.arg(word);
         }
-        match self.stream.write_all(&command.get_packed_command()) {
+        match self.0.send_bytes(&command.get_packed_command()) {
             Ok(()) => self.next(bound),
             Err(_) => Reply::Closed,
         }
@@ -100,11 +85,9 @@ impl Link {
 
     /// The next that comes.
     pub fn next(&mut self, bound: Duration) -> Reply {
-        let bound = bound.max(Duration::from_millis(1));
-        if self.stream.set_read_timeout(Some(bound)).is_err() {
-            return Reply::Closed;
-        }
-        match self.parser.parse_value(&mut self.stream) {
+        self.0
+            .set_read_timeout(Some(bound.max(Duration::from_millis(1))));
+        match self.0.read_value() {
             Ok(value) => match reply_of(value) {
                 Ok(value) => Reply::Value(value),
                 Err(text) => Reply::Error(text),

@@ -4,6 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use dlock_integration::redis::{self, cmd, Connection, RedisResult};
+use dlock_integration::rivals::COMPARE_AND_DELETE;
 use dlock_integration::Grant;
 
 /// Where the stock is kept.
@@ -135,12 +136,6 @@ struct ClientSide {
     thinking: Duration,
 }
 
-impl ClientSide {
-    /// Deletes the key only if it is still ours.
-    const RELEASE: &'static str =
-        "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
-}
-
 impl Checkout for ClientSide {
     fn order(&mut self, connection: &mut Connection) -> RedisResult<()> {
         let mut acquire = cmd("SET");
@@ -155,7 +150,7 @@ impl Checkout for ClientSide {
         }
         sell_one(connection, self.thinking)?;
         let deleted: u64 = cmd("EVAL")
-            .arg(Self::RELEASE)
+            .arg(COMPARE_AND_DELETE)
             .arg(1)
             .arg(LOCK)
             .arg(&self.owner)

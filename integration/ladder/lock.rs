@@ -4,6 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, ConnectionLike, Value};
+use dlock_integration::rivals::{COMPARE_AND_DELETE, COMPARE_AND_EXPIRE, TAKE_IN_TURN};
 use dlock_integration::{command, Ask, Grant};
 use serde::{Deserialize, Serialize};
 
@@ -80,31 +81,6 @@ pub struct Lock {
     terms: Terms,
     token: u64,
 }
-
-const COMPARE_AND_DELETE: &str =
-    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
-
-const COMPARE_AND_EXPIRE: &str =
-    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0";
-
-/// The lock, its queue, and until when each place is kept; owner, lease, window. Whoever is first, or alone, takes a free lock;
-/// all others get a place, or keep theirs.
-const TAKE_IN_TURN: &str = "\
-    local time = redis.call('TIME'); \
-    local now = time[1] * 1000 + math.floor(time[2] / 1000); \
-    local first = redis.call('LINDEX', KEYS[2], 0); \
-    while first and tonumber(redis.call('ZSCORE', KEYS[3], first)) < now do \
-      redis.call('LPOP', KEYS[2]); \
-      redis.call('ZREM', KEYS[3], first); \
-      first = redis.call('LINDEX', KEYS[2], 0); \
-    end; \
-    if redis.call('EXISTS', KEYS[1]) == 0 and (not first or first == ARGV[1]) then \
-      if first then redis.call('LPOP', KEYS[2]); redis.call('ZREM', KEYS[3], first); end; \
-      redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]); \
-      return 1; \
-    end; \
-    if redis.call('ZADD', KEYS[3], now + ARGV[3], ARGV[1]) == 1 then redis.call('RPUSH', KEYS[2], ARGV[1]); end; \
-    return 0;";
 
 /// Where a scripted queue has its owners.
 pub fn queue_of(key: &str) -> String {

@@ -41,6 +41,7 @@
 //! | `network.rs` | [`Network`]: doors to servers, and cuts between parties |
 //! | `sentinel.rs` | [`Sentinel`]: who promotes a replica |
 //! | `quorum.rs` | [`Quorum`]: a lock over independent masters |
+//! | `rivals.rs` | the rival locks of the benchmark, the ladder and the demonstration |
 //! | `rules.rs` | [`AclRules`]: the users of the page on operations |
 //! | `daemon.rs` | [`Daemon`]: another program beside it that answers HTTP |
 //! | `process.rs` | child processes that do not outlive this one |
@@ -76,6 +77,7 @@ mod port;
 mod process;
 mod program;
 mod quorum;
+pub mod rivals;
 mod rules;
 mod sentinel;
 mod server;
@@ -110,6 +112,6 @@ pub use shorthand::{
 pub use sound::{assert_sound, assert_sound_log};
 pub use subscriber::{Message, Subscriber};
 pub use version::{Product, Version};
-pub use wire::Wire;
+pub use wire::{connect, Wire};
 
 pub use redis;

@@ -1,10 +1,11 @@
 //! A connection of which a test sees every byte.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Parser, Value};
+use socket2::{Domain, Socket, Type};
 
 use crate::ask::{command, decode, reply_of};
 use crate::patience::PATIENCE;
@@ -23,17 +24,32 @@ pub struct Wire {
     parser: Parser,
 }
 
+/// The one way in which tests, the benchmark and the chaos run connect: from this address, with a bound on everything.
+///
+/// # Errors
+/// When that is refused, or takes longer than the bound.
+pub fn connect(from: Ipv4Addr, port: u16, bound: Duration) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    if from != Ipv4Addr::LOCALHOST {
+        socket.bind(&SocketAddr::from((from, 0)).into())?;
+    }
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    socket.connect_timeout(&to.into(), bound)?;
+    let stream = TcpStream::from(socket);
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(bound))?;
+    stream.set_write_timeout(Some(bound))?;
+    Ok(stream)
+}
+
 impl Wire {
     pub(crate) fn connect(port: u16) -> Wire {
-        let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))
-            .unwrap_or_else(|error| panic!("cannot connect to port {port}: {error}"));
-        stream.set_nodelay(true).expect("a TCP option");
-        stream
-            .set_read_timeout(Some(PATIENCE))
-            .expect("a timeout that is not zero");
-        stream
-            .set_write_timeout(Some(PATIENCE))
-            .expect("a timeout that is not zero");
+        let stream = connect(Ipv4Addr::LOCALHOST, port, PATIENCE);
+        Wire::new(stream.unwrap_or_else(|error| panic!("cannot connect to port {port}: {error}")))
+    }
+
+    /// A connection that is there.
+    pub fn new(stream: TcpStream) -> Wire {
         Wire {
             stream,
             parser: Parser::new(),
@@ -196,7 +212,7 @@ impl Wire {
     }
 
     /// How long a read waits; `None` is for ever.
-    pub(crate) fn set_read_timeout(&self, timeout: Option<Duration>) {
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) {
         self.stream
             .set_read_timeout(timeout)
             .expect("a timeout that is not zero");

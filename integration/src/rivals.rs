@@ -1,8 +1,32 @@
-//! What clients run where the server has no locks: scripts, written from the documented protocols of such locks.
+//! The rival locks of the benchmark, the ladder and the demonstration: what clients run where the server has no locks. They are
+//! scripts, written from the documented protocols of such locks.
 
 /// Deletes a plain key if it is still ours.
 pub const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
+
+/// A longer lease for a plain key that is still ours.
+pub const COMPARE_AND_EXPIRE: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('PEXPIRE', KEYS[1], ARGV[2]) end return 0";
+
+/// A queue for a plain key: the lock, its queue, and until when each place is kept; owner, lease, window. Whoever is first, or alone, takes a free lock;
+/// all others get a place, or keep theirs.
+pub const TAKE_IN_TURN: &str = "\
+    local time = redis.call('TIME'); \
+    local now = time[1] * 1000 + math.floor(time[2] / 1000); \
+    local first = redis.call('LINDEX', KEYS[2], 0); \
+    while first and tonumber(redis.call('ZSCORE', KEYS[3], first)) < now do \
+      redis.call('LPOP', KEYS[2]); \
+      redis.call('ZREM', KEYS[3], first); \
+      first = redis.call('LINDEX', KEYS[2], 0); \
+    end; \
+    if redis.call('EXISTS', KEYS[1]) == 0 and (not first or first == ARGV[1]) then \
+      if first then redis.call('LPOP', KEYS[2]); redis.call('ZREM', KEYS[3], first); end; \
+      redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]); \
+      return 1; \
+    end; \
+    if redis.call('ZADD', KEYS[3], now + ARGV[3], ARGV[1]) == 1 then redis.call('RPUSH', KEYS[2], ARGV[1]); end; \
+    return 0;";
 
 /// A lock that its owner can take again, as scripts over a hash of owner and count: nil when it is ours, else
 /// the milliseconds that its lease lasts.
@@ -164,8 +188,8 @@ pub const COMPARE_AND_SET: &str = "\
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dlock_integration::redis::{Connection, Value};
-    use dlock_integration::{command, Ask, Server};
+    use crate::{command, Ask, Server};
+    use redis::{Connection, Value};
 
     /// A server and somebody who runs scripts there.
     struct Stage {
