@@ -415,7 +415,9 @@ impl transcript::Speaker for ServerSpeaker<'_> {
                 let value = lines.find(|(its, _)| its == name).ok_or("no such field")?;
                 said.push(format!("-> {}", value.1));
             }
-            ServerAct::Listen(channel) => drop(self.channels.insert(channel.clone().into_bytes())),
+            ServerAct::Listen(channel) => {
+                self.channels.insert(script::bytes(channel, tokens));
+            }
             ServerAct::Kill => {
                 self.clients.clear();
                 self.server.kill9();

@@ -1,12 +1,9 @@
 //! What a server shows of its locks as a whole: STATS, TOP, LIST and the fields of INFO.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{
-    at_once, await_until, command, stat, Ask, Blocked, Grant, Server, PATIENCE,
-};
+use dlock_integration::{at_once, await_until, stat, Ask, Blocked, Grant, Server, PATIENCE};
 
 /// The gauges that tell how many locks there are and how many holds.
 fn population(server: &Server) -> (u64, u64) {
@@ -95,79 +92,6 @@ fn info_has_three_sections() {
     assert!(parts.contains("dlock_wait_p99_us") && parts.contains("dlock_fenced_total"));
 }
 
-/// Why a server grants nothing stands in INFO, at once, and what it refuses for that is counted.
-#[test]
-fn info_says_why_nothing_is_granted() {
-    let mut server = Server::builder()
-        .config("dlock.quarantine-ms", 600_000)
-        .start();
-    let field = |server: &Server, name: &str| server.info("dlock").number::<u64>(name);
-    let why = |server: &Server| {
-        let left = field(server, "dlock_quarantine_left_ms");
-        assert!(left <= 600_000);
-        let flags = ["dlock_quarantined", "dlock_drained"].map(|name| field(server, name));
-        (flags, left > 500_000)
-    };
-    assert_eq!(why(&server), ([1, 0], true));
-    let mut c = server.connection();
-    assert!(c.refusal("DLOCK.ACQUIRE k alice").starts_with("QUARANTINE"));
-    c.run("CONFIG SET dlock.quarantine-ms 0");
-    assert_eq!(why(&server), ([0, 0], false));
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    let _bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    c.run("CONFIG SET dlock.grants no");
-    assert_eq!(why(&server), ([0, 1], false));
-    assert!(c.refusal("DLOCK.ACQUIRE l alice").starts_with("QUARANTINE"));
-    assert!(c.refusal("DLOCK.RELEASE l alice").starts_with("NOTHELD"));
-    c.run("DLOCK.RELEASE k alice");
-    let Ok(Value::Array(info)) = c.try_ask("DLOCK.INFO k") else {
-        panic!("there is a queue");
-    };
-    let state: String = from_redis_value(&info[1]).expect("a word");
-    assert_eq!(state, "quarantined");
-    for (name, times) in [
-        ("dlock_refused_quarantine_total", 1),
-        ("dlock_refused_drained_total", 1),
-        ("dlock_refused_notheld_total", 1),
-    ] {
-        assert_eq!(field(&server, name), times, "{name}");
-    }
-    // A server that follows is in no quarantine of its own.
-    server.restart();
-    assert_eq!(why(&server).0, [1, 0]);
-    let primary = Server::start();
-    server.replica_of(&primary);
-    assert_eq!(why(&server), ([0, 0], false));
-}
-
-#[test]
-fn waits_and_holds_are_timed() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let begun = Instant::now();
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    let waiter = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    let waits = Instant::now();
-    await_until("bob has waited", PATIENCE, || {
-        waits.elapsed().as_millis() >= 20
-    });
-    c.run("DLOCK.RELEASE k alice");
-    waiter.reply::<Grant>();
-    // A millisecond for the difference of two clocks.
-    let most = begun.elapsed().as_micros() as u64 + 1_000;
-    let seen = stats(&mut c, "DLOCK.STATS");
-    for name in ["wait", "hold"] {
-        let percentiles =
-            ["p50", "p99", "p999", "max"].map(|part| seen[&format!("{name}_{part}_us")]);
-        let longest = percentiles[3];
-        assert!((20_000..=most).contains(&longest), "{name}: {seen:?}");
-        // There was but one.
-        assert_eq!(percentiles, [longest; 4], "{name}");
-        assert_eq!(seen[&format!("{name}_us_total")], longest, "{name}");
-        assert_eq!(seen[&format!("{name}s_total")], 1, "{name}");
-    }
-}
-
 #[test]
 fn a_reset_is_for_those_who_may_reset_the_server() {
     let server = Server::start();
@@ -190,66 +114,6 @@ fn a_reset_is_for_those_who_may_reset_the_server() {
     assert_eq!(c.ask::<Vec<Value>>("DLOCK.TOP"), []);
     let mut ops = worker(&server, "");
     stats(&mut ops, "DLOCK.STATS reset");
-}
-
-/// However locks come and go, the server counts those that there are.
-#[test]
-fn locks_and_holds_are_counted_whatever_becomes_of_them() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let is = |locks, holds, after: &str| assert_eq!(population(&server), (locks, holds), "{after}");
-    is(0, 0, "start");
-    for key in ["a", "b", "c", "d", "e"] {
-        c.run(&format!("DLOCK.ACQUIRE {key} alice 600000"));
-    }
-    is(5, 5, "ACQUIRE");
-    for owner in ["x", "y", "z"] {
-        c.run(&format!("DLOCK.ACQUIRE shared {owner} 600000 SHARED"));
-    }
-    is(6, 8, "SHARED");
-    c.run("DLOCK.ACQUIRE shared x 600000 SHARED");
-    c.run("DLOCK.RENEW shared y 600000");
-    is(6, 8, "a re-entry");
-    c.run("DLOCK.RELEASE shared y");
-    is(6, 7, "RELEASE");
-    c.run("RENAME a renamed");
-    c.run("MOVE renamed 3");
-    is(6, 7, "RENAME, MOVE");
-    c.run("DEL b");
-    is(5, 6, "DEL");
-    c.run("SET c other");
-    is(4, 5, "SET");
-    let dump: Vec<u8> = c.ask("DUMP shared");
-    c.run("DEL shared");
-    is(3, 3, "DEL of a shared one");
-    c.ask_command::<()>(command("RESTORE shared 600000").arg(&dump));
-    is(4, 5, "RESTORE");
-    c.ask_command::<()>(command("RESTORE shared 600000").arg(&dump).arg("REPLACE"));
-    is(4, 5, "RESTORE REPLACE");
-    assert!(c
-        .answer(command("RESTORE shared 600000").arg(&dump))
-        .is_err());
-    assert!(c
-        .answer(command("RESTORE broken 600000").arg(&dump[..dump.len() - 1]))
-        .is_err());
-    is(4, 5, "RESTORE refused");
-    c.run("DEBUG RELOAD");
-    is(4, 5, "DEBUG RELOAD");
-    c.run("PEXPIRE d 1");
-    await_until("the server has expired it", PATIENCE, || {
-        population(&server) == (3, 4)
-    });
-    c.run("DLOCK.FORCERELEASE shared");
-    is(2, 2, "FORCERELEASE");
-    c.run("SWAPDB 0 3");
-    is(2, 2, "SWAPDB");
-    c.run("DLOCK.ACQUIRE fresh alice 600000");
-    c.run("FLUSHALL ASYNC");
-    is(0, 0, "FLUSHALL ASYNC");
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    is(1, 1, "after the flush");
-    c.run("DLOCK.RELEASE k alice");
-    is(0, 0, "RELEASE after the flush");
 }
 
 #[test]
@@ -286,34 +150,6 @@ fn a_flush_of_any_kind_leaves_none() {
     await_until("the server has freed them", PATIENCE, || {
         population(&server) == (1, 1)
     });
-}
-
-#[test]
-fn a_restart_counts_what_it_loads() {
-    for aof in ["no", "yes"] {
-        let mut server = Server::builder()
-            .config("appendonly", aof)
-            .config("aof-use-rdb-preamble", "no")
-            .config("save", "3600 1")
-            .start();
-        let mut c = server.connection();
-        for at in 0..50 {
-            c.run(&format!("DLOCK.ACQUIRE lock-{at} alice 600000"));
-        }
-        c.run("DLOCK.ACQUIRE gone alice 1");
-        for owner in ["x", "y", "z"] {
-            c.run(&format!("DLOCK.ACQUIRE shared {owner} 600000 SHARED"));
-        }
-        c.run("DLOCK.RELEASE shared z");
-        c.run("DLOCK.FORCERELEASE lock-0");
-        await_until("the lease has run out", PATIENCE, || {
-            population(&server) == (50, 51)
-        });
-        server.restart();
-        assert_eq!(population(&server), (50, 51), "appendonly {aof}");
-        server.connection().run("FLUSHALL ASYNC");
-        assert_eq!(population(&server), (0, 0), "appendonly {aof}");
-    }
 }
 
 #[test]
