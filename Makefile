@@ -25,6 +25,9 @@ BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release -
 # The last commit of 0.1.0, which `make upgrade` updates from.
 OLD ?= cd925ff
 
+# The oldest compiler that is promised: `rust-version` in Cargo.toml.
+MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml | head -n 1).0
+
 # The second server that the clients' tests run on.
 VALKEY ?= $(TARGET)/servers/valkey-9.1/server
 
@@ -37,6 +40,7 @@ test check test-servers: export RUST_TEST_THREADS ?= 6
 
 .PHONY: help run test demo ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results
+.PHONY: msrv deny
 .PHONY: check check-long explore fuzz memcheck chaos clients packages observe upgrade
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check
@@ -83,6 +87,14 @@ check: built ## What a change must pass: formatting, lints, all tests
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo test --workspace
 	@observability/run.sh '$(TARGET)/observability' exporter
+
+msrv: deps ## Build and check everything with the oldest compiler that is promised, fetched by rustup
+	@rustup toolchain list | grep -q '^$(MSRV)' || rustup toolchain install $(MSRV) --profile minimal
+	CARGO_TARGET_DIR='$(TARGET)/msrv' cargo +$(MSRV) check --workspace --all-targets --locked
+
+deny: ## Licences, sources and known faults of all crates (needs cargo-deny; a test holds licences and sources without it)
+	@cargo deny --version >/dev/null 2>&1 || { echo 'make deny needs cargo-deny: cargo install --locked cargo-deny' >&2; exit 1; }
+	cargo deny check
 
 check-long: ## Hold the engine against its model for all seeds, and search the model of replication for two owners (WRITE=1: into the page)
 	DLOCK_LONG=1 cargo test --release --package dlock-engine --test engine -- what_the_model_does every_promise_holds

@@ -70,8 +70,8 @@ pub fn plain<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<PlainArgs<'a>> {
         _ => return None,
     };
     let sound = (1..=MAX_OWNER).contains(&owner.len())
-        && lease.map_or(true, |lease| (1..=policy.max_lease_ms).contains(&lease))
-        && auto.map_or(true, |ms| (1..=u64::from(u32::MAX)).contains(&ms));
+        && lease.is_none_or(|lease| (1..=policy.max_lease_ms).contains(&lease))
+        && auto.is_none_or(|ms| (1..=u64::from(u32::MAX)).contains(&ms));
     sound.then_some(PlainArgs {
         key,
         owner,

@@ -104,7 +104,7 @@ impl Listing {
 
     fn is_meant(&self, key: &[u8]) -> bool {
         let pattern = self.pattern.as_ref();
-        pattern.map_or(true, |pattern| glob::matches(pattern, key))
+        pattern.is_none_or(|pattern| glob::matches(pattern, key))
     }
 
     fn row<K: Keyspace>(&self, call: &mut Call<K>, of_queues: bool, key: &[u8]) -> Option<Reply> {

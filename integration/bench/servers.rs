@@ -78,13 +78,13 @@ pub fn run(directory: &Path, options: &Options) -> Result<bool, Failure> {
 }
 
 fn measure(versions: &mut [Version], options: &Options) -> Vec<String> {
-    let is_wanted = |way: &str| options.way.as_ref().map_or(true, |text| way.contains(text));
+    let is_wanted = |way: &str| options.way.as_ref().is_none_or(|text| way.contains(text));
     let mut groups = plan::groups();
     groups.retain(|group| {
         let is_meant = options
             .only
             .as_ref()
-            .map_or(true, |text| group.name.contains(text));
+            .is_none_or(|text| group.name.contains(text));
         GROUPS.contains(&group.name) && is_meant
     });
     let stint = |group: &Group| group.effort.stint(options.quick);

@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     let (begun, next) = (Instant::now(), AtomicUsize::new(0));
     let has_time = || {
         let minutes = begun.elapsed().as_secs_f64() / 60.0;
-        options.end.map_or(true, |end| minutes < end)
+        options.end.is_none_or(|end| minutes < end)
     };
     let failed = Mutex::new(Vec::new());
     thread::scope(|scope| {

@@ -126,7 +126,7 @@ impl Stage {
         // On a busy machine the votes may come too late: the replica gives up after five seconds.
         let mut asked: Option<Instant> = None;
         await_until("the replica is promoted", PATIENCE, || {
-            if !asked.is_some_and(|at| at.elapsed() < MANUAL_FAILOVER) {
+            if asked.is_none_or(|at| at.elapsed() >= MANUAL_FAILOVER) {
                 asked = Some(Instant::now());
                 // Refused where it has become the master meanwhile.
                 let _ = self.cluster[to].connection().try_ask("CLUSTER FAILOVER");

@@ -155,7 +155,7 @@ impl Actor<'_> {
             if looked.is_none() {
                 self.say("begun");
             }
-            if looked.map_or(true, |looked: Instant| looked.elapsed() > LOOK) {
+            if looked.is_none_or(|looked: Instant| looked.elapsed() > LOOK) {
                 if self.connection.ask(&format!("EXISTS {end}")) {
                     return;
                 }

@@ -57,7 +57,7 @@ pub(super) fn event(ctx: Ctx) {
         }
         timer::arm(state.heartbeat, now.steady());
         if state.keys.in_cluster() {
-            if state.slots_seen.map_or(true, |seen| seen + SLOTS <= began) {
+            if state.slots_seen.is_none_or(|seen| seen + SLOTS <= began) {
                 state.slots_seen = Some(began);
                 state.refresh_slots();
             }

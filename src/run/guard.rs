@@ -144,7 +144,7 @@ pub(super) fn give_keys(ctx: Ctx, argv: &[Str]) {
     let inner = argv.get(INNER..).unwrap_or_default();
     // A GUARD in a GUARD is refused, and asking for its keys would come back here, as deep as a client likes.
     let own = |name: &Str| name.bytes().to_ascii_lowercase().starts_with(b"dlock.");
-    if inner.first().map_or(true, own) || GIVING.swap(true, Ordering::Relaxed) {
+    if inner.first().is_none_or(own) || GIVING.swap(true, Ordering::Relaxed) {
         return;
     }
     let keys = ctx.keys_of(inner);

@@ -58,7 +58,7 @@ fn rows<B: Deref<Target = [u8]>>(
 ) -> Result<Vec<Reply>, Error> {
     let caller = Client(ctx);
     let slots = own_slots(ctx)?;
-    let is_here = |key: &[u8]| slots.as_ref().map_or(true, |own| own.serves(key));
+    let is_here = |key: &[u8]| slots.as_ref().is_none_or(|own| own.serves(key));
     let keys = keys.iter().map(|key| &**key);
     let keys: Vec<&[u8]> = keys.filter(|key| is_here(key)).collect();
     let mut rows = Vec::new();

@@ -60,7 +60,7 @@ impl State {
                     }
                     // A server that loads its data anew empties itself first: nothing is gone for good.
                     let all = 0..if reloaded { 0 } else { self.settings.databases };
-                    all.filter(|at| db.map_or(true, |db| db == *at))
+                    all.filter(|at| db.is_none_or(|db| db == *at))
                         .for_each(|at| self.in_turn(Late::Flush(at), now));
                 }
                 Notice::Swapped(one, other) => self.engine.on_swap(one, other),

@@ -48,7 +48,7 @@ pub(crate) fn heartbeat(ctx: Ctx) {
     // Not every server has all of them (`quirks`).
     let none = |field: &CStr| {
         let count = ctx.server_info(c"stats", field);
-        count.map_or(true, |count| count == "0")
+        count.is_none_or(|count| count == "0")
     };
     let fields = [
         c"pubsub_channels",

@@ -216,7 +216,7 @@ pub fn read(effect: &[u8]) -> Option<Vec<Change<'_>>> {
 pub fn later(effect: &[u8]) -> Option<u64> {
     let mut rest = effect;
     let version = read_number(&mut rest)?;
-    let ends = rest.first().map_or(true, |byte| *byte == b' ');
+    let ends = rest.first().is_none_or(|byte| *byte == b' ');
     (ends && version > FORMAT).then_some(version)
 }
 

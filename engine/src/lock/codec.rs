@@ -54,7 +54,7 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
             Limit::from_wire(read_small(&mut rest)?)?,
         );
         let owner = read_owner(&mut rest)?;
-        let sound = is_token(token) && holds > 0 && before.map_or(true, |before| before < owner);
+        let sound = is_token(token) && holds > 0 && before.is_none_or(|before| before < owner);
         if !sound {
             return None;
         }

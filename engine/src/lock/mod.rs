@@ -415,13 +415,13 @@ impl Lock {
             (Lock::Full(full), Some(mine)) => full.holders.strictest_beside(mine.limit),
             _ => self.strictest(),
         };
-        limit.allows(others + 1) && theirs.map_or(true, |limit| limit.allows(others + 1))
+        limit.allows(others + 1) && theirs.is_none_or(|limit| limit.allows(others + 1))
     }
 
     /// Returns true if the holders are such as the granting rule could have let in together.
     pub fn obeys_the_rule(&self) -> bool {
         self.strictest()
-            .map_or(true, |limit| limit.allows(self.holders()))
+            .is_none_or(|limit| limit.allows(self.holders()))
     }
 
     /// Moves the state. The only way it ever moves, on the primary, on a replica and from the AOF alike, but for very many holds
@@ -584,7 +584,7 @@ impl Lock {
         let mut small = Sole::FREE;
         small.watch(full.watched);
         let mut holds = full.holders.iter();
-        if holds.next().map_or(true, |hold| small.put(&hold)) {
+        if holds.next().is_none_or(|hold| small.put(&hold)) {
             drop(holds);
             *self = Lock::Sole(small);
         }

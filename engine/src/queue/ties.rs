@@ -426,7 +426,7 @@ impl Ties {
         };
         let over = |since: SteadyMs, ms| since.max(connection.waited).after(ms) <= now;
         let kept = connection.kept.filter(|(kept, _)| *kept >= since);
-        !connection.waits && over(since, ms) && kept.map_or(true, |(since, ms)| over(since, ms))
+        !connection.waits && over(since, ms) && kept.is_none_or(|(since, ms)| over(since, ms))
     }
 
     /// Takes a sign of life of a connection: all that is tied to it is renewed for so long from now, never less long than it had

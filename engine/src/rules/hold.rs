@@ -222,7 +222,7 @@ pub(super) fn held(
 ) -> Result<Hold<'static>, Refusal> {
     // Not by `ok_or`: an error would be made, and dropped, for every hold that is there.
     match entry.hold(owner) {
-        Some(hold) if token.map_or(true, |token| token == hold.token) => {
+        Some(hold) if token.is_none_or(|token| token == hold.token) => {
             Ok(Hold { owner: &[], ..hold })
         }
         _ => Err(Refusal::NotHeld),

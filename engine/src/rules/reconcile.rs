@@ -200,7 +200,7 @@ impl Engine {
         let value = entry.value();
         let lost = |number: Arrival, place: &Place| {
             let ticket = value.ticket(number);
-            place.ticket.is_some() && !ticket.is_some_and(|ticket| *ticket.owner == *place.owner)
+            place.ticket.is_some() && ticket.is_none_or(|ticket| *ticket.owner != *place.owner)
         };
         self.discard(lock, |number, place| {
             place.is_absent() && lost(number, place)

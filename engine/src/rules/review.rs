@@ -17,8 +17,7 @@ const CLEARED_A_STEP: usize = 4096;
 impl Engine {
     /// The values of a database (or of all) have come or gone: each lock there is looked at.
     pub fn on_values_changed(&mut self, db: Option<u32>) {
-        self.queues
-            .outdate(true, |at| db.map_or(true, |db| db == at));
+        self.queues.outdate(true, |at| db.is_none_or(|db| db == at));
     }
 
     /// The values at these keys have come or gone.
@@ -28,7 +27,7 @@ impl Engine {
 
     /// All values of a database (or of all) have gone, and are not to come back.
     pub fn on_flush(&mut self, db: Option<u32>) {
-        self.on_locks_left(|name| db.map_or(true, |db| name.db == db), Loss::Removed);
+        self.on_locks_left(|name| db.is_none_or(|db| name.db == db), Loss::Removed);
     }
 
     /// Other slots are this node's from now on: queues in those that are not are looked at.

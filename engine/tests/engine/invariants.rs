@@ -211,7 +211,7 @@ fn compatible(row: &Row, place: &Place, after: &Picture) -> bool {
 }
 
 fn ghost(name: &Name, row: &Row) -> Result<(), Broken> {
-    let over = |place: &&Place| place.is_absent() && place.left.map_or(true, |left| left == 0);
+    let over = |place: &&Place| place.is_absent() && place.left.is_none_or(|left| left == 0);
     let upgrade = row.upgrade.iter().find(|place| place.is_absent());
     match row.queue.iter().find(over).or(upgrade) {
         None => Ok(()),
@@ -615,7 +615,7 @@ fn wakeup(after: &Picture) -> Result<(), Broken> {
     // What should have happened already is for the other rules to find.
     let first = musts.into_iter().filter(|left| *left > 0).min();
     let next = after.next_wakeup;
-    let late = first.is_some_and(|first| next.map_or(true, |next| next > first));
+    let late = first.is_some_and(|first| next.is_none_or(|next| next > first));
     if late || next == Some(0) {
         let what =
             format!("{first:?} ms from now something is due, and the engine sleeps for {next:?}");

@@ -155,7 +155,7 @@ impl Losses {
             _ => None,
         };
         // Who believes in its holds for that long believes in none that has ended.
-        let believed = first(&has).map_or(true, |end| left.is_some_and(|left| left <= end));
+        let believed = first(&has).is_none_or(|end| left.is_some_and(|left| left <= end));
         let told = first(&had).map_or(left.is_none(), |end| left.is_some_and(|left| left >= end));
         if !believed || !told {
             let (had, has) = (first(&had), first(&has));

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 mod claims;
 mod clients_page;
 mod ladder;
+mod licences;
 mod links;
 mod mistakes;
 mod packaging;

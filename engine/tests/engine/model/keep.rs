@@ -14,9 +14,8 @@ impl Model {
         if lock.foreign {
             return Err(Error::Refused(Refusal::WrongType));
         }
-        let its = |hold: &&mut Hold| {
-            hold.owner == owner && grant.map_or(true, |grant| grant == hold.grant)
-        };
+        let its =
+            |hold: &&mut Hold| hold.owner == owner && grant.is_none_or(|grant| grant == hold.grant);
         lock.holds
             .iter_mut()
             .find(its)

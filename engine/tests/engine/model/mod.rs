@@ -265,7 +265,7 @@ impl Lock {
             Way::Reenters => true,
             Way::Upgrades => self.compatible(owner, limit),
             Way::Queues => {
-                first.map_or(true, |place| place.owner == owner) && self.compatible(owner, limit)
+                first.is_none_or(|place| place.owner == owner) && self.compatible(owner, limit)
             }
         }
     }

@@ -23,7 +23,7 @@ impl Model {
         let (now, steady) = (self.now, self.steady);
         for lock in self.locks.values_mut() {
             lock.holds.retain(|hold| hold.deadline > now);
-            let kept = |place: &Place| place.kept_until.map_or(true, |until| until > steady);
+            let kept = |place: &Place| place.kept_until.is_none_or(|until| until > steady);
             lock.queue.retain(kept);
         }
     }
