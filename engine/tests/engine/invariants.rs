@@ -505,7 +505,7 @@ fn auto_renews(before: &Picture, after: &Picture) -> Result<(), Broken> {
         // It may have another token by now, after an upgrade.
         let ended = |hold: &&Holder| {
             let goes_on = after.rows.get(name).and_then(|row| row.hold(&hold.owner));
-            !goes_on.is_some_and(|hold| hold.deadline > after.now)
+            goes_on.is_none_or(|hold| hold.deadline <= after.now)
         };
         let renewed = |hold: &&Holder| hold.auto && hold.deadline > before.now;
         // Renewals do not follow a step of the wall clock, and leases do.
