@@ -51,7 +51,8 @@ pub fn hold(effect: &[u8]) {
         Change::Ticket { number, .. } => plausible(number.0, now),
         _ => true,
     });
-    if believed {
+    // A primary sends the bare word in place of a usual release, which means nothing where there is no hold.
+    if believed && !change::goes_without_saying(effect) {
         taken_over(effect);
     }
 }
