@@ -28,7 +28,7 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
         call.engine.on_external_ttl(name, end);
     }
     let before = entry.holders() as i64;
-    entry.follow(&effect, &mut call.engine.ledger.clock)?;
+    entry.follow(&effect, &mut call.engine.ledger.tokens)?;
     call.engine.ledger.counters.held += entry.holders() as i64 - before;
     // Kept as it came: this server's own AOF and replicas get the same bytes.
     entry.changed = true;

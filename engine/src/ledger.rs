@@ -37,8 +37,8 @@ pub struct Before {
 /// What decisions are written to. See the module's documentation.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    /// The token clock.
-    pub clock: TokenClock,
+    /// Makes fencing tokens, and the numbers of places.
+    pub tokens: TokenClock,
     /// What has been done so far.
     pub counters: Counters,
     /// Holds that are tied to connections.
@@ -59,7 +59,7 @@ impl Ledger {
         terms: &Terms,
     ) -> Grant {
         debug_assert!(entry.hold(owner).is_none(), "a holder is granted anew");
-        let token = self.clock.token(now);
+        let token = self.tokens.token(now);
         let holds = terms.holds.map_or(1, NonZeroU32::get);
         let deadline = policy.bounded(token, now.wall().after(terms.lease));
         self.counters.held += 1;
@@ -108,7 +108,7 @@ impl Ledger {
             (hold.token, hold.limit)
         } else {
             self.counters.upgrades += 1;
-            let token = self.clock.token(now);
+            let token = self.tokens.token(now);
             if terms.ties() && !self.ties.is_empty() {
                 self.lose_to(name, hold.token, terms.client);
             }

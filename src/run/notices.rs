@@ -25,7 +25,7 @@ impl State {
     pub(super) fn read_inbox(&mut self, now: Now) {
         self.engine
             .ledger
-            .clock
+            .tokens
             .observe(inbox::highest_number(), now);
         let (notices, crowd) = inbox::take();
         // It does not matter when they have come and gone among the rest.

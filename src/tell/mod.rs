@@ -1,4 +1,14 @@
 //! What the outside is told: replies, replicas and the AOF, connections that wait, observers.
+//!
+//! | file | whom it tells what |
+//! |---|---|
+//! | `reply` | a caller: the reply to its command |
+//! | `blocking`, `unsent` | a connection that waits: how its wait has ended, and whether that has been sent |
+//! | `notify` | the channel that a request waits by (`NOTIFY`) |
+//! | `notifications`, `observers` | observers: what happened in an event, in order; then unlock messages and keyspace events |
+//! | `subscribers` | nobody: whether somebody would hear them |
+//! | `replicate` | replicas and the AOF |
+//! | `latency` | the server's latency monitor |
 
 pub(crate) mod blocking;
 pub(crate) mod latency;

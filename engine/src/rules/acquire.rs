@@ -299,7 +299,7 @@ impl Engine {
     ) -> Arrival {
         let claim = ask.ticket.filter(|_| kind != RequestKind::Upgrade);
         let number = kind.place();
-        let number = number.unwrap_or_else(|| self.ledger.clock.arrival(now));
+        let number = number.unwrap_or_else(|| self.ledger.tokens.arrival(now));
         let is_new = self.queues.at(lock).place(number).is_none();
         if is_new {
             let mut place = Place::new(Rc::from(ask.owner), ask.terms.limit, now);

@@ -320,7 +320,7 @@ impl Engine {
                 RequestKind::Reenter => None,
                 RequestKind::Upgrade => Some(Arrival::AHEAD),
                 RequestKind::Queue(_) => {
-                    Some(stays.unwrap_or_else(|| self.ledger.clock.arrival(now)))
+                    Some(stays.unwrap_or_else(|| self.ledger.tokens.arrival(now)))
                 }
             };
             if let Some(number) = place.filter(|_| stays.is_none()) {

@@ -235,7 +235,7 @@ impl Engine {
         let value = entry.value();
         if let Some(queue) = self.queues.get_mut(lock) {
             if let Some((last, _)) = value.last_ticket() {
-                self.ledger.clock.observe(last.0, now);
+                self.ledger.tokens.observe(last.0, now);
             }
             queue.expect(value.queued().saturating_sub(queue.len()));
             for (number, ticket) in value.tickets_from(from) {
@@ -298,7 +298,7 @@ impl Engine {
         if place == Some(brought) {
             return self.meet_ticket(entry, now, lock, brought, &ticket);
         }
-        self.ledger.clock.observe(brought.0, now);
+        self.ledger.tokens.observe(brought.0, now);
         let taken = queue.place(brought).is_some();
         // One place an owner, and none for a holder.
         let superfluous = place.is_some() || entry.hold(&ticket.owner).is_some();
@@ -309,7 +309,7 @@ impl Engine {
             return;
         }
         let number = match taken {
-            true => self.ledger.clock.arrival(now),
+            true => self.ledger.tokens.arrival(now),
             false => brought,
         };
         let claim = ticket.claim.min(self.policy.max_claim_ms);

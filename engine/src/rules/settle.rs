@@ -2,6 +2,15 @@
 //!
 //! A request settles the locks that it has to do with; an event outside of a request marks them, and
 //! [`Engine::settle_dirty`] settles them when changes are possible.
+//!
+//! | form | of what |
+//! |---|---|
+//! | `settle` | one lock; its parts are `settle_unwatched` (every lock) and `settle_queue` (one that has a queue or a watch) |
+//! | `settle_named`, `settle_watched` | the lock that a request names, on the way in |
+//! | `settle_changed` | a lock whose holders a request has changed, on the way out |
+//! | `settle_many`, `settle_all` | the locks of a request for many, on the way in and out |
+//! | `settle_next` | the locks where another settlement has made something possible |
+//! | `settle_dirty` | the locks that events have marked |
 
 use crate::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};

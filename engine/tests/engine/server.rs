@@ -162,7 +162,7 @@ impl Server {
         let lock = codec::decode(bytes).expect("what was encoded can be decoded");
         // One that decides loads nothing but what a user brings.
         let lock = if self.primary { lock.restored() } else { lock };
-        let clock = &mut self.engine.ledger.clock;
+        let clock = &mut self.engine.ledger.tokens;
         for hold in lock.holds() {
             clock.observe(hold.token.0, now);
         }
