@@ -93,8 +93,9 @@ pub(crate) fn ask<'a, K: Keyspace>(
     if given.session || given.auto.is_some() {
         hold::check_tie(call, given)?;
     }
-    if given.notify.is_some() {
-        check_channel(call, given)?;
+    match given.notify {
+        Some(_) => check_channel(call, given)?,
+        None => hold::check_confirmable(call)?,
     }
     let waits = given.notify.is_some() || given.block.is_some() && may_block(call)?;
     Ok(Ask {

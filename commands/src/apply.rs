@@ -1,4 +1,5 @@
-//! `DLOCK.APPLY`, the internal effect command: how a replica and the AOF take over what a primary has decided.
+//! `DLOCK.APPLY`, the internal effect command: how a replica and the AOF take over what a primary has decided; and `DLOCK.HEED`,
+//! by which a replica hears whose confirmation counts.
 
 use super::table::Args;
 use super::{Call, Reply};
@@ -6,11 +7,14 @@ use crate::error::Error;
 use dlock_engine::{change, Keyspace, Refusal};
 use std::borrow::Cow;
 
+/// This command, as errors name it.
+const APPLY: &str = "DLOCK.APPLY";
+
 /// Applies an effect: `key [effect]`, by default the usual release. Refused from clients.
 #[inline(never)]
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     if !call.caller.is_followed() {
-        return Err(Error::Internal);
+        return Err(Error::Internal(APPLY));
     }
     let name = call.name(given.key());
     let entry = call.keys.entry(name);
@@ -21,14 +25,20 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
         Some(effect) => Cow::Borrowed(effect),
         None => {
             let release = entry.lock.as_deref().and_then(change::usual_release);
-            Cow::Owned(release.ok_or(Error::Internal)?)
+            Cow::Owned(release.ok_or(Error::Internal(APPLY))?)
         }
     };
     if let Some(end) = entry.external_end.take() {
         call.engine.on_external_ttl(name, end);
     }
     let before = entry.holders() as i64;
+    let last = call.engine.ledger.tokens.last();
     entry.follow(&effect, &mut call.engine.ledger.tokens)?;
+    let number = call.engine.ledger.tokens.last();
+    if number > last && !call.primary {
+        let lead = &mut call.engine.ledger.counters.clock_lead;
+        lead.observe(number, call.now);
+    }
     call.engine.ledger.counters.held += entry.holders() as i64 - before;
     // Kept as it came: this server's own AOF and replicas get the same bytes.
     entry.changed = true;
@@ -39,4 +49,14 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
         call.engine.on_key_removed(name);
     }
     Ok(Reply::Ok)
+}
+
+/// A server has begun to take over another's data, or the primary was started: for as long as the quarantine, whoever joins may
+/// have confirmed what nobody knows any more. The caller notes when. Refused from clients.
+#[inline(never)]
+pub(crate) fn heed<K: Keyspace>(call: &Call<K>) -> Result<Reply, Error> {
+    match call.caller.is_followed() {
+        true => Ok(Reply::Heed),
+        false => Err(Error::Internal("DLOCK.HEED")),
+    }
 }

@@ -14,8 +14,8 @@ pub enum Error {
     Replaced,
     /// Decisions are made on the primary only.
     ReadOnly,
-    /// The internal effect command came from a client.
-    Internal,
+    /// This internal command came from a client.
+    Internal(&'static str),
     /// The command was called from within an event of the module itself (by another module's callback).
     Busy,
     /// An earlier panic left the module's state in doubt; it refuses everything until a restart.
@@ -54,7 +54,7 @@ impl fmt::Display for Error {
             Error::Refused(refusal) => refusal.fmt(f),
             Error::Replaced => f.write_str("REPLACED a newer request of the same owner has taken its place"),
             Error::ReadOnly => f.write_str("READONLY locks are taken and given back on the primary only"),
-            Error::Internal => f.write_str("ERR DLOCK.APPLY is for replication and the AOF only"),
+            Error::Internal(command) => write!(f, "ERR {command} is for replication and the AOF only"),
             Error::Busy => f.write_str("ERR dlock cannot be called while it handles an event"),
             Error::Poisoned => f.write_str(
                 "ERR dlock stopped serving after an internal fault; see the server log and restart the server",

@@ -2,9 +2,12 @@
 
 use super::args::PlainArgs;
 use super::table::Args;
-use super::{Call, Reply};
+use super::{Call, MayWait, Reply};
 use crate::error::Error;
-use dlock_engine::{ClientId, Keyspace, Limit, Millis, TieRequest, Token, SHORTEST_AUTO_LEASE_MS};
+use dlock_engine::{
+    ClientId, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, TieRequest, Token,
+    SHORTEST_AUTO_LEASE_MS,
+};
 
 /// Weakens a hold's limit: `key owner SHARED | LIMIT n`.
 #[inline(never)]
@@ -53,17 +56,55 @@ fn no_auto(most: Millis) -> String {
     format!("left out: it needs leases of {SHORTEST_AUTO_LEASE_MS} ms, and the longest that is allowed is {most} ms")
 }
 
+/// Errors if replicas are to confirm an answer and the caller cannot be kept waiting for that.
+#[inline]
+pub(crate) fn check_confirmable<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
+    match call.engine.policy.confirms() {
+        true => check_patience(call),
+        false => Ok(()),
+    }
+}
+
+#[cold]
+fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
+    if call.caller.may_wait() != MayWait::Yes {
+        return Err(Refusal::NoAck(NoAck::Barred).into());
+    }
+    match call.caller.unconfirmed() < call.engine.policy.max_waiters {
+        true => Ok(()),
+        false => Err(Refusal::NoAck(NoAck::Full).into()),
+    }
+}
+
+/// The answer to a renewal of the owner's holds of these locks.
+pub(crate) fn renewed<K: Keyspace>(
+    call: &mut Call<K>,
+    names: &[NameRef],
+    owner: &[u8],
+    left: Millis,
+) -> Reply {
+    if !call.engine.policy.confirms() {
+        return Reply::Integer(left);
+    }
+    let (engine, keys) = (&mut *call.engine, &mut *call.keys);
+    Reply::Wait(
+        engine.confirm_renewal(keys, call.now, names, owner, left),
+        None,
+    )
+}
+
 /// Renews a lease: `key owner [lease-ms] [TOKEN t] [SESSION] [AUTO ms]`.
 #[inline(never)]
 pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (name, owner) = (call.name(given.key()), given.owner());
     let (lease, token) = (call.lease(given.lease), given.token.map(Token));
+    check_confirmable(call)?;
     let tie = tie(call, given)?;
     let whose = (owner, token);
     let left = call
         .engine
         .renew(call.keys, call.now, name, whose, lease, &tie)?;
-    Ok(Reply::Integer(left))
+    Ok(renewed(call, &[name], owner, left))
 }
 
 /// Gives holds back: `key owner [HOLDS n] [TOKEN t]`.

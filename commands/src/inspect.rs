@@ -103,6 +103,7 @@ fn holder(hold: HoldView, caller: &dyn Caller) -> Reply {
         ("held-ms", Reply::Integer(hold.held_ms)),
         ("session", Reply::Integer(u64::from(hold.session))),
         ("auto", Reply::Integer(u64::from(hold.auto))),
+        ("acked", Reply::Integer(u64::from(hold.acked))),
         ("client", Reply::Integer(client)),
     ];
     fields.extend(described);

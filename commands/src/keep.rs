@@ -1,9 +1,10 @@
 //! `DLOCK.KEEP`.
 
+use super::hold;
 use super::table::Args;
 use super::{Call, Reply};
 use crate::error::Error;
-use dlock_engine::{ClientId, Keyspace, LostTie};
+use dlock_engine::{ClientId, Kept, Keyspace, LostTie, Now};
 
 /// Takes a sign of life for all that is tied to the caller's connection: `ms`.
 ///
@@ -11,24 +12,37 @@ use dlock_engine::{ClientId, Keyspace, LostTie};
 /// renews (null if there are none), and `[key, token, reason]` of each tie that it has lost (null if there were more than are
 /// kept).
 ///
-/// Errors if the caller has no connection of its own.
+/// Errors if the caller has no connection of its own, or if replicas are to confirm it and cannot.
 #[inline(never)]
 pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     if !call.own_connection() {
         return Err(Error::NoConnection("DLOCK.KEEP"));
     }
+    hold::check_confirmable(call)?;
     let client = ClientId(call.caller.client());
     let ms = given.keep.unwrap_or_default();
-    let kept = call.engine.keep(call.now, client, ms);
-    let left = kept.first_end.map(|end| end.since(call.now.wall()));
-    Ok(Reply::Array(vec![
+    call.engine.keep(call.now, client, ms)?;
+    let ties = &call.engine.ledger.ties;
+    if call.engine.policy.confirms() && ties.next_of(client, None).is_some() {
+        return Ok(Reply::Wait(
+            call.engine.confirm_keep(call.now, client),
+            None,
+        ));
+    }
+    Ok(reply(call.engine.kept(call.now, client), call.now))
+}
+
+/// What a sign of life is answered.
+pub fn reply(kept: Kept, now: Now) -> Reply {
+    let left = kept.first_end.map(|end| end.since(now.wall()));
+    Reply::Array(vec![
         Reply::Integer(kept.ties as u64),
         left.map_or(Reply::Null, Reply::Integer),
         match kept.lost {
             Some(lost) => Reply::Array(lost.iter().map(told).collect()),
             None => Reply::NullArray,
         },
-    ]))
+    ])
 }
 
 fn told(lost: &LostTie) -> Reply {

@@ -14,7 +14,7 @@ mod graph;
 pub mod hash_slot;
 mod hold;
 mod inspect;
-mod keep;
+pub mod keep;
 pub mod list;
 mod many;
 mod number;
@@ -35,6 +35,8 @@ pub trait Caller {
     fn client(&self) -> u64;
     /// Returns true if this caller may be kept waiting.
     fn may_wait(&self) -> MayWait;
+    /// How many answers wait for their confirmation by replicas.
+    fn unconfirmed(&self) -> usize;
     /// Returns true if this is a primary's stream or the AOF, whose decisions are followed.
     fn is_followed(&self) -> bool;
     /// Returns true if the caller has a connection of its own, whose end the server will tell of: not a script, not another
@@ -80,6 +82,31 @@ pub struct Census {
     pub eviction_possible: bool,
     /// Whether this server decides: on one that follows there is no quarantine.
     pub primary: bool,
+    /// The replicas that confirm answers.
+    pub replicas: Replicas,
+}
+
+/// What there is to say of the replicas that confirm answers (`dlock.replicas`).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Replicas {
+    /// How many must confirm an answer; 0 where none needs to.
+    pub needed: u32,
+    /// How many are online whose confirmation counts.
+    pub counting: u32,
+    /// How many are connected, in whatever state.
+    pub connected: u32,
+    /// How many of the connected have joined by a partial resynchronisation.
+    pub partial: u32,
+    /// How many by a full one.
+    pub full: u32,
+    /// Whether they are more than are configured.
+    pub too_many: bool,
+    /// For how many milliseconds this server confirms nothing yet, since it was started or has taken over another's data.
+    pub closed_ms: Millis,
+    /// For how many milliseconds whoever joins counts late.
+    pub late_ms: Millis,
+    /// How many answers wait for a confirmation.
+    pub waiting: u64,
 }
 
 /// What is taken where a request leaves something out.
@@ -112,10 +139,12 @@ pub struct Call<'c, K: Keyspace> {
 pub enum Reply {
     /// Token and hold count, and the owner if the server named it.
     Grant(Token, u32, Option<String>),
-    /// No answer yet: the request waits under this number; the owner if the server named it.
+    /// No answer yet: the request waits under this number, for its turn or for replicas; the owner if the server named it.
     Wait(RequestId, Option<String>),
     /// The inner command may run: its reply is the answer.
     Run,
+    /// Heard: replicas that join count late for a while.
+    Heed,
     /// The page of a list that this asks for is the answer.
     List(Box<list::Listing>),
     /// Nothing, where an array or a map is the other answer.
@@ -224,6 +253,7 @@ fn execute_any<K: Keyspace>(
         Verb::Graph => graph::run(call, given),
         Verb::Help => Ok(inspect::help()),
         Verb::Apply => apply::run(call, given),
+        Verb::Heed => apply::heed(call),
     }
 }
 

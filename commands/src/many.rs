@@ -37,11 +37,12 @@ pub(crate) fn acquire<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<R
 #[inline(never)]
 pub(crate) fn renew<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
     let (names, owner) = (call.names(given), given.owner());
+    hold::check_confirmable(call)?;
     let (lease, tie) = (call.lease(given.lease), hold::tie(call, given)?);
     let left = call
         .engine
         .renew_many(call.keys, call.now, &names, owner, lease, &tie)?;
-    Ok(Reply::Integer(left))
+    Ok(hold::renewed(call, &names, owner, left))
 }
 
 /// Gives many locks back: `numkeys key [key …] owner`.

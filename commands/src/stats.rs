@@ -82,6 +82,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         ),
         ("fenced_total", refusals.fenced),
         ("refused_quarantine_total", refusals.quarantine),
+        ("refused_noack_total", refusals.no_ack),
         ("refused_drained_total", refusals.drained),
         ("refused_queuefull_total", refusals.full),
         ("refused_notheld_total", refusals.not_held),
@@ -126,6 +127,40 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
             ("hold_us_total", holds.sum_us()),
         ],
     ));
+    let replicas = &census.replicas;
+    let closed = replicas.needed > 0 && census.primary;
+    let too_few = closed && replicas.counting < replicas.needed;
+    let closed_ms = if closed { replicas.closed_ms } else { 0 };
+    let confirmed = &counters.confirmations;
+    let mut confirmations = all(
+        FieldKind::Gauge,
+        &[
+            ("replicas_needed", replicas.needed.into()),
+            ("replicas_counting", replicas.counting.into()),
+            ("replicas_connected", replicas.connected.into()),
+            ("replicas_joined_partial", replicas.partial.into()),
+            ("replicas_joined_full", replicas.full.into()),
+            ("replicas_too_many", replicas.too_many.into()),
+            ("closed", u64::from(too_few || closed_ms > 0)),
+            ("closed_too_few", too_few.into()),
+            ("closed_left_ms", closed_ms),
+            ("joins_count_late_ms", replicas.late_ms),
+            ("confirmations_waiting", replicas.waiting),
+            ("clock_lead_ms", counters.clock_lead.ms()),
+            ("confirmation_p50_us", confirmed.per_mille(500)),
+            ("confirmation_p99_us", confirmed.per_mille(990)),
+            ("confirmation_p999_us", confirmed.per_mille(999)),
+            ("confirmation_max_us", confirmed.longest_us()),
+        ],
+    );
+    confirmations.extend(all(
+        FieldKind::Counter,
+        &[
+            ("confirmed_total", confirmed.count()),
+            ("confirmation_us_total", confirmed.sum_us()),
+            ("unconfirmed_total", counters.unconfirmed),
+        ],
+    ));
     vec![
         Section {
             name: "locks",
@@ -138,6 +173,10 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
         Section {
             name: "times",
             fields: times,
+        },
+        Section {
+            name: "confirmations",
+            fields: confirmations,
         },
     ]
 }

@@ -55,6 +55,8 @@ pub enum Verb {
     Help,
     /// `DLOCK.APPLY`
     Apply,
+    /// `DLOCK.HEED`
+    Heed,
 }
 
 /// What a command does to its key.
@@ -68,6 +70,8 @@ pub enum Access {
     Guard,
     /// It takes over what a primary decided.
     Follow,
+    /// It has no key: it hears what a primary says.
+    Hear,
     /// It has no key: it concerns what is tied to the caller's connection, on the primary only.
     Connection,
     /// It has no key.
@@ -651,6 +655,16 @@ pub static COMMANDS: &[Spec] = &[
         categories: "write admin dangerous",
         args: &[KEY, EFFECT],
     },
+    Spec {
+        verb: Verb::Heed,
+        name: "dlock.heed",
+        summary: "Internal: tells replicas whose confirmation counts; refused from clients",
+        complexity: "O(1)",
+        access: Access::Hear,
+        flags: "",
+        categories: "write admin dangerous",
+        args: &[],
+    },
 ];
 
 impl Spec {
@@ -673,12 +687,15 @@ impl Spec {
 
     /// Returns true if the command is not for clients.
     pub fn internal(&self) -> bool {
-        self.access == Access::Follow
+        matches!(self.access, Access::Follow | Access::Hear)
     }
 
     /// Returns true if the command names no key.
     pub fn keyless(&self) -> bool {
-        matches!(self.access, Access::None | Access::Connection)
+        matches!(
+            self.access,
+            Access::None | Access::Connection | Access::Hear
+        )
     }
 
     /// Returns true if the command names any number of keys. Asked for each command, so not of its arguments.

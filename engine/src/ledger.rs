@@ -12,6 +12,7 @@ use super::types::{
 use super::undo::{Held, Undo};
 use crate::broken;
 use crate::refusal::Refusal;
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 
@@ -45,6 +46,8 @@ pub struct Ledger {
     pub ties: Ties,
     /// What happens by itself after a while.
     pub timers: Deadlines<SteadyMs, Due>,
+    /// Holds whose grant replicas have not confirmed yet, and whether a command has prolonged them since.
+    pub unconfirmed: BTreeMap<Token, bool>,
 }
 
 impl Ledger {
@@ -103,6 +106,7 @@ impl Ledger {
             Some(least) => hold.holds.max(least.get()),
             None => hold.holds.checked_add(1).ok_or_else(overflow)?,
         };
+        self.touch(hold.token);
         let (token, limit) = if hold.limit <= terms.limit {
             self.counters.reentries += 1;
             (hold.token, hold.limit)
@@ -146,6 +150,16 @@ impl Ledger {
             holds,
             added: holds - hold.holds,
         })
+    }
+
+    /// A command prolongs a hold: if its grant is not confirmed, it stands all the same.
+    #[inline]
+    pub fn touch(&mut self, token: Token) {
+        if !self.unconfirmed.is_empty() {
+            if let Some(touched) = self.unconfirmed.get_mut(&token) {
+                *touched = true;
+            }
+        }
     }
 
     /// Ends a hold, counts it, and tells observers.
@@ -247,6 +261,7 @@ impl Ledger {
             before: before.hold,
             after,
             ties: [before.tie, tie],
+            only_untouched: false,
             ticket: before.ticket,
         })
     }

@@ -10,9 +10,9 @@
 //! 3. the entries' events, in order: the end of a hold is told before the next one's beginning;
 //! 4. [`Output::Publish`]: whoever hears it may rely on all of that.
 
-use crate::queue::Request;
+use crate::queue::Kept;
 use crate::refusal::Refusal;
-use crate::types::{Grant, Name, RequestId};
+use crate::types::{ClientId, Grant, Millis, Name, RequestId, SteadyMs, Token, WallMs};
 use crate::undo::Undo;
 use std::rc::Rc;
 
@@ -35,6 +35,53 @@ pub enum Outcome {
     Moved,
     /// It cannot be granted any more.
     Refused(Refusal),
+    /// A hold is renewed, for so many milliseconds from then on.
+    Renewed(Millis),
+    /// A sign of life was taken, of this connection; when the first lease ends of those that the server renews, as it was then.
+    Keeps {
+        /// The connection.
+        client: ClientId,
+        /// None if the server renews nothing for it.
+        first_end: Option<WallMs>,
+    },
+    /// What the sign of life is answered.
+    Kept(Kept),
+}
+
+/// A hold that an answer gives or prolongs.
+#[derive(Debug, Clone)]
+pub struct Promise {
+    /// The lock.
+    pub name: Name,
+    /// Whose hold it is.
+    pub owner: Rc<[u8]>,
+    /// Under which token.
+    pub token: Token,
+}
+
+/// What an answer waits for that replicas are to confirm.
+#[derive(Debug, Default)]
+pub struct Pending {
+    /// The holds that it prolongs.
+    pub promises: Vec<Promise>,
+    /// How its grants are undone if it is not told, lock by lock.
+    pub undo: Vec<Undo>,
+    /// How long its request would wait for it; none: for ever.
+    pub until: Option<SteadyMs>,
+    /// It waits no longer.
+    pub confirmed: bool,
+}
+
+impl Pending {
+    /// Returns all holds that the answer gives or prolongs.
+    pub fn holds(&self) -> Vec<Promise> {
+        let granted = self.undo.iter().map(|undo| Promise {
+            name: undo.name.clone(),
+            owner: undo.owner.clone(),
+            token: undo.after.token,
+        });
+        granted.chain(self.promises.iter().cloned()).collect()
+    }
 }
 
 /// The answer to a request whose connection is blocked.
@@ -44,12 +91,12 @@ pub struct Wake {
     pub id: RequestId,
     /// What it is told.
     pub outcome: Outcome,
-    /// How it is to be undone if the connection does not get it: lock by lock, where it is a grant.
-    pub undo: Vec<Undo>,
+    /// How it is to be undone if the connection does not get it, and what else its confirmation needs.
+    pub pending: Pending,
 }
 
 /// What a request that waits by a channel is told.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Message {
     /// Which request.
     pub id: RequestId,
@@ -61,6 +108,21 @@ pub struct Message {
     pub owner: Rc<[u8]>,
     /// What it is told.
     pub outcome: Outcome,
+    /// What its confirmation needs. What was published to a channel stands.
+    pub pending: Pending,
+}
+
+impl Outcome {
+    /// Returns true if it gives or prolongs a hold: replicas are to confirm it, where the policy says so.
+    pub fn promises(&self) -> bool {
+        matches!(
+            self,
+            Outcome::Granted(_)
+                | Outcome::GrantedAll(_)
+                | Outcome::Renewed(_)
+                | Outcome::Keeps { .. }
+        )
+    }
 }
 
 /// Something to be told.
@@ -73,14 +135,52 @@ pub enum Output {
 }
 
 impl Output {
-    fn id(&self) -> RequestId {
+    /// Returns which request is answered.
+    pub fn id(&self) -> RequestId {
         match self {
             Output::Wake(wake) => wake.id,
             Output::Publish(message) => message.id,
         }
     }
 
-    fn outcome_mut(&mut self) -> &mut Outcome {
+    /// Returns true if replicas are to confirm it first, where they are to confirm anything.
+    pub fn waits_for_replicas(&self) -> bool {
+        self.outcome().promises() && !self.pending().confirmed
+    }
+
+    /// Returns what its confirmation needs.
+    pub fn pending(&self) -> &Pending {
+        match self {
+            Output::Wake(wake) => &wake.pending,
+            Output::Publish(message) => &message.pending,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn pending_mut(&mut self) -> &mut Pending {
+        match self {
+            Output::Wake(wake) => &mut wake.pending,
+            Output::Publish(message) => &mut message.pending,
+        }
+    }
+
+    /// The same, alone.
+    pub fn into_pending(self) -> Pending {
+        match self {
+            Output::Wake(wake) => wake.pending,
+            Output::Publish(message) => message.pending,
+        }
+    }
+
+    fn outcome(&self) -> &Outcome {
+        match self {
+            Output::Wake(wake) => &wake.outcome,
+            Output::Publish(message) => &message.outcome,
+        }
+    }
+
+    /// What is told, to be told otherwise.
+    pub fn outcome_mut(&mut self) -> &mut Outcome {
         match self {
             Output::Wake(wake) => &mut wake.outcome,
             Output::Publish(message) => &mut message.outcome,
@@ -118,31 +218,46 @@ impl Outbox {
         std::mem::take(&mut self.outputs)
     }
 
+    /// Adds what was held back.
+    pub fn put(&mut self, output: Output) {
+        self.outputs.push(output);
+    }
+
     /// What is told, to be told otherwise.
     pub fn outcomes_mut(&mut self) -> impl Iterator<Item = &mut Outcome> {
         self.outputs.iter_mut().map(Output::outcome_mut)
     }
 
-    /// Adds how a request's wait ended, for its connection or for the channel that it waits by; and how that is undone, if it
-    /// is a grant. What was published to a channel stands.
+    /// Adds how a request ended, for its connection or for the channel that it waits by.
     pub(crate) fn tell(
         &mut self,
         id: RequestId,
-        request: Request,
+        (channel, owner): (Option<Rc<[u8]>>, Rc<[u8]>),
         name: &Name,
         outcome: Outcome,
-        undo: Vec<Undo>,
+        pending: Pending,
     ) {
-        self.outputs.push(match request.channel {
-            None => Output::Wake(Wake { id, outcome, undo }),
+        self.outputs.push(match channel {
+            None => Output::Wake(Wake {
+                id,
+                outcome,
+                pending,
+            }),
             Some(channel) => Output::Publish(Message {
                 id,
                 channel,
                 name: name.clone(),
-                owner: request.owner,
+                owner,
                 outcome,
+                pending,
             }),
         });
+    }
+
+    /// Returns true if a request is told this event that it has what it asked for.
+    pub(crate) fn gives(&self, id: RequestId) -> bool {
+        let mut its = self.outputs.iter().rev().filter(|output| output.id() == id);
+        its.next().is_some_and(|output| output.outcome().promises())
     }
 
     /// Drops what was to be told to connections.

@@ -1,5 +1,6 @@
 //! What the operator has configured.
 
+use super::refusal::{NoAck, Refusal};
 use super::types::{Millis, Now, SteadyMs, Token, WallMs};
 
 /// The settings that the engine goes by, in the units of the configuration table. The caller keeps them up to date.
@@ -32,6 +33,10 @@ pub struct Policy {
     /// Until when nothing is granted after a start or promotion; 0: no quarantine. It is a duration, which a step of the wall
     /// clock neither ends nor prolongs.
     pub quarantine_until: SteadyMs,
+    /// How many replicas must have confirmed an answer that gives or prolongs a hold, before it is told; 0: none.
+    pub replicas_needed: u32,
+    /// How many are there whose confirmation counts.
+    pub replicas_counting: u32,
 }
 
 impl Default for Policy {
@@ -51,6 +56,8 @@ impl Default for Policy {
             deadlock_max_steps: 10_000,
             grants: true,
             quarantine_until: SteadyMs(0),
+            replicas_needed: 0,
+            replicas_counting: 0,
         }
     }
 }
@@ -61,9 +68,46 @@ impl Policy {
         self.grants && !self.quarantined(now)
     }
 
-    /// Returns true if the quarantine after a start or promotion lasts.
+    /// Returns true if the quarantine after a start or promotion lasts, or too few replicas are there to confirm a grant, which
+    /// comes to the same.
     pub fn quarantined(&self, now: Now) -> bool {
-        now.steady() < self.quarantine_until
+        now.steady() < self.quarantine_until || self.replicas_counting < self.replicas_needed
+    }
+
+    /// Returns true if replicas must confirm what gives or prolongs a hold before it is told.
+    #[inline]
+    pub fn confirms(&self) -> bool {
+        self.replicas_needed > 0
+    }
+
+    /// Errors if replicas must confirm what prolongs a hold, and cannot.
+    pub fn confirmable(&self, now: Now) -> Result<(), Refusal> {
+        match self.confirms() && self.quarantined(now) {
+            true => Err(self.unconfirmable(now)),
+            false => Ok(()),
+        }
+    }
+
+    /// Why replicas cannot confirm anything now.
+    #[cold]
+    fn unconfirmable(&self, now: Now) -> Refusal {
+        Refusal::NoAck(match self.quarantine_left(now) {
+            0 => NoAck::TooFew {
+                counting: self.replicas_counting,
+                needed: self.replicas_needed,
+            },
+            left => NoAck::Quarantine(left),
+        })
+    }
+
+    /// Why nothing is granted now.
+    #[cold]
+    pub fn withheld(&self, now: Now) -> Refusal {
+        match (self.grants, self.confirms()) {
+            (false, _) => Refusal::Draining,
+            (true, true) => self.unconfirmable(now),
+            (true, false) => Refusal::Quarantine(self.quarantine_left(now)),
+        }
     }
 
     /// For how many milliseconds more it lasts; 0 if it does not.

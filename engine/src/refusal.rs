@@ -20,6 +20,8 @@ pub enum Refusal {
     Quarantine(Millis),
     /// The server grants nothing for now (`dlock.grants no`).
     Draining,
+    /// Replicas cannot confirm it, or have not (`dlock.replicas`).
+    NoAck(NoAck),
     /// The key holds something that is not a lock.
     WrongType,
     /// The hold count cannot be raised any more.
@@ -39,6 +41,61 @@ pub enum Refusal {
     },
 }
 
+/// Why replicas do not confirm an answer. Nothing has changed, but after the last two.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NoAck {
+    /// Fewer replicas are there than must confirm it.
+    TooFew {
+        /// How many there are whose confirmation counts.
+        counting: u32,
+        /// How many must confirm.
+        needed: u32,
+    },
+    /// The server was started, or began to take over another's data, too short a while ago: what it had confirmed may still be
+    /// believed for so many milliseconds.
+    Quarantine(Millis),
+    /// The caller cannot be kept waiting.
+    Barred,
+    /// As many answers wait as may.
+    Full,
+    /// Not enough have confirmed it in time: what was asked may be in force.
+    Late {
+        /// How many have.
+        confirmed: u32,
+        /// How many must.
+        needed: u32,
+    },
+    /// The hold had ended by the time of its confirmation.
+    Ended,
+}
+
+impl fmt::Display for NoAck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoAck::TooFew { counting, needed } => write!(
+                f,
+                "{needed} replicas must confirm it, and {counting} are there whose confirmation counts; nothing has changed"
+            ),
+            NoAck::Quarantine(left_ms) => write!(
+                f,
+                "nothing is confirmed yet: the quarantine after the start or full resynchronisation ends in {left_ms} ms; \
+                 nothing has changed"
+            ),
+            NoAck::Barred => f.write_str(
+                "this caller cannot be kept waiting until replicas have confirmed it (dlock.replicas); nothing has changed",
+            ),
+            NoAck::Full => f.write_str(
+                "dlock.max-waiters answers wait for their confirmation already; nothing has changed",
+            ),
+            NoAck::Late { confirmed, needed } => write!(
+                f,
+                "{confirmed} of {needed} replicas have confirmed it in time; it may be in force all the same"
+            ),
+            NoAck::Ended => f.write_str("the hold had ended before replicas confirmed it"),
+        }
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -51,6 +108,7 @@ impl fmt::Display for Refusal {
                 "QUARANTINE no grants yet: the quarantine after the start or promotion ends in {left_ms} ms"
             ),
             Refusal::Draining => f.write_str("QUARANTINE no grants: dlock.grants is no"),
+            Refusal::NoAck(why) => write!(f, "NOACK {why}"),
             Refusal::WrongType => f.write_str("WRONGTYPE the key holds a value that is not a lock"),
             Refusal::Overflow => write!(
                 f,

@@ -21,6 +21,9 @@ pub struct Undo {
     pub after: Held,
     /// What tied the hold before and after it.
     pub ties: [Option<Tie>; 2],
+    /// Whether a later command, or anything else than the server's own renewals, keeps it from being undone: so where replicas
+    /// have not confirmed it.
+    pub only_untouched: bool,
     /// The ticket that was used, if its owner had it by `CLAIM`, and its number.
     pub ticket: Option<(Arrival, Box<Place>)>,
 }

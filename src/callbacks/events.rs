@@ -6,9 +6,9 @@ use crate::ffi::doors::server_events::{self, Listener};
 use crate::ffi::log;
 use crate::ffi::text::Str;
 use crate::node::inbox::{self, Notice};
-use crate::node::{census, clock, event_loop, eviction, gate, timer};
+use crate::node::{census, clock, event_loop, eviction, gate, replicas, timer};
 use crate::servers::quirks;
-use crate::tell::{blocking, latency, notifications, replicate, subscribers, unsent};
+use crate::tell::{blocking, confirm, latency, notifications, replicate, subscribers, unsent};
 use dlock_engine::{ClientId, Name, NameRef};
 use redis_module::raw;
 use std::ffi::CStr;
@@ -76,7 +76,12 @@ impl Listener for Notes {
     fn role_changed(primary: bool) {
         gate::set_primary(primary);
         replicate::somebody_may_listen();
+        replicas::changed();
         inbox::post(Notice::Role { primary });
+    }
+
+    fn loading() {
+        replicas::begin();
     }
 
     fn loaded() {
@@ -86,6 +91,7 @@ impl Listener for Notes {
     /// Somebody may listen to changes now.
     fn forked_or_followed() {
         replicate::somebody_may_listen();
+        replicas::changed();
     }
 
     fn configured(ctx: Ctx, changed: &dyn Fn(&CStr) -> bool) {
@@ -100,12 +106,15 @@ impl Listener for Notes {
         }
     }
 
-    fn sleeps(asleep: bool) {
+    fn sleeps(ctx: Ctx, asleep: bool) {
         event_loop::set_asleep(asleep);
         if asleep {
             clock::on_before_sleep();
             subscribers::on_before_sleep();
             inbox::on_before_sleep();
+            if replicas::on() || confirm::waiting() > 0 {
+                hooks::confirm(ctx);
+            }
             blocking::on_before_sleep();
         } else {
             unsent::on_after_sleep();
@@ -115,6 +124,9 @@ impl Listener for Notes {
     fn cron() {
         gate::beat(clock::read().steady());
         timer::catch_up();
+        if replicas::on() {
+            replicas::changed();
+        }
     }
 
     fn disconnected(ctx: Ctx, client: u64) {

@@ -1,5 +1,6 @@
 //! What callbacks ask of the module's state. That is `run`'s, which they may not use: set at load.
 
+use crate::ffi::ctx::Ctx;
 use crate::node::inbox::Cut;
 use dlock_engine::{Lock, Name, Token, WallMs};
 use std::sync::OnceLock;
@@ -12,6 +13,8 @@ pub(crate) struct Hooks {
     pub has_room_for: fn(&Lock) -> bool,
     /// Returns how many databases the server has, and how many holds there are in all of them.
     pub databases_and_holds: fn() -> Option<(u32, i64)>,
+    /// Looks what replicas have confirmed, and answers that. Changes no lock.
+    pub confirm: fn(Ctx),
 }
 
 static HOOKS: OnceLock<Hooks> = OnceLock::new();
@@ -35,4 +38,11 @@ pub(crate) fn has_room_for(lock: &Lock) -> bool {
 /// See [`Hooks::databases_and_holds`].
 pub(crate) fn databases_and_holds() -> Option<(u32, i64)> {
     HOOKS.get().and_then(|hooks| (hooks.databases_and_holds)())
+}
+
+/// See [`Hooks::confirm`].
+pub(crate) fn confirm(ctx: Ctx) {
+    if let Some(hooks) = HOOKS.get() {
+        (hooks.confirm)(ctx);
+    }
 }

@@ -111,14 +111,27 @@ impl<'event> Ctx<'event> {
 
     /// One field of a section of INFO, as text; none if the server does not have it.
     pub(crate) fn server_info(self, section: &CStr, field: &CStr) -> Option<String> {
-        // SAFETY: the data is freed below, after the field has been copied out of it.
+        self.server_fields(section, |text| text(field).map(str::to_string))
+    }
+
+    /// Reads fields of a section of INFO: the question gives a field's text, none if the server does not have it.
+    pub(crate) fn server_fields<T>(
+        self,
+        section: &CStr,
+        read: impl for<'data> FnOnce(&'data dyn Fn(&CStr) -> Option<&'data str>) -> T,
+    ) -> T {
+        // SAFETY: the data is freed below; what is read of it is not used after that, since `read` gives nothing away but what it
+        // makes of it.
         unsafe {
             let data = api!(RedisModule_GetServerInfo(self.0, section.as_ptr()));
-            let value = api!(RedisModule_ServerInfoGetFieldC(data, field.as_ptr()));
-            let text =
-                (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned());
+            let answer = read(&|field| {
+                let value = api!(RedisModule_ServerInfoGetFieldC(data, field.as_ptr()));
+                (!value.is_null())
+                    .then(|| CStr::from_ptr(value).to_str().ok())
+                    .flatten()
+            });
             api!(RedisModule_FreeServerInfo(self.0, data));
-            text
+            answer
         }
     }
 
@@ -199,6 +212,32 @@ impl<'event> Ctx<'event> {
                 bytes.len()
             ));
         }
+    }
+
+    /// Propagates a command without a key to replicas, not to the AOF.
+    pub(crate) fn tell_replicas(self, command: &CStr) {
+        // SAFETY: a live context; the format takes no words.
+        unsafe {
+            api!(RedisModule_Replicate(
+                self.0,
+                command.as_ptr(),
+                c"A".as_ptr()
+            ))
+        };
+    }
+
+    /// Has every replica say at once how much of the stream it has.
+    pub(crate) fn ask_replicas(self) {
+        // SAFETY: a live context; the format takes two C strings.
+        unsafe {
+            api!(RedisModule_Replicate(
+                self.0,
+                c"REPLCONF".as_ptr(),
+                c"Acc".as_ptr(),
+                c"GETACK".as_ptr(),
+                c"*".as_ptr()
+            ))
+        };
     }
 
     /// Propagates the command that runs, as it came.

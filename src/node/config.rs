@@ -1,6 +1,6 @@
 //! What the operator configures: `CONFIG GET/SET dlock.*`, the configuration file, module arguments.
 
-use super::timer;
+use super::{clock, replicas, timer};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic;
 use dlock_commands::Defaults;
@@ -26,6 +26,33 @@ pub(crate) struct Number {
     /// The most it may be.
     pub most: i64,
 }
+
+impl ConfigurationValue<i64> for Number {
+    fn get(&self, _ctx: &ConfigurationContext) -> i64 {
+        self.value.load(Ordering::Relaxed)
+    }
+
+    /// Refuses what does not go together: confirmations rest on leases that end within the quarantine.
+    fn set(&self, _ctx: &ConfigurationContext, value: i64) -> Result<(), RedisError> {
+        let after = |other: &Number| match self.name == other.name {
+            true => value,
+            false => other.value.load(Ordering::Relaxed),
+        };
+        let wrong = after(&REPLICAS) > 0 && after(&QUARANTINE_MS) == 0;
+        if wrong && LOADED.load(Ordering::Relaxed) {
+            return Err(RedisError::Str(NO_QUARANTINE));
+        }
+        self.value.store(value, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+/// Set once all settings of the load are there: before that they come in any order.
+static LOADED: AtomicBool = AtomicBool::new(false);
+
+/// The error for replicas that are to confirm answers on a server without a quarantine.
+const NO_QUARANTINE: &str =
+    "dlock.replicas needs dlock.quarantine-ms above 0: it bounds leases, and is how long a server waits that has lost its data";
 
 impl Number {
     /// The setting as an amount.
@@ -78,6 +105,10 @@ numbers! {
     MAX_HOLD_MS "max-hold-ms" = 0 in 0 ..= CENTURY_MS;
     /// Holders and places that one search for a circle of waiting owners passes at most.
     DEADLOCK_MAX_STEPS "deadlock-max-steps" = 10_000 in 1 ..= MANY;
+    /// How many replicas this primary is meant to have: with most of them an answer waits for their confirmation; 0: none waits.
+    REPLICAS "replicas" = 0 in 0 ..= 100;
+    /// How long an answer waits for that at least, in ms.
+    ACK_TIMEOUT_MS "ack-timeout-ms" = 1_000 in 1 ..= CENTURY_MS;
     /// How long nothing is granted after a start or promotion, in ms; 0: no quarantine.
     QUARANTINE_MS "quarantine-ms" = 0 in 0 ..= CENTURY_MS;
 }
@@ -196,6 +227,8 @@ pub(crate) struct Settings {
     pub cluster: bool,
     /// How many databases the server has.
     pub databases: u32,
+    // Replicas are to confirm answers.
+    confirms: bool,
 }
 
 impl Default for Settings {
@@ -206,6 +239,7 @@ impl Default for Settings {
             channel: Channel::Plain,
             cluster: false,
             databases: 16,
+            confirms: false,
         }
     }
 }
@@ -241,8 +275,15 @@ impl Settings {
             (Notify::auto, true) | (Notify::sharded, _) => Channel::Sharded,
         };
         let quarantine = value(&QUARANTINE_MS);
+        let confirms = replicas::on();
+        if confirms && !self.confirms {
+            replicas::switched_on();
+        }
+        self.confirms = confirms;
+        let standing = replicas::standing(clock::read().steady());
         // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
         let until = match quarantine {
+            _ if confirms => replicas::closed_until(),
             0 => SteadyMs(0),
             _ if begins => since.after(quarantine),
             _ => policy.quarantine_until.min(since.after(quarantine)),
@@ -265,6 +306,11 @@ impl Settings {
             deadlock_max_steps: DEADLOCK_MAX_STEPS.amount(),
             grants: GRANTS.load(Ordering::Relaxed),
             quarantine_until: until,
+            replicas_needed: standing.needed,
+            replicas_counting: match confirms {
+                true => standing.counting,
+                false => 0,
+            },
         };
     }
 }
@@ -282,7 +328,7 @@ pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), St
         register_i64_configuration(
             context,
             number.name,
-            &number.value,
+            *number,
             default,
             number.least,
             number.most,
@@ -320,10 +366,14 @@ pub(crate) fn register(context: &Context, args: &[RedisString]) -> Result<(), St
         flags(),
         Some(Box::new(|_, _, _| changed())),
     );
-    Ctx::of_load(context)
-        .load_configs()
-        .then_some(())
-        .ok_or_else(|| "the configuration is refused; see the log above".to_string())
+    if !Ctx::of_load(context).load_configs() {
+        return Err("the configuration is refused; see the log above".to_string());
+    }
+    if REPLICAS.amount() > 0 && QUARANTINE_MS.amount() == 0 {
+        return Err(NO_QUARANTINE.to_string());
+    }
+    LOADED.store(true, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Checks the module's arguments (`loadmodule … name value …`), which the crate then takes as defaults: it passes over

@@ -16,6 +16,8 @@ pub(crate) enum Notice {
     Ended(ClientId),
     /// A grant was decided but did not reach its connection; how it is undone, lock by lock.
     Undelivered(Vec<Undo>),
+    /// Replicas have not confirmed a grant in time, or its connection has ended before; how it is undone, lock by lock.
+    Unconfirmed(Vec<Undo>),
     /// A key that held a lock is gone from its name.
     Unlinked(Unlinked),
     /// A lock has come to this name.

@@ -9,5 +9,6 @@ pub(crate) mod gate;
 pub(crate) mod inbox;
 pub(crate) mod newer_format;
 pub(crate) mod own_slots;
+pub(crate) mod replicas;
 pub(crate) mod slot;
 pub(crate) mod timer;

@@ -5,11 +5,11 @@ use crate::ffi::ctx::Ctx;
 use crate::ffi::server;
 use crate::ffi::text::{Str, Text};
 use crate::ffi::user::User;
-use crate::node::census;
 use crate::node::eviction;
 use crate::node::gate;
-use crate::tell::blocking;
-use dlock_commands::{Caller, Census, MayWait};
+use crate::node::{census, clock, replicas};
+use crate::tell::{blocking, confirm};
+use dlock_commands::{Caller, Census, MayWait, Replicas};
 use redis_module::raw;
 
 /// The caller of a command: its context.
@@ -22,6 +22,10 @@ impl Caller for Client<'_> {
 
     fn may_wait(&self) -> MayWait {
         blocking::may_wait(self.0)
+    }
+
+    fn unconfirmed(&self) -> usize {
+        confirm::waiting()
     }
 
     fn is_followed(&self) -> bool {
@@ -89,6 +93,10 @@ pub(super) fn census() -> Census {
         connections_waiting: blocking::waiting() as u64,
         eviction_possible: eviction::possible(),
         primary: gate::primary(),
+        replicas: Replicas {
+            waiting: confirm::waiting() as u64,
+            ..replicas::standing(clock::read().steady())
+        },
     }
 }
 

@@ -10,13 +10,13 @@ use crate::ffi::doors::command::{access, Handler};
 use crate::ffi::panic::poisoned;
 use crate::ffi::probe;
 use crate::ffi::text::Str;
-use crate::node::{clock, gate, newer_format};
+use crate::node::{clock, gate, newer_format, replicas};
 use crate::servers::{iteration_end, quirks, wait_key};
 use crate::tell::{blocking, reply};
 use dlock_commands::error::Error;
 use dlock_commands::list::Listing;
 use dlock_commands::table::{Access, Spec};
-use dlock_commands::{Call, Reply};
+use dlock_commands::{Call, Caller, Reply};
 use dlock_engine::{NameRef, Now, Refusal, RequestId};
 use std::ffi::c_int;
 
@@ -52,6 +52,9 @@ fn give_keys(ctx: Ctx, spec: &Spec, argv: &[Str]) {
 #[inline(always)]
 fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
     if poisoned() {
+        if spec.access == Access::Follow {
+            replicas::cannot_follow();
+        }
         return reply::refuse(ctx, Error::Poisoned);
     }
     let given = argv.get(1..).unwrap_or_default();
@@ -140,8 +143,8 @@ fn close_queues(ctx: Ctx, call: &mut Call<OpenKeys>, spec: &Spec, words: &[&[u8]
 /// A request that has to wait.
 struct Wait<'w> {
     id: RequestId,
-    // Its first key.
-    key: &'w [u8],
+    // Its first key, if it has any.
+    key: Option<&'w [u8]>,
     // The owner, where the server named it.
     named: Option<String>,
 }
@@ -178,15 +181,23 @@ impl State {
         match answer {
             Ok(Reply::Run) => return Next::Run,
             Ok(Reply::List(listing)) => return Next::List(listing),
+            Ok(Reply::Heed) => {
+                replicas::heed();
+                reply::pass(ctx);
+            }
             Ok(Reply::Wait(id, named)) => {
                 let keys = spec.keys(words);
-                let key = words.get(keys.start).copied().unwrap_or_default();
+                let key = words.get(keys.start).copied();
                 let wait = Wait { id, key, named };
                 self.block(ctx, wait, now);
             }
             answer => {
                 if let Err(Error::Refused(refusal @ Refusal::NewerFormat { .. })) = &answer {
                     newer_format::effect(ctx, refusal);
+                }
+                let refused = spec.access == Access::Follow && answer.is_err();
+                if refused && Client(ctx).is_followed() {
+                    replicas::cannot_follow();
                 }
                 reply::write(ctx, answer);
             }
@@ -198,10 +209,10 @@ impl State {
     fn block(&mut self, ctx: Ctx, wait: Wait, now: Now) {
         let Wait { id, key, named } = wait;
         self.keys.go_home();
-        let key = wait_key::beside(key, self.keys.in_cluster());
+        let key = key.map(|key| wait_key::beside(key, self.keys.in_cluster()));
         // Only that tells of the end of a connection whose grant is written.
         events::subscribe_disconnects(ctx);
-        if !blocking::block(ctx, &key, id, named) {
+        if !blocking::block(ctx, key.as_ref(), id, named) {
             // The server has another reason than those that `may_wait` knows of.
             self.engine.abandon(&mut self.keys, now, id);
             reply::refuse(ctx, Error::MayNotWait);

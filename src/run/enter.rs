@@ -3,7 +3,8 @@
 //!
 //! 1. write the keys and replicate, lock by lock (`keyspace::write`): nobody may be told of what is not yet so;
 //! 2. arm the timer for what is due next, while the state is still here to ask;
-//! 3. with no borrow of the state held any more, answer the waiters (`blocking`): the server may call back from within;
+//! 3. with no borrow of the state held any more, answer the waiters (`blocking`): the server may call back from within. What
+//!    replicas are to confirm first is held back (`confirm`), and comes here again;
 //! 4. tell observers (`observers`) of each key's events, in order: the end of a hold before the next owner's `acquired`;
 //! 5. publish to those who wait by a channel (`notify`): last, since whoever hears it may rely on all of that.
 //!
@@ -15,7 +16,7 @@ use super::notices::TOLD_A_STEP;
 use super::state::{Late, State, STATE};
 use crate::ffi::ctx::Ctx;
 use crate::node::{gate, inbox, timer};
-use crate::tell::{blocking, notify, observers};
+use crate::tell::{blocking, confirm, notify, observers};
 use dlock_engine::{Now, Output};
 use std::cell::RefMut;
 
@@ -67,20 +68,25 @@ fn perform(ctx: Ctx, mut guard: RefMut<State>, now: Now) {
     }
     state.arm(now);
     if !(state.engine.outbox.is_empty() && state.notifications.is_empty()) {
-        tell(ctx, guard);
+        tell(ctx, guard, now);
     }
 }
 
 /// Answers the waiters, and tells observers and those who wait by a channel, with no borrow held.
 #[cold]
-fn tell(ctx: Ctx, mut state: RefMut<State>) {
+fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
     let (channel, home) = (state.settings.channel, state.keys.home());
     let mut notifications = std::mem::take(&mut state.notifications);
     let mut texts = std::mem::take(&mut state.texts);
     let outputs = state.engine.outbox.take();
+    let confirms = state.engine.policy.confirms();
     drop(state);
     let (mut answered, mut messages) = (false, Vec::new());
     for output in outputs {
+        if confirms && output.waits_for_replicas() {
+            confirm::hold(output, now);
+            continue;
+        }
         match output {
             Output::Wake(wake) => {
                 blocking::answer(wake);

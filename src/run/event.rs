@@ -5,10 +5,12 @@ use super::keyspace::{Mode, Origin};
 use super::notices::SETTLED_A_STEP;
 use super::state::{State, RESTORED};
 use crate::callbacks::remains;
+use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::log;
 use crate::ffi::panic::poisoned;
-use crate::node::{clock, gate, timer};
-use crate::tell::{latency, replicate, subscribers};
+use crate::node::{clock, config, gate, replicas, timer};
+use crate::tell::{confirm, latency, replicate, subscribers};
 use dlock_engine::Now;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -36,6 +38,9 @@ pub(super) fn event(ctx: Ctx) {
     gate::wake(ctx, clock::read().steady());
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
+    if replicas::on() {
+        look_after_replicas(ctx, open);
+    }
     let (began, used) = (Instant::now(), latency::processor_time());
     enter::run(ctx, mode, Origin::Event, clock::read(), |state, now| {
         // A lease or a wait whose time came while the server was busy: the next in the queue had to wait for that.
@@ -44,6 +49,7 @@ pub(super) fn event(ctx: Ctx) {
             latency::sample(c"dlock-late", Duration::from_millis(late));
         }
         let due = state.engine.tick(now);
+        state.time_out_unconfirmed(now);
         let beats = now.steady() >= state.heartbeat;
         if beats {
             state.heartbeat = now.steady().after(HEARTBEAT_MS);
@@ -51,6 +57,7 @@ pub(super) fn event(ctx: Ctx) {
             state.steps.observe(now);
             state.engine.ledger.counters.clock_steps += state.steps.count - steps;
             replicate::refresh(ctx);
+            state.watch_clock_lead();
             subscribers::heartbeat(ctx);
             state.engine.begin_look();
             state.engine.begin_check();
@@ -87,11 +94,51 @@ pub(super) fn event(ctx: Ctx) {
             timer::arm(now.steady(), now.steady());
         }
     });
+    if let Some(deadline) = confirm::next_deadline() {
+        timer::arm(deadline, clock::read().steady());
+    }
     // Commands have their own samples; what the module does by itself nobody else could tell of.
     latency::sample_since(c"dlock-event", used);
 }
 
+/// What is to be told to replicas, and noticed of them by itself.
+#[cold]
+fn look_after_replicas(ctx: Ctx, open: bool) {
+    let now = clock::read().steady();
+    if replicas::has_moved(now) {
+        config::changed();
+    }
+    if open && replicas::take_to_tell() {
+        ctx.tell_replicas(c"DLOCK.HEED");
+    } else if replicas::has_to_tell() && gate::primary() {
+        timer::arm(now.after(RETRY_MS), now);
+    }
+    if replicas::serves_as_replica() {
+        log::warning("this server is a replica: with dlock.replicas it serves no replicas of its own, and ends their links");
+        drop(ctx.call(c"CLIENT", Rules::NONE, &[b"KILL", b"TYPE", b"replica"]));
+    }
+}
+
+/// A clock that is further ahead than this of its primary's ends leases too early if this server takes over.
+const LEAD_MS: u64 = 50;
+
 impl State {
+    /// Warns, once while it is so, of a clock that is too far ahead of the primary's.
+    fn watch_clock_lead(&mut self) {
+        let lead = match gate::primary() {
+            true => 0,
+            false => self.engine.ledger.counters.clock_lead.ms(),
+        };
+        let leads = replicas::on() && lead > LEAD_MS;
+        if leads && !self.clock_leads {
+            log::warning(&format!(
+                "the clock of this server is up to {lead} ms ahead of its primary's: if it takes over, it ends leases by as much \
+                 before their owners do, unless they allow for it"
+            ));
+        }
+        self.clock_leads = leads;
+    }
+
     /// Goes on with the look over what is waited for or tied. Returns true if something is left.
     fn look(&mut self, now: Now) -> bool {
         let begun = Instant::now();

@@ -1,14 +1,14 @@
 //! The load: what the server is asked for, and what everything starts from.
 
 use super::command::Commands;
-use super::{event, info, notices, state};
+use super::{confirm, event, info, notices, state};
 use crate::callbacks::data_type;
 use crate::callbacks::events;
 use crate::callbacks::hooks::{self, Hooks};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::doors;
 use crate::ffi::{api, log};
-use crate::node::{census, config, eviction, gate, timer};
+use crate::node::{census, config, eviction, gate, replicas, timer};
 use crate::servers::{dry_run, quirks};
 use crate::tell::{latency, notifications};
 use dlock_commands::table::COMMANDS;
@@ -51,6 +51,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
         cut: notices::cut,
         has_room_for: state::has_room_for,
         databases_and_holds: state::databases_and_holds,
+        confirm: confirm::look,
     });
     config::register(context, args)?;
     dry_run::run(ctx)?;
@@ -68,6 +69,7 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
 fn begin(ctx: Ctx) {
     let flags = ctx.flags();
     gate::set_primary(flags & raw::REDISMODULE_CTX_FLAGS_SLAVE == 0);
+    replicas::begin();
     quirks::detect(ctx);
     let cluster = flags & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0;
     gate::set_cluster(cluster);

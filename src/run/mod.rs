@@ -2,6 +2,7 @@
 
 mod caller;
 mod command;
+mod confirm;
 mod enter;
 mod event;
 mod guard;

@@ -45,6 +45,7 @@ impl State {
                 Notice::Gone(id) => self.engine.leave(id, now),
                 Notice::Ended(client) => self.engine.on_disconnect(client),
                 Notice::Undelivered(undo) => self.engine.undelivered(undo),
+                Notice::Unconfirmed(undo) => self.engine.not_confirmed(undo),
                 Notice::Unlinked(mut lost) => {
                     if lost.cut.is_none() {
                         lost.cut = Some(self.cut(&lost.name, &lost.holds));
@@ -75,7 +76,10 @@ impl State {
                     self.decide_from(now);
                     self.engine.promote();
                 }
-                Notice::Role { primary: false } => self.engine.demote(),
+                Notice::Role { primary: false } => {
+                    self.engine.demote();
+                    self.abandon_unconfirmed();
+                }
                 Notice::Loaded => {
                     self.decide_from(now);
                     if gate::primary() {

@@ -43,6 +43,8 @@ pub(super) struct State {
     /// Since when this server decides, for the quarantine.
     pub(super) since: SteadyMs,
     pub(super) heartbeat: SteadyMs,
+    /// Whether this server's clock is too far ahead of its primary's.
+    pub(super) clock_leads: bool,
     /// When the look over what is waited for or tied may go on.
     pub(super) next_look: SteadyMs,
     /// What came with too much else to be worked off at once.
@@ -64,6 +66,7 @@ lazy_static::lazy_static! {
         settings: config::Settings::default(),
         since: clock::read().steady(),
         heartbeat: SteadyMs(0),
+        clock_leads: false,
         next_look: SteadyMs(0),
         late: VecDeque::new(),
         told: 0,

@@ -9,6 +9,7 @@
 //! |---|---|---|---|---|
 //! | `Waiting` | → `Answered` | – | null, → `Over`; posts `Gone` | → `Over`; posts `Gone` |
 //! | `Answered` | – | its handle is taken | the answer, → `Over` | → `Over`; a grant posts `Undelivered` |
+//! | `Unconfirmed` | → `Answered` | – | `NOACK`, → `Over`; posts `Unconfirmed` | → `Over`; posts `Unconfirmed` |
 //! | `Over` | nobody is there any more | – | – | what is written and not sent is taken back |
 //!
 //! The server keeps the request's number with the connection; the waiter itself is here until the server has done with it.
@@ -20,21 +21,21 @@
 //! would take its end, or CLIENT UNBLOCK ERROR, for one that comes after the answer. It costs no time: no reply leaves
 //! before the end of the iteration.
 
-use super::{reply, unsent};
+use super::{confirm, reply, unsent};
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::doors::blocked::{Handle, Waits};
 use crate::ffi::server;
 use crate::ffi::text::Text;
 use crate::node::inbox::{self, Notice};
-use crate::node::{event_loop, timer};
+use crate::node::{clock, event_loop, timer};
 use crate::servers::iteration_end;
 use crate::servers::quirks::{self, Unblocks};
 use dlock_commands::error::Error;
-use dlock_commands::{MayWait, Reply};
+use dlock_commands::{keep, MayWait, Reply};
 use dlock_engine::broken;
 use dlock_engine::collections::index::ByNumber;
-use dlock_engine::{ClientId, Grant, Outcome, RequestId, Undo, Wake};
+use dlock_engine::{ClientId, Grant, NoAck, Outcome, Refusal, RequestId, Undo, Wake};
 use redis_module::raw;
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -54,6 +55,8 @@ struct Waiter {
 
 enum State {
     Waiting,
+    // The answer is in `confirm`.
+    Unconfirmed,
     Answered(Outcome),
     Over,
 }
@@ -77,8 +80,8 @@ pub(crate) fn waiting() -> usize {
     WAITERS.borrow().map_or(0, |waiters| waiters.blocked)
 }
 
-/// Blocks the calling connection on a key until its request is answered. Returns false if the server does not let it wait.
-pub(crate) fn block(ctx: Ctx, key: &Text, id: RequestId, named: Option<String>) -> bool {
+/// Blocks the calling connection, on a key if there is one, until its request is answered. Returns false if the server does not let it wait.
+pub(crate) fn block(ctx: Ctx, key: Option<&Text>, id: RequestId, named: Option<String>) -> bool {
     let Some(mut waiters) = WAITERS.borrow() else {
         return false;
     };
@@ -87,7 +90,7 @@ pub(crate) fn block(ctx: Ctx, key: &Text, id: RequestId, named: Option<String>) 
         return false;
     };
     let (client, user) = (ClientId(ctx.client()), ctx.user());
-    let Some(handle) = Handle::block(ctx, key.as_str(), number) else {
+    let Some(handle) = Handle::block(ctx, key.map(Text::as_str), number) else {
         return false;
     };
     let waiter = Waiter {
@@ -108,13 +111,29 @@ pub(crate) fn answer(wake: Wake) {
     let Some(mut waiters) = WAITERS.borrow() else {
         return;
     };
-    let Wake { id, outcome, undo } = wake;
+    let Wake {
+        id,
+        outcome,
+        pending,
+    } = wake;
     let waiter = waiters.by_request.get_mut(&id);
     if let Some(waiter) = waiter.filter(|waiter| waiter.handle.is_some()) {
         waiter.state = State::Answered(outcome);
-        waiter.undo = undo;
+        waiter.undo = pending.undo;
         waiters.answered.push_back(id);
     }
+}
+
+/// Notes that an answer waits for its confirmation. Returns false if its connection has ended meanwhile.
+pub(crate) fn hold(id: RequestId) -> bool {
+    let Some(mut waiters) = WAITERS.borrow() else {
+        return false;
+    };
+    let waiter = waiters.by_request.get_mut(&id);
+    let waiter = waiter.filter(|waiter| waiter.handle.is_some());
+    waiter
+        .map(|waiter| waiter.state = State::Unconfirmed)
+        .is_some()
 }
 
 /// Sees to it that the connections that are answered are unblocked by the end of this iteration of the event loop. To be called
@@ -206,10 +225,14 @@ impl Waits for Connections {
             State::Answered(
                 Outcome::TimedOut | Outcome::Cancelled | Outcome::Gone | Outcome::Moved,
             ) => Ok(Reply::NullArray),
+            State::Answered(Outcome::Renewed(left)) => Ok(Reply::Integer(left)),
+            State::Answered(Outcome::Kept(kept)) => Ok(keep::reply(kept, clock::read())),
+            State::Answered(Outcome::Keeps { .. }) => return broken!("a sign of life is answered"),
             State::Waiting => {
                 inbox::post(Notice::Gone(id));
                 Ok(Reply::NullArray)
             }
+            State::Unconfirmed => Err(Refusal::NoAck(end_unconfirmed(id)).into()),
             State::Over => return,
         };
         reply::write(ctx, answer);
@@ -228,6 +251,7 @@ impl Waits for Connections {
         match ended {
             None => {}
             Some((State::Waiting, ..)) => inbox::post(Notice::Gone(id)),
+            Some((State::Unconfirmed, ..)) => drop(end_unconfirmed(id)),
             Some((State::Answered(_), _, undo)) if undo.is_empty() => {}
             Some((State::Answered(_), _, undo)) => inbox::post(Notice::Undelivered(undo)),
             Some((State::Over, client, _)) => unsent::take_back(client),
@@ -240,6 +264,16 @@ impl Waits for Connections {
             waiters.by_request.remove(&RequestId(id));
         }
     }
+}
+
+/// Nobody waits for a confirmation any more. Returns what there is to say of it.
+fn end_unconfirmed(id: RequestId) -> NoAck {
+    let held = confirm::take(id);
+    let needs = held.as_ref().map_or(0, |held| held.needs);
+    if let Some(held) = held {
+        inbox::post(Notice::Unconfirmed(held.output.into_pending().undo));
+    }
+    confirm::too_late(needs, clock::read().steady())
 }
 
 impl Waiter {

@@ -11,6 +11,7 @@
 //! | `latency` | the server's latency monitor |
 
 pub(crate) mod blocking;
+pub(crate) mod confirm;
 pub(crate) mod latency;
 pub(crate) mod notifications;
 pub(crate) mod notify;

@@ -29,6 +29,10 @@ fn said(outcome: &Outcome) -> (&'static str, u64) {
         Outcome::Refused(Refusal::WrongType) => ("wrongtype", 0),
         Outcome::Refused(Refusal::Deadlock(_)) => ("deadlock", 0),
         Outcome::Refused(Refusal::NotHeld) => ("notheld", 0),
-        Outcome::Refused(_) => ("refused", 0),
+        Outcome::Refused(Refusal::NoAck(_)) => ("noack", 0),
+        // A renewal and a sign of life have no channel.
+        Outcome::Refused(_) | Outcome::Renewed(_) | Outcome::Keeps { .. } | Outcome::Kept(_) => {
+            ("refused", 0)
+        }
     }
 }

@@ -1,8 +1,10 @@
 //! What the engine has done: counted, and timed, in memory that does not grow.
 
+mod lead;
 mod times;
 mod top;
 
+pub use lead::ClockLead;
 pub use times::Times;
 pub use top::{Hot, Top};
 
@@ -54,6 +56,12 @@ pub struct Counters {
     pub waits: Times,
     /// How long holds lasted.
     pub holds: Times,
+    /// How long answers waited until replicas had confirmed them.
+    pub confirmations: Times,
+    /// By how much this server's clock is ahead of its primary's.
+    pub clock_lead: ClockLead,
+    /// Answers that replicas did not confirm in time, or whose hold had ended by then.
+    pub unconfirmed: u64,
     /// The locks that were waited for most.
     pub top: Top,
     /// Holds that were made here less those that were ended here. What values bring and take with them the caller adds.
@@ -78,6 +86,8 @@ pub struct Refusals {
     pub fenced: u64,
     /// The key held something else.
     pub wrong_type: u64,
+    /// Replicas could not confirm it, or have not.
+    pub no_ack: u64,
 }
 
 impl Refusals {
@@ -91,6 +101,7 @@ impl Refusals {
             Refusal::NotHeld => Some(&mut self.not_held),
             Refusal::Fenced => Some(&mut self.fenced),
             Refusal::WrongType => Some(&mut self.wrong_type),
+            Refusal::NoAck(_) => Some(&mut self.no_ack),
             _ => None,
         }
     }

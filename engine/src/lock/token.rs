@@ -38,6 +38,11 @@ impl TokenClock {
         }
     }
 
+    /// Returns the last number that was given, observed or followed.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
     /// Notes a number that the primary has decided on. It is believed whatever this server's own clock says.
     pub fn follow(&mut self, number: u64) {
         if number < Token::END.0 {

@@ -430,8 +430,30 @@ impl Ties {
     }
 
     /// Takes a sign of life of a connection: all that is tied to it is renewed for so long from now, never less long than it had
-    /// been. The caller has taken out what has ended. What it has lost is forgotten with this.
-    pub fn keep(&mut self, client: ClientId, ms: Millis, now: SteadyMs) -> Kept {
+    /// been. The caller has taken out what has ended.
+    pub fn keep(&mut self, client: ClientId, ms: Millis, now: SteadyMs) {
+        let Some(its) = self.by_client.get_mut(&client) else {
+            return;
+        };
+        if !its.paused.is_empty() {
+            self.resumed.push(std::mem::take(&mut its.paused));
+        }
+        let had = its.kept.map_or(0, |(since, ms)| since.after(ms).since(now));
+        its.kept = (!its.holds.is_empty()).then(|| (now, ms.max(had)));
+    }
+
+    /// When the first lease of those ends that the server renews for a connection, or has renewed; none if there are none.
+    pub fn first_end(&self, client: ClientId) -> Option<WallMs> {
+        let first = self.by_client.get(&client)?.holds.front();
+        let first = first.map(|(first, ())| first);
+        first
+            .filter(|first| !first.session_only)
+            .map(|first| first.end)
+    }
+
+    /// Returns what a connection is to be told, and forgets what it has lost.
+    pub fn kept(&mut self, client: ClientId) -> Kept {
+        let first_end = self.first_end(client);
         let Some(its) = self.by_client.get_mut(&client) else {
             return Kept {
                 ties: 0,
@@ -439,16 +461,9 @@ impl Ties {
                 lost: Some(Vec::new()),
             };
         };
-        if !its.paused.is_empty() {
-            self.resumed.push(std::mem::take(&mut its.paused));
-        }
-        let had = its.kept.map_or(0, |(since, ms)| since.after(ms).since(now));
-        its.kept = (!its.holds.is_empty()).then(|| (now, ms.max(had)));
-        let first = its.holds.front().map(|(first, ())| first);
-        let first = first.filter(|first| !first.session_only);
         Kept {
             ties: its.holds.len(),
-            first_end: first.map(|first| first.end),
+            first_end,
             lost: its.lost.tell(),
         }
     }

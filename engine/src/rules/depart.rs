@@ -4,7 +4,7 @@ use crate::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::ledger::Due;
 use crate::lock::Change;
-use crate::outbox::Outcome;
+use crate::outbox::{Outcome, Pending};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Next};
@@ -82,11 +82,16 @@ impl Engine {
         if let Outcome::Refused(error) = &outcome {
             self.ledger.counters.refusals.count(error);
         }
-        self.outbox.tell(id, left, name, outcome, Vec::new());
+        let whom = (left.channel, left.owner);
+        self.outbox
+            .tell(id, whom, name, outcome, Pending::default());
     }
 
     /// Takes back what a request was told in the event in which it began to wait: it is answered at once.
     pub(super) fn take_answer(&mut self, id: RequestId) -> Option<Outcome> {
+        if self.policy.confirms() && self.outbox.gives(id) {
+            return None;
+        }
         let outcome = self.outbox.take_back(id)?;
         if let Outcome::Refused(error) = &outcome {
             // It is counted as the command's own error.

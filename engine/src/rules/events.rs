@@ -8,6 +8,7 @@ use crate::ledger::Due;
 use crate::lock::{End, Hold};
 use crate::outbox::Outcome;
 use crate::queue::{Kept, LockId, Loss, Place, Renewal, Request, Tie};
+use crate::refusal::Refusal;
 use crate::state::{Engine, Next, Remains};
 use crate::tying::next_renewal;
 use crate::types::{Arrival, ClientId, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
@@ -251,6 +252,13 @@ impl Engine {
             self.heed_external_end(entry, lock);
         }
         let hold = Held::of(&held(entry, owner, Some(undo.grant.token)).ok()?);
+        let untouched = Held {
+            deadline: undo.after.deadline,
+            ..hold
+        };
+        if undo.only_untouched && untouched != undo.after {
+            return None;
+        }
         let left = hold.holds.saturating_sub(undo.grant.added);
         if left == 0 {
             self.ledger.untie_at(name, hold.token);
@@ -537,7 +545,23 @@ impl Engine {
 
     /// A connection gives a sign of life: all that is tied to it is renewed for so long from now, never less long than before.
     /// What has ended without this server having come to it is told as ended.
-    pub fn keep(&mut self, now: Now, client: ClientId, ms: Millis) -> Kept {
+    ///
+    /// Errors: `NoAck` if replicas are to confirm it and cannot.
+    pub fn keep(&mut self, now: Now, client: ClientId, ms: Millis) -> Result<(), Refusal> {
+        self.policy.confirmable(now)?;
+        self.end_ties(now, client);
+        self.ledger.ties.keep(client, ms, now.steady());
+        Ok(())
+    }
+
+    /// What a connection is told that has given a sign of life; what it has lost is forgotten by that.
+    pub fn kept(&mut self, now: Now, client: ClientId) -> Kept {
+        self.end_ties(now, client);
+        self.ledger.ties.kept(client)
+    }
+
+    /// What is tied to a connection and has ended without this server having come to it is lost.
+    fn end_ties(&mut self, now: Now, client: ClientId) {
         while let Some(token) = self.ledger.ties.ended(client, now.wall()) {
             let Some(tie) = self.ledger.untie(token) else {
                 break;
@@ -550,6 +574,5 @@ impl Engine {
             self.mark(lock);
             self.ledger.ties.lose(token, tie, why);
         }
-        self.ledger.ties.keep(client, ms, now.steady())
     }
 }

@@ -44,7 +44,8 @@ impl Engine {
 
     /// Sets the deadline of the owner's hold to now + lease, and ties it as asked; returns the milliseconds that are left.
     ///
-    /// Errors: `NotHeld` if the owner does not hold the lock, or not under this token; `WrongType`.
+    /// Errors: `NotHeld` if the owner does not hold the lock, or not under this token; `NoAck` if replicas are to confirm it and
+    /// cannot; `WrongType`.
     pub fn renew(
         &mut self,
         keys: &mut impl Keyspace,
@@ -54,8 +55,10 @@ impl Engine {
         lease: Millis,
         tie: &TieRequest,
     ) -> Result<Millis, Refusal> {
+        self.policy.confirmable(now)?;
         let entry = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
+        self.ledger.touch(hold.token);
         let lease = match tie.auto {
             Some(_) => lease.max(SHORTEST_AUTO_LEASE_MS),
             None => lease,
@@ -93,6 +96,7 @@ impl Engine {
         lease: Millis,
         tie: &TieRequest,
     ) -> Result<Millis, Refusal> {
+        self.policy.confirmable(now)?;
         for name in names {
             held(self.settled(keys, now, *name)?, owner, None)?;
         }

@@ -17,6 +17,7 @@ use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Next};
 use crate::types::{Arrival, Grant, Name, NameRef, Now, RequestId, Terms};
+use crate::undo::Undo;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -101,9 +102,16 @@ impl Engine {
                 (lock_wanted.name, lock_wanted.lock, lock_wanted.place)
             };
             let at: Vec<_> = plan.ways.iter().map(at).collect();
-            let grants = self.grant_all(keys, now, (ask.owner, &ask.terms), &at);
+            let (grants, undo) = self.grant_all(keys, now, (ask.owner, &ask.terms), &at);
+            let answer = match self.policy.confirms() {
+                false => Answer::Granted(grants),
+                true => {
+                    let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
+                    Answer::Waiting(self.answer_confirmed(now, ask, &first, outcome, undo))
+                }
+            };
             self.settle_all(keys, now, ask.owner, &at);
-            return Ok(Answer::Granted(grants));
+            return Ok(answer);
         }
         if !ask.waits() {
             return match self.policy.granting(now) {
@@ -243,24 +251,36 @@ impl Engine {
         self.refuse_if_deadlocked(keys, &wanted, plan.ask.owner, older)
     }
 
-    /// Takes all of the locks, and the owner's places there out. The caller has seen that nothing is against it.
+    /// Takes all of the locks, and the owner's places there out. The caller has seen that nothing is against it. Returns the
+    /// grants, and how they are undone where replicas are to confirm them.
     fn grant_all(
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
         (owner, terms): (&[u8], &Terms),
         at: &[(NameRef, Option<LockId>, Option<Arrival>)],
-    ) -> Vec<Grant> {
-        let mut grants = Vec::with_capacity(at.len());
+    ) -> (Vec<Grant>, Vec<Undo>) {
+        let (mut grants, mut undo) = (Vec::with_capacity(at.len()), Vec::new());
         for (name, lock, place) in at {
             let entry = keys.entry(*name);
-            let used = lock.zip(*place);
-            if let Some((lock, number)) = used {
-                drop(self.remove_granted(entry, now, lock, number));
+            let mut used = None;
+            if let Some((lock, number)) = lock.zip(*place) {
+                used = self
+                    .remove_granted(entry, now, lock, number)
+                    .map(|place| (number, place));
             }
-            grants.extend(self.grant(entry, now, (*name, owner), terms, used.is_some()));
+            let (whose, waited) = ((*name, owner), used.is_some());
+            let before = self.before(entry, *name, owner, used);
+            let Ok(grant) = self.grant(entry, now, whose, terms, waited) else {
+                broken!("no count overflows that was looked at before");
+                continue;
+            };
+            grants.push(grant);
+            if let Some((name, owner, before)) = before {
+                undo.extend(self.ledger.undo(entry, &name, &owner, grant, before));
+            }
         }
-        grants
+        (grants, undo)
     }
 
     /// Has all queues served on after that.
@@ -367,6 +387,7 @@ impl Engine {
             return;
         };
         let (owner, terms) = (request.owner.clone(), request.terms);
+        let until = request.until.map(|due| due.at);
         let named = |part: &Part| (*part, self.queues.at(part.lock).name.clone());
         let parts: Vec<(Part, Name)> = request.parts().iter().map(named).collect();
         if parts.iter().all(|(part, _)| part.place.is_none()) && self.policy.quarantined(now) {
@@ -425,7 +446,9 @@ impl Engine {
             }
         }
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
-        self.outbox.tell(id, request, &first, outcome, undo);
+        let pending = self.unconfirmed(undo, until);
+        let whom = (request.channel, request.owner);
+        self.outbox.tell(id, whom, &first, outcome, pending);
         self.settle_all(keys, now, &owner, &at);
     }
 

@@ -1,6 +1,7 @@
 //! What decides. Every file has methods of the engine; which of them move a queue: `serve` alone.
 
 pub(crate) mod acquire;
+pub(crate) mod confirm;
 pub(crate) mod deadlocked;
 pub(crate) mod depart;
 pub(crate) mod events;

@@ -5,11 +5,12 @@
 //! nothing is ever decided on what was before.
 
 use crate::ledger::Ledger;
-use crate::outbox::Outcome;
+use crate::outbox::{Outcome, Pending};
 use crate::queue::crowd::{self, Crowd};
 use crate::queue::{Deadlines, LockId, Loss, Turn};
 use crate::state::{Engine, Former, Remains};
 use crate::types::Name;
+use std::collections::BTreeMap;
 
 /// Places, or holders, of those that nobody needs any more which one step clears away.
 const CLEARED_A_STEP: usize = 4096;
@@ -80,6 +81,7 @@ impl Engine {
         }
         let ledger = Ledger {
             timers: Deadlines::default(),
+            unconfirmed: BTreeMap::new(),
             ..ledger
         };
         let mut outbox = std::mem::take(&mut self.outbox);
@@ -207,8 +209,9 @@ impl Engine {
                 {
                     if request.channel.is_some() {
                         let name = &queue.name;
-                        self.outbox
-                            .tell(id, *request, name, Outcome::Moved, Vec::new());
+                        let whom = (request.channel, request.owner);
+                        let pending = Pending::default();
+                        self.outbox.tell(id, whom, name, Outcome::Moved, pending);
                     }
                 }
                 queue.remove(number);

@@ -125,6 +125,7 @@ impl Engine {
         let Some(mut request) = self.unregister(id, now) else {
             return broken!("a request that waits is registered");
         };
+        let until = request.until.map(|due| due.at);
         self.ledger.timers.clear(&mut request.until);
         let name = self.queues.at(lock).name.clone();
         let owner = request.owner.clone();
@@ -139,8 +140,9 @@ impl Engine {
             Err(error) => (Outcome::Refused(error), None),
         };
         self.suspect_if_waiting(lock, request.hash);
-        let undo = undo.into_iter().collect();
-        self.outbox.tell(id, *request, &name, outcome, undo);
+        let pending = self.unconfirmed(undo.into_iter().collect(), until);
+        let whom = (request.channel, request.owner);
+        self.outbox.tell(id, whom, &name, outcome, pending);
     }
 
     /// Refuses the requests for many locks that counted on a hold here which has ended, or no longer is what they ask for.

@@ -55,6 +55,8 @@ pub struct HoldView {
     pub session: bool,
     /// Whether the server renews it.
     pub auto: bool,
+    /// Whether it is known to as many replicas as must confirm it, or none must.
+    pub acked: bool,
     /// The connection that it is tied to, else the one that last took or entered it.
     pub client: ClientId,
 }
@@ -223,6 +225,7 @@ impl Engine {
                     held_ms: now.wall().since(hold.token.granted()),
                     session: tie(hold.token).is_some_and(|tie| tie.session),
                     auto: tie(hold.token).is_some_and(|tie| tie.renews()),
+                    acked: !self.ledger.unconfirmed.contains_key(&hold.token),
                     client: tie(hold.token).map_or(hold.client, |tie| tie.client),
                 })
                 .collect(),

@@ -64,6 +64,10 @@ impl Caller for Client {
         }
     }
 
+    fn unconfirmed(&self) -> usize {
+        0
+    }
+
     fn is_followed(&self) -> bool {
         self.followed
     }

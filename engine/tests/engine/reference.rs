@@ -2,8 +2,8 @@
 
 use dlock_commands::error::Error;
 use dlock_commands::table::{Arg, Kind, Spec, COMMANDS};
-use dlock_engine::Policy;
 use dlock_engine::Refusal;
+use dlock_engine::{NoAck, Policy};
 use std::collections::BTreeSet;
 
 #[test]
@@ -126,6 +126,14 @@ fn the_reference_has_every_error() {
     let documented = document("errors.md");
     let errors: Vec<Error> = examples! {
         Error::Refused(Refusal::NotHeld) => [Error::Refused(Refusal::NotHeld)];
+        Error::Refused(Refusal::NoAck(_)) => [
+            Error::Refused(Refusal::NoAck(NoAck::TooFew { counting: 0, needed: 1 })),
+            Error::Refused(Refusal::NoAck(NoAck::Quarantine(4711))),
+            Error::Refused(Refusal::NoAck(NoAck::Barred)),
+            Error::Refused(Refusal::NoAck(NoAck::Full)),
+            Error::Refused(Refusal::NoAck(NoAck::Late { confirmed: 0, needed: 1 })),
+            Error::Refused(Refusal::NoAck(NoAck::Ended))
+        ];
         Error::Refused(Refusal::Fenced) => [Error::Refused(Refusal::Fenced)];
         // It names a circle.
         Error::Refused(Refusal::Deadlock(_)) => [];
@@ -140,7 +148,7 @@ fn the_reference_has_every_error() {
         Error::Replaced => [Error::Replaced];
         Error::Refused(Refusal::WrongType) => [Error::Refused(Refusal::WrongType)];
         Error::ReadOnly => [Error::ReadOnly];
-        Error::Internal => [Error::Internal];
+        Error::Internal(_) => [Error::Internal("DLOCK.APPLY"), Error::Internal("DLOCK.HEED")];
         // Replicas and the AOF see it, no client.
         Error::Refused(Refusal::Malformed) => [];
         // It names this version, and is in the log.

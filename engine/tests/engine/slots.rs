@@ -22,6 +22,7 @@ pub fn undo(key: &str, owner: &str, grant: Grant) -> Undo {
             client: ClientId::NONE,
         },
         ties: [None, None],
+        only_untouched: false,
         ticket: None,
     }
 }

@@ -100,6 +100,9 @@ fn outcome(outcome: &Outcome) -> String {
         Outcome::Replaced => Error::Replaced.to_string(),
         Outcome::Gone => "gone".into(),
         Outcome::Refused(error) => error.to_string(),
+        Outcome::Renewed(left) => left.to_string(),
+        Outcome::Keeps { .. } => "waits".into(),
+        Outcome::Kept(kept) => format!("{kept:?}"),
     }
 }
 
@@ -108,6 +111,7 @@ fn shown(reply: &Reply) -> String {
     match reply {
         Reply::List(_) => "a page".into(),
         Reply::Run => "runs".into(),
+        Reply::Heed => "heeds".into(),
         Reply::Grant(token, holds, None) => format!("[{}, {holds}]", token.0),
         Reply::Grant(token, holds, Some(owner)) => format!("[{}, {holds}, {owner}]", token.0),
         Reply::Wait(_, None) => "waits".into(),

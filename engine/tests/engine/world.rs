@@ -781,7 +781,7 @@ impl World {
         let (mut wakes, mut messages) = (Vec::new(), Vec::new());
         for output in self.primary.engine.outbox.take() {
             match output {
-                Output::Wake(wake) => wakes.push((wake.id, wake.outcome, wake.undo)),
+                Output::Wake(wake) => wakes.push((wake.id, wake.outcome, wake.pending.undo)),
                 Output::Publish(told) => messages.push((told.id, told.outcome, Vec::new())),
             }
         }

@@ -218,10 +218,19 @@ const APPLY: Expected = Expected {
     example: "DLOCK.APPLY k x",
 };
 
-const APPLY_REFUSES: &str = "ERR DLOCK.APPLY is for replication and the AOF only";
+/// The other internal one.
+const HEED: Expected = Expected {
+    syntax: "DLOCK.HEED",
+    arity: 1,
+    needs: Nothing,
+    example: "DLOCK.HEED",
+    ..APPLY
+};
+
+const INTERNAL: [&Expected; 2] = [&APPLY, &HEED];
 
 fn everything() -> impl Iterator<Item = &'static Expected> {
-    COMMANDS.iter().chain([&APPLY])
+    COMMANDS.iter().chain(INTERNAL)
 }
 
 impl Expected {
@@ -301,8 +310,10 @@ fn assert_denied(c: &mut Connection, line: &str, why: &str) {
 fn assert_allowed(c: &mut Connection, line: &str, allowed: bool, why: &str) {
     if !allowed {
         assert_denied(c, line, why);
-    } else if line == APPLY.example {
-        assert_eq!(c.refusal(line), APPLY_REFUSES, "{why}");
+    } else if let Some(internal) = INTERNAL.iter().find(|internal| line == internal.example) {
+        let name = internal.name().to_uppercase();
+        let refused = format!("ERR {name} is for replication and the AOF only");
+        assert_eq!(c.refusal(line), refused, "{why}");
     } else if let Err(error) = c.try_ask(line) {
         panic!("{why}: {line}: {error}");
     }
@@ -492,7 +503,8 @@ fn command_docs_are_right() {
             // The same is in the server's own help; what is internal is not.
             let helped = help.get(expected.plain_syntax().as_str());
             let summary = text("summary");
-            let own = (name != APPLY.name()).then_some(summary.as_str());
+            let own = INTERNAL.iter().all(|internal| name != internal.name());
+            let own = own.then_some(summary.as_str());
             assert_eq!(helped.copied(), own, "{name}");
         }
     }

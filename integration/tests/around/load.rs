@@ -20,6 +20,9 @@ const SETTINGS: &[(&str, &[&str])] = &[
     ("max-holders", &["0", "1000000001"]),
     ("deadlock-max-steps", &["0", "1000000001"]),
     ("quarantine-ms", &["-1", "3155760000001"]),
+    // One by itself needs a quarantine, too.
+    ("replicas", &["-1", "101", "1"]),
+    ("ack-timeout-ms", &["0", "3155760000001"]),
     ("deadlock-detection", &["maybe", "1"]),
     ("grants", &["maybe", "1"]),
     ("notify", &["zz", "all", "0"]),

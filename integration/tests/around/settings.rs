@@ -9,13 +9,15 @@ use dlock_integration::{assert_sound, with, Ask, Guarded, Server};
 const CENTURY_MS: u64 = 3_155_760_000_000;
 
 /// Every setting that is a number, with its bounds.
-const SETTINGS: [(&str, u64, u64); 11] = [
+const SETTINGS: [(&str, u64, u64); 13] = [
     ("default-lease-ms", 1, CENTURY_MS),
     ("max-lease-ms", 1, CENTURY_MS),
     ("claim-window-ms", 1, CENTURY_MS),
     ("max-claim-ms", 1, CENTURY_MS),
     ("max-hold-ms", 0, CENTURY_MS),
     ("quarantine-ms", 0, CENTURY_MS),
+    ("replicas", 0, 100),
+    ("ack-timeout-ms", 1, CENTURY_MS),
     ("max-queue", 1, 1_000_000_000),
     ("max-places", 1, 1_000_000_000),
     ("max-waiters", 0, 1_000_000_000),
@@ -150,6 +152,9 @@ fn bad_settings_change_nothing() {
     assert_eq!(all(&mut c), before);
     // The ends of each range are taken, and come back.
     for (name, least, most) in SETTINGS {
+        if name == "replicas" {
+            c.run("CONFIG SET dlock.quarantine-ms 1");
+        }
         for value in [least, most] {
             c.run(&format!("CONFIG SET dlock.{name} {value}"));
             assert_eq!(all(&mut c)[&format!("dlock.{name}")], value.to_string());
@@ -159,6 +164,7 @@ fn bad_settings_change_nothing() {
             before[&format!("dlock.{name}")]
         ));
     }
+    c.run("CONFIG SET dlock.quarantine-ms 0");
     assert_eq!(all(&mut c), before);
     // A default above what is allowed gives what is allowed.
     c.run("CONFIG SET dlock.default-lease-ms 600000 dlock.max-lease-ms 5000");

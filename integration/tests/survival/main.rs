@@ -3,6 +3,7 @@
 mod acknowledged;
 mod clocks;
 mod cluster;
+mod confirmed;
 mod formats;
 mod payloads;
 mod persistence;

@@ -28,8 +28,9 @@ pub(crate) trait Waits: 'static {
 pub(crate) struct Handle<W>(*mut RedisModuleBlockedClient, PhantomData<W>);
 
 impl<W: Waits> Handle<W> {
-    /// Blocks the calling connection on a key, without a time-out. None if the server does not let it wait.
-    pub(crate) fn block(ctx: Ctx, key: Str, id: NonZeroU64) -> Option<Handle<W>> {
+    /// Blocks the calling connection, on a key if there is one, without a time-out. None if the server does not let it wait.
+    pub(crate) fn block(ctx: Ctx, key: Option<Str>, id: NonZeroU64) -> Option<Handle<W>> {
+        let mut keys = [key.map_or(ptr::null_mut(), Str::raw)];
         // SAFETY: a live context; the data is a number and no pointer that anybody follows.
         let handle = unsafe {
             api!(RedisModule_BlockClientOnKeys(
@@ -38,8 +39,8 @@ impl<W: Waits> Handle<W> {
                 Some(reply::<W>),
                 Some(free::<W>),
                 0,
-                &mut key.raw(),
-                1,
+                keys.as_mut_ptr(),
+                c_int::from(key.is_some()),
                 id.get() as usize as *mut c_void
             ))
         };

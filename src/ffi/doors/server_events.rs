@@ -17,14 +17,16 @@ pub(crate) trait Listener: 'static {
     fn swapped(one: u32, other: u32);
     /// This server became a primary, or a replica.
     fn role_changed(primary: bool);
-    /// Loading has ended.
+    /// Loading begins: from a file, or from a primary.
+    fn loading();
+    /// It has ended.
     fn loaded();
     /// A child was forked, or a replica came or went.
     fn forked_or_followed();
     /// Settings of the server have changed; the question tells which.
     fn configured(ctx: Ctx, changed: &dyn Fn(&CStr) -> bool);
     /// The event loop is about to sleep (`true`), or has slept.
-    fn sleeps(asleep: bool);
+    fn sleeps(ctx: Ctx, asleep: bool);
     /// The server's own timer has gone off.
     fn cron();
     /// A connection has ended.
@@ -40,7 +42,7 @@ type Callback = unsafe extern "C" fn(*mut RedisModuleCtx, RedisModuleEvent, u64,
 ///
 /// Errors with what the server refuses; then it tells nothing.
 pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
-    let wanted: [(u64, Callback, &'static str); 9] = [
+    let wanted: [(u64, Callback, &'static str); 10] = [
         (raw::REDISMODULE_EVENT_FLUSHDB, flush::<L>, "FlushDB"),
         (raw::REDISMODULE_EVENT_SWAPDB, swap::<L>, "SwapDB"),
         (
@@ -49,6 +51,11 @@ pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
             "ReplicationRoleChanged",
         ),
         (raw::REDISMODULE_EVENT_LOADING, loading::<L>, "Loading"),
+        (
+            raw::REDISMODULE_EVENT_REPL_ASYNC_LOAD,
+            async_loading::<L>,
+            "ReplAsyncLoad",
+        ),
         (raw::REDISMODULE_EVENT_FORK_CHILD, fork::<L>, "ForkChild"),
         (raw::REDISMODULE_EVENT_CONFIG, config::<L>, "Config"),
         (
@@ -172,8 +179,24 @@ extern "C" fn loading<L: Listener>(
     sub: u64,
     _: *mut c_void,
 ) {
-    if sub == raw::REDISMODULE_SUBEVENT_LOADING_ENDED {
-        catch_panic(L::loaded);
+    match sub {
+        raw::REDISMODULE_SUBEVENT_LOADING_ENDED => catch_panic(L::loaded),
+        raw::REDISMODULE_SUBEVENT_LOADING_RDB_START
+        | raw::REDISMODULE_SUBEVENT_LOADING_AOF_START
+        | raw::REDISMODULE_SUBEVENT_LOADING_REPL_START => catch_panic(L::loading),
+        _ => {}
+    }
+}
+
+/// The same where the server loads while it goes on with what it has.
+extern "C" fn async_loading<L: Listener>(
+    _: *mut RedisModuleCtx,
+    _: RedisModuleEvent,
+    sub: u64,
+    _: *mut c_void,
+) {
+    if sub == raw::REDISMODULE_SUBEVENT_REPL_ASYNC_LOAD_STARTED {
+        catch_panic(L::loading);
     }
 }
 
@@ -204,13 +227,15 @@ extern "C" fn fork<L: Listener>(
     catch_panic(L::forked_or_followed);
 }
 
-extern "C" fn event_loop<L: Listener>(
-    _: *mut RedisModuleCtx,
+unsafe extern "C" fn event_loop<L: Listener>(
+    ctx: *mut RedisModuleCtx,
     _: RedisModuleEvent,
     sub: u64,
     _: *mut c_void,
 ) {
-    catch_panic(|| L::sleeps(sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP));
+    let asleep = sub == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP;
+    // SAFETY: the context of this callback.
+    catch_panic(|| L::sleeps(unsafe { Ctx::of(ctx) }, asleep));
 }
 
 extern "C" fn cron<L: Listener>(

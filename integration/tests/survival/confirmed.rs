@@ -1,0 +1,695 @@
+//! Answers that replicas confirm (`dlock.replicas`), on real groups of servers: what is told when, what is not confirmed, and whose
+//! confirmation counts.
+
+use dlock_integration::redis::Value;
+use dlock_integration::{
+    assert_sound, assert_sound_log, await_until, stat, Ask, Grant, Queued, Server, Wire, PATIENCE,
+};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Long enough for everything that is to be seen while it lasts.
+const LONG_MS: u64 = 600_000;
+
+/// A primary and its replicas, all of which count.
+struct Group {
+    primary: Server,
+    replicas: Vec<Server>,
+}
+
+/// A server that is to have so many replicas, with a quarantine of moments.
+fn server(replicas: usize) -> Server {
+    let builder = Server::builder().module_argument("replicas");
+    let builder = builder.module_argument(replicas);
+    builder
+        .module_argument("quarantine-ms")
+        .module_argument(200)
+        .start()
+}
+
+impl Group {
+    fn start(replicas: usize) -> Group {
+        let primary = server(replicas);
+        let replicas: Vec<Server> = (0..replicas).map(|_| server(replicas)).collect();
+        for replica in &replicas {
+            replica.replica_of(&primary);
+        }
+        let group = Group { primary, replicas };
+        group.await_counting(group.replicas.len());
+        await_until("the primary's own quarantine is over", PATIENCE, || {
+            stat(&group.primary, "closed") == 0 && stat(&group.primary, "joins_count_late_ms") == 0
+        });
+        for replica in &group.replicas {
+            await_until("a replica's own quarantine is over", PATIENCE, || {
+                stat(replica, "closed_left_ms") == 0 && stat(replica, "joins_count_late_ms") == 0
+            });
+        }
+        group.set("quarantine-ms", LONG_MS);
+        group
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Server> {
+        std::iter::once(&self.primary).chain(&self.replicas)
+    }
+
+    fn set(&self, setting: &str, value: u64) {
+        for server in self.all() {
+            server
+                .connection()
+                .run(&format!("CONFIG SET dlock.{setting} {value}"));
+        }
+    }
+
+    #[track_caller]
+    fn await_counting(&self, count: usize) {
+        await_counting(&self.primary, count);
+    }
+
+    fn freeze(&self) {
+        self.replicas.iter().for_each(Server::freeze);
+    }
+
+    fn thaw(&self) {
+        self.replicas.iter().for_each(Server::thaw);
+    }
+
+    fn end(self) {
+        self.all().for_each(assert_sound);
+    }
+}
+
+#[track_caller]
+fn await_counting(primary: &Server, count: usize) {
+    await_until(&format!("{count} replicas count"), PATIENCE, || {
+        stat(primary, "replicas_counting") == count as u64
+    });
+}
+
+/// The text of the error that comes.
+#[track_caller]
+fn refused(wire: &mut Wire, line: &str) -> String {
+    wire.send(line);
+    match wire.read() {
+        Err(error) => error,
+        Ok(value) => panic!("{line:?} was answered {value:?}"),
+    }
+}
+
+const LATE: &str = "replicas have confirmed it in time; it may be in force all the same";
+const TOO_FEW: &str = "are there whose confirmation counts; nothing has changed";
+
+#[track_caller]
+fn assert_late(error: &str) {
+    assert!(
+        error.starts_with("NOACK ") && error.ends_with(LATE),
+        "{error}"
+    );
+}
+
+/// Waits until so many answers wait for their confirmation.
+#[track_caller]
+fn await_unconfirmed(primary: &Server, count: u64) {
+    await_until(&format!("{count} answers wait"), PATIENCE, || {
+        stat(primary, "confirmations_waiting") == count
+    });
+}
+
+/// With r replicas the answer comes when (r + 1) / 2 of them have confirmed it, and not before.
+#[test]
+fn an_answer_comes_when_enough_replicas_have_confirmed_it() {
+    for (replicas, needed) in [(1, 1), (2, 1), (3, 2)] {
+        let group = Group::start(replicas);
+        assert_eq!(stat(&group.primary, "replicas_needed"), needed as u64);
+        group.freeze();
+        let mut wire = group.primary.wire();
+        wire.send("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
+        await_unconfirmed(&group.primary, 1);
+        let mut thawed = group.replicas.iter();
+        for replica in thawed.by_ref().take(needed - 1) {
+            replica.thaw();
+            await_until("it has confirmed", PATIENCE, || {
+                let info = group.primary.info("replication");
+                let lines = (0..replicas).map(|at| info.text(&format!("slave{at}")));
+                let end = format!("offset={}", info.number::<u64>("master_repl_offset"));
+                lines.filter(|line| line.contains(&end)).count() >= needed - 1
+            });
+            assert_eq!(stat(&group.primary, "confirmations_waiting"), 1);
+        }
+        assert!(!wire.has_something());
+        // It is held for everybody else, and INFO says so.
+        let mut other = group.primary.connection();
+        assert_eq!(other.ask::<Option<Grant>>("DLOCK.ACQUIRE k bob"), None);
+        assert_eq!(acked(&group.primary, "k"), 0);
+        thawed.next().expect("one more").thaw();
+        wire.read().expect("a grant");
+        assert_eq!(acked(&group.primary, "k"), 1);
+        group.thaw();
+        group.end();
+    }
+}
+
+/// What INFO says of the only holder.
+fn acked(server: &Server, key: &str) -> u64 {
+    let mut wire = server.wire();
+    wire.send(&format!("DLOCK.INFO {key}"));
+    let text = format!("{:?}", wire.read().expect("a lock"));
+    let at = text.find("acked").expect("the field");
+    let rest = &text[at..];
+    let digits = rest.chars().skip_while(|c| !c.is_ascii_digit());
+    let digits: String = digits.take_while(char::is_ascii_digit).collect();
+    digits.parse().expect("a number")
+}
+
+/// A new hold is given back; a re-entry, an upgrade and a renewal are not undone.
+#[test]
+fn what_is_not_confirmed_in_time_is_refused() {
+    let group = Group::start(1);
+    let mut wire = group.primary.wire();
+    let (token, _): Grant = wire.ask("DLOCK.ACQUIRE mine alice 30000 SHARED");
+    group.freeze();
+    group
+        .primary
+        .connection()
+        .run("CONFIG SET dlock.ack-timeout-ms 30");
+    for line in [
+        "DLOCK.ACQUIRE k alice 30000",
+        "DLOCK.ACQUIRE k alice 30000 BLOCK 1",
+        "DLOCK.FAIRACQUIRE k alice 30000 CLAIM 1",
+        "DLOCK.MACQUIRE 2 k l alice 30000",
+    ] {
+        assert_late(&refused(&mut wire, line));
+        for key in ["k", "l"] {
+            await_until("it is given back", PATIENCE, || {
+                wire.ask::<Value>(&format!("DLOCK.HELD {key}")) == Value::Nil
+            });
+        }
+    }
+    let held = |wire: &mut Wire| wire.ask::<(u64, u64, u64)>("DLOCK.HELD mine alice");
+    assert_late(&refused(&mut wire, "DLOCK.ACQUIRE mine alice 30000 SHARED"));
+    assert_eq!(held(&mut wire).1, 2);
+    assert_late(&refused(&mut wire, "DLOCK.RENEW mine alice 60000"));
+    assert!(held(&mut wire).2 > 30_000);
+    assert_late(&refused(&mut wire, "DLOCK.MRENEW 1 mine alice 90000"));
+    assert!(held(&mut wire).2 > 60_000);
+    assert_late(&refused(&mut wire, "DLOCK.ACQUIRE mine alice 30000"));
+    let (upgraded, holds, _) = held(&mut wire);
+    assert!(upgraded > token && holds == 3, "the upgrade stands");
+    group.thaw();
+    // What gives back, or only looks, never waits.
+    let (_, holds) = wire.ask::<Grant>("DLOCK.ACQUIRE mine alice 30000 HOLDS 1");
+    assert_eq!(holds, 3);
+    assert!(stat(&group.primary, "unconfirmed_total") >= 8);
+    group.end();
+}
+
+#[test]
+fn giving_back_and_looking_wait_for_nobody() {
+    let group = Group::start(1);
+    let mut wire = group.primary.wire();
+    wire.ask::<Grant>("DLOCK.ACQUIRE k alice 30000 SHARED HOLDS 2");
+    group.freeze();
+    wire.ask::<(u64, u64, u64)>("DLOCK.HELD k alice");
+    assert_eq!(wire.ask::<u64>("DLOCK.RELEASE k alice"), 1);
+    assert_eq!(wire.ask::<u64>("DLOCK.RELEASE k alice"), 0);
+    assert_eq!(wire.ask::<u64>("DLOCK.FORCERELEASE k"), 0);
+    assert_eq!(stat(&group.primary, "confirmations_waiting"), 0);
+    group.thaw();
+    group.end();
+}
+
+/// `BLOCK 0` waits for a replica that hangs as long as it does; its hand-over is confirmed like an immediate grant.
+#[test]
+fn a_wait_without_bound_waits_for_its_confirmation_too() {
+    let group = Group::start(1);
+    let mut holder = group.primary.wire();
+    holder.ask::<Grant>("DLOCK.ACQUIRE k alice 30000");
+    let mut waiter = group.primary.wire();
+    waiter.send("DLOCK.ACQUIRE k bob 30000 BLOCK 0");
+    group.primary.await_blocked_clients(1);
+    group
+        .primary
+        .connection()
+        .run("CONFIG SET dlock.ack-timeout-ms 1");
+    group.freeze();
+    holder.ask::<u64>("DLOCK.RELEASE k alice");
+    await_unconfirmed(&group.primary, 1);
+    sleep(Duration::from_millis(100));
+    assert!(!waiter.has_something());
+    group.thaw();
+    waiter.read().expect("a grant");
+    group.end();
+}
+
+/// Who is not there any more when it is confirmed, or was told by the operator, has it no more.
+#[test]
+fn an_unconfirmed_hold_of_a_connection_that_ends_is_given_back() {
+    let group = Group::start(1);
+    let mut c = group.primary.connection();
+    group.freeze();
+    let gone = |c: &mut dlock_integration::redis::Connection| {
+        await_until("it is given back", PATIENCE, || {
+            c.ask::<Option<Value>>("DLOCK.HELD k").is_none()
+        });
+        assert_eq!(stat(&group.primary, "confirmations_waiting"), 0);
+    };
+    let ask = || {
+        let mut wire = group.primary.wire();
+        let id = wire.client_id();
+        wire.send("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
+        await_unconfirmed(&group.primary, 1);
+        (wire, id)
+    };
+    let (wire, _) = ask();
+    drop(wire);
+    gone(&mut c);
+    let (mut wire, id) = ask();
+    c.run(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
+    assert_late(&wire.read().expect_err("no grant"));
+    gone(&mut c);
+    let (mut wire, id) = ask();
+    c.run(&format!("CLIENT UNBLOCK {id} ERROR"));
+    let error = wire.read().expect_err("no grant");
+    assert!(error.starts_with("UNBLOCKED"), "{error}");
+    gone(&mut c);
+    group.thaw();
+    group.end();
+}
+
+/// What ends before its confirmation is not told as held; what a later command has found is not given back.
+#[test]
+fn what_others_did_before_the_confirmation_stands() {
+    let group = Group::start(1);
+    let mut c = group.primary.connection();
+    group.freeze();
+    let mut wire = group.primary.wire();
+    wire.send("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
+    await_unconfirmed(&group.primary, 1);
+    assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
+    group.thaw();
+    assert_eq!(
+        wire.read().expect_err("it has ended"),
+        "NOACK the hold had ended before replicas confirmed it"
+    );
+    // A resend, and a renewal, before the time is up.
+    for line in [
+        "DLOCK.ACQUIRE k alice 30000 HOLDS 1 BLOCK 0",
+        "DLOCK.RENEW k alice 30000",
+    ] {
+        group.freeze();
+        c.run("CONFIG SET dlock.ack-timeout-ms 2000");
+        let mut first = group.primary.wire();
+        first.send("DLOCK.ACQUIRE k alice 30000");
+        await_unconfirmed(&group.primary, 1);
+        c.run("CONFIG SET dlock.ack-timeout-ms 600000");
+        let mut second = group.primary.wire();
+        second.send(line);
+        await_unconfirmed(&group.primary, 2);
+        assert_late(&first.read().expect_err("too late"));
+        group.thaw();
+        second.read().expect("confirmed");
+        assert_eq!(c.ask::<(u64, u64, u64)>("DLOCK.HELD k alice").1, 1);
+        c.run("DLOCK.RELEASE k alice");
+    }
+    group.end();
+}
+
+/// With too few replicas nothing is given or prolonged, and everything else goes on; who waits is granted when they are back.
+#[test]
+fn with_too_few_replicas_it_is_as_in_a_quarantine() {
+    let mut group = Group::start(1);
+    let mut wire = group.primary.wire();
+    wire.ask::<Grant>("DLOCK.ACQUIRE mine alice 30000 SESSION");
+    group.replicas[0].kill9();
+    group.await_counting(0);
+    for line in [
+        "DLOCK.ACQUIRE k alice 30000",
+        "DLOCK.FAIRACQUIRE k alice 30000",
+        "DLOCK.MACQUIRE 2 k l alice 30000",
+        "DLOCK.ACQUIRE mine alice 30000",
+        "DLOCK.RENEW mine alice 30000",
+        "DLOCK.MRENEW 1 mine alice 30000",
+        "DLOCK.KEEP 30000",
+    ] {
+        let error = refused(&mut wire, line);
+        assert!(
+            error.starts_with("NOACK 1 ") && error.ends_with(TOO_FEW),
+            "{line}: {error}"
+        );
+    }
+    assert_eq!(stat(&group.primary, "closed_too_few"), 1);
+    assert!(stat(&group.primary, "refused_noack_total") >= 7);
+    let mut waiter = group.primary.wire();
+    waiter.send("DLOCK.ACQUIRE k bob 30000 BLOCK 0");
+    group.primary.await_blocked_clients(1);
+    assert_eq!(wire.ask::<u64>("DLOCK.RELEASE mine alice"), 0);
+    // With one replica it counts at once, however it has joined.
+    let again = server(1);
+    again.replica_of(&group.primary);
+    waiter.read().expect("a grant");
+    assert_eq!(stat(&group.primary, "replicas_joined_full"), 1);
+    assert_sound(&group.primary);
+}
+
+/// Where a caller cannot be kept waiting, nothing is decided that would have to be confirmed.
+#[test]
+fn who_cannot_wait_is_refused_and_nothing_has_changed() {
+    let group = Group::start(1);
+    let mut wire = group.primary.wire();
+    let barred = "NOACK this caller cannot be kept waiting until replicas have confirmed it (dlock.replicas); nothing has changed";
+    for line in [
+        "DLOCK.ACQUIRE k alice 30000",
+        "DLOCK.ACQUIRE k alice 30000 BLOCK 0",
+        "DLOCK.MACQUIRE 1 k alice",
+        "DLOCK.RENEW k alice",
+        "DLOCK.MRENEW 1 k alice",
+        "DLOCK.KEEP 1000",
+    ] {
+        wire.ask::<String>("MULTI");
+        wire.ask::<String>(line);
+        wire.send("EXEC");
+        let answers = format!("{:?}", wire.read());
+        assert!(
+            answers.contains("NOACK") || answers.contains("NoAck"),
+            "{line}: {answers}"
+        );
+        assert_eq!(wire.ask::<Value>("DLOCK.HELD k"), Value::Nil, "{line}");
+    }
+    let mut c = group.primary.connection();
+    let script = dlock_integration::redis::cmd("EVAL")
+        .arg("return redis.pcall('DLOCK.ACQUIRE', KEYS[1], 'alice')['err']")
+        .arg(1)
+        .arg("k")
+        .query::<String>(&mut c)
+        .expect("the error's text");
+    assert!(script.starts_with(barred), "{script}");
+    // What gives back works there.
+    wire.ask::<Grant>("DLOCK.ACQUIRE k alice 30000");
+    wire.ask::<String>("MULTI");
+    wire.ask::<String>("DLOCK.RELEASE k alice");
+    assert_eq!(wire.ask::<Vec<u64>>("EXEC"), [0]);
+    group.end();
+}
+
+/// A wait by NOTIFY is answered at once, also where the lock is granted at once, and the message comes with the confirmation.
+#[test]
+fn a_message_comes_with_the_confirmation() {
+    let group = Group::start(1);
+    let mut listener = group.primary.wire();
+    listener.send("SUBSCRIBE news");
+    listener.read().expect("subscribed");
+    let mut wire = group.primary.wire();
+    group.freeze();
+    let (none, before, id): Queued = wire.ask("DLOCK.ACQUIRE k alice 30000 NOTIFY news");
+    assert_eq!((none, before), (0, 0));
+    await_unconfirmed(&group.primary, 1);
+    assert!(!listener.has_something());
+    group.thaw();
+    let granted = format!("{:?}", listener.read().expect("a message"));
+    assert!(granted.contains(&format!("1:k 5:alice {id}")) && granted.contains("granted"));
+    group.freeze();
+    group
+        .primary
+        .connection()
+        .run("CONFIG SET dlock.ack-timeout-ms 1");
+    let (_, _, id): Queued = wire.ask("DLOCK.ACQUIRE l alice 30000 NOTIFY news BLOCK 1");
+    let late = format!("{:?}", listener.read().expect("a message"));
+    assert!(
+        late.contains(&format!("noack 0 1:l 5:alice {id}")),
+        "{late}"
+    );
+    group.thaw();
+    group.end();
+}
+
+/// In a pause the time-out is answered, and the giving back follows.
+#[test]
+fn in_a_pause_the_time_out_is_told() {
+    let group = Group::start(1);
+    let mut wire = group.primary.wire();
+    let mut c = group.primary.connection();
+    group.freeze();
+    c.run("CONFIG SET dlock.ack-timeout-ms 200");
+    wire.send("DLOCK.ACQUIRE k alice 30000");
+    await_unconfirmed(&group.primary, 1);
+    c.run("CLIENT PAUSE 600000 WRITE");
+    assert_late(&wire.read().expect_err("too late"));
+    assert!(c.ask::<Option<Value>>("DLOCK.HELD k").is_some());
+    c.run("CLIENT UNPAUSE");
+    await_until("it is given back", PATIENCE, || {
+        c.ask::<Option<Value>>("DLOCK.HELD k").is_none()
+    });
+    group.thaw();
+    group.end();
+}
+
+/// What waits goes by the setting as it is now.
+#[test]
+fn a_setting_that_changes_is_heeded_by_what_waits() {
+    let group = Group::start(3);
+    let mut c = group.primary.connection();
+    let mut wire = group.primary.wire();
+    group.freeze();
+    wire.send("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
+    await_unconfirmed(&group.primary, 1);
+    c.run("CONFIG SET dlock.replicas 0");
+    wire.read()
+        .expect("a grant: nobody needs to confirm it any more");
+    wire.ask::<Grant>("DLOCK.ACQUIRE l alice 30000");
+    // A server that was started a short while ago would wait: so that while is over.
+    c.run("CONFIG SET dlock.quarantine-ms 1");
+    c.run("CONFIG SET dlock.replicas 3");
+    c.run(&format!("CONFIG SET dlock.quarantine-ms {LONG_MS}"));
+    wire.send("DLOCK.ACQUIRE m alice 30000 BLOCK 0");
+    await_unconfirmed(&group.primary, 1);
+    group.thaw();
+    wire.read().expect("a grant");
+    let error = c.refusal("CONFIG SET dlock.quarantine-ms 0");
+    assert!(
+        error.contains("dlock.replicas needs dlock.quarantine-ms above 0"),
+        "{error}"
+    );
+    group.end();
+}
+
+/// An ordinary failover: the other replica joins the promoted one by a partial resynchronisation, and counts at once.
+#[test]
+fn after_a_promotion_grants_go_on_as_soon_as_the_others_have_joined() {
+    let mut group = Group::start(2);
+    group
+        .primary
+        .wire()
+        .ask::<Grant>("DLOCK.ACQUIRE old alice 30000");
+    group
+        .replicas
+        .iter()
+        .for_each(|replica| replica.wait_in_sync(&group.primary));
+    group.primary.kill9();
+    let (new, other) = (&group.replicas[0], &group.replicas[1]);
+    new.promote();
+    let error = refused(&mut new.wire(), "DLOCK.ACQUIRE k bob 30000");
+    assert!(error.ends_with(TOO_FEW), "{error}");
+    other.replica_of(new);
+    await_counting(new, 1);
+    assert_eq!(stat(new, "replicas_joined_partial"), 1);
+    new.wire().ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
+    // What was held goes on, and its owner's renewal is confirmed.
+    assert_eq!(
+        new.connection()
+            .ask::<Option<Grant>>("DLOCK.ACQUIRE old bob"),
+        None
+    );
+    new.wire().ask::<u64>("DLOCK.RENEW old alice 30000");
+    assert_sound(new);
+    assert_sound(other);
+}
+
+/// A replica that has taken over all of the data counts late, and so does whoever joins in that time: here, and at a server that is
+/// promoted meanwhile.
+#[test]
+fn after_a_full_joining_whoever_joins_counts_late() {
+    let group = Group::start(2);
+    let forgets = &group.replicas[0];
+    forgets.promote();
+    group.await_counting(1);
+    forgets.connection().run("SET x y");
+    forgets.replica_of(&group.primary);
+    // The one that was there all the time still counts.
+    await_until("it has joined by a full one", PATIENCE, || {
+        stat(&group.primary, "replicas_connected") == 2
+            && stat(&group.primary, "replicas_counting") == 1
+            && stat(&group.primary, "joins_count_late_ms") > 1_000
+    });
+    group
+        .primary
+        .wire()
+        .ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
+    await_until("it was told in the stream", PATIENCE, || {
+        stat(&group.replicas[1], "joins_count_late_ms") > 1_000
+    });
+    // Both join again, by partial ones.
+    group.primary.connection().run("CLIENT KILL TYPE replica");
+    await_until("both have joined again", PATIENCE, || {
+        stat(&group.primary, "replicas_connected") == 2
+            && stat(&group.primary, "replicas_counting") == 0
+            && stat(&group.primary, "replicas_joined_full") == 2
+    });
+    let new = &group.replicas[1];
+    new.promote();
+    forgets.replica_of(new);
+    await_until("it has joined there", PATIENCE, || {
+        stat(new, "replicas_joined_full") == 1
+    });
+    assert_eq!(stat(new, "replicas_counting"), 0);
+    group.end();
+}
+
+/// A server that was started confirms nothing before all that it may have confirmed has ended, and tells its replicas.
+#[test]
+fn a_start_is_told_and_waited_out() {
+    let mut group = Group::start(2);
+    let replicas = &group.replicas;
+    group.primary.connection().run("CONFIG REWRITE");
+    group.primary.stop();
+    group.primary.restart();
+    group
+        .primary
+        .connection()
+        .run(&format!("CONFIG SET dlock.quarantine-ms {LONG_MS}"));
+    for replica in replicas {
+        await_until("a replica has heard of it", PATIENCE, || {
+            stat(replica, "joins_count_late_ms") > 1_000
+        });
+    }
+    assert_eq!(stat(&group.primary, "replicas_counting"), 0);
+    group.end();
+}
+
+/// A replica that takes over all data confirms nothing for as long, if it is promoted.
+#[test]
+fn who_has_taken_over_all_data_waits_after_a_promotion() {
+    let group = Group::start(2);
+    let (taken, other) = (&group.replicas[0], &group.replicas[1]);
+    taken.promote();
+    taken.connection().run("SET x y");
+    taken.replica_of(&group.primary);
+    taken.wait_in_sync(&group.primary);
+    taken.promote();
+    other.replica_of(taken);
+    let error = refused(&mut taken.wire(), "DLOCK.ACQUIRE k bob 30000");
+    assert!(
+        error.contains("quarantine after the start or full resynchronisation"),
+        "{error}"
+    );
+    assert!(stat(taken, "closed_left_ms") > 1_000);
+    group.end();
+}
+
+/// Whom a replica brings up to date may forget what it has confirmed, and nobody would be told.
+#[test]
+fn a_replica_serves_no_replicas() {
+    let group = Group::start(2);
+    let (one, other) = (&group.replicas[0], &group.replicas[1]);
+    other
+        .connection()
+        .run(&format!("REPLICAOF 127.0.0.1 {}", one.port()));
+    await_until("it is refused", PATIENCE, || {
+        one.log().contains("it serves no replicas of its own")
+    });
+    await_until("it is not served", PATIENCE, || {
+        one.info("replication").number::<u64>("connected_slaves") == 0
+    });
+    other.replica_of(&group.primary);
+    group.end();
+}
+
+/// What is more than configured is gone by, and warned of.
+#[test]
+fn more_replicas_than_configured_are_counted_and_warned_of() {
+    let group = Group::start(2);
+    group.set("replicas", 1);
+    await_until("two are more than one", PATIENCE, || {
+        stat(&group.primary, "replicas_too_many") == 1
+    });
+    assert_eq!(stat(&group.primary, "replicas_needed"), 1);
+    await_until("the log warns", PATIENCE, || {
+        group
+            .primary
+            .log()
+            .contains("2 replicas are connected, and dlock.replicas is 1")
+    });
+    group.end();
+}
+
+/// What a KEEP tells of lost ties is told again if the KEEP was not confirmed.
+#[test]
+fn a_sign_of_life_is_confirmed_and_what_is_lost_is_told_then() {
+    let group = Group::start(1);
+    let mut wire = group.primary.wire();
+    let mut c = group.primary.connection();
+    wire.ask::<Grant>("DLOCK.ACQUIRE k alice 30000 AUTO 60000");
+    let (lost, _): Grant = wire.ask("DLOCK.ACQUIRE l alice 30000 AUTO 60000");
+    let (ties, left, none): (u64, u64, Vec<Value>) = wire.ask("DLOCK.KEEP 60000");
+    assert!(ties == 2 && left > 0 && none.is_empty());
+    group.freeze();
+    c.run("CONFIG SET dlock.ack-timeout-ms 30");
+    assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE l"), 1);
+    assert_late(&refused(&mut wire, "DLOCK.KEEP 60000"));
+    group.thaw();
+    await_until("the replica goes on", PATIENCE, || {
+        wire.send("DLOCK.KEEP 60000");
+        wire.read().is_ok_and(|told| {
+            let told = format!("{told:?}");
+            assert!(
+                told.contains(&lost.to_string()) && told.contains("forced"),
+                "{told}"
+            );
+            true
+        })
+    });
+    let (ties, _, none): (u64, u64, Vec<Value>) = wire.ask("DLOCK.KEEP 60000");
+    assert!(ties == 1 && none.is_empty());
+    group.end();
+}
+
+/// One look and one question serve all that is decided in a turn of the event loop, and in order.
+#[test]
+fn two_hundred_connections_are_confirmed_together() {
+    let group = Group::start(2);
+    let mut wires: Vec<Wire> = (0..200).map(|_| group.primary.wire()).collect();
+    group.freeze();
+    for (at, wire) in wires.iter_mut().enumerate() {
+        wire.send(&format!("DLOCK.ACQUIRE k{at} alice 30000 BLOCK 0"));
+    }
+    await_unconfirmed(&group.primary, 200);
+    let began = Instant::now();
+    group.thaw();
+    wires
+        .iter_mut()
+        .for_each(|wire| drop(wire.read().expect("a grant")));
+    assert!(began.elapsed() < PATIENCE);
+    assert_eq!(stat(&group.primary, "confirmed_total"), 200);
+    group.end();
+}
+
+/// A replica that cannot apply what it hears would confirm it: its process ends.
+#[test]
+fn a_replica_that_cannot_follow_ends() {
+    let mut group = Group::start(1);
+    group
+        .primary
+        .connection()
+        .run("CONFIG SET dlock.replicas 0");
+    // As a later version of the module might say it.
+    let mut writable = group.replicas[0].connection();
+    writable.run("CONFIG SET replica-read-only no");
+    writable.run("SET k x");
+    group
+        .primary
+        .wire()
+        .ask::<Grant>("DLOCK.ACQUIRE k alice 30000");
+    group.replicas[0].await_exit();
+    assert!(group.replicas[0]
+        .log()
+        .contains("it cannot apply what its primary says"));
+    assert_sound_log(&group.primary);
+}

@@ -1,0 +1,431 @@
+//! Whose confirmation counts (`dlock.replicas`), and until when this server confirms nothing.
+//!
+//! The server tells a module when a replica comes or goes, and in INFO what each has acknowledged. How one has joined is seen
+//! so: one that needs everything (a *full* resynchronisation) is counted by the server when it asks for it, and is there for a while
+//! before it is `online`; one that needs the rest of the stream only (a *partial* one) is online at once. What cannot be told
+//! apart counts as full.
+//!
+//! | what | from when on it counts |
+//! |---|---|
+//! | a replica that has joined by a partial resynchronisation | at once: it knows nothing that this server does not know |
+//! | one that has joined by a full one | `dlock.quarantine-ms` later: what it confirmed elsewhere, and forgot, has ended by then |
+//! | any that joins within that time after a full joining was told in the stream, here or by an earlier primary | the same |
+//! | any, where there is to be one replica only | at once: nobody else can have confirmed anything |
+//!
+//! A server itself confirms nothing for that time after its start, and after it began to take over another's data. The reasons, and
+//! what gives two owners where one of these is left out, are in `docs/protocol.md`.
+
+use super::{clock, config, timer};
+use crate::ffi::cell::MainThread;
+use crate::ffi::ctx::Ctx;
+use crate::ffi::log;
+use crate::node::gate;
+use dlock_commands::Replicas;
+use dlock_engine::{Millis, SteadyMs};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A replica, as far as it is connected to this server.
+#[derive(Debug, Clone)]
+struct Link {
+    // Its address, as the server shows it.
+    at: String,
+    online: bool,
+    joined: Joined,
+    counts_from: SteadyMs,
+    // What it has acknowledged.
+    acknowledged: u64,
+}
+
+/// How a replica has joined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Joined {
+    // It is online, and the server has not said yet by what.
+    Unknown,
+    Partial,
+    Full,
+}
+
+/// All that is known of replicas.
+#[derive(Debug, Default)]
+struct Links {
+    links: Vec<Link>,
+    // How often the server was asked for a full resynchronisation, and granted a partial one, when it was last looked at.
+    seen: Option<(u64, u64)>,
+    // Until when whoever joins counts as one that has joined by a full resynchronisation.
+    heeded_until: SteadyMs,
+    // What is to be told in the stream: that a full joining has begun, or that this primary was started.
+    to_tell: bool,
+    // Since when this server has its data, and until when it confirms nothing because of that.
+    since: SteadyMs,
+    closed_until: SteadyMs,
+    // How much of the stream there is.
+    offset: u64,
+    // Up to where replicas were last asked to acknowledge it.
+    asked: u64,
+    // A warning of more replicas than are configured was given.
+    warned: bool,
+    // How many are needed, and count, as the settings go by it.
+    goes_by: (u32, u32),
+    // This server follows another and serves replicas of its own.
+    serves_as_replica: bool,
+}
+
+static REPLICAS: MainThread<Links> = MainThread::new(Links {
+    links: Vec::new(),
+    seen: None,
+    heeded_until: SteadyMs(0),
+    to_tell: false,
+    since: SteadyMs(0),
+    closed_until: SteadyMs(0),
+    offset: 0,
+    asked: 0,
+    warned: false,
+    goes_by: (0, 0),
+    serves_as_replica: false,
+});
+
+/// Whether something may have changed since replicas were last looked at.
+static CHANGED: AtomicBool = AtomicBool::new(true);
+
+/// Returns true if replicas are to confirm answers.
+pub(crate) fn on() -> bool {
+    config::REPLICAS.amount() > 0
+}
+
+/// How many of so many replicas must confirm an answer: with the primary more than half of all servers hold it, and whoever is
+/// promoted needs as many.
+fn needed_of(replicas: u32) -> u32 {
+    replicas.div_ceil(2)
+}
+
+fn quarantine() -> Millis {
+    config::QUARANTINE_MS.amount() as Millis
+}
+
+/// This server begins with new data: it was started, or it takes over another's.
+pub(crate) fn begin() {
+    let now = clock::read().steady();
+    if let Some(mut replicas) = REPLICAS.borrow() {
+        replicas.since = now;
+        replicas.close();
+        replicas.heed(now);
+    }
+}
+
+/// Replicas are to confirm answers from now on: what was let go by while they were not is caught up with.
+pub(crate) fn switched_on() {
+    if let Some(mut replicas) = REPLICAS.borrow() {
+        replicas.close();
+    }
+    changed();
+}
+
+/// A replica has come or gone, a child was forked, or the role has changed: replicas are to be looked at.
+pub(crate) fn changed() {
+    CHANGED.store(true, Ordering::Relaxed);
+}
+
+/// Returns true if they are.
+pub(crate) fn has_changed() -> bool {
+    CHANGED.load(Ordering::Relaxed)
+}
+
+/// The primary has told that somebody joins by a full resynchronisation, or that it was started.
+pub(crate) fn heed() {
+    let now = clock::read().steady();
+    if let Some(mut replicas) = REPLICAS.borrow() {
+        replicas.heed(now);
+    }
+}
+
+/// Takes what is to be told in the stream.
+pub(crate) fn take_to_tell() -> bool {
+    let replicas = REPLICAS.borrow();
+    replicas.is_some_and(|mut replicas| std::mem::take(&mut replicas.to_tell))
+}
+
+/// Returns true if something is to be told in the stream.
+pub(crate) fn has_to_tell() -> bool {
+    REPLICAS.borrow().is_some_and(|replicas| replicas.to_tell)
+}
+
+/// Until when this server confirms nothing, since it was started or has taken over another's data.
+pub(crate) fn closed_until() -> SteadyMs {
+    REPLICAS
+        .borrow()
+        .map_or(SteadyMs(0), |replicas| replicas.closed_until)
+}
+
+/// What is known now.
+pub(crate) fn standing(now: SteadyMs) -> Replicas {
+    REPLICAS
+        .borrow()
+        .map_or(Replicas::default(), |replicas| replicas.standing(now))
+}
+
+/// Asks the server for its replicas. To be called where the effects of what was decided are in the stream.
+pub(crate) fn look(ctx: Ctx, now: SteadyMs) {
+    let changed = CHANGED.swap(false, Ordering::Relaxed);
+    let Some(mut replicas) = REPLICAS.borrow() else {
+        return;
+    };
+    if !gate::primary() {
+        (replicas.seen, replicas.asked) = (None, 0);
+        replicas.look_at_links(ctx, now);
+        replicas.serves_as_replica = !std::mem::take(&mut replicas.links).is_empty();
+        if replicas.serves_as_replica {
+            timer::soon();
+        }
+        return;
+    }
+    replicas.look_at_links(ctx, now);
+    if changed || replicas.newcomers() > 0 {
+        replicas.look_at_joins(ctx, now);
+    }
+}
+
+/// Returns true if this server follows another and serves replicas of its own. Whom it brings up to date may have confirmed for
+/// others what it forgets by that, and nobody would be told.
+pub(crate) fn serves_as_replica() -> bool {
+    let replicas = REPLICAS.borrow();
+    replicas.is_some_and(|mut replicas| std::mem::take(&mut replicas.serves_as_replica))
+}
+
+/// Returns true if other numbers of replicas are needed, or count, than when this was last asked. When that may change next by
+/// itself the module's event comes.
+pub(crate) fn has_moved(now: SteadyMs) -> bool {
+    let Some(mut replicas) = REPLICAS.borrow() else {
+        return false;
+    };
+    let later = replicas.links.iter().map(|link| link.counts_from);
+    let next = later.filter(|at| *at > now).min();
+    let standing = replicas.standing(now);
+    let goes_by = (standing.needed, standing.counting);
+    let moved = std::mem::replace(&mut replicas.goes_by, goes_by) != goes_by;
+    drop(replicas);
+    if let Some(at) = next {
+        timer::arm(at, now);
+    }
+    moved
+}
+
+/// Returns true if more replicas are connected than are configured, the first time in a row.
+pub(crate) fn are_too_many() -> Option<usize> {
+    let mut replicas = REPLICAS.borrow()?;
+    let connected = replicas.links.len();
+    let too_many = connected > config::REPLICAS.amount();
+    let first = too_many && !std::mem::replace(&mut replicas.warned, too_many);
+    first.then_some(connected)
+}
+
+/// How much of the stream there is.
+pub(crate) fn offset() -> u64 {
+    REPLICAS.borrow().map_or(0, |replicas| replicas.offset)
+}
+
+/// How much of the stream so many replicas have acknowledged whose confirmation counts.
+pub(crate) fn acknowledged_by(needed: u32, now: SteadyMs) -> u64 {
+    let Some(replicas) = REPLICAS.borrow() else {
+        return 0;
+    };
+    let mut acknowledged: Vec<u64> = replicas
+        .counting(now)
+        .map(|link| link.acknowledged)
+        .collect();
+    acknowledged.sort_unstable_by(|one, other| other.cmp(one));
+    let at = (needed as usize).checked_sub(1);
+    at.and_then(|at| acknowledged.get(at).copied()).unwrap_or(0)
+}
+
+/// How many replicas have acknowledged so much of the stream, of those whose confirmation counts.
+pub(crate) fn have_acknowledged(offset: u64, now: SteadyMs) -> u32 {
+    let replicas = REPLICAS.borrow();
+    replicas.map_or(0, |replicas| {
+        let mut have = replicas.counting(now);
+        have.by_ref()
+            .filter(|link| link.acknowledged >= offset)
+            .count() as u32
+    })
+}
+
+/// Notes that replicas are asked to acknowledge the stream as it is, of which they have acknowledged so much and `most` is needed.
+/// Returns false if that is not to be done: they were asked already, or have not answered what they were asked last. One question
+/// at a time, since each is a write for replicas and save points.
+pub(crate) fn ask(acknowledged: u64, most: u64) -> bool {
+    let Some(mut replicas) = REPLICAS.borrow() else {
+        return false;
+    };
+    if acknowledged < replicas.asked || most <= replicas.asked {
+        return false;
+    }
+    replicas.asked = replicas.offset;
+    true
+}
+
+impl Links {
+    fn close(&mut self) {
+        self.closed_until = self.closed_until.max(self.since.after(quarantine()));
+    }
+
+    fn heed(&mut self, now: SteadyMs) {
+        self.heeded_until = self.heeded_until.max(now.after(quarantine()));
+        if gate::primary() {
+            self.to_tell = true;
+            timer::soon();
+        }
+    }
+
+    fn counting(&self, now: SteadyMs) -> impl Iterator<Item = &Link> + '_ {
+        let alone = self.configured() == 1;
+        let counts = move |link: &Link| link.online && (alone || link.counts_from <= now);
+        // A replica that has come again while its former connection is not closed yet confirms once.
+        let last = |at: usize, link: &Link| {
+            let mut later = self.links.iter().skip(at + 1);
+            later.all(|later| later.at != link.at)
+        };
+        let links = self.links.iter().enumerate();
+        links
+            .filter(move |(at, link)| counts(link) && last(*at, link))
+            .map(|(_, link)| link)
+    }
+
+    /// How many replicas there are to be, or are if they are more.
+    fn configured(&self) -> u32 {
+        config::REPLICAS.amount().max(self.links.len()) as u32
+    }
+
+    fn standing(&self, now: SteadyMs) -> Replicas {
+        let joined = |how| {
+            let links = self.links.iter().filter(|link| link.joined == how);
+            links.count() as u32
+        };
+        Replicas {
+            needed: match on() {
+                true => needed_of(self.configured()),
+                false => 0,
+            },
+            counting: self.counting(now).count() as u32,
+            connected: self.links.len() as u32,
+            partial: joined(Joined::Partial),
+            full: joined(Joined::Full),
+            too_many: on() && self.links.len() > config::REPLICAS.amount(),
+            closed_ms: self.closed_until.since(now),
+            late_ms: self.heeded_until.since(now),
+            waiting: 0,
+        }
+    }
+
+    /// How many have come of which it is not known yet how.
+    fn newcomers(&self) -> u64 {
+        let unknown = self
+            .links
+            .iter()
+            .filter(|link| link.joined == Joined::Unknown);
+        unknown.count() as u64
+    }
+
+    /// Asks how many have joined and by what, and decides from when on those count that are new.
+    fn look_at_joins(&mut self, ctx: Ctx, now: SteadyMs) {
+        let (mut fulls, mut partials) = (0, 0);
+        ctx.server_fields(c"stats", |field| {
+            let number = |name| field(name).and_then(|text| text.parse().ok()).unwrap_or(0);
+            (fulls, partials) = (number(c"sync_full"), number(c"sync_partial_ok"));
+        });
+        let seen = self.seen.replace((fulls, partials));
+        // A counter that was reset by an operator is as one that has moved.
+        let full = seen.map_or(fulls > 0, |(before, _)| before != fulls);
+        if full {
+            self.heed(now);
+        }
+        let joined = partials.checked_sub(seen.map_or(0, |(_, before)| before));
+        let heeded = now < self.heeded_until;
+        // One that has left and come again since the last look is none of the newcomers.
+        let hidden = joined.map_or(true, |joined| joined > self.newcomers());
+        let by_less = joined.map_or(true, |joined| joined < self.newcomers());
+        for link in &mut self.links {
+            if link.joined == Joined::Unknown {
+                link.joined = match heeded || by_less {
+                    true => Joined::Full,
+                    false => Joined::Partial,
+                };
+                link.counts_from = match link.joined {
+                    Joined::Partial => now,
+                    _ => now.after(quarantine()),
+                };
+            } else if heeded && hidden && link.joined == Joined::Partial {
+                (link.joined, link.counts_from) = (Joined::Full, now.after(quarantine()));
+            }
+        }
+    }
+
+    /// Asks for the replicas that are connected.
+    fn look_at_links(&mut self, ctx: Ctx, now: SteadyMs) {
+        let mut known = std::mem::take(&mut self.links);
+        let (links, offset) = (&mut self.links, &mut self.offset);
+        ctx.server_fields(c"replication", |field| {
+            *offset = field(c"master_repl_offset")
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(*offset);
+            let count: usize = field(c"connected_slaves")
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(0);
+            for at in 0..count {
+                let name = std::ffi::CString::new(format!("slave{at}")).unwrap_or_default();
+                if let Some(line) = field(&name) {
+                    links.extend(Link::read(line));
+                }
+            }
+        });
+        for link in &mut self.links {
+            // Two of one address: the one that counts last may be either.
+            let same = known
+                .iter()
+                .enumerate()
+                .filter(|(_, old)| old.at == link.at);
+            let last = same
+                .max_by_key(|(_, old)| old.counts_from)
+                .map(|(at, _)| at);
+            match last.map(|at| known.swap_remove(at)) {
+                // It is another link by now, since one that is online stays so.
+                Some(old) if old.online && !link.online => {}
+                Some(old) => (link.joined, link.counts_from) = (old.joined, old.counts_from),
+                None => {}
+            }
+            if !link.online {
+                link.joined = Joined::Full;
+            }
+            if link.joined == Joined::Unknown || !link.online {
+                link.counts_from = now.after(quarantine().max(1));
+            }
+        }
+    }
+}
+
+impl Link {
+    /// Of a line of INFO: `ip=…,port=…,state=…,offset=…,lag=…`.
+    fn read(line: &str) -> Option<Link> {
+        let field = |name: &str| {
+            let mut fields = line.split(',');
+            fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='))
+        };
+        Some(Link {
+            at: format!("{} {}", field("ip")?, field("port")?),
+            online: field("state")? == "online",
+            joined: Joined::Unknown,
+            counts_from: SteadyMs(0),
+            acknowledged: field("offset")?.parse().ok()?,
+        })
+    }
+}
+
+/// What a replica has to say before its process ends.
+const CANNOT_FOLLOW: &str =
+    "dlock ends the server: it cannot apply what its primary says, and with dlock.replicas it must not confirm what it does not keep";
+
+/// A replica cannot apply the stream: the server would go on to confirm it. So its process ends, if it may be counted.
+pub(crate) fn cannot_follow() {
+    if on() && !gate::primary() {
+        log::warning(CANNOT_FOLLOW);
+        std::process::abort();
+    }
+}

@@ -1,0 +1,107 @@
+//! Looking what replicas have confirmed, and telling what waits for that (`dlock.replicas`): one look and one question to the
+//! replicas for all answers of a turn of the event loop.
+
+use super::enter;
+use super::keyspace::{Mode, Origin};
+use super::state::State;
+use crate::ffi::ctx::Ctx;
+use crate::ffi::panic::poisoned;
+use crate::ffi::{log, server};
+use crate::node::{clock, config, gate, replicas};
+use crate::tell::confirm::{self, Held};
+use dlock_engine::{NoAck, Now, Outcome, Refusal};
+
+/// The event loop is about to sleep: the effects of all that was decided are in the stream.
+pub(super) fn look(ctx: Ctx) {
+    let waiting = confirm::waiting() > 0;
+    if poisoned() || !(waiting || replicas::has_changed()) {
+        return;
+    }
+    let now = clock::read();
+    let steady = now.steady();
+    replicas::look(ctx, steady);
+    if replicas::has_moved(steady) {
+        config::changed();
+    }
+    if let Some(connected) = replicas::are_too_many() {
+        log::warning(&format!(
+            "{connected} replicas are connected, and dlock.replicas is {}: dlock goes by {connected} until they are fewer. A \
+             replica that is not counted can be promoted without what others have confirmed",
+            config::REPLICAS.amount()
+        ));
+    }
+    if !waiting || !gate::primary() {
+        return;
+    }
+    confirm::stamp(replicas::offset());
+    let acknowledged = match replicas::standing(steady).needed {
+        0 => u64::MAX,
+        needed => replicas::acknowledged_by(needed, steady),
+    };
+    let confirmed = confirm::take_confirmed(acknowledged);
+    let most = confirm::most_needed();
+    // What reaches replicas while the server is paused brings it down.
+    if most.is_some_and(|most| !server::must_hold_back() && replicas::ask(acknowledged, most)) {
+        ctx.ask_replicas();
+    }
+    if !confirmed.is_empty() {
+        enter::run(ctx, Mode::Read, Origin::Event, now, |state, now| {
+            confirmed
+                .into_iter()
+                .for_each(|held| state.confirmed(held, now));
+        });
+    }
+}
+
+impl State {
+    /// Replicas have confirmed an answer. It is told if what it promises is still so.
+    fn confirmed(&mut self, held: Held, now: Now) {
+        let promises = held.output.pending().holds();
+        let (engine, keys) = (&mut self.engine, &mut self.keys);
+        let stands = promises
+            .iter()
+            .all(|promise| engine.stands(keys, now, promise));
+        if !stands {
+            return self.not_confirmed(held, NoAck::Ended);
+        }
+        let took_us = now.steady_us.saturating_sub(held.since_us);
+        engine.ledger.counters.confirmations.record(took_us);
+        let mut output = held.output;
+        engine.confirmed(&output.pending().undo);
+        output.pending_mut().confirmed = true;
+        if let Outcome::Keeps { client, first_end } = *output.outcome_mut() {
+            // What was renewed since is not confirmed.
+            let mut kept = engine.kept(now, client);
+            kept.first_end = kept.first_end.min(first_end.or(kept.first_end));
+            *output.outcome_mut() = Outcome::Kept(kept);
+        }
+        engine.outbox.put(output);
+    }
+
+    /// An answer is told as not confirmed.
+    fn not_confirmed(&mut self, held: Held, why: NoAck) {
+        let refusal = Refusal::NoAck(why);
+        let counters = &mut self.engine.ledger.counters;
+        counters.unconfirmed += 1;
+        counters.refusals.count(&refusal);
+        let (output, pending) = held.tell(Outcome::Refused(refusal));
+        self.engine.not_confirmed(pending.undo);
+        self.engine.outbox.put(output);
+    }
+
+    /// The time of these answers is up.
+    pub(super) fn time_out_unconfirmed(&mut self, now: Now) {
+        for held in confirm::take_overdue(now.steady()) {
+            let late = confirm::too_late(held.needs, now.steady());
+            self.not_confirmed(held, late);
+        }
+    }
+
+    /// The server decides no longer: those who wait by a channel for a confirmation are told so.
+    pub(super) fn abandon_unconfirmed(&mut self) {
+        for held in confirm::take_published() {
+            let (output, _) = held.tell(Outcome::Moved);
+            self.engine.outbox.put(output);
+        }
+    }
+}

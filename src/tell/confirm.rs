@@ -1,0 +1,199 @@
+//! Answers that wait until replicas have confirmed what they promise (`dlock.replicas`).
+//!
+//! An answer is here from the event that decided it until one of these:
+//!
+//! | what | then |
+//! |---|---|
+//! | replicas have confirmed all that was replicated by then | `run::confirm` looks once more, and it is told |
+//! | its time is up, or CLIENT UNBLOCK … TIMEOUT ends it | `NOACK` |
+//! | its connection ends, or CLIENT UNBLOCK … ERROR ends it | nobody is told |
+//!
+//! In the last two cases a new hold that no later command has touched is given back.
+//!
+//! How much must be confirmed is known only where the effects are in the stream: when the event loop is about to sleep.
+
+use super::blocking;
+use crate::ffi::cell::MainThread;
+use crate::node::inbox::{self, Notice};
+use crate::node::{config, event_loop, replicas, timer};
+use dlock_engine::collections::index::ByNumber;
+use dlock_engine::{Millis, NoAck, Now, Outcome, Output, Pending, RequestId, SteadyMs};
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// An answer that waits.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// The answer.
+    pub output: Output,
+    /// When it was decided: microseconds of the steady clock.
+    pub since_us: u64,
+    /// Up to where the stream must be confirmed; 0 while that is not known.
+    pub needs: u64,
+    deadline: Option<SteadyMs>,
+}
+
+#[derive(Default)]
+struct Answers {
+    by_id: ByNumber<RequestId, Held>,
+    // Since the event loop last slept.
+    fresh: Vec<RequestId>,
+    // In the order of the stream.
+    asked: VecDeque<(u64, RequestId)>,
+    deadlines: BTreeSet<(SteadyMs, RequestId)>,
+}
+
+lazy_static::lazy_static! {
+    static ref ANSWERS: MainThread<Answers> = MainThread::new(Answers::default());
+}
+
+/// How many there are: asked whenever the event loop is about to sleep.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// How many answers wait.
+pub(crate) fn waiting() -> usize {
+    WAITING.load(Ordering::Relaxed)
+}
+
+/// Keeps an answer until it is confirmed. Without anybody there any more who would be told, it is as not confirmed.
+pub(crate) fn hold(output: Output, now: Now) {
+    let id = output.id();
+    if matches!(output, Output::Wake(_)) && !blocking::hold(id) {
+        return inbox::post(Notice::Unconfirmed(output.into_pending().undo));
+    }
+    let patience: Millis = config::ACK_TIMEOUT_MS.amount() as Millis;
+    let least = now.steady().after(patience);
+    let deadline = output.pending().until.map(|until| until.max(least));
+    let held = Held {
+        output,
+        since_us: now.steady_us,
+        needs: 0,
+        deadline,
+    };
+    if let Some(mut answers) = ANSWERS.borrow() {
+        answers.deadlines.extend(deadline.map(|at| (at, id)));
+        answers.fresh.push(id);
+        answers.by_id.insert(id, held);
+        answers.count();
+    }
+    if let Some(at) = deadline {
+        timer::arm(at, now.steady());
+    }
+    if event_loop::asleep() {
+        // What is decided after that event waits for the next.
+        timer::soon();
+    }
+}
+
+/// So much is in the stream: what the answers that have come since need is among it.
+pub(crate) fn stamp(offset: u64) {
+    if let Some(mut answers) = ANSWERS.borrow() {
+        let answers = &mut *answers;
+        for id in answers.fresh.drain(..) {
+            if let Some(held) = answers.by_id.get_mut(&id) {
+                held.needs = offset;
+                answers.asked.push_back((offset, id));
+            }
+        }
+    }
+}
+
+/// Takes out what is confirmed, once so much of the stream is, in order.
+pub(crate) fn take_confirmed(offset: u64) -> Vec<Held> {
+    let mut confirmed = Vec::new();
+    if let Some(mut answers) = ANSWERS.borrow() {
+        while let Some(&(needs, id)) = answers.asked.front() {
+            if needs > offset {
+                break;
+            }
+            answers.asked.pop_front();
+            confirmed.extend(answers.take(id));
+        }
+    }
+    confirmed
+}
+
+/// How much of the stream the last of them needs; none if none waits.
+pub(crate) fn most_needed() -> Option<u64> {
+    let answers = ANSWERS.borrow()?;
+    answers.asked.back().map(|(needs, _)| *needs)
+}
+
+/// When the time of the next one is up.
+pub(crate) fn next_deadline() -> Option<SteadyMs> {
+    let answers = ANSWERS.borrow()?;
+    answers.deadlines.first().map(|(at, _)| *at)
+}
+
+/// Takes out those whose time is up.
+pub(crate) fn take_overdue(now: SteadyMs) -> Vec<Held> {
+    let mut overdue = Vec::new();
+    if let Some(mut answers) = ANSWERS.borrow() {
+        while let Some(&(at, id)) = answers.deadlines.first() {
+            if at > now {
+                break;
+            }
+            answers.deadlines.pop_first();
+            overdue.extend(answers.take(id));
+        }
+    }
+    overdue
+}
+
+/// Takes out one.
+pub(crate) fn take(id: RequestId) -> Option<Held> {
+    ANSWERS.borrow()?.take(id)
+}
+
+/// Takes out those that are to be published: the server decides no longer, and ends waits of connections by itself.
+pub(crate) fn take_published() -> Vec<Held> {
+    let Some(mut answers) = ANSWERS.borrow() else {
+        return Vec::new();
+    };
+    let held = answers.by_id.iter();
+    let published = held.filter(|(_, held)| matches!(held.output, Output::Publish(_)));
+    let ids: Vec<RequestId> = published.map(|(id, _)| *id).collect();
+    ids.into_iter().filter_map(|id| answers.take(id)).collect()
+}
+
+/// What an answer is told that was not confirmed in time, and needs so much of the stream.
+pub(crate) fn too_late(needs: u64, now: SteadyMs) -> NoAck {
+    NoAck::Late {
+        confirmed: match needs {
+            0 => 0,
+            needs => replicas::have_acknowledged(needs, now),
+        },
+        needed: replicas::standing(now).needed,
+    }
+}
+
+impl Answers {
+    fn take(&mut self, id: RequestId) -> Option<Held> {
+        let held = self.by_id.remove(&id)?;
+        if let Some(at) = held.deadline {
+            self.deadlines.remove(&(at, id));
+        }
+        if self.by_id.is_empty() {
+            // What is left there is of those that have been taken out before their turn.
+            self.asked.clear();
+            self.fresh.clear();
+        }
+        self.count();
+        Some(held)
+    }
+
+    fn count(&self) {
+        WAITING.store(self.by_id.len(), Ordering::Relaxed);
+    }
+}
+
+impl Held {
+    /// It is told otherwise than it was decided, and nothing more is to be confirmed. Returns how its grants are undone.
+    pub(crate) fn tell(self, outcome: Outcome) -> (Output, Pending) {
+        let mut output = self.output;
+        let pending = std::mem::take(output.pending_mut());
+        output.pending_mut().confirmed = true;
+        *output.outcome_mut() = outcome;
+        (output, pending)
+    }
+}
