@@ -1,54 +1,6 @@
 //! What the server itself offers for any key: it tells, refuses, or is noticed, and the lock works on.
 
-use dlock_integration::{
-    assert_hands_over, assert_sound, at_once, await_until, Ask, Blocked, Grant, Guarded, Server,
-    PATIENCE,
-};
-
-/// A lock that somebody waits for has no TTL; wherever it goes, its leases and windows end all the same.
-#[test]
-fn a_lock_that_went_elsewhere_still_ends() {
-    for line in ["SWAPDB 0 1", "MOVE k 1", "RENAME k new"] {
-        println!("{line}");
-        let server = Server::start();
-        let mut c = server.connection();
-        c.run("CONFIG SET dlock.claim-window-ms 100");
-        c.run("DLOCK.ACQUIRE k alice 600000");
-        at_once(
-            &server,
-            [
-                "DLOCK.FAIRACQUIRE k bob CLAIM 300",
-                "DLOCK.RENEW k alice 300",
-                line,
-            ],
-        );
-        if !server.version().tells_of_keys() {
-            // Where nobody waits for it, a lock that came there is noticed at its next use.
-            server.connection_in(1).run("DLOCK.CANCEL k nobody");
-            c.run("DLOCK.CANCEL new nobody");
-        }
-        await_until("the keys are gone", PATIENCE, || {
-            let keyspace = server.info("keyspace");
-            keyspace.get("db0").is_none() && keyspace.get("db1").is_none()
-        });
-    }
-}
-
-/// An earlier end of the key stands, whatever else happens to the lock meanwhile.
-#[test]
-fn an_earlier_expire_is_not_forgotten() {
-    let server = Server::start();
-    let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    c.run("PEXPIRE k 300");
-    let bob = Blocked::send(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-    bob.reply::<Grant>();
-
-    c.run("DLOCK.ACQUIRE twice alice 600000 HOLDS 2");
-    c.run("PEXPIRE twice 60000");
-    c.run("DLOCK.RELEASE twice alice");
-    assert!(c.ask::<i64>("PTTL twice") <= 60_000);
-}
+use dlock_integration::{assert_sound, at_once, await_until, Ask, Guarded, Server, PATIENCE};
 
 #[test]
 fn an_evicted_lock_is_counted() {
@@ -175,44 +127,5 @@ fn general_commands_do_no_harm() {
         c.run("CONFIG SET active-defrag-ignore-bytes 1 active-defrag-threshold-lower 0");
     }
     guarded.assert_intact(&server, &mut c);
-    assert_sound(&server);
-}
-
-/// Other commands that write over the key as their target: who waits is told.
-#[test]
-fn stores_over_a_lock_are_told_of() {
-    let server = Server::start();
-    let mut c = server.connection();
-    for line in [
-        "RPUSH list 3 1 2",
-        "SADD set a",
-        "ZADD zset 1 a",
-        "SET string x",
-    ] {
-        c.run(line);
-    }
-    for line in [
-        "SORT list STORE k",
-        "SUNIONSTORE k set",
-        "ZRANGESTORE k zset 0 -1",
-        "BITOP NOT k string",
-        "SET k x",
-        "MSET k x",
-        "GEOSEARCHSTORE k zset FROMLONLAT 0 0 BYRADIUS 99999 km",
-        "COPY string k REPLACE",
-        "RENAME copy k",
-    ] {
-        c.run("COPY string copy REPLACE");
-        c.run("DLOCK.ACQUIRE k alice 600000");
-        let bob = Blocked::start(&server, "DLOCK.ACQUIRE k bob 600000 BLOCK 0");
-        c.run(line);
-        match c.ask::<u64>("EXISTS k") {
-            // Nothing to store is a removal.
-            0 => drop(bob.reply::<Grant>()),
-            _ => assert!(bob.refusal().starts_with("WRONGTYPE"), "{line}"),
-        }
-        c.run("DEL k");
-    }
-    assert_hands_over(&server, &mut c);
     assert_sound(&server);
 }

@@ -6,9 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use dlock_integration::redis::{from_redis_value, Connection, FromRedisValue, Value};
-use dlock_integration::{
-    await_until, command, kept, Ask, Blocked, Grant, Server, ServerBuilder, PATIENCE,
-};
+use dlock_integration::{await_until, command, kept, Ask, Blocked, Grant, Server, PATIENCE};
 use fastrand::Rng;
 
 /// Long enough to play no part.
@@ -193,51 +191,6 @@ fn assert_all_go_on(c: &mut Connection, token: u64) {
     c.run("DLOCK.RELEASE queued bert");
     c.run("DLOCK.RELEASE queued carl");
     assert!(ask(c, "DLOCK.FAIRACQUIRE queued dora"));
-}
-
-fn survives(builder: ServerBuilder, before_the_end: &str) {
-    let mut server = builder.start();
-    let mut c = server.connection();
-    let token = several_holders(&mut c);
-    c.run(before_the_end);
-    let before = KINDS.map(|key| kept(&mut c, key));
-    server.kill9();
-    server.restart();
-    let mut c = server.connection();
-    let after = KINDS.map(|key| kept(&mut c, key));
-    assert_eq!(before, after);
-    assert_all_go_on(&mut c, token);
-}
-
-#[test]
-fn several_holders_survive_a_restart_from_rdb() {
-    survives(Server::builder(), "SAVE");
-}
-
-#[test]
-fn several_holders_survive_a_restart_from_aof() {
-    let builder = Server::builder()
-        .config("appendonly", "yes")
-        .config("appendfsync", "always");
-    survives(builder, "PING");
-}
-
-#[test]
-fn several_holders_survive_a_restart_from_a_rewritten_aof() {
-    for preamble in ["yes", "no"] {
-        let builder = Server::builder()
-            .config("appendonly", "yes")
-            .config("aof-use-rdb-preamble", preamble);
-        let mut server = builder.start();
-        let mut c = server.connection();
-        let token = several_holders(&mut c);
-        server.rewrite_aof();
-        let before = KINDS.map(|key| kept(&mut c, key));
-        server.restart();
-        let mut c = server.connection();
-        assert_eq!(before, KINDS.map(|key| kept(&mut c, key)));
-        assert_all_go_on(&mut c, token);
-    }
 }
 
 #[test]

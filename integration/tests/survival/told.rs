@@ -2,9 +2,7 @@
 //! lock. What a user brings by RESTORE is bounded.
 
 use dlock_integration::redis::{Connection, Value};
-use dlock_integration::{
-    assert_sound, is_held, position, wait_as, with, Ask, Blocked, Grant, Server,
-};
+use dlock_integration::{assert_sound, is_held, with, Ask, Blocked, Grant, Server};
 
 /// The lease that was told, and one that a setting allows later.
 const LEASE_MS: u64 = 600_000;
@@ -27,41 +25,6 @@ fn acquire(c: &mut Connection, key: &str) -> u64 {
     token
 }
 
-/// The safety setting itself must not end what is held: a lock with somebody in its queue is the one that others are after.
-#[test]
-fn a_quarantine_after_a_restart_cuts_no_lease() {
-    let mut server = Server::builder()
-        .config("appendonly", "yes")
-        .config("appendfsync", "always")
-        .start();
-    let mut c = server.connection();
-    let tokens = ["k", "alone"].map(|key| (key, acquire(&mut c, key)));
-    c.run("DLOCK.FAIRACQUIRE k ben CLAIM 600000");
-    c.run("DLOCK.ACQUIRE shared ann 600000 SHARED");
-    c.run("DLOCK.ACQUIRE shared ben 600000 SHARED");
-    c.run("CONFIG SET dlock.quarantine-ms 300");
-    c.run("CONFIG REWRITE");
-    for rewritten in [false, true] {
-        if rewritten {
-            server.rewrite_aof();
-        }
-        server.kill9();
-        server.restart();
-        let mut c = server.connection();
-        // After the quarantine, too.
-        Blocked::start(&server, "DLOCK.ACQUIRE free ben 100 BLOCK 0").reply::<Grant>();
-        for (key, token) in tokens {
-            assert_kept(&mut c, key, token);
-        }
-        for owner in ["ann", "ben"] {
-            let held: Vec<u64> = c.ask(&format!("DLOCK.HELD shared {owner}"));
-            assert!(held[2] > LEASE_MS / 2, "{held:?}");
-        }
-        assert_eq!(position(&mut c, "k", "ben"), Some(0));
-    }
-    assert_sound(&server);
-}
-
 /// The same of a replica that has a quarantine and is promoted.
 #[test]
 fn a_quarantine_after_a_promotion_cuts_no_lease() {
@@ -77,55 +40,6 @@ fn a_quarantine_after_a_promotion_cuts_no_lease() {
     Blocked::start(&replica, "DLOCK.ACQUIRE free ben 100 BLOCK 0").reply::<Grant>();
     assert_kept(&mut c, "k", token);
     assert_sound(&replica);
-}
-
-/// What may happen to a lock while its longest lease is lowered, with nobody there and with somebody who waits.
-#[test]
-fn whatever_happens_to_a_lock_its_leases_stay() {
-    let server = Server::start();
-    for setting in ["dlock.max-lease-ms", "dlock.quarantine-ms"] {
-        for waits in [false, true] {
-            let mut c = server.connection();
-            c.run("FLUSHALL");
-            let token = acquire(&mut c, "k");
-            let waiter = waits.then(|| wait_as(&server, "next"));
-            c.run(&format!("CONFIG SET {setting} {LOWERED_MS}"));
-            let mut db = 0;
-            for line in [
-                "EXPIRE k 100000",
-                "PERSIST k",
-                "RENAME k j",
-                "RENAME j k",
-                "MOVE k 1",
-                "SWAPDB 0 1",
-                "DEBUG RELOAD",
-            ] {
-                // It would end the wait.
-                if !line.starts_with("DEBUG") || !waits {
-                    c.run(&format!("SELECT {db}"));
-                    c.run(line);
-                }
-                db = match line.split(' ').next() {
-                    Some("MOVE") => 1,
-                    _ => 0,
-                };
-                c.run(&format!("SELECT {db}"));
-                let key = if line == "RENAME k j" { "j" } else { "k" };
-                assert_kept(&mut c, key, token);
-                let busy =
-                    c.ask::<Value>(&format!("DLOCK.ACQUIRE {key} ben {LOWERED_MS} BLOCK 20"));
-                assert_eq!(busy, Value::Nil, "{line}");
-                assert_kept(&mut c, key, token);
-            }
-            c.run("DLOCK.RELEASE k ann");
-            if let Some(waiter) = waiter {
-                waiter.reply::<Grant>();
-            }
-            c.run("CONFIG SET dlock.max-lease-ms 2592000000");
-            c.run("CONFIG SET dlock.quarantine-ms 0");
-        }
-    }
-    assert_sound(&server);
 }
 
 /// RESTORE by a user: a lock with one holder, with several, with a long name; waited for or not; and wherever it goes right after.
