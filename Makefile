@@ -41,7 +41,7 @@ test check test-servers: export RUST_TEST_THREADS ?= 6
 .PHONY: help run test demo ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results
 .PHONY: msrv deny
-.PHONY: check check-long explore fuzz memcheck chaos clients packages observe upgrade
+.PHONY: check check-long explore fuzz memcheck chaos clients bench-clients packages observe upgrade
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check
 
@@ -109,6 +109,9 @@ observe: build ## Test the dashboard with Prometheus and its exporters for Redis
 clients: build ## Run the tests of the clients in five languages (ONLY=python,rust; VALKEY=/path/to/server)
 	@test -x '$(VALKEY)' || integration/servers.sh '$(TARGET)/servers' valkey-9.1
 	@cargo run --quiet --package dlock-integration --bin clients -- '$(VALKEY)' $(if $(ONLY),--only '$(ONLY)')
+
+bench-clients: build ## Measure the clients beside the popular locks of their languages (ONLY=python)
+	@cargo run --quiet --package dlock-integration --bin clients -- --bench $(if $(ONLY),--only '$(ONLY)')
 
 packages: ## Build the clients' packages into target/packages (Python's so far)
 	@mkdir -p '$(TARGET)/clients/python'

@@ -310,6 +310,7 @@ class Threads:
         return interrupted_when(ready, lambda: self.locks.acquire(key, PATIENCE))
 
     def close(self):
+        self.locks.close()
         self.pool.shutdown(wait=False)
 
 

@@ -74,10 +74,14 @@ impl Language {
             .join(self.name)
     }
 
+    /// True if it has such a script.
+    pub fn has(&self, script: &str) -> bool {
+        self.directory().join(script).exists()
+    }
+
     /// Why it cannot be run here, if so. Where CI is set nothing may be skipped.
-    pub fn missing(&self) -> Option<Verdict> {
-        let script = "run.sh";
-        let why = if !self.directory().join(script).exists() {
+    pub fn missing(&self, script: &str) -> Option<Verdict> {
+        let why = if !self.has(script) {
             format!("it has no {script}")
         } else {
             let absent = self.needs.iter().find(|program| !has(program))?;
@@ -90,13 +94,13 @@ impl Language {
         })
     }
 
-    /// Runs its tests on this stage. Gives how they ended, and what they printed.
-    pub fn run(&self, stage: Stage, limit: Duration) -> (Result<(), String>, String) {
+    /// Runs a script of its own, mostly its tests, on this stage. Gives how that ended, and what it printed.
+    pub fn run(&self, script: &str, stage: Stage, limit: Duration) -> (Result<(), String>, String) {
         let target = target_directory().join("clients").join(self.name);
         let log = target.join("output.txt");
         let stage = control::serve(stage);
         let result = self
-            .start(&target, &log, &stage)
+            .start(script, &target, &log, &stage)
             .map_err(|error| error.to_string())
             .and_then(|child| await_end(child, limit));
         let printed = std::fs::read(&log).unwrap_or_default();
@@ -107,11 +111,11 @@ impl Language {
         (result, printed)
     }
 
-    fn start(&self, target: &Path, log: &Path, stage: &Served) -> io::Result<Child> {
+    fn start(&self, script: &str, target: &Path, log: &Path, stage: &Served) -> io::Result<Child> {
         std::fs::create_dir_all(target)?;
         let output = File::create(log)?;
         Command::new("bash")
-            .arg(self.directory().join("run.sh"))
+            .arg(self.directory().join(script))
             .current_dir(self.directory())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)

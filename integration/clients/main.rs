@@ -4,6 +4,7 @@
 //! program (the environment's one, and those that are named), and `clients/<language>/run.sh` is run with their
 //! addresses in its environment; what that is and which tests there are is in `clients/README.md`. Three languages run at
 //! a time, since their tests mostly wait; what one prints is shown when it has ended.
+//! With `--bench` it is `<language>/bench.sh`, one language after the other, where there is one.
 //! With `--serve` it only starts the servers, of the last program, and prints that environment.
 
 mod control;
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
     let mut servers = vec![server_program()];
     let mut only: Vec<String> = Vec::new();
     let mut serve = false;
+    let mut script = "run.sh";
     let mut arguments = std::env::args_os().skip(1);
     while let Some(argument) = arguments.next() {
         if argument == "--only" {
@@ -44,6 +46,8 @@ fn main() -> ExitCode {
             );
         } else if argument == "--serve" {
             serve = true;
+        } else if argument == "--bench" {
+            script = "bench.sh";
         } else {
             servers.push(argument);
         }
@@ -60,9 +64,10 @@ fn main() -> ExitCode {
     }
     let chosen: Vec<&Language> = LANGUAGES
         .iter()
+        .filter(|language| script == "run.sh" || language.has(script))
         .filter(|language| only.is_empty() || only.iter().any(|name| name == language.name))
         .collect();
-    let verdicts = run_all(&chosen, &servers);
+    let verdicts = run_all(&chosen, script, &servers);
     println!();
     for (language, verdict) in chosen.iter().zip(&verdicts) {
         println!("{:<8} {verdict}", language.name);
@@ -75,21 +80,23 @@ fn main() -> ExitCode {
 }
 
 /// A verdict for each language, in their order.
-fn run_all(languages: &[&Language], servers: &[OsString]) -> Vec<Verdict> {
+fn run_all(languages: &[&Language], script: &str, servers: &[OsString]) -> Vec<Verdict> {
     let end = Instant::now() + WHOLE;
     let next = AtomicUsize::new(0);
+    // Numbers are taken one language after the other.
+    let lanes = if script == "run.sh" { LANES } else { 1 };
     let lane = || {
         let mut done = Vec::new();
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
             match languages.get(number) {
-                Some(language) => done.push((number, run(language, servers, end))),
+                Some(language) => done.push((number, run(language, script, servers, end))),
                 None => return done,
             }
         }
     };
     let mut verdicts: Vec<(usize, Verdict)> = thread::scope(|scope| {
-        let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
+        let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
         let done = lanes.into_iter().map(|lane| lane.join());
         done.flat_map(|done| done.expect("a lane gives its verdicts"))
             .collect()
@@ -109,8 +116,8 @@ fn serve_until_eof(server: &OsString) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn run(language: &Language, servers: &[OsString], end: Instant) -> Verdict {
-    if let Some(missing) = language.missing() {
+fn run(language: &Language, script: &str, servers: &[OsString], end: Instant) -> Verdict {
+    if let Some(missing) = language.missing(script) {
         return missing;
     }
     let began = Instant::now();
@@ -120,7 +127,7 @@ fn run(language: &Language, servers: &[OsString], end: Instant) -> Verdict {
         let version = stage.version();
         println!("{} on {version}: started", language.name);
         let left = end.saturating_duration_since(Instant::now());
-        let (result, printed) = language.run(stage, left);
+        let (result, printed) = language.run(script, stage, left);
         println!("=== {} on {version} ===\n{printed}", language.name);
         if let Err(why) = result {
             return Verdict::Failed(format!("on {version}: {why}"));

@@ -378,7 +378,8 @@ class HoldBase:
             return
         self._over, self.reason = True, reason
         self._set()
-        log.warning("lock %r of %r is lost: %s", self.key, self.owner, reason)
+        level = logging.DEBUG if self._core.closed else logging.WARNING
+        log.log(level, "lock %r of %r is lost: %s", self.key, self.owner, reason)
         self._core.settings.observer.lost(self.key, reason)
         if self._on_lost is not None:
             self._core.later(self._callback)
@@ -972,6 +973,9 @@ class Core:
     def end(self, reason: str) -> None:
         """Everything ends: what is held is told lost, and lives on until its lease."""
         self.closed = True
+        held = sum(len(node.ties) for node in list(self.nodes.values()))
+        if held:
+            log.warning("%s with %d locks held: they are lost", reason, held)
         for node in list(self.nodes.values()):
             for tie in list(node.ties.values()):
                 self.lose(node, tie, reason)

@@ -1,0 +1,190 @@
+"""Each case fails on a client with a fault: a case that nothing fails proves nothing."""
+
+import logging
+import threading
+
+import pytest
+
+import stage
+import test_cases
+from dlock_redis import _core, _errors, _threads
+
+CASES = {case["name"]: case for case in test_cases.CASES}
+
+
+def nothing(*_, **__):
+    return None
+
+
+async def none(*_, **__):
+    return None
+
+
+def no_bound(plant):
+    begin = _core.Settings.__init__
+
+    def unbound(self, lease, auto, claim, bound, *rest):
+        begin(self, lease, auto, claim, 20.0, *rest)
+
+    plant(_core.Settings, "__init__", unbound)
+
+
+def short_bound(plant):
+    begin = _core.Settings.__init__
+    plant(_core.Settings, "__init__", lambda self, a, b, c, bound, *rest: begin(self, a, b, c, 0.15, *rest))
+
+
+def no_cause(plant):
+    plant(_core, "LockTimeout", lambda text: _errors.LockTimeout("it is taken"))
+
+
+def says_taken(plant):
+    plant(_core.Core, "take", none)
+
+
+def silent_wait(plant):
+    plant(_core, "WARN_EVERY", float("inf"))
+    plant(_core.log, "warning", nothing)
+
+
+def no_clock(plant):
+    plant(_core.Core, "expire", nothing)
+
+
+def all_passes(plant):
+    plant(_core, "passes", lambda error: True)
+
+
+def deaf_is_final(plant):
+    async def refused(self, request, *_):
+        raise _errors.DLockError("no channel")
+
+    plant(_core.Core, "_block", refused)
+
+
+def keeps_nothing(plant):
+    plant(_core.Core, "_round", none)
+
+
+def one_keeper(plant):
+    """Of all clients: whoever waits for one that is silent keeps none of the others."""
+    lock = threading.Lock()
+    keep = _core.Core._round
+
+    async def alone(self, node):
+        with lock:
+            await keep(self, node)
+
+    plant(_core.Core, "_round", alone)
+    no_bound(plant)
+
+
+def renews_each(plant):
+    keep = _core.Core._round
+
+    async def each(self, node):
+        for tie in list(node.ties.values()):
+            tie.detach()
+        await keep(self, node)
+
+    plant(_core.Core, "_round", each)
+
+
+def hears_no_loss(plant):
+    kept = _core.Core._kept
+
+    def deaf(self, node, link, sent, reply):
+        if isinstance(reply, list):
+            reply = [min(reply[0], link.ties), reply[1], []]
+            link.ties = reply[0]
+        kept(self, node, link, sent, reply)
+
+    plant(_core.Core, "_kept", deaf)
+
+
+def ties_nothing_anew(plant):
+    plant(_core.Core, "retie", none)
+
+
+def waits_for_ever(plant):
+    plant(_core.Node, "tell", nothing)
+
+
+def ends_quietly(plant):
+    plant(_core.Core, "end", nothing)
+
+
+def a_link_a_lock(plant):
+    link = _threads.ThreadCore.link
+    kept = []
+
+    async def another(self, node, until):
+        if node.link is not None:
+            kept.append(node.link)
+            node.link = None
+        return await link(self, node, until)
+
+    plant(_threads.ThreadCore, "link", another)
+
+
+def forgets(plant):
+    plant(_core.Core, "forsake", nothing)
+
+
+def takes_anything(plant):
+    plant(_core, "seconds", lambda name, value: value)
+    plant(_threads, "seconds", lambda name, value: 0)
+    request = _core.Request.__init__
+    plant(_core.Request, "__init__", lambda self, s, key, *_: request(self, s, key or "k", None, False, None, False))
+
+
+FAULTS = [
+    ("closed_try", says_taken),
+    ("closed_two_seconds", no_cause),
+    ("closed_without_bound", silent_wait),
+    ("hung_try", no_bound),
+    ("hung_later", no_bound),
+    ("silent_path", no_clock),
+    ("slow_path", short_bound),
+    ("wrong_password", all_passes),
+    ("no_right_to_the_command", all_passes),
+    ("no_module", all_passes),
+    ("no_channel", deaf_is_final),
+    ("two_dead_links_of_five", one_keeper),
+    ("one_hung_node_of_three", one_keeper),
+    ("two_thousand_holds_at_200_ms", renews_each),
+    ("forced", hears_no_loss),
+    ("deleted", hears_no_loss),
+    ("expired", hears_no_loss),
+    ("cut_and_kept", ties_nothing_anew),
+    ("cut_wait", waits_for_ever),
+    ("after_close", ends_quietly),
+    ("a_thousand_cycles", a_link_a_lock),
+    ("dropped", forgets),
+    ("bad_arguments", takes_anything),
+]
+
+
+LONG = ("two_thousand_holds_at_200_ms", "a_thousand_cycles")
+
+
+def bounded(step):
+    """Who waits for ever is not waited for."""
+    return {**step, "timeout": 3} if step["do"] == "lock" and step.get("timeout", 0) is None else step
+
+
+@pytest.mark.parametrize("name, fault", FAULTS, ids=[name for name, _ in FAULTS])
+def test_a_planted_fault_is_seen(name, fault, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "dlock_redis")
+    for module in (stage, test_cases):
+        monkeypatch.setattr(module, "PATIENCE", 30 if name in LONG else 6)
+    monkeypatch.setattr(test_cases, "LATE", 0.5)
+    run = test_cases.Case("threads", CASES[name], caplog)
+    try:
+        with monkeypatch.context() as plant, pytest.raises(BaseException) as seen:
+            fault(plant.setattr)
+            run.run([bounded(step) for step in CASES[name]["steps"]])
+    finally:
+        run.finish()
+    assert not isinstance(seen.value, KeyboardInterrupt)
+    print(f"{name}: {type(seen.value).__name__}")
