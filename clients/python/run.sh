@@ -35,6 +35,7 @@ run() { # VERSION ARGUMENTS…
     pip "$venv" --force-reinstall --no-deps "$packages"/*.whl
     "$venv/bin/python" -m pytest --quiet -p no:cacheprovider "${@:2}"
 }
+pip "$DLOCK_CLIENT_TARGET/redis-$newest" opentelemetry-sdk==1.45.2
 run "$newest" "$@" --ignore test_planted.py .
 # Once is enough: the faults of a client, and the oldest library (what that does by itself, test_documented.py, is the
 # newest's).

@@ -52,7 +52,10 @@ class Observer:
     """What happens, for whoever counts it. Override what you need; it is called at once, so it must not block."""
 
     def waiting(self, key: Name) -> None:
-        """The lock is taken, and a wait for it begins. `granted` or `refused` ends it."""
+        """The lock is taken, and a wait for it begins."""
+
+    def waited(self, key: Name) -> None:
+        """A wait that has begun has ended: with the lock or without."""
 
     def granted(self, key: Name, seconds: float) -> None:
         """The lock was granted so long after it was asked for."""
@@ -377,10 +380,10 @@ class HoldBase:
         if self._over:
             return
         self._over, self.reason = True, reason
-        self._set()
         level = logging.DEBUG if self._core.closed else logging.WARNING
         log.log(level, "lock %r of %r is lost: %s", self.key, self.owner, reason)
-        self._core.settings.observer.lost(self.key, reason)
+        self._core.tell("lost", self.key, reason)
+        self._set()
         if self._on_lost is not None:
             self._core.later(self._callback)
 
@@ -463,6 +466,13 @@ class Core:
             link.die(library.ConnectionError("closed"))
         return link
 
+    def tell(self, what: str, *about: Any) -> None:
+        """Whoever counts may fail, and nothing else does."""
+        try:
+            getattr(self.settings.observer, what)(*about)
+        except Exception:
+            log.exception("the observer has failed")
+
     # Where.
 
     async def ready(self, until: float) -> None:
@@ -522,18 +532,21 @@ class Core:
 
     async def take(self, request: Request, timeout: float | None) -> Tie | None:
         """The tie of what was granted; None if it is taken. A time-out of 0: one try."""
-        began, observer = now(), self.settings.observer
+        began = now()
         try:
             tie = await self._take(request, timeout, began)
         except BaseException as error:
             if request.asked and not isinstance(error, Replaced):
                 self.leave(request)
-            observer.refused(request.key, now() - began, error)
+            self.tell("refused", request.key, now() - began, error)
             raise
+        finally:
+            if request.queued:
+                self.tell("waited", request.key)
         if tie is None:
-            observer.refused(request.key, now() - began, None)
+            self.tell("refused", request.key, now() - began, None)
         else:
-            observer.granted(request.key, now() - began)
+            self.tell("granted", request.key, now() - began)
         return tie
 
     async def _take(self, request: Request, timeout: float | None, began: float) -> Tie | None:
@@ -583,7 +596,7 @@ class Core:
             if reply or at_once:
                 return request.tie if reply else None
             request.queued = True
-            self.settings.observer.waiting(key)
+            self.tell("waiting", key)
         await self.ready(self._until(end))
         node = self.route(key)
         if not node.deaf:
@@ -761,7 +774,7 @@ class Core:
             except BaseException:
                 self.drop(request, hold.token)
                 raise
-        self.settings.observer.released(hold.key, now() - hold._since)
+        self.tell("released", hold.key, now() - hold._since)
 
     def drop(self, request: Request, token: int = 0) -> None:
         """Leaves for good, in the background. Without a token it is the wait that is left."""

@@ -142,20 +142,33 @@ class ThreadLink(Link):
 
     async def result(self, entry: Entry, until: float) -> Any:
         while not entry.done:
-            gate = None
             with self.roles:
                 if entry.done:
                     break
-                if self.led:
-                    gate = entry.gate = threading.Lock()
+                leads, self.led = not self.led, True
+                gate = None if leads else threading.Lock()
+                if gate is not None:
                     gate.acquire()
-                else:
-                    self.led = True
+                    entry.gate = gate
             if gate is None:
                 self._lead(entry, until)
-            elif not gate.acquire(timeout=max(0.0, until - now())) and not entry.done and now() >= until:
-                raise self.late(entry)
+                continue
+            try:
+                if not gate.acquire(timeout=max(0.0, until - now())) and not entry.done:
+                    raise self.late(entry)
+            except BaseException:
+                with self.roles:  # it may have been told to read
+                    entry.gate = None
+                    self._pass_on()
+                raise
         return self.value(entry)
+
+    def _pass_on(self) -> None:
+        """Lets somebody who waits read, if nobody does."""
+        follower = None if self.led else next((one for one in tuple(self.pending) if one.gate is not None), None)
+        if follower is not None:
+            gate, follower.gate = follower.gate, None
+            gate.release()
 
     def _lead(self, entry: Entry | None, until: float) -> None:
         """Reads for all, until its own reply has come. Without an entry: until the link is dead."""
@@ -171,10 +184,7 @@ class ThreadLink(Link):
         finally:
             with self.roles:
                 self.led = False
-                follower = next((one for one in tuple(self.pending) if one.gate is not None), None)
-                if follower is not None:
-                    gate, follower.gate = follower.gate, None
-                    gate.release()
+                self._pass_on()
             if self.error is not None:
                 self.sock.close()
 
