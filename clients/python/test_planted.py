@@ -7,7 +7,7 @@ import pytest
 
 import stage
 import test_cases
-from dlock_redis import _core, _errors, _threads
+from dlock_redis import _core, _errors, _link, _request, _threads
 
 CASES = {case["name"]: case for case in test_cases.CASES}
 
@@ -21,17 +21,17 @@ async def none(*_, **__):
 
 
 def no_bound(plant):
-    begin = _core.Settings.__init__
+    begin = _request.Settings.__init__
 
     def unbound(self, lease, auto, claim, bound, *rest):
         begin(self, lease, auto, claim, 20.0, *rest)
 
-    plant(_core.Settings, "__init__", unbound)
+    plant(_request.Settings, "__init__", unbound)
 
 
 def short_bound(plant):
-    begin = _core.Settings.__init__
-    plant(_core.Settings, "__init__", lambda self, a, b, c, bound, *rest: begin(self, a, b, c, 0.15, *rest))
+    begin = _request.Settings.__init__
+    plant(_request.Settings, "__init__", lambda self, a, b, c, bound, *rest: begin(self, a, b, c, 0.15, *rest))
 
 
 def no_cause(plant):
@@ -107,7 +107,7 @@ def ties_nothing_anew(plant):
 
 
 def waits_for_ever(plant):
-    plant(_core.Node, "tell", nothing)
+    plant(_link.Node, "tell", nothing)
 
 
 def ends_quietly(plant):
@@ -132,10 +132,10 @@ def forgets(plant):
 
 
 def takes_anything(plant):
-    plant(_core, "seconds", lambda name, value: value)
+    plant(_request, "seconds", lambda name, value: value)
     plant(_threads, "seconds", lambda name, value: 0)
-    request = _core.Request.__init__
-    plant(_core.Request, "__init__", lambda self, s, key, *_: request(self, s, key or "k", None, False, None, False))
+    request = _request.Request.__init__
+    plant(_request.Request, "__init__", lambda self, s, key, *_: request(self, s, key or "k", None, False, None, False))
 
 
 FAULTS = [

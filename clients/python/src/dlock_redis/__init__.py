@@ -11,7 +11,6 @@ async with locks.lock("stock", shared=True, on_lost=stop) as hold:
 """
 
 from ._asyncio import AsyncHold, AsyncLock, AsyncLocks
-from ._core import Observer
 from ._errors import (
     Deadlock,
     DLockError,
@@ -23,6 +22,7 @@ from ._errors import (
     QueueFull,
     Replaced,
 )
+from ._request import Observer
 from ._threads import Hold, Lock, Locks
 from .quorum import Quorum, QuorumHold, Unreachable
 

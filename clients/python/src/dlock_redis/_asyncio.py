@@ -21,24 +21,10 @@ from redis import exceptions as library
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ._core import (
-    Core,
-    Entry,
-    Hearing,
-    HoldBase,
-    Link,
-    Name,
-    Node,
-    Observer,
-    Request,
-    Settings,
-    Then,
-    Wait,
-    now,
-    own,
-    seconds,
-)
+from ._core import Core, HoldBase, log, own
 from ._errors import FAILURES, DLockError, LockTimeout, root, typed
+from ._link import Entry, Hearing, Link, Node, Then, Wait
+from ._request import Name, Observer, Request, Settings, now, seconds
 from ._resp import Word
 
 T = TypeVar("T")
@@ -350,8 +336,6 @@ class AsyncHold(HoldBase):
             try:
                 await call()
             except Exception:
-                from ._core import log
-
                 log.exception("on_lost has failed")
 
         self._locks._core.spawn(guarded())

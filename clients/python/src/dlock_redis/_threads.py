@@ -27,25 +27,10 @@ from redis import exceptions as library
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ._core import (
-    IDLE,
-    Core,
-    Entry,
-    Hearing,
-    HoldBase,
-    Link,
-    Name,
-    Node,
-    Observer,
-    Request,
-    Settings,
-    Then,
-    Wait,
-    now,
-    own,
-    seconds,
-)
+from ._core import IDLE, Core, HoldBase, own
 from ._errors import FAILURES, LockTimeout, root, typed
+from ._link import Entry, Hearing, Link, Node, Then, Wait
+from ._request import Name, Observer, Request, Settings, now, seconds
 from ._resp import Word
 
 T = TypeVar("T")

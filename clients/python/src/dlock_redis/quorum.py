@@ -24,8 +24,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ._core import Name, ms, own
+from ._core import own
 from ._errors import LockTimeout
+from ._request import Name, ms
 
 SILENCE = 1.0  # so long a master that did not answer is asked last
 EARLIER_MS = 5  # the leases at the others end so much before the first one's
