@@ -55,6 +55,8 @@ pub const DLOCK_MANY: &str = "dlock, 3 locks";
 pub const MANY_SCRIPTS: &str = "3 keys, scripts";
 /// This module, with a hold that ends with the connection.
 pub const DLOCK_SESSION: &str = "dlock, SESSION";
+/// This module, with a hold that the server renews.
+pub const DLOCK_AUTO: &str = "dlock, AUTO";
 /// Two commands that do nothing.
 pub const PING: &str = "PING + PING";
 
@@ -215,8 +217,18 @@ pub const MANY: [Locking; 2] = [
     },
 ];
 
-/// A hold that ends with the connection.
-pub const TIED: [Locking; 3] = [
+const AUTO: Locking = Locking {
+    name: DLOCK_AUTO,
+    scripts: &[],
+    take: Step {
+        command: "DLOCK.ACQUIRE {key} {owner} {lease} AUTO 60000",
+        reply: GRANTED,
+    },
+    give: RELEASE,
+};
+
+/// A hold that ends with the connection, or is renewed as long as it is open.
+pub const TIED: [Locking; 4] = [
     Locking {
         name: DLOCK_SESSION,
         scripts: &[],
@@ -226,9 +238,13 @@ pub const TIED: [Locking; 3] = [
         },
         give: RELEASE,
     },
+    AUTO,
     PLAIN,
     SET_AND_SCRIPT,
 ];
+
+/// A hold that is renewed, and one that is not.
+pub const RENEWED: [Locking; 2] = [AUTO, PLAIN];
 
 /// A way that a server is ready for.
 pub struct Loaded {

@@ -5,8 +5,9 @@ use std::time::Duration;
 use crate::contest::Contest;
 use crate::handover::{PUBLISH_100, PUBLISH_3000, QUEUE_100, QUEUE_10000, QUEUE_3000};
 use crate::locking::{
-    Locking, COUNTED_HASH, COUNTING, DLOCK, DLOCK_LIMIT, DLOCK_MANY, DLOCK_SESSION, DLOCK_SHARED,
-    LOCKINGS, MANY, MANY_SCRIPTS, READING, READ_WRITE_HASH, SET_DEL, SET_SCRIPT, SORTED_SET, TIED,
+    Locking, COUNTED_HASH, COUNTING, DLOCK, DLOCK_AUTO, DLOCK_LIMIT, DLOCK_MANY, DLOCK_SESSION,
+    DLOCK_SHARED, LOCKINGS, MANY, MANY_SCRIPTS, READING, READ_WRITE_HASH, RENEWED, SET_DEL,
+    SET_SCRIPT, SORTED_SET, TIED,
 };
 use crate::percentile::{MAX, P50, P99};
 use crate::row::{Row, Source, Value};
@@ -14,7 +15,7 @@ use crate::setting::Setting;
 use crate::way::{Effort, Group, Opened};
 use crate::{
     again, crossing, crowd, deadlock, errand, expiry, fair, growth, guard, handover, holders, hot,
-    lapse, mass, memory, notice, pair, pause, renewal, session, ticket,
+    keep, lapse, mass, memory, notice, pair, pause, renewal, session, ticket,
 };
 
 /// The group of the uncontended pair.
@@ -26,12 +27,13 @@ const PAIR_REPLICA: &str = "pair, a replica";
 const PAIR_SHARED: &str = "pair, shared";
 const PAIR_COUNTED: &str = "pair, counted";
 const PAIR_MANY: &str = "pair, three locks";
-const PAIR_SESSION: &str = "pair, session";
+const PAIR_TIED: &str = "pair, tied";
 const GUARD: &str = "guarded write";
 const SINGLE: &str = "single pair";
 const SINGLE_EVERYSEC: &str = "single pair, AOF everysec";
 const SINGLE_ALWAYS: &str = "single pair, AOF always";
 const SINGLE_REPLICA: &str = "single pair, a replica";
+const SINGLE_AUTO: &str = "single pair, AUTO";
 /// From a release to the waiter's reply.
 pub const HANDOVER: &str = "hand-over";
 const EXPIRY: &str = "expiry";
@@ -51,6 +53,7 @@ const DETECTION: &str = "deadlock, detection";
 const LAPSE: &str = "mass of leases, NOTIFY";
 const SESSION: &str = "mass of sessions";
 const RENEWALS: &str = "renewals by the server";
+const KEEP: &str = "signs of life";
 const FAIR: &str = "fair lock";
 const AGAIN: &str = "while it is held";
 const CROSSING: &str = "three locks, crossing";
@@ -80,7 +83,7 @@ pub fn groups() -> Vec<Group> {
     };
     let of_kind = |name, lockings: &'static [Locking]| Group {
         name,
-        effort: Effort::full(3, 12, 16).quick(1, 8, 4),
+        effort: Effort::full(3, 12, 16).quick(1, 8, 3),
         open: Box::new(move || pair::pipelined(Setting::Memory, lockings, PAIRS)),
     };
     let single = |name, setting, pairs| Group {
@@ -116,7 +119,7 @@ pub fn groups() -> Vec<Group> {
         of_kind(PAIR_SHARED, &READING),
         of_kind(PAIR_COUNTED, &COUNTING),
         of_kind(PAIR_MANY, &MANY),
-        of_kind(PAIR_SESSION, &TIED),
+        of_kind(PAIR_TIED, &TIED),
         Group {
             name: GUARD,
             effort: Effort::full(3, 12, 10).quick(1, 8, 3),
@@ -126,6 +129,11 @@ pub fn groups() -> Vec<Group> {
         single(SINGLE_EVERYSEC, Setting::AofEverysec, SINGLES),
         single(SINGLE_ALWAYS, Setting::AofAlways, SINGLES_ALWAYS),
         single(SINGLE_REPLICA, Setting::Replica, SINGLES),
+        Group {
+            name: SINGLE_AUTO,
+            effort: Effort::full(2, 12, 10).quick(1, 8, 2),
+            open: Box::new(|| pair::single(Setting::Memory, &RENEWED, SINGLES)),
+        },
         Group {
             name: HANDOVER,
             effort: Effort::full(3, 10, 40).quick(1, 5, 8),
@@ -174,7 +182,7 @@ pub fn groups() -> Vec<Group> {
 }
 
 /// What only some of the locks, or of the ways to wait, have to do with.
-fn of_the_family() -> [Group; 12] {
+fn of_the_family() -> [Group; 13] {
     let group = |name, effort, open: fn() -> Opened| Group {
         name,
         effort,
@@ -222,6 +230,7 @@ fn of_the_family() -> [Group; 12] {
             Effort::full(1, 4, 12).quick(1, 1, 3),
             renewal::open,
         ),
+        group(KEEP, Effort::full(1, 5, 5).quick(1, 3, 2), keep::open),
         group(FAIR, Effort::full(2, 5, 16).quick(1, 1, 3), fair::open),
         group(AGAIN, Effort::full(3, 12, 12).quick(1, 6, 2), again::open),
         group(
@@ -589,15 +598,37 @@ pub const ROWS: &[Row] = &[
         against: "without SESSION",
         ..kind_row(
             "pair-session/plain",
-            PAIR_SESSION,
+            PAIR_TIED,
             "ACQUIRE SESSION + RELEASE, server CPU",
             DLOCK_SESSION,
             DLOCK,
         )
     },
+    Row {
+        against: "without AUTO",
+        bound: Some(1.15),
+        ..kind_row(
+            "pair-auto/plain",
+            PAIR_TIED,
+            "ACQUIRE AUTO + RELEASE, server CPU",
+            DLOCK_AUTO,
+            DLOCK,
+        )
+    },
+    Row {
+        against: "without AUTO",
+        bound: Some(1.15),
+        ..kind_row(
+            "single-auto/plain",
+            SINGLE_AUTO,
+            "ACQUIRE AUTO, then RELEASE, server CPU",
+            DLOCK_AUTO,
+            DLOCK,
+        )
+    },
     kind_row(
         "pair-session/set-script",
-        PAIR_SESSION,
+        PAIR_TIED,
         "ACQUIRE SESSION + RELEASE, server CPU",
         DLOCK_SESSION,
         SET_SCRIPT,
@@ -888,6 +919,19 @@ pub const ROWS: &[Row] = &[
                 group: RENEWALS,
                 way: renewal::RENEWALS,
                 figure: renewal::CPU,
+            },
+        )
+    },
+    Row {
+        bound: Some(50.0),
+        ..plain_row(
+            "keep/cpu",
+            "KEEP with 10,000 holds of its connection",
+            "µs, server CPU",
+            Source {
+                group: KEEP,
+                way: keep::KEEP,
+                figure: keep::CPU,
             },
         )
     },
