@@ -3,10 +3,9 @@
 use crate::broken;
 use crate::ledger::{Due, Ledger};
 use crate::lock::End;
-use crate::queue::{Auto, Loss, Renewal, Tie};
+use crate::queue::{Auto, Loss, Renewal, Tie, Whose};
 use crate::types::{ClientId, Millis, NameRef, Now, SteadyMs, Terms, Token, WallMs};
 use crate::undo::Undo;
-use std::rc::Rc;
 
 /// The shortest lease that the server renews by itself.
 pub const SHORTEST_AUTO_LEASE_MS: Millis = 1_000;
@@ -55,7 +54,7 @@ impl Ledger {
                 end,
                 ..before.clone()
             };
-            self.tie(token, tie, None);
+            self.tie(token, Box::new(tie), None);
         }
     }
 
@@ -82,14 +81,13 @@ impl Ledger {
         if how.auto.is_some() {
             auto = how.renewals(terms.lease, now);
         }
-        let tie = Tie {
+        let tie = Box::new(Tie {
             client: how.client,
-            name: name.to_owned(),
-            owner: Rc::from(owner),
+            whose: Whose::new(name, owner),
             session: session || how.session,
             auto,
             end,
-        };
+        });
         let first = how.auto.map(|_| next_renewal(token, terms.lease, now));
         self.replace_tie(token, before, Some(tie), first);
     }
@@ -114,26 +112,27 @@ impl Ledger {
             .as_ref()
             .filter(|tie| tie.session && (!asked || tie.client == how.client));
         let session = how.session || stays.is_some();
-        let tie = (session || how.auto.is_some()).then(|| Tie {
-            client: stays.map_or(how.client, |tie| tie.client),
-            name: name.to_owned(),
-            owner: Rc::from(owner),
-            session,
-            auto: how.renewals(lease, now),
-            end,
+        let tie = (session || how.auto.is_some()).then(|| {
+            Box::new(Tie {
+                client: stays.map_or(how.client, |tie| tie.client),
+                whose: Whose::new(name, owner),
+                session,
+                auto: how.renewals(lease, now),
+                end,
+            })
         });
         let first = how.auto.map(|_| next_renewal(token, lease, now));
         self.replace_tie(token, before, tie, first);
     }
 
     /// Unties what is to be tied anew. What is tied under its token elsewhere, which RESTORE can bring about, is lost with that.
-    fn take_tie(&mut self, name: NameRef, token: Token) -> Option<Tie> {
+    fn take_tie(&mut self, name: NameRef, token: Token) -> Option<Box<Tie>> {
         let its = self.ties.at(name, token).is_some();
         let tie = self.untie(token)?;
         if its {
             return Some(tie);
         }
-        self.ties.lose(token, tie, Loss::Taken);
+        self.ties.lose(token, &tie, Loss::Taken);
         None
     }
 
@@ -141,13 +140,13 @@ impl Ledger {
     fn replace_tie(
         &mut self,
         token: Token,
-        before: Option<Tie>,
-        tie: Option<Tie>,
+        before: Option<Box<Tie>>,
+        tie: Option<Box<Tie>>,
         first: Option<SteadyMs>,
     ) {
         if let Some(before) = before {
             if tie.as_ref().map(|tie| tie.client) != Some(before.client) {
-                self.ties.lose(token, before, Loss::Taken);
+                self.ties.lose(token, &before, Loss::Taken);
             }
         }
         if let Some(tie) = tie {
@@ -156,7 +155,7 @@ impl Ledger {
     }
 
     /// Ties a hold, which is tied by nothing: it is renewed first then, or when an earlier tie of it would have been.
-    fn tie(&mut self, token: Token, mut tie: Tie, first: Option<SteadyMs>) {
+    fn tie(&mut self, token: Token, mut tie: Box<Tie>, first: Option<SteadyMs>) {
         let client = tie.client;
         if let Some(auto) = &mut tie.auto {
             auto.next = match (first, auto.next) {
@@ -200,7 +199,7 @@ impl Ledger {
 
     /// Unties what is tied under this token.
     #[cold]
-    pub fn untie(&mut self, token: Token) -> Option<Tie> {
+    pub fn untie(&mut self, token: Token) -> Option<Box<Tie>> {
         self.ties.untie(token)
     }
 
@@ -208,7 +207,7 @@ impl Ledger {
     #[cold]
     pub fn lose(&mut self, token: Token, why: Loss) {
         if let Some(tie) = self.untie(token) {
-            self.ties.lose(token, tie, why);
+            self.ties.lose(token, &tie, why);
         }
     }
 

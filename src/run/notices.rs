@@ -192,7 +192,7 @@ impl State {
         }
         self.engine.on_slots_changed(|key| own.serves(key));
         self.engine
-            .on_locks_left(|name| own.knows_nothing_of(&name.key), Loss::Moved);
+            .on_locks_left(|name| own.knows_nothing_of(name.key), Loss::Moved);
         self.own_slots = own.clone();
     }
 

@@ -9,15 +9,13 @@
 //! one bound goes for all of them, and what it has lost without a command of its own is kept until it is told.
 //!
 //! Most ties last for a moment: a connection has one timer for all its renewals, which is not touched by a tie that comes and
-//! goes before it, and its lists keep their memory (an ordered map gives its last node back).
+//! goes before it, and lists keep their memory (an ordered map gives its last node back).
 
 use super::deadlines::DueKey;
 use crate::broken;
 use crate::collections::roster::Roster;
 use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound::{Excluded, Unbounded};
-use std::rc::Rc;
 
 /// Lost ties that are kept for a connection until it asks, and the bytes of their keys. Beyond it is told that there were more.
 const MOST_LOST: usize = 1024;
@@ -28,16 +26,46 @@ const MOST_LOST_BYTES: usize = 1 << 20;
 pub struct Tie {
     /// The connection.
     pub client: ClientId,
-    /// The lock.
-    pub name: Name,
-    /// Who holds it.
-    pub owner: Rc<[u8]>,
+    /// The lock, and who holds it.
+    pub whose: Whose,
     /// Whether the hold ends with the connection.
     pub session: bool,
     /// Whether the server renews the hold.
     pub auto: Option<Auto>,
     /// When the hold's lease ends.
     pub end: WallMs,
+}
+
+/// A lock and who holds it, in one piece.
+#[derive(Debug, Clone)]
+pub struct Whose {
+    db: u32,
+    // The key's length; what follows it is the owner.
+    key: u32,
+    words: Box<[u8]>,
+}
+
+impl Whose {
+    /// The hold of this owner.
+    pub fn new(name: NameRef, owner: &[u8]) -> Whose {
+        Whose {
+            db: name.db,
+            key: name.key.len() as u32,
+            words: [name.key, owner].concat().into_boxed_slice(),
+        }
+    }
+
+    /// The lock.
+    pub fn name(&self) -> NameRef<'_> {
+        let (key, _) = self.words.split_at(self.key as usize);
+        NameRef { db: self.db, key }
+    }
+
+    /// Who holds it.
+    pub fn owner(&self) -> &[u8] {
+        let (_, owner) = self.words.split_at(self.key as usize);
+        owner
+    }
 }
 
 /// How the server renews a hold.
@@ -121,6 +149,16 @@ pub struct Kept {
 }
 
 impl Tie {
+    /// The lock.
+    pub fn name(&self) -> NameRef<'_> {
+        self.whose.name()
+    }
+
+    /// Who holds it.
+    pub fn owner(&self) -> &[u8] {
+        self.whose.owner()
+    }
+
     /// Returns true if both say the same of a hold, whenever it is renewed next.
     pub fn says_as(&self, other: &Tie) -> bool {
         let auto = |tie: &Tie| tie.auto.map(|auto| (auto.lease, auto.bound));
@@ -244,7 +282,7 @@ impl Lost {
 /// is tied, so who asks for a hold of a lock names that lock.
 #[derive(Debug, Default)]
 pub struct Ties {
-    by_token: BTreeMap<Token, Tie>,
+    by_token: Roster<Token, Tie>,
     by_client: BTreeMap<ClientId, Connection>,
     sessions: usize,
     autos: usize,
@@ -273,18 +311,18 @@ impl Ties {
 
     /// Returns what is tied under this token.
     pub fn get(&self, token: Token) -> Option<&Tie> {
-        self.by_token.get(&token)
+        self.by_token.get(token)
     }
 
     /// Returns what the hold of this lock is tied by.
     pub fn at(&self, name: NameRef, token: Token) -> Option<&Tie> {
-        self.get(token).filter(|tie| tie.name.as_ref() == name)
+        self.get(token).filter(|tie| tie.name() == name)
     }
 
     /// Returns the first tie above this token.
     pub fn after(&self, token: Token) -> Option<(Token, &Tie)> {
-        let mut rest = self.by_token.range((Excluded(token), Unbounded));
-        rest.next().map(|(token, tie)| (*token, tie))
+        let mut rest = self.by_token.from(token);
+        rest.find(|(next, _)| *next > token)
     }
 
     /// Returns true if something is tied to this connection, or was.
@@ -299,7 +337,7 @@ impl Ties {
     }
 
     /// Ties a hold. It is tied by nothing.
-    pub fn tie(&mut self, token: Token, tie: Tie) {
+    pub fn tie(&mut self, token: Token, tie: Box<Tie>) {
         self.sessions += usize::from(tie.session);
         self.autos += usize::from(tie.renews());
         let connection = self.by_client.entry(tie.client).or_default();
@@ -307,12 +345,14 @@ impl Ties {
         if let Some(auto) = tie.auto {
             connection.enter(token, auto.next);
         }
-        self.by_token.insert(token, tie);
+        if self.by_token.insert(token, tie).is_err() {
+            broken!("a hold that is tied anew is tied by nothing");
+        }
     }
 
     /// Unties a hold.
-    pub fn untie(&mut self, token: Token) -> Option<Tie> {
-        let tie = self.by_token.remove(&token)?;
+    pub fn untie(&mut self, token: Token) -> Option<Box<Tie>> {
+        let tie = self.by_token.remove(token)?;
         self.sessions -= usize::from(tie.session);
         self.autos -= usize::from(tie.renews());
         if let Some(its) = self.by_client.get_mut(&tie.client) {
@@ -328,10 +368,10 @@ impl Ties {
     }
 
     /// A hold is tied no more: its connection is to be told, unless its own command has done it.
-    pub fn lose(&mut self, token: Token, lost: Tie, why: Loss) {
+    pub fn lose(&mut self, token: Token, lost: &Tie, why: Loss) {
         let by_itself = matches!(why, Loss::Taken | Loss::Forced) && lost.client == self.acting;
         if !by_itself {
-            let name = lost.name;
+            let name = lost.name().to_owned();
             let connection = self.by_client.entry(lost.client).or_default();
             connection.lost.add(LostTie { name, token, why });
         }
@@ -346,7 +386,7 @@ impl Ties {
 
     /// The server decides no longer: nothing is tied any more. Connections are told when it decides again.
     pub fn lose_all(&mut self) {
-        for (token, tie) in std::mem::take(&mut self.by_token) {
+        for (token, tie) in std::mem::take(&mut self.by_token).iter() {
             self.lose(token, tie, Loss::Demoted);
         }
         self.by_client.retain(|_, connection| {
@@ -362,7 +402,7 @@ impl Ties {
 
     /// Notes when the server renews a hold next.
     pub fn renew(&mut self, token: Token, next: Renewal) {
-        let Some(tie) = self.by_token.get_mut(&token) else {
+        let Some(tie) = self.by_token.get_mut(token) else {
             return broken!("a hold that is renewed is tied");
         };
         self.autos -= usize::from(tie.renews());
@@ -395,8 +435,8 @@ impl Ties {
 
     /// The lease of a tied hold ends then.
     pub fn set_end(&mut self, name: NameRef, token: Token, end: WallMs) {
-        let tie = self.by_token.get_mut(&token);
-        let Some(tie) = tie.filter(|tie| tie.end != end && tie.name.as_ref() == name) else {
+        let tie = self.by_token.get_mut(token);
+        let Some(tie) = tie.filter(|tie| tie.end != end && tie.name() == name) else {
             return;
         };
         if let Some(connection) = self.by_client.get_mut(&tie.client) {
@@ -408,8 +448,8 @@ impl Ties {
 
     /// Each renewal gives at least this lease from now on.
     pub fn lengthen(&mut self, name: NameRef, token: Token, lease: Millis) {
-        let tie = self.by_token.get_mut(&token);
-        if let Some(tie) = tie.filter(|tie| tie.name.as_ref() == name) {
+        let tie = self.by_token.get_mut(token);
+        if let Some(tie) = tie.filter(|tie| tie.name() == name) {
             if let Some(auto) = &mut tie.auto {
                 auto.lease = auto.lease.max(lease);
             }
@@ -518,8 +558,8 @@ impl Ties {
     }
 
     /// Returns the holds of the locks that this is true of.
-    pub fn of(&self, chosen: impl Fn(&Name) -> bool) -> Vec<Token> {
-        let ties = self.by_token.iter().filter(|(_, tie)| chosen(&tie.name));
-        ties.map(|(token, _)| *token).collect()
+    pub fn of(&self, chosen: impl Fn(NameRef) -> bool) -> Vec<Token> {
+        let ties = self.by_token.iter().filter(|(_, tie)| chosen(tie.name()));
+        ties.map(|(token, _)| token).collect()
     }
 }

@@ -373,7 +373,7 @@ impl Engine {
                 self.ledger.untie(token);
                 continue;
             };
-            let name = tie.name.as_ref();
+            let name = tie.name();
             if keys.serves(name) {
                 // The end of a hold opens a key and hands a lock over; a place only goes.
                 room = room.saturating_sub(3);
@@ -392,7 +392,7 @@ impl Engine {
     }
 
     fn end_session(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, tie: &Tie) {
-        let name = tie.name.as_ref();
+        let name = tie.name();
         let lock = self.queues.id(name);
         if lock.is_none() {
             drop(self.settled(keys, now, name));
@@ -403,9 +403,9 @@ impl Engine {
             self.heed_external_end(entry, lock);
         }
         let lives = |hold: Hold| hold.deadline > now.wall();
-        if held(entry, &tie.owner, Some(token)).is_ok_and(lives) {
+        if held(entry, tie.owner(), Some(token)).is_ok_and(lives) {
             self.ledger
-                .end(entry, (name, &tie.owner), token, End::Session, now);
+                .end(entry, (name, tie.owner()), token, End::Session, now);
             // Served when all has gone that the connection held: what else it holds is not to be counted on.
             if let Some(lock) = self.queues.id(name) {
                 self.mark(lock);
@@ -431,10 +431,10 @@ impl Engine {
             }
             if !self.may_renew(&tie, now) {
                 self.ledger.ties.renew(token, Renewal::Paused);
-            } else if keys.serves(tie.name.as_ref()) {
-                self.close_if_leaving(keys, tie.name.as_ref());
+            } else if keys.serves(tie.name()) {
+                self.close_if_leaving(keys, tie.name());
                 self.renew_for(keys, now, token, &tie);
-            } else if exists(keys, tie.name.as_ref()) {
+            } else if exists(keys, tie.name()) {
                 refused.push(token);
             } else {
                 // The lock has left with its slot.
@@ -453,9 +453,9 @@ impl Engine {
 
     /// Renews a hold, unless it has ended: then it is too late.
     fn renew_for(&mut self, keys: &mut impl Keyspace, now: Now, token: Token, tie: &Tie) {
-        let name = tie.name.as_ref();
+        let name = tie.name();
         let entry = keys.entry(name);
-        match held(entry, &tie.owner, Some(token)) {
+        match held(entry, tie.owner(), Some(token)) {
             Err(_) => self.ledger.lose(token, Loss::Removed),
             Ok(hold) if hold.deadline < now.wall() => {
                 let lock = self.queues.id_or_new(name);
@@ -480,11 +480,11 @@ impl Engine {
         let deadline = bounded.max(hold.deadline);
         if deadline != hold.deadline {
             entry.set_hold(Hold {
-                owner: &tie.owner,
+                owner: tie.owner(),
                 deadline,
                 ..hold
             });
-            self.ledger.ties.set_end(tie.name.as_ref(), token, deadline);
+            self.ledger.ties.set_end(tie.name(), token, deadline);
             self.ledger.counters.renewals += 1;
             self.ledger.counters.auto_renewals += 1;
         }
@@ -514,14 +514,14 @@ impl Engine {
             Some(Renewal::At(at)) => at <= now.steady(),
             _ => false,
         };
-        let Ok(hold) = held(entry, &tie.owner, Some(token)) else {
+        let Ok(hold) = held(entry, tie.owner(), Some(token)) else {
             return false;
         };
         if !due || hold.deadline < now.wall() || !self.may_renew(&tie, now) {
             return false;
         }
         self.prolong(entry, now, hold, &tie);
-        held(entry, &tie.owner, Some(token)).is_ok_and(|hold| hold.deadline > now.wall())
+        held(entry, tie.owner(), Some(token)).is_ok_and(|hold| hold.deadline > now.wall())
     }
 
     /// A hold has ended with its key.
@@ -537,7 +537,7 @@ impl Engine {
     }
 
     /// The same for all holds of the locks that have left.
-    pub fn on_locks_left(&mut self, left: impl Fn(&Name) -> bool, why: Loss) {
+    pub fn on_locks_left(&mut self, left: impl Fn(NameRef) -> bool, why: Loss) {
         for token in self.ledger.ties.of(left) {
             self.ledger.lose(token, why);
         }
@@ -566,13 +566,13 @@ impl Engine {
             let Some(tie) = self.ledger.untie(token) else {
                 break;
             };
-            let lock = self.queues.id_or_new(tie.name.as_ref());
+            let lock = self.queues.id_or_new(tie.name());
             let why = match self.queues.at(Some(lock)).ended_from_outside(tie.end) {
                 true => Loss::Removed,
                 false => Loss::Expired,
             };
             self.mark(lock);
-            self.ledger.ties.lose(token, tie, why);
+            self.ledger.ties.lose(token, &tie, why);
         }
     }
 }

@@ -58,10 +58,10 @@ impl Engine {
         let Some(tie) = self.ledger.ties.get(token) else {
             return;
         };
-        let name = tie.name.as_ref();
+        let name = tie.name();
         let mut end = None;
         keys.inspect(name, &mut |lock| {
-            let hold = lock.hold(&tie.owner).filter(|hold| hold.token == token);
+            let hold = lock.hold(tie.owner()).filter(|hold| hold.token == token);
             end = hold.map(|hold| hold.deadline);
         });
         match end {

@@ -29,8 +29,8 @@ pub fn ties(world: &World) -> BTreeMap<Token, Tied> {
     while let Some((token, tie)) = ties.after(last) {
         let tied = Tied {
             client: tie.client.0,
-            name: tie.name.clone(),
-            owner: tie.owner.to_vec(),
+            name: tie.name().to_owned(),
+            owner: tie.owner().to_vec(),
             auto: tie.auto.is_some(),
             end: tie.end,
         };
