@@ -340,8 +340,8 @@ impl Links {
         let joined = partials.checked_sub(seen.map_or(0, |(_, before)| before));
         let heeded = now < self.heeded_until;
         // One that has left and come again since the last look is none of the newcomers.
-        let hidden = joined.map_or(true, |joined| joined > self.newcomers());
-        let by_less = joined.map_or(true, |joined| joined < self.newcomers());
+        let hidden = joined.is_none_or(|joined| joined > self.newcomers());
+        let by_less = joined.is_none_or(|joined| joined < self.newcomers());
         for link in &mut self.links {
             if link.joined == Joined::Unknown {
                 link.joined = match heeded || by_less {
