@@ -184,6 +184,39 @@ def test_without_a_channel_it_waits_all_the_same(server, make, user, rule, caplo
     assert sum("messages cannot be heard" in record.getMessage() for record in caplog.records) == 1
 
 
+@alone
+def test_an_orphan_ends_and_the_others_are_kept(server, make):
+    locks, orphan = make(lease=LEASE), f"{server.key}:orphan"
+    hold = locks.lock(server.key)
+    before = server.info()["holders"][0]["client"]
+    link = next(iter(locks.locks._core.nodes.values())).link
+    words = ("DLOCK.ACQUIRE", orphan, "nobody", 2000, "AUTO", 600_000)
+    if isinstance(locks, Tasks):
+        locks.loop.call_soon_threadsafe(link.post, words)
+    else:
+        link.post(words)
+    until(lambda: server.owners(orphan), "the link has a tie that the client knows nothing of")
+    server.await_gone(orphan)
+    until(lambda: server.info()["holders"][0]["client"] not in (0, before), "the other is tied to another connection")
+    assert not hold.lost.is_set()
+    hold.release()
+    server.await_gone()
+
+
+@alone
+def test_what_others_tie_is_tied_again(server, make):
+    locks = make(lease=LEASE)
+    hold = locks.lock(server.key)
+    # Somebody stops the renewals: RENEW tells what has become of it.
+    server.ask("DLOCK.RENEW", server.key, hold.owner, int(LEASE * 1000))
+    until(lambda: server.info()["holders"][0]["held-ms"] > 3 * LEASE * 1000, "three leases have passed")
+    assert server.info()["holders"][0]["auto"] == 1 and not hold.lost.is_set()
+    server.client.rename(server.key, f"{server.key}:new")
+    assert hold.lost.wait(PATIENCE)
+    assert server.owners(f"{server.key}:new") == [hold.owner]
+    server.ask("DLOCK.FORCERELEASE", f"{server.key}:new")
+
+
 @everywhere
 def test_nothing_is_taken_after_the_close(server, make):
     locks, told = make(), []

@@ -418,7 +418,7 @@ class Core:
             for tie in list(node.ties.values()):
                 end = tie.end()
                 if end <= now():
-                    self.lose(node, tie, "the server does not answer")
+                    self.lose(node, tie, "nobody has confirmed it before its end")
                     self.drop(tie.request, tie.token)
                 else:
                     at = min(at, end)
