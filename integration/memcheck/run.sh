@@ -11,7 +11,10 @@ seconds=$2
 seed=$3
 shift 3
 # Those that open, block, kill, restore, replicate and reload.
-topics=(basics waiting blocked undelivered many tickets sessions notify removal persistence replication keys payloads scripts words)
+topics=(basics waiting blocked undelivered many tickets sessions notify removal persistence replication keys payloads scripts words
+    conversations)
+# Of the conversations those that do so, too.
+export DLOCK_SCENARIO=${DLOCK_SCENARIO:-removal,sessions,waiting,session}
 [ $# -gt 0 ] || set -- "${topics[@]}"
 # Masses would take hours, and how long the server stalls says nothing here.
 skipped=(--skip stall --skip a_hundred_thousand --skip a_large_keyspace --skip a_thousand_die)

@@ -13,7 +13,7 @@ pub mod transcript;
 use std::fs;
 use std::path::Path;
 
-/// The conversations, with the names of their files; with `DLOCK_SCENARIO=keep` in the environment `keep.txt` only.
+/// The conversations, with the names of their files; with `DLOCK_SCENARIO=keep,cancel` in the environment these only.
 ///
 /// # Panics
 /// When they cannot be read.
@@ -82,8 +82,11 @@ fn files(folder: &str) -> Vec<(String, String)> {
             (name.into_owned(), text)
         })
         .collect();
-    if let Ok(one) = std::env::var("DLOCK_SCENARIO") {
-        all.retain(|(name, _)| name.strip_suffix(".txt") == Some(&one));
+    if let Ok(some) = std::env::var("DLOCK_SCENARIO") {
+        all.retain(|(name, _)| {
+            some.split(',')
+                .any(|one| name.strip_suffix(".txt") == Some(one))
+        });
     }
     all.sort();
     all
