@@ -14,9 +14,6 @@ fn stats(c: &mut Connection, line: &str) -> BTreeMap<String, u64> {
     c.ask(line)
 }
 
-/// A row of TOP: key, waits, milliseconds in all, the longest, error, database.
-type Hot = (String, u64, u64, u64, u64, u64);
-
 /// Takes `key` for a holder and lets so many wait for it.
 fn crowd(server: &Server, key: &str, waiters: usize) -> Vec<Blocked> {
     server
@@ -72,7 +69,7 @@ fn stats_are_the_fields_of_info() {
 }
 
 #[test]
-fn info_has_three_sections() {
+fn info_has_four_sections() {
     let server = Server::start();
     let mut c = server.connection();
     let fields = |text: String| -> BTreeSet<String> {
@@ -81,7 +78,12 @@ fn info_has_three_sections() {
     };
     let whole = fields(c.ask("INFO dlock"));
     let mut parts = BTreeSet::new();
-    for section in ["dlock_locks", "dlock_totals", "dlock_times"] {
+    for section in [
+        "dlock_locks",
+        "dlock_totals",
+        "dlock_times",
+        "dlock_confirmations",
+    ] {
         let text: String = c.ask(&format!("INFO {section}"));
         assert_eq!(text.lines().next(), Some(format!("# {section}").as_str()));
         for field in fields(text) {
@@ -90,30 +92,6 @@ fn info_has_three_sections() {
     }
     assert_eq!(whole, parts);
     assert!(parts.contains("dlock_wait_p99_us") && parts.contains("dlock_fenced_total"));
-}
-
-#[test]
-fn a_reset_is_for_those_who_may_reset_the_server() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let _waiters = crowd(&server, "open", 1);
-    let mut plain = worker(&server, "-config|resetstat");
-    let before = stats(&mut plain, "DLOCK.STATS");
-    assert_eq!(
-        plain.refusal("DLOCK.STATS RESET"),
-        "NOPERM the user may not run 'dlock.stats reset' with these arguments"
-    );
-    assert_eq!(stats(&mut plain, "DLOCK.STATS"), before);
-    assert_eq!(stats(&mut c, "DLOCK.STATS RESET"), before);
-    let left: BTreeMap<String, u64> = stats(&mut c, "DLOCK.STATS")
-        .into_iter()
-        .filter(|(_, value)| *value > 0)
-        .collect();
-    let now = ["connections_waiting", "holders", "locks", "places_queued"];
-    assert_eq!(left, now.map(|name| (name.to_owned(), 1)).into());
-    assert_eq!(c.ask::<Vec<Value>>("DLOCK.TOP"), []);
-    let mut ops = worker(&server, "");
-    stats(&mut ops, "DLOCK.STATS reset");
 }
 
 #[test]
@@ -169,65 +147,6 @@ fn an_evicted_lock_is_held_no_longer() {
     let evicted = stat(&server, "evicted_total");
     assert_eq!((locks, holds), (100 - evicted, 100 - evicted));
     assert!(evicted > 0);
-}
-
-#[test]
-fn top_shows_the_most_contended_locks_first() {
-    let server = Server::start();
-    let (some, many) = (
-        crowd(&server, "open-some", 2),
-        crowd(&server, "open-many", 3),
-    );
-    let hidden = crowd(&server, "hidden", 4);
-    server
-        .connection_in(2)
-        .run("DLOCK.ACQUIRE open-cold alice 600000");
-    let elsewhere = server.wire();
-    let mut admin = server.connection();
-    let rows = |c: &mut Connection, line: &str| c.ask::<Vec<Hot>>(line);
-    let keys = |rows: Vec<Hot>| -> Vec<(String, u64)> {
-        rows.into_iter().map(|row| (row.0, row.1)).collect()
-    };
-    let seen = |key: &str, waits| (key.to_owned(), waits);
-    assert_eq!(
-        keys(rows(&mut admin, "DLOCK.TOP")),
-        [
-            seen("hidden", 4),
-            seen("open-many", 3),
-            seen("open-some", 2)
-        ]
-    );
-    assert_eq!(
-        keys(rows(&mut admin, "DLOCK.TOP COUNT 1")),
-        [seen("hidden", 4)]
-    );
-    // Who may not read a key does not see it, and sees as many others.
-    let mut worker = worker(&server, "");
-    assert_eq!(
-        keys(rows(&mut worker, "DLOCK.TOP COUNT 1")),
-        [seen("open-many", 3)]
-    );
-    let in_script: Vec<Vec<Hot>> = worker.ask("EVAL return{redis.call('DLOCK.TOP')} 0");
-    let in_script = in_script.concat();
-    assert_eq!(
-        keys(in_script),
-        [seen("open-many", 3), seen("open-some", 2)]
-    );
-    admin.run("ACL SETUSER worker resetkeys %W~*");
-    assert_eq!(rows(&mut worker, "DLOCK.TOP"), []);
-    admin.run("ACL SETUSER worker %R~open-some");
-    assert_eq!(keys(rows(&mut worker, "DLOCK.TOP")), [seen("open-some", 2)]);
-    drop((some, many, hidden, elsewhere));
-}
-
-#[test]
-fn top_tells_databases_apart() {
-    let server = Server::start();
-    let mut there = server.connection_in(7);
-    there.run("DLOCK.ACQUIRE k alice 600000");
-    there.run("DLOCK.FAIRACQUIRE k bob 600000");
-    let rows: Vec<Hot> = server.connection().ask("DLOCK.TOP");
-    assert_eq!(rows, [("k".to_owned(), 1, 0, 0, 0, 7)]);
 }
 
 /// A row of LIST: key, owner, holders, queued, lease.
@@ -310,34 +229,14 @@ fn no_call_looks_at_more_than_a_thousand_keys() {
     }
 }
 
+/// Null is the protocol's own.
 #[test]
-fn a_list_shows_who_holds_and_how_many_wait() {
+fn a_list_has_the_nulls_of_the_protocol() {
     let server = Server::start();
-    let mut c = server.connection_resp3();
-    let _waiters = crowd(&server, "contended", 3);
-    c.run("DLOCK.ACQUIRE readers ann 300000 SHARED");
-    c.run("DLOCK.ACQUIRE readers ben 600000 SHARED");
+    let mut c = server.connection();
     c.run("DLOCK.ACQUIRE reserved ann 600000");
     c.run("DLOCK.FAIRACQUIRE reserved ben CLAIM 600000");
     c.run("DLOCK.RELEASE reserved ann");
-    let (mut rows, _) = pages(&mut c, "");
-    rows.sort();
-    let shown: Vec<_> = rows
-        .iter()
-        .map(|row| (row.0.as_str(), row.1.as_deref(), row.2, row.3))
-        .collect();
-    let contended = ("contended", Some("holder"), 1, 3);
-    let reserved = ("reserved", None, 0, 1);
-    assert_eq!(shown, [contended, ("readers", Some("ben"), 2, 0), reserved]);
-    assert!(rows[1].4 > Some(300_000), "{rows:?}");
-    assert_eq!(rows[2].4, None);
-    let (mut again, _) = pages(&mut c, "CONTENDED");
-    again.sort();
-    let keys = |rows: &[Row]| rows.iter().map(|row| row.0.clone()).collect::<Vec<_>>();
-    assert_eq!(keys(&again), ["contended", "reserved"]);
-    assert_eq!(listed(&mut c, "CONTENDED OWNER holder"), ["contended"]);
-    assert_eq!(listed(&mut c, "OWNER ann"), ["readers"]);
-    // Null is the protocol's own.
     let mut wire = server.wire();
     for (hello, null) in [("HELLO 2", "$-1"), ("HELLO 3", "_")] {
         wire.send(hello);
@@ -377,29 +276,6 @@ fn locks_without_a_key_are_listed() {
     assert_eq!(listed(&mut c, "OWNER ann"), [""; 0]);
     let mut worker = worker(&server, "~*9");
     assert_eq!(listed(&mut worker, ""), ["lock-19", "lock-29", "lock-9"]);
-}
-
-#[test]
-fn keys_that_the_user_may_not_read_are_not_listed() {
-    let server = Server::start();
-    let mut c = server.connection();
-    for key in ["open-a", "open-b", "hidden", "written"] {
-        c.run(&format!("DLOCK.ACQUIRE {key} ann 600000"));
-        c.run(&format!("DLOCK.FAIRACQUIRE {key} ben CLAIM 600000"));
-    }
-    let mut worker = worker(&server, "%W~written");
-    for options in ["", "CONTENDED", "OWNER ann", "MATCH *"] {
-        assert_eq!(
-            listed(&mut worker, options),
-            ["open-a", "open-b"],
-            "{options}"
-        );
-        assert_eq!(listed(&mut c, options).len(), 4, "{options}");
-    }
-    // It is asked each time, and needs no other command.
-    c.run("ACL SETUSER worker reset on >secret +dlock.list %R~hidden");
-    let mut worker = server.connection_as("worker", "secret");
-    assert_eq!(listed(&mut worker, ""), ["hidden"]);
 }
 
 /// The module has to match the keys of contended locks itself. It does it as the server does.
@@ -490,34 +366,6 @@ fn a_list_misses_nothing_that_stays() {
 }
 
 #[test]
-fn a_lock_whose_lease_has_run_out_is_not_listed() {
-    let server = Server::start();
-    let mut c = server.connection();
-    c.run("DEBUG SET-ACTIVE-EXPIRE 0");
-    c.run("DLOCK.ACQUIRE gone ann 1");
-    c.run("DLOCK.ACQUIRE here ann 600000");
-    await_until("the lease has run out", PATIENCE, || {
-        c.ask::<i64>("PTTL gone") == -2
-    });
-    c.run("DLOCK.ACQUIRE gone ann 1");
-    await_until("it is gone from the list", PATIENCE, || {
-        listed(&mut c, "") == ["here"]
-    });
-}
-
-#[test]
-fn a_server_without_scan_says_so() {
-    let server = Server::builder()
-        .config("rename-command", "SCAN \"\"")
-        .start();
-    let mut c = server.connection();
-    let error = c.refusal("DLOCK.LIST");
-    let own = "ERR DLOCK.LIST needs SCAN, and the server refuses it: ";
-    assert!(error.starts_with(own) && error.len() > own.len(), "{error}");
-    assert_eq!(listed(&mut c, "CONTENDED"), [""; 0]);
-}
-
-#[test]
 fn a_replica_lists_what_it_knows() {
     let primary = Server::start();
     let mut p = primary.connection();
@@ -567,28 +415,4 @@ fn the_latency_monitor_shows_a_late_hand_over() {
         let took: u64 = from_redis_value(&late[2]).expect("milliseconds");
         assert!(took >= 290, "{latest:?}");
     }
-}
-
-#[test]
-fn a_graph_leaves_out_what_the_user_may_not_read() {
-    let server = Server::start();
-    let _waiters = (crowd(&server, "open", 1), crowd(&server, "shut", 2));
-    let waits = |c: &mut Connection| -> Vec<(String, String, String)> {
-        let pairs: Vec<(String, String, String, u64)> = c.ask("DLOCK.GRAPH");
-        let pairs = pairs
-            .into_iter()
-            .map(|(who, key, whom, _)| (key, who, whom));
-        BTreeSet::from_iter(pairs).into_iter().collect()
-    };
-    let pair = |key: &str, who: &str| (key.to_owned(), who.to_owned(), "holder".to_owned());
-    let open = pair("open", "waiter-0");
-    let shut = [pair("shut", "waiter-0"), pair("shut", "waiter-1")];
-    let all: Vec<_> = [open.clone()].into_iter().chain(shut).collect();
-    assert_eq!(waits(&mut server.connection()), all);
-    assert_eq!(waits(&mut worker(&server, "")), [open]);
-    let drawn: String = worker(&server, "").ask("DLOCK.GRAPH DOT");
-    assert!(
-        drawn.contains("\"waiter-0\" -> \"holder\"") && !drawn.contains("shut"),
-        "{drawn}"
-    );
 }
