@@ -46,7 +46,10 @@ impl Ledger {
         if !same {
             return self.retie(name, undo.grant.token, token);
         }
-        self.untie_at(name, undo.grant.token);
+        let taken = match after {
+            Some(_) => self.ties.untie(undo.grant.token),
+            None => None,
+        };
         if let Some(before) = before {
             let lost = undo.before.map_or(token, |before| before.token);
             self.ties.find_again(name, lost, before.client);
@@ -55,6 +58,9 @@ impl Ledger {
                 ..before.clone()
             };
             self.tie(token, Box::new(tie), None);
+        }
+        if let Some(taken) = taken {
+            self.ties.forget_sign(taken.client);
         }
     }
 
@@ -127,11 +133,10 @@ impl Ledger {
 
     /// Unties what is to be tied anew. What is tied under its token elsewhere, which RESTORE can bring about, is lost with that.
     fn take_tie(&mut self, name: NameRef, token: Token) -> Option<Box<Tie>> {
-        let its = self.ties.at(name, token).is_some();
-        let tie = self.untie(token)?;
-        if its {
-            return Some(tie);
+        if self.ties.at(name, token).is_some() {
+            return self.ties.untie(token);
         }
+        let tie = self.untie(token)?;
         self.ties.lose(token, &tie, Loss::Taken);
         None
     }
@@ -144,13 +149,19 @@ impl Ledger {
         tie: Option<Box<Tie>>,
         first: Option<SteadyMs>,
     ) {
+        let client = before.as_ref().map(|before| before.client);
         if let Some(before) = before {
-            if tie.as_ref().map(|tie| tie.client) != Some(before.client) {
-                self.ties.lose(token, &before, Loss::Taken);
+            match &tie {
+                Some(tie) if tie.client == before.client => {}
+                Some(_) => self.ties.lose_to_another(token, &before, Loss::Taken),
+                None => self.ties.lose(token, &before, Loss::Taken),
             }
         }
         if let Some(tie) = tie {
             self.tie(token, tie, first);
+        }
+        if let Some(client) = client {
+            self.ties.forget_sign(client);
         }
     }
 
@@ -200,7 +211,9 @@ impl Ledger {
     /// Unties what is tied under this token.
     #[cold]
     pub fn untie(&mut self, token: Token) -> Option<Box<Tie>> {
-        self.ties.untie(token)
+        let tie = self.ties.untie(token)?;
+        self.ties.forget_sign(tie.client);
+        Some(tie)
     }
 
     /// What is tied under this token is tied no more; its connection is to be told why.
@@ -224,7 +237,9 @@ impl Ledger {
     pub fn lose_to(&mut self, name: NameRef, token: Token, client: ClientId) {
         let tie = self.ties.at(name, token);
         if tie.is_some_and(|tie| tie.client != client) {
-            self.lose(token, Loss::Taken);
+            if let Some(tie) = self.untie(token) {
+                self.ties.lose_to_another(token, &tie, Loss::Taken);
+            }
         }
     }
 
@@ -247,7 +262,7 @@ impl Ledger {
         if old == new || self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
         }
-        let Some(tie) = self.untie(old) else {
+        let Some(tie) = self.ties.untie(old) else {
             return broken!("what was just found tied is tied");
         };
         self.tie(new, tie, None);

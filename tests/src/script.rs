@@ -16,7 +16,7 @@
 //! `behind` before `rename`, `move` or `set` says that a value comes to a name that has none, and that the server does not tell:
 //! the next use of that lock notices it, or a `look` (once a second).
 //!
-//! Other lines: `del`, `rename`, `move` (to another database), `copy` (by DUMP and RESTORE), `dump` (by DUMP and DEL, kept for)
+//! Other lines: `del`, `rename`, `expire shop 500` (as PEXPIRE), `move` (to another database), `copy` (by DUMP and RESTORE), `dump` (by DUMP and DEL, kept for)
 //! `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that lags catches up), `crash` (the
 //! replica takes over), `failover`, `restart`. `shop@1` is a key of database 1.
 //!
@@ -51,6 +51,8 @@ pub enum Act {
     Del(Key),
     Set(Key),
     Rename(Key, Key),
+    /// EXPIRE, in milliseconds.
+    Expire(Key, Millis),
     /// A value comes to a name that has none, and the server does not tell.
     Behind(Box<Act>),
     Look,
@@ -146,6 +148,7 @@ impl Reader {
             ["look"] => Act::Look,
             ["rename", from, to] => Act::Rename(key(from), key(to)),
             ["move", one, db] => Act::Rename(key(one), (number(db)? as u32, key(one).1)),
+            ["expire", one, ms] => Act::Expire(key(one), number(ms)?),
             ["copy", from, to] => Act::Copy(key(from), key(to)),
             ["dump", one] => Act::Dump(key(one)),
             ["restore", one] => Act::Restore(key(one)),

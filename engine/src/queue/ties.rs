@@ -350,7 +350,7 @@ impl Ties {
         }
     }
 
-    /// Unties a hold.
+    /// Unties a hold. If it is not tied again, see to [`Ties::forget_sign`].
     pub fn untie(&mut self, token: Token) -> Option<Box<Tie>> {
         let tie = self.by_token.remove(token)?;
         self.sessions -= usize::from(tie.session);
@@ -360,21 +360,36 @@ impl Ties {
             if let Some(auto) = tie.auto {
                 its.take_out(token, auto.next);
             }
-            if its.holds.is_empty() {
-                its.kept = None;
-            }
         }
         Some(tie)
+    }
+
+    /// Forgets the last sign of life of a connection if nothing is tied to it any more: it went for what was tied then.
+    pub fn forget_sign(&mut self, client: ClientId) {
+        let its = self.by_client.get_mut(&client);
+        if let Some(its) = its.filter(|its| its.holds.is_empty()) {
+            its.kept = None;
+        }
     }
 
     /// A hold is tied no more: its connection is to be told, unless its own command has done it.
     pub fn lose(&mut self, token: Token, lost: &Tie, why: Loss) {
         let by_itself = matches!(why, Loss::Taken | Loss::Forced) && lost.client == self.acting;
         if !by_itself {
-            let name = lost.name().to_owned();
-            let connection = self.by_client.entry(lost.client).or_default();
-            connection.lost.add(LostTie { name, token, why });
+            self.lose_to_another(token, lost, why);
         }
+    }
+
+    /// The same where another connection has tied the hold, in whoever's command that was granted it.
+    pub fn lose_to_another(&mut self, token: Token, lost: &Tie, why: Loss) {
+        let name = lost.name().to_owned();
+        let connection = self.by_client.entry(lost.client).or_default();
+        connection.lost.add(LostTie { name, token, why });
+    }
+
+    /// Returns true if a hold was paused, and is to be renewed again since its connection has given a sign of life.
+    pub fn is_resumed(&self, token: Token) -> bool {
+        self.resumed.iter().any(|holds| holds.contains(&token))
     }
 
     /// A tie that its connection has lost is its own again, as if it never had been lost.

@@ -510,8 +510,9 @@ impl Engine {
             return false;
         };
         let due = match tie.auto.map(|auto| auto.next) {
-            Some(Renewal::Due | Renewal::Paused) => true,
+            Some(Renewal::Due) => true,
             Some(Renewal::At(at)) => at <= now.steady(),
+            Some(Renewal::Paused) => self.ledger.ties.is_resumed(token),
             _ => false,
         };
         let Ok(hold) = held(entry, tie.owner(), Some(token)) else {

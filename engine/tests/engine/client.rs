@@ -53,7 +53,11 @@ impl Client {
 
 impl Caller for Client {
     fn client(&self) -> u64 {
-        self.id
+        // What a script does no connection does.
+        match self.may_wait {
+            true => self.id,
+            false => 0,
+        }
     }
 
     fn may_wait(&self) -> MayWait {

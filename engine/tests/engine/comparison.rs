@@ -56,7 +56,7 @@ impl Setting {
                 claim: 500,
                 // When a hold ends that is bounded, or that the wall clock ends, would be the server's own affair.
                 auto: policy.max_hold_ms == 0 && !steps,
-                keep: false,
+                keep: policy.max_hold_ms == 0 && !steps,
             },
             policy,
             steps,
@@ -143,9 +143,10 @@ impl Run {
             89..=90 => format!("{client} is cut off"),
             91 => format!("del {one}"),
             92..=94 => format!("rename {one} {other}"),
-            95 => match random.below(3) {
+            95 => match random.below(4) {
                 0 => format!("set {one}"),
                 1 => "flush".into(),
+                2 => format!("expire {one} {}", 1 + random.below(600)),
                 _ => format!("copy {one} {other}"),
             },
             96 => format!("dump {one}"),
@@ -282,6 +283,9 @@ impl Run {
             "HELD",
         ]);
         let (many, wishes) = (verb.starts_with('M'), self.setting.wishes);
+        if wishes.keep && may_wait && self.random.chance(8) {
+            return format!("{who}: KEEP {}", 1 + self.random.below(2_000));
+        }
         if verb.ends_with("ACQUIRE") {
             let (locks, owner) = self.wanted(many);
             let channel = format!("channel-{}", self.lines.len());
@@ -399,6 +403,7 @@ fn the_comparison_comes_by_everything() {
         "answered GrantedAll",
         "answered Null",
         "answered Noted",
+        "answered Kept",
         "answered NOTHELD",
         "answered WRONGTYPE",
         "answered DEADLOCK",

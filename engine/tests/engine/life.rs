@@ -7,7 +7,7 @@ use crate::script::Act;
 use crate::world::World;
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
-use dlock_engine::{Name, Token, WallMs};
+use dlock_engine::{Millis, Name, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A tie, as it is kept.
@@ -19,6 +19,14 @@ pub struct Tied {
     pub auto: bool,
     /// When the hold's lease ends, as far as its tie knows.
     pub end: WallMs,
+    /// When the server renews it next, on the steady clock.
+    pub due: Option<Millis>,
+}
+
+/// When something is due, by the debug form of it.
+fn due(text: &str) -> Option<Millis> {
+    let (_, at) = text.split_once("SteadyMs(")?;
+    at.split(')').next()?.parse().ok()
 }
 
 /// All ties there are.
@@ -33,6 +41,7 @@ pub fn ties(world: &World) -> BTreeMap<Token, Tied> {
             owner: tie.owner().to_vec(),
             auto: tie.auto.is_some(),
             end: tie.end,
+            due: tie.auto.and_then(|auto| due(&format!("{:?}", auto.next))),
         };
         found.insert(token, tied);
         last = token;

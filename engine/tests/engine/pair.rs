@@ -1,6 +1,9 @@
 //! The engine and the [`model`](crate::model) side by side: the same things happen to both, and every answer, everything
 //! that those who waited are told, and everything that can be seen of the locks is compared.
 
+use crate::client::Client;
+use crate::life;
+use crate::model::ties::Next;
 use crate::model::{Answer, Hold, Lock, Model, Place, Told, SHARED};
 use crate::script::{Act, Command};
 use crate::transcript::Labels;
@@ -8,7 +11,9 @@ use crate::world::{Heard, World};
 use dlock_commands::error::Error;
 use dlock_commands::Reply;
 use dlock_engine::Refusal;
-use dlock_engine::{HoldView, Limit, LockState, Outcome, PlaceKind, PlaceView, Policy, RequestId};
+use dlock_engine::{
+    HoldView, Limit, LockState, Outcome, PlaceKind, PlaceView, Policy, RequestId, Token,
+};
 use std::collections::BTreeMap;
 
 pub struct Pair {
@@ -24,6 +29,8 @@ pub struct Pair {
     pub seen: BTreeMap<String, usize>,
     /// Whether nothing is said of what is refused for its words: conversations try that, and the model knows no such words.
     pub lenient: bool,
+    /// What had been heard before this event.
+    told: usize,
     /// Whether something has happened that the model does not know.
     alone: bool,
     /// Whether the wall clock has stepped: then it does not tell how long ago something was.
@@ -40,6 +47,7 @@ impl Pair {
             waits: BTreeMap::new(),
             seen: BTreeMap::new(),
             lenient: false,
+            told: 0,
             alone: false,
             stepped: false,
         }
@@ -53,6 +61,10 @@ impl Pair {
         }
         let tokens = self.tokens.clone();
         self.act_as_named(act, &tokens)?;
+        if matches!(act, Act::Command(command) if command.words[0] == "KEEP") {
+            // For what is tied in the same moment it may go, too.
+            self.act_as_named(&Act::Wait(1), &tokens)?;
+        }
         self.world.heard.clear();
         Ok(())
     }
@@ -63,6 +75,35 @@ impl Pair {
         act: &Act,
         tokens: &Labels,
     ) -> Result<Option<Result<Reply, Error>>, String> {
+        let (Act::Wait(mut left), false) = (act, self.alone) else {
+            return self.act_at_once(act, tokens);
+        };
+        loop {
+            let (model, steady) = (&self.model, self.model.steady);
+            let due = model
+                .next_renewal()
+                .map(|at| at.saturating_sub(steady).max(1));
+            // No renewal comes sooner than a quarter of a lease after what it follows.
+            let longest = match (model.may_renew(), model.policy.max_lease_ms < 1_000) {
+                (false, _) => left,
+                (true, false) => 200,
+                (true, true) => 1,
+            };
+            let step = due.unwrap_or(left).min(longest).min(left);
+            self.act_at_once(&Act::Wait(step), tokens)?;
+            left -= step;
+            if left == 0 {
+                return Ok(None);
+            }
+        }
+    }
+
+    fn act_at_once(
+        &mut self,
+        act: &Act,
+        tokens: &Labels,
+    ) -> Result<Option<Result<Reply, Error>>, String> {
+        self.told = self.world.heard.len();
         self.highest = self.tokens.values().max().copied().unwrap_or(0);
         self.stepped |= matches!(act, Act::Clock(_));
         let got = self.world.act(act, tokens);
@@ -84,6 +125,11 @@ impl Pair {
             self.alone = true;
             return Ok(got);
         };
+        if let Act::Expire((db, key), _) = act {
+            // The lock's next use comes upon it.
+            let cancel = [b"CANCEL", key.as_bytes(), b"nobody"];
+            drop(self.world.send(Client::connection(u64::MAX), *db, &cancel));
+        }
         if matches!(act, Act::Behind(_)) {
             // The engine does not know of it until the next thing happens.
             return Ok(got);
@@ -160,6 +206,13 @@ impl Pair {
                 must.iter().map(count).collect::<Vec<_>>() == *got
             }
             (Answer::Ok, Ok(Reply::Ok)) => true,
+            (Answer::Kept(ties, left, lost), Ok(Reply::Array(parts))) => match &parts[..] {
+                [Reply::Integer(count), first, Reply::Array(told)] => {
+                    let left = left.map_or(Reply::Null, Reply::Integer);
+                    *count == *ties as u64 && *first == left && self.same_losses(lost, told)
+                }
+                _ => false,
+            },
             (Answer::Held(grant, holds, left, owner), Ok(Reply::Array(parts))) => {
                 let owner = owner
                     .as_ref()
@@ -176,6 +229,38 @@ impl Pair {
         same.then_some(()).ok_or(format!(
             "{words}: the model answers {must:?}, the engine {got:?}"
         ))
+    }
+
+    /// Whether a connection is told of just these losses, in any order.
+    fn same_losses(&self, must: &[(String, u64, &str)], told: &[Reply]) -> bool {
+        let known = |grant: &u64| self.tokens.get(grant).copied().unwrap_or(0);
+        let named = |key: &String| {
+            key.split_once(':')
+                .map_or("", |(_, key)| key)
+                .as_bytes()
+                .to_vec()
+        };
+        let mut must: Vec<(Vec<u8>, u64, String)> = must
+            .iter()
+            .map(|(key, grant, why)| (named(key), known(grant), why.to_string()))
+            .collect();
+        let lost = |one: &Reply| match one {
+            Reply::Array(parts) => match &parts[..] {
+                [Reply::Bulk(key), Reply::Integer(token), Reply::Text(why)] => {
+                    Some((key.clone(), *token, why.to_string()))
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        let mut told: Vec<_> = told.iter().filter_map(lost).collect();
+        // Which of two holds under one token is tied is anybody's guess.
+        let double = |token: u64| self.world.restored.contains(&Token(token));
+        must.retain(|(_, token, _)| !double(*token));
+        told.retain(|(_, token, _)| !double(*token));
+        must.sort();
+        told.sort();
+        must == told
     }
 
     fn count(&mut self, when: &str, answer: &Answer) {
@@ -204,7 +289,8 @@ impl Pair {
     /// Compares who was told what.
     fn compare_told(&mut self) -> Result<(), String> {
         let mut musts = self.model.take_told();
-        for heard in self.world.heard.clone() {
+        let fresh = self.world.heard[self.told..].to_vec();
+        for heard in fresh {
             let its = |told: &Told| self.waits.get(&told.wait.id) == Some(&heard.id);
             let Some(at) = musts.iter().position(its) else {
                 return Err(format!("the model does not tell this: {heard:?}"));
@@ -258,7 +344,7 @@ impl Pair {
         }
         let holds = || self.model.locks.values().flat_map(|lock| &lock.holds);
         let sessions = holds().filter(|hold| hold.session().is_some()).count();
-        let autos = holds().filter(|hold| hold.auto().is_some()).count();
+        let autos = holds().filter(|hold| hold.auto()).count();
         let (must, engine) = ((sessions, autos), &self.world.primary.engine);
         let is = (engine.sessions(), engine.autos());
         if must != is {
@@ -273,7 +359,6 @@ impl Pair {
                 Some(view) => (Some(view.state), view.holders, view.queue),
                 None => (None, Vec::new(), Vec::new()),
             };
-            self.adopt_renewals(&key, &holders)?;
             let lock = self.model.locks.get(&key).cloned().unwrap_or_default();
             let (must, is) = (self.shown(&lock), shown_view(state, &holders, &queue));
             let waited = |place: &Place| self.model.steady - place.since;
@@ -295,23 +380,40 @@ impl Pair {
                 }
             }
         }
-        Ok(())
+        self.adopt_renewals()
     }
 
-    /// When exactly the server renews a hold by itself is its own affair: when a third of the lease has passed, at the latest.
-    fn adopt_renewals(&mut self, key: &str, holders: &[HoldView]) -> Result<(), String> {
-        let (now, longest) = (self.model.now, self.model.policy.max_lease_ms);
-        let lock = self.model.locks.get_mut(key);
-        for hold in lock.into_iter().flat_map(|lock| &mut lock.holds) {
-            let its = |view: &&HoldView| view.auto && view.owner == hold.owner.as_bytes();
-            let (Some(lease), Some(view)) = (hold.auto(), holders.iter().find(its)) else {
+    /// When exactly the server renews a hold by itself is its own affair: when a quarter to a third of the lease has passed.
+    fn adopt_renewals(&mut self) -> Result<(), String> {
+        let ties = life::ties(&self.world);
+        let holds = self
+            .model
+            .locks
+            .values_mut()
+            .flat_map(|lock| &mut lock.holds);
+        for hold in holds {
+            let grant = hold.grant;
+            let auto = hold.tie.as_mut().and_then(|tie| tie.auto.as_mut());
+            let Some((auto, Next::Since(from, lease))) = auto.map(|auto| {
+                let next = auto.next;
+                (auto, next)
+            }) else {
                 continue;
             };
-            let lease = lease.min(longest).max(hold.deadline.saturating_sub(now));
-            if !(lease - lease / 3..=lease).contains(&view.lease_ms) {
-                return Err(format!("{} ms are left of {hold:?}", view.lease_ms));
+            let tied = self
+                .tokens
+                .get(&grant)
+                .and_then(|token| ties.get(&Token(*token)));
+            let due = tied.and_then(|tied| tied.due);
+            let third = from + (lease / 3).max(1);
+            match due.filter(|due| (third.saturating_sub(lease / 12 + 1)..=third).contains(due)) {
+                Some(due) => auto.next = Next::At(due),
+                None => {
+                    return Err(format!(
+                        "a renewal after {from} of {lease} ms is due at {due:?}"
+                    ))
+                }
             }
-            hold.deadline = now + view.lease_ms;
         }
         Ok(())
     }
@@ -339,7 +441,7 @@ impl Pair {
                 "{owner} holds {holds} {:?} for {left} since {held}, {:?}, {}",
                 wire(*limit),
                 hold.session(),
-                hold.auto().is_some()
+                hold.auto()
             )
         }));
         lines.extend(lock.in_order().map(|place| {

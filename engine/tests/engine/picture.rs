@@ -59,6 +59,8 @@ pub struct Picture {
     pub lost: bool,
     /// Tokens that came by RESTORE.
     pub restored: BTreeSet<Token>,
+    /// Tokens of holds whose keys were given an end from outside.
+    pub shortened: BTreeSet<Token>,
     /// When leases end that have come nearer by a step of the wall clock.
     pub stepped: BTreeMap<Token, WallMs>,
     /// What ties holds to connections.
@@ -175,6 +177,7 @@ impl Picture {
             renewed: std::mem::take(&mut world.renewed),
             lost: std::mem::take(&mut world.lost),
             restored: world.restored.clone(),
+            shortened: world.shortened.clone(),
             stepped: world.stepped.clone(),
             ties: life::ties(world),
             ended: world.ended.clone(),

@@ -38,9 +38,11 @@ pub fn keys_of(act: &Act) -> Vec<Key> {
         Act::Command(asked) => asked,
         Act::Behind(act) => return keys_of(act),
         Act::Rename(from, to) | Act::Copy(from, to) => return vec![from.clone(), to.clone()],
-        Act::Del(one) | Act::Set(one) | Act::Dump(one) | Act::Restore(one) => {
-            return vec![one.clone()]
-        }
+        Act::Del(one)
+        | Act::Set(one)
+        | Act::Expire(one, _)
+        | Act::Dump(one)
+        | Act::Restore(one) => return vec![one.clone()],
         _ => return Vec::new(),
     };
     let words: Vec<&[u8]> = asked.words.iter().map(|word| word.as_bytes()).collect();
@@ -266,12 +268,26 @@ impl Server {
                 self.review();
             }
             Op::Swap(one, other) => self.swap(*one, *other),
+            Op::Expire(name, end) => self.expire(name, *end),
             Op::Restore(name, bytes) => {
                 let replaced = self.keys.values.remove(name);
                 self.lost(name, replaced, now);
                 self.bring(name, bytes, None, now);
                 self.revisit(name, true);
             }
+        }
+    }
+
+    /// The server tells of a TTL that a user gave.
+    fn expire(&mut self, name: &Name, end: WallMs) {
+        let Some(Value::Lock(lock, ttl)) = self.keys.values.get_mut(name) else {
+            return;
+        };
+        *ttl = Some(end);
+        match lock.holds().any(|hold| hold.deadline > end) {
+            true => self.engine.on_external_ttl(name.as_ref(), end),
+            false if self.primary => self.engine.on_key_changed(name.as_ref()),
+            false => {}
         }
     }
 

@@ -82,11 +82,15 @@ impl Wishes {
         let lease = 1 + random.below(self.lease);
         match verb {
             "RENEW" | "MRENEW" => {
+                let bound = match self.keep && random.chance(50) {
+                    true => 1 + random.below(3_000),
+                    false => 0,
+                };
                 let tie = match random.below(6) {
-                    0 if may_wait => " SESSION",
-                    1..=2 if may_wait && self.auto => " AUTO 0",
-                    3 if may_wait && self.auto => " SESSION AUTO 0",
-                    _ => "",
+                    0 if may_wait => " SESSION".into(),
+                    1..=2 if may_wait && self.auto => format!(" AUTO {bound}"),
+                    3 if may_wait && self.auto => format!(" SESSION AUTO {bound}"),
+                    _ => String::new(),
                 };
                 format!("{verb} {locks} {owner} {lease}{tie}")
             }

@@ -88,6 +88,8 @@ pub struct World {
     pub speakers: BTreeSet<(Vec<u8>, u64)>,
     /// Tokens that came by RESTORE: one may stand at two keys, and which of these a session means is anybody's guess.
     pub restored: BTreeSet<Token>,
+    /// Tokens of holds whose keys were given an end from outside.
+    pub shortened: BTreeSet<Token>,
     /// Every lock that there ever was.
     pub known: BTreeSet<Name>,
     /// Names that a value has come to since the last look, of which nobody was told; and those of the replica, since it was
@@ -150,6 +152,7 @@ pub enum Op {
     Flush(Option<u32>),
     Swap(u32, u32),
     Restore(Name, Vec<u8>),
+    Expire(Name, WallMs),
 }
 
 impl Op {
@@ -161,6 +164,7 @@ impl Op {
                 unseen.remove(one);
             }
             Op::Flush(_) => unseen.clear(),
+            Op::Expire(..) => {}
             Op::Swap(one, other) => {
                 let swapped = |name: &Name| server::swapped(name.clone(), *one, *other);
                 *unseen = unseen.iter().map(swapped).collect();
@@ -215,6 +219,7 @@ impl World {
             fault: None,
             speakers: BTreeSet::new(),
             restored: BTreeSet::new(),
+            shortened: BTreeSet::new(),
             known: BTreeSet::new(),
             unseen: BTreeSet::new(),
             replica_unseen: BTreeSet::new(),
@@ -286,6 +291,16 @@ impl World {
                 other => panic!("every server tells of {other:?}"),
             },
             Act::Look => self.look(),
+            Act::Expire(one, ms) => {
+                let name = name(one);
+                let locks = self.primary.keys.lock(&name).into_iter();
+                let tokens: Vec<Token> = locks
+                    .flat_map(|lock| lock.holds())
+                    .map(|hold| hold.token)
+                    .collect();
+                self.shortened.extend(tokens);
+                self.alter(Op::Expire(name, self.now.wall().after(*ms)));
+            }
             Act::Copy(from, to) => {
                 if let Some(bytes) = self.dump(&name(from)) {
                     self.alter(Op::Restore(name(to), bytes));
@@ -509,6 +524,13 @@ impl World {
     /// Time passes on a server that is never late: it wakes whenever it asked for it.
     pub fn pass(&mut self, ms: Millis) {
         let mut left = ms;
+        if self.is(Fault::WaitsUnheard) {
+            let blocked: Vec<u64> = self.waits.values().map(|wait| wait.client).collect();
+            for client in blocked {
+                let ties = &mut self.engine().ledger.ties;
+                ties.waits(ClientId(client), false, SteadyMs(0));
+            }
+        }
         for _ in 0..PATIENCE {
             let due = self.primary.engine.next_wakeup(self.now);
             let late = Millis::from(self.is(Fault::LateTick));
@@ -517,6 +539,9 @@ impl World {
             };
             self.jump(wait);
             left -= wait;
+            if self.is(Fault::EndsFirst) {
+                self.expire_keys();
+            }
             self.tick();
         }
         panic!("the engine wants to be woken again and again");
@@ -569,6 +594,7 @@ impl World {
         let values = &mut self.primary.keys.values;
         match (self.fault, &op) {
             (Some(Fault::DelUnseen), Op::Del(name)) => drop(values.remove(name)),
+            (Some(Fault::ExpireUnseen), Op::Expire(..)) => {}
             (Some(Fault::RenameUnseen), Op::Rename(from, to)) => {
                 if let Some(value) = values.remove(from) {
                     values.insert(to.clone(), value);

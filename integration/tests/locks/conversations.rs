@@ -377,6 +377,9 @@ impl transcript::Speaker for ServerSpeaker<'_> {
                 let _ = self.on_key("RENAME", from, &[to.1.as_bytes()]);
             }
             Act::Rename(from, to) => drop(self.on_key("MOVE", from, &[to_db(to.0).as_bytes()])?),
+            Act::Expire(key, ms) => {
+                drop(self.on_key("PEXPIRE", key, &[ms.to_string().as_bytes()])?);
+            }
             Act::Copy(from, to) => drop(self.copy(from, to)?),
             Act::Dump(key) => {
                 self.dumped = Some(self.on_key("DUMP", key, &[])?);

@@ -37,13 +37,12 @@ impl Model {
         let deadline = self
             .bounded(hold.since, wanted)
             .max(hold.deadline.min(wanted));
-        let session = self.held(key, owner, None)?.session();
-        if asked.is_some() {
-            self.untie(grant);
+        let before = self.held(key, owner, None)?.clone();
+        if asked.is_some() || before.tie.is_some() {
+            self.untie(key, grant);
         }
-        let hold = self.held(key, owner, None)?;
-        hold.deadline = deadline;
-        hold.tie = match asked {
+        let session = before.session();
+        let tie = match asked {
             Some(tie) => Some(Tie {
                 session: tie.session || session == Some(tie.client),
                 ..tie
@@ -54,32 +53,18 @@ impl Model {
                 auto: None,
             }),
         };
+        if let Some(tie) = &tie {
+            self.note_tie((key, owner), before.tie, tie.client);
+        }
+        let hold = self.held(key, owner, None)?;
+        (hold.deadline, hold.tie) = (deadline, tie);
+        let client = |tie: Option<Tie>| tie.map(|tie| tie.client);
+        if client(tie) != client(before.tie) {
+            self.lose(key, &before, "taken");
+        }
         let left = deadline.saturating_sub(self.now);
         self.settle();
         Ok(left)
-    }
-
-    /// The server renews a hold for its full lease whenever a third of it has passed, until it has reached its age.
-    fn renew_by_itself(&mut self) {
-        let (now, most) = (self.now, self.policy.max_hold_ms);
-        let longest = self.policy.max_lease_ms;
-        for hold in self.locks.values_mut().flat_map(|lock| &mut lock.holds) {
-            let due =
-                |lease: &Millis| hold.deadline > now && hold.deadline - now <= lease - lease / 3;
-            let longest = |lease: Millis| lease.min(longest);
-            let Some(lease) = hold.auto().map(longest).filter(due) else {
-                continue;
-            };
-            let most = if most > 0 {
-                hold.since + most
-            } else {
-                Millis::MAX
-            };
-            hold.deadline = hold.deadline.max((now + lease).min(most));
-            if let Some(tie) = hold.tie.as_mut().filter(|_| now + lease > most) {
-                tie.auto = None;
-            }
-        }
     }
 
     /// Gives back one hold, or all but so many.
@@ -105,7 +90,13 @@ impl Model {
         for hold in holds.iter_mut().filter(|hold| hold.owner == owner) {
             hold.holds = left;
         }
+        let gone: Vec<Hold> = holds
+            .iter()
+            .filter(|hold| hold.holds == 0)
+            .cloned()
+            .collect();
         holds.retain(|hold| hold.holds > 0);
+        gone.iter().for_each(|hold| self.lose(key, hold, "taken"));
     }
 
     /// All of the leases or none; what is left of the shortest.
@@ -163,12 +154,17 @@ impl Model {
         if lock.foreign {
             return Err(Error::Refused(Refusal::WrongType));
         }
-        let before = lock.holds.len();
-        lock.holds
-            .retain(|hold| owner.is_some_and(|owner| owner != hold.owner));
-        let ended = before - lock.holds.len();
+        let stays = |hold: &Hold| owner.is_some_and(|owner| owner != hold.owner);
+        let ended: Vec<Hold> = lock
+            .holds
+            .iter()
+            .filter(|hold| !stays(hold))
+            .cloned()
+            .collect();
+        lock.holds.retain(stays);
+        ended.iter().for_each(|hold| self.lose(key, hold, "forced"));
         self.settle();
-        Ok(ended as u64)
+        Ok(ended.len() as u64)
     }
 
     /// Removes the owner's place, and tells the request that waits there; and those for many that count on its hold.
@@ -221,6 +217,8 @@ impl Model {
 
     /// Time passes, a millisecond at a time.
     pub fn pass(&mut self, ms: Millis) {
+        // What a grant that was undone has left behind may be due already.
+        self.renew_by_itself();
         for _ in 0..ms {
             self.steady += 1;
             self.step(1);
@@ -289,11 +287,13 @@ impl Model {
     }
 
     /// The value leaves the key, and tickets that nobody waits on with it. Who waits stays.
-    fn take_value(&mut self, key: &str) -> Option<Value> {
+    fn take_value(&mut self, key: &str, why: &'static str) -> Option<Value> {
         let value = self.value(key);
         let lock = self.lock(key);
         lock.foreign = false;
-        lock.holds.clear();
+        let gone = std::mem::take(&mut lock.holds);
+        gone.iter().for_each(|hold| self.lose(key, hold, why));
+        let lock = self.lock(key);
         lock.queue.retain(|place| place.wait.is_some());
         value
     }
@@ -303,7 +303,9 @@ impl Model {
         let (steady, default) = (self.steady, self.policy.claim_window_ms);
         let lock = self.lock(key);
         lock.foreign = value.foreign;
-        lock.holds = value.holds;
+        let gone = std::mem::replace(&mut lock.holds, value.holds);
+        gone.iter().for_each(|hold| self.lose(key, hold, "removed"));
+        let lock = self.lock(key);
         // One that is just the same as the one that is here is that, and its window goes on.
         let told = |place: &Place| (place.owner.clone(), place.arrival, place.limit, place.claim);
         let same = |one: &Place, other: &Place| told(one) == told(other);
@@ -327,7 +329,7 @@ impl Model {
     /// These keys are removed, in one event.
     pub fn del(&mut self, keys: &[String]) {
         for key in keys {
-            self.take_value(key);
+            self.take_value(key, "removed");
         }
         self.settle();
     }
@@ -349,8 +351,19 @@ impl Model {
         if from == to {
             return;
         }
-        if let Some(value) = self.take_value(from) {
+        if let Some(value) = self.take_value(from, "renamed") {
             self.put_value(to, value.untied());
+        }
+        self.settle();
+    }
+
+    /// The key is given an end from outside.
+    pub fn expire(&mut self, key: &str, ms: Millis) {
+        let end = self.now + ms;
+        for hold in &mut self.lock(key).holds {
+            if hold.deadline > end {
+                (hold.deadline, hold.cut) = (end, Some(end));
+            }
         }
         self.settle();
     }
@@ -370,7 +383,7 @@ impl Model {
             .collect();
         let values: Vec<(String, Option<Value>)> = keys
             .iter()
-            .map(|key| (swapped(key), self.take_value(key)))
+            .map(|key| (swapped(key), self.take_value(key, "renamed")))
             .collect();
         for (key, value) in values {
             self.put_value(&key, value.unwrap_or_default().untied());

@@ -1,12 +1,15 @@
 //! The contract said as plainly as code can say it: vectors, linear scans, and every millisecond looked at.
 //!
 //! Nothing here is fast and nothing is taken from the engine. This file has the state and what a request for locks is
-//! answered; `settle` has what follows from any event, `keep` all other events, `words` the commands, and
+//! answered; `settle` has what follows from any event, `keep` all other events, `ties` what connections keep, `words` the commands, and
 //! [`deadlock`](crate::deadlock) says which waits could never end.
 
 mod keep;
 mod settle;
+pub mod ties;
 pub mod words;
+
+pub use ties::Tie;
 
 use crate::deadlock::{self, Scene};
 use crate::world::BEGIN_MS;
@@ -36,6 +39,10 @@ pub struct Model {
     /// A value that was dumped, to be restored.
     pub dumped: Option<Value>,
     undelivered: Vec<Undelivered>,
+    /// What is known of connections that holds are tied to.
+    pub connections: BTreeMap<u64, ties::Connection>,
+    /// The connection whose command is worked off.
+    acting: Option<u64>,
     /// Connections that have ended.
     ended: BTreeSet<u64>,
     pub grants_made: u64,
@@ -68,6 +75,8 @@ pub struct Hold {
     pub tie: Option<Tie>,
     /// The connection that last took or entered it.
     pub client: u64,
+    /// The end that its key was given from outside, if that is its end.
+    pub cut: Option<Millis>,
 }
 
 /// A grant that reached nobody: of one lock what there was before it, and the hold that it made.
@@ -78,16 +87,6 @@ struct Undelivered {
     after: Hold,
     /// The owner's ticket, if it was kept for its owner.
     ticket: Option<Place>,
-}
-
-/// What ties a hold to a connection.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tie {
-    pub client: u64,
-    /// Whether the hold ends with the connection.
-    pub session: bool,
-    /// The lease that the server renews it for.
-    pub auto: Option<Millis>,
 }
 
 /// An owner's place at a lock.
@@ -128,6 +127,8 @@ pub struct Request {
     /// FAIRACQUIRE: for how long its place is kept while nobody is there for it.
     pub ticket: Option<Millis>,
     pub session: bool,
+    /// AUTO: for how long the server is to renew it.
+    pub auto: Option<Millis>,
     /// NOTIFY: it waits without blocking.
     pub channel: Option<String>,
 }
@@ -158,6 +159,8 @@ pub enum Answer {
     Noted(usize, u64),
     Number(u64),
     Remaining(Vec<Option<u32>>),
+    /// Ties, the least that is left, and what was lost.
+    Kept(usize, Option<Millis>, Vec<(String, u64, &'static str)>),
     /// Grant, count, the milliseconds that are left, and the owner if none was named.
     Held(u64, u32, Millis, Option<String>),
     Ok,
@@ -208,9 +211,10 @@ impl Hold {
         tie.map(|tie| tie.client)
     }
 
-    /// The lease that the server renews it for.
-    pub fn auto(&self) -> Option<Millis> {
-        self.tie.and_then(|tie| tie.auto)
+    /// Whether the server renews it.
+    pub fn auto(&self) -> bool {
+        let auto = self.tie.and_then(|tie| tie.auto);
+        auto.is_some_and(|auto| auto.renews())
     }
 
     /// Whether the request would count beyond what can be counted.
@@ -547,6 +551,9 @@ impl Model {
         };
         let asked = request.clone();
         self.waits.push(Wait { id, asked, until });
+        if request.channel.is_none() {
+            self.note_waiting(request.client);
+        }
         id
     }
 

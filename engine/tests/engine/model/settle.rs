@@ -21,10 +21,20 @@ impl Model {
 
     fn end_what_is_over(&mut self) {
         let (now, steady) = (self.now, self.steady);
-        for lock in self.locks.values_mut() {
+        let mut over = Vec::new();
+        for (key, lock) in &mut self.locks {
+            let ended = lock.holds.iter().filter(|hold| hold.deadline <= now);
+            over.extend(ended.map(|hold| (key.clone(), hold.clone())));
             lock.holds.retain(|hold| hold.deadline > now);
             let kept = |place: &Place| place.kept_until.is_none_or(|until| until > steady);
             lock.queue.retain(kept);
+        }
+        for (key, hold) in over {
+            let why = match hold.cut == Some(hold.deadline) {
+                true => "removed",
+                false => "expired",
+            };
+            self.lose(&key, &hold, why);
         }
     }
 
@@ -190,7 +200,9 @@ impl Model {
             limit: request.limit,
             tie: None,
             client: request.client,
+            cut: None,
         });
+        let told = hold.clone();
         hold.client = request.client;
         if hold.limit > request.limit {
             (hold.grant, hold.since, hold.limit) = (fresh, latest, request.limit);
@@ -201,20 +213,25 @@ impl Model {
         };
         let wanted = hold.deadline.max(now + request.lease);
         hold.deadline = self.bounded(hold.since, wanted).max(hold.deadline);
-        let auto = hold.auto().map(|lease| lease.max(request.lease));
-        if let Some(tie) = &mut hold.tie {
-            tie.auto = auto;
+        if let Some(auto) = hold.tie.as_mut().and_then(|tie| tie.auto.as_mut()) {
+            auto.lease = auto.lease.max(request.lease);
         }
-        if request.session {
-            self.untie(hold.grant);
-            let (client, session) = (request.client, true);
-            let same = hold.tie.is_some_and(|tie| tie.client == client);
-            let auto = auto.filter(|_| same);
-            hold.tie = Some(Tie {
+        if request.session || request.auto.is_some() {
+            let client = request.client;
+            let same = hold.tie.filter(|tie| tie.client == client);
+            if same.is_none() {
+                // Under the token that its connection knows.
+                self.lose_to_another(key, &told, "taken");
+            }
+            self.untie(key, hold.grant);
+            let auto = request.auto.map(|ms| self.auto(request.lease, ms));
+            let tie = Tie {
                 client,
-                session,
-                auto,
-            });
+                session: request.session || same.is_some_and(|tie| tie.session),
+                auto: auto.or(same.and_then(|tie| tie.auto)),
+            };
+            self.note_tie((key, &request.owner), told.tie, client);
+            hold.tie = Some(tie);
         }
         if hold.grant == fresh {
             (self.grants_made, self.latest) = (fresh, latest);
@@ -226,8 +243,15 @@ impl Model {
         told
     }
 
-    /// RESTORE can bring a second hold with one token: not more than one of them is tied.
-    pub(super) fn untie(&mut self, grant: u64) {
+    /// RESTORE can bring a second hold with one token: not more than one of them is tied, which is to be that of this lock.
+    pub(super) fn untie(&mut self, key: &str, grant: u64) {
+        for (name, lock) in self.locks.clone() {
+            for hold in lock.holds.iter().filter(|hold| hold.grant == grant) {
+                if name != key {
+                    self.lose(&name, hold, "taken");
+                }
+            }
+        }
         let holds = self.locks.values_mut().flat_map(|lock| &mut lock.holds);
         for hold in holds.filter(|hold| hold.grant == grant) {
             hold.tie = None;
@@ -286,6 +310,7 @@ impl Model {
         let deadline = hold.deadline;
         let untied = |hold: &Hold| Hold {
             tie: None,
+            cut: None,
             ..hold.clone()
         };
         match before.clone() {
@@ -294,8 +319,12 @@ impl Model {
             _ => {}
         }
         (hold.holds, hold.deadline, hold.tie) = (left, deadline, tied);
-        if tied == after.tie {
-            hold.tie = before.and_then(|before| before.tie);
+        let same = match (tied, after.tie) {
+            (Some(now), Some(after)) => now.says_as(&after),
+            (now, after) => now == after,
+        };
+        if same {
+            hold.tie = before.as_ref().and_then(|before| before.tie);
             let gone = hold.tie.filter(|tie| ended.contains(&tie.client));
             if let Some(tie) = gone {
                 // It is as if that connection ended now.
@@ -306,6 +335,11 @@ impl Model {
             }
         }
         lock.holds.push(hold);
+        if let Some(before) = before.filter(|_| same) {
+            if let Some(tie) = before.tie {
+                self.find_again(&key, before.grant, tie.client);
+            }
+        }
     }
 
     /// A request waits no longer, and all its places are gone.
@@ -320,7 +354,11 @@ impl Model {
         for lock in self.locks.values_mut() {
             lock.keep_places(|place| place.wait != Some(id));
         }
-        Some(self.waits.remove(at))
+        let wait = self.waits.remove(at);
+        if wait.asked.channel.is_none() {
+            self.note_waiting(wait.asked.client);
+        }
+        Some(wait)
     }
 
     /// A request waits no longer. A ticket is kept for its window, which begins now.

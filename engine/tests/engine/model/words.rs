@@ -15,11 +15,13 @@ impl Model {
     pub fn act(&mut self, act: &Act, tokens: &BTreeMap<u64, u64>) -> Result<Option<Answer>, ()> {
         let key = |(db, key): &(u32, String)| format!("{db}:{key}");
         match act {
-            // When exactly the server ceases to renew is its own affair.
-            Act::Command(command) if command.bounds_auto() => return Err(()),
             Act::Command(command) => {
+                // What a script does no connection does.
+                self.acting = command.may_wait.then_some(command.client);
                 let answer = self.run(command, tokens);
+                self.acting = None;
                 self.take_back();
+                self.forget_connections();
                 return Ok(answer);
             }
             Act::Wait(ms) => self.pass(*ms),
@@ -31,6 +33,7 @@ impl Model {
             Act::Set(one) => self.overwrite(&key(one)),
             Act::Rename(from, to) => self.rename(&key(from), &key(to)),
             Act::Behind(act) => return self.act(act, tokens),
+            Act::Expire(one, ms) => self.expire(&key(one), *ms),
             Act::Look => {}
             Act::Copy(from, to) => {
                 if let Some(value) = self.dump(&key(from)) {
@@ -59,6 +62,7 @@ impl Model {
             _ => return Err(()),
         }
         self.take_back();
+        self.forget_connections();
         Ok(None)
     }
 
@@ -74,6 +78,10 @@ impl Model {
         self.ended.remove(&command.client);
         let words: Vec<String> = command.words.iter().map(text).collect();
         let verb = words[0].to_ascii_uppercase();
+        if verb == "KEEP" {
+            let ms = words.get(1)?.parse().ok().filter(|ms| *ms > 0)?;
+            return command.may_wait.then(|| self.keep(command.client, ms));
+        }
         let many = ["MACQUIRE", "MRELEASE", "MRENEW"].contains(&verb.as_str());
         let first = if many { 2 } else { 1 };
         let count = if many { words.get(1)?.parse().ok()? } else { 1 };
@@ -96,6 +104,9 @@ impl Model {
         match verb.as_str() {
             "ACQUIRE" | "FAIRACQUIRE" | "MACQUIRE" => {
                 let fair = verb == "FAIRACQUIRE";
+                if options.has("AUTO") && longest < 1_000 {
+                    return Some(Answer::Refused(Error::Argument("AUTO", String::new())));
+                }
                 let request = self.request(command, keys, &owner?, &options, fair);
                 Some(self.ask(&request))
             }
@@ -116,7 +127,7 @@ impl Model {
                 let asked = (session || auto).then_some(Tie {
                     client: command.client,
                     session,
-                    auto: auto.then_some(lease),
+                    auto: options.number("AUTO").map(|ms| self.auto(lease, ms)),
                 });
                 number(match many {
                     true => self.renew_many(&keys, &owner?, lease, asked),
@@ -200,7 +211,8 @@ impl Model {
             },
             lease: options
                 .lease
-                .unwrap_or(30_000.min(self.policy.max_lease_ms)),
+                .unwrap_or(30_000.min(self.policy.max_lease_ms))
+                .max(if options.has("AUTO") { 1_000 } else { 0 }),
             wait: match block {
                 Some(ms) if ms > 0 => Patience::For(ms),
                 _ if waits => Patience::Endless,
@@ -212,6 +224,7 @@ impl Model {
             ticket: (fair && (waits || !unnamed))
                 .then(|| options.number("CLAIM").unwrap_or(default)),
             session: options.has("SESSION"),
+            auto: options.number("AUTO"),
             channel,
         }
     }

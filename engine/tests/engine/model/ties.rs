@@ -1,0 +1,243 @@
+//! What ties holds to connections: AUTO, SESSION, signs of life, and what a connection is told that it has lost.
+
+use super::{Answer, Hold, Model};
+use dlock_engine::Millis;
+
+/// What ties a hold to a connection.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tie {
+    pub client: u64,
+    /// Whether the hold ends with the connection.
+    pub session: bool,
+    pub auto: Option<Auto>,
+}
+
+/// How the server renews a hold.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Auto {
+    /// The lease that each renewal gives.
+    pub lease: Millis,
+    /// For how long it renews, and from when on; none without bound.
+    pub bound: Option<(Millis, Millis)>,
+    pub next: Next,
+}
+
+/// When the server renews a hold next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Next {
+    /// When a quarter to a third of a lease of so long has passed since then: the server is yet to be asked.
+    Since(Millis, Millis),
+    At(Millis),
+    /// When its connection gives a sign of life.
+    Paused,
+    /// Not any more: the hold is too old.
+    Stopped,
+}
+
+/// A connection that holds are tied to, or were.
+#[derive(Debug, Clone, Default)]
+pub struct Connection {
+    /// When it was last blocked by a request.
+    waited: Millis,
+    /// Its last sign of life, and for how long that goes.
+    kept: Option<(Millis, Millis)>,
+    /// What it has lost, and was not told: locks, grants, and why.
+    pub lost: Vec<(String, u64, &'static str)>,
+}
+
+impl Tie {
+    /// Whether both say the same of a hold, whenever it is renewed next.
+    pub(super) fn says_as(&self, other: &Tie) -> bool {
+        let auto = |tie: &Tie| tie.auto.map(|auto| (auto.lease, auto.bound));
+        let said = |tie: &Tie| (tie.client, tie.session, auto(tie));
+        said(self) == said(other)
+    }
+}
+
+impl Auto {
+    pub(super) fn renews(&self) -> bool {
+        !matches!(self.next, Next::Paused | Next::Stopped)
+    }
+}
+
+impl Model {
+    /// What AUTO asks for, from now on.
+    pub(super) fn auto(&self, lease: Millis, ms: Millis) -> Auto {
+        Auto {
+            lease,
+            bound: (ms > 0).then_some((self.steady, ms)),
+            next: Next::Since(self.steady, lease),
+        }
+    }
+
+    /// A connection has lost the tie of a hold: it is told, unless its own command has done it.
+    pub(super) fn lose(&mut self, key: &str, hold: &Hold, why: &'static str) {
+        let Some(tie) = hold.tie else { return };
+        let itself = ["taken", "forced"].contains(&why) && self.acting == Some(tie.client);
+        if !itself {
+            self.lose_to_another(key, hold, why);
+        }
+    }
+
+    /// The same where another connection has tied it, or nobody's command has done it.
+    pub(super) fn lose_to_another(&mut self, key: &str, hold: &Hold, why: &'static str) {
+        if let Some(tie) = hold.tie.filter(|tie| !self.ended.contains(&tie.client)) {
+            let connection = self.connections.entry(tie.client).or_default();
+            connection.lost.push((key.to_string(), hold.grant, why));
+        }
+    }
+
+    /// A tie that was lost by a grant which is undone.
+    pub(super) fn find_again(&mut self, key: &str, grant: u64, client: u64) {
+        if let Some(connection) = self.connections.get_mut(&client) {
+            let is = |lost: &(String, u64, &str)| lost.0 == key && lost.1 == grant;
+            if let Some(at) = connection.lost.iter().rposition(is) {
+                connection.lost.remove(at);
+            }
+        }
+    }
+
+    /// A connection begins to wait, or has waited.
+    pub(super) fn note_waiting(&mut self, client: u64) {
+        let steady = self.steady;
+        if let Some(connection) = self.connections.get_mut(&client) {
+            connection.waited = steady;
+        }
+    }
+
+    /// The holds that are tied to a connection.
+    pub(super) fn ties(&self, client: u64) -> impl Iterator<Item = &Hold> {
+        let holds = self.locks.values().flat_map(|lock| &lock.holds);
+        holds.filter(move |hold| hold.tie.is_some_and(|tie| tie.client == client))
+    }
+
+    /// A hold of this lock, which was tied so before, is to be tied to this connection. A sign of life goes for what was tied
+    /// then, which may have another token by now.
+    pub(super) fn note_tie(
+        &mut self,
+        (key, owner): (&str, &str),
+        before: Option<Tie>,
+        client: u64,
+    ) {
+        let its = |tie: Option<Tie>| tie.is_some_and(|tie| tie.client == client);
+        let others = self.locks.iter().any(|(name, lock)| {
+            let mut holds = lock.holds.iter().filter(|hold| its(hold.tie));
+            holds.any(|hold| name != key || hold.owner != owner)
+        });
+        let connection = self.connections.entry(client).or_default();
+        if !others && !its(before) {
+            connection.kept = None;
+        }
+    }
+
+    /// Connections that have ended are told nothing more.
+    pub(super) fn forget_connections(&mut self) {
+        let ended = &self.ended;
+        self.connections.retain(|client, _| !ended.contains(client));
+    }
+
+    /// Whether the time has passed for which a hold was to be renewed.
+    fn is_over(&self, tie: &Tie) -> bool {
+        let Some((since, ms)) = tie.auto.and_then(|auto| auto.bound) else {
+            return false;
+        };
+        let blocks =
+            |wait: &super::Wait| wait.asked.client == tie.client && wait.asked.channel.is_none();
+        let nobody = Connection::default();
+        let connection = self.connections.get(&tie.client).unwrap_or(&nobody);
+        let over = |(since, ms): (Millis, Millis)| since.max(connection.waited) + ms <= self.steady;
+        let kept = connection.kept.filter(|(kept, _)| *kept >= since);
+        !self.waits.iter().any(blocks) && over((since, ms)) && kept.is_none_or(over)
+    }
+
+    /// When the next renewal is due, on the steady clock; now if the server is yet to be asked.
+    pub fn next_renewal(&self) -> Option<Millis> {
+        let holds = self.locks.values().flat_map(|lock| &lock.holds);
+        let nexts = holds.filter_map(|hold| match hold.tie?.auto?.next {
+            Next::At(at) => Some(at),
+            Next::Since(..) => Some(self.steady),
+            Next::Paused | Next::Stopped => None,
+        });
+        nexts.min()
+    }
+
+    /// Whether the server may renew anything in times to come.
+    pub fn may_renew(&self) -> bool {
+        let asked = self.waits.iter().any(|wait| wait.asked.auto.is_some());
+        asked || self.next_renewal().is_some()
+    }
+
+    /// Renews the holds whose renewal is due.
+    pub(super) fn renew_by_itself(&mut self) {
+        let due = |auto: &Auto| matches!(auto.next, Next::At(at) if at <= self.steady);
+        let holds = self.locks.values().flat_map(|lock| &lock.holds);
+        let due = holds.filter(|hold| {
+            hold.tie
+                .and_then(|tie| tie.auto)
+                .is_some_and(|auto| due(&auto))
+        });
+        let due: Vec<u64> = due.map(|hold| hold.grant).collect();
+        self.renew_these(&due);
+    }
+
+    fn renew_these(&mut self, grants: &[u64]) {
+        let mut locks = std::mem::take(&mut self.locks);
+        for hold in locks.values_mut().flat_map(|lock| &mut lock.holds) {
+            let Some(tie) = hold.tie.filter(|tie| tie.auto.is_some()) else {
+                continue;
+            };
+            // One that has ended before is not renewed.
+            if !grants.contains(&hold.grant) || hold.deadline < self.now {
+                continue;
+            }
+            let over = self.is_over(&tie);
+            let Some(auto) = hold.tie.as_mut().and_then(|tie| tie.auto.as_mut()) else {
+                continue;
+            };
+            if over {
+                auto.next = Next::Paused;
+                continue;
+            }
+            let lease = auto.lease.min(self.policy.max_lease_ms);
+            let wanted = self.now + lease;
+            let bounded = self.bounded(hold.since, wanted);
+            hold.deadline = hold.deadline.max(bounded);
+            auto.next = match bounded < wanted {
+                true => Next::Stopped,
+                false => Next::Since(self.steady, lease),
+            };
+        }
+        self.locks = locks;
+    }
+
+    /// A connection gives a sign of life.
+    pub(super) fn keep(&mut self, client: u64, ms: Millis) -> Answer {
+        let (now, steady) = (self.now, self.steady);
+        let ties = self.ties(client).count();
+        let autos = self
+            .ties(client)
+            .filter(|hold| hold.tie.is_some_and(|tie| tie.auto.is_some()));
+        let left = autos.map(|hold| hold.deadline - now).min();
+        let mut lost = Vec::new();
+        if let Some(connection) = self.connections.get_mut(&client) {
+            lost = std::mem::take(&mut connection.lost);
+        }
+        if let Some(connection) = self.connections.get_mut(&client) {
+            let had = connection
+                .kept
+                .map_or(0, |(since, ms)| (since + ms).saturating_sub(steady));
+            connection.kept = (ties > 0).then(|| (steady, ms.max(had)));
+        }
+        let paused = |hold: &&Hold| {
+            let auto = hold.tie.and_then(|tie| tie.auto);
+            auto.is_some_and(|auto| auto.next == Next::Paused)
+        };
+        let paused: Vec<u64> = self
+            .ties(client)
+            .filter(paused)
+            .map(|hold| hold.grant)
+            .collect();
+        self.renew_these(&paused);
+        Answer::Kept(ties, left, lost)
+    }
+}
