@@ -237,7 +237,7 @@ fn a_replica_has_the_keyspace_events_too() {
 }
 
 /// Each setting with a value that is not its default, and one that it refuses.
-const SETTINGS: [(&str, &str, &str); 15] = [
+const SETTINGS: [(&str, &str, &str); 17] = [
     ("default-lease-ms", "1234000", "0"),
     ("max-lease-ms", "1234567", "-1"),
     ("claim-window-ms", "4321", "x"),
@@ -253,6 +253,8 @@ const SETTINGS: [(&str, &str, &str); 15] = [
     ("deadlock-max-steps", "21", "0"),
     ("grants", "no", "maybe"),
     ("on-panic", "abort", "exit"),
+    ("replicas", "2", "101"),
+    ("ack-timeout-ms", "1500", "0"),
 ];
 
 #[test]
@@ -279,7 +281,8 @@ fn settings_survive_a_rewrite_and_a_restart() {
         let now: (String, String) = c.ask(&format!("CONFIG GET dlock.{name}"));
         assert_eq!(now.1, value, "{name}");
     }
-    // They are not only shown.
+    // They are not only shown: with replicas that are not there nothing would be granted.
+    c.run("CONFIG SET dlock.replicas 0");
     assert!(c.refusal("DLOCK.ACQUIRE k alice").starts_with("QUARANTINE"));
     c.run("CONFIG SET dlock.grants yes");
     assert!(c.refusal("DLOCK.ACQUIRE k alice").starts_with("QUARANTINE"));
