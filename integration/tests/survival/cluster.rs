@@ -419,7 +419,9 @@ fn renewals_stay_behind_when_a_slot_moves() {
     let released = ("{k}off".to_string(), off, "taken".to_string());
     assert_eq!(lost, [moved, released]);
     alice.close();
-    assert_eq!(d.ask::<u64>("PEXPIRETIME k"), end);
+    // What MIGRATE says of a key's end is put right by a millisecond.
+    let kept: u64 = d.ask("PEXPIRETIME k");
+    assert!(kept.abs_diff(end) <= 2, "{kept} {end}");
     assert_eq!(stat(&nodes.two, "auto_renewed"), 0);
     there.ask::<u64>(&format!(
         "DLOCK.RENEW k alice 600000 TOKEN {token} SESSION AUTO 0"
