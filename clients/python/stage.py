@@ -320,21 +320,28 @@ class TaskHold:
     def __init__(self, tasks, hold):
         self.tasks, self.hold, self.token, self.owner, self.lost = tasks, hold, hold.token, hold.owner, self
         self.key = hold.key
-        hold.heard = threading.Event()
+        self.heard = threading.Event()
         tasks.run(self._watch())
 
     async def _watch(self):
+        lost, heard = self.hold.lost, self.heard
+
         async def watch():
-            await self.hold.lost.wait()
-            self.hold.heard.set()
+            await lost.wait()
+            heard.set()
 
         self.watcher = asyncio.ensure_future(watch())
 
     def wait(self, timeout):
-        return self.hold.heard.wait(timeout)
+        return self.heard.wait(timeout)
 
     def is_set(self):
         return self.hold.lost.is_set()
+
+    def forget(self):
+        """Nothing of the test refers to the AsyncHold any more."""
+        self.tasks.loop.call_soon_threadsafe(self.watcher.cancel)
+        self.hold = None
 
     def guard(self, *command):
         return self.tasks.run(self.hold.guard(*command))

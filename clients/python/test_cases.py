@@ -1,5 +1,6 @@
 """Runs the cases that all languages have (../cases), for threads and for asyncio."""
 
+import gc
 import json
 import logging
 import os
@@ -191,7 +192,10 @@ class Case:
         assert not [one.key for one in self.holds[hold] if one.lost.is_set()]
 
     def do_forget(self, hold):
-        del self.holds[hold]
+        for one in self.holds.pop(hold):
+            one.forget() if hasattr(one, "forget") else None
+        del one
+        gc.collect()
 
     def do_end(self, client="client"):
         self.clients[client].end()

@@ -23,7 +23,7 @@ from redis.backoff import NoBackoff
 
 from ._core import Core, HoldBase, log, own
 from ._errors import FAILURES, DLockError, LockTimeout, root, typed
-from ._link import Entry, Hearing, Link, Node, Then, Wait
+from ._link import Entry, Hearing, Link, Node, Then, Wait, own_copy
 from ._request import Name, Observer, Request, Settings, now, seconds
 from ._resp import Word
 
@@ -76,7 +76,7 @@ class AsyncLink(Link, asyncio.Protocol):
 
     def post(self, words: tuple[Word, ...], then: Then | None = None, asking: bool = False) -> Entry:
         if self.error is not None:
-            raise self.error
+            raise own_copy(self.error)
         entry = Entry(then)
         if asking:
             self.pending.append(Entry(None))

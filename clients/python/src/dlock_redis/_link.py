@@ -51,6 +51,14 @@ class Tie:
         return max(self.until, link.believed) if link is not None and self.serial <= link.kept else self.until
 
 
+def own_copy(error: Exception) -> Exception:
+    """A dead link has one error for all who wait. Each raises its own: a traceback belongs to one thread."""
+    try:
+        return type(error)(*error.args)
+    except TypeError:
+        return library.ConnectionError(str(error))
+
+
 class Entry:
     """A command whose reply is to come."""
 
@@ -121,7 +129,7 @@ class Link:
     @staticmethod
     def value(entry: Entry) -> Any:
         if isinstance(entry.reply, Exception):
-            raise entry.reply
+            raise own_copy(entry.reply)
         return entry.reply
 
     @staticmethod

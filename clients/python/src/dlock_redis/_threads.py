@@ -29,7 +29,7 @@ from redis.retry import Retry
 
 from ._core import IDLE, Core, HoldBase, own
 from ._errors import FAILURES, LockTimeout, root, typed
-from ._link import Entry, Hearing, Link, Node, Then, Wait
+from ._link import Entry, Hearing, Link, Node, Then, Wait, own_copy
 from ._request import Name, Observer, Request, Settings, now, seconds
 from ._resp import Word
 
@@ -108,7 +108,7 @@ class ThreadLink(Link):
         try:
             with self.sending:
                 if self.error is not None:
-                    raise self.error
+                    raise own_copy(self.error)
                 if asking:
                     self.pending.append(Entry(None))
                 self.pending.append(entry)
