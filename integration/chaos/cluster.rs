@@ -254,7 +254,11 @@ impl Scene for Cluster {
         let mut new = None;
         if !moves {
             let quarantine = Duration::from_millis(self.plan.setting.quarantine_ms);
-            thread::sleep(quarantine.saturating_sub(done_at.elapsed()));
+            let since = match self.plan.setting.confirms {
+                true => Instant::now(),
+                false => done_at,
+            };
+            thread::sleep(quarantine.saturating_sub(since.elapsed()));
             let number = self.primary_of(slot, None).filter(|_| done);
             new = number.map(|number| (done_at, self.nodes[number].door.port()));
         }

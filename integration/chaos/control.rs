@@ -86,7 +86,11 @@ impl Plan {
         let is_applied = |of: &crate::history::Applied| {
             let to_write = setting.to_write.of(self.replicas) as u64;
             let has_lag = to_write == 0 || of.max_lag == setting.max_lag;
-            of.to_write == to_write && has_lag && of.quarantine_ms == setting.quarantine_ms
+            let replicas = if setting.confirms { self.replicas } else { 0 };
+            of.to_write == to_write
+                && has_lag
+                && of.quarantine_ms == setting.quarantine_ms
+                && of.replicas == replicas as u64
         };
         control(
             !history.settings.is_empty() && history.settings.iter().all(is_applied),
@@ -250,7 +254,7 @@ pub fn blind_spots(judge: impl Fn(&History, u64) -> Verdict) -> Vec<String> {
 
 /// What this run's judge says of a cell.
 pub fn verdict_of(plan: &Plan, history: &History) -> Verdict {
-    let mut verdict = judge(history, plan.setting.quarantine_ms);
+    let mut verdict = judge(history, plan.setting.after_promotion_ms());
     if plan.planted == Some(Planted::BlindJudge) {
         (verdict.overlaps, verdict.overlap_s) = (0, 0.0);
     }
@@ -276,6 +280,11 @@ mod tests {
                 to_write: plan.setting.to_write.of(plan.replicas) as u64,
                 max_lag: plan.setting.max_lag,
                 quarantine_ms: plan.setting.quarantine_ms,
+                replicas: if plan.setting.confirms {
+                    plan.replicas as u64
+                } else {
+                    0
+                },
             }],
             ..History::default()
         };

@@ -158,6 +158,8 @@ pub struct Applied {
     pub to_write: u64,
     pub max_lag: u64,
     pub quarantine_ms: u64,
+    #[serde(default)]
+    pub replicas: u64,
 }
 
 /// One call about locks, from when it was sent until it was answered or given up.

@@ -106,9 +106,12 @@ impl Node {
 
     /// Ends the quarantine of the start, which is not what is measured.
     pub fn end_quarantine(&self, setting: &Setting) {
-        for ms in [0, setting.quarantine_ms] {
-            self.set_quarantine(ms);
+        if !setting.confirms {
+            self.set_quarantine(0);
         }
+        self.set_quarantine(setting.quarantine_ms);
+        // It is to be so after a restart, too.
+        self.say("CONFIG REWRITE");
     }
 
     pub fn set_quarantine(&self, ms: u64) {
@@ -129,6 +132,7 @@ impl Node {
             to_write: number("min-replicas-to-write")?,
             max_lag: number("min-replicas-max-lag")?,
             quarantine_ms: number("dlock.quarantine-ms")?,
+            replicas: number("dlock.replicas")?,
         })
     }
 

@@ -12,8 +12,8 @@ use crate::fault::Fault;
 use crate::report::Cell;
 use crate::run::{Length, Mode, Plan};
 use crate::setting::{
-    Setting, ALL, ALL_REPLICAS, MAIN_SETTINGS, NOTHING, NO_ALLOWANCE, ONE_REPLICA, RECOMMENDED,
-    WAIT_ALL, WAIT_AND_QUARANTINE, WAIT_ONE,
+    Setting, ALL, ALL_REPLICAS, CONFIRMED, MAIN_SETTINGS, NOTHING, NO_ALLOWANCE, ONE_REPLICA,
+    RECOMMENDED, WAIT_ALL, WAIT_AND_QUARANTINE, WAIT_ONE,
 };
 
 /// The servers that are measured, if they were fetched.
@@ -62,6 +62,8 @@ fn quick(is_first: bool) -> Vec<Kind> {
         sentinel(2, Fault::Partition, RECOMMENDED),
         sentinel(2, Fault::LagThenKill, RECOMMENDED),
         sentinel(3, BESIDE, RECOMMENDED),
+        sentinel(2, Fault::BriefStop, CONFIRMED),
+        sentinel(2, Fault::Partition, CONFIRMED),
     ];
     if is_first {
         cells.extend([
@@ -69,6 +71,8 @@ fn quick(is_first: bool) -> Vec<Kind> {
             sentinel(2, Fault::BriefStop, RECOMMENDED),
             sentinel(2, Fault::BriefStop, WAIT_ONE),
             sentinel(2, Fault::WrongChoice, RECOMMENDED),
+            sentinel(2, Fault::WrongChoice, CONFIRMED),
+            sentinel(3, BESIDE, CONFIRMED),
         ]);
     }
     let in_cluster = [
@@ -103,7 +107,9 @@ fn full(is_first: bool) -> Vec<Kind> {
         Fault::Stop,
         Fault::Partition,
     ];
-    cells.extend(lossy.map(|fault| cluster(fault, RECOMMENDED)));
+    for setting in [RECOMMENDED, CONFIRMED] {
+        cells.extend(lossy.map(|fault| cluster(fault, setting)));
+    }
     if is_first {
         cells.extend(others.iter().flat_map(under_sentinel));
     }
@@ -121,6 +127,13 @@ fn rules(is_first: bool) -> Vec<Kind> {
         sentinel(2, Fault::BriefStop, WAIT_ONE),
         sentinel(2, Fault::WrongChoice, RECOMMENDED),
         sentinel(2, Fault::WrongChoice, WAIT_ONE),
+        sentinel(1, Fault::Kill, CONFIRMED),
+        sentinel(1, Fault::Partition, CONFIRMED),
+        sentinel(2, BESIDE, CONFIRMED),
+        sentinel(3, BESIDE, CONFIRMED),
+        sentinel(3, Fault::PartitionBeside(2), CONFIRMED),
+        sentinel(2, Fault::BriefStop, CONFIRMED),
+        sentinel(2, Fault::WrongChoice, CONFIRMED),
     ];
     if is_first {
         cells.extend([

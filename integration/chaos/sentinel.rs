@@ -71,7 +71,10 @@ impl Watched {
             all.is_together(primary) && all.sentinels.iter().all(|one| one.knows() == knows)
         });
         assert!(ready, "the Sentinels do not find the servers");
-        all.nodes[0].end_quarantine(&plan.setting);
+        // On all: whoever is promoted has its own from its start on where replicas confirm answers.
+        for node in &all.nodes {
+            node.end_quarantine(&plan.setting);
+        }
         all
     }
 
@@ -282,7 +285,12 @@ impl Scene for Watched {
                 .is_some_and(|primary| self.is_together(primary))
         });
         let quarantine = Duration::from_millis(self.plan.setting.quarantine_ms);
-        thread::sleep(quarantine.saturating_sub(promoted_at.elapsed()));
+        // Where replicas confirm answers, who has taken over all data counts late, and so does whoever joins soon after.
+        let since = match self.plan.setting.confirms {
+            true => Instant::now(),
+            false => promoted_at,
+        };
+        thread::sleep(quarantine.saturating_sub(since.elapsed()));
         if self.plan.planted == Some(Planted::NoQuarantine) {
             let quarantine_ms = self.plan.setting.quarantine_ms;
             (self.nodes.iter()).for_each(|node| node.set_quarantine(quarantine_ms));

@@ -20,6 +20,8 @@ pub struct Setting {
     pub max_lag: u64,
     /// `dlock.quarantine-ms`; 0 is none.
     pub quarantine_ms: u64,
+    /// `dlock.replicas` is the number of replicas: answers wait until half of them have confirmed them.
+    pub confirms: bool,
     /// The clients do `WAIT` for so many after each grant and renewal, and believe only what these have.
     pub wait: Replicas,
 }
@@ -52,10 +54,19 @@ pub const NOTHING: Setting = Setting {
     to_write: Replicas::None,
     max_lag: 1,
     quarantine_ms: 0,
+    confirms: false,
     wait: Replicas::None,
 };
 
-/// What is recommended: half of the replicas, a lag that is 2 s below the detection, and a quarantine.
+/// What is recommended to who can afford a round trip to a replica: the servers themselves wait for their replicas.
+pub const CONFIRMED: Setting = Setting {
+    name: "dlock.replicas",
+    quarantine_ms: QUARANTINE_MS,
+    confirms: true,
+    ..NOTHING
+};
+
+/// What is recommended without a round trip: half of the replicas, a lag that is 2 s below the detection, and a quarantine.
 pub const RECOMMENDED: Setting = Setting {
     name: "min-replicas half, lag 1 + quarantine",
     to_write: Replicas::Half,
@@ -109,7 +120,8 @@ pub const WAIT_AND_QUARANTINE: Setting = Setting {
 };
 
 /// All that are measured under the usual faults, the most telling first.
-pub const ALL: [Setting; 8] = [
+pub const ALL: [Setting; 9] = [
+    CONFIRMED,
     RECOMMENDED,
     WAIT_AND_QUARANTINE,
     NOTHING,
@@ -130,7 +142,7 @@ pub const ALL: [Setting; 8] = [
 ];
 
 /// So many of them are measured before all else.
-pub const MAIN_SETTINGS: usize = 3;
+pub const MAIN_SETTINGS: usize = 4;
 
 impl Setting {
     /// Is it promised that no two owners believe in a lock, whatever the fault, if a cut leaves the primary at most
@@ -142,7 +154,7 @@ impl Setting {
         let stops = is_enough(self.to_write) && self.max_lag * 1_000 + 2_000 <= DOWN_AFTER_MS;
         let outlives = self.quarantine_ms >= QUARANTINE_MS && (stops || is_enough(self.wait));
         // Whoever is promoted knows what all replicas have.
-        outlives || self.wait == Replicas::All
+        self.confirms || outlives || self.wait == Replicas::All
     }
 
     /// What a server with so many replicas is started with.
@@ -152,12 +164,33 @@ impl Setting {
                 .config("min-replicas-to-write", self.to_write.of(replicas))
                 .config("min-replicas-max-lag", self.max_lag);
         }
+        if self.confirms {
+            server = server.module_argument("replicas").module_argument(replicas);
+        }
         if self.quarantine_ms > 0 {
             server = server
                 .module_argument("quarantine-ms")
-                .module_argument(self.quarantine_ms);
+                .module_argument(self.quarantine_of_the_start());
         }
         server
+    }
+
+    /// How long a server grants nothing after its first start, which is not what is measured: it is set to what it is to be as soon as
+    /// all servers are together.
+    fn quarantine_of_the_start(&self) -> u64 {
+        match self.confirms {
+            // Nothing shortens it where replicas confirm answers.
+            true => 1,
+            false => self.quarantine_ms,
+        }
+    }
+
+    /// How long a new primary grants nothing after its promotion.
+    pub fn after_promotion_ms(&self) -> u64 {
+        match self.confirms {
+            true => 0,
+            false => self.quarantine_ms,
+        }
     }
 }
 

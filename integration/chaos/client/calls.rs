@@ -144,6 +144,7 @@ impl Client<'_> {
                 tokens: token.parse().into_iter().collect(),
                 left_ms: None,
             },
+            Some([first, ..]) if first == "noack" => Outcome::Unknown(first.clone()),
             Some([first, ..]) => Outcome::Refused(first.clone()),
             _ => Outcome::Unknown("no message".into()),
         };
@@ -184,6 +185,8 @@ fn outcome(words: &[&str], reply: &Reply) -> Option<Outcome> {
             }
             _ => done(Vec::new(), None),
         },
+        // It may be in force.
+        Reply::Error(_) if reply.is_error("NOACK") => Outcome::Unknown(reply.kind().into()),
         Reply::Error(_) | Reply::Unreachable => Outcome::Refused(reply.kind().into()),
         Reply::Closed | Reply::NoAnswer => Outcome::Unknown(reply.kind().into()),
     })

@@ -245,7 +245,8 @@ impl Client<'_> {
         let sent = self.shared.now();
         let (reply, port) = self.call(&hold.lock, &words, 0);
         let Some(left_ms) = reply.integer() else {
-            if matches!(reply, Reply::Closed | Reply::NoAnswer) {
+            let unknown = matches!(reply, Reply::Closed | Reply::NoAnswer);
+            if unknown || reply.is_error("NOACK") {
                 // It may have been carried out, or may yet be.
                 hold.alive_until = Micros::MAX;
             }
@@ -288,7 +289,7 @@ impl Client<'_> {
             Some([token, _, left_ms]) if *token == hold.token => {
                 if hold.tied {
                     // What the server has renewed by itself, under the settings that need no WAIT.
-                    if !self.waits() {
+                    if !self.waits() && !self.shared.setting.confirms {
                         hold.deadline = hold.deadline.max(sent + believed(*left_ms));
                     }
                     if port != hold.tied_at {
