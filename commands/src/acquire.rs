@@ -94,7 +94,10 @@ pub(crate) fn ask<'a, K: Keyspace>(
         hold::check_tie(call, given)?;
     }
     match given.notify {
-        Some(_) => check_channel(call, given)?,
+        Some(_) => {
+            check_channel(call, given)?;
+            hold::check_room_to_confirm(call)?;
+        }
         None => hold::check_confirmable(call)?,
     }
     let waits = given.notify.is_some() || given.block.is_some() && may_block(call)?;

@@ -70,9 +70,16 @@ fn check_patience<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
     if call.caller.may_wait() != MayWait::Yes {
         return Err(Refusal::NoAck(NoAck::Barred).into());
     }
-    match call.caller.unconfirmed() < call.engine.policy.max_waiters {
-        true => Ok(()),
-        false => Err(Refusal::NoAck(NoAck::Full).into()),
+    check_room_to_confirm(call)
+}
+
+/// Errors if as many answers wait for replicas as may.
+#[inline]
+pub(crate) fn check_room_to_confirm<K: Keyspace>(call: &Call<K>) -> Result<(), Error> {
+    let waiting = || call.caller.unconfirmed();
+    match call.engine.policy.confirms() && waiting() >= call.engine.policy.max_waiters {
+        true => Err(Refusal::NoAck(NoAck::Full).into()),
+        false => Ok(()),
     }
 }
 

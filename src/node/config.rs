@@ -227,8 +227,8 @@ pub(crate) struct Settings {
     pub cluster: bool,
     /// How many databases the server has.
     pub databases: u32,
-    // Replicas are to confirm answers.
-    confirms: bool,
+    // How many replicas are to confirm answers.
+    replicas: usize,
 }
 
 impl Default for Settings {
@@ -239,7 +239,7 @@ impl Default for Settings {
             channel: Channel::Plain,
             cluster: false,
             databases: 16,
-            confirms: false,
+            replicas: 0,
         }
     }
 }
@@ -276,10 +276,10 @@ impl Settings {
         };
         let quarantine = value(&QUARANTINE_MS);
         let confirms = replicas::on();
-        if confirms && !self.confirms {
-            replicas::switched_on();
+        let before = std::mem::replace(&mut self.replicas, REPLICAS.amount());
+        if before != self.replicas {
+            replicas::on_setting_changed(before);
         }
-        self.confirms = confirms;
         let standing = replicas::standing(clock::read().steady());
         // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
         let until = match quarantine {

@@ -22,6 +22,7 @@ use crate::ffi::log;
 use crate::node::gate;
 use dlock_commands::Replicas;
 use dlock_engine::{Millis, SteadyMs};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A replica, as far as it is connected to this server.
@@ -60,6 +61,8 @@ struct Links {
     closed_until: SteadyMs,
     // How much of the stream there is.
     offset: u64,
+    // From when on a replica counts at once if it is the only one: others may have confirmed something before.
+    alone_from: SteadyMs,
     // Up to where replicas were last asked to acknowledge it.
     asked: u64,
     // A warning of more replicas than are configured was given.
@@ -78,6 +81,7 @@ static REPLICAS: MainThread<Links> = MainThread::new(Links {
     since: SteadyMs(0),
     closed_until: SteadyMs(0),
     offset: 0,
+    alone_from: SteadyMs(0),
     asked: 0,
     warned: false,
     goes_by: (0, 0),
@@ -112,10 +116,18 @@ pub(crate) fn begin() {
     }
 }
 
-/// Replicas are to confirm answers from now on: what was let go by while they were not is caught up with.
-pub(crate) fn switched_on() {
+/// `dlock.replicas` has changed. Nobody was looked at while none were to confirm anything: how they have joined is not known.
+pub(crate) fn on_setting_changed(before: usize) {
+    let now = clock::read().steady();
     if let Some(mut replicas) = REPLICAS.borrow() {
-        replicas.close();
+        if before == 0 {
+            replicas.close();
+            replicas.links.clear();
+            (replicas.seen, replicas.asked) = (None, 0);
+        }
+        if before > 1 {
+            replicas.alone_from = now.after(quarantine());
+        }
     }
     changed();
 }
@@ -170,8 +182,12 @@ pub(crate) fn look(ctx: Ctx, now: SteadyMs) {
         return;
     };
     if !gate::primary() {
-        (replicas.seen, replicas.asked) = (None, 0);
+        replicas.asked = 0;
         replicas.look_at_links(ctx, now);
+        if changed {
+            // What was counted before a promotion is not counted after it.
+            replicas.look_at_joins(ctx, now);
+        }
         replicas.serves_as_replica = !std::mem::take(&mut replicas.links).is_empty();
         if replicas.serves_as_replica {
             timer::soon();
@@ -212,10 +228,10 @@ pub(crate) fn has_moved(now: SteadyMs) -> bool {
 /// Returns true if more replicas are connected than are configured, the first time in a row.
 pub(crate) fn are_too_many() -> Option<usize> {
     let mut replicas = REPLICAS.borrow()?;
-    let connected = replicas.links.len();
+    let connected = replicas.connected();
     let too_many = connected > config::REPLICAS.amount();
-    let first = too_many && !std::mem::replace(&mut replicas.warned, too_many);
-    first.then_some(connected)
+    let warned = std::mem::replace(&mut replicas.warned, too_many);
+    (too_many && !warned).then_some(connected)
 }
 
 /// How much of the stream there is.
@@ -276,7 +292,7 @@ impl Links {
     }
 
     fn counting(&self, now: SteadyMs) -> impl Iterator<Item = &Link> + '_ {
-        let alone = self.configured() == 1;
+        let alone = self.configured() == 1 && now >= self.alone_from;
         let counts = move |link: &Link| link.online && (alone || link.counts_from <= now);
         // A replica that has come again while its former connection is not closed yet confirms once.
         let last = |at: usize, link: &Link| {
@@ -291,7 +307,13 @@ impl Links {
 
     /// How many replicas there are to be, or are if they are more.
     fn configured(&self) -> u32 {
-        config::REPLICAS.amount().max(self.links.len()) as u32
+        config::REPLICAS.amount().max(self.connected()) as u32
+    }
+
+    /// How many are connected. One that has come again while its former connection is not closed yet is one.
+    fn connected(&self) -> usize {
+        let at: BTreeSet<&str> = self.links.iter().map(|link| &*link.at).collect();
+        at.len()
     }
 
     fn standing(&self, now: SteadyMs) -> Replicas {
@@ -305,10 +327,10 @@ impl Links {
                 false => 0,
             },
             counting: self.counting(now).count() as u32,
-            connected: self.links.len() as u32,
+            connected: self.connected() as u32,
             partial: joined(Joined::Partial),
             full: joined(Joined::Full),
-            too_many: on() && self.links.len() > config::REPLICAS.amount(),
+            too_many: on() && self.connected() > config::REPLICAS.amount(),
             closed_ms: self.closed_until.since(now),
             late_ms: self.heeded_until.since(now),
             waiting: 0,
@@ -333,15 +355,16 @@ impl Links {
         });
         let seen = self.seen.replace((fulls, partials));
         // A counter that was reset by an operator is as one that has moved.
-        let full = seen.map_or(fulls > 0, |(before, _)| before != fulls);
-        if full {
+        let (had_fulls, had_partials) = seen.unwrap_or((0, 0));
+        if fulls != had_fulls || partials < had_partials {
             self.heed(now);
         }
-        let joined = partials.checked_sub(seen.map_or(0, |(_, before)| before));
+        let joined = partials.checked_sub(had_partials);
         let heeded = now < self.heeded_until;
         // One that has left and come again since the last look is none of the newcomers.
         let hidden = joined.is_none_or(|joined| joined > self.newcomers());
         let by_less = joined.is_none_or(|joined| joined < self.newcomers());
+        let late = by_less && self.newcomers() > 0;
         for link in &mut self.links {
             if link.joined == Joined::Unknown {
                 link.joined = match heeded || by_less {
@@ -355,6 +378,9 @@ impl Links {
             } else if heeded && hidden && link.joined == Joined::Partial {
                 (link.joined, link.counts_from) = (Joined::Full, now.after(quarantine()));
             }
+        }
+        if late {
+            self.heed(now);
         }
     }
 
@@ -376,6 +402,7 @@ impl Links {
                 }
             }
         });
+        let mut full = false;
         for link in &mut self.links {
             // Two of one address: the one that counts last may be either.
             let same = known
@@ -391,12 +418,16 @@ impl Links {
                 Some(old) => (link.joined, link.counts_from) = (old.joined, old.counts_from),
                 None => {}
             }
-            if !link.online {
+            if !link.online && link.joined != Joined::Full {
                 link.joined = Joined::Full;
+                full = true;
             }
             if link.joined == Joined::Unknown || !link.online {
                 link.counts_from = now.after(quarantine().max(1));
             }
+        }
+        if full {
+            self.heed(now);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::ffi::panic::poisoned;
 use crate::ffi::{log, server};
 use crate::node::{clock, config, gate, replicas};
 use crate::tell::confirm::{self, Held};
-use dlock_engine::{NoAck, Now, Outcome, Refusal};
+use dlock_engine::{broken, NoAck, Now, Outcome, Refusal};
 
 /// The event loop is about to sleep: the effects of all that was decided are in the stream.
 pub(super) fn look(ctx: Ctx) {
@@ -45,11 +45,14 @@ pub(super) fn look(ctx: Ctx) {
         ctx.ask_replicas();
     }
     if !confirmed.is_empty() {
-        enter::run(ctx, Mode::Read, Origin::Event, now, |state, now| {
+        let told = enter::run(ctx, Mode::Read, Origin::Event, now, |state, now| {
             confirmed
                 .into_iter()
                 .for_each(|held| state.confirmed(held, now));
         });
+        if told.is_none() {
+            broken!("nothing is worked off while the event loop is about to sleep");
+        }
     }
 }
 
@@ -67,7 +70,7 @@ impl State {
         let took_us = now.steady_us.saturating_sub(held.since_us);
         engine.ledger.counters.confirmations.record(took_us);
         let mut output = held.output;
-        engine.confirmed(&output.pending().undo);
+        engine.confirmed(&mut output.pending_mut().undo);
         output.pending_mut().confirmed = true;
         if let Outcome::Keeps { client, first_end } = *output.outcome_mut() {
             // What was renewed since is not confirmed.

@@ -7,8 +7,8 @@ use super::state::{State, RESTORED};
 use crate::callbacks::remains;
 use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
-use crate::ffi::log;
 use crate::ffi::panic::poisoned;
+use crate::ffi::{log, server};
 use crate::node::{clock, config, gate, replicas, timer};
 use crate::tell::{confirm, latency, replicate, subscribers};
 use dlock_engine::Now;
@@ -39,7 +39,7 @@ pub(super) fn event(ctx: Ctx) {
     let open = gate::open(ctx);
     let mode = if open { Mode::Write } else { Mode::Read };
     if replicas::on() {
-        look_after_replicas(ctx, open);
+        look_after_replicas(ctx);
     }
     let (began, used) = (Instant::now(), latency::processor_time());
     enter::run(ctx, mode, Origin::Event, clock::read(), |state, now| {
@@ -103,12 +103,14 @@ pub(super) fn event(ctx: Ctx) {
 
 /// What is to be told to replicas, and noticed of them by itself.
 #[cold]
-fn look_after_replicas(ctx: Ctx, open: bool) {
+fn look_after_replicas(ctx: Ctx) {
     let now = clock::read().steady();
     if replicas::has_moved(now) {
         config::changed();
     }
-    if open && replicas::take_to_tell() {
+    // Also while the server would refuse a write, for want of replicas or because its disk fails.
+    let may_tell = gate::primary() && !server::must_hold_back();
+    if may_tell && replicas::take_to_tell() {
         ctx.tell_replicas(c"DLOCK.HEED");
     } else if replicas::has_to_tell() && gate::primary() {
         timer::arm(now.after(RETRY_MS), now);

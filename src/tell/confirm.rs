@@ -103,7 +103,7 @@ pub(crate) fn take_confirmed(offset: u64) -> Vec<Held> {
     let mut confirmed = Vec::new();
     if let Some(mut answers) = ANSWERS.borrow() {
         while let Some(&(needs, id)) = answers.asked.front() {
-            if needs > offset {
+            if needs > offset && answers.by_id.contains_key(&id) {
                 break;
             }
             answers.asked.pop_front();
@@ -115,7 +115,15 @@ pub(crate) fn take_confirmed(offset: u64) -> Vec<Held> {
 
 /// How much of the stream the last of them needs; none if none waits.
 pub(crate) fn most_needed() -> Option<u64> {
-    let answers = ANSWERS.borrow()?;
+    let mut answers = ANSWERS.borrow()?;
+    let answers = &mut *answers;
+    // What is there no more was ended otherwise.
+    while let Some((_, id)) = answers.asked.back() {
+        if answers.by_id.contains_key(id) {
+            break;
+        }
+        answers.asked.pop_back();
+    }
     answers.asked.back().map(|(needs, _)| *needs)
 }
 

@@ -115,19 +115,18 @@ impl Engine {
         hold.is_ok_and(|hold| hold.deadline > now.wall())
     }
 
-    /// Replicas have confirmed these grants.
-    pub fn confirmed(&mut self, undo: &[Undo]) {
-        for undo in undo {
-            self.ledger.unconfirmed.remove(&undo.after.token);
-        }
+    /// Replicas have confirmed these grants. Those that a later command has prolonged stand, also if nobody is told of them.
+    pub fn confirmed(&mut self, undo: &mut Vec<Undo>) {
+        let unconfirmed = &mut self.ledger.unconfirmed;
+        undo.retain(|undo| unconfirmed.remove(&undo.after.token) != Some(true));
     }
 
     /// They have not, or nobody is there any more who would be told: new holds that no later command has touched are given back as
     /// soon as changes are possible, and nothing else is undone.
     pub fn not_confirmed(&mut self, undo: Vec<Undo>) {
-        for mut undo in undo {
+        for mut undo in undo.into_iter().filter(|undo| undo.before.is_none()) {
             let touched = self.ledger.unconfirmed.remove(&undo.after.token);
-            if undo.before.is_none() && touched != Some(true) {
+            if touched != Some(true) {
                 undo.only_untouched = true;
                 self.undelivered([undo]);
             }

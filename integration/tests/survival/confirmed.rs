@@ -693,3 +693,57 @@ fn a_replica_that_cannot_follow_ends() {
         .contains("it cannot apply what its primary says"));
     assert_sound_log(&group.primary);
 }
+
+/// What a server had counted as a primary before is not new when it is promoted again.
+#[test]
+fn a_primary_that_comes_back_to_its_place_is_as_any_other() {
+    let group = Group::start(2);
+    let (first, second, third) = (&group.primary, &group.replicas[0], &group.replicas[1]);
+    second.wait_in_sync(first);
+    third.wait_in_sync(first);
+    for (new, others) in [(second, [first, third]), (first, [second, third])] {
+        new.promote();
+        for other in others {
+            other.replica_of(new);
+        }
+        for other in others {
+            other.wait_in_sync(new);
+        }
+        await_until("both have joined by partial ones", PATIENCE, || {
+            stat(new, "replicas_joined_partial") == 2
+        });
+        await_counting(new, 2);
+    }
+    first.wire().ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
+    group.end();
+}
+
+/// While no replica needed to confirm anything nobody looked at them; and a late one does not count early because another setting
+/// would let it.
+#[test]
+fn a_changed_setting_lets_nobody_count_early() {
+    let group = Group::start(2);
+    let (forgets, other) = (&group.replicas[0], &group.replicas[1]);
+    let mut c = group.primary.connection();
+    let count = |count| await_counting(&group.primary, count);
+    let forget = || {
+        forgets.promote();
+        forgets.connection().run("SET x y");
+        forgets.replica_of(&group.primary);
+        forgets.wait_in_sync(&group.primary);
+    };
+    forget();
+    count(1);
+    // The other one leaves, and the late one is the only one.
+    other.promote();
+    count(0);
+    c.run("CONFIG SET dlock.replicas 1");
+    sleep(Duration::from_millis(300));
+    assert_eq!(stat(&group.primary, "replicas_counting"), 0);
+    c.run("CONFIG SET dlock.replicas 0");
+    forget();
+    c.run("CONFIG SET dlock.replicas 2");
+    sleep(Duration::from_millis(300));
+    assert_eq!(stat(&group.primary, "replicas_counting"), 0);
+    group.end();
+}
