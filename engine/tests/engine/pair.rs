@@ -104,6 +104,21 @@ impl Pair {
         tokens: &Labels,
     ) -> Result<Option<Result<Reply, Error>>, String> {
         self.told = self.world.heard.len();
+        let step = self.world.step;
+        if !self.model.cut.is_empty() {
+            // What reaches nobody is undone between two steps: then it makes a difference how far one goes.
+            self.world.step = step.max(16);
+        }
+        let got = self.act_in_steps(act, tokens);
+        self.world.step = step;
+        got
+    }
+
+    fn act_in_steps(
+        &mut self,
+        act: &Act,
+        tokens: &Labels,
+    ) -> Result<Option<Result<Reply, Error>>, String> {
         self.highest = self.tokens.values().max().copied().unwrap_or(0);
         self.stepped |= matches!(act, Act::Clock(_));
         let got = self.world.act(act, tokens);
