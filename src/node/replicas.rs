@@ -175,7 +175,8 @@ pub(crate) fn standing(now: SteadyMs) -> Replicas {
         .map_or(Replicas::default(), |replicas| replicas.standing(now))
 }
 
-/// Asks the server for its replicas. To be called where the effects of what was decided are in the stream.
+/// Asks the server for its replicas: no module is asked for these sections of INFO. To be called where the effects of what was
+/// decided are in the stream.
 pub(crate) fn look(ctx: Ctx, now: SteadyMs) {
     let changed = CHANGED.swap(false, Ordering::Relaxed);
     let Some(mut replicas) = REPLICAS.borrow() else {
@@ -257,10 +258,8 @@ pub(crate) fn acknowledged_by(needed: u32, now: SteadyMs) -> u64 {
 pub(crate) fn have_acknowledged(offset: u64, now: SteadyMs) -> u32 {
     let replicas = REPLICAS.borrow();
     replicas.map_or(0, |replicas| {
-        let mut have = replicas.counting(now);
-        have.by_ref()
-            .filter(|link| link.acknowledged >= offset)
-            .count() as u32
+        let counting = replicas.counting(now);
+        counting.filter(|link| link.acknowledged >= offset).count() as u32
     })
 }
 
