@@ -38,7 +38,7 @@ export DLOCK_MODULE := $(BUILT)
 # Tests with servers wait more than they work.
 test check test-servers: export RUST_TEST_THREADS ?= 6
 
-.PHONY: help run test demo ladder clean
+.PHONY: help run test demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results
 .PHONY: msrv deny
 .PHONY: check check-long explore fuzz memcheck chaos clients bench-clients packages observe upgrade
@@ -56,6 +56,9 @@ test: built ## Run all tests
 
 demo: build ## The shop: 6,000 orders by 100 clients without a lock, with a client-side lock, with dlock, with GUARD; then a rush of 50
 	@cargo run --quiet --package dlock-integration --bin demo
+
+failover: build ## A primary is killed under load, with and without dlock.replicas: who was let in twice, how long nobody was
+	@cargo run --quiet --package dlock-integration --bin failover
 
 ladder: build ## Why a lock made of SETNX is not one: eight steps with kill -9, then the same with dlock, in half a minute
 	@cargo run --quiet --package dlock-integration --bin ladder

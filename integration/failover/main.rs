@@ -1,0 +1,172 @@
+//! A failover that one can watch: a primary is killed while programs use locks, under three settings. Who was let in twice, and how
+//! long was nobody let in?
+//!
+//! Twenty workers take ten locks, and believe in each until its lease ends, counted from when they asked. Then the primary dies by
+//! kill -9, and one of its two replicas is promoted at once, as a Sentinel would after its failure detection. In the hard case it is
+//! the one that lagged for a second, and lacks the last grants.
+
+mod judge;
+mod workers;
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use dlock_integration::{await_until, command, stat, Ask, Server, Wire, PATIENCE};
+
+use crate::judge::Seen;
+use crate::workers::{Workers, LEASE_MS};
+
+/// The longest lease, and a second.
+const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
+
+/// How long workers work before the failover, how long the replica lags in that and what is written besides, and how long it is
+/// watched afterwards.
+const BEFORE: Duration = Duration::from_millis(2_500);
+const LAG: Duration = Duration::from_millis(1_000);
+const MUCH: usize = 1 << 20;
+const AFTER: Duration = Duration::from_millis(QUARANTINE_MS + 2_500);
+
+/// What the servers do against lost grants.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Setting {
+    Nothing,
+    Quarantine,
+    Replicas,
+}
+
+impl Setting {
+    fn name(self) -> &'static str {
+        match self {
+            Setting::Nothing => "nothing",
+            Setting::Quarantine => "a quarantine",
+            Setting::Replicas => "dlock.replicas 2",
+        }
+    }
+
+    fn server(self) -> Server {
+        let argument = |name: &str, value: u64| [name.to_owned(), value.to_string()];
+        let words = match self {
+            Setting::Nothing => vec![],
+            Setting::Quarantine => argument("quarantine-ms", QUARANTINE_MS).to_vec(),
+            // Of moments until all are together: nothing shortens it later.
+            Setting::Replicas => [argument("replicas", 2), argument("quarantine-ms", 1)].concat(),
+        };
+        let builder = words.into_iter().fold(Server::builder(), |builder, word| {
+            builder.module_argument(word)
+        });
+        builder.start()
+    }
+}
+
+/// A primary and two replicas, which are together.
+fn start(setting: Setting) -> [Server; 3] {
+    let servers = [setting.server(), setting.server(), setting.server()];
+    let [primary, replicas @ ..] = &servers;
+    for replica in replicas {
+        replica.replica_of(primary);
+    }
+    for replica in replicas {
+        replica.wait_in_sync(primary);
+    }
+    let say = |line: &str| {
+        for server in &servers {
+            server.wire().ask::<String>(line);
+        }
+    };
+    match setting {
+        Setting::Nothing => {}
+        // The quarantine of the start is not what is shown.
+        Setting::Quarantine => {
+            say("CONFIG SET dlock.quarantine-ms 0");
+            say(&format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}"));
+        }
+        Setting::Replicas => {
+            await_until("both replicas count", PATIENCE, || {
+                stat(primary, "replicas_counting") == 2 && stat(primary, "joins_count_late_ms") == 0
+            });
+            say(&format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}"));
+        }
+    }
+    servers
+}
+
+/// Kills the primary of such a group while workers work, and has a replica take over: the one that lags, or one of equals.
+fn fail_over(setting: Setting, lags: bool) -> Seen {
+    let [mut primary, new, other] = start(setting);
+    let workers = Workers::start(primary.port());
+    sleep(BEFORE - LAG);
+    // What is said to it now it hears when it goes on, before the rest of what its primary has sent.
+    let mut promotion: Wire = new.wire();
+    if lags {
+        new.freeze();
+        // Other programs write, too: what it has still to read is more than it reads at once.
+        let much = command("SET other-data").arg(vec![b'x'; MUCH]).to_owned();
+        primary.connection().ask_command::<String>(&much);
+        promotion.send_to_still("REPLICAOF NO ONE");
+    }
+    sleep(LAG);
+    primary.kill9();
+    let died = Instant::now();
+    match lags {
+        true => new.thaw(),
+        false => promotion.send("REPLICAOF NO ONE"),
+    }
+    promotion.read().expect("a promotion");
+    other.replica_of(&new);
+    workers.turn_to(new.port());
+    sleep(AFTER);
+    judge::judge(workers.end(), died)
+}
+
+fn main() -> ExitCode {
+    println!(
+        "A primary with two replicas dies while {} workers use {} locks with leases of {LEASE_MS} ms, on {}.\n",
+        workers::WORKERS,
+        workers::LOCKS,
+        Server::start().version()
+    );
+    println!(
+        "{:<18} {:<28} {:<30} nobody was let in for",
+        "setting", "who takes over", "let in beside an owner"
+    );
+    let mut as_promised = true;
+    for setting in [Setting::Nothing, Setting::Quarantine, Setting::Replicas] {
+        for lags in [true, false] {
+            let seen = fail_over(setting, lags);
+            let whom = if lags {
+                "the replica that lags"
+            } else {
+                "one of two that know all"
+            };
+            let twice = match seen.twice {
+                0 => "nobody".to_owned(),
+                twice => format!("{twice} owners, for {:.1} s", seen.together.as_secs_f64()),
+            };
+            println!(
+                "{:<18} {whom:<28} {twice:<30} {:.1} s",
+                setting.name(),
+                seen.gap.as_secs_f64()
+            );
+            // That nothing lets two in shows that this would be seen.
+            let must = lags && setting == Setting::Nothing;
+            as_promised &= match setting {
+                Setting::Nothing => !must || seen.twice > 0,
+                Setting::Quarantine | Setting::Replicas => seen.twice == 0,
+            };
+            as_promised &=
+                setting != Setting::Replicas || lags || seen.gap < Duration::from_millis(LEASE_MS);
+        }
+    }
+    println!(
+        "\nA quarantine makes every failover wait. With dlock.replicas only that one waits in which the promoted server knew less than \
+         another."
+    );
+    match as_promised {
+        true => ExitCode::SUCCESS,
+        false => {
+            println!("This is not what is promised.");
+            ExitCode::FAILURE
+        }
+    }
+}
