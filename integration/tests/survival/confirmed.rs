@@ -747,3 +747,41 @@ fn a_changed_setting_lets_nobody_count_early() {
     assert_eq!(stat(&group.primary, "replicas_counting"), 0);
     group.end();
 }
+
+/// A planned failover that comes to nothing, since its replica hangs: what waits is told so in time, and given back afterwards.
+#[test]
+fn a_failover_that_is_given_up_leaves_nothing() {
+    let group = Group::start(1);
+    let mut wire = group.primary.wire();
+    let mut c = group.primary.connection();
+    group.freeze();
+    c.run("CONFIG SET dlock.ack-timeout-ms 200");
+    wire.send("DLOCK.ACQUIRE k alice 30000");
+    await_unconfirmed(&group.primary, 1);
+    c.run("FAILOVER TIMEOUT 1000");
+    assert_late(&wire.read().expect_err("too late"));
+    await_until("it is given back", PATIENCE, || {
+        c.ask::<Option<Value>>("DLOCK.HELD k").is_none()
+    });
+    group.thaw();
+    group.end();
+}
+
+/// Some servers do not block a RESP3 connection with subscriptions: there nothing is decided that would have to wait.
+#[test]
+fn a_connection_with_subscriptions_is_not_answered_early() {
+    let group = Group::start(1);
+    let mut wire = group.primary.wire();
+    wire.ask::<Value>("HELLO 3");
+    wire.ask::<Value>("SUBSCRIBE news");
+    wire.send("DLOCK.ACQUIRE k alice 30000");
+    match wire.read() {
+        Ok(grant) => assert_eq!(acked(&group.primary, "k"), 1, "{grant:?}"),
+        Err(error) => {
+            assert!(error.starts_with("NOACK this caller cannot"), "{error}");
+            let mut c = group.primary.connection();
+            assert!(c.ask::<Option<Value>>("DLOCK.HELD k").is_none());
+        }
+    }
+    group.end();
+}
