@@ -11,7 +11,7 @@ seconds=$2
 seed=$3
 shift 3
 # Those that open, block, kill, restore, replicate and reload.
-topics=(basics waiting blocked undelivered many tickets sessions notify removal persistence replication keys payloads scripts words
+topics=(basics waiting blocked undelivered confirmed many tickets sessions notify removal persistence replication keys payloads scripts words
     conversations)
 # Of the conversations those that do so, too.
 export DLOCK_SCENARIO=${DLOCK_SCENARIO:-removal,sessions,waiting,session}
