@@ -194,8 +194,9 @@ fn what_is_not_confirmed_in_time_is_refused() {
     assert_late(&refused(&mut wire, "DLOCK.ACQUIRE mine alice 30000"));
     let (upgraded, holds, _) = held(&mut wire);
     assert!(upgraded > token && holds == 3, "the upgrade stands");
+    let longer = format!("CONFIG SET dlock.ack-timeout-ms {LONG_MS}");
+    group.primary.connection().run(&longer);
     group.thaw();
-    // What gives back, or only looks, never waits.
     let (_, holds) = wire.ask::<Grant>("DLOCK.ACQUIRE mine alice 30000 HOLDS 1");
     assert_eq!(holds, 3);
     assert!(stat(&group.primary, "unconfirmed_total") >= 8);
@@ -296,7 +297,7 @@ fn what_others_did_before_the_confirmation_stands() {
         "DLOCK.RENEW k alice 30000",
     ] {
         group.freeze();
-        c.run("CONFIG SET dlock.ack-timeout-ms 2000");
+        c.run("CONFIG SET dlock.ack-timeout-ms 4000");
         let mut first = group.primary.wire();
         first.send("DLOCK.ACQUIRE k alice 30000");
         await_unconfirmed(&group.primary, 1);
@@ -428,7 +429,7 @@ fn in_a_pause_the_time_out_is_told() {
     let mut wire = group.primary.wire();
     let mut c = group.primary.connection();
     group.freeze();
-    c.run("CONFIG SET dlock.ack-timeout-ms 200");
+    c.run("CONFIG SET dlock.ack-timeout-ms 3000");
     wire.send("DLOCK.ACQUIRE k alice 30000");
     await_unconfirmed(&group.primary, 1);
     c.run("CLIENT PAUSE 600000 WRITE");
@@ -755,10 +756,10 @@ fn a_failover_that_is_given_up_leaves_nothing() {
     let mut wire = group.primary.wire();
     let mut c = group.primary.connection();
     group.freeze();
-    c.run("CONFIG SET dlock.ack-timeout-ms 200");
+    c.run("CONFIG SET dlock.ack-timeout-ms 3000");
     wire.send("DLOCK.ACQUIRE k alice 30000");
     await_unconfirmed(&group.primary, 1);
-    c.run("FAILOVER TIMEOUT 1000");
+    c.run("FAILOVER TIMEOUT 4000");
     assert_late(&wire.read().expect_err("too late"));
     await_until("it is given back", PATIENCE, || {
         c.ask::<Option<Value>>("DLOCK.HELD k").is_none()
