@@ -7,8 +7,8 @@ use crate::project;
 
 const DENY: &str = include_str!("../../../deny.toml");
 
-/// Where crates may come from; none at all are the project's own.
-const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
+/// How the source of a crate from a registry begins: not a repository, not a folder. The project's own crates have none.
+const REGISTRY: &str = "registry+";
 
 fn allowed() -> BTreeSet<&'static str> {
     let list = DENY.split("allow = [").nth(1).expect("a list");
@@ -49,7 +49,7 @@ fn every_crate_may_be_given_on() {
         let licence = one["license"].as_str().unwrap_or_default();
         assert!(is_allowed(licence, &allowed), "{name}: {licence}");
         let source = one["source"].as_str().unwrap_or(REGISTRY);
-        assert_eq!(source, REGISTRY, "{name}");
+        assert!(source.starts_with(REGISTRY), "{name} comes from {source}");
     }
 }
 
