@@ -26,7 +26,7 @@ from ._request import Observer
 from ._threads import Hold, Lock, Locks
 from .quorum import Quorum, QuorumHold, Unreachable
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "AsyncHold",
