@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use dlock_integration::redis::{cmd, Connection, Value};
 use dlock_integration::{await_until, AclRules, Ask, Grant, Server, Wire, PATIENCE};
 
-const OPERATIONS: &str = include_str!("../../../docs/operations.md");
+const TROUBLE: &str = include_str!("../../../docs/trouble.md");
 const SCRIPT: &str = include_str!("../../../observability/dlock.lua");
 
 /// A server with these rules, given in this order.
@@ -197,12 +197,10 @@ fn unlock_messages_are_heard_by_who_may() {
     assert!(message.contains("released "), "{message}");
 }
 
-/// The commands of a section: those that were typed, and those in its sentences.
-fn commands_of(section: &str) -> Vec<&str> {
-    let section = OPERATIONS.split(&format!("\n## {section}\n")).nth(1);
-    let section = section.and_then(|rest| rest.split("\n## ").next());
-    let section = section.expect("the section");
-    let typed = section.lines().filter_map(|line| line.strip_prefix("> "));
+/// The commands of the page: those that the operator types, and those in its sentences.
+fn commands_of(page: &str) -> Vec<&str> {
+    let typed = page.lines().filter_map(|line| line.strip_prefix("ops> "));
+    let typed = typed.filter(|line| !line.starts_with('('));
     let beginnings = [
         "DLOCK.",
         "INFO ",
@@ -211,21 +209,21 @@ fn commands_of(section: &str) -> Vec<&str> {
         "SLOWLOG ",
         "CONFIG ",
     ];
-    let in_sentences = section.split('`').skip(1).step_by(2).filter(|span| {
+    let in_sentences = page.split('`').skip(1).step_by(2).filter(|span| {
         let is_command = beginnings.iter().any(|begin| span.starts_with(begin));
         is_command && !span.contains('…')
     });
     typed.chain(in_sentences).collect()
 }
 
-/// All that stands under `When something is stuck`, typed by the operator.
+/// All that stands on the page for troubles, typed by the operator.
 #[test]
 fn the_operator_can_follow_the_page() {
     let rules = AclRules::of_the_page();
     let server = server_with(&[rules.plain, rules.operator]);
     let mut ops = listener(&server, "ops");
     let (mut followed, mut others) = (BTreeSet::new(), BTreeSet::new());
-    for line in commands_of("When something is stuck") {
+    for line in commands_of(TROUBLE) {
         ops.send(line);
         let answer = ops.read();
         // A name in a sentence: the server counts the words first.

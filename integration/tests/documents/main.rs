@@ -9,7 +9,7 @@ mod licences;
 mod links;
 mod mistakes;
 mod packaging;
-mod readme;
+mod sessions;
 
 /// The project's directory.
 fn project() -> PathBuf {

@@ -1,0 +1,403 @@
+//! Every block of the pages for users: what is typed in it is typed, and answers what is shown; settings are set; code is a
+//! test's.
+//!
+//! Each section (`##`) of a page has a server of its own. `one> ` is a prompt of the terminal `one`. What a reader need not see
+//! stands in a comment of its own line: `<!-- one> DLOCK.ACQUIRE stock alice -->`.
+
+use std::collections::HashMap;
+use std::fs;
+
+use dlock_integration::redis::{cmd, Cmd, Value};
+use dlock_integration::{module_path, Ask, Server, Wire};
+
+use crate::clients_page::compared;
+use crate::project;
+
+/// The pages whose blocks are all tested. Those of developers have others, and tests of their own.
+const PAGES: [&str; 4] = [
+    "README.md",
+    "docs/cookbook.md",
+    "docs/trouble.md",
+    "docs/which.md",
+];
+
+const MAKEFILE: &str = include_str!("../../../Makefile");
+
+fn read(page: &str) -> String {
+    fs::read_to_string(project().join(page)).unwrap_or_else(|error| panic!("{page}: {error}"))
+}
+
+/// A block of code: what comes before it, the word after its fence, and its lines.
+struct Block<'a> {
+    above: &'a str,
+    word: &'a str,
+    lines: Vec<&'a str>,
+}
+
+/// What a page consists of, in its order.
+enum Part<'a> {
+    Section,
+    Hidden(&'a str),
+    Block(Block<'a>),
+}
+
+fn parts(page: &str) -> Vec<Part<'_>> {
+    let (mut parts, mut above) = (Vec::new(), "");
+    let mut lines = page.lines();
+    while let Some(line) = lines.next() {
+        if let Some(word) = line.trim_start().strip_prefix("```") {
+            let inside = lines.by_ref().map(str::trim);
+            let lines = inside.take_while(|line| *line != "```").collect();
+            parts.push(Part::Block(Block { above, word, lines }));
+        } else if line.starts_with("## ") {
+            parts.push(Part::Section);
+        } else if let Some(hidden) = line.strip_prefix("<!-- ") {
+            let hidden = hidden.strip_suffix(" -->").unwrap_or_default();
+            if prompt(hidden).is_some() {
+                parts.push(Part::Hidden(hidden));
+            }
+        }
+        above = line;
+    }
+    parts
+}
+
+/// The terminal's name and what is typed there.
+fn prompt(line: &str) -> Option<(&str, &str)> {
+    let (terminal, typed) = line.split_once("> ")?;
+    let is_name = terminal.bytes().all(|byte| byte.is_ascii_lowercase());
+    is_name.then_some((terminal, typed))
+}
+
+/// A line that was typed and what the terminal showed.
+struct Step<'a> {
+    terminal: &'a str,
+    typed: &'a str,
+    /// None if it is not told.
+    shown: Option<Vec<&'a str>>,
+}
+
+/// What is typed in each section.
+fn sessions(page: &str) -> Vec<Vec<Step<'_>>> {
+    let mut sections = vec![Vec::new()];
+    for part in parts(page) {
+        let steps: &mut Vec<Step> = sections.last_mut().expect("a section");
+        match part {
+            Part::Section => sections.push(Vec::new()),
+            Part::Hidden(line) => {
+                let (terminal, typed) = prompt(line).expect("a prompt");
+                steps.push(Step {
+                    terminal,
+                    typed,
+                    shown: None,
+                });
+            }
+            Part::Block(block) if is_session(&block) => {
+                for line in &block.lines {
+                    match prompt(line) {
+                        Some((terminal, typed)) => steps.push(Step {
+                            terminal,
+                            typed,
+                            shown: Some(Vec::new()),
+                        }),
+                        None if line.is_empty() => {}
+                        None => {
+                            let shown = steps.last_mut().and_then(|step| step.shown.as_mut());
+                            shown.expect("a prompt").push(line);
+                        }
+                    }
+                }
+            }
+            Part::Block(_) => {}
+        }
+    }
+    sections.retain(|steps| !steps.is_empty());
+    sections
+}
+
+fn is_session(block: &Block) -> bool {
+    block.word.is_empty()
+        && block
+            .lines
+            .first()
+            .is_some_and(|line| prompt(line).is_some())
+}
+
+/// A line as redis-cli reads it: quotes keep words together.
+fn typed_command(line: &str) -> Cmd {
+    let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
+    for char in line.chars() {
+        match char {
+            '"' => quoted = !quoted,
+            ' ' if !quoted => words.push(std::mem::take(&mut word)),
+            char => word.push(char),
+        }
+    }
+    words.push(word);
+    let mut words = words.into_iter().filter(|word| !word.is_empty());
+    let mut command = cmd(&words.next().expect("a command"));
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command
+}
+
+/// The words of a line that redis-cli shows, without its numbering. How long a command took is nobody's reply.
+fn words(line: &str) -> Vec<String> {
+    if line == "…" || line.starts_with('(') && line.ends_with("s)") {
+        return Vec::new();
+    }
+    let mut rest = line;
+    while let Some((number, inner)) = rest.split_once([')', '#']) {
+        if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+            break;
+        }
+        rest = inner.trim_start();
+    }
+    let word = |part: &str| {
+        let part = part.trim();
+        let part = part.strip_prefix("(integer) ").unwrap_or(part);
+        let part = part.strip_prefix("(error) ").unwrap_or(part);
+        part.trim_matches('"').to_owned()
+    };
+    let parts = rest.split("=>").map(word);
+    parts.filter(|part| !part.is_empty()).collect()
+}
+
+/// The same of a reply.
+fn flat(reply: &Value) -> Vec<String> {
+    match reply {
+        Value::Nil => vec!["(nil)".into()],
+        Value::Okay => vec!["OK".into()],
+        Value::Int(number) => vec![number.to_string()],
+        Value::SimpleString(text) => vec![text.clone()],
+        Value::BulkString(text) => vec![String::from_utf8_lossy(text).into_owned()],
+        // The server's INFO.
+        Value::VerbatimString { text, .. } => {
+            text.lines().map(|line| line.trim().to_owned()).collect()
+        }
+        Value::Array(values) => values.iter().flat_map(flat).collect(),
+        Value::Push { kind, data } => {
+            let kind = std::iter::once(kind.to_string());
+            kind.chain(data.iter().flat_map(flat)).collect()
+        }
+        Value::Map(pairs) => {
+            let both = |(name, value)| flat(name).into_iter().chain(flat(value));
+            pairs
+                .iter()
+                .map(|(name, value)| (name, value))
+                .flat_map(both)
+                .collect()
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_uuid(text: &str) -> bool {
+    text.len() == 36 && text.split('-').count() == 5
+}
+
+/// Tokens, times, ids and ports differ from run to run.
+fn is_like(shown: &str, word: &str) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let split = |text: &str| {
+        let pieces = text.split_inclusive([' ', ':', '/', '@']);
+        pieces.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let (shown, word) = (split(shown), split(word));
+    shown.len() == word.len()
+        && shown.iter().zip(&word).all(|(shown, word)| {
+            let trim = |text: &str| text.trim_end_matches([' ', ':', '/', '@']).to_owned();
+            let (shown, word) = (trim(shown), trim(word));
+            let is_number = shown.len() > 1 && is_number(&shown) && is_number(&word);
+            shown == word || is_number || is_uuid(&shown) && is_uuid(&word)
+        })
+}
+
+#[track_caller]
+fn assert_shown(typed: &str, shown: &[&str], reply: &Result<Value, String>) {
+    let answered = match reply {
+        Ok(value) => flat(value),
+        Err(error) => vec![error.clone()],
+    };
+    let words: Vec<String> = shown.iter().flat_map(|line| words(line)).collect();
+    let mut rest = answered.iter();
+    let is_there = |word: &String| rest.any(|answered| is_like(word, answered));
+    assert!(words.iter().all(is_there), "{typed}: {answered:?}");
+    let leaves_out = shown.contains(&"…");
+    assert!(
+        leaves_out || words.len() == answered.len(),
+        "{typed}: {answered:?}"
+    );
+}
+
+/// Types a section. A token that was shown may be typed later: then it is the one that the server gave.
+fn follow(server: &Server, steps: &[Step]) {
+    let mut terminals: HashMap<&str, Wire> = HashMap::new();
+    let mut tokens: HashMap<String, String> = HashMap::new();
+    let mut waiting = 0;
+    for step in steps {
+        let terminal = terminals.entry(step.terminal).or_insert_with(|| {
+            let mut wire = server.wire();
+            wire.ask::<Value>("HELLO 3");
+            wire
+        });
+        // `(bob's command returns)` is what a terminal shows, later.
+        let is_later = step.typed.starts_with('(');
+        if !is_later {
+            let mut typed = step.typed.to_owned();
+            for (shown, token) in &tokens {
+                typed = typed.replace(shown, token);
+            }
+            terminal.send_command(&typed_command(&typed));
+        }
+        let waits = step.typed.contains(" BLOCK 0");
+        let shows_nothing = step.shown.as_ref().is_none_or(Vec::is_empty);
+        if waits && shows_nothing {
+            waiting += 1;
+            server.await_blocked_clients(waiting);
+            continue;
+        }
+        waiting -= usize::from(is_later && waiting > 0);
+        let reply = terminal.read();
+        let Some(shown) = &step.shown else { continue };
+        assert_shown(step.typed, shown, &reply);
+        // 16 digits are a token.
+        let is_token = |word: &String| word.len() == 16 && word.parse::<u64>().is_ok();
+        let of_page = shown.iter().flat_map(|line| words(line)).filter(is_token);
+        let answered = reply.as_ref().map(flat).unwrap_or_default();
+        tokens.extend(of_page.zip(answered.into_iter().filter(is_token)));
+    }
+}
+
+/// The settings of the module that the README recommends, but for replicas: a single server has none that could confirm anything.
+fn recommended(readme: &str) -> Vec<&str> {
+    let lines = readme.lines().filter(|line| line.starts_with("dlock."));
+    lines
+        .filter(|line| !line.starts_with("dlock.replicas"))
+        .collect()
+}
+
+fn try_sessions(pages: impl Iterator<Item = &'static str>) -> usize {
+    let mut typed = 0;
+    for name in pages {
+        let page = read(name);
+        for steps in sessions(&page) {
+            let server = Server::start();
+            // Who has both from the README finds no lease too long.
+            if name == "README.md" {
+                for setting in recommended(&page) {
+                    server.connection().run(&format!("CONFIG SET {setting}"));
+                }
+            }
+            typed += steps.len();
+            follow(&server, &steps);
+        }
+    }
+    typed
+}
+
+#[test]
+fn the_readmes_session_is_as_it_is_shown() {
+    assert!(!recommended(&read("README.md")).is_empty());
+    assert!(try_sessions(["README.md"].into_iter()) > 10);
+}
+
+#[test]
+fn the_other_pages_sessions_are_as_they_are_shown() {
+    assert!(try_sessions(PAGES[1..].iter().copied()) > 50);
+}
+
+/// A server takes them all. One that is alone would grant nothing, but that is not asked of it.
+fn try_settings(lines: &[&str]) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("page.conf");
+    let is_loading = |line: &&&str| line.starts_with("loadmodule ");
+    let others: Vec<&str> = lines
+        .iter()
+        .filter(|line| !is_loading(line))
+        .copied()
+        .collect();
+    let module = module_path().canonicalize().expect("the module is built");
+    let text = format!(
+        "loadmodule \"{}\"\n{}\n",
+        module.display(),
+        others.join("\n")
+    );
+    fs::write(&file, text).expect("the directory can be written to");
+    let server = Server::builder()
+        .without_module()
+        .config("include", format!("\"{}\"", file.display()))
+        .start();
+    let help: Vec<String> = server.connection().ask("DLOCK.HELP");
+    assert!(!help.is_empty());
+}
+
+/// The lines of a shell: targets of the Makefile, and files of the project, are there.
+fn try_shell(page: &str, lines: &[&str]) {
+    for line in lines {
+        let line = line.split(" #").next().unwrap_or_default();
+        let mut words = line.split_whitespace().peekable();
+        while let Some(word) = words.next() {
+            let ours = ["packaging/", "observability/", "clients/", "docs/"];
+            if ours.iter().any(|folder| word.starts_with(folder)) {
+                assert!(project().join(word).exists(), "{page}: {line}");
+            }
+            let target = words.peek().filter(|_| word == "make");
+            if let Some(target) = target {
+                let is_there = MAKEFILE.contains(&format!("\n{target}: "));
+                assert!(is_there, "{page}: {line}: no such target");
+            }
+        }
+    }
+}
+
+/// What no test runs, and is no text either, is found here.
+#[test]
+fn every_block_is_of_a_kind_that_is_tested() {
+    let mut settings = 0;
+    for name in PAGES {
+        let page = read(name);
+        let mut code = 0;
+        for part in parts(&page) {
+            let Part::Block(block) = part else { continue };
+            let all_begin = |with: &str| block.lines.iter().all(|line| line.starts_with(with));
+            if block.above.starts_with("<!-- ") && prompt(&block.above[5..]).is_none() {
+                code += 1;
+            } else if block.word == "conf" {
+                try_settings(&block.lines);
+                settings += 1;
+            } else if block.word == "sh" {
+                try_shell(name, &block.lines);
+            } else {
+                // Syntax and rules are read by tests of commands and of permissions; a picture, a line of the log and a unit are text.
+                let is_text = ["text", "ini", "python"].contains(&block.word);
+                let is_read = all_begin("DLOCK.") || all_begin("ACL SETUSER ");
+                assert!(
+                    is_session(&block) || is_text || is_read,
+                    "{name}: {:?}",
+                    block.lines
+                );
+            }
+        }
+        if code > 0 {
+            assert_eq!(compared(name), code, "{name}");
+        }
+    }
+    assert!(settings > 2, "{settings} blocks of settings");
+}
+
+#[test]
+fn what_is_shown_wrongly_is_found() {
+    let server = Server::start();
+    let page =
+        "```\none> DLOCK.ACQUIRE stock alice\n1) (integer) 1795257735768587\n2) (integer) 2\n```\n";
+    let steps = &sessions(page)[0];
+    let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| follow(&server, steps)));
+    assert!(wrong.is_err());
+    assert!(is_like(
+        "granted 1795257735768587 5:stock",
+        "granted 2 5:stock"
+    ));
+    assert!(!is_like("3", "4") && !is_like("held", "free"));
+}
