@@ -171,6 +171,9 @@ dist-check: deps ## Do so twice, at two places: both must give the same bytes
 container-check: ## Build the container and take a lock in it (needs podman or docker)
 	@packaging/container-check.sh
 
+group-check: build ## Check the descriptions of a group for Compose and Kubernetes, and run its nodes on this machine, without containers
+	@packaging/group/check.sh '$(BUILT)' '$(TARGET)/group'
+
 servers: ## Fetch other versions of Redis and Valkey into target/servers (SERVERS='redis-8.0 valkey-9.1')
 	@integration/servers.sh '$(TARGET)/servers' $(SERVERS)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run.sh DIRECTORY [EXPORTER…]: fetches Prometheus and its exporter for Redis into DIRECTORY, where they are missing,
-# and runs the tests of the script and the dashboard with them. Each becomes DIRECTORY/NAME/server.
+# and runs the tests of the script, the dashboard and the alerts with them. Each becomes DIRECTORY/NAME/server.
 set -euo pipefail
 # shellcheck source=integration/debian.sh
 . "$(dirname "$0")/../integration/debian.sh"
@@ -35,6 +35,11 @@ for name in prometheus "$@"; do
         (cd "$directory" && rm -rf "${name:?}" && fetch "$name")
     fi
 done
+
+promtool=$directory/prometheus/root/usr/bin/promtool
+[ -x "$promtool" ] || promtool=promtool
+"$promtool" check rules "$(dirname "$0")/alerts.yml"
+"$promtool" test rules "$(dirname "$0")/alerts_test.yml"
 
 export DLOCK_PROMETHEUS=$directory/prometheus/server DLOCK_EXPORTERS
 DLOCK_EXPORTERS=$(printf "$directory/%s/server\n" "$@")

@@ -13,12 +13,12 @@ const CHANGES: &str = include_str!("../../../CHANGELOG.md");
 const MANIFEST: &str = include_str!("../../../Cargo.toml");
 const CI: &str = include_str!("../../../.github/workflows/ci.yml");
 const CONTAINER: &str = include_str!("../../../packaging/Containerfile");
+const GROUP: &str = include_str!("../../../packaging/group/group.conf");
 const SNIPPET: &str = include_str!("../../../packaging/dlock.conf");
 const DEB: &str = include_str!("../../../packaging/deb.sh");
-const OPERATIONS: &str = include_str!("../../../docs/operations.md");
+const INSTALL: &str = include_str!("../../../docs/install.md");
 const README: &str = include_str!("../../../README.md");
 const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
-const CLUSTER: &str = include_str!("../../../docs/cluster.md");
 const MAKEFILE: &str = include_str!("../../../Makefile");
 const SERVERS: &str = include_str!("../../servers.sh");
 
@@ -201,7 +201,7 @@ fn everything_installs_and_loads_the_module_at_one_place() {
     let said = install(&[]);
     let path = loaded(&said);
     assert!(said.contains(&format!(" '{path}'\n")), "{said}");
-    for text in [SNIPPET, README, OPERATIONS] {
+    for text in [SNIPPET, README, INSTALL, GROUP] {
         assert_eq!(loaded(text), path);
     }
     assert!(CONTAINER.contains(&format!(" {path}\n")));
@@ -219,16 +219,59 @@ fn another_place_is_possible() {
 /// The setting against lost grants is the same wherever it is recommended.
 #[test]
 fn the_recommended_setting_is_one() {
-    let pages = [README, GUARANTEES, CLUSTER, SNIPPET];
     for line in ["min-replicas-to-write 1\n", "min-replicas-max-lag 1\n"] {
-        for page in pages {
+        for page in [GUARANTEES, SNIPPET] {
             assert!(page.contains(line), "{line} is not in {page}");
         }
     }
-    for page in &pages[..3] {
-        assert!(page.contains("\ndlock.quarantine-ms 35000\n"), "{page}");
-    }
+    assert_eq!(
+        GUARANTEES.matches("\ndlock.quarantine-ms 35000\n").count(),
+        2
+    );
     assert!(SNIPPET.contains("35000 for leases of up to 30 seconds"));
+}
+
+/// What the nodes of a group are given is in force, and of the settings that its files name each is there.
+#[test]
+fn a_groups_settings_are_settings() {
+    let module = module_path().canonicalize().expect("the module is built");
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("group.conf");
+    let group = GROUP
+        .replace(loaded(GROUP), &format!("\"{}\"", module.display()))
+        .replace("bind * -::*", "bind 127.0.0.1");
+    fs::write(&file, group).expect("the directory can be written to");
+    let server = Server::builder()
+        .without_module()
+        .config("include", format!("\"{}\"", file.display()))
+        .start();
+    let mut connection = server.connection();
+    let all: Vec<String> = connection.ask("CONFIG GET dlock.*");
+    let all: BTreeSet<&str> = all.iter().map(String::as_str).collect();
+    let mut seen = 0;
+    for name in ["group.conf", "compose.yaml", "kubernetes.yaml", "start.sh"] {
+        let text = fs::read_to_string(project().join("packaging/group").join(name));
+        let text = text.expect("a file of the group");
+        // `dlock.` also ends a sentence, and begins a file's name.
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && !"-._/".contains(c));
+        let is_setting = |word: &&str| word.starts_with("dlock.") && word.len() > 6;
+        let files = ["dlock.lua", "dlock.conf"];
+        for word in words.filter(is_setting) {
+            let word = word.trim_end_matches('.');
+            assert!(
+                all.contains(word) || files.contains(&word),
+                "{name}: {word}"
+            );
+            seen += 1;
+        }
+    }
+    assert!(seen >= 3, "{seen} settings");
+    for line in GROUP.lines().filter(|line| line.starts_with("dlock.")) {
+        let (name, value) = line.split_once(' ').expect("two words");
+        let (_, now): (String, String) = connection.ask(&format!("CONFIG GET {name}"));
+        assert_eq!(now, value, "{name}");
+        assert!(GUARANTEES.contains(&format!("\n{line}\n")), "{line}");
+    }
 }
 
 /// A server takes the snippet, also with everything in it that is commented out, and the values there are the ones that it

@@ -14,6 +14,8 @@ use serde_json::Value;
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../observability/dlock.lua");
 const DASHBOARD: &str = include_str!("../../../observability/dashboard.json");
+const ALERTS: &str = include_str!("../../../observability/alerts.yml");
+const ALERTS_TEST: &str = include_str!("../../../observability/alerts_test.yml");
 
 /// The metric under which the exporter shows what a script returns.
 const METRIC: &str = "redis_script_values";
@@ -186,6 +188,36 @@ fn the_script_offers_what_the_dashboard_asks_for() {
         assert_eq!(missing(DASHBOARD, &offered), BTreeSet::new());
         assert_eq!(missing(&misspelt(), &offered), the_misspelt_one());
     }
+}
+
+/// Each alert asks for what there is, and is tested both ways.
+#[test]
+fn the_alerts_ask_for_what_the_script_offers() {
+    let server = busy_server();
+    let told = run_script(&server, "EVAL");
+    let asked = |alerts: &str| -> BTreeSet<String> {
+        let queries = alerts
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("expr: "));
+        let all = queries.flat_map(series);
+        let ours = all.filter(|(metric, _)| metric == METRIC);
+        ours.map(|(_, key)| key)
+            .filter(|key| !told.contains_key(key))
+            .collect()
+    };
+    assert_eq!(asked(ALERTS), BTreeSet::new());
+    let misspelt = ALERTS.replace("dlock_fenced_total", "dlock_fences_total");
+    assert_eq!(asked(&misspelt).len(), 1);
+    let names = ALERTS
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let mut seen = 0;
+    for name in names {
+        let tests = ALERTS_TEST.matches(&format!("alertname: {name}\n")).count();
+        assert_eq!(tests, 2, "{name}");
+        seen += 1;
+    }
+    assert!(seen > 15, "{seen} alerts");
 }
 
 #[test]

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# check.sh MODULE DIRECTORY: holds compose.yaml and kubernetes.yaml against their schemas, as far as these can be had, and
+# runs the group that they describe: start.sh six times on this machine, a lock, kill -9 of the primary, the same lock at
+# the next one, and the old primary back as a replica. No container is run.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd -P)
+module=$1
+mkdir -p "$2"
+directory=$(cd "$2" && pwd -P)
+
+if [ ! -x "$directory/venv/bin/check-jsonschema" ]; then
+    python3 -m venv "$directory/venv" && "$directory/venv/bin/pip" install --quiet check-jsonschema kubernetes-validate || {
+        echo 'dlock: the descriptions are not checked: python3, its venv and the validators cannot be had' >&2
+        rm -rf "$directory/venv"
+    }
+fi
+if [ -d "$directory/venv" ]; then
+    "$directory/venv/bin/check-jsonschema" --builtin-schema vendor.compose-spec "$here/compose.yaml"
+    "$directory/venv/bin/kubernetes-validate" --strict "$here/kubernetes.yaml"
+fi
+
+# Three free ports of the loopback interface whose Sentinels' are free, too, and none that the system gives to who asks for any.
+is_free() { ! (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+ports=()
+while [ "${#ports[@]}" -lt 3 ]; do
+    port=$((10000 + RANDOM % 2000))
+    if [[ " ${ports[*]} " != *" $port "* ]] && is_free "$port" && is_free "$((port + 20000))"; then
+        ports+=("$port")
+    fi
+done
+run=$directory/run
+rm -rf "$run"
+export DLOCK_NODES="127.0.0.1:${ports[0]} 127.0.0.1:${ports[1]} 127.0.0.1:${ports[2]}"
+export DLOCK_PASSWORD=secret DLOCK_DOWN_MS=2000 DLOCK_CONF=$run/group.conf REDISCLI_AUTH=secret
+mkdir -p "$run"
+sed "s|^loadmodule .*|loadmodule $module|; s|^bind .*|bind 127.0.0.1|" "$here/group.conf" >"$DLOCK_CONF"
+
+declare -A pids
+node() { # node NUMBER server|sentinel
+    mkdir -p "$run/$2-$1"
+    DLOCK_SELF=127.0.0.1:${ports[$1]} DLOCK_DATA=$run/$2-$1 timeout 180 "$here/start.sh" "$2" >>"$run/$2-$1.log" 2>&1 &
+    pids[$2-$1]=$!
+}
+trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
+ask() { # ask NUMBER WORD…
+    redis-cli -h 127.0.0.1 -p "${ports[$1]}" "${@:2}" 2>&1
+}
+await() { # await WHAT COMMAND…
+    local what=$1 tries=0
+    shift
+    until "$@" >/dev/null 2>&1; do
+        tries=$((tries + 1))
+        if [ "$tries" -gt 600 ]; then
+            tail -n 5 "$run"/*.log >&2
+            echo "dlock: in vain: $what" >&2
+            exit 1
+        fi
+        sleep 0.1
+    done
+}
+role() { [ "$(ask "$1" ROLE | head -n 1)" = "$2" ]; }
+counts() { ask "$1" INFO dlock | grep -q "^dlock_replicas_counting:$2"; }
+takes() { [[ $(ask "$1" DLOCK.ACQUIRE "$2" "$3" 30000 HOLDS 1 | tr '\n' ' ') =~ ^[0-9]{16}\ 1\ $ ]]; }
+
+for number in 0 1 2; do node "$number" sentinel; done
+for number in 0 1 2; do node "$number" server; done
+await 'the first node is the primary' role 0 master
+await 'both others follow it' bash -c "redis-cli -h 127.0.0.1 -p ${ports[0]} INFO replication | grep -q '^connected_slaves:2'"
+await 'it grants a lock' takes 0 stock alice
+token=$(ask 0 DLOCK.HELD stock | head -n 1)
+for number in 0 1 2; do
+    await "Sentinel $number knows the others" bash -c "redis-cli -h 127.0.0.1 -p $((ports[number] + 20000)) \
+        SENTINEL MASTER dlock | paste -s -d ' ' - | grep -q 'num-slaves 2 num-other-sentinels 2'"
+done
+
+# The server is a child of `timeout`, and has its own process id in its INFO.
+kill -9 "$(ask 0 INFO server | sed -n 's/^process_id:\([0-9]*\).*/\1/p')"
+promoted() { role 1 master || role 2 master; }
+await 'another node takes over' promoted
+new=1
+! role 2 master || new=2
+[ "$(ask "$new" DLOCK.HELD stock | head -n 1)" = "$token" ] || {
+    echo 'dlock: the grant was lost' >&2
+    exit 1
+}
+await 'the new primary grants another lock' takes "$new" other bob
+node 0 server
+await 'the old one is back' role 0 slave
+await 'and both others count again' counts "$new" '[12]'
+echo "a group of three: a lock was taken, its primary was killed, node $new took over with the lock and granted another; the old one follows"
