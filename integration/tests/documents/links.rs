@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::project;
 
-const LONGEST_README: usize = 300;
+const LONGEST_README: usize = 150;
 
 /// The tables and plots of long runs, and what is said of them.
 const RESULTS: &str = "docs/results";
