@@ -8,7 +8,8 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 package=$1
 servers=$2
-files=(/usr/lib/redis/modules/libdlock.so /etc/dlock/dlock.conf /usr/share/doc/dlock/{README.md,CHANGELOG.md,copyright,docs/ladder.md})
+files=(/usr/lib/redis/modules/libdlock.so /etc/dlock/dlock.conf /usr/share/doc/dlock/{README.md,CHANGELOG.md,copyright,docs/ladder.md}
+    /usr/share/doc/dlock/{observability/dashboard.json,observability/alerts.yml,packaging/group/start.sh})
 
 fail() {
     printf 'dlock: %s\n' "$@" >&2
@@ -56,6 +57,10 @@ for file in "${files[@]}"; do
     [ -s "$file" ] || fail "$file was not installed"
 done
 [ -z "$(dpkg --verify dlock)" ] || fail 'files are not as the package has them'
+"$here/links.pl" --check /usr/share/doc/dlock || fail 'links of the package lead nowhere'
+if [ -n "${DLOCK_CLI:-}" ]; then
+    dlock --version || fail 'the command line does not start'
+fi
 
 snippet='include /etc/dlock/dlock.conf'
 takes_a_lock /usr/bin/redis-server "$snippet" ${as_service[@]+"${as_service[@]}"}

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# deb.sh DIRECTORY: a Debian package with the module, a configuration snippet that loads it, and the documents. The same
-# sources give the same package.
+# deb.sh DIRECTORY: a Debian package with the module, a configuration snippet that loads it, the documents, and what they name: the
+# dashboard, the alerts, a group's descriptions. If the command line has been built (DLOCK_CLI is its program, DLOCK_CLI_MAN its
+# manual page), it is in there, too. The same sources give the same package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=packaging/source.sh
@@ -32,7 +33,19 @@ mkdir -p "$root"/{DEBIAN,debian,etc/dlock,usr/lib/redis/modules,usr/share/doc/dl
 packaging/module.sh . "$directory/build" "$root/usr/lib/redis/modules/libdlock.so"
 install -m 644 packaging/dlock.conf "$root/etc/dlock/dlock.conf"
 install -m 644 README.md CHANGELOG.md "$root/usr/share/doc/dlock/"
-(cd docs && find . -type f -exec install -D -m 644 {} "$root/usr/share/doc/dlock/docs/{}" \;)
+for folder in docs observability packaging/group; do
+    find "$folder" -type f ! -name '*_test.yml' ! -name '*.sh' -exec install -D -m 644 {} "$root/usr/share/doc/dlock/{}" \;
+done
+install -m 755 packaging/group/start.sh "$root/usr/share/doc/dlock/packaging/group/start.sh"
+for page in CONTRIBUTING.md SECURITY.md clients/README.md clients/*/README.md; do
+    install -D -m 644 "$page" "$root/usr/share/doc/dlock/$page"
+done
+install -m 644 LICENSE "$root/usr/share/doc/dlock/LICENSE"
+packaging/links.pl "$root/usr/share/doc/dlock"
+if [ -n "${DLOCK_CLI:-}" ]; then
+    install -D -m 755 "$DLOCK_CLI" "$root/usr/bin/dlock"
+    [ -z "${DLOCK_CLI_MAN:-}" ] || gzip -9 -n <"$DLOCK_CLI_MAN" | install -D -m 644 /dev/stdin "$root/usr/share/man/man1/dlock.1.gz"
+fi
 install -m 644 LICENSE "$root/usr/share/doc/dlock/copyright"
 install -m 755 packaging/debian/prerm "$root/DEBIAN/prerm"
 echo /etc/dlock/dlock.conf >"$root/DEBIAN/conffiles"
