@@ -13,7 +13,7 @@ import pytest
 import redis
 
 import dlock_redis as dlock
-from stage import KINDS, PATIENCE, Server, addresses, command, control, until
+from stage import KINDS, PATIENCE, Server, addresses, command, control, primary_of_the_pair, until
 
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / "../cases/cases.json").read_text())
@@ -30,7 +30,7 @@ class Case:
         self.address = "{}:{}".format(*addresses("DLOCK_SINGLE")[0])
         self.server = Server(self.place)
         self.paths, self.clients, self.holds, self.starts, self.marks = {}, {}, {}, {}, {}
-        self.frozen, self.users, self.spread = [], [], {}
+        self.frozen, self.users, self.spread, self.settings = [], [], {}, []
 
     def run(self, steps):
         for step in steps:
@@ -46,6 +46,8 @@ class Case:
             client.close()
         for user in self.users:
             self.server.ask("ACL", "DELUSER", user)
+        for name, value in reversed(self.settings):
+            self.server.ask("CONFIG", "SET", name, value)
 
     def named(self, key):
         return self.spread.get(key) or f"{self.server.key}:{key}"
@@ -71,10 +73,13 @@ class Case:
     def do_delay(self, path, ms):
         control(f"delay {self.paths[path]} {ms}")
 
-    def do_freeze(self, key="lock"):
-        node = self.server.node(self.named(key))
-        kwargs = node.connection_pool.connection_kwargs
-        self.frozen.append(f"{kwargs['host']}:{kwargs['port']}")
+    def do_freeze(self, key="lock", replica=False):
+        if replica:
+            host, port = next(one for one in addresses("DLOCK_PAIR") if one != primary_of_the_pair())
+        else:
+            kwargs = self.server.node(self.named(key)).connection_pool.connection_kwargs
+            host, port = kwargs["host"], kwargs["port"]
+        self.frozen.append(f"{host}:{port}")
         control(f"freeze {self.frozen[-1]}")
 
     def do_thaw(self):
@@ -85,6 +90,12 @@ class Case:
         seen = int(command(f"commands {self.paths[path]}"))
         assert at_most is None or seen - self.marks["commands"] <= at_most
         self.marks["commands"] = seen
+
+    def do_settings(self, **settings):
+        """Of the primary, until the case ends: in this order, and taken back in the other."""
+        for name, value in settings.items():
+            self.settings.append((name, self.server.client.config_get(name)[name]))
+            self.server.ask("CONFIG", "SET", name, value)
 
     def do_ask(self, words):
         self.server.ask(*[self.named("lock") if word == "KEY" else word for word in words])
@@ -148,9 +159,11 @@ class Case:
                 self.holds[name] = [hold]
         except dlock.LockTimeout as error:
             got = "timeout" if "is taken" not in str(error) else "none"
-            assert not cause or error.__cause__ is not None
+            assert text in str(error) and (not cause or error.__cause__ is not None)
         except dlock.NotHeld:
             got = "not held"
+        except dlock.NoAck:
+            got = "unconfirmed"
         except (redis.RedisError, redis.exceptions.RedisClusterException, OSError) as error:
             final = (redis.exceptions.AuthenticationError, redis.exceptions.ResponseError)
             got = "refusal" if isinstance(error, final) else "failure"

@@ -132,6 +132,31 @@ def forgets(plant):
     plant(_core.Core, "forsake", nothing)
 
 
+def believes_the_unconfirmed(plant):
+    kept = _core.Core._kept
+
+    def moved(self, node, link, sent, reply):
+        kept(self, node, link, sent, [link.ties, 6000, []] if isinstance(reply, _errors.NoAck) else reply)
+
+    plant(_core.Core, "_kept", moved)
+
+
+def loses_the_unconfirmed(plant):
+    kept = _core.Core._kept
+
+    def lost(self, node, link, sent, reply):
+        if isinstance(reply, _errors.NoAck):
+            for tie in list(node.ties.values()):
+                self.lose(node, tie, "unconfirmed")
+        kept(self, node, link, sent, reply)
+
+    plant(_core.Core, "_kept", lost)
+
+
+def knows_no_noack(plant):
+    plant(_errors, "_TYPES", {**_errors._TYPES, "NOACK": _errors.DLockError})
+
+
 def takes_anything(plant):
     plant(_request, "seconds", lambda name, value: value)
     plant(_threads, "seconds", lambda name, value: 0)
@@ -162,11 +187,14 @@ FAULTS = [
     ("after_close", ends_quietly),
     ("a_thousand_cycles", a_link_a_lock),
     ("dropped", forgets),
+    ("the_replica_frozen", believes_the_unconfirmed),
+    ("the_replica_frozen", loses_the_unconfirmed),
+    ("the_replica_frozen", knows_no_noack),
     ("bad_arguments", takes_anything),
 ]
 
 
-LONG = ("two_thousand_holds_at_200_ms", "a_thousand_cycles")
+LONG = ("two_thousand_holds_at_200_ms", "a_thousand_cycles", "the_replica_frozen")
 
 
 def bounded(step):

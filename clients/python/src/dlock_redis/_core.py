@@ -333,6 +333,8 @@ class Core:
                     return await self._confirm(request, token, end)
                 if word == b"timeout":
                     return None
+                if word == b"noack":
+                    raise NoAck("NOACK too few replicas have confirmed the grant")
                 if word in (b"deadlock", b"replaced", b"notheld", b"wrongtype", b"refused"):
                     raise from_server(f"{word.decode().upper()} (told by a message)")
                 raise library.ConnectionError(f"the wait has ended: {word.decode()}")  # moved, gone, cancelled, again
@@ -556,8 +558,7 @@ class Core:
                 await self._round(node)
             except Exception as error:
                 log.info("node %s: %s", node.name or "of the client", error)
-                if not isinstance(error, NoAck):
-                    await self.look_around(error, self.settings.bound)
+                await self.look_around(error, self.settings.bound)
                 self._rehome(node)
         self.end("closed")
 
@@ -576,7 +577,10 @@ class Core:
         if node.ties or node.waits:
             sent = now()
             entry = link.post(("DLOCK.KEEP", ms(self.settings.auto)), lambda reply: self._kept(node, link, sent, reply))
-            await link.result(entry, sent + self.settings.bound)
+            try:
+                await link.result(entry, sent + self.settings.bound)
+            except NoAck as error:  # what is believed stays as it was; to give back needs no replica
+                log.info("node %s: %s", node.name or "of the client", error)
         await self._depart(node)
 
     def _kept(self, node: Node, link: Link, sent: float, reply: Any) -> None:
