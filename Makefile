@@ -116,9 +116,11 @@ clients: build ## Run the tests of the clients in five languages (ONLY=python,ru
 bench-clients: build ## Measure the clients beside the popular locks of their languages (ONLY=python)
 	@cargo run --quiet --package dlock-integration --bin clients -- --bench $(if $(ONLY),--only '$(ONLY)')
 
-packages: ## Build the clients' packages into target/packages (Python's so far)
-	@mkdir -p '$(TARGET)/clients/python'
-	@DLOCK_CLIENT_TARGET='$(TARGET)/clients/python' clients/python/run.sh --package '$(TARGET)/packages'
+packages: ## Build the clients' packages into target/packages (Python's and Node's so far)
+	@for one in python node; do \
+		mkdir -p '$(TARGET)/clients/'$$one; \
+		DLOCK_CLIENT_TARGET='$(TARGET)/clients/'$$one clients/$$one/run.sh --package '$(TARGET)/packages' || exit 1; \
+	done
 
 fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ_SECONDS=60)
 	@fuzz/run.sh '$(FUZZ_SECONDS)' '$(TARGET)/fuzz'

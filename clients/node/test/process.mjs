@@ -2,4 +2,4 @@
 import { makeLocks } from './stage.mjs';
 
 const [library, place, key, how] = process.argv.slice(2);
-await makeLocks(library, place).lock(key, { session: how === 'session' });
+globalThis.hold = await makeLocks(library, place).lock(key, { session: how === 'session' });

@@ -1,8 +1,8 @@
-// The code of README.md. library.test.mjs runs it, and sees that it is the same.
+// The code of README.md. ../test/library.test.mjs runs it, and sees that it is the same.
 import { randomUUID } from 'node:crypto';
 
-import { Fenced, Locks, LockTimeout } from './dlock.mjs';
-import { Quorum } from './quorum.mjs';
+import { Fenced, Locks, LockTimeout } from 'dlock-redis';
+import { Quorum } from 'dlock-redis/quorum';
 
 export async function sell({ client, notify }) {
   const locks = new Locks(client, { lease: 10_000, auto: 60_000 });

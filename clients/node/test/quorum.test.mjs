@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import net from 'node:net';
 import { after, describe, it } from 'node:test';
 
-import { Unreachable } from './quorum.mjs';
+import { Unreachable } from 'dlock-redis/quorum';
 import { Master, PATIENCE, addresses, closeConnections, libraries, makeQuorum, proxy, until } from './stage.mjs';
 
 const lease = 600_000;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 /**
- * A lock of the dlock module over several masters that know nothing of each other, by node-redis or ioredis. Copy it.
+ * A lock over several masters that know nothing of each other.
  *
- *     const quorum = new Quorum(urls.map((url) => createClient({ url }))); // in the same order for every program
+ *     const quorum = new Quorum(urls.map((url) => new Redis(url, { lazyConnect: true }))); // in the same order everywhere
  *     const hold = await quorum.acquire('stock', { lease: 10_000, wait: 5_000 }); // null: not in time
  *     try {
  *       while (hold.left() > 1_000 && (await work())) await hold.renew(10_000);
@@ -16,37 +16,43 @@
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 
+import { now } from './clock.mjs';
+import { Unreachable } from './errors.mjs';
+import { Source } from './library.mjs';
+import { asyncDispose } from './locks.mjs';
+import { known, milliseconds, text } from './request.mjs';
+
+export { Unreachable };
+
 const EARLIER = 5; // the leases at the others end so much before the first one's
 const [ROUNDING, DRIFT] = [2, 100]; // servers count whole milliseconds; no clock is faster than another by a hundredth
 const SILENCE = 1_000; // who has been silent so lately is asked last
-const now = () => performance.now();
-
-/** No majority of the masters could vote at the last try. The message has the error of each that could not. */
-export class Unreachable extends Error {
-  get name() { return 'Unreachable'; }
-}
 
 /** A lock over these masters. `bound` is how long one may take to connect, and to answer what need not wait. */
 export class Quorum {
-  #clients;
-  #bound;
-  #silent;
+  #masters;
 
-  constructor(clients, { bound = 300 } = {}) {
-    [this.#clients, this.#bound, this.#silent] = [clients, bound, clients.map(() => ({ at: -Infinity }))];
+  constructor(clients, options = {}) {
+    const { bound = 300 } = known(options, ['bound'], 'Quorum');
+    milliseconds('bound', bound, 1);
+    if (!clients?.length) throw new TypeError('clients must be a list of clients, one for each master');
+    this.#masters = [...clients].map((client) => ({ client, source: new Source(client, bound), silent: { at: -Infinity } }));
   }
 
   /**
-   * A Hold, or null after `wait` (0: one try). An AbortSignal ends it with its reason. Whatever ends it, it leaves
+   * A QuorumHold, or null after `wait` (0: one try). An AbortSignal ends it with its reason. Whatever ends it, it leaves
    * nothing behind.
    */
-  async acquire(lock, { lease = 10_000, wait = 0, signal } = {}) {
-    const end = now() + wait;
+  async acquire(lock, options = {}) {
+    const { lease = 10_000, wait = 0, signal } = known(options, ['lease', 'wait', 'signal'], 'a quorum');
+    text('lock', lock);
+    milliseconds('lease', lease, 1);
+    const end = now() + milliseconds('wait', wait);
     for (;;) {
       // Of each try its own: what one leaves behind may come late, and is not to give back what the next is granted.
       const owner = randomUUID();
-      const masters = this.#clients.map((client, i) => new Master(client, this.#bound, [lock, owner], this.#silent[i]));
-      const hold = new Hold(lock, owner, masters);
+      const masters = this.#masters.map((one) => new Master(one, [lock, owner]));
+      const hold = new QuorumHold(lock, owner, masters);
       let [held, errors] = [false];
       try {
         held = await hold.take(lease, end, signal);
@@ -67,8 +73,8 @@ export class Quorum {
   }
 }
 
-/** A lock that is held for sure until `deadline`, of performance.now(). */
-export class Hold {
+/** A lock that is held for sure until `deadline`, of a clock that goes on while the machine is suspended. */
+export class QuorumHold {
   #masters;
   #first;
   #granted = new Map();
@@ -88,6 +94,7 @@ export class Hold {
   /** Makes all leases new, the first master's last. False when no majority agrees: the old deadline stays. */
   renew(lease = 10_000) {
     const holding = () => [...this.#others(), this.#first].filter((master) => this.#granted.has(master));
+    milliseconds('lease', lease, 1);
     return this.#inTurn(() => this.#vote(holding(), lease));
   }
 
@@ -119,7 +126,7 @@ export class Hold {
   }
 
   /** For `await using`. */
-  [Symbol.asyncDispose ?? Symbol('asyncDispose')]() { return this.release(); }
+  [asyncDispose]() { return this.release(); }
 
   /** Waits at the first master that is there, then asks the others. For Quorum. */
   async take(lease, end, signal) {
@@ -181,20 +188,11 @@ const silentLast = (masters) => {
   return [...masters.filter((master) => !lately.has(master)), ...lately];
 };
 
-// No library is to reconnect or to send again by itself, nor to give up on a wait.
-const isIoredis = (client) => 'call' in client;
-const dial = (client, connectTimeout) => client.duplicate(isIoredis(client)
-  ? { connectTimeout, commandTimeout: undefined, socketTimeout: undefined, lazyConnect: true, retryStrategy: null,
-    reconnectOnError: null, autoResendUnfulfilledCommands: false }
-  : { commandOptions: {}, socket: { ...client.options?.socket, connectTimeout, socketTimeout: undefined,
-    reconnectStrategy: false } });
-const send = (wire, words) => (isIoredis(wire) ? wire.call(...words) : wire.sendCommand(words));
-const hangUp = (wire) => (isIoredis(wire) ? wire.disconnect() : wire.isOpen && wire.destroy());
-
 /** A connection for one owner. Opened when needed, thrown away after a time-out. */
 class Master {
-  constructor(client, bound, names, silent) {
-    Object.assign(this, { client, bound, names, silent, wire: null, asked: false, unanswered: false, error: null });
+  constructor({ client, source, silent }, names) {
+    Object.assign(this, { client, source, silent, names, bound: source.bound });
+    Object.assign(this, { wire: null, library: null, asked: false, unanswered: false, error: null });
   }
 
   /** No place and no hold, if it has been asked and answers. */
@@ -216,7 +214,7 @@ class Master {
     return this.attempt(signal, async () => {
       this.asked = this.unanswered = true;
       const all = [`DLOCK.${name}`, ...this.names, ...words.map(String)];
-      const reply = await this.inTime(signal, wait, () => send(this.wire, all));
+      const reply = await this.inTime(signal, wait, () => this.library.send(this.wire, all));
       this.unanswered = false;
       return reply;
     });
@@ -244,15 +242,15 @@ class Master {
     }
   }
 
-  connect() {
-    const wire = dial(this.client, this.bound);
+  async connect() {
+    const [wire, library] = await this.source.dial();
     const ended = (error) => {
       if (this.wire !== wire) return;
       this.close();
       this.fail(error ?? new Error('the connection is closed'));
     };
-    this.wire = wire.on('error', ended).on('end', () => ended());
-    return wire.connect();
+    [this.wire, this.library] = [wire.on('error', ended).on('end', () => ended()), library];
+    return library.connect(wire);
   }
 
   /** The last words go behind a request without an answer: on another connection they might come before it. */
@@ -262,10 +260,10 @@ class Master {
     if (!wire) return;
     if (lastWords) {
       for (const [name, ...words] of [['CANCEL'], ['RELEASE', 'HOLDS', '0']]) {
-        send(wire, [`DLOCK.${name}`, ...this.names, ...words]).catch(() => {});
+        this.library.send(wire, [`DLOCK.${name}`, ...this.names, ...words]).catch(() => {});
       }
     }
-    setImmediate(hangUp, wire); // when they are on their way
+    setImmediate(this.library.close, wire); // when they are on their way
   }
 
   async inTime(signal, wait, work) {

@@ -7,47 +7,86 @@ import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 import Redis from 'ioredis';
-import Redis5 from 'ioredis-5';
-import { createClient } from 'redis';
-import { createClient as createClient5 } from 'redis-5';
+import { createClient, createCluster } from 'redis';
 
-import { Locks } from './dlock.mjs';
-import { Quorum } from './quorum.mjs';
+import { Locks } from 'dlock-redis';
+import { Quorum } from 'dlock-redis/quorum';
 
-export const PATIENCE = 30_000;
+export const PATIENCE = 1000 * Number(process.env.PATIENCE ?? 30);
+// A busy machine is late by itself. What the cases look for is later than this, too.
+export const limits = { patience: PATIENCE, late: 1000 * Number(process.env.DLOCK_LATE ?? 4) };
 export const LEASE = 3_000; // no stall of this process takes two thirds of it: a lease that ends is told
 export const LONG = 15_000; // no fault takes so long, however busy the machine
 const SETTINGS = { lease: LEASE, auto: 30_000, claim: 2_000 };
 
-/** A client that asks nothing by itself, with this time-out for its replies, and perhaps a name and a password. */
-const nodeRedis = (create) => (host, port, timeout, login) =>
-  create({ socket: { host, port }, commandOptions: { timeout }, ...login });
-const ioredis = (Client) => (host, port, commandTimeout, login) =>
-  new Client({ host, port, lazyConnect: true, commandTimeout, ...login });
-const LIBRARIES = {
-  'node-redis': nodeRedis(createClient),
-  'node-redis 5': nodeRedis(createClient5),
-  ioredis: ioredis(Redis),
-  'ioredis 5': ioredis(Redis5),
-};
-export const libraries = Object.keys(LIBRARIES);
-
 export const addresses = (name) => process.env[name].split(',').map((one) => one.split(':'));
 
-/** Locks by one of the libraries, over the servers at these addresses. */
-export function makeLocksAt(library, all, login, { lease = LEASE, claim = SETTINGS.claim, timeout = 10_000 } = {}) {
-  const clients = all.map(([host, port]) => LIBRARIES[library](host, Number(port), timeout, login));
-  return new Locks(clients, { ...SETTINGS, lease, claim });
+/** A client that asks nothing by itself, whose own time-out for replies is short. */
+const CLIENTS = {
+  ioredis: (host, port, { user, password, name }) => new Redis({
+    host, port: Number(port), lazyConnect: true, commandTimeout: 400, username: user, password, connectionName: name,
+  }),
+  'node-redis': (host, port, { user, password, name }) => createClient({
+    socket: { host, port: Number(port) }, commandOptions: { timeout: 400 }, username: user, password, name,
+  }),
+};
+const CLUSTERS = {
+  ioredis: (roots) => new Redis.Cluster(roots.map(([host, port]) => ({ host, port: Number(port) }))).on('error', () => {}),
+  'node-redis': (roots) => {
+    const cluster = createCluster({ rootNodes: roots.map(([host, port]) => ({ url: `redis://${host}:${port}` })) });
+    cluster.on('error', () => {}).connect().catch(() => {});
+    return cluster;
+  },
+};
+export const libraries = Object.keys(CLIENTS).filter((one) => !process.env.LIBRARY || process.env.LIBRARY === one);
+const clusters = {};
+
+/** What Locks is made of. The clients of the cluster are shared: they are only patterns. */
+function clientOf(library, place) {
+  if (place === 'cluster') return clusters[library] ??= CLUSTERS[library](addresses('DLOCK_CLUSTER').slice(0, 2));
+  if (place === 'single') return CLIENTS[library](...addresses('DLOCK_SINGLE')[0], {});
+  if (library === 'node-redis') return async () => CLIENTS[library](...await primary(), {});
+  return new Redis({ sentinels: [{ host: '127.0.0.1', port: sentinelPort }], name: 'pair', lazyConnect: true });
 }
 
-/** In one of the places. Of a cluster two nodes are named, and the others are found. */
-export const makeLocks = (library, place, options) =>
-  makeLocksAt(library, addresses(`DLOCK_${place.toUpperCase()}`).slice(0, 2), {}, options);
+/** Locks in one of the places. */
+export const makeLocks = (library, place, settings) => new Locks(clientOf(library, place), { ...SETTINGS, ...settings });
+
+/** Locks over the server at this address. */
+export const makeLocksAt = (library, [host, port], options, settings) =>
+  new Locks(CLIENTS[library](host, port, options), { ...SETTINGS, ...settings });
+
+/** Who of the pair is the primary. */
+export const primary = () => until(async () => {
+  for (const address of addresses('DLOCK_PAIR')) {
+    const role = await connection(address).then((node) => node.sendCommand(['ROLE'])).catch(() => []);
+    if (role[0] === 'master') return address;
+  }
+  return null;
+}, 'the pair has a primary');
+
+/** Says who is the primary of the pair, as a Sentinel does. */
+async function sentinel() {
+  const bulk = (words) => `*${words.length}\r\n${words.map((word) => `$${word.length}\r\n${word}\r\n`).join('')}`;
+  const answers = { 'get-master-addr-by-name': async () => bulk(await primary()), sentinels: () => '*0\r\n' };
+  const server = net.createServer((socket) => {
+    socket.on('error', () => {}).on('data', async (bytes) => {
+      for (const command of bytes.toString().split(/(?=\*\d+\r\n)/)) {
+        const words = command.split('\r\n').filter((_, i) => i > 0 && i % 2 === 0);
+        socket.write(await (answers[words[1]]?.() ?? '+OK\r\n'));
+      }
+    });
+  }).listen(0, '127.0.0.1').unref();
+  await once(server, 'listening');
+  return server.address().port;
+}
+const sentinelPort = await sentinel();
 
 /** A way to a server. While it is frozen nothing comes through, and nobody is told. `met` is called for each connection. */
 export async function proxy([host, port], met = () => {}) {
   const sockets = [];
   let [frozen, pattern] = [false];
+  const [ears, servers] = [[], []];
   const freeze = () => {
     frozen = true;
     for (const socket of sockets) socket.pause();
@@ -55,12 +94,14 @@ export async function proxy([host, port], met = () => {}) {
   const listener = net.createServer((near) => {
     met();
     const far = net.connect(Number(port), host);
+    servers.push(far);
     if (frozen) for (const socket of [near, far]) socket.pause();
     for (const [from, to] of [[near, far], [far, near]]) {
       sockets.push(from.on('error', () => {}));
       from.on('end', () => to.end()).on('close', () => to.end());
       from.on('data', (bytes) => {
         if (pattern && bytes.includes(pattern)) freeze();
+        if (from === near && /subscribe/i.test(bytes)) ears.push(far);
         if (frozen) from.unshift(bytes);
         else to.write(bytes);
       });
@@ -72,6 +113,14 @@ export async function proxy([host, port], met = () => {}) {
     freeze,
     /** Lets through what comes before these words, and not them. */
     freezeAt(words) { pattern = words; },
+    /** No message comes through any more. */
+    deafen() { for (const ear of ears) ear.pause(); },
+    /** Has a command run on each connection, as if the client had sent it; the reply is nobody's. */
+    inject(...words) {
+      const all = [['CLIENT', 'REPLY', 'SKIP'], words];
+      const bytes = all.map((one) => `*${one.length}\r\n${one.map((word) => `$${word.length}\r\n${word}\r\n`).join('')}`);
+      for (const far of servers) far.write(bytes.join(''));
+    },
     thaw() {
       [frozen, pattern] = [false];
       for (const socket of sockets) socket.resume();
@@ -85,11 +134,11 @@ export async function proxy([host, port], met = () => {}) {
 
 /** A lock over the servers at these addresses. */
 export const makeQuorum = (library, all, bound) =>
-  new Quorum(all.map(([host, port]) => LIBRARIES[library](host, Number(port), 400)), { bound });
+  new Quorum(all.map(([host, port]) => CLIENTS[library](host, port, {})), { bound });
 
 /** The first value of the condition that is not false. */
 export async function until(condition, what) {
-  for (const end = performance.now() + PATIENCE; ;) {
+  for (const end = performance.now() + limits.patience; ;) {
     const value = await condition();
     if (value) return value;
     assert.ok(performance.now() < end, `gave up waiting until ${what}`);
@@ -97,14 +146,15 @@ export async function until(condition, what) {
   }
 }
 
-/** Has something done to the servers. */
-async function control(line) {
+/** Has something done to the servers, or on the way to them. */
+export async function control(line) {
   const [[host, port]] = addresses('DLOCK_CONTROL');
   const socket = net.connect(Number(port), host);
   socket.write(`${line}\n`);
   const [answer] = await once(createInterface(socket), 'line');
   socket.destroy();
-  assert.match(answer, /^ok/);
+  assert.match(answer, /^ok/, line);
+  return answer.slice(3);
 }
 
 const nodes = new Map();
@@ -121,6 +171,8 @@ function connection(address) {
 
 export async function closeConnections() {
   for (const node of nodes.values()) (await node).destroy();
+  clusters['ioredis']?.disconnect();
+  clusters['node-redis']?.destroy();
 }
 
 /** What the servers show of the lock of one test. */
@@ -139,9 +191,10 @@ export class Server {
       for (const address of addresses(`DLOCK_${this.place.toUpperCase()}`)) {
         const node = await connection(address);
         try {
-          const [role] = await Promise.all([node.sendCommand(['ROLE']), node.sendCommand(['EXISTS', key])]);
+          const asked = Promise.all([node.sendCommand(['ROLE']), node.sendCommand(['EXISTS', key])]);
+          const [role] = await Promise.race([asked, sleep(1_000, [[]], { ref: false })]);
           if (role[0] === 'master') return node;
-        } catch { /* MOVED, or it is down */ }
+        } catch { /* MOVED, or it is down; or it hangs */ }
       }
       return null;
     }, `${key} is served`);
@@ -161,7 +214,10 @@ export class Server {
   async queue(key) { return (await this.info(key)).queue.map((place) => place.owner); }
 
   awaitQueued(count, key) {
-    return until(async () => (await this.info(key)).queue.length === count, `${count} are queued`);
+    return until(async () => {
+      const { queue } = await this.info(key);
+      return queue.length === count && queue.every((place) => place.client);
+    }, `${count} are queued, and nobody is absent`);
   }
 
   awaitGone(key = this.key) {

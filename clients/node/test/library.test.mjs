@@ -1,13 +1,18 @@
 // What the README says of the libraries, and its code.
 import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
 import { readFile } from 'node:fs/promises';
+import { createRequire } from 'node:module';
 import { after, test } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
 
 import Redis from 'ioredis';
 import { createClient, createCluster } from 'redis';
 
-import { Locks } from './dlock.mjs';
-import { sell, sellAtMany, transfer, tryPlainly } from './examples.mjs';
+import * as esm from 'dlock-redis';
+import { Locks } from 'dlock-redis';
+import { sell, sellAtMany, transfer, tryPlainly } from '../examples/locks.mjs';
 import { Server, closeConnections, until } from './stage.mjs';
 
 after(closeConnections);
@@ -18,12 +23,33 @@ const nodeRedis = () => createClient({ url: `redis://${host}:${port}` }).on('err
 const ioredis = () => new Redis(Number(port), host);
 
 test('code_of_the_readme', async () => {
-  const [readme, examples] = await Promise.all(['README.md', 'examples.mjs']
-    .map((name) => readFile(new URL(name, import.meta.url), 'utf8')));
+  const [readme, ...sources] = await Promise.all(['README.md', 'examples/locks.mjs']
+    .map((name) => readFile(new URL(`../${name}`, import.meta.url), 'utf8')));
+  const examples = sources.join('');
   const plain = (text) => text.split('\n').map((line) => line.trim()).filter(Boolean).join('\n');
   const blocks = [...readme.matchAll(/```js\n(.*?)```/gs)].map(([, block]) => plain(block));
-  assert.equal(blocks.length, 5);
+  assert.ok(blocks.length >= 5);
   for (const block of blocks) assert.ok(plain(examples).includes(block), block);
+});
+
+test('required_is_the_same', async () => {
+  const cjs = createRequire(import.meta.url)('dlock-redis');
+  assert.deepEqual(Object.keys(cjs).sort(), Object.keys(esm).sort());
+  const locks = new cjs.Locks(new Redis({ host, port: Number(port), lazyConnect: true }));
+  const { key } = new Server('single');
+  await locks.using(key, () => assert.rejects(locks.lock(key, { timeout: 1 }), cjs.LockTimeout));
+  await locks.close();
+});
+
+/** What a program prints. */
+const printed = async (name) =>
+  (await promisify(execFile)(process.execPath, [fileURLToPath(new URL(`../examples/${name}.mjs`, import.meta.url))])).stdout;
+
+test('example_of_metrics', async () => {
+  const seen = await printed('metrics');
+  for (const line of ['dlock.granted.after  1', 'dlock.held  1', 'dlock.refused taken 2', 'dlock.waiting  0']) {
+    assert.ok(seen.includes(`${line}\n`), seen);
+  }
 });
 
 test('sell', async () => {

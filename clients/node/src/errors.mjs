@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+// What can go wrong with a lock, and which of it a little time can mend.
+
+/** Whatever goes wrong with a lock. `code` is the first word of the server's error, if the server said it. */
+export class DLockError extends Error {
+  constructor(message, options) {
+    super(message, options);
+    this.code = codeOf(message) ?? options?.cause?.code;
+  }
+
+  get name() { return this.constructor.name; }
+}
+/** The lock is not, or no longer, held under this name and token. */
+export class NotHeld extends DLockError {}
+/** A guarded command was not run: the lock is not held under this token. */
+export class Fenced extends DLockError {}
+/** The wait could never end; the message names the circle. */
+export class Deadlock extends DLockError {}
+/** Somebody else asked under the same owner's name and has taken the place. Never asked again by itself. */
+export class Replaced extends DLockError {}
+/** One of the server's caps on places and holders is reached. */
+export class QueueFull extends DLockError {}
+/** The server grants nothing for now, and this request may not wait. */
+export class Quarantine extends DLockError {}
+/** Too few replicas have confirmed: as after a lost reply, what was asked may be in force. */
+export class NoAck extends DLockError {}
+/** Any other error of the server, in its own words: a wrong password, a missing permission, no module. */
+export class Refused extends DLockError {}
+/** The lock was not granted in time. `cause` is what the server failed to do; without one the lock is taken. */
+export class LockTimeout extends DLockError {}
+/** No connection, or no answer. */
+export class Unreachable extends DLockError {}
+/** Nobody has answered in time. */
+export const late = (message) => Object.assign(new Unreachable(message), { late: true });
+/** These locks are closed. */
+export class Closed extends DLockError {}
+
+const TYPES = {
+  NOTHELD: NotHeld, FENCED: Fenced, DEADLOCK: Deadlock, REPLACED: Replaced, QUEUEFULL: QueueFull,
+  QUARANTINE: Quarantine, NOACK: NoAck,
+};
+// What another connection, another node or a little time can mend. UNBLOCKED: the server has become a replica.
+const PASSING = new Set(['MOVED', 'ASK', 'TRYAGAIN', 'CLUSTERDOWN', 'READONLY', 'MASTERDOWN', 'LOADING', 'UNBLOCKED',
+  'NOREPLICAS', 'MISCONF', 'BUSY', 'NOACK']);
+
+const codeOf = (message) => /^[A-Z]{2,}(?=[ :]|$)/.exec(message)?.[0];
+
+/** The server's words, or what a library has to say, as one of these types. A reply of the server begins with a code. */
+export function typed(error) {
+  if (error instanceof DLockError || error instanceof TypeError || error instanceof RangeError) return error; // the program's
+  const text = String(error?.message || error?.code || error);
+  const code = codeOf(text);
+  return new (code ? TYPES[code] ?? Refused : Unreachable)(text, { cause: error });
+}
+
+/** Nobody knows the host, or trusts its certificate: no time mends that. */
+function isFinal(error) {
+  for (let one = error; one; one = one.cause) {
+    if (one.code === 'ENOTFOUND' || /CERT|_SIGNATURE|^ERR_SSL|^EPROTO$/.test(one.code ?? '')) return true;
+  }
+  return false;
+}
+
+/** True if a little time can mend it. */
+export const passes = (error) => (error instanceof Unreachable ? !isFinal(error) : PASSING.has(error.code));

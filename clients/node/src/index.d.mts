@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+/// <reference types="node" />
+
+/** A name: of a lock, or of an owner. */
+export type Name = string | Buffer;
+
+/** A client of ioredis or node-redis, or a cluster of either: whatever makes more of its kind. */
+export interface Duplicable { duplicate(...options: never[]): unknown }
+/** What `Locks` makes its connections like. A function makes a client for each connection. */
+export type Client = Duplicable | (() => Duplicable | Promise<Duplicable>);
+
+/** Is told what happens, at once: it must not block. Times are in milliseconds. */
+export interface Observer {
+  /** The lock is taken, and a wait for it begins. */
+  waiting?(key: Name): void;
+  /** A wait that has begun has ended: with the lock or without. */
+  waited?(key: Name): void;
+  /** The lock was granted so long after it was asked for. */
+  granted?(key: Name, after: number): void;
+  /** It was not: it is taken (null), or for this reason. */
+  refused?(key: Name, after: number, error: unknown): void;
+  /** It was given back after so long. */
+  released?(key: Name, after: number): void;
+  /** It was held, and is no more. */
+  lost?(key: Name, reason: string): void;
+}
+
+/** Where warnings go: `console` and the usual loggers are such. */
+export interface Logger {
+  warn(message: string): void;
+  debug?(message: string): void;
+}
+
+export interface Settings {
+  /** What a lock has left when the program dies or loses the server. 10,000 ms unless set. */
+  lease?: number;
+  /** How long a program that hangs keeps its locks. 60,000 ms unless set. */
+  auto?: number;
+  /** How long a place in a queue is kept while the connection is away. 5,000 ms unless set. */
+  claim?: number;
+  /** How long a connect or a reply may take. 3,000 ms unless set. */
+  bound?: number;
+  /** So much before its end a lease is believed to have ended. 100 ms unless set. */
+  allowance?: number;
+  observer?: Observer;
+  /** `process.emitWarning` and `NODE_DEBUG=dlock` unless set. */
+  logger?: Logger;
+}
+
+export interface LockOptions {
+  /** Milliseconds to wait. Without it `lock` waits for ever, and `tryLock` not at all. */
+  timeout?: number;
+  /** Ends the wait with its reason; nothing is left behind. */
+  signal?: AbortSignal;
+  /** Readers that share. */
+  shared?: boolean;
+  /** At most so many holders. */
+  limit?: number;
+  /** The hold ends at once when the connection does, and not only after its lease. */
+  session?: boolean;
+  /** A name. Without one each hold has its own. Nested locks of one task should have one: then the server sees circles. */
+  owner?: Name;
+  /** Is called with the hold when it is lost. */
+  onLost?(hold: Hold): unknown;
+}
+
+/** A lock that is held. */
+export interface Hold extends AsyncDisposable {
+  readonly key: Name;
+  readonly owner: Name;
+  /** The fencing token: higher than that of every earlier grant. */
+  readonly token: number;
+  /** True if it was lost before it was given back. */
+  readonly lost: boolean;
+  /** Aborted with `NotHeld` when the lock is lost. */
+  readonly signal: AbortSignal;
+  /** For so many milliseconds it is ours for sure, if nothing is heard of the server any more. */
+  left(): number;
+  /** Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`. */
+  guard(...command: (string | number | Buffer)[]): Promise<unknown>;
+  /** Gives back what was granted here, and nothing else. `NotHeld` if it was lost. */
+  release(): Promise<void>;
+}
+
+/** Locks by a client of ioredis or node-redis. Make one for a program. */
+export class Locks implements AsyncDisposable {
+  constructor(client: Client, settings?: Settings);
+  /** Waits for the lock. `LockTimeout` if it is not granted in time. */
+  lock(key: Name, options?: LockOptions): Promise<Hold>;
+  /** Null if the lock is taken. With a time-out it waits so long. */
+  tryLock(key: Name, options?: LockOptions): Promise<Hold | null>;
+  /** Does the work under the lock, and gives it back. Never hides an error of the work. */
+  using<T>(key: Name, options: LockOptions, work: (hold: Hold) => T | Promise<T>): Promise<T>;
+  using<T>(key: Name, work: (hold: Hold) => T | Promise<T>): Promise<T>;
+  /** The same under locks of any slots, taken in one fixed order under one owner. */
+  usingAll<K extends Name, T>(keys: Iterable<K>, options: LockOptions, work: (holds: Map<K, Hold>) => T | Promise<T>): Promise<T>;
+  usingAll<K extends Name, T>(keys: Iterable<K>, work: (holds: Map<K, Hold>) => T | Promise<T>): Promise<T>;
+  /** Who holds it, under which token, and for how many milliseconds yet: the last of them to end; null: nobody. */
+  holder(key: Name): Promise<{ owner: string; token: number; left: number } | null>;
+  /** Ends it: every call from now on is an error. What is still held is told lost, and lives on until its lease. */
+  close(): Promise<void>;
+  [Symbol.asyncDispose](): Promise<void>;
+}
+
+/** Whatever goes wrong with a lock. */
+export class DLockError extends Error {
+  /** The first word of the server's error, if the server said it. */
+  readonly code?: string;
+}
+/** The lock is not, or no longer, held under this name and token. */
+export class NotHeld extends DLockError {}
+/** A guarded command was not run: the lock is not held under this token. */
+export class Fenced extends DLockError {}
+/** The wait could never end; the message names the circle. */
+export class Deadlock extends DLockError {}
+/** Somebody else asked under the same owner's name and has taken the place. */
+export class Replaced extends DLockError {}
+/** One of the server's caps on places and holders is reached. */
+export class QueueFull extends DLockError {}
+/** The server grants nothing for now, and this request may not wait. */
+export class Quarantine extends DLockError {}
+/** Too few replicas have confirmed: as after a lost reply, what was asked may be in force. */
+export class NoAck extends DLockError {}
+/** Any other error of the server, in its own words. */
+export class Refused extends DLockError {}
+/** Not granted in time. `cause` is what the server failed to do; without one the lock is taken. */
+export class LockTimeout extends DLockError {}
+/** No connection, or no answer. */
+export class Unreachable extends DLockError {}
+/** These locks are closed. */
+export class Closed extends DLockError {}

@@ -1,0 +1,216 @@
+// What a case of ../../cases/cases.json has made so far. Each step is a method.
+import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+
+import { LockTimeout, NotHeld, Closed, Refused, Unreachable } from 'dlock-redis';
+import { Server, addresses, control, limits, makeLocks, makeLocksAt, until } from './stage.mjs';
+
+setFlagsFromString('--expose-gc');
+const collect = runInNewContext('gc');
+
+export class Case {
+  constructor(library, { at = 'single' }, make = { locks: makeLocks, at: makeLocksAt }) {
+    Object.assign(this, { library, place: at, make, server: new Server(at) });
+    Object.assign(this, { paths: {}, clients: {}, holds: {}, starts: {}, marks: {}, keys: {}, names: {} });
+    Object.assign(this, { nodes: [], frozen: [], users: [], log: [] });
+  }
+
+  async run(steps) {
+    for (const { do: what, as, ...rest } of steps) await this[what]({ ...rest, ...(as && { name: as }) });
+  }
+
+  async finish() {
+    for (const address of this.frozen) await control(`thaw ${address}`);
+    for (const path of Object.values(this.paths)) await control(`close ${path}`);
+    for (const client of Object.values(this.clients)) await client.close();
+    for (const user of this.users) await this.server.ask('ACL', 'DELUSER', user);
+  }
+
+  key(key = 'lock') { return this.keys[key] ?? `${this.server.key}:${key}`; }
+
+  // What is done to the servers and on the way to them.
+
+  async path({ name, to = 'single' }) {
+    this.paths[name] = await control(`path ${addresses(`DLOCK_${to.toUpperCase()}`)[0].join(':')}`);
+  }
+
+  close({ path }) { return control(`close ${this.paths[path]}`); }
+
+  silence({ path }) { return control(`silence ${this.paths[path]}`); }
+
+  sound({ path }) { return control(`sound ${this.paths[path]}`); }
+
+  cut({ path }) { return control(`cut ${this.paths[path]}`); }
+
+  delay({ path, ms }) { return control(`delay ${this.paths[path]} ${ms}`); }
+
+  async freeze({ key }) {
+    const { host, port } = (await this.server.node(this.key(key))).options.socket;
+    this.frozen.push(`${host}:${port}`);
+    await control(`freeze ${host}:${port}`);
+  }
+
+  thaw() { return control(`thaw ${this.frozen.pop()}`); }
+
+  /** How many commands came this way since the last look. */
+  async commands({ path, at_most: atMost = Infinity }) {
+    const seen = Number(await control(`commands ${this.paths[path]}`));
+    assert.ok(seen - (this.marks.commands ?? 0) <= atMost, `${seen - this.marks.commands} commands`);
+    this.marks.commands = seen;
+  }
+
+  ask({ words }) { return this.server.ask(...words.map((word) => (word === 'KEY' ? this.key() : word))); }
+
+  other({ key }) { return this.server.hold(this.key(key)); }
+
+  hand_over({ key }) { return this.server.handOver('other', this.key(key)); }
+
+  async user({ rule }) {
+    const user = this.server.key.slice(1, 9) + this.users.length;
+    await this.server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', '&*', '+@all', rule);
+    this.users.push(user);
+    await this.client({ user, password: 'word' });
+  }
+
+  // What the server shows.
+
+  queued({ count, key }) { return this.server.awaitQueued(count, this.key(key)); }
+
+  free({ key }) { return this.server.awaitGone(this.key(key)); }
+
+  outlasts({ ms, key }) {
+    return until(async () => {
+      const { holders: [holder] } = await this.server.info(this.key(key));
+      assert.ok(holder, `${this.key(key)} is still held`);
+      return holder['held-ms'] > ms;
+    }, `it is held for ${ms} ms`);
+  }
+
+  async connections({ name, same }) {
+    const list = await this.server.ask('CLIENT', 'LIST');
+    const seen = [list.split(`name=${this.names.client} `).length - 1, process.getActiveResourcesInfo().length];
+    if (name) {
+      this.marks[name] = seen;
+    } else {
+      assert.ok(seen[0] <= this.marks[same][0] && seen[1] <= this.marks[same][1] + 2, `${this.marks[same]} then ${seen}`);
+    }
+  }
+
+  // What the client does.
+
+  async client({ name = 'client', path, lease = 10, auto = 60, user, password }) {
+    const say = (message) => this.log.push(message);
+    const settings = { lease: 1000 * lease, auto: 1000 * auto, logger: { debug: say, warn: say } };
+    this.names[name] = `${this.server.key.slice(1, 13)}-${name}`;
+    const address = path ? this.paths[path].split(':') : addresses('DLOCK_SINGLE')[0];
+    this.clients[name] = this.place === 'cluster' ? this.make.locks(this.library, 'cluster', settings)
+      : this.make.at(this.library, address, { user, password, name: this.names[name] }, settings);
+  }
+
+  async judge(gives, work, { name = 'hold', text = '', cause, within = Infinity }) {
+    const began = performance.now();
+    let got;
+    try {
+      const hold = await work();
+      got = hold === null ? 'none' : 'hold';
+      if (hold) this.holds[name] = [hold];
+    } catch (error) {
+      if (error instanceof LockTimeout) got = error.cause ? 'timeout' : 'none';
+      else if (error instanceof NotHeld) got = 'not held';
+      else if (error instanceof Refused) got = 'refusal';
+      else if (error instanceof Unreachable || error instanceof Closed) got = 'failure';
+      else throw error;
+      assert.ok(error.message.includes(text), error.message);
+      assert.ok(!cause || error.cause);
+    }
+    assert.equal(got, gives);
+    assert.ok(performance.now() - began < 1000 * within + limits.late, `it took ${performance.now() - began} ms`);
+  }
+
+  async lock({ gives, client = 'client', key, timeout = limits.patience / 1000, slots, ...rest }) {
+    while (slots && !this.keys[key]) { // of another node than the ones before
+      const server = new Server(this.place);
+      const node = await server.node();
+      if (this.nodes.includes(node)) continue;
+      this.nodes.push(node);
+      this.keys[key] = server.key;
+    }
+    await this.judge(gives, () => this.clients[client].tryLock(this.key(key), { timeout: time(timeout) }), rest);
+  }
+
+  start({ name, client = 'client', key, timeout = limits.patience / 1000 }) {
+    this.starts[name] = this.clients[client].lock(this.key(key), { timeout: time(timeout) });
+    this.starts[name].catch(() => {});
+  }
+
+  joined({ start, gives, ...rest }) {
+    return this.judge(gives, () => soon(this.starts[start], limits.patience, 'it ends'), rest);
+  }
+
+  async release({ hold = 'hold', gives }) {
+    for (const one of this.holds[hold]) {
+      await (gives ? this.judge(gives, () => one.release(), {}) : one.release());
+    }
+  }
+
+  async holds_({ count, name, client = 'client' }) {
+    const taken = Array.from({ length: count }, (_, i) => this.clients[client].lock(this.key(String(i))));
+    this.holds[name] = await soon(Promise.all(taken), limits.patience, 'all are held');
+  }
+
+  async lost({ hold, within }) {
+    for (const { signal } of this.holds[hold]) {
+      if (!signal.aborted) await soon(once(signal, 'abort'), 1000 * within + limits.late, 'it is told');
+    }
+  }
+
+  kept({ hold }) { assert.deepEqual(this.holds[hold].filter((one) => one.lost).map((one) => one.key), []); }
+
+  async forget({ hold }) {
+    delete this.holds[hold];
+    for (let i = 0; i < 10; i++) {
+      collect();
+      await sleep(10);
+    }
+  }
+
+  end({ client = 'client' }) { return this.clients[client].close(); }
+
+  async cycles({ workers, count, client = 'client' }) {
+    const work = async () => { for (let i = 0; i < count; i++) await this.clients[client].using(this.key(), {}, () => {}); };
+    await soon(Promise.all(Array.from({ length: workers }, work)), limits.patience, 'all is done');
+  }
+
+  async objects({ count, client = 'client' }) {
+    for (let i = 0; i < count; i++) await this.clients[client].using(this.key(String(i)), {}, () => {});
+  }
+
+  async logged({ text, at_least: atLeast, at_most: atMost = Infinity }) {
+    const seen = () => this.log.filter((message) => message.includes(text)).length;
+    await until(() => seen() >= atLeast, `it says '${text}'`);
+    assert.ok(seen() <= atMost, this.log.join('\n'));
+  }
+
+  bad({ names, key = 'lock', timeout = 0, limit }) {
+    const options = { timeout: timeout === 'NaN' ? NaN : timeout, limit };
+    return assert.rejects(soon(this.clients.client.tryLock(key && this.key(key), options), 1000, 'an error'), (error) => {
+      assert.ok(error instanceof TypeError || error instanceof RangeError, error.message);
+      assert.match(error.message, new RegExp(names));
+      return true;
+    });
+  }
+}
+
+/** The steps that are named like what a case has. */
+export const steps = (all) => all.map((step) => (step.do === 'holds' ? { ...step, do: 'holds_' } : step));
+
+const time = (seconds) => (seconds === null ? Infinity : 1000 * seconds);
+
+const soon = (promise, ms, what) => {
+  let timer;
+  const late = new Promise((_, fail) => { timer = setTimeout(() => fail(new assert.AssertionError({ message: `not in time: ${what}` })), ms); });
+  return Promise.race([promise, late]).finally(() => clearTimeout(timer));
+};

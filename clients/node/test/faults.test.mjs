@@ -1,0 +1,103 @@
+// What goes wrong beside the cases that all languages have.
+import assert from 'node:assert/strict';
+import { after, describe, it } from 'node:test';
+
+import { Refused, Unreachable } from 'dlock-redis';
+import { LONG, Server, addresses, closeConnections, libraries, makeLocksAt, proxy, until } from './stage.mjs';
+
+const LEASE = 1_500;
+const tests = [];
+const test = (name, body) => tests.push([name, body]);
+
+test('what_is_said_last_does_not_meet_the_next_request', async ({ server, make, open }) => {
+  const path = await open();
+  const locks = make(path.address, {}, { lease: LEASE });
+  await (await locks.lock(server.key)).release();
+  path.freeze();
+  await assert.rejects(locks.tryLock(server.key, { owner: 'me' }), Unreachable);
+  path.thaw();
+  const hold = await locks.lock(server.key, { owner: 'me' });
+  await until(async () => {
+    const holder = await server.holder();
+    assert.equal(holder?.token, hold.token);
+    return holder['held-ms'] > 2 * LEASE;
+  }, 'it is kept');
+  await hold.release();
+  await server.awaitGone();
+});
+
+test('a_grant_that_may_not_be_confirmed_is_given_back', async ({ server, make }) => {
+  const user = server.key.slice(1, 9);
+  await server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', '&*', '+@all', '-dlock.renew');
+  await server.hold();
+  const wait = make(undefined, { user, password: 'word' }).lock(server.key);
+  wait.catch(() => {});
+  await server.awaitQueued(1);
+  await server.handOver();
+  await assert.rejects(wait, (error) => error instanceof Refused && error.code === 'NOPERM');
+  await server.awaitGone();
+  await server.ask('ACL', 'DELUSER', user);
+});
+
+/** The name by which a test sees its client's connections. */
+async function linkOf(server) { return (await server.holder()).client; }
+
+test('an_orphan_ends_and_the_others_are_kept', async ({ server, make, open }) => {
+  const path = await open();
+  const locks = make(path.address, {}, { lease: LEASE });
+  const hold = await locks.lock(server.key);
+  const first = await linkOf(server);
+  // Somebody else says it on our connection: a hold that the client knows nothing of.
+  path.inject('DLOCK.ACQUIRE', `${server.key}:orphan`, 'nobody', '600000', 'AUTO', '600000');
+  await until(async () => ![first, 0].includes(await linkOf(server)), 'its own hold goes to another connection');
+  assert.equal((await server.holder()).token, hold.token);
+  await hold.release();
+  await server.ask('DLOCK.FORCERELEASE', `${server.key}:orphan`);
+});
+
+test('what_others_tie_is_tied_again', async ({ server, make }) => {
+  const hold = await make(undefined, {}, { lease: LONG }).lock(server.key);
+  await server.ask('DLOCK.RENEW', server.key, hold.owner, 60_000);
+  assert.equal((await server.holder()).auto, 0);
+  await until(async () => (await server.holder()).auto === 1, 'it is tied anew');
+  assert.equal((await server.holder()).token, hold.token);
+  await server.ask('RENAME', server.key, `${server.key}:2`);
+  await until(() => hold.lost, 'a lock with another name is lost');
+  await server.ask('DEL', `${server.key}:2`);
+});
+
+test('silent_messages_cost_no_more_than_the_time_out', async ({ server, make, open }) => {
+  const path = await open();
+  const locks = make(path.address, {}, { lease: LONG });
+  await (await locks.lock(`${server.key}:other`)).release();
+  await server.hold();
+  const wait = locks.lock(server.key);
+  await server.awaitQueued(1);
+  path.deafen();
+  await server.handOver();
+  await (await wait).release();
+  await server.awaitGone();
+});
+
+after(closeConnections);
+
+describe('faults', { concurrency: 8 }, () => {
+  for (const [name, body] of tests) {
+    for (const library of libraries) {
+      it(`${name} (${library})`, { timeout: 120_000 }, async () => {
+        const closing = [];
+        const later = (one) => closing[closing.push(one) - 1];
+        const [single] = addresses('DLOCK_SINGLE');
+        try {
+          await body({
+            server: new Server('single'),
+            make: (address = single, login = {}, settings = {}) => later(makeLocksAt(library, address, login, settings)),
+            open: async () => later(await proxy(single)),
+          });
+        } finally {
+          for (const one of closing) await one.close();
+        }
+      });
+    }
+  }
+});

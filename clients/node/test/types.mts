@@ -1,0 +1,25 @@
+// Compiled, not run: the types of a program that imports.
+import { Cluster, Redis } from 'ioredis';
+import { createClient, createCluster } from 'redis';
+
+import { Fenced, Hold, Locks, LockTimeout, Observer } from 'dlock-redis';
+import { Quorum } from 'dlock-redis/quorum';
+
+const observer: Observer = { granted: (key, after) => console.log(key, after) };
+export const all: Locks[] = [new Locks(new Redis()), new Locks(new Cluster([])), new Locks(createClient()),
+  new Locks(createCluster({ rootNodes: [] })), new Locks(async () => createClient())];
+
+export async function work(locks = new Locks(new Redis(), { lease: 1000, observer, logger: console })): Promise<number> {
+  await using hold: Hold = await locks.lock('key', { timeout: 5, signal: AbortSignal.timeout(5), onLost: (one) => one.token });
+  const some: Hold | null = await locks.tryLock(Buffer.from('key'), { shared: true });
+  await hold.guard('SET', 'x', 1);
+  const sum: number = await locks.usingAll(['a', 'b'], async (holds) => holds.get('a')!.token + (some?.left() ?? 0));
+  const quorum = await new Quorum([new Redis()]).acquire('key', { wait: 1 });
+  if (await quorum?.renew()) return sum;
+  // @ts-expect-error: no such option
+  await locks.lock('key', { timeOut: 5 });
+  // @ts-expect-error: seconds as text
+  await locks.lock('key', { timeout: '5s' });
+  // @ts-expect-error: no client
+  return locks.using('key', () => 1).catch((error) => (error instanceof LockTimeout || error instanceof Fenced ? 1 : new Locks({})));
+}
