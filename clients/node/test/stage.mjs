@@ -15,7 +15,7 @@ import { Quorum } from 'dlock-redis/quorum';
 export const PATIENCE = 1000 * Number(process.env.PATIENCE ?? 30);
 // A busy machine is late by itself. What the cases look for is later than this, too.
 export const limits = { patience: PATIENCE, late: 1000 * Number(process.env.DLOCK_LATE ?? 4) };
-export const LEASE = 3_000; // no stall of this process takes two thirds of it: a lease that ends is told
+export const LEASE = 6_000; // no stall of this process takes two thirds of it: a lease that ends is told
 export const LONG = 15_000; // no fault takes so long, however busy the machine
 const SETTINGS = { lease: LEASE, auto: 30_000, claim: 2_000 };
 
