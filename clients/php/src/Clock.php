@@ -1,0 +1,43 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock;
+
+/**
+ * Seconds that never go back, and go on while the machine is suspended.
+ *
+ * PHP's steady clock stands still meanwhile, the wall clock does not: by so much as that one jumps ahead, this one does.
+ * It is never too slow, so that no lease is believed for too long.
+ *
+ * @internal
+ */
+final class Clock
+{
+    private const JUMP = 0.05;
+
+    private static ?float $ahead = null;
+    private static float $jumps = 0.0;
+
+    public static function now(): float
+    {
+        $steady = hrtime(true) / 1e9;
+        $ahead = microtime(true) - $steady;
+        self::$ahead ??= $ahead;
+        if (abs($ahead - self::$ahead) > self::JUMP) {
+            self::$jumps += max(0.0, $ahead - self::$ahead);
+            self::$ahead = $ahead;
+        }
+
+        return $steady + self::$jumps;
+    }
+
+    public static function sleep(float $seconds): void
+    {
+        if ($seconds > 0) {
+            usleep((int) ($seconds * 1e6));
+        }
+    }
+}

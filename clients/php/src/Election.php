@@ -1,0 +1,134 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock;
+
+use Dlock\Exception\NotHeld;
+use Dlock\Exception\Unanswered;
+
+/**
+ * One leader of many candidates. The fencing token is the term: it is higher than that of every leader before.
+ *
+ *     $election = new Election($locks, 'cleaner', 'web-3');
+ *     if ($election->campaign(timeout: 60)) {
+ *         while ($election->isLeader() && $work()) {
+ *             $election->guard('SET', '{cleaner}:at', $at); // Fenced if there is another leader by now
+ *         }
+ *         $election->resign();
+ *     }
+ */
+final class Election
+{
+    private const UUID = 36;
+
+    private ?Hold $hold = null;
+    private readonly float $margin;
+
+    /**
+     * @param string $name   what is to be led: the lock's name
+     * @param string $id     who this candidate is, for those who observe
+     * @param ?float $margin so long before the end of what is believed the leader steps down; a tenth of the lease unless set
+     */
+    public function __construct(
+        private readonly Locks $locks,
+        private readonly string $name,
+        private readonly string $id,
+        ?float $margin = null,
+    ) {
+        if ($name === '') {
+            throw new \InvalidArgumentException('name must not be empty');
+        }
+        if ($id === '' || strlen($id) > 900) {
+            throw new \InvalidArgumentException('id must have 1 to 900 bytes');
+        }
+        $this->margin = $margin === null
+            ? $locks->core->settings->lease / 10
+            : (float) Settings::seconds('margin', $margin);
+    }
+
+    /** Waits until this is the leader; false if it is not within the time-out. */
+    public function campaign(int|float|null $timeout = null): bool
+    {
+        if (!$this->isLeader()) {
+            // Two candidates of one name are two.
+            $this->hold = $this->locks->tryLock($this->name, $timeout, owner: $this->id . Request::uuid());
+        }
+
+        return $this->hold !== null;
+    }
+
+    /** True as long as nobody else can be the leader. Looks by itself once a second at most: ask before each step of work. */
+    public function isLeader(): bool
+    {
+        if ($this->hold !== null && ($this->hold->lost() || $this->hold->left() <= $this->margin)) {
+            $this->hold = null; // given back, if that is possible
+        }
+
+        return $this->hold !== null;
+    }
+
+    /** The term of this leader, or null. */
+    public function term(): ?int
+    {
+        return $this->hold?->token;
+    }
+
+    /**
+     * Who leads, and since which term, or null. What is told may be over when it is read.
+     *
+     * @return ?array{id: string, term: int}
+     */
+    public function leader(): ?array
+    {
+        $held = $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name]);
+
+        return $held ? ['id' => substr($held[3], 0, -self::UUID), 'term' => $held[0]] : null;
+    }
+
+    /**
+     * Calls it with who leads (see leader()), now and whenever that has changed, until it returns false or the time is up.
+     *
+     * @param callable(?array{id: string, term: int}): mixed $seen
+     */
+    public function observe(callable $seen, int|float|null $timeout = null, float $interval = 1.0): void
+    {
+        $end = Clock::now() + (Settings::seconds('timeout', $timeout) ?? INF);
+        $interval = Settings::positive('interval', $interval);
+        for ($last = false;;) {
+            try {
+                $leader = $this->leader();
+                if ($leader !== $last && $seen($last = $leader) === false) {
+                    return;
+                }
+            } catch (Unanswered) {
+                // Nobody says who leads. That is no change.
+            }
+            $left = $end - Clock::now();
+            if ($left <= 0) {
+                return;
+            }
+            Clock::sleep(min($interval, $left));
+        }
+    }
+
+    /** Runs a command if, and only if, this is still the leader: see Hold::guard(). */
+    public function guard(string $command, string|int|float ...$arguments): mixed
+    {
+        return ($this->hold ?? throw new NotHeld("NOTHELD $this->id does not lead $this->name"))->guard($command, ...$arguments);
+    }
+
+    /** Makes place for the next one. */
+    public function resign(): void
+    {
+        $hold = $this->hold;
+        $this->hold = null;
+        try {
+            $hold?->release();
+        } catch (NotHeld) {
+            // It was over.
+        }
+    }
+}

@@ -1,0 +1,27 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock\Exception;
+
+/** Another node of the cluster serves the key. */
+class Redirected extends Refused
+{
+    public function slot(): int
+    {
+        return (int) (explode(' ', $this->getMessage())[1] ?? 0);
+    }
+
+    public function address(): string
+    {
+        return explode(' ', $this->getMessage())[2] ?? '';
+    }
+
+    /** Only this command: the slot is on its way. */
+    public function once(): bool
+    {
+        return $this->code() === 'ASK';
+    }
+}

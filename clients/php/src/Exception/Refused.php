@@ -1,0 +1,59 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock\Exception;
+
+/** The server said no. The message is the server's own words. */
+class Refused extends DlockException
+{
+    private const TYPES = [
+        'NOTHELD' => NotHeld::class,
+        'FENCED' => Fenced::class,
+        'DEADLOCK' => Deadlock::class,
+        'REPLACED' => Replaced::class,
+        'QUEUEFULL' => QueueFull::class,
+        'QUARANTINE' => Quarantine::class,
+        'NOACK' => NoAck::class,
+        'MOVED' => Redirected::class,
+        'ASK' => Redirected::class,
+    ];
+
+    /** What a little time, or another connection, can mend. UNBLOCKED: it has become a replica while it let us wait. */
+    private const PASSING = [
+        'NOACK', 'UNBLOCKED', 'TRYAGAIN', 'CLUSTERDOWN', 'MASTERDOWN', 'LOADING', 'BUSY', 'NOREPLICAS', 'MISCONF', 'READONLY',
+        'MOVED', 'ASK',
+    ];
+
+    final public function __construct(string $text, ?\Throwable $previous = null)
+    {
+        parent::__construct($text, 0, $previous);
+    }
+
+    /** The server's error as a type. */
+    public static function by(string $text, ?\Throwable $previous = null): self
+    {
+        $type = self::TYPES[self::codeOf($text)] ?? self::class;
+
+        return new $type($text, $previous);
+    }
+
+    /** The first word, by which the server tells its errors apart. */
+    public function code(): string
+    {
+        return self::codeOf($this->getMessage());
+    }
+
+    /** True if it is no use to give up yet. */
+    public function passes(): bool
+    {
+        return in_array($this->code(), self::PASSING, true);
+    }
+
+    private static function codeOf(string $text): string
+    {
+        return rtrim(strtok($text, ' ') ?: '', ':');
+    }
+}

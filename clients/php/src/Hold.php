@@ -1,0 +1,147 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock;
+
+use Dlock\Exception\Closed;
+use Dlock\Exception\NotHeld;
+
+/**
+ * A lock that is held. It is given back when nobody refers to it any more; `release()` says whether it was still held.
+ */
+final class Hold
+{
+    private bool $over = false;
+    private string $reason = '';
+    private readonly float $since;
+
+    /** @internal */
+    public function __construct(
+        private readonly Core $core,
+        private readonly Request $request,
+        private readonly Tie $tie,
+        /** The lock's name. */
+        public readonly string $key,
+        /** The name under which it is held. */
+        public readonly string $owner,
+        /** The fencing token: higher than that of every grant before. */
+        public readonly int $token,
+        private readonly ?\Closure $onLost,
+    ) {
+        $this->since = Clock::now();
+        $tie->holds = array_values(array_filter($tie->holds, static fn (\WeakReference $one) => $one->get() !== null));
+        $tie->holds[] = \WeakReference::create($this);
+    }
+
+    public function __destruct()
+    {
+        if (!$this->over) {
+            $this->over = true;
+            $this->core->forsake($this->request, $this->token);
+        }
+    }
+
+    public function __clone()
+    {
+        throw new \LogicException('a hold has no copy');
+    }
+
+    /** @return array<string, mixed> */
+    public function __serialize(): array
+    {
+        throw new \LogicException('a hold belongs to its process');
+    }
+
+    /**
+     * True if it is not held any more, for sure or for all that can be known. Looks by itself once a second at most, so it may
+     * be asked as often as one likes; a server that does not answer costs no more than the bound for a reply.
+     */
+    public function lost(): bool
+    {
+        if (!$this->over) {
+            try {
+                $this->core->keep();
+            } catch (Closed) {
+                return true;
+            }
+        }
+
+        return $this->over;
+    }
+
+    /** For a program that works long: a sign of life for all locks, once a second at most. NotHeld if this one is lost. */
+    public function keep(): void
+    {
+        $this->core->check();
+        if ($this->lost()) {
+            throw $this->notHeld();
+        }
+    }
+
+    /** For so many seconds it is held for sure, if nothing is heard of the server any more. Asks nobody. */
+    public function left(): float
+    {
+        return $this->over ? 0.0 : max(0.0, $this->tie->until - Clock::now());
+    }
+
+    /** Why it is not held any more, or an empty string. */
+    public function reason(): string
+    {
+        return $this->reason;
+    }
+
+    /**
+     * Runs a command if, and only if, the lock is still held, in one step with it: `guard('SET', 'stock:left', 41)`. In a
+     * cluster its keys are of the lock's slot. Fenced if it was not run; it is not sent a second time.
+     */
+    public function guard(string $command, string|int|float ...$arguments): mixed
+    {
+        $this->core->check();
+        $words = ['DLOCK.GUARD', $this->key, $this->token, $command, ...array_map(strval(...), array_values($arguments))];
+
+        return $this->core->call($this->key, $words, Clock::now() + $this->core->settings->bound)[0];
+    }
+
+    /** Gives it back. NotHeld if it was lost before. */
+    public function release(): void
+    {
+        if ($this->over) {
+            $this->core->check();
+            throw $this->notHeld();
+        }
+        $this->core->check();
+        $this->over = true;
+        $this->reason = 'it was given back before';
+        $this->core->release($this->request, $this->token);
+        $this->core->given($this, Clock::now() - $this->since);
+    }
+
+    /** @internal it has ended; true if that is news */
+    public function end(string $reason): bool
+    {
+        $news = !$this->over;
+        if ($news) {
+            [$this->over, $this->reason] = [true, $reason];
+        }
+
+        return $news;
+    }
+
+    /** @internal */
+    public function told(): void
+    {
+        try {
+            $this->onLost !== null && ($this->onLost)($this);
+        } catch (\Throwable $error) {
+            $this->core->failed($error);
+        }
+    }
+
+    private function notHeld(): NotHeld
+    {
+        return new NotHeld("NOTHELD lock $this->key was lost: $this->reason");
+    }
+}

@@ -1,0 +1,133 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock\Laravel;
+
+use Dlock\Exception\NotHeld;
+use Dlock\Locks;
+use Dlock\Request;
+use Dlock\Settings;
+use Illuminate\Cache\Lock;
+use Illuminate\Contracts\Cache\LockTimeoutException;
+
+/** Laravel's lock: `Cache::lock('stock', 10)`. `block()` waits in the server, in a queue. It ends by its seconds. */
+class DlockLock extends Lock
+{
+    /** Laravel's locks of 0 seconds end when they are released. These end after a day, too. */
+    public const FOREVER = 86400;
+
+    /** This owner may hold it already. */
+    private bool $known;
+
+    /**
+     * @param string      $name
+     * @param int         $seconds
+     * @param string|null $owner
+     */
+    public function __construct(private readonly Locks $locks, $name, $seconds, $owner = null)
+    {
+        parent::__construct($name, $seconds, $owner);
+        $this->known = $owner !== null;
+    }
+
+    /** @return bool */
+    public function acquire()
+    {
+        return $this->take(0.0);
+    }
+
+    /**
+     * @param int           $seconds
+     * @param callable|null $callback
+     *
+     * @return mixed
+     */
+    public function block($seconds, $callback = null)
+    {
+        if ($this->isOurs()) { // Laravel's owners do not re-enter: it waits for itself
+            return parent::block($seconds, $callback);
+        }
+        if (!$this->take((float) $seconds)) {
+            throw new LockTimeoutException();
+        }
+        if (!is_callable($callback)) {
+            return true;
+        }
+        try {
+            return $callback();
+        } finally {
+            $this->release();
+        }
+    }
+
+    /** @return bool */
+    public function release()
+    {
+        try {
+            $this->locks->core->insist($this->name, ['DLOCK.RELEASE', $this->name, $this->owner, 'HOLDS', 0]);
+
+            return true;
+        } catch (NotHeld) {
+            return false;
+        }
+    }
+
+    /**
+     * Gives it these seconds from now on, or as many as at first.
+     *
+     * @param int|null $seconds
+     *
+     * @return bool
+     */
+    public function refresh($seconds = null)
+    {
+        $lease = Settings::ms((float) ($seconds ?? $this->lease()));
+        try {
+            $this->locks->core->insist($this->name, ['DLOCK.RENEW', $this->name, $this->owner, $lease]);
+
+            return true;
+        } catch (NotHeld) {
+            return false;
+        }
+    }
+
+    /** @return void */
+    public function forceRelease()
+    {
+        $this->locks->core->insist($this->name, ['DLOCK.FORCERELEASE', $this->name]);
+    }
+
+    /** @return string */
+    protected function getCurrentOwner()
+    {
+        return $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name])[3] ?? '';
+    }
+
+    private function lease(): float
+    {
+        return (float) ($this->seconds > 0 ? $this->seconds : self::FOREVER);
+    }
+
+    private function isOurs(): bool
+    {
+        return $this->known
+            && $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name, $this->owner]);
+    }
+
+    private function take(float $timeout): bool
+    {
+        if ($this->isOurs()) {
+            return false;
+        }
+        $settings = $this->locks->core->settings;
+        $request = new Request($settings, $this->name, $this->owner, lease: $this->lease(), tracked: false);
+        $request->looked = true;
+        $taken = $this->locks->core->take($request, $timeout) !== null;
+        $this->known = $this->known || $taken;
+
+        return $taken;
+    }
+}

@@ -1,0 +1,192 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock;
+
+use Dlock\Exception\DlockException;
+use Dlock\Exception\LockTimeout;
+use Predis\ClientInterface;
+use Psr\Log\LoggerInterface;
+
+/**
+ * Locks of the dlock module, for a process with one connection.
+ *
+ *     $locks = new Locks(Connect::url('redis://localhost'));
+ *     $hold = $locks->lock('stock', timeout: 5);      // LockTimeout after 5 s
+ *     $hold->guard('SET', 'stock:left', 41);          // runs only while the lock is held: else Fenced
+ *     $hold->release();
+ *
+ * The server renews what is held while this connection lives (AUTO), for `auto` seconds after the last sign of life: no
+ * thread and no timer is needed here. A program that works longer calls `keep()` now and then. Times are in seconds.
+ */
+final class Locks
+{
+    /** @internal */
+    public readonly Core $core;
+    private readonly Settings $settings;
+
+    /**
+     * @param \Redis|ClientInterface|\Closure $client the program's own connection by phpredis; a Predis client, by whose
+     *                                                parameters a connection is made; or `fn (float $bound)`, which makes
+     *                                                one of these within so many seconds, again whenever one has ended
+     * @param float                           $lease     what a lock has left when the program dies or loses the server
+     * @param float                           $auto      how long the server renews it after the last sign of life
+     * @param float                           $claim     how long a place in a queue is kept while the connection is away
+     * @param float                           $bound     how long a connect or a reply may take
+     * @param float                           $allowance so much before its end a lease is believed to have ended
+     */
+    public function __construct(
+        object $client,
+        float $lease = 10.0,
+        float $auto = 60.0,
+        float $claim = 5.0,
+        float $bound = 3.0,
+        float $allowance = 0.1,
+        ?LoggerInterface $logger = null,
+        ?Observer $observer = null,
+    ) {
+        $this->settings = new Settings($lease, $auto, $claim, $bound, $allowance);
+        $servers = $client instanceof Servers ? $client : Servers::by($client);
+        $this->core = new Core($servers, $this->settings, $logger, $observer);
+    }
+
+    /**
+     * Locks in a cluster: one connection to each node that serves one of them.
+     *
+     * @param list<string> $seeds   `host:port` of some nodes; of all, if one may be away
+     * @param ?\Closure    $connect `fn (string $host, int $port, float $bound)` makes a Redis, or a Predis client, of a node
+     */
+    public static function cluster(array $seeds, ?\Closure $connect = null, mixed ...$settings): self
+    {
+        return new self(new Cluster($seeds, $connect ?? Connect::to(...)), ...$settings);
+    }
+
+    /**
+     * Takes the lock. LockTimeout if it was not granted in time; without a time-out it waits for ever.
+     *
+     * @param bool              $shared  with others that share it
+     * @param ?int              $limit   with so many holders at most
+     * @param bool              $session the hold ends as soon as the connection does
+     * @param ?string           $owner   a name, under which holds are nested, and a reader that asks without `shared` is
+     *                                   upgraded; else each hold has a new one
+     * @param int|float|null    $auto    how long this one is renewed after the last sign of life
+     * @param ?callable(Hold):void $onLost is called when a look (`keep()`, `lost()`, or a wait for another) finds it lost
+     */
+    public function lock(
+        string $key,
+        int|float|null $timeout = null,
+        bool $shared = false,
+        ?int $limit = null,
+        bool $session = false,
+        ?string $owner = null,
+        int|float|null $auto = null,
+        ?callable $onLost = null,
+    ): Hold {
+        return $this->tryLock($key, $timeout, $shared, $limit, $session, $owner, $auto, $onLost)
+            ?? throw new LockTimeout("$key was not granted within $timeout s: it is taken");
+    }
+
+    /** The same, but null if it is taken, and without a time-out it does not wait. */
+    public function tryLock(
+        string $key,
+        int|float|null $timeout = 0,
+        bool $shared = false,
+        ?int $limit = null,
+        bool $session = false,
+        ?string $owner = null,
+        int|float|null $auto = null,
+        ?callable $onLost = null,
+    ): ?Hold {
+        $timeout = Settings::seconds('timeout', $timeout);
+        $auto = $auto === null ? $this->settings->auto : Settings::positive('auto', $auto);
+        $request = new Request($this->settings, $key, $owner, $shared, $limit, $session, $auto);
+        $token = $this->core->take($request, $timeout);
+        if ($token === null || $request->tie === null) {
+            return null;
+        }
+        $told = $onLost === null ? null : $onLost(...);
+
+        return new Hold($this->core, $request, $request->tie, $key, $request->owner, $token, $told);
+    }
+
+    /**
+     * Runs the work while the lock is held, and gives back what it gives.
+     *
+     * @template T
+     *
+     * @param callable(Hold): T $work
+     * @param mixed             ...$options those of lock(), by name
+     *
+     * @return T
+     */
+    public function with(string $key, callable $work, mixed ...$options): mixed
+    {
+        $hold = $this->lock($key, ...$options);
+        try {
+            $result = $work($hold);
+        } catch (\Throwable $error) {
+            try {
+                $hold->release();
+            } catch (DlockException) {
+                // The first error is the one to tell.
+            }
+            throw $error;
+        }
+        $hold->release();
+
+        return $result;
+    }
+
+    /**
+     * Takes locks of any slots, one after the other in the order of their names: nobody can wait in a circle.
+     *
+     * @param array<string> $keys
+     * @param int|float|null $timeout for all of them together
+     * @param mixed          ...$options those of lock(), by name
+     */
+    public function many(array $keys, int|float|null $timeout = null, mixed ...$options): Holds
+    {
+        if ($keys === []) {
+            throw new \InvalidArgumentException('keys must not be empty');
+        }
+        $keys = array_unique(array_map(strval(...), $keys));
+        sort($keys, SORT_STRING);
+        $end = Clock::now() + (Settings::seconds('timeout', $timeout) ?? INF);
+        $holds = new Holds();
+        try {
+            foreach ($keys as $key) {
+                $left = $end === INF ? null : max(0.001, $end - Clock::now());
+                $holds->add($this->lock($key, $left, ...$options));
+            }
+        } catch (\Throwable $error) {
+            try {
+                $holds->release();
+            } catch (DlockException) {
+                // The first error is the one to tell.
+            }
+            throw $error;
+        }
+
+        return $holds;
+    }
+
+    /**
+     * A sign of life for all that is held: call it now and then in long work, as often as you like. It is sent once a
+     * second, or three times a lease, at most; with `now` at once.
+     *
+     * @return list<Hold> those that were found lost
+     */
+    public function keep(bool $now = false): array
+    {
+        return $this->core->keep($now);
+    }
+
+    /** Ends the connection. What is held is told lost, and lives on until its lease; every call is an error then. */
+    public function close(): void
+    {
+        $this->core->close();
+    }
+}

@@ -1,0 +1,41 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock;
+
+/** What happens, for whoever counts it. Extend it and override what you need; it is called at once, so it must be quick. */
+abstract class Observer
+{
+    /** The lock is taken, and a wait for it begins. */
+    public function waiting(string $key): void
+    {
+    }
+
+    /** A wait that has begun has ended: with the lock or without. */
+    public function waited(string $key): void
+    {
+    }
+
+    /** The lock was granted so many seconds after it was asked for. */
+    public function granted(string $key, float $seconds): void
+    {
+    }
+
+    /** It was not: it is taken (null), or for this reason. */
+    public function refused(string $key, float $seconds, ?\Throwable $error): void
+    {
+    }
+
+    /** It was given back after so many seconds. */
+    public function released(string $key, float $seconds): void
+    {
+    }
+
+    /** It was held, and is no more. */
+    public function lost(string $key, string $reason): void
+    {
+    }
+}

@@ -1,0 +1,158 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock\Symfony;
+
+use Dlock\Exception\Deadlock;
+use Dlock\Exception\DlockException;
+use Dlock\Exception\NotHeld;
+use Dlock\Locks;
+use Dlock\Request;
+use Dlock\Settings;
+use Symfony\Component\Lock\BlockingSharedLockStoreInterface;
+use Symfony\Component\Lock\BlockingStoreInterface;
+use Symfony\Component\Lock\Exception\LockAcquiringException;
+use Symfony\Component\Lock\Exception\LockConflictedException;
+use Symfony\Component\Lock\Exception\LockReleasingException;
+use Symfony\Component\Lock\Key;
+use Symfony\Component\Lock\Store\ExpiringStoreTrait;
+
+/**
+ * A store for symfony/lock: `new LockFactory(new DlockStore($locks))`.
+ *
+ * Waiting is in the server, in a queue: nobody polls and nobody is overtaken. A lock ends by its TTL, as in the other stores
+ * for Redis, and its key can be handed to another process. With `watchdog` it ends with this process instead: within the
+ * lease of the Locks, or after its TTL if that is earlier. Then a short outage of the connection can end it, too, unless
+ * `refresh()` comes in time, and the key belongs to this process.
+ */
+final class DlockStore implements BlockingStoreInterface, BlockingSharedLockStoreInterface
+{
+    use ExpiringStoreTrait;
+
+    /** @param float $initialTtl the seconds that a lock has until it is told its TTL */
+    public function __construct(
+        private readonly Locks $locks,
+        private readonly float $initialTtl = 300.0,
+        private readonly bool $watchdog = false,
+    ) {
+        Settings::positive('initialTtl', $initialTtl);
+    }
+
+    public function save(Key $key): void
+    {
+        $this->take($key, false, 0.0);
+    }
+
+    public function waitAndSave(Key $key): void
+    {
+        $this->take($key, false, null);
+    }
+
+    public function saveRead(Key $key): void
+    {
+        $this->take($key, true, 0.0);
+    }
+
+    public function waitAndSaveRead(Key $key): void
+    {
+        $this->take($key, true, null);
+    }
+
+    public function putOffExpiration(Key $key, float $ttl): void
+    {
+        Settings::positive('ttl', $ttl);
+        $owner = $this->owner($key) ?? throw new LockConflictedException('It is not held.');
+        $key->reduceLifetime($ttl);
+        try {
+            $this->locks->core->insist((string) $key, $this->request($key, $owner, false, $ttl)->renew());
+        } catch (NotHeld $error) {
+            throw new LockConflictedException($error->getMessage(), 0, $error);
+        } catch (DlockException $error) {
+            throw new LockAcquiringException($error->getMessage(), 0, $error);
+        }
+        $this->checkNotExpired($key);
+    }
+
+    public function delete(Key $key): void
+    {
+        $owner = $this->owner($key);
+        if ($owner === null) {
+            return;
+        }
+        try {
+            $this->locks->core->insist((string) $key, ['DLOCK.RELEASE', (string) $key, $owner, 'HOLDS', 0]);
+        } catch (NotHeld) {
+            // It has ended before.
+        } catch (DlockException $error) {
+            throw new LockReleasingException($error->getMessage(), 0, $error);
+        }
+    }
+
+    public function exists(Key $key): bool
+    {
+        $owner = $this->owner($key);
+
+        return $owner !== null
+            && $this->locks->core->insist((string) $key, ['DLOCK.HELD', (string) $key, $owner]);
+    }
+
+    private function take(Key $key, bool $shared, ?float $timeout): void
+    {
+        $owner = $this->owner($key);
+        if ($timeout !== null) {
+            $key->reduceLifetime($this->initialTtl);
+        }
+        try {
+            if ($owner !== null && $shared) {
+                $this->downgrade($key, $owner);
+            }
+            // What this key holds already is looked for, so that a promotion that fails leaves it as it was.
+            $request = $this->request($key, $owner ?? Request::uuid(), $shared, $this->initialTtl);
+            $request->looked = $owner === null;
+            $token = $this->locks->core->take($request, $timeout);
+        } catch (Deadlock $error) { // two readers want to become the writer
+            throw new LockConflictedException($error->getMessage(), 0, $error);
+        } catch (DlockException $error) {
+            throw new LockAcquiringException($error->getMessage(), 0, $error);
+        }
+        if ($token === null) {
+            throw new LockConflictedException('It is taken.');
+        }
+        $key->setState(self::class, $request->owner);
+        if ($this->watchdog) {
+            $key->markUnserializable();
+        }
+        if ($timeout === null) { // the wait is no part of it
+            $key->reduceLifetime($this->initialTtl);
+        }
+        $this->checkNotExpired($key);
+    }
+
+    private function downgrade(Key $key, string $owner): void
+    {
+        try {
+            $this->locks->core->insist((string) $key, ['DLOCK.DOWNGRADE', (string) $key, $owner, 'SHARED']);
+        } catch (NotHeld) {
+            // It is taken anew.
+        }
+    }
+
+    private function request(Key $key, string $owner, bool $shared, float $ttl): Request
+    {
+        $settings = $this->locks->core->settings;
+        [$lease, $auto] = $this->watchdog ? [min($settings->lease, $ttl), $ttl] : [$ttl, null];
+
+        return new Request($settings, (string) $key, $owner, $shared, auto: $auto, lease: $lease, tracked: false);
+    }
+
+    /**
+     * The name under which the key holds what it holds, of its own: with several stores (CombinedStore) the same at all.
+     */
+    private function owner(Key $key): ?string
+    {
+        return $key->hasState(self::class) ? $key->getState(self::class) : null;
+    }
+}

@@ -1,0 +1,86 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Dlock\Tests;
+
+use PHPUnit\Framework\TestCase;
+
+/** Runs the cases that all languages have (../../cases), as far as a process with one connection has them. */
+final class CasesTest extends TestCase
+{
+    /** Steps that there is nothing for: see ../../README.md. */
+    private const WITHOUT = [
+        'no_channel' => ['logged'],
+        'after_close' => ['other', 'start', 'queued', 'joined'],
+    ];
+
+    /** By Predis too: what a library has a part in. Debian's knows no users. */
+    private const BY_PREDIS = [
+        'closed_try', 'silent_path', 'slow_path', 'cut_and_kept', 'cut_wait',
+    ];
+
+    /** @return array<string, array<string, mixed>> */
+    public static function cases(): array
+    {
+        $cases = json_decode((string) file_get_contents(__DIR__ . '/../../cases/cases.json'), true, 512, JSON_THROW_ON_ERROR);
+
+        return array_column($cases, null, 'name');
+    }
+
+    /**
+     * Those of this process: `DLOCK_PART` is `frozen` (servers stand still: nobody else may need them), or `1/3`.
+     *
+     * @return iterable<string, array{string, string}>
+     */
+    public static function all(): iterable
+    {
+        $part = getenv('DLOCK_PART') ?: '';
+        $number = 0;
+        foreach (self::named() as $case => $about) {
+            $frozen = array_filter(self::steps($about[0]), static fn (array $step) => $step['do'] === 'freeze') !== [];
+            $frozen or ++$number;
+            [$one, $of] = explode('/', "$part/0");
+            if ($part === '' || ($frozen ? $part === 'frozen' : $part !== 'frozen' && $number % (int) $of === (int) $one % (int) $of)) {
+                yield $case => $about;
+            }
+        }
+    }
+
+    /** @return iterable<string, array{string, string}> */
+    private static function named(): iterable
+    {
+        foreach (array_keys(self::cases()) as $name) {
+            if ($name === 'two_thousand_holds_at_200_ms') {
+                continue; // one after the other they take 400 s: LocksTest has two hundred, taken before the path is slow
+            }
+            yield $name => [$name, 'phpredis'];
+            if (in_array($name, self::BY_PREDIS, true)) {
+                yield "$name by Predis" => [$name, 'predis'];
+            }
+        }
+    }
+
+    /** @return list<array<string, mixed>> */
+    public static function steps(string $name): array
+    {
+        $without = self::WITHOUT[$name] ?? [];
+
+        return array_values(array_filter(
+            self::cases()[$name]['steps'],
+            static fn (array $step) => !in_array($step['do'], $without, true),
+        ));
+    }
+
+    /** @dataProvider all */
+    public function testCase(string $name, string $library): void
+    {
+        $runner = new Runner(self::cases()[$name]['at'] ?? 'single', $library);
+        try {
+            $runner->run(self::steps($name));
+        } finally {
+            $runner->finish();
+        }
+        $this->addToAssertionCount(1);
+    }
+}

@@ -1,0 +1,100 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Dlock\Tests;
+
+use Dlock\Election;
+use Dlock\Exception\NotHeld;
+use PHPUnit\Framework\TestCase;
+
+final class ElectionTest extends TestCase
+{
+    private Server $server;
+
+    protected function setUp(): void
+    {
+        $this->server = new Server();
+    }
+
+    public function testOneLeads(): void
+    {
+        $one = new Election(Kinds::locks(), $this->server->key, 'one');
+        $two = new Election(Kinds::locks(), $this->server->key, 'two');
+        self::assertNull($two->leader());
+        self::assertTrue($one->campaign(1));
+        self::assertTrue($one->campaign(1), 'it leads already');
+        self::assertFalse($two->campaign(0.2));
+        self::assertTrue($one->isLeader());
+        self::assertFalse($two->isLeader());
+        self::assertSame(['id' => 'one', 'term' => $one->term()], $two->leader());
+        self::assertTrue($one->guard('SET', $this->server->key . ':value', 1));
+        $before = $one->term();
+        $one->resign();
+        self::assertNull($one->term());
+        self::assertTrue($two->campaign(1));
+        self::assertGreaterThan($before, $two->term());
+        $this->expectException(NotHeld::class);
+        $one->guard('SET', $this->server->key . ':value', 1);
+    }
+
+    public function testChangesAreSeen(): void
+    {
+        $one = new Election(Kinds::locks(), $this->server->key, 'one');
+        $two = new Election(Kinds::locks(), $this->server->key, 'two');
+        $seen = [];
+        $one->observe(static function (?array $leader) use (&$seen, $one, $two): bool {
+            $seen[] = $leader['id'] ?? null;
+            match (count($seen)) {
+                1 => $two->campaign(1),
+                2 => $two->resign(),
+                3 => $one->campaign(1),
+                default => null,
+            };
+
+            return count($seen) < 4;
+        }, Stage::patience(), 0.01);
+        self::assertSame([null, 'two', null, 'one'], $seen);
+    }
+
+    /** @return list<array{string}> */
+    public static function faults(): array
+    {
+        return [['kill'], ['stop'], ['cut']];
+    }
+
+    /**
+     * Both write their term, guarded, as long as they believe that they lead: no term comes after a later one.
+     *
+     * @dataProvider faults
+     */
+    public function testNoTwoLeadersWrite(string $fault): void
+    {
+        $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
+        $how = ['lease' => 1.0, 'auto' => 3.0];
+        $first = new Worker([...$how, 'address' => $path]);
+        $first->start('lead', name: $this->server->key, id: 'first');
+        Stage::until(fn () => $first->seen('leads') === 1, 'the first leads');
+        $second = new Worker($how);
+        $second->start('lead', name: $this->server->key, id: 'second');
+        $this->server->awaitQueued(1);
+        match ($fault) {
+            'kill' => $first->kill(),
+            'stop' => posix_kill($first->pid(), SIGSTOP), // the server renews it for `auto`
+            'cut' => Stage::control("silence $path"),
+        };
+        Stage::until(fn () => $second->seen('leads') === 1, 'the second leads');
+        if ($fault !== 'kill') {
+            $fault === 'stop' ? posix_kill($first->pid(), SIGCONT) : Stage::control("sound $path");
+            Stage::until(fn () => $first->seen('leads no more') === 1, 'the first knows');
+        }
+        $terms = fn () => $this->server->node($this->server->key)->lRange($this->server->key . ':terms', 0, -1);
+        $count = count($terms());
+        Stage::until(fn () => count($terms()) > $count + 5, 'the second writes');
+        $written = $terms();
+        self::assertCount(2, array_unique($written));
+        $sorted = $written;
+        sort($sorted, SORT_NUMERIC);
+        self::assertSame($sorted, $written);
+    }
+}

@@ -1,0 +1,46 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Dlock\Tests;
+
+use Dlock\Connect;
+use Dlock\Locks;
+
+/** The ways in which a program connects. */
+final class Kinds
+{
+    public const SETTINGS = ['lease' => 1.5, 'auto' => 30.0, 'claim' => 2.0];
+
+    /** @param array<string, mixed> $settings */
+    public static function locks(
+        string $place = 'single',
+        string $library = 'phpredis',
+        ?string $address = null,
+        array $auth = [],
+        mixed ...$settings,
+    ): Locks {
+        $settings += self::SETTINGS;
+        if ($place === 'cluster') {
+            $connect = $library === 'predis'
+                ? static fn (string $host, int $port) => new \Predis\Client(['host' => $host, 'port' => $port])
+                : static fn (string $host, int $port, float $bound) => Connect::to($host, $port, $bound, $auth);
+
+            return Locks::cluster(Stage::addresses('DLOCK_CLUSTER'), $connect, ...$settings);
+        }
+        if ($place === 'pair') {
+            $ways = array_map(static fn (string $one) => Connect::url("redis://$one"), Stage::addresses('DLOCK_PAIR'));
+
+            return new Locks(Connect::primaryOf($ways), ...$settings);
+        }
+        $address ??= Stage::addresses('DLOCK_SINGLE')[0];
+        [$host, $port] = explode(':', $address);
+        $word = $auth === [] ? '' : implode(':', $auth) . '@';
+
+        return new Locks(match ($library) {
+            'phpredis' => Connect::url("redis://$word$address"),
+            'own' => Stage::connect($address),
+            'predis' => new \Predis\Client(['host' => $host, 'port' => (int) $port]),
+        }, ...$settings);
+    }
+}

@@ -1,0 +1,177 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Dlock\Tests;
+
+use Dlock\Laravel\DlockLock;
+use Dlock\Laravel\DlockServiceProvider;
+use Dlock\Laravel\DlockStore;
+use Illuminate\Cache\CacheManager;
+use Illuminate\Cache\Repository;
+use Illuminate\Config\Repository as Config;
+use Illuminate\Container\Container;
+use Illuminate\Contracts\Cache\LockTimeoutException;
+use Illuminate\Redis\RedisManager;
+use PHPUnit\Framework\TestCase;
+
+/** Laravel's cache with its own classes, and the driver `dlock`. */
+final class LaravelTest extends TestCase
+{
+    private Server $server;
+    private CacheManager $cache;
+
+    protected function setUp(): void
+    {
+        error_reporting(E_ALL & ~E_DEPRECATED); // the framework sets its own
+        if (!is_file('/usr/share/php/Illuminate/autoload.php')) {
+            self::markTestSkipped('there is no Laravel');
+        }
+        require_once '/usr/share/php/Illuminate/autoload.php';
+        $this->with('phpredis');
+    }
+
+    private function with(string $library): Repository
+    {
+        $this->server = new Server();
+        [$host, $port] = explode(':', Stage::addresses('DLOCK_SINGLE')[0]);
+        $connection = ['host' => $host, 'port' => (int) $port, 'database' => 0];
+        $application = new class () extends Container {
+            public function runningInConsole(): bool
+            {
+                return true;
+            }
+        };
+        $application->instance('config', new Config(['cache' => [
+            'default' => 'locks',
+            'prefix' => 'cache',
+            'stores' => ['locks' => ['driver' => 'dlock', 'connection' => 'default']],
+        ]]));
+        $application->singleton('redis', static fn ($application) => new RedisManager($application, $library, [
+            'options' => ['prefix' => 'application:'],
+            'default' => $connection,
+        ]));
+        $application->singleton('cache', static fn ($application) => new CacheManager($application));
+        (new DlockServiceProvider($application))->register();
+        $this->cache = $application['cache'];
+
+        return $this->cache->store();
+    }
+
+    private function key(): string
+    {
+        return "application:cache:{$this->server->key}";
+    }
+
+    /** @return list<array{string}> */
+    public static function libraries(): array
+    {
+        return [['phpredis'], ['predis']];
+    }
+
+    /** @dataProvider libraries */
+    public function testTakenAndGivenBack(string $library): void
+    {
+        $cache = $this->with($library);
+        self::assertInstanceOf(DlockStore::class, $cache->getStore());
+        $cache->put('value', 41, 10);
+        self::assertEquals(41, $cache->get('value'));
+        $lock = $cache->lock($this->server->key, 10);
+        self::assertInstanceOf(DlockLock::class, $lock);
+        self::assertTrue($lock->get());
+        self::assertFalse($lock->get(), 'an owner does not re-enter');
+        self::assertFalse($cache->lock($this->server->key, 10)->get());
+        self::assertSame([$lock->owner()], $this->server->owners($this->key()));
+        self::assertLessThanOrEqual(10_000, $this->server->ask('DLOCK.HELD', $this->key())[2]);
+        self::assertTrue($lock->release());
+        self::assertFalse($lock->release());
+        $this->server->awaitGone($this->key());
+        self::assertTrue($lock->get(), 'it can be taken again');
+        self::assertTrue($lock->release());
+    }
+
+    public function testACallback(): void
+    {
+        $lock = $this->cache->store()->lock($this->server->key, 10);
+        self::assertSame('done', $lock->get(fn () => $this->server->owners($this->key()) === [$lock->owner()] ? 'done' : ''));
+        self::assertSame('done', $lock->block(1, static fn () => 'done'));
+        try {
+            $lock->block(1, static fn () => throw new \LogicException('no'));
+            self::fail('the error is told');
+        } catch (\LogicException) {
+            $this->server->awaitGone($this->key());
+        }
+    }
+
+    /** @dataProvider libraries */
+    public function testItBlocksInTheServer(string $library): void
+    {
+        $cache = $this->with($library);
+        $this->server->hold('other', $this->key());
+        $child = pcntl_fork();
+        if ($child === 0) {
+            $server = new Server();
+            Stage::until(fn () => count($server->queue($this->key())) === 1, 'somebody waits');
+            $server->handOver('other', $this->key());
+            pcntl_exec('/bin/true');
+        }
+        $lock = $cache->lock($this->server->key, 10);
+        self::assertTrue($lock->block(10));
+        pcntl_waitpid($child, $status);
+        self::assertSame([$lock->owner()], $this->server->owners($this->key()));
+        $held = $this->server->ask('DLOCK.HELD', $this->key())[2];
+        self::assertGreaterThan(3000, $held, 'it has all its seconds, and not only the first lease');
+        $began = microtime(true);
+        try {
+            $cache->lock($this->server->key, 10)->block(1);
+            self::fail('it is taken');
+        } catch (LockTimeoutException) {
+            self::assertLessThan(2 + Stage::late(), microtime(true) - $began);
+        }
+        self::assertSame([], $this->server->queue($this->key()));
+        $lock->release();
+    }
+
+    public function testItExpires(): void
+    {
+        $lock = $this->cache->store()->lock($this->server->key, 1);
+        self::assertTrue($lock->get());
+        self::assertTrue($lock->refresh(2));
+        $this->server->awaitGone($this->key());
+        self::assertFalse($lock->release());
+        self::assertFalse($lock->refresh());
+    }
+
+    public function testItIsRestored(): void
+    {
+        $first = $this->cache->store()->lock($this->server->key);
+        self::assertTrue($first->get());
+        self::assertGreaterThan(80_000_000, $this->server->ask('DLOCK.HELD', $this->key())[2], 'without seconds: for a day');
+        $second = $this->cache->store()->restoreLock($this->server->key, $first->owner());
+        self::assertFalse($second->get());
+        self::assertTrue($second->release());
+        $this->server->awaitGone($this->key());
+    }
+
+    public function testItIsReleasedByForce(): void
+    {
+        $lock = $this->cache->store()->lock($this->server->key, 10);
+        self::assertTrue($lock->get());
+        $this->cache->store()->lock($this->server->key)->forceRelease();
+        self::assertFalse($lock->release());
+        self::assertTrue($this->cache->store()->lock($this->server->key, 10)->get());
+    }
+
+    /** Laravel's own limits of concurrency and its locks of commands go by these. */
+    public function testInACluster(): void
+    {
+        $store = $this->cache->store()->getStore();
+        self::assertInstanceOf(DlockStore::class, $store);
+        $store->useLocks(Kinds::locks('cluster'));
+        $lock = $store->lock($this->server->key, 10);
+        self::assertTrue($lock->get());
+        self::assertFalse($store->lock($this->server->key, 10)->get());
+        self::assertSame([$lock->owner()], (new Server('cluster'))->owners("cache:{$this->server->key}"));
+        self::assertTrue($lock->release());
+    }
+}

@@ -1,0 +1,731 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Dlock\Tests;
+
+use Dlock\Exception\Closed;
+use Dlock\Exception\Deadlock;
+use Dlock\Exception\DlockException;
+use Dlock\Exception\Fenced;
+use Dlock\Exception\LockTimeout;
+use Dlock\Exception\NotHeld;
+use Dlock\Exception\Replaced;
+use Dlock\Exception\Unanswered;
+use Dlock\Hold;
+use Dlock\Locks;
+use Dlock\Observer;
+use PHPUnit\Framework\TestCase;
+
+/** The tests that every language has, by the same names: see ../../README.md. */
+final class LocksTest extends TestCase
+{
+    private Server $server;
+
+    protected function setUp(): void
+    {
+        $this->on('single');
+    }
+
+    private function on(string $place): void
+    {
+        $this->server = new Server($place);
+    }
+
+    /** @param array<string, mixed> $how */
+    private function worker(array $how = []): Worker
+    {
+        return new Worker(['place' => $this->server->place, ...$how]);
+    }
+
+    private function key(string $more = ''): string
+    {
+        return $this->server->key . $more;
+    }
+
+    /** @return list<array{string}> */
+    public static function everywhere(): array
+    {
+        return [['single'], ['cluster']];
+    }
+
+    /** @return list<array{string}> */
+    public static function replicated(): array
+    {
+        return [['cluster'], ['pair']];
+    }
+
+    /** @return list<array{string, string}> */
+    public static function libraries(): array
+    {
+        return [['single', 'phpredis'], ['single', 'own'], ['single', 'predis'], ['cluster', 'phpredis'], ['cluster', 'predis']];
+    }
+
+    /** @dataProvider everywhere */
+    public function testCountsToAThousand(string $place): void
+    {
+        $this->on($place);
+        $started = [];
+        for ($i = 0; $i < 8; ++$i) {
+            $worker = $this->worker();
+            $started[] = [$worker, $worker->start('count', place: $place, key: $this->key(), count: 125)];
+        }
+        foreach ($started as [$worker, $number]) {
+            self::assertSame('none', $worker->answer($number, 4 * Stage::patience())['got']);
+        }
+        self::assertSame('1000', $this->server->node($this->key())->get($this->key(':count')));
+        $this->server->awaitGone();
+    }
+
+    /** @dataProvider libraries */
+    public function testFirstComeFirstServed(string $place, string $library): void
+    {
+        $this->on($place);
+        $this->server->hold();
+        $waits = [];
+        for ($i = 1; $i <= 4; ++$i) {
+            $worker = $this->worker(['library' => $library]);
+            $waits[] = [$worker, $worker->start('lock', key: $this->key())];
+            $this->server->awaitQueued($i);
+        }
+        $line = $this->server->queue();
+        $served = [$this->server->handOver()];
+        foreach ($waits as [$worker, $number]) {
+            $owner = $worker->answer($number)['owner'];
+            if (count($served) < count($line)) {
+                $served[] = $this->server->handOver($owner);
+            }
+        }
+        self::assertSame($line, $served);
+    }
+
+    /** @dataProvider libraries */
+    public function testTryLockDoesNotWait(string $place, string $library): void
+    {
+        $this->on($place);
+        $locks = Kinds::locks($place, $library);
+        $this->server->hold();
+        self::assertNull($locks->tryLock($this->key()));
+        self::assertSame([], $this->server->queue());
+        $this->server->handOver();
+        $hold = $locks->tryLock($this->key());
+        self::assertSame([$hold?->owner], $this->server->owners());
+        $hold?->release();
+        $this->server->awaitGone();
+    }
+
+    /** @dataProvider libraries */
+    public function testWaitLongerThanTheTimeOut(string $place, string $library): void
+    {
+        $this->on($place);
+        $this->server->hold();
+        $first = $this->worker(['bound' => 0.6, 'library' => $library]);
+        $number = $first->start('lock', key: $this->key());
+        $this->server->awaitQueued(1);
+        [$owner] = $this->server->queue();
+        $second = $this->worker();
+        $second->start('lock', key: $this->key());
+        Stage::until(fn () => $this->server->info()['queue'][0]['waited-ms'] > 1500, 'five slices have passed');
+        self::assertSame($owner, $this->server->handOver());
+        $answer = $first->answer($number);
+        self::assertSame(['hold', $owner], [$answer['got'], $answer['owner']]);
+        self::assertSame(1, $this->server->info()['holders'][0]['holds']);
+        self::assertSame('none', $first->do('release', id: $answer['id'])['got']);
+    }
+
+    public function testCancelledWait(): void
+    {
+        $this->server->hold();
+        $worker = $this->worker(['bound' => 1.0]);
+        $number = $worker->start('lock', key: $this->key());
+        $this->server->awaitQueued(1);
+        $next = $this->worker();
+        $waits = $next->start('lock', key: $this->key());
+        $this->server->awaitQueued(2);
+        posix_kill($worker->pid(), SIGUSR1);
+        self::assertSame('interrupted', $worker->answer($number)['got']);
+        $this->server->awaitQueued(1);
+        self::assertNotNull($this->server->handOver());
+        self::assertSame('hold', $next->answer($waits)['got']);
+    }
+
+    public function testDeadlinePasses(): void
+    {
+        $locks = Kinds::locks();
+        $this->server->hold();
+        try {
+            $locks->lock($this->key(), 0.3);
+            self::fail('it is taken');
+        } catch (LockTimeout $error) {
+            self::assertNull($error->getPrevious());
+            self::assertStringContainsString('is taken', $error->getMessage());
+        }
+        self::assertSame([], $this->server->queue());
+        self::assertNull($this->server->handOver());
+        $this->server->awaitGone();
+    }
+
+    public function testCancelAtTheGrant(): void
+    {
+        $worker = $this->worker(['bound' => 0.5]);
+        $had = 0;
+        for ($i = 0; $i < 20; ++$i) {
+            $this->server->hold();
+            $number = $worker->start('lock', key: $this->key());
+            $this->server->awaitQueued(1);
+            posix_kill($worker->pid(), SIGUSR1);
+            usleep(random_int(0, 300_000));
+            $this->server->handOver();
+            $answer = $worker->answer($number);
+            self::assertContains($answer['got'], ['hold', 'interrupted']);
+            if ($answer['got'] === 'hold') {
+                ++$had;
+                $worker->do('release', id: $answer['id']);
+            }
+            $this->server->awaitGone();
+        }
+        self::assertLessThan(20, $had);
+    }
+
+    public function testKilledWaiter(): void
+    {
+        $this->server->hold();
+        $first = $this->worker();
+        $first->start('lock', key: $this->key());
+        $this->server->awaitQueued(1);
+        $second = $this->worker();
+        $number = $second->start('lock', key: $this->key());
+        $this->server->awaitQueued(2);
+        $first->kill();
+        $this->server->handOver();
+        self::assertSame('hold', $second->answer($number)['got']);
+    }
+
+    public function testKilledAtTheGrant(): void
+    {
+        $this->server->hold();
+        $first = $this->worker();
+        $first->start('lock', key: $this->key());
+        $this->server->awaitQueued(1);
+        $second = $this->worker();
+        $number = $second->start('lock', key: $this->key());
+        $this->server->awaitQueued(2);
+        posix_kill($first->pid(), SIGSTOP); // the grant is on its way, and nobody reads it
+        self::assertNotNull($this->server->handOver());
+        $first->kill();
+        self::assertSame('hold', $second->answer($number)['got']);
+    }
+
+    /**
+     * @testWith [true, "session"]
+     *           [false, "expired"]
+     */
+    public function testKilledHolder(bool $session, string $message): void
+    {
+        $worker = $this->worker();
+        $answer = $worker->lock($this->key(), null, session: $session);
+        $second = $this->worker();
+        $number = $second->start('lock', key: $this->key());
+        $this->server->awaitQueued(1);
+        $told = null;
+        $ear = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
+        $channel = '__dlock@0__:' . $this->key();
+        $raw = stream_socket_client('tcp://' . Stage::addresses('DLOCK_SINGLE')[0]);
+        stream_set_timeout($raw, (int) Stage::patience());
+        fwrite($raw, "SUBSCRIBE $channel\r\n");
+        Stage::until(fn () => ($ear->rawCommand('PUBSUB', 'NUMSUB', $channel)[1] ?? 0) === 1, 'it is heard');
+        $worker->kill();
+        while ($told === null && ($line = fgets($raw)) !== false) {
+            $told = preg_match("/^(\w+) {$answer['token']}/", $line, $match) ? $match[1] : null;
+        }
+        self::assertSame($message, $told);
+        self::assertSame('hold', $second->answer($number)['got']);
+    }
+
+    /** @dataProvider libraries */
+    public function testKeepsItForTenLeases(string $place, string $library): void
+    {
+        $this->on($place);
+        $locks = Kinds::locks($place, $library, lease: 1.0);
+        $hold = $locks->lock($this->key());
+        $end = microtime(true) + ($library === 'phpredis' ? 10 : 3);
+        while (microtime(true) < $end) {
+            self::assertFalse($hold->lost());
+            self::assertGreaterThan(0.0, $hold->left());
+            usleep(20_000);
+        }
+        self::assertSame($hold->token, $this->server->info()['holders'][0]['token']);
+        $hold->release();
+        $this->server->awaitGone();
+    }
+
+    /** A program that does one long thing gives no sign of life, and the server keeps its lock all the same: for so long. */
+    public function testIsKeptWithoutASignForAuto(): void
+    {
+        $locks = Kinds::locks(lease: 1.0);
+        $hold = $locks->lock($this->key(), auto: 4.0);
+        sleep(3);
+        self::assertSame(0.0, $hold->left(), 'nobody has looked');
+        self::assertSame([$hold->owner], $this->server->owners());
+        self::assertFalse($hold->lost(), 'whoever looks is told that it is still held');
+        self::assertGreaterThan(0.0, $hold->left());
+        $other = $locks->lock($this->key(':other'), auto: 1.0);
+        // From the last sign of life, which was for both, it is as long as the client's own.
+        self::assertFalse($other->lost());
+        $shorter = Kinds::locks(lease: 1.0, auto: 1.0);
+        $hung = $shorter->lock($this->key(':hung'));
+        $this->server->awaitGone($this->key(':hung'));
+        self::assertTrue($hung->lost());
+        self::assertSame('expired', $hung->reason());
+    }
+
+    /** @dataProvider libraries */
+    public function testCutConnection(string $place, string $library): void
+    {
+        $this->on($place);
+        $locks = Kinds::locks($place, $library);
+        $hold = $locks->lock($this->key());
+        $session = $locks->lock($this->key(':session'), session: true);
+        $node = $this->server->node($this->key());
+        $node->rawCommand('CLIENT', 'KILL', 'ID', (string) $this->server->info()['holders'][0]['client']);
+        Stage::until(fn () => $session->lost(), 'the loss is told');
+        self::assertSame([], $this->server->owners($this->key(':session')));
+        $end = microtime(true) + 4.5;
+        while (microtime(true) < $end) {
+            self::assertFalse($hold->lost());
+            usleep(50_000);
+        }
+        self::assertSame(1, $this->server->info()['holders'][0]['auto']);
+        $hold->release();
+    }
+
+    public function testForcedRelease(): void
+    {
+        $told = [];
+        $locks = Kinds::locks();
+        $hold = $locks->lock($this->key(), onLost: function (Hold $hold) use (&$told): void {
+            $told[] = $hold->reason();
+        });
+        $this->server->ask('DLOCK.FORCERELEASE', $this->key());
+        Stage::until(fn () => $hold->lost(), 'the loss is told');
+        self::assertSame(['forced'], $told);
+        try {
+            $hold->keep();
+            self::fail('it is lost');
+        } catch (NotHeld) {
+            $this->expectException(NotHeld::class);
+            $hold->release();
+        }
+    }
+
+    public function testDeletedKey(): void
+    {
+        $locks = Kinds::locks();
+        $hold = $locks->lock($this->key());
+        $this->server->ask('DEL', $this->key());
+        $lost = Stage::until(fn () => $locks->keep(), 'the loss is told');
+        self::assertSame([$hold], $lost);
+    }
+
+    public function testNoWriteAfterTheLoss(): void
+    {
+        $hold = Kinds::locks()->lock($this->key());
+        self::assertSame(true, $hold->guard('SET', $this->key(':value'), 'first'));
+        self::assertSame('first', $hold->guard('GET', $this->key(':value')));
+        self::assertNull($hold->guard('GET', $this->key(':none')));
+        $this->server->ask('DLOCK.FORCERELEASE', $this->key());
+        $next = Kinds::locks()->lock($this->key());
+        $next->guard('SET', $this->key(':value'), 'next');
+        try {
+            $hold->guard('SET', $this->key(':value'), 'late');
+            self::fail('it is fenced');
+        } catch (Fenced $error) {
+            self::assertStringStartsWith('FENCED ', $error->getMessage());
+        }
+        self::assertSame('next', $this->server->ask('GET', $this->key(':value')));
+    }
+
+    public function testReplacedIsFinal(): void
+    {
+        $this->server->hold();
+        $first = $this->worker();
+        $number = $first->start('lock', key: $this->key(), owner: 'me');
+        $this->server->awaitQueued(1);
+        $second = $this->worker();
+        $later = $second->start('lock', key: $this->key(), owner: 'me');
+        self::assertSame(Replaced::class, $first->answer($number)['type']);
+        $this->server->awaitQueued(1);
+        $this->server->handOver();
+        self::assertSame('hold', $second->answer($later)['got']);
+    }
+
+    public function testErrorsOfItsOwn(): void
+    {
+        $locks = Kinds::locks();
+        $hold = $locks->lock($this->key(':mine'), owner: 'me');
+        $other = $this->worker();
+        $other->lock($this->key(':yours'), null, owner: 'you');
+        $waits = $other->start('lock', key: $this->key(':mine'), owner: 'you');
+        $this->server->awaitQueued(1, $this->key(':mine'));
+        try {
+            $locks->lock($this->key(':yours'), 5, owner: 'me');
+            self::fail('it is a circle');
+        } catch (Deadlock $error) {
+            self::assertSame('DEADLOCK', $error->code());
+        }
+        $hold->release();
+        self::assertSame('hold', $other->answer($waits)['got']);
+    }
+
+    public function testGivesBackOnlyItsOwn(): void
+    {
+        $locks = Kinds::locks();
+        $outer = $locks->lock($this->key(), owner: 'me');
+        $reader = $this->key(':reader');
+        $this->server->hold('other', $reader);
+        try {
+            $locks->with($this->key(), static function () use ($locks, $reader): void {
+                $locks->lock($reader, 0.1, owner: 'me');
+            }, owner: 'me');
+            self::fail('it is taken');
+        } catch (LockTimeout $error) {
+            self::assertStringContainsString($reader, $error->getMessage());
+        }
+        self::assertSame(1, $this->server->info()['holders'][0]['holds']);
+        self::assertFalse($outer->lost());
+        $outer->release();
+        $this->server->awaitGone();
+    }
+
+    public function testSharedAndCounted(): void
+    {
+        $locks = Kinds::locks();
+        $readers = [$locks->lock($this->key(), shared: true), $locks->lock($this->key(), shared: true)];
+        self::assertNull($locks->tryLock($this->key()));
+        array_map(static fn (Hold $hold) => $hold->release(), $readers);
+        $writer = $locks->lock($this->key());
+        self::assertNull($locks->tryLock($this->key(), shared: true));
+        $writer->release();
+        $permits = [];
+        for ($i = 0; $i < 3; ++$i) {
+            $permits[] = $locks->lock($this->key(), limit: 3);
+        }
+        self::assertNull($locks->tryLock($this->key(), limit: 3));
+        $worker = $this->worker();
+        $number = $worker->start('lock', key: $this->key(), limit: 3);
+        $this->server->awaitQueued(1);
+        $permits[1]->release();
+        self::assertSame('hold', $worker->answer($number)['got']);
+    }
+
+    /** @dataProvider everywhere */
+    public function testManyOverSeveralSlots(string $place): void
+    {
+        $this->on($place);
+        $locks = Kinds::locks($place);
+        $keys = array_map(static fn (string $word) => $word . bin2hex(random_bytes(4)), ['c', 'a', 'b']);
+        $holds = $locks->many($keys, timeout: 5);
+        self::assertCount(3, $holds);
+        $sorted = $keys;
+        sort($sorted);
+        self::assertSame($sorted, array_keys(iterator_to_array($holds)));
+        self::assertFalse($holds->lost());
+        self::assertNull($locks->tryLock($keys[0]));
+        try {
+            $locks->many([$keys[0], 'free' . $keys[0]], timeout: 0.2);
+            self::fail('one is taken');
+        } catch (LockTimeout) {
+            self::assertSame([$keys[0]], array_values(array_filter([$keys[0], 'free' . $keys[0]], fn (string $key) => (bool)
+                $this->server->ask('DLOCK.INFO', $key))));
+        }
+        $holds->release();
+        array_map($this->server->awaitGone(...), $keys);
+    }
+
+    /** @dataProvider replicated */
+    public function testHoldOverAFailover(string $place): void
+    {
+        $this->on($place);
+        $locks = Kinds::locks($place, lease: 4.0);
+        $hold = $locks->lock($this->key());
+        Stage::control($place === 'pair' ? 'switch' : 'failover ' . $this->key());
+        $until = microtime(true) + 5;
+        while (microtime(true) < $until) {
+            self::assertFalse($hold->lost(), $hold->reason());
+            usleep(50_000);
+        }
+        self::assertSame($hold->token, $this->server->info()['holders'][0]['token']);
+        $hold->release();
+        $this->server->awaitGone();
+    }
+
+    /** @return list<array{string, string}> */
+    public static function faults(): array
+    {
+        return [['cluster', 'failover'], ['cluster', 'crash'], ['cluster', 'move'], ['pair', 'switch']];
+    }
+
+    /** @dataProvider faults */
+    public function testWaitOverAFault(string $place, string $fault): void
+    {
+        $this->on($place);
+        $this->server->hold();
+        $worker = $this->worker(['lease' => 4.0, 'claim' => 30.0]);
+        $number = $worker->start('lock', key: $this->key());
+        $this->server->awaitQueued(1);
+        [$owner] = $this->server->queue();
+        Stage::control($fault === 'switch' ? $fault : "$fault " . $this->key());
+        $this->server->awaitQueued(1);
+        $later = $this->worker();
+        $later->start('lock', key: $this->key());
+        $this->server->awaitQueued(2);
+        self::assertSame($owner, $this->server->handOver());
+        $answer = $worker->answer($number);
+        self::assertSame('hold', $answer['got'], $answer['text'] ?? '');
+    }
+
+    public function testHoldOverASlotMove(): void
+    {
+        $this->on('cluster');
+        $locks = Kinds::locks('cluster', lease: 4.0);
+        $hold = $locks->lock($this->key());
+        $neighbour = $locks->lock('n' . $this->key());
+        Stage::control('move ' . $this->key());
+        $until = microtime(true) + 5;
+        while (microtime(true) < $until) {
+            self::assertFalse($hold->lost(), $hold->reason());
+            self::assertFalse($neighbour->lost());
+            usleep(50_000);
+        }
+        self::assertSame(1, $this->server->info()['holders'][0]['auto']);
+        $hold->release();
+        $neighbour->release();
+    }
+
+    public function testAnUpgradeEndsTheOuterHold(): void
+    {
+        $locks = Kinds::locks();
+        $outer = $locks->lock($this->key(), shared: true, owner: 'me');
+        $inner = $locks->lock($this->key(), owner: 'me');
+        self::assertNotSame($outer->token, $inner->token);
+        self::assertTrue($outer->lost());
+        self::assertSame('upgraded', $outer->reason());
+        Stage::until(fn () => !$inner->lost() && $this->server->info()['holders'][0]['held-ms'] > 3000, 'two leases');
+        $inner->release();
+        $this->server->awaitGone();
+    }
+
+    public function testNotheldInAnUpgrade(): void
+    {
+        $worker = $this->worker();
+        $worker->lock($this->key(), null, shared: true, owner: 'me');
+        $this->server->hold('another reader', null, 'SHARED');
+        $number = $worker->start('lock', key: $this->key(), owner: 'me');
+        $this->server->awaitQueued(1);
+        $this->server->ask('DLOCK.FORCERELEASE', $this->key(), 'me');
+        self::assertSame('not held', $worker->answer($number)['got']);
+        $this->server->awaitQueued(0);
+    }
+
+    /** Instead of two thousand, which one process cannot take at 200 ms: two hundred, taken before the path is slow. */
+    public function testTwoHundredHoldsAt200Ms(): void
+    {
+        $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
+        $locks = Kinds::locks(address: $path, lease: 3.0);
+        $holds = [];
+        for ($i = 0; $i < 200; ++$i) {
+            $holds[] = $locks->lock($this->key(":$i"));
+        }
+        Stage::control("delay $path 200");
+        $before = (int) Stage::control("commands $path");
+        $end = microtime(true) + 7;
+        while (microtime(true) < $end) {
+            foreach ($holds as $hold) {
+                self::assertFalse($hold->lost());
+            }
+            usleep(10_000);
+        }
+        self::assertLessThanOrEqual(10, (int) Stage::control("commands $path") - $before);
+        Stage::control("delay $path 0");
+    }
+
+    public function testAChildKeepsWhatItTakes(): void
+    {
+        $locks = Kinds::locks();
+        $hold = $locks->lock($this->key());
+        [$ours, $childs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+        $child = pcntl_fork();
+        if ($child === 0) {
+            $seen = [];
+            try {
+                $own = $locks->lock($this->key(':child'), 5);
+                $seen = [$hold->lost(), $hold->reason(), $own->lost(), $locks->tryLock($this->key()) === null];
+                try {
+                    $hold->release();
+                } catch (NotHeld) {
+                    $seen[] = 'not held';
+                }
+                $own->release();
+            } catch (\Throwable $error) {
+                $seen[] = $error->getMessage();
+            }
+            fwrite($childs, json_encode($seen) . "\n");
+            posix_kill((int) getmypid(), SIGKILL); // or it would run the other tests, too
+        }
+        fclose($childs);
+        $seen = json_decode((string) fgets($ours), true);
+        pcntl_waitpid($child, $status);
+        self::assertSame([true, 'it is held by the process that has forked this one', false, true, 'not held'], $seen);
+        self::assertFalse($hold->lost());
+        $end = microtime(true) + 3;
+        while (microtime(true) < $end) {
+            self::assertFalse($hold->lost());
+            usleep(50_000);
+        }
+        $hold->release();
+    }
+
+    /** What the program itself does with its connection stays as it was. */
+    public function testTheProgramsOwnConnection(): void
+    {
+        $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
+        $redis->setOption(\Redis::OPT_READ_TIMEOUT, 7.5);
+        $redis->setOption(\Redis::OPT_SERIALIZER, \Redis::SERIALIZER_PHP);
+        $redis->setOption(\Redis::OPT_PREFIX, 'application:');
+        $locks = new Locks($redis, lease: 1.5);
+        $hold = $locks->lock($this->key(), session: true);
+        $redis->set('{' . $this->key() . '}', ['some' => 'value']);
+        self::assertSame(['some' => 'value'], $redis->get('{' . $this->key() . '}'));
+        self::assertSame([7.5, 10], [$redis->getOption(\Redis::OPT_READ_TIMEOUT), $redis->getOption(\Redis::OPT_MAX_RETRIES)]);
+        self::assertSame([$hold->owner], $this->server->owners());
+        $redis->multi();
+        try {
+            $locks->keep(true);
+            self::fail('it is within MULTI');
+        } catch (\InvalidArgumentException $error) {
+            self::assertStringContainsString('client', $error->getMessage());
+        }
+        $redis->discard();
+        self::assertFalse($hold->lost());
+        $hold->release();
+        $persistent = new \Redis();
+        [$host, $port] = explode(':', Stage::addresses('DLOCK_SINGLE')[0]);
+        $persistent->pconnect($host, (int) $port, 1, 'locks');
+        $this->expectException(\InvalidArgumentException::class);
+        $this->expectExceptionMessage('client');
+        new Locks($persistent);
+    }
+
+    public function testAnUnknownHostIsToldAtOnce(): void
+    {
+        $locks = new Locks(\Dlock\Connect::url('redis://nobody.invalid'));
+        $began = microtime(true);
+        try {
+            $locks->lock($this->key());
+            self::fail('nobody is there');
+        } catch (DlockException $error) {
+            self::assertNotInstanceOf(Unanswered::class, $error);
+            self::assertLessThan(3 + Stage::late(), microtime(true) - $began);
+        }
+    }
+
+    /** @return array<string, array{string, callable}> */
+    public static function mistakes(): array
+    {
+        return [
+            'client' => ['client', static fn () => new Locks(new \stdClass())],
+            'cluster' => ['Locks::cluster', static fn () => new Locks((new \ReflectionClass(\RedisCluster::class))
+                ->newInstanceWithoutConstructor())],
+            'closure' => ['client', static fn () => (new Locks(static fn () => 5))->lock('x')],
+            'seeds' => ['seeds', static fn () => Locks::cluster(['localhost'])],
+            'url' => ['url', static fn () => \Dlock\Connect::url('localhost:6379')],
+            'lease' => ['lease', static fn () => Kinds::locks(lease: 0.0)],
+            'bound' => ['bound', static fn () => Kinds::locks(bound: NAN)],
+            'auto' => ['auto', static fn () => Kinds::locks()->lock('x', auto: -1)],
+            'timeout' => ['timeout', static fn () => Kinds::locks()->lock('x', -1)],
+            'owner' => ['owner', static fn () => Kinds::locks()->lock('x', owner: '')],
+            'shared and limit' => ['limit', static fn () => Kinds::locks()->lock('x', shared: true, limit: 2)],
+            'keys' => ['keys', static fn () => Kinds::locks()->many([])],
+            'name' => ['name', static fn () => new \Dlock\Election(Kinds::locks(), '', 'id')],
+        ];
+    }
+
+    /** @dataProvider mistakes */
+    public function testABadArgumentIsNamed(string $named, callable $mistake): void
+    {
+        try {
+            $mistake();
+            self::fail('it is an error');
+        } catch (\InvalidArgumentException | \TypeError $error) {
+            self::assertStringContainsString($named, $error->getMessage());
+        }
+    }
+
+    public function testAfterClose(): void
+    {
+        $locks = Kinds::locks();
+        $hold = $locks->lock($this->key());
+        $locks->close();
+        $locks->close();
+        self::assertTrue($hold->lost());
+        foreach ([fn () => $locks->lock('x'), fn () => $hold->release(), fn () => $hold->guard('PING'), fn () => $locks->keep()] as $call) {
+            try {
+                $call();
+                self::fail('it is closed');
+            } catch (Closed) {
+                $this->addToAssertionCount(1);
+            }
+        }
+    }
+
+    public function testTheObserverIsTold(): void
+    {
+        $observer = new class () extends Observer {
+            /** @var list<string> */
+            public array $told = [];
+
+            public function waiting(string $key): void
+            {
+                $this->told[] = 'waiting';
+            }
+
+            public function waited(string $key): void
+            {
+                $this->told[] = 'waited';
+            }
+
+            public function granted(string $key, float $seconds): void
+            {
+                $this->told[] = 'granted';
+            }
+
+            public function refused(string $key, float $seconds, ?\Throwable $error): void
+            {
+                $this->told[] = 'refused';
+                throw new \LogicException('which is nobody\'s business');
+            }
+
+            public function released(string $key, float $seconds): void
+            {
+                $this->told[] = 'released';
+            }
+
+            public function lost(string $key, string $reason): void
+            {
+                $this->told[] = "lost: $reason";
+            }
+        };
+        $locks = Kinds::locks(observer: $observer);
+        $locks->lock($this->key())->release();
+        $this->server->hold();
+        self::assertNull($locks->tryLock($this->key(), 0.05));
+        $this->server->handOver();
+        $hold = $locks->lock($this->key());
+        $this->server->ask('DLOCK.FORCERELEASE', $this->key());
+        Stage::until(fn () => $hold->lost(), 'it is lost');
+        self::assertSame(
+            ['granted', 'released', 'waiting', 'waited', 'refused', 'granted', 'lost: forced'],
+            $observer->told,
+        );
+    }
+}

@@ -1,0 +1,338 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Dlock\Tests;
+
+use PHPUnit\Framework\Assert;
+
+/** What a case has made so far. Each step is a method; each client is a process. */
+final class Runner
+{
+    private readonly Server $server;
+    /** @var array<string, string> */
+    private array $paths = [];
+    /** @var array<string, Worker> */
+    private array $clients = [];
+    /** @var array<string, list<array{Worker, int}>> */
+    private array $holds = [];
+    /** @var array<string, array{Worker, int}> */
+    private array $starts = [];
+    /** @var array<string, int> */
+    private array $marks = [];
+    /** @var list<string> */
+    private array $frozen = [];
+    /** @var list<string> */
+    private array $users = [];
+    /** @var array<string, string> */
+    private array $spread = [];
+
+    public function __construct(private readonly string $place, private readonly string $library)
+    {
+        $this->server = new Server($place);
+    }
+
+    /** @param list<array<string, mixed>> $steps */
+    public function run(array $steps): void
+    {
+        foreach ($steps as $step) {
+            $do = $step['do'];
+            unset($step['do']);
+            if (isset($step['as'])) {
+                $step['name'] = $step['as'];
+                unset($step['as']);
+            }
+            $this->{'do_' . $do}(...$step);
+        }
+    }
+
+    public function finish(): void
+    {
+        foreach ($this->frozen as $address) {
+            Stage::control("thaw $address");
+        }
+        foreach ($this->paths as $path) {
+            Stage::control("close $path");
+        }
+        $this->clients = $this->starts = $this->holds = [];
+        foreach ($this->users as $user) {
+            $this->server->ask('ACL', 'DELUSER', $user);
+        }
+    }
+
+    private function named(string $key): string
+    {
+        return $this->spread[$key] ?? "{$this->server->key}:$key";
+    }
+
+    // What is done to the servers and on the way to them.
+
+    private function do_path(string $name, string $to = 'single'): void
+    {
+        $target = Stage::addresses($to === 'bare' ? 'DLOCK_BARE' : 'DLOCK_SINGLE')[0];
+        $this->paths[$name] = Stage::control("path $target");
+    }
+
+    private function do_close(string $path): void
+    {
+        Stage::control("close {$this->paths[$path]}");
+    }
+
+    private function do_silence(string $path): void
+    {
+        Stage::control("silence {$this->paths[$path]}");
+    }
+
+    private function do_sound(string $path): void
+    {
+        Stage::control("sound {$this->paths[$path]}");
+    }
+
+    private function do_cut(string $path): void
+    {
+        Stage::control("cut {$this->paths[$path]}");
+    }
+
+    private function do_delay(string $path, int $ms): void
+    {
+        Stage::control("delay {$this->paths[$path]} $ms");
+    }
+
+    private function do_freeze(string $key = 'lock'): void
+    {
+        $this->frozen[] = $address = $this->server->addressOf($this->named($key));
+        Stage::control("freeze $address");
+    }
+
+    private function do_thaw(): void
+    {
+        Stage::control('thaw ' . array_pop($this->frozen));
+    }
+
+    private function do_commands(string $path, ?int $at_most = null): void
+    {
+        $seen = (int) Stage::control("commands {$this->paths[$path]}");
+        if ($at_most !== null) {
+            Assert::assertLessThanOrEqual($at_most, $seen - $this->marks['commands']);
+        }
+        $this->marks['commands'] = $seen;
+    }
+
+    /** @param list<string> $words */
+    private function do_ask(array $words): void
+    {
+        $this->server->ask(...array_map(fn (string $word) => $word === 'KEY' ? $this->named('lock') : $word, $words));
+    }
+
+    private function do_other(string $key = 'lock'): void
+    {
+        $this->server->hold('other', $this->named($key));
+    }
+
+    private function do_hand_over(string $key = 'lock'): void
+    {
+        $this->server->handOver('other', $this->named($key));
+    }
+
+    private function do_user(string $rule): void
+    {
+        $name = trim($this->server->key, '{}') . count($this->users);
+        $this->server->ask('ACL', 'SETUSER', $name, 'on', '>word', '~*', '&*', '+@all', $rule);
+        $this->users[] = $name;
+        $this->do_client(user: $name, password: 'word');
+    }
+
+    // What the server shows.
+
+    private function do_queued(int $count, string $key = 'lock'): void
+    {
+        $this->server->awaitQueued($count, $this->named($key));
+    }
+
+    private function do_free(string $key = 'lock'): void
+    {
+        $this->server->awaitGone($this->named($key));
+    }
+
+    private function do_outlasts(int $ms, string $key = 'lock'): void
+    {
+        Stage::until(function () use ($ms, $key) {
+            $holders = $this->server->info($this->named($key))['holders'];
+            Assert::assertNotEmpty($holders, "$key is not held any more");
+
+            return $holders[0]['held-ms'] > $ms;
+        }, "$key is held for $ms ms");
+    }
+
+    private function do_connections(?string $name = null, ?string $same = null): void
+    {
+        $clients = explode("\n", $this->server->ask('CLIENT', 'LIST'));
+        $count = count(array_filter($clients, static fn (string $one) => str_contains($one, 'cmd=dlock')));
+        if ($name !== null) {
+            $this->marks[$name] = $count;
+        } else {
+            Assert::assertLessThanOrEqual($this->marks[$same], $count);
+        }
+    }
+
+    // What the client does.
+
+    private function do_client(
+        string $name = 'client',
+        ?string $path = null,
+        float $lease = 10.0,
+        float $auto = 60.0,
+        ?string $user = null,
+        ?string $password = null,
+    ): void {
+        $this->clients[$name] = new Worker($this->how($path, $lease, $auto, $user, $password));
+    }
+
+    /** @return array<string, mixed> */
+    private function how(?string $path, float $lease, float $auto, ?string $user, ?string $password): array
+    {
+        return [
+            'place' => $this->place,
+            'library' => $this->library,
+            'lease' => $lease,
+            'auto' => $auto,
+            ...($path !== null ? ['address' => $this->paths[$path]] : []),
+            ...($user !== null ? ['auth' => [$user, $password]] : []),
+        ];
+    }
+
+    /** @param array<string, mixed> $answer */
+    private function judge(
+        Worker $worker,
+        array $answer,
+        string $gives,
+        string $name = 'hold',
+        string $text = '',
+        ?bool $cause = null,
+        ?float $within = null,
+    ): void {
+        Assert::assertSame($gives, $answer['got'], $answer['text'] ?? '');
+        if ($gives === 'hold') {
+            $this->holds[$name] = [[$worker, $answer['id']]];
+        }
+        Assert::assertStringContainsString($text, $answer['text'] ?? '');
+        if ($cause) {
+            Assert::assertTrue($answer['cause']);
+        }
+        if ($within !== null) {
+            Assert::assertLessThan($within + Stage::late(), $answer['seconds']);
+        }
+    }
+
+    private function do_lock(
+        string $gives,
+        string $client = 'client',
+        string $key = 'lock',
+        int|float|null $timeout = -1,
+        bool $slots = false,
+        mixed ...$how,
+    ): void {
+        if ($slots) { // a key of another node for each
+            $taken = array_map($this->server->addressOf(...), $this->spread);
+            do {
+                $one = '{' . bin2hex(random_bytes(6)) . '}lock';
+            } while (in_array($this->server->addressOf($one), $taken, true));
+            $this->spread[$key] = $one;
+        }
+        $worker = $this->clients[$client];
+        $timeout = $timeout === -1 ? Stage::patience() : $timeout;
+        $this->judge($worker, $worker->lock($this->named($key), $timeout), $gives, ...$how);
+    }
+
+    private function do_start(
+        string $name,
+        string $client = 'client',
+        string $key = 'lock',
+        int|float|null $timeout = -1,
+    ): void {
+        $timeout = $timeout === -1 ? Stage::patience() : $timeout;
+        $worker = $this->clients[$client];
+        $this->starts[$name] = [$worker, $worker->start('lock', key: $this->named($key), timeout: $timeout)];
+    }
+
+    private function do_joined(string $start, string $gives): void
+    {
+        [$worker, $number] = $this->starts[$start];
+        $this->judge($worker, $worker->answer($number), $gives);
+    }
+
+    private function do_release(string $hold = 'hold', ?string $gives = null): void
+    {
+        foreach ($this->holds[$hold] as [$worker, $id]) {
+            $this->judge($worker, $worker->do('release', id: $id), $gives ?? 'none');
+        }
+    }
+
+    private function do_holds(int $count, string $name, string $client = 'client'): void
+    {
+        $worker = $this->clients[$client];
+        $this->holds[$name] = [];
+        for ($i = 0; $i < $count; ++$i) {
+            $this->holds[$name][] = [$worker, $worker->lock($this->named((string) $i))['id']];
+        }
+    }
+
+    private function do_lost(string $hold, float $within): void
+    {
+        foreach ($this->holds[$hold] as [$worker, $id]) {
+            $worker->awaitLost($id, $within + Stage::late());
+        }
+    }
+
+    private function do_kept(string $hold): void
+    {
+        foreach ($this->holds[$hold] as [$worker, $id]) {
+            Assert::assertSame(0, $worker->seen('lost', static fn (array $one) => $one['id'] === $id));
+        }
+    }
+
+    private function do_forget(string $hold): void
+    {
+        foreach ($this->holds[$hold] as [$worker, $id]) {
+            $worker->do('forget', id: $id);
+        }
+    }
+
+    private function do_end(string $client = 'client'): void
+    {
+        $this->clients[$client]->do('end');
+    }
+
+    private function do_cycles(int $workers, int $count): void
+    {
+        for ($i = 0; $i < $workers; ++$i) {
+            $worker = $this->clients["cycles $i"] ??= new Worker($this->how(null, 10.0, 60.0, null, null));
+            $started[] = [$worker, $worker->start('cycles', key: $this->named('lock'), count: $count)];
+        }
+        foreach ($started ?? [] as [$worker, $number]) {
+            Assert::assertSame('none', $worker->answer($number)['got']);
+        }
+    }
+
+    private function do_objects(int $count): void
+    {
+        for ($i = 0; $i < $count; ++$i) {
+            $this->clients['cycles 0']->do('cycles', key: $this->named((string) $i), count: 1);
+        }
+    }
+
+    private function do_logged(string $text, int $at_least, string $client = 'client'): void
+    {
+        $worker = $this->clients[$client];
+        $seen = static fn (array $one) => str_contains($one['text'], $text);
+        Stage::until(static fn () => $worker->seen('log', $seen) >= $at_least, "it says $text");
+    }
+
+    private function do_bad(string $names, string $key = 'lock', int|string $timeout = 0, ?int $limit = null): void
+    {
+        $how = ['timeout' => $timeout] + ($limit === null ? [] : ['limit' => $limit]);
+        $answer = $this->clients['client']->lock($key === '' ? '' : $this->named($key), ...$how);
+        Assert::assertSame('bad', $answer['got'], $answer['text'] ?? '');
+        Assert::assertStringContainsString($names, $answer['text']);
+    }
+}
