@@ -109,15 +109,15 @@ explore: ## Every sequence of requests and events over three owners and two lock
 observe: build ## Test the dashboard with Prometheus and its exporters for Redis, fetched into target/observability
 	@observability/run.sh '$(TARGET)/observability'
 
-clients: build ## Run the tests of the clients in five languages (ONLY=python,rust; VALKEY=/path/to/server)
+clients: build ## Run the tests of the clients in all languages (ONLY=python,rust; VALKEY=/path/to/server)
 	@test -x '$(VALKEY)' || integration/servers.sh '$(TARGET)/servers' valkey-9.1
 	@cargo run --quiet --package dlock-integration --bin clients -- '$(VALKEY)' $(if $(ONLY),--only '$(ONLY)')
 
 bench-clients: build ## Measure the clients beside the popular locks of their languages (ONLY=python)
 	@cargo run --quiet --package dlock-integration --bin clients -- --bench $(if $(ONLY),--only '$(ONLY)')
 
-packages: ## Build the clients' packages into target/packages (Python's and Node's so far)
-	@for one in python node; do \
+packages: ## Build the clients' packages into target/packages (ONLY='python node php': these are those that there are so far)
+	@for one in $(or $(ONLY),python node php); do \
 		mkdir -p '$(TARGET)/clients/'$$one; \
 		DLOCK_CLIENT_TARGET='$(TARGET)/clients/'$$one clients/$$one/run.sh --package '$(TARGET)/packages' || exit 1; \
 	done

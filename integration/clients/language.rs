@@ -42,6 +42,15 @@ pub const LANGUAGES: &[Language] = &[
         name: "rust",
         needs: &["cargo"],
     },
+    // Debian's packages are what they are tested with: run.sh installs them.
+    Language {
+        name: "php",
+        needs: &["apt-get"],
+    },
+    Language {
+        name: "ruby",
+        needs: &["apt-get"],
+    },
 ];
 
 /// What became of a language.

@@ -26,6 +26,8 @@ final class Runner
     private array $users = [];
     /** @var array<string, string> */
     private array $spread = [];
+    /** @var list<array{string, string}> */
+    private array $settings = [];
 
     public function __construct(private readonly string $place, private readonly string $library)
     {
@@ -51,12 +53,23 @@ final class Runner
         foreach ($this->frozen as $address) {
             Stage::control("thaw $address");
         }
+        $undone = null;
+        foreach (array_reverse($this->settings) as [$name, $value]) {
+            try {
+                $this->server->ask('CONFIG', 'SET', $name, $value);
+            } catch (\Throwable $undone) {
+                // The others are to be undone, too.
+            }
+        }
         foreach ($this->paths as $path) {
             Stage::control("close $path");
         }
         $this->clients = $this->starts = $this->holds = [];
         foreach ($this->users as $user) {
             $this->server->ask('ACL', 'DELUSER', $user);
+        }
+        if ($undone !== null) {
+            throw $undone;
         }
     }
 
@@ -98,10 +111,22 @@ final class Runner
         Stage::control("delay {$this->paths[$path]} $ms");
     }
 
-    private function do_freeze(string $key = 'lock'): void
+    private function do_freeze(string $key = 'lock', bool $replica = false): void
     {
-        $this->frozen[] = $address = $this->server->addressOf($this->named($key));
+        $address = $this->server->addressOf($this->named($key));
+        if ($replica) {
+            [$address] = array_values(array_diff(Stage::addresses('DLOCK_PAIR'), [$address]));
+        }
+        $this->frozen[] = $address;
         Stage::control("freeze $address");
+    }
+
+    private function do_settings(int|string ...$settings): void
+    {
+        foreach ($settings as $name => $value) {
+            $this->settings[] = [(string) $name, $this->server->ask('CONFIG', 'GET', (string) $name)[1]];
+            $this->server->ask('CONFIG', 'SET', (string) $name, (string) $value);
+        }
     }
 
     private function do_thaw(): void

@@ -8,6 +8,7 @@ namespace Dlock\Tests;
 
 use Dlock\Exception\DlockException;
 use Dlock\Exception\LockTimeout;
+use Dlock\Exception\NoAck;
 use Dlock\Exception\NotHeld;
 use Dlock\Exception\Refused;
 use Dlock\Hold;
@@ -47,6 +48,8 @@ $judge = static function (callable $work) use ($my): array {
         $got = ['got' => $error->getPrevious() === null ? 'none' : 'timeout', 'cause' => $error->getPrevious() !== null];
     } catch (NotHeld $error) {
         $got = ['got' => 'not held'];
+    } catch (NoAck $error) {
+        $got = ['got' => 'unconfirmed'];
     } catch (Refused $error) {
         $got = ['got' => 'refusal'];
     } catch (DlockException $error) {
