@@ -382,6 +382,25 @@ fn every_block_is_of_a_kind_that_is_tested() {
     assert!(settings > 2, "{settings} blocks of settings");
 }
 
+/// Sentences that readers of English as a second language stumbled over, and words that say two things.
+#[test]
+fn the_words_are_those_that_readers_know() {
+    for name in PAGES.iter().chain(&["CHANGELOG.md"]) {
+        let page = read(name);
+        assert!(!page.contains("Mended"), "{name}: say Fixed");
+        for line in page.lines() {
+            let line = line.trim_start_matches(['-', '|', ' ', '*']);
+            let begins = line.starts_with("Who ") || line.starts_with("Whoever ");
+            // "Who leads, and for how long:" is a question.
+            let is_question = line.ends_with(['?', ':']);
+            assert!(
+                !begins || is_question,
+                "{name}: {line}\nsay \"A client that\" or \"An owner that\""
+            );
+        }
+    }
+}
+
 #[test]
 fn what_is_shown_wrongly_is_found() {
     let server = Server::start();
