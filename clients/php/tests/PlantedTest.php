@@ -1,0 +1,109 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Dlock\Tests;
+
+use PHPUnit\Framework\TestCase;
+
+/** Each case fails on a client with a fault: a case that nothing fails proves nothing. Run with DLOCK_PLANTED=1. */
+final class PlantedTest extends TestCase
+{
+    private const NO_BOUND = ['Locks.php', '$claim, $bound, $allowance', '$claim, 20.0, $allowance'];
+    private const ALL_PASSES = ['Exception/Refused.php', 'return in_array(', 'return true || in_array('];
+    private const HEARS_NO_LOSS = ['Core.php', 'foreach ($ended ?? [] as', '$ended = []; $count = 9; foreach ([] as'];
+
+    /** @return iterable<string, array{string, array{string, string, string}}> the case; the file, what stands there, the fault */
+    public static function faults(): iterable
+    {
+        $core = 'Core.php';
+        $faults = [
+            'closed_try' => [$core, '$token = $this->taken($request, $timeout, $began)', '$token = null'],
+            'closed_two_seconds' => [$core, '{$error->getMessage()}", 0, $error)', 'it is taken")'],
+            'closed_without_bound' => [$core, 'still waiting', 'silent'],
+            'hung_try' => self::NO_BOUND,
+            'hung_later' => self::NO_BOUND,
+            'silent_path' => [$core, 'if ($tie->until <= Clock::now())', 'if (false)'],
+            'slow_path' => ['Locks.php', '$claim, $bound, $allowance', '$claim, 0.15, $allowance'],
+            'wrong_password' => self::ALL_PASSES,
+            'no_right_to_the_command' => self::ALL_PASSES,
+            'no_module' => self::ALL_PASSES,
+            'no_channel' => ['Request.php', "['BLOCK', Settings::ms(\$slice),", "['BLOCK', Settings::ms(\$slice), 'NOTIFY', 'dlock:x',"],
+            'two_dead_links_of_five' => [$core, '$lost = [...$lost, ...$this->round($node, $until)];', ''],
+            'one_hung_node_of_three' => [$core, '$this->lookAround($error, Clock::now() + 1);', 'throw $error;'],
+            'forced' => self::HEARS_NO_LOSS,
+            'deleted' => self::HEARS_NO_LOSS,
+            'expired' => self::HEARS_NO_LOSS,
+            'cut_and_kept' => [$core, '$lost = [...$lost, ...$this->retie($tie, $until)];', ''],
+            'cut_wait' => [$core, '$again ? Clock::sleep(0.02) : $this->mend($error, $end);', 'throw $error;'],
+            'after_close' => [$core, "if (\$this->closed) {\n            throw", "if (false) {\n            throw"],
+            'a_thousand_cycles' => [
+                $core,
+                '$node->connection ??= ($node->connect)($left());',
+                'static $kept = []; $kept[] = $node->connection; $node->connection = ($node->connect)($left());',
+            ],
+            'dropped' => [$core, "forsake(Request \$request, int \$token): void\n    {", "forsake(Request \$request, int \$token): void\n    {return;"],
+            'the_replica_frozen' => ['Exception/Refused.php', "'NOACK' => NoAck::class,", ''],
+            'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
+        ];
+        foreach ($faults as $case => $fault) {
+            yield $case => [$case, $fault];
+        }
+    }
+
+    public function testEveryCaseHasItsFault(): void
+    {
+        $planted = array_keys(iterator_to_array(self::faults()));
+        $cases = array_diff(array_keys(CasesTest::cases()), ['two_thousand_holds_at_200_ms']);
+        self::assertEqualsCanonicalizing($cases, $planted);
+    }
+
+    /**
+     * @dataProvider faults
+     *
+     * @param array{string, string, string} $fault
+     */
+    public function testAPlantedFaultIsSeen(string $name, array $fault): void
+    {
+        [$file, $right, $wrong] = $fault;
+        $planted = sys_get_temp_dir() . '/dlock-planted-' . bin2hex(random_bytes(4));
+        exec('cp -r ' . escapeshellarg(__DIR__ . '/../src') . ' ' . escapeshellarg($planted));
+        $text = (string) file_get_contents("$planted/$file");
+        self::assertSame(1, substr_count($text, $right), "$file has it once");
+        file_put_contents("$planted/$file", str_replace($right, $wrong, $text));
+        $before = [getenv('PATIENCE'), getenv('DLOCK_LATE')];
+        $patience = $name === 'a_thousand_cycles' ? 30 : 6;
+        putenv("DLOCK_PLANT=$planted");
+        putenv("PATIENCE=$patience");
+        putenv('DLOCK_LATE=0.5');
+        $runner = new Runner(CasesTest::cases()[$name]['at'] ?? 'single', 'phpredis');
+        $seen = null;
+        try {
+            $runner->run(array_map(self::bounded(...), CasesTest::steps($name)));
+        } catch (\Throwable $seen) {
+            // As it should be.
+        } finally {
+            putenv('DLOCK_PLANT');
+            putenv($before[0] === false ? 'PATIENCE' : "PATIENCE=$before[0]");
+            putenv($before[1] === false ? 'DLOCK_LATE' : "DLOCK_LATE=$before[1]");
+            $runner->finish();
+            exec('rm -r ' . escapeshellarg($planted));
+        }
+        self::assertNotNull($seen, 'nobody has noticed');
+        self::assertStringNotContainsString('worker has ended', $seen->getMessage());
+    }
+
+    /**
+     * Who waits for ever is not waited for.
+     *
+     * @param array<string, mixed> $step
+     *
+     * @return array<string, mixed>
+     */
+    private static function bounded(array $step): array
+    {
+        $endless = $step['do'] === 'lock' && array_key_exists('timeout', $step) && $step['timeout'] === null;
+
+        return $endless ? ['timeout' => 3] + $step : $step;
+    }
+}
