@@ -6,6 +6,7 @@
 -- (later versions with a label `filename` beside `key`). The pairs are
 --
 --     dlock_…                         each field of INFO dlock, under its own name
+--     maxclients                      how many connections the server takes
 --     dlock_top_waits:<db>:<lock>     of the ten locks that were waited for most: how often,
 --     dlock_top_wait_ms:<db>:<lock>   and how long altogether
 --
@@ -33,6 +34,12 @@ end
 
 for name, value in string.gmatch(redis.call('INFO', 'dlock'), '(dlock_[%w_]+):(%d+)\r\n') do
     add(name, value)
+end
+
+-- The exporter itself tells it only to who may run CONFIG.
+local most = #result > 0 and string.match(redis.call('INFO', 'clients'), 'maxclients:(%d+)')
+if most then
+    add('maxclients', most)
 end
 
 -- Without the module, or without the permission, there is no such command.

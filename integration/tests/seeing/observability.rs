@@ -143,6 +143,7 @@ fn busy_server() -> Server {
         c.run(&format!("DLOCK.RELEASE {key} ann"));
         let _: Grant = bob.reply();
     }
+    c.refusal("DLOCK.RENEW other ann");
     c.run("DLOCK.ACQUIRE short ann 1");
     await_until("the lease has run out", PATIENCE, || {
         c.run("DLOCK.HELD short ann");
@@ -250,6 +251,7 @@ fn the_script_gets_by_with_less() {
     admin.run("ACL SETUSER default -dlock.top");
     let told = run_script(&server, "EVAL");
     assert!(told.contains_key("dlock_locks"));
+    assert!(told["maxclients"] > 0.0);
     assert!(told.keys().all(|key| !key.starts_with("dlock_top")));
 }
 
@@ -349,6 +351,8 @@ fn prometheus_has_what_the_dashboard_asks_for() {
     for exporter in &exporters {
         let (status, scrape) = exporter.get("/metrics").expect("a scrape");
         assert_eq!(status, 200, "{scrape}");
+        // An alert asks for the server's errors by their first word.
+        assert!(scrape.contains("redis_errors_total{err=\""), "{scrape}");
         let lines = scrape.lines().filter(|line| line.starts_with(METRIC));
         let offered: BTreeSet<Series> = lines.flat_map(series).collect();
         assert_eq!(missing(DASHBOARD, &offered), BTreeSet::new(), "{scrape}");
