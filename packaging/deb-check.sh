@@ -58,8 +58,8 @@ for file in "${files[@]}"; do
 done
 [ -z "$(dpkg --verify dlock)" ] || fail 'files are not as the package has them'
 "$here/links.pl" --check /usr/share/doc/dlock || fail 'links of the package lead nowhere'
-if [ -n "${DLOCK_CLI:-}" ]; then
-    dlock --version || fail 'the command line does not start'
+if [ -e "$here/../clients/cli/Cargo.toml" ]; then
+    /usr/bin/dlock --version || fail 'the command line does not start'
 fi
 
 snippet='include /etc/dlock/dlock.conf'
