@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# container-check.sh: builds the container and has it give a lock. Needs podman or docker, and a registry of images.
+# container-check.sh: builds the container, once for Redis and once for Valkey, and has each give a lock. Needs podman or docker, and
+# a registry of images.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,21 +16,26 @@ if [ -z "$engine" ]; then
     exit 1
 fi
 
-"$engine" build -f packaging/Containerfile -t dlock-check .
-container=$("$engine" run --detach dlock-check)
-trap '"$engine" rm --force "$container" >/dev/null' EXIT
+container=
+trap '[ -z "$container" ] || "$engine" rm --force "$container" >/dev/null' EXIT
 
 ask() {
-    "$engine" exec "$container" redis-cli "$@" 2>&1
+    "$engine" exec "$container" dlock-cli "$@" 2>&1
 }
-for _ in $(seq 300); do
-    [ "$(ask PING)" != PONG ] || break
-    sleep 0.1
+for server in redis valkey; do
+    "$engine" build -f packaging/Containerfile --build-arg "SERVER=$server" -t "dlock-check-$server" .
+    container=$("$engine" run --detach "dlock-check-$server")
+    for _ in $(seq 300); do
+        [ "$(ask PING)" != PONG ] || break
+        sleep 0.1
+    done
+    reply=$(ask DLOCK.ACQUIRE stock alice 60000 | sed -n 2p)/$(ask DLOCK.ACQUIRE stock bob)/$(ask DLOCK.RELEASE stock alice)
+    if [ "$reply" != 1//0 ]; then
+        "$engine" logs "$container" >&2
+        echo "dlock: the container of $server has answered $reply" >&2
+        exit 1
+    fi
+    "$engine" rm --force "$container" >/dev/null
+    container=
+    echo "$engine: the container of $server was built; a lock was taken, refused and given back"
 done
-reply=$(ask DLOCK.ACQUIRE stock alice 60000 | sed -n 2p)/$(ask DLOCK.ACQUIRE stock bob)/$(ask DLOCK.RELEASE stock alice)
-if [ "$reply" != 1//0 ]; then
-    "$engine" logs "$container" >&2
-    echo "dlock: the container has answered $reply" >&2
-    exit 1
-fi
-echo "$engine: the container was built; a lock was taken, refused and given back"
