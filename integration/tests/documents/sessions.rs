@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::process::Command;
 
 use dlock_integration::redis::{cmd, Cmd, Value};
 use dlock_integration::{module_path, Ask, Server, Wire};
@@ -380,6 +381,17 @@ fn every_block_is_of_a_kind_that_is_tested() {
         }
     }
     assert!(settings > 2, "{settings} blocks of settings");
+}
+
+/// The block of Python in the cookbook does what is said of it.
+#[test]
+fn a_late_write_in_sql_is_not_made() {
+    let script = project().join("docs/examples/guard.py");
+    let Ok(output) = Command::new("python3").arg(script).output() else {
+        println!("not run: there is no Python");
+        return;
+    };
+    assert!(output.status.success(), "{output:?}");
 }
 
 /// Sentences that readers of English as a second language stumbled over, and words that say two things.

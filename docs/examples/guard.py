@@ -1,0 +1,23 @@
+"""A write in another database, guarded by the token, as docs/cookbook.md shows it. Run alone, it shows that a late write is not made."""
+
+import sqlite3
+
+
+def write(database, item, sold, token):
+    """Writes only what is not older than what is there: the high-water mark of the tokens."""
+    done = database.execute(
+        "UPDATE stock SET sold = ?, token = ? WHERE item = ? AND token <= ?", (sold, token, item, token)
+    )
+    return done.rowcount == 1
+
+
+if __name__ == "__main__":
+    database = sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE stock (item TEXT PRIMARY KEY, sold INTEGER, token INTEGER)")
+    database.execute("INSERT INTO stock VALUES ('book', 0, 0)")
+    early, late = 1795257735768587, 1795257740022703
+    assert write(database, "book", 1, early)
+    assert write(database, "book", 2, late)
+    assert write(database, "book", 3, late), "the holder may write again"
+    assert not write(database, "book", 9, early), "it was paused, and is too late"
+    assert database.execute("SELECT sold FROM stock").fetchone() == (3,)
