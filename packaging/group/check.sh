@@ -17,6 +17,13 @@ fi
 if [ -d "$directory/venv" ]; then
     "$directory/venv/bin/check-jsonschema" --builtin-schema vendor.compose-spec "$here/compose.yaml"
     "$directory/venv/bin/kubernetes-validate" --strict "$here/kubernetes.yaml"
+    # What Compose mounts is there.
+    grep -oE '^ *- \.[^:]*|\[\.\.[^:]*' "$here/compose.yaml" | sed 's/^[^.]*//' | while read -r file; do
+        [ -e "$here/$file" ] || {
+            echo "dlock: compose.yaml mounts $file, which is not there" >&2
+            exit 1
+        }
+    done
 fi
 
 # Three free ports of the loopback interface whose Sentinels' are free, too, and none that the system gives to who asks for any.
