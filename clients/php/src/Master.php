@@ -1,0 +1,106 @@
+<?php
+
+// SPDX-License-Identifier: MIT
+
+declare(strict_types=1);
+
+namespace Dlock;
+
+use Dlock\Exception\NotHeld;
+use Dlock\Exception\Refused;
+use Dlock\Exception\Unanswered;
+
+/**
+ * One of a quorum's masters: it votes, or it has an error.
+ *
+ * What it has not answered cannot be taken back behind the request, since the library reads each reply before the next
+ * command. So the first lease is a short one, and only who has heard of a grant makes it longer.
+ *
+ * @internal
+ */
+final class Master
+{
+    private const SILENCE = 1.0; // so long one that did not answer is asked last
+    private const SLICE = 1.0;
+
+    public ?string $error = null;
+    private readonly Core $core;
+    private float $silentAt = -INF;
+
+    public function __construct(object $client, private readonly Settings $settings)
+    {
+        $this->core = new Core(Servers::by($client), $settings, null, null);
+    }
+
+    /** @param list<self> $masters */
+    public static function silentLast(array $masters): array
+    {
+        $silent = static fn (self $one): bool => Clock::now() - $one->silentAt < self::SILENCE;
+        usort($masters, static fn (self $a, self $b) => $silent($a) <=> $silent($b));
+
+        return $masters;
+    }
+
+    /** The token of a grant for which it was waited until then; null: it is taken, or there is an error. */
+    public function wait(Request $request, float $end): ?int
+    {
+        do {
+            $slice = max(0.001, min(self::SLICE, $end - Clock::now()));
+            $reply = $this->ask($request->key, $request->wait($slice), $slice);
+        } while (!$reply && $this->error === null && Clock::now() < $end);
+
+        return $reply[0] ?? null;
+    }
+
+    /** The token of a grant at once; null: it is taken, or there is an error. */
+    public function take(Request $request): ?int
+    {
+        return $this->ask($request->key, $request->take(true))[0] ?? null;
+    }
+
+    /** The seconds that it is held for; null: it is not, or there is an error. */
+    public function renew(Request $request, int $token, float $seconds): ?float
+    {
+        $words = $request->words('RENEW', Settings::ms($seconds), 'TOKEN', $token);
+        $left = $this->ask($request->key, $words);
+
+        return $left === null ? null : $left / 1000;
+    }
+
+    /** Gives back what was granted, and leaves the queue. Where nobody answers the lease ends it. */
+    public function leave(Request $request): void
+    {
+        $error = $this->error;
+        $this->ask($request->key, $request->words('CANCEL'));
+        $this->ask($request->key, $request->release());
+        $this->error = $error;
+    }
+
+    /** To connect is no part of a lease. */
+    public function reach(Request $request): bool
+    {
+        $this->ask($request->key, $request->words('HELD'));
+
+        return $this->error === null;
+    }
+
+    /** @param list<int|string> $words */
+    private function ask(string $key, array $words, float $more = 0.0): mixed
+    {
+        $this->error = null;
+        try {
+            $this->core->check();
+
+            return $this->core->call($key, $words, Clock::now() + $this->settings->bound + $more)[0];
+        } catch (NotHeld) {
+            return null;
+        } catch (Unanswered $error) {
+            $this->silentAt = Clock::now();
+        } catch (Refused $error) {
+            // It says why it does not vote.
+        }
+        $this->error = $error->getMessage();
+
+        return null;
+    }
+}
