@@ -303,11 +303,17 @@ final class Core
             $node->keptAt = $at;
             // A silent node costs no more than the bound, and keeps nobody in the belief that a lock is still held.
             $until = min($at + $this->settings->bound, $first > $at ? $first : INF);
-            try {
-                $lost = [...$lost, ...$this->round($node, $until)];
-            } catch (Unanswered | Refused $error) {
-                $this->logger?->info('node {node}: {error}', ['node' => $node->name, 'error' => $error->getMessage()]);
-                $this->lookAround($error, Clock::now() + 1); // what is not kept here may be kept elsewhere
+            for ($try = 1; $try <= 3; ++$try) {
+                try {
+                    $lost = [...$lost, ...$this->round($node, $until)];
+                    break;
+                } catch (Unanswered | Refused $error) {
+                    $this->logger?->info('node {node}: {error}', ['node' => $node->name, 'error' => $error->getMessage()]);
+                    $this->lookAround($error, Clock::now() + 1); // what is not kept here may be kept elsewhere, now
+                    if ($error instanceof NoAck || Clock::now() >= $until) {
+                        break;
+                    }
+                }
             }
             foreach ($node->ties as $tie) {
                 if ($tie->until <= Clock::now()) {
@@ -338,12 +344,14 @@ final class Core
                     $lost = [...$lost, ...$this->lose($tied[$token], $reason)];
                 }
             }
-            // Fewer than we know of: the connection is another one by now, and nobody has told us.
+            // Fewer than we know of: the connection is another one by now, and nobody has told us. SESSION has ended with it.
             $known = count(array_filter($tied, static fn (Tie $tie) => $tie->tied));
             $all = $ended !== null && $count >= $known;
             foreach ($tied as $tie) {
                 $tie->tied = $tie->tied && $all;
-                if ($tie->tied && is_int($left)) {
+                if (!$all && $ended !== null && $tie->request->session) {
+                    $lost = [...$lost, ...$this->lose($tie, 'session')];
+                } elseif ($tie->tied && is_int($left)) {
                     $this->believe($tie, $sent, $left / 1000);
                 }
             }

@@ -89,11 +89,11 @@ final class LocksTest extends TestCase
             $this->server->awaitQueued($i);
         }
         $line = $this->server->queue();
-        $served = [$this->server->handOver()];
+        $served = [$this->server->next()];
         foreach ($waits as [$worker, $number]) {
             $owner = $worker->answer($number)['owner'];
             if (count($served) < count($line)) {
-                $served[] = $this->server->handOver($owner);
+                $served[] = $this->server->next($owner);
             }
         }
         self::assertSame($line, $served);
@@ -126,7 +126,7 @@ final class LocksTest extends TestCase
         $second = $this->worker();
         $second->start('lock', key: $this->key());
         Stage::until(fn () => $this->server->info()['queue'][0]['waited-ms'] > 1500, 'five slices have passed');
-        self::assertSame($owner, $this->server->handOver());
+        self::assertSame($owner, $this->server->next());
         $answer = $first->answer($number);
         self::assertSame(['hold', $owner], [$answer['got'], $answer['owner']]);
         self::assertSame(1, $this->server->info()['holders'][0]['holds']);
@@ -145,7 +145,7 @@ final class LocksTest extends TestCase
         posix_kill($worker->pid(), SIGUSR1);
         self::assertSame('interrupted', $worker->answer($number)['got']);
         $this->server->awaitQueued(1);
-        self::assertNotNull($this->server->handOver());
+        self::assertNotEmpty($this->server->next());
         self::assertSame('hold', $next->answer($waits)['got']);
     }
 
@@ -211,7 +211,7 @@ final class LocksTest extends TestCase
         $number = $second->start('lock', key: $this->key());
         $this->server->awaitQueued(2);
         posix_kill($first->pid(), SIGSTOP); // the grant is on its way, and nobody reads it
-        self::assertNotNull($this->server->handOver());
+        $this->server->handOver();
         $first->kill();
         self::assertSame('hold', $second->answer($number)['got']);
     }
@@ -446,17 +446,23 @@ final class LocksTest extends TestCase
     public function testHoldOverAFailover(string $place): void
     {
         $this->on($place);
-        $locks = Kinds::locks($place, lease: 4.0);
+        $locks = Kinds::locks($place, lease: 15.0); // no fault takes so long, however busy the machine
         $hold = $locks->lock($this->key());
         Stage::control($place === 'pair' ? 'switch' : 'failover ' . $this->key());
-        $until = microtime(true) + 5;
-        while (microtime(true) < $until) {
-            self::assertFalse($hold->lost(), $hold->reason());
-            usleep(50_000);
-        }
+        $this->awaitTied($hold);
         self::assertSame($hold->token, $this->server->info()['holders'][0]['token']);
         $hold->release();
         $this->server->awaitGone();
+    }
+
+    /** Who serves it now renews it, for this process. */
+    private function awaitTied(Hold $hold): void
+    {
+        Stage::until(function () use ($hold) {
+            self::assertFalse($hold->lost(), $hold->reason());
+
+            return $this->server->info($hold->key)['holders'][0]['auto'] === 1;
+        }, 'it is kept');
     }
 
     /** @return list<array{string, string}> */
@@ -479,7 +485,7 @@ final class LocksTest extends TestCase
         $later = $this->worker();
         $later->start('lock', key: $this->key());
         $this->server->awaitQueued(2);
-        self::assertSame($owner, $this->server->handOver());
+        self::assertSame($owner, $this->server->next());
         $answer = $worker->answer($number);
         self::assertSame('hold', $answer['got'], $answer['text'] ?? '');
     }
@@ -487,17 +493,12 @@ final class LocksTest extends TestCase
     public function testHoldOverASlotMove(): void
     {
         $this->on('cluster');
-        $locks = Kinds::locks('cluster', lease: 4.0);
+        $locks = Kinds::locks('cluster', lease: 15.0);
         $hold = $locks->lock($this->key());
         $neighbour = $locks->lock('n' . $this->key());
         Stage::control('move ' . $this->key());
-        $until = microtime(true) + 5;
-        while (microtime(true) < $until) {
-            self::assertFalse($hold->lost(), $hold->reason());
-            self::assertFalse($neighbour->lost());
-            usleep(50_000);
-        }
-        self::assertSame(1, $this->server->info()['holders'][0]['auto']);
+        $this->awaitTied($hold);
+        $this->awaitTied($neighbour);
         $hold->release();
         $neighbour->release();
     }

@@ -135,6 +135,14 @@ final class Server
         return $node->exec()[1][3] ?? null;
     }
 
+    /** Gives it back, and says who is next: whoever waits in slices may be away for an instant, and has its place all the same. */
+    public function next(string $owner = 'other'): string
+    {
+        $next = $this->handOver($owner);
+
+        return $next ?? Stage::until(fn () => $this->owners()[0] ?? null, 'the next one has it');
+    }
+
     /**
      * @param list<mixed> $pairs
      *
