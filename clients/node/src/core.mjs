@@ -238,7 +238,7 @@ export class Core {
     }
     if (!request.queued) {
       const reply = await this.call(request, request.take(atOnce), (link, sent, error, granted) => {
-        if (granted) this.#tie(request, link, granted[0], sent, this.settings.lease);
+        if (granted) this.#tie(request, link, granted[0], sent, request.settings.lease);
       });
       if (reply || atOnce) return request.tie;
       if (request.ended) return null;
@@ -373,6 +373,12 @@ export class Core {
 
   #nodeOf(tie) { return [...this.nodes.values()].find((node) => node.ties.get(tie.token) === tie); }
 
+  /** Wherever it is kept. */
+  loseTie(tie, reason) {
+    const node = this.#nodeOf(tie);
+    if (node) this.lose(node, tie, reason);
+  }
+
   // ---- giving back ----
 
   /** Gives back what was granted, and nothing else. */
@@ -384,7 +390,7 @@ export class Core {
     for (let heard = true; ;) {
       try {
         await this.call({ key: request.key }, words, (link, sent, error, reply) => {
-          if (reply === 0 || error instanceof NotHeld) this.lose(this.#nodeOf(tie) ?? request.node, tie, 'released');
+          if (reply === 0 || error instanceof NotHeld) this.loseTie(tie, 'released');
         });
         return;
       } catch (error) {
@@ -406,7 +412,7 @@ export class Core {
   /** Leaves for good, in the background. Without a token it is the wait that is left. */
   drop(request, token = 0) {
     if (!request.node || this.closed) return;
-    const { lease, claim } = this.settings;
+    const { lease, claim } = request.settings;
     request.node.leaving.push({ until: now() + Math.max(lease, claim), request, token });
     this.rouse(request.node);
   }

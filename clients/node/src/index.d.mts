@@ -50,6 +50,8 @@ export interface Settings {
 export interface LockOptions {
   /** Milliseconds to wait. Without it `lock` waits for ever, and `tryLock` not at all. */
   timeout?: number;
+  /** Of this lock alone, instead of the setting. */
+  lease?: number;
   /** Ends the wait with its reason; nothing is left behind. */
   signal?: AbortSignal;
   /** Readers that share. */
@@ -78,6 +80,8 @@ export interface Hold extends AsyncDisposable {
   left(): number;
   /** Runs a command in one step with the look whether the lock is still held under this token, else `Fenced`. */
   guard(...command: (string | number | Buffer)[]): Promise<unknown>;
+  /** Asks the server whether the lock is still held under this token, else `Fenced`. */
+  check(): Promise<void>;
   /** Gives back what was granted here, and nothing else. `NotHeld` if it was lost. */
   release(): Promise<void>;
 }

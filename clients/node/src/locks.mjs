@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 import { now } from './clock.mjs';
 import { Core } from './core.mjs';
-import { DLockError, LockTimeout, NotHeld } from './errors.mjs';
+import { DLockError, Fenced, LockTimeout, NotHeld } from './errors.mjs';
 import { Source } from './library.mjs';
 import { usingAll } from './many.mjs';
 import { Request, Settings, text } from './request.mjs';
@@ -44,8 +44,17 @@ export class Hold {
     for (const [i, word] of command.entries()) {
       if (typeof word !== 'number') text(`command[${i}]`, word === '' ? '-' : word);
     }
+    return this.#ask('GUARD', ...command);
+  }
+
+  /** Asks the server whether the lock is still held under this token, else `Fenced`. */
+  async check() { await this.#ask('CHECK'); }
+
+  async #ask(name, ...words) {
     this.#core.check();
-    return this.#core.call({ key: this.key }, ['DLOCK.GUARD', this.key, this.token, ...command]);
+    return this.#core.call({ key: this.key }, [`DLOCK.${name}`, this.key, this.token, ...words], (link, sent, error) => {
+      if (error instanceof Fenced) this.#core.loseTie(this.#tie, 'the server has said so');
+    });
   }
 
   /** Gives back what was granted here, and nothing else. `NotHeld` if it was lost. */

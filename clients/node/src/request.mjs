@@ -49,10 +49,16 @@ export class Settings {
     this.interval = Math.min(1_000, lease / 3);
   }
 
+  /** The same for one lock. AUTO's leases are a second at least. */
+  withLease(lease) {
+    this.interval = Math.min(this.interval, Math.max(lease, 1_000) / 3);
+    return Object.assign(Object.create(this), { lease: Math.ceil(lease), first: Math.min(Math.ceil(lease), 3_000), auto: Math.max(this.auto, Math.ceil(lease)) });
+  }
+
   debug(message) { this.logger.debug?.(message); }
 }
 
-const OPTIONS = ['timeout', 'signal', 'owner', 'shared', 'limit', 'session', 'onLost'];
+const OPTIONS = ['timeout', 'lease', 'signal', 'owner', 'shared', 'limit', 'session', 'onLost'];
 
 /** One owner's wish for one lock. */
 export class Request {
@@ -70,9 +76,10 @@ export class Request {
   link = null; // of its own
 
   constructor(settings, key, options) {
-    const { timeout, signal, owner, shared = false, limit, session = false, onLost } = known(options, OPTIONS, 'a lock');
+    const { timeout, lease, signal, owner, shared = false, limit, session = false, onLost } = known(options, OPTIONS, 'a lock');
     text('key', key);
     if (timeout != null) milliseconds('timeout', timeout);
+    if (lease != null) settings = settings.withLease(milliseconds('lease', lease, 1));
     if (signal != null && !(signal instanceof AbortSignal)) throw new TypeError(`signal must be an AbortSignal, not ${shown(signal)}`);
     if (owner != null) text('owner', owner);
     for (const [name, value] of [['shared', shared], ['session', session]]) {

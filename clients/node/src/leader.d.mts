@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+import { Hold, Locks, Name } from './index.mjs';
+
+/** Who leads, and since which term. */
+export interface Leader {
+  name: string;
+  term: number;
+}
+
+/** Who of many leads. The leader's fencing token is the term. */
+export class Election {
+  constructor(locks: Locks, key: Name, options?: { name?: string });
+  readonly key: Name;
+  readonly name: string;
+  /** Waits until this one leads: the hold, whose `token` is the term, and whose `signal` is aborted when it steps down. */
+  campaign(options?: { signal?: AbortSignal }): Promise<Hold>;
+  /** Does the work as the leader, again after each loss, until it is done as the leader. Its errors come through. */
+  lead<T>(work: (term: Hold) => T | Promise<T>, options?: { signal?: AbortSignal }): Promise<T>;
+  /** True for sure, if nothing is heard of the server any more. */
+  readonly isLeader: boolean;
+  /** This one's, or null. */
+  readonly term: number | null;
+  /** Who leads, as the server sees it now, or null. */
+  leader(): Promise<Leader | null>;
+  /** Each leader from now on (null: none), as a look every second sees them. */
+  observe(options?: { every?: number; signal?: AbortSignal }): AsyncIterableIterator<Leader | null>;
+  /** Gives it up. That it was lost before is no error. */
+  resign(): Promise<void>;
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+import { randomUUID } from 'node:crypto';
+
+import { pause } from './clock.mjs';
+import { NotHeld } from './errors.mjs';
+import { known, milliseconds, text } from './request.mjs';
+
+const same = (one, another) => one?.term === another?.term;
+
+/**
+ * Who of many leads. The leader holds a lock; its fencing token is the term, higher than that of every leader before. It
+ * steps down `allowance` (of its Locks) before its lease ends, whoever answers or not.
+ *
+ *     const election = new Election(locks, 'scheduler', { name: hostname() });
+ *     await election.lead(async (term) => {
+ *       while (!term.signal.aborted) await term.guard('SET', 'scheduler:last', await tick(term.signal));
+ *     });
+ */
+export class Election {
+  #locks;
+  #hold = null;
+
+  constructor(locks, key, options = {}) {
+    const { name = 'a candidate' } = known(options, ['name'], 'an election');
+    if (typeof locks?.holder !== 'function') throw new TypeError('locks must be Locks');
+    this.#locks = locks;
+    [this.key, this.name] = [text('key', key), text('name', name)];
+  }
+
+  /** Waits until this one leads: the hold, whose `token` is the term, and whose `signal` is aborted when it steps down. */
+  async campaign({ signal } = {}) {
+    if (this.isLeader) return this.#hold;
+    // A name of its own for each term: a program that comes back must not enter what its predecessor has left.
+    this.#hold = await this.#locks.lock(this.key, { owner: `${this.name} ${randomUUID()}`, signal });
+    return this.#hold;
+  }
+
+  /** Does the work as the leader, again after each loss, until it is done as the leader. Its errors come through. */
+  async lead(work, { signal } = {}) {
+    for (;;) {
+      const term = await this.campaign({ signal });
+      try {
+        const done = await work(term);
+        if (!term.lost) return done;
+      } catch (error) {
+        if (!term.lost) throw error;
+      } finally {
+        await this.resign();
+      }
+    }
+  }
+
+  /** True for sure, if nothing is heard of the server any more. */
+  get isLeader() { return this.#hold !== null && this.#hold.left() > 0; }
+
+  /** This one's, or null. */
+  get term() { return this.isLeader ? this.#hold.token : null; }
+
+  /** Who leads, as the server sees it now: its name and its term, or null. */
+  async leader() {
+    const holder = await this.#locks.holder(this.key);
+    return holder && { name: String(holder.owner).replace(/ \S+$/, ''), term: holder.token };
+  }
+
+  /** Each leader from now on (null: none), as a look every second sees them. */
+  async* observe({ every = 1_000, signal } = {}) {
+    milliseconds('every', every, 1);
+    for (let before; !signal?.aborted; await pause(every)) {
+      const leader = await this.leader();
+      if (before !== undefined && same(before, leader)) continue;
+      yield before = leader;
+    }
+  }
+
+  /** Gives it up. That it was lost before is no error. */
+  async resign() {
+    const hold = this.#hold;
+    this.#hold = null;
+    await hold?.release().catch((error) => { if (!(error instanceof NotHeld)) throw error; });
+  }
+}
