@@ -35,7 +35,7 @@ export class Quorum {
   constructor(clients, options = {}) {
     const { bound = 300 } = known(options, ['bound'], 'Quorum');
     milliseconds('bound', bound, 1);
-    if (!clients?.length) throw new TypeError('clients must be a list of clients, one for each master');
+    if (typeof clients?.[Symbol.iterator] !== 'function') throw new TypeError('clients must be a list of clients, one for each master');
     this.#masters = [...clients].map((client) => ({ client, source: new Source(client, bound), silent: { at: -Infinity } }));
   }
 

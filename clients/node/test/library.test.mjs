@@ -12,6 +12,7 @@ import { createClient, createCluster } from 'redis';
 
 import * as esm from 'dlock-redis';
 import { Locks } from 'dlock-redis';
+import { lead } from '../examples/leader.mjs';
 import { sell, sellAtMany, transfer, tryPlainly } from '../examples/locks.mjs';
 import { Server, closeConnections, until } from './stage.mjs';
 
@@ -23,7 +24,7 @@ const nodeRedis = () => createClient({ url: `redis://${host}:${port}` }).on('err
 const ioredis = () => new Redis(Number(port), host);
 
 test('code_of_the_readme', async () => {
-  const [readme, ...sources] = await Promise.all(['README.md', 'examples/locks.mjs']
+  const [readme, ...sources] = await Promise.all(['README.md', 'examples/locks.mjs', 'examples/leader.mjs', 'test/redlock.test.mjs']
     .map((name) => readFile(new URL(`../${name}`, import.meta.url), 'utf8')));
   const examples = sources.join('');
   const plain = (text) => text.split('\n').map((line) => line.trim()).filter(Boolean).join('\n');
@@ -85,6 +86,23 @@ test('sellAtMany', async () => {
   assert.equal(await sellAtMany({ clients, work }), 'sold');
   assert.equal(left, -1);
   await server.awaitGone('stock');
+});
+
+test('lead', async () => {
+  const locks = new Locks(new Redis({ host, port: Number(port), lazyConnect: true }));
+  const server = new Server('single');
+  const over = new AbortController();
+  let term;
+  const tick = (one) => {
+    term = one;
+    over.abort();
+    return 'ticked';
+  };
+  await lead({ locks, tick, signal: over.signal });
+  assert.equal(await server.ask('GET', '{scheduler}last'), 'ticked');
+  assert.ok(term > 0);
+  await server.awaitGone('{scheduler}leader');
+  await locks.close();
 });
 
 test('tryPlainly', async () => {

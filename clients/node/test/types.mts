@@ -3,7 +3,9 @@ import { Cluster, Redis } from 'ioredis';
 import { createClient, createCluster } from 'redis';
 
 import { Fenced, Hold, Locks, LockTimeout, Observer } from 'dlock-redis';
+import { Election } from 'dlock-redis/leader';
 import { Quorum } from 'dlock-redis/quorum';
+import Redlock from 'dlock-redis/redlock';
 
 const observer: Observer = { granted: (key, after) => console.log(key, after) };
 export const all: Locks[] = [new Locks(new Redis()), new Locks(new Cluster([])), new Locks(createClient()),
@@ -22,4 +24,16 @@ export async function work(locks = new Locks(new Redis(), { lease: 1000, observe
   await locks.lock('key', { timeout: '5s' });
   // @ts-expect-error: no client
   return locks.using('key', () => 1).catch((error) => (error instanceof LockTimeout || error instanceof Fenced ? 1 : new Locks({})));
+}
+
+export async function compatible(redlock = new Redlock([new Redis()], { retryCount: 3 })): Promise<string> {
+  const lock = await (await redlock.acquire(['key'], 1000)).extend(1000);
+  await lock.release();
+  return redlock.using(['key'], 1000, async (signal) => String(signal.error));
+}
+
+export async function leads(locks: Locks): Promise<void> {
+  const election = new Election(locks, 'key', { name: 'me' });
+  for await (const leader of election.observe()) console.log(leader?.term);
+  await election.lead((term) => term.guard('SET', 'x', term.token));
 }
