@@ -5,7 +5,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 
-import { LockTimeout, NotHeld, Closed, Refused, Unreachable } from 'dlock-redis';
+import { Closed, LockTimeout, NoAck, NotHeld, Refused, Unreachable } from 'dlock-redis';
 import { Server, addresses, control, limits, makeLocks, makeLocksAt, until } from './stage.mjs';
 
 setFlagsFromString('--expose-gc');
@@ -15,7 +15,7 @@ export class Case {
   constructor(library, { at = 'single' }, make = { locks: makeLocks, at: makeLocksAt }) {
     Object.assign(this, { library, place: at, make, server: new Server(at) });
     Object.assign(this, { paths: {}, clients: {}, holds: {}, starts: {}, marks: {}, keys: {}, names: {} });
-    Object.assign(this, { nodes: [], frozen: [], users: [], log: [] });
+    Object.assign(this, { nodes: [], frozen: [], users: [], set: [], log: [] });
   }
 
   async run(steps) {
@@ -27,6 +27,7 @@ export class Case {
     for (const path of Object.values(this.paths)) await control(`close ${path}`);
     for (const client of Object.values(this.clients)) await client.close();
     for (const user of this.users) await this.server.ask('ACL', 'DELUSER', user);
+    for (const [name, value] of this.set.reverse()) await this.server.ask('CONFIG', 'SET', name, value);
   }
 
   key(key = 'lock') { return this.keys[key] ?? `${this.server.key}:${key}`; }
@@ -47,10 +48,20 @@ export class Case {
 
   delay({ path, ms }) { return control(`delay ${this.paths[path]} ${ms}`); }
 
-  async freeze({ key }) {
+  async freeze({ key, replica }) {
     const { host, port } = (await this.server.node(this.key(key))).options.socket;
-    this.frozen.push(`${host}:${port}`);
-    await control(`freeze ${host}:${port}`);
+    const serving = `${host}:${port}`;
+    this.frozen.push(replica ? process.env.DLOCK_PAIR.split(',').find((one) => one !== serving) : serving);
+    await control(`freeze ${this.frozen.at(-1)}`);
+  }
+
+  /** Of the server, until the case ends: in this order, and taken back in the other. */
+  async settings(settings) {
+    for (const [name, value] of Object.entries(settings)) {
+      const now = await this.server.ask('CONFIG', 'GET', name);
+      this.set.push([name, now[name] ?? now[1]]);
+      await this.server.ask('CONFIG', 'SET', name, value);
+    }
   }
 
   thaw() { return control(`thaw ${this.frozen.pop()}`); }
@@ -106,7 +117,7 @@ export class Case {
     const settings = { lease: 1000 * lease, auto: 1000 * auto, logger: { debug: say, warn: say } };
     this.names[name] = `${this.server.key.slice(1, 13)}-${name}`;
     const address = path ? this.paths[path].split(':') : addresses('DLOCK_SINGLE')[0];
-    this.clients[name] = this.place === 'cluster' ? this.make.locks(this.library, 'cluster', settings)
+    this.clients[name] = this.place !== 'single' ? this.make.locks(this.library, this.place, settings)
       : this.make.at(this.library, address, { user, password, name: this.names[name] }, settings);
   }
 
@@ -120,6 +131,7 @@ export class Case {
     } catch (error) {
       if (error instanceof LockTimeout) got = error.cause ? 'timeout' : 'none';
       else if (error instanceof NotHeld) got = 'not held';
+      else if (error instanceof NoAck) got = 'unconfirmed';
       else if (error instanceof Refused) got = 'refusal';
       else if (error instanceof Unreachable || error instanceof Closed) got = 'failure';
       else throw error;

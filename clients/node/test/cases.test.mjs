@@ -6,15 +6,17 @@ import { Case, steps } from './cases.mjs';
 import { closeConnections, libraries } from './stage.mjs';
 
 const all = JSON.parse(readFileSync(process.env.DLOCK_CASES ?? new URL('../../cases/cases.json', import.meta.url), 'utf8'));
-// Who freezes a server, or counts what this process has, is alone meanwhile.
-const isAlone = (one) => one.steps.some((step) => ['freeze', 'connections'].includes(step.do));
+// Who freezes a server, counts what this process has, or needs all of it, is alone meanwhile.
+const isAlone = (one) => one.steps.some((step) => ['freeze', 'connections', 'holds'].includes(step.do));
+// What a hung node does to the others has nothing to do with the library.
+const librariesOf = (one) => (one.at ? libraries.slice(0, 1) : libraries);
 
 after(closeConnections);
 
 for (const alone of [false, true]) {
   describe(alone ? 'cases alone' : 'cases', { concurrency: alone ? 1 : 6 }, () => {
     for (const one of all.filter((each) => isAlone(each) === alone)) {
-      for (const library of libraries) {
+      for (const library of librariesOf(one)) {
         it(`${one.name} (${library})`, { timeout: 180_000 }, async () => {
           const run = new Case(library, one);
           try {

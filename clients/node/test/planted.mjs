@@ -1,0 +1,110 @@
+// Each case fails on a client with a fault: a case that nothing fails proves nothing.
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { after, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+import { LockTimeout, NoAck, Refused } from 'dlock-redis';
+import { Case, steps } from './cases.mjs';
+import { closeConnections, limits, makeLocks, makeLocksAt } from './stage.mjs';
+
+const inside = (name) => import(new URL(`../node_modules/dlock-redis/src/${name}.mjs`, import.meta.url));
+const [{ Core }, { Link, Node }] = await Promise.all([inside('core'), inside('link')]);
+const cases = new Map(JSON.parse(readFileSync(process.env.DLOCK_CASES, 'utf8')).map((one) => [one.name, one]));
+const nothing = () => {};
+const none = async () => null;
+
+let restore = [];
+/** Another method, made of the old one. */
+function plant({ prototype }, name, make) {
+  const old = prototype[name];
+  restore.push(() => { prototype[name] = old; });
+  prototype[name] = make(old);
+}
+/** Locks with other settings. */
+const set = (settings) => ({
+  locks: (library, place, given) => makeLocks(library, place, { ...given, ...settings }),
+  at: (library, address, options, given) => makeLocksAt(library, address, options, { ...given, ...settings }),
+});
+
+const noBound = () => set({ bound: 20_000 });
+const shortBound = () => set({ bound: 150, lease: 30_000 });
+const saysNothing = () => set({ logger: { warn: nothing } });
+const saysTaken = () => plant(Core, 'take', () => none);
+const noCause = () => plant(Core, 'take', (old) => function take(...about) {
+  return old.apply(this, about).catch((error) => { throw error instanceof LockTimeout ? new LockTimeout('it is taken') : error; });
+});
+const unconfirmedIsTaken = () => plant(Core, 'take', (old) => function take(...about) {
+  return old.apply(this, about).catch((error) => { if (error instanceof NoAck) return null; throw error; });
+});
+const noClock = () => plant(Core, 'expire', () => nothing);
+const allPasses = () => plant(Core, 'take', (old) => async function take(request, timeout, ...rest) {
+  for (const end = Date.now() + (timeout || 3_000); ;) {
+    try {
+      return await old.call(this, request, timeout, ...rest);
+    } catch (error) {
+      if (!(error instanceof Refused) || Date.now() > end) throw new LockTimeout('not in time', { cause: error });
+      request.ended = false;
+      await sleep(50);
+    }
+  }
+});
+const deafIsFinal = () => plant(Link, 'listen', () => async () => { throw new Refused('ERR no channel'); });
+/** Of all clients: whoever waits for one that is silent keeps none of the others. */
+function oneKeeper() {
+  let turn = Promise.resolve();
+  plant(Core, 'round', (old) => function round(node) {
+    const done = turn.then(() => old.call(this, node));
+    turn = done.catch(nothing);
+    return done;
+  });
+  return noBound();
+}
+const renewsEach = () => plant(Core, 'round', (old) => function round(node) {
+  for (const tie of node.ties.values()) tie.detach();
+  return old.call(this, node);
+});
+const hearsNoLoss = () => plant(Core, 'kept', (old) => function kept(node, link, sent, [ties, left]) {
+  link.ties = Math.min(ties, link.ties);
+  old.call(this, node, link, sent, [link.ties, left, []]);
+});
+const tiesNothingAnew = () => plant(Core, 'retie', () => none);
+const waitsForEver = () => plant(Node, 'tell', () => nothing);
+const endsQuietly = () => plant(Core, 'end', () => nothing);
+const aLinkALock = () => plant(Core, 'call', (old) => function call(...about) {
+  for (const node of this.nodes.values()) if (node.link?.ties === 0) node.link = null;
+  return old.apply(this, about);
+});
+const forgets = () => plant(Core, 'drop', () => nothing);
+const takesAnything = () => ({
+  at: (...about) => ({ close: none, tryLock: none, locks: makeLocksAt(...about).close() }),
+});
+
+const FAULTS = {
+  closed_try: saysTaken, closed_two_seconds: noCause, closed_without_bound: saysNothing, hung_try: noBound,
+  hung_later: noBound, silent_path: noClock, slow_path: shortBound, wrong_password: allPasses,
+  no_right_to_the_command: allPasses, no_module: allPasses, no_channel: deafIsFinal, two_dead_links_of_five: oneKeeper,
+  one_hung_node_of_three: oneKeeper, two_thousand_holds_at_200_ms: renewsEach, forced: hearsNoLoss,
+  deleted: hearsNoLoss, expired: hearsNoLoss, cut_and_kept: tiesNothingAnew, cut_wait: waitsForEver,
+  after_close: endsQuietly, the_replica_frozen: unconfirmedIsTaken, a_thousand_cycles: aLinkALock, dropped: forgets, bad_arguments: takesAnything,
+};
+const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept'];
+
+after(closeConnections);
+
+for (const [name, fault] of Object.entries(FAULTS)) {
+  test(name, { timeout: 120_000 }, async (t) => {
+    Object.assign(limits, { patience: LONG.includes(name) ? 20_000 : 6_000, late: 500 });
+    const one = cases.get(name);
+    const run = new Case('ioredis', one, fault() ?? set({}));
+    try {
+      // Who waits for ever is not waited for.
+      const bounded = one.steps.map((step) => (step.do === 'lock' && step.timeout === null ? { ...step, timeout: 3 } : step));
+      await assert.rejects(run.run(steps(bounded)), (error) => t.diagnostic(`${name}: ${error.message.split('\n')[0]}`) ?? true);
+    } finally {
+      for (const back of restore) back();
+      restore = [];
+      await run.finish();
+    }
+  });
+}
