@@ -1,0 +1,144 @@
+// dlock-redis beside node-redlock and redis-semaphore, on one server in one run. Prints Markdown.
+import { randomUUID } from 'node:crypto';
+import { once } from 'node:events';
+import net from 'node:net';
+import { createInterface } from 'node:readline';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+import Redis from 'ioredis';
+import { createClient } from 'redis';
+import { Mutex } from 'redis-semaphore';
+import Redlock5 from 'redlock';
+
+import { Locks } from 'dlock-redis';
+
+const [host, port] = process.env.DLOCK_SINGLE.split(':');
+const [PAIRS, ROUNDS, SECONDS] = [3000, 5, 5];
+const name = () => `bench:${randomUUID()}`;
+const now = () => performance.now();
+const silent = { warn() {} };
+
+async function command(line) {
+  const [at, control] = process.env.DLOCK_CONTROL.split(':');
+  const socket = net.connect(Number(control), at);
+  socket.write(`${line}\n`);
+  const [answer] = await once(createInterface(socket), 'line');
+  socket.destroy();
+  return answer.split(' ')[1];
+}
+
+// Each: something that takes a lock, does the work and gives it back, and its end.
+const locksOf = (client) => {
+  const locks = new Locks(client, { logger: silent });
+  return { pair: (key, work) => locks.using(key, work), end: () => locks.close(), locks };
+};
+const KINDS = {
+  'dlock-redis, ioredis': (at = port) => locksOf(new Redis({ host, port: Number(at), lazyConnect: true })),
+  'dlock-redis, node-redis': (at = port) => locksOf(createClient({ socket: { host, port: Number(at) } })),
+  'node-redlock 5': () => {
+    const client = new Redis({ host, port: Number(port) });
+    const redlock = new Redlock5([client], { retryCount: -1 });
+    redlock.on('error', () => {});
+    const pair = async (key, work) => {
+      const lock = await redlock.acquire([key], 10_000);
+      await work();
+      await lock.release();
+    };
+    return { pair, end: () => client.quit() };
+  },
+  'redis-semaphore': () => {
+    const client = new Redis({ host, port: Number(port) });
+    const pair = async (key, work) => {
+      const mutex = new Mutex(client, key, { acquireTimeout: 3_600_000 });
+      await mutex.acquire();
+      await work();
+      await mutex.release();
+    };
+    return { pair, end: () => client.quit() };
+  },
+};
+const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
+
+async function uncontended(kind) {
+  const [one, key] = [KINDS[kind](), name()];
+  for (let i = 0; i < 300; i++) await one.pair(key, () => {});
+  const began = now();
+  for (let i = 0; i < PAIRS; i++) await one.pair(key, () => {});
+  const took = now() - began;
+  await one.end();
+  return PAIRS / took * 1000;
+}
+
+/** Waits in milliseconds, sorted, and the turns of each worker. */
+async function contended(kind, workers) {
+  const [one, key, waits, turns] = [KINDS[kind](), name(), [], Array(workers).fill(0)];
+  await one.pair(key, () => {});
+  const end = now() + 1000 * SECONDS;
+  await Promise.all(turns.map(async (_, number) => {
+    for (let began = now(); began < end; began = now()) {
+      await one.pair(key, () => waits.push(now() - began));
+      turns[number]++;
+    }
+  }));
+  await one.end();
+  return [waits.sort((a, b) => a - b), turns];
+}
+
+/** Round trips that 32 tasks need together for 32 free locks, taken and given back. */
+async function thirtyTwoAt50ms(kind) {
+  const path = await command(`path ${host}:${port}`);
+  await command(`delay ${path} 50`);
+  const one = KINDS[kind](path.split(':')[1]);
+  await one.pair(name(), () => {});
+  const began = now();
+  await Promise.all(Array.from({ length: 32 }, () => one.pair(name(), () => {})));
+  const took = now() - began;
+  await one.end();
+  return took / 50;
+}
+
+/** Commands a second on the wire while so many locks are held, connections, and losses. */
+async function held(kind, count) {
+  const path = await command(`path ${host}:${port}`);
+  const watch = new Redis({ host, port: Number(port) });
+  const clients = async () => (await watch.client('LIST')).split('\n').length;
+  const before = await clients();
+  const { locks, end } = KINDS[kind](path.split(':')[1]);
+  const holds = await Promise.all(Array.from({ length: count }, (_, i) => locks.lock(`${name()}:${i}`)));
+  const connections = await clients() - before;
+  const first = Number(await command(`commands ${path}`));
+  await sleep(10_000);
+  const rate = (Number(await command(`commands ${path}`)) - first) / 10;
+  const lost = holds.filter((hold) => hold.lost).length;
+  await end();
+  watch.disconnect();
+  return [rate, connections, lost];
+}
+
+const kinds = Object.keys(KINDS);
+const ours = kinds.slice(0, 2);
+console.log(`\n${process.env.DLOCK_SERVER}, Node ${process.version}; medians of ${ROUNDS} interleaved rounds\n`);
+const rates = Object.fromEntries(kinds.map((kind) => [kind, []]));
+for (let round = 0; round < ROUNDS; round++) for (const kind of kinds) rates[kind].push(await uncontended(kind));
+const theirs = median(rates['node-redlock 5']);
+console.log('| uncontended | pairs a second | least and most | of node-redlock |\n|---|---|---|---|');
+for (const kind of kinds) {
+  const [rate, all] = [median(rates[kind]), rates[kind].map(Math.round)];
+  console.log(`| ${kind} | ${Math.round(rate)} | ${Math.min(...all)}, ${Math.max(...all)} | ${(rate / theirs).toFixed(2)} |`);
+}
+console.log('\n| workers on one lock | | turns a second | wait p50 ms | p99 ms | longest ms | fewest and most turns |\n|---|---|---|---|---|---|---|');
+for (const workers of [16, 100]) {
+  for (const kind of kinds) {
+    const [waits, turns] = await contended(kind, workers);
+    const at = (part) => waits[Math.min(waits.length - 1, Math.floor(waits.length * part))].toFixed(1);
+    console.log(`| ${workers} | ${kind} | ${Math.round(waits.length / SECONDS)} | ${at(0.5)} | ${at(0.99)} | ${at(1)} | ${Math.min(...turns)}, ${Math.max(...turns)} |`);
+  }
+}
+for (const kind of ours) console.log(`\n32 tasks on free locks at 50 ms, ${kind}: ${(await thirtyTwoAt50ms(kind)).toFixed(2)} round trips together`);
+console.log('\n| locks held in one process | | commands a second | connections | lost |\n|---|---|---|---|---|');
+for (const kind of ours) {
+  for (const count of [100, 10_000]) {
+    const [rate, connections, lost] = await held(kind, count);
+    console.log(`| ${count} | ${kind} | ${rate.toFixed(1)} | ${connections} | ${lost} |`);
+  }
+}
