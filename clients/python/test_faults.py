@@ -10,7 +10,7 @@ import pytest
 import redis
 
 import dlock_redis as dlock
-from stage import LEASE, PATIENCE, Proxy, Server, Tasks, addresses, client, close, frozen, until
+from stage import LEASE, PATIENCE, Proxy, Server, Tasks, addresses, client, close, command, frozen, until
 from test_dlock import alone, everywhere, in_cluster
 
 LATE = 10.0  # no call that keeps its time takes so long, however busy the machine; one that does not takes longer
@@ -55,6 +55,76 @@ def test_a_hung_node_stops_no_other(server, make):
             assert not hold.lost.is_set() and server.info(key)["holders"][0]["token"] == hold.token
     for key, hold in healthy:
         hold.release()
+
+
+@in_cluster
+def test_a_map_that_nobody_tells_stops_no_keeper(server, make, monkeypatch):
+    locks, answered = make(lease=2.5, auto=7.5), threading.Event()
+    hold = locks.lock(server.key)
+    core, stuck = locks.locks._core, []
+    if isinstance(locks, Tasks):
+        async def hangs(*_, **__):
+            stuck.append(True)
+            while not answered.is_set():
+                await asyncio.sleep(0.01)
+    else:
+        def hangs(*_, **__):
+            stuck.append(True)
+            answered.wait(PATIENCE)
+    round_ = core._round
+
+    async def fails(node):
+        if stuck:
+            return await round_(node)
+        raise redis.ConnectionError("a round has failed")
+
+    monkeypatch.setattr(type(core.client.nodes_manager), "initialize", hangs)
+    monkeypatch.setattr(core, "_round", fails)
+    try:
+        until(lambda: stuck, "the map is asked for")
+        until(lambda: server.info()["holders"][0]["held-ms"] > 8000, "three leases have passed")
+        assert not hold.lost.is_set()
+    finally:
+        answered.set()
+    hold.release()
+
+
+@in_cluster
+def test_what_is_left_elsewhere_stops_no_keeper(server, make):
+    """A keeper gives back what another node serves by now; that one hangs."""
+    locks = make(auto=4.0)
+    keys = [f"{{{i}{server.key[1:-5]}}}lock" for i in range(20)]
+    where = {key: server.client.get_node_from_key(key).name for key in keys}
+    there = next(key for key in keys if where[key] != where[keys[0]])
+    hold, left = locks.lock(keys[0]), locks.lock(there)
+    core = locks.locks._core
+    with frozen(server.node(there)):
+        core.moved[core.client.keyslot(there)] = where[keys[0]]
+        request, request.node = getattr(left, "hold", left)._request, core.nodes[where[keys[0]]]
+        core.forsake(request, left.token)
+        until(lambda: server.info(keys[0])["holders"][0]["held-ms"] > 6 * LEASE * 1000, "six leases have passed")
+        assert not hold.lost.is_set()
+    server.await_gone(there)
+    hold.release()
+
+
+@alone
+def test_many_that_are_left_stop_no_keeper(server, make):
+    path = command("path {}:{}".format(*addresses("DLOCK_SINGLE")[0]))
+    command(f"delay {path} 200")
+    host, port = path.split(":")
+    locks = make(host=host, port=int(port), lease=2.5, auto=7.5)
+    hold, core = locks.lock(server.key), locks.locks._core
+    waits = [locks.start(f"{server.key}:{i}") for i in range(40)]
+    others = [wait.result(PATIENCE) for wait in waits]
+    for other in others:
+        core.forsake(getattr(other, "hold", other)._request, other.token)
+    until(lambda: server.info()["holders"][0]["held-ms"] > 8000, "three leases have passed")
+    assert not hold.lost.is_set()
+    for other in others:
+        server.await_gone(other.key)
+    hold.release()
+    command(f"close {path}")
 
 
 @everywhere
@@ -239,12 +309,14 @@ def in_child(work):
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        try:
-            result = work()
-        except BaseException as error:
-            result = repr(error)
-        os.write(writer, json.dumps(result).encode())
-        os._exit(0)
+        try:  # whatever happens: a child that goes on would be a second pytest
+            try:
+                result = work()
+            except BaseException as error:
+                result = repr(error)
+            os.write(writer, json.dumps(result).encode())
+        finally:
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as result:
         value = json.loads(result.read() or '"it was killed"')

@@ -175,7 +175,7 @@ class AsyncCore(Core):
         self.guard = contextlib.nullcontext()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.opened: dict[tuple[Node, str], asyncio.Task[Any]] = {}
+        self.opened: dict[tuple[Node | None, str], asyncio.Task[Any]] = {}
         self.running: set[asyncio.Future[Any]] = set()
 
     def mutex(self) -> None:
@@ -217,7 +217,9 @@ class AsyncCore(Core):
         connection = await _within(self.connect(node), min(until - now(), self.settings.bound))
         return AsyncLink(connection, self.settings.bound, lambda: node.tell(b"again"))
 
-    async def _shared(self, name: tuple[Node, str], work: Callable[[], Coroutine[Any, Any, T]], until: float) -> T:
+    async def _shared(
+        self, name: tuple[Node | None, str], work: Callable[[], Coroutine[Any, Any, T]], until: float
+    ) -> T:
         """Whoever comes while it is under way waits for the same, as long as it likes."""
         task = self.opened.get(name)
         if task is None:
@@ -264,8 +266,11 @@ class AsyncCore(Core):
         await self._shared((node, "ear"), begin, until)
 
     async def refresh(self, within: float) -> None:
+        async def begin() -> None:
+            await _within(self.client.nodes_manager.initialize(), self.settings.bound)
+
         try:
-            await _within(self.client.nodes_manager.initialize(), within)
+            await self._shared((None, "map"), begin, now() + within)
         except library.RedisClusterException as error:
             raise root(error) from None
 

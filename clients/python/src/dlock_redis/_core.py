@@ -35,6 +35,7 @@ log = logging.getLogger("dlock_redis")
 
 GRACE = 0.5  # so much longer a caller whose time is up waits for a reply that is on its way
 WARN_EVERY = 10.0
+BATCH = 100  # so many are left in one go
 IDLE = 5.0  # so often it is looked whether locks that were forgotten can end
 
 Told = Callable[[Node, Link, float, Any], None]
@@ -506,40 +507,47 @@ class Core:
     def departing(self) -> list[Request]:
         return [request for node in list(self.nodes.values()) for _, request, _ in list(node.leaving)]
 
-    async def _depart(self, node: Node) -> None:
-        for _ in range(len(node.leaving)):
-            deadline, request, token = one = node.leaving[0]
+    async def _depart(self, node: Node, link: Link) -> None:
+        """Gives back what is to be left at this node, in one go: others are to be kept. No other node is waited for."""
+        asked = []
+        for one in list(node.leaving)[:BATCH]:
+            _, request, token = one
+            here = self.route(request.key) is node
+            if here and not token:
+                link.post(request.words("CANCEL"))
+                if request.before:
+                    await self._leave_upgrade(link, request)
+            asked.append((one, link.post(request.release(*(("TOKEN", token) if token else ()))) if here else None))
+        for (deadline, request, token), entry in asked:
             target = self.route(request.key)
+            try:
+                if entry is not None and await link.result(entry, entry.sent + self.settings.bound) == 0:
+                    self.lose(node, node.ties.get(token) or request.tie, "released")
+            except Redirected as error:
+                if error.ask:  # its slot is on the way
+                    node.leaving.rotate(-1)
+                    continue
+                self.moved[error.slot] = error.address
+                target = self.node(error.address)
+            except NotHeld:
+                self.lose(node, node.ties.get(token) or request.tie, "released")
+            except FAILURES as error:
+                if now() < deadline and (passes(error) or not isinstance(error, library.ResponseError)):
+                    raise
+            one = node.leaving.popleft()
             if target is not node:  # that one's keeper does it
                 request.node = target
                 target.leaving.append(one)
-                node.leaving.popleft()
                 target.awake = True
                 self.rouse(target)
-                continue
-            try:
-                until = now() + self.settings.bound
-                if not token:
-                    await self.call(request.key, request.words("CANCEL"), until)
-                    held = (await self.call(request.key, request.words("HELD"), until))[0] if request.before else None
-                    if held and held[0] != request.outer:  # an upgrade came first: the outer hold has ended
-                        await self.call(request.key, request.words("RELEASE", "TOKEN", held[0], "HOLDS", 0), until)
-                words = request.release("TOKEN", token) if token else request.release()
-                reply = (await self.call(request.key, words, until))[0]
-                tie = node.ties.get(token) or request.tie
-                if reply == 0 and tie is not None:
-                    self.lose(node, tie, "released")
-            except library.ResponseError as error:
-                if passes(error) and now() < deadline:
-                    raise
-            except NotHeld:
-                tie = node.ties.get(token) or request.tie
-                if tie is not None:
-                    self.lose(node, tie, "released")
-            except FAILURES:
-                if now() < deadline:
-                    raise
-            node.leaving.popleft()
+        if len(asked) == BATCH:
+            self.rouse(node)
+
+    async def _leave_upgrade(self, link: Link, request: Request) -> None:
+        """If an upgrade was granted before it could be left, the outer hold has ended: nothing of it is left over."""
+        held = await link.call(request.words("HELD"), now() + self.settings.bound)
+        if held and held[0] != request.outer:
+            link.post(request.words("RELEASE", "TOKEN", held[0], "HOLDS", 0))
 
     # Keeping.
 
@@ -558,7 +566,7 @@ class Core:
                 await self._round(node)
             except Exception as error:
                 log.info("node %s: %s", node.name or "of the client", error)
-                await self.look_around(error, self.settings.bound)
+                await self.look_around(error, self.settings.interval / 2)  # whom that asks may hang
                 self._rehome(node)
         self.end("closed")
 
@@ -581,7 +589,7 @@ class Core:
                 await link.result(entry, sent + self.settings.bound)
             except NoAck as error:  # what is believed stays as it was; to give back needs no replica
                 log.info("node %s: %s", node.name or "of the client", error)
-        await self._depart(node)
+        await self._depart(node, link)
 
     def _kept(self, node: Node, link: Link, sent: float, reply: Any) -> None:
         if not isinstance(reply, list):

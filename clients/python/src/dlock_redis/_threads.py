@@ -7,6 +7,7 @@ switch of threads. A thread that waits while another reads is woken with its rep
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import math
@@ -271,6 +272,7 @@ class ThreadCore(Core):
         self.guard = threading.RLock()
         self.starting = threading.Lock()
         self.ticking: threading.Thread | None = None
+        self.refreshing: concurrent.futures.Future[None] | None = None
         self.tick = threading.Event()
 
     def mutex(self) -> threading.Lock:
@@ -353,10 +355,23 @@ class ThreadCore(Core):
             node.opening.release()
 
     async def refresh(self, within: float) -> None:
+        with self.starting:
+            if self.refreshing is None or self.refreshing.done():
+                self.refreshing = concurrent.futures.Future()
+                threading.Thread(target=self._refresh, args=(self.refreshing,), name="dlock asks", daemon=True).start()
+            asked = self.refreshing
         try:
-            _in_thread(self.client.nodes_manager.initialize, within, lambda _: None)
+            asked.result(max(0.0, within))
+        except concurrent.futures.TimeoutError:
+            raise library.TimeoutError("the cluster does not answer") from None
         except library.RedisClusterException as error:
             raise root(error) from None
+
+    def _refresh(self, asked: concurrent.futures.Future[None]) -> None:
+        try:
+            asked.set_result(self.client.nodes_manager.initialize())
+        except BaseException as error:
+            asked.set_exception(error)
 
     async def sleep(self, seconds: float) -> None:
         threading.Event().wait(max(0.0, seconds))
