@@ -7,7 +7,9 @@ import pytest
 
 import stage
 import test_cases
+import test_leader
 from dlock_redis import _core, _errors, _link, _request, _threads
+from test_leader import candidate, place  # noqa: F401
 
 ALIVE = []  # threads may be in a fault that has been taken back: CPython 3.11 would call what it has freed
 CASES = {case["name"]: case for case in test_cases.CASES}
@@ -222,3 +224,10 @@ def test_a_planted_fault_is_seen(name, fault, monkeypatch, caplog):
         run.finish()
     assert not isinstance(seen.value, KeyboardInterrupt)
     print(f"{name}: {type(seen.value).__name__}")
+
+
+def test_a_leader_that_does_not_step_down_is_seen(server, candidate, monkeypatch):  # noqa: F811
+    stays = test_leader.CANDIDATE.replace("while election.is_leader()", "while True")
+    monkeypatch.setattr(test_leader, "CANDIDATE", stays.replace("election.guard(", "client.execute_command("))
+    with pytest.raises(AssertionError):
+        test_leader.test_no_two_lead(server, candidate, "stop", "threads")

@@ -24,18 +24,22 @@ from ._errors import (
 )
 from ._request import Observer
 from ._threads import Hold, Lock, Locks
+from .leader import AsyncElection, Election, Leader
 from .quorum import Quorum, QuorumHold, Unreachable
 
 __version__ = "0.3.0"
 
 __all__ = [
+    "AsyncElection",
     "AsyncHold",
     "AsyncLock",
     "AsyncLocks",
     "DLockError",
     "Deadlock",
+    "Election",
     "Fenced",
     "Hold",
+    "Leader",
     "Lock",
     "LockTimeout",
     "Locks",
