@@ -31,15 +31,23 @@ if [ "${1:-}" = --package ]; then exit; fi
 
 run() { # VERSION ARGUMENTS…
     local venv=$DLOCK_CLIENT_TARGET/redis-$1
-    if [ ! -e "$venv/complete" ]; then
+    if [ ! -e "$venv/complete-2" ]; then
         python3 -m venv --clear "$venv"
         # The example with a metrics library is run, too.
-        pip "$venv" "redis==$1" "$(grep pytest requirements.txt)" opentelemetry-sdk==1.45.2
-        touch "$venv/complete"
+        pip "$venv" "redis==$1" "$(grep pytest requirements.txt)" pytest-asyncio==1.5.0 opentelemetry-sdk==1.45.2
+        touch "$venv/complete-2"
     fi
     pip "$venv" --force-reinstall --no-deps "$packages"/*.whl
     "$venv/bin/python" -m pytest --quiet -p no:cacheprovider "${@:2}"
 }
+# redis-py's own tests of its lock, from its source distribution. They are run, and not kept.
+export DLOCK_REDIS_SOURCE=$DLOCK_CLIENT_TARGET/redis-$newest.source
+if [ ! -e "$DLOCK_REDIS_SOURCE/tests" ]; then
+    rm -rf "$DLOCK_REDIS_SOURCE" && mkdir "$DLOCK_REDIS_SOURCE"
+    "$tools/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-binary redis \
+        --dest "$DLOCK_REDIS_SOURCE.packed" "redis==$newest"
+    tar xzf "$DLOCK_REDIS_SOURCE.packed/redis-$newest.tar.gz" --directory "$DLOCK_REDIS_SOURCE" --strip-components 1
+fi
 run "$newest" "$@" --ignore test_planted.py .
 # Once is enough for the oldest library (what that does by itself, test_documented.py, is the newest's). That each case fails
 # on a client with a fault takes two minutes more: DLOCK_PLANTED=1.

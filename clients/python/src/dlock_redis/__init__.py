@@ -26,6 +26,7 @@ from ._request import Observer
 from ._threads import Hold, Lock, Locks
 from .leader import AsyncElection, Election, Leader
 from .quorum import Quorum, QuorumHold, Unreachable
+from .redis_lock import AsyncRedisLock, RedisLock
 
 __version__ = "0.3.0"
 
@@ -34,6 +35,7 @@ __all__ = [
     "AsyncHold",
     "AsyncLock",
     "AsyncLocks",
+    "AsyncRedisLock",
     "DLockError",
     "Deadlock",
     "Election",
@@ -50,6 +52,7 @@ __all__ = [
     "QueueFull",
     "Quorum",
     "QuorumHold",
+    "RedisLock",
     "Replaced",
     "Unreachable",
 ]

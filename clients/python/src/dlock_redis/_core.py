@@ -467,6 +467,18 @@ class Core:
                 raise
         self.tell("released", hold.key, now() - hold._since)
 
+    async def let_go(self, hold: HoldBase, lease: float) -> None:
+        """It lasts so long from now on and is not kept. Nobody is told of its end."""
+        request, tie = hold._request, hold._tie
+
+        def renewed(node: Node, link: Link, sent: float, reply: Any) -> None:
+            if isinstance(reply, int):
+                hold._over = True
+                self.lose(self.find(tie) or node, tie, "let go")
+
+        words = request.words("RENEW", ms(lease), "TOKEN", hold.token)
+        await self.call(hold.key, words, now() + self.settings.bound, renewed)
+
     def drop(self, request: Request, token: int = 0) -> None:
         """Leaves for good, in the background. Without a token it is the wait that is left."""
         node = request.node

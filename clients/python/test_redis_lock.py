@@ -1,0 +1,78 @@
+"""What `lock_class` gives: redis-py's own tests, and what they do not look at."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+import redis.asyncio
+
+import dlock_redis as dlock
+from stage import addresses, client, until
+
+URL = "redis://{}:{}/9".format(*addresses("DLOCK_SINGLE")[0])
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def place():
+    return "single"
+
+
+@pytest.mark.skipif("DLOCK_REDIS_SOURCE" not in os.environ, reason="run.sh fetches redis-py's tests")
+def test_its_own_suite():
+    words = [sys.executable, *"-m pytest --quiet -p no:cacheprovider -p redis_suite -W ignore --redis-url".split(), URL]
+    words += ["tests/test_lock.py", "tests/test_asyncio/test_lock.py"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    source = os.environ["DLOCK_REDIS_SOURCE"]
+    told = subprocess.run(words, cwd=source, env=environment, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout[-5000:]
+    assert " passed" in told.stdout
+
+
+def test_with_a_timeout_it_ends_and_without_one_it_is_kept(server):
+    one = client("single")
+    short = one.lock(server.key, timeout=1.5, lock_class=dlock.RedisLock)
+    kept = one.lock(f"{server.key}:kept", lock_class=dlock.RedisLock)
+    assert short.acquire(blocking=False) and kept.acquire(blocking=False)
+    assert server.info()["holders"][0]["auto"] == 0
+    until(lambda: not short.owned(), "its time is over")
+    with pytest.raises(redis.exceptions.LockNotOwnedError):
+        short.extend(1)
+    with pytest.raises(redis.exceptions.LockNotOwnedError):
+        short.release()
+    until(lambda: server.info(kept.name)["holders"][0]["held-ms"] > 11_000, "its lease would have ended")
+    assert kept.owned()
+    kept.release()
+    server.await_gone(kept.name)
+
+
+def test_old_and_new_programs_exclude_each_other(server):
+    one, other = client("single"), client("single")
+    old, new = other.lock(server.key, timeout=30), one.lock(server.key, timeout=30, lock_class=dlock.RedisLock)
+    assert old.acquire() and new.locked() and not new.owned()
+    assert not new.acquire(blocking=False) and not new.acquire(blocking_timeout=0.3)
+    old.release()
+    assert new.acquire(blocking_timeout=5)
+    assert not old.acquire(blocking=False)
+    new.release()
+    assert old.acquire(blocking=False)
+    old.release()
+
+
+def test_asyncio_waits_in_the_queue(server):
+    async def work():
+        one = client("single", redis.asyncio)
+        first, second = (one.lock(server.key, lock_class=dlock.AsyncRedisLock) for _ in range(2))
+        assert await first.acquire()
+        wait = asyncio.ensure_future(second.acquire(blocking_timeout=30))
+        await asyncio.to_thread(server.await_queued, 1)
+        await first.release()
+        assert await wait and await second.owned() and not await first.owned()
+        await second.release()
+        await one.aclose()
+
+    asyncio.run(work())
