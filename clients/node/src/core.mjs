@@ -278,7 +278,7 @@ export class Core {
         if (number !== 0 && number !== Number(reply[2])) continue; // of an earlier asking of ours
         if (word === 'granted') return await this.#confirm(request, token);
         if (word === 'timeout') return null;
-        if (['deadlock', 'replaced', 'notheld', 'wrongtype', 'refused'].includes(word)) {
+        if (['deadlock', 'replaced', 'notheld', 'wrongtype', 'refused', 'noack'].includes(word)) {
           throw typed(new Error(`${word.toUpperCase()} (told by a message)`));
         }
         throw new Unreachable(`the wait has ended: ${word}`); // moved, gone, cancelled, again

@@ -5,7 +5,7 @@ import { after, describe, it } from 'node:test';
 import { Refused, Unreachable } from 'dlock-redis';
 import { LONG, Server, addresses, closeConnections, libraries, makeLocksAt, proxy, until } from './stage.mjs';
 
-const LEASE = 1_500;
+const LEASE = 6_000;
 const tests = [];
 const test = (name, body) => tests.push([name, body]);
 
@@ -20,8 +20,8 @@ test('what_is_said_last_does_not_meet_the_next_request', async ({ server, make, 
   await until(async () => {
     const holder = await server.holder();
     assert.equal(holder?.token, hold.token);
-    return holder['held-ms'] > 2 * LEASE;
-  }, 'it is kept');
+    return holder['held-ms'] > LEASE / 2;
+  }, 'it is not given back');
   await hold.release();
   await server.awaitGone();
 });
