@@ -17,7 +17,8 @@ if ! cmp --silent requirements.txt "$tools/installed"; then
 fi
 
 # Built outside of the tree: nothing is left there.
-source=$DLOCK_CLIENT_TARGET/source packages=${2:-$DLOCK_CLIENT_TARGET/packages}
+source=$DLOCK_CLIENT_TARGET/source packages=$DLOCK_CLIENT_TARGET/packages
+if [ "${1:-}" = --package ]; then packages=$2; fi
 rm -rf "$source" "$DLOCK_CLIENT_TARGET/packages"
 mkdir -p "$source" "$packages"
 cp -r pyproject.toml README.md src "$source"

@@ -322,12 +322,8 @@ class AsyncCore(Core):
 class AsyncHold(HoldBase):
     """A lock that is held. `lost` is set when it is lost; `on_lost(hold)` is called then (it may be a coroutine)."""
 
-    def __init__(self, locks: AsyncLocks, request: Request, tie: Any, on_lost: Callable[[Any], object] | None):
-        self._locks, self.lost = locks, asyncio.Event()
-        super().__init__(locks._core, request, tie, on_lost)
-
-    def _set(self) -> None:
-        self.lost.set()
+    lost: asyncio.Event
+    _event = asyncio.Event
 
     def _callback(self) -> None:
         on_lost, self._on_lost = self._on_lost, None

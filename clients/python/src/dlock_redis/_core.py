@@ -44,9 +44,13 @@ Told = Callable[[Node, Link, float, Any], None]
 class HoldBase:
     """A lock that is held."""
 
-    def __init__(self, core: Core, request: Request, tie: Tie, on_lost: Callable[[Any], object] | None):
-        self.key, self.owner, self.token = request.key, request.owner, tie.token
-        self._core, self._request, self._tie, self._on_lost = core, request, tie, on_lost
+    lost: Any
+    _event: Callable[[], Any]
+
+    def __init__(self, locks: Any, request: Request, tie: Tie, on_lost: Callable[[Any], object] | None):
+        core: Core = locks._core
+        self.key, self.owner, self.token, self.lost = request.key, request.owner, tie.token, self._event()
+        self._locks, self._core, self._request, self._tie, self._on_lost = locks, core, request, tie, on_lost
         self._over, self._since, self._pid, self.reason = False, now(), os.getpid(), ""
         core.adopt(request, tie, self)
 
@@ -59,9 +63,6 @@ class HoldBase:
         if not getattr(self, "_over", True):
             self._core.forsake(self._request, self.token)
 
-    def _set(self) -> None:
-        raise NotImplementedError
-
     def _forked(self) -> None:
         raise NotImplementedError
 
@@ -72,7 +73,7 @@ class HoldBase:
         level = logging.DEBUG if self._core.closed else logging.WARNING
         log.log(level, "lock %r of %r is lost: %s", self.key, self.owner, reason)
         self._core.tell("lost", self.key, reason)
-        self._set()
+        self.lost.set()
         if self._on_lost is not None:
             self._core.later(self._callback)
 

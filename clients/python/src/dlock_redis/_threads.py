@@ -431,12 +431,8 @@ if hasattr(os, "register_at_fork"):
 class Hold(HoldBase):
     """A lock that is held. `lost` is set when it is lost; `on_lost(hold)` is called then by a thread of its own."""
 
-    def __init__(self, locks: Locks, request: Request, tie: Any, on_lost: Callable[[Any], object] | None):
-        self._locks, self.lost = locks, threading.Event()
-        super().__init__(locks._core, request, tie, on_lost)
-
-    def _set(self) -> None:
-        self.lost.set()
+    lost: threading.Event
+    _event = threading.Event
 
     def _forked(self) -> None:
         self._over, self.reason, self.lost = True, "it is the parent's", threading.Event()
