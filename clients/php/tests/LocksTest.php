@@ -287,9 +287,12 @@ final class LocksTest extends TestCase
         $hold = $locks->lock($this->key());
         $session = $locks->lock($this->key(':session'), session: true);
         $node = $this->server->node($this->key());
-        $node->rawCommand('CLIENT', 'KILL', 'ID', (string) $this->server->info()['holders'][0]['client']);
+        $client = fn (string $more = '') => $this->server->info($this->key($more))['holders'][0]['client'];
+        self::assertSame($client(), $client(':session'), 'both are on one connection');
+        self::assertSame(1, $node->rawCommand('CLIENT', 'KILL', 'ID', (string) $client()));
         Stage::until(fn () => $session->lost(), 'the loss is told');
-        self::assertSame([], $this->server->owners($this->key(':session')));
+        self::assertSame('session', $session->reason());
+        $this->server->awaitGone($this->key(':session'));
         $end = microtime(true) + 4.5;
         while (microtime(true) < $end) {
             self::assertFalse($hold->lost());

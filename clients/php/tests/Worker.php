@@ -21,7 +21,7 @@ final class Worker
     /** @param array<string, mixed> $how see Kinds::locks() */
     public function __construct(array $how = [])
     {
-        $command = [PHP_BINARY, __DIR__ . '/worker.php'];
+        $command = [PHP_BINARY, __DIR__ . '/program.php'];
         $process = proc_open($command, [['pipe', 'r'], ['pipe', 'w'], STDERR], $this->pipes);
         $this->process = $process ?: throw new \RuntimeException('no process');
         stream_set_blocking($this->pipes[1], false);
