@@ -301,8 +301,10 @@ final class Core
                 continue;
             }
             $node->keptAt = $at;
-            // A silent node costs no more than the bound, and keeps nobody in the belief that a lock is still held.
-            $until = min($at + $this->settings->bound, $first > $at ? $first : INF);
+            // A silent node costs no more than the bound, and keeps nobody in the belief that a lock is still held; but who looks
+            // at the last moment waits for an answer, too.
+            $until = $at + $this->settings->bound;
+            $until = $first > $at ? min($until, max($first, $at + $this->settings->interval)) : $until;
             for ($try = 1; $try <= 3; ++$try) {
                 try {
                     $lost = [...$lost, ...$this->round($node, $until)];

@@ -29,7 +29,8 @@ final class CasesTest extends TestCase
     }
 
     /**
-     * Those of this process: `DLOCK_PART` is `frozen` (servers stand still: nobody else may need them), or `1/3`.
+     * Those of this process: `DLOCK_PART` is `frozen-single` or the like (these servers stand still: nobody else may need them
+     * meanwhile), or `1/3` of the rest.
      *
      * @return iterable<string, array{string, string}>
      */
@@ -41,7 +42,8 @@ final class CasesTest extends TestCase
             $frozen = array_filter(self::steps($about[0]), static fn (array $step) => $step['do'] === 'freeze') !== [];
             $frozen or ++$number;
             [$one, $of] = explode('/', "$part/0");
-            if ($part === '' || ($frozen ? $part === 'frozen' : $part !== 'frozen' && $number % (int) $of === (int) $one % (int) $of)) {
+            $place = self::cases()[$about[0]]['at'] ?? 'single';
+            if ($part === '' || ($frozen ? $part === "frozen-$place" : (int) $of > 0 && $number % (int) $of === (int) $one)) {
                 yield $case => $about;
             }
         }
