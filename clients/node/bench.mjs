@@ -57,10 +57,31 @@ const KINDS = {
     return { pair, end: () => client.quit() };
   },
 };
+// No lock, but what the library can do in two round trips.
+const bare = (client, set, end) => ({
+  pair: async (key, work) => {
+    await set(client, key);
+    await work();
+    await client.del(key);
+  },
+  end: () => end(client),
+});
+const FLOORS = {
+  'SET and DEL, ioredis': () => bare(new Redis({ host, port: Number(port) }), (client, key) => client.set(key, 'x', 'PX', 10_000, 'NX'), (client) => client.quit()),
+  'SET and DEL, node-redis': () => {
+    const client = createClient({ socket: { host, port: Number(port) } });
+    const connected = client.connect();
+    return bare(client, async (one, key) => {
+      await connected;
+      await one.set(key, 'x', { PX: 10_000, NX: true });
+    }, (one) => one.close());
+  },
+};
+const ALL = { ...KINDS, ...FLOORS };
 const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
 async function uncontended(kind) {
-  const [one, key] = [KINDS[kind](), name()];
+  const [one, key] = [ALL[kind](), name()];
   for (let i = 0; i < 300; i++) await one.pair(key, () => {});
   const began = now();
   for (let i = 0; i < PAIRS; i++) await one.pair(key, () => {});
@@ -118,11 +139,11 @@ async function held(kind, count) {
 const kinds = Object.keys(KINDS);
 const ours = kinds.slice(0, 2);
 console.log(`\n${process.env.DLOCK_SERVER}, Node ${process.version}; medians of ${ROUNDS} interleaved rounds\n`);
-const rates = Object.fromEntries(kinds.map((kind) => [kind, []]));
-for (let round = 0; round < ROUNDS; round++) for (const kind of kinds) rates[kind].push(await uncontended(kind));
+const rates = Object.fromEntries(Object.keys(ALL).map((kind) => [kind, []]));
+for (let round = 0; round < ROUNDS; round++) for (const kind in ALL) rates[kind].push(await uncontended(kind));
 const theirs = median(rates['node-redlock 5']);
 console.log('| uncontended | pairs a second | least and most | of node-redlock |\n|---|---|---|---|');
-for (const kind of kinds) {
+for (const kind in ALL) {
   const [rate, all] = [median(rates[kind]), rates[kind].map(Math.round)];
   console.log(`| ${kind} | ${Math.round(rate)} | ${Math.min(...all)}, ${Math.max(...all)} | ${(rate / theirs).toFixed(2)} |`);
 }

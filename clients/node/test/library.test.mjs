@@ -53,6 +53,34 @@ test('example_of_metrics', async () => {
   }
 });
 
+test('the_database_is_the_clients', async () => {
+  const { key } = new Server('single');
+  const patterns = [new Redis(`redis://${host}:${port}/3`, { lazyConnect: true }), createClient({ url: `redis://${host}:${port}/3` }),
+    () => createClient({ url: `redis://${host}:${port}/3` })];
+  const watch = new Redis(`redis://${host}:${port}/3`);
+  for (const pattern of patterns) {
+    const locks = new Locks(pattern);
+    await locks.using(key, async (hold) => {
+      assert.deepEqual([await watch.exists(key), (await locks.holder(key)).token], [1, hold.token]);
+      await assert.rejects(locks.lock(key, { timeout: 1 }), esm.LockTimeout);
+    });
+    assert.equal(await watch.exists(key), 0);
+    await locks.close();
+  }
+  watch.disconnect();
+});
+
+test('what_is_no_client_is_told', async () => {
+  for (const one of [null, {}, 'redis://localhost', { duplicate() {}, getMasterNode() {} }]) assert.throws(() => new Locks(one), /client must be/);
+  assert.throws(() => new Locks(() => {}, { lease: '10s' }), /lease must be/);
+  assert.throws(() => new Locks(() => {}, { leases: 1 }), /leases is no option/);
+  await assert.rejects(new Locks(() => ({})).lock('x', { timeout: 1_000 }), /client must make/);
+  const nowhere = new Locks(new Redis({ host: 'no-such-host.invalid', lazyConnect: true }));
+  const began = performance.now();
+  await assert.rejects(nowhere.lock('x'), (error) => error instanceof esm.Unreachable || error instanceof esm.LockTimeout).finally(() => nowhere.close());
+  assert.ok(performance.now() - began < 5_000);
+});
+
 test('sell', async () => {
   const server = new Server('single');
   const client = createClient({ url: `redis://${host}:${port}` });
