@@ -58,7 +58,7 @@ func (s stage) handOverTo(wait <-chan outcome) {
 	s.check(owner == next, "%s has it, not %s", owner, next)
 	hold := s.had(wait)
 	s.check(hold.Owner == next, "%s has it, not %s", hold.Owner, next)
-	s.must(hold.Release())
+	s.must(hold.Release(ctx))
 	s.awaitGone()
 }
 
@@ -67,21 +67,21 @@ func (s stage) awaitKept(hold *Hold, leases int64) {
 	s.Helper()
 	s.until("it is kept", func() bool {
 		holders, _ := s.info()
-		i := slices.IndexFunc(holders, func(one entry) bool { return one.int("token") == hold.Token })
+		i := slices.IndexFunc(holders, func(one row) bool { return one.int("token") == hold.Token })
 		s.check(i >= 0, "it is not held under its token")
 		return holders[i].int("held-ms") > leases*lease.Milliseconds() && holders[i].int("auto") == 1
 	})
-	s.check(hold.lost.Err() == nil, "it is lost")
+	s.check(hold.Lost() == nil, "it is lost")
 }
 
 func (s stage) isLost(hold *Hold) {
 	s.Helper()
 	select {
-	case <-hold.Lost():
+	case <-hold.Done():
 	case <-time.After(patience):
 		s.Fatal("nothing is told of the loss")
 	}
-	s.isError(hold.Release(), ErrNotHeld)
+	s.isError(hold.Release(ctx), ErrNotHeld)
 }
 
 func TestCountsToAThousand(t *testing.T) {
@@ -135,13 +135,13 @@ func TestTryLockDoesNotWait(t *testing.T) {
 	in(t, func(s stage) {
 		s.hold()
 		_, err := s.locks.TryLock(ctx, s.key, 0)
-		s.isError(err, ErrTimeout)
+		s.isError(err, ErrTaken)
 		s.check(len(s.queue()) == 0, "it has a place")
 		s.handOver("other")
 		hold, err := s.locks.TryLock(ctx, s.key, 0)
 		s.must(err)
 		s.check(s.holder().text("owner") == hold.Owner, "another has it")
-		s.must(hold.Release())
+		s.must(hold.Release(ctx))
 		s.awaitGone()
 	}, "single", "cluster")
 }
@@ -149,7 +149,7 @@ func TestTryLockDoesNotWait(t *testing.T) {
 func TestWaitLongerThanTheTimeOut(t *testing.T) {
 	in(t, func(s stage) {
 		s.hold()
-		hasty := makeLocks(s.place, lease, 400*time.Millisecond)
+		hasty := makeLocks(s.place, lease)
 		defer hasty.Close()
 		first := s.start(ctx, hasty)
 		s.awaitQueued(1)
@@ -167,8 +167,8 @@ func TestWaitLongerThanTheTimeOut(t *testing.T) {
 		s.check(owner == after[0].text("owner"), "%s has it", owner)
 		hold := s.had(first)
 		s.check(hold.Owner == owner && s.holder().int("holds") == 1, "%v", s.holder())
-		s.must(hold.Release())
-		s.must(s.had(second).Release())
+		s.must(hold.Release(ctx))
+		s.must(s.had(second).Release(ctx))
 		s.awaitGone()
 	}, "single", "cluster")
 }
@@ -223,7 +223,7 @@ func TestCancelAtTheGrant(t *testing.T) {
 			time.AfterFunc(mathrand.N(3*time.Millisecond), cancel) // so that all orders come about
 			s.handOver("other")
 			if got := <-wait; got.err == nil {
-				s.must(got.hold.Release())
+				s.must(got.hold.Release(ctx))
 			} else {
 				s.isError(got.err, context.Canceled)
 			}
@@ -247,7 +247,7 @@ func TestKilledWaiter(t *testing.T) {
 		s.handOver("other")
 		hold := s.had(after)
 		s.check(s.holder().text("owner") == hold.Owner && len(s.queue()) == 0, "%v", s.holder())
-		s.must(hold.Release())
+		s.must(hold.Release(ctx))
 		s.awaitGone()
 	}, "single", "cluster")
 }
@@ -270,7 +270,7 @@ func TestKilledAtTheGrant(t *testing.T) {
 			// It had the lock for no longer than its first lease, or its place for no longer than its claim.
 			hold := s.had(after)
 			s.check(s.holder().text("owner") == hold.Owner && len(s.queue()) == 0, "%v", s.holder())
-			s.must(hold.Release())
+			s.must(hold.Release(ctx))
 			s.awaitGone()
 		}
 	}, "single", "cluster")
@@ -292,7 +292,7 @@ func TestKilledHolder(t *testing.T) {
 			kill()
 			message := (<-messages).Payload
 			s.check(message == fmt.Sprint(reason, " ", token), "%s", message)
-			s.must(s.had(after).Release())
+			s.must(s.had(after).Release(ctx))
 			s.awaitGone()
 		}
 	}, "single", "cluster")
@@ -325,7 +325,7 @@ func TestCutConnection(t *testing.T) {
 			return holder.int("client") != 0 && holder.int("client") != client
 		})
 		s.awaitKept(hold, 2)
-		s.must(hold.Release())
+		s.must(hold.Release(ctx))
 		hold = s.lock(s.locks, Session())
 		s.cutHolder()
 		s.isLost(hold)
@@ -366,7 +366,7 @@ func TestNoWriteAfterTheLoss(t *testing.T) {
 		_, err = late.Guard(ctx, "SET", data, "too late")
 		s.isError(err, ErrFenced)
 		s.check(s.ask("GET", data) == "next", "%v", s.ask("GET", data))
-		s.must(hold.Release())
+		s.must(hold.Release(ctx))
 	}, "single", "cluster")
 }
 
@@ -402,12 +402,12 @@ func TestErrorsOfItsOwn(t *testing.T) {
 		s.check(strings.Contains(err.Error(), "one"), "it does not name the circle: %v", err)
 		_, queue := s.infoAt(a)
 		s.check(len(queue) == 0, "%v", queue)
-		s.must(two.Release())
-		s.must(s.had(wait).Release())
+		s.must(two.Release(ctx))
+		s.must(s.had(wait).Release(ctx))
 		s.askAt(a, "DLOCK.FORCERELEASE", a)
 		_, err = one.Guard(ctx, "SET", a+":x", 1)
 		s.isError(err, ErrFenced)
-		s.isError(one.Release(), ErrNotHeld)
+		s.isError(one.Release(ctx), ErrNotHeld)
 	}, "single", "cluster")
 }
 
@@ -423,10 +423,10 @@ func TestGivesBackOnlyItsOwn(t *testing.T) {
 		counts := func() int64 { return s.ask("DLOCK.HELD", s.key, "me").([]any)[1].(int64) }
 		inner := s.lock(s.locks, Owner("me"), Shared())
 		s.check(inner.Token == outer.Token && counts() == 2, "%d", counts())
-		s.must(inner.Release())
+		s.must(inner.Release(ctx))
 		s.check(counts() == 1, "%d", counts())
 		s.awaitKept(outer, 2)
-		s.must(outer.Release())
+		s.must(outer.Release(ctx))
 		s.handOver("other")
 	}, "single", "cluster")
 }
@@ -438,7 +438,7 @@ func TestAnUpgradeEndsTheOuterHold(t *testing.T) {
 		s.check(inner.Token != outer.Token, "it is no new grant")
 		s.isLost(outer)
 		s.awaitKept(inner, 2)
-		s.must(inner.Release())
+		s.must(inner.Release(ctx))
 		s.awaitGone()
 	}, "single")
 }
@@ -452,28 +452,28 @@ func TestSharedAndCounted(t *testing.T) {
 		writing := s.start(ctx, s.locks)
 		s.awaitQueued(1)
 		_, err := s.locks.TryLock(ctx, s.key, 0, Shared())
-		s.isError(err, ErrTimeout) // not past the writer
+		s.isError(err, ErrTaken) // not past the writer
 		for _, reader := range readers {
-			s.must(reader.Release())
+			s.must(reader.Release(ctx))
 		}
 		writer := s.had(writing)
 		_, err = s.locks.TryLock(ctx, s.key, 0, Shared())
-		s.isError(err, ErrTimeout)
-		s.must(writer.Release())
+		s.isError(err, ErrTaken)
+		s.must(writer.Release(ctx))
 		var permits []*Hold
 		for range 3 {
 			permits = append(permits, s.lock(s.locks, Limit(3)))
 		}
 		_, err = s.locks.TryLock(ctx, s.key, 0, Limit(3))
-		s.isError(err, ErrTimeout)
+		s.isError(err, ErrTaken)
 		fourth := s.start(ctx, s.locks, Limit(3))
 		s.awaitQueued(1)
-		s.must(permits[0].Release())
+		s.must(permits[0].Release(ctx))
 		permits[0] = s.had(fourth)
 		holders, _ := s.info()
 		s.check(len(holders) == 3, "%v", holders)
 		for _, permit := range permits {
-			s.must(permit.Release())
+			s.must(permit.Release(ctx))
 		}
 		s.awaitGone()
 	}, "single", "cluster")
@@ -556,7 +556,7 @@ func (s stage) holdsOver(what string) {
 	s.check(s.holder().int("client") != 0, "%v", s.holder())
 	_, err := hold.Guard(ctx, "SET", s.key+":x", 1)
 	s.must(err)
-	s.must(hold.Release())
+	s.must(hold.Release(ctx))
 	s.awaitGone()
 }
 
@@ -578,7 +578,7 @@ func (s stage) waitsOver(what string) {
 	for i, wait := range []<-chan outcome{first, second} {
 		hold := s.had(wait)
 		s.check(hold.Owner == line[i], "%s has it, not %s", hold.Owner, line[i])
-		s.must(hold.Release())
+		s.must(hold.Release(ctx))
 	}
 	s.awaitGone()
 }
@@ -611,7 +611,7 @@ func TestLockOverASlotOnItsWay(t *testing.T) {
 			s.check(ok && held[0] == hold.Token, "%v", held)
 			exists, err := hold.Guard(ctx, "EXISTS", s.key)
 			s.check(exists == int64(1), "%v %v", exists, err)
-			s.must(hold.Release())
+			s.must(hold.Release(ctx))
 			s.check(askThere("DLOCK.HELD", s.key, hold.Owner) == nil, "it is still held")
 		})
 		s.awaitGone()
@@ -636,8 +636,8 @@ func TestWaitOverACutConnection(t *testing.T) {
 		s.check(slices.Equal(line, owners(before)), "%v, not %v", line, owners(before))
 		next := s.handOver("other")
 		s.check(next == line[0], "%s has it, not %s", next, line[0])
-		s.must(s.had(first).Release())
-		s.must(s.had(second).Release())
+		s.must(s.had(first).Release(ctx))
+		s.must(s.had(second).Release(ctx))
 		s.awaitGone()
 	}, "single", "cluster")
 }
@@ -655,7 +655,7 @@ func TestWaitOverALostMessage(t *testing.T) {
 		s.must(err)
 		hold := s.had(wait)
 		s.check(s.holder().int("token") == hold.Token && s.holder().int("holds") == 1, "%v", s.holder())
-		s.must(hold.Release())
+		s.must(hold.Release(ctx))
 		s.awaitGone()
 	}, "single")
 }

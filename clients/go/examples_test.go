@@ -14,8 +14,11 @@ import (
 
 // The code of README.md, and what that says of go-redis.
 
-func sell(ctx context.Context, client *redis.Client, notify func(ctx context.Context, left int) error) error {
-	locks := New(Settings{Lease: 10 * time.Second, Auto: time.Minute}, client.Options())
+func sell(ctx context.Context, client redis.UniversalClient, notify func(ctx context.Context, left int) error) error {
+	locks, err := New(client, Settings{Lease: 10 * time.Second, Auto: time.Minute})
+	if err != nil {
+		return err
+	}
 	defer locks.Close()
 
 	return locks.With(ctx, "{stock}lock", func(ctx context.Context, hold *Hold) error {
@@ -29,6 +32,21 @@ func sell(ctx context.Context, client *redis.Client, notify func(ctx context.Con
 		_, err = hold.Guard(ctx, "SET", "{stock}left", left-1) // else ErrFenced: nothing is written
 		return err
 	})
+}
+
+func lead(ctx context.Context, locks *Locks, name string, work func(context.Context, *Hold) error) error {
+	election, err := locks.Election("{reports}leader", name)
+	if err != nil {
+		return err
+	}
+	hold, err := election.Campaign(ctx) // waits until this one leads
+	if err != nil {
+		return err
+	}
+	defer election.Resign(context.WithoutCancel(ctx))
+	term, end := hold.Context(ctx) // ends with the term
+	defer end()
+	return work(term, hold)
 }
 
 func transfer(ctx context.Context, locks *Locks, from, to string, move func(one, another int64) error) error {
@@ -68,7 +86,7 @@ func TestTheCodeOfTheReadmeIsTheTestedCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := strings.Split(string(readme), "```go\n")[1:]
-	if len(blocks) != 4 {
+	if len(blocks) != 5 {
 		t.Errorf("%d pieces of code", len(blocks))
 	}
 	for _, block := range blocks {
@@ -97,6 +115,15 @@ func TestSell(t *testing.T) {
 		})
 		s.isError(err, ErrNotHeld)
 		s.check(s.ask("GET", "{stock}left") == "2", "%v", s.ask("GET", "{stock}left"))
+	}, "single")
+}
+
+func TestLead(t *testing.T) {
+	alone(t, func(s stage) {
+		s.must(lead(ctx, s.locks, "me", func(term context.Context, hold *Hold) error {
+			_, err := hold.Guard(term, "SET", "{reports}last", hold.Token)
+			return err
+		}))
 	}, "single")
 }
 

@@ -27,7 +27,7 @@ var (
 )
 
 // A Quorum is one lock over three or five servers that know nothing of each other: whoever has it at most of them holds
-// it. Copy this file; the reasons for what it does are in dlock's docs/quorum.md.
+// it. The reasons for what it does are in dlock's docs/quorum.md.
 //
 //	quorum := dlock.NewQuorum(0, a.Options(), b.Options(), c.Options()) // in the same order for every client
 //	hold, err := quorum.Acquire(ctx, "stock", 10*time.Second, 5*time.Second)
@@ -66,9 +66,7 @@ func NewQuorum(bound time.Duration, masters ...*redis.Options) *Quorum {
 
 func (q *Quorum) client(pattern *redis.Options) *redis.Client {
 	options := *pattern
-	options.DialTimeout, options.PoolTimeout, options.ReadTimeout, options.WriteTimeout = q.bound, q.bound, q.bound, q.bound
-	options.MaxRetries, options.DialerRetries = -1, 1 // nothing is sent twice behind our back
-	options.PushNotificationProcessor = nil           // that of the client whose options these are is its own
+	own(&options, q.bound) // nothing is sent twice behind our back
 	return redis.NewClient(&options)
 }
 

@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"errors"
 	mathrand "math/rand/v2"
 	"net"
 	"slices"
@@ -237,7 +238,7 @@ func TestQuorumRenewsAndNoticesTheLoss(t *testing.T) {
 		data, next := s.key+":data", s.at("B", "DLOCK.ACQUIRE", s.key, "next", ages.Milliseconds()).([]any)
 		s.at("B", "DLOCK.GUARD", s.key, next[0], "SET", data, "next")
 		err = connection(s.master("B")).Do(ctx, "DLOCK.GUARD", s.key, tokens[1], "SET", data, "late").Err()
-		s.check(err != nil && code(err) == "FENCED", "%v", err)
+		s.check(err != nil && errors.Is(typed(err), ErrFenced), "%v", err)
 		s.check(s.at("B", "GET", data) == "next", "it is overwritten")
 		hold.Release()
 		s.isFree("A", "C")
@@ -311,12 +312,11 @@ func TestQuorumGivesBackWhereNobodyAnswered(t *testing.T) {
 func TestQuorumAsksTheSilentOneLast(t *testing.T) {
 	t.Parallel()
 	in(t, func(s stage) {
-		path := s.pathTo(s.master("A"))
 		heldAtB := make(chan bool, 100)
-		path.met = func() {
+		path := s.pathTo(s.master("A"), func() {
 			held, _ := s.at("B", "DLOCK.HELD", s.key).([]any)
 			heldAtB <- held != nil
-		}
+		})
 		path.freeze()
 		quorum := NewQuorum(3*time.Second, &redis.Options{Addr: path.address()},
 			&redis.Options{Addr: s.master("B")}, &redis.Options{Addr: s.master("C")})

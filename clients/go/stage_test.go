@@ -18,8 +18,14 @@ import (
 
 // The servers of a test, and what they show.
 
+var patience = func() time.Duration {
+	if d, err := time.ParseDuration(os.Getenv("DLOCK_PATIENCE")); err == nil {
+		return d
+	}
+	return 30 * time.Second
+}()
+
 const (
-	patience = 30 * time.Second
 	// No stall of this process takes two thirds of it: a lease that ends is told.
 	lease = 3 * time.Second
 	long  = 15 * time.Second // no fault takes so long, however busy the machine
@@ -31,20 +37,46 @@ func addresses(place string) []string {
 	return strings.Split(os.Getenv("DLOCK_"+strings.ToUpper(place)), ",")
 }
 
-// makeLocks has locks in one of the places, with a time-out for replies as a program may have set it.
-func makeLocks(place string, lease, timeout time.Duration) *Locks {
-	var servers []*redis.Options
-	// Of a cluster two nodes are named, and the others are found.
-	for _, address := range addresses(place)[:min(2, len(addresses(place)))] {
-		client := redis.NewClient(&redis.Options{Addr: address, ReadTimeout: timeout})
-		servers = append(servers, client.Options())
-		_ = client.Close() // it is but the pattern
+// client is go-redis' own for one of the places, with a time-out for replies as a program may have set it.
+func client(place, address, user, password string) redis.UniversalClient {
+	if place == "cluster" { // two nodes are named, and the others are found
+		return redis.NewClusterClient(&redis.ClusterOptions{Addrs: addresses(place)[:2], ReadTimeout: time.Second})
 	}
-	return New(Settings{Lease: lease, Auto: 30 * time.Second, Claim: 2 * time.Second}, servers...)
+	options := &redis.Options{Addr: address, ReadTimeout: time.Second, Username: user, Password: password}
+	if address == "" {
+		options.Addr = addresses(place)[0]
+	}
+	if place == "pair" { // whoever is the primary, as by Sentinel
+		options.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return (&net.Dialer{Timeout: 3 * time.Second}).DialContext(ctx, network, primary())
+		}
+	}
+	return redis.NewClient(options)
+}
+
+func primary() string {
+	for _, address := range addresses("pair") {
+		role, err := connection(address).Do(ctx, "ROLE").Slice()
+		if err == nil && role[0] == "master" {
+			return address
+		}
+	}
+	return addresses("pair")[0]
+}
+
+func makeLocks(place string, lease time.Duration) *Locks {
+	locks, err := New(client(place, "", "", ""), Settings{Lease: lease, Auto: 30 * time.Second, Claim: 2 * time.Second})
+	if err != nil {
+		panic(err)
+	}
+	return locks
 }
 
 // The other process: takes a lock and holds it until it is killed.
 func TestMain(m *testing.M) {
+	if words := strings.Fields(os.Getenv("DLOCK_TEST_CANDIDATE")); len(words) == 3 {
+		candidate(words[0], words[1], words[2])
+	}
 	words := strings.Fields(os.Getenv("DLOCK_TEST_PROCESS"))
 	if len(words) != 3 {
 		os.Exit(m.Run())
@@ -53,7 +85,7 @@ func TestMain(m *testing.M) {
 	if words[2] == "session" {
 		options = append(options, Session())
 	}
-	if _, err := makeLocks(words[0], lease, time.Second).Lock(ctx, words[1], options...); err != nil {
+	if _, err := makeLocks(words[0], lease).Lock(ctx, words[1], options...); err != nil {
 		panic(err)
 	}
 	select {}
@@ -90,7 +122,7 @@ func runIn(t *testing.T, place string, test func(stage)) {
 }
 
 func (s stage) make(lease time.Duration) *Locks {
-	locks := makeLocks(s.place, lease, time.Second)
+	locks := makeLocks(s.place, lease)
 	s.Cleanup(locks.Close)
 	return locks
 }
@@ -130,16 +162,23 @@ func (s stage) process(how string) (kill func()) {
 
 // fault has something done to the servers: failover, crash, move; in the pair the first is `switch`.
 func (s stage) fault(what string) {
-	line := what + " " + s.key
+	s.Helper()
 	if s.place == "pair" {
-		line = "switch"
+		s.control("switch")
+	} else {
+		s.control(what + " " + s.key)
 	}
+}
+
+func (s stage) control(line string) string {
+	s.Helper()
 	connection, err := net.Dial("tcp", os.Getenv("DLOCK_CONTROL"))
 	s.must(err)
 	defer connection.Close()
 	fmt.Fprintln(connection, line)
 	answer, err := bufio.NewReader(connection).ReadString('\n')
 	s.check(err == nil && strings.HasPrefix(answer, "ok"), "%s: %s %v", line, answer, err)
+	return strings.TrimSpace(strings.TrimPrefix(answer, "ok"))
 }
 
 var (
@@ -153,6 +192,7 @@ func connection(address string) *redis.Client {
 	if nodes[address] == nil {
 		nodes[address] = redis.NewClient(&redis.Options{
 			Addr: address, MaxRetries: -1, ReadTimeout: patience, PoolTimeout: patience, PoolSize: 100,
+			ContextTimeoutEnabled: true,
 		})
 	}
 	return nodes[address]
@@ -164,8 +204,11 @@ func (s stage) node(key string) (node *redis.Client) {
 	s.until(key+" is served", func() bool {
 		for _, address := range addresses(s.place) {
 			node = connection(address)
+			// One that hangs is not waited for.
+			ctx, cancel := context.WithTimeout(ctx, time.Second)
 			role, err := node.Do(ctx, "ROLE").Slice()
-			if err == nil && role[0] == "master" && node.Exists(ctx, key).Err() == nil {
+			found := err == nil && role[0] == "master" && node.Exists(ctx, key).Err() == nil
+			if cancel(); found {
 				return true
 			}
 		}
@@ -185,20 +228,22 @@ func (s stage) askAt(key string, words ...any) any {
 	return reply
 }
 
-type entry map[any]any
+func randomKey() string { return rand.Text() }
 
-func (e entry) text(name string) string { return e[name].(string) }
-func (e entry) int(name string) int64   { return e[name].(int64) }
+type row map[any]any
 
-func (s stage) info() (holders, queue []entry) { return s.infoAt(s.key) }
+func (e row) text(name string) string { return e[name].(string) }
+func (e row) int(name string) int64   { return e[name].(int64) }
 
-func (s stage) infoAt(key string) (holders, queue []entry) {
+func (s stage) info() (holders, queue []row) { return s.infoAt(s.key) }
+
+func (s stage) infoAt(key string) (holders, queue []row) {
 	s.Helper()
 	reply, ok := s.askAt(key, "DLOCK.INFO", key, "COUNT", 5000).(map[any]any)
 	if !ok {
 		return nil, nil
 	}
-	entries := func(name string) (all []entry) {
+	entries := func(name string) (all []row) {
 		for _, one := range reply[name].([]any) {
 			all = append(all, one.(map[any]any))
 		}
@@ -207,14 +252,14 @@ func (s stage) infoAt(key string) (holders, queue []entry) {
 	return entries("holders"), entries("queue")
 }
 
-func owners(entries []entry) (all []string) {
+func owners(entries []row) (all []string) {
 	for _, one := range entries {
 		all = append(all, one.text("owner"))
 	}
 	return all
 }
 
-func (s stage) holder() entry {
+func (s stage) holder() row {
 	s.Helper()
 	holders, _ := s.info()
 	if len(holders) == 0 {
@@ -238,7 +283,13 @@ func (s stage) awaitQueuedAt(key string, count int) {
 	s.Helper()
 	s.until(fmt.Sprint(count, " are queued"), func() bool {
 		_, queue := s.infoAt(key)
-		return len(queue) == count
+		there := 0
+		for _, one := range queue {
+			if one.int("client") != 0 { // between the ticket and the NOTIFY it is absent
+				there++
+			}
+		}
+		return there == count && len(queue) == count
 	})
 }
 

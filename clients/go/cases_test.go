@@ -1,0 +1,459 @@
+package dlock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"reflect"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Runs the cases that all languages have (../cases): a method for each step.
+
+type step map[string]any
+
+func (s step) text(name, usual string) string {
+	if value, ok := s[name].(string); ok {
+		return value
+	}
+	return usual
+}
+
+func (s step) number(name string, usual float64) float64 {
+	if value, ok := s[name].(float64); ok {
+		return value
+	}
+	return usual
+}
+
+func (s step) seconds(name string, usual float64) time.Duration {
+	return time.Duration(s.number(name, usual) * float64(time.Second))
+}
+
+// timeout: null is none.
+func (s step) timeout() time.Duration {
+	if value, there := s["timeout"]; there && value == nil {
+		return forever
+	}
+	return s.seconds("timeout", patience.Seconds())
+}
+
+// lateness: a busy machine is late by itself. What the cases look for is later than this, too.
+func lateness() time.Duration {
+	if seconds, err := strconv.ParseFloat(os.Getenv("DLOCK_LATE"), 64); err == nil {
+		return time.Duration(seconds * float64(time.Second))
+	}
+	return 4 * time.Second
+}
+
+// logged is what the client has logged.
+type logged struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *logged) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logged) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l *logged) WithGroup(string) slog.Handler            { return l }
+func (l *logged) Handle(_ context.Context, record slog.Record) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, record.Message)
+	return nil
+}
+
+// A run is what a case has made so far.
+type run struct {
+	stage
+	log     *logged
+	paths   map[string]string
+	clients map[string]*Locks
+	held    map[string][]*Hold
+	starts  map[string]<-chan outcome
+	marks   map[string][2]int
+	spread  map[string]string
+}
+
+func TestCases(t *testing.T) {
+	data, err := os.ReadFile("../cases/cases.json")
+	if file := os.Getenv("DLOCK_CASES"); file != "" {
+		data, err = os.ReadFile(file)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var cases []struct {
+		Name, At string
+		Steps    []step
+	}
+	if err := json.Unmarshal(data, &cases); err != nil {
+		t.Fatal(err)
+	}
+	for _, one := range cases {
+		t.Run(one.Name, func(t *testing.T) {
+			disturbs := func(s step) bool {
+				return slices.Contains([]string{"freeze", "settings", "connections"}, s["do"].(string))
+			}
+			if !slices.ContainsFunc(one.Steps, disturbs) {
+				t.Parallel()
+			}
+			place := one.At
+			if place == "" {
+				place = "single"
+			}
+			r := &run{
+				stage: stage{T: t, place: place, key: "{" + randomKey() + "}lock"}, log: &logged{},
+				paths: map[string]string{}, clients: map[string]*Locks{}, held: map[string][]*Hold{},
+				starts: map[string]<-chan outcome{}, marks: map[string][2]int{}, spread: map[string]string{},
+			}
+			for _, s := range one.Steps {
+				name := "Do_" + s["do"].(string)
+				method := reflect.ValueOf(r).MethodByName(name)
+				r.check(method.IsValid(), "no step %s", name)
+				method.Call([]reflect.Value{reflect.ValueOf(s)})
+			}
+		})
+	}
+}
+
+func (r *run) named(key string) string {
+	if name := r.spread[key]; name != "" {
+		return name
+	}
+	return r.key + ":" + key
+}
+
+func (r *run) keyOf(s step) string { return r.named(s.text("key", "lock")) }
+
+// What is done to the servers and on the way to them.
+
+func (r *run) Do_path(s step) {
+	target := addresses("single")[0]
+	if s.text("to", "") == "bare" {
+		target = addresses("bare")[0]
+	}
+	path := r.control("path " + target)
+	r.paths[s.text("as", "")] = path
+	r.Cleanup(func() { r.control("close " + path) })
+}
+
+func (r *run) on(what string, s step) string {
+	return r.control(what + " " + r.paths[s.text("path", "")])
+}
+
+func (r *run) Do_close(s step)   { r.on("close", s) }
+func (r *run) Do_silence(s step) { r.on("silence", s) }
+func (r *run) Do_sound(s step)   { r.on("sound", s) }
+func (r *run) Do_cut(s step)     { r.on("cut", s) }
+func (r *run) Do_delay(s step) {
+	r.control(fmt.Sprintf("delay %s %v", r.paths[s.text("path", "")], s.number("ms", 0)))
+}
+
+func (r *run) Do_freeze(s step) {
+	var address string
+	if s["replica"] == true {
+		for _, one := range addresses("pair") {
+			if one != primary() {
+				address = one
+			}
+		}
+	} else {
+		address = r.node(r.keyOf(s)).Options().Addr
+	}
+	r.control("freeze " + address)
+	r.paths["frozen"] = address
+	r.Cleanup(func() { r.control("thaw " + address) })
+}
+
+func (r *run) Do_thaw(step) { r.control("thaw " + r.paths["frozen"]) }
+
+func (r *run) Do_settings(s step) {
+	names := []string{"dlock.quarantine-ms", "dlock.replicas", "dlock.ack-timeout-ms"}
+	server := connection(primary())
+	for _, name := range names {
+		if value, there := s[name]; there {
+			before := server.ConfigGet(ctx, name).Val()[name]
+			r.must(server.ConfigSet(ctx, name, fmt.Sprint(value)).Err())
+			r.Cleanup(func() { r.must(server.ConfigSet(ctx, name, before).Err()) })
+		}
+	}
+	r.check(len(s)-1 <= len(names), "other settings: %v", s)
+}
+
+func (r *run) Do_commands(s step) {
+	seen, err := strconv.Atoi(r.on("commands", s))
+	r.must(err)
+	if most := s.number("at_most", -1); most >= 0 {
+		r.check(seen-r.marks["commands"][0] <= int(most), "%d commands", seen-r.marks["commands"][0])
+	}
+	r.marks["commands"] = [2]int{seen}
+}
+
+func (r *run) Do_ask(s step) {
+	words := slices.Clone(s["words"].([]any))
+	for i, word := range words {
+		if word == "KEY" {
+			words[i] = r.named("lock")
+		}
+	}
+	r.askAt(r.named("lock"), words...)
+}
+
+func (r *run) Do_other(s step) {
+	other := r.stage
+	other.key = r.keyOf(s)
+	other.hold()
+}
+
+func (r *run) Do_hand_over(s step) {
+	other := r.stage
+	other.key = r.keyOf(s)
+	other.handOver("other")
+}
+
+func (r *run) Do_user(s step) {
+	name := strings.Trim(r.key, "{}lock") + "user"
+	server := connection(addresses("single")[0])
+	r.must(server.Do(ctx, "ACL", "SETUSER", name, "on", ">word", "~*", "&*", "+@all", s["rule"]).Err())
+	r.Cleanup(func() { server.Do(ctx, "ACL", "DELUSER", name) })
+	r.Do_client(step{"user": name, "password": "word"})
+}
+
+// What the server shows.
+
+func (r *run) Do_queued(s step) { r.awaitQueuedAt(r.keyOf(s), int(s.number("count", 1))) }
+
+func (r *run) Do_free(s step) {
+	key := r.keyOf(s)
+	r.until("nobody holds it and nobody waits", func() bool {
+		return r.askAt(key, "DLOCK.INFO", key) == nil
+	})
+}
+
+// The hold is so old: what was not kept has ended.
+func (r *run) Do_outlasts(s step) {
+	key := r.keyOf(s)
+	r.until("it is held for so long", func() bool {
+		holders, _ := r.infoAt(key)
+		r.check(len(holders) > 0, "%s is not held any more", key)
+		return holders[0].int("held-ms") > int64(s.number("ms", 0))
+	})
+}
+
+// Those of the client to the server, and the goroutines of this process.
+func (r *run) Do_connections(s step) {
+	list := connection(addresses("single")[0]).ClientList(ctx).Val()
+	seen := [2]int{strings.Count(list, "cmd=dlock"), runtime.NumGoroutine()}
+	if name := s.text("as", ""); name != "" {
+		r.marks[name] = seen
+		return
+	}
+	before := r.marks[s.text("same", "")]
+	r.check(seen[0] <= before[0] && seen[1] <= before[1]+2, "%v, and %v before", seen, before)
+}
+
+// What the client does.
+
+func (r *run) Do_client(s step) {
+	locks, err := New(client(r.place, r.paths[s.text("path", "")], s.text("user", ""), s.text("password", "")), Settings{
+		Lease: s.seconds("lease", 10), Auto: s.seconds("auto", 60), Claim: 2 * time.Second, Logger: slog.New(r.log),
+	})
+	r.must(err)
+	r.Cleanup(locks.Close)
+	r.clients[s.text("as", "client")] = locks
+}
+
+func (r *run) client(s step) *Locks { return r.clients[s.text("client", "client")] }
+
+func (r *run) judge(s step, work func() (*Hold, error)) {
+	r.Helper()
+	began := time.Now()
+	hold, err := work()
+	took := time.Since(began)
+	var said ServerError
+	got := "failure"
+	switch {
+	case err == nil && hold != nil:
+		got = "hold"
+		r.held[s.text("as", "hold")] = []*Hold{hold}
+	case err == nil:
+		got = "nothing"
+	case errors.Is(err, ErrTaken):
+		got = "none"
+	case errors.Is(err, ErrTimeout):
+		got = "timeout"
+		r.check(s["cause"] != true || errors.As(err, &said) || errors.Is(err, ErrUnreachable), "no cause: %v", err)
+	case errors.Is(err, ErrNotHeld):
+		got = "not held"
+	case errors.Is(err, ErrNoAck):
+		got = "unconfirmed"
+	case errors.As(err, &said):
+		got = "refusal"
+	case !errors.Is(err, ErrUnreachable) && !errors.Is(err, ErrClosed):
+		got = "something else"
+	}
+	r.check(got == s["gives"], "%s: %v, not %s", got, err, s["gives"])
+	r.check(err == nil || strings.Contains(err.Error(), s.text("text", "")), "%v", err)
+	if within := s.number("within", 0); within > 0 {
+		r.check(took < s.seconds("within", 0)+lateness(), "within %v", took)
+	}
+}
+
+func (r *run) take(s step, locks *Locks) (*Hold, error) {
+	if timeout := s.timeout(); timeout != forever {
+		return locks.TryLock(ctx, r.keyOf(s), timeout)
+	}
+	return locks.Lock(ctx, r.keyOf(s))
+}
+
+func (r *run) Do_lock(s step) {
+	r.Helper()
+	if s["slots"] == true { // a key of another node for each
+		taken := map[*redis.Client]bool{}
+		for _, key := range r.spread {
+			taken[r.node(key)] = true
+		}
+		for key := s.text("key", "lock"); r.spread[key] == ""; {
+			if one := "{" + randomKey() + "}lock"; !taken[r.node(one)] {
+				r.spread[key] = one
+			}
+		}
+	}
+	r.judge(s, func() (*Hold, error) { return r.take(s, r.client(s)) })
+}
+
+func (r *run) Do_start(s step) {
+	outcomes, locks := make(chan outcome, 1), r.client(s)
+	go func() {
+		hold, err := r.take(s, locks)
+		outcomes <- outcome{hold, err}
+	}()
+	r.starts[s.text("as", "")] = outcomes
+}
+
+func (r *run) Do_joined(s step) {
+	r.judge(s, func() (*Hold, error) {
+		select {
+		case got := <-r.starts[s.text("start", "")]:
+			return got.hold, got.err
+		case <-time.After(patience):
+			return nil, errors.New("it waits for ever")
+		}
+	})
+}
+
+func (r *run) Do_release(s step) {
+	for _, hold := range r.held[s.text("hold", "hold")] {
+		if s["gives"] == nil {
+			r.must(hold.Release(ctx))
+		} else {
+			r.judge(s, func() (*Hold, error) { return nil, hold.Release(ctx) })
+		}
+	}
+}
+
+func (r *run) Do_holds(s step) {
+	locks, waits := r.client(s), []<-chan outcome{}
+	for i := range int(s.number("count", 0)) {
+		waits = append(waits, r.startAt(ctx, locks, r.named(strconv.Itoa(i))))
+	}
+	for _, wait := range waits {
+		r.held[s.text("as", "")] = append(r.held[s.text("as", "")], r.had(wait))
+	}
+}
+
+func (r *run) Do_lost(s step) {
+	within := time.After(s.seconds("within", 0) + lateness())
+	for _, hold := range r.held[s.text("hold", "hold")] {
+		select {
+		case <-hold.Done():
+		case <-within:
+			r.Fatal("nothing is told of the loss")
+		}
+	}
+}
+
+func (r *run) Do_kept(s step) {
+	for _, hold := range r.held[s.text("hold", "hold")] {
+		r.check(hold.Lost() == nil, "%s: %v", hold.Key, hold.Lost())
+	}
+}
+
+func (r *run) Do_forget(s step) {
+	delete(r.held, s.text("hold", "hold"))
+	for range 3 {
+		runtime.GC()
+	}
+}
+
+func (r *run) Do_end(s step) { r.client(s).Close() }
+
+func (r *run) Do_cycles(s step) {
+	locks, failed := r.client(s), make(chan error, 100)
+	var all sync.WaitGroup
+	for range int(s.number("workers", 1)) {
+		all.Go(func() {
+			for range int(s.number("count", 1)) {
+				hold, err := locks.Lock(ctx, r.named("lock"))
+				if err == nil {
+					err = hold.Release(ctx)
+				}
+				if err != nil {
+					failed <- err
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	close(failed)
+	r.must(<-failed)
+}
+
+func (r *run) Do_objects(s step) {
+	for i := range int(s.number("count", 1)) {
+		hold, err := r.client(s).Lock(ctx, r.named(strconv.Itoa(i)))
+		r.must(err)
+		r.must(hold.Release(ctx))
+	}
+}
+
+func (r *run) Do_logged(s step) {
+	seen := func() (count int) {
+		r.log.mu.Lock()
+		defer r.log.mu.Unlock()
+		for _, line := range r.log.lines {
+			count += strings.Count(line, s.text("text", "-"))
+		}
+		return count
+	}
+	r.until("it is logged", func() bool { return seen() >= int(s.number("at_least", 1)) })
+	r.check(seen() <= int(s.number("at_most", 1e9)), "%d times", seen())
+}
+
+// What is no time at all is none in Go, either: it does not compile, so a negative one stands for it.
+func (r *run) Do_bad(s step) {
+	key, timeout, options := r.named("lock"), time.Duration(0), []Option{}
+	if s["key"] == "" {
+		key = ""
+	}
+	if s["timeout"] != nil {
+		timeout = -time.Second
+	}
+	if limit, ok := s["limit"].(float64); ok {
+		options = append(options, Limit(int(limit)))
+	}
+	_, err := r.client(s).TryLock(ctx, key, timeout, options...)
+	r.check(errors.Is(err, ErrArgument) && strings.Contains(err.Error(), s.text("names", "-")), "%v", err)
+}

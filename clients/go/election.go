@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+
+package dlock
+
+import (
+	"context"
+	"crypto/rand"
+	"strings"
+	"sync"
+	"time"
+)
+
+// An Election has one leader at a time: whoever holds its lock. The fencing token is the term.
+//
+//	election, err := locks.Election("reports", "worker-1")
+//	…
+//	hold, err := election.Campaign(ctx) // waits until this one leads
+//	defer election.Resign(ctx)
+//	for election.IsLeader() {
+//		work(hold)                      // hold.Guard refuses what comes too late; hold.Done ends the term
+//	}
+//
+// A leader that hears nothing of the server steps down before its lease ends there, by its own clock.
+type Election struct {
+	locks     *Locks
+	key, name string
+	mu        sync.Mutex
+	hold      *Hold
+	turn      chan struct{} // one campaign at a time
+}
+
+// A Leader is who leads, and since which term. The zero value: nobody.
+type Leader struct {
+	Name string
+	Term int64
+}
+
+// Election is for one candidate. The name is shown to others; those of one name are rivals all the same.
+func (l *Locks) Election(key, name string) (*Election, error) {
+	if key == "" {
+		return nil, badArgument("key", "must not be empty")
+	}
+	if name == "" {
+		return nil, badArgument("name", "must not be empty")
+	}
+	return &Election{locks: l, key: key, name: name, turn: make(chan struct{}, 1)}, nil
+}
+
+// Campaign waits until this candidate leads or the context ends. Who leads already goes on.
+func (e *Election) Campaign(ctx context.Context) (*Hold, error) {
+	select {
+	case e.turn <- struct{}{}:
+		defer func() { <-e.turn }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if hold := e.leading(); hold != nil {
+		return hold, nil
+	}
+	hold, err := e.locks.Lock(ctx, e.key, Owner(e.name+"#"+rand.Text()), fresh)
+	if err != nil {
+		return nil, err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.hold = hold
+	return hold, nil
+}
+
+func (e *Election) leading() *Hold {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.hold != nil && (e.hold.Lost() != nil || e.hold.Left() <= 0) {
+		return nil
+	}
+	return e.hold
+}
+
+// IsLeader asks nobody: it is true while the lease lasts for sure.
+func (e *Election) IsLeader() bool { return e.leading() != nil }
+
+// Resign gives the lead back. It is no error not to lead.
+func (e *Election) Resign(ctx context.Context) error {
+	e.mu.Lock()
+	hold := e.hold
+	e.hold = nil
+	e.mu.Unlock()
+	if hold == nil || hold.Lost() != nil {
+		return nil
+	}
+	return hold.Release(ctx)
+}
+
+// Leader says who leads, by the server.
+func (e *Election) Leader(ctx context.Context) (Leader, error) {
+	c := e.locks.core
+	if err := c.check(); err != nil {
+		return Leader{}, err
+	}
+	reply, _, err := c.call(ctx, e.key, []string{"DLOCK.HELD", e.key}, c.until(never), nil)
+	held, ok := reply.([]any)
+	if err != nil || !ok {
+		return Leader{}, err
+	}
+	owner, _ := held[3].(string)
+	if at := strings.LastIndexByte(owner, '#'); at >= 0 {
+		owner = owner[:at]
+	}
+	return Leader{owner, number(held[0])}, nil
+}
+
+// Observe gives who leads now, and each change (the last one, if the reader is slow), until the context ends. It asks the
+// server once a second, and so may miss who led for less.
+func (e *Election) Observe(ctx context.Context) <-chan Leader {
+	leaders := make(chan Leader)
+	go func() {
+		defer close(leaders)
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		var last Leader
+		for first := true; ; {
+			now, err := e.Leader(ctx)
+			if err == nil && (first || now != last) {
+				select {
+				case leaders <- now:
+					first, last = false, now
+				case <-ctx.Done():
+				case <-e.locks.core.done:
+				}
+			}
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+				return
+			case <-e.locks.core.done:
+				return
+			}
+		}
+	}()
+	return leaders
+}

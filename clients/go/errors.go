@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT
+
+package dlock
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Why there is no lock, or none any more. The text of an error has more; ask by errors.Is.
+var (
+	// ErrTaken: others hold it. Nothing is broken.
+	ErrTaken = errors.New("dlock: the lock is taken")
+	// ErrTimeout: the lock was not granted in time. If that is because nobody answered, the error wraps the reason.
+	ErrTimeout = errors.New("dlock: not granted in time")
+	// ErrNotHeld: the lock is not, or no longer, held under this name and token.
+	ErrNotHeld = errors.New("dlock: not held")
+	// ErrFenced: a guarded command was not run, as the lock is not held under this token.
+	ErrFenced = errors.New("dlock: fenced")
+	// ErrDeadlock: the wait could never end.
+	ErrDeadlock = errors.New("dlock: deadlock")
+	// ErrReplaced: somebody else asked under the same owner's name and has the place. Never asked again by itself.
+	ErrReplaced = errors.New("dlock: replaced")
+	// ErrQueueFull: one of the server's caps on places and holders is reached.
+	ErrQueueFull = errors.New("dlock: the queue is full")
+	// ErrQuarantine: the server grants nothing for now, and this request may not wait.
+	ErrQuarantine = errors.New("dlock: quarantine")
+	// ErrNoAck: too few replicas have confirmed. What was asked may be in force, as after a lost reply.
+	ErrNoAck = errors.New("dlock: not confirmed")
+	// ErrUnreachable: the connection is lost, or the server does not answer.
+	ErrUnreachable = errors.New("dlock: unreachable")
+	// ErrClosed: Close was called.
+	ErrClosed = errors.New("dlock: closed")
+	// ErrArgument: an argument is wrong. The text names it.
+	ErrArgument = errors.New("dlock: bad argument")
+)
+
+var codes = map[string]error{
+	"NOTHELD": ErrNotHeld, "FENCED": ErrFenced, "DEADLOCK": ErrDeadlock, "REPLACED": ErrReplaced,
+	"QUEUEFULL": ErrQueueFull, "QUARANTINE": ErrQuarantine, "NOACK": ErrNoAck,
+}
+
+// What another node or a little time can mend. UNBLOCKED: the server has become a replica.
+var passing = []string{
+	"UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF", "READONLY", "MOVED",
+	"ASK", "NOACK",
+}
+
+// ServerError is what the server has said, in its own words. errors.Is finds the Err… of its first word.
+type ServerError string
+
+func (e ServerError) Error() string { return string(e) }
+
+// RedisError makes it one of go-redis' own, for redis.HasErrorPrefix.
+func (e ServerError) RedisError() {}
+
+// Is finds the Err… of the first word.
+func (e ServerError) Is(target error) bool { return codes[e.code()] == target }
+
+func (e ServerError) code() string {
+	word, _, _ := strings.Cut(string(e), " ")
+	return word
+}
+
+// redirected: another node serves the slot.
+func (e ServerError) redirected() (slot uint16, address string, ask, ok bool) {
+	words := strings.Fields(string(e))
+	if len(words) < 3 || words[0] != "MOVED" && words[0] != "ASK" {
+		return 0, "", false, false
+	}
+	number, err := strconv.ParseUint(words[1], 10, 16)
+	return uint16(number), words[2], words[0] == "ASK", err == nil
+}
+
+// typed is an error of go-redis as one of ours, if the server has said it.
+func typed(err error) error {
+	var said redis.Error
+	if err == nil || errors.Is(err, redis.Nil) || !errors.As(err, &said) {
+		return err
+	}
+	return ServerError(said.Error())
+}
+
+// unreachable is what the network has said.
+func unreachable(why error) error {
+	if errors.Is(why, ErrUnreachable) {
+		return why
+	}
+	return fmt.Errorf("%w: %w", ErrUnreachable, why)
+}
+
+func badArgument(name, why string) error { return fmt.Errorf("%w: %s %s", ErrArgument, name, why) }
+
+// passes: another connection, another node or a little time can mend it.
+func passes(err error) bool {
+	var said ServerError
+	if errors.As(err, &said) {
+		return slices.Contains(passing, said.code())
+	}
+	var name *net.DNSError
+	var unknown x509.UnknownAuthorityError
+	var wrong *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &name):
+		return !name.IsNotFound
+	case errors.As(err, &unknown), errors.As(err, &wrong), errors.Is(err, redis.ErrClosed):
+		return false
+	}
+	return errors.Is(err, ErrUnreachable)
+}

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: MIT
+
+package dlock
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+)
+
+var errNoAnswer = fmt.Errorf("%w: the server does not answer", ErrUnreachable)
+
+// An entry is a command whose reply is to come.
+type entry struct {
+	then  func(reply any, err error)
+	done  chan struct{}
+	reply any
+	err   error
+	sent  time.Duration
+}
+
+// A link is one connection that everybody shares: a goroutine writes, another reads replies in the order of the commands.
+// What a reply changes is changed where it is read (then), whether or not anybody waits for it.
+type link struct {
+	bound  time.Duration
+	conn   net.Conn
+	closer func() // what the library has around the connection
+	died   func()
+	hear   func(reply any, err error) // an ear's: nothing that comes is a reply
+
+	mu      sync.Mutex
+	pending []*entry
+	out     []byte
+	err     error
+	wake    chan struct{}
+	over    chan struct{}
+
+	// Of what is held, under the core's mutex. What is believed holds for ties up to the serial number kept.
+	ties, serial, kept, surplus int
+	believed                    time.Duration
+}
+
+func newLink(conn net.Conn, closer func(), bound time.Duration, died func()) *link {
+	return &link{
+		conn: conn, closer: closer, bound: bound, died: died, wake: make(chan struct{}, 1), over: make(chan struct{}),
+	}
+}
+
+func (l *link) start() *link {
+	go l.write()
+	go l.read()
+	return l
+}
+
+func (l *link) write() {
+	for {
+		select {
+		case <-l.wake:
+		case <-l.over:
+			return
+		}
+		l.mu.Lock()
+		data := l.out
+		l.out = nil
+		l.mu.Unlock()
+		if _, err := l.conn.Write(data); err != nil {
+			l.die(unreachable(err))
+			return
+		}
+	}
+}
+
+func (l *link) read() {
+	from := bufio.NewReaderSize(l.conn, 16<<10)
+	for {
+		reply, err := parse(from)
+		var said ServerError
+		if err != nil && !errors.As(err, &said) {
+			l.die(unreachable(err))
+			return
+		}
+		if l.hear != nil {
+			l.hear(reply, err)
+			continue
+		}
+		l.mu.Lock()
+		if len(l.pending) == 0 {
+			l.mu.Unlock()
+			l.die(unreachable(errors.New("a reply to nothing")))
+			return
+		}
+		one := l.pending[0]
+		l.pending[0], l.pending = nil, l.pending[1:]
+		l.mu.Unlock()
+		one.answer(reply, err)
+	}
+}
+
+func (e *entry) answer(reply any, err error) {
+	e.reply, e.err = reply, err
+	if e.then != nil {
+		e.then(reply, err)
+	}
+	close(e.done)
+}
+
+// post sends a command and waits for nothing.
+func (l *link) post(words []string, then func(any, error), asking bool) (*entry, error) {
+	one := &entry{then: then, done: make(chan struct{}), sent: now()}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return nil, l.err
+	}
+	if asking {
+		l.out = pack(l.out, []string{"ASKING"})
+		l.pending = append(l.pending, &entry{done: make(chan struct{})})
+	}
+	l.out = pack(l.out, words)
+	if l.hear == nil {
+		l.pending = append(l.pending, one)
+	}
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
+	return one, nil
+}
+
+// result waits for the reply. When there is none for longer than the bound, the link is dead.
+func (l *link) result(ctx context.Context, one *entry, until time.Duration) (any, error) {
+	timer := time.NewTimer(min(until, one.sent+l.bound) - now())
+	defer timer.Stop()
+	select {
+	case <-one.done:
+		return one.reply, one.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-timer.C:
+	}
+	select {
+	case <-one.done:
+		return one.reply, one.err
+	default:
+	}
+	if now()-one.sent >= l.bound {
+		l.die(errNoAnswer)
+	}
+	return nil, errNoAnswer
+}
+
+func (l *link) call(ctx context.Context, words []string, until time.Duration) (any, error) {
+	one, err := l.post(words, nil, false)
+	if err != nil {
+		return nil, err
+	}
+	return l.result(ctx, one, until)
+}
+
+// die: all that was asked has failed, and nothing can be asked any more. Not to be called under the core's mutex.
+func (l *link) die(why error) {
+	l.mu.Lock()
+	if l.err != nil {
+		l.mu.Unlock()
+		return
+	}
+	l.err = why
+	pending := l.pending
+	l.pending, l.out = nil, nil
+	close(l.over)
+	l.mu.Unlock()
+	_ = l.conn.Close()
+	go l.closer()
+	for _, one := range pending {
+		one.answer(nil, why)
+	}
+	l.died()
+}
+
+func (l *link) alive() bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err == nil
+}
+
+func pack(to []byte, words []string) []byte {
+	head := func(kind byte, n int) {
+		to = append(strconv.AppendInt(append(to, kind), int64(n), 10), '\r', '\n')
+	}
+	head('*', len(words))
+	for _, word := range words {
+		head('$', len(word))
+		to = append(append(to, word...), '\r', '\n')
+	}
+	return to
+}
+
+// parse reads one reply of RESP2: nil, int64, string, []any; the server's errors are ServerError.
+func parse(from *bufio.Reader) (any, error) {
+	line, err := from.ReadString('\n')
+	if err != nil {
+		return nil, err
+	}
+	if len(line) < 3 {
+		return nil, fmt.Errorf("unexpected reply: %q", line)
+	}
+	text := line[1 : len(line)-2]
+	switch line[0] {
+	case '+':
+		return text, nil
+	case '-':
+		return nil, ServerError(text)
+	case ':':
+		return strconv.ParseInt(text, 10, 64)
+	case '$', '*':
+		size, err := strconv.Atoi(text)
+		if err != nil || size < 0 {
+			return nil, err
+		}
+		if line[0] == '$' {
+			data := make([]byte, size+2)
+			_, err := io.ReadFull(from, data)
+			return string(data[:size]), err
+		}
+		values := make([]any, 0, min(size, 1024))
+		for range size {
+			value, err := parse(from)
+			if said := ServerError(""); errors.As(err, &said) {
+				value, err = said, nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			values = append(values, value)
+		}
+		return values, nil
+	}
+	return nil, fmt.Errorf("unexpected reply: %q", line)
+}
