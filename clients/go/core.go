@@ -30,6 +30,7 @@ const (
 	forever   = time.Duration(-1)      // a time-out: none
 	grace     = 500 * time.Millisecond // so much longer a caller whose time is up waits for a reply on its way
 	warnEvery = 10 * time.Second
+	batch     = 100         // so many are left in one go
 	slice     = time.Second // timers sleep no longer: the machine may have been suspended
 )
 
@@ -838,75 +839,94 @@ func (c *core) departs(r *request) bool {
 	return false
 }
 
-func (c *core) depart(ctx context.Context, n *node) error {
+// depart gives back what is to be left at this node, on its own link and in one go: others are to be kept meanwhile.
+func (c *core) depart(ctx context.Context, n *node, l *link) error {
 	c.mu.Lock()
-	count := len(n.leaving)
+	leaving := slices.Clone(n.leaving[:min(batch, len(n.leaving))])
 	c.mu.Unlock()
-	for range count {
-		c.mu.Lock()
-		if len(n.leaving) == 0 {
-			c.mu.Unlock()
-			return nil
+	asked := make([]*entry, len(leaving))
+	for i, one := range leaving {
+		r := one.request
+		if target, err := c.route(ctx, r.key); err != nil || target != n {
+			if err != nil {
+				return err
+			}
+			continue
 		}
-		one := n.leaving[0]
-		c.mu.Unlock()
-		target, err := c.route(ctx, one.request.key)
-		if err != nil {
-			return err
-		}
-		if target == n {
-			if err := c.depart1(ctx, n, one); err != nil && passes(err) && now() < one.until {
+		words := r.release("TOKEN", strconv.FormatInt(one.token, 10))
+		if one.token == 0 {
+			words = r.release()
+			if err := c.cancel(ctx, l, r); err != nil {
 				return err
 			}
 		}
+		var err error
+		if asked[i], err = l.post(words, nil, false); err != nil {
+			return err
+		}
+	}
+	var failed error
+	for i, one := range leaving {
+		var target *node
+		again := false
+		if asked[i] == nil {
+			target, failed = c.route(ctx, one.request.key)
+		} else {
+			reply, err := l.result(ctx, asked[i], asked[i].sent+c.settings.Bound)
+			asking := false
+			target = c.redirected(err, &asking)
+			var said ServerError
+			switch {
+			case c.gone(reply, err):
+				c.mu.Lock()
+				t := n.ties[id{one.request.key, one.token}]
+				if t == nil {
+					t = one.request.tie
+				}
+				c.lose(n, t, "released")
+				c.mu.Unlock()
+			case asking: // its slot is on the way
+				target, again = n, true
+			case err != nil && target == nil && now() < one.until && (passes(err) || !errors.As(err, &said)):
+				failed = err
+			}
+		}
+		if failed != nil {
+			return failed
+		}
 		c.mu.Lock()
 		n.leaving = n.leaving[1:]
-		if target != n { // that one's keeper does it
+		if target == n && again {
+			n.leaving = append(n.leaving, one)
+		} else if target != nil && target != n { // that one's keeper does it
 			one.request.node = target
 			target.leaving, target.awake = append(target.leaving, one), true
 		}
 		c.mu.Unlock()
-		if target != n {
+		if target != nil && target != n {
 			c.rouse(target)
 		}
+	}
+	if len(leaving) == batch {
+		c.rouse(n)
 	}
 	return nil
 }
 
-func (c *core) depart1(ctx context.Context, n *node, one farewell) error {
-	r, until := one.request, now()+c.settings.Bound
-	words := r.release()
-	if one.token != 0 {
-		words = r.release("TOKEN", strconv.FormatInt(one.token, 10))
-	} else {
-		if _, _, err := c.call(ctx, r.key, r.words("CANCEL"), until, nil); err != nil {
-			return err
-		}
-		c.mu.Lock()
-		outer := r.outer
-		inner := r.before > 0
-		c.mu.Unlock()
-		if inner { // an upgrade came first: the outer hold has ended
-			held, _, err := c.call(ctx, r.key, r.words("HELD"), until, nil)
-			if err != nil {
-				return err
-			}
-			if held, ok := held.([]any); ok && number(held[0]) != outer {
-				token := strconv.FormatInt(number(held[0]), 10)
-				if _, _, err := c.call(ctx, r.key, r.words("RELEASE", "TOKEN", token, "HOLDS", "0"), until, nil); err != nil {
-					return err
-				}
-			}
-		}
+// cancel leaves a place. If an upgrade was granted before, the outer hold has ended: nothing of it is left over.
+func (c *core) cancel(ctx context.Context, l *link, r *request) error {
+	if _, err := l.post(r.words("CANCEL"), nil, false); err != nil {
+		return err
 	}
-	reply, _, err := c.call(ctx, r.key, words, until, nil)
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if t := n.ties[id{r.key, one.token}]; c.gone(reply, err) {
-		if t == nil {
-			t = r.tie
-		}
-		c.lose(n, t, "released")
+	outer, inner := r.outer, r.before > 0
+	c.mu.Unlock()
+	if !inner {
+		return nil
+	}
+	reply, err := l.call(ctx, r.words("HELD"), now()+c.settings.Bound)
+	if held, ok := reply.([]any); err == nil && ok && number(held[0]) != outer {
+		_, err = l.post(r.words("RELEASE", "TOKEN", strconv.FormatInt(number(held[0]), 10), "HOLDS", "0"), nil, false)
 	}
 	return err
 }
@@ -994,7 +1014,7 @@ func (c *core) round(ctx context.Context, n *node) error {
 			return err
 		}
 	}
-	return c.depart(ctx, n)
+	return c.depart(ctx, n, l)
 }
 
 func (c *core) kept(n *node, l *link, sent time.Duration, reply any, err error) {

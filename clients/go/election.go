@@ -5,6 +5,7 @@ package dlock
 import (
 	"context"
 	"crypto/rand"
+	"fmt"
 	"strings"
 	"sync"
 	"time"
@@ -91,8 +92,25 @@ func (e *Election) Resign(ctx context.Context) error {
 	return hold.Release(ctx)
 }
 
-// Leader says who leads, by the server.
-func (e *Election) Leader(ctx context.Context) (Leader, error) {
+// Term is the fencing token while it leads, else 0. It rises with each election.
+func (e *Election) Term() int64 {
+	if hold := e.leading(); hold != nil {
+		return hold.Token
+	}
+	return 0
+}
+
+// Guard runs a write under the term: ErrFenced if another one leads, ErrNotHeld if this one knows that it does not.
+func (e *Election) Guard(ctx context.Context, command ...any) (any, error) {
+	hold := e.leading()
+	if hold == nil {
+		return nil, fmt.Errorf("%w: %q does not lead", ErrNotHeld, e.name)
+	}
+	return hold.Guard(ctx, command...)
+}
+
+// Who says who leads, by the server.
+func (e *Election) Who(ctx context.Context) (Leader, error) {
 	c := e.locks.core
 	if err := c.check(); err != nil {
 		return Leader{}, err
@@ -119,7 +137,7 @@ func (e *Election) Observe(ctx context.Context) <-chan Leader {
 		defer tick.Stop()
 		var last Leader
 		for first := true; ; {
-			now, err := e.Leader(ctx)
+			now, err := e.Who(ctx)
 			if err == nil && (first || now != last) {
 				select {
 				case leaders <- now:
