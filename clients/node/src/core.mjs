@@ -8,155 +8,21 @@
  *   of its link, tells what was lost, and counts the ties, so that none is kept that we do not know of.
  * - A *wait* is a place in a queue. Its end is told on a channel of ours, heard on a second connection, the *ear*.
  */
-import { randomUUID } from 'node:crypto';
-
 import { after, now, pause } from './clock.mjs';
 import { Closed, LockTimeout, NoAck, NotHeld, Replaced, Unreachable, late, passes, typed } from './errors.mjs';
-import { slotOf } from './library.mjs';
-import { Link, Node, Tie, openEar } from './link.mjs';
+import { Link, Tie } from './link.mjs';
+import { Places, redirection } from './places.mjs';
 
 const GRACE = 500; // so much longer a caller whose time is up waits for a reply that is on its way
 const WARN_EVERY = 10_000;
 const ROUNDING = 2; // servers count whole milliseconds
 const nothing = () => {};
 
-export class Core {
-  closed = false;
-  nodes = new Map();
-  channel = `dlock:${randomUUID()}`;
-  #served = []; // a cluster: who serves each slot
-  #moved = new Map(); // what errors have told since
-  #refreshed = -Infinity;
-  #refreshing = null;
+export class Core extends Places {
   #alarm = Infinity;
   #disarm = nothing;
   // What nobody refers to can be given back by nobody.
   #forgotten = new FinalizationRegistry(({ request, tie }) => this.drop(request, tie.token));
-
-  constructor(source, settings) { Object.assign(this, { source, settings }); }
-
-  /** Whoever counts may fail, and nothing else does. */
-  tell(what, ...about) {
-    try {
-      this.settings.observer[what]?.(...about);
-    } catch (error) {
-      this.settings.logger.warn(`the observer has failed: ${error}`);
-    }
-  }
-
-  /** An error if nothing may be asked any more. */
-  check() { if (this.closed) throw new Closed('these locks are closed'); }
-
-  // ---- where ----
-
-  node(name) {
-    let node = this.nodes.get(name);
-    if (!node) this.nodes.set(name, node = new Node(name));
-    return node;
-  }
-
-  /** Who serves the key, as far as we know. */
-  route(key) {
-    if (!this.source.cluster) return this.node('');
-    const slot = slotOf(key);
-    const name = this.#moved.get(slot) ?? this.#served[slot];
-    if (!name) throw new Unreachable('nobody is known to serve the slot');
-    return this.node(name);
-  }
-
-  /** Before that can be known. */
-  async ready() { if (this.source.cluster && !this.#served.length) await this.#refresh(); }
-
-  /** Asks three nodes of the cluster who serves what; the first answer is taken. */
-  #refresh() {
-    this.#refreshing ??= this.#ask().finally(() => { this.#refreshing = null; });
-    return this.#refreshing;
-  }
-
-  async #ask() {
-    const names = [...new Set([...this.#served, ...await this.source.seeds()])].sort(() => Math.random() - 0.5);
-    const asked = names.slice(0, 3).map(async (name) => {
-      const slots = await (await this.link(this.node(name))).post(['CLUSTER', 'SLOTS']);
-      return [name, slots];
-    });
-    const [name, slots] = await Promise.any(asked).catch(({ errors }) => {
-      throw errors.find((error) => !passes(error)) ?? errors[0];
-    });
-    const served = [];
-    for (const [from, to, [host, port]] of slots) {
-      const address = this.source.mapped(`${host || name.slice(0, name.lastIndexOf(':'))}:${port}`);
-      for (let slot = from; slot <= to; slot++) served[slot] = address;
-    }
-    this.#served = served;
-    this.#moved.clear();
-  }
-
-  /** The node's link, opened if there is none. */
-  async link(node) {
-    if (node.link && !node.link.error) return node.link;
-    return node.once('link', async () => {
-      this.check();
-      return this.#linked(node, await this.#open(node));
-    });
-  }
-
-  #open(node) { return Link.open(this.source, node.name, (link) => this.#unlinked(node, link)); }
-
-  #linked(node, link) {
-    node.link = link;
-    node.ear?.die(new Unreachable('the link is new')); // where it goes the messages come from: it may be another server
-    if (this.closed) link.die(new Closed('these locks are closed'));
-    return link;
-  }
-
-  /** The link has died. Places and sessions have ended with it; all else is tied anew. */
-  #unlinked(node, link) {
-    for (const tie of [...node.ties.values()]) {
-      if (tie.link === link && tie.request.session.length) this.lose(node, tie, 'session');
-    }
-    node.tell('again');
-    this.rouse(node);
-  }
-
-  async #listen(node) {
-    if (node.ear && !node.ear.error) return;
-    await node.once('ear', async () => {
-      node.ear = await openEar(this.source, node, this.channel, () => node.tell('again'));
-      if (this.closed) node.ear.die(new Closed('these locks are closed'));
-    });
-  }
-
-  /** The reply of whoever serves the key of the request; `told(link, sent, error, reply)` is called as it is read. */
-  async call(request, words, told = nothing) {
-    await this.ready();
-    let [node, asking] = [this.route(request.key), false];
-    for (let hops = 0; ; hops++) {
-      const link = node.link && !node.link.error ? node.link : await this.link(node);
-      if (request.ended) throw new Closed('nobody waits for it any more');
-      [request.node, request.asked] = [node, true];
-      const sent = now();
-      try {
-        return await link.post(words, (error, reply) => told(link, sent, error, reply), asking);
-      } catch (error) {
-        const [, code, slot, to] = /^(MOVED|ASK) (\d+) (\S+)/.exec(error.message) ?? [];
-        if (!code || hops === 3) throw error;
-        const address = this.source.mapped(to.startsWith(':') ? node.name.replace(/:\d+$/, to) : to);
-        if (code === 'MOVED') this.#moved.set(Number(slot), address);
-        [node, asking] = [this.node(address), code === 'ASK'];
-      }
-    }
-  }
-
-  /** After an error that passes. */
-  async #lookAround(error) {
-    if (error.code === 'READONLY') { // it has become a replica: who is primary now is found by connecting
-      for (const node of this.nodes.values()) node.link?.die(new Unreachable('the server has become a replica', { cause: error }));
-    }
-    if (this.source.cluster && now() - this.#refreshed > 100) {
-      this.#refreshed = now();
-      await this.#refresh().catch((why) => this.settings.debug(`the cluster does not say who serves what: ${why}`));
-    }
-  }
 
   // ---- taking ----
 
@@ -223,7 +89,7 @@ export class Core {
           this.settings.logger.warn(`still waiting for lock '${request.key}': ${error.message}`);
           warned = now();
         }
-        await this.#lookAround(error);
+        await this.lookAround(error);
         await pause(Math.min(end - now(), 20 + 80 * Math.random()));
       } finally {
         request.waiting = false;
@@ -248,7 +114,7 @@ export class Core {
     const node = this.route(request.key);
     if (!node.deaf) {
       try {
-        await this.#listen(node);
+        await this.listen(node);
       } catch (error) {
         if (passes(error)) return this.#block(request, node, deadline);
         if (error.code !== 'NOPERM') throw error;
@@ -316,6 +182,15 @@ export class Core {
   }
 
   // ---- ties ----
+
+  /** The link has died. Places and sessions have ended with it; all else is tied anew. */
+  unlinked(node, link) {
+    for (const tie of [...node.ties.values()]) {
+      if (tie.link === link && tie.request.session.length) this.lose(node, tie, 'session');
+    }
+    node.tell('again');
+    this.rouse(node);
+  }
 
   /** The server has said that it renews this hold for this link. */
   #tie(request, link, word, sent, lease) {
@@ -403,7 +278,7 @@ export class Core {
           throw error;
         }
         heard &&= !(error instanceof Unreachable);
-        await this.#lookAround(error);
+        await this.lookAround(error);
         await pause(20);
       }
     }
@@ -491,7 +366,7 @@ export class Core {
       } catch (error) {
         this.settings.debug(`node ${node.name || 'of the client'}: ${error.message}`);
         node.leaving = node.leaving.filter(({ until }) => now() < until);
-        if (!(error instanceof NoAck)) await this.#lookAround(error);
+        if (!(error instanceof NoAck)) await this.lookAround(error);
         this.#rehome(node);
       }
     } while (node.ties.size || node.waits.size || node.leaving.length || node.kicked);
@@ -506,7 +381,7 @@ export class Core {
     if (link.surplus > 1) { // two in a row: it has ties that nobody knows of
       this.settings.logger.warn(`the connection to ${node.name || 'the server'} keeps holds that nobody has: it is replaced`);
       const old = link;
-      link = this.#linked(node, await this.#open(node));
+      link = this.linked(node, await this.open(node));
       await this.retie(node, link, [...node.ties.values()]);
       old.die(new Unreachable('replaced'));
     }
@@ -551,9 +426,8 @@ export class Core {
           else if (!error && !tie.gone) tie.attach(link, sent + Number(lease) - ROUNDING - this.settings.allowance);
         });
       } catch (error) {
-        const [, code, slot, to] = /^(MOVED|ASK) (\d+) (\S+)/.exec(error.message) ?? [];
-        if (code === 'MOVED') this.#moved.set(Number(slot), this.source.mapped(to));
-        if (code) this.#move(node, this.node(this.source.mapped(to)), tie);
+        const other = redirection(error);
+        if (other) this.#move(node, this.follow(other, node), tie);
         else if (error.code === 'READONLY' || error instanceof Unreachable) throw error;
         else if (!(error instanceof NotHeld || error instanceof NoAck)) this.settings.logger.warn(`lock '${tie.request.key}' cannot be renewed: ${error.message}`);
       }
