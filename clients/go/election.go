@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -27,6 +28,7 @@ type Election struct {
 	key, name string
 	mu        sync.Mutex
 	hold      *Hold
+	options   []Option
 	turn      chan struct{} // one campaign at a time
 }
 
@@ -36,15 +38,19 @@ type Leader struct {
 	Term int64
 }
 
-// Election is for one candidate. The name is shown to others; those of one name are rivals all the same.
-func (l *Locks) Election(key, name string) (*Election, error) {
+// Election is for one candidate. The name is shown to others; those of one name are rivals all the same. With Session()
+// the next one leads as soon as the leader's connection has ended.
+func (l *Locks) Election(key, name string, options ...Option) (*Election, error) {
 	if key == "" {
 		return nil, badArgument("key", "must not be empty")
 	}
 	if name == "" {
 		return nil, badArgument("name", "must not be empty")
 	}
-	return &Election{locks: l, key: key, name: name, turn: make(chan struct{}, 1)}, nil
+	if _, err := newRequest(l.core.settings, key, options); err != nil {
+		return nil, err
+	}
+	return &Election{locks: l, key: key, name: name, options: options, turn: make(chan struct{}, 1)}, nil
 }
 
 // Campaign waits until this candidate leads or the context ends. Who leads already goes on.
@@ -58,7 +64,7 @@ func (e *Election) Campaign(ctx context.Context) (*Hold, error) {
 	if hold := e.leading(); hold != nil {
 		return hold, nil
 	}
-	hold, err := e.locks.Lock(ctx, e.key, Owner(e.name+"#"+rand.Text()), fresh)
+	hold, err := e.locks.Lock(ctx, e.key, append(slices.Clone(e.options), Owner(e.name+"#"+rand.Text()), fresh)...)
 	if err != nil {
 		return nil, err
 	}

@@ -13,7 +13,7 @@ export GOFLAGS='-modcacherw -buildvcs=false'
 if [ "${1:-}" = --package ]; then packages=$2; else packages=$DLOCK_CLIENT_TARGET/packages; fi
 mkdir -p "$packages"
 tar --sort=name --owner=0 --group=0 --mtime=@0 --exclude='*_test.go' --transform 's,^,dlock-go-0.3.0/,' \
-    -czf "$packages/dlock-go-0.3.0.tar.gz" -- *.go go.mod go.sum README.md
+    -czf "$packages/dlock-go-0.3.0.tar.gz" -- *.go go.mod go.sum README.md gocron
 if [ "${1:-}" = --package ]; then exit; fi
 
 grep -q "go-redis/v9 $newest" go.mod
@@ -37,6 +37,7 @@ cp -- *.go go.mod go.sum "$old"
     go list -m github.com/redis/go-redis/v9 | grep -q "$oldest"
     go test -count=1 -timeout=5m -parallel=8 -run 'TestCases/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|no_channel)$|TestCounts|TestHoldOver|TestWaitOver|TestQuorumAMinority' .
 )
+(cd gocron && go vet -mod=readonly . && go test -mod=readonly -count=1 -timeout=3m .)
 tar -xzf "$packages/dlock-go-0.3.0.tar.gz" --strip-components=1 -C "$project/dlock"
 cat >"$project/main.go" <<'END'
 package main

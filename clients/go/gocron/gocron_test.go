@@ -1,0 +1,136 @@
+package gocron
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"crypto/rand"
+	"dlock"
+
+	"github.com/go-co-op/gocron/v2"
+	"github.com/redis/go-redis/v9"
+)
+
+const every = 2 * time.Second
+
+var ctx = context.Background()
+
+func client() *redis.Client { return redis.NewClient(&redis.Options{Addr: os.Getenv("DLOCK_SINGLE")}) }
+
+// A process of the test: a scheduler with one job, which writes down its tick and takes its time.
+func TestMain(m *testing.M) {
+	words := strings.Fields(os.Getenv("DLOCK_TEST_SCHEDULER"))
+	if len(words) != 2 {
+		os.Exit(m.Run())
+	}
+	if err := schedule(words[0], words[1]); err != nil {
+		panic(err)
+	}
+	time.Sleep(2 * time.Minute) // it is killed before
+}
+
+func schedule(kind, key string) error {
+	server := client()
+	locks, err := dlock.New(server, dlock.Settings{Lease: 3 * time.Second})
+	if err != nil {
+		return err
+	}
+	var how gocron.SchedulerOption
+	if kind == "locker" {
+		locker, err := NewLocker(locks, every)
+		if err != nil {
+			return err
+		}
+		how = gocron.WithDistributedLocker(locker)
+	} else {
+		elector, err := NewElector(locks, key, fmt.Sprint(os.Getpid()), dlock.Session())
+		if err != nil {
+			return err
+		}
+		how = gocron.WithDistributedElector(elector)
+	}
+	scheduler, err := gocron.NewScheduler(how)
+	if err != nil {
+		return err
+	}
+	_, err = scheduler.NewJob(gocron.CronJob("*/2 * * * * *", true), gocron.NewTask(func() {
+		tick := time.Now().Truncate(every).Unix()
+		server.RPush(ctx, key+":log", fmt.Sprint(tick, " ", os.Getpid()))
+		time.Sleep(every / 4)
+	}), gocron.WithName(key))
+	if err != nil {
+		return err
+	}
+	server.Incr(ctx, key+":ready")
+	scheduler.Start()
+	return nil
+}
+
+func TestOneProcessRunsEachTick(t *testing.T) {
+	for _, kind := range []string{"locker", "elector"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			server, key, children := client(), "gocron:"+rand.Text(), map[string]*exec.Cmd{}
+			for range 3 {
+				child := exec.Command(os.Args[0])
+				child.Env = append(os.Environ(), "DLOCK_TEST_SCHEDULER="+kind+" "+key)
+				child.Stderr = os.Stderr
+				if err := child.Start(); err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = child.Process.Kill(); _ = child.Wait() }()
+				children[strconv.Itoa(child.Process.Pid)] = child
+			}
+			killed := ""
+			var lines []string
+			for end := time.Now().Add(80 * time.Second); len(lines) < 9; time.Sleep(5 * time.Millisecond) {
+				if time.Now().After(end) {
+					t.Fatalf("too few ticks: %v", lines)
+				}
+				lines = server.LRange(ctx, key+":log", 0, -1).Val()
+				if len(lines) == 4 && killed == "" { // in the middle of its tick
+					_, killed, _ = strings.Cut(lines[3], " ")
+					if err := children[killed].Process.Kill(); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			t.Logf("%s was killed: %v", killed, lines)
+			last := int64(0)
+			for i, line := range lines {
+				word, who, _ := strings.Cut(line, " ")
+				tick, _ := strconv.ParseInt(word, 10, 64)
+				if last != 0 && tick != last+int64(every.Seconds()) {
+					t.Errorf("tick %d after %d", tick, last)
+				}
+				if i > 3 && who == killed {
+					t.Errorf("%s is dead", who)
+				}
+				last = tick
+			}
+		})
+	}
+}
+
+func TestBadArguments(t *testing.T) {
+	locks, err := dlock.New(client(), dlock.Settings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locks.Close()
+	_, none := NewLocker(nil, 0)
+	_, negative := NewLocker(locks, -1)
+	_, nobody := NewElector(locks, "key", "")
+	for name, err := range map[string]error{"locks": none, "every": negative, "name": nobody} {
+		if !errors.Is(err, dlock.ErrArgument) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
