@@ -1,5 +1,6 @@
 """Runs the cases that all languages have (../cases), for threads and for asyncio."""
 
+import concurrent.futures
 import gc
 import json
 import logging
@@ -242,12 +243,29 @@ class Case:
             self.clients["client"].try_lock(key and self.named(key), timeout, limit=limit)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_case(case, kind, caplog):
+# What concerns more than the case's own client.
+ALONE = {"freeze", "settings", "connections", "logged"}
+
+
+def runs():
+    """Both kinds at once, where neither feels the other: cases mostly wait."""
+    for case in CASES:
+        alone = ALONE & {step["do"] for step in case["steps"]}
+        for kinds in ([kind] for kind in KINDS) if alone else [list(KINDS)]:
+            yield pytest.param(case, kinds, id="-".join([case["name"], case.get("at", "single"), *kinds]))
+
+
+@pytest.mark.parametrize("case, kinds", list(runs()))
+def test_case(case, kinds, caplog):
     caplog.set_level(logging.INFO, "dlock_redis")
-    run = Case(kind, case, caplog)
-    try:
-        run.run(case["steps"])
-    finally:
-        run.finish()
+
+    def work(kind):
+        run = Case(kind, case, caplog)
+        try:
+            run.run(case["steps"])
+        finally:
+            run.finish()
+
+    with concurrent.futures.ThreadPoolExecutor(len(kinds)) as pool:
+        for done in [pool.submit(work, kind) for kind in kinds]:
+            done.result()

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 import dlock_redis as dlock
-from stage import LEASE, LONG, PATIENCE, Tasks, until
+from stage import KINDS, LEASE, LONG, PATIENCE, Tasks, until
 
 everywhere = pytest.mark.parametrize("place", ["single", "cluster"], indirect=True)
 alone = pytest.mark.parametrize("place", ["single"], indirect=True)
@@ -104,7 +104,7 @@ def test_cancelled_wait(server, locks, make):
     server.await_gone()
 
 
-@everywhere
+@alone
 def test_deadline_passes(server, locks, make):
     others, both = make(), False
     for seconds in (1.0, 5.0, 25.0):  # a busy machine may let it pass before both are there
@@ -170,7 +170,7 @@ def kill(child):
     child.wait()
 
 
-@everywhere
+@alone
 def test_killed_waiter(server, locks):
     server.hold()
     child = process(server.place, server.key, "")
@@ -187,7 +187,7 @@ def test_killed_waiter(server, locks):
     server.await_gone()
 
 
-@everywhere
+@alone
 def test_killed_at_the_grant(server, locks):
     for delay in [0, 0.0002, 0.001]:
         server.hold()
@@ -223,14 +223,19 @@ def test_killed_holder(server, locks, how):
 
 
 @alone
-def test_keeps_it_for_ten_leases(server, locks):
-    with locks.lock(server.key) as hold:
-        assert until(lambda: server.info()["holders"], "it is held")[0]["auto"] == 1
-        until(lambda: server.info()["holders"][0]["held-ms"] > 10 * LEASE * 1000, "ten leases have passed")
-        assert server.info()["holders"][0]["token"] == hold.token
+def test_keeps_it_for_ten_leases(server):
+    clients = [kind("single") for kind in KINDS.values()]  # both at once, since it takes its time
+    holds = [client.lock(f"{server.key}:{i}") for i, client in enumerate(clients)]
+    for hold in holds:
+        until(lambda: server.info(hold.key)["holders"][0]["held-ms"] > 10 * LEASE * 1000, "ten leases have passed")
+        assert server.info(hold.key)["holders"][0]["auto"] == 1
+        assert server.info(hold.key)["holders"][0]["token"] == hold.token
         assert not hold.lost.is_set()
         assert hold.guard("SET", f"{server.key}:x", 1)
-    server.await_gone()
+        hold.release()
+        server.await_gone(hold.key)
+    for client in clients:
+        client.close()
 
 
 @everywhere

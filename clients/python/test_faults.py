@@ -82,7 +82,7 @@ def test_a_map_that_nobody_tells_stops_no_keeper(server, make, monkeypatch):
     monkeypatch.setattr(core, "_round", fails)
     try:
         until(lambda: stuck, "the map is asked for")
-        until(lambda: server.info()["holders"][0]["held-ms"] > 8000, "three leases have passed")
+        until(lambda: server.info()["holders"][0]["held-ms"] > 5000, "two leases have passed")
         assert not hold.lost.is_set()
     finally:
         answered.set()
@@ -102,7 +102,7 @@ def test_what_is_left_elsewhere_stops_no_keeper(server, make):
         core.moved[core.client.keyslot(there)] = where[keys[0]]
         request, request.node = getattr(left, "hold", left)._request, core.nodes[where[keys[0]]]
         core.forsake(request, left.token)
-        until(lambda: server.info(keys[0])["holders"][0]["held-ms"] > 6 * LEASE * 1000, "six leases have passed")
+        until(lambda: server.info(keys[0])["holders"][0]["held-ms"] > 4 * LEASE * 1000, "four leases have passed")
         assert not hold.lost.is_set()
     server.await_gone(there)
     hold.release()
@@ -119,7 +119,7 @@ def test_many_that_are_left_stop_no_keeper(server, make):
     others = [wait.result(PATIENCE) for wait in waits]
     for other in others:
         core.forsake(getattr(other, "hold", other)._request, other.token)
-    until(lambda: server.info()["holders"][0]["held-ms"] > 8000, "three leases have passed")
+    until(lambda: server.info()["holders"][0]["held-ms"] > 5000, "two leases have passed")
     assert not hold.lost.is_set()
     for other in others:
         server.await_gone(other.key)
