@@ -60,6 +60,13 @@ class _Candidate(Generic[H]):
         """It leads for so many seconds more, if nothing is heard of the server."""
         return self._hold.left() if self._hold is not None else 0.0
 
+    def _end(self) -> None:
+        """It leads no more: told here, if the clock has not come to it yet."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            with hold._core.guard:
+                hold._tell_lost("nobody has confirmed it before its end")
+
     def _taken(self) -> H:
         if self._hold is None:
             raise NotHeld(f"NOTHELD {self.me!r} does not lead {self.name!r}")
@@ -91,7 +98,7 @@ class Election(_Candidate[Hold]):
     def campaign(self, timeout: float | None = None) -> int | None:
         """Waits in the line of all candidates. The term, or None if it was not elected in time."""
         if not self.is_leader():
-            self._hold = None
+            self._end()
             self._hold = self.locks.try_lock(self.name, timeout, owner=self._owner(), on_lost=self._on_lost)
         return self.term
 
@@ -142,7 +149,7 @@ class AsyncElection(_Candidate[AsyncHold]):
     async def campaign(self, timeout: float | None = None) -> int | None:
         """Waits in the line of all candidates. The term, or None if it was not elected in time."""
         if not self.is_leader():
-            self._hold = None
+            self._end()
             self._hold = await self.locks.try_lock(self.name, timeout, owner=self._owner(), on_lost=self._on_lost)
         return self.term
 
