@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import java.net.UnknownHostException;
+import java.util.Set;
+import javax.net.ssl.SSLException;
+
+/** Whatever goes wrong with a lock, but {@link NotHeld}. */
+public class DLockException extends RuntimeException {
+    private static final long serialVersionUID = 1;
+    private static final Set<String> PASSING = Set.of("UNBLOCKED", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY",
+            "NOREPLICAS", "MISCONF", "READONLY", "MOVED", "ASK", "NOACK");
+
+    DLockException(String message, Throwable cause) {
+        super(message, cause);
+    }
+
+    /** The server has said no, in these words. */
+    public static class Refused extends DLockException {
+        private static final long serialVersionUID = 1;
+
+        Refused(String message) {
+            super(message, null);
+        }
+
+        String code() {
+            return getMessage().split("[ :]", 2)[0];
+        }
+    }
+
+    /** A guarded command was not run: the lock is not held under this token. */
+    public static final class Fenced extends Refused {
+        private static final long serialVersionUID = 1;
+
+        Fenced(String message) {
+            super(message);
+        }
+    }
+
+    /** The wait could never end; the message names the circle. */
+    public static final class Deadlock extends Refused {
+        private static final long serialVersionUID = 1;
+
+        Deadlock(String message) {
+            super(message);
+        }
+    }
+
+    /** Somebody else asked under the same owner's name and has the place. Never asked again by itself. */
+    public static final class Replaced extends Refused {
+        private static final long serialVersionUID = 1;
+
+        Replaced(String message) {
+            super(message);
+        }
+    }
+
+    /** One of the server's caps on places and holders is reached. */
+    public static final class QueueFull extends Refused {
+        private static final long serialVersionUID = 1;
+
+        QueueFull(String message) {
+            super(message);
+        }
+    }
+
+    /** The server grants nothing for now, and this request may not wait. */
+    public static final class Quarantine extends Refused {
+        private static final long serialVersionUID = 1;
+
+        Quarantine(String message) {
+            super(message);
+        }
+    }
+
+    /** Too few replicas have confirmed: as after a lost reply, what was asked may be in force. */
+    public static final class NoAck extends Refused {
+        private static final long serialVersionUID = 1;
+
+        NoAck(String message) {
+            super(message);
+        }
+    }
+
+    /** Nobody has answered, or nothing can be asked any more. */
+    public static final class Unavailable extends DLockException {
+        private static final long serialVersionUID = 1;
+
+        Unavailable(String message, Throwable cause) {
+            super(message, cause);
+        }
+    }
+
+    /** The lock was not granted in time. Its cause is what the server failed to do, if the lock was not just taken. */
+    public static final class LockTimeout extends DLockException {
+        private static final long serialVersionUID = 1;
+
+        LockTimeout(String message, Throwable cause) {
+            super(message, cause);
+        }
+    }
+
+    /** The server's or the library's error as one of these. */
+    static RuntimeException of(Throwable error) {
+        if (error instanceof DLockException || error instanceof NotHeld) {
+            return (RuntimeException) error;
+        }
+        if (!(error instanceof Connector.ServerError)) {
+            return new Unavailable(error.getMessage() == null ? error.toString() : error.getMessage(), error);
+        }
+        String text = error.getMessage();
+        return switch (text.split("[ :]", 2)[0]) {
+            case "NOTHELD" -> new NotHeld(text);
+            case "FENCED" -> new Fenced(text);
+            case "DEADLOCK" -> new Deadlock(text);
+            case "REPLACED" -> new Replaced(text);
+            case "QUEUEFULL" -> new QueueFull(text);
+            case "QUARANTINE" -> new Quarantine(text);
+            case "NOACK" -> new NoAck(text);
+            default -> new Refused(text);
+        };
+    }
+
+    /** Whether another connection, another node or a little time can mend it. */
+    static boolean passes(Throwable error) {
+        if (error instanceof Refused refused) {
+            return PASSING.contains(refused.code());
+        }
+        for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+            if (cause instanceof SSLException || cause instanceof UnknownHostException) {
+                return false;
+            }
+        }
+        return error instanceof Unavailable;
+    }
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static java.lang.System.Logger.Level.INFO;
+import static java.lang.System.Logger.Level.WARNING;
+
+import dlock.DLockException.NoAck;
+import dlock.DLockException.Refused;
+import dlock.DLockException.Unavailable;
+import java.util.ArrayDeque;
+import java.util.List;
+import java.util.Queue;
+import java.util.Set;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+
+/** The thread that keeps a node's holds. It does nothing else, and waits for no other node. */
+final class Keeper {
+    private static final Set<String> LOOSE = Set.of("moved", "renamed", "taken", "demoted");
+    private static final long IDLE_SECONDS = 5; // so often it looks for holds that the collector has found
+
+    private final Core core;
+    private final Node node;
+    private final Semaphore rousing = new Semaphore(0);
+    private volatile boolean awake;
+    private Thread thread; // by the guard
+
+    Keeper(Core core, Node node) {
+        this.core = core;
+        this.node = node;
+    }
+
+    /** There is something to keep. */
+    void wake() {
+        if (!awake) {
+            awake = true;
+            rouse();
+        }
+    }
+
+    /** There is something to do at once. */
+    void rouse() {
+        core.guard.lock();
+        try {
+            if (thread == null && !core.closed) {
+                thread = Core.daemon(this::run, "dlock-keeper");
+                thread.start();
+            }
+        } finally {
+            core.guard.unlock();
+        }
+        rousing.release();
+    }
+
+    private void run() {
+        while (!core.closed) {
+            try {
+                boolean roused = awake ? rousing.tryAcquire(core.settings.intervalNanos(), TimeUnit.NANOSECONDS)
+                        : rousing.tryAcquire(IDLE_SECONDS, TimeUnit.SECONDS);
+                rousing.drainPermits();
+                collect();
+                if (!roused && !busy()) {
+                    awake = false;
+                    if (!busy()) {
+                        continue;
+                    }
+                }
+                awake = true;
+                if (!core.closed) {
+                    round();
+                }
+            } catch (InterruptedException never) {
+                // Nobody does it.
+            } catch (RuntimeException error) {
+                Core.LOG.log(INFO, "node {0}: {1}", node.name, error.getMessage());
+                if (!(error instanceof NoAck)) {
+                    core.lookAround(error);
+                }
+                rehome();
+            }
+        }
+    }
+
+    private boolean busy() {
+        return node.hasTies() || node.hasWaits() || !node.leaving.isEmpty();
+    }
+
+    /** What nobody refers to any more can be given back by nobody else. */
+    private void collect() {
+        for (Object one = node.forgotten.poll(); one != null; one = node.forgotten.poll()) {
+            Tie tie = ((Tie.Ref) one).tie;
+            if (tie.hold == one) {
+                node.leaving.add(new Node.Leaving(BootClock.now() + core.leaseNanos, tie.request, tie.token));
+            }
+        }
+    }
+
+    private void round() {
+        Link link = get(node.link());
+        List<Tie> loose = node.tiesNow().stream().filter(tie -> tie.link != link).toList();
+        if (!loose.isEmpty()) {
+            retie(link, loose);
+        }
+        Link current = link;
+        if (link.surplus > 1) { // two in a row: it has ties that nobody knows of
+            Core.LOG.log(WARNING, "the connection to {0} keeps holds that nobody has: it is replaced", node.name);
+            current = get(node.open());
+            node.linked(current);
+            retie(current, List.copyOf(node.tiesNow()));
+            link.die(new Unavailable("replaced", null));
+        }
+        node.askEar();
+        if (node.hasTies() || node.hasWaits()) {
+            keep(current);
+        }
+        depart();
+    }
+
+    private void keep(Link link) {
+        long sent = BootClock.now();
+        CompletableFuture<Object> done = new CompletableFuture<>();
+        link.post(Request.words("DLOCK.KEEP", core.settings.auto().toMillis()), (reply, why) -> {
+            if (why != null) {
+                done.completeExceptionally(why);
+            } else {
+                kept(link, sent, (List<?>) reply);
+                done.complete(reply);
+            }
+        });
+        get(done);
+    }
+
+    private void kept(Link link, long sent, List<?> reply) {
+        long count = (Long) reply.get(0);
+        List<?> lost = (List<?>) reply.get(2);
+        boolean again = false;
+        core.guard.lock();
+        try {
+            if (reply.get(1) instanceof Long left) {
+                link.believed = sent + left * 1_000_000 - core.allowanceNanos;
+                link.kept = link.serial;
+            }
+            for (Object one : lost == null ? List.of() : lost) {
+                List<?> row = (List<?>) one;
+                Tie tie = node.ties.get((Long) row.get(1));
+                String reason = new String((byte[]) row.get(2), java.nio.charset.StandardCharsets.UTF_8);
+                if (tie == null || tie.link != link) {
+                    continue;
+                }
+                if (LOOSE.contains(reason)) {
+                    tie.detach(); // RENEW tells what has become of it
+                    again = true;
+                } else {
+                    core.lose(node, tie, reason);
+                }
+            }
+            link.surplus = count > link.ties ? link.surplus + 1 : 0;
+            if (lost == null || count < link.ties) {
+                node.ties.values().forEach(Tie::detach);
+                again = true;
+            }
+        } finally {
+            core.guard.unlock();
+        }
+        if (again) {
+            rousing.release();
+        }
+    }
+
+    /** Ties our holds to this link, all in one go. */
+    private void retie(Link link, List<Tie> ties) {
+        record Asked(Tie tie, CompletableFuture<Object> reply) {}
+        Queue<Asked> asked = new ArrayDeque<>();
+        for (Tie tie : ties) {
+            core.guard.lock();
+            try {
+                if (tie.hold() == null) {
+                    node.ties.remove(tie.token, tie);
+                    tie.detach();
+                    continue;
+                }
+                if (tie.request.session && tie.link != null && tie.link.error != null) {
+                    core.lose(node, tie, "session"); // it has ended with its connection
+                    continue;
+                }
+            } finally {
+                core.guard.unlock();
+            }
+            CompletableFuture<Object> done = new CompletableFuture<>();
+            long sent = BootClock.now();
+            link.post(tie.request.renew(tie.token), (reply, why) -> {
+                core.guard.lock();
+                try {
+                    if (reply instanceof Long left && node.ties.get(tie.token) == tie) {
+                        tie.attach(link, core.end(sent, left));
+                    }
+                } finally {
+                    core.guard.unlock();
+                }
+                if (why instanceof NotHeld) {
+                    core.lose(node, tie, "not held any more");
+                }
+                if (why == null) {
+                    done.complete(reply);
+                } else {
+                    done.completeExceptionally(why);
+                }
+            });
+            asked.add(new Asked(tie, done));
+        }
+        for (Asked one : asked) {
+            try {
+                get(one.reply);
+            } catch (NotHeld | NoAck told) {
+                // It is told; or it is as it was.
+            } catch (Refused refused) {
+                String target = core.redirected(refused);
+                if (target != null) {
+                    move(one.tie, core.node(target));
+                } else if (refused.code().equals("READONLY")) {
+                    throw refused;
+                } else {
+                    Core.LOG.log(WARNING, "lock {0} cannot be renewed: {1}", one.tie.request.key, refused.getMessage());
+                }
+            }
+        }
+    }
+
+    private void move(Tie tie, Node target) {
+        if (target == node) {
+            return;
+        }
+        core.guard.lock();
+        try {
+            if (node.ties.remove(tie.token, tie)) {
+                tie.detach();
+                Hold hold = tie.hold();
+                tie.hold = hold == null ? null : new Tie.Ref(hold, tie, target.forgotten);
+                target.ties.put(tie.token, tie);
+                tie.request.node = target;
+            }
+        } finally {
+            core.guard.unlock();
+        }
+        target.keeper.awake = true;
+        target.keeper.rouse();
+    }
+
+    /** What another node serves by now is that one's to keep. */
+    private void rehome() {
+        if (!core.connector.cluster()) {
+            return;
+        }
+        for (Tie tie : node.tiesNow()) {
+            Node target = core.route(tie.request.slot);
+            if (target != null) {
+                move(tie, target);
+            }
+        }
+        node.tellAll("again");
+    }
+
+    private void depart() {
+        for (int i = node.leaving.size(); i > 0; i--) {
+            Node.Leaving one = node.leaving.peek();
+            Node target = core.route(one.request().slot);
+            if (target != null && target != node) { // that one's keeper does it
+                one.request().node = target;
+                target.leaving.add(one);
+                node.leaving.poll();
+                target.keeper.rouse();
+                continue;
+            }
+            try {
+                leave(one.request(), one.token());
+            } catch (RuntimeException error) {
+                if (DLockException.passes(error) && BootClock.now() < one.until()) {
+                    throw error;
+                }
+            }
+            node.leaving.poll();
+        }
+    }
+
+    private void leave(Request request, long token) {
+        Link link = get(node.link());
+        if (request.outer != null && token == 0) {
+            Upgrade.leave(core, node, link, request);
+            return;
+        }
+        if (token == 0) {
+            get(link.ask(request.cancel()));
+        }
+        CompletableFuture<Object> done = new CompletableFuture<>();
+        link.post(request.release(token), (reply, why) -> {
+            Tie tie = request.tie;
+            if (tie != null && (why instanceof NotHeld || Long.valueOf(0).equals(reply))) {
+                core.lose(node, tie, "released");
+            }
+            if (why == null || why instanceof NotHeld) {
+                done.complete(reply);
+            } else {
+                done.completeExceptionally(why);
+            }
+        });
+        get(done);
+    }
+
+    /** What has come, for the only thread that may wait here. */
+    <T> T get(CompletableFuture<T> reply) {
+        try {
+            return reply.get(2 * core.boundNanos, TimeUnit.NANOSECONDS);
+        } catch (ExecutionException failed) {
+            throw DLockException.of(failed.getCause());
+        } catch (TimeoutException | InterruptedException late) {
+            throw new Unavailable("the server does not answer", late);
+        }
+    }
+}

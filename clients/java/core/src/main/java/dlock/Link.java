@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import dlock.DLockException.Unavailable;
+import java.util.Queue;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.BiConsumer;
+
+/** One connection that everybody shares. A reply that is missing for its bound ends it. */
+final class Link {
+    private record Entry(BiConsumer<Object, RuntimeException> then, long until, AtomicBoolean done) {
+        void tell(Object reply, RuntimeException error) {
+            if (done.compareAndSet(false, true)) {
+                then.accept(reply, error);
+            }
+        }
+    }
+
+    private final Core core;
+    private final Queue<Entry> pending = new ConcurrentLinkedQueue<>();
+    private final AtomicBoolean watched = new AtomicBoolean();
+    private volatile Connector.Wire wire;
+    volatile RuntimeException error;
+    /** The ties here, the number of the last one, and that number at the last KEEP with its believed end. By the guard. */
+    int ties;
+    long serial;
+    long kept;
+    long believed = Long.MIN_VALUE;
+    int surplus;
+
+    Link(Core core) {
+        this.core = core;
+    }
+
+    void begin(Connector.Wire wire) {
+        this.wire = wire;
+        if (error != null) {
+            wire.close();
+        }
+    }
+
+    void post(byte[][] words, BiConsumer<Object, RuntimeException> then) {
+        post(words, core.boundNanos, then);
+    }
+
+    /** Sends a command and waits for nothing. {@code then} hears the reply where it is read, or why there is none. */
+    void post(byte[][] words, long nanos, BiConsumer<Object, RuntimeException> then) {
+        Entry entry = new Entry(then, System.nanoTime() + nanos, new AtomicBoolean());
+        pending.add(entry);
+        if (error != null) {
+            pending.remove(entry);
+            entry.tell(null, error);
+            return;
+        }
+        if (watched.compareAndSet(false, true)) {
+            watch(nanos);
+        }
+        try {
+            wire.send(words, (reply, why) -> {
+                if (pending.peek() == entry) {
+                    pending.poll(); // replies come in order
+                } else {
+                    pending.remove(entry);
+                }
+                entry.tell(reply, why == null ? null : DLockException.of(why));
+            });
+        } catch (RuntimeException failed) {
+            die(failed);
+        }
+    }
+
+    CompletableFuture<Object> ask(byte[]... words) {
+        CompletableFuture<Object> reply = new CompletableFuture<>();
+        post(words, (value, why) -> {
+            if (why == null) {
+                reply.complete(value);
+            } else {
+                reply.completeExceptionally(why);
+            }
+        });
+        return reply;
+    }
+
+    private void watch(long nanos) {
+        core.timer.schedule(() -> {
+            Entry oldest = pending.peek();
+            if (oldest == null) {
+                watched.set(false);
+                if ((oldest = pending.peek()) == null || !watched.compareAndSet(false, true)) {
+                    return;
+                }
+            }
+            long left = oldest.until - System.nanoTime();
+            if (left <= 0) {
+                die(new Unavailable("the server does not answer", null));
+            } else {
+                watch(left);
+            }
+        }, nanos, TimeUnit.NANOSECONDS);
+    }
+
+    /** All that was asked has failed, and nothing can be asked any more. */
+    void die(Throwable why) {
+        if (error == null) {
+            error = why instanceof Unavailable one ? one : new Unavailable("the connection has ended: " + why.getMessage(), why);
+            if (wire != null) {
+                wire.close();
+            }
+        }
+        for (Entry one = pending.poll(); one != null; one = pending.poll()) {
+            one.tell(null, error);
+        }
+    }
+}

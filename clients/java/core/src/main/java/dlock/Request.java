@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static java.nio.charset.StandardCharsets.UTF_8;
+
+import java.util.ArrayList;
+import java.util.List;
+
+/** One owner's wish for one lock, as words of commands. */
+final class Request {
+    static final int SHARED = Integer.MAX_VALUE;
+
+    final Settings settings;
+    final String key;
+    final String owner;
+    final int limit;
+    final boolean session;
+    final int slot;
+    /** What the upgrade is of, until it is granted; else null. */
+    volatile Hold outer;
+    volatile Node node;
+    volatile boolean asked;
+    volatile Tie tie;
+
+    Request(Settings settings, String key, String owner, int limit, boolean session, Hold outer) {
+        if (key == null || key.isEmpty()) {
+            throw new IllegalArgumentException("key must not be empty");
+        }
+        if (owner == null || owner.isEmpty()) {
+            throw new IllegalArgumentException("owner must not be empty");
+        }
+        if (limit < 1) {
+            throw new IllegalArgumentException("limit must be at least 1, not " + limit);
+        }
+        this.settings = settings;
+        this.key = key;
+        this.owner = owner;
+        this.limit = limit;
+        this.session = session;
+        this.outer = outer;
+        this.slot = slot(key.getBytes(UTF_8));
+    }
+
+    static byte[] bytes(Object word) {
+        return word instanceof byte[] bytes ? bytes : String.valueOf(word).getBytes(UTF_8);
+    }
+
+    static byte[][] words(Object... words) {
+        byte[][] bytes = new byte[words.length][];
+        for (int i = 0; i < words.length; i++) {
+            bytes[i] = bytes(words[i]);
+        }
+        return bytes;
+    }
+
+    private byte[][] command(String name, Object... rest) {
+        List<Object> words = new ArrayList<>(16);
+        words.add("DLOCK." + name);
+        words.add(key);
+        words.add(owner);
+        for (Object one : rest) {
+            if (one instanceof Object[] some && !(one instanceof byte[])) {
+                words.addAll(List.of(some));
+            } else {
+                words.add(one);
+            }
+        }
+        return words(words.toArray());
+    }
+
+    private Object[] limits() {
+        return limit == 1 ? new Object[0] : limit == SHARED ? new Object[] {"SHARED"} : new Object[] {"LIMIT", limit};
+    }
+
+    private Object[] tied() {
+        long auto = settings.auto().toMillis();
+        return session ? new Object[] {"SESSION", "AUTO", auto} : new Object[] {"AUTO", auto};
+    }
+
+    byte[][] take(boolean atOnce) {
+        Object[] claim = atOnce ? new Object[0] : new Object[] {"CLAIM", settings.claim().toMillis()};
+        return command(atOnce ? "ACQUIRE" : "FAIRACQUIRE", settings.lease().toMillis(), tied(), "HOLDS", 1, limits(), claim);
+    }
+
+    byte[][] await(Object... how) {
+        return command("FAIRACQUIRE", settings.firstMs(), how, "CLAIM", settings.claim().toMillis(), "HOLDS", 1, limits());
+    }
+
+    byte[][] renew(long token) {
+        return command("RENEW", settings.lease().toMillis(), "TOKEN", token, tied());
+    }
+
+    byte[][] release(long token) {
+        return token == 0 ? command("RELEASE", "HOLDS", 0) : command("RELEASE", "HOLDS", 0, "TOKEN", token);
+    }
+
+    byte[][] cancel() {
+        return command("CANCEL");
+    }
+
+    byte[][] held() {
+        return command("HELD");
+    }
+
+    byte[][] downgrade() {
+        return command("DOWNGRADE", (Object) limits());
+    }
+
+    /** The slot of a key: of what is within its first braces, if anything is. */
+    static int slot(byte[] key) {
+        int from = 0;
+        int to = key.length;
+        for (int open = 0; open < key.length; open++) {
+            if (key[open] == '{') {
+                int close = open + 1;
+                while (close < key.length && key[close] != '}') {
+                    close++;
+                }
+                if (close < key.length && close > open + 1) {
+                    from = open + 1;
+                    to = close;
+                }
+                break;
+            }
+        }
+        int crc = 0;
+        for (int i = from; i < to; i++) {
+            crc ^= (key[i] & 0xff) << 8;
+            for (int bit = 0; bit < 8; bit++) {
+                crc = (crc & 0x8000) != 0 ? crc << 1 ^ 0x1021 : crc << 1;
+            }
+        }
+        return crc & 0x3fff;
+    }
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import java.lang.ref.ReferenceQueue;
+import java.lang.ref.WeakReference;
+
+/** A hold that a link's server renews for us. All by the core's guard. */
+final class Tie {
+    /** The program's hold. When the collector has found it, nobody can give it back any more. */
+    static final class Ref extends WeakReference<Hold> {
+        final Tie tie;
+
+        Ref(Hold hold, Tie tie, ReferenceQueue<Hold> forgotten) {
+            super(hold, forgotten);
+            this.tie = tie;
+        }
+    }
+
+    final Request request;
+    final long token;
+    Link link;
+    Ref hold;
+    private long serial;
+    private long until = Long.MIN_VALUE;
+
+    Tie(Request request, long token) {
+        this.request = request;
+        this.token = token;
+    }
+
+    /** The server has said that it renews it for this link. */
+    void attach(Link to, long until) {
+        this.until = Math.max(end(), until);
+        if (link != to) {
+            detach();
+            to.ties++;
+            link = to;
+        }
+        serial = ++to.serial;
+    }
+
+    void detach() {
+        if (link != null) {
+            until = end();
+            link.ties--;
+            link = null;
+        }
+    }
+
+    /** Until then it is ours. */
+    long end() {
+        return link != null && serial <= link.kept ? Math.max(until, link.believed) : until;
+    }
+
+    Hold hold() {
+        return hold == null ? null : hold.get();
+    }
+}

@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertNotNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import dlock.DLockException.LockTimeout;
+import dlock.DLockException.Refused;
+import java.io.File;
+import java.io.IOException;
+import java.time.Duration;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Deque;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.concurrent.Callable;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentLinkedQueue;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.TimeUnit;
+import java.util.logging.Handler;
+import java.util.logging.LogRecord;
+import java.util.logging.Logger;
+import java.util.logging.SimpleFormatter;
+import java.util.stream.Stream;
+import org.junit.jupiter.api.DynamicTest;
+import org.junit.jupiter.api.TestFactory;
+import org.junit.jupiter.api.parallel.Execution;
+import org.junit.jupiter.api.parallel.ExecutionMode;
+import org.junit.jupiter.api.parallel.Isolated;
+
+/** Runs the cases that all languages have ({@code clients/cases}), by Lettuce and by Jedis. */
+class CasesTest {
+    /** A busy machine is late by itself. What the cases look for is later than this, too. */
+    static final double LATE = Double.parseDouble(System.getenv().getOrDefault("DLOCK_LATE", "4"));
+
+    static List<JsonNode> cases() throws IOException {
+        List<JsonNode> all = new ArrayList<>();
+        new ObjectMapper().readTree(new File(System.getProperty("dlock.cases", "../../cases/cases.json"))).forEach(all::add);
+        return all;
+    }
+
+    /** These freeze a server that all use, or count what the whole process has or says. */
+    static boolean alone(JsonNode one) {
+        return one.toString().matches(".*\"do\":\"(freeze|connections|logged|settings)\".*");
+    }
+
+    static Stream<DynamicTest> tests(boolean alone) throws IOException {
+        String only = System.getProperty("case", "");
+        List<JsonNode> some = cases().stream()
+                .filter(one -> alone(one) == alone && one.get("name").asText().contains(only)).toList();
+        return Stream.of("lettuce", "jedis").flatMap(library -> some.stream().map(one -> DynamicTest.dynamicTest(
+                one.get("name").asText() + " by " + library, () -> run(library, one))));
+    }
+
+    @TestFactory
+    @Execution(ExecutionMode.CONCURRENT)
+    Stream<DynamicTest> cases_() throws IOException {
+        return tests(false);
+    }
+
+    /** One after the other. */
+    @Isolated
+    static class AloneTest {
+        @TestFactory
+        @Execution(ExecutionMode.SAME_THREAD)
+        Stream<DynamicTest> cases_() throws IOException {
+            return tests(true);
+        }
+    }
+
+    static void run(String library, JsonNode one) throws Exception {
+        Case run = new Case(library, one);
+        try {
+            run.run();
+        } finally {
+            run.finish();
+        }
+    }
+
+    /** What a case has made so far. Each step is a method. */
+    static final class Case {
+        private final JsonNode steps;
+        private final String library;
+        private final Stage stage;
+        private final Map<String, String> paths = new HashMap<>();
+        private final Map<String, DLocks> clients = new HashMap<>();
+        private final Map<String, List<Hold>> holds = new HashMap<>();
+        private final Map<String, CompletableFuture<Hold>> starts = new HashMap<>();
+        private final Map<String, String> spread = new HashMap<>();
+        private final Map<String, long[]> marks = new HashMap<>();
+        private final Deque<String> frozen = new ArrayDeque<>();
+        private final Deque<String[]> settings = new ArrayDeque<>();
+        private final List<String> users = new ArrayList<>();
+        private final ConcurrentLinkedQueue<String> logged = new ConcurrentLinkedQueue<>();
+        private final Handler handler = new Handler() {
+            @Override
+            public void publish(LogRecord record) {
+                logged.add(new SimpleFormatter().formatMessage(record));
+            }
+
+            @Override
+            public void flush() {}
+
+            @Override
+            public void close() {}
+        };
+
+        Case(String library, JsonNode one) {
+            this.library = library;
+            steps = one.get("steps");
+            stage = new Stage(library, one.path("at").asText("single"));
+            Logger.getLogger("dlock").addHandler(handler);
+        }
+
+        void run() throws Exception {
+            for (JsonNode step : steps) {
+                step(step);
+            }
+        }
+
+        void finish() throws Exception {
+            for (String address : frozen) {
+                Stage.control("thaw " + address);
+            }
+            for (String[] one : settings) {
+                stage.ask(stage.key, "CONFIG", "SET", one[0], one[1]);
+            }
+            for (String path : paths.values()) {
+                Stage.control("close " + path);
+            }
+            clients.values().forEach(DLocks::close);
+            for (String user : users) {
+                stage.ask(stage.key, "ACL", "DELUSER", user);
+            }
+            stage.close();
+            Logger.getLogger("dlock").removeHandler(handler);
+        }
+
+        private String key(JsonNode step) {
+            return named(step.path("key").asText("lock"));
+        }
+
+        private String named(String key) {
+            return spread.getOrDefault(key, stage.key + ":" + key);
+        }
+
+        private static Double number(JsonNode step, String name) {
+            return step.hasNonNull(name) ? step.get(name).asDouble() : null;
+        }
+
+        private DLocks client(JsonNode step) {
+            return clients.get(step.path("client").asText("client"));
+        }
+
+        private String path(JsonNode step) {
+            return paths.get(step.get("path").asText());
+        }
+
+        private void step(JsonNode step) throws Exception {
+            String key = key(step);
+            switch (step.get("do").asText()) {
+                case "path" -> paths.put(step.get("as").asText(), Stage.control(
+                        "path " + Stage.addresses(step.path("to").asText("single"))[0]));
+                case "close", "silence", "sound", "cut" -> Stage.control(step.get("do").asText() + " " + path(step));
+                case "delay" -> Stage.control("delay " + path(step) + " " + step.get("ms").asInt());
+                case "settings" -> {
+                    for (var names = step.fieldNames(); names.hasNext();) {
+                        String name = names.next();
+                        if (!name.equals("do")) {
+                            List<?> before = (List<?>) stage.ask(key, "CONFIG", "GET", name);
+                            settings.push(new String[] {name, Stage.text(before.get(1))});
+                            stage.ask(key, "CONFIG", "SET", name, step.get(name).asText());
+                        }
+                    }
+                }
+                case "freeze" -> {
+                    String primary = stage.node(key).getHostAndPort().toString();
+                    frozen.push(!step.has("replica") ? primary : Stream.of(Stage.addresses("pair")).map(Object::toString)
+                            .filter(one -> !one.equals(primary)).findFirst().orElseThrow());
+                    Stage.control("freeze " + frozen.peek());
+                }
+                case "thaw" -> Stage.control("thaw " + frozen.pop());
+                case "commands" -> {
+                    long seen = Long.parseLong(Stage.control("commands " + path(step)));
+                    if (step.has("at_most")) {
+                        long more = seen - marks.get("commands")[0];
+                        assertTrue(more <= step.get("at_most").asLong(), more + " commands");
+                    }
+                    marks.put("commands", new long[] {seen});
+                }
+                case "ask" -> {
+                    List<Object> words = new ArrayList<>();
+                    step.get("words").forEach(word -> words.add(word.asText().equals("KEY") ? named("lock") : word.asText()));
+                    stage.ask(key, words.toArray());
+                }
+                case "other" -> stage.hold(key, "other");
+                case "hand_over" -> stage.handOver(key, "other");
+                case "user" -> {
+                    String name = stage.key.replaceAll("[{}]", "") + users.size();
+                    stage.ask(key, "ACL", "SETUSER", name, "on", ">word", "~*", "&*", "+@all", step.get("rule").asText());
+                    users.add(name);
+                    client("client", null, 10, 60, name, "word");
+                }
+                case "client" -> client(step.path("as").asText("client"), step.has("path") ? path(step) : null,
+                        step.path("lease").asDouble(10), step.path("auto").asDouble(60),
+                        step.path("user").asText(null), step.path("password").asText(null));
+                case "queued" -> stage.awaitQueued(key, step.get("count").asInt());
+                case "free" -> stage.awaitGone(key);
+                case "outlasts" -> Stage.until(key + " is old", () -> stage.heldMs(key) > step.get("ms").asLong());
+                case "connections" -> connections(step);
+                case "lock" -> {
+                    if (step.has("slots")) {
+                        spread(step.path("key").asText("lock"));
+                    }
+                    String name = key(step);
+                    Double timeout = step.has("timeout") ? number(step, "timeout") : Double.valueOf(Stage.PATIENCE);
+                    judge(step, () -> {
+                        Asking asking = client(step).ask(name);
+                        return timeout == null ? asking.hold() : asking.tryHold(seconds(timeout));
+                    });
+                }
+                case "start" -> starts.put(step.get("as").asText(), start(client(step), key, step.has("timeout")
+                        ? number(step, "timeout") : Double.valueOf(Stage.PATIENCE)));
+                case "joined" -> judge(step, () -> Stage.result(starts.get(step.get("start").asText())));
+                case "release" -> {
+                    for (Hold hold : holds.get(step.path("hold").asText("hold"))) {
+                        if (step.has("gives")) {
+                            judge(step, () -> {
+                                hold.release();
+                                return null;
+                            });
+                        } else {
+                            hold.release();
+                        }
+                    }
+                }
+                case "holds" -> {
+                    List<CompletableFuture<Hold>> waits = new ArrayList<>();
+                    for (int i = 0; i < step.get("count").asInt(); i++) {
+                        waits.add(client(step).ask(named(String.valueOf(i))).holdAsync());
+                    }
+                    List<Hold> all = new ArrayList<>();
+                    for (CompletableFuture<Hold> wait : waits) {
+                        all.add(Stage.result(wait));
+                    }
+                    holds.put(step.get("as").asText(), all);
+                }
+                case "lost" -> {
+                    for (Hold hold : holds.get(step.get("hold").asText())) {
+                        hold.lost().toCompletableFuture().get((long) (1000 * (step.get("within").asDouble() + LATE)),
+                                TimeUnit.MILLISECONDS);
+                    }
+                }
+                case "kept" -> holds.get(step.get("hold").asText()).forEach(
+                        hold -> assertTrue(hold.isHeld(), hold.key() + " is held"));
+                case "forget" -> {
+                    holds.remove(step.get("hold").asText());
+                    stage.awaitCollected(key);
+                }
+                case "end" -> client(step).close();
+                case "cycles" -> cycles(client(step), key, step.get("workers").asInt(), step.get("count").asInt());
+                case "objects" -> {
+                    for (int i = 0; i < step.get("count").asInt(); i++) {
+                        DLock lock = client(step).lock(named(String.valueOf(i)));
+                        lock.lock();
+                        lock.unlock();
+                    }
+                }
+                case "logged" -> {
+                    String text = step.get("text").asText();
+                    Callable<Long> seen = () -> logged.stream().filter(line -> line.contains(text)).count();
+                    Stage.until("it says " + text, () -> seen.call() >= step.get("at_least").asLong());
+                    assertTrue(!step.has("at_most") || seen.call() <= step.get("at_most").asLong(), logged.toString());
+                }
+                case "bad" -> {
+                    var error = assertThrows(IllegalArgumentException.class, () -> {
+                        String name = step.path("key").asText("lock");
+                        Asking asking = client(step).ask(name.isEmpty() ? name : named(name));
+                        if (step.has("limit")) {
+                            asking.limit(step.get("limit").asInt());
+                        }
+                        // A Duration has neither of what other languages can say wrong.
+                        asking.tryHold(step.path("timeout").asText().equals("NaN") ? null : Duration.ofSeconds(-5));
+                    });
+                    assertTrue(error.getMessage().contains(step.get("names").asText()), error.getMessage());
+                }
+                default -> throw new AssertionError("no such step: " + step);
+            }
+        }
+
+        private void client(String name, String path, double lease, double auto, String user, String password) {
+            Connector connector = Stage.connector(library, stage.place, path, user, password);
+            clients.put(name, new DLocks(connector, Settings.DEFAULT.lease(seconds(lease)).auto(seconds(auto))));
+        }
+
+        static Duration seconds(double seconds) {
+            return Duration.ofMillis((long) (1000 * seconds));
+        }
+
+        private static CompletableFuture<Hold> start(DLocks locks, String key, Double timeout) {
+            Asking asking = locks.ask(key);
+            return timeout == null ? asking.holdAsync() : asking.tryHoldAsync(seconds(timeout));
+        }
+
+        private void judge(JsonNode step, Callable<Hold> work) throws Exception {
+            long began = System.nanoTime();
+            String got;
+            String text = "";
+            try {
+                Hold hold = work.call();
+                got = hold == null ? "none" : "hold";
+                if (hold != null) {
+                    holds.put(step.path("as").asText("hold"), List.of(hold));
+                }
+            } catch (LockTimeout error) {
+                got = "timeout";
+                text = error.getMessage();
+                assertNotNull(error.getCause());
+            } catch (NotHeld error) {
+                got = "not held";
+            } catch (DLockException.NoAck error) {
+                got = "unconfirmed";
+                text = error.getMessage();
+            } catch (Refused error) {
+                got = "refusal";
+                text = error.getMessage();
+            } catch (DLockException error) {
+                got = "failure";
+                text = error.getMessage();
+            }
+            assertEquals(step.get("gives").asText(), got, text);
+            assertTrue(text.contains(step.path("text").asText()), text);
+            double took = (System.nanoTime() - began) / 1e9;
+            assertTrue(!step.has("within") || took < step.get("within").asDouble() + LATE, took + " s");
+        }
+
+        /** A key of another node for each. */
+        private void spread(String key) throws Exception {
+            Set<String> taken = new HashSet<>();
+            for (String one : spread.values()) {
+                taken.add(stage.node(one).getHostAndPort().toString());
+            }
+            while (!spread.containsKey(key)) {
+                String one = "{" + Long.toHexString(ThreadLocalRandom.current().nextLong() >>> 16) + "}lock";
+                if (!taken.contains(stage.node(one).getHostAndPort().toString())) {
+                    spread.put(key, one);
+                }
+            }
+        }
+
+        private void connections(JsonNode step) throws Exception {
+            String list = Stage.text(stage.ask(stage.key, "CLIENT", "LIST"));
+            long count = list.lines().filter(line -> line.contains("cmd=dlock")).count();
+            if (step.has("as")) {
+                marks.put(step.get("as").asText(), new long[] {count, Thread.activeCount()});
+            } else {
+                long[] before = marks.get(step.get("same").asText());
+                assertTrue(count <= before[0], count + " connections, not " + before[0]);
+                assertTrue(Thread.activeCount() <= before[1] + 3, Thread.activeCount() + " threads, not " + before[1]);
+            }
+        }
+
+        private static void cycles(DLocks locks, String key, int workers, int count) throws Exception {
+            var executor = Executors.newFixedThreadPool(workers);
+            try {
+                List<java.util.concurrent.Future<?>> all = new ArrayList<>();
+                for (int i = 0; i < workers; i++) {
+                    all.add(executor.submit(() -> {
+                        for (int j = 0; j < count; j++) {
+                            DLock lock = locks.lock(key);
+                            lock.lock();
+                            lock.unlock();
+                        }
+                    }));
+                }
+                for (var one : all) {
+                    Stage.result(one);
+                }
+            } finally {
+                executor.shutdown();
+                executor.awaitTermination(Stage.PATIENCE, TimeUnit.SECONDS);
+            }
+        }
+    }
+}

@@ -1,0 +1,785 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static dlock.Stage.LEASE;
+import static dlock.Stage.LONG;
+import static dlock.Stage.PATIENCE;
+import static dlock.Stage.result;
+import static dlock.Stage.text;
+import static dlock.Stage.until;
+import static java.util.concurrent.TimeUnit.MILLISECONDS;
+import static java.util.concurrent.TimeUnit.SECONDS;
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertFalse;
+import static org.junit.jupiter.api.Assertions.assertNotEquals;
+import static org.junit.jupiter.api.Assertions.assertNull;
+import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import dlock.Stage.Actor;
+import dlock.jedis.JedisConnector;
+import dlock.lettuce.LettuceConnector;
+import io.lettuce.core.ClientOptions;
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.RedisURI;
+import io.lettuce.core.TimeoutOptions;
+import java.lang.annotation.Retention;
+import java.lang.annotation.RetentionPolicy;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collections;
+import java.util.List;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.ThreadLocalRandom;
+import java.util.concurrent.locks.Lock;
+import java.util.concurrent.locks.LockSupport;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
+import org.junit.jupiter.api.parallel.ResourceAccessMode;
+import org.junit.jupiter.api.parallel.ResourceLock;
+import org.junit.jupiter.params.ParameterizedTest;
+import org.junit.jupiter.params.provider.MethodSource;
+import redis.clients.jedis.Connection;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
+
+/** The tests that every language has, by the same names: see ../README.md. */
+class DLocksTest {
+    @ParameterizedTest
+    @MethodSource("everywhere")
+    @ResourceLock(value = "the servers", mode = ResourceAccessMode.READ)
+    @Retention(RetentionPolicy.RUNTIME)
+    @interface Everywhere {}
+
+    @ParameterizedTest
+    @MethodSource("alone")
+    @ResourceLock(value = "the servers", mode = ResourceAccessMode.READ)
+    @Retention(RetentionPolicy.RUNTIME)
+    @interface Alone {}
+
+    /** Moves a slot, or a role: nobody else's locks are to go along. */
+    @ParameterizedTest
+    @MethodSource("inCluster")
+    @ResourceLock("the servers")
+    @Retention(RetentionPolicy.RUNTIME)
+    @interface MovesInCluster {}
+
+    @ParameterizedTest
+    @MethodSource("replicated")
+    @ResourceLock("the servers")
+    @Retention(RetentionPolicy.RUNTIME)
+    @interface MovesReplicated {}
+
+    static Stream<Stage> everywhere() {
+        return in("single", "cluster");
+    }
+
+    static Stream<Stage> alone() {
+        return in("single");
+    }
+
+    static Stream<Stage> inCluster() {
+        return in("cluster");
+    }
+
+    static Stream<Stage> replicated() {
+        return in("cluster", "pair");
+    }
+
+    private static Stream<Stage> in(String... places) {
+        return Stream.of(places).flatMap(place -> Stream.of(new Stage("lettuce", place), new Stage("jedis", place)));
+    }
+
+    /** An actor that waits for the lock, or has it; the value is its owner's name. */
+    private static Future<String> lock(Actor actor, DLocks locks, String key) {
+        return actor.start(() -> {
+            locks.lock(key).lock();
+            return locks.owner();
+        });
+    }
+
+    @Everywhere
+    void countsToAThousand(Stage s) throws Exception {
+        DLocks locks = s.locks(LONG);
+        HostAndPort node = s.node(s.key).getHostAndPort();
+        String count = s.key + ":count";
+        ExecutorService pool = Executors.newFixedThreadPool(50);
+        List<Future<?>> works = new ArrayList<>();
+        for (int i = 0; i < 50; i++) {
+            works.add(pool.submit(() -> {
+                Connection data = Stage.connect(node);
+                for (int j = 0; j < 20; j++) {
+                    try (var hold = locks.lock(s.key).hold()) {
+                        Object value = Stage.send(data, "GET", count);
+                        Stage.send(data, "SET", count, value == null ? 1 : Integer.parseInt(text(value)) + 1);
+                    }
+                }
+                data.disconnect();
+            }));
+        }
+        for (Future<?> work : works) {
+            result(work);
+        }
+        pool.shutdown();
+        assertEquals("1000", text(s.ask(s.key, "GET", count)));
+        s.awaitGone();
+    }
+
+    @Everywhere
+    void firstComeFirstServed(Stage s) throws Exception {
+        DLocks locks = s.locks(LONG);
+        s.hold();
+        List<Future<String>> waits = new ArrayList<>();
+        for (int i = 0; i < 8; i++) {
+            waits.add(lock(s.actor(), locks, s.key));
+            s.awaitQueued(i + 1);
+        }
+        List<String> inLine = s.queue();
+        List<String> served = new ArrayList<>(List.of(s.handOver()));
+        for (Future<String> wait : waits) {
+            String owner = result(wait);
+            if (served.size() < inLine.size()) {
+                served.add(s.handOver(owner));
+            }
+        }
+        assertEquals(inLine, served);
+    }
+
+    @Everywhere
+    void tryLockDoesNotWait(Stage s) throws Exception {
+        DLocks locks = s.locks();
+        s.hold();
+        DLock lock = locks.lock(s.key);
+        assertFalse(lock.tryLock());
+        assertFalse(lock.tryLock(0, SECONDS));
+        assertNull(lock.tryHold(0, SECONDS));
+        assertEquals(List.of(), s.queue());
+        assertTrue(lock.isLocked());
+        s.handOver();
+        assertFalse(lock.isLocked());
+        assertTrue(lock.tryLock());
+        assertEquals(List.of(locks.owner()), s.owners());
+        lock.unlock();
+        s.awaitGone();
+    }
+
+    @Alone
+    void waitLongerThanTheTimeOut(Stage s) throws Exception {
+        Duration timeOut = Duration.ofSeconds(1);
+        HostAndPort address = Stage.addresses(s.place)[0];
+        RedisClient client = RedisClient.create();
+        client.setOptions(ClientOptions.builder().timeoutOptions(TimeoutOptions.enabled(timeOut)).build());
+        DLocks locks = new DLocks(s.library.equals("jedis")
+                ? new JedisConnector(DefaultJedisClientConfig.builder().timeoutMillis(1000).build(), address)
+                : new LettuceConnector(client, RedisURI.builder().withHost(address.getHost())
+                        .withPort(address.getPort()).withTimeout(timeOut).build()), Stage.settings(LONG));
+        s.hold();
+        Actor one = s.actor();
+        Actor two = s.actor();
+        Future<String> first = lock(one, locks, s.key);
+        s.awaitQueued(1);
+        long connection = s.places(s.key).get(0).number("client");
+        DLocks others = s.locks();
+        Future<String> second = lock(two, others, s.key);
+        s.awaitQueued(2);
+        until("it has waited for four time-outs", () -> s.places(s.key).get(0).number("waited-ms") > 4000);
+        assertEquals(connection, s.places(s.key).get(0).number("client"), "the time-out has cut nothing");
+        List<String> inLine = s.queue();
+        assertEquals(inLine.get(0), s.handOver());
+        assertEquals(inLine.get(0), result(first));
+        assertEquals(1, s.holder().number("holds"));
+        one.run(() -> locks.lock(s.key).unlock());
+        assertEquals(inLine.get(1), result(second));
+        two.run(() -> others.lock(s.key).unlock());
+        s.awaitGone();
+        locks.close();
+        client.shutdown();
+    }
+
+    @Everywhere
+    void cancelledWait(Stage s) throws Exception {
+        DLocks locks = s.locks();
+        s.hold();
+        Actor one = s.actor();
+        Future<?> first = one.start(() -> {
+            assertThrows(InterruptedException.class, () -> locks.lock(s.key).lockInterruptibly());
+            assertFalse(Thread.currentThread().isInterrupted());
+        });
+        s.awaitQueued(1);
+        Future<String> second = lock(s.actor(), locks, s.key);
+        s.awaitQueued(2);
+        one.thread.interrupt();
+        result(first);
+        s.awaitQueued(1);
+        String next = s.handOver();
+        assertEquals(next, result(second));
+        s.handOver(next);
+        s.awaitGone();
+    }
+
+    /** {@code lock()} goes on waiting when it is interrupted, and leaves the flag as it was. */
+    @Everywhere
+    void lockIsNotInterrupted(Stage s) throws Exception {
+        DLocks locks = s.locks();
+        s.hold();
+        Actor one = s.actor();
+        Future<Boolean> wait = one.start(() -> {
+            locks.lock(s.key).lock();
+            boolean interrupted = Thread.interrupted();
+            locks.lock(s.key).unlock();
+            return interrupted;
+        });
+        s.awaitQueued(1);
+        String place = s.queue().get(0);
+        one.thread.interrupt();
+        // Asked again after the interrupt, and still there.
+        long waited = s.places(s.key).get(0).number("waited-ms");
+        until("it goes on", () -> s.places(s.key).get(0).number("waited-ms") > waited + 1500);
+        assertEquals(place, s.handOver());
+        assertTrue(result(wait));
+        s.awaitGone();
+    }
+
+    @Everywhere
+    void deadlinePasses(Stage s) throws Exception {
+        DLocks locks = s.locks();
+        s.hold();
+        Future<Boolean> first = s.actor().start(() -> locks.lock(s.key).tryLock(3, SECONDS));
+        s.awaitQueued(1);
+        Future<String> second = lock(s.actor(), locks, s.key);
+        s.awaitQueued(2);
+        assertFalse(result(first));
+        s.awaitQueued(1);
+        String next = s.handOver();
+        assertEquals(next, result(second));
+        s.handOver(next);
+        s.awaitGone();
+    }
+
+    @Everywhere
+    void cancelAtTheGrant(Stage s) throws Exception {
+        DLocks locks = s.locks();
+        for (int i = 0; i < 30; i++) {
+            s.hold();
+            Actor actor = s.actor();
+            Future<?> wait = actor.start(() -> {
+                try {
+                    locks.lock(s.key).lockInterruptibly();
+                    locks.lock(s.key).unlock();
+                } catch (InterruptedException cancelled) {
+                    // Nothing is left, as is seen below.
+                }
+            });
+            s.awaitQueued(1);
+            Thread canceller = new Thread(() -> {
+                LockSupport.parkNanos(ThreadLocalRandom.current().nextLong(2_000_000)); // so that all orders come about
+                actor.thread.interrupt();
+            });
+            canceller.start();
+            s.handOver();
+            canceller.join();
+            result(wait);
+            s.awaitGone(); // leaving is in the background
+            actor.close();
+        }
+    }
+
+    private static Process program(Stage s, String how) throws Exception {
+        String java = System.getProperty("java.home") + "/bin/java";
+        return new ProcessBuilder(java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp",
+                System.getProperty("java.class.path"), "dlock.WaitingProgram", s.library, s.place, s.key, how)
+                .redirectError(ProcessBuilder.Redirect.INHERIT).start();
+    }
+
+    private static void kill(Process program) {
+        program.destroyForcibly();
+        program.onExit().join();
+    }
+
+    @Everywhere
+    void killedWaiter(Stage s) throws Exception {
+        DLocks locks = s.locks();
+        s.hold();
+        Process program = program(s, "");
+        s.awaitQueued(1);
+        Future<String> after = lock(s.actor(), locks, s.key);
+        s.awaitQueued(2);
+        kill(program);
+        until("the server has noticed", () -> s.queue().size() == 1 || s.places(s.key).get(0).number("client") == 0);
+        s.handOver();
+        assertEquals(List.of(result(after)), s.owners());
+        assertEquals(List.of(), s.queue());
+    }
+
+    @Everywhere
+    void killedAtTheGrant(Stage s) throws Exception {
+        DLocks locks = s.locks();
+        for (long delay : new long[] {0, 200_000, 1_000_000}) {
+            s.hold();
+            Process program = program(s, "");
+            s.awaitQueued(1);
+            Actor actor = s.actor();
+            Future<String> after = lock(actor, locks, s.key);
+            s.awaitQueued(2);
+            Thread killer = new Thread(() -> {
+                LockSupport.parkNanos(delay);
+                kill(program);
+            });
+            killer.start();
+            s.handOver();
+            killer.join();
+            // It had the lock for no longer than its first lease, or its place for no longer than its claim.
+            assertEquals(List.of(result(after)), s.owners());
+            assertEquals(List.of(), s.queue());
+            actor.run(() -> locks.lock(s.key).unlock());
+            s.awaitGone();
+        }
+    }
+
+    @Everywhere
+    void killedHolder(Stage s) throws Exception {
+        for (String how : List.of("session", "")) {
+            var messages = s.messages();
+            Process program = program(s, how);
+            // The child has confirmed it: else it would end by its first lease.
+            until("it is kept", () -> s.holder().number("auto") == 1);
+            long token = s.holder().number("token");
+            DLocks locks = s.locks();
+            Actor actor = s.actor();
+            Future<String> after = lock(actor, locks, s.key);
+            s.awaitQueued(1);
+            kill(program);
+            assertEquals((how.isEmpty() ? "expired " : "session ") + token, messages.get());
+            result(after);
+            actor.run(() -> locks.lock(s.key).unlock());
+            s.awaitGone();
+        }
+    }
+
+    @Alone
+    void keepsItForTenLeases(Stage s) throws Exception {
+        DLock lock = s.locks().lock(s.key);
+        try (var hold = lock.hold()) {
+            until("ten leases have passed", () -> s.holder().number("held-ms") > 10 * LEASE.toMillis());
+            assertEquals(hold.token(), s.holder().number("token"));
+            assertEquals(1, s.holder().number("auto"));
+            assertFalse(lock.isLost());
+            assertEquals("OK", text(hold.guard("SET", s.key + ":x", 1)));
+        }
+        s.awaitGone();
+    }
+
+    /** Nobody can unlock what a thread held that has ended. */
+    @Alone
+    void deadThreadKeepsNothing(Stage s) throws Exception {
+        DLocks locks = s.locks();
+        Actor actor = s.actor();
+        result(lock(actor, locks, s.key));
+        actor.close();
+        s.awaitCollected(s.key);
+    }
+
+    @Everywhere
+    void cutConnection(Stage s) throws Exception {
+        DLock lock = s.locks(LONG).lock(s.key);
+        try (var hold = lock.hold()) {
+            long before = s.holder().number("client");
+            s.ask(s.key, "CLIENT", "KILL", "ID", before);
+            until("it is taken up again", () -> !Set.of(0L, before).contains(s.holder().number("client")));
+            assertEquals(hold.token(), s.holder().number("token"));
+            assertEquals(1, s.holder().number("auto"));
+            assertFalse(lock.isLost());
+        }
+        s.awaitGone();
+        BlockingQueue<Long> told = new LinkedBlockingQueue<>();
+        DLock tied = s.locks().lock(s.key).session().onLost(hold -> told.add(hold.token()));
+        tied.lock();
+        s.ask(s.key, "CLIENT", "KILL", "ID", s.holder().number("client"));
+        assertEquals(tied.token(), told.poll(PATIENCE, SECONDS));
+        assertThrows(NotHeld.class, tied::unlock);
+    }
+
+    @Everywhere
+    void forcedRelease(Stage s) throws Exception {
+        isToldOf(s, "DLOCK.FORCERELEASE");
+    }
+
+    @Everywhere
+    void deletedKey(Stage s) throws Exception {
+        isToldOf(s, "DEL");
+    }
+
+    private static void isToldOf(Stage s, String loss) throws Exception {
+        BlockingQueue<Long> told = new LinkedBlockingQueue<>();
+        DLock lock = s.locks().lock(s.key).onLost(hold -> told.add(hold.token()));
+        lock.lock();
+        s.ask(s.key, loss, s.key);
+        assertEquals(lock.token(), told.poll(PATIENCE, SECONDS));
+        assertTrue(lock.isLost());
+        assertThrows(NotHeld.class, lock::lock, "no re-entry into what is lost");
+        assertThrows(NotHeld.class, lock::unlock);
+        assertEquals(0, told.size());
+        // A new beginning.
+        lock.lock();
+        lock.unlock();
+        s.awaitGone();
+    }
+
+    @Everywhere
+    void noWriteAfterTheLoss(Stage s) throws Exception {
+        DLocks locks = s.locks();
+        String data = s.key + ":data";
+        Actor late = s.actor();
+        late.run(() -> {
+            locks.lock(s.key).lock();
+            locks.lock(s.key).guard("SET", data, "late");
+        });
+        s.ask(s.key, "DLOCK.FORCERELEASE", s.key);
+        try (var hold = locks.lock(s.key).hold()) {
+            hold.guard("SET", data, "next");
+            assertThrows(DLockException.Fenced.class, () -> late.run(() -> locks.lock(s.key).guard("SET", data, "too late")));
+            assertEquals("next", text(s.ask(data, "GET", data)));
+        }
+    }
+
+    @Everywhere
+    void replacedIsFinal(Stage s) throws Exception {
+        DLocks locks = s.locks(LONG);
+        s.hold();
+        Actor actor = s.actor();
+        Actor otherActor = s.actor();
+        HostAndPort node = s.node(s.key).getHostAndPort();
+        Connection connection = otherActor.run(() -> Stage.connect(node));
+        Future<String> wait = lock(actor, locks, s.key);
+        s.awaitQueued(1);
+        String owner = s.queue().get(0);
+        // It has just asked, so it will not ask again before it hears of this.
+        Future<Object> other = otherActor.start(() ->
+                Stage.send(connection, "DLOCK.FAIRACQUIRE", s.key, owner, 600_000, "BLOCK", 60_000));
+        assertThrows(DLockException.Replaced.class, () -> result(wait));
+        // The place is the other's, and stays it.
+        assertEquals(List.of(owner), s.queue());
+        assertEquals(owner, s.handOver());
+        assertTrue(result(other) instanceof List<?>);
+        connection.disconnect();
+    }
+
+    @Everywhere
+    void errorsOfItsOwn(Stage s) throws Exception {
+        DLocks locks = s.locks(LONG);
+        String a = s.key + ":a";
+        String b = s.key + ":b";
+        Actor one = s.actor();
+        Actor two = s.actor();
+        result(lock(one, locks, a));
+        result(lock(two, locks, b));
+        Future<String> wait = lock(one, locks, b);
+        s.awaitQueued(b, 1);
+        var deadlock = assertThrows(DLockException.Deadlock.class, () -> two.run(() -> locks.lock(a).lock()));
+        assertTrue(deadlock.getMessage().contains(a), deadlock.getMessage());
+        assertEquals(List.of(), s.places(a));
+        two.run(() -> locks.lock(b).unlock());
+        result(wait);
+        s.ask(a, "DLOCK.FORCERELEASE", a);
+        assertThrows(DLockException.Fenced.class, () -> one.run(() -> locks.lock(a).guard("SET", a + ":x", 1)));
+        assertThrows(NotHeld.class, () -> one.run(() -> locks.lock(a).unlock()));
+        assertThrows(IllegalMonitorStateException.class, () -> locks.lock(b).unlock(), "of another thread");
+        assertThrows(IllegalMonitorStateException.class, () -> locks.lock(b).token());
+        assertThrows(UnsupportedOperationException.class, () -> locks.lock(b).newCondition());
+        s.ask(s.key, "SET", s.key, "no lock");
+        var wrong = assertThrows(DLockException.class, () -> locks.lock(s.key).lock());
+        assertTrue(wrong.getMessage().startsWith("WRONGTYPE"), wrong.getMessage());
+    }
+
+    @Everywhere
+    void givesBackOnlyItsOwn(Stage s) throws Exception {
+        s.hold(s.key, "another reader", "SHARED");
+        DLocks.ReadWrite lock = s.locks().readWrite(s.key);
+        String me = s.locks().owner();
+        try (var outer = lock.readLock().hold()) {
+            me = s.owners().stream().filter(owner -> !owner.equals("another reader")).findFirst().orElseThrow();
+            assertThrows(ArithmeticException.class, () -> {
+                // Null: the other reader is in the way. Then there is nothing to give back.
+                try (var inner = lock.writeLock().tryHold(300, MILLISECONDS)) {
+                    assertNull(inner);
+                    throw new ArithmeticException();
+                }
+            });
+            assertEquals(new TreeSet<>(List.of("another reader", me)), new TreeSet<>(s.owners()));
+            assertEquals(List.of(), s.queue());
+            assertEquals(outer.token(), s.holders().stream()
+                    .filter(row -> !row.word("owner").equals("another reader")).findFirst().orElseThrow().number("token"));
+            // An inner one of the same kind is the same hold.
+            try (var inner = lock.readLock().hold()) {
+                assertEquals(outer.token(), inner.token());
+                assertEquals(2, lock.readLock().getHoldCount());
+            }
+            assertEquals(1, lock.readLock().getHoldCount());
+            assertFalse(lock.readLock().isLost());
+        }
+        assertEquals(List.of("another reader"), s.owners());
+        // The real error is not hidden by that of the release.
+        DLock lost = s.locks().lock(s.key + ":2");
+        var real = assertThrows(ArithmeticException.class, () -> {
+            try (var hold = lost.hold()) {
+                s.ask(s.key, "DLOCK.FORCERELEASE", s.key + ":2");
+                throw new ArithmeticException();
+            }
+        });
+        assertTrue(real.getSuppressed()[0] instanceof NotHeld);
+    }
+
+    @Everywhere
+    void sharedAndCounted(Stage s) throws Exception {
+        DLocks locks = s.locks(LONG);
+        DLocks.ReadWrite lock = locks.readWrite(s.key);
+        List<Actor> readers = List.of(s.actor(), s.actor(), s.actor());
+        for (Actor reader : readers) {
+            reader.run(() -> lock.readLock().lock());
+        }
+        Actor writer = s.actor();
+        Future<?> writing = writer.start(() -> lock.writeLock().lock());
+        s.awaitQueued(1);
+        assertFalse(lock.readLock().tryLock(), "not past the writer");
+        for (Actor reader : readers) {
+            reader.run(() -> lock.readLock().unlock());
+        }
+        result(writing);
+        assertEquals(1, s.owners().size());
+        assertFalse(lock.readLock().tryLock());
+        writer.run(() -> lock.writeLock().unlock());
+
+        DLock permits = locks.semaphore(s.key, 3);
+        for (Actor one : readers) {
+            one.run(permits::lock);
+        }
+        assertFalse(permits.tryLock());
+        Actor fourth = s.actor();
+        Future<?> waits = fourth.start(permits::lock);
+        s.awaitQueued(1);
+        readers.get(0).run(permits::unlock);
+        result(waits);
+        assertEquals(3, s.owners().size());
+        for (Actor one : List.of(readers.get(1), readers.get(2), fourth)) {
+            one.run(permits::unlock);
+        }
+        s.awaitGone();
+    }
+
+    /** As with ReentrantReadWriteLock: a writer may become a reader. And, as there not: the only reader the writer. */
+    @Everywhere
+    void downgradeAndUpgrade(Stage s) throws Exception {
+        DLocks.ReadWrite lock = s.locks(LONG).readWrite(s.key);
+        Actor other = s.actor();
+        lock.writeLock().lock();
+        lock.readLock().lock();
+        assertFalse(other.run(() -> lock.readLock().tryLock()), "it still writes");
+        lock.writeLock().unlock();
+        assertTrue(other.run(() -> lock.readLock().tryLock()), "it only reads now");
+        long reading = lock.readLock().token();
+        assertFalse(lock.writeLock().tryLock(), "there is another reader");
+        assertEquals(reading, lock.readLock().token());
+        other.run(() -> lock.readLock().unlock());
+        lock.writeLock().lock();
+        assertNotEquals(reading, lock.writeLock().token(), "another grant, another token");
+        assertFalse(other.run(() -> lock.readLock().tryLock()));
+        lock.writeLock().unlock();
+        assertTrue(other.run(() -> lock.readLock().tryLock()));
+        other.run(() -> lock.readLock().unlock());
+        lock.readLock().unlock();
+        s.awaitGone();
+    }
+
+    /** An upgrade that is left, in the moment of its grant too: the reader goes on reading, and is kept. */
+    @Alone
+    void upgradeCancelledAtTheGrant(Stage s) throws Exception {
+        DLocks.ReadWrite lock = s.locks().readWrite(s.key);
+        for (int i = 0; i < 20; i++) {
+            s.hold(s.key, "other", "SHARED");
+            Actor actor = s.actor();
+            Future<?> wait = actor.start(() -> {
+                lock.readLock().lock();
+                try {
+                    lock.writeLock().lockInterruptibly();
+                    lock.writeLock().unlock();
+                } catch (InterruptedException cancelled) {
+                    // It reads, as is seen below.
+                }
+            });
+            s.awaitQueued(1);
+            Thread canceller = new Thread(() -> {
+                LockSupport.parkNanos(ThreadLocalRandom.current().nextLong(2_000_000));
+                actor.thread.interrupt();
+            });
+            canceller.start();
+            s.ask(s.key, "DLOCK.RELEASE", s.key, "other");
+            canceller.join();
+            result(wait);
+            until("it reads, under a token that it knows", () -> s.queue().isEmpty() && s.holder().number("limit") == 0
+                    && s.holder().number("token") == actor.run(() -> lock.readLock().token()));
+            actor.run(() -> lock.readLock().unlock());
+            s.awaitGone();
+            actor.close();
+        }
+    }
+
+    @Everywhere
+    void manyOverSeveralSlots(Stage s) throws Exception {
+        DLocks locks = s.locks(LONG);
+        List<String> keys = IntStream.range(0, 4).mapToObj(i -> "{" + i + s.key.substring(1, 8) + "}m").toList();
+        List<String> reversed = new ArrayList<>(keys);
+        Collections.reverse(reversed);
+        List<Future<?>> works = new ArrayList<>();
+        for (List<String> order : List.of(keys, reversed)) {
+            Lock all = DLocks.all(order.stream().map(locks::lock).toArray(DLock[]::new));
+            works.add(s.actor().start(() -> {
+                for (int i = 0; i < 15; i++) {
+                    all.lock();
+                    all.unlock();
+                }
+            }));
+        }
+        for (Future<?> work : works) {
+            result(work);
+        }
+        s.hold(keys.get(2), "other");
+        Lock all = DLocks.all(keys.stream().map(locks::lock).toArray(DLock[]::new));
+        assertFalse(all.tryLock());
+        assertFalse(all.tryLock(500, MILLISECONDS));
+        List<List<String>> owners = new ArrayList<>();
+        for (String key : keys) {
+            owners.add(s.owners(key));
+        }
+        assertEquals(List.of(List.of(), List.of(), List.of("other"), List.of()), owners);
+        assertThrows(NotHeld.class, all::unlock);
+    }
+
+    /** Two servers that know nothing of each other. */
+    @Alone
+    void manyOverSeveralServers(Stage s) throws Exception {
+        try (Stage elsewhere = new Stage(s.library, "cluster")) {
+            DLocks here = s.locks(LONG);
+            DLocks there = elsewhere.locks(LONG);
+            List<Future<?>> works = new ArrayList<>();
+            for (boolean hereFirst : new boolean[] {true, false}) {
+                DLock one = here.lock(s.key);
+                DLock two = there.lock(s.key);
+                Lock all = hereFirst ? DLocks.all(one, two) : DLocks.all(two, one);
+                works.add(s.actor().start(() -> {
+                    for (int i = 0; i < 15; i++) {
+                        all.lock();
+                        assertTrue(one.isHeldByCurrentThread() && two.isHeldByCurrentThread());
+                        all.unlock();
+                    }
+                }));
+            }
+            for (Future<?> work : works) {
+                result(work);
+            }
+            s.awaitGone();
+        }
+    }
+
+    @MovesReplicated
+    void holdOverAFailover(Stage s) throws Exception {
+        holdOver(s, failover(s));
+    }
+
+    @MovesInCluster
+    void holdOverASlotMove(Stage s) throws Exception {
+        holdOver(s, "move " + s.key);
+    }
+
+    private static String failover(Stage s) {
+        return s.place.equals("pair") ? "switch" : "failover " + s.key;
+    }
+
+    private static void holdOver(Stage s, String fault) throws Exception {
+        DLock lock = s.locks(LONG).lock(s.key);
+        try (var hold = lock.hold()) {
+            assertEquals(1, s.holder().number("auto"));
+            s.control(fault);
+            // The new server knows nothing of connections: until the client has said it again nobody renews.
+            until("it is taken up again", () -> s.holder().number("auto") == 1);
+            assertEquals(hold.token(), s.holder().number("token"));
+            assertNotEquals(0, s.holder().number("client"));
+            assertFalse(lock.isLost());
+            assertEquals("OK", text(hold.guard("SET", s.key + ":x", 1)));
+        }
+        s.awaitGone();
+    }
+
+    @MovesReplicated
+    void waitOverAFailover(Stage s) throws Exception {
+        waitOver(s, failover(s));
+    }
+
+    @MovesInCluster
+    void waitOverACrash(Stage s) throws Exception {
+        waitOver(s, "crash " + s.key);
+    }
+
+    @MovesInCluster
+    void waitOverASlotMove(Stage s) throws Exception {
+        waitOver(s, "move " + s.key);
+    }
+
+    private static void waitOver(Stage s, String fault) throws Exception {
+        DLocks locks = new DLocks(Stage.connector(s.library, s.place),
+                Settings.DEFAULT.lease(LONG).claim(Duration.ofSeconds(30)));
+        s.hold();
+        List<Actor> actors = List.of(s.actor(), s.actor());
+        List<Future<String>> waits = new ArrayList<>();
+        for (Actor actor : actors) {
+            waits.add(lock(actor, locks, s.key));
+            s.awaitQueued(waits.size());
+        }
+        List<String> inLine = s.queue();
+        s.control(fault);
+        until("both are back", () -> s.places(s.key).stream().map(row -> row.word("kind")).toList()
+                .equals(List.of("ticket", "ticket")));
+        assertEquals(inLine, s.queue());
+        assertEquals(inLine.get(0), s.handOver());
+        for (int i = 0; i < 2; i++) {
+            assertEquals(inLine.get(i), result(waits.get(i)));
+            actors.get(i).run(() -> locks.lock(s.key).unlock());
+        }
+        s.awaitGone();
+        locks.close();
+    }
+
+    @ParameterizedTest
+    @MethodSource("everywhere")
+    @ResourceLock("the servers") // a crowd, in which others' leases would pass
+    void aThousandWaitsOnOneConnection(Stage s) throws Exception {
+        DLocks locks = s.locks(LONG);
+        s.hold();
+        List<String> served = Collections.synchronizedList(new ArrayList<>());
+        List<Thread> threads = new ArrayList<>();
+        for (int i = 0; i < 1000; i++) {
+            Thread thread = new Thread(null, () -> {
+                try (var hold = locks.lock(s.key).hold()) {
+                    served.add(locks.owner());
+                }
+            }, "waiter", 128 << 10);
+            thread.setDaemon(true);
+            thread.start();
+            threads.add(thread);
+        }
+        s.awaitQueued(1000);
+        assertEquals(1, s.places(s.key).stream().map(row -> row.number("client")).distinct().count());
+        List<String> inLine = s.queue();
+        s.handOver();
+        for (Thread thread : threads) {
+            thread.join(2000L * PATIENCE);
+        }
+        assertEquals(inLine, List.copyOf(served));
+        s.awaitGone();
+    }
+}

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+/** A process that waits for a lock and holds it, for the tests to kill. */
+final class WaitingProgram {
+    public static void main(String[] arguments) throws Exception {
+        DLocks locks = new DLocks(Stage.connector(arguments[0], arguments[1]), Stage.settings(Stage.LEASE));
+        DLock lock = locks.lock(arguments[2]);
+        (arguments[3].equals("session") ? lock.session() : lock).lock();
+        System.in.read();
+    }
+}
