@@ -1,11 +1,40 @@
 #!/usr/bin/env bash
-# Builds the client and its tests with cargo, and runs them.
+# Builds the crate, has an empty project use it, and runs the cases and the tests against the newest and the oldest
+# redis 1.x. `run.sh --package DIR` only builds the crate.
 set -euo pipefail
 cd "$(dirname "$0")"
 
+newest=1.8.1
+oldest=1.0.0 # that of Cargo.toml
 export CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET
-# A process that waits or holds, for the tests to kill.
-cargo build --quiet --locked --example process
-# The example in the client's own words.
-cargo test --quiet --locked --doc
-exec cargo test --quiet --locked --tests "$@"
+cargo package --quiet --allow-dirty --no-verify
+if [ "${1:-}" = --package ]; then
+    mkdir -p "$2"
+    cp "$DLOCK_CLIENT_TARGET"/package/dlock-redis-*.crate "$2"
+    exit
+fi
+
+# The tests' own copy, beside the crate as it is packed: an empty project.
+project=$DLOCK_CLIENT_TARGET/project
+rm -rf "$project"
+mkdir -p "$project/src"
+tar -xzf "$DLOCK_CLIENT_TARGET"/package/dlock-redis-0.3.0.crate -C "$project"
+cp -r tests examples "$project"
+echo '#![doc = "Nothing."]' >"$project/src/lib.rs"
+sed -e 's/^name = "dlock-redis"/name = "empty"/; s/^include = .*//; s/^readme = .*//' \
+    -e 's|^\[dependencies\]|[dependencies]\ndlock-redis = { path = "dlock-redis-0.3.0" }|' Cargo.toml >"$project/Cargo.toml"
+cp Cargo.lock "$project"
+export DLOCK_CASES=$PWD/../cases/cases.json
+
+cargo clippy --quiet --all-targets -- --deny warnings
+cargo test --quiet --doc
+cd "$project"
+cargo update --quiet --package redis --precise "$newest"
+cargo build --quiet --example process
+cargo test --quiet --tests "$@"
+case ${DLOCK_SERVER:-} in
+Redis*)
+    cargo update --quiet --package redis --precise "$oldest"
+    cargo test --quiet --test documented
+    ;;
+esac

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use dlock_client::{release_all, Locks};
+use dlock_redis::{release_all, Leader, Locks};
 use redis::aio::MultiplexedConnection;
 use redis::{cmd, AsyncConnectionConfig, Client, RedisResult, Value};
 
@@ -24,7 +24,7 @@ fn key(test: &str) -> String {
 }
 
 async fn patient() -> RedisResult<MultiplexedConnection> {
-    let config = AsyncConnectionConfig::new().set_response_timeout(PATIENCE);
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
     client().get_multiplexed_async_connection_with_config(&config).await
 }
 
@@ -53,12 +53,12 @@ fn wait(connection: &MultiplexedConnection, key: &str, block_ms: u64) -> impl Fu
 #[tokio::test]
 async fn example() -> Outcome {
     let (stock, left) = (key("example"), key("left"));
-    let locks = Locks::new([client()]);
-    let hold = locks.on(&stock).timeout(Duration::from_secs(5)).lock().await?; // Error::TimedOut after 5 s
+    let locks = Locks::new(client())?;
+    let hold = locks.on(&stock).timeout(Duration::from_secs(5)).lock().await?; // Error::Timeout after 5 s
     let mut set = cmd("SET");
     set.arg(&left).arg(41);
     tokio::select! {
-        () = hold.lost() => println!("somebody else has it now"),
+        _ = hold.lost() => println!("somebody else has it now"),
         // Runs only while the lock is held under this token: else Error::Fenced.
         done = hold.guard(&set) => println!("{:?}", done?),
     }
@@ -73,13 +73,34 @@ async fn example() -> Outcome {
     Ok(())
 }
 
+#[tokio::test]
+async fn a_leader_is_followed_by_the_next() -> Outcome {
+    let (office, locks) = (key("office"), Locks::new(client())?);
+    let leader = Leader::new(&locks, &office, "one");
+    let term = leader.campaign().await?;
+    let next = Leader::new(&locks, &office, "two");
+    assert!(next.campaign_for(Duration::from_millis(50)).await?.is_none());
+    assert_eq!(next.leader().await?, Some(("one".into(), term.number())));
+    let before = next.leader().await?;
+    let follows = tokio::spawn(async move { next.campaign().await });
+    term.guard(cmd("SET").arg(format!("{office}:x")).arg(1)).await?;
+    let number = term.number();
+    term.resign().await?;
+    let then = follows.await??;
+    assert!(then.leads() && then.number() > number);
+    let seen = leader.observe(&before, Duration::from_millis(10)).await?;
+    assert_eq!(seen, Some(("two".into(), then.number())));
+    then.resign().await?;
+    Ok(())
+}
+
 /// The library gives up on the reply by itself; the connection stays open, and the lock is granted to nobody.
 #[tokio::test]
 async fn time_out_leaves_an_orphan() -> Outcome {
     let (key, mut other) = (key("orphan"), patient().await?);
     let _: Value = cmd("DLOCK.ACQUIRE").arg(&key).arg("holder").arg(600_000).query_async(&mut other).await?;
     // A connection that is kept, as a program keeps its one.
-    let config = AsyncConnectionConfig::new().set_response_timeout(Duration::from_millis(500));
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_millis(500)));
     let shared = client().get_multiplexed_async_connection_with_config(&config).await?;
     assert!(wait(&shared, &key, 60_000).await.is_err_and(|error| error.is_timeout()));
     await_queued(&mut other, &key, "waiter").await?;

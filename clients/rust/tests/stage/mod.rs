@@ -1,12 +1,14 @@
 //! The servers of a test, and what they show.
 
+#![allow(dead_code)] // each test uses a part
+
 use std::collections::HashMap;
 use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use dlock_client::{Locks, Settings};
+use dlock_redis::{Locks, Settings};
 use redis::aio::MultiplexedConnection;
 use redis::{cmd, AsyncConnectionConfig, Client, FromRedisValue, RedisError, Value};
 
@@ -15,7 +17,9 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 pub const LEASE: Duration = Duration::from_secs(3);
 /// No fault takes so long, however busy the machine.
 pub const LONG: Duration = Duration::from_secs(15);
-pub const SETTINGS: Settings = Settings { lease: LEASE, auto: Duration::from_secs(30), claim: Duration::from_secs(2) };
+pub fn settings() -> Settings {
+    Settings::new().lease(LEASE).auto(Duration::from_secs(30)).claim(Duration::from_secs(2))
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
@@ -42,11 +46,11 @@ pub struct Info {
 }
 
 pub fn text(entry: &Entry, name: &str) -> String {
-    String::from_redis_value(&entry[name]).expect("it is a text")
+    String::from_redis_value(entry[name].clone()).expect("it is a text")
 }
 
 pub fn int(entry: &Entry, name: &str) -> u64 {
-    u64::from_redis_value(&entry[name]).expect("it is a number")
+    u64::from_redis_value(entry[name].clone()).expect("it is a number")
 }
 
 impl Server {
@@ -72,16 +76,16 @@ impl Server {
     }
 
     pub fn locks(&self) -> Locks {
-        Locks::with(self.clients(), SETTINGS)
+        Locks::with(self.clients(), settings()).expect("good settings")
     }
 
     pub fn locks_for(&self, lease: Duration) -> Locks {
-        Locks::with(self.clients(), Settings { lease, ..SETTINGS })
+        Locks::with(self.clients(), settings().lease(lease)).expect("good settings")
     }
 
     /// A connection to whoever may write this key.
     pub async fn node(&self, key: &str) -> MultiplexedConnection {
-        let config = AsyncConnectionConfig::new().set_response_timeout(PATIENCE);
+        let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
         let end = Instant::now() + PATIENCE;
         loop {
             for client in self.clients() {
@@ -119,7 +123,7 @@ impl Server {
     pub async fn info_at(&self, key: &str) -> Info {
         let reply: Option<HashMap<String, Value>> = self.ask_at(key, "DLOCK.INFO KEY COUNT 5000").await;
         let Some(reply) = reply else { return Info::default() };
-        let entries = |name: &str| Vec::<Entry>::from_redis_value(&reply[name]).expect("an array of maps");
+        let entries = |name: &str| Vec::<Entry>::from_redis_value(reply[name].clone()).expect("an array of maps");
         Info { holders: entries("holders"), queue: entries("queue") }
     }
 
@@ -146,19 +150,62 @@ impl Server {
 
     /// Somebody else takes it, for longer than any test lasts.
     pub async fn hold(&self, options: &str) {
+        self.hold_at(&self.key, options).await;
+    }
+
+    pub async fn hold_at(&self, key: &str, options: &str) {
         let words = format!("DLOCK.ACQUIRE KEY other 600000{options}");
-        let granted: Option<Vec<u64>> = self.ask(&words).await;
+        let granted: Option<Vec<u64>> = self.ask_at(key, &words).await;
         granted.expect("the lock is taken");
+    }
+
+    /// Who serves this key.
+    pub async fn address(&self, key: &str) -> String {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            for client in self.clients() {
+                let Ok(mut node) = client.get_multiplexed_async_connection().await else { continue };
+                let role: Result<Vec<Value>, _> = cmd("ROLE").query_async(&mut node).await;
+                let is_primary = role.is_ok_and(|role| role[0] == Value::BulkString(b"master".to_vec()));
+                let there: Result<u64, RedisError> = cmd("EXISTS").arg(key).query_async(&mut node).await;
+                if is_primary && there.is_ok() {
+                    return client.get_connection_info().addr().to_string();
+                }
+            }
+            assert!(Instant::now() < end, "nobody serves {key}");
+        }
+    }
+
+    /// The other one of the pair.
+    pub async fn replica(&self) -> String {
+        let primary = self.address(&self.key).await;
+        let addresses = self.addresses();
+        addresses.split(',').find(|address| *address != primary).expect("a replica").to_owned()
+    }
+
+    /// A key that none of these serves, and who serves it.
+    pub async fn of_another_node(&self, taken: &[String]) -> (String, String) {
+        for i in 0.. {
+            let key = format!("{{{i}{}}}lock", self.key.trim_matches(['{', '}'].as_slice()).replace('}', ""));
+            let address = self.address(&key).await;
+            if !taken.contains(&address) {
+                return (key, address);
+            }
+        }
+        unreachable!("there are three of them")
     }
 
     /// Gives it back for that owner, and says who has it in the same step.
     pub async fn hand_over(&self, owner: &str) -> Option<String> {
+        self.hand_over_at(&self.key, owner).await
+    }
+
+    pub async fn hand_over_at(&self, key: &str, owner: &str) -> Option<String> {
         let mut step = redis::pipe();
-        step.atomic().cmd("DLOCK.RELEASE").arg(&self.key).arg(owner).arg("HOLDS").arg(0).ignore();
-        step.cmd("DLOCK.HELD").arg(&self.key);
-        let (held,): (Option<Vec<Value>>,) =
-            step.query_async(&mut self.node(&self.key).await).await.expect("it was held");
-        held.map(|held| String::from_redis_value(&held[3]).expect("an owner"))
+        step.atomic().cmd("DLOCK.RELEASE").arg(key).arg(owner).arg("HOLDS").arg(0).ignore();
+        step.cmd("DLOCK.HELD").arg(key);
+        let (held,): (Option<Vec<Value>>,) = step.query_async(&mut self.node(key).await).await.expect("it was held");
+        held.map(|held| String::from_redis_value(held[3].clone()).expect("an owner"))
     }
 
     /// The next unlock message of this lock, and a future that is ready when it is listened to.
@@ -177,7 +224,8 @@ impl Server {
         }
         drop(node);
         let mut info = info.expect("somebody serves it");
-        info.redis.protocol = redis::ProtocolVersion::RESP3;
+        let resp3 = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
+        info = info.set_redis_settings(resp3);
         let config = AsyncConnectionConfig::new().set_push_sender(pushes);
         let client = Client::open(info).expect("an address");
         let mut connection = client.get_multiplexed_async_connection_with_config(&config).await.expect("a node");
@@ -188,7 +236,7 @@ impl Server {
             let _connection = connection;
             while let Some(push) = pushed.recv().await {
                 if matches!(push.kind, redis::PushKind::Message | redis::PushKind::SMessage) {
-                    let text = String::from_redis_value(&push.data[1]).expect("a text");
+                    let text = String::from_redis_value(push.data[1].clone()).expect("a text");
                     if sender.send(text).is_err() {
                         return;
                     }
@@ -209,7 +257,7 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut condition: impl FnM
 }
 
 /// Has something done to the servers.
-pub async fn control(line: String) {
+pub async fn control(line: String) -> String {
     let answer = tokio::task::spawn_blocking(move || {
         let address = std::env::var("DLOCK_CONTROL").expect("DLOCK_CONTROL is set");
         let mut stream = TcpStream::connect(address).expect("the control answers");
@@ -220,4 +268,5 @@ pub async fn control(line: String) {
     });
     let answer = answer.await.expect("no panic");
     assert!(answer.starts_with("ok"), "{answer}");
+    answer.trim_start_matches("ok").trim().to_owned()
 }

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT
+//! What can go wrong with a lock, and which of it a little time can mend.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError};
+
+/// Why there is no lock, or none any more.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Error {
+    /// The lock is not, or no longer, held under this name and token.
+    NotHeld(String),
+    /// A guarded command was not run: the lock is not held under this token.
+    Fenced(String),
+    /// The wait could never end; the server names the circle.
+    Deadlock(String),
+    /// Somebody else asked under the same owner's name and has the place. Never asked again by itself.
+    Replaced(String),
+    /// One of the server's caps on places and holders is reached.
+    QueueFull(String),
+    /// The server grants nothing for now, and this request may not wait.
+    Quarantine(String),
+    /// Too few replicas have confirmed: as after a lost reply, what was asked may be in force.
+    NoAck(String),
+    /// The lock was not granted in time.
+    Timeout {
+        /// How long it was waited.
+        after: Duration,
+        /// What the server failed to do; `None`: the lock is taken.
+        cause: Option<Arc<Error>>,
+    },
+    /// These locks are closed.
+    Closed,
+    /// A bad argument.
+    Invalid {
+        /// Which one.
+        argument: &'static str,
+        /// What it may be.
+        why: String,
+    },
+    /// Whatever else the server or the connection says.
+    Redis(RedisError),
+}
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NotHeld(text)
+            | Error::Fenced(text)
+            | Error::Deadlock(text)
+            | Error::Replaced(text)
+            | Error::QueueFull(text)
+            | Error::Quarantine(text)
+            | Error::NoAck(text) => f.write_str(text),
+            Error::Timeout { after, cause: None } => write!(f, "not granted within {after:?}: it is taken"),
+            Error::Timeout { after, cause: Some(cause) } => write!(f, "not granted within {after:?}: {cause}"),
+            Error::Closed => f.write_str("these locks are closed"),
+            Error::Invalid { argument, why } => write!(f, "{argument} {why}"),
+            Error::Redis(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Timeout { cause: Some(cause), .. } => Some(cause.as_ref()),
+            Error::Redis(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<RedisError> for Error {
+    fn from(error: RedisError) -> Error {
+        let kind = match error.code().map(|code| code.trim_end_matches(':')) {
+            Some("NOTHELD") => Error::NotHeld,
+            Some("FENCED") => Error::Fenced,
+            Some("DEADLOCK") => Error::Deadlock,
+            Some("REPLACED") => Error::Replaced,
+            Some("QUEUEFULL") => Error::QueueFull,
+            Some("QUARANTINE") => Error::Quarantine,
+            Some("NOACK") => Error::NoAck,
+            _ => return Error::Redis(error),
+        };
+        kind(error.to_string())
+    }
+}
+
+impl Error {
+    pub(crate) fn invalid(argument: &'static str, why: impl Into<String>) -> Error {
+        Error::Invalid { argument, why: why.into() }
+    }
+
+    pub(crate) fn io(kind: std::io::ErrorKind, text: &str) -> Error {
+        Error::Redis(std::io::Error::new(kind, text).into())
+    }
+
+    pub(crate) fn silent() -> Error {
+        Error::io(std::io::ErrorKind::TimedOut, "the server does not answer")
+    }
+
+    pub(crate) fn is_silence(&self) -> bool {
+        matches!(self, Error::Redis(error) if error.is_timeout())
+    }
+
+    pub(crate) fn is_read_only(&self) -> bool {
+        matches!(self, Error::Redis(error) if error.code() == Some("READONLY"))
+    }
+
+    /// Whether the server itself has said it.
+    pub(crate) fn is_said(&self) -> bool {
+        !matches!(self, Error::Redis(error) if is_broken(error))
+    }
+
+    /// Whether another connection, another node or a little time can mend it.
+    pub(crate) fn passes(&self) -> bool {
+        let error = match self {
+            Error::NoAck(_) => return true,
+            Error::Redis(error) => error,
+            _ => return false,
+        };
+        match error.code() {
+            Some(code) => matches!(
+                code,
+                "UNBLOCKED"
+                    | "MOVED"
+                    | "ASK"
+                    | "TRYAGAIN"
+                    | "CLUSTERDOWN"
+                    | "LOADING"
+                    | "READONLY"
+                    | "MASTERDOWN"
+                    | "NOREPLICAS"
+                    | "MISCONF"
+                    | "BUSY"
+            ),
+            None => is_broken(error) && !is_final(error),
+        }
+    }
+}
+
+/// The connection is of no use any more.
+pub(crate) fn is_broken(error: &RedisError) -> bool {
+    match error.kind() {
+        ErrorKind::Io
+        | ErrorKind::Parse
+        | ErrorKind::Client
+        | ErrorKind::MasterNameNotFoundBySentinel
+        | ErrorKind::ClusterConnectionNotFound => error.code().is_none(),
+        _ => false,
+    }
+}
+
+/// A name that nobody knows, or a certificate that nobody trusts: the standard library and TLS tell them by their words.
+fn is_final(error: &RedisError) -> bool {
+    let text = error.to_string();
+    let unknown = text.contains("failed to lookup address") && !text.contains("Temporary failure");
+    unknown || text.contains("certificate") || text.contains("No such host")
+}

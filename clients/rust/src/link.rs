@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT
+//! The one connection to a node that everybody shares: the redis crate's multiplexed one. A task of its own sends in
+//! order and reads the replies in order. What a reply changes is changed there, whether or not anybody waits for it.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::stream::{FuturesOrdered, StreamExt};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
+use tokio::sync::{mpsc, oneshot, Notify};
+
+use crate::core::Core;
+use crate::error::{is_broken, Error, Result};
+use crate::settings::now;
+use crate::state::{News, State, Who};
+
+pub(crate) type Reply = Result<Value, RedisError>;
+
+/// Where and when something was asked.
+pub(crate) struct At {
+    pub(crate) node: String,
+    pub(crate) link: u64,
+    pub(crate) sent: Duration,
+}
+
+/// What a reply changes.
+pub(crate) type Then = Arc<dyn Fn(&mut State, &At, &Reply) + Send + Sync>;
+
+struct Entry {
+    command: Cmd,
+    asking: bool,
+    sent: Duration,
+    then: Option<Then>,
+    gate: oneshot::Sender<Reply>,
+}
+
+/// The sending end.
+pub(crate) struct Link {
+    pub(crate) id: u64,
+    entries: mpsc::UnboundedSender<Entry>,
+    kill: Arc<Notify>,
+}
+
+impl Link {
+    /// Sends a command and waits for nothing.
+    pub(crate) fn post(&self, command: Cmd, asking: bool, then: Option<Then>) -> oneshot::Receiver<Reply> {
+        let (gate, reply) = oneshot::channel();
+        let _ = self.entries.send(Entry { command, asking, sent: now(), then, gate });
+        reply
+    }
+
+    /// All that was asked has failed, and nothing can be asked any more.
+    pub(crate) fn kill(&self) {
+        self.kill.notify_one();
+    }
+
+    pub(crate) fn is_dead(&self) -> bool {
+        self.entries.is_closed()
+    }
+}
+
+/// A connection to the node, bounded, tried once, and where it tells what comes unasked.
+pub(crate) async fn connect(
+    core: &Core,
+    name: &str,
+    protocol: ProtocolVersion,
+    reply_within: Option<Duration>,
+) -> Result<(MultiplexedConnection, mpsc::UnboundedReceiver<PushInfo>)> {
+    let (sender, pushes) = mpsc::unbounded_channel();
+    let mut config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(reply_within);
+    if protocol == ProtocolVersion::RESP3 {
+        config = config.set_push_sender(sender);
+    }
+    let connecting = async {
+        let client = core.servers.client(name, protocol).await?;
+        Ok(client.get_multiplexed_async_connection_with_config(&config).await?)
+    };
+    match tokio::time::timeout(core.settings.bound, connecting).await {
+        Ok(connected) => connected.map(|connection| (connection, pushes)),
+        Err(_) => Err(Error::silent()),
+    }
+}
+
+/// A new link to the node. Its messages come the same way: one connection a node.
+pub(crate) async fn open(core: &Arc<Core>, name: &str) -> Result<Arc<Link>> {
+    let bound = core.settings.bound;
+    let (mut connection, pushes) = connect(core, name, ProtocolVersion::RESP3, Some(bound)).await?;
+    let deaf = match connection.subscribe(&core.channel).await {
+        Ok(()) => false,
+        Err(error) if !is_broken(&error) => {
+            tracing::debug!("no messages from {name}: {error}");
+            true
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let (entries, asked) = mpsc::unbounded_channel();
+    let link = Arc::new(Link { id: core.number(), entries, kill: Arc::default() });
+    core.shelf.with(|state| {
+        state.booked(&link, name);
+        state.node(name).deaf = deaf;
+    });
+    let core = Arc::downgrade(core);
+    tokio::spawn(hear(pushes, core.clone(), name.to_owned(), link.kill.clone()));
+    tokio::spawn(serve(connection, asked, core, (name.to_owned(), link.id), link.kill.clone()));
+    Ok(link)
+}
+
+/// Brings each message to whoever waits for it.
+async fn hear(mut pushes: mpsc::UnboundedReceiver<PushInfo>, core: Weak<Core>, node: String, kill: Arc<Notify>) {
+    while let Some(push) = pushes.recv().await {
+        match (push.kind, push.data.last()) {
+            (PushKind::Message, Some(Value::BulkString(text))) => {
+                let (Some(core), Some((who, news))) = (core.upgrade(), parse(text)) else { continue };
+                core.shelf.with(|state| state.node(&node).heard(&who, &news));
+            }
+            (PushKind::Disconnection, _) => kill.notify_one(),
+            _ => {}
+        }
+    }
+}
+
+/// `word token keylen:key ownerlen:owner number`
+fn parse(text: &[u8]) -> Option<(Who, News)> {
+    fn until(text: &[u8], end: u8) -> Option<(&[u8], &[u8])> {
+        let at = text.iter().position(|byte| *byte == end)?;
+        Some((text.get(..at)?, text.get(at + 1..)?))
+    }
+    fn number(text: &[u8]) -> Option<u64> {
+        std::str::from_utf8(text).ok()?.parse().ok()
+    }
+    fn name(text: &[u8]) -> Option<(&[u8], &[u8])> {
+        let (size, rest) = until(text, b':')?;
+        let size = usize::try_from(number(size)?).ok()?;
+        Some((rest.get(..size)?, rest.get(size + 1..)?))
+    }
+    let (word, rest) = until(text, b' ')?;
+    let (token, rest) = until(rest, b' ')?;
+    let (key, rest) = name(rest)?;
+    let (owner, rest) = name(rest)?;
+    let word = String::from_utf8_lossy(word).into_owned();
+    Some(((key.to_vec(), owner.to_vec()), News { word, token: number(token)?, number: number(rest)? }))
+}
+
+type Sending = Pin<Box<dyn Future<Output = Reply> + Send>>;
+
+fn send(mut connection: MultiplexedConnection, command: Cmd, asking: bool) -> Sending {
+    Box::pin(async move {
+        if !asking {
+            return connection.send_packed_command(&command).await?.extract_error();
+        }
+        let mut pipe = redis::pipe();
+        pipe.cmd("ASKING").ignore().add_command(command);
+        let (reply,): (Value,) = pipe.query_async(&mut connection).await?;
+        Ok(reply)
+    })
+}
+
+/// Sends what is asked and reads what is answered, until the connection is of no use or nobody can ask any more.
+async fn serve(
+    connection: MultiplexedConnection,
+    mut asked: mpsc::UnboundedReceiver<Entry>,
+    core: Weak<Core>,
+    (node, link): (String, u64),
+    kill: Arc<Notify>,
+) {
+    let answer = |(sent, then, gate): (Duration, Option<Then>, oneshot::Sender<Reply>), reply: Reply| {
+        if let (Some(then), Some(core)) = (then, core.upgrade()) {
+            let at = At { node: node.clone(), link, sent };
+            core.shelf.with(|state| then(state, &at, &reply));
+        }
+        let _ = gate.send(reply);
+    };
+    let mut flying: FuturesOrdered<Sending> = FuturesOrdered::new();
+    let mut waiting = VecDeque::new();
+    let mut open = true;
+    let error = loop {
+        tokio::select! {
+            biased;
+            () = kill.notified() => break None,
+            Some(reply) = flying.next() => {
+                let broken = reply.as_ref().err().filter(|error| is_broken(error)).cloned();
+                if let Some(one) = waiting.pop_front() {
+                    answer(one, reply);
+                }
+                if broken.is_some() {
+                    break broken;
+                }
+            }
+            entry = asked.recv(), if open => match entry {
+                Some(Entry { command, asking, sent, then, gate }) => {
+                    flying.push_back(send(connection.clone(), command, asking));
+                    waiting.push_back((sent, then, gate));
+                }
+                None => open = false,
+            },
+            else => break None,
+        }
+    };
+    asked.close();
+    let gone = || RedisError::from(std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the connection is lost"));
+    let error = error.unwrap_or_else(gone);
+    drop((flying, connection));
+    for one in waiting {
+        answer(one, Err(error.clone()));
+    }
+    while let Some(Entry { sent, then, gate, .. }) = asked.recv().await {
+        answer((sent, then, gate), Err(error.clone()));
+    }
+    if let Some(core) = core.upgrade() {
+        core.shelf.with(|state| state.died(link));
+    }
+}

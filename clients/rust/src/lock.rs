@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: MIT
+//! What a program has in its hands.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{cmd, Cmd, Value};
+
+use crate::core::{unique, Core};
+use crate::error::{Error, Result};
+use crate::servers::Servers;
+use crate::settings::{now, Settings};
+use crate::state::{Shared, Want};
+
+/// Locks on one server, a cluster, or a primary with replicas. A clone is the same.
+#[derive(Clone)]
+pub struct Locks(pub(crate) Arc<Core>);
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Locks")
+    }
+}
+
+impl Locks {
+    /// Locks with the default [`Settings`]. Connects when it is used.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if no server is named.
+    pub fn new(servers: impl Into<Servers>) -> Result<Locks> {
+        Locks::with(servers, Settings::default())
+    }
+
+    /// Locks with settings of one's own.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the setting that cannot be.
+    pub fn with(servers: impl Into<Servers>, settings: Settings) -> Result<Locks> {
+        Ok(Locks(Arc::new(Core::new(servers.into().checked()?, settings.checked()?))))
+    }
+
+    /// A lock to be asked for: exclusive, under an owner's name of its own, without a time-out.
+    pub fn on(&self, key: impl AsRef<[u8]>) -> Request {
+        Request {
+            locks: self.clone(),
+            key: key.as_ref().to_vec(),
+            owner: None,
+            shared: false,
+            limit: None,
+            session: false,
+            timeout: None,
+        }
+    }
+
+    /// Whether anybody holds it.
+    ///
+    /// # Errors
+    /// What the server or the connection says.
+    pub async fn is_held(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let key = key.as_ref();
+        Ok(self.ask(key, cmd("DLOCK.HELD").arg(key)).await? != Value::Nil)
+    }
+
+    /// The reply to a plain command about a key, from whoever serves it.
+    ///
+    /// # Errors
+    /// What the server or the connection says.
+    pub async fn ask(&self, key: impl AsRef<[u8]>, command: &Cmd) -> Result<Value> {
+        self.0.ask(key.as_ref(), command.clone()).await
+    }
+
+    /// Ends it, for all clones: every call from now on is an error. What is still held is told lost, and lives on in the
+    /// server until its lease.
+    pub fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// What is asked for; ends with [`lock`](Request::lock) or [`try_lock`](Request::try_lock).
+#[derive(Clone, Debug)]
+#[must_use = "nothing is asked until lock() or try_lock()"]
+pub struct Request {
+    pub(crate) locks: Locks,
+    key: Vec<u8>,
+    owner: Option<Vec<u8>>,
+    shared: bool,
+    limit: Option<u64>,
+    session: bool,
+    timeout: Option<Duration>,
+}
+
+impl Request {
+    /// The longest time to wait.
+    pub fn timeout(self, timeout: Duration) -> Request {
+        Request { timeout: Some(timeout), ..self }
+    }
+
+    /// A name that is known elsewhere, too: it re-enters its own holds. An owner is one actor: tasks that wait
+    /// independently need names of their own.
+    pub fn owner(self, owner: impl AsRef<[u8]>) -> Request {
+        Request { owner: Some(owner.as_ref().to_vec()), ..self }
+    }
+
+    /// Together with all others that share: to read.
+    pub fn shared(self) -> Request {
+        Request { shared: true, ..self }
+    }
+
+    /// One of so many: a semaphore.
+    pub fn limit(self, limit: u64) -> Request {
+        Request { limit: Some(limit), ..self }
+    }
+
+    /// Ends with the connection: for work that dies with this process.
+    pub fn session(self) -> Request {
+        Request { session: true, ..self }
+    }
+
+    /// Waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if it is not granted in time; [`Error::Invalid`] for a bad argument; [`Error::Deadlock`],
+    /// [`Error::Replaced`] and what else the server says for good.
+    pub async fn lock(self) -> Result<Hold> {
+        let after = self.timeout.unwrap_or_default();
+        self.take(self.timeout).await?.ok_or(Error::Timeout { after, cause: None })
+    }
+
+    /// Tries once, or for the time-out that was named. `None`: it is taken.
+    ///
+    /// # Errors
+    /// As [`lock`](Request::lock), but for a lock that is just taken.
+    pub async fn try_lock(self) -> Result<Option<Hold>> {
+        self.take(Some(self.timeout.unwrap_or_default())).await
+    }
+
+    async fn take(&self, timeout: Option<Duration>) -> Result<Option<Hold>> {
+        if self.key.is_empty() {
+            return Err(Error::invalid("key", "must not be empty"));
+        }
+        if self.owner.as_ref().is_some_and(Vec::is_empty) {
+            return Err(Error::invalid("owner", "must not be empty"));
+        }
+        let limit = match (self.limit, self.shared) {
+            (Some(_), true) => return Err(Error::invalid("limit", "cannot be beside shared")),
+            (Some(0), _) => return Err(Error::invalid("limit", "must be at least 1, not 0")),
+            (Some(limit), _) => vec!["LIMIT".to_owned(), limit.to_string()],
+            (None, true) => vec!["SHARED".to_owned()],
+            (None, false) => Vec::new(),
+        };
+        let core = &self.locks.0;
+        let owner = self.owner.clone().unwrap_or_else(|| unique().into_bytes());
+        let want = Arc::new(Want::new(self.key.clone(), owner, limit, self.session, core.settings.clone()));
+        let taken = core.clone().take(want, self.owner.is_some(), timeout).await?;
+        Ok(taken.map(|shared| Hold { core: core.clone(), shared, since: now() }))
+    }
+}
+
+/// A lock that is held. Give it back by [`release`](Hold::release); dropping it does so too, but tells no error.
+#[must_use = "the lock is given back when this is dropped"]
+pub struct Hold {
+    core: Arc<Core>,
+    shared: Arc<Shared>,
+    since: Duration,
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("key", &String::from_utf8_lossy(self.key())).field("token", &self.token()).finish()
+    }
+}
+
+impl Hold {
+    /// The lock's name.
+    pub fn key(&self) -> &[u8] {
+        &self.shared.want.key
+    }
+
+    /// The owner's name.
+    pub fn owner(&self) -> &[u8] {
+        &self.shared.want.owner
+    }
+
+    /// The fencing token.
+    pub fn token(&self) -> u64 {
+        self.shared.token
+    }
+
+    /// Returns when the lock is lost, with the reason, and never if it is not.
+    pub async fn lost(&self) -> String {
+        let mut lost = self.shared.lost.subscribe();
+        let reason = lost.wait_for(Option::is_some).await.map(|reason| reason.clone());
+        // The other end lives as long as this hold.
+        reason.ok().flatten().unwrap_or_default()
+    }
+
+    /// Whether it is known to be lost.
+    pub fn is_lost(&self) -> bool {
+        self.shared.lost.borrow().is_some()
+    }
+
+    /// For so long it is ours for sure, if nothing is heard of the server any more.
+    pub fn left(&self) -> Duration {
+        if self.is_lost() {
+            Duration::ZERO
+        } else {
+            self.core.shelf.with(|state| state.left(self.token()))
+        }
+    }
+
+    /// Runs a command in one step with the look whether the lock is still held under this token.
+    ///
+    /// # Errors
+    /// [`Error::Fenced`] if it is not, and the command was not run; what the command says.
+    pub async fn guard(&self, command: &Cmd) -> Result<Value> {
+        let mut guarded = cmd("DLOCK.GUARD");
+        guarded.arg(self.key()).arg(self.token());
+        for argument in command.args_iter() {
+            if let redis::Arg::Simple(bytes) = argument {
+                guarded.arg(bytes);
+            }
+        }
+        self.core.ask(self.key(), guarded).await
+    }
+
+    /// Gives back what was granted here, and nothing else.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`] if it was lost.
+    pub async fn release(self) -> Result<()> {
+        self.core.release(&self.shared).await?;
+        self.core.settings.observer.released(self.key(), now() - self.since);
+        Ok(())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if !self.shared.over.swap(true, Ordering::SeqCst) {
+            self.core.drop_hold(&self.shared);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+//! Where the locks are, and how one gets there: all of it by the redis crate's own means.
+
+use redis::{Client, ConnectionAddr, ProtocolVersion};
+#[cfg(feature = "sentinel")]
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+
+/// Where the locks are. From a [`redis::Client`] (its URL says TLS, user, password, database), from several of them
+/// (nodes of a cluster, or a primary and its replicas), or from a [`redis::sentinel::SentinelClient`].
+#[derive(Clone)]
+pub struct Servers(pub(crate) Kind);
+
+#[derive(Clone)]
+pub(crate) enum Kind {
+    Seeds(Vec<Client>),
+    #[cfg(feature = "sentinel")]
+    Sentinel(Arc<tokio::sync::Mutex<redis::sentinel::SentinelClient>>),
+}
+
+impl From<Client> for Servers {
+    fn from(client: Client) -> Servers {
+        Servers(Kind::Seeds(vec![client]))
+    }
+}
+
+impl From<Vec<Client>> for Servers {
+    fn from(clients: Vec<Client>) -> Servers {
+        Servers(Kind::Seeds(clients))
+    }
+}
+
+#[cfg(feature = "sentinel")]
+impl From<redis::sentinel::SentinelClient> for Servers {
+    fn from(client: redis::sentinel::SentinelClient) -> Servers {
+        Servers(Kind::Sentinel(Arc::new(tokio::sync::Mutex::new(client))))
+    }
+}
+
+impl Servers {
+    pub(crate) fn checked(self) -> Result<Servers> {
+        match &self.0 {
+            Kind::Seeds(seeds) if seeds.is_empty() => Err(Error::invalid("servers", "must have at least one client")),
+            _ => Ok(self),
+        }
+    }
+
+    /// Where to begin with a key of which nothing is known.
+    pub(crate) fn first(&self, count: usize) -> String {
+        match &self.0 {
+            Kind::Seeds(seeds) => {
+                let seed = seeds.get(count % seeds.len().max(1));
+                seed.map(|seed| seed.get_connection_info().addr().to_string()).unwrap_or_default()
+            }
+            #[cfg(feature = "sentinel")]
+            Kind::Sentinel(_) => "the primary".into(),
+        }
+    }
+
+    /// A client of that node.
+    pub(crate) async fn client(&self, name: &str, protocol: ProtocolVersion) -> Result<Client> {
+        let (client, named) = match &self.0 {
+            Kind::Seeds(seeds) => {
+                let same = seeds.iter().find(|seed| seed.get_connection_info().addr().to_string() == name);
+                let seed =
+                    same.or_else(|| seeds.first()).ok_or_else(|| Error::invalid("servers", "must not be empty"))?;
+                (seed.clone(), same.is_some())
+            }
+            #[cfg(feature = "sentinel")]
+            Kind::Sentinel(sentinel) => (sentinel.lock().await.async_get_client().await?, true),
+        };
+        let info = client.get_connection_info().clone();
+        let settings = info.redis_settings().clone().set_protocol(protocol);
+        let mut addr = info.addr().clone();
+        if let (false, Some((to, at))) = (named, name.rsplit_once(':')) {
+            match &mut addr {
+                ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                    (*host, *port) = (to.to_owned(), at.parse().unwrap_or(*port));
+                }
+                _ => {}
+            }
+        }
+        Ok(Client::open(info.set_addr(addr).set_redis_settings(settings))?)
+    }
+}
+
+/// The cluster's slot of a key: CRC-16 of the first non-empty `{…}` in it, or of all of it.
+pub(crate) fn slot(key: &[u8]) -> u16 {
+    let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
+        let rest = &key[open + 1..];
+        rest.iter().position(|byte| *byte == b'}').filter(|close| *close > 0).map(|close| &rest[..close])
+    });
+    let crc = tag.unwrap_or(key).iter().fold(0u16, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 })
+    });
+    crc % 16384
+}

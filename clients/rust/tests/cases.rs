@@ -1,0 +1,408 @@
+//! Runs the cases that all languages have (../cases).
+
+mod stage;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use dlock_redis::{Error, Hold, Locks, Settings};
+use serde_json::Value as Json;
+use stage::{control, int, until, Cluster, Pair, Server, Single, PATIENCE};
+use tokio::task::JoinHandle;
+
+type Took = Result<Option<Hold>, Error>;
+
+/// A busy machine is late by itself. What the cases look for is later than this, too.
+fn late() -> Duration {
+    Duration::from_secs_f64(std::env::var("DLOCK_LATE").ok().and_then(|late| late.parse().ok()).unwrap_or(4.0))
+}
+
+/// What the client has logged, in this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("dlock_redis")
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        struct Text(String);
+        impl tracing::field::Visit for Text {
+            fn record_debug(&mut self, _: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+                self.0 += &format!("{value:?}");
+            }
+        }
+        let mut text = Text(String::new());
+        event.record(&mut text);
+        self.0.lock().expect("no panic").push(text.0);
+    }
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// What a case has made so far.
+struct Case {
+    server: Server,
+    log: Log,
+    paths: HashMap<String, String>,
+    clients: HashMap<String, Locks>,
+    holds: HashMap<String, Vec<Hold>>,
+    starts: HashMap<String, JoinHandle<Took>>,
+    marks: HashMap<String, u64>,
+    spread: HashMap<String, String>,
+    taken: Vec<String>,
+    frozen: Vec<String>,
+    users: Vec<String>,
+    settings: Vec<(String, String)>,
+}
+
+fn word<'a>(step: &'a Json, name: &str, default: &'a str) -> &'a str {
+    step[name].as_str().unwrap_or(default)
+}
+
+fn seconds(step: &Json, name: &str, default: f64) -> Duration {
+    Duration::from_secs_f64(step[name].as_f64().unwrap_or(default))
+}
+
+impl Case {
+    fn named(&self, key: &str) -> String {
+        self.spread.get(key).cloned().unwrap_or_else(|| format!("{}:{key}", self.server.key))
+    }
+
+    fn path(&self, step: &Json) -> &str {
+        &self.paths[word(step, "path", "")]
+    }
+
+    async fn finish(&mut self) {
+        for address in self.frozen.drain(..) {
+            control(format!("thaw {address}")).await;
+        }
+        for path in self.paths.values() {
+            control(format!("close {path}")).await;
+        }
+        self.clients.values().for_each(Locks::close);
+        for user in self.users.drain(..) {
+            let _: u64 = self.server.ask(&format!("ACL DELUSER {user}")).await;
+        }
+        for (name, value) in self.settings.drain(..).rev() {
+            let _: String = self.server.ask(&format!("CONFIG SET {name} {value}")).await;
+        }
+    }
+
+    fn client(&mut self, step: &Json, user: Option<(&str, &str)>) {
+        let mut clients = self.server.clients();
+        if let Some(path) = step["path"].as_str() {
+            clients = vec![redis::Client::open(format!("redis://{}/", self.paths[path])).expect("an address")];
+        }
+        if let Some((user, password)) = user {
+            for client in &mut clients {
+                let info = client.get_connection_info().clone();
+                let redis = info.redis_settings().clone().set_username(user).set_password(password);
+                *client = redis::Client::open(info.set_redis_settings(redis)).expect("an address");
+            }
+        }
+        let settings = Settings::new().lease(seconds(step, "lease", 10.0)).auto(seconds(step, "auto", 60.0));
+        let name = word(step, "as", "client").to_owned();
+        self.clients.insert(name, Locks::with(clients, planted(settings)).expect("good settings"));
+    }
+
+    /// A try, or a wait.
+    fn wanted(&self, step: &Json) -> JoinHandle<Took> {
+        let locks = &self.clients[word(step, "client", "client")];
+        let request = locks.on(self.named(word(step, "key", "lock")));
+        let timeout = match step.get("timeout") {
+            Some(Json::Null) => None,
+            Some(timeout) => Some(Duration::from_secs_f64(timeout.as_f64().expect("seconds"))),
+            None => Some(PATIENCE),
+        };
+        tokio::spawn(async move {
+            match timeout {
+                None => request.lock().await.map(Some),
+                Some(timeout) => request.timeout(timeout).try_lock().await,
+            }
+        })
+    }
+
+    async fn judge(&mut self, step: &Json, began: Instant, took: Took) {
+        let text = took.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let gives = word(step, "gives", "hold");
+        let got = match took {
+            Ok(Some(hold)) => {
+                self.holds.insert(word(step, "as", "hold").to_owned(), vec![hold]);
+                "hold"
+            }
+            Ok(None) | Err(Error::Timeout { cause: None, .. }) => "none",
+            Err(Error::Timeout { cause: Some(_), .. }) => "timeout",
+            Err(error) => verdict(&error),
+        };
+        assert_eq!(got, gives, "{step}: {text}");
+        assert!(text.contains(word(step, "text", "")), "{step}: {text}");
+        if let Some(within) = step["within"].as_f64() {
+            let after = began.elapsed();
+            assert!(after < Duration::from_secs_f64(within) + late(), "{step}: after {after:?}");
+        }
+    }
+
+    async fn step(&mut self, step: &Json) {
+        let key = self.named(word(step, "key", "lock"));
+        match word(step, "do", "") {
+            "path" => {
+                let to = if word(step, "to", "single") == "bare" { "DLOCK_BARE" } else { "DLOCK_SINGLE" };
+                let path = control(format!("path {}", std::env::var(to).expect("it is set"))).await;
+                self.paths.insert(word(step, "as", "").to_owned(), path);
+            }
+            what @ ("close" | "silence" | "sound" | "cut") => {
+                drop(control(format!("{what} {}", self.path(step))).await)
+            }
+            "delay" => drop(control(format!("delay {} {}", self.path(step), step["ms"])).await),
+            "freeze" => {
+                let address = if step["replica"].as_bool() == Some(true) {
+                    self.server.replica().await
+                } else {
+                    self.server.address(&key).await
+                };
+                control(format!("freeze {address}")).await;
+                self.frozen.push(address);
+            }
+            "thaw" => drop(control(format!("thaw {}", self.frozen.pop().expect("one is frozen"))).await),
+            "commands" => {
+                let seen: u64 = control(format!("commands {}", self.path(step))).await.parse().expect("a number");
+                if let Some(most) = step["at_most"].as_u64() {
+                    assert!(seen - self.marks["commands"] <= most, "{} commands", seen - self.marks["commands"]);
+                }
+                self.marks.insert("commands".into(), seen);
+            }
+            "settings" => {
+                for (name, value) in step.as_object().expect("a step").iter().filter(|(name, _)| *name != "do") {
+                    let mut node = self.server.node(&key).await;
+                    let mut get = redis::cmd("CONFIG");
+                    let old: HashMap<String, String> =
+                        get.arg("GET").arg(name).query_async(&mut node).await.expect("it is known");
+                    let before = old[name].clone();
+                    let mut set = redis::cmd("CONFIG");
+                    set.arg("SET").arg(name).arg(value.to_string()).exec_async(&mut node).await.expect("it is set");
+                    self.settings.push((name.clone(), before));
+                }
+            }
+            "client" => {
+                let user = step["user"].as_str().map(|user| (user, word(step, "password", "")));
+                self.client(step, user);
+            }
+            "user" => {
+                let name =
+                    format!("u{:x}{}", key.len(), self.server.key.trim_matches(['{', '}'].as_slice()).replace('}', ""));
+                let rule = format!("ACL SETUSER {name} on >word ~* &* +@all {}", word(step, "rule", ""));
+                let _: String = self.server.ask(&rule).await;
+                self.client(step, Some((&name, "word")));
+                self.users.push(name);
+            }
+            "lock" => {
+                if step["slots"].as_bool() == Some(true) {
+                    let (key, address) = self.server.of_another_node(&self.taken).await;
+                    self.taken.push(address);
+                    self.spread.insert(word(step, "key", "").to_owned(), key);
+                }
+                let began = Instant::now();
+                let took = self.wanted(step).await.expect("no panic");
+                self.judge(step, began, took).await;
+            }
+            "start" => {
+                let wanted = self.wanted(step);
+                self.starts.insert(word(step, "as", "").to_owned(), wanted);
+            }
+            "joined" => {
+                let start = self.starts.remove(word(step, "start", "")).expect("it was started");
+                let took = tokio::time::timeout(PATIENCE, start).await.expect("it ends").expect("no panic");
+                self.judge(step, Instant::now(), took).await;
+            }
+            "holds" => {
+                let locks = &self.clients["client"];
+                let waits: Vec<_> = (0..step["count"].as_u64().expect("a count"))
+                    .map(|i| tokio::spawn(locks.on(self.named(&i.to_string())).lock()))
+                    .collect();
+                let mut holds = Vec::new();
+                for wait in waits {
+                    holds.push(wait.await.expect("no panic").expect("the lock"));
+                }
+                self.holds.insert(word(step, "as", "").to_owned(), holds);
+            }
+            "release" => {
+                for hold in self.holds.remove(word(step, "hold", "hold")).expect("it is held") {
+                    let released = hold.release().await;
+                    match step["gives"].as_str() {
+                        None => released.expect("it was held"),
+                        Some(gives) => assert_eq!(verdict(&released.expect_err("an error")), gives),
+                    }
+                }
+            }
+            "lost" => {
+                for hold in &self.holds[word(step, "hold", "")] {
+                    let within = seconds(step, "within", 0.0) + late();
+                    tokio::time::timeout(within, hold.lost()).await.expect("it is told");
+                }
+            }
+            "kept" => assert!(!self.holds[word(step, "hold", "")].iter().any(Hold::is_lost)),
+            "forget" => drop(self.holds.remove(word(step, "hold", ""))),
+            "end" => self.clients["client"].close(),
+            "cycles" => {
+                let count = step["count"].as_u64().expect("a count");
+                let work = |_| {
+                    let (locks, key) = (self.clients["client"].clone(), key.clone());
+                    tokio::spawn(async move {
+                        for _ in 0..count {
+                            locks.on(&key).lock().await.expect("the lock").release().await.expect("it was held");
+                        }
+                    })
+                };
+                let workers: Vec<_> = (0..step["workers"].as_u64().expect("workers")).map(work).collect();
+                for worker in workers {
+                    worker.await.expect("no panic");
+                }
+            }
+            "objects" => {
+                for i in 0..step["count"].as_u64().expect("a count") {
+                    let request = self.clients["client"].on(self.named(&i.to_string()));
+                    request.lock().await.expect("the lock").release().await.expect("it was held");
+                }
+            }
+            "other" => self.server.hold_at(&key, "").await,
+            "hand_over" => drop(self.server.hand_over_at(&key, "other").await),
+            "ask" => {
+                let words: Vec<&str> =
+                    step["words"].as_array().expect("words").iter().filter_map(Json::as_str).collect();
+                let _: redis::Value = self.server.ask_at(&key, &words.join(" ")).await;
+            }
+            "queued" => {
+                let count = step["count"].as_u64().expect("a count");
+                until("so many wait", || async {
+                    let queue = self.server.info_at(&key).await.queue;
+                    queue.len() as u64 == count && queue.iter().all(|place| stage::text(place, "kind") != "absent")
+                })
+                .await;
+            }
+            "free" => {
+                until("it is free", || async {
+                    self.server.ask_at::<redis::Value>(&key, "DLOCK.INFO KEY").await == redis::Value::Nil
+                })
+                .await;
+            }
+            "outlasts" => {
+                let ms = step["ms"].as_u64().expect("a time");
+                until("it is held so long", || async {
+                    let holders = self.server.info_at(&key).await.holders;
+                    int(holders.first().expect("it is held"), "held-ms") > ms
+                })
+                .await;
+            }
+            "connections" => {
+                let clients: String = self.server.ask("CLIENT LIST").await;
+                let seen = clients.lines().filter(|line| line.contains("cmd=dlock")).count() as u64;
+                match step["same"].as_str() {
+                    None => drop(self.marks.insert(word(step, "as", "").to_owned(), seen)),
+                    Some(before) => assert!(seen <= self.marks[before]),
+                }
+            }
+            "logged" => {
+                let seen = || {
+                    let log = self.log.0.lock().expect("no panic");
+                    log.iter().filter(|line| line.contains(word(step, "text", ""))).count() as u64
+                };
+                let least = step["at_least"].as_u64().unwrap_or(0);
+                until("it is logged", || async { seen() >= least }).await;
+                assert!(step["at_most"].as_u64().is_none_or(|most| seen() <= most));
+            }
+            // What is no time does not compile: lib.rs has a test of it.
+            "bad" if step.get("timeout").is_some() => {}
+            "bad" => {
+                let key = if step["key"].as_str() == Some("") { String::new() } else { key };
+                let mut request = self.clients["client"].on(key);
+                if let Some(limit) = step["limit"].as_u64() {
+                    request = request.limit(limit);
+                }
+                let error = request.try_lock().await.expect_err("a bad argument");
+                assert!(matches!(error, Error::Invalid { argument, .. } if argument == word(step, "names", "")));
+            }
+            other => panic!("no such step: {other}"),
+        }
+    }
+}
+
+fn verdict(error: &Error) -> &'static str {
+    match error {
+        Error::NotHeld(_) => "not held",
+        Error::NoAck(_) => "unconfirmed",
+        Error::Closed => "failure",
+        Error::Redis(error) if error.is_io_error() => "failure",
+        _ => "refusal",
+    }
+}
+
+/// DLOCK_PLANTED: with a fault in the client's settings.
+fn planted(settings: Settings) -> Settings {
+    match std::env::var("DLOCK_PLANTED_FAULT").as_deref() {
+        Ok("no bound") => settings.bound(Duration::from_secs(20)),
+        Ok("short bound") => settings.bound(Duration::from_millis(150)),
+        _ => settings,
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../cases/cases.json");
+    let file = std::env::var("DLOCK_CASES").unwrap_or_else(|_| file.to_owned());
+    let cases: Vec<Json> = serde_json::from_str(&std::fs::read_to_string(file).expect("the cases")).expect("JSON");
+    let mut failed = Vec::new();
+    for case in &cases {
+        let name = case["name"].as_str().expect("a name");
+        if !arguments.is_empty() && !arguments.iter().any(|one| name.contains(one.as_str())) {
+            continue;
+        }
+        let began = Instant::now();
+        let log = Log::default();
+        let _log = tracing::subscriber::set_default(log.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let passed = runtime.block_on(async {
+            let place = match case["at"].as_str() {
+                Some("cluster") => Cluster,
+                Some("pair") => Pair,
+                _ => Single,
+            };
+            let case_of = Case {
+                server: Server::new(place),
+                log,
+                paths: HashMap::new(),
+                clients: HashMap::new(),
+                holds: HashMap::new(),
+                starts: HashMap::new(),
+                marks: HashMap::new(),
+                spread: HashMap::new(),
+                taken: Vec::new(),
+                frozen: Vec::new(),
+                users: Vec::new(),
+                settings: Vec::new(),
+            };
+            let case_of = Arc::new(tokio::sync::Mutex::new(case_of));
+            let (run, steps) = (case_of.clone(), case["steps"].as_array().expect("steps").clone());
+            let ran = tokio::spawn(async move {
+                let mut case = run.lock().await;
+                for step in &steps {
+                    case.step(step).await;
+                }
+            });
+            let passed = ran.await.is_ok();
+            case_of.lock().await.finish().await;
+            passed
+        });
+        println!("{} {name} ({:.1} s)", if passed { "ok  " } else { "FAIL" }, began.elapsed().as_secs_f64());
+        if !passed {
+            failed.push(name);
+        }
+    }
+    assert!(failed.is_empty(), "failed: {failed:?}");
+}
