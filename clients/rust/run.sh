@@ -38,3 +38,9 @@ Redis*)
     cargo test --quiet --test documented
     ;;
 esac
+
+# The command line, which is built on it.
+cd "$OLDPWD/../cli"
+cargo clippy --quiet --locked --all-targets -- --deny warnings
+cargo build --quiet --locked
+tests/check.sh "$DLOCK_CLIENT_TARGET/debug/dlock" "$DLOCK_SINGLE"

@@ -19,7 +19,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! All tasks share one connection to each node, however many locks they hold and wait for. A future that is dropped leaves
+//! All tasks share one connection to each node (and one for messages), however many locks they hold and wait for. A future that is dropped leaves
 //! the queue; a [`Hold`] that is dropped is given back. Both are done in the background.
 //!
 //! A time-out is a [`Duration`](std::time::Duration) and nothing else:

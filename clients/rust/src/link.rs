@@ -85,11 +85,13 @@ pub(crate) async fn connect(
     }
 }
 
-/// A new link to the node. Its messages come the same way: one connection a node.
+/// A new link to the node, and the ear beside it, on which grants are told. They end together. (One connection for both would do,
+/// but Valkey holds back no answer on one that is subscribed, so nothing could be confirmed there.)
 pub(crate) async fn open(core: &Arc<Core>, name: &str) -> Result<Arc<Link>> {
-    let bound = core.settings.bound;
-    let (mut connection, pushes) = connect(core, name, ProtocolVersion::RESP3, Some(bound)).await?;
-    let deaf = match connection.subscribe(&core.channel).await {
+    let bound = Some(core.settings.bound);
+    let (connection, _) = connect(core, name, ProtocolVersion::RESP2, bound).await?;
+    let (mut ear, pushes) = connect(core, name, ProtocolVersion::RESP3, bound).await?;
+    let deaf = match ear.subscribe(&core.channel).await {
         Ok(()) => false,
         Err(error) if !is_broken(&error) => {
             tracing::debug!("no messages from {name}: {error}");
@@ -104,9 +106,28 @@ pub(crate) async fn open(core: &Arc<Core>, name: &str) -> Result<Arc<Link>> {
         state.node(name).deaf = deaf;
     });
     let core = Arc::downgrade(core);
-    tokio::spawn(hear(pushes, core.clone(), name.to_owned(), link.kill.clone()));
+    if !deaf {
+        tokio::spawn(hear(pushes, core.clone(), name.to_owned(), link.kill.clone()));
+        tokio::spawn(listen(ear, core.clone(), name.to_owned(), Arc::downgrade(&link)));
+    }
     tokio::spawn(serve(connection, asked, core, (name.to_owned(), link.id), link.kill.clone()));
     Ok(link)
+}
+
+/// A path that has fallen silent loses messages without a word: while somebody waits the ear is asked once a second.
+async fn listen(mut ear: MultiplexedConnection, core: Weak<Core>, node: String, link: Weak<Link>) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (Some(core), Some(link)) = (core.upgrade(), link.upgrade()) else { return };
+        let asks = core.shelf.with(|state| state.node(&node).has_waits());
+        drop(core);
+        if link.is_dead() {
+            return;
+        }
+        if asks && redis::cmd("PING").exec_async(&mut ear).await.is_err() {
+            return link.kill();
+        }
+    }
 }
 
 /// Brings each message to whoever waits for it.

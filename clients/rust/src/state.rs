@@ -171,6 +171,10 @@ impl Node {
         !self.awake
     }
 
+    pub(crate) fn has_waits(&self) -> bool {
+        !self.waits.is_empty()
+    }
+
     pub(crate) fn has_ties_or_waits(&self) -> bool {
         !(self.ties.is_empty() && self.waits.is_empty())
     }
