@@ -18,11 +18,12 @@
 //! | `meter.rs`, `pause.rs`, `setting.rs` | the server's accounts, when it does not answer, and how it keeps its data |
 //! | `locking.rs` | ways to take a lock and give it back: ours, and those of `integration/src/rivals.rs` |
 //! | `errand.rs` | commands that many owners send in turn |
-//! | `pair.rs`, `again.rs`, `fair.rs`, `crossing.rs`, `guard.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `holders.rs`, `notice.rs`, `deadlock.rs`, `memory.rs`, `growth.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs`, `lapse.rs`, `session.rs`, `renewal.rs`, `keep.rs` | what is measured |
+//! | `pair.rs`, `again.rs`, `fair.rs`, `crossing.rs`, `guard.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `holders.rs`, `notice.rs`, `deadlock.rs`, `memory.rs`, `growth.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs`, `lapse.rs`, `session.rs`, `renewal.rs`, `keep.rs`, `confirmed.rs` | what is measured |
 //! | `peers/` | the Python libraries that are measured beside it |
 
 mod again;
 mod check;
+mod confirmed;
 mod contest;
 mod crossing;
 mod crowd;

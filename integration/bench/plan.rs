@@ -14,8 +14,8 @@ use crate::row::{Row, Source, Value};
 use crate::setting::Setting;
 use crate::way::{Effort, Group, Opened};
 use crate::{
-    again, crossing, crowd, deadlock, errand, expiry, fair, growth, guard, handover, holders, hot,
-    keep, lapse, mass, memory, notice, pair, pause, renewal, session, ticket,
+    again, confirmed, crossing, crowd, deadlock, errand, expiry, fair, growth, guard, handover,
+    holders, hot, keep, lapse, mass, memory, notice, pair, pause, renewal, session, ticket,
 };
 
 /// The group of the uncontended pair.
@@ -54,6 +54,11 @@ const LAPSE: &str = "mass of leases, NOTIFY";
 const SESSION: &str = "mass of sessions";
 const RENEWALS: &str = "renewals by the server";
 const KEEP: &str = "signs of life";
+const CONFIRMED_1: &str = "confirmed grant, a replica";
+const CONFIRMED_2: &str = "confirmed grant, two replicas";
+const CONFIRMED_3: &str = "confirmed grant, three replicas";
+const CONFIRMED_16: &str = "confirmed grant, two replicas, 16 connections";
+const CONFIRMED_200: &str = "confirmed grant, two replicas, 200 connections";
 const FAIR: &str = "fair lock";
 const AGAIN: &str = "while it is held";
 const CROSSING: &str = "three locks, crossing";
@@ -182,7 +187,7 @@ pub fn groups() -> Vec<Group> {
 }
 
 /// What only some of the locks, or of the ways to wait, have to do with.
-fn of_the_family() -> [Group; 13] {
+fn of_the_family() -> [Group; 18] {
     let group = |name, effort, open: fn() -> Opened| Group {
         name,
         effort,
@@ -231,6 +236,21 @@ fn of_the_family() -> [Group; 13] {
             renewal::open,
         ),
         group(KEEP, Effort::full(1, 5, 5).quick(1, 3, 2), keep::open),
+        group(CONFIRMED_1, Effort::full(2, 15, 12), || {
+            confirmed::open(1, 1)
+        }),
+        group(CONFIRMED_2, Effort::full(2, 15, 12).quick(1, 4, 3), || {
+            confirmed::open(2, 1)
+        }),
+        group(CONFIRMED_3, Effort::full(2, 15, 12), || {
+            confirmed::open(3, 1)
+        }),
+        group(CONFIRMED_16, Effort::full(2, 15, 8), || {
+            confirmed::open(2, 16)
+        }),
+        group(CONFIRMED_200, Effort::full(2, 15, 8), || {
+            confirmed::open(2, 200)
+        }),
         group(FAIR, Effort::full(2, 5, 16).quick(1, 1, 3), fair::open),
         group(AGAIN, Effort::full(3, 12, 12).quick(1, 6, 2), again::open),
         group(
@@ -436,6 +456,25 @@ const fn crossing_row(
         bound: None,
         goal: None,
         tolerance: ONE_ROUND,
+    }
+}
+
+/// A grant that replicas confirm, beside what is done without.
+const fn confirmed_row(
+    name: &'static str,
+    group: &'static str,
+    what: &'static str,
+    against: &'static str,
+    bound: Option<f64>,
+) -> Row {
+    Row {
+        name,
+        what,
+        against,
+        value: ratio(group, confirmed::TAKES, confirmed::CONFIRMED, against),
+        bound,
+        goal: None,
+        tolerance: FEW_ROUNDS,
     }
 }
 
@@ -956,6 +995,76 @@ pub const ROWS: &[Row] = &[
         goal: None,
         tolerance: ONE_ROUND,
     },
+    confirmed_row(
+        "confirmed-1/set-wait",
+        CONFIRMED_1,
+        "a grant confirmed by a replica",
+        confirmed::SET_WAIT,
+        Some(0.85),
+    ),
+    confirmed_row(
+        "confirmed-1/unconfirmed",
+        CONFIRMED_1,
+        "a grant confirmed by a replica",
+        confirmed::UNCONFIRMED,
+        Some(2.0),
+    ),
+    confirmed_row(
+        "confirmed-2/set-wait",
+        CONFIRMED_2,
+        "the same, by one of two",
+        confirmed::SET_WAIT,
+        Some(0.85),
+    ),
+    confirmed_row(
+        "confirmed-2/unconfirmed",
+        CONFIRMED_2,
+        "the same, by one of two",
+        confirmed::UNCONFIRMED,
+        Some(2.0),
+    ),
+    confirmed_row(
+        "confirmed-3/set-wait",
+        CONFIRMED_3,
+        "the same, by two of three",
+        confirmed::SET_WAIT,
+        Some(0.85),
+    ),
+    confirmed_row(
+        "confirmed-3/unconfirmed",
+        CONFIRMED_3,
+        "the same, by two of three",
+        confirmed::UNCONFIRMED,
+        Some(2.0),
+    ),
+    confirmed_row(
+        "confirmed-16-connections/set-wait",
+        CONFIRMED_16,
+        "by one of two, 16 connections at once",
+        confirmed::SET_WAIT,
+        None,
+    ),
+    confirmed_row(
+        "confirmed-16-connections/unconfirmed",
+        CONFIRMED_16,
+        "by one of two, 16 connections at once",
+        confirmed::UNCONFIRMED,
+        None,
+    ),
+    confirmed_row(
+        "confirmed-200-connections/set-wait",
+        CONFIRMED_200,
+        "by one of two, 200 connections at once",
+        confirmed::SET_WAIT,
+        None,
+    ),
+    confirmed_row(
+        "confirmed-200-connections/unconfirmed",
+        CONFIRMED_200,
+        "by one of two, 200 connections at once",
+        confirmed::UNCONFIRMED,
+        Some(2.0),
+    ),
     fair_row(
         "fair/1",
         "a fair lock: hand-over and queueing again, 1 queued, server CPU",
