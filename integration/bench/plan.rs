@@ -227,7 +227,7 @@ fn of_the_family() -> [Group; 18] {
         ),
         group(
             SESSION,
-            Effort::full(1, 5, 25).quick(1, 1, 5).cold(),
+            Effort::full(1, 5, 25).quick(1, 1, 4).cold(),
             session::open,
         ),
         group(
@@ -236,19 +236,19 @@ fn of_the_family() -> [Group; 18] {
             renewal::open,
         ),
         group(KEEP, Effort::full(1, 5, 5).quick(1, 3, 2), keep::open),
-        group(CONFIRMED_1, Effort::full(2, 15, 12), || {
+        group(CONFIRMED_1, Effort::full(2, 15, 6), || {
             confirmed::open(1, 1)
         }),
-        group(CONFIRMED_2, Effort::full(2, 15, 12).quick(1, 4, 3), || {
+        group(CONFIRMED_2, Effort::full(2, 15, 8).quick(1, 4, 2), || {
             confirmed::open(2, 1)
         }),
-        group(CONFIRMED_3, Effort::full(2, 15, 12), || {
+        group(CONFIRMED_3, Effort::full(2, 15, 6), || {
             confirmed::open(3, 1)
         }),
-        group(CONFIRMED_16, Effort::full(2, 15, 8), || {
+        group(CONFIRMED_16, Effort::full(2, 15, 4), || {
             confirmed::open(2, 16)
         }),
-        group(CONFIRMED_200, Effort::full(2, 15, 8), || {
+        group(CONFIRMED_200, Effort::full(2, 15, 4), || {
             confirmed::open(2, 200)
         }),
         group(FAIR, Effort::full(2, 5, 16).quick(1, 1, 3), fair::open),
@@ -309,13 +309,13 @@ fn hot(lock: &HotLock) -> Group {
     let share_s = match lock.clients {
         ..100 => 22,
         100..500 => 30,
-        500.. => 50,
+        500.. => 44,
     };
     let full = Effort::full(1, 3, share_s).cold();
     Group {
         name: lock.group,
         effort: if lock.group == HOT_50 {
-            full.quick(1, 1, 8)
+            full.quick(1, 1, 7)
         } else {
             full
         },

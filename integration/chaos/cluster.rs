@@ -1,4 +1,4 @@
-//! Three primaries with a replica each, joined to a cluster.
+//! Three primaries with replicas, joined to a cluster.
 
 mod moves;
 
@@ -45,7 +45,7 @@ impl Cluster {
         let network = Network::new();
         let mut nodes = Vec::new();
         let mut buses = Vec::new();
-        for number in 0..2 * PRIMARIES as u8 {
+        for number in 0..((1 + plan.replicas) * PRIMARIES) as u8 {
             let (node, bus) = Node::start(&network, number, plan, true);
             let bus = bus.expect("a cluster node has a bus");
             bus.lead_to(bus_port(&node));
@@ -86,9 +86,8 @@ impl Cluster {
             })
         });
         assert!(all_met, "the nodes do not find each other");
-        for number in 0..PRIMARIES {
-            let id = self.nodes[number].text("CLUSTER MYID");
-            let replica = &self.nodes[PRIMARIES + number];
+        for (number, replica) in self.nodes.iter().enumerate().skip(PRIMARIES) {
+            let id = self.nodes[number % PRIMARIES].text("CLUSTER MYID");
             // A node must have heard that the other is no replica before it can follow it.
             let follows = until(PATIENCE, || {
                 replica.text(&format!("CLUSTER REPLICATE {id}")) == "OK"
@@ -101,8 +100,9 @@ impl Cluster {
         );
     }
 
-    /// Do all nodes serve, agree on who serves what, and has each primary its replica, in sync?
+    /// Do all nodes serve, agree on who serves what, and has each primary its replicas, in sync?
     fn is_together(&self) -> bool {
+        let replicas = self.plan.replicas.to_string();
         let mut tables = self.nodes.iter().map(|node| self.table_of(node));
         let first = tables.next().flatten();
         let agree = first.is_some() && tables.all(|table| table == first);
@@ -113,7 +113,7 @@ impl Cluster {
                     return false;
                 };
                 let is_well = if info.get("role") == Some("master") {
-                    info.get("connected_slaves") == Some("1")
+                    info.get("connected_slaves") == Some(&replicas)
                 } else {
                     info.get("master_link_status") == Some("up")
                 };

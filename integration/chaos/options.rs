@@ -46,10 +46,10 @@ fn sentinel(replicas: usize, fault: Fault, setting: Setting) -> Kind {
     }
 }
 
-fn cluster(fault: Fault, setting: Setting) -> Kind {
+fn cluster(replicas: usize, fault: Fault, setting: Setting) -> Kind {
     Kind {
         mode: Mode::Cluster,
-        replicas: 1,
+        replicas,
         fault,
         setting,
     }
@@ -81,7 +81,7 @@ fn quick(is_first: bool) -> Vec<Kind> {
         Fault::Partition,
         Fault::MoveAtOnce,
     ];
-    cells.extend(in_cluster.map(|fault| cluster(fault, NOTHING)));
+    cells.extend(in_cluster.map(|fault| cluster(1, fault, NOTHING)));
     cells
 }
 
@@ -100,7 +100,7 @@ fn full(is_first: bool) -> Vec<Kind> {
         cells.extend(under_sentinel(&RECOMMENDED));
         cells.push(sentinel(2, Fault::Partition, NOTHING));
     }
-    cells.extend(Fault::CLUSTER.map(|fault| cluster(fault, NOTHING)));
+    cells.extend(Fault::CLUSTER.map(|fault| cluster(1, fault, NOTHING)));
     let lossy = [
         Fault::FailoverTakeover,
         Fault::Kill,
@@ -108,8 +108,9 @@ fn full(is_first: bool) -> Vec<Kind> {
         Fault::Partition,
     ];
     for setting in [RECOMMENDED, CONFIRMED] {
-        cells.extend(lossy.map(|fault| cluster(fault, setting)));
+        cells.extend(lossy.map(|fault| cluster(1, fault, setting)));
     }
+    cells.extend(lossy.map(|fault| cluster(2, fault, CONFIRMED)));
     if is_first {
         cells.extend(others.iter().flat_map(under_sentinel));
     }

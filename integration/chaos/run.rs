@@ -78,7 +78,8 @@ impl Plan {
             (Mode::Sentinel, 2) => "Sentinel".into(),
             (Mode::Sentinel, 1) => "Sentinel, 1 replica".into(),
             (Mode::Sentinel, replicas) => format!("Sentinel, {replicas} replicas"),
-            (Mode::Cluster, _) => "Cluster".into(),
+            (Mode::Cluster, 1) => "Cluster".into(),
+            (Mode::Cluster, replicas) => format!("Cluster, {replicas} replicas"),
         }
     }
 
