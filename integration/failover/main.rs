@@ -5,17 +5,13 @@
 //! kill -9, and one of its two replicas is promoted at once, as a Sentinel would after its failure detection. In the hard case it is
 //! the one that lagged for a second, and lacks the last grants.
 
-mod judge;
-mod workers;
-
 use std::process::ExitCode;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use dlock_integration::{await_until, command, stat, Ask, Server, Wire, PATIENCE};
 
-use crate::judge::Seen;
-use crate::workers::{Workers, LEASE_MS};
+use dlock_integration::workers::{self, Seen, Workers, LEASE_MS};
 
 /// The longest lease, and a second.
 const QUARANTINE_MS: u64 = LEASE_MS + 1_000;
@@ -116,7 +112,7 @@ fn fail_over(setting: Setting, lags: bool) -> Seen {
     other.replica_of(&new);
     workers.turn_to(new.port());
     sleep(AFTER);
-    judge::judge(workers.end(), died)
+    workers.end(died)
 }
 
 fn main() -> ExitCode {

@@ -56,6 +56,7 @@
 //! | `blocked.rs` | [`Blocked`]: a command whose reply is awaited |
 //! | `subscriber.rs` | [`Subscriber`]: messages in order |
 //! | `patience.rs` | [`await_until`] and its bounds |
+//! | `workers.rs` | [`workers`]: programs that use locks, and what was wrong in what they saw |
 //! | `guarded.rs` | [`Guarded`]: a lock that nothing in a test may touch |
 //! | `sound.rs` | [`assert_sound`]: a server has no fault of its own |
 //! | `dump.rs` | [`dump`]: payloads that no server would write |
@@ -87,6 +88,7 @@ mod sound;
 mod subscriber;
 mod version;
 mod wire;
+pub mod workers;
 
 pub use ask::{command, reply_of, with, Ask, Grant, Queued};
 pub use awkward::awkward;

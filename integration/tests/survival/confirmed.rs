@@ -69,6 +69,22 @@ impl Group {
         self.replicas.iter().for_each(Server::freeze);
     }
 
+    /// How long an answer waits at least.
+    fn set_ack_timeout(&self, ms: u64) {
+        let setting = format!("CONFIG SET dlock.ack-timeout-ms {ms}");
+        self.primary.connection().run(&setting);
+    }
+
+    /// A connection that has sent this, and waits for replicas to confirm the answer.
+    #[track_caller]
+    fn unconfirmed(&self, line: &str) -> Wire {
+        let before = stat(&self.primary, "confirmations_waiting");
+        let mut wire = self.primary.wire();
+        wire.send(line);
+        await_unconfirmed(&self.primary, before + 1);
+        wire
+    }
+
     fn thaw(&self) {
         self.replicas.iter().for_each(Server::thaw);
     }
@@ -114,6 +130,15 @@ fn await_unconfirmed(primary: &Server, count: u64) {
     });
 }
 
+/// Waits until the lock `k` is held by nobody.
+#[track_caller]
+fn await_given_back(primary: &Server) {
+    let mut c = primary.connection();
+    await_until("it is given back", PATIENCE, || {
+        c.ask::<Option<Value>>("DLOCK.HELD k").is_none()
+    });
+}
+
 /// With r replicas the answer comes when (r + 1) / 2 of them have confirmed it, and not before.
 #[test]
 fn an_answer_comes_when_enough_replicas_have_confirmed_it() {
@@ -121,9 +146,7 @@ fn an_answer_comes_when_enough_replicas_have_confirmed_it() {
         let group = Group::start(replicas);
         assert_eq!(stat(&group.primary, "replicas_needed"), needed as u64);
         group.freeze();
-        let mut wire = group.primary.wire();
-        wire.send("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
-        await_unconfirmed(&group.primary, 1);
+        let mut wire = group.unconfirmed("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
         let mut thawed = group.replicas.iter();
         for replica in thawed.by_ref().take(needed - 1) {
             replica.thaw();
@@ -167,10 +190,7 @@ fn what_is_not_confirmed_in_time_is_refused() {
     let mut wire = group.primary.wire();
     let (token, _): Grant = wire.ask("DLOCK.ACQUIRE mine alice 30000 SHARED");
     group.freeze();
-    group
-        .primary
-        .connection()
-        .run("CONFIG SET dlock.ack-timeout-ms 30");
+    group.set_ack_timeout(30);
     for line in [
         "DLOCK.ACQUIRE k alice 30000",
         "DLOCK.ACQUIRE k alice 30000 BLOCK 1",
@@ -194,8 +214,7 @@ fn what_is_not_confirmed_in_time_is_refused() {
     assert_late(&refused(&mut wire, "DLOCK.ACQUIRE mine alice 30000"));
     let (upgraded, holds, _) = held(&mut wire);
     assert!(upgraded > token && holds == 3, "the upgrade stands");
-    let longer = format!("CONFIG SET dlock.ack-timeout-ms {LONG_MS}");
-    group.primary.connection().run(&longer);
+    group.set_ack_timeout(LONG_MS);
     group.thaw();
     let (_, holds) = wire.ask::<Grant>("DLOCK.ACQUIRE mine alice 30000 HOLDS 1");
     assert_eq!(holds, 3);
@@ -227,10 +246,7 @@ fn a_wait_without_bound_waits_for_its_confirmation_too() {
     let mut waiter = group.primary.wire();
     waiter.send("DLOCK.ACQUIRE k bob 30000 BLOCK 0");
     group.primary.await_blocked_clients(1);
-    group
-        .primary
-        .connection()
-        .run("CONFIG SET dlock.ack-timeout-ms 1");
+    group.set_ack_timeout(1);
     group.freeze();
     holder.ask::<u64>("DLOCK.RELEASE k alice");
     await_unconfirmed(&group.primary, 1);
@@ -247,10 +263,8 @@ fn an_unconfirmed_hold_of_a_connection_that_ends_is_given_back() {
     let group = Group::start(1);
     let mut c = group.primary.connection();
     group.freeze();
-    let gone = |c: &mut dlock_integration::redis::Connection| {
-        await_until("it is given back", PATIENCE, || {
-            c.ask::<Option<Value>>("DLOCK.HELD k").is_none()
-        });
+    let gone = || {
+        await_given_back(&group.primary);
         assert_eq!(stat(&group.primary, "confirmations_waiting"), 0);
     };
     let ask = || {
@@ -262,16 +276,16 @@ fn an_unconfirmed_hold_of_a_connection_that_ends_is_given_back() {
     };
     let (wire, _) = ask();
     drop(wire);
-    gone(&mut c);
+    gone();
     let (mut wire, id) = ask();
     c.run(&format!("CLIENT UNBLOCK {id} TIMEOUT"));
     assert_late(&wire.read().expect_err("no grant"));
-    gone(&mut c);
+    gone();
     let (mut wire, id) = ask();
     c.run(&format!("CLIENT UNBLOCK {id} ERROR"));
     let error = wire.read().expect_err("no grant");
     assert!(error.starts_with("UNBLOCKED"), "{error}");
-    gone(&mut c);
+    gone();
     group.thaw();
     group.end();
 }
@@ -282,9 +296,7 @@ fn what_others_did_before_the_confirmation_stands() {
     let group = Group::start(1);
     let mut c = group.primary.connection();
     group.freeze();
-    let mut wire = group.primary.wire();
-    wire.send("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
-    await_unconfirmed(&group.primary, 1);
+    let mut wire = group.unconfirmed("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
     assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
     group.thaw();
     assert_eq!(
@@ -297,14 +309,10 @@ fn what_others_did_before_the_confirmation_stands() {
         "DLOCK.RENEW k alice 30000",
     ] {
         group.freeze();
-        c.run("CONFIG SET dlock.ack-timeout-ms 4000");
-        let mut first = group.primary.wire();
-        first.send("DLOCK.ACQUIRE k alice 30000");
-        await_unconfirmed(&group.primary, 1);
-        c.run("CONFIG SET dlock.ack-timeout-ms 600000");
-        let mut second = group.primary.wire();
-        second.send(line);
-        await_unconfirmed(&group.primary, 2);
+        group.set_ack_timeout(4_000);
+        let mut first = group.unconfirmed("DLOCK.ACQUIRE k alice 30000");
+        group.set_ack_timeout(LONG_MS);
+        let mut second = group.unconfirmed(line);
         assert_late(&first.read().expect_err("too late"));
         group.thaw();
         second.read().expect("confirmed");
@@ -408,10 +416,7 @@ fn a_message_comes_with_the_confirmation() {
     let granted = format!("{:?}", listener.read().expect("a message"));
     assert!(granted.contains(&format!("1:k 5:alice {id}")) && granted.contains("granted"));
     group.freeze();
-    group
-        .primary
-        .connection()
-        .run("CONFIG SET dlock.ack-timeout-ms 1");
+    group.set_ack_timeout(1);
     let (_, _, id): Queued = wire.ask("DLOCK.ACQUIRE l alice 30000 NOTIFY news BLOCK 1");
     let late = format!("{:?}", listener.read().expect("a message"));
     assert!(
@@ -426,19 +431,15 @@ fn a_message_comes_with_the_confirmation() {
 #[test]
 fn in_a_pause_the_time_out_is_told() {
     let group = Group::start(1);
-    let mut wire = group.primary.wire();
     let mut c = group.primary.connection();
     group.freeze();
-    c.run("CONFIG SET dlock.ack-timeout-ms 3000");
-    wire.send("DLOCK.ACQUIRE k alice 30000");
-    await_unconfirmed(&group.primary, 1);
+    group.set_ack_timeout(3_000);
+    let mut wire = group.unconfirmed("DLOCK.ACQUIRE k alice 30000");
     c.run("CLIENT PAUSE 600000 WRITE");
     assert_late(&wire.read().expect_err("too late"));
     assert!(c.ask::<Option<Value>>("DLOCK.HELD k").is_some());
     c.run("CLIENT UNPAUSE");
-    await_until("it is given back", PATIENCE, || {
-        c.ask::<Option<Value>>("DLOCK.HELD k").is_none()
-    });
+    await_given_back(&group.primary);
     group.thaw();
     group.end();
 }
@@ -448,10 +449,8 @@ fn in_a_pause_the_time_out_is_told() {
 fn a_setting_that_changes_is_heeded_by_what_waits() {
     let group = Group::start(3);
     let mut c = group.primary.connection();
-    let mut wire = group.primary.wire();
     group.freeze();
-    wire.send("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
-    await_unconfirmed(&group.primary, 1);
+    let mut wire = group.unconfirmed("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
     c.run("CONFIG SET dlock.replicas 0");
     wire.read()
         .expect("a grant: nobody needs to confirm it any more");
@@ -632,7 +631,7 @@ fn a_sign_of_life_is_confirmed_and_what_is_lost_is_told_then() {
     let (ties, left, none): (u64, u64, Vec<Value>) = wire.ask("DLOCK.KEEP 60000");
     assert!(ties == 2 && left > 0 && none.is_empty());
     group.freeze();
-    c.run("CONFIG SET dlock.ack-timeout-ms 30");
+    group.set_ack_timeout(30);
     assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE l"), 1);
     assert_late(&refused(&mut wire, "DLOCK.KEEP 60000"));
     group.thaw();
@@ -753,17 +752,13 @@ fn a_changed_setting_lets_nobody_count_early() {
 #[test]
 fn a_failover_that_is_given_up_leaves_nothing() {
     let group = Group::start(1);
-    let mut wire = group.primary.wire();
     let mut c = group.primary.connection();
     group.freeze();
-    c.run("CONFIG SET dlock.ack-timeout-ms 3000");
-    wire.send("DLOCK.ACQUIRE k alice 30000");
-    await_unconfirmed(&group.primary, 1);
+    group.set_ack_timeout(3_000);
+    let mut wire = group.unconfirmed("DLOCK.ACQUIRE k alice 30000");
     c.run("FAILOVER TIMEOUT 4000");
     assert_late(&wire.read().expect_err("too late"));
-    await_until("it is given back", PATIENCE, || {
-        c.ask::<Option<Value>>("DLOCK.HELD k").is_none()
-    });
+    await_given_back(&group.primary);
     group.thaw();
     group.end();
 }

@@ -6,11 +6,13 @@
 use std::env;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use dlock_integration::redis::Connection;
+use dlock_integration::workers::{Workers, LEASE_MS, WORKERS};
 use dlock_integration::{
-    assert_hands_over, await_until, is_held, kept, module_path, position, Ask, Blocked, Grant,
-    Server, PATIENCE,
+    assert_hands_over, assert_sound, await_until, is_held, kept, module_path, position, stat, Ask,
+    Blocked, Grant, Server, PATIENCE,
 };
 
 fn old_module() -> PathBuf {
@@ -146,6 +148,57 @@ fn replicas_first_then_one_is_promoted_then_the_old_primary() {
         replica.wait_in_sync(&first);
         assert_same(&first, replica);
         assert_eq!(loaded(replica), loaded(&first));
+    }
+}
+
+/// The same while programs work: nobody is let in twice. Then replicas confirm the answers.
+#[test]
+#[ignore = "make upgrade builds the old module"]
+fn programs_go_on_meanwhile() {
+    let (mut primary, mut first, mut second) = (old_server(), old_server(), old_server());
+    for replica in [&first, &second] {
+        replica.replica_of(&primary);
+    }
+    let workers = Workers::start(primary.port());
+    let goes_on = |of: &str| {
+        let before = workers.granted();
+        await_until(of, PATIENCE, || workers.granted() > before + 3 * WORKERS);
+    };
+    for replica in [&mut first, &mut second] {
+        replica.wait_in_sync(&primary);
+        update(replica);
+        replica.replica_of(&primary);
+        goes_on("grants, one replica is new");
+    }
+    let mut connection = primary.connection();
+    let failover = format!("FAILOVER TO 127.0.0.1 {}", first.port());
+    await_until("a failover is possible", PATIENCE, || {
+        connection.try_ask(&failover).is_ok()
+    });
+    await_until("the other is primary", PATIENCE, || {
+        first.info("replication").text("role") == "master"
+    });
+    workers.turn_to(first.port());
+    second.replica_of(&first);
+    goes_on("grants of the new primary");
+    update(&mut primary);
+    primary.replica_of(&first);
+    goes_on("grants, all are new");
+    for server in [&first, &second, &primary] {
+        let mut connection = server.connection();
+        connection.run(&format!(
+            "CONFIG SET dlock.quarantine-ms {}",
+            LEASE_MS + 500
+        ));
+        connection.run("CONFIG SET dlock.replicas 2");
+    }
+    await_until("answers are confirmed", PATIENCE, || {
+        stat(&first, "confirmed_total") > 0
+    });
+    goes_on("confirmed grants");
+    assert_eq!(workers.end(Instant::now()).twice, 0);
+    for server in [&first, &second, &primary] {
+        assert_sound(server);
     }
 }
 

@@ -1,0 +1,214 @@
+//! Programs that use locks while something happens to the servers, and note what they believe; and what was wrong in that.
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use redis::Value;
+
+use crate::{command, connect, reply_of, Wire};
+
+/// How many there are.
+pub const WORKERS: usize = 20;
+/// How many locks they use.
+pub const LOCKS: usize = 10;
+
+/// Their leases.
+pub const LEASE_MS: u64 = 3_000;
+
+/// What they stop before the end of a lease, for clocks.
+const ALLOWANCE: Duration = Duration::from_millis(100);
+
+/// How long a connection may take to answer, beside the wait for a lock.
+const BOUND: Duration = Duration::from_millis(1_500);
+
+/// Somebody believed to have a lock: from its grant until it gave it back, or its lease ended.
+#[derive(Debug, Clone)]
+struct Belief {
+    lock: usize,
+    worker: usize,
+    from: Instant,
+    until: Instant,
+}
+
+/// They work.
+pub struct Workers {
+    port: Arc<AtomicU16>,
+    over: Arc<AtomicBool>,
+    granted: Arc<AtomicUsize>,
+    threads: Vec<JoinHandle<Vec<Belief>>>,
+}
+
+impl Workers {
+    /// Starts them, at the server with this port.
+    pub fn start(port: u16) -> Workers {
+        let port = Arc::new(AtomicU16::new(port));
+        let (over, granted) = (Arc::default(), Arc::default());
+        let threads = (0..WORKERS).map(|worker| {
+            let (port, over, granted) =
+                (Arc::clone(&port), Arc::clone(&over), Arc::clone(&granted));
+            thread::spawn(move || work(worker, &port, &over, &granted))
+        });
+        Workers {
+            threads: threads.collect(),
+            port,
+            over,
+            granted,
+        }
+    }
+
+    /// From now on the primary is there.
+    pub fn turn_to(&self, port: u16) {
+        self.port.store(port, Ordering::Relaxed);
+    }
+
+    /// Returns how many locks they have been granted.
+    pub fn granted(&self) -> usize {
+        self.granted.load(Ordering::Relaxed)
+    }
+
+    /// Ends them. What was wrong in what they believed, and how long it took until one was let in after `died`?
+    pub fn end(self, died: Instant) -> Seen {
+        self.over.store(true, Ordering::Relaxed);
+        let beliefs = self
+            .threads
+            .into_iter()
+            .flat_map(|thread| thread.join().expect("a worker"));
+        judge(beliefs.collect(), died)
+    }
+}
+
+/// Asks, and waits for the answer; none without one, or with an error.
+fn ask(wire: &mut Wire, line: &str) -> Option<Value> {
+    wire.send_bytes(&command(line).get_packed_command()).ok()?;
+    reply_of(wire.read_value().ok()?).ok()
+}
+
+fn work(worker: usize, port: &AtomicU16, over: &AtomicBool, granted: &AtomicUsize) -> Vec<Belief> {
+    let mut random = fastrand::Rng::with_seed(worker as u64);
+    let (mut beliefs, mut link): (Vec<Belief>, Option<(u16, Wire)>) = (Vec::new(), None);
+    while !over.load(Ordering::Relaxed) {
+        let at = port.load(Ordering::Relaxed);
+        if link.as_ref().map(|(to, _)| *to) != Some(at) {
+            let stream = connect(Ipv4Addr::LOCALHOST, at, BOUND);
+            link = stream.ok().map(|stream| (at, Wire::new(stream)));
+        }
+        let Some((_, wire)) = &mut link else {
+            thread::sleep(Duration::from_millis(20));
+            continue;
+        };
+        let lock = random.usize(..LOCKS);
+        let owner = format!("worker-{worker}-{}", beliefs.len());
+        // As long as it holds the lock it works, whatever becomes of the server: some for moments, some for most of a lease.
+        let work_ms = if random.u8(..10) < 8 {
+            random.u64(1..20)
+        } else {
+            random.u64(500..2_500)
+        };
+        let asked = Instant::now();
+        match ask(
+            wire,
+            &format!("DLOCK.ACQUIRE lock:{lock} {owner} {LEASE_MS} BLOCK 300"),
+        ) {
+            Some(Value::Array(_)) => {}
+            Some(_) => continue,
+            // Nobody knows what has become of it: it is not believed.
+            None => {
+                link = None;
+                thread::sleep(Duration::from_millis(20));
+                continue;
+            }
+        }
+        granted.fetch_add(1, Ordering::Relaxed);
+        let from = Instant::now();
+        let end = asked + Duration::from_millis(LEASE_MS) - ALLOWANCE;
+        thread::sleep(Duration::from_millis(work_ms).min(end.saturating_duration_since(from)));
+        let until = Instant::now().min(end);
+        beliefs.push(Belief {
+            lock,
+            worker,
+            from,
+            until: until.max(from),
+        });
+        if ask(wire, &format!("DLOCK.RELEASE lock:{lock} {owner}")).is_none() {
+            link = None;
+        }
+    }
+    beliefs
+}
+
+/// What was seen of a failover.
+pub struct Seen {
+    /// Owners that were let in while another one believed in the same lock.
+    pub twice: usize,
+    /// For how long they were together.
+    pub together: Duration,
+    /// From the primary's death to the first grant after it.
+    pub gap: Duration,
+}
+
+/// Reads it from what they believed.
+fn judge(beliefs: Vec<Belief>, died: Instant) -> Seen {
+    let (mut twice, mut together) = (0, Duration::ZERO);
+    for lock in 0..LOCKS {
+        let mut of_it: Vec<&Belief> = beliefs
+            .iter()
+            .filter(|belief| belief.lock == lock)
+            .collect();
+        of_it.sort_by_key(|belief| belief.from);
+        let mut busy: Option<&Belief> = None;
+        for belief in of_it {
+            if let Some(before) =
+                busy.filter(|before| before.until > belief.from && before.worker != belief.worker)
+            {
+                twice += 1;
+                together += before.until.min(belief.until) - belief.from;
+            }
+            if busy.is_none_or(|before| before.until < belief.until) {
+                busy = Some(belief);
+            }
+        }
+    }
+    let after = beliefs
+        .iter()
+        .map(|belief| belief.from)
+        .filter(|from| *from > died);
+    Seen {
+        twice,
+        together,
+        gap: after.min().map_or(Duration::MAX, |first| first - died),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn belief(worker: usize, began: Instant, from: u64, until: u64) -> Belief {
+        let at = |ms| began + Duration::from_millis(ms);
+        Belief {
+            lock: 0,
+            worker,
+            from: at(from),
+            until: at(until),
+        }
+    }
+
+    #[test]
+    fn two_owners_are_seen_and_one_after_the_other_is_not() {
+        let began = Instant::now();
+        let died = began + Duration::from_millis(5);
+        let in_turn = vec![
+            belief(1, began, 0, 10),
+            belief(2, began, 10, 20),
+            belief(1, began, 20, 30),
+        ];
+        let seen = judge(in_turn.clone(), died);
+        assert_eq!((seen.twice, seen.gap), (0, Duration::from_millis(5)));
+        let beside = [in_turn, vec![belief(3, began, 15, 25)]].concat();
+        let seen = judge(beside, died);
+        assert_eq!((seen.twice, seen.together), (2, Duration::from_millis(10)));
+    }
+}
