@@ -1,7 +1,8 @@
 //! What earlier versions wrote is read: dumped values, files, and what a primary sends to its replicas. And what a later
 //! version writes is refused, with nothing lost.
 //!
-//! `formats/0.1.0` was written by 0.1.0 (see `formats/record.sh`, which has the last commit before 0.2.0 run `record` below):
+//! `formats/0.1.0` was written by 0.1.0, on a server that lived on the first day of 2024, with leases of fifty years, so that its
+//! tokens are of the past wherever the tests run. What recorded it is in the history: `git log -- '*/formats/record.sh'`.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -12,22 +13,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 
 use dlock_integration::dump::{restore, seal};
 use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, Parser, Value};
 use dlock_integration::{
-    assert_sound, await_until, command, is_held, kept, position, Ask, Grant, Server, ServerBuilder,
-    PATIENCE,
+    assert_sound, await_until, command, is_held, kept, Ask, Grant, Server, ServerBuilder, PATIENCE,
 };
 
 /// Fifty years.
 const LEASE: u64 = 1_577_836_800_000;
-
-/// The longest claim window.
-const CLAIM: u64 = 600_000;
 
 /// The last key of a story: when it is there the rest is.
 const END: &str = "the-end";
@@ -42,119 +39,6 @@ fn builder() -> ServerBuilder {
 fn recorded(name: &str) -> PathBuf {
     let formats = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/survival/formats/0.1.0");
     formats.join(name)
-}
-
-/// Makes locks of every sort. Who waits does so as long as the connection that this gives is open.
-fn make_sorts(server: &Server) -> Connection {
-    let mut c = server.connection();
-    let mut run = |line: &str| c.run(&line.replace('~', &LEASE.to_string()));
-    run("DLOCK.ACQUIRE sole alice ~");
-    run("DLOCK.ACQUIRE counted alice ~ HOLDS 4294967295");
-    run("DLOCK.ACQUIRE downgraded alice ~");
-    run("DLOCK.DOWNGRADE downgraded alice LIMIT 3");
-    run("DLOCK.ACQUIRE shared alice ~ SHARED");
-    run("DLOCK.ACQUIRE shared bob ~ SHARED HOLDS 2");
-    run("DLOCK.ACQUIRE shared carol 1500000000000 LIMIT 4294967294");
-    run("DLOCK.ACQUIRE semaphore alice ~ LIMIT 2");
-    run("DLOCK.ACQUIRE semaphore bob 1500000000000 LIMIT 3");
-    for holder in 0..40 {
-        run(&format!("DLOCK.ACQUIRE crowd reader-{holder} ~ SHARED"));
-    }
-    run("DLOCK.ACQUIRE waited alice ~");
-    run("DLOCK.ACQUIRE waited bob ~ NOTIFY news");
-    run("DLOCK.ACQUIRE queued alice ~");
-    run("DLOCK.FAIRACQUIRE queued bob ~ CLAIM 600000");
-    run("DLOCK.FAIRACQUIRE queued carol ~ CLAIM 600000 SHARED");
-    run("DLOCK.FAIRACQUIRE queued dave ~ CLAIM 600000 LIMIT 7");
-    run("DLOCK.ACQUIRE reserved alice ~");
-    run("DLOCK.FAIRACQUIRE reserved bob ~ CLAIM 600000");
-    run("DLOCK.RELEASE reserved alice");
-    // A holder that waits for others to leave, by a ticket.
-    run("DLOCK.ACQUIRE upgrading erin ~ SHARED");
-    run("DLOCK.ACQUIRE upgrading frank ~ SHARED");
-    run("DLOCK.FAIRACQUIRE upgrading erin ~ NOTIFY news CLAIM 600000");
-    run("DLOCK.FAIRACQUIRE upgrading carol ~ CLAIM 600000");
-    let every_byte: Vec<u8> = (0..=255).collect();
-    let acquire = |key: &[u8], owner: &[u8]| -> Cmd {
-        let mut line = cmd("DLOCK.ACQUIRE");
-        line.arg(key).arg(owner).arg(LEASE);
-        line
-    };
-    c.ask_command::<Grant>(&acquire(b"\0\xff\r\n %s", &every_byte));
-    c.ask_command::<Grant>(&acquire(b"long", &[b'o'; 1024]));
-    c.run("SET no-lock text");
-    let mut elsewhere = server.connection_in(3);
-    elsewhere.ask_command::<Grant>(&acquire(b"elsewhere", b"alice"));
-    c
-}
-
-/// Has every sort of decision made. Who waits does so as long as the connection that this gives is open.
-fn tell_a_story(server: &Server) -> Connection {
-    let mut c = server.connection();
-    let line = |line: &str| line.replace('~', &LEASE.to_string());
-    let mut run = |words: &str| c.run(&line(words));
-    run("DLOCK.ACQUIRE reentered alice ~");
-    run("DLOCK.ACQUIRE reentered alice ~");
-    run("DLOCK.ACQUIRE reentered alice ~");
-    run("DLOCK.RELEASE reentered alice");
-    run("DLOCK.RENEW reentered alice 1500000000000");
-    run("DLOCK.ACQUIRE released alice ~");
-    run("DLOCK.RELEASE released alice");
-    run("DLOCK.ACQUIRE handed alice ~");
-    run("DLOCK.ACQUIRE handed bob ~ NOTIFY news");
-    run("DLOCK.RELEASE handed alice");
-    run("DLOCK.ACQUIRE forced alice ~");
-    run("DLOCK.ACQUIRE forced bob ~ NOTIFY news");
-    run("DLOCK.ACQUIRE forced carol ~ NOTIFY news");
-    run("DLOCK.FORCERELEASE forced");
-    for holder in ["alice", "bob", "carol"] {
-        run(&format!("DLOCK.ACQUIRE named {holder} ~ SHARED"));
-    }
-    run("DLOCK.RELEASE named bob");
-    run("DLOCK.ACQUIRE ticketed alice ~");
-    for holder in ["bob", "carol", "dave"] {
-        let claim = format!("DLOCK.FAIRACQUIRE ticketed {holder} ~ CLAIM {CLAIM}");
-        run(&claim);
-    }
-    run("DLOCK.CANCEL ticketed carol");
-    run("DLOCK.RELEASE ticketed alice");
-    run(&format!("DLOCK.FAIRACQUIRE ticketed bob ~ CLAIM {CLAIM}"));
-    run("DLOCK.ACQUIRE upgraded alice ~ SHARED");
-    run("DLOCK.ACQUIRE upgraded alice ~");
-    run("DLOCK.ACQUIRE weakened alice ~");
-    run("DLOCK.ACQUIRE weakened bob ~ SHARED NOTIFY news");
-    run("DLOCK.DOWNGRADE weakened alice SHARED");
-    run("DLOCK.MACQUIRE 3 many-1 many-2 many-3 alice ~");
-    run("DLOCK.MRELEASE 2 many-1 many-3 alice");
-    run("DLOCK.MRENEW 1 many-2 alice 1500000000000");
-    run("DLOCK.ACQUIRE before alice ~");
-    run("RENAME before after");
-    run("DLOCK.ACQUIRE removed alice ~");
-    run("DLOCK.ACQUIRE removed bob ~ NOTIFY news");
-    run("DEL removed");
-    run("DLOCK.ACQUIRE retimed alice ~");
-    run("PERSIST retimed");
-    run("DLOCK.ACQUIRE expired alice 30");
-    run("DLOCK.ACQUIRE expired bob ~ NOTIFY news");
-    run("DLOCK.ACQUIRE dropped alice ~");
-    run("DLOCK.FAIRACQUIRE dropped bob ~ CLAIM 20");
-    let mut session = server.connection();
-    session.run(&line("DLOCK.ACQUIRE session alice ~ SESSION"));
-    run("DLOCK.ACQUIRE session bob ~ NOTIFY news");
-    drop(session);
-    for key in ["removed", "expired", "session"] {
-        await_until("it is handed over", PATIENCE, || {
-            is_held(&mut c, key, "bob")
-        });
-    }
-    await_until("the ticket is dropped", PATIENCE, || {
-        position(&mut c, "dropped", "bob").is_none()
-    });
-    await_until("the TTL is put right", PATIENCE, || {
-        c.ask::<i64>("PTTL retimed") > 0
-    });
-    c.run(&format!("SET {END} 1"));
-    c
 }
 
 /// A key of a database.
@@ -193,24 +77,12 @@ fn values(server: &Server) -> BTreeMap<Key, Kept> {
     values
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn unhex(text: &str) -> Vec<u8> {
     let digits: Vec<u32> = text.chars().filter_map(|c| c.to_digit(16)).collect();
     digits
         .chunks(2)
         .map(|pair| (16 * pair[0] + pair[1]) as u8)
         .collect()
-}
-
-fn write_values(file: &Path, values: &BTreeMap<Key, Kept>) {
-    let line = |((db, key), kept): (&Key, &Kept)| {
-        format!("{db} {} {} {}\n", hex(key), kept.ends, hex(&kept.dump))
-    };
-    let text: String = values.iter().map(line).collect();
-    fs::write(file, text).expect("the directory can be written to");
 }
 
 fn read_values(name: &str) -> BTreeMap<Key, Kept> {
@@ -227,102 +99,11 @@ fn read_values(name: &str) -> BTreeMap<Key, Kept> {
     text.lines().map(line).collect()
 }
 
-/// Writes what the tests below read. To be run by `formats/record.sh` only, with the module of an earlier version.
-#[test]
-#[ignore = "it makes the recorded files anew"]
-fn record() {
-    let target = PathBuf::from(std::env::var_os("DLOCK_RECORD").expect("where to"));
-    let server = builder().start();
-    let waiting = make_sorts(&server);
-    write_values(&target.join("dump.values"), &values(&server));
-    server.connection().run("SAVE");
-    fs::copy(server.dir().join("dump.rdb"), target.join("dump.rdb")).expect("a copy");
-    drop((waiting, server));
-
-    for (name, preamble) in [("preamble", "yes"), ("plain", "no")] {
-        let mut server = builder()
-            .config("appendonly", "yes")
-            .config("appendfsync", "always")
-            .config("aof-use-rdb-preamble", preamble)
-            .start();
-        let _sorts = make_sorts(&server);
-        server.rewrite_aof();
-        let _story = tell_a_story(&server);
-        write_values(&target.join(format!("{name}.values")), &values(&server));
-        server.kill9();
-        let (from, to) = (server.dir().join("appendonlydir"), target.join(name));
-        let _ = fs::remove_dir_all(&to);
-        copy_directory(&from, &to);
-    }
-
-    let server = builder().start();
-    let _sorts = make_sorts(&server);
-    let mut replica = Replica::attach(&server);
-    let _story = tell_a_story(&server);
-    let stream = replica.read_to(END);
-    write_values(&target.join("stream.values"), &values(&server));
-    fs::write(target.join("snapshot.rdb"), replica.snapshot).expect("written");
-    fs::write(target.join("stream"), stream).expect("written");
-}
-
 fn copy_directory(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a directory");
     for entry in fs::read_dir(from).expect("a directory") {
         let entry = entry.expect("an entry");
         fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy");
-    }
-}
-
-/// What a primary takes for a replica: it keeps all that it is sent.
-struct Replica {
-    stream: TcpStream,
-    snapshot: Vec<u8>,
-}
-
-impl Replica {
-    fn attach(primary: &Server) -> Replica {
-        let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, primary.port())).expect("a port");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-        stream.write_all(b"PSYNC ? -1\r\n").expect("it reads");
-        let mut replica = Replica {
-            stream,
-            snapshot: Vec::new(),
-        };
-        assert!(replica.line().starts_with("+FULLRESYNC "));
-        // Empty lines tell that it is still there.
-        let length = loop {
-            let line = replica.line();
-            if let Some(length) = line.strip_prefix('$') {
-                break length.parse().expect("a length");
-            }
-            assert_eq!(line, "");
-        };
-        let mut snapshot = vec![0; length];
-        replica.stream.read_exact(&mut snapshot).expect("all of it");
-        replica.snapshot = snapshot;
-        replica
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = Vec::new();
-        while line.last() != Some(&b'\n') {
-            let mut byte = [0];
-            self.stream.read_exact(&mut byte).expect("a line");
-            line.extend(byte);
-        }
-        String::from_utf8_lossy(&line).trim_end().to_owned()
-    }
-
-    /// The commands up to the one with this word.
-    fn read_to(&mut self, word: &str) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let end = [word, "\r\n$1\r\n1\r\n"].concat();
-        while !bytes.ends_with(end.as_bytes()) {
-            let mut byte = [0];
-            self.stream.read_exact(&mut byte).expect("the end");
-            bytes.extend(byte);
-        }
-        bytes
     }
 }
 
