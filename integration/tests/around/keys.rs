@@ -1,20 +1,6 @@
 //! What the server itself offers for any key: it tells, refuses, or is noticed, and the lock works on.
 
-use dlock_integration::{assert_sound, at_once, await_until, Ask, Guarded, Server, PATIENCE};
-
-#[test]
-fn an_evicted_lock_is_counted() {
-    let server = Server::start();
-    let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    c.run("CONFIG SET maxmemory-policy allkeys-random");
-    // At once: the server is over its limit for these only.
-    let lines = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"];
-    at_once(&server, lines);
-    await_until("the eviction is counted", PATIENCE, || {
-        server.info("dlock").number::<u64>("dlock_evicted_total") == 1
-    });
-}
+use dlock_integration::{assert_sound, Ask, Guarded, Server};
 
 /// What the server itself offers for any key: it tells or refuses, and the lock stays what it is.
 #[test]

@@ -2,7 +2,7 @@
 //! What should have happened meanwhile happens right after, in order, and the server survives.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dlock_integration::redis::{Connection, Value};
 use dlock_integration::{
@@ -16,33 +16,6 @@ const WHILE: Duration = Duration::from_millis(250);
 #[track_caller]
 fn assert_unanswered(blocked: &Blocked) {
     assert_eq!(blocked.outcome_within(WHILE), None);
-}
-
-#[test]
-fn a_lease_that_ends_in_a_pause_is_handed_over_after_it() {
-    for mode in ["WRITE", "ALL"] {
-        let (server, mut alice, _) = held();
-        let bob = wait_as(&server, "bob");
-        let carol = wait_as(&server, "carol");
-        let begin = Instant::now();
-        let pause = format!("CLIENT PAUSE 500 {mode}");
-        at_once(&server, ["DLOCK.RENEW k alice 150", &pause]);
-        let (reply, at) = bob.outcome_at();
-        assert!(matches!(reply, Ok(Value::Array(_))), "{mode}: {reply:?}");
-        let after = at - begin;
-        let pause = Duration::from_millis(500);
-        // The server counts the pause in whole milliseconds.
-        assert!(
-            after + Duration::from_millis(2) >= pause,
-            "{mode}: {after:?}"
-        );
-        let (_, holds, left): (u64, u64, u64) = alice.ask("DLOCK.HELD k bob");
-        // Its lease is full from the grant on, not from the moment the old one ended.
-        assert!(holds == 1 && left > 300_000);
-        assert_eq!(position(&mut alice, "k", "carol"), Some(0));
-        drop(carol);
-        assert_sound(&server);
-    }
 }
 
 /// Hundreds of leases and of tickets' windows end during the pause: all of them are over after it, and who waits is served.
@@ -82,54 +55,6 @@ fn many_leases_that_end_in_a_pause_are_all_handed_over() {
     for first in &firsts {
         first.reply::<Grant>();
     }
-    assert_sound(&server);
-}
-
-#[test]
-fn requests_made_in_a_pause_are_served_after_it_in_order() {
-    let (server, mut alice, _) = held();
-    let bob = wait_as(&server, "bob");
-    alice.run("CLIENT PAUSE 60000 WRITE");
-    let mut wire = server.wire();
-    for line in [
-        "DLOCK.RELEASE k alice",
-        "DLOCK.ACQUIRE k alice 600000",
-        "DLOCK.FAIRACQUIRE k dave 600000 CLAIM 600000",
-    ] {
-        wire.send(line);
-    }
-    let carol = Blocked::send(&server, "DLOCK.ACQUIRE k carol 600000 BLOCK 0");
-    assert_unanswered(&bob);
-    assert_unanswered(&carol);
-    // Reading goes on.
-    assert_eq!(position(&mut alice, "k", "bob"), Some(0));
-    assert_eq!(position(&mut alice, "k", "carol"), None);
-    assert!(is_held(&mut alice, "k", "alice"));
-    alice.run("CLIENT UNPAUSE");
-    assert_eq!(wire.read(), Ok(Value::Int(0)));
-    assert_eq!(wire.read(), Ok(Value::Nil));
-    assert_eq!(wire.read(), Ok(Value::Nil));
-    bob.reply::<Grant>();
-    await_until("carol waits", PATIENCE, || {
-        position(&mut alice, "k", "carol").is_some()
-    });
-    assert_sound(&server);
-}
-
-#[test]
-fn time_is_up_during_a_pause_of_all() {
-    let (server, mut alice, _) = held();
-    let waiter = Blocked::send(&server, "DLOCK.ACQUIRE k waiter BLOCK 400");
-    let ticket = Blocked::send(&server, "DLOCK.FAIRACQUIRE k ticket BLOCK 400");
-    alice.run("CLIENT PAUSE 800 ALL");
-    assert_eq!(waiter.outcome(), Ok(Value::Nil));
-    assert_eq!(ticket.outcome(), Ok(Value::Nil));
-    await_until("the places are gone", PATIENCE, || {
-        (
-            position(&mut alice, "k", "waiter"),
-            position(&mut alice, "k", "ticket"),
-        ) == (None, None)
-    });
     assert_sound(&server);
 }
 
@@ -198,29 +123,6 @@ fn a_pause_that_begins_with_a_hand_over() {
             }
             assert_sound(&server);
         }
-    }
-}
-
-/// Keys that Redis itself removes, or that commands remove right before the pause, are noticed in it.
-#[test]
-fn a_key_removed_as_a_pause_begins() {
-    for removal in [
-        "DEL k",
-        "FLUSHALL",
-        "RENAME k elsewhere",
-        "MOVE k 1",
-        "PEXPIRE k 1",
-    ] {
-        let (server, mut alice, _) = held();
-        let bob = fair_as(&server, "bob");
-        let carol = wait_as(&server, "carol");
-        let replies = server.wire().batch([removal, "CLIENT PAUSE 300 WRITE"]);
-        assert!(replies.iter().all(Result::is_ok), "{replies:?}");
-        bob.reply::<Grant>();
-        let released = alice.try_ask("DLOCK.RELEASE k bob");
-        assert_eq!(released, Ok(Value::Int(0)), "{removal}");
-        carol.reply::<Grant>();
-        assert_sound(&server);
     }
 }
 

@@ -2,7 +2,7 @@
 //! lost. What they mean in each case is said by the conversations; here is what only a server can get wrong.
 
 use dlock_integration::{
-    assert_sound, await_until, is_held, stat, wait_as, Ask, Grant, Server, Wire, PATIENCE,
+    assert_sound, await_until, is_held, stat, Ask, Grant, Server, Wire, PATIENCE,
 };
 
 /// What `DLOCK.KEEP` answers: ties, what is left of the first lease, what was lost.
@@ -10,9 +10,6 @@ type Kept = (u64, Option<u64>, Option<Vec<Lost>>);
 
 /// A lock, its token, and why its tie was lost.
 type Lost = (String, u64, String);
-
-/// A lease that the server is to renew, and a bound that is over soon.
-const LEASE_MS: u64 = 6_000;
 
 fn keep(wire: &mut Wire, ms: u64) -> Kept {
     wire.ask(&format!("DLOCK.KEEP {ms}"))
@@ -36,48 +33,6 @@ fn lost(key: &str, token: u64, why: &str) -> Lost {
 fn take(wire: &mut Wire, key: &str) -> u64 {
     let grant: Grant = wire.ask(&format!("DLOCK.ACQUIRE {key} alice 600000 AUTO 600000"));
     grant.0
-}
-
-/// The server renews from the grant on, without another command; signs of life carry the hold beyond its bound.
-#[test]
-fn a_hold_is_kept_from_its_grant_on() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let mut alice = server.wire();
-    alice.ask::<Grant>(&format!("DLOCK.ACQUIRE k alice {LEASE_MS} AUTO 3000"));
-    let first_end: u64 = c.ask("PEXPIRETIME k");
-    await_until("it was kept for two leases", PATIENCE, || {
-        let (ties, left, lost) = keep(&mut alice, 3_000);
-        assert_eq!((ties, lost), (1, Some(Vec::new())));
-        assert!(left.is_some_and(|left| left > 0 && left <= LEASE_MS));
-        c.ask::<u64>("PEXPIRETIME k") > first_end + 2 * LEASE_MS
-    });
-    // Without them it ends; who waits has it.
-    let bob = wait_as(&server, "bob");
-    bob.reply::<Grant>();
-    assert_eq!(keep(&mut alice, 1).0, 0);
-    assert_sound(&server);
-}
-
-/// The bound of a hold is over, and it is not renewed; then a sign of life comes in time.
-#[test]
-fn renewals_that_have_stopped_begin_again() {
-    let server = Server::start();
-    let mut c = server.connection();
-    let mut alice = server.wire();
-    alice.ask::<Grant>(&format!("DLOCK.ACQUIRE k alice {LEASE_MS} AUTO 1"));
-    let end: u64 = c.ask("PEXPIRETIME k");
-    await_until("nothing is renewed", PATIENCE, || {
-        stat(&server, "auto_renewed") == 0
-    });
-    assert_eq!(c.ask::<u64>("PEXPIRETIME k"), end);
-    assert_eq!(keep(&mut alice, 600_000).0, 1);
-    await_until("it is renewed", PATIENCE, || {
-        c.ask::<u64>("PEXPIRETIME k") > end
-    });
-    assert_eq!(stat(&server, "auto_renewed"), 1);
-    assert!(is_held(&mut c, "k", "alice"));
-    assert_sound(&server);
 }
 
 /// Beyond what is kept it is told that there was more, once.

@@ -2,8 +2,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -184,37 +182,6 @@ fn a_hold_ends_when_the_server_closes_an_idle_connection() {
 }
 
 #[test]
-fn a_hold_ends_with_the_process_that_has_the_connection() {
-    let server = Server::start();
-    let script = format!(
-        "exec 3<>/dev/tcp/127.0.0.1/{}; \
-         printf 'DLOCK.ACQUIRE k dies 600000 SESSION\\r\\n' >&3; head -n 3 <&3; cat",
-        server.port()
-    );
-    let mut process = Command::new("bash")
-        .args(["-c", &script])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("there is a bash");
-    let out = process.stdout.take().expect("it is piped");
-    let lines: Vec<String> = BufReader::new(out)
-        .lines()
-        .take(3)
-        .map(|line| line.expect("text"))
-        .collect();
-    assert_eq!((&*lines[0], &*lines[2]), ("*2", ":1"), "{lines:?}");
-    let mut c = server.connection();
-    assert!(is_held(&mut c, "k", "dies"));
-    let next = wait_as(&server, "next");
-    process.kill().expect("a child can be killed");
-    // `cat` has the socket too, and ends when its input does.
-    drop(process.stdin.take());
-    next.reply::<Grant>();
-    process.wait().expect("a child can be waited for");
-}
-
-#[test]
 fn the_client_is_shown() {
     let server = Server::start();
     let mut c = server.connection();
@@ -247,56 +214,6 @@ fn the_client_is_shown() {
     server.await_client_gone(id);
     assert_eq!(holder::<u64>(&mut c, "plain", "client"), Some(0));
     assert_eq!(holder::<u64>(&mut c, "plain", "session"), Some(0));
-}
-
-#[test]
-fn refused_in_scripts_and_allowed_in_a_transaction() {
-    let server = Server::start();
-    let mut c = server.connection();
-    // Also where the connection itself has ties.
-    c.ask::<Grant>("DLOCK.ACQUIRE tied alice 600000 SESSION");
-    let refusal = "ERR SESSION needs a client connection: it is not possible in a script or from another module";
-    let call = "redis.pcall('DLOCK.ACQUIRE', KEYS[1], 'bob', 'SESSION')";
-    let script = format!("return {call}");
-    let error = c.answer(cmd("EVAL").arg(&script).arg(1).arg("k"));
-    let error = error.expect_err("a refusal");
-    assert!(error.starts_with(refusal), "{error}");
-    let library = format!(
-        "#!lua name=lib\nredis.register_function('take', function(KEYS) return {call} end)"
-    );
-    c.ask_command::<String>(cmd("FUNCTION").arg("LOAD").arg(library));
-    let error = c.refusal("FCALL take 1 k");
-    assert!(error.starts_with(refusal), "{error}");
-    assert_eq!(c.ask::<u64>("EXISTS k"), 0);
-
-    let mut dies = server.wire();
-    dies.ask::<String>("MULTI");
-    dies.ask::<String>("DLOCK.ACQUIRE k bob 600000 SESSION");
-    let replies: Vec<Grant> = dies.ask("EXEC");
-    assert_eq!(replies.len(), 1);
-    assert_eq!(holder::<u64>(&mut c, "k", "session"), Some(1));
-    dies.close();
-    await_end(&mut c, "k", "bob");
-}
-
-/// What ended in a pause is given on after it.
-#[test]
-fn a_connection_that_ends_in_a_pause_of_all_commands() {
-    let server = Server::start();
-    let mut dies = server.wire();
-    take(&mut dies, "k dies 600000 SESSION");
-    let next = wait_as(&server, "next");
-    let pause = Instant::now();
-    server.connection().run("CLIENT PAUSE 600 ALL");
-    dies.close();
-    let (reply, at) = next.outcome_at();
-    assert!(matches!(reply, Ok(Value::Array(_))), "{reply:?}");
-    let after = at - pause;
-    assert!(
-        after + Duration::from_millis(2) >= Duration::from_millis(600),
-        "{after:?}"
-    );
-    assert_sound(&server);
 }
 
 /// Opens connections until one has this client id.

@@ -14,16 +14,7 @@ fn the_next_use_of_a_lock_notices_what_came_along() {
         println!("{line}");
         let server = Server::start();
         let (mut c, mut there) = (server.connection(), server.connection_in(1));
-        let from_there = line.ends_with("MOVE") || line == "SWAPDB";
-        let (key, source) = match from_there {
-            true => ("k1", &mut there),
-            false => ("a", &mut c),
-        };
-        source.run(&format!("DLOCK.ACQUIRE {key} holder 600000"));
-        let ticket = format!("DLOCK.FAIRACQUIRE {key} early 600000 CLAIM 600000");
-        assert_eq!(source.try_ask(&ticket), Ok(Value::Nil), "{line}");
-        c.run("DLOCK.ACQUIRE k0 alice 600000");
-        there.run("DLOCK.ACQUIRE k0 alice 600000");
+        prepare(line, (&mut c, &mut there));
         let many = Blocked::start(&server, "DLOCK.MACQUIRE 2 k0 k1 many 600000 BLOCK 0");
         bring(line, (&mut c, &mut there));
         assert_eq!(c.ask::<u64>("DLOCK.RELEASE k1 holder"), 0, "{line}");
@@ -111,7 +102,23 @@ fn is_told(server: &Server, line: &str) -> bool {
     matches!(line, "RESTORE" | "SWAPDB") || version.tells_of_keys() && !loses
 }
 
-/// Has a lock of `source` come to `k1` of database 0.
+/// The lock that is to come, held and with a ticket of `early`, and `k0`, which keeps others waiting on both sides of SWAPDB.
+#[track_caller]
+fn prepare(line: &str, (c, there): (&mut Connection, &mut Connection)) {
+    for connection in [&mut *c, &mut *there] {
+        connection.run("DLOCK.ACQUIRE k0 alice 600000");
+    }
+    let (key, source) = match line.ends_with("MOVE") || line == "SWAPDB" {
+        true => ("k1", there),
+        false => ("a", c),
+    };
+    source.run(&format!("DLOCK.ACQUIRE {key} holder 600000"));
+    let ticket = format!("DLOCK.FAIRACQUIRE {key} early 600000 CLAIM 600000");
+    assert_eq!(source.try_ask(&ticket), Ok(Value::Nil), "{line}");
+    assert!(keeps(source, key, "early"), "{line}");
+}
+
+/// Has that lock come to `k1` of database 0.
 #[track_caller]
 fn bring(line: &str, (c, there): (&mut Connection, &mut Connection)) {
     let guarded = |connection: &mut Connection, key: &str, line: &str| {
@@ -144,17 +151,7 @@ fn a_lock_that_appears_brings_its_tickets_in() {
         println!("{line}");
         let server = Server::start();
         let (mut c, mut there) = (server.connection(), server.connection_in(1));
-        let from_there = line.ends_with("MOVE") || line == "SWAPDB";
-        let (key, source) = match from_there {
-            true => ("k1", &mut there),
-            false => ("a", &mut c),
-        };
-        source.run(&format!("DLOCK.ACQUIRE {key} holder 600000"));
-        let ticket = format!("DLOCK.FAIRACQUIRE {key} early 600000 CLAIM 600000");
-        assert_eq!(source.try_ask(&ticket), Ok(Value::Nil), "{line}");
-        // On both sides of SWAPDB: the lock that keeps `many` waiting is there before and after.
-        c.run("DLOCK.ACQUIRE k0 alice 600000");
-        there.run("DLOCK.ACQUIRE k0 alice 600000");
+        prepare(line, (&mut c, &mut there));
         let many = Blocked::start(&server, "DLOCK.MACQUIRE 2 k0 k1 many 600000 BLOCK 0");
         let late = Blocked::start(&server, "DLOCK.ACQUIRE k1 late 600000 BLOCK 0");
         bring(line, (&mut c, &mut there));
@@ -203,17 +200,7 @@ fn a_ticket_that_comes_along_is_watched_over() {
                 .config("dlock.claim-window-ms", 200)
                 .start();
             let (mut c, mut there) = (server.connection(), server.connection_in(1));
-            let from_there = line.ends_with("MOVE") || line == "SWAPDB";
-            let (key, source) = match from_there {
-                true => ("k1", &mut there),
-                false => ("a", &mut c),
-            };
-            source.run(&format!("DLOCK.ACQUIRE {key} holder 600000"));
-            let ticket = format!("DLOCK.FAIRACQUIRE {key} ghost 600000 CLAIM 600000");
-            assert_eq!(source.try_ask(&ticket), Ok(Value::Nil), "{line}");
-            assert!(keeps(source, key, "ghost"), "{line}");
-            c.run("DLOCK.ACQUIRE k0 alice 600000");
-            there.run("DLOCK.ACQUIRE k0 alice 600000");
+            prepare(line, (&mut c, &mut there));
             let many = waits
                 .then(|| Blocked::start(&server, "DLOCK.MACQUIRE 2 k0 k1 many 600000 BLOCK 0"));
             // From here on a ticket lasts as long as the default window.
@@ -222,17 +209,17 @@ fn a_ticket_that_comes_along_is_watched_over() {
             if !waits && !is_told(&server, line) {
                 // A server that tells after all is to be taken out of the table of servers: the window would be over by then.
                 c.run("DLOCK.ACQUIRE control holder 600000");
-                let ticket = c.try_ask("DLOCK.FAIRACQUIRE control ghost");
+                let ticket = c.try_ask("DLOCK.FAIRACQUIRE control early");
                 assert_eq!(ticket, Ok(Value::Nil), "{line}");
                 await_until("a window is over", PATIENCE, || {
-                    !keeps(&mut c, "control", "ghost")
+                    !keeps(&mut c, "control", "early")
                 });
-                assert!(keeps(&mut c, "k1", "ghost"), "{line}: this server tells");
+                assert!(keeps(&mut c, "k1", "early"), "{line}: this server tells");
                 c.run("DLOCK.CANCEL k1 nobody");
             }
             // Nobody asks the module anything of the lock meanwhile: that would put it right.
             await_until("the ticket's window is over", PATIENCE, || {
-                !keeps(&mut c, "k1", "ghost")
+                !keeps(&mut c, "k1", "early")
             });
             drop(many);
             assert_sound(&server);
@@ -254,19 +241,19 @@ fn a_ticket_that_comes_along_is_watched_over_after_a_failover() {
     c.run("DEBUG POPULATE 300000");
     replica.replica_of(&primary);
     c.run("DLOCK.ACQUIRE a holder 600000");
-    let ticket = "DLOCK.FAIRACQUIRE a ghost 600000 CLAIM 600000";
+    let ticket = "DLOCK.FAIRACQUIRE a early 600000 CLAIM 600000";
     assert_eq!(c.try_ask(ticket), Ok(Value::Nil));
     c.run("RENAME a k1");
     replica.wait_in_sync(&primary);
     primary.kill9();
     let mut d = replica.connection();
-    assert!(keeps(&mut d, "k1", "ghost"));
+    assert!(keeps(&mut d, "k1", "early"));
     replica.promote();
     if !is_told(&replica, "RENAME") {
         d.run("DLOCK.CANCEL k1 nobody");
     }
     await_until("the ticket's window is over", PATIENCE, || {
-        !keeps(&mut d, "k1", "ghost")
+        !keeps(&mut d, "k1", "early")
     });
     assert_sound(&replica);
 }

@@ -140,31 +140,3 @@ fn nulls_are_of_the_right_kind() {
         assert_eq!(three.read_line(), "_", "{line}");
     }
 }
-
-/// Both protocols have the same numbers in the same places.
-#[test]
-fn replies_are_the_same_in_both_protocols() {
-    let (server, mut two) = server();
-    let mut three = server.connection_resp3();
-    let (token, _): Grant = three.ask("DLOCK.ACQUIRE k alice 60000");
-    assert_eq!(two.ask::<Grant>("DLOCK.ACQUIRE k alice 60000"), (token, 2));
-    assert!(
-        matches!(three.try_ask("DLOCK.HELD k alice"), Ok(Value::Array(parts)) if parts.len() == 3)
-    );
-    assert!(
-        matches!(two.try_ask("DLOCK.HELD k alice"), Ok(Value::Array(parts)) if parts.len() == 3)
-    );
-    assert_eq!(three.ask::<u64>("DLOCK.RELEASE k alice"), 1);
-    assert!(three.refusal("DLOCK.RELEASE k bob").starts_with("NOTHELD "));
-}
-
-#[test]
-fn check_guards_a_transaction() {
-    let (_server, mut c) = server();
-    let (token, _): Grant = c.ask("DLOCK.ACQUIRE k alice");
-    c.run("MULTI");
-    c.run(&format!("DLOCK.CHECK k {token}"));
-    c.run("SET data 1");
-    let both = Value::Array(vec![Value::Okay, Value::Okay]);
-    assert_eq!(c.try_ask("EXEC"), Ok(both));
-}

@@ -81,18 +81,3 @@ fn many_leases_end_one_after_the_other() {
         assert!(pair[1] >= pair[0] + 19_000, "too early: {tokens:?}");
     }
 }
-
-#[test]
-fn many_locks_end_at_once() {
-    let (server, mut c) = server();
-    let keys: Vec<String> = (0..200).map(|key| format!("k{key}")).collect();
-    let keys = keys.join(" ");
-    c.run(&format!("DLOCK.MACQUIRE 200 {keys} alice 600000"));
-    let wait = |key| Blocked::send(&server, &format!("DLOCK.ACQUIRE k{key} bob 600000 BLOCK 0"));
-    let waiters: Vec<_> = (0..200).map(wait).collect();
-    server.await_blocked_clients(200);
-    c.run(&format!("DLOCK.MRENEW 200 {keys} alice 50"));
-    for waiter in &waiters {
-        waiter.reply::<Grant>();
-    }
-}

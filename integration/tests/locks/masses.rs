@@ -308,25 +308,6 @@ fn a_mass_is_told_in_order() {
     assert_sound(&server);
 }
 
-/// Who waits finds the lock as it is after it, be it that its turn has not come yet.
-#[test]
-fn nothing_is_decided_on_what_was_before() {
-    const LOCKS: usize = 5_000;
-    for upheaval in ["FLUSHALL", "SWAPDB 0 1"] {
-        let server = Server::start();
-        let mut c = server.connection();
-        fill(&mut c, LOCKS);
-        let mut all = redis::pipe();
-        all.atomic().add_command(command(upheaval));
-        for at in 0..LOCKS {
-            all.add_command(command(&format!("DLOCK.ACQUIRE k{at} cyd")));
-        }
-        let replies: Vec<Value> = all.query(&mut c).expect("a transaction");
-        assert!(!replies.contains(&Value::Nil), "{upheaval}");
-        assert_sound(&server);
-    }
-}
-
 /// Whatever removes it: nobody waits for its memory.
 #[test]
 fn a_large_value_is_freed_in_steps() {
@@ -352,25 +333,6 @@ fn a_large_value_is_freed_in_steps() {
     }
     assert_eq!(server.info("dlock").number::<u64>("dlock_locks"), 0);
     assert_sound(&server);
-}
-
-/// What one reply shows is bounded, and the refusal says by how much.
-#[test]
-fn no_reply_is_without_bound() {
-    let server = Server::start();
-    let mut c = server.connection();
-    for line in [
-        "DLOCK.GRAPH COUNT",
-        "DLOCK.GRAPH DOT COUNT",
-        "DLOCK.INFO k COUNT",
-    ] {
-        c.run(&format!("{line} 5000"));
-        let refusal = c.refusal(&format!("{line} 5001"));
-        assert!(
-            refusal.starts_with("ERR COUNT") && refusal.ends_with("to 5000"),
-            "{refusal}"
-        );
-    }
 }
 
 fn dump(c: &mut Connection, key: &str) -> Vec<u8> {

@@ -134,6 +134,7 @@ fn eviction_serves_the_queue() {
     assert!(server.info("stats").number::<u64>("evicted_keys") >= 1);
     let (next, _): Grant = bob.reply();
     assert!(next > token);
+    assert!(server.info("dlock").number::<u64>("dlock_evicted_total") >= 1);
     assert!(alice
         .refusal("DLOCK.RELEASE k alice")
         .starts_with("NOTHELD "));

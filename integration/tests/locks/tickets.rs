@@ -1,10 +1,9 @@
 //! Tickets by a real clock, and of owners that the server names. `tests/scenarios/tickets.txt` has the rest.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
 
 use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{at_once, held, position, Ask, Blocked};
+use dlock_integration::{held, Ask, Blocked};
 
 /// What kind of place each owner has, in order.
 fn queue(connection: &mut Connection) -> Vec<(String, String)> {
@@ -16,30 +15,6 @@ fn queue(connection: &mut Connection) -> Vec<(String, String)> {
         .iter()
         .map(|place| (text(&place["owner"]), text(&place["kind"])))
         .collect()
-}
-
-#[test]
-fn an_absent_head_reserves_the_lock_for_its_window_only() {
-    let (server, mut c, _) = held();
-    c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
-    let carol = Blocked::start(&server, "DLOCK.ACQUIRE k carol BLOCK 0");
-    let polled = Instant::now();
-    let [.., info] = at_once(
-        &server,
-        [
-            "DLOCK.FAIRACQUIRE k bob CLAIM 300",
-            "DLOCK.RELEASE k alice",
-            "DLOCK.INFO k",
-        ],
-    );
-    let info: HashMap<String, Value> = from_redis_value(&info).expect("a map");
-    assert_eq!(info["state"], Value::BulkString(b"reserved".to_vec()));
-    let (reply, at) = carol.outcome_at();
-    assert!(reply.is_ok(), "{reply:?}");
-    // The server's clock counts whole milliseconds.
-    let waited = at - polled;
-    assert!(waited >= Duration::from_millis(299), "{waited:?}");
-    assert_eq!(position(&mut c, "k", "bob"), None);
 }
 
 /// An owner that the server names learns its name from the grant only: it leaves no ticket that nobody could claim.

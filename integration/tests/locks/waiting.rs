@@ -2,18 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{
-    await_until, held, position, wait_as, Ask, Blocked, Grant, Server, PATIENCE,
-};
-
-/// Alice holds `k`, whatever was before.
-fn hold_anew(server: &Server) -> (Connection, u64) {
-    let mut alice = server.connection();
-    alice.run("FLUSHALL");
-    let (token, _): Grant = alice.ask("DLOCK.ACQUIRE k alice 600000");
-    (alice, token)
-}
+use dlock_integration::redis::{from_redis_value, Value};
+use dlock_integration::{await_until, held, position, Ask, Blocked, Grant, Server, PATIENCE};
 
 #[test]
 fn time_is_up_after_the_milliseconds_given() {
@@ -35,146 +25,6 @@ fn time_is_up_after_the_milliseconds_given() {
 }
 
 #[test]
-fn two_hundred_wait_in_order() {
-    let (server, mut alice, mut last) = held();
-    let waiters: Vec<_> = (0..200)
-        .map(|number| wait_as(&server, &format!("owner-{number}")))
-        .collect();
-    server.await_blocked_clients(200);
-    for number in [0, 1, 100, 199] {
-        assert_eq!(
-            position(&mut alice, "k", &format!("owner-{number}")),
-            Some(number)
-        );
-    }
-    alice.run("DLOCK.RELEASE k alice");
-    for (number, waiter) in waiters.iter().enumerate() {
-        let (token, holds): Grant = waiter.reply();
-        assert!(token > last && holds == 1);
-        last = token;
-        let behind = waiters.len() - number - 1;
-        // The reply is the hand-over: nobody else has moved.
-        server.await_blocked_clients(behind);
-        assert_eq!(
-            alice.ask::<u64>(&format!("DLOCK.RELEASE k owner-{number}")),
-            0
-        );
-    }
-    assert_eq!(alice.ask::<u64>("EXISTS k"), 0);
-}
-
-/// A waiter that is killed in the same breath as it is granted: whoever is next gets the lock.
-#[test]
-fn a_grant_to_a_client_killed_at_once_is_not_lost() {
-    let server = Server::start();
-    for with_kill_first in [true, false] {
-        for _ in 0..20 {
-            hold_anew(&server);
-            let dies = wait_as(&server, "dies");
-            let next = wait_as(&server, "next");
-            let mut lines = [
-                format!("CLIENT KILL ID {}", dies.client_id()),
-                "DLOCK.RELEASE k alice".to_owned(),
-            ];
-            if !with_kill_first {
-                lines.reverse();
-            }
-            let replies = server.wire().batch(lines);
-            assert!(replies.iter().all(Result::is_ok), "{replies:?}");
-            next.reply::<Grant>();
-        }
-    }
-}
-
-/// What CLIENT UNBLOCK and a release come to that arrive in one batch.
-struct Race {
-    reason: &'static str,
-    unblock_first: bool,
-}
-
-impl Race {
-    /// However it ends, the client gets exactly one reply and the lock is not lost.
-    fn run(&self) {
-        let server = Server::start();
-        for _ in 0..20 {
-            let (mut observer, _) = hold_anew(&server);
-            let mut torn = server.wire();
-            let id = torn.client_id();
-            torn.send("DLOCK.ACQUIRE k torn 100 BLOCK 0");
-            await_until("torn waits", PATIENCE, || {
-                position(&mut observer, "k", "torn") == Some(0)
-            });
-            let next = wait_as(&server, "next");
-
-            let mut lines = [
-                format!("CLIENT UNBLOCK {id} {}", self.reason),
-                "DLOCK.RELEASE k alice".to_owned(),
-            ];
-            if !self.unblock_first {
-                lines.reverse();
-            }
-            let replies = server.wire().batch(lines);
-            assert!(replies.iter().all(Result::is_ok), "{replies:?}");
-
-            match torn.read() {
-                Ok(Value::Array(grant)) => assert_eq!(grant.len(), 2),
-                Ok(Value::Nil) => assert_eq!(self.reason, "TIMEOUT"),
-                Ok(reply) => panic!("neither granted nor refused, but {reply:?}"),
-                Err(error) => {
-                    assert!(
-                        self.reason == "ERROR" && error.starts_with("UNBLOCKED "),
-                        "{error}"
-                    );
-                }
-            }
-            // Exactly one reply, so the next command's own is the next to come.
-            assert_eq!(torn.ask::<String>("PING"), "PONG");
-            next.reply::<Grant>();
-        }
-    }
-}
-
-#[test]
-fn unblocked_by_timeout_just_before_the_grant() {
-    let (reason, unblock_first) = ("TIMEOUT", true);
-    Race {
-        reason,
-        unblock_first,
-    }
-    .run();
-}
-
-#[test]
-fn unblocked_by_timeout_just_after_the_grant() {
-    let (reason, unblock_first) = ("TIMEOUT", false);
-    Race {
-        reason,
-        unblock_first,
-    }
-    .run();
-}
-
-#[test]
-fn unblocked_by_error_just_before_the_grant() {
-    let (reason, unblock_first) = ("ERROR", true);
-    Race {
-        reason,
-        unblock_first,
-    }
-    .run();
-}
-
-#[test]
-fn unblocked_by_error_just_after_the_grant() {
-    let (reason, unblock_first) = ("ERROR", false);
-    Race {
-        reason,
-        unblock_first,
-    }
-    .run();
-}
-
-#[test]
 fn commands_behind_a_wait_follow_it() {
     let (server, mut alice, _) = held();
     let mut wire = server.wire();
@@ -188,17 +38,6 @@ fn commands_behind_a_wait_follow_it() {
     assert!(matches!(wire.read(), Ok(Value::Array(_))));
     assert_eq!(wire.read(), Ok(Value::Int(0)));
     assert_eq!(wire.read(), Ok(Value::SimpleString("PONG".into())));
-}
-
-/// The server's own name for a waiter is one of the client that it has granted.
-#[test]
-fn an_owner_named_by_the_server_can_wait() {
-    let (server, mut alice, token) = held();
-    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k * 600000 BLOCK 0");
-    alice.run("DLOCK.RELEASE k alice");
-    let (next, holds, owner): (u64, u64, String) = bob.reply();
-    assert!(next > token && holds == 1);
-    assert_eq!(alice.ask::<u64>(&format!("DLOCK.RELEASE k {owner}")), 0);
 }
 
 /// What happened to a lock of another database just before does not have the connection wait there.

@@ -38,60 +38,6 @@ fn said(channel: &str, word: &str, token: u64) -> (String, String) {
     (channel.into(), format!("{word} {token}"))
 }
 
-/// What anybody may do to a lock between an earlier EXPIRE and the end that it sets. None of it is a new lease.
-const TOUCHES: [&str; 7] = [
-    "PING",
-    "DLOCK.ACQUIRE k carol",
-    "DLOCK.ACQUIRE k alice 1",
-    "DLOCK.RELEASE k alice",
-    "DLOCK.CANCEL k carol",
-    "DLOCK.FAIRACQUIRE k carol CLAIM 1",
-    "DLOCK.HELD k",
-];
-
-/// One word for one thing: whoever uses the lock before the end that EXPIRE has set, on the primary and on a replica.
-#[test]
-fn an_earlier_expire_is_told_as_a_removal() {
-    let (primary, replica) = (Server::start(), Server::start());
-    replica.replica_of(&primary);
-    let subscribers = [listen(&primary), listen(&replica)];
-    let mut c = primary.connection();
-    for touch in TOUCHES {
-        for contended in [false, true] {
-            let token = take(&mut c, "k", "alice", 600_000);
-            take(&mut c, "k", "alice", 600_000);
-            let bob =
-                contended.then(|| Blocked::start(&primary, "DLOCK.ACQUIRE k bob 600000 BLOCK 0"));
-            c.run("PEXPIRE k 60");
-            c.run(touch);
-            for subscriber in &subscribers {
-                assert_eq!(
-                    subscriber.payload(),
-                    format!("removed {token}"),
-                    "{touch}, contended: {contended}"
-                );
-            }
-            if let Some(bob) = bob {
-                let (token, _): Grant = bob.reply();
-                c.run("DLOCK.RELEASE k bob");
-                for subscriber in &subscribers {
-                    assert_eq!(subscriber.payload(), format!("released {token}"));
-                }
-            }
-            c.run("DEL k");
-        }
-    }
-    // A new lease is one: it ends as leases do.
-    let token = take(&mut c, "k", "alice", 600_000);
-    c.run("PEXPIRE k 500000");
-    c.run("DLOCK.RENEW k alice 30");
-    for subscriber in &subscribers {
-        assert_eq!(subscriber.payload(), format!("expired {token}"));
-    }
-    assert_sound(&primary);
-    assert_sound(&replica);
-}
-
 /// Each is told where it was held: a replica's subscribers hear what the primary's do.
 #[test]
 fn a_replica_tells_its_own_subscribers() {
@@ -104,6 +50,8 @@ fn a_replica_tells_its_own_subscribers() {
         ("DLOCK.FORCERELEASE k", "forced"),
         ("DEL k", "removed"),
         ("SET k value", "removed"),
+        // An end that EXPIRE has set before the lease's.
+        ("PEXPIRE k 60", "removed"),
     ];
     for (line, word) in ways {
         c.run("DEL k");
@@ -212,30 +160,6 @@ fn keyspace_events_are_gated() {
     assert_eq!(events.until_end(&server), [""; 0]);
 }
 
-#[test]
-fn a_replica_has_the_keyspace_events_too() {
-    let primary = Server::start();
-    let replica = Server::builder()
-        .config("notify-keyspace-events", "Ed")
-        .start();
-    replica.replica_of(&primary);
-    let events = Events::of(&replica);
-    let mut c = primary.connection();
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
-    c.run("DLOCK.RELEASE k alice");
-    c.run("DLOCK.FAIRACQUIRE k bob");
-    c.run("DLOCK.FORCERELEASE k");
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
-    c.run("DLOCK.RENEW k alice 30");
-    let all: Vec<String> = (0..8).map(|_| events.next()).collect();
-    let expected = [
-        "acquired", "queued", "released", "acquired", "forced", "acquired", "queued", "expired",
-    ];
-    assert_eq!(all, expected.map(|event| format!("dlock.{event} k")));
-}
-
 /// Each setting with a value that is not its default, and one that it refuses.
 const SETTINGS: [(&str, &str, &str); 17] = [
     ("default-lease-ms", "1234000", "0"),
@@ -306,31 +230,6 @@ fn settings_survive_a_rewrite_and_a_restart() {
     c.run("DLOCK.RELEASE k alice");
     assert_eq!(heard(&subscriber, &mut c), []);
     assert_sound(&server);
-}
-
-#[test]
-fn settings_can_be_arguments_of_the_module() {
-    let server = Server::builder()
-        .module_argument("default-lease-ms")
-        .module_argument(777)
-        .start();
-    let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice");
-    let (_, _, left): (u64, u64, u64) = c.ask("DLOCK.HELD k alice");
-    assert!(left <= 777);
-    for (name, value) in [
-        ("default-lease-ms", "0"),
-        ("no-such-thing", "1"),
-        ("notify", "loud"),
-    ] {
-        let error = Server::builder()
-            .module_argument(name)
-            .module_argument(value)
-            .try_start()
-            .err();
-        let log = error.expect("the argument is bad").log;
-        assert!(log.contains(name), "{log}");
-    }
 }
 
 /// A node of a cluster that serves all slots, and a connection to it.

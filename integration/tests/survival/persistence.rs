@@ -927,32 +927,6 @@ fn large_locks_survive() {
     }
 }
 
-/// A quarantine begins with the restart: what is held goes on, nothing is granted, and then it is over.
-#[test]
-fn a_restart_begins_a_quarantine() {
-    let mut server = Way::Aof.builder().start();
-    let mut c = server.connection();
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    c.run("CONFIG SET dlock.quarantine-ms 600000");
-    c.run("CONFIG REWRITE");
-    server.kill9();
-    let killed = now_us();
-    server.restart();
-    let mut c = server.connection();
-    assert_eq!(c.ask::<u64>("DLOCK.RENEW k alice 600000"), 600_000);
-    for line in ["DLOCK.ACQUIRE other bob 1000", "DLOCK.ACQUIRE k alice 1000"] {
-        assert!(c.refusal(line).starts_with("QUARANTINE"), "{line}");
-    }
-    assert_eq!(c.ask::<u64>("DLOCK.RELEASE k alice"), 0);
-    // It has begun with the start, however long it is.
-    c.run("CONFIG SET dlock.quarantine-ms 3000");
-    let carol = Blocked::send(&server, "DLOCK.ACQUIRE k carol 1000 BLOCK 0");
-    let (token, _): Grant = carol.reply();
-    // A token is the moment of its grant.
-    assert!(token >= killed + 3_000_000, "{} us", token - killed);
-    assert_sound(&server);
-}
-
 /// The usual release is told by the key alone; said in full, as it may be as well, it is understood too.
 #[test]
 fn a_release_needs_no_words() {

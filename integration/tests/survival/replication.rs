@@ -18,11 +18,6 @@ const KEYS: usize = 24;
 /// Databases that it is about.
 const DATABASES: i64 = 2;
 
-/// The end of a key by itself, in unix milliseconds; -1 without one, -2 without a key.
-fn end_of(connection: &mut Connection, key: &str) -> i64 {
-    connection.ask(&format!("PEXPIRETIME {key}"))
-}
-
 /// All the locks of the random traffic, in all its databases.
 fn kept_of_all(server: &Server) -> Vec<(i64, usize, (String, i64))> {
     let mut all = Vec::new();
@@ -109,9 +104,16 @@ fn random_command(rng: &mut Rng) -> Cmd {
     let key = format!("k{}", rng.usize(..KEYS));
     let owner = format!("o{}", rng.u8(..8));
     let lease = [15, 40, 600_000][rng.usize(..3)];
-    let line = match rng.u8(..100) {
-        0..=19 => format!("DLOCK.ACQUIRE {key} {owner} {lease}"),
-        20..=34 => format!("DLOCK.ACQUIRE {key} {owner} {lease} BLOCK {}", rng.u8(1..8)),
+    let sharing = ["", "", "SHARED", "LIMIT 2", "LIMIT 4"][rng.usize(..5)];
+    let many = format!("{key} k{} {owner}", rng.usize(..KEYS));
+    let line = match rng.u8(..104) {
+        0..=15 => format!("DLOCK.ACQUIRE {key} {owner} {lease} {sharing}"),
+        16..=19 => format!("DLOCK.MACQUIRE 2 {many} {lease} {sharing}"),
+        20..=30 => format!(
+            "DLOCK.ACQUIRE {key} {owner} {lease} BLOCK {} {sharing}",
+            rng.u8(1..8)
+        ),
+        31..=34 => format!("DLOCK.MACQUIRE 2 {many} {lease} BLOCK {}", rng.u8(1..8)),
         35..=39 => format!("DLOCK.ACQUIRE {key} {owner} {lease} HOLDS {}", rng.u8(1..4)),
         40..=44 => format!(
             "DLOCK.FAIRACQUIRE {key} {owner} {lease} CLAIM {}",
@@ -138,6 +140,9 @@ fn random_command(rng: &mut Rng) -> Cmd {
         94 => format!("MOVE {key} 1"),
         95 => format!("SET {key} x PX 3"),
         96..=97 => format!("DLOCK.HELD {key} {owner}"),
+        98 => format!("DLOCK.DOWNGRADE {key} {owner} SHARED"),
+        99 => format!("DLOCK.MRENEW 2 {many} {lease}"),
+        100..=101 => format!("DLOCK.MRELEASE 2 {many}"),
         _ => {
             let mut script = cmd("EVAL");
             script
@@ -390,44 +395,6 @@ fn a_replica_attached_in_the_middle_of_random_traffic_agrees() {
 }
 
 #[test]
-fn a_replica_has_the_same_end_of_each_key() {
-    let (primary, replica) = (Server::start(), Server::start());
-    replica.replica_of(&primary);
-    let (mut c, mut r) = (primary.connection(), replica.connection());
-    let mut check = |c: &mut Connection, what: &str| {
-        replica.wait_in_sync(&primary);
-        let end = end_of(c, "k");
-        assert_eq!(end_of(&mut r, "k"), end, "{what}");
-        end
-    };
-    c.run("DLOCK.ACQUIRE k alice 500000");
-    let first = check(&mut c, "granted");
-    assert!(first > 0);
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    assert!(check(&mut c, "re-entered") > first);
-    c.run("DLOCK.RELEASE k alice");
-    c.run("DLOCK.RENEW k alice 400000");
-    assert!(check(&mut c, "renewed") < first);
-    c.run("PEXPIRE k 900000");
-    await_until("a later end was put right", PATIENCE, || {
-        c.run("DLOCK.RENEW k alice 400000");
-        end_of(&mut c, "k") < first
-    });
-    check(&mut c, "put right");
-    c.run("DLOCK.FAIRACQUIRE k bob CLAIM 600000");
-    assert_eq!(check(&mut c, "queued for"), -1);
-    c.run("DLOCK.CANCEL k bob");
-    assert!(check(&mut c, "no longer queued for") > 0);
-    let carol = Blocked::start(&primary, "DLOCK.ACQUIRE k carol 300000 BLOCK 0");
-    assert_eq!(check(&mut c, "waited for"), -1);
-    c.run("DLOCK.RELEASE k alice");
-    carol.reply::<Grant>();
-    assert!(check(&mut c, "handed over") > 0);
-    c.run("DLOCK.RELEASE k carol");
-    assert_eq!(check(&mut c, "given back"), -2);
-}
-
-#[test]
 fn a_replica_tells_and_changes_nothing() {
     let (primary, replica) = (Server::start(), Server::start());
     replica.replica_of(&primary);
@@ -478,6 +445,7 @@ fn a_replica_tells_and_changes_nothing() {
     ] {
         assert!(r.refusal(line).starts_with("READONLY"), "{line}");
     }
+    r.refusal("DLOCK.APPLY k 1");
     assert_eq!(kept(&mut r, "k"), before);
     assert_eq!(r.ask::<u64>("EXISTS free"), 0);
 }
@@ -513,57 +481,6 @@ fn a_replica_ends_no_lease() {
     await_until("the primary has ended both", PATIENCE, || {
         r.ask::<u64>("EXISTS k") == 0
     });
-}
-
-#[test]
-fn the_effect_command_is_refused_from_clients() {
-    let (primary, replica) = (Server::start(), Server::start());
-    let mut c = primary.connection();
-    c.run("DLOCK.ACQUIRE k alice 600000");
-    let before = kept(&mut c, "k");
-    replica.replica_of(&primary);
-    let mut r = replica.connection();
-    r.run("CONFIG SET replica-read-only no");
-    let effects = [
-        "",
-        "1",
-        "1 r1 5:alice",
-        "1 f1 5:alice",
-        "1 w1",
-        "1 t9 0 0 3:bob",
-        "x",
-    ];
-    for connection in [&mut c, &mut r] {
-        for effect in effects {
-            let mut apply = cmd("DLOCK.APPLY");
-            apply.arg("k").arg(effect);
-            let error = connection.answer(&apply).expect_err("it is refused");
-            assert!(
-                error.starts_with("ERR DLOCK.APPLY") || error.starts_with("READONLY"),
-                "{error}"
-            );
-            let mut script = cmd("EVAL");
-            script
-                .arg("return redis.call('DLOCK.APPLY', KEYS[1], ARGV[1])")
-                .arg(1)
-                .arg("k")
-                .arg(effect);
-            connection
-                .answer(&script)
-                .expect_err("it is refused in scripts");
-            connection.run("MULTI");
-            connection.answer(&apply).expect("queued");
-            let replies: Vec<Value> = connection.ask("EXEC");
-            assert!(
-                matches!(replies[..], [Value::ServerError(_)]),
-                "{replies:?}"
-            );
-        }
-    }
-    assert_eq!(
-        (kept(&mut c, "k"), kept(&mut r, "k")),
-        (before.clone(), before)
-    );
 }
 
 /// What a lock's INFO says of who is queued: the owner, the kind of place, the milliseconds left.
