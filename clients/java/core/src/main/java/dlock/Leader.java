@@ -1,17 +1,30 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static java.lang.System.Logger.Level.INFO;
+
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.List;
 import java.util.Optional;
 import java.util.OptionalLong;
 import java.util.concurrent.CompletableFuture;
+import java.util.function.Consumer;
 
 /**
  * One leader among the candidates of a name: whoever holds its lock. It steps down before its lease ends, since a hold is
  * believed for less long. The fencing token is the term: what a leader writes it writes by {@link Hold#guard}.
  */
 public final class Leader implements AutoCloseable {
+    /** Who leads, as the server sees it: its id, and the term, which rises with each election. */
+    public record Leading(String id, long term) {}
+
+    /** Looks until it is closed. */
+    public interface Watch extends AutoCloseable {
+        @Override
+        void close();
+    }
+
     private final DLocks locks;
     private final String name;
     private final String id;
@@ -40,6 +53,10 @@ public final class Leader implements AutoCloseable {
             if (campaign != null && (!campaign.isDone() || isLeader())) {
                 return campaign;
             }
+            Hold before = hold;
+            if (before != null && before.left().isZero()) {
+                before.tellLost("nobody has confirmed it before its end"); // after a pause we may be faster than the clock
+            }
             CompletableFuture<Hold> asked = locks.ask(name).owner(id).holdAsync();
             begun = campaign = asked;
         } finally {
@@ -60,20 +77,78 @@ public final class Leader implements AutoCloseable {
         return now != null && !now.left().isZero() ? OptionalLong.of(now.token()) : OptionalLong.empty();
     }
 
-    /** The leader's id, as the server knows it. */
-    public Optional<String> who() {
-        locks.core.check();
-        Request any = new Request(locks.core.settings, name, "-", 1, false, null);
-        List<?> held = (List<?>) Hold.await(
-                locks.core.ask(any, Request.words("DLOCK.HELD", name)), 2 * locks.core.boundNanos);
-        if (held == null) {
-            return Optional.empty();
+    /** Runs a command under the term; {@link DLockException.Fenced} if another one leads, {@link NotHeld} if it knows that. */
+    public Object guard(Object... words) {
+        Hold now = hold;
+        if (now == null || now.left().isZero()) {
+            throw new NotHeld("NOTHELD " + id + " does not lead " + name);
         }
-        String owner = new String((byte[]) held.get(3), StandardCharsets.UTF_8);
-        return Optional.of(owner.substring(0, Math.max(0, owner.lastIndexOf(':'))));
+        return now.guard(words);
     }
 
-    /** Leads no more, and stands no more. */
+    /** Who leads, as the server sees it now. */
+    public Optional<Leading> who() {
+        locks.core.check();
+        return Hold.await(ask(), 2 * locks.core.boundNanos);
+    }
+
+    /** Tells who leads, now and after each change, as a look in each interval sees it. A look that fails tells nothing. */
+    public Watch observe(Duration interval, Consumer<Optional<Leading>> then) {
+        if (interval == null || interval.toMillis() < 1) {
+            throw new IllegalArgumentException("interval must be at least 1 ms, not " + interval);
+        }
+        if (then == null) {
+            throw new IllegalArgumentException("then must not be null");
+        }
+        Watching watching = new Watching(interval.toMillis(), then);
+        watching.look();
+        return () -> watching.closed = true;
+    }
+
+    private final class Watching {
+        private final long interval;
+        private final Consumer<Optional<Leading>> then;
+        private Optional<Leading> before; // null: nothing is known yet
+        private volatile boolean closed;
+
+        Watching(long interval, Consumer<Optional<Leading>> then) {
+            this.interval = interval;
+            this.then = then;
+        }
+
+        private void look() {
+            ask().whenCompleteAsync((now, why) -> {
+                if (closed) {
+                    return;
+                }
+                try {
+                    if (why == null && !now.equals(before)) {
+                        before = now;
+                        then.accept(now);
+                    }
+                } catch (RuntimeException error) {
+                    Core.LOG.log(INFO, "who observes has failed", error);
+                }
+                if (!locks.core.closed) {
+                    locks.core.later(interval, this::look);
+                }
+            }, locks.core.background);
+        }
+    }
+
+    private CompletableFuture<Optional<Leading>> ask() {
+        Request any = new Request(locks.core.settings, name, "-", 1, false, null);
+        return locks.core.ask(any, Request.words("DLOCK.HELD", name)).thenApply(reply -> {
+            if (reply == null) {
+                return Optional.empty();
+            }
+            List<?> held = (List<?>) reply;
+            String owner = new String((byte[]) held.get(3), StandardCharsets.UTF_8);
+            return Optional.of(new Leading(owner.substring(0, Math.max(0, owner.lastIndexOf(':'))), (Long) held.get(0)));
+        });
+    }
+
+    /** Leads no more, and stands no more. What was lost is no error. */
     public void resign() {
         CompletableFuture<Hold> begun;
         locks.core.guard.lock();
@@ -89,7 +164,11 @@ public final class Leader implements AutoCloseable {
         Hold now = begun.isCompletedExceptionally() ? null : begun.join();
         hold = null;
         if (now != null && now.isHeld()) {
-            now.release();
+            try {
+                now.release();
+            } catch (NotHeld lost) {
+                // It leads no more: that is what was asked for.
+            }
         }
     }
 

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static org.junit.jupiter.api.Assertions.assertEquals;
+import static org.junit.jupiter.api.Assertions.assertTrue;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.File;
+import java.io.IOException;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.List;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.concurrent.TimeUnit;
+import java.util.stream.Collectors;
+import java.util.stream.Stream;
+import javax.tools.ToolProvider;
+import org.junit.jupiter.api.DynamicTest;
+import org.junit.jupiter.api.Test;
+import org.junit.jupiter.api.TestFactory;
+import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
+import org.junit.jupiter.api.parallel.Execution;
+import org.junit.jupiter.api.parallel.ExecutionMode;
+import org.junit.jupiter.api.parallel.Isolated;
+
+/**
+ * Each case fails on a client with a fault: a case that nothing fails proves nothing. The source is replaced for a process
+ * of its own, and nothing of it is left.
+ */
+@Isolated
+class PlantedTest {
+    private record Fault(List<String> cases, String file, String right, String wrong) {
+        Fault(String cases, String file, String right, String wrong) {
+            this(List.of(cases.split(" ")), file, right, wrong);
+        }
+    }
+
+    private static final List<Fault> FAULTS = List.of(
+            new Fault("closed_try", "Take", "(timeout == 0) {\n            finish(null, why)", "(timeout == 0) {\n finish(null, null)"),
+            new Fault("closed_two_seconds", "Take", "why.getMessage(), why)", "why.getMessage(), null)"),
+            new Fault("closed_without_bound", "Take", "\"still waiting", "\"-"),
+            new Fault("hung_try hung_later", "Core", "boundNanos = settings.bound().toNanos()", "boundNanos = 20_000_000_000L"),
+            new Fault("silent_path", "Core", "BootClock.look();\n        long now", "if (!closed) return;\n long now"),
+            new Fault("slow_path", "Core", "boundNanos = settings.bound().toNanos()", "boundNanos = 150_000_000L"),
+            new Fault("wrong_password no_right_to_the_command no_module", "DLockException",
+                    "return PASSING.contains(refused.code())", "return refused != null"),
+            new Fault("no_channel", "Take", "if (!at.deaf) {", "if (why != null) { failed(why); return; }\n if (!at.deaf) {"),
+            new Fault("two_dead_links_of_five one_hung_node_of_three", "Keeper", "{\n                    round();",
+                    "synchronized (Keeper.class) {\n round();"),
+            new Fault("two_thousand_holds_at_200_ms", "Keeper", "tie -> tie.link != link", "tie -> true"),
+            new Fault("forced deleted expired", "Keeper", "List<?> lost = (List<?>) reply.get(2);",
+                    "List<?> lost = List.of(); link.ties = (int) Math.min(link.ties, count);"),
+            new Fault("cut_and_kept", "Keeper", "if (!loose.isEmpty()) {", "if (loose == null) {"),
+            new Fault("cut_wait", "Node", "all.forEach(one -> one.told(word, 0, 0));", ""),
+            new Fault("after_close", "Core", "if (closed) {\n            return;", "if (!closed) {\n return;"),
+            new Fault("a_thousand_cycles", "Core", "node.link().whenComplete", "node.open().whenComplete"),
+            new Fault("dropped", "Keeper", "if (tie.hold == one) {", "if (tie.hold == null) {"),
+            new Fault("the_replica_frozen", "DLockException", ", \"NOACK\");", ");"),
+            new Fault("bad_arguments", "Request", "key == null || key.isEmpty()", "key == null"));
+
+    @Test
+    void everyCaseHasItsFault() throws IOException {
+        Set<String> planted = FAULTS.stream().flatMap(fault -> fault.cases.stream()).collect(Collectors.toCollection(TreeSet::new));
+        assertEquals(CasesTest.cases().stream().map(one -> one.get("name").asText()).collect(Collectors.toCollection(TreeSet::new)),
+                planted);
+    }
+
+    @TestFactory
+    @EnabledIfEnvironmentVariable(named = "DLOCK_PLANTED", matches = "1")
+    @Execution(ExecutionMode.SAME_THREAD)
+    Stream<DynamicTest> aPlantedFaultIsSeen() {
+        String only = System.getProperty("case", "");
+        return FAULTS.stream().flatMap(fault -> fault.cases.stream().filter(name -> name.contains(only))
+                .map(name -> DynamicTest.dynamicTest(name, () -> see(fault, name))));
+    }
+
+    private static void see(Fault fault, String name) throws Exception {
+        Path there = Files.createTempDirectory("dlock-planted");
+        try {
+            String source = Files.readString(Path.of("../core/src/main/java/dlock/" + fault.file + ".java"));
+            assertTrue(source.contains(fault.right), fault.file + " has it");
+            Path faulty = Files.writeString(there.resolve(fault.file + ".java"), source.replace(fault.right, fault.wrong));
+            String classes = System.getProperty("java.class.path");
+            int built = ToolProvider.getSystemJavaCompiler().run(null, null, null, "-proc:none", "-nowarn", "-cp", classes,
+                    "-d", there.toString(), faulty.toString());
+            assertEquals(0, built, "it builds");
+            File said = there.resolve("said").toFile();
+            var builder = new ProcessBuilder(System.getProperty("java.home") + "/bin/java", "-XX:TieredStopAtLevel=1", "-cp",
+                    there + File.pathSeparator + classes, "dlock.PlantedTest$Program", name)
+                    .redirectErrorStream(true).redirectOutput(said);
+            boolean patient = List.of("two_thousand_holds_at_200_ms", "two_dead_links_of_five", "one_hung_node_of_three",
+                    "cut_and_kept", "the_replica_frozen", "a_thousand_cycles").contains(name);
+            builder.environment().putAll(java.util.Map.of("DLOCK_LATE", "0.5", "PATIENCE", patient ? "30" : "6"));
+            Process program = builder.start();
+            boolean ended = program.waitFor(120, TimeUnit.SECONDS);
+            program.destroyForcibly();
+            List<String> lines = Files.readAllLines(said.toPath());
+            String seen = lines.stream().filter(line -> line.startsWith("seen: ")).findFirst().orElse(null);
+            assertTrue(ended && seen != null, "nobody has seen it:\n" + String.join("\n", lines));
+            System.out.println(name + ": " + seen);
+        } finally {
+            try (var files = Files.walk(there)) {
+                files.sorted(java.util.Comparator.reverseOrder()).map(Path::toFile).forEach(File::delete);
+            }
+        }
+    }
+
+    /** Runs one case on whatever client it finds. */
+    static final class Program {
+        public static void main(String[] arguments) throws Exception {
+            JsonNode one = CasesTest.cases().stream().filter(some -> some.get("name").asText().equals(arguments[0]))
+                    .findFirst().orElseThrow();
+            for (JsonNode step : one.get("steps")) { // who waits for ever is not waited for
+                if (step.get("do").asText().equals("lock") && step.has("timeout") && step.get("timeout").isNull()) {
+                    ((ObjectNode) step).put("timeout", 3);
+                }
+            }
+            try {
+                CasesTest.run("lettuce", one);
+            } catch (Exception | AssertionError seen) {
+                System.out.println("seen: " + seen);
+            }
+            Runtime.getRuntime().halt(0);
+        }
+    }
+}
