@@ -41,7 +41,7 @@ test check test-servers: export RUST_TEST_THREADS ?= 6
 .PHONY: help run test demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results
 .PHONY: msrv deny
-.PHONY: check check-long explore fuzz memcheck chaos clients bench-clients packages observe upgrade
+.PHONY: check check-long explore fuzz memcheck chaos clients bench-clients packages cli observe upgrade
 .PHONY: install build deps servers test-servers
 .PHONY: deb deb-check dist dist-check container-check
 
@@ -121,6 +121,9 @@ packages: ## Build the clients' packages into target/packages (ONLY='python node
 		mkdir -p '$(TARGET)/clients/'$$one; \
 		DLOCK_CLIENT_TARGET='$(TARGET)/clients/'$$one clients/$$one/run.sh --package '$(TARGET)/packages' || exit 1; \
 	done
+
+cli: ## Build the command line, dlock, into target/cli: one static program, and its manual page
+	@packaging/cli.sh '$(TARGET)/cli'
 
 fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ_SECONDS=60)
 	@fuzz/run.sh '$(FUZZ_SECONDS)' '$(TARGET)/fuzz'

@@ -9,6 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 package=$1
 servers=$2
 files=(/usr/lib/redis/modules/libdlock.so /etc/dlock/dlock.conf /usr/share/doc/dlock/{README.md,CHANGELOG.md,copyright,docs/ladder.md}
+    /usr/share/man/man1/dlock.1.gz
     /usr/share/doc/dlock/{observability/dashboard.json,observability/alerts.yml,packaging/group/start.sh})
 
 fail() {
@@ -58,9 +59,7 @@ for file in "${files[@]}"; do
 done
 [ -z "$(dpkg --verify dlock)" ] || fail 'files are not as the package has them'
 "$here/links.pl" --check /usr/share/doc/dlock || fail 'links of the package lead nowhere'
-if [ -e "$here/../clients/cli/Cargo.toml" ]; then
-    /usr/bin/dlock --version || fail 'the command line does not start'
-fi
+/usr/bin/dlock --version || fail 'the command line does not start'
 
 snippet='include /etc/dlock/dlock.conf'
 takes_a_lock /usr/bin/redis-server "$snippet" ${as_service[@]+"${as_service[@]}"}

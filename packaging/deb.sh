@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # deb.sh DIRECTORY: a Debian package with the module, a configuration snippet that loads it, the documents, and what they name: the
-# dashboard, the alerts, a group's descriptions. The command line (clients/cli, with dlock.1 beside it) is in there, too, where it is
-# there; DLOCK_CLI names a program that is built already. The same sources give the same package.
+# dashboard, the alerts, a group's descriptions; and the command line with its manual page. The same sources give the same package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=packaging/source.sh
@@ -42,27 +41,17 @@ for page in CONTRIBUTING.md SECURITY.md clients/README.md clients/*/README.md; d
 done
 install -m 644 LICENSE "$root/usr/share/doc/dlock/LICENSE"
 packaging/links.pl "$root/usr/share/doc/dlock"
-if [ -z "${DLOCK_CLI:-}" ] && [ -e clients/cli/Cargo.toml ]; then
-    # Names of directories would be kept for backtraces.
-    cargo=${CARGO_HOME:-$HOME/.cargo}
-    RUSTFLAGS="--remap-path-prefix $cargo=/cargo --remap-path-prefix $PWD=/dlock --remap-path-prefix $directory=/target" \
-        cargo build --quiet --locked --release --manifest-path clients/cli/Cargo.toml --target-dir "$directory/cli"
-    DLOCK_CLI=$directory/cli/release/dlock
-fi
-if [ -n "${DLOCK_CLI:-}" ]; then
-    install -D -m 755 "$DLOCK_CLI" "$root/usr/bin/dlock"
-fi
-if [ -e clients/cli/dlock.1 ]; then
-    mkdir -p "$root/usr/share/man/man1"
-    gzip -9 -n <clients/cli/dlock.1 >"$root/usr/share/man/man1/dlock.1.gz"
-fi
+packaging/cli.sh "$directory/cli"
+install -D -m 755 "$directory/cli/dlock" "$root/usr/bin/dlock"
+install -d "$root/usr/share/man/man1"
+gzip -9 -n <"$directory/cli/dlock.1" >"$root/usr/share/man/man1/dlock.1.gz"
 install -m 644 LICENSE "$root/usr/share/doc/dlock/copyright"
 install -m 755 packaging/debian/prerm "$root/DEBIAN/prerm"
 echo /etc/dlock/dlock.conf >"$root/DEBIAN/conffiles"
 
 # It reads the name of the package from a file of a source package.
 printf 'Source: dlock\n\nPackage: dlock\nArchitecture: any\n' >"$root/debian/control"
-depends=$(cd "$root" && find usr -name libdlock.so -o -path usr/bin/dlock | xargs dpkg-shlibdeps -O 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
+depends=$(cd "$root" && find usr -name libdlock.so | xargs dpkg-shlibdeps -O 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
 rm -r "$root/debian"
 size=$(cd "$root" && find etc usr -type f -printf '%s\n' | awk '{ bytes += $1 } END { print int((bytes + 1023) / 1024) }')
 sed -e "s/@VERSION@/$(version)/" -e "s/@ARCHITECTURE@/$architecture/" -e "s/@DEPENDS@/$depends/" -e "s/@SIZE@/$size/" \

@@ -1,93 +1,211 @@
-// SPDX-License-Identifier: MIT
-//! `dlock`: runs a command under a lock, and shows who holds what.
+//! `dlock`: locks of a Redis or Valkey server with the dlock module, in a shell.
+//!
+//! | file | what is in it |
+//! |---|---|
+//! | `main.rs` | the words of the command line |
+//! | `server.rs` | the way to the server that decides |
+//! | `run.rs`, `hold.rs`, `child.rs` | `dlock run`: its course, the lock that is kept, the command that works under it |
+//! | `show.rs`, `top.rs` | who holds and who waits, once and live |
+//! | `check.rs` | what a group of servers lacks of the recommended setting |
 
-mod look;
+#![forbid(unsafe_code)]
+
+mod check;
+mod child;
+mod hold;
 mod run;
-
-use std::process::ExitCode;
+mod server;
+mod show;
+mod top;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use server::{Failure, Place};
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Duration;
 
-/// Runs commands under locks of the dlock module, and shows who holds what.
+/// The words cannot be read, as in sysexits(3).
+const USAGE: u8 = 64;
+
+/// The server cannot be reached, or refuses.
+const UNAVAILABLE: u8 = 69;
+
+/// Locks of a Redis or Valkey server with the dlock module, in a shell
 #[derive(Parser)]
-#[command(name = "dlock", version)]
-struct Arguments {
-    /// Where the locks are. Again for each node of a cluster that is known, or for a primary and its replicas.
-    #[arg(long, env = "DLOCK_URL", default_value = "redis://127.0.0.1:6379/", value_delimiter = ',', global = true)]
-    url: Vec<String>,
+#[command(name = "dlock", version, max_term_width = 100)]
+struct Options {
+    /// The server: redis://[user[:password]@]host[:port][/database], or rediss:// for TLS. A replica, or any node of a
+    /// cluster, leads to the primary. The password can be in REDISCLI_AUTH
+    #[arg(
+        short,
+        long,
+        global = true,
+        env = "DLOCK_URL",
+        default_value = "redis://127.0.0.1:6379",
+        hide_env_values = true
+    )]
+    url: String,
+    /// A Sentinel, which is asked where the primary is; may be given several times
+    #[arg(
+        long,
+        global = true,
+        value_name = "HOST:PORT",
+        env = "DLOCK_SENTINEL",
+        value_delimiter = ','
+    )]
+    sentinel: Vec<String>,
+    /// The name under which Sentinels watch the primary
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        env = "DLOCK_PRIMARY",
+        default_value = "mymaster"
+    )]
+    primary: String,
+    #[command(flatten)]
+    tls: server::Tls,
     #[command(subcommand)]
-    verb: Verb,
+    what: What,
 }
 
 #[derive(Subcommand)]
-enum Verb {
-    /// Runs a command while the lock is held.
-    Run(run::Run),
-    /// Says who holds a lock, and who waits for it.
+enum What {
+    /// Run a command while a lock is held
+    Run(run::Options),
+    /// Show who holds a lock and who waits for it
     Who {
-        /// The lock's key.
+        /// The lock
         lock: String,
     },
-    /// Lists locks: key, holder, holders, places in the queue, milliseconds left.
+    /// List locks
     Ls {
-        /// As of SCAN's MATCH.
+        /// Only locks like this: *, ?, [a-c]
         #[arg(default_value = "*")]
         pattern: String,
-        /// Only those that somebody waits for.
-        #[arg(long)]
+        /// Only locks that somebody waits for
+        #[arg(short, long)]
         contended: bool,
     },
-    /// Takes the lock from whoever holds it.
+    /// End holds that others have: for operators
     Release {
-        /// The lock's key.
+        /// The lock
         lock: String,
-        /// Only from this owner.
-        #[arg(long)]
+        /// Only the holds of this owner
         owner: Option<String>,
     },
-    /// Shows what is waited for, and what has been waited for most, once a second.
+    /// Show, live, what is held, who waits, and what is hot
     Top {
-        /// Only once.
-        #[arg(long)]
-        once: bool,
+        /// So long until it is shown anew
+        #[arg(short, long, default_value = "1s", value_parser = duration)]
+        delay: Duration,
+        /// Show it so often, and end
+        #[arg(short = 'n', long)]
+        times: Option<u64>,
     },
-    /// Says by node what of the recommended setting is missing. Replicas are found by themselves. Ends with 1 if anything is.
+    /// Read a running group of servers, and say what it lacks of the recommended setting
     Check,
-    /// Writes the manual page.
+    /// What `run` starts: dies with its parent, then is the command
+    #[command(hide = true)]
+    Under {
+        parent: i32,
+        #[arg(last = true)]
+        command: Vec<String>,
+    },
+    /// Print the manual page, for man(1)
     #[command(hide = true)]
     Man,
 }
 
-/// Nobody can be reached, or the server refuses: as sysexits.h has it.
-const UNAVAILABLE: u8 = 69;
-
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { 64 } else { 0 });
-        }
+/// Reads a length of time: seconds, or with a unit.
+fn duration(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok();
+    let read = match seconds {
+        Some(seconds) => Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string()),
+        None => humantime::parse_duration(text).map_err(|error| error.to_string()),
     };
-    let code = match arguments.verb {
-        Verb::Run(run) => run::run(&arguments.url, run).await,
-        Verb::Who { lock } => look::who(&arguments.url, &lock).await,
-        Verb::Ls { pattern, contended } => look::ls(&arguments.url, &pattern, contended).await,
-        Verb::Release { lock, owner } => look::release(&arguments.url, &lock, owner).await,
-        Verb::Top { once } => look::top(&arguments.url, once).await,
-        Verb::Check => look::check(&arguments.url).await,
-        Verb::Man => clap_mangen::Man::new(Arguments::command()).render(&mut std::io::stdout()).map(|()| 0).map_err(Into::into),
-    };
-    ExitCode::from(code.unwrap_or_else(|error| {
-        eprintln!("dlock: {error}");
-        UNAVAILABLE
-    }))
+    read.map_err(|why| format!("{why}: should be seconds, or like 500ms, 90s, 5min, 2h"))
 }
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+fn main() -> ExitCode {
+    let options = match Options::try_parse() {
+        Ok(options) => options,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+        }
+    };
+    match perform(options) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("dlock: {failure}");
+            ExitCode::from(UNAVAILABLE)
+        }
+    }
+}
 
-fn locks(urls: &[String]) -> Outcome<dlock_redis::Locks> {
-    let clients = urls.iter().map(|url| redis::Client::open(url.as_str())).collect::<Result<Vec<_>, _>>()?;
-    Ok(dlock_redis::Locks::new(clients)?)
+/// Returns the exit code.
+fn perform(options: Options) -> Result<u8, Failure> {
+    let place = match Place::new(
+        &options.url,
+        &options.tls,
+        &options.sentinel,
+        &options.primary,
+    ) {
+        Ok(place) => place,
+        Err(failure) => {
+            eprintln!("dlock: {failure}");
+            return Ok(USAGE);
+        }
+    };
+    match options.what {
+        What::Run(options) => run::run(&place, &options),
+        What::Who { lock } => show::who(&place, &lock),
+        What::Ls { pattern, contended } => show::ls(&place, &pattern, contended),
+        What::Release { lock, owner } => show::release(&place, &lock, owner.as_deref()),
+        What::Top { delay, times } => top::top(&place, delay, times),
+        What::Check => check::check(&place),
+        What::Under { parent, command } => Ok(run::become_command(parent, &command)),
+        What::Man => man(),
+    }
+}
+
+/// The page of `dlock`, and of each of its commands after it.
+fn man() -> Result<u8, Failure> {
+    let mut page = Vec::new();
+    let written =
+        clap_mangen::Man::new(Options::command().disable_help_subcommand(true)).render(&mut page);
+    let mut rest = String::new();
+    for command in Options::command()
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
+        let mut part = Vec::new();
+        let of = clap_mangen::Man::new(command.clone());
+        let parts = [
+            of.render_synopsis_section(&mut part),
+            of.render_description_section(&mut part),
+            of.render_options_section(&mut part),
+        ];
+        if parts.iter().all(Result::is_ok) {
+            let part = String::from_utf8_lossy(&part);
+            let part = part
+                .replace(".SH SYNOPSIS\n", "")
+                .replace(".SH DESCRIPTION\n", ".PP\n")
+                .replace(".SH OPTIONS\n", ".PP\n");
+            rest += &format!(".SH \"dlock {}\"\n{part}", command.get_name());
+        }
+    }
+    // Its commands are sections here, not pages of their own.
+    let mut page = String::from_utf8_lossy(&page).into_owned();
+    for command in Options::command().get_subcommands() {
+        let name = command.get_name();
+        page = page.replace(&format!("dlock\\-{name}(1)"), &format!("dlock {name}"));
+    }
+    let mut page = page.into_bytes();
+    page.extend(rest.into_bytes());
+    page.extend(include_bytes!("../manual.roff"));
+    let written = written.and_then(|()| std::io::stdout().write_all(&page));
+    written.map_err(|error| Failure::new(error.to_string()))?;
+    Ok(0)
 }

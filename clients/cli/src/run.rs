@@ -1,129 +1,247 @@
-// SPDX-License-Identifier: MIT
-//! A command under a lock.
+//! `dlock run`: a command works while a lock is held.
 
-use std::os::unix::process::ExitStatusExt;
+use crate::child::{self, Child};
+use crate::hold::{now_ms, News, Wish};
+use crate::server::{Failure, Place};
+use crate::{duration, USAGE};
+use clap::Args;
+use nix::sys::signal::Signal;
+use std::io::{self, IsTerminal};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus};
+use std::str::FromStr;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
-use dlock_redis::{Error, Hold};
-use rustix::process::{kill_process, Pid, Signal};
-use tokio::process::{Child, Command};
-use tokio::signal::unix::{signal, SignalKind};
-
-use crate::{locks, Outcome, UNAVAILABLE};
-
-/// The lock was lost while the command ran: as sysexits.h has it, to be tried again.
+/// The lock was lost while the command ran: EX_TEMPFAIL of sysexits(3).
 const LOST: u8 = 75;
 
-#[derive(clap::Args)]
-pub(crate) struct Run {
-    /// The lock's key.
+/// How often the clock is looked at, since timers may stand still while a machine is suspended.
+const LOOK: Duration = Duration::from_secs(1);
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The lock
     lock: String,
-    /// Wait no longer than so many seconds. Without it: without bound.
-    #[arg(short, long, value_parser = seconds)]
-    wait: Option<Duration>,
-    /// Do not wait.
-    #[arg(short, long, conflicts_with = "wait")]
-    nonblock: bool,
-    /// Together with all others that share.
-    #[arg(short, long, conflicts_with = "limit")]
-    shared: bool,
-    /// One of so many.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    limit: Option<u64>,
-    /// How to end when the lock is not granted in time.
-    #[arg(short = 'E', long, default_value_t = 1)]
-    conflict_exit_code: u8,
-    /// When the lock is lost the command has so many seconds between SIGTERM and SIGKILL.
-    #[arg(long, default_value = "10", value_parser = seconds)]
-    grace: Duration,
-    /// What to run. It finds the token in DLOCK_TOKEN and the key in DLOCK_KEY.
+    /// The command, after --
     #[arg(last = true, required = true)]
     command: Vec<String>,
+    /// Do not wait for the lock: end with 1 if somebody else has it
+    #[arg(short = 'n', long, conflicts_with = "wait")]
+    nonblock: bool,
+    /// Wait for the lock for so long at most. Without it: for ever
+    #[arg(short, long, value_name = "TIME", value_parser = duration)]
+    wait: Option<Duration>,
+    /// Share the lock with others that share it
+    #[arg(short, long, conflicts_with = "limit")]
+    shared: bool,
+    /// Let so many have the lock at a time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    limit: Option<u64>,
+    /// How long the lock is held when nobody hears of this process or machine any more; it is renewed all the time
+    #[arg(short, long, value_name = "TIME", default_value = "30s", value_parser = lease)]
+    lease: Duration,
+    /// Who holds it, as others see it. Without it: this machine, process, and a number of its own
+    #[arg(long)]
+    owner: Option<String>,
+    /// Keep the lock for its lease when this process dies, instead of ending it at once
+    #[arg(long)]
+    no_session: bool,
+    /// The exit code when the lock is not had in time
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = 1)]
+    conflict_exit_code: u8,
+    /// The signal for the command when the lock is lost
+    #[arg(long, value_name = "NAME", default_value = "TERM", value_parser = signal)]
+    signal: Signal,
+    /// How long it has to end after that, before it is killed
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    kill_after: Duration,
+    /// Say nothing when the lock is not had
+    #[arg(short, long)]
+    quiet: bool,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "seconds, as 5 or 0.5".to_owned())?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| "seconds, 0 or more".to_owned())
+/// A lease of a second or more: the server renews no shorter one.
+fn lease(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        lease if lease < Duration::from_secs(1) => Err("should be a second or more".to_owned()),
+        lease => Ok(lease),
+    }
 }
 
-pub(crate) async fn run(urls: &[String], run: Run) -> Outcome<u8> {
-    let locks = locks(urls)?;
-    let mut request = locks.on(&run.lock).session();
-    if run.shared {
-        request = request.shared();
+fn signal(name: &str) -> Result<Signal, String> {
+    let name = name.to_uppercase();
+    let whole = format!("SIG{}", name.trim_start_matches("SIG"));
+    Signal::from_str(&whole).map_err(|_| "should be the name of a signal, like TERM".to_owned())
+}
+
+/// What happens while the command runs.
+enum Event {
+    News(News),
+    Signal(Signal),
+    Ended(io::Result<ExitStatus>),
+}
+
+/// Returns the exit code.
+///
+/// # Errors
+/// No server can be reached, or it refuses.
+pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
+    let wish = Wish {
+        lock: options.lock.clone(),
+        owner: options.owner.clone().unwrap_or_else(own_name),
+        lease_ms: options.lease.as_millis() as u64,
+        shared: options.shared,
+        limit: options.limit,
+        session: !options.no_session,
+    };
+    if wish.lock.is_empty() || wish.owner.is_empty() {
+        eprintln!("dlock: LOCK and --owner must not be empty");
+        return Ok(USAGE);
     }
-    if let Some(limit) = run.limit {
-        request = request.limit(limit);
-    }
-    let hold = if run.nonblock {
-        request.try_lock().await?
+    let wait = if options.nonblock {
+        Some(Duration::ZERO)
     } else {
-        match run.wait {
-            Some(wait) => request = request.timeout(wait),
-            None => {}
-        }
-        match request.lock().await {
-            Ok(hold) => Some(hold),
-            Err(Error::Timeout { cause: None, .. }) => None,
-            Err(error) => return Err(error.into()),
-        }
+        options.wait
     };
-    let Some(hold) = hold else {
-        eprintln!("dlock: {} is taken", run.lock);
-        return Ok(run.conflict_exit_code);
+    let Some((link, hold)) = wish.take(place, wait)? else {
+        if !options.quiet {
+            let by = wish
+                .holder(place)
+                .map_or(String::new(), |owner| format!(" by {owner}"));
+            eprintln!("dlock: {} is held{by}", wish.lock);
+        }
+        return Ok(options.conflict_exit_code);
     };
-    let Some((program, rest)) = run.command.split_first() else { return Ok(64) };
-    let child = Command::new(program)
-        .args(rest)
-        .env("DLOCK_TOKEN", hold.token().to_string())
-        .env("DLOCK_KEY", &run.lock)
-        .spawn();
-    let child = match child {
+    let (told, events) = mpsc::channel();
+    // From here on signals are the command's.
+    let heeded = child::heed_signals(told.clone(), Event::Signal);
+    let ended = told.clone();
+    let in_terminal = io::stdin().is_terminal();
+    let started = heeded.and_then(|()| {
+        let mut command = under(options, &wish, hold.token)?;
+        Child::start(&mut command, !in_terminal, move |status| {
+            drop(ended.send(Event::Ended(status)))
+        })
+    });
+    let child = match started {
         Ok(child) => child,
         Err(error) => {
-            eprintln!("dlock: {program}: {error}");
-            let _ = hold.release().await;
-            return Ok(UNAVAILABLE);
+            eprintln!("dlock: {}: {error}", options.command.join(" "));
+            let _ = wish.give_back(place, hold.token);
+            return Ok(child::code_of(&error));
         }
     };
-    let (code, lost) = watch(child, &hold, run.grace).await?;
-    match hold.release().await {
-        _ if lost => Ok(LOST),
-        // It went just as the command ended: nobody knows whether in time.
-        Err(Error::NotHeld(why)) => {
-            eprintln!("dlock: {why}");
-            Ok(LOST)
+    let (keeper, at) = (wish.clone(), place.clone());
+    thread::spawn(move || {
+        keeper.keep(&at, link, hold.token, hold.until_ms, |news| {
+            told.send(Event::News(news)).is_ok()
+        });
+    });
+    let (mut until, mut kill_at, mut is_lost) = (hold.until_ms, None, false);
+    let status = loop {
+        let now = now_ms();
+        let lost = match next(
+            &events,
+            until
+                .saturating_sub(now)
+                .min(kill_at.unwrap_or(u64::MAX).saturating_sub(now)),
+        ) {
+            Some(Event::Ended(status)) => break status,
+            Some(Event::Signal(signal)) => {
+                // Those of the terminal reach it by themselves.
+                if !in_terminal || !matches!(signal, Signal::SIGINT | Signal::SIGQUIT) {
+                    child.signal(signal);
+                }
+                None
+            }
+            Some(Event::News(News::Until(end))) => {
+                until = end;
+                None
+            }
+            Some(Event::News(News::Lost(why))) => Some(why),
+            None => (now_ms() >= until)
+                .then(|| "its lease is over, and no server has renewed it".to_owned()),
+        };
+        if let (Some(why), false) = (lost, is_lost) {
+            eprintln!(
+                "dlock: {} is lost ({why}): {} for the command",
+                wish.lock, options.signal
+            );
+            child.signal(options.signal);
+            (is_lost, until) = (true, u64::MAX);
+            kill_at = Some(now_ms() + options.kill_after.as_millis() as u64);
         }
-        // What was done is done; the server gives the lock back with our connection.
-        _ => Ok(code),
+        if kill_at.is_some_and(|at| now_ms() >= at) {
+            child.signal(Signal::SIGKILL);
+            kill_at = None;
+        }
+    };
+    if is_lost {
+        return Ok(LOST);
+    }
+    if let Err(failure) = wish.give_back(place, hold.token) {
+        eprintln!(
+            "dlock: {} could not be given back, and ends with this process or its lease: {failure}",
+            wish.lock
+        );
+    }
+    Ok(status.map_or(u8::MAX, child::code))
+}
+
+fn next(events: &mpsc::Receiver<Event>, in_ms: u64) -> Option<Event> {
+    match events.recv_timeout(Duration::from_millis(in_ms).min(LOOK)) {
+        Ok(event) => Some(event),
+        Err(RecvTimeoutError::Timeout) => None,
+        Err(RecvTimeoutError::Disconnected) => None,
     }
 }
 
-/// The command's end, and whether the lock was lost before.
-async fn watch(mut child: Child, hold: &Hold, grace: Duration) -> Outcome<(u8, bool)> {
-    let pid = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    let send = |signal| pid.map(|pid| kill_process(pid, signal));
-    let (mut term, mut int, mut hup) =
-        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?, signal(SignalKind::hangup())?);
-    let mut lost = false;
-    let status = loop {
-        tokio::select! {
-            status = child.wait() => break status?,
-            why = hold.lost(), if !lost => {
-                eprintln!("dlock: the lock is lost ({why}): the command is ended");
-                lost = true;
-                send(Signal::TERM);
-                match tokio::time::timeout(grace, child.wait()).await {
-                    Ok(status) => break status?,
-                    Err(_) => drop(send(Signal::KILL)),
-                }
-            }
-            _ = term.recv() => drop(send(Signal::TERM)),
-            // A terminal sends it to the command by itself.
-            _ = int.recv() => {}
-            _ = hup.recv() => drop(send(Signal::HUP)),
+/// The command, as this program starts it by itself once more: what is to happen in the new process before the command runs in
+/// it is said there.
+fn under(options: &Options, wish: &Wish, token: u64) -> io::Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .arg("under")
+        .arg(std::process::id().to_string())
+        .arg("--")
+        .args(&options.command);
+    command
+        .env("DLOCK_LOCK", &wish.lock)
+        .env("DLOCK_OWNER", &wish.owner)
+        .env("DLOCK_TOKEN", token.to_string());
+    Ok(command)
+}
+
+/// The new process: dies with its parent, then is the command. Returns only if that cannot be run.
+pub(crate) fn become_command(parent: i32, words: &[String]) -> u8 {
+    #[cfg(target_os = "linux")]
+    {
+        // A parent that is killed cannot say so, and the lock has ended with it.
+        if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
+            eprintln!("dlock: the command would outlive this process: {error}");
         }
+    }
+    if nix::unistd::getppid().as_raw() != parent {
+        return LOST;
+    }
+    let [program, rest @ ..] = words else {
+        return USAGE;
     };
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
-    Ok((u8::try_from(code).unwrap_or(1), lost))
+    let error = Command::new(program).args(rest).exec();
+    eprintln!("dlock: {program}: {error}");
+    child::code_of(&error)
+}
+
+/// This machine, this process, and a number of its own: a process of the same name is another owner.
+fn own_name() -> String {
+    let host = nix::unistd::gethostname().map_or("unknown".to_owned(), |name| {
+        name.to_string_lossy().into_owned()
+    });
+    format!(
+        "{host}/{}/{}",
+        std::process::id(),
+        uuid::Uuid::new_v4().simple()
+    )
 }

@@ -1,0 +1,418 @@
+//! The way to the server that decides: a primary, found by its address, by a replica's, by Sentinel, or by a cluster's word.
+
+use clap::Args;
+use redis::{
+    Client, ClientTlsConfig, Cmd, Connection, ConnectionAddr, ConnectionInfo, ErrorKind,
+    IntoConnectionInfo, RedisError, TlsCertificates, Value,
+};
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a connect, or a reply that waits for nothing, may take.
+pub(crate) const BOUND: Duration = Duration::from_secs(3);
+
+/// How often one request is sent on to where a server says.
+const MOST_MOVES: usize = 5;
+
+/// What the server says of requests that may pass when they are sent again.
+const PASSING: [&str; 14] = [
+    "LOADING",
+    "READONLY",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "ASK",
+    "MOVED",
+    "MASTERDOWN",
+    "NOREPLICAS",
+    "MISCONF",
+    "BUSY",
+    "UNBLOCKED",
+    "NOACK",
+    "QUARANTINE",
+    "DRAINED",
+];
+
+/// Why there is no answer, or what the answer refuses.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// The first word of the server's answer; empty if there was none.
+    pub code: String,
+    text: String,
+    /// Nothing changes by asking again.
+    pub is_final: bool,
+    moved_to: Option<(String, u16)>,
+}
+
+impl Failure {
+    /// One that is told in these words, and is final.
+    pub(crate) fn new(text: impl Into<String>) -> Failure {
+        Failure {
+            code: String::new(),
+            text: text.into(),
+            is_final: true,
+            moved_to: None,
+        }
+    }
+
+    /// One that may pass.
+    pub(crate) fn passing(text: impl Into<String>) -> Failure {
+        Failure {
+            is_final: false,
+            ..Failure::new(text)
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<RedisError> for Failure {
+    fn from(error: RedisError) -> Failure {
+        let code = error.code().unwrap_or_default().to_owned();
+        let text = match error.detail() {
+            Some(detail) if !code.is_empty() => format!("{code} {detail}"),
+            _ => error.to_string(),
+        };
+        let is_final = match error.kind() {
+            ErrorKind::IoError => is_unknown_host(&text) || is_distrust(&error),
+            ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig => true,
+            _ => !PASSING.contains(&code.as_str()),
+        };
+        let moved_to = match error.kind() {
+            ErrorKind::Moved => error.redirect_node().and_then(|(at, _)| address(at)),
+            _ => None,
+        };
+        Failure {
+            code,
+            text,
+            is_final,
+            moved_to,
+        }
+    }
+}
+
+fn is_unknown_host(text: &str) -> bool {
+    text.contains("lookup address")
+}
+
+/// TLS was not agreed upon: a certificate that is not trusted, or one that is asked for.
+fn is_distrust(error: &RedisError) -> bool {
+    let cause =
+        std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::InvalidData)
+}
+
+/// Reads `host:port`.
+pub(crate) fn address(text: &str) -> Option<(String, u16)> {
+    let (host, port) = text.rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    Some((host.to_owned(), port.parse().ok()?))
+}
+
+/// What TLS needs. Options as those of redis-cli.
+#[derive(Args, Debug)]
+pub(crate) struct Tls {
+    /// Trust the servers whose certificates this authority has signed (PEM). Without it: those that the machine trusts
+    #[arg(long, global = true, value_name = "FILE")]
+    cacert: Option<PathBuf>,
+    /// The certificate that a server may ask for (PEM)
+    #[arg(long, global = true, value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// The private key of that certificate (PEM)
+    #[arg(long, global = true, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+}
+
+impl Tls {
+    /// The same place, with these certificates.
+    fn applied(&self, base: ConnectionInfo) -> Result<ConnectionInfo, Failure> {
+        let read = |name: &str, file: &Option<PathBuf>| {
+            let read = |file: &Path| {
+                std::fs::read(file)
+                    .map_err(|error| Failure::new(format!("--{name} {}: {error}", file.display())))
+            };
+            file.as_deref().map(read).transpose()
+        };
+        let own = read("cert", &self.cert)?.zip(read("key", &self.key)?);
+        let certificates = TlsCertificates {
+            client_tls: own.map(|(client_cert, client_key)| ClientTlsConfig {
+                client_cert,
+                client_key,
+            }),
+            root_cert: read("cacert", &self.cacert)?,
+        };
+        if !matches!(base.addr, ConnectionAddr::TcpTls { .. }) {
+            let is_given = certificates.root_cert.is_some() || certificates.client_tls.is_some();
+            return match is_given {
+                true => Err(Failure::new(
+                    "--cacert, --cert: the URL should begin with rediss://",
+                )),
+                false => Ok(base),
+            };
+        }
+        // The first one that is asked decides; this is the only one there is.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = Client::build_with_tls(base, certificates)
+            .map_err(|error| Failure::new(format!("--cacert, --cert, --key: {error}")))?;
+        Ok(client.get_connection_info().clone())
+    }
+}
+
+/// Where servers are to be found.
+#[derive(Debug, Clone)]
+pub(crate) struct Place {
+    /// The server to begin with; its password, user and database are those of all.
+    base: ConnectionInfo,
+    /// Sentinels, and the name of the primary that they watch.
+    sentinels: Option<(Vec<(String, u16)>, String)>,
+}
+
+impl Place {
+    /// Of a URL (`redis://user:password@host:port/database`, or `rediss://`), the certificates for it, and Sentinels if they are to
+    /// name the primary.
+    ///
+    /// # Errors
+    /// One of the words cannot be read: it names the argument.
+    pub(crate) fn new(
+        url: &str,
+        tls: &Tls,
+        sentinels: &[String],
+        primary: &str,
+    ) -> Result<Place, Failure> {
+        let mut base = url
+            .into_connection_info()
+            .map_err(|error| Failure::new(format!("--url {url}: {error}")))?;
+        if base.redis.password.is_none() {
+            base.redis.password = std::env::var("REDISCLI_AUTH").ok();
+        }
+        let base = tls.applied(base)?;
+        let at = |text: &String| {
+            address(text)
+                .ok_or_else(|| Failure::new(format!("--sentinel {text}: should be HOST:PORT")))
+        };
+        let sentinels: Vec<_> = sentinels.iter().map(at).collect::<Result<_, _>>()?;
+        Ok(Place {
+            base,
+            sentinels: (!sentinels.is_empty()).then(|| (sentinels, primary.to_owned())),
+        })
+    }
+
+    /// The Sentinels that are named, and the primary's name.
+    pub(crate) fn sentinels(&self) -> Option<(&[(String, u16)], &str)> {
+        let (sentinels, primary) = self.sentinels.as_ref()?;
+        Some((sentinels, primary))
+    }
+
+    /// Connects to a server there, with the password, user and database of all.
+    ///
+    /// # Errors
+    /// It is not there, or refuses.
+    pub(crate) fn connect_to(&self, (host, port): &(String, u16)) -> Result<Link, Failure> {
+        let mut info = self.base.clone();
+        info.addr = match info.addr {
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } => ConnectionAddr::TcpTls {
+                host: host.clone(),
+                port: *port,
+                insecure,
+                tls_params,
+            },
+            _ => ConnectionAddr::Tcp(host.clone(), *port),
+        };
+        Link::open(info)
+    }
+
+    /// Connects to a Sentinel: without the password and the database of the servers.
+    ///
+    /// # Errors
+    /// The same.
+    pub(crate) fn connect_to_sentinel(
+        &self,
+        (host, port): &(String, u16),
+    ) -> Result<Link, Failure> {
+        Link::open((host.as_str(), *port).into_connection_info()?)
+    }
+
+    /// Connects to the primary.
+    ///
+    /// # Errors
+    /// It is not found, is not there, or refuses.
+    pub(crate) fn connect(&self) -> Result<Link, Failure> {
+        if let Some((sentinels, name)) = &self.sentinels {
+            let mut why = Failure::new("no Sentinel is named");
+            for sentinel in sentinels {
+                match self.ask_sentinel(sentinel, name) {
+                    Ok(primary) => return self.connect_to(&primary),
+                    Err(failure) => why = failure,
+                }
+            }
+            return Err(why);
+        }
+        let mut link = Link::open(self.base.clone())?;
+        // A user who may not ask for the role is sent on by nobody.
+        match link.ask(&redis::cmd("ROLE")).map(|role| texts(&role)) {
+            Ok(role) if role.first().is_some_and(|role| role == "slave") => {
+                let primary = role
+                    .get(1)
+                    .cloned()
+                    .zip(role.get(2).and_then(|port| port.parse().ok()));
+                primary.map_or(Ok(link), |primary| self.connect_to(&primary))
+            }
+            _ => Ok(link),
+        }
+    }
+
+    fn ask_sentinel(&self, sentinel: &(String, u16), name: &str) -> Result<(String, u16), Failure> {
+        let mut ask = redis::cmd("SENTINEL");
+        ask.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+        let answer = texts(&self.connect_to_sentinel(sentinel)?.ask(&ask)?);
+        let at = answer
+            .first()
+            .cloned()
+            .zip(answer.get(1).and_then(|port| port.parse().ok()));
+        at.ok_or_else(|| {
+            Failure::new(format!(
+                "the Sentinel at {}:{} knows no {name}",
+                sentinel.0, sentinel.1
+            ))
+        })
+    }
+}
+
+/// A connection. Each reply has a bound.
+pub(crate) struct Link {
+    connection: Connection,
+    /// Where it leads.
+    pub at: String,
+}
+
+impl Link {
+    fn open(info: ConnectionInfo) -> Result<Link, Failure> {
+        let at = info.addr.to_string();
+        let named = |error: RedisError| {
+            let failure = Failure::from(error);
+            Failure {
+                text: format!("{at}: {failure}"),
+                ..failure
+            }
+        };
+        let connection =
+            Client::open(info).and_then(|client| client.get_connection_with_timeout(BOUND));
+        let connection = connection.map_err(named)?;
+        connection.set_write_timeout(Some(BOUND))?;
+        Ok(Link { connection, at })
+    }
+
+    /// Sends it, and returns the reply.
+    ///
+    /// # Errors
+    /// The server's, or there is no reply within [`BOUND`]: then this connection is of no use any more.
+    pub(crate) fn ask(&mut self, command: &Cmd) -> Result<Value, Failure> {
+        self.ask_for(command, BOUND)
+    }
+
+    /// The same for a request that may wait for so long.
+    ///
+    /// # Errors
+    /// The same.
+    pub(crate) fn ask_for(&mut self, command: &Cmd, bound: Duration) -> Result<Value, Failure> {
+        self.connection.set_read_timeout(Some(bound))?;
+        let value = redis::ConnectionLike::req_command(&mut self.connection, command)?;
+        match value {
+            Value::ServerError(error) => Err(RedisError::from(error).into()),
+            value => Ok(value),
+        }
+    }
+
+    /// The same at the node of a cluster that serves the command's key: the connection goes over to it.
+    ///
+    /// # Errors
+    /// The same.
+    pub(crate) fn ask_routed(
+        &mut self,
+        place: &Place,
+        command: &Cmd,
+        bound: Duration,
+    ) -> Result<Value, Failure> {
+        for _ in 0..MOST_MOVES {
+            match self.ask_for(command, bound) {
+                Err(failure) => match &failure.moved_to {
+                    Some(node) => *self = place.connect_to(node)?,
+                    None => return Err(failure),
+                },
+                answer => return answer,
+            }
+        }
+        Err(Failure::new(
+            "the cluster sends the request from node to node",
+        ))
+    }
+
+    /// The fields of a section of INFO.
+    ///
+    /// # Errors
+    /// The same.
+    pub(crate) fn info(&mut self, section: &str) -> Result<Vec<(String, String)>, Failure> {
+        let text = text(&self.ask(redis::cmd("INFO").arg(section))?);
+        let fields = text
+            .lines()
+            .filter_map(|line| line.trim_end().split_once(':'));
+        Ok(fields
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect())
+    }
+}
+
+/// A value as text; a list is nothing.
+pub(crate) fn text(value: &Value) -> String {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::SimpleString(text) => text.clone(),
+        Value::VerbatimString { text, .. } => text.clone(),
+        Value::Int(number) => number.to_string(),
+        Value::Double(number) => number.to_string(),
+        Value::Okay => "OK".to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// The elements of a list.
+pub(crate) fn items(value: &Value) -> &[Value] {
+    match value {
+        Value::Array(items) | Value::Set(items) => items,
+        _ => &[],
+    }
+}
+
+/// The elements of a list as texts.
+pub(crate) fn texts(value: &Value) -> Vec<String> {
+    items(value).iter().map(text).collect()
+}
+
+/// A number; none where there is none.
+pub(crate) fn number(value: &Value) -> Option<u64> {
+    text(value).parse().ok()
+}
+
+/// A field of a map, which is a list of names and values in RESP2.
+pub(crate) fn field<'v>(value: &'v Value, name: &str) -> Option<&'v Value> {
+    if let Value::Map(pairs) = value {
+        return pairs
+            .iter()
+            .find(|(key, _)| text(key) == name)
+            .map(|(_, value)| value);
+    }
+    let mut pairs = items(value).chunks_exact(2);
+    pairs.find_map(|pair| match pair {
+        [key, value] if text(key) == name => Some(value),
+        _ => None,
+    })
+}

@@ -1,0 +1,155 @@
+//! Who holds, who waits, which locks there are; and the end of a hold by an operator.
+
+use crate::server::{field, items, number, text, Failure, Place, BOUND};
+use redis::{cmd, Value};
+use std::time::Duration;
+
+/// Nobody holds it.
+const NOBODY: u8 = 1;
+
+/// Milliseconds as a length of time: `29.5s`.
+pub(crate) fn time(ms: u64) -> String {
+    if ms < 60_000 {
+        return format!("{:.1}s", ms as f64 / 1e3);
+    }
+    humantime::format_duration(Duration::from_secs(ms / 1_000)).to_string()
+}
+
+fn of(value: &Value, name: &str) -> String {
+    field(value, name).map(text).unwrap_or_default()
+}
+
+fn time_of(value: &Value, name: &str) -> Option<String> {
+    field(value, name).and_then(number).map(time)
+}
+
+/// Prints who holds a lock, and who waits for it. Returns the exit code.
+///
+/// # Errors
+/// No server can be reached, or it refuses.
+pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
+    let info = place
+        .connect()?
+        .ask_routed(place, cmd("DLOCK.INFO").arg(lock), BOUND)?;
+    let all = |name| field(&info, name).map(items).unwrap_or_default();
+    let (holders, queue) = (all("holders"), all("queue"));
+    if holders.is_empty() && queue.is_empty() {
+        println!("{lock} is free");
+        return Ok(NOBODY);
+    }
+    println!("{lock} is {}", of(&info, "state"));
+    for holder in holders {
+        let owner = of(holder, "owner");
+        let held = time_of(holder, "held-ms").map_or(String::new(), |time| format!(" for {time}"));
+        let left = time_of(holder, "lease-ms").unwrap_or_default();
+        let ties: Vec<&str> = [
+            ("session", "ends with its connection"),
+            ("auto", "renewed by the server"),
+        ]
+        .into_iter()
+        .filter(|(name, _)| of(holder, name) == "1")
+        .map(|(_, meaning)| meaning)
+        .collect();
+        let ties = if ties.is_empty() {
+            String::new()
+        } else {
+            format!(", {}", ties.join(", "))
+        };
+        println!(
+            "  held by {owner}{held}, {left} left of its lease{ties}, token {}",
+            of(holder, "token")
+        );
+        if let Some(at) = field(holder, "addr").map(text).filter(|at| !at.is_empty()) {
+            println!("    connection {at} {}", of(holder, "name"));
+        }
+    }
+    for (at, place) in queue.iter().enumerate() {
+        let waited =
+            time_of(place, "waited-ms").map_or(String::new(), |time| format!(" for {time}"));
+        let kind = match of(place, "kind").as_str() {
+            "absent" | "ticket" => "has a place, and does not wait now,".to_owned(),
+            _ => "waits".to_owned(),
+        };
+        let left = time_of(place, "left-ms").map_or(String::new(), |time| format!(", {time} left"));
+        println!("  {}. {} {kind}{waited}{left}", at + 1, of(place, "owner"));
+    }
+    let shown = queue.len() as u64;
+    match field(&info, "queued").and_then(number) {
+        Some(queued) if queued > shown => println!("  and {} more", queued - shown),
+        _ => {}
+    }
+    Ok(0)
+}
+
+/// A line of `DLOCK.LIST`.
+pub(crate) fn listed(lock: &Value) -> Option<String> {
+    let [key, owner, holders, queued, left, ..] = items(lock) else {
+        return None;
+    };
+    let by = match (number(holders).unwrap_or(0), text(owner)) {
+        (0, _) => "kept for the first in its queue".to_owned(),
+        (1, owner) => format!("held by {owner}"),
+        (more, owner) => format!("held by {owner} and {} more", more - 1),
+    };
+    let left = number(left).map_or(String::new(), |ms| format!(", {} left", time(ms)));
+    let queued = match number(queued).unwrap_or(0) {
+        0 => String::new(),
+        queued => format!(", {queued} queued"),
+    };
+    Some(format!("{:<32} {by}{left}{queued}", text(key)))
+}
+
+/// Prints the locks of the database; in a cluster those of the node that is asked. Returns the exit code.
+///
+/// # Errors
+/// The same.
+pub(crate) fn ls(place: &Place, pattern: &str, contended: bool) -> Result<u8, Failure> {
+    let mut link = place.connect()?;
+    let mut cursor = "0".to_owned();
+    loop {
+        let mut list = cmd("DLOCK.LIST");
+        list.arg(&cursor)
+            .arg("MATCH")
+            .arg(pattern)
+            .arg("COUNT")
+            .arg(1_000);
+        if contended {
+            list.arg("CONTENDED");
+        }
+        let page = link.ask(&list)?;
+        let [next, locks] = items(&page) else {
+            return Err(Failure::new("DLOCK.LIST has an answer that is not known"));
+        };
+        items(locks)
+            .iter()
+            .filter_map(listed)
+            .for_each(|line| println!("{line}"));
+        cursor = text(next);
+        if cursor == "0" {
+            return Ok(0);
+        }
+    }
+}
+
+/// Ends the holds of a lock. Returns the exit code.
+///
+/// # Errors
+/// The same.
+pub(crate) fn release(place: &Place, lock: &str, owner: Option<&str>) -> Result<u8, Failure> {
+    let mut force = cmd("DLOCK.FORCERELEASE");
+    force.arg(lock);
+    if let Some(owner) = owner {
+        force.arg(owner);
+    }
+    let ended = place.connect()?.ask_routed(place, &force, BOUND)?;
+    match number(&ended).unwrap_or(0) {
+        0 => {
+            println!("{lock} is held by nobody");
+            Ok(NOBODY)
+        }
+        ended => {
+            println!("{ended} ended");
+            Ok(0)
+        }
+    }
+}

@@ -1,0 +1,608 @@
+//! `dlock` as a shell starts it, against real servers.
+
+use dlock_integration::{
+    await_until, is_held, Ask, Grant, Sentinel, Server, Watch, PATIENCE, PRIMARY,
+};
+use nix::pty::openpty;
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// `dlock` with these words, at this server.
+fn dlock(server: &Server, words: &[&str]) -> Command {
+    dlock_at(&format!("redis://127.0.0.1:{}", server.port()), words)
+}
+
+fn dlock_at(url: &str, words: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dlock"));
+    command.args(["--url", url]);
+    command.args(words).stdin(Stdio::null());
+    for name in ["DLOCK_URL", "DLOCK_SENTINEL", "REDISCLI_AUTH"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs it to its end.
+fn output(server: &Server, words: &[&str]) -> (i32, String, String) {
+    said(dlock(server, words).output().expect("dlock can be started"))
+}
+
+fn said(output: Output) -> (i32, String, String) {
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    let code = output.status.code().expect("dlock has a code of its own");
+    (code, text(output.stdout), text(output.stderr))
+}
+
+/// A run that goes on. It does not outlive the test.
+struct Running(Option<Child>);
+
+impl Running {
+    fn start(server: &Server, words: &[&str]) -> Running {
+        Running::spawn(dlock(server, words))
+    }
+
+    fn spawn(mut command: Command) -> Running {
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Running(Some(command.spawn().expect("dlock can be started")))
+    }
+
+    fn pid(&self) -> Pid {
+        let child = self.0.as_ref().expect("it was not waited for");
+        Pid::from_raw(child.id() as i32)
+    }
+
+    fn end(mut self) -> (i32, String, String) {
+        let child = self.0.take().expect("it was not waited for");
+        said(child.wait_with_output().expect("an end"))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+#[track_caller]
+fn await_held(server: &Server, lock: &str) {
+    let mut connection = server.connection();
+    await_until("it is held", PATIENCE, || {
+        holder(&mut connection, lock).is_some()
+    });
+}
+
+/// Who holds it, and for how many milliseconds more.
+fn holder(connection: &mut impl Ask, lock: &str) -> Option<(String, u64)> {
+    type Listed = (String, Option<String>, u64, u64, Option<u64>);
+    let (_, locks): (String, Vec<Listed>) = connection.ask(&format!("DLOCK.LIST 0 MATCH {lock}"));
+    let (_, owner, _, _, left) = locks.into_iter().next()?;
+    owner.zip(left)
+}
+
+#[test]
+fn the_code_is_the_commands_own() {
+    let server = Server::start();
+    let script = "echo $DLOCK_LOCK; test $(redis-cli -p $PORT DLOCK.GUARD job $DLOCK_TOKEN SET done yes) = OK; exit 7";
+    let mut run = dlock(&server, &["run", "job", "--", "sh", "-c", script]);
+    let (code, out, error) = said(
+        run.env("PORT", server.port().to_string())
+            .output()
+            .expect("an end"),
+    );
+    assert_eq!((code, out.as_str(), error.as_str()), (7, "job\n", ""));
+    let mut connection = server.connection();
+    assert_eq!(connection.ask::<String>("GET done"), "yes");
+    assert!(holder(&mut connection, "job").is_none());
+    assert_eq!(
+        output(&server, &["run", "job", "--", "sh", "-c", "kill -9 $$"]).0,
+        137
+    );
+    assert_eq!(
+        output(&server, &["run", "job", "--", "/nobody/knows/this"]).0,
+        127
+    );
+    assert_eq!(output(&server, &["run", "job", "--", "/dev/null"]).0, 126);
+    assert!(holder(&mut connection, "job").is_none());
+}
+
+#[test]
+fn who_finds_it_held_says_by_whom() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let _: Grant = connection.ask("DLOCK.ACQUIRE job alice 600000");
+    let held = (1, String::new(), "dlock: job is held by alice\n".to_owned());
+    assert_eq!(output(&server, &["run", "-n", "job", "--", "true"]), held);
+    let began = Instant::now();
+    assert_eq!(
+        output(&server, &["run", "-w", "300ms", "job", "--", "true"]),
+        held
+    );
+    assert!(began.elapsed() >= Duration::from_millis(300));
+    assert_eq!(
+        output(&server, &["run", "-qn", "-E", "9", "job", "--", "true"]),
+        (9, String::new(), String::new())
+    );
+    // None of them has left a place behind.
+    assert_eq!(connection.ask::<u64>("DLOCK.RELEASE job alice"), 0);
+    let _: Grant = connection.ask("DLOCK.ACQUIRE job alice 600000");
+    // One that waits is next.
+    let waiter = Running::start(&server, &["run", "-w", "1min", "job", "--", "echo", "mine"]);
+    server.await_blocked_clients(1);
+    connection.run("DLOCK.RELEASE job alice");
+    assert_eq!(waiter.end(), (0, "mine\n".to_owned(), String::new()));
+}
+
+#[test]
+fn sharing_and_counting() {
+    let server = Server::start();
+    let one = Running::start(
+        &server,
+        &["run", "--limit", "2", "slots", "--", "sleep", "100"],
+    );
+    await_held(&server, "slots");
+    assert_eq!(
+        output(
+            &server,
+            &["run", "-n", "--limit", "2", "slots", "--", "true"]
+        )
+        .0,
+        0
+    );
+    assert_eq!(output(&server, &["run", "-n", "slots", "--", "true"]).0, 1);
+    drop(one);
+    let reader = Running::start(&server, &["run", "-s", "data", "--", "sleep", "100"]);
+    await_held(&server, "data");
+    assert_eq!(
+        output(&server, &["run", "-n", "-s", "data", "--", "true"]).0,
+        0
+    );
+    drop(reader);
+}
+
+/// Kill -9 of the runner: the lock is free at once, and its command does not work on without it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_killed_runner_leaves_nothing() {
+    let server = Server::start();
+    let file = tempfile();
+    let script = format!("echo $$ > {file}; exec sleep 100");
+    let run = Running::start(&server, &["run", "job", "--", "sh", "-c", &script]);
+    let pid = || {
+        std::fs::read_to_string(&file)
+            .ok()?
+            .trim()
+            .parse::<i32>()
+            .ok()
+    };
+    await_until("the command runs", PATIENCE, || pid().is_some());
+    let command = Pid::from_raw(pid().expect("a number"));
+    kill(run.pid(), Signal::SIGKILL).expect("it runs");
+    let mut connection = server.connection();
+    await_until("the lock is free", PATIENCE, || {
+        holder(&mut connection, "job").is_none()
+    });
+    await_until("the command has ended", PATIENCE, || {
+        kill(command, None).is_err()
+    });
+    let _ = std::fs::remove_file(&file);
+}
+
+fn tempfile() -> String {
+    let name = format!(
+        "dlock-cli-{}-{:?}",
+        std::process::id(),
+        thread::current().id()
+    );
+    let name: String = name
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
+        .collect();
+    std::env::temp_dir().join(name).display().to_string()
+}
+
+/// Somebody takes the lock away: the command is told by a signal, and killed if it does not hear.
+#[test]
+fn a_lost_lock_ends_the_command() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    for (script, words) in [
+        ("sleep 100", "SIGTERM"),
+        ("trap '' TERM; while :; do sleep 0.1; done", "SIGTERM"),
+    ] {
+        let words_of = [
+            "run",
+            "-l",
+            "1s",
+            "--kill-after",
+            "200ms",
+            "job",
+            "--",
+            "sh",
+            "-c",
+            script,
+        ];
+        let run = Running::start(&server, &words_of);
+        await_held(&server, "job");
+        assert_eq!(
+            output(&server, &["release", "job"]),
+            (0, "1 ended\n".to_owned(), String::new())
+        );
+        let _: Grant = connection.ask("DLOCK.ACQUIRE job bob 600000");
+        let (code, _, error) = run.end();
+        assert_eq!(code, 75, "{error}");
+        assert_eq!(
+            error,
+            format!("dlock: job is lost (forced): {words} for the command\n")
+        );
+        assert!(is_held(&mut connection, "job", "bob"));
+        connection.run("DLOCK.RELEASE job bob");
+    }
+}
+
+/// Nobody answers any more: the lease is over, and the command ends with it.
+#[test]
+fn a_server_that_hangs_costs_the_lock_in_time() {
+    let server = Server::start();
+    let run = Running::start(&server, &["run", "-l", "2s", "job", "--", "sleep", "100"]);
+    await_held(&server, "job");
+    server.freeze();
+    let began = Instant::now();
+    let (code, _, error) = run.end();
+    assert_eq!(code, 75, "{error}");
+    // A lease, and what a very busy machine is late.
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        began.elapsed()
+    );
+    server.thaw();
+}
+
+/// A connection that is cut: without a session the hold goes on on another one, under its token.
+#[test]
+fn a_cut_connection() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let script = format!(
+        "redis-cli -p {0} SET ready 1; until redis-cli -p {0} GET cut | grep -q 1; do sleep 0.05; done; sleep 1.5; \
+         redis-cli -p {0} DLOCK.CHECK job $DLOCK_TOKEN",
+        server.port()
+    );
+    for (extra, code) in [(None, 75), (Some("--no-session"), 0)] {
+        connection.run("DEL ready cut");
+        let mut words = vec!["run", "-l", "1500ms"];
+        words.extend(extra);
+        words.extend(["job", "--", "sh", "-c", &script]);
+        let run = Running::start(&server, &words);
+        await_until("the command runs", PATIENCE, || {
+            connection.ask::<Option<u8>>("GET ready").is_some()
+        });
+        connection.run("CLIENT KILL TYPE normal SKIPME yes");
+        connection.run("SET cut 1");
+        let (ended, out, error) = run.end();
+        assert_eq!(ended, code, "{out} {error}");
+        if code == 0 {
+            assert!(out.ends_with("OK\n"), "{out}");
+        }
+        assert!(holder(&mut connection, "job").is_none());
+    }
+}
+
+/// A Sentinel promotes a replica: the hold goes on there.
+#[test]
+fn a_hold_outlives_a_failover() {
+    let (mut primary, replica) = (Server::start(), Server::start());
+    replica.replica_of(&primary);
+    replica.wait_in_sync(&primary);
+    let sentinel = Sentinel::start(&Watch {
+        port: primary.port(),
+        quorum: 1,
+        down_after_ms: 500,
+        program: None,
+    });
+    await_until("it knows the replica", PATIENCE, || {
+        sentinel.knows() == (0, 1)
+    });
+    let at = format!("127.0.0.1:{}", sentinel.port());
+    let script = format!(
+        "until redis-cli -p {} GET go | grep -q 1; do sleep 0.05; done",
+        replica.port()
+    );
+    let words = [
+        "--sentinel",
+        &at,
+        "--primary",
+        PRIMARY,
+        "run",
+        "-l",
+        "60s",
+        "job",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ];
+    let run = Running::start(&primary, &words);
+    await_held(&primary, "job");
+    let (owner, _) = holder(&mut primary.connection(), "job").expect("it is held");
+    replica.wait_in_sync(&primary);
+    primary.kill9();
+    await_until("the replica is primary", PATIENCE, || {
+        sentinel.primary() == replica.port()
+    });
+    let mut connection = replica.connection();
+    // It is tied to a connection of the new primary.
+    await_until("the hold is found again", PATIENCE, || {
+        let info: String = connection.ask("INFO dlock");
+        info.contains("dlock_sessions:1\r")
+    });
+    assert_eq!(holder(&mut connection, "job").expect("it is held").0, owner);
+    connection.run("SET go 1");
+    assert_eq!(run.end().0, 0);
+    assert!(holder(&mut connection, "job").is_none());
+}
+
+/// Certificates of this authority for this machine, as files.
+fn certificates(dir: &std::path::Path) -> [String; 3] {
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
+    let params = |names: &[&str]| {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        CertificateParams::new(names).expect("names")
+    };
+    let (authority_key, key) = (KeyPair::generate(), KeyPair::generate());
+    let (authority_key, key) = (authority_key.expect("a key"), key.expect("a key"));
+    let mut authority = params(&[]);
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let name = &mut authority.distinguished_name;
+    name.push(DnType::CommonName, "authority");
+    let authority = authority.self_signed(&authority_key).expect("signed");
+    let own = params(&["127.0.0.1"]).signed_by(&key, &authority, &authority_key);
+    let own = own.expect("signed");
+    [
+        ("ca.pem", authority.pem()),
+        ("cert.pem", own.pem()),
+        ("key.pem", key.serialize_pem()),
+    ]
+    .map(|(name, text)| {
+        let file = dir.join(name);
+        std::fs::write(&file, text).expect("a file");
+        file.display().to_string()
+    })
+}
+
+/// TLS with a certificate of both sides, and who has none.
+#[test]
+fn a_hold_by_tls() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    if connection
+        .ask::<Vec<String>>("CONFIG GET tls-port")
+        .is_empty()
+    {
+        // A build without TLS: not what distributions have.
+        return;
+    }
+    let [authority, cert, key] = certificates(server.dir());
+    let spare = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = spare.local_addr().expect("an address").port();
+    drop(spare);
+    connection.run(&format!(
+        "CONFIG SET tls-ca-cert-file {authority} tls-cert-file {cert} tls-key-file {key} tls-port {port}"
+    ));
+    let url = format!("rediss://127.0.0.1:{port}");
+    let ended = |words: &[&str]| {
+        let words = [
+            words,
+            &["run", "-w", "1min", "job", "--", "sh", "-c", "exit 7"],
+        ]
+        .concat();
+        said(dlock_at(&url, &words).output().expect("an end"))
+    };
+    let known = ["--cacert", &authority, "--cert", &cert, "--key", &key];
+    assert_eq!(ended(&known), (7, String::new(), String::new()));
+    // The server asks for a certificate; and whoever trusts nobody but the machine's authorities does not trust it.
+    for words in [
+        &["--cacert", &*authority] as &[&str],
+        &["--cert", &cert, "--key", &key],
+    ] {
+        let (code, _, error) = ended(words);
+        assert_eq!(code, 69, "{words:?}: {error}");
+    }
+    let (code, _, error) = ended(&["--cacert", "/nobody/has/this"]);
+    assert!(code == 64 && error.contains("--cacert"), "{code} {error}");
+}
+
+#[test]
+fn bad_words_are_named() {
+    let server = Server::start();
+    for (words, named) in [
+        (["run", "-w", "5x", "job", "--", "true"], "--wait"),
+        (["run", "-w", "NaN", "job", "--", "true"], "--wait"),
+        (["run", "-l", "0.5", "job", "--", "true"], "--lease"),
+        (["run", "--limit", "0", "job", "--", "true"], "--limit"),
+        (["run", "--signal", "TREM", "job", "--", "true"], "--signal"),
+        (
+            ["--sentinel", "here", "run", "job", "--", "true"],
+            "--sentinel",
+        ),
+        (["run", "-E", "1", "", "--", "true"], "LOCK"),
+    ] {
+        let (code, _, error) = output(&server, &words);
+        assert!(
+            code == 64 && error.contains(named),
+            "{words:?}: {code} {error}"
+        );
+    }
+}
+
+/// Busy is not broken: who cannot be asked, and who refuses, is told so, at once where waiting mends nothing.
+#[test]
+fn what_is_wrong_with_the_server_is_said() {
+    let mut server = Server::start();
+    let mut connection = server.connection();
+    connection.run("ACL SETUSER cron on >secret ~* +ping");
+    for (user, error) in [
+        ("cron:secret", "NOPERM"),
+        ("cron:wrong", "authentication failed"),
+        ("nobody:x", "authentication failed"),
+    ] {
+        let url = format!("redis://{user}@127.0.0.1:{}", server.port());
+        let words = ["run", "-w", "60", "job", "--", "true"];
+        let (code, _, said) = said(dlock_at(&url, &words).output().expect("an end"));
+        assert!(code == 69 && said.contains(error), "{code} {said}");
+    }
+    let bare = Server::builder().without_module().start();
+    let (code, _, said) = output(&bare, &["run", "job", "--", "true"]);
+    assert!(
+        code == 69 && said.contains("unknown command"),
+        "{code} {said}"
+    );
+    server.kill9();
+    for words in [
+        ["run", "-n", "job", "--", "true"],
+        ["run", "-w0.3", "job", "--", "true"],
+    ] {
+        let (code, _, said) = output(&server, &words);
+        assert!(code == 69 && said.contains("refused"), "{code} {said}");
+    }
+}
+
+#[test]
+fn who_and_ls() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    assert_eq!(
+        output(&server, &["who", "job"]),
+        (1, "job is free\n".to_owned(), String::new())
+    );
+    assert_eq!(output(&server, &["release", "job"]).0, 1);
+    let (token, _): Grant = connection.ask("DLOCK.ACQUIRE job alice 600000");
+    connection.run("DLOCK.FAIRACQUIRE job bob 600000 CLAIM 600000");
+    let _: Grant = connection.ask("DLOCK.ACQUIRE other alice 600000");
+    let (code, who, _) = output(&server, &["who", "job"]);
+    assert_eq!(code, 0);
+    assert!(
+        who.contains("held by alice for") && who.contains(&format!("token {token}")),
+        "{who}"
+    );
+    assert!(who.contains("1. bob has a place"), "{who}");
+    let lines = |words: &[&str]| output(&server, words).1.lines().count();
+    assert_eq!(
+        (lines(&["ls"]), lines(&["ls", "-c"]), lines(&["ls", "o*"])),
+        (2, 1, 1)
+    );
+    assert_eq!(output(&server, &["release", "job", "nobody"]).0, 1);
+    assert_eq!(output(&server, &["release", "job", "alice"]).0, 0);
+}
+
+/// In a terminal: it shows what is contended, and ends by `q`.
+#[test]
+fn top_in_a_terminal() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let _: Grant = connection.ask("DLOCK.ACQUIRE hot alice 600000");
+    connection.run("DLOCK.FAIRACQUIRE hot bob 600000 CLAIM 600000");
+    let (_, plain, _) = output(&server, &["top", "-n", "1"]);
+    assert!(
+        plain.contains("1 locks, 1 holders, 1 queued") && plain.contains("held by alice"),
+        "{plain}"
+    );
+    let pty = openpty(None, None).expect("a terminal");
+    let end =
+        |file: &std::os::fd::OwnedFd| Stdio::from(file.try_clone().expect("a spare descriptor"));
+    let mut command = dlock(&server, &["top", "-d", "100ms"]);
+    command
+        .stdin(end(&pty.slave))
+        .stdout(end(&pty.slave))
+        .stderr(end(&pty.slave));
+    let mut top = command.spawn().expect("dlock can be started");
+    drop((command, pty.slave));
+    let mut terminal = File::from(pty.master);
+    let (mut seen, mut buffer) = (String::new(), [0; 4096]);
+    let began = Instant::now();
+    while seen.matches("held by alice").count() < 2 && began.elapsed() < PATIENCE {
+        let count = terminal.read(&mut buffer).expect("it shows something");
+        let bytes: Vec<u8> = buffer.iter().copied().take(count).collect();
+        seen += &String::from_utf8_lossy(&bytes);
+    }
+    assert!(seen.matches("held by alice").count() >= 2, "{seen}");
+    terminal.write_all(b"q").expect("it reads keys");
+    // What it still shows has to go somewhere.
+    let reader =
+        thread::spawn(move || while terminal.read(&mut buffer).is_ok_and(|count| count > 0) {});
+    assert!(top.wait().expect("an end").success());
+    reader.join().expect("the terminal is closed");
+}
+
+#[test]
+fn check_reads_a_group() {
+    let start = || {
+        let words = ["replicas", "2", "quarantine-ms", "500"];
+        let builder = words.iter().fold(Server::builder(), |builder, word| {
+            builder.module_argument(word)
+        });
+        builder.config("appendonly", "yes").start()
+    };
+    let (primary, one, two) = (start(), start(), start());
+    for replica in [&one, &two] {
+        replica.replica_of(&primary);
+        replica.wait_in_sync(&primary);
+    }
+    let checked = |words: &[&str]| output(&primary, words);
+    await_until("nothing is wrong", PATIENCE, || checked(&["check"]).0 == 0);
+    let (_, good, _) = checked(&["check"]);
+    assert_eq!(good.matches("(replica, dlock ").count(), 2, "{good}");
+    assert!(good.ends_with("Nothing is missing.\n"), "{good}");
+    // From a replica it finds the primary.
+    assert_eq!(output(&one, &["check"]).0, 0);
+    for (server, bad, again, words) in [
+        (
+            &two,
+            "CONFIG SET dlock.quarantine-ms 700",
+            "CONFIG SET dlock.quarantine-ms 500",
+            "settings or version differ",
+        ),
+        (
+            &one,
+            "CONFIG SET maxmemory-policy allkeys-lru",
+            "CONFIG SET maxmemory-policy noeviction",
+            "locks can be evicted",
+        ),
+        (
+            &primary,
+            "CONFIG SET dlock.replicas 3",
+            "CONFIG SET dlock.replicas 2",
+            "dlock.replicas is 3, and 2 are connected",
+        ),
+    ] {
+        let mut connection = server.connection();
+        connection.run("CONFIG SET maxmemory 1gb");
+        connection.run(bad);
+        let (code, said, _) = checked(&["check"]);
+        assert!(
+            code == 1 && said.contains("BAD") && said.contains(words),
+            "{bad}: {said}"
+        );
+        connection.run(again);
+    }
+    let sentinel = Sentinel::start(&Watch {
+        port: primary.port(),
+        quorum: 1,
+        down_after_ms: 60_000,
+        program: None,
+    });
+    let at = format!("127.0.0.1:{}", sentinel.port());
+    let (code, said, _) = checked(&["--sentinel", &at, "--primary", PRIMARY, "check"]);
+    assert!(
+        code == 1 && said.contains("1 Sentinels: three or more"),
+        "{said}"
+    );
+}
