@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // The tests that every language has, by the same names: see ../README.md.
@@ -183,7 +185,7 @@ func TestCancelledWait(t *testing.T) {
 		s.awaitQueued(2)
 		cancel()
 		s.isError((<-first).err, context.Canceled)
-		s.check(len(s.queue()) == 1, "it has a place")
+		s.awaitQueued(1)
 		s.handOverTo(second)
 		_, err := s.locks.Lock(inner, s.key)
 		s.isError(err, context.Canceled)
@@ -209,7 +211,7 @@ func TestDeadlinePasses(t *testing.T) {
 		defer cancel()
 		_, err := s.locks.Lock(soon, s.key)
 		s.isError(err, context.DeadlineExceeded)
-		s.check(len(s.queue()) == 0, "it has a place")
+		s.awaitQueued(0)
 	}, "single", "cluster")
 }
 
@@ -400,8 +402,7 @@ func TestErrorsOfItsOwn(t *testing.T) {
 		_, err := s.locks.Lock(ctx, a, Owner("two"))
 		s.isError(err, ErrDeadlock)
 		s.check(strings.Contains(err.Error(), "one"), "it does not name the circle: %v", err)
-		_, queue := s.infoAt(a)
-		s.check(len(queue) == 0, "%v", queue)
+		s.awaitQueuedAt(a, 0) // it is left in the background
 		s.must(two.Release(ctx))
 		s.must(s.had(wait).Release(ctx))
 		s.askAt(a, "DLOCK.FORCERELEASE", a)
@@ -546,6 +547,58 @@ func TestAThousandWaitsOnOneConnection(t *testing.T) {
 		s.check(slices.Equal(served, owners(queue)), "they were not served in their order")
 		s.awaitGone()
 	}, "single", "cluster")
+}
+
+// One command a second on one connection, whatever the number of locks.
+func TestHeldLocksCostTheSameWhateverTheirNumber(t *testing.T) {
+	t.Parallel()
+	for _, count := range []int{10, 1_000, 10_000} {
+		t.Run(fmt.Sprint(count), func(t *testing.T) {
+			in(t, func(s stage) {
+				path, name := s.control("path "+addresses("single")[0]), "held-"+randomKey()
+				s.Cleanup(func() { s.control("close " + path) })
+				locks, err := New(redis.NewClient(&redis.Options{Addr: path, ClientName: name}), Settings{})
+				s.must(err)
+				s.Cleanup(locks.Close)
+				holds := make([]*Hold, count)
+				failed := make(chan error, 100)
+				var all sync.WaitGroup
+				for worker := range 100 {
+					all.Go(func() {
+						for i := worker; i < count; i += 100 {
+							hold, err := locks.Lock(ctx, fmt.Sprint(s.key, i))
+							if holds[i] = hold; err != nil {
+								failed <- err
+								return
+							}
+						}
+					})
+				}
+				all.Wait()
+				close(failed)
+				s.must(<-failed)
+				commands := func() (seen int64) {
+					_, err := fmt.Sscan(s.control("commands "+path), &seen)
+					s.must(err)
+					return seen
+				}
+				age := func() int64 {
+					holders, _ := s.infoAt(holds[0].Key)
+					s.check(len(holders) == 1, "it is not held any more")
+					return holders[0].int("held-ms")
+				}
+				first, began := commands(), age()
+				s.until("five seconds have passed", func() bool { return age()-began > 5_000 })
+				sent, took := commands()-first, age()-began
+				connections := strings.Count(connection(addresses("single")[0]).ClientList(ctx).Val(), name)
+				s.check(sent*1000 <= took*3/2 && connections == 1, "%d commands in %d ms, %d connections", sent, took, connections)
+				for _, hold := range holds {
+					s.check(hold.Lost() == nil, "%v", hold.Lost())
+				}
+				s.Logf("%d locks: %d commands in %d ms, %d connections", count, sent, took, connections)
+			}, "single")
+		})
+	}
 }
 
 func (s stage) holdsOver(what string) {

@@ -67,10 +67,10 @@ func TestAPlantedFaultIsSeen(t *testing.T) {
 				if said, err := built.CombinedOutput(); err != nil {
 					t.Fatalf("it does not build: %s", said)
 				}
-				run := exec.Command(filepath.Join(there, "faulty"), "-test.v", "-test.timeout=90s", "-test.run=^TestCases$/^"+name+"$")
+				run := exec.Command(filepath.Join(there, "faulty"), "-test.v", "-test.timeout=90s", "-test.run=^TestCases(Alone)?$/^"+name+"$")
 				run.Env = append(os.Environ(), "DLOCK_LATE=0.5", "DLOCK_PATIENCE=25s")
 				said, err := run.CombinedOutput()
-				if err == nil || !strings.Contains(string(said), "FAIL: TestCases/"+name) && !strings.Contains(string(said), "panic:") {
+				if err == nil || !strings.Contains(string(said), "/"+name+" (") && !strings.Contains(string(said), "panic:") {
 					t.Fatalf("nobody has seen it: %v\n%s", err, said)
 				}
 				for line := range strings.Lines(string(said)) {

@@ -123,7 +123,6 @@ func TestQuorumAMajorityIsEnough(t *testing.T) {
 	t.Parallel()
 	for _, masters := range []string{"A B dead", "A B hung", "dead A B", "hung A B"} {
 		t.Run(masters, func(t *testing.T) {
-			t.Parallel()
 			in(t, func(s stage) {
 				one, two := s.quorum(masters), s.quorum(masters)
 				hold, err := s.acquire(one, patience)
@@ -147,7 +146,6 @@ func TestQuorumAMajorityIsEnough(t *testing.T) {
 }
 
 func TestQuorumAMinorityIsNot(t *testing.T) {
-	t.Parallel()
 	in(t, func(s stage) {
 		_, err := s.acquire(s.quorum("A dead dead"), 0)
 		s.isError(err, ErrQuorumUnreachable)
@@ -183,7 +181,6 @@ func TestQuorumAMinorityIsNot(t *testing.T) {
 }
 
 func TestQuorumWaitsInOneQueue(t *testing.T) {
-	t.Parallel()
 	in(t, func(s stage) {
 		quorum := s.quorum("A B C")
 		hold, err := s.acquire(quorum, patience)
@@ -210,7 +207,6 @@ func TestQuorumWaitsInOneQueue(t *testing.T) {
 }
 
 func TestQuorumRenewsAndNoticesTheLoss(t *testing.T) {
-	t.Parallel()
 	in(t, func(s stage) {
 		const short = 10 * time.Second
 		hold, err := s.quorum("A B C").Acquire(ctx, s.key, short, patience)
@@ -247,7 +243,6 @@ func TestQuorumRenewsAndNoticesTheLoss(t *testing.T) {
 }
 
 func TestQuorumIsLeftWhenCancelled(t *testing.T) {
-	t.Parallel()
 	in(t, func(s stage) {
 		quorum := s.quorum("A B C")
 		hold, err := s.acquire(quorum, patience)
@@ -286,7 +281,6 @@ func TestQuorumIsLeftWhenCancelled(t *testing.T) {
 }
 
 func TestQuorumGivesBackWhereNobodyAnswered(t *testing.T) {
-	t.Parallel()
 	in(t, func(s stage) {
 		path := s.pathTo(s.master("A"))
 		options := func(addresses ...string) (all []*redis.Options) {
@@ -310,7 +304,6 @@ func TestQuorumGivesBackWhereNobodyAnswered(t *testing.T) {
 }
 
 func TestQuorumAsksTheSilentOneLast(t *testing.T) {
-	t.Parallel()
 	in(t, func(s stage) {
 		heldAtB := make(chan bool, 100)
 		path := s.pathTo(s.master("A"), func() {

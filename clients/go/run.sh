@@ -19,7 +19,7 @@ if [ "${1:-}" = --package ]; then exit; fi
 grep -q "go-redis/v9 $newest" go.mod
 [ -z "$(gofmt -l .)" ] || { gofmt -d .; exit 1; }
 go vet -mod=readonly ./...
-go test -mod=readonly -count=1 -timeout=20m -parallel=8 "$@" .
+go test -mod=readonly -count=1 -timeout=20m -parallel=16 "$@" .
 
 # Once is enough for the rest. That each case fails on a client with a fault takes minutes more: DLOCK_PLANTED=1.
 case ${DLOCK_SERVER:-} in
@@ -35,7 +35,7 @@ cp -- *.go go.mod go.sum "$old"
     go get "github.com/redis/go-redis/v9@$oldest" >/dev/null 2>&1
     go mod tidy >/dev/null 2>&1
     go list -m github.com/redis/go-redis/v9 | grep -q "$oldest"
-    go test -count=1 -timeout=5m -parallel=8 -run 'TestCases/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|no_channel)$|TestCounts|TestHoldOver|TestWaitOver|TestQuorumAMinority' .
+    go test -count=1 -timeout=5m -parallel=16 -run 'TestCases(Alone)?/(forced|cut_and_kept|cut_wait|wrong_password|hung_try|no_channel)$|TestCounts|TestHoldOver|TestWaitOver|TestQuorumAMinority' .
 )
 (cd gocron && go vet -mod=readonly . && go test -mod=readonly -count=1 -timeout=3m .)
 tar -xzf "$packages/dlock-go-0.3.0.tar.gz" --strip-components=1 -C "$project/dlock"

@@ -98,8 +98,9 @@ type stage struct {
 	locks      *Locks
 }
 
-// in runs a test in these places, side by side with others.
+// in runs a test in these places, side by side with all others.
 func in(t *testing.T, test func(stage), places ...string) {
+	t.Parallel()
 	for _, place := range places {
 		t.Run(place, func(t *testing.T) {
 			t.Parallel()
@@ -108,7 +109,7 @@ func in(t *testing.T, test func(stage), places ...string) {
 	}
 }
 
-// alone is for those that move servers about: Go runs them before all that are parallel.
+// alone is for those that others would feel: Go runs them before all that are parallel.
 func alone(t *testing.T, test func(stage), places ...string) {
 	for _, place := range places {
 		t.Run(place, func(t *testing.T) { runIn(t, place, test) })

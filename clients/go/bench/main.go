@@ -202,7 +202,7 @@ func main() {
 		}
 	}
 	fmt.Println("\n| locks held in one process | commands a second | connections | lost |\n|---|---|---|---|")
-	for _, count := range []int{100, 10_000} {
+	for _, count := range []int{10, 1_000, 10_000} {
 		rate, connections, lost := held(count)
 		fmt.Printf("| %d | %.1f | %d | %d |\n", count, rate, connections, lost)
 	}
