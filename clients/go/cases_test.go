@@ -278,7 +278,8 @@ func (r *run) Do_connections(s step) {
 
 func (r *run) Do_client(s step) {
 	locks, err := New(client(r.place, r.paths[s.text("path", "")], s.text("user", ""), s.text("password", "")), Settings{
-		Lease: s.seconds("lease", 10), Auto: s.seconds("auto", 60), Claim: 2 * time.Second, Logger: slog.New(r.log),
+		Lease: s.seconds("lease", 10), Auto: s.seconds("auto", 60), Claim: s.seconds("claim", 2),
+		Logger: slog.New(r.log),
 	})
 	r.must(err)
 	r.Cleanup(locks.Close)

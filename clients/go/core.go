@@ -306,7 +306,7 @@ func (c *core) sleep(ctx context.Context, d time.Duration) {
 func (c *core) take(ctx context.Context, r *request, timeout time.Duration) (*tie, error) {
 	asked := now()
 	t, err := c.asking(ctx, r, timeout, asked)
-	if err != nil && r.asked && !errors.Is(err, ErrReplaced) {
+	if r.asked && t == nil && !errors.Is(err, ErrReplaced) && (err != nil || r.queued) { // its claim would keep the place
 		c.leave(r)
 	}
 	if r.queued {
@@ -450,7 +450,6 @@ func (c *core) attempt(ctx context.Context, r *request, atOnce bool, deadline, e
 		case !passes(err):
 			return nil, err
 		case deadline != never && now() >= deadline:
-			c.leave(r)
 			return nil, nil
 		}
 		return c.block(ctx, r, deadline, end)
@@ -513,7 +512,6 @@ func (c *core) queue(ctx context.Context, heard *node, r *request, deadline, end
 		}
 		switch {
 		case one.word == "" && now() >= last:
-			c.leave(r)
 			return nil, nil
 		case one.word == "", one.number != 0 && one.number != number(ticket[2]): // of an earlier asking of ours
 			continue
@@ -561,7 +559,6 @@ func (c *core) block(ctx context.Context, r *request, deadline, end time.Duratio
 			return c.confirm(ctx, r, number(grant[0]), end)
 		}
 		if deadline != never && now() >= deadline {
-			c.leave(r)
 			return nil, nil
 		}
 	}

@@ -29,6 +29,7 @@ var faults = []struct{ cases, file, old, new string }{
 	{"a_thousand_cycles", "connect.go", "if l := n.currentLink(); l.alive() {", "if l := n.currentLink(); l.alive() && now() == 0 {"},
 	{"dropped", "dlock.go", "if s.leave() {", "if s.core == nil {"},
 	{"the_replica_frozen", "errors.go", `"ASK", "NOACK",`, `"ASK",`},
+	{"a_time_out_leaves_no_place", "core.go", "(err != nil || r.queued)", "err != nil"},
 	{"bad_arguments", "request.go", `if key == "" {`, `if key == "-" {`},
 }
 

@@ -286,8 +286,8 @@ def _text(value):
 class Threads:
     """dlock.Locks, each call in a thread."""
 
-    def __init__(self, place, lease=LEASE, auto=30.0, **options):
-        self.locks = dlock.Locks(client(place, **options), **{**SETTINGS, "lease": lease, "auto": auto})
+    def __init__(self, place, lease=LEASE, auto=30.0, claim=2.0, **options):
+        self.locks = dlock.Locks(client(place, **options), lease=lease, auto=auto, claim=claim)
         self.pool = concurrent.futures.ThreadPoolExecutor(64)
 
     def end(self):
@@ -364,13 +364,13 @@ def close(client):
 class Tasks:
     """dlock.AsyncLocks, each call as a task."""
 
-    def __init__(self, place, lease=LEASE, auto=30.0, **options):
+    def __init__(self, place, lease=LEASE, auto=30.0, claim=2.0, **options):
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
 
         async def make():
-            settings = {**SETTINGS, "lease": lease, "auto": auto}
-            return dlock.AsyncLocks(client(place, redis.asyncio, **options), **settings)
+            redis_client = client(place, redis.asyncio, **options)
+            return dlock.AsyncLocks(redis_client, lease=lease, auto=auto, claim=claim)
 
         self.locks = self.run(make())
 

@@ -144,12 +144,12 @@ class Case:
 
     # What the client does.
 
-    def do_client(self, name="client", path=None, lease=10.0, auto=60.0, user=None, password=None):
+    def do_client(self, name="client", path=None, lease=10.0, auto=60.0, claim=2.0, user=None, password=None):
         options = {"username": user, "password": password} if user else {}
         if path:
             host, port = self.paths[path].split(":")
             options |= {"host": host, "port": int(port)}
-        self.clients[name] = KINDS[self.kind](self.place, lease=lease, auto=auto, **options)
+        self.clients[name] = KINDS[self.kind](self.place, lease=lease, auto=auto, claim=claim, **options)
 
     def judge(self, gives, work, name="hold", text="", cause=None, within=None):
         began = time.monotonic()

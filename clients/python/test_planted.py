@@ -159,6 +159,10 @@ def knows_no_noack(plant):
     plant(_errors, "_TYPES", {**_errors._TYPES, "NOACK": _errors.DLockError})
 
 
+def leaves_nothing(plant):
+    plant(_core.Core, "leave", nothing)
+
+
 def takes_anything(plant):
     plant(_request, "seconds", lambda name, value: value)
     plant(_threads, "seconds", lambda name, value: 0)
@@ -192,6 +196,7 @@ FAULTS = [
     ("the_replica_frozen", believes_the_unconfirmed),
     ("the_replica_frozen", loses_the_unconfirmed),
     ("the_replica_frozen", knows_no_noack),
+    ("a_time_out_leaves_no_place", leaves_nothing),
     ("bad_arguments", takes_anything),
 ]
 

@@ -112,9 +112,9 @@ export class Case {
 
   // What the client does.
 
-  async client({ name = 'client', path, lease = 10, auto = 60, user, password }) {
+  async client({ name = 'client', path, lease = 10, auto = 60, claim = 2, user, password }) {
     const say = (message) => this.log.push(message);
-    const settings = { lease: 1000 * lease, auto: 1000 * auto, logger: { debug: say, warn: say } };
+    const settings = { lease: 1000 * lease, auto: 1000 * auto, claim: 1000 * claim, logger: { debug: say, warn: say } };
     this.names[name] = `${this.server.key.slice(1, 13)}-${name}`;
     const address = path ? this.paths[path].split(':') : addresses('DLOCK_SINGLE')[0];
     this.clients[name] = this.place !== 'single' ? this.make.locks(this.library, this.place, settings)

@@ -76,6 +76,9 @@ const aLinkALock = () => plant(Core, 'call', (old) => function call(...about) {
   return old.apply(this, about);
 });
 const forgets = () => plant(Core, 'drop', () => nothing);
+const leavesNothing = () => plant(Link, 'post', (old) => function post(words, ...rest) {
+  return old.call(this, words[0] === 'DLOCK.CANCEL' ? ['PING'] : words, ...rest);
+});
 const takesAnything = () => ({
   at: (...about) => ({ close: none, tryLock: none, locks: makeLocksAt(...about).close() }),
 });
@@ -86,7 +89,8 @@ const FAULTS = {
   no_right_to_the_command: allPasses, no_module: allPasses, no_channel: deafIsFinal, two_dead_links_of_five: oneKeeper,
   one_hung_node_of_three: oneKeeper, two_thousand_holds_at_200_ms: renewsEach, forced: hearsNoLoss,
   deleted: hearsNoLoss, expired: hearsNoLoss, cut_and_kept: tiesNothingAnew, cut_wait: waitsForEver,
-  after_close: endsQuietly, the_replica_frozen: unconfirmedIsTaken, a_thousand_cycles: aLinkALock, dropped: forgets, bad_arguments: takesAnything,
+  after_close: endsQuietly, the_replica_frozen: unconfirmedIsTaken, a_thousand_cycles: aLinkALock, dropped: forgets,
+  a_time_out_leaves_no_place: leavesNothing, bad_arguments: takesAnything,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept'];
 

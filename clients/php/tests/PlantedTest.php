@@ -44,6 +44,7 @@ final class PlantedTest extends TestCase
             ],
             'dropped' => [$core, "forsake(Request \$request, int \$token): void\n    {", "forsake(Request \$request, int \$token): void\n    {return;"],
             'the_replica_frozen' => ['Exception/Refused.php', "'NOACK' => NoAck::class,", ''],
+            'a_time_out_leaves_no_place' => [$core, "leave(Request \$request): void\n    {", "leave(Request \$request): void\n    {return;"],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
         ];
         foreach ($faults as $case => $fault) {

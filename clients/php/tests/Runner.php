@@ -207,10 +207,11 @@ final class Runner
         ?string $path = null,
         float $lease = 10.0,
         float $auto = 60.0,
+        float $claim = 2.0,
         ?string $user = null,
         ?string $password = null,
     ): void {
-        $this->clients[$name] = new Worker($this->how($path, $lease, $auto, $user, $password));
+        $this->clients[$name] = new Worker(['claim' => $claim] + $this->how($path, $lease, $auto, $user, $password));
     }
 
     /** @return array<string, mixed> */

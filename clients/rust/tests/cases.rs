@@ -107,7 +107,10 @@ impl Case {
                 *client = redis::Client::open(info.set_redis_settings(redis)).expect("an address");
             }
         }
-        let settings = Settings::new().lease(seconds(step, "lease", 10.0)).auto(seconds(step, "auto", 60.0));
+        let settings = Settings::new()
+            .lease(seconds(step, "lease", 10.0))
+            .auto(seconds(step, "auto", 60.0))
+            .claim(seconds(step, "claim", 5.0));
         let name = word(step, "as", "client").to_owned();
         self.clients.insert(name, Locks::with(clients, planted(settings)).expect("good settings"));
     }

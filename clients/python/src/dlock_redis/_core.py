@@ -234,6 +234,8 @@ class Core:
             if request.queued:
                 self.tell("waited", request.key)
         if tie is None:
+            if request.queued:
+                self.leave(request)  # its claim would keep the place
             self.tell("refused", request.key, now() - began, None)
         else:
             self.tell("granted", request.key, now() - began)
@@ -299,7 +301,6 @@ class Core:
                 if not passes(error):
                     raise
                 if deadline is not None and now() >= deadline:
-                    self.leave(request)
                     return None
                 return await self._block(request, deadline, end)
         return await (self._block if node.deaf else self._queue)(request, deadline, end)
@@ -326,7 +327,6 @@ class Core:
                 message = await wait.next(math.inf if deadline is None else deadline + GRACE)
                 self.check()
                 if message is None:
-                    self.leave(request)
                     return None
                 word, token, number = message
                 if number not in (0, reply[2]):
@@ -358,7 +358,6 @@ class Core:
                 if reply:
                     return await self._confirm(request, reply[0], end)
                 if deadline is not None and now() >= deadline:
-                    self.leave(request)
                     return None
         finally:
             link.die(library.ConnectionError("the wait is over"))

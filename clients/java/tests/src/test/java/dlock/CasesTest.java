@@ -209,10 +209,10 @@ class CasesTest {
                     String name = stage.key.replaceAll("[{}]", "") + users.size();
                     stage.ask(key, "ACL", "SETUSER", name, "on", ">word", "~*", "&*", "+@all", step.get("rule").asText());
                     users.add(name);
-                    client("client", null, 10, 60, name, "word");
+                    client("client", null, 10, 60, 5, name, "word");
                 }
                 case "client" -> client(step.path("as").asText("client"), step.has("path") ? path(step) : null,
-                        step.path("lease").asDouble(10), step.path("auto").asDouble(60),
+                        step.path("lease").asDouble(10), step.path("auto").asDouble(60), step.path("claim").asDouble(5),
                         step.path("user").asText(null), step.path("password").asText(null));
                 case "queued" -> stage.awaitQueued(key, step.get("count").asInt());
                 case "free" -> stage.awaitGone(key);
@@ -298,9 +298,11 @@ class CasesTest {
             }
         }
 
-        private void client(String name, String path, double lease, double auto, String user, String password) {
+        private void client(
+                String name, String path, double lease, double auto, double claim, String user, String password) {
             Connector connector = Stage.connector(library, stage.place, path, user, password);
-            clients.put(name, new DLocks(connector, Settings.DEFAULT.lease(seconds(lease)).auto(seconds(auto))));
+            Settings settings = Settings.DEFAULT.lease(seconds(lease)).auto(seconds(auto)).claim(seconds(claim));
+            clients.put(name, new DLocks(connector, settings));
         }
 
         static Duration seconds(double seconds) {
