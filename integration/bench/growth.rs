@@ -18,12 +18,8 @@ use crate::line::{Batch, Line};
 use crate::locking::{exclusive, DLOCK};
 use crate::notice;
 use crate::pair::{self, Pipelined};
-use crate::row::{Row, Source, Value};
 use crate::setting::Stage;
-use crate::way::{Effort, Figure, Group, Opened, Way};
-
-/// The group.
-const GROWTH: &str = "growth of a cluster";
+use crate::way::{Figure, Opened, Way};
 
 /// Instructions of the server's main thread in user mode, a pair or a hand-over. Some machines do not count them.
 const INSTRUCTIONS: &str = "instructions";
@@ -79,16 +75,8 @@ const OF_THREE_WITH_REPLICAS: Size = Size {
 
 const SIZES: [Size; 4] = [ALONE, OF_SIX, WITH_REPLICA, OF_THREE_WITH_REPLICAS];
 
-/// What is measured.
-pub fn group() -> Group {
-    Group {
-        name: GROWTH,
-        effort: Effort::full(1, 12, 11),
-        open: Box::new(open),
-    }
-}
-
-fn open() -> Opened {
+/// All sizes.
+pub fn open() -> Opened {
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
     for size in SIZES {
         let cluster = Rc::new(Cluster::start(&size)?);
@@ -286,114 +274,4 @@ fn keep_busy(master: &Server) -> Result<(), Failure> {
     })?;
     let owners = errand::owners(WAITS_ELSEWHERE + 1);
     notice::queue_up(master, &mut line, &format!("{tag}queue"), &owners)
-}
-
-/// A pair, CPU time: one of six masters beside one that is alone.
-pub const PAIR_CPU: Row = pair_row("growth/pair", CPU_OF_PAIR, pair::CPU, &OF_SIX, &ALONE);
-/// The same, instructions.
-pub const PAIR_INSTRUCTIONS: Row = pair_row(
-    "growth/pair-instructions",
-    INSTRUCTIONS_OF_PAIR,
-    INSTRUCTIONS,
-    &OF_SIX,
-    &ALONE,
-);
-/// A pair, CPU time: three masters with a replica each beside one.
-pub const REPLICAS_PAIR_CPU: Row = pair_row(
-    "growth-replicas/pair",
-    CPU_OF_PAIR,
-    pair::CPU,
-    &OF_THREE_WITH_REPLICAS,
-    &WITH_REPLICA,
-);
-/// The same, instructions.
-pub const REPLICAS_PAIR_INSTRUCTIONS: Row = pair_row(
-    "growth-replicas/pair-instructions",
-    INSTRUCTIONS_OF_PAIR,
-    INSTRUCTIONS,
-    &OF_THREE_WITH_REPLICAS,
-    &WITH_REPLICA,
-);
-/// A hand-over, CPU time: one of six masters beside one that is alone.
-pub const HANDOVER_CPU: Row = handover_row(
-    "growth/hand-over",
-    CPU_OF_HANDOVER,
-    handover::CPU,
-    &OF_SIX,
-    &ALONE,
-);
-/// The same, instructions.
-pub const HANDOVER_INSTRUCTIONS: Row = handover_row(
-    "growth/hand-over-instructions",
-    INSTRUCTIONS_OF_HANDOVER,
-    INSTRUCTIONS,
-    &OF_SIX,
-    &ALONE,
-);
-/// A hand-over, CPU time: three masters with a replica each beside one.
-pub const REPLICAS_HANDOVER_CPU: Row = handover_row(
-    "growth-replicas/hand-over",
-    CPU_OF_HANDOVER,
-    handover::CPU,
-    &OF_THREE_WITH_REPLICAS,
-    &WITH_REPLICA,
-);
-/// The same, instructions.
-pub const REPLICAS_HANDOVER_INSTRUCTIONS: Row = handover_row(
-    "growth-replicas/hand-over-instructions",
-    INSTRUCTIONS_OF_HANDOVER,
-    INSTRUCTIONS,
-    &OF_THREE_WITH_REPLICAS,
-    &WITH_REPLICA,
-);
-
-const CPU_OF_PAIR: &str = "ACQUIRE + RELEASE in a cluster, server CPU";
-const INSTRUCTIONS_OF_PAIR: &str = "ACQUIRE + RELEASE in a cluster, instructions";
-const CPU_OF_HANDOVER: &str = "hand-over in a cluster, server CPU, 100 queued";
-const INSTRUCTIONS_OF_HANDOVER: &str = "hand-over in a cluster, instructions, 100 queued";
-
-const fn pair_row(
-    name: &'static str,
-    what: &'static str,
-    figure: &'static str,
-    size: &Size,
-    against: &Size,
-) -> Row {
-    row(name, what, figure, size.pair, against.pair)
-}
-
-const fn handover_row(
-    name: &'static str,
-    what: &'static str,
-    figure: &'static str,
-    size: &Size,
-    against: &Size,
-) -> Row {
-    row(name, what, figure, size.handover, against.handover)
-}
-
-const fn row(
-    name: &'static str,
-    what: &'static str,
-    figure: &'static str,
-    way: &'static str,
-    against: &'static str,
-) -> Row {
-    let group = GROWTH;
-    Row {
-        name,
-        what,
-        against,
-        value: Value::Ratio(
-            Source { group, way, figure },
-            Source {
-                group,
-                way: against,
-                figure,
-            },
-        ),
-        bound: Some(1.1),
-        goal: None,
-        tolerance: 0.08,
-    }
 }

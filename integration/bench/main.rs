@@ -77,7 +77,7 @@ use nix::sys::resource::{getrlimit, setrlimit, Resource};
 use crate::failure::Failure;
 use crate::machine::Machine;
 use crate::outcome::Outcome;
-use crate::plan::ROWS;
+use crate::row::ROWS;
 use crate::series::Records;
 use crate::way::Group;
 

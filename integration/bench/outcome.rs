@@ -7,8 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::machine::Machine;
-use crate::plan::ROWS;
-use crate::row::{Row, Value};
+use crate::row::{Row, Value, ROWS};
 use crate::series::Records;
 use crate::spread::Spread;
 

@@ -1,5 +1,7 @@
 //! A line of the result: one figure beside another, and how far apart they may be.
 
+use std::sync::LazyLock;
+
 use crate::series::Records;
 use crate::spread::Spread;
 
@@ -55,6 +57,78 @@ impl Row {
         match self.value {
             Value::Ratio(subject, against) => Spread::of_ratios(samples(subject), samples(against)),
             Value::Plain(subject) => Spread::of(samples(subject)),
+        }
+    }
+}
+
+/// All rows, in the order in which they are shown. `rows.txt` says what stands where.
+pub static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
+    let (mut group, mut head, mut rows) = ("", "", Vec::new());
+    let lines = include_str!("rows.txt").lines();
+    for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some(rest) = line.strip_prefix("        ") {
+            rows.push(read(group, head, rest).unwrap_or_else(|| panic!("no row: {head}")));
+        } else if line.starts_with(' ') {
+            head = line.trim();
+        } else {
+            group = line;
+        }
+    }
+    rows
+});
+
+fn read(group: &'static str, head: &'static str, rest: &'static str) -> Option<Row> {
+    let (name, what) = head.split_once(" | ")?;
+    let mut cells = rest.split(" | ");
+    let (figure, ways, limits) = (cells.next()?, cells.next()?, cells.next()?);
+    let source = |way| Source { group, way, figure };
+    let limit = |name| {
+        let mut limits = limits.split(", ");
+        limits.find_map(|limit| limit.strip_prefix(name)?.parse().ok())
+    };
+    let (value, beside) = match ways.split_once(" ÷ ") {
+        Some((way, beside)) => (Value::Ratio(source(way), source(beside)), Some(beside)),
+        None => (Value::Plain(source(ways)), None),
+    };
+    Some(Row {
+        name,
+        what,
+        against: cells.next().or(beside)?,
+        value,
+        bound: limit("bound "),
+        goal: limit("goal "),
+        tolerance: limit("tolerance ")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A name that nobody measures under would be a row that is never shown.
+    #[test]
+    fn every_way_and_figure_is_in_the_code() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/bench");
+        let files = fs::read_dir(directory).expect("our sources");
+        let paths = files.map(|file| file.expect("a file").path());
+        let sources: String = paths
+            .filter(|path| path.extension().is_some_and(|end| end == "rs"))
+            .map(|path| fs::read_to_string(path).expect("a source"))
+            .collect();
+        for row in ROWS.iter() {
+            let (one, other) = match row.value {
+                Value::Ratio(one, other) => (one, other),
+                Value::Plain(one) => (one, one),
+            };
+            for name in [one.way, other.way, one.figure] {
+                assert!(
+                    sources.contains(&format!("\"{name}\"")),
+                    "{}: {name}",
+                    row.name
+                );
+            }
         }
     }
 }
