@@ -27,8 +27,8 @@ pub trait Keyspace {
         true
     }
 
-    /// Returns true if the lock that is here may be changed outside of a request now, as a client's command might: also in a slot that is
-    /// on its way to or from another node, for as long as the key is here. Who holds it there may keep it and give it
+    /// Returns true if the lock that is here may be changed outside of a request now, as a client's command might: also in a slot
+    /// that is on its way to or from another node, for as long as the key is here. Who holds it there may keep it and give it
     /// back; but nobody is granted it.
     fn serves(&mut self, name: NameRef) -> bool {
         self.accepts(name)
@@ -164,8 +164,8 @@ impl<V: Value> Entry<V> {
         }
     }
 
-    /// Ends the holds whose leases end until then, in that order, each as `end` says of its token and its deadline. It is as if each
-    /// had been ended by itself, but that very many cost less. Returns what is left of them, to be freed.
+    /// Ends the holds whose leases end until then, in that order, each as `end` says of its token and its deadline. It is as if
+    /// each had been ended by itself, but that very many cost less. Returns what is left of them, to be freed.
     pub fn end_until(&mut self, until: WallMs, mut end: impl FnMut(Token, WallMs) -> End) -> Lock {
         let Some(lock) = &mut self.lock else {
             return Lock::FREE;

@@ -8,7 +8,8 @@ use crate::ffi::text::Str;
 use crate::node::inbox::{self, Notice};
 use crate::node::{census, clock, event_loop, eviction, gate, replicas, timer};
 use crate::servers::quirks;
-use crate::tell::{blocking, confirm, latency, notifications, replicate, subscribers, unsent};
+use crate::tell::observers::{in_order, subscribers};
+use crate::tell::{blocking, confirm, latency, replicate, unsent};
 use dlock_engine::{ClientId, Name, NameRef};
 use redis_module::raw;
 use std::ffi::CStr;
@@ -96,7 +97,7 @@ impl Listener for Notes {
 
     fn configured(ctx: Ctx, changed: &dyn Fn(&CStr) -> bool) {
         if changed(c"notify-keyspace-events") {
-            notifications::refresh();
+            in_order::refresh();
         }
         if changed(c"latency-monitor-threshold") {
             latency::refresh(ctx);

@@ -10,5 +10,6 @@ pub(crate) mod inbox;
 pub(crate) mod newer_format;
 pub(crate) mod own_slots;
 pub(crate) mod replicas;
+pub(crate) mod settings;
 pub(crate) mod slot;
 pub(crate) mod timer;

@@ -16,7 +16,7 @@ use super::notices::TOLD_A_STEP;
 use super::state::{Late, State, STATE};
 use crate::ffi::ctx::Ctx;
 use crate::node::{gate, inbox, timer};
-use crate::tell::{blocking, confirm, notify, observers};
+use crate::tell::{blocking, notify, observers};
 use dlock_engine::{Now, Output};
 use std::cell::RefMut;
 
@@ -84,7 +84,7 @@ fn tell(ctx: Ctx, mut state: RefMut<State>, now: Now) {
     let (mut answered, mut messages) = (false, Vec::new());
     for output in outputs {
         if confirms && output.waits_for_replicas() {
-            confirm::hold(output, now);
+            blocking::hold(output, now);
             continue;
         }
         match output {

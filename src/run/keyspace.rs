@@ -13,7 +13,7 @@ use crate::ffi::user::User;
 use crate::node::inbox;
 use crate::node::own_slots;
 use crate::servers::quirks;
-use crate::tell::notifications::{self, Notifications};
+use crate::tell::observers::in_order::{self, Notifications};
 use crate::tell::replicate;
 use dlock_engine::{ClientId, Entry, Keyspace, Lock, NameRef, WallMs};
 use redis_module::raw::{self, RedisModuleKey};
@@ -400,7 +400,7 @@ impl Open {
         if !self.entry.events.is_empty() {
             let key = match self.made.take() {
                 Some(made) => notifications.own_key(made),
-                None => notifications::Key::Argument(self.name),
+                None => in_order::Key::Argument(self.name),
             };
             for event in &self.entry.events {
                 notifications.add(self.db, key, event);

@@ -10,7 +10,8 @@ use crate::ffi::doors;
 use crate::ffi::{api, log};
 use crate::node::{census, config, eviction, gate, replicas, timer};
 use crate::servers::{dry_run, quirks};
-use crate::tell::{latency, notifications};
+use crate::tell::latency;
+use crate::tell::observers::in_order;
 use dlock_commands::table::COMMANDS;
 use redis_module::{raw, Context, RedisString, Status};
 use std::ffi::c_int;
@@ -101,7 +102,7 @@ fn begin(ctx: Ctx) {
     }
     eviction::refresh(ctx);
     latency::refresh(ctx);
-    notifications::refresh();
+    in_order::refresh();
     log::notice(concat!("dlock ", env!("CARGO_PKG_VERSION"), " is ready"));
     timer::init(own, event::event);
     // The first event is the first heartbeat.

@@ -4,9 +4,10 @@ use super::caller::Client;
 use super::keyspace::OpenKeys;
 use crate::ffi::cell::MainThread;
 use crate::node::inbox::Unlinked;
+use crate::node::settings::Settings;
 use crate::node::{census, clock, config, gate, own_slots};
-use crate::tell::notifications::{Notifications, PutOff};
 use crate::tell::observers;
+use crate::tell::observers::in_order::{Notifications, PutOff};
 use dlock_commands::Call;
 use dlock_engine::{Engine, Event, Lock, Name, Now, SteadyMs};
 use std::collections::VecDeque;
@@ -39,7 +40,7 @@ pub(super) struct State {
     pub(super) steps: clock::StepDetector,
     pub(super) own_slots: own_slots::Own,
     pub(super) slots_seen: Option<Instant>,
-    pub(super) settings: config::Settings,
+    pub(super) settings: Settings,
     /// Since when this server decides, for the quarantine.
     pub(super) since: SteadyMs,
     pub(super) heartbeat: SteadyMs,
@@ -63,7 +64,7 @@ lazy_static::lazy_static! {
         steps: clock::StepDetector::default(),
         own_slots: own_slots::Own::default(),
         slots_seen: None,
-        settings: config::Settings::default(),
+        settings: Settings::default(),
         since: clock::read().steady(),
         heartbeat: SteadyMs(0),
         clock_leads: false,

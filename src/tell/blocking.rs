@@ -35,7 +35,7 @@ use dlock_commands::error::Error;
 use dlock_commands::{keep, MayWait, Reply};
 use dlock_engine::broken;
 use dlock_engine::collections::index::ByNumber;
-use dlock_engine::{ClientId, Grant, NoAck, Outcome, Refusal, RequestId, Undo, Wake};
+use dlock_engine::{ClientId, Grant, NoAck, Now, Outcome, Output, Refusal, RequestId, Undo, Wake};
 use redis_module::raw;
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -80,7 +80,8 @@ pub(crate) fn waiting() -> usize {
     WAITERS.borrow().map_or(0, |waiters| waiters.blocked)
 }
 
-/// Blocks the calling connection, on a key if there is one, until its request is answered. Returns false if the server does not let it wait.
+/// Blocks the calling connection, on a key if there is one, until its request is answered. Returns false if the server does not let
+/// it wait.
 pub(crate) fn block(ctx: Ctx, key: Option<&Text>, id: RequestId, named: Option<String>) -> bool {
     let Some(mut waiters) = WAITERS.borrow() else {
         return false;
@@ -124,8 +125,16 @@ pub(crate) fn answer(wake: Wake) {
     }
 }
 
+/// Keeps an answer until it is confirmed. Without anybody there any more who would be told, it is as not confirmed.
+pub(crate) fn hold(output: Output, now: Now) {
+    match matches!(output, Output::Wake(_)) && !is_to_be_told(output.id()) {
+        true => inbox::post(Notice::Unconfirmed(output.into_pending().undo)),
+        false => confirm::hold(output, now),
+    }
+}
+
 /// Notes that an answer waits for its confirmation. Returns false if its connection has ended meanwhile.
-pub(crate) fn hold(id: RequestId) -> bool {
+fn is_to_be_told(id: RequestId) -> bool {
     let Some(mut waiters) = WAITERS.borrow() else {
         return false;
     };

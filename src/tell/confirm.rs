@@ -12,9 +12,7 @@
 //!
 //! How much must be confirmed is known only where the effects are in the stream: when the event loop is about to sleep.
 
-use super::blocking;
 use crate::ffi::cell::MainThread;
-use crate::node::inbox::{self, Notice};
 use crate::node::{config, event_loop, replicas, timer};
 use dlock_engine::collections::index::ByNumber;
 use dlock_engine::{Millis, NoAck, Now, Outcome, Output, Pending, RequestId, SteadyMs};
@@ -55,12 +53,9 @@ pub(crate) fn waiting() -> usize {
     WAITING.load(Ordering::Relaxed)
 }
 
-/// Keeps an answer until it is confirmed. Without anybody there any more who would be told, it is as not confirmed.
+/// Keeps an answer until it is confirmed.
 pub(crate) fn hold(output: Output, now: Now) {
     let id = output.id();
-    if matches!(output, Output::Wake(_)) && !blocking::hold(id) {
-        return inbox::post(Notice::Unconfirmed(output.into_pending().undo));
-    }
     let patience: Millis = config::ACK_TIMEOUT_MS.amount() as Millis;
     let least = now.steady().after(patience);
     let deadline = output.pending().until.map(|until| until.max(least));

@@ -5,18 +5,16 @@
 //! | `reply` | a caller: the reply to its command |
 //! | `blocking`, `unsent` | a connection that waits: how its wait has ended, and whether that has been sent |
 //! | `notify` | the channel that a request waits by (`NOTIFY`) |
-//! | `notifications`, `observers` | observers: what happened in an event, in order; then unlock messages and keyspace events |
-//! | `subscribers` | nobody: whether somebody would hear them |
+//! | `confirm` | nobody yet: answers that wait until replicas have confirmed them (`dlock.replicas`) |
+//! | `observers/` | observers: what happened in an event, in order, as unlock messages and keyspace events; if somebody would hear them |
 //! | `replicate` | replicas and the AOF |
 //! | `latency` | the server's latency monitor |
 
 pub(crate) mod blocking;
 pub(crate) mod confirm;
 pub(crate) mod latency;
-pub(crate) mod notifications;
 pub(crate) mod notify;
 pub(crate) mod observers;
 pub(crate) mod replicate;
 pub(crate) mod reply;
-pub(crate) mod subscribers;
 pub(crate) mod unsent;

@@ -258,8 +258,8 @@ impl Lock {
         }
     }
 
-    /// Returns true if the module has to watch this lock by itself: somebody is (or was, when it was saved) queued, there are several
-    /// leases and the key's TTL is only the latest of them, or a user has brought it and it is not bounded yet.
+    /// Returns true if the module has to watch this lock by itself: somebody is (or was, when it was saved) queued, there are
+    /// several leases and the key's TTL is only the latest of them, or a user has brought it and it is not bounded yet.
     pub fn needs_watch(&self) -> bool {
         match self {
             Lock::Sole(sole) => sole.client == RESTORED || sole.watched(),

@@ -245,8 +245,8 @@ impl Engine {
         }
     }
 
-    /// Returns true if the caps allow one more place (unless the owner has it already) and one more waiting request (unless it takes
-    /// the place of an older one of its kind). A cap refuses only what makes its own number grow.
+    /// Returns true if the caps allow one more place (unless the owner has it already) and one more waiting request (unless it
+    /// takes the place of an older one of its kind). A cap refuses only what makes its own number grow.
     #[cold]
     fn room(
         &self,

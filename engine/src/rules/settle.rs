@@ -94,9 +94,9 @@ impl Engine {
         self.update_watch(entry, lock, left_over);
     }
 
-    /// Goes on with the review, and settles what has been marked, in order, `most` locks at most. To be called only when this server would accept a
-    /// write now. Returns true if something is left that could go on at once; what the keyspace does not accept now
-    /// stays marked (see [`Engine::unsettled`]).
+    /// Goes on with the review, and settles what has been marked, in order, `most` locks at most. To be called only when this
+    /// server would accept a write now. Returns true if something is left that could go on at once; what the keyspace does not
+    /// accept now stays marked (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         drop(self.review(most, true));
         self.take_back(keys, now);

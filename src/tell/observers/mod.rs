@@ -1,13 +1,18 @@
 //! Telling observers: unlock messages and keyspace events.
+//!
+//! `in_order` has what there is to be told once an event has been worked off, in the order in which it happened; `subscribers` knows
+//! whether anybody would hear it.
+
+pub(crate) mod in_order;
+pub(crate) mod subscribers;
 
 use crate::ffi::ctx::Ctx;
-use crate::node::config::Channel;
 use crate::node::gate;
+use crate::node::settings::Channel;
 use crate::node::slot;
-use crate::tell::notifications::{self, Notifications, Told};
-use crate::tell::subscribers;
 use dlock_commands::hash_slot;
 use dlock_engine::{End, Event, Token};
+use in_order::{Notifications, Told};
 use std::ffi::CStr;
 
 /// Tells all of it, in order, and empties the list. `home` is the context's database.
@@ -19,7 +24,7 @@ pub(crate) fn tell(
     texts: &mut Texts,
 ) {
     let mut selected = home;
-    let keyspace_events = notifications::keyspace_events();
+    let keyspace_events = in_order::keyspace_events();
     notifications.drain(|notification| {
         let (db, key, event) = match notification {
             Told::Lock(db, key, event) => (*db, *key, event),

@@ -7,9 +7,9 @@
 //! locks that it has opened add what it did. What comes in masses is told in steps, and then what events do meanwhile waits
 //! behind it (`run::notices::Late`). (`run::run`; `observers` in `integration/tests` finds every other order).
 
+use super::subscribers;
 use crate::ffi::server;
 use crate::ffi::text::{Str, Text};
-use crate::tell::subscribers;
 use dlock_engine::broken;
 use dlock_engine::{Event, Name, NameRef};
 use std::sync::atomic::{AtomicBool, Ordering};
