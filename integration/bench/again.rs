@@ -17,13 +17,6 @@ const TIMES: usize = 10_000;
 
 /// A renewal by this module.
 pub const RENEW: &str = "dlock, RENEW";
-/// A renewal by a script.
-pub const RENEW_SCRIPT: &str = "hexists + pexpire, a script";
-/// A pair within another, by this module.
-pub const REENTER: &str = "dlock, re-entered pair";
-/// A pair within another, by scripts.
-pub const REENTER_SCRIPTS: &str = "counted-hash scripts, re-entered pair";
-
 /// How the lock is held, and what its holder does then. In the commands `{key}` and `{owner}` stand for what differs, and `{take}`,
 /// `{give}`, `{renew}` for the SHA-1 of the scripts.
 struct Again {
@@ -46,21 +39,21 @@ const ALL: [Again; 4] = [
         replies: ":86400000\r\n",
     },
     Again {
-        name: RENEW_SCRIPT,
+        name: "hexists + pexpire, a script",
         hold: TAKE,
         held: "$-1\r\n",
         commands: &["EVALSHA {renew} 1 {key} 86400000 {owner}"],
         replies: ":1\r\n",
     },
     Again {
-        name: REENTER,
+        name: "dlock, re-entered pair",
         hold: ACQUIRE,
         held: "*2\r\n:#\r\n:1\r\n",
         commands: &[ACQUIRE, "DLOCK.RELEASE {key} {owner}"],
         replies: "*2\r\n:#\r\n:2\r\n:1\r\n",
     },
     Again {
-        name: REENTER_SCRIPTS,
+        name: "counted-hash scripts, re-entered pair",
         hold: TAKE,
         held: "$-1\r\n",
         commands: &[

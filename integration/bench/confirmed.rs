@@ -17,16 +17,6 @@ const GRANTS: usize = 2_000;
 /// Long enough for a sample.
 const LEASE_MS: u64 = 60_000;
 
-/// Ours.
-pub const CONFIRMED: &str = "dlock.replicas";
-/// The same without.
-pub const UNCONFIRMED: &str = "dlock";
-/// What a client does.
-pub const SET_WAIT: &str = "SET, then WAIT";
-
-/// From sending to the reply of a grant, on average; of many connections that ask at once, all of them divided by their number.
-pub const TAKES: &str = "µs a grant";
-
 /// Long enough that no lease is longer: what is confirmed needs that.
 const QUARANTINE_MS: u64 = 600_000;
 
@@ -51,9 +41,13 @@ pub fn open(replicas: usize, connections: usize) -> Opened {
     // More than half of all servers have it: as many replicas as dlock asks for.
     let wait = format!("WAIT {} 0", replicas.div_ceil(2));
     Ok(vec![
-        way(CONFIRMED, &confirming, &ours)?,
-        way(UNCONFIRMED, &plain, &ours)?,
-        way(SET_WAIT, &plain, &[(&set, "+OK\r\n"), (&wait, ":#\r\n")])?,
+        way("dlock.replicas", &confirming, &ours)?,
+        way("dlock", &plain, &ours)?,
+        way(
+            "SET, then WAIT",
+            &plain,
+            &[(&set, "+OK\r\n"), (&wait, ":#\r\n")],
+        )?,
     ])
 }
 
@@ -154,6 +148,10 @@ impl Way for Grants {
         if confirmed != wanted {
             return Err(format!("{confirmed} of {grants} grants were confirmed").into());
         }
-        Ok(vec![(TAKES, took.as_secs_f64() * 1e6 / grants as f64)])
+        // Of many connections that ask at once it is all of them, divided by their number.
+        Ok(vec![(
+            "µs a grant",
+            took.as_secs_f64() * 1e6 / grants as f64,
+        )])
     }
 }

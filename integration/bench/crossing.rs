@@ -12,11 +12,11 @@ use fastrand::Rng;
 
 use crate::contest::{Contest, BYPASS, JAIN, RATE};
 use crate::failure::Failure;
-use crate::hot::{self, Client};
+use crate::hot::{self, owner, Client};
 use crate::line::Line;
 use crate::locking::{exclusive, Loaded, SET_SCRIPT};
 use crate::replies::Pattern;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Opened, Way};
 
 const LOCKS: usize = 6;
 const WANTED: usize = 3;
@@ -27,59 +27,35 @@ const CONTEST: Contest = Contest {
     duration: Duration::from_secs(1),
 };
 
-/// All at once.
-pub const AT_ONCE: &str = "MACQUIRE";
-/// One after the other, the circle refused.
-pub const REFUSED: &str = "ACQUIRE one by one, DEADLOCK: again";
-/// One after the other, a circle ended by a time-out.
-pub const TIMED_OUT: &str = "SET one by one, 1 ms sleep, 50 ms: again";
-
-/// Times a second that somebody had all three.
-pub const COMPLETIONS: &str = "completions/s";
-
 /// All on one server.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
-    let way = |name, make| -> Box<dyn Way> {
+    let crossing = |name, make: Make| -> Box<dyn Way> {
         let server = Rc::clone(&server);
-        Box::new(Crossing { name, make, server })
+        way(name, move || {
+            let clients = (0..CONTEST.clients).map(|number| make(&server, number));
+            let clients = clients.collect::<Result<Vec<_>, _>>()?;
+            let figures = hot::measure(&server, &CONTEST, || hot::run(&CONTEST, clients))?;
+            // Who wants other locks overtakes nobody.
+            let figures = figures
+                .into_iter()
+                .filter(|(name, _)| ![JAIN, BYPASS].contains(name));
+            let renamed = figures.map(|(name, value)| match name {
+                RATE => ("completions/s", value),
+                _ => (name, value),
+            });
+            Ok(renamed.collect())
+        })
     };
     Ok(vec![
-        way(AT_ONCE, AtOnce::make),
-        way(REFUSED, Refused::make),
-        way(TIMED_OUT, TimedOut::make),
+        crossing("MACQUIRE", AtOnce::make),
+        // The circle refused, or ended by a time-out.
+        crossing("ACQUIRE one by one, DEADLOCK: again", Refused::make),
+        crossing("SET one by one, 1 ms sleep, 50 ms: again", TimedOut::make),
     ])
 }
 
 type Make = fn(&Server, usize) -> Result<Box<dyn Client>, Failure>;
-
-struct Crossing {
-    name: &'static str,
-    make: Make,
-    server: Rc<Server>,
-}
-
-impl Way for Crossing {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        let clients = (0..CONTEST.clients)
-            .map(|number| (self.make)(&self.server, number))
-            .collect::<Result<Vec<_>, _>>()?;
-        let figures = hot::measure(&self.server, &CONTEST, || hot::run(&CONTEST, clients))?;
-        // Who wants other locks overtakes nobody.
-        let figures = figures
-            .into_iter()
-            .filter(|(name, _)| ![JAIN, BYPASS].contains(name));
-        let renamed = figures.map(|(name, value)| match name {
-            RATE => (COMPLETIONS, value),
-            _ => (name, value),
-        });
-        Ok(renamed.collect())
-    }
-}
 
 /// Which locks a client wants next: the same in every way.
 struct Wishes {
@@ -100,10 +76,6 @@ impl Wishes {
         let wanted = self.locks.iter().take(WANTED);
         wanted.map(|lock| format!("crossing:{lock}")).collect()
     }
-}
-
-fn owner(client: usize) -> String {
-    format!("6f9619ff-8b86-d011-b42d-00cf4fc964ff:{client:03}")
 }
 
 fn packed(line: &str) -> Vec<u8> {

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::line::Line;
 use crate::meter::Meter;
 use crate::notice::QUEUED;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Opened, Way};
 
 /// Owners in the chain, each of whom waits for the next one.
 const CHAIN: usize = 1_000;
@@ -26,29 +26,15 @@ const OWNERS: usize = 1_000;
 
 const LEASE_MS: u64 = 86_400_000;
 
-/// The server's own time for the command, by the clock: whatever else the machine did meanwhile is in it.
-pub const TIME: &str = "command µs";
-
-/// The processor time of all that belongs to it.
-pub const CPU: &str = "cpu µs";
-
-/// The last of the chain asks for what the first one holds.
-pub const CIRCLE: &str = "a circle of 1,000 owners, refused";
-/// The last of the chain waits for nothing.
-pub const OPEN_END: &str = "a chain of 1,000 owners, let wait";
-
-/// The last of very many waits for nothing: as far as one look goes.
-pub const LONGEST: &str = "a chain of 60,000 owners, let wait";
-
 /// All of them.
 pub fn open_chain() -> Opened {
     let way = |name, owners, closed| -> Result<Box<dyn Way>, Failure> {
         Ok(Box::new(Chain::new(name, owners, closed)?))
     };
     Ok(vec![
-        way(CIRCLE, CHAIN, true)?,
-        way(OPEN_END, CHAIN, false)?,
-        way(LONGEST, LONG_CHAIN, false)?,
+        way("a circle of 1,000 owners, refused", CHAIN, true)?,
+        way("a chain of 1,000 owners, let wait", CHAIN, false)?,
+        way("a chain of 60,000 owners, let wait", LONG_CHAIN, false)?,
     ])
 }
 
@@ -134,7 +120,11 @@ impl Way for Chain {
             .filter_map(|field| field.strip_prefix("usec_per_call="))
             .find_map(|time| time.parse().ok());
         let time = time.ok_or("the server does not tell its time")?;
-        Ok(vec![(TIME, time), (CPU, cpu_us / LOOKS as f64)])
+        Ok(vec![
+            // The server's own, by the clock: whatever else the machine did meanwhile is in it.
+            ("command µs", time),
+            ("cpu µs", cpu_us / LOOKS as f64),
+        ])
     }
 }
 
@@ -147,22 +137,22 @@ const WAIT: Errand = Errand {
     reply: "*3\r\n:0\r\n:0\r\n:#\r\n:1\r\n",
 };
 
-/// By one who holds nothing, with the look for deadlocks and without it.
-pub const WAIT_ON: &str = "wait + cancel, detection on";
-/// The same without.
-pub const WAIT_OFF: &str = "wait + cancel, detection off";
-/// By one who holds a lock that somebody waits for.
-pub const STAKE_ON: &str = "wait + cancel with a wanted hold, detection on";
-/// The same without.
-pub const STAKE_OFF: &str = "wait + cancel with a wanted hold, detection off";
-
 /// A server with the look for deadlocks, and one without.
 pub fn open_wait() -> Opened {
     let owners = owners(OWNERS);
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
-    for (detection, name, name_with_stake) in
-        [("yes", WAIT_ON, STAKE_ON), ("no", WAIT_OFF, STAKE_OFF)]
-    {
+    for (detection, name, name_with_stake) in [
+        (
+            "yes",
+            "wait + cancel, detection on",
+            "wait + cancel with a wanted hold, detection on",
+        ),
+        (
+            "no",
+            "wait + cancel, detection off",
+            "wait + cancel with a wanted hold, detection off",
+        ),
+    ] {
         for (name, with_stake) in [(name, false), (name_with_stake, true)] {
             let server = Rc::new(Server::start());
             let mut connection = server.connection();
@@ -177,28 +167,13 @@ pub fn open_wait() -> Opened {
                     let _: Queued = connection.ask(&want);
                 }
             }
-            let errands = Errands::new(name, WAIT, "wanted", &owners, &server)?;
-            ways.push(Box::new(Attended {
-                errands,
-                _connection: connection,
+            let mut errands = Errands::new(name, WAIT, "wanted", &owners, &server)?;
+            ways.push(way(name, move || {
+                // It stays open meanwhile.
+                let _ = &connection;
+                errands.sample()
             }));
         }
     }
     Ok(ways)
-}
-
-/// Errands while another connection stays open.
-struct Attended {
-    errands: Errands,
-    _connection: Connection,
-}
-
-impl Way for Attended {
-    fn name(&self) -> &str {
-        self.errands.name()
-    }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        self.errands.sample()
-    }
 }

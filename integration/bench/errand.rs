@@ -17,9 +17,6 @@ const COMMANDS: usize = 20_000;
 /// Commands that are sent at once.
 const BATCH: usize = 500;
 
-/// The figure.
-pub const CPU: &str = "cpu µs";
-
 /// Commands with `{key}` and `{owner}` for what differs, and their replies.
 #[derive(Clone, Copy)]
 pub struct Errand {
@@ -121,6 +118,6 @@ impl Way for Errands {
             self.line.run(batch)?;
         }
         let cpu_us = Meter::read(&self.server).cpu_us_since(&before);
-        Ok(vec![(CPU, cpu_us / turns.len() as f64)])
+        Ok(vec![("cpu µs", cpu_us / turns.len() as f64)])
     }
 }

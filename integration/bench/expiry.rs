@@ -25,9 +25,6 @@ const TRIES: u32 = 10;
 /// From one end to the next: not a divisor of anything that a server does regularly.
 const STEP_MS: u64 = 3;
 
-/// The way.
-pub const EXPIRY: &str = "lease ends → waiter";
-
 /// A server that has nothing else to do.
 pub fn open() -> Opened {
     let server = Server::start();
@@ -49,7 +46,7 @@ struct Expiry {
 
 impl Way for Expiry {
     fn name(&self) -> &str {
-        EXPIRY
+        "lease ends → waiter"
     }
 
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {

@@ -25,30 +25,31 @@ const PATIENCE_MS: u64 = 3_600_000;
 /// Longer than any sample.
 const LEASE_MS: u64 = 86_400_000;
 
-/// Server CPU of a hand-over.
-pub const CPU: &str = "cpu µs";
-const RATE: &str = "hand-overs/s";
-
 /// How many are queued, the turns in a sample of each way, and what the tables call them. The scripts look at everybody
 /// who is queued in each turn, so they get fewer.
 const QUEUES: [(usize, usize, &str, usize, &str); 3] = [
-    (1, 5_000, TICKETS_1, 5_000, SCRIPTS_1),
-    (1_000, 5_000, TICKETS_1000, 200, SCRIPTS_1000),
-    (10_000, 5_000, TICKETS_10000, 20, SCRIPTS_10000),
+    (
+        1,
+        5_000,
+        "FAIRACQUIRE, 1 queued",
+        5_000,
+        "fair scripts, 1 queued",
+    ),
+    (
+        1_000,
+        5_000,
+        "FAIRACQUIRE, 1,000 queued",
+        200,
+        "fair scripts, 1,000 queued",
+    ),
+    (
+        10_000,
+        5_000,
+        "FAIRACQUIRE, 10,000 queued",
+        20,
+        "fair scripts, 10,000 queued",
+    ),
 ];
-
-/// This module.
-pub const TICKETS_1: &str = "FAIRACQUIRE, 1 queued";
-/// The same with more.
-pub const TICKETS_1000: &str = "FAIRACQUIRE, 1,000 queued";
-/// The same with many.
-pub const TICKETS_10000: &str = "FAIRACQUIRE, 10,000 queued";
-/// Scripts.
-pub const SCRIPTS_1: &str = "fair scripts, 1 queued";
-/// The same with more.
-pub const SCRIPTS_1000: &str = "fair scripts, 1,000 queued";
-/// The same with many.
-pub const SCRIPTS_10000: &str = "fair scripts, 10,000 queued";
 
 /// All on one server.
 pub fn open() -> Opened {
@@ -220,8 +221,8 @@ impl Way for Fair {
         let cpu_us = Meter::read(&self.server).cpu_us_since(&before);
         let turns = self.turns as f64;
         Ok(vec![
-            (CPU, cpu_us / turns),
-            (RATE, turns / elapsed.as_secs_f64()),
+            ("cpu µs", cpu_us / turns),
+            ("hand-overs/s", turns / elapsed.as_secs_f64()),
         ])
     }
 }

@@ -30,25 +30,28 @@ const LEASE_MS: u64 = 3_600_000;
 /// publishing, and for both the two PINGs that separate them.
 pub const CPU: &str = "cpu µs";
 
-/// A message to one of a hundred subscribers in turn.
-pub const PUBLISH_100: &str = "publish → subscriber, 100 in turn";
-/// A message to one of three thousand.
-pub const PUBLISH_3000: &str = "publish → subscriber, 3,000 in turn";
 /// The lock with a short queue.
 pub const QUEUE_100: &str = "release → waiter, 100 queued";
-/// The lock with a long queue.
-pub const QUEUE_3000: &str = "release → waiter, 3,000 queued";
-/// The lock with a very long queue.
-pub const QUEUE_10000: &str = "release → waiter, 10,000 queued";
-
 /// All on one server, so that all see as many connections.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
     Ok(vec![
         Box::new(Queue::new(QUEUE_100, 100, &server)?),
-        Box::new(Channels::new(PUBLISH_100, 100, &server)?),
-        Box::new(Queue::new(QUEUE_3000, 3_000, &server)?),
-        Box::new(Channels::new(PUBLISH_3000, 3_000, &server)?),
+        Box::new(Channels::new(
+            "publish → subscriber, 100 in turn",
+            100,
+            &server,
+        )?),
+        Box::new(Queue::new(
+            "release → waiter, 3,000 queued",
+            3_000,
+            &server,
+        )?),
+        Box::new(Channels::new(
+            "publish → subscriber, 3,000 in turn",
+            3_000,
+            &server,
+        )?),
     ])
 }
 
@@ -57,7 +60,11 @@ pub fn open_crowded() -> Opened {
     let server = Rc::new(mass::start());
     Ok(vec![
         Box::new(Queue::new(QUEUE_100, 100, &server)?),
-        Box::new(Queue::new(QUEUE_10000, 10_000, &server)?),
+        Box::new(Queue::new(
+            "release → waiter, 10,000 queued",
+            10_000,
+            &server,
+        )?),
     ])
 }
 
@@ -181,12 +188,7 @@ impl Subscriber {
     fn new(server: &Server, number: usize) -> Result<Subscriber, Failure> {
         let channel = format!("unlocked:{number:05}");
         let mut line = Line::narrow(server.port())?;
-        line.exchange(
-            &command(&format!("SUBSCRIBE {channel}")).get_packed_command(),
-            &Pattern::new(&format!(
-                "*3\r\n$9\r\nsubscribe\r\n$14\r\n{channel}\r\n:1\r\n"
-            )),
-        )?;
+        line.subscribe(&channel)?;
         Ok(Subscriber {
             line,
             publish: command(&format!("PUBLISH {channel} 0")).get_packed_command(),

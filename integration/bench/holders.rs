@@ -9,11 +9,9 @@ use crate::line::Line;
 use crate::way::{Opened, Way};
 
 const TAKE: &str = "DLOCK.ACQUIRE {key} {owner} 86400000 SHARED";
-const GRANTED: &str = "*2\r\n:#\r\n:1\r\n";
-
 const JOIN: Errand = Errand {
     commands: &[TAKE],
-    reply: GRANTED,
+    reply: "*2\r\n:#\r\n:1\r\n",
 };
 
 const LEAVE_AND_JOIN: Errand = Errand {
@@ -21,16 +19,14 @@ const LEAVE_AND_JOIN: Errand = Errand {
     reply: ":0\r\n*2\r\n:#\r\n:1\r\n",
 };
 
-/// Among few.
-pub const FEW: &str = "shared, 10 holders";
-/// Among many.
-pub const MANY: &str = "shared, 10,000 holders";
-
 /// Both locks on one server.
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
-    for (name, key, count) in [(FEW, "few", 10), (MANY, "many", 10_000)] {
+    for (name, key, count) in [
+        ("shared, 10 holders", "few", 10),
+        ("shared, 10,000 holders", "many", 10_000),
+    ] {
         let owners = owners(count);
         JOIN.once(&mut Line::wide(server.port())?, key, &owners)?;
         let errands = Errands::new(name, LEAVE_AND_JOIN, key, &owners, &server)?;

@@ -1,7 +1,7 @@
 //! One hot lock: many clients, each of which wants it again as soon as it has given it back.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
@@ -17,7 +17,7 @@ use crate::line::Line;
 use crate::locking::{exclusive, Locking, COUNTED_HASH, DLOCK, SET_SCRIPT};
 use crate::meter::Meter;
 use crate::replies::Pattern;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Opened, Way};
 
 /// The lock.
 const KEY: &str = "hot";
@@ -59,25 +59,23 @@ pub fn open(contest: Contest) -> Opened {
         (PUBSUB, COUNTED_HASH, Subscribing::make),
     ];
     for (name, locking, make) in native {
-        ways.push(Box::new(Native {
-            name,
-            locking: exclusive(locking)?,
-            make,
-            contest,
-            server: Rc::clone(&server),
+        let (server, locking) = (Rc::clone(&server), exclusive(locking)?);
+        ways.push(way(name, move || {
+            let clients = (0..contest.clients).map(|number| make(&server, locking, number));
+            let clients = clients.collect::<Result<Vec<_>, _>>()?;
+            measure(&server, &contest, || run(&contest, clients))
         }));
     }
     let python = env::var_os("DLOCK_BENCH_PYTHON");
     if let Some(python) = python.filter(|python| Path::new(python).exists()) {
         let peers = PEERS.iter().filter(|peer| contest.clients <= peer.2);
         ways.extend(peers.map(|&(name, program, _)| {
-            Box::new(Peer {
-                name,
-                program,
-                python: python.clone(),
-                contest,
-                server: Rc::clone(&server),
-            }) as Box<dyn Way>
+            let (server, python) = (Rc::clone(&server), python.clone());
+            way(name, move || {
+                measure(&server, &contest, || {
+                    run_peer(&python, program, server.port(), &contest)
+                })
+            })
         }));
     }
     Ok(ways)
@@ -108,28 +106,6 @@ pub trait Client: Send {
 }
 
 type MakeClient = fn(&Server, &Locking, usize) -> Result<Box<dyn Client>, Failure>;
-
-/// Clients that are threads of this program.
-struct Native {
-    name: &'static str,
-    locking: &'static Locking,
-    make: MakeClient,
-    contest: Contest,
-    server: Rc<Server>,
-}
-
-impl Way for Native {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        let clients = (0..self.contest.clients)
-            .map(|number| (self.make)(&self.server, self.locking, number))
-            .collect::<Result<Vec<_>, _>>()?;
-        measure(&self.server, &self.contest, || run(&self.contest, clients))
-    }
-}
 
 /// Lets clients contend, each in a thread of its own; who got it when.
 pub fn run(contest: &Contest, clients: Vec<Box<dyn Client>>) -> Result<Vec<Turn>, Failure> {
@@ -268,13 +244,7 @@ impl Subscribing {
         let loaded = locking.load(server);
         let mut messages = Line::wide(server.port())?;
         let channel = format!("unlocked:{KEY}");
-        messages.exchange(
-            &command(&format!("SUBSCRIBE {channel}")).get_packed_command(),
-            &Pattern::new(&format!(
-                "*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n",
-                channel.len()
-            )),
-        )?;
+        messages.subscribe(&channel)?;
         Ok(Box::new(Subscribing {
             line: Line::narrow(server.port())?,
             messages,
@@ -308,46 +278,36 @@ impl Client for Subscribing {
     }
 }
 
-fn owner(number: usize) -> String {
+/// The name of a client.
+pub fn owner(number: usize) -> String {
     format!("6f9619ff-8b86-d011-b42d-00cf4fc964ff:{number:03}")
 }
 
-/// Clients that are threads of a program in Python, with a library that people use.
-struct Peer {
-    name: &'static str,
-    program: &'static str,
-    python: OsString,
-    contest: Contest,
-    server: Rc<Server>,
-}
-
-impl Way for Peer {
-    fn name(&self) -> &str {
-        self.name
+/// Lets clients contend that are threads of a program in Python, with a library that people use.
+fn run_peer(
+    python: &OsStr,
+    program: &str,
+    port: u16,
+    contest: &Contest,
+) -> Result<Vec<Turn>, Failure> {
+    let output = Command::new(python)
+        .arg(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/bench/peers/contend.py"
+        ))
+        .arg(program)
+        .arg(port.to_string())
+        .arg(contest.clients.to_string())
+        .arg(contest.section.as_micros().to_string())
+        .arg(contest.duration.as_millis().to_string())
+        .output()?;
+    if !output.status.success() {
+        return Err(String::from_utf8_lossy(&output.stderr).into());
     }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        measure(&self.server, &self.contest, || {
-            let output = Command::new(&self.python)
-                .arg(concat!(
-                    env!("CARGO_MANIFEST_DIR"),
-                    "/bench/peers/contend.py"
-                ))
-                .arg(self.program)
-                .arg(self.server.port().to_string())
-                .arg(self.contest.clients.to_string())
-                .arg(self.contest.section.as_micros().to_string())
-                .arg(self.contest.duration.as_millis().to_string())
-                .output()?;
-            if !output.status.success() {
-                return Err(String::from_utf8_lossy(&output.stderr).into());
-            }
-            String::from_utf8(output.stdout)?
-                .lines()
-                .map(parse)
-                .collect()
-        })
-    }
+    String::from_utf8(output.stdout)?
+        .lines()
+        .map(parse)
+        .collect()
 }
 
 /// A line of the program: client, asked, granted, in nanoseconds.

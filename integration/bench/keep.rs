@@ -2,11 +2,10 @@
 
 use dlock_integration::{command, Server};
 
-use crate::failure::Failure;
 use crate::line::{Batch, Line};
 use crate::meter::Meter;
 use crate::replies::Pattern;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Opened};
 
 const HOLDS: usize = 10_000;
 
@@ -15,12 +14,6 @@ const BATCH: usize = 500;
 
 /// How many batches a sample has.
 const BATCHES: usize = 20;
-
-/// The way.
-pub const KEEP: &str = "KEEP, 10,000 ties";
-
-/// Processor time of the server for each sign of life.
-pub const CPU: &str = "cpu µs";
 
 /// A server, and a connection that holds so much.
 pub fn open() -> Opened {
@@ -35,30 +28,8 @@ pub fn open() -> Opened {
         reply: Pattern::new("*3\r\n:10000\r\n:#\r\n*0\r\n"),
         times: BATCH,
     };
-    Ok(vec![Box::new(Keep {
-        server,
-        line,
-        batch,
+    Ok(vec![way("KEEP, 10,000 ties", move || {
+        let cpu_us = Meter::cpu_us(&server, || (0..BATCHES).try_for_each(|_| line.run(&batch)))?;
+        Ok(vec![("cpu µs", cpu_us / (BATCH * BATCHES) as f64)])
     })])
-}
-
-struct Keep {
-    server: Server,
-    line: Line,
-    batch: Batch,
-}
-
-impl Way for Keep {
-    fn name(&self) -> &str {
-        KEEP
-    }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        let before = Meter::read(&self.server);
-        for _ in 0..BATCHES {
-            self.line.run(&self.batch)?;
-        }
-        let cpu_us = Meter::read(&self.server).cpu_us_since(&before);
-        Ok(vec![(CPU, cpu_us / (BATCH * BATCHES) as f64)])
-    }
 }

@@ -15,9 +15,6 @@ use crate::way::{Figure, Opened, Way};
 
 const LEASES: usize = 100_000;
 
-/// The way.
-pub const LAPSES: &str = "100,000 leases end in one second, NOTIFY";
-
 /// A server for it.
 pub fn open() -> Opened {
     let server = Server::start();
@@ -36,7 +33,7 @@ struct Lapses {
 
 impl Way for Lapses {
     fn name(&self) -> &str {
-        LAPSES
+        "100,000 leases end in one second, NOTIFY"
     }
 
     fn sample(&mut self) -> Result<Vec<Figure>, Failure> {

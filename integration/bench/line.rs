@@ -75,6 +75,17 @@ impl Line {
         self.expect(reply, 1)
     }
 
+    /// Subscribes to a channel.
+    pub fn subscribe(&mut self, channel: &str) -> Result<(), Failure> {
+        let length = channel.len();
+        self.exchange(
+            &command(&format!("SUBSCRIBE {channel}")).get_packed_command(),
+            &Pattern::new(&format!(
+                "*3\r\n$9\r\nsubscribe\r\n${length}\r\n{channel}\r\n:1\r\n"
+            )),
+        )
+    }
+
     /// A reply of one line, whatever it is, without its end.
     pub fn reply(&mut self) -> Result<String, Failure> {
         let mut used = 0;

@@ -41,22 +41,6 @@ pub const SET_DEL: &str = "SET NX PX + DEL";
 pub const SET_SCRIPT: &str = "SET NX PX + script";
 /// Two scripts over a hash.
 pub const COUNTED_HASH: &str = "counted-hash scripts";
-/// This module, shared.
-pub const DLOCK_SHARED: &str = "dlock, SHARED";
-/// Two scripts over a hash with a mode, and a timeout for each hold of a reader.
-pub const READ_WRITE_HASH: &str = "read-write-hash scripts";
-/// This module, counted.
-pub const DLOCK_LIMIT: &str = "dlock, LIMIT 10";
-/// A sorted set of holders by time: a script and a command.
-pub const SORTED_SET: &str = "sorted-set script + ZREM";
-/// This module, three locks at once.
-pub const DLOCK_MANY: &str = "dlock, 3 locks";
-/// Three plain keys: a script that sets all or none, and one that deletes what is ours.
-pub const MANY_SCRIPTS: &str = "3 keys, scripts";
-/// This module, with a hold that ends with the connection.
-pub const DLOCK_SESSION: &str = "dlock, SESSION";
-/// This module, with a hold that the server renews.
-pub const DLOCK_AUTO: &str = "dlock, AUTO";
 /// Two commands that do nothing.
 pub const PING: &str = "PING + PING";
 
@@ -142,7 +126,7 @@ pub fn exclusive(name: &str) -> Result<&'static Locking, Failure> {
 /// A lock that is shared by readers: one of them.
 pub const READING: [Locking; 2] = [
     Locking {
-        name: DLOCK_SHARED,
+        name: "dlock, SHARED",
         scripts: &[],
         take: Step {
             command: "DLOCK.ACQUIRE {key} {owner} {lease} SHARED",
@@ -151,7 +135,7 @@ pub const READING: [Locking; 2] = [
         give: RELEASE,
     },
     Locking {
-        name: READ_WRITE_HASH,
+        name: "read-write-hash scripts",
         scripts: &[READ_TAKE, READ_GIVE],
         take: Step {
             command: "EVALSHA {script0} 2 {key} timeout:{key}:{owner} {lease} {owner} {owner}:write",
@@ -167,7 +151,7 @@ pub const READING: [Locking; 2] = [
 /// A semaphore of ten.
 pub const COUNTING: [Locking; 2] = [
     Locking {
-        name: DLOCK_LIMIT,
+        name: "dlock, LIMIT 10",
         scripts: &[],
         take: Step {
             command: "DLOCK.ACQUIRE {key} {owner} {lease} LIMIT 10",
@@ -176,7 +160,7 @@ pub const COUNTING: [Locking; 2] = [
         give: RELEASE,
     },
     Locking {
-        name: SORTED_SET,
+        name: "sorted-set script + ZREM",
         scripts: &[SLOT_TAKE],
         take: Step {
             command: "EVALSHA {script0} 1 {key} 10 {owner} {lease} {now}",
@@ -192,7 +176,7 @@ pub const COUNTING: [Locking; 2] = [
 /// Three locks at once, or none.
 pub const MANY: [Locking; 2] = [
     Locking {
-        name: DLOCK_MANY,
+        name: "dlock, 3 locks",
         scripts: &[],
         take: Step {
             command: "DLOCK.MACQUIRE 3 {key}:a {key}:b {key}:c {owner} {lease}",
@@ -204,7 +188,7 @@ pub const MANY: [Locking; 2] = [
         },
     },
     Locking {
-        name: MANY_SCRIPTS,
+        name: "3 keys, scripts",
         scripts: &[SET_ALL, COMPARE_AND_DELETE_ALL],
         take: Step {
             command: "EVALSHA {script0} 3 {key}:a {key}:b {key}:c {owner} {lease}",
@@ -218,7 +202,7 @@ pub const MANY: [Locking; 2] = [
 ];
 
 const AUTO: Locking = Locking {
-    name: DLOCK_AUTO,
+    name: "dlock, AUTO",
     scripts: &[],
     take: Step {
         command: "DLOCK.ACQUIRE {key} {owner} {lease} AUTO 60000",
@@ -230,7 +214,7 @@ const AUTO: Locking = Locking {
 /// A hold that ends with the connection, or is renewed as long as it is open.
 pub const TIED: [Locking; 4] = [
     Locking {
-        name: DLOCK_SESSION,
+        name: "dlock, SESSION",
         scripts: &[],
         take: Step {
             command: "DLOCK.ACQUIRE {key} {owner} {lease} SESSION",

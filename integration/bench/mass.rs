@@ -11,26 +11,19 @@ use crate::lapse::{end_within_a_second, lateness};
 use crate::line::Line;
 use crate::pause::{milliseconds, Pauses};
 use crate::replies::Pattern;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Opened};
 
 /// Who wait.
 const WAITERS: usize = 10_000;
 
-/// The way in which all leases end within a second.
-pub const LEASES: &str = "10,000 leases end in one second";
-/// The way in which all who wait die.
-pub const DEATHS: &str = "10,000 waiters die at once";
-
-/// How late the last one has the lock, after the end of the lease that it waited for.
-pub const LATEST: &str = "latest ms";
-/// How long it takes until the server has forgotten all of them.
-pub const GONE: &str = "gone after ms";
-
 /// A server for each, with room for so many connections.
 pub fn open() -> Opened {
+    let (leases, deaths) = (start(), start());
     Ok(vec![
-        Box::new(Leases { server: start() }),
-        Box::new(Deaths { server: start() }),
+        way("10,000 leases end in one second", move || {
+            end_leases(&leases)
+        }),
+        way("10,000 waiters die at once", move || let_die(&deaths)),
     ])
 }
 
@@ -39,39 +32,35 @@ pub fn start() -> Server {
     Server::builder().config("maxclients", 15_000).start()
 }
 
-fn connect(server: &Server) -> Result<Vec<Line>, Failure> {
-    (0..WAITERS).map(|_| Line::narrow(server.port())).collect()
+/// So many connections, each of which waits for what it asks.
+fn wait_all(server: &Server, line_of: impl Fn(usize) -> String) -> Result<Vec<Line>, Failure> {
+    let waits = |number| {
+        let mut line = Line::narrow(server.port())?;
+        line.send(&command(&line_of(number)).get_packed_command())?;
+        Ok(line)
+    };
+    let lines: Result<Vec<Line>, Failure> = (0..WAITERS).map(waits).collect();
+    server.await_blocked_clients(WAITERS);
+    lines
 }
 
 /// All leases end within a second, each with somebody who waits for it.
-struct Leases {
-    server: Server,
-}
-
-impl Way for Leases {
-    fn name(&self) -> &str {
-        LEASES
-    }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        let start = Instant::now();
-        let mut line = Line::wide(self.server.port())?;
-        line.run_each(WAITERS, "*2\r\n:#\r\n:1\r\n", |number| {
-            format!("DLOCK.ACQUIRE mass:{number} first 86400000")
-        })?;
-        let mut lines = connect(&self.server)?;
-        for (number, line) in lines.iter_mut().enumerate() {
-            let acquire = format!("DLOCK.ACQUIRE mass:{number} second 3600000 BLOCK 0");
-            line.send(&command(&acquire).get_packed_command())?;
-        }
-        self.server.await_blocked_clients(lines.len());
-        let deadlines = end_within_a_second(&mut line, "mass", WAITERS, start.elapsed())?;
-        let (latest, pauses) = Pauses::during(&self.server, || watch(&mut lines, &deadlines))?;
-        line.run_each(WAITERS, ":0\r\n", |number| {
-            format!("DLOCK.RELEASE mass:{number} second")
-        })?;
-        Ok([vec![(LATEST, milliseconds(latest))], pauses.figures()].concat())
-    }
+fn end_leases(server: &Server) -> Result<Vec<Figure>, Failure> {
+    let start = Instant::now();
+    let mut line = Line::wide(server.port())?;
+    line.run_each(WAITERS, "*2\r\n:#\r\n:1\r\n", |number| {
+        format!("DLOCK.ACQUIRE mass:{number} first 86400000")
+    })?;
+    let mut lines = wait_all(server, |number| {
+        format!("DLOCK.ACQUIRE mass:{number} second 3600000 BLOCK 0")
+    })?;
+    let deadlines = end_within_a_second(&mut line, "mass", WAITERS, start.elapsed())?;
+    let (latest, pauses) = Pauses::during(server, || watch(&mut lines, &deadlines))?;
+    line.run_each(WAITERS, ":0\r\n", |number| {
+        format!("DLOCK.RELEASE mass:{number} second")
+    })?;
+    // How late the last one has the lock, after the end of the lease that it waited for.
+    Ok([vec![("latest ms", milliseconds(latest))], pauses.figures()].concat())
 }
 
 /// Reads in the order of the deadlines. What comes out of order is found late, so the truth may be better.
@@ -86,37 +75,29 @@ fn watch(lines: &mut [Line], deadlines: &[Duration]) -> Result<Duration, Failure
 }
 
 /// All who wait for one lock are gone from one moment to the next.
-struct Deaths {
-    server: Server,
-}
-
-impl Way for Deaths {
-    fn name(&self) -> &str {
-        DEATHS
-    }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        let mut connection = self.server.connection();
-        let _: Grant = connection.ask("DLOCK.ACQUIRE deaths holder 3600000");
-        let mut lines = connect(&self.server)?;
-        for (number, line) in lines.iter_mut().enumerate() {
-            let acquire = format!("DLOCK.ACQUIRE deaths waiter-{number} 3600000 BLOCK 0");
-            line.send(&command(&acquire).get_packed_command())?;
+fn let_die(server: &Server) -> Result<Vec<Figure>, Failure> {
+    let mut connection = server.connection();
+    let _: Grant = connection.ask("DLOCK.ACQUIRE deaths holder 3600000");
+    let lines = wait_all(server, |number| {
+        format!("DLOCK.ACQUIRE deaths waiter-{number} 3600000 BLOCK 0")
+    })?;
+    let (gone, pauses) = Pauses::during(server, || {
+        let start = Instant::now();
+        for line in &lines {
+            line.close(Shutdown::Both)?;
         }
-        self.server.await_blocked_clients(lines.len());
-        let (gone, pauses) = Pauses::during(&self.server, || {
-            let start = Instant::now();
-            for line in &lines {
-                line.close(Shutdown::Both)?;
-            }
-            await_until("nobody waits any more", PATIENCE, || {
-                queued(&mut connection) == 0
-            });
-            Ok(start.elapsed())
-        })?;
-        let _: u64 = connection.ask("DLOCK.RELEASE deaths holder");
-        Ok([vec![(GONE, milliseconds(gone))], pauses.figures()].concat())
-    }
+        await_until("nobody waits any more", PATIENCE, || {
+            queued(&mut connection) == 0
+        });
+        Ok(start.elapsed())
+    })?;
+    let _: u64 = connection.ask("DLOCK.RELEASE deaths holder");
+    // How long it takes until the server has forgotten all of them.
+    Ok([
+        vec![("gone after ms", milliseconds(gone))],
+        pauses.figures(),
+    ]
+    .concat())
 }
 
 fn queued(connection: &mut Connection) -> u64 {

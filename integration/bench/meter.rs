@@ -2,6 +2,8 @@
 
 use dlock_integration::Server;
 
+use crate::failure::Failure;
+
 /// What a server has used since its start.
 #[derive(Clone, Copy)]
 pub struct Meter {
@@ -25,6 +27,16 @@ impl Meter {
     /// Microseconds of CPU time since an earlier reading.
     pub fn cpu_us_since(&self, earlier: &Meter) -> f64 {
         (self.cpu_s - earlier.cpu_s) * 1e6
+    }
+
+    /// Microseconds of CPU time that a server needs for this.
+    pub fn cpu_us(
+        server: &Server,
+        work: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<f64, Failure> {
+        let before = Meter::read(server);
+        work()?;
+        Ok(Meter::read(server).cpu_us_since(&before))
     }
 
     /// Bytes received and sent since an earlier reading.

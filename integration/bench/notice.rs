@@ -4,25 +4,16 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::rc::Rc;
 
-use dlock_integration::{command, Ask, Grant, Server};
+use dlock_integration::{Ask, Grant, Server};
 
 use crate::errand::{owners, Errand};
 use crate::failure::Failure;
 use crate::line::Line;
 use crate::meter::Meter;
-use crate::replies::Pattern;
 use crate::way::{Figure, Opened, Way};
 
 /// Measured in a sample.
 const HANDOVERS: usize = 20_000;
-
-/// Server CPU of a hand-over: the release, the message, and queueing again.
-pub const CPU: &str = "cpu µs";
-
-/// A short queue.
-pub const FEW: &str = "release → message, 100 wait by NOTIFY";
-/// A long one.
-pub const MANY: &str = "release → message, 100,000 wait by NOTIFY";
 
 const WAIT: Errand = Errand {
     commands: &["DLOCK.ACQUIRE {key} {owner} 86400000 NOTIFY {key}"],
@@ -44,7 +35,10 @@ pub const QUEUED: &str = "*3\r\n:0\r\n:#\r\n:#\r\n";
 pub fn open() -> Opened {
     let server = Rc::new(Server::start());
     let mut ways: Vec<Box<dyn Way>> = Vec::new();
-    for (name, key, queued) in [(FEW, "few", 100), (MANY, "many", 100_000)] {
+    for (name, key, queued) in [
+        ("release → message, 100 wait by NOTIFY", "few", 100),
+        ("release → message, 100,000 wait by NOTIFY", "many", 100_000),
+    ] {
         ways.push(Box::new(Notices::new(name, key, queued, &server)?));
     }
     Ok(ways)
@@ -117,7 +111,7 @@ impl Way for Notices {
         }
         let cpu_us = Meter::read(&self.server).cpu_us_since(&before);
         self.holder = (self.holder + HANDOVERS) % self.owners.len();
-        Ok(vec![(CPU, cpu_us / HANDOVERS as f64)])
+        Ok(vec![("cpu µs", cpu_us / HANDOVERS as f64)])
     }
 }
 
@@ -134,10 +128,7 @@ impl Listener {
     pub fn new(server: &Server, channel: &str) -> Result<Listener, Failure> {
         let mut line = Line::wide(server.port())?;
         let name = format!("${}\r\n{channel}\r\n", channel.len());
-        line.exchange(
-            &command(&format!("SUBSCRIBE {channel}")).get_packed_command(),
-            &Pattern::new(&format!("*3\r\n$9\r\nsubscribe\r\n{name}:1\r\n")),
-        )?;
+        line.subscribe(channel)?;
         Ok(Listener {
             header: format!("*3\r\n$7\r\nmessage\r\n{name}$").into_bytes(),
             stream: line.into_stream(),

@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use crate::failure::Failure;
 use crate::line::{Batch, Line};
-use crate::locking::{Loaded, Locking};
+use crate::locking::Locking;
 use crate::meter::Meter;
 use crate::percentile::Durations;
 use crate::replies::Pattern;
 use crate::setting::{Setting, Stage};
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Figure, Opened, Way};
 
 /// The locks that are taken in turn.
 const NAMES: usize = 1_000;
@@ -20,9 +20,6 @@ const PAIRS_IN_BATCH: usize = 500;
 
 /// The CPU time that the server needs for a pair.
 pub const CPU: &str = "cpu µs";
-
-/// From sending many pairs at once to having their replies, on average.
-pub const BATCH: &str = "µs for 500 at once";
 
 /// These ways to lock on one server, many pairs sent at once: what the commands cost, and little else.
 pub fn pipelined(setting: Setting, lockings: &'static [Locking], pairs: usize) -> Opened {
@@ -34,7 +31,7 @@ pub fn pipelined(setting: Setting, lockings: &'static [Locking], pairs: usize) -
 /// These ways to lock on one server, each command sent when the one before was answered, as a single client does.
 pub fn single(setting: Setting, lockings: &'static [Locking], pairs: usize) -> Opened {
     on_one_server(setting, lockings, |locking, stage| {
-        Ok(Box::new(Single::new(locking, stage, pairs)?))
+        one_by_one(locking, stage, pairs)
     })
 }
 
@@ -117,7 +114,8 @@ impl Way for Pipelined {
         let cpu_us = Meter::read(&self.stage.server).cpu_us_since(&before);
         Ok(vec![
             (CPU, cpu_us / self.pairs as f64),
-            (BATCH, elapsed_us / times as f64),
+            // From sending many pairs at once to having their replies, on average.
+            ("µs for 500 at once", elapsed_us / times as f64),
         ])
     }
 
@@ -129,49 +127,25 @@ impl Way for Pipelined {
     }
 }
 
-struct Single {
-    name: &'static str,
-    stage: Rc<Stage>,
-    line: Line,
-    loaded: Loaded,
-    commands: Vec<(Vec<u8>, Vec<u8>)>,
-    pairs: usize,
-}
-
-impl Single {
-    fn new(locking: &Locking, stage: Rc<Stage>, pairs: usize) -> Result<Single, Failure> {
-        let loaded = locking.load(&stage.server);
-        Ok(Single {
-            name: locking.name,
-            line: Line::narrow(stage.server.port())?,
-            stage,
-            commands: names()
-                .iter()
-                .map(|name| (loaded.take(name), loaded.give(name)))
-                .collect(),
-            loaded,
-            pairs,
-        })
-    }
-}
-
-impl Way for Single {
-    fn name(&self) -> &str {
-        self.name
-    }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+/// A way, one command after the other.
+fn one_by_one(locking: &Locking, stage: Rc<Stage>, pairs: usize) -> Result<Box<dyn Way>, Failure> {
+    let loaded = locking.load(&stage.server);
+    let mut line = Line::narrow(stage.server.port())?;
+    let commands: Vec<(Vec<u8>, Vec<u8>)> = names()
+        .iter()
+        .map(|name| (loaded.take(name), loaded.give(name)))
+        .collect();
+    Ok(way(locking.name, move || {
         let mut durations = Durations::new();
-        let before = Meter::read(&self.stage.server);
-        for (take, give) in self.commands.iter().cycle().take(self.pairs) {
-            let start = Instant::now();
-            self.line.exchange(take, &self.loaded.taken)?;
-            self.line.exchange(give, &self.loaded.given)?;
-            durations.record(start.elapsed());
-        }
-        let cpu_us = Meter::read(&self.stage.server).cpu_us_since(&before);
-        let mut figures = vec![(CPU, cpu_us / self.pairs as f64)];
-        figures.extend(durations.figures());
-        Ok(figures)
-    }
+        let cpu_us = Meter::cpu_us(&stage.server, || {
+            for (take, give) in commands.iter().cycle().take(pairs) {
+                let start = Instant::now();
+                line.exchange(take, &loaded.taken)?;
+                line.exchange(give, &loaded.given)?;
+                durations.record(start.elapsed());
+            }
+            Ok(())
+        })?;
+        Ok([vec![(CPU, cpu_us / pairs as f64)], durations.figures()].concat())
+    }))
 }

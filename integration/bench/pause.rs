@@ -12,12 +12,6 @@ use crate::line::Line;
 use crate::replies::Pattern;
 use crate::way::Figure;
 
-/// The longest time for which the server did not answer a PING, as a client sees it.
-pub const PAUSE: &str = "longest pause ms";
-
-/// The longest that the module was busy with an event of its own, as the server's latency monitor has it.
-pub const EVENT: &str = "longest event ms";
-
 /// From one PING to the next.
 const INTERVAL: Duration = Duration::from_micros(500);
 
@@ -59,9 +53,13 @@ impl Pauses {
         })
     }
 
-    /// Both.
+    /// The longest time for which the server did not answer a PING, as a client sees it; and the longest that the module was busy
+    /// with an event of its own, as the server's latency monitor has it.
     pub fn figures(&self) -> Vec<Figure> {
-        vec![(PAUSE, milliseconds(self.longest)), (EVENT, self.event_ms)]
+        vec![
+            ("longest pause ms", milliseconds(self.longest)),
+            ("longest event ms", self.event_ms),
+        ]
     }
 }
 

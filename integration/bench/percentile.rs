@@ -6,12 +6,8 @@ use hdrhistogram::Histogram;
 
 use crate::way::Figure;
 
-/// The middle.
-pub const P50: &str = "p50 µs";
 /// One in a hundred takes longer.
 pub const P99: &str = "p99 µs";
-/// One in a thousand takes longer.
-pub const P999: &str = "p99.9 µs";
 /// The longest.
 pub const MAX: &str = "max µs";
 
@@ -37,9 +33,9 @@ impl Durations {
     pub fn figures(&self) -> Vec<Figure> {
         let at = |quantile| self.0.value_at_quantile(quantile) as f64 / 1e3;
         vec![
-            (P50, at(0.5)),
+            ("p50 µs", at(0.5)),
             (P99, at(0.99)),
-            (P999, at(0.999)),
+            ("p99.9 µs", at(0.999)),
             (MAX, at(1.0)),
         ]
     }

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use dlock_integration::{stat, Server};
 
-use crate::failure::Failure;
 use crate::line::Line;
 use crate::meter::Meter;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Opened};
 
 const HOLDS: usize = 20_000;
 
@@ -17,15 +16,6 @@ const LEASE_MS: u64 = 3_500;
 
 /// How long a sample looks on.
 const WINDOW: Duration = Duration::from_secs(2);
-
-/// The way.
-pub const RENEWALS: &str = "20,000 holds, AUTO";
-
-/// Processor time of the server for each renewal. What an idle server needs is in it.
-pub const CPU: &str = "cpu µs a renewal";
-
-/// How many there were.
-const RATE: &str = "renewals a second";
 
 /// A server that does nothing else.
 pub fn open() -> Opened {
@@ -37,35 +27,22 @@ pub fn open() -> Opened {
     line.run_each(HOLDS, ":#\r\n", |number| {
         format!("DLOCK.RENEW renewal:{number} owner-{number} {LEASE_MS} AUTO 0")
     })?;
-    Ok(vec![Box::new(Renewals {
-        server,
-        _line: line,
-    })])
-}
-
-struct Renewals {
-    server: Server,
-    // Its end would be that of the renewals.
-    _line: Line,
-}
-
-impl Way for Renewals {
-    fn name(&self) -> &str {
-        RENEWALS
-    }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        let renewed = || stat(&self.server, "auto_renewals_total");
-        let (before, first) = (Meter::read(&self.server), renewed());
-        sleep(WINDOW);
-        let (cpu_us, last) = (Meter::read(&self.server).cpu_us_since(&before), renewed());
-        let renewals = (last - first) as f64;
-        if stat(&self.server, "auto_renewed") != HOLDS as u64 || renewals < HOLDS as f64 {
+    Ok(vec![way("20,000 holds, AUTO", move || {
+        // Its end would be that of the renewals.
+        let (server, _line) = (&server, &line);
+        let before = stat(server, "auto_renewals_total");
+        let cpu_us = Meter::cpu_us(server, || {
+            sleep(WINDOW);
+            Ok(())
+        })?;
+        let renewed = (stat(server, "auto_renewals_total") - before) as f64;
+        if stat(server, "auto_renewed") != HOLDS as u64 || renewed < HOLDS as f64 {
             return Err("holds were lost, or not renewed".into());
         }
         Ok(vec![
-            (CPU, cpu_us / renewals),
-            (RATE, renewals / WINDOW.as_secs_f64()),
+            // What an idle server needs is in it.
+            ("cpu µs a renewal", cpu_us / renewed),
+            ("renewals a second", renewed / WINDOW.as_secs_f64()),
         ])
-    }
+    })])
 }

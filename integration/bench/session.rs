@@ -12,51 +12,21 @@ use crate::mass;
 use crate::notice::{Listener, QUEUED};
 use crate::pause::{milliseconds, Pauses};
 use crate::replies::Pattern;
-use crate::way::{Figure, Opened, Way};
+use crate::way::{way, Opened};
 
 const SESSIONS: usize = 10_000;
-
-/// The way.
-pub const ENDS: &str = "10,000 sessions end at once";
-/// Connections that hold nothing.
-pub const PLAIN_ENDS: &str = "10,000 connections end at once";
-
-/// How long it takes until all locks are the next one's.
-pub const HANDED_OVER: &str = "handed over after ms";
 
 /// A server for each.
 pub fn open() -> Opened {
     let server = mass::start();
-    Ok(vec![
-        Box::new(Ends {
-            line: Line::wide(server.port())?,
-            listener: Listener::new(&server, "news")?,
-            server,
-        }),
-        Box::new(PlainEnds {
-            server: mass::start(),
-        }),
-    ])
-}
-
-struct Ends {
-    line: Line,
-    listener: Listener,
-    server: Server,
-}
-
-impl Way for Ends {
-    fn name(&self) -> &str {
-        ENDS
-    }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        let holders = self.holders()?;
-        self.line.run_each(SESSIONS, QUEUED, |number| {
+    let mut line = Line::wide(server.port())?;
+    let mut listener = Listener::new(&server, "news")?;
+    let ends = way("10,000 sessions end at once", move || {
+        let holders = holders(&server)?;
+        line.run_each(SESSIONS, QUEUED, |number| {
             format!("DLOCK.ACQUIRE session:{number} next-{number} 3600000 NOTIFY news")
         })?;
-        let listener = &mut self.listener;
-        let (handed_over, pauses) = Pauses::during(&self.server, || {
+        let (handed_over, pauses) = Pauses::during(&server, || {
             let start = Instant::now();
             for holder in &holders {
                 holder.close(Shutdown::Both)?;
@@ -64,57 +34,47 @@ impl Way for Ends {
             listener.hear(SESSIONS, |_| Ok(()))?;
             Ok(start.elapsed())
         })?;
-        self.line.run_each(SESSIONS, ":0\r\n", |number| {
+        line.run_each(SESSIONS, ":0\r\n", |number| {
             format!("DLOCK.RELEASE session:{number} next-{number}")
         })?;
-        let handed_over = vec![(HANDED_OVER, milliseconds(handed_over))];
+        let handed_over = vec![("handed over after ms", milliseconds(handed_over))];
         Ok([handed_over, pauses.figures()].concat())
-    }
-}
-
-impl Ends {
-    /// Each on a connection of its own, with a lock that it has for as long as it stays.
-    fn holders(&self) -> Result<Vec<Line>, Failure> {
-        let granted = Pattern::new("*2\r\n:#\r\n:1\r\n");
-        let holder = |number| {
-            let mut line = Line::narrow(self.server.port())?;
-            let take = format!("DLOCK.ACQUIRE session:{number} holder-{number} 3600000 SESSION");
-            line.exchange(&command(&take).get_packed_command(), &granted)?;
-            Ok(line)
-        };
-        (0..SESSIONS).map(holder).collect()
-    }
-}
-
-struct PlainEnds {
-    server: Server,
-}
-
-impl Way for PlainEnds {
-    fn name(&self) -> &str {
-        PLAIN_ENDS
-    }
-
-    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
-        let ping = command("PING").get_packed_command();
-        let pong = Pattern::new("+PONG\r\n");
-        let connect = |_| {
-            let mut line = Line::narrow(self.server.port())?;
-            line.exchange(&ping, &pong)?;
-            Ok(line)
-        };
-        let lines: Result<Vec<Line>, Failure> = (0..SESSIONS).map(connect).collect();
-        let lines = lines?;
-        let ((), pauses) = Pauses::during(&self.server, || {
+    });
+    let server = mass::start();
+    let plain = way("10,000 connections end at once", move || {
+        let lines = connect(&server, |_| "PING".to_owned(), "+PONG\r\n")?;
+        let ((), pauses) = Pauses::during(&server, || {
             for line in &lines {
                 line.close(Shutdown::Both)?;
             }
             await_until("all are gone", PATIENCE, || {
-                let clients = self.server.info("clients");
+                let clients = server.info("clients");
                 clients.number::<usize>("connected_clients") < SESSIONS / 2
             });
             Ok(())
         })?;
         Ok(pauses.figures())
-    }
+    });
+    Ok(vec![ends, plain])
+}
+
+/// Each on a connection of its own, with a lock that it has for as long as it stays.
+fn holders(server: &Server) -> Result<Vec<Line>, Failure> {
+    let take = |number| format!("DLOCK.ACQUIRE session:{number} holder-{number} 3600000 SESSION");
+    connect(server, take, "*2\r\n:#\r\n:1\r\n")
+}
+
+/// Connections, each of which has been answered.
+fn connect(
+    server: &Server,
+    line_of: impl Fn(usize) -> String,
+    reply: &str,
+) -> Result<Vec<Line>, Failure> {
+    let reply = Pattern::new(reply);
+    let connection = |number| {
+        let mut line = Line::narrow(server.port())?;
+        line.exchange(&command(&line_of(number)).get_packed_command(), &reply)?;
+        Ok(line)
+    };
+    (0..SESSIONS).map(connection).collect()
 }

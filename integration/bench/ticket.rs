@@ -28,24 +28,15 @@ const CANCEL: Errand = Errand {
     reply: ":1\r\n*-1\r\n",
 };
 
-/// Asking again, short queue.
-pub const POLL_SHORT: &str = "poll, 100 queued";
-/// Asking again, long queue.
-pub const POLL_LONG: &str = "poll, 10,000 queued";
-/// Looking, short queue.
-pub const POSITION_SHORT: &str = "position, 100 queued";
-/// Looking, long queue.
-pub const POSITION_LONG: &str = "position, 10,000 queued";
-/// Leaving and coming back, short queue.
-pub const CANCEL_SHORT: &str = "cancel + queue again, 100 queued";
-/// Leaving and coming back, long queue.
-pub const CANCEL_LONG: &str = "cancel + queue again, 10,000 queued";
-
 /// What somebody with a ticket does, and what the tables call it with a short queue and with a long one.
 const ERRANDS: [(Errand, &str, &str); 3] = [
-    (POLL, POLL_SHORT, POLL_LONG),
-    (POSITION, POSITION_SHORT, POSITION_LONG),
-    (CANCEL, CANCEL_SHORT, CANCEL_LONG),
+    (POLL, "poll, 100 queued", "poll, 10,000 queued"),
+    (POSITION, "position, 100 queued", "position, 10,000 queued"),
+    (
+        CANCEL,
+        "cancel + queue again, 100 queued",
+        "cancel + queue again, 10,000 queued",
+    ),
 ];
 
 /// Both queues on one server: somebody holds the lock, and all the others have a ticket.

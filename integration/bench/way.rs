@@ -27,6 +27,26 @@ pub trait Way {
     }
 }
 
+/// A way that is no more than how it is measured once.
+pub fn way(
+    name: &'static str,
+    sample: impl FnMut() -> Result<Vec<Figure>, Failure> + 'static,
+) -> Box<dyn Way> {
+    struct Sampled<F>(&'static str, F);
+
+    impl<F: FnMut() -> Result<Vec<Figure>, Failure>> Way for Sampled<F> {
+        fn name(&self) -> &str {
+            self.0
+        }
+
+        fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+            (self.1)()
+        }
+    }
+
+    Box::new(Sampled(name, sample))
+}
+
 /// The ways of a group, ready to be measured.
 pub type Opened = Result<Vec<Box<dyn Way>>, Failure>;
 
