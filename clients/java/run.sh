@@ -11,9 +11,9 @@ maven() {
 
 if [ "${1:-}" = --package ]; then
     maven --quiet -DskipTests -Ppackage package
-    declare -A artifact=([core]=core [lettuce]=lettuce [jedis]=jedis [starter]=spring-boot-starter)
+    declare -A artifact=([core]=core [lettuce]=lettuce [jedis]=jedis [starter]=spring-boot-starter [shedlock]=shedlock)
     mkdir -p "$2"
-    for module in core lettuce jedis starter; do
+    for module in core lettuce jedis starter shedlock; do
         cp "$DLOCK_CLIENT_TARGET/build/dlock-${artifact[$module]}/"*.jar "$2"
         cp "$module/pom.xml" "$2/dlock-${artifact[$module]}-0.3.0.pom"
     done

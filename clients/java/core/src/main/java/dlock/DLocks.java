@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.HashMap;
@@ -75,6 +76,19 @@ public final class DLocks implements AutoCloseable {
     /** A lock whose hold belongs to no thread. */
     public Asking ask(String key) {
         return new Asking(this, key);
+    }
+
+    /**
+     * Takes the lock for a time that is known before: nobody renews it. Null if it is taken; it does not wait.
+     *
+     * @param who is to be seen as the owner, with something behind it that nobody else has
+     */
+    public Lease lease(String key, String who, Duration length) {
+        core.check();
+        if (who == null || who.isEmpty()) {
+            throw new IllegalArgumentException("who must not be empty");
+        }
+        return Lease.take(core, key, who + ":" + UUID.randomUUID(), length);
     }
 
     /**
