@@ -32,6 +32,7 @@ import java.util.logging.LogRecord;
 import java.util.logging.Logger;
 import java.util.logging.SimpleFormatter;
 import java.util.stream.Stream;
+import org.junit.jupiter.api.BeforeAll;
 import org.junit.jupiter.api.DynamicTest;
 import org.junit.jupiter.api.TestFactory;
 import org.junit.jupiter.api.parallel.Execution;
@@ -60,6 +61,19 @@ class CasesTest {
                 .filter(one -> alone(one) == alone && one.get("name").asText().contains(only)).toList();
         return Stream.of("lettuce", "jedis").flatMap(library -> some.stream().map(one -> DynamicTest.dynamicTest(
                 one.get("name").asText() + " by " + library, () -> run(library, one))));
+    }
+
+    /** The first connection of a process takes seconds on a busy machine: until the libraries' classes are there. */
+    @BeforeAll
+    static void warm() throws Exception {
+        for (String library : List.of("lettuce", "jedis")) {
+            try (Stage stage = new Stage(library, "single")) {
+                Asking asking = stage.locks().ask(stage.key);
+                Hold hold = asking.hold();
+                asking.tryHoldAsync(Duration.ofSeconds(1)).exceptionally(late -> null).join(); // a wait
+                hold.release();
+            }
+        }
     }
 
     @TestFactory

@@ -58,6 +58,7 @@ class PlantedTest {
             new Fault("a_thousand_cycles", "Core", "node.link().whenComplete", "node.open().whenComplete"),
             new Fault("dropped", "Keeper", "if (tie.hold == one) {", "if (tie.hold == null) {"),
             new Fault("the_replica_frozen", "DLockException", ", \"NOACK\");", ");"),
+            new Fault("a_time_out_leaves_no_place", "Take", "(why != null || timeout != 0)", "why != null"),
             new Fault("bad_arguments", "Request", "key == null || key.isEmpty()", "key == null"));
 
     @Test
