@@ -57,11 +57,6 @@ impl Plan {
         self.fault.is_cut() && needed > self.fault.beside()
     }
 
-    /// Is it about a primary that is replaced?
-    pub fn must_promote(&self) -> bool {
-        !matches!(self.fault, Fault::Migrate | Fault::MoveAtOnce)
-    }
-
     /// What shows that this cell would have found something, and does not show it.
     pub fn failed_controls(&self, history: &History, verdict: &Verdict) -> Vec<String> {
         let mut failed = Vec::new();
@@ -75,7 +70,7 @@ impl Plan {
             "two owners must be seen under this setting and were not: the judge is blind to them, or the fault does nothing",
         );
         control(
-            !self.must_promote() || verdict.promotions > 0,
+            !self.fault.replaces() || verdict.promotions > 0,
             "no round had another primary: the fault does nothing",
         );
         control(

@@ -5,6 +5,8 @@
 pub enum Fault {
     /// The primary is killed (SIGKILL), and comes back as a replica when another has taken over.
     Kill,
+    /// The primary is killed, and is started again in its place before anybody has missed it. It has forgotten everything.
+    Restart,
     /// The replicas hear nothing of the primary for a while; then it is killed.
     LagThenKill,
     /// The primary is stopped (SIGSTOP), and goes on when another has taken over.
@@ -56,6 +58,7 @@ impl Fault {
     pub fn name(self) -> &'static str {
         match self {
             Fault::Kill => "kill -9",
+            Fault::Restart => "kill -9, back in its place",
             Fault::LagThenKill => "lag, then kill -9",
             Fault::Stop => "SIGSTOP",
             Fault::Stall => "stalled",
@@ -93,7 +96,15 @@ impl Fault {
 
     /// Does the old primary end before another takes over?
     pub fn is_deadly(self) -> bool {
-        matches!(self, Fault::Kill | Fault::LagThenKill | Fault::WrongChoice)
+        matches!(
+            self,
+            Fault::Kill | Fault::Restart | Fault::LagThenKill | Fault::WrongChoice
+        )
+    }
+
+    /// Is another server primary after it?
+    pub fn replaces(self) -> bool {
+        !matches!(self, Fault::Migrate | Fault::MoveAtOnce | Fault::Restart)
     }
 
     /// Can a grant or a place be lost in it?

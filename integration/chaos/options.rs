@@ -135,6 +135,9 @@ fn rules(is_first: bool) -> Vec<Kind> {
         sentinel(3, Fault::PartitionBeside(2), CONFIRMED),
         sentinel(2, Fault::BriefStop, CONFIRMED),
         sentinel(2, Fault::WrongChoice, CONFIRMED),
+        sentinel(2, Fault::Restart, CONFIRMED),
+        cluster(1, Fault::FailoverForce, CONFIRMED),
+        cluster(2, Fault::FailoverForce, CONFIRMED),
     ];
     if is_first {
         cells.extend([
@@ -309,7 +312,7 @@ mod tests {
             assert!(some(&|plan| plan.must_overlap(1)));
             assert!(some(&|plan| plan.must_refuse()));
             let is_quarantined =
-                |plan: &Plan| plan.must_promote() && plan.setting.quarantine_ms > 0;
+                |plan: &Plan| plan.fault.replaces() && plan.setting.quarantine_ms > 0;
             assert!(some(&is_quarantined));
             assert!(some(
                 &|plan| plan.promises_one_owner() && plan.fault.is_lossy()

@@ -166,6 +166,12 @@ impl Watched {
                 self.network.lose();
                 self.come_back(old, number)
             }
+            Fault::Restart => {
+                self.nodes[number].server.kill9();
+                thread::sleep(Duration::from_millis(random.u64(0..500)));
+                self.nodes[number].server.restart();
+                None
+            }
             Fault::Stop => {
                 self.nodes[number].server.freeze();
                 let new = self.await_promotion(old);
@@ -274,7 +280,7 @@ impl Scene for Watched {
             self.nodes.iter().for_each(|node| node.set_quarantine(0));
         }
         let new = self.replace(fault, old, number, random);
-        if new.is_none() {
+        if new.is_none() && fault.replaces() {
             for sentinel in &self.sentinels {
                 eprintln!("Nobody was promoted; a Sentinel's log:\n{}", sentinel.log());
             }

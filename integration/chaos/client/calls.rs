@@ -60,7 +60,7 @@ impl Client<'_> {
                     self.pause(PAUSE_MS);
                 }
                 None => {
-                    if matches!(last.0, Reply::Closed | Reply::NoAnswer) {
+                    if matches!(last.0, Reply::Closed | Reply::NoAnswer) || is_alone(&last.0) {
                         self.route.forget(port);
                     }
                     return last;
@@ -211,6 +211,12 @@ fn redirection(reply: &Reply) -> Option<Redirection> {
         "ASK" => Some(Redirection::Ask(port)),
         _ => None,
     }
+}
+
+/// The server's replicas do not answer it, or are too few: perhaps another one is primary, and this one was not told yet. (One that
+/// stood still is demoted ten seconds after it has come back.)
+fn is_alone(reply: &Reply) -> bool {
+    reply.is_error("NOACK") || reply.is_error("NOREPLICAS")
 }
 
 /// The server is no primary, or not yet one again. The request was not carried out.

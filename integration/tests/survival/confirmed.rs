@@ -3,7 +3,8 @@
 
 use dlock_integration::redis::Value;
 use dlock_integration::{
-    assert_sound, assert_sound_log, await_until, stat, Ask, Grant, Queued, Server, Wire, PATIENCE,
+    assert_sound, assert_sound_log, await_until, stat, Ask, Grant, Queued, Server, ServerBuilder,
+    Wire, PATIENCE,
 };
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -18,19 +19,23 @@ struct Group {
 }
 
 /// A server that is to have so many replicas, with a quarantine of moments.
-fn server(replicas: usize) -> Server {
+fn server(replicas: usize) -> ServerBuilder {
     let builder = Server::builder().module_argument("replicas");
     let builder = builder.module_argument(replicas);
     builder
         .module_argument("quarantine-ms")
         .module_argument(200)
-        .start()
 }
 
 impl Group {
     fn start(replicas: usize) -> Group {
-        let primary = server(replicas);
-        let replicas: Vec<Server> = (0..replicas).map(|_| server(replicas)).collect();
+        Group::of(replicas, server(replicas))
+    }
+
+    fn of(replicas: usize, server: ServerBuilder) -> Group {
+        let start = || server.clone().start();
+        let primary = start();
+        let replicas: Vec<Server> = (0..replicas).map(|_| start()).collect();
         for replica in &replicas {
             replica.replica_of(&primary);
         }
@@ -352,7 +357,7 @@ fn with_too_few_replicas_it_is_as_in_a_quarantine() {
     group.primary.await_blocked_clients(1);
     assert_eq!(wire.ask::<u64>("DLOCK.RELEASE mine alice"), 0);
     // With one replica it counts at once, however it has joined.
-    let again = server(1);
+    let again = server(1).start();
     again.replica_of(&group.primary);
     waiter.read().expect("a grant");
     assert_eq!(stat(&group.primary, "replicas_joined_full"), 1);
@@ -501,6 +506,79 @@ fn after_a_promotion_grants_go_on_as_soon_as_the_others_have_joined() {
     new.wire().ask::<u64>("DLOCK.RENEW old alice 30000");
     assert_sound(new);
     assert_sound(other);
+}
+
+/// The second one leaves a server alone, with what it has confirmed and what the first one had. Those that come back have forgotten, and
+/// count late: until then nobody is let in.
+#[test]
+fn two_failovers_within_a_lease_let_nobody_in_twice() {
+    let mut group = Group::start(2);
+    let granted = group
+        .primary
+        .wire()
+        .ask::<Grant>("DLOCK.ACQUIRE old alice 600000");
+    for replica in &group.replicas {
+        replica.wait_in_sync(&group.primary);
+    }
+    group.primary.kill9();
+    group.replicas[0].promote();
+    group.replicas[1].replica_of(&group.replicas[0]);
+    await_counting(&group.replicas[0], 1);
+    group.replicas[0]
+        .wire()
+        .ask::<Grant>("DLOCK.ACQUIRE k bob 600000");
+    group.replicas[0].kill9();
+    let last = &group.replicas[1];
+    last.promote();
+    group.primary.restart();
+    group.primary.replica_of(last);
+    await_until("it has joined", PATIENCE, || {
+        stat(last, "replicas_joined_full") == 1
+    });
+    let error = refused(&mut last.wire(), "DLOCK.ACQUIRE other carol 30000");
+    assert!(error.ends_with(TOO_FEW), "{error}");
+    let mut c = last.connection();
+    assert_eq!(
+        c.ask::<(u64, u64, u64)>("DLOCK.HELD old alice").0,
+        granted.0
+    );
+    assert!(c.ask::<Option<Value>>("DLOCK.HELD k bob").is_some());
+    assert_sound(last);
+}
+
+/// All lose their power at once. Who writes each command to its disk has what it confirmed, and nobody grants anything before the
+/// quarantine is over.
+#[test]
+fn a_power_cut_of_all_loses_no_confirmed_grant() {
+    let durable = server(2)
+        .config("appendonly", "yes")
+        .config("appendfsync", "always");
+    let mut group = Group::of(2, durable);
+    group
+        .primary
+        .wire()
+        .ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
+    let mut servers: Vec<&mut Server> = group
+        .replicas
+        .iter_mut()
+        .chain([&mut group.primary])
+        .collect();
+    for server in &servers {
+        server.connection().run("CONFIG REWRITE");
+    }
+    servers.iter_mut().for_each(|server| server.kill9());
+    servers.iter_mut().for_each(|server| server.restart());
+    await_until("the replicas have joined", PATIENCE, || {
+        stat(&group.primary, "replicas_connected") == 2
+    });
+    let mut c = group.primary.connection();
+    assert!(c.ask::<Option<Value>>("DLOCK.HELD k alice").is_some());
+    let error = refused(&mut group.primary.wire(), "DLOCK.ACQUIRE other bob 30000");
+    assert!(
+        error.starts_with("NOACK ") || error.starts_with("QUARANTINE "),
+        "{error}"
+    );
+    group.end();
 }
 
 /// A replica that has taken over all of the data counts late, and so does whoever joins in that time: here, and at a server that is
