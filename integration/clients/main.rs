@@ -23,7 +23,7 @@ use dlock_integration::server_program;
 use crate::language::{Language, Verdict, LANGUAGES};
 
 /// The whole run ends after so long, passed or not.
-const WHOLE: Duration = Duration::from_secs(25 * 60);
+const WHOLE: Duration = Duration::from_secs(40 * 60);
 
 /// So many languages run at a time.
 const LANES: usize = 3;
