@@ -22,9 +22,9 @@ if [ "${1:-}" = --package ]; then
 fi
 
 maven --fail-at-end install "$@"
-for versions in "7.7.0.RELEASE 8.0.2" "6.6.0.RELEASE 6.0.0"; do
-    read -r lettuce jedis <<<"$versions"
-    maven --quiet --file example/pom.xml -Dlettuce.version="$lettuce" -Djedis.version="$jedis" clean compile \
-        dependency:build-classpath -Dmdep.outputFile="$DLOCK_CLIENT_TARGET/classpath"
+for versions in "7.7.0.RELEASE 8.0.2 7.10.1" "6.6.0.RELEASE 6.0.0 6.0.1"; do
+    read -r lettuce jedis shedlock <<<"$versions"
+    maven --quiet --file example/pom.xml -Dlettuce.version="$lettuce" -Djedis.version="$jedis" \
+        -Dshedlock.version="$shedlock" clean compile dependency:build-classpath -Dmdep.outputFile="$DLOCK_CLIENT_TARGET/classpath"
     java -cp "$DLOCK_CLIENT_TARGET/build/example/classes:$(cat "$DLOCK_CLIENT_TARGET/classpath")" Example
 done

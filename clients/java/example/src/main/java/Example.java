@@ -2,14 +2,20 @@
 import dlock.DLock;
 import dlock.DLocks;
 import dlock.Hold;
+import dlock.Leader;
 import dlock.Settings;
 import dlock.jedis.JedisConnector;
 import dlock.lettuce.LettuceConnector;
+import dlock.shedlock.DLockProvider;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
 import io.micrometer.core.instrument.simple.SimpleMeterRegistry;
 import java.time.Duration;
+import java.time.Instant;
+import java.util.Optional;
 import java.util.UUID;
+import net.javacrumbs.shedlock.core.LockConfiguration;
+import net.javacrumbs.shedlock.core.SimpleLock;
 import reactor.core.publisher.Mono;
 import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
@@ -26,6 +32,8 @@ public final class Example {
         try (DLocks locks = new DLocks(new LettuceConnector(client, uri))) {
             use(locks);
             reactive(locks);
+            lead(locks);
+            schedule(locks);
         }
         try (DLocks locks = new DLocks(new JedisConnector(DefaultJedisClientConfig.builder().build(), HostAndPort.from(server)))) {
             use(locks);
@@ -60,6 +68,25 @@ public final class Example {
                 hold -> Mono.fromCompletionStage(() -> hold.guardAsync("INCR", stock + ":left")),
                 hold -> Mono.fromCompletionStage(hold::releaseAsync)).block();
         check(Long.valueOf(1).equals(left));
+    }
+
+    private static void lead(DLocks locks) {
+        String billing = "{" + UUID.randomUUID() + "}billing";
+        Leader leader = new Leader(locks, billing, "host-7");
+        Hold term = leader.campaign().join(); // until it leads; term.lost() says when that is over
+        leader.guard("SET", billing + ":day", "today"); // a leader of before is Fenced
+        check(leader.who().equals(Optional.of(new Leader.Leading("host-7", term.token()))));
+        leader.resign();
+        check(!leader.isLeader());
+    }
+
+    private static void schedule(DLocks locks) {
+        DLockProvider provider = new DLockProvider(locks);
+        LockConfiguration nightly = new LockConfiguration(
+                Instant.now(), UUID.randomUUID().toString(), Duration.ofSeconds(10), Duration.ZERO);
+        SimpleLock lock = provider.lock(nightly).orElseThrow();
+        check(provider.lock(nightly).isEmpty());
+        lock.unlock();
     }
 
     private static void check(boolean true_) {
