@@ -181,6 +181,7 @@ func (c *core) node(name string) *node {
 			ties: map[id]*tie{}, waits: map[place][]*waiter{},
 		}
 		c.nodes[name] = n
+		go c.keep(n)
 	}
 	return n
 }
@@ -236,7 +237,7 @@ func (c *core) linked(n *node, l *link) *link {
 	closed := c.closed
 	c.mu.Unlock()
 	if ear != nil {
-		ear.die(unreachable(errNewLink))
+		ear.die(unreachable(errors.New("the link is new")))
 	}
 	if closed {
 		l.die(ErrClosed)

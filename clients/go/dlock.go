@@ -95,8 +95,8 @@ type Locks struct {
 // New takes a *redis.Client (also one of NewFailoverClient) or a *redis.ClusterClient.
 func New(client redis.UniversalClient, settings Settings) (*Locks, error) {
 	c := &core{
-		channel: "dlock:" + rand.Text(), done: make(chan struct{}), tick: make(chan struct{}, 1),
-		nodes: map[string]*node{}, moved: map[uint16]string{}, alarm: never,
+		channel: "dlock:" + rand.Text(), done: make(chan struct{}), nodes: map[string]*node{},
+		moved: map[uint16]string{}, parting: map[place]int{}, alarm: never,
 	}
 	switch client := client.(type) {
 	case *redis.Client:
@@ -128,6 +128,7 @@ func New(client redis.UniversalClient, settings Settings) (*Locks, error) {
 		settings.Logger = slog.Default()
 	}
 	c.settings, c.log = settings, settings.Logger
+	c.clock = time.AfterFunc(never, c.ring)
 	locks := &Locks{core: c, client: client}
 	runtime.AddCleanup(locks, (*core).close, c)
 	return locks, nil
@@ -191,7 +192,7 @@ func (l *Locks) IsHeld(ctx context.Context, key string) (bool, error) {
 	if err := l.core.check(); err != nil {
 		return false, err
 	}
-	held, _, err := l.core.call(ctx, key, []string{"DLOCK.HELD", key}, l.core.until(never), nil)
+	held, err := l.core.held(ctx, key)
 	return held != nil, err
 }
 

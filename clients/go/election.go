@@ -121,7 +121,7 @@ func (e *Election) Who(ctx context.Context) (Leader, error) {
 	if err := c.check(); err != nil {
 		return Leader{}, err
 	}
-	reply, _, err := c.call(ctx, e.key, []string{"DLOCK.HELD", e.key}, c.until(never), nil)
+	reply, err := c.held(ctx, e.key)
 	held, ok := reply.([]any)
 	if err != nil || !ok {
 		return Leader{}, err

@@ -22,7 +22,7 @@ type entry struct {
 	done  chan struct{}
 	reply any
 	err   error
-	sent  time.Duration
+	due   time.Duration
 }
 
 // A link is one connection that everybody shares: a goroutine writes, another reads replies in the order of the commands.
@@ -36,6 +36,7 @@ type link struct {
 
 	mu      sync.Mutex
 	pending []*entry
+	watched bool
 	out     []byte
 	err     error
 	wake    chan struct{}
@@ -112,7 +113,7 @@ func (e *entry) answer(reply any, err error) {
 
 // post sends a command and waits for nothing.
 func (l *link) post(words []string, then func(any, error), asking bool) (*entry, error) {
-	one := &entry{then: then, done: make(chan struct{}), sent: now()}
+	one := &entry{then: then, done: make(chan struct{}), due: now() + l.bound}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
@@ -120,11 +121,15 @@ func (l *link) post(words []string, then func(any, error), asking bool) (*entry,
 	}
 	if asking {
 		l.out = pack(l.out, []string{"ASKING"})
-		l.pending = append(l.pending, &entry{done: make(chan struct{})})
+		l.pending = append(l.pending, &entry{done: make(chan struct{}), due: one.due})
 	}
 	l.out = pack(l.out, words)
 	if l.hear == nil {
 		l.pending = append(l.pending, one)
+		if !l.watched {
+			l.watched = true
+			time.AfterFunc(l.bound, l.watch)
+		}
 	}
 	select {
 	case l.wake <- struct{}{}:
@@ -133,9 +138,24 @@ func (l *link) post(words []string, then func(any, error), asking bool) (*entry,
 	return one, nil
 }
 
-// result waits for the reply. When there is none for longer than the bound, the link is dead.
+// watch: when a reply is missing for the bound, nobody knows any more what the server has heard, and the link is dead.
+func (l *link) watch() {
+	l.mu.Lock()
+	late := time.Duration(-1)
+	if l.watched = len(l.pending) > 0; l.watched {
+		if late = now() - l.pending[0].due; late < 0 {
+			time.AfterFunc(-late, l.watch)
+		}
+	}
+	l.mu.Unlock()
+	if late >= 0 {
+		l.die(errNoAnswer)
+	}
+}
+
+// result waits for the reply.
 func (l *link) result(ctx context.Context, one *entry, until time.Duration) (any, error) {
-	timer := time.NewTimer(min(until, one.sent+l.bound) - now())
+	timer := time.NewTimer(until - now())
 	defer timer.Stop()
 	select {
 	case <-one.done:
@@ -143,24 +163,16 @@ func (l *link) result(ctx context.Context, one *entry, until time.Duration) (any
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-timer.C:
+		return nil, errNoAnswer
 	}
-	select {
-	case <-one.done:
-		return one.reply, one.err
-	default:
-	}
-	if now()-one.sent >= l.bound {
-		l.die(errNoAnswer)
-	}
-	return nil, errNoAnswer
 }
 
-func (l *link) call(ctx context.Context, words []string, until time.Duration) (any, error) {
+func (l *link) call(ctx context.Context, words []string) (any, error) {
 	one, err := l.post(words, nil, false)
 	if err != nil {
 		return nil, err
 	}
-	return l.result(ctx, one, until)
+	return l.result(ctx, one, never)
 }
 
 // die: all that was asked has failed, and nothing can be asked any more. Not to be called under the core's mutex.

@@ -18,7 +18,9 @@ type request struct {
 	err           error
 	lost          func(error)
 	asked, queued bool
-	outer, before int64 // what the owner had: the token, and how many holds. Under the core's mutex, as are these:
+	atOnce        bool
+	deadline, end time.Duration // of the wait, and of asking
+	outer, before int64         // what the owner had: the token, and how many holds. Under the core's mutex, as are these:
 	node          *node
 	tie           *tie
 }
@@ -99,13 +101,13 @@ func (r *request) holds() []string {
 	return append([]string{"HOLDS", strconv.FormatInt(r.before+1, 10)}, r.limit...)
 }
 
-func (r *request) take(atOnce bool) []string {
+func (r *request) take() []string {
 	verb := "FAIRACQUIRE"
-	if atOnce {
+	if r.atOnce {
 		verb = "ACQUIRE"
 	}
 	words := append(r.auto(r.words(verb, millis(r.settings.Lease))), r.holds()...)
-	if !atOnce {
+	if !r.atOnce {
 		words = append(words, "CLAIM", millis(r.settings.Claim))
 	}
 	return words
@@ -121,8 +123,13 @@ func (r *request) renew(token int64) []string {
 	return r.auto(r.words("RENEW", millis(r.settings.Lease), "TOKEN", strconv.FormatInt(token, 10)))
 }
 
-func (r *request) release(token ...string) []string {
-	return r.words("RELEASE", append([]string{"HOLDS", strconv.FormatInt(r.before, 10)}, token...)...)
+// release: without a token all that is not the outer hold's.
+func (r *request) release(token int64) []string {
+	words := r.words("RELEASE", "HOLDS", strconv.FormatInt(r.before, 10))
+	if token != 0 {
+		words = append(words, "TOKEN", strconv.FormatInt(token, 10))
+	}
+	return words
 }
 
 func millis(d time.Duration) string { return strconv.FormatInt(max(1, d.Milliseconds()), 10) }
