@@ -83,7 +83,7 @@ func (c *core) round(ctx context.Context, n *node) error {
 		kept, err = l.post([]string{"DLOCK.KEEP", millis(c.settings.Auto)}, bind(c.kept, n, l), false)
 	}
 	for _, one := range leaving {
-		c.depart(ctx, n, l, one)
+		c.farewell(n, l, one)
 	}
 	if kept != nil {
 		_, err = l.result(ctx, kept, never)
@@ -195,24 +195,40 @@ func (c *core) move(n, target *node, t *tie) {
 	}
 }
 
-// rehome: what another node serves by now is that one's to keep.
+// rehome: what another node serves by now is that one's to keep, and to leave.
 func (c *core) rehome(ctx context.Context, n *node) {
 	if c.cluster == nil {
 		return
 	}
 	c.mu.Lock()
+	leaving := n.leaving
+	n.leaving = nil
 	var ties []*tie
 	for _, t := range n.ties {
 		ties = append(ties, t)
 	}
 	c.mu.Unlock()
-	for _, t := range ties {
-		target, err := c.route(ctx, t.request.key)
-		if err != nil {
-			return
+	served := func(key string) *node {
+		target, err := c.route(ctx, key)
+		if err != nil { // nobody is known to serve it yet
+			return n
 		}
+		return target
+	}
+	for _, t := range ties {
+		target := served(t.request.key)
 		c.mu.Lock()
 		c.move(n, target, t)
+		c.mu.Unlock()
+	}
+	for _, one := range leaving {
+		target := served(one.request.key)
+		c.mu.Lock()
+		if target == n {
+			n.leaving = append(n.leaving, one)
+		} else {
+			c.hand(target, one)
+		}
 		c.mu.Unlock()
 	}
 	n.tell(message{word: "again"})
@@ -285,20 +301,9 @@ func (c *core) drop(r *request, token int64) {
 	}
 }
 
-// depart is what the keeper does with what could not be left at once.
-func (c *core) depart(ctx context.Context, n *node, l *link, one farewell) {
-	target, err := c.route(ctx, one.request.key)
-	if err == nil && target == n {
-		c.farewell(n, l, one)
-		return
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err != nil {
-		n.leaving, n.trouble = append(n.leaving, one), err
-		return
-	}
-	one.request.node = target // that one's keeper does it
+// hand: another node serves it, and that one's keeper gives it back. Under the mutex.
+func (c *core) hand(target *node, one farewell) {
+	one.request.node = target
 	target.leaving = append(target.leaving, one)
 	target.rouse()
 }
@@ -349,10 +354,8 @@ func (c *core) farewelled(n *node, one farewell, reply any, err error) {
 		}
 		c.lose(n, t, "released")
 	case c.closed:
-	case target != nil && !asking && target != n: // that one's keeper does it
-		r.node = target
-		target.leaving = append(target.leaving, one)
-		target.wake()
+	case target != nil && !asking && target != n:
+		c.hand(target, one)
 		return
 	case err != nil && passes(err) && now() < one.until:
 		if !errors.Is(err, ErrUnreachable) { // that the keeper finds out

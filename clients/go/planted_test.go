@@ -31,8 +31,8 @@ var faults = []struct{ cases, file, old, new string }{
 	{"the_replica_frozen", "errors.go", `"ASK", "NOACK",`, `"ASK",`},
 	{"a_time_out_leaves_no_place", "take.go", "(err != nil || r.queued)", "err != nil"},
 	{"TestAMapThatNobodyTellsStopsNoKeeper", "core.go", "c.cluster.ReloadState(", "_, _ = c.cluster.Options().ClusterSlots("},
-	{"TestWhatIsLeftElsewhereStopsNoKeeper", "keep.go", "target, err := c.route(ctx, one.", "_, _ = c.call(ctx, one.request, []string{\"PING\"}, now()+c.settings.Bound, nil)\n\ttarget, err := c.route(ctx, one."},
-	{"TestManyThatAreLeftStopNoKeeper", "keep.go", "c.depart(ctx, n, l, one)\n", "c.depart(ctx, n, l, one)\n\t\t_, _ = l.call(ctx, []string{\"PING\"})\n"},
+	{"TestWhatIsLeftElsewhereStopsNoKeeper", "keep.go", "c.farewell(n, l, one)\n\t}\n\tif", "_, _ = c.call(ctx, one.request, []string{\"PING\"}, now()+c.settings.Bound, nil)\n\t\tc.farewell(n, l, one)\n\t}\n\tif"},
+	{"TestManyThatAreLeftStopNoKeeper", "keep.go", "c.farewell(n, l, one)\n\t}\n\tif", "c.farewell(n, l, one)\n\t\t_, _ = l.call(ctx, []string{\"PING\"})\n\t}\n\tif"},
 	{"bad_arguments", "request.go", `if key == "" {`, `if key == "-" {`},
 }
 

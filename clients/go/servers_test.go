@@ -1,0 +1,208 @@
+package dlock
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Servers of a test's own: by TLS, and with Sentinels. What the stage's server is, and its module, these are, too.
+
+func freePort(s stage) string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	s.must(err)
+	defer listener.Close()
+	_, port, _ := net.SplitHostPort(listener.Addr().String())
+	return port
+}
+
+// program starts the stage's server program with these settings, and says how to kill it.
+func (s stage) program(words ...string) (kill func(), output *bytes.Buffer) {
+	s.Helper()
+	info := connection(addresses("single")[0]).Info(ctx, "server").Val()
+	_, id, _ := strings.Cut(info, "process_id:")
+	id, _, _ = strings.Cut(id, "\r\n")
+	path, err := os.Readlink("/proc/" + id + "/exe")
+	s.must(err)
+	output = &bytes.Buffer{}
+	server := exec.Command(path, words...)
+	server.Args[0] = "redis-server" // by another name the program may be another one
+	server.Dir, server.Stdout = s.TempDir(), output
+	s.must(server.Start())
+	kill = sync.OnceFunc(func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	})
+	s.Cleanup(kill)
+	return kill, output
+}
+
+func (s stage) module() string {
+	s.Helper()
+	modules, err := connection(addresses("single")[0]).Do(ctx, "MODULE", "LIST").Slice()
+	s.must(err)
+	for _, one := range modules {
+		if one, ok := one.(map[any]any); ok && one["name"] == "dlock" {
+			return one["path"].(string)
+		}
+	}
+	s.Fatalf("the server has no module: %v", modules)
+	return ""
+}
+
+// certificate makes one for localhost, in files, and the pool that trusts it.
+func (s stage) certificate() (certificate, key string, trusted *x509.CertPool) {
+	s.Helper()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	s.must(err)
+	pattern := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		DNSNames: []string{"localhost"}, IsCA: true, BasicConstraintsValid: true,
+	}
+	signed, err := x509.CreateCertificate(rand.Reader, pattern, pattern, &private.PublicKey, private)
+	s.must(err)
+	secret, err := x509.MarshalECPrivateKey(private)
+	s.must(err)
+	directory := s.TempDir()
+	certificate, key = filepath.Join(directory, "certificate.pem"), filepath.Join(directory, "key.pem")
+	public := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: signed})
+	s.must(os.WriteFile(certificate, public, 0o600))
+	s.must(os.WriteFile(key, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: secret}), 0o600))
+	trusted = x509.NewCertPool()
+	trusted.AppendCertsFromPEM(public)
+	return certificate, key, trusted
+}
+
+// A rediss URL with a user and a database: a hold, a wait that is granted, and what is not trusted is an error at once.
+func TestTLS(t *testing.T) {
+	in(t, func(s stage) {
+		certificate, key, trusted := s.certificate()
+		port := freePort(s)
+		_, output := s.program("--port", "0", "--tls-port", port, "--bind", "127.0.0.1", "--save", "", "--tls-cert-file", certificate,
+			"--tls-key-file", key, "--tls-ca-cert-file", certificate, "--tls-auth-clients", "no",
+			"--user", "locker", "on", ">word", "~*", "&*", "+@all", "--loadmodule", s.module())
+		options, err := redis.ParseURL("rediss://locker:word@localhost:" + port + "/3")
+		s.must(err)
+		options.TLSConfig.RootCAs = trusted
+		client := redis.NewClient(options)
+		defer client.Close()
+		if err := s.up(client); err != nil {
+			if strings.Contains(output.String(), "TLS support") || strings.Contains(output.String(), "Bad directive") {
+				s.Skip("this server is built without TLS")
+			}
+			s.Fatalf("%v\n%s", err, output)
+		}
+		locks := s.with(client, Settings{Lease: lease})
+		hold := s.lock(locks)
+		s.check(client.Exists(ctx, s.key).Val() == 1, "it is in another database")
+		wait := s.start(ctx, locks)
+		s.until("another waits", func() bool { return len(client.Do(ctx, "DLOCK.INFO", s.key).Val().(map[any]any)["queue"].([]any)) == 1 })
+		_, err = hold.Guard(ctx, "SET", s.key+":x", 1)
+		s.must(err)
+		s.must(hold.Release(ctx))
+		s.must(s.had(wait).Release(ctx))
+		list := client.ClientList(ctx).Val()
+		s.check(strings.Count(list, "cmd=dlock")+strings.Count(list, "cmd=subscribe")+strings.Count(list, "cmd=ping") >= 2, "%s", list)
+
+		stranger := *options
+		stranger.TLSConfig = &tls.Config{ServerName: "localhost"}
+		began := time.Now()
+		_, err = s.with(redis.NewClient(&stranger), Settings{Bound: patience}).Lock(ctx, s.key)
+		var unknown x509.UnknownAuthorityError
+		s.check(errors.As(err, &unknown) && time.Since(began) < patience/2, "%v", err)
+	}, "single")
+}
+
+// up waits until the server answers.
+func (s stage) up(client *redis.Client) (err error) {
+	for end := time.Now().Add(patience / 3); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if err = client.Ping(ctx).Err(); err == nil {
+			break
+		}
+	}
+	return err
+}
+
+// The primary is killed: the Sentinels promote the replica, where the hold goes on under its token, and the wait is granted.
+func TestSentinel(t *testing.T) {
+	in(t, func(s stage) {
+		start := func(more ...string) (address string, kill func()) {
+			port := freePort(s)
+			kill, output := s.program(append([]string{"--port", port, "--bind", "127.0.0.1", "--save", "", "--repl-diskless-sync-delay", "0"}, more...)...)
+			address = "127.0.0.1:" + port
+			if err := s.up(connection(address)); err != nil {
+				s.Fatalf("%v\n%s", err, output)
+			}
+			return address, kill
+		}
+		first, kill := start("--loadmodule", s.module())
+		_, port, _ := net.SplitHostPort(first)
+		second, _ := start("--loadmodule", s.module(), "--replicaof", "127.0.0.1 "+port)
+		s.until("the replica is there", func() bool {
+			return strings.Contains(connection(second).Info(ctx, "replication").Val(), "master_link_status:up")
+		})
+		var sentinels []string
+		for i := range 3 {
+			file := filepath.Join(s.TempDir(), "sentinel.conf")
+			own := freePort(s)
+			s.must(os.WriteFile(file, fmt.Appendf(nil, "port %s\nbind 127.0.0.1\nsentinel monitor locks 127.0.0.1 %s 2\n"+
+				"sentinel down-after-milliseconds locks 1000\nsentinel failover-timeout locks 5000\n", own, port), 0o600))
+			_, output := s.program(file, "--sentinel")
+			sentinels = append(sentinels, "127.0.0.1:"+own)
+			if err := s.up(connection(sentinels[i])); err != nil {
+				s.Fatalf("%v\n%s", err, output)
+			}
+		}
+		for _, one := range sentinels {
+			s.until("the Sentinels know each other and the replica", func() bool {
+				words, err := connection(one).Do(ctx, "SENTINEL", "MASTER", "locks").Result()
+				known, ok := words.(map[any]any)
+				return err == nil && ok && known["num-slaves"] == "1" && known["num-other-sentinels"] == "2"
+			})
+		}
+		client := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "locks", SentinelAddrs: sentinels})
+		defer client.Close()
+		locks := s.with(client, Settings{Lease: 2 * long, Auto: 4 * long, Claim: long})
+		hold := s.lock(locks)
+		wait := s.start(ctx, locks)
+		held := func(address, name string) []any {
+			reply, _ := connection(address).Do(ctx, "DLOCK.INFO", s.key).Val().(map[any]any)
+			all, _ := reply[name].([]any)
+			return all
+		}
+		for _, address := range []string{first, second} {
+			s.until("it is held, and another waits", func() bool { return len(held(address, "holders")) == 1 && len(held(address, "queue")) == 1 })
+		}
+		kill()
+		s.until("the hold is kept by the other server", func() bool {
+			holders := held(second, "holders")
+			if len(holders) == 0 {
+				return false
+			}
+			holder := row(holders[0].(map[any]any))
+			return holder.int("token") == hold.Token && holder.int("client") != 0 && holder.int("auto") == 1
+		})
+		s.check(hold.Lost() == nil, "%v", hold.Lost())
+		s.must(hold.Release(ctx))
+		next := s.had(wait)
+		s.check(next.Token > hold.Token, "%d after %d", next.Token, hold.Token)
+		s.must(next.Release(ctx))
+	}, "single")
+}
