@@ -67,7 +67,7 @@ struct Links {
     asked: u64,
     // A warning of more replicas than are configured was given.
     warned: bool,
-    // How many are needed, and count, as the settings go by it.
+    // How many are needed, and count, as the settings went by it when they were last read.
     goes_by: (u32, u32),
     // This server follows another and serves replicas of its own.
     serves_as_replica: bool,
@@ -208,17 +208,26 @@ pub(crate) fn serves_as_replica() -> bool {
     replicas.is_some_and(|mut replicas| std::mem::take(&mut replicas.serves_as_replica))
 }
 
-/// Returns true if other numbers of replicas are needed, or count, than when this was last asked. When that may change next by
-/// itself the module's event comes.
+/// What is known now. The settings go by it until `has_moved`.
+pub(crate) fn go_by(now: SteadyMs) -> Replicas {
+    let replicas = REPLICAS.borrow();
+    replicas.map_or(Replicas::default(), |mut replicas| {
+        let standing = replicas.standing(now);
+        replicas.goes_by = (standing.needed, standing.counting);
+        standing
+    })
+}
+
+/// Returns true if other numbers of replicas are needed, or count, than the settings go by. When that may change next by itself the
+/// module's event comes.
 pub(crate) fn has_moved(now: SteadyMs) -> bool {
-    let Some(mut replicas) = REPLICAS.borrow() else {
+    let Some(replicas) = REPLICAS.borrow() else {
         return false;
     };
     let later = replicas.links.iter().map(|link| link.counts_from);
     let next = later.filter(|at| *at > now).min();
     let standing = replicas.standing(now);
-    let goes_by = (standing.needed, standing.counting);
-    let moved = std::mem::replace(&mut replicas.goes_by, goes_by) != goes_by;
+    let moved = replicas.goes_by != (standing.needed, standing.counting);
     drop(replicas);
     if let Some(at) = next {
         timer::arm(at, now);

@@ -476,6 +476,27 @@ fn a_setting_that_changes_is_heeded_by_what_waits() {
     group.end();
 }
 
+/// Switched off and on again at a running primary: the replica that is there counts as before.
+#[test]
+fn switched_on_again_it_grants_as_before() {
+    let group = Group::start(1);
+    let mut c = group.primary.connection();
+    // Shorter than the primary has been there: it does not wait for the rest of it.
+    c.run("CONFIG SET dlock.quarantine-ms 200");
+    for _ in 0..3 {
+        c.run("CONFIG SET dlock.replicas 0");
+        c.run("CONFIG SET dlock.replicas 1");
+        // The module sees it by itself, before a command does.
+        sleep(Duration::from_millis(50));
+        let mut wire = group.primary.wire();
+        await_until("it grants again", PATIENCE, || {
+            wire.send("DLOCK.ACQUIRE k alice 200");
+            wire.read().is_ok()
+        });
+    }
+    group.end();
+}
+
 /// An ordinary failover: the other replica joins the promoted one by a partial resynchronisation, and counts at once.
 #[test]
 fn after_a_promotion_grants_go_on_as_soon_as_the_others_have_joined() {
