@@ -89,8 +89,9 @@ pub(crate) async fn connect(
 /// but Valkey holds back no answer on one that is subscribed, so nothing could be confirmed there.)
 pub(crate) async fn open(core: &Arc<Core>, name: &str) -> Result<Arc<Link>> {
     let bound = Some(core.settings.bound);
-    let (connection, _) = connect(core, name, ProtocolVersion::RESP2, bound).await?;
+    // The ear first: of a refused RESP2 login the redis crate does not say what the server has said.
     let (mut ear, pushes) = connect(core, name, ProtocolVersion::RESP3, bound).await?;
+    let (connection, _) = connect(core, name, ProtocolVersion::RESP2, bound).await?;
     let deaf = match ear.subscribe(&core.channel).await {
         Ok(()) => false,
         Err(error) if !is_broken(&error) => {

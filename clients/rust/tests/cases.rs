@@ -355,64 +355,72 @@ fn planted(settings: Settings) -> Settings {
     }
 }
 
-/// Not passed yet, and not understood: the primary does not count its replica. Name it to run it.
-const OPEN: &str = "the_replica_frozen";
+/// Plays one case, with a runtime and a log of its own.
+fn passes(case: &Json) -> bool {
+    let log = Log::default();
+    let _log = tracing::subscriber::set_default(log.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let place = match case["at"].as_str() {
+            Some("cluster") => Cluster,
+            Some("pair") => Pair,
+            _ => Single,
+        };
+        let case_of = Case {
+            server: Server::new(place),
+            log,
+            paths: HashMap::new(),
+            clients: HashMap::new(),
+            holds: HashMap::new(),
+            starts: HashMap::new(),
+            marks: HashMap::new(),
+            spread: HashMap::new(),
+            taken: Vec::new(),
+            frozen: Vec::new(),
+            users: Vec::new(),
+            settings: Vec::new(),
+        };
+        let case_of = Arc::new(tokio::sync::Mutex::new(case_of));
+        let (run, steps) = (case_of.clone(), case["steps"].as_array().expect("steps").clone());
+        let ran = tokio::spawn(async move {
+            let mut case = run.lock().await;
+            for step in &steps {
+                case.step(step).await;
+            }
+        });
+        let passed = ran.await.is_ok();
+        case_of.lock().await.finish().await;
+        passed
+    })
+}
+
+/// What all others at the single server would feel, or what counts what is theirs.
+fn is_alone(case: &Json) -> bool {
+    let steps = case["steps"].as_array().expect("steps");
+    case.get("at").is_none() && steps.iter().any(|step| ["freeze", "connections"].contains(&word(step, "do", "")))
+}
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../cases/cases.json");
     let file = std::env::var("DLOCK_CASES").unwrap_or_else(|_| file.to_owned());
     let cases: Vec<Json> = serde_json::from_str(&std::fs::read_to_string(file).expect("the cases")).expect("JSON");
-    let mut failed = Vec::new();
-    for case in &cases {
-        let name = case["name"].as_str().expect("a name");
-        if !arguments.is_empty() && !arguments.iter().any(|one| name.contains(one.as_str())) {
-            continue;
-        }
-        if name == OPEN && arguments.is_empty() {
-            println!("open {name}: not passed yet");
-            continue;
-        }
+    let named = |name: &str| arguments.is_empty() || arguments.iter().any(|one| name.contains(one.as_str()));
+    let name = |case: &Json| case["name"].as_str().expect("a name").to_owned();
+    let (alone, others): (Vec<&Json>, Vec<&Json>) =
+        cases.iter().filter(|case| named(&name(case))).partition(|case| is_alone(case));
+    let failed = Mutex::new(Vec::new());
+    let play = |case: &Json| {
         let began = Instant::now();
-        let log = Log::default();
-        let _log = tracing::subscriber::set_default(log.clone());
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let passed = runtime.block_on(async {
-            let place = match case["at"].as_str() {
-                Some("cluster") => Cluster,
-                Some("pair") => Pair,
-                _ => Single,
-            };
-            let case_of = Case {
-                server: Server::new(place),
-                log,
-                paths: HashMap::new(),
-                clients: HashMap::new(),
-                holds: HashMap::new(),
-                starts: HashMap::new(),
-                marks: HashMap::new(),
-                spread: HashMap::new(),
-                taken: Vec::new(),
-                frozen: Vec::new(),
-                users: Vec::new(),
-                settings: Vec::new(),
-            };
-            let case_of = Arc::new(tokio::sync::Mutex::new(case_of));
-            let (run, steps) = (case_of.clone(), case["steps"].as_array().expect("steps").clone());
-            let ran = tokio::spawn(async move {
-                let mut case = run.lock().await;
-                for step in &steps {
-                    case.step(step).await;
-                }
-            });
-            let passed = ran.await.is_ok();
-            case_of.lock().await.finish().await;
-            passed
-        });
-        println!("{} {name} ({:.1} s)", if passed { "ok  " } else { "FAIL" }, began.elapsed().as_secs_f64());
+        let passed = passes(case);
+        println!("{} {} ({:.1} s)", if passed { "ok  " } else { "FAIL" }, name(case), began.elapsed().as_secs_f64());
         if !passed {
-            failed.push(name);
+            failed.lock().expect("no panic").push(name(case));
         }
-    }
+    };
+    alone.into_iter().for_each(&play);
+    let play = &play;
+    std::thread::scope(|scope| others.into_iter().for_each(|case| drop(scope.spawn(move || play(case)))));
+    let failed = failed.into_inner().expect("no panic");
     assert!(failed.is_empty(), "failed: {failed:?}");
 }

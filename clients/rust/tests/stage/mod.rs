@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use dlock_redis::{Locks, Settings};
@@ -55,8 +56,10 @@ pub fn int(entry: &Entry, name: &str) -> u64 {
 
 impl Server {
     pub fn new(place: Place) -> Server {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
         let time = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("it is later than 1970");
-        Server { place, key: format!("{{{:x}}}lock", time.as_nanos()) }
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Server { place, key: format!("{{{:x}{count:02x}}}lock", time.as_nanos()) }
     }
 
     pub fn addresses(&self) -> String {
