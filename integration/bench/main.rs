@@ -6,7 +6,7 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `plan.rs` | all groups and rows: start here |
+//! | `plan.rs`, `rows.txt` | all groups, and all rows: start here |
 //! | `way.rs`, `round.rs` | what a way and a group are, and the one loop that measures them |
 //! | `series.rs`, `spread.rs`, `percentile.rs` | samples, and what they say together |
 //! | `row.rs`, `outcome.rs` | rows, and what came of them |
