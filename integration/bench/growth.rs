@@ -4,10 +4,10 @@
 //! own meanwhile. What is counted is what that master does: its CPU time, and its instructions, which do not depend on what
 //! else the machine does.
 
-use std::fs;
 use std::rc::Rc;
 
-use dlock_integration::{await_until, Ask, Server, PATIENCE};
+use dlock_integration::cluster::join;
+use dlock_integration::{Ask, Server};
 use perf_event::events::Hardware;
 use perf_event::{Builder, Counter};
 
@@ -209,51 +209,6 @@ fn node() -> Server {
     builder
         .config("cluster-require-full-coverage", "no")
         .start()
-}
-
-/// Has all know each other, and each replica follow a master.
-fn join(masters: &[Server], replicas: &[Server]) {
-    let all = || masters.iter().chain(replicas);
-    for node in all().skip(1) {
-        let (port, bus) = (node.port(), bus_port(node));
-        let line = format!("CLUSTER MEET 127.0.0.1 {port} {bus}");
-        masters[0].connection().run(&line);
-    }
-    let count = masters.len() + replicas.len();
-    for node in all() {
-        let mut connection = node.connection();
-        await_until("the nodes know each other", PATIENCE, || {
-            let nodes: String = connection.ask("CLUSTER NODES");
-            nodes.lines().count() == count && !nodes.contains("handshake")
-        });
-    }
-    for (master, replica) in masters.iter().zip(replicas) {
-        let id: String = master.connection().ask("CLUSTER MYID");
-        let line = format!("CLUSTER REPLICATE {id}");
-        let mut connection = replica.connection();
-        // A node must have heard that the other is no replica before it can follow it.
-        await_until("the replica follows", PATIENCE, || {
-            connection.try_ask(&line).is_ok()
-        });
-        replica.wait_in_sync(master);
-    }
-    for node in all() {
-        let mut connection = node.connection();
-        await_until("the cluster is up", PATIENCE, || {
-            let info: String = connection.ask("CLUSTER INFO");
-            info.contains("cluster_state:ok")
-                && info.contains(&format!("cluster_slots_assigned:{SLOTS}"))
-        });
-        node.trust_other_nodes();
-    }
-}
-
-/// Where it listens to other nodes.
-fn bus_port(node: &Server) -> String {
-    let file = fs::read_to_string(node.config_path()).expect("the file is there");
-    let mut lines = file.lines();
-    let port = lines.find_map(|line| line.strip_prefix("cluster-port "));
-    port.expect("the harness chose a port").to_owned()
 }
 
 /// Gives a master locks that are held, and one for which others wait.

@@ -2,7 +2,6 @@
 
 mod moves;
 
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -48,7 +47,7 @@ impl Cluster {
         for number in 0..((1 + plan.replicas) * PRIMARIES) as u8 {
             let (node, bus) = Node::start(&network, number, plan, true);
             let bus = bus.expect("a cluster node has a bus");
-            bus.lead_to(bus_port(&node));
+            bus.lead_to(node.server.bus_port());
             nodes.push(node);
             buses.push(bus);
         }
@@ -310,14 +309,4 @@ impl Node {
             .and_then(|mut connection| command(line).query(&mut connection).ok())
             .unwrap_or_default()
     }
-}
-
-/// Where the node listens to others.
-fn bus_port(node: &Node) -> u16 {
-    let file = fs::read_to_string(node.server.config_path()).expect("the file is there");
-    let port = file
-        .lines()
-        .find_map(|line| line.strip_prefix("cluster-port "));
-    let port = port.expect("the harness chose a port");
-    port.parse().expect("a port")
 }

@@ -37,6 +37,7 @@
 //! |---|---|
 //! | `builder.rs` | [`ServerBuilder`]: what a server is started with |
 //! | `server.rs` | [`Server`]: a running server, its end and its restart |
+//! | `cluster.rs` | [`cluster`]: several servers that are one |
 //! | `clock.rs` | [`Clock`]: a server by clocks that can step and stand still |
 //! | `network.rs` | [`Network`]: doors to servers, and cuts between parties |
 //! | `sentinel.rs` | [`Sentinel`]: who promotes a replica |
@@ -68,6 +69,7 @@ mod blocked;
 mod builder;
 #[cfg(target_os = "linux")]
 mod clock;
+pub mod cluster;
 mod daemon;
 pub mod dump;
 mod guarded;

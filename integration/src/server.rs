@@ -422,6 +422,15 @@ impl Server {
         self.connection().run("REPLICAOF NO ONE");
     }
 
+    /// Where a cluster node listens to other nodes.
+    pub fn bus_port(&self) -> u16 {
+        let file = fs::read_to_string(self.config_path()).expect("the file is there");
+        let mut lines = file.lines();
+        let port = lines.find_map(|line| line.strip_prefix("cluster-port "));
+        let port = port.and_then(|port| port.parse().ok());
+        port.expect("the harness chose a port")
+    }
+
     /// Makes a cluster node that is alone serve all slots, and waits until it does.
     #[track_caller]
     pub fn serve_all_slots(&self) {

@@ -3,6 +3,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use dlock_integration::cluster::join;
 use dlock_integration::redis::{from_redis_value, Cmd, Connection, Value};
 use dlock_integration::{
     assert_sound, await_until, command, stat, Ask, Blocked, Grant, Queued, Server, Subscriber,
@@ -29,26 +30,12 @@ impl Nodes {
                 .config("cluster-require-full-coverage", "no")
                 .start()
         };
-        let (one, two) = (node(), node());
-        one.serve_all_slots();
-        let (mut c, mut d) = (one.connection(), two.connection());
-        let (one_id, two_id): (String, String) = (c.ask("CLUSTER MYID"), d.ask("CLUSTER MYID"));
-        let bus = bus_port(&two);
-        c.run(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", two.port()));
-        let knows = |connection: &mut Connection, id: &str| {
-            let nodes: String = connection.ask("CLUSTER NODES");
-            nodes
-                .lines()
-                .any(|line| line.starts_with(id) && !line.contains("handshake"))
-        };
-        await_until("the nodes know each other", PATIENCE, || {
-            let info: String = d.ask("CLUSTER INFO");
-            knows(&mut c, &two_id)
-                && knows(&mut d, &one_id)
-                && info.contains("cluster_state:ok")
-                && info.contains("cluster_slots_assigned:16384")
-        });
-        two.trust_other_nodes();
+        let nodes = [node(), node()];
+        nodes[0].serve_all_slots();
+        join(&nodes, &[]);
+        let [one, two] = nodes;
+        let id = |node: &Server| node.connection().ask("CLUSTER MYID");
+        let (one_id, two_id) = (id(&one), id(&two));
         Nodes {
             one,
             two,
@@ -132,15 +119,6 @@ impl Nodes {
         assert_sound(&self.one);
         assert_sound(&self.two);
     }
-}
-
-/// The port that other nodes talk to.
-fn bus_port(server: &Server) -> String {
-    let file = std::fs::read_to_string(server.config_path()).expect("the file is there");
-    let port = file
-        .lines()
-        .find_map(|line| line.strip_prefix("cluster-port "));
-    port.expect("the harness chose a port").to_owned()
 }
 
 #[track_caller]

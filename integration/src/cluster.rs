@@ -1,0 +1,40 @@
+//! Several servers that are one cluster.
+
+use crate::{await_until, Ask, Server, PATIENCE};
+
+/// Has all know each other, and each replica follow the master of its place. The masters serve all slots between them already.
+#[track_caller]
+pub fn join(masters: &[Server], replicas: &[Server]) {
+    let all = || masters.iter().chain(replicas);
+    for node in all().skip(1) {
+        let (port, bus) = (node.port(), node.bus_port());
+        let line = format!("CLUSTER MEET 127.0.0.1 {port} {bus}");
+        masters[0].connection().run(&line);
+    }
+    let count = all().count();
+    for node in all() {
+        let mut connection = node.connection();
+        await_until("the nodes know each other", PATIENCE, || {
+            let nodes: String = connection.ask("CLUSTER NODES");
+            nodes.lines().count() == count && !nodes.contains("handshake")
+        });
+    }
+    for (master, replica) in masters.iter().zip(replicas) {
+        let id: String = master.connection().ask("CLUSTER MYID");
+        let line = format!("CLUSTER REPLICATE {id}");
+        let mut connection = replica.connection();
+        // A node must have heard that the other is no replica before it can follow it.
+        await_until("the replica follows", PATIENCE, || {
+            connection.try_ask(&line).is_ok()
+        });
+        replica.wait_in_sync(master);
+    }
+    for node in all() {
+        let mut connection = node.connection();
+        await_until("the cluster is up", PATIENCE, || {
+            let info: String = connection.ask("CLUSTER INFO");
+            info.contains("cluster_state:ok") && info.contains("cluster_slots_assigned:16384")
+        });
+        node.trust_other_nodes();
+    }
+}
