@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock_integration::redis::{self, cmd, Connection, RedisResult};
 use dlock_integration::rivals::COMPARE_AND_DELETE;
-use dlock_integration::Grant;
+use dlock_integration::{command, Grant};
 
 /// Where the stock is kept.
 pub const STOCK: &str = "stock";
@@ -35,24 +35,8 @@ pub struct Way {
     pub promises: bool,
     /// Are some customers frozen in the middle of an order?
     pub freezes: bool,
-    /// What customer number so-and-so uses, who thinks so long between reading the stock and writing it back.
-    pub checkout: fn(customer: usize, thinking: Duration) -> Box<dyn Checkout>,
-}
-
-/// One customer's way to place orders.
-pub trait Checkout {
     /// Places one order.
-    fn order(&mut self, connection: &mut Connection) -> RedisResult<()>;
-
-    /// How often this customer was frozen in the middle of an order.
-    fn frozen(&self) -> u64 {
-        0
-    }
-
-    /// How many writes of this customer were fenced.
-    fn fenced(&self) -> u64 {
-        0
-    }
+    pub order: fn(&mut Customer, &mut Connection) -> RedisResult<()>,
 }
 
 /// All rows of the table, in order.
@@ -61,194 +45,124 @@ pub const WAYS: [Way; 4] = [
         name: "no lock",
         promises: false,
         freezes: false,
-        checkout: |_, thinking| Box::new(Unlocked { thinking }),
+        order: Customer::sell_one,
     },
     Way {
         name: "SET NX PX, retry",
         promises: true,
         freezes: false,
-        checkout: |customer, thinking| {
-            Box::new(ClientSide {
-                owner: owner(customer),
-                thinking,
-            })
-        },
+        order: client_side,
     },
     Way {
         name: "DLOCK",
         promises: true,
         freezes: false,
-        checkout: |customer, thinking| {
-            Box::new(Dlock {
-                owner: owner(customer),
-                thinking,
-            })
-        },
+        order: dlock,
     },
     Way {
         name: "GUARD, some freeze",
         promises: true,
         freezes: true,
-        checkout: |customer, thinking| {
-            Box::new(Guarded {
-                owner: owner(customer),
-                thinking,
-                random: fastrand::Rng::with_seed(customer as u64),
-                frozen: 0,
-                fenced: 0,
-            })
-        },
+        order: guarded,
     },
 ];
 
-fn owner(customer: usize) -> String {
-    format!("customer-{customer}")
-}
-
-/// What needs the lock.
-fn sell_one(connection: &mut Connection, thinking: Duration) -> RedisResult<()> {
-    let stock: i64 = cmd("GET").arg(STOCK).query(connection)?;
-    think(thinking);
-    cmd("SET").arg(STOCK).arg(stock - 1).query(connection)
-}
-
-/// A price to work out, another service to ask. Even the shortest sleep would take a part of a millisecond.
-fn think(thinking: Duration) {
-    if !thinking.is_zero() {
-        thread::sleep(thinking);
-    }
-}
-
-/// Without a lock.
-struct Unlocked {
+/// Who places orders.
+pub struct Customer {
+    owner: String,
+    /// So long it thinks between reading the stock and writing it back.
     thinking: Duration,
+    /// Says how long it looks around, and when it freezes.
+    pub random: fastrand::Rng,
+    /// How often it was frozen in the middle of an order.
+    pub frozen: u64,
+    /// How many of its writes were fenced.
+    pub fenced: u64,
 }
 
-impl Checkout for Unlocked {
-    fn order(&mut self, connection: &mut Connection) -> RedisResult<()> {
-        sell_one(connection, self.thinking)
+impl Customer {
+    /// One that has ordered nothing yet.
+    pub fn new(number: usize, thinking: Duration) -> Customer {
+        Customer {
+            owner: format!("customer-{number}"),
+            thinking,
+            random: fastrand::Rng::with_seed(number as u64),
+            frozen: 0,
+            fenced: 0,
+        }
+    }
+
+    /// What needs the lock.
+    fn sell_one(&mut self, connection: &mut Connection) -> RedisResult<()> {
+        let stock: i64 = cmd("GET").arg(STOCK).query(connection)?;
+        self.think();
+        cmd("SET").arg(STOCK).arg(stock - 1).query(connection)
+    }
+
+    /// A price to work out, another service to ask. Even the shortest sleep would take a part of a millisecond.
+    fn think(&self) {
+        if !self.thinking.is_zero() {
+            thread::sleep(self.thinking);
+        }
     }
 }
 
 /// With a lock as clients make it of a plain key: whoever can set it has it, whoever cannot tries again.
-struct ClientSide {
-    owner: String,
-    thinking: Duration,
-}
-
-impl Checkout for ClientSide {
-    fn order(&mut self, connection: &mut Connection) -> RedisResult<()> {
-        let mut acquire = cmd("SET");
-        acquire
-            .arg(LOCK)
-            .arg(&self.owner)
-            .arg("NX")
-            .arg("PX")
-            .arg(LEASE_MS);
-        while acquire.query::<Option<String>>(connection)?.is_none() {
-            thread::sleep(PAUSE);
-        }
-        sell_one(connection, self.thinking)?;
-        let deleted: u64 = cmd("EVAL")
-            .arg(COMPARE_AND_DELETE)
-            .arg(1)
-            .arg(LOCK)
-            .arg(&self.owner)
-            .query(connection)?;
-        expect_held(deleted == 1)
+fn client_side(customer: &mut Customer, connection: &mut Connection) -> RedisResult<()> {
+    let owner = customer.owner.clone();
+    let acquire = command(&format!("SET {LOCK} {owner} NX PX {LEASE_MS}"));
+    while acquire.query::<Option<String>>(connection)?.is_none() {
+        thread::sleep(PAUSE);
     }
+    customer.sell_one(connection)?;
+    let mut delete = cmd("EVAL");
+    delete.arg(COMPARE_AND_DELETE).arg(1).arg(LOCK).arg(owner);
+    expect_held(delete.query::<u64>(connection)? == 1)
 }
 
 /// With this module's lock: the server says when it is our turn.
-struct Dlock {
-    owner: String,
-    thinking: Duration,
-}
-
-impl Checkout for Dlock {
-    fn order(&mut self, connection: &mut Connection) -> RedisResult<()> {
-        let _: Grant = cmd("DLOCK.ACQUIRE")
-            .arg(LOCK)
-            .arg(&self.owner)
-            .arg(LEASE_MS)
-            .arg("BLOCK")
-            .arg(0)
-            .query(connection)?;
-        sell_one(connection, self.thinking)?;
-        let holds: u64 = cmd("DLOCK.RELEASE")
-            .arg(LOCK)
-            .arg(&self.owner)
-            .query(connection)?;
-        expect_held(holds == 0)
-    }
+fn dlock(customer: &mut Customer, connection: &mut Connection) -> RedisResult<()> {
+    let owner = customer.owner.clone();
+    let line = format!("DLOCK.ACQUIRE {LOCK} {owner} {LEASE_MS} BLOCK 0");
+    let _: Grant = command(&line).query(connection)?;
+    customer.sell_one(connection)?;
+    let line = format!("DLOCK.RELEASE {LOCK} {owner}");
+    expect_held(command(&line).query::<u64>(connection)? == 0)
 }
 
 /// With this module's lock and a short lease, by customers that are frozen in the middle now and then: the write
 /// names the token of the lock, and the server takes it only from who still holds it.
-struct Guarded {
-    owner: String,
-    thinking: Duration,
-    random: fastrand::Rng,
-    frozen: u64,
-    fenced: u64,
+fn guarded(customer: &mut Customer, connection: &mut Connection) -> RedisResult<()> {
+    while !try_guarded(customer, connection)? {
+        customer.fenced += 1;
+    }
+    Ok(())
 }
 
-impl Guarded {
-    /// One try. False when the lock was lost before the stock was written.
-    fn try_order(&mut self, connection: &mut Connection) -> RedisResult<bool> {
-        let (token, _): Grant = cmd("DLOCK.ACQUIRE")
-            .arg(LOCK)
-            .arg(&self.owner)
-            .arg(SHORT_LEASE_MS)
-            .arg("BLOCK")
-            .arg(0)
-            .query(connection)?;
-        let stock: i64 = cmd("GET").arg(STOCK).query(connection)?;
-        think(self.thinking);
-        if self.random.u32(..FREEZES_ONE_IN) == 0 {
-            self.frozen += 1;
-            thread::sleep(FREEZE);
-        }
-        let written = cmd("DLOCK.GUARD")
-            .arg(LOCK)
-            .arg(token)
-            .arg("SET")
-            .arg(STOCK)
-            .arg(stock - 1)
-            .query::<()>(connection);
-        if is_refused(&written, "FENCED") {
-            return Ok(false);
-        }
-        written?;
-        // The stock is written. If the lease ends only now, there is nothing left to give back.
-        let released = cmd("DLOCK.RELEASE")
-            .arg(LOCK)
-            .arg(&self.owner)
-            .arg("TOKEN")
-            .arg(token)
-            .query::<u64>(connection);
-        if !is_refused(&released, "NOTHELD") {
-            expect_held(released? == 0)?;
-        }
-        Ok(true)
+/// One try. False when the lock was lost before the stock was written.
+fn try_guarded(customer: &mut Customer, connection: &mut Connection) -> RedisResult<bool> {
+    let owner = customer.owner.clone();
+    let line = format!("DLOCK.ACQUIRE {LOCK} {owner} {SHORT_LEASE_MS} BLOCK 0");
+    let (token, _): Grant = command(&line).query(connection)?;
+    let stock: i64 = cmd("GET").arg(STOCK).query(connection)?;
+    customer.think();
+    if customer.random.u32(..FREEZES_ONE_IN) == 0 {
+        customer.frozen += 1;
+        thread::sleep(FREEZE);
     }
-}
-
-impl Checkout for Guarded {
-    fn order(&mut self, connection: &mut Connection) -> RedisResult<()> {
-        while !self.try_order(connection)? {
-            self.fenced += 1;
-        }
-        Ok(())
+    let line = format!("DLOCK.GUARD {LOCK} {token} SET {STOCK} {}", stock - 1);
+    let written = command(&line).query::<()>(connection);
+    if is_refused(&written, "FENCED") {
+        return Ok(false);
     }
-
-    fn frozen(&self) -> u64 {
-        self.frozen
+    written?;
+    // The stock is written. If the lease ends only now, there is nothing left to give back.
+    let line = format!("DLOCK.RELEASE {LOCK} {owner} TOKEN {token}");
+    let released = command(&line).query::<u64>(connection);
+    if !is_refused(&released, "NOTHELD") {
+        expect_held(released? == 0)?;
     }
-
-    fn fenced(&self) -> u64 {
-        self.fenced
-    }
+    Ok(true)
 }
 
 fn is_refused<T>(reply: &RedisResult<T>, code: &str) -> bool {

@@ -9,7 +9,7 @@ use dlock_integration::{Ask, Server};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::checkout::{Way, STOCK};
+use crate::checkout::{Customer, Way, STOCK};
 
 /// A shop: how many buy how much there, and how.
 #[derive(Clone, Copy)]
@@ -62,13 +62,6 @@ pub struct Outcome {
     pub fenced: u64,
 }
 
-/// What came of one customer's orders.
-struct Bought {
-    latencies: Histogram<u64>,
-    frozen: u64,
-    fenced: u64,
-}
-
 impl Outcome {
     /// Orders a second.
     pub fn rate(&self) -> f64 {
@@ -88,71 +81,61 @@ pub fn open(server: &Server, shop: Shop, way: &'static Way) -> Outcome {
     let progress = progress_bar(way.name, shop.orders);
     // Everybody is in the shop before it opens, the cashier with the stop-watch too.
     let door = Barrier::new(shop.customers + 1);
-    let (bought, duration) = thread::scope(|scope| {
+    let (latencies, frozen, fenced, duration) = thread::scope(|scope| {
         let customers: Vec<_> = (0..shop.customers)
             .map(|customer| {
                 let (connection, door, progress) = (server.connection(), &door, &progress);
                 scope.spawn(move || {
                     door.wait();
+                    let customer = Customer::new(customer, shop.thinking);
                     buy(shop, way, customer, connection, progress)
                 })
             })
             .collect();
         door.wait();
         let opened = Instant::now();
-        let mut all = Bought {
-            latencies: empty_histogram(),
-            frozen: 0,
-            fenced: 0,
-        };
+        let (mut latencies, mut frozen, mut fenced) = (empty_histogram(), 0, 0);
         for customer in customers {
-            let bought = customer.join().expect("a customer does not panic");
-            all.latencies
-                .add(bought.latencies)
-                .expect("all histograms have the same bounds");
-            all.frozen += bought.frozen;
-            all.fenced += bought.fenced;
+            let (customer, own) = customer.join().expect("a customer does not panic");
+            (latencies.add(own)).expect("all histograms have the same bounds");
+            frozen += customer.frozen;
+            fenced += customer.fenced;
         }
-        (all, opened.elapsed())
+        (latencies, frozen, fenced, opened.elapsed())
     });
     progress.finish_and_clear();
     Outcome {
         way,
         orders: shop.orders,
         lost: connection.ask(&format!("GET {STOCK}")),
-        latencies: bought.latencies,
+        latencies,
         duration,
-        frozen: bought.frozen,
-        fenced: bought.fenced,
+        frozen,
+        fenced,
     }
 }
 
+/// All orders of one customer, and how long each took.
 fn buy(
     shop: Shop,
     way: &Way,
-    customer: usize,
+    mut customer: Customer,
     mut connection: Connection,
     progress: &ProgressBar,
-) -> Bought {
-    let mut checkout = (way.checkout)(customer, shop.thinking);
+) -> (Customer, Histogram<u64>) {
     let mut latencies = empty_histogram();
-    let mut random = fastrand::Rng::with_seed(customer as u64);
     for _ in 0..shop.orders / shop.customers {
         if !shop.looking_around.is_zero() {
-            thread::sleep(shop.looking_around.mul_f64(2.0 * random.f64()));
+            thread::sleep(shop.looking_around.mul_f64(2.0 * customer.random.f64()));
         }
         let wanted = Instant::now();
-        if let Err(error) = checkout.order(&mut connection) {
+        if let Err(error) = (way.order)(&mut customer, &mut connection) {
             panic!("{}: {error}", way.name);
         }
         latencies.saturating_record(micros(wanted.elapsed()));
         progress.inc(1);
     }
-    Bought {
-        latencies,
-        frozen: checkout.frozen(),
-        fenced: checkout.fenced(),
-    }
+    (customer, latencies)
 }
 
 fn micros(duration: Duration) -> u64 {
