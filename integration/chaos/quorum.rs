@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::{Held, Quorum, Server, Vote};
+use dlock_integration::Server;
 use fastrand::Rng;
 use serde::Serialize;
 
@@ -18,6 +18,9 @@ use crate::history::{Belief, End, History, Micros};
 use crate::judge::judge;
 
 mod at_once;
+mod in_order;
+
+use in_order::{Held, Quorum, Vote};
 
 const MASTERS: usize = 3;
 const CLIENTS: usize = 6;
@@ -38,7 +41,7 @@ pub struct Variant {
 
 #[derive(Clone, Copy, PartialEq)]
 enum How {
-    /// As `quorum.rs` of the harness does it.
+    /// As `in_order.rs` does it.
     InOrder,
     /// All masters are asked without waiting, in any order, until a majority agrees.
     AtOnce,

@@ -41,7 +41,6 @@
 //! | `clock.rs` | [`Clock`]: a server by clocks that can step and stand still |
 //! | `network.rs` | [`Network`]: doors to servers, and cuts between parties |
 //! | `sentinel.rs` | [`Sentinel`]: who promotes a replica |
-//! | `quorum.rs` | [`Quorum`]: a lock over independent masters |
 //! | `rivals.rs` | the rival locks of the benchmark, the ladder and the demonstration |
 //! | `rules.rs` | [`AclRules`]: the users of the page on operations |
 //! | `daemon.rs` | [`Daemon`]: another program beside it that answers HTTP |
@@ -79,7 +78,6 @@ mod patience;
 mod port;
 mod process;
 mod program;
-mod quorum;
 pub mod rivals;
 mod rules;
 mod sentinel;
@@ -106,7 +104,6 @@ pub use patience::{await_until, PATIENCE};
 pub use port::free as free_port;
 pub use process::spawn;
 pub use program::{module_path, server_program};
-pub use quorum::{Held, Quorum, Vote};
 pub use rules::AclRules;
 pub use sentinel::{Sentinel, Watch, PRIMARY};
 pub use server::Server;

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::{Party, Vote};
+use dlock_integration::Party;
 use fastrand::Rng;
 
+use super::in_order::{Held, Vote};
 use crate::link::{Link, Reply};
-use dlock_integration::Held;
 
 const BOUND: Duration = Duration::from_millis(300);
 

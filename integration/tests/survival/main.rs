@@ -8,7 +8,6 @@ mod formats;
 mod payloads;
 mod persistence;
 mod planned;
-mod quorum;
 mod replication;
 mod told;
 mod upgrade;

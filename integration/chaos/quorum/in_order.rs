@@ -1,4 +1,5 @@
-//! A lock over independent masters that know nothing of each other: it outlives the loss of a minority of them.
+//! The recipe of docs/quorum.md, as it is measured: a lock over independent masters that know nothing of each other outlives the loss
+//! of a minority of them.
 //!
 //! Every client names the masters in the same order. It waits in the queue of the first and then asks the others
 //! without waiting; with a majority it holds the lock. Because all wait in one queue, only the head of that queue asks
@@ -40,7 +41,6 @@ pub struct Quorum {
     masters: Vec<Master>,
     name: String,
     tries: u64,
-    bound: Duration,
 }
 
 struct Master {
@@ -93,13 +93,7 @@ impl Quorum {
             masters: masters.collect(),
             name: name.to_owned(),
             tries: 0,
-            bound: BOUND,
         }
-    }
-
-    /// The same, but a master may take so long to answer what it need not wait for.
-    pub fn with_bound(self, bound: Duration) -> Quorum {
-        Quorum { bound, ..self }
     }
 
     fn majority(&self) -> usize {
@@ -119,7 +113,7 @@ impl Quorum {
             let block = millis(left).max(1);
             let mut request = request("DLOCK.ACQUIRE", lock, &owner, lease);
             request.arg("BLOCK").arg(block);
-            let bound = Duration::from_millis(block) + self.bound;
+            let bound = Duration::from_millis(block) + BOUND;
             asked.push(number);
             match self.masters[number].ask::<Option<(u64, u64)>>(&request, bound) {
                 Some(Some((token, _))) => return self.collect(lock, owner, lease, number, token),
@@ -155,7 +149,7 @@ impl Quorum {
         let mut confirmation = request("DLOCK.RENEW", lock, &held.owner, lease);
         confirmation.arg("TOKEN").arg(token);
         // `dlock.max-hold-ms` may have cut it.
-        let left = self.masters[first].ask::<u64>(&confirmation, self.bound);
+        let left = self.masters[first].ask::<u64>(&confirmation, BOUND);
         let lease = lease.min(left.map_or(lease, Duration::from_millis));
         if left.is_some() {
             held.tokens[first] = Some(token);
@@ -167,7 +161,7 @@ impl Quorum {
             let sent = Instant::now();
             let shorter = shorter(lease, begun.elapsed());
             let request = request("DLOCK.ACQUIRE", lock, &held.owner, shorter);
-            let grant = self.masters[number].ask::<Option<(u64, u64)>>(&request, self.bound);
+            let grant = self.masters[number].ask::<Option<(u64, u64)>>(&request, BOUND);
             if let Some(Some((token, _))) = grant {
                 held.tokens[number] = Some(token);
                 held.count_lease(sent, shorter);
@@ -178,41 +172,6 @@ impl Quorum {
         }
         self.release(&held);
         Vote::Split
-    }
-
-    /// Makes all leases new. Gives whether a majority agreed in time; if not, the hold lasts until its old deadline, or
-    /// the new one if that is earlier: some may have heard of it.
-    pub fn renew(&mut self, held: &mut Held, lease: Duration) -> bool {
-        let mut renewed = held.clone();
-        renewed.deadline = Instant::now() + lease;
-        let begun = Instant::now();
-        // The first at last, so that its lease ends last.
-        for number in self.others_before(held.first) {
-            let Some(token) = held.tokens[number] else {
-                continue;
-            };
-            self.masters[number].connect();
-            let sent = Instant::now();
-            let length = if number == held.first {
-                lease
-            } else {
-                shorter(lease, begun.elapsed())
-            };
-            let mut request = request("DLOCK.RENEW", &held.lock, &held.owner, length);
-            request.arg("TOKEN").arg(token);
-            let left = self.masters[number].ask::<u64>(&request, self.bound);
-            renewed.count_lease(sent, length.min(left.map_or(length, Duration::from_millis)));
-            if left.is_none() {
-                renewed.tokens[number] = None;
-            }
-        }
-        let agreed = renewed.votes() >= self.majority() && Instant::now() < renewed.deadline;
-        if agreed {
-            *held = renewed;
-        } else {
-            held.deadline = held.deadline.min(renewed.deadline);
-        }
-        agreed
     }
 
     /// Gives the lock back at all masters, also at those that did not answer.
@@ -227,7 +186,7 @@ impl Quorum {
             last_words.cmd("DLOCK.CANCEL").arg(lock).arg(owner);
             let release = last_words.cmd("DLOCK.RELEASE");
             release.arg(lock).arg(owner).arg("HOLDS").arg(0);
-            self.masters[*number].tell(&last_words, self.bound);
+            self.masters[*number].tell(&last_words, BOUND);
         }
     }
 
