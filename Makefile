@@ -116,8 +116,8 @@ clients: build ## Run the tests of the clients in all languages (ONLY=python,rus
 bench-clients: build ## Measure the clients beside the popular locks of their languages (ONLY=python)
 	@cargo run --quiet --package dlock-integration --bin clients -- --bench $(if $(ONLY),--only '$(ONLY)')
 
-packages: ## Build the clients' packages into target/packages (ONLY='python node php go java': these are those that there are so far)
-	@for one in $(or $(ONLY),python node php go java); do \
+packages: ## Build the clients' packages into target/packages (ONLY='python rust')
+	@for one in $(or $(ONLY),python node php go java rust); do \
 		mkdir -p '$(TARGET)/clients/'$$one; \
 		DLOCK_CLIENT_TARGET='$(TARGET)/clients/'$$one clients/$$one/run.sh --package '$(TARGET)/packages' || exit 1; \
 	done

@@ -27,20 +27,16 @@ cp Cargo.lock "$project"
 export DLOCK_CASES=$PWD/../cases/cases.json
 
 cargo clippy --quiet --all-targets -- --deny warnings
+RUSTDOCFLAGS='--deny warnings' cargo doc --quiet --no-deps
 cargo test --quiet --doc
 cd "$project"
 cargo update --quiet --package redis --precise "$newest"
 cargo build --quiet --example process
 cargo test --quiet --tests "$@"
+[ -z "${DLOCK_PLANTED:-}" ] || "$OLDPWD/planted.sh" "$project"
 case ${DLOCK_SERVER:-} in
 Redis*)
     cargo update --quiet --package redis --precise "$oldest"
     cargo test --quiet --test documented
     ;;
 esac
-
-# The command line, which is built on it.
-cd "$OLDPWD/../cli"
-cargo clippy --quiet --locked --all-targets -- --deny warnings
-cargo build --quiet --locked
-tests/check.sh "$DLOCK_CLIENT_TARGET/debug/dlock" "$DLOCK_SINGLE"

@@ -1,14 +1,35 @@
-//! `process ADDRESS KEY session|plain`: takes a lock and holds it until it is killed. The tests kill it.
+//! `process ADDRESSES KEY session|plain`: takes a lock and holds it until it is killed. `process ADDRESSES KEY NAME`: is a candidate,
+//! and writes its term by guarded writes as long as it leads. The tests kill them.
 
-use dlock_redis::Locks;
+use std::time::Duration;
+
+use dlock_redis::{Leader, Locks, Settings};
 
 #[tokio::main]
 async fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let [addresses, key, how] = &words[..] else { panic!("three words") };
     let clients = addresses.split(',').map(|address| redis::Client::open(format!("redis://{address}/")).unwrap());
-    let request = Locks::new(clients.collect::<Vec<_>>()).expect("good settings").on(key);
+    let clients = clients.collect::<Vec<_>>();
+    if how != "session" && how != "plain" {
+        return lead(clients, key, how).await;
+    }
+    let request = Locks::new(clients).expect("good settings").on(key);
     let request = if how == "session" { request.session() } else { request };
     let _hold = request.lock().await.expect("the lock");
     std::future::pending::<()>().await;
+}
+
+async fn lead(clients: Vec<redis::Client>, key: &str, name: &str) {
+    let settings = Settings::new().lease(Duration::from_secs(3)).auto(Duration::from_secs(6));
+    let leader = Leader::new(&Locks::with(clients, settings).expect("good settings"), key, name).expect("a name");
+    loop {
+        let Ok(Some(term)) = leader.campaign(None).await else { continue };
+        while leader.is_leader() {
+            let mut write = redis::cmd("RPUSH");
+            write.arg(format!("{key}:log")).arg(format!("{term} {name}"));
+            let _ = leader.guard(&write).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
 }

@@ -237,6 +237,7 @@ impl Core {
         loop {
             let error = match self.attempt(taking, at_once, deadline, end).await {
                 Ok(granted) => return Ok(granted),
+                Err(error) if taking.want.vote => return Err(error),
                 // The grant has ended before it was confirmed.
                 Err(error @ Error::NotHeld(_)) if taking.want.outer().1 == 0 => error,
                 Err(error) if !error.passes() => return Err(error),

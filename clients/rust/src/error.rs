@@ -32,6 +32,8 @@ pub enum Error {
         /// What the server failed to do; `None`: the lock is taken.
         cause: Option<Arc<Error>>,
     },
+    /// No majority of the masters could vote; the text has the error of each that could not.
+    Unreachable(String),
     /// These locks are closed.
     Closed,
     /// A bad argument.
@@ -58,6 +60,7 @@ impl fmt::Display for Error {
             | Error::QueueFull(text)
             | Error::Quarantine(text)
             | Error::NoAck(text) => f.write_str(text),
+            Error::Unreachable(text) => write!(f, "no majority of the masters has voted: {text}"),
             Error::Timeout { after, cause: None } => write!(f, "not granted within {after:?}: it is taken"),
             Error::Timeout { after, cause: Some(cause) } => write!(f, "not granted within {after:?}: {cause}"),
             Error::Closed => f.write_str("these locks are closed"),

@@ -1,113 +1,158 @@
 // SPDX-License-Identifier: MIT
 //! Leader election: whoever holds the lock leads, and its token is the term.
 
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::{cmd, Value};
+use redis::{cmd, Cmd, Value};
 
 use crate::core::unique;
 use crate::error::{Error, Result};
 use crate::lock::{Hold, Locks};
 
-/// A candidate for one office.
-#[derive(Clone, Debug)]
+/// A candidate for one office. Dropped, it has resigned.
 pub struct Leader {
     locks: Locks,
     key: Vec<u8>,
-    name: Vec<u8>,
+    me: String,
+    hold: Mutex<Option<Arc<Hold>>>,
+    /// One at a time.
+    campaigning: tokio::sync::Mutex<()>,
+    resigned: tokio::sync::Notify,
 }
 
-/// The office, while it lasts. Dropped or resigned: the next in the queue has it.
-#[derive(Debug)]
-pub struct Term(Hold);
+impl fmt::Debug for Leader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leader").field("me", &self.me).field("term", &self.term()).finish()
+    }
+}
 
 impl Leader {
-    /// A candidate of this name: what others see of the leader. Names of processes must differ.
-    pub fn new(locks: &Locks, key: impl AsRef<[u8]>, name: impl AsRef<str>) -> Leader {
-        // A process that has died and comes again is another actor.
-        let name = format!("{}:{}", name.as_ref(), unique());
-        Leader { locks: locks.clone(), key: key.as_ref().to_vec(), name: name.into_bytes() }
+    /// A candidate of this name: what others see of the leader.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an empty name.
+    pub fn new(locks: &Locks, key: impl AsRef<[u8]>, me: impl Into<String>) -> Result<Leader> {
+        let (me, key) = (me.into(), key.as_ref().to_vec());
+        match (me.is_empty(), key.is_empty()) {
+            (true, _) => Err(Error::invalid("me", "must not be empty")),
+            (_, true) => Err(Error::invalid("key", "must not be empty")),
+            _ => Ok(Leader {
+                locks: locks.clone(),
+                key,
+                me,
+                hold: Mutex::default(),
+                campaigning: tokio::sync::Mutex::default(),
+                resigned: tokio::sync::Notify::new(),
+            }),
+        }
     }
 
-    /// Waits in the queue of candidates until this one leads.
+    fn hold(&self) -> Option<Arc<Hold>> {
+        let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
+        hold.clone().filter(|hold| !hold.left().is_zero())
+    }
+
+    /// Waits in the queue of candidates, and gives the term; `None` when the time is up. Who leads already has its term
+    /// at once.
     ///
     /// # Errors
     /// As [`Request::lock`](crate::Request::lock).
-    pub async fn campaign(&self) -> Result<Term> {
-        Ok(Term(self.locks.on(&self.key).owner(&self.name).lock().await?))
+    pub async fn campaign(&self, timeout: Option<Duration>) -> Result<Option<u64>> {
+        let _one = self.campaigning.lock().await;
+        if let Some(term) = self.term() {
+            return Ok(Some(term));
+        }
+        // Of a new name each time: two candidates of one name are two.
+        let request = self.locks.on(&self.key).owner(format!("{}#{}", self.me, unique()));
+        let taken = match timeout {
+            None => Some(request.lock().await?),
+            Some(timeout) => request.timeout(timeout).try_lock().await?,
+        };
+        let Some(hold) = taken else { return Ok(None) };
+        let term = hold.token();
+        *self.hold.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(hold));
+        Ok(Some(term))
     }
 
-    /// The same for no longer than that. `None`: somebody else leads.
+    /// Whether this one leads. Asks nobody: it steps down before the lease ends, also after a pause of the process.
+    pub fn is_leader(&self) -> bool {
+        self.hold().is_some()
+    }
+
+    /// The fencing token while it leads. It rises with each election.
+    pub fn term(&self) -> Option<u64> {
+        self.hold().map(|hold| hold.token())
+    }
+
+    /// Returns when this one leads no more, before the lease ends in the server; at once if it does not.
+    pub async fn lost(&self) {
+        let resigned = self.resigned.notified();
+        tokio::pin!(resigned);
+        resigned.as_mut().enable();
+        if let Some(hold) = self.hold() {
+            tokio::select! {
+                _ = hold.lost() => {}
+                () = resigned => {}
+            }
+        }
+    }
+
+    /// A write that only this term can do.
     ///
     /// # Errors
-    /// As [`Request::try_lock`](crate::Request::try_lock).
-    pub async fn campaign_for(&self, timeout: Duration) -> Result<Option<Term>> {
-        let taken = self.locks.on(&self.key).owner(&self.name).timeout(timeout).try_lock().await?;
-        Ok(taken.map(Term))
+    /// [`Error::Fenced`] if another one leads, [`Error::NotHeld`] if this one never has.
+    pub async fn guard(&self, command: &Cmd) -> Result<Value> {
+        let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match hold {
+            Some(hold) => hold.guard(command).await,
+            None => Err(Error::NotHeld(format!("NOTHELD {:?} does not lead", self.me))),
+        }
     }
 
     /// Who leads, and its term.
     ///
     /// # Errors
     /// What the server or the connection says.
-    pub async fn leader(&self) -> Result<Option<(String, u64)>> {
+    pub async fn who(&self) -> Result<Option<(String, u64)>> {
         let held = self.locks.ask(&self.key, cmd("DLOCK.HELD").arg(&self.key)).await?;
         let Value::Array(held) = held else { return Ok(None) };
         let (Some(Value::Int(token)), Some(Value::BulkString(owner))) = (held.first(), held.get(3)) else {
             return Ok(None);
         };
         let owner = String::from_utf8_lossy(owner);
-        let name = owner.rsplit_once(':').map_or(&*owner, |(name, _)| name);
+        let name = owner.rsplit_once('#').map_or(&*owner, |(name, _)| name);
         Ok(Some((name.to_owned(), u64::try_from(*token).unwrap_or_default())))
     }
 
-    /// Waits until somebody else leads than before, or nobody: looks once in every `interval`.
+    /// Who leads, as soon as it is somebody else than before, or nobody: asks once in every `interval`.
     ///
     /// # Errors
     /// What the server says for good. What passes is asked again.
     pub async fn observe(&self, before: &Option<(String, u64)>, interval: Duration) -> Result<Option<(String, u64)>> {
         loop {
-            match self.leader().await {
+            match self.who().await {
                 Ok(now) if now != *before => return Ok(now),
                 Err(error) if !error.passes() => return Err(error),
                 _ => tokio::time::sleep(interval).await,
             }
         }
     }
-}
 
-impl Term {
-    /// The fencing token: every later term has a higher one.
-    pub fn number(&self) -> u64 {
-        self.0.token()
-    }
-
-    /// Whether this one leads, for all that it knows.
-    pub fn leads(&self) -> bool {
-        !self.0.left().is_zero()
-    }
-
-    /// Returns when it leads no more, before the lease ends in the server.
-    pub async fn over(&self) -> String {
-        self.0.lost().await
-    }
-
-    /// A write that only this term can do.
+    /// Steps down: the next in the queue leads. What was lost is no error.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if the term is over.
-    pub async fn guard(&self, command: &redis::Cmd) -> Result<Value> {
-        self.0.guard(command).await
-    }
-
-    /// Steps down: the next in the queue leads.
-    ///
-    /// # Errors
-    /// As [`Hold::release`], but for a term that is over already.
-    pub async fn resign(self) -> Result<()> {
-        match self.0.release().await {
-            Err(Error::NotHeld(_)) => Ok(()),
-            result => result,
+    /// As [`Hold::release`], but for a lock that was lost.
+    pub async fn resign(&self) -> Result<()> {
+        let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.resigned.notify_waiters();
+        match hold {
+            Some(hold) => match hold.give_back().await {
+                Err(Error::NotHeld(_)) => Ok(()),
+                result => result,
+            },
+            None => Ok(()),
         }
     }
 }

@@ -36,13 +36,15 @@ mod leader;
 mod link;
 mod lock;
 mod many;
+mod quorum;
 mod servers;
 mod settings;
 mod state;
 
 pub use error::{Error, Result};
-pub use leader::{Leader, Term};
+pub use leader::Leader;
 pub use lock::{Hold, Locks, Request};
 pub use many::release_all;
+pub use quorum::{Quorum, QuorumHold};
 pub use servers::Servers;
 pub use settings::{Observer, Settings};

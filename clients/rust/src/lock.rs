@@ -154,7 +154,7 @@ impl Request {
         let owner = self.owner.clone().unwrap_or_else(|| unique().into_bytes());
         let want = Arc::new(Want::new(self.key.clone(), owner, limit, self.session, core.settings.clone()));
         let taken = core.clone().take(want, self.owner.is_some(), timeout).await?;
-        Ok(taken.map(|shared| Hold { core: core.clone(), shared, since: now() }))
+        Ok(taken.map(|shared| Hold::new(core, shared)))
     }
 }
 
@@ -173,6 +173,10 @@ impl fmt::Debug for Hold {
 }
 
 impl Hold {
+    pub(crate) fn new(core: &Arc<Core>, shared: Arc<Shared>) -> Hold {
+        Hold { core: core.clone(), shared, since: now() }
+    }
+
     /// The lock's name.
     pub fn key(&self) -> &[u8] {
         &self.shared.want.key
@@ -230,6 +234,10 @@ impl Hold {
     /// # Errors
     /// [`Error::NotHeld`] if it was lost.
     pub async fn release(self) -> Result<()> {
+        self.give_back().await
+    }
+
+    pub(crate) async fn give_back(&self) -> Result<()> {
         self.core.release(&self.shared).await?;
         self.core.settings.observer.released(self.key(), now() - self.since);
         Ok(())

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 
 /// Where the locks are. From a [`redis::Client`] (its URL says TLS, user, password, database), from several of them
-/// (nodes of a cluster, or a primary and its replicas), or from a [`redis::sentinel::SentinelClient`].
+/// (nodes of a cluster, or a primary and its replicas), or from a `redis::sentinel::SentinelClient`.
 #[derive(Clone)]
 pub struct Servers(pub(crate) Kind);
 

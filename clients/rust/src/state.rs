@@ -22,13 +22,19 @@ pub(crate) struct Want {
     pub(crate) limit: Vec<String>,
     pub(crate) session: bool,
     pub(crate) settings: Settings,
+    /// There are other masters: a failure is told at once.
+    pub(crate) vote: bool,
     /// The token and the holds of this owner before: those are not ours to give back.
     outer: Mutex<(u64, u64)>,
 }
 
 impl Want {
     pub(crate) fn new(key: Vec<u8>, owner: Vec<u8>, limit: Vec<String>, session: bool, settings: Settings) -> Want {
-        Want { key, owner, limit, session, settings, outer: Mutex::default() }
+        Want { key, owner, limit, session, settings, vote: false, outer: Mutex::default() }
+    }
+
+    pub(crate) fn for_a_vote(self) -> Want {
+        Want { vote: true, ..self }
     }
 
     pub(crate) fn outer(&self) -> (u64, u64) {

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dlock_redis::{release_all, Leader, Locks};
@@ -76,21 +77,28 @@ async fn example() -> Outcome {
 #[tokio::test]
 async fn a_leader_is_followed_by_the_next() -> Outcome {
     let (office, locks) = (key("office"), Locks::new(client())?);
-    let leader = Leader::new(&locks, &office, "one");
-    let term = leader.campaign().await?;
-    let next = Leader::new(&locks, &office, "two");
-    assert!(next.campaign_for(Duration::from_millis(50)).await?.is_none());
-    assert_eq!(next.leader().await?, Some(("one".into(), term.number())));
-    let before = next.leader().await?;
-    let follows = tokio::spawn(async move { next.campaign().await });
-    term.guard(cmd("SET").arg(format!("{office}:x")).arg(1)).await?;
-    let number = term.number();
-    term.resign().await?;
-    let then = follows.await??;
-    assert!(then.leads() && then.number() > number);
+    let leader = Leader::new(&locks, &office, "one")?;
+    let term = leader.campaign(None).await?.expect("no time-out");
+    assert_eq!(leader.campaign(None).await?, Some(term));
+    let next = Arc::new(Leader::new(&locks, &office, "one")?); // another one, for all its name
+    assert_eq!(next.campaign(Some(Duration::from_millis(50))).await?, None);
+    assert!(!next.is_leader() && next.guard(cmd("SET").arg(&office).arg(1)).await.is_err());
+    let before = next.who().await?;
+    assert_eq!(before, Some(("one".into(), term)));
+    let follows = tokio::spawn({
+        let next = next.clone();
+        async move { next.campaign(None).await }
+    });
+    leader.guard(cmd("SET").arg(format!("{office}:x")).arg(1)).await?;
+    tokio::join!(leader.lost(), async { leader.resign().await.expect("it led") });
+    assert!(!leader.is_leader() && leader.term().is_none());
+    let then = follows.await??.expect("no time-out");
+    assert!(next.is_leader() && then > term);
     let seen = leader.observe(&before, Duration::from_millis(10)).await?;
-    assert_eq!(seen, Some(("two".into(), then.number())));
-    then.resign().await?;
+    assert_eq!(seen, Some(("one".into(), then)));
+    let _: Value = cmd("DLOCK.FORCERELEASE").arg(&office).query_async(&mut patient().await?).await?;
+    next.lost().await;
+    next.resign().await?;
     Ok(())
 }
 

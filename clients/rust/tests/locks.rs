@@ -2,12 +2,13 @@
 
 mod stage;
 
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::process::{Child, Command};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use dlock_redis::{release_all, Error, Hold, Locks};
+use dlock_redis::{release_all, Error, Hold, Leader, Locks};
 use redis::{cmd, Value};
 use stage::{control, int, text, until, Cluster, Pair, Place, Server, Single, LEASE, LONG, PATIENCE};
 use tokio::task::JoinHandle;
@@ -63,6 +64,7 @@ tests! {
     hold_over_a_slot_move in Cluster;
     wait_over_a_slot_move in Cluster;
     a_thousand_waits_on_one_connection in Single, Cluster;
+    no_two_lead in Single;
 }
 
 /// Waits for the lock in a task of its own.
@@ -79,10 +81,21 @@ struct Process(Child);
 
 impl Process {
     fn start(server: &Server, how: &str) -> Process {
+        Process::start_at(server, &server.addresses(), how)
+    }
+
+    fn start_at(server: &Server, addresses: &str, how: &str) -> Process {
         let target = std::env::var("CARGO_TARGET_DIR").expect("run.sh sets it");
         let mut command = Command::new(format!("{target}/debug/examples/process"));
-        let child = command.args([&server.addresses(), &server.key, how]).spawn();
+        let child = command.args([addresses, &server.key, how]).spawn();
         Process(child.expect("the example is built"))
+    }
+}
+
+impl Process {
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([name, &self.0.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()));
     }
 }
 
@@ -609,5 +622,68 @@ mod scenes {
         }
         assert_eq!(*served.lock().expect("no panic"), in_line);
         server.await_gone().await;
+    }
+
+    /// Terms and names, as the leaders have written them.
+    async fn written(server: &Server) -> Vec<(u64, String)> {
+        let log: Vec<String> = server.ask_at(&format!("{}:log", server.key), "LRANGE KEY 0 -1").await;
+        let lines = log.iter().map(|line| line.split_once(' ').expect("two words"));
+        lines.map(|(term, name)| (term.parse().expect("a number"), name.to_owned())).collect()
+    }
+
+    async fn await_writes(server: &Server, name: &str) {
+        let count = || async { written(server).await.iter().filter(|(_, who)| who == name).count() };
+        let before = count().await;
+        until("it writes", || async { count().await > before }).await;
+    }
+
+    /// One leader is killed, one is stopped, one's path is silent, one's is cut.
+    pub async fn no_two_lead(server: Server) {
+        let address = server.addresses();
+        let (silent, cut) = (control(format!("path {address}")).await, control(format!("path {address}")).await);
+        let at = [("killed", &address), ("stopped", &address), ("silent", &silent), ("cut", &cut)];
+        let mut processes: HashMap<&str, Process> =
+            at.into_iter().map(|(name, at)| (name, Process::start_at(&server, at, name))).collect();
+        let watcher = Leader::new(&server.locks(), &server.key, "watcher").expect("a name");
+        let (mut now, mut seen) = (None, HashSet::new());
+        while seen.len() < 4 {
+            now = tokio::time::timeout(PATIENCE, watcher.observe(&now, Duration::from_millis(20)))
+                .await
+                .expect("somebody leads")
+                .expect("who leads");
+            let Some((name, _)) = now.clone().filter(|(name, _)| !seen.contains(name)) else { continue };
+            await_writes(&server, &name).await;
+            match name.as_str() {
+                "stopped" => processes[&*name].signal("-STOP"),
+                "silent" => drop(control(format!("silence {silent}")).await),
+                "killed" => drop(processes.remove("killed")),
+                _ => {
+                    // It goes on leading over another connection.
+                    control(format!("cut {cut}")).await;
+                    await_writes(&server, "cut").await;
+                    drop(processes.remove("cut"));
+                }
+            }
+            seen.insert(name);
+        }
+        // Those that believed to lead find out.
+        control(format!("sound {silent}")).await;
+        processes["stopped"].signal("-CONT");
+        until("one of them leads", || async {
+            watcher.who().await.expect("who leads").is_some_and(|(name, _)| processes.contains_key(&*name))
+        })
+        .await;
+        let (name, _) = watcher.who().await.expect("who leads").expect("somebody");
+        await_writes(&server, &name).await;
+        let (mut last, mut names) = (0, HashMap::new());
+        for (term, name) in written(&server).await {
+            assert!(term >= last, "term {term} after {last}");
+            assert_eq!(names.entry(term).or_insert_with(|| name.clone()), &name);
+            last = term;
+        }
+        assert!(names.len() > 4, "{names:?}");
+        drop(processes);
+        control(format!("close {silent}")).await;
+        control(format!("close {cut}")).await;
     }
 }

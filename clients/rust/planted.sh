@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Each case fails on a client with a fault: a case that nothing fails proves nothing. `planted.sh PROJECT`, where run.sh has unpacked
+# the crate: a fault is put into its source, and taken back.
+set -euo pipefail
+cd "$1"
+crate=dlock-redis-0.3.0/src
+cp -r "$crate" source
+missed=()
+
+# plant TEST 'NAMES' FILE WHAT BY: with WHAT (a pattern of perl's) replaced, each of these fails.
+plant() {
+    local test=$1 names=$2 file=$3
+    WHAT=$4 BY=$5 perl -0pi -e 's/$ENV{WHAT}/$ENV{BY}/s or die "no such place: $ENV{WHAT}\n"' "$crate/$file"
+    touch "$crate/lib.rs"
+    cargo build --quiet --tests --example process
+    for name in $names; do
+        if timeout 60 cargo test --quiet --test "$test" -- "$name" >/dev/null 2>&1; then
+            missed+=("$name")
+            echo "MISSED  $name: $4"
+        else
+            echo "seen    $name"
+        fi
+    done
+    cp source/* "$crate"
+}
+
+export DLOCK_LATE=2
+plant cases 'closed_try hung_try' lock.rs 'self.take\(Some\(self.timeout.unwrap_or_default\(\)\)\).await' \
+    'Ok(self.take(Some(self.timeout.unwrap_or_default())).await.unwrap_or(None))' # failures are "it is taken"
+plant cases 'closed_two_seconds hung_later' core.rs 'cause: Some\(Arc::new\(error\)\)' 'cause: None'
+plant cases closed_without_bound core.rs 'tracing::warn!\("still waiting' 'tracing::trace!("quietly'
+plant cases 'silent_path two_dead_links_of_five one_hung_node_of_three' state.rs 'if end <= now\(\)' 'if end.is_zero()' # no clock
+plant cases 'slow_path' settings.rs '\[10, 60, 5, 3\].map\(Duration::from_secs\)' '[10000, 60000, 5000, 150].map(Duration::from_millis)'
+plant cases 'wrong_password no_right_to_the_command no_module' error.rs 'pub\(crate\) fn passes\(&self\) -> bool \{' \
+    'pub(crate) fn passes(&self) -> bool { if matches!(self, Error::Redis(_)) { return true; }'
+plant cases no_channel core.rs 'self.block\(taking, &name, deadline, end\).await' 'self.queue(taking, &name, deadline, end).await'
+plant cases 'two_thousand_holds_at_200_ms cut_and_kept the_replica_frozen' core.rs \
+    'async fn round\(self: &Arc<Self>, name: &str\) -> Result<\(\)> \{' \
+    'async fn round(self: &Arc<Self>, name: &str) -> Result<()> { if name.len() < 99 { return Ok(()); }' # keeps nothing
+plant cases 'forced deleted expired' state.rs 'let told = if let Value::Array\(lost\) = lost \{ Some\(lost\) \} else \{ None \};' \
+    'static NONE: Vec<Value> = Vec::new(); let (told, ties) = (Some(&NONE), ties.max(book.ties)); let _ = lost;'
+plant cases 'cut_wait' state.rs 'for sender in self.waits.values\(\).flatten\(\) \{' 'for sender in self.waits.values().flatten().take(0) {'
+plant cases after_close core.rs 'state.lose\(&name, token, "closed"\);' '' # ends quietly
+plant cases a_thousand_cycles core.rs 'if let Some\(link\) = node.link.as_ref\(\).filter\(\|link\| !link.is_dead\(\)\) \{' \
+    'if let Some(link) = node.link.as_ref().filter(|link| { std::mem::forget(Arc::clone(link)); false }) {' # a link a lock
+plant cases dropped lock.rs 'self.core.drop_hold\(&self.shared\);' ''
+plant cases bad_arguments lock.rs 'invalid\("limit", "must be at least' 'invalid("number", "must be at least'
+plant locks no_two_lead leader.rs 'hold.clone\(\).filter\(\|hold\| !hold.left\(\).is_zero\(\)\)' 'hold.clone()'
+plant quorum 'quorum_a_majority_is_enough' quorum.rs 'self.votes.len\(\) \/ 2 \+ 1' 'self.votes.len()'
+plant quorum 'quorum_a_minority_is_not quorum_is_kept' quorum.rs 'self.votes.len\(\) \/ 2 \+ 1' '1'
+
+rm -r source
+[ ${#missed[@]} = 0 ] || { echo "faults that nothing has seen: ${missed[*]}"; exit 1; }

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: MIT
+//! A lock over several masters that know nothing of each other: held by whoever holds it at most of them.
+//!
+//! All wait in the queue of the first master, and its head asks the others without waiting: votes are not split. Leases
+//! at the others are half as long, and are given back before the first: whoever is next at the first finds the others
+//! free. (The server renews when a third of a lease has passed.)
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use redis::Client;
+use tokio::time::sleep;
+
+use crate::core::{random, unique};
+use crate::error::{Error, Result};
+use crate::lock::{Hold, Locks};
+use crate::settings::{now, Settings};
+use crate::state::Want;
+
+/// So long a master that did not answer is asked last.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Locks over several masters. A clone is the same.
+#[derive(Clone)]
+pub struct Quorum {
+    masters: Arc<Vec<Master>>,
+    settings: Settings,
+}
+
+struct Master {
+    locks: Locks,
+    /// Until when it is asked last.
+    silent: Mutex<Duration>,
+}
+
+impl Master {
+    fn is_silent(&self) -> bool {
+        *self.silent.lock().unwrap_or_else(PoisonError::into_inner) > now()
+    }
+
+    /// One try, or a wait in its queue. A failure is told at once: there are other masters.
+    async fn vote(&self, key: &[u8], owner: &str, lease: Duration, timeout: Duration) -> Result<Option<Hold>> {
+        let settings = Settings { lease, ..self.locks.0.settings.clone() };
+        let want = Want::new(key.to_vec(), owner.into(), Vec::new(), false, settings).for_a_vote();
+        let vote = self.locks.0.take(Arc::new(want), false, Some(timeout)).await;
+        if vote.as_ref().is_err_and(|error| !error.is_said()) {
+            *self.silent.lock().unwrap_or_else(PoisonError::into_inner) = now() + SILENCE;
+        }
+        Ok(vote?.map(|shared| Hold::new(&self.locks.0, shared)))
+    }
+}
+
+impl fmt::Debug for Quorum {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Quorum")
+    }
+}
+
+impl Quorum {
+    /// Over these masters, which every program names in the same order. A master may take 300 ms to answer.
+    ///
+    /// # Errors
+    /// As [`Quorum::with`].
+    pub fn new(masters: Vec<Client>) -> Result<Quorum> {
+        Quorum::with(masters, Settings::new().bound(Duration::from_millis(300)))
+    }
+
+    /// With settings of one's own.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names what cannot be.
+    pub fn with(masters: Vec<Client>, settings: Settings) -> Result<Quorum> {
+        if masters.is_empty() {
+            return Err(Error::invalid("masters", "must be at least one"));
+        }
+        if settings.lease < Duration::from_secs(2) {
+            return Err(Error::invalid("lease", "must be at least 2 s"));
+        }
+        let master = |client| {
+            // Kept as often as the shorter leases ask for.
+            let locks = Locks::with(client, settings.clone().lease(settings.lease / 2))?;
+            Ok(Master { locks, silent: Mutex::default() })
+        };
+        let masters = masters.into_iter().map(master).collect::<Result<_>>()?;
+        Ok(Quorum { masters: Arc::new(masters), settings })
+    }
+
+    /// The lock at a majority of the masters.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] if it is taken, or its votes were split, until the time is up. [`Error::Unreachable`] if no
+    /// majority could vote. In either case nothing is left behind.
+    pub async fn lock(&self, key: impl AsRef<[u8]>, timeout: Duration) -> Result<QuorumHold> {
+        let taken = self.try_lock(key, timeout).await?;
+        taken.ok_or(Error::Timeout { after: timeout, cause: None })
+    }
+
+    /// The same, but `None` when the time is up.
+    ///
+    /// # Errors
+    /// [`Error::Unreachable`] if no majority could vote, [`Error::Invalid`] for a bad argument.
+    pub async fn try_lock(&self, key: impl AsRef<[u8]>, timeout: Duration) -> Result<Option<QuorumHold>> {
+        let key = key.as_ref();
+        if key.is_empty() {
+            return Err(Error::invalid("key", "must not be empty"));
+        }
+        let end = now().checked_add(timeout).unwrap_or(Duration::MAX);
+        loop {
+            let mut errors = Vec::new();
+            if let Some(hold) = self.votes(key, end, &mut errors).await {
+                return Ok(Some(hold));
+            }
+            // Or those who have split the votes would do it again.
+            let pause = Duration::from_millis(20 + random() % 180);
+            if now() + pause >= end {
+                if 2 * errors.len() >= self.masters.len() {
+                    return Err(Error::Unreachable(errors.join("; ")));
+                }
+                return Ok(None);
+            }
+            sleep(pause).await;
+        }
+    }
+
+    /// One round. Under an owner's name of its own: what the last one has sent gives back nothing of this one's.
+    async fn votes(&self, key: &[u8], end: Duration, errors: &mut Vec<String>) -> Option<QuorumHold> {
+        let (owner, lease) = (unique(), self.settings.lease);
+        let all: Vec<&Master> = self.masters.iter().collect();
+        let (silent, there): (Vec<usize>, Vec<usize>) = (0..all.len()).partition(|at| all[*at].is_silent());
+        for first in [&*there, &*silent].concat() {
+            let granted = match all[first].vote(key, &owner, lease, end.saturating_sub(now())).await {
+                Ok(granted) => granted?,
+                Err(error) => {
+                    errors.push(error.to_string());
+                    continue;
+                }
+            };
+            let mut hold = QuorumHold { votes: all.iter().map(|_| None).collect(), first };
+            hold.votes[first] = Some(granted);
+            let (all, owner) = (&all, &*owner);
+            // The silent ones only if there is no majority without them: they would keep it waiting.
+            let enough = there.len() >= hold.majority();
+            let others = (0..all.len()).filter(|at| *at != first && (there.contains(at) || !enough));
+            let asked = others.map(|at| async move { (at, all[at].vote(key, owner, lease / 2, Duration::ZERO).await) });
+            for (at, vote) in join_all(asked).await {
+                match vote {
+                    Ok(vote) => hold.votes[at] = vote,
+                    Err(error) => errors.push(error.to_string()),
+                }
+            }
+            if !hold.is_lost() {
+                return Some(hold);
+            }
+            let _ = hold.release().await; // what cannot be given back now is given back in the background
+            return None;
+        }
+        None
+    }
+
+    /// Ends it, as [`Locks::close`].
+    pub fn close(&self) {
+        self.masters.iter().for_each(|master| master.locks.close());
+    }
+}
+
+/// A lock that is held at a majority of the masters, and kept there.
+#[must_use = "the lock is given back when this is dropped"]
+#[derive(Debug)]
+pub struct QuorumHold {
+    votes: Vec<Option<Hold>>,
+    first: usize,
+}
+
+impl QuorumHold {
+    fn majority(&self) -> usize {
+        self.votes.len() / 2 + 1
+    }
+
+    /// The hold at this master, if it granted the lock: for its token, which can be compared with those of this master
+    /// only, and for guarded writes there.
+    pub fn at(&self, master: usize) -> Option<&Hold> {
+        self.votes.get(master)?.as_ref()
+    }
+
+    /// For so long a majority is ours for sure, if nothing is heard any more.
+    pub fn left(&self) -> Duration {
+        let mut left: Vec<Duration> = self.votes.iter().flatten().map(Hold::left).collect();
+        left.sort_unstable();
+        left.len().checked_sub(self.majority()).and_then(|at| left.get(at).copied()).unwrap_or_default()
+    }
+
+    /// Whether it is held at no majority any more.
+    pub fn is_lost(&self) -> bool {
+        self.left().is_zero()
+    }
+
+    /// Returns when it is held at no majority any more, and never if it is.
+    pub async fn lost(&self) {
+        let mut losses: FuturesUnordered<_> = self.votes.iter().flatten().map(Hold::lost).collect();
+        while losses.len() >= self.majority() {
+            losses.next().await;
+        }
+    }
+
+    /// Gives it back at all masters.
+    ///
+    /// # Errors
+    /// [`Error::NotHeld`] if no majority held it any more.
+    pub async fn release(mut self) -> Result<()> {
+        let held = !self.is_lost();
+        let first = self.votes.get_mut(self.first).and_then(Option::take);
+        // A master that says nothing is told in the background; its lease ends.
+        join_all(self.votes.drain(..).flatten().map(Hold::release)).await;
+        if let Some(first) = first {
+            let _ = first.release().await;
+        }
+        if held {
+            Ok(())
+        } else {
+            Err(Error::NotHeld("NOTHELD no majority of the masters holds it any more".into()))
+        }
+    }
+}
+
+impl Drop for QuorumHold {
+    /// The first at last.
+    fn drop(&mut self) {
+        let first = self.votes.get_mut(self.first).and_then(Option::take);
+        self.votes.clear();
+        drop(first);
+    }
+}
