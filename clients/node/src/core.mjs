@@ -310,26 +310,44 @@ export class Core extends Places {
 
   #isLeaving({ id }) { return [...this.nodes.values()].some((node) => node.leaving.some(({ request }) => request.id === id)); }
 
-  async #depart(node) {
-    for (let count = node.leaving.length; count > 0; count--) {
-      const [{ until, request, token }] = node.leaving;
-      const at = { key: request.key };
+  /** Gives back what is to be left, on the node's own link and in one go: others are to be kept meanwhile. */
+  async #depart(node, link) {
+    const done = new Set();
+    const asked = [...node.leaving].map(async (one) => {
+      const { until, request, token } = one;
       try {
-        if (!token) {
-          await this.call(at, request.words('CANCEL'));
-          const held = request.before ? await this.call(at, request.words('HELD')) : null;
-          if (held && Number(held[0]) !== request.outer) { // an upgrade came first: the outer hold has ended
-            await this.call(at, request.words('RELEASE', 'TOKEN', held[0], 'HOLDS', 0));
-          }
-        }
-        const reply = await this.call(at, request.release(...(token ? ['TOKEN', token] : [])));
-        if (reply === 0) this.#left(node, request, token);
+        await this.#farewell(node, link, request, token);
       } catch (error) {
+        const other = redirection(error);
+        const target = other && !other.asking ? this.follow(other, node) : node;
         if (error instanceof NotHeld) this.#left(node, request, token);
+        else if (target !== node) this.#hand(target, one);
         else if (passes(error) && now() < until) throw error;
       }
-      node.leaving.shift();
+      done.add(one);
+    });
+    const failed = (await Promise.allSettled(asked)).find(({ status }) => status === 'rejected');
+    node.leaving = node.leaving.filter((one) => !done.has(one));
+    if (failed) throw failed.reason;
+  }
+
+  async #farewell(node, link, request, token) {
+    if (!token) {
+      link.post(request.words('CANCEL')).catch(nothing);
+      const held = request.before ? await link.post(request.words('HELD')) : null;
+      if (held && Number(held[0]) !== request.outer) { // an upgrade came first: the outer hold has ended
+        link.post(request.words('RELEASE', 'TOKEN', held[0], 'HOLDS', 0)).catch(nothing);
+      }
     }
+    const reply = await link.post(request.release(...(token ? ['TOKEN', token] : [])));
+    if (reply === 0) this.#left(node, request, token);
+  }
+
+  /** Another node serves it: that one's keeper gives it back. */
+  #hand(node, one) {
+    one.request.node = node;
+    node.leaving.push(one);
+    this.rouse(node);
   }
 
   #left(node, request, token) { this.lose(node, node.ties.get(token) ?? request.tie, 'released'); }
@@ -366,7 +384,8 @@ export class Core extends Places {
       } catch (error) {
         this.settings.debug(`node ${node.name || 'of the client'}: ${error.message}`);
         node.leaving = node.leaving.filter(({ until }) => now() < until);
-        if (!(error instanceof NoAck)) await this.lookAround(error);
+        // Whoever is asked who serves what may hang.
+        if (!(error instanceof NoAck)) await Promise.race([this.lookAround(error), pause(this.settings.interval / 2)]);
         this.#rehome(node);
       }
     } while (node.ties.size || node.waits.size || node.leaving.length || node.kicked);
@@ -387,9 +406,12 @@ export class Core extends Places {
     }
     if (node.ties.size || node.waits.size) {
       const sent = now();
-      await link.post(['DLOCK.KEEP', this.settings.auto], (error, reply) => { if (reply) this.kept(node, link, sent, reply); });
+      await link.post(['DLOCK.KEEP', this.settings.auto], (error, reply) => { if (reply) this.kept(node, link, sent, reply); }).catch((error) => {
+        if (!(error instanceof NoAck)) throw error; // what is believed stays as it was; to give back needs no replica
+        this.settings.debug(`node ${node.name || 'of the client'}: ${error.message}`);
+      });
     }
-    await this.#depart(node);
+    await this.#depart(node, link);
   }
 
   kept(node, link, sent, [ties, left, lost]) {
@@ -449,11 +471,9 @@ export class Core extends Places {
     if (!this.source.cluster) return;
     try {
       for (const tie of [...node.ties.values()]) this.#move(node, this.route(tie.request.key), tie);
-      for (const one of node.leaving.splice(0)) {
-        one.request.node = this.route(one.request.key);
-        one.request.node.leaving.push(one);
-        if (one.request.node !== node) this.rouse(one.request.node);
-      }
+      const leaving = node.leaving.map((one) => [this.route(one.request.key), one]);
+      node.leaving = leaving.filter(([other]) => other === node).map(([, one]) => one);
+      for (const [other, one] of leaving) if (other !== node) this.#hand(other, one);
     } catch { /* nobody is known to serve it yet */ }
     node.tell('again');
   }

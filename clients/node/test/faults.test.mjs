@@ -3,7 +3,7 @@ import assert from 'node:assert/strict';
 import { after, describe, it } from 'node:test';
 
 import { Refused, Unreachable } from 'dlock-redis';
-import { LONG, Server, addresses, closeConnections, libraries, makeLocksAt, proxy, until } from './stage.mjs';
+import { LONG, Server, addresses, closeConnections, control, libraries, makeLocksAt, proxy, until } from './stage.mjs';
 
 const LEASE = 6_000;
 const tests = [];
@@ -77,6 +77,33 @@ test('silent_messages_cost_no_more_than_the_time_out', async ({ server, make, op
   await server.handOver();
   await (await wait).release();
   await server.awaitGone();
+});
+
+test('many_that_are_left_stop_no_keeper', async ({ server, make }) => {
+  const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
+  await control(`delay ${path} 200`);
+  const locks = make(path.split(':'), {}, { lease: LEASE });
+  const hold = await locks.lock(server.key);
+  const keys = Array.from({ length: 40 }, (_, i) => `${server.key}:${i}`);
+  const aborter = new AbortController();
+  const readers = await Promise.all(keys.map((key) => locks.lock(key, { owner: key, shared: true })));
+  // Upgrades that wait for another reader, and are given up.
+  for (const key of keys) await server.ask('DLOCK.ACQUIRE', key, 'other', 60_000, 'SHARED');
+  const waits = keys.map((key) => locks.lock(key, { owner: key, signal: aborter.signal }));
+  const ended = Promise.allSettled(waits);
+  await until(async () => (await Promise.all(keys.map((key) => server.info(key)))).every(({ queue }) => queue.length), 'all wait');
+  const began = (await server.holder())['held-ms'];
+  aborter.abort();
+  assert.ok((await ended).every(({ status }) => status === 'rejected'));
+  await until(async () => {
+    const holder = await server.holder();
+    assert.equal(holder?.token, hold.token);
+    assert.ok(!hold.lost);
+    return holder['held-ms'] > began + 2 * LEASE;
+  }, 'two leases have passed');
+  for (const key of keys) assert.equal((await server.info(key)).queue.length, 0);
+  for (const one of [hold, ...readers]) await one.release();
+  await control(`close ${path}`);
 });
 
 after(closeConnections);
