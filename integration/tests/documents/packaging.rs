@@ -140,6 +140,20 @@ fn what_the_container_copies_is_there() {
     assert!(copied > 4, "{copied} are found");
 }
 
+/// Cargo reads no crate of a workspace of which one is missing.
+#[test]
+fn the_container_copies_every_crate_of_the_workspace() {
+    let members = MANIFEST.lines().find_map(|line| {
+        let list = line.strip_prefix("members = [")?;
+        list.strip_suffix(']')
+    });
+    let members = members.expect("a list").split(", ");
+    for member in members.map(|member| member.trim_matches('"')) {
+        let line = format!("\nCOPY {member} {member}\n");
+        assert!(CONTAINER.contains(&line), "{member}");
+    }
+}
+
 /// What a user types as `make install`, and what it says.
 fn install(arguments: &[&str]) -> String {
     let mut make = Command::new("make");
