@@ -3,6 +3,7 @@ package dlock
 import (
 	"context"
 	"errors"
+	"expvar"
 	"os"
 	"slices"
 	"strings"
@@ -55,6 +56,20 @@ func transfer(ctx context.Context, locks *Locks, from, to string, move func(one,
 	})
 }
 
+func counting(counts *expvar.Map) Observer {
+	return Observer{
+		Waiting: func(string) { counts.Add("waiting", 1) }, // a gauge
+		Waited:  func(string) { counts.Add("waiting", -1) },
+		Granted: func(_ string, after time.Duration) {
+			counts.Add("granted", 1)
+			counts.AddFloat("granted_after_seconds", after.Seconds())
+		},
+		Refused:  func(string, time.Duration, error) { counts.Add("refused", 1) },
+		Released: func(_ string, after time.Duration) { counts.AddFloat("held_seconds", after.Seconds()) },
+		Lost:     func(string, string) { counts.Add("lost", 1) },
+	}
+}
+
 func tryPlainly(ctx context.Context, client redis.UniversalClient, key, owner string, work func(token int64)) (bool, error) {
 	granted, err := client.Do(ctx, "DLOCK.ACQUIRE", key, owner, 10_000, "HOLDS", 1).Int64Slice()
 	if errors.Is(err, redis.Nil) {
@@ -86,7 +101,7 @@ func TestTheCodeOfTheReadmeIsTheTestedCode(t *testing.T) {
 		t.Fatal(err)
 	}
 	blocks := strings.Split(string(readme), "```go\n")[1:]
-	if len(blocks) != 5 {
+	if len(blocks) != 6 {
 		t.Errorf("%d pieces of code", len(blocks))
 	}
 	for _, block := range blocks {
@@ -134,6 +149,27 @@ func TestTransfer(t *testing.T) {
 			return nil
 		}))
 	}, "single", "cluster")
+}
+
+func TestCounting(t *testing.T) {
+	in(t, func(s stage) {
+		counts := new(expvar.Map)
+		locks := s.with(client(s.place, "", "", ""), Settings{Lease: lease, Observer: counting(counts)})
+		count := func(name string) string { return counts.Get(name).String() }
+		first := s.lock(locks)
+		_, err := locks.TryLock(ctx, s.key, 0)
+		s.isError(err, ErrTaken)
+		wait := s.start(ctx, locks)
+		s.awaitQueued(1)
+		s.check(count("waiting") == "1" && count("granted") == "1" && count("refused") == "1", "%v", counts)
+		s.must(first.Release(ctx))
+		second := s.had(wait)
+		s.check(count("waiting") == "0" && count("granted") == "2" && counts.Get("held_seconds") != nil, "%v", counts)
+		s.ask("DLOCK.FORCERELEASE", s.key)
+		s.isLost(second)
+		s.until("the loss is counted", func() bool { return counts.Get("lost") != nil })
+		s.check(count("lost") == "1" && counts.Get("granted_after_seconds").(*expvar.Float).Value() > 0, "%v", counts)
+	}, "single")
 }
 
 func TestTryPlainly(t *testing.T) {

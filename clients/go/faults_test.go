@@ -17,6 +17,7 @@ import (
 // mapped is a client of the cluster that goes to the key's node by a path. From the second time on the map of slots is not
 // told before the test has ended; `asked` says how often it was asked for.
 func (s stage) mapped(key, path string, asked *atomic.Int64) redis.UniversalClient {
+	//lint:ignore SA1019 it is what the option below wants
 	slots, err := s.node(key).ClusterSlots(ctx).Result()
 	s.must(err)
 	address := s.node(key).Options().Addr

@@ -49,7 +49,7 @@ type Quorum struct {
 // Who has been silent so lately is asked last.
 const silence = time.Second
 
-// NewQuorum: a master may take so long to connect, and to answer what it need not wait for (0: 300 ms). The options are
+// NewQuorum makes one of these masters. Each may take so long to connect, and to answer what it need not wait for (0: 300 ms). The options are
 // copied; those of a client will do.
 func NewQuorum(bound time.Duration, masters ...*redis.Options) *Quorum {
 	if bound <= 0 {
