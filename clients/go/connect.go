@@ -186,7 +186,7 @@ func (c *core) node(name string) *node {
 	return n
 }
 
-// lock gives the right to open a connection to the node.
+// lock gives the right to open a connection to the node: one for link and ear, since a new link ends the ear before it.
 func (n *node) lock(ctx context.Context, until time.Duration) error {
 	timer := time.NewTimer(until - now())
 	defer timer.Stop()

@@ -354,7 +354,7 @@ func (c *core) farewelled(n *node, one farewell, reply any, err error) {
 		}
 		c.lose(n, t, "released")
 	case c.closed:
-	case target != nil && !asking && target != n:
+	case target != nil && !asking && target != n && now() < one.until:
 		c.hand(target, one)
 		return
 	case err != nil && passes(err) && now() < one.until:
