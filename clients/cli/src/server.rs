@@ -230,7 +230,8 @@ impl Place {
         Link::open(info)
     }
 
-    /// Connects to a Sentinel: without the password and the database of the servers.
+    /// Connects to a Sentinel: without the database of the servers, and with their password only where it asks for one. (One that
+    /// asks for none refuses any.)
     ///
     /// # Errors
     /// The same.
@@ -238,7 +239,16 @@ impl Place {
         &self,
         (host, port): &(String, u16),
     ) -> Result<Link, Failure> {
-        Link::open((host.as_str(), *port).into_connection_info()?)
+        let mut info = (host.as_str(), *port).into_connection_info()?;
+        let mut link = Link::open(info.clone())?;
+        match link.ask(&redis::cmd("PING")) {
+            Err(failure) if failure.code == "NOAUTH" => {
+                info.redis.password.clone_from(&self.base.redis.password);
+                Link::open(info)
+            }
+            Err(failure) => Err(failure),
+            Ok(_) => Ok(link),
+        }
     }
 
     /// Connects to the primary.

@@ -350,6 +350,50 @@ fn a_hold_outlives_a_failover() {
     assert!(holder(&mut connection, "job").is_none());
 }
 
+/// Sentinels ask for the password of the servers, or for none.
+#[test]
+fn sentinels_with_and_without_a_password() {
+    let server = Server::start();
+    let sentinel = Sentinel::start(&Watch {
+        port: server.port(),
+        quorum: 1,
+        down_after_ms: 60_000,
+        program: None,
+    });
+    server.connection().run("CONFIG SET requirepass secret");
+    let (port, at) = (
+        sentinel.port().to_string(),
+        format!("127.0.0.1:{}", sentinel.port()),
+    );
+    let words = ["--sentinel", &at, "--primary", PRIMARY, "who", "job"];
+    let who = || {
+        let mut command = dlock(&server, &words);
+        said(
+            command
+                .env("REDISCLI_AUTH", "secret")
+                .output()
+                .expect("it runs"),
+        )
+    };
+    let (code, without, error) = who();
+    assert_eq!(code, 1, "{without}{error}");
+    let set = Command::new("redis-cli")
+        .args([
+            "-p",
+            &port,
+            "ACL",
+            "SETUSER",
+            "default",
+            "resetpass",
+            ">secret",
+        ])
+        .output()
+        .expect("redis-cli runs");
+    assert_eq!(String::from_utf8_lossy(&set.stdout), "OK\n");
+    let (code, with, error) = who();
+    assert_eq!((code, with), (1, without), "{error}");
+}
+
 /// Certificates of this authority for this machine, as files.
 fn certificates(dir: &std::path::Path) -> [String; 3] {
     use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
