@@ -102,14 +102,19 @@ export class Core extends Places {
       while (this.#isLeaving(request)) await pause(10);
       request.within(await this.call({ key: request.key }, request.words('HELD')));
     }
+    await this.ready();
+    const known = this.route(request.key);
+    // Others of ours wait for it: the place is asked for at once, with its messages.
+    if (!atOnce && !request.queued && known.awaited.has(request.key) && known.ear && !known.ear.error) {
+      return this.#queue(request, known, deadline);
+    }
     if (!request.queued) {
       const reply = await this.call(request, request.take(atOnce), (link, sent, error, granted) => {
         if (granted) this.#tie(request, link, granted[0], sent, request.settings.lease);
       });
       if (reply || atOnce) return request.tie;
       if (request.ended) return null;
-      request.queued = true;
-      this.tell('waiting', request.key);
+      this.#queued(request);
     }
     const node = this.route(request.key);
     if (!node.deaf) {
@@ -125,17 +130,24 @@ export class Core extends Places {
     return node.deaf ? this.#block(request, node, deadline) : this.#queue(request, node, deadline);
   }
 
+  #queued(request) {
+    if (request.queued) return;
+    request.queued = true;
+    this.tell('waiting', request.key);
+  }
+
   /** Waits by NOTIFY. */
   async #queue(request, node, deadline) {
-    const box = request.box = node.await(request.id);
+    const box = request.box = node.await(request);
     this.wake(node);
     try {
       if (!node.ear || node.ear.error) throw new Unreachable('messages are not heard'); // as we came
       const block = deadline === Infinity ? [] : ['BLOCK', Math.max(1, Math.floor(deadline - now()))];
       const reply = await this.call(request, request.wait('NOTIFY', this.channel, ...block));
       if (request.node !== node) throw typed(new Error('TRYAGAIN the slot has moved'));
+      if (reply && Number(reply[0])) return await this.#confirm(request, Number(reply[0]));
+      this.#queued(request);
       if (reply === null) return null;
-      if (Number(reply[0])) return await this.#confirm(request, Number(reply[0]));
       for (;;) {
         request.waiting = true;
         const [word, token, number] = await box.next();

@@ -40,7 +40,7 @@ const ioredis = {
 
 const nodeRedis = {
   duplicate: (client, address, bound) => client.duplicate({
-    RESP: 2, commandOptions: {}, pingInterval: undefined, clientSideCache: undefined, maintNotifications: 'disabled',
+    RESP: 2, commandOptions: { timeout: undefined }, pingInterval: undefined, clientSideCache: undefined, maintNotifications: 'disabled',
     disableOfflineQueue: false,
     ...(address && { url: undefined }), // it would overrule the address
     socket: { ...client.options?.socket, ...(address && { ...place(address), path: undefined }), connectTimeout: bound,

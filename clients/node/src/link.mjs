@@ -164,6 +164,7 @@ export class Node {
   kick = nothing;
   ties = new Map(); // by token
   waits = new Map(); // mailboxes by key and owner
+  awaited = new Map(); // how many there are by key
   leaving = []; // until when to try, what, and its token (or 0)
 
   constructor(name) { this.name = name; }
@@ -193,11 +194,22 @@ export class Node {
   }
 
   /** What is heard of a place until `stop()`. */
-  await(id) {
+  await({ id, key }) {
     const box = new Mailbox();
     if (!this.waits.has(id)) this.waits.set(id, new Set());
     const boxes = this.waits.get(id).add(box);
-    box.stop = () => boxes.delete(box) && !boxes.size && this.waits.delete(id);
+    this.#count(key, 1);
+    box.stop = () => {
+      if (!boxes.delete(box)) return;
+      this.#count(key, -1);
+      if (!boxes.size) this.waits.delete(id);
+    };
     return box;
+  }
+
+  #count(key, more) {
+    const count = (this.awaited.get(key) ?? 0) + more;
+    if (count) this.awaited.set(key, count);
+    else this.awaited.delete(key);
   }
 }
