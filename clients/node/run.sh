@@ -23,9 +23,6 @@ cp -r build.mjs eslint.config.mjs README.md package.json package-lock.json .npmr
 )
 if [ "${1:-}" = --package ]; then exit; fi
 
-cp -r examples test "$target/source"
-(cd "$target/source" && node_modules/.bin/eslint .)
-
 # A project with the package and these libraries, and with the tests and what they read.
 project() { # NAME LIBRARY…
     local project=$target/$1
@@ -42,24 +39,68 @@ project() { # NAME LIBRARY…
     tar -xzf "$packages"/dlock-redis-*.tgz -C "$project/node_modules/dlock-redis" --strip-components 1
     cp -r examples test README.md ../cases/cases.json "$project"
 }
-run() { # PROJECT FILES AND OPTIONS…
-    (cd "$target/$1" && DLOCK_CASES=$target/$1/cases.json NODE_NO_WARNINGS=1 \
-        timeout 600 node --test --test-concurrency=1 --test-reporter=dot --test-reporter-destination=stdout \
-        --test-reporter=spec --test-reporter-destination="$target/$1.log" "${@:2}") ||
-        { sed -n '/failing tests/,$p' "$target/$1.log"; return 1; }
+project newest ioredis@6.0.0 redis@6.3.1 @opentelemetry/api@1.9.0 @opentelemetry/sdk-metrics@2.2.0
+once= # what does not depend on the server
+case ${DLOCK_SERVER:-} in
+Redis*) once=yes && project oldest ioredis@5.0.0 redis@5.0.0 ;;
+esac
+
+run() { # PROJECT PART FILES AND OPTIONS…
+    cd "$target/$1"
+    DLOCK_PART=$2 DLOCK_CASES=$PWD/cases.json NODE_NO_WARNINGS=1 \
+        timeout 600 node --test --test-concurrency=2 --test-reporter=spec "${@:3}"
+}
+look() {
+    cp -r examples test "$target/source"
+    cd "$target/source"
+    node_modules/.bin/eslint .
+    local tsc=$PWD/node_modules
+    cd "$target/newest"
+    "$tsc/.bin/tsc" --noEmit --strict --module node16 --target es2022 --lib es2022,esnext.disposable \
+        --skipLibCheck --typeRoots "$tsc/@types" --types node test/types.mts test/types.cts
+}
+mkdir -p "$target/seen"
+started=() status=0
+start() { # NAME COMMAND…: beside the others
+    local name=$1
+    shift
+    ("$@" >"$target/seen/$name" 2>&1) &
+    started+=("$! $name")
+}
+await() {
+    local one
+    for one in "${started[@]}"; do
+        local seen=$target/seen/${one#* }
+        if wait "${one%% *}"; then
+            echo "${one#* }: passed $(sed -n 's/^ℹ pass //p' "$seen")"
+        else
+            status=1
+            sed -n '/failing tests/,$p' "$seen" | grep . || cat "$seen"
+        fi
+    done
+    started=()
 }
 
-project newest ioredis@6.0.0 redis@6.3.1 @opentelemetry/api@1.9.0 @opentelemetry/sdk-metrics@2.2.0
-tsc=$target/source/node_modules
-(cd "$target/newest" && "$tsc/.bin/tsc" --noEmit --strict --module node16 --target es2022 --lib es2022,esnext.disposable \
-    --skipLibCheck --typeRoots "$tsc/@types" --types node test/types.mts test/types.cts)
-run newest test/*.test.mjs "$@"
-# Once is enough for the oldest libraries. That each case fails on a client with a fault takes two minutes more: DLOCK_PLANTED=1.
-case ${DLOCK_SERVER:-} in
-Redis*)
-    project oldest ioredis@5.0.0 redis@5.0.0
-    run oldest --test-name-pattern 'counts_to|cancelled_wait|cut_|no_write|hold_over|wrong_password|slow_path' \
-        test/named.test.mjs test/cases.test.mjs
-    [ -z "${DLOCK_PLANTED:-}" ] || run newest test/planted.mjs
-    ;;
-esac
+# What stops servers, or moves them about: see isOf in test/stage.mjs.
+parts=(test/cases.test.mjs test/connect.test.mjs test/named.test.mjs)
+start nodes run newest nodes --test-concurrency=1 "${parts[@]}" "$@"
+beside=("${started[@]}") started=()
+start single run newest single --test-concurrency=1 "${parts[@]}" "$@"
+await
+start many run newest many --test-concurrency=1 "${parts[@]}" "$@"
+started+=("${beside[@]}")
+await
+start look look
+start rest run newest rest test/*.test.mjs "$@"
+if [ -n "$once" ]; then
+    start oldest run oldest rest --test-name-pattern 'counts_to|cancelled_wait|cut_|no_write|wrong_password|slow_path' \
+        "${parts[@]}"
+fi
+await
+if [ -n "$once" ]; then
+    start oldest-nodes run oldest nodes --test-name-pattern hold_over test/named.test.mjs
+    # That each case fails on a client with a fault takes two minutes more.
+    [ -z "${DLOCK_PLANTED:-}" ] || start planted run newest planted test/planted.mjs
+    await
+fi
+exit $status

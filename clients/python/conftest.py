@@ -1,8 +1,10 @@
-"""What all tests have."""
+"""What all tests have, and which of them run side by side."""
+
+import os
 
 import pytest
 
-from stage import KINDS, Server
+from stage import KINDS, LEASE, Server
 
 
 @pytest.fixture
@@ -25,9 +27,36 @@ def make(request, place):
 
 @pytest.fixture
 def locks(make):
-    return make()
+    return make(lease=4 * LEASE)  # it ends in no stall of a busy machine
 
 
 @pytest.fixture
 def server(place):
     return Server(place)
+
+
+def where(item):
+    """The servers that it stops or needs for itself, or none."""
+    arguments = getattr(item, "callspec", None)
+    arguments = arguments.params if arguments else {}
+    case = arguments.get("case", {})
+    place = case.get("at", arguments.get("place"))
+    if place in ("cluster", "pair"):
+        return place
+    if stops := item.get_closest_marker("stops"):
+        return stops.args[0]
+    alone = {"freeze", "connections", "holds"} & {step["do"] for step in case.get("steps", ())}
+    return "single" if alone else None
+
+
+def pytest_collection_modifyitems(config, items):
+    """DLOCK_PART: what needs `single`, `pair` or `cluster` for itself; or `i/n`, a part of the rest."""
+    part = os.environ.get("DLOCK_PART")
+    if part is None:
+        return
+    number, _, count = part.partition("/")
+    chosen = [one for one in items if where(one) == (None if count else part)]
+    if count:
+        chosen = chosen[int(number) :: int(count)]
+    config.hook.pytest_deselected(items=[one for one in items if one not in chosen])
+    items[:] = chosen

@@ -26,10 +26,6 @@ cp -r pyproject.toml README.md src "$source"
     { cat "$DLOCK_CLIENT_TARGET/build.log"; exit 1; }
 if [ "${1:-}" = --package ]; then exit; fi
 
-"$tools/bin/ruff" check --quiet --no-cache .
-"$tools/bin/ruff" format --quiet --no-cache --check src
-"$tools/bin/mypy" --cache-dir "$DLOCK_CLIENT_TARGET/mypy"
-
 install() { # VERSION
     local venv=$DLOCK_CLIENT_TARGET/redis-$1
     if [ ! -e "$venv/complete-2" ]; then
@@ -40,9 +36,6 @@ install() { # VERSION
     fi
     pip "$venv" --force-reinstall --no-deps "$packages"/*.whl
 }
-run() { # VERSION ARGUMENTS…
-    "$DLOCK_CLIENT_TARGET/redis-$1/bin/python" -m pytest --quiet -p no:cacheprovider "${@:2}"
-}
 # redis-py's own tests of its lock, from its source distribution. They are run, and not kept.
 export DLOCK_REDIS_SOURCE=$DLOCK_CLIENT_TARGET/redis-$newest.source
 if [ ! -e "$DLOCK_REDIS_SOURCE/tests" ]; then
@@ -52,20 +45,61 @@ if [ ! -e "$DLOCK_REDIS_SOURCE/tests" ]; then
     tar xzf "$DLOCK_REDIS_SOURCE.packed/redis-$newest.tar.gz" --directory "$DLOCK_REDIS_SOURCE" --strip-components 1
 fi
 install "$newest"
-# What needs the cluster runs beside what does not: they have no server in common, and mostly wait.
-run "$newest" "$@" --ignore test_planted.py -k cluster . >"$DLOCK_CLIENT_TARGET/cluster.txt" 2>&1 &
-cluster=$!
-status=0
-run "$newest" "$@" --ignore test_planted.py -k 'not cluster' . || status=$?
-wait $cluster || status=$?
-cat "$DLOCK_CLIENT_TARGET/cluster.txt"
-if [ $status != 0 ]; then exit $status; fi
-# Once is enough for the oldest library (what that does by itself, test_documented.py, is the newest's). That each case fails
-# on a client with a fault takes two minutes more: DLOCK_PLANTED=1.
 case ${DLOCK_SERVER:-} in
-Redis*)
-    install "$oldest"
-    run "$oldest" -k 'single and threads' test_dlock.py
-    [ -z "${DLOCK_PLANTED:-}" ] || run "$newest" test_planted.py
-    ;;
+Redis*) once=yes && install "$oldest" ;; # once is enough for what does not depend on the server
+*) once= ;;
 esac
+
+run() { # VERSION ARGUMENTS…
+    "$DLOCK_CLIENT_TARGET/redis-$1/bin/python" -m pytest --quiet -p no:cacheprovider "${@:2}" ||
+        [ $? -eq 5 ] # nothing was chosen
+}
+look() {
+    "$tools/bin/ruff" check --quiet --no-cache .
+    "$tools/bin/ruff" format --quiet --no-cache --check src
+    "$tools/bin/mypy" --cache-dir "$DLOCK_CLIENT_TARGET/mypy"
+}
+mkdir -p "$DLOCK_CLIENT_TARGET/seen"
+started=() status=0
+start() { # NAME COMMAND…: beside the others
+    local name=$1
+    shift
+    ("$@" >"$DLOCK_CLIENT_TARGET/seen/$name" 2>&1) &
+    started+=("$! $name")
+}
+await() {
+    local one
+    for one in "${started[@]}"; do
+        if wait "${one%% *}"; then
+            echo "${one#* }: $(tail -n 1 "$DLOCK_CLIENT_TARGET/seen/${one#* }")"
+        else
+            status=1
+            tail -n 500 "$DLOCK_CLIENT_TARGET/seen/${one#* }"
+        fi
+    done
+    started=()
+}
+
+# Some tests need a server for themselves, or stop it. The others wait most of the time, so side by side (conftest.py).
+for part in cluster pair; do
+    DLOCK_PART=$part start $part run "$newest" --ignore test_planted.py "$@" .
+done
+start look look
+beside=("${started[@]}") started=()
+DLOCK_PART=single start single run "$newest" --ignore test_planted.py "$@" .
+await
+for part in 0 1 2; do
+    DLOCK_PART=$part/3 start rest-$part run "$newest" --ignore test_planted.py "$@" .
+done
+if [ -n "$once" ]; then
+    # What the library does by itself (test_documented.py) is the newest's.
+    DLOCK_PART=0/1 start oldest run "$oldest" -k threads test_dlock.py
+fi
+started+=("${beside[@]}")
+await
+# That each case fails on a client with a fault takes two minutes more.
+if [ -n "$once" ] && [ -n "${DLOCK_PLANTED:-}" ]; then
+    start planted run "$newest" test_planted.py
+    await
+fi
+exit $status

@@ -243,8 +243,8 @@ class Case:
             self.clients["client"].try_lock(key and self.named(key), timeout, limit=limit)
 
 
-# What concerns more than the case's own client.
-ALONE = {"freeze", "settings", "connections", "logged"}
+# What concerns more than the case's own client, or needs this process for itself.
+ALONE = {"freeze", "settings", "connections", "logged", "holds"}
 
 
 def runs():

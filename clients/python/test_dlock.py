@@ -316,7 +316,8 @@ def test_notheld_in_an_upgrade(server, locks):
 
 
 @alone
-def test_an_upgrade_ends_the_outer_hold(server, locks):
+def test_an_upgrade_ends_the_outer_hold(server, make):
+    locks = make()
     outer = locks.lock(server.key, owner="me", shared=True)
     with locks.lock(server.key, owner="me") as inner:
         assert inner.token != outer.token
@@ -346,6 +347,7 @@ def test_an_upgrade_that_is_left_ends_the_outer_hold(server, make):
 
 
 @alone
+@pytest.mark.stops("single")
 def test_wait_over_a_pause(server, locks):
     locks.lock(server.key).release()  # it is connected
     server.ask("CLIENT", "PAUSE", 600_000, "WRITE")

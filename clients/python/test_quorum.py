@@ -147,12 +147,12 @@ def test_quorum_waits_in_one_queue(masters, pool):
 
 def test_quorum_renews_and_notices_the_loss(masters):
     a, b, c = masters
-    hold = locks(a, b, c).acquire(a.key, 10, PATIENCE)
+    hold = locks(a, b, c).acquire(a.key, 5, PATIENCE)
     tokens = hold.tokens
-    for _ in range(8):
-        until(lambda: hold.left() < 7, "a third of the lease has passed")
-        assert hold.renew(10)
-    assert a.info()["holders"][0]["held-ms"] > 20_000
+    for _ in range(7):
+        until(lambda: hold.left() < 3.5, "a third of the lease has passed")
+        assert hold.renew(5)
+    assert a.info()["holders"][0]["held-ms"] > 10_000
     assert hold.renew(LEASE)
     assert hold.tokens == tokens == [held(one, hold.owner)[0] for one in masters]
     check_left(hold, masters)

@@ -7,7 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
 import { Deadlock, Fenced, LockTimeout, NotHeld, Replaced } from 'dlock-redis';
-import { LEASE, LONG, PATIENCE, Server, closeConnections, libraries, makeLocks, until } from './stage.mjs';
+import { LEASE, LONG, PATIENCE, Server, closeConnections, isOf, libraries, makeLocks, until } from './stage.mjs';
 
 const everywhere = ['single', 'cluster'];
 const tests = [];
@@ -451,13 +451,19 @@ test('wait_over_a_crash', ['cluster'], (stage) => waitsOver('crash', stage));
 test('hold_over_a_slot_move', ['cluster'], (stage) => holdsOver('move', stage));
 test('wait_over_a_slot_move', ['cluster'], (stage) => waitsOver('move', stage));
 
-// Those that move servers about are alone meanwhile; the others run side by side. A thousand that wait need this
-// process for themselves: when it stands still for longer than a claim or a first lease they are not served in order.
+// A thousand that wait need this process for themselves: when it stands still for longer than a claim or a first lease they
+// are not served in order.
+function partOf(name, place) {
+  if (/_over_a_/.test(name)) return place === 'single' ? 'single' : 'nodes';
+  if (/a_thousand_waits/.test(name)) return place === 'single' ? 'many' : 'nodes';
+  return 'rest';
+}
+
 for (const alone of [false, true]) {
   describe(alone ? 'servers move about' : 'servers stay', { concurrency: alone ? 1 : 8 }, () => {
-    for (const { name, places, body } of tests.filter((one) => /_over_a_|a_thousand_waits/.test(one.name) === alone)) {
+    for (const { name, places, body } of tests) {
       for (const library of libraries) {
-        for (const place of places) {
+        for (const place of places.filter((one) => (partOf(name, one) !== 'rest') === alone && isOf(partOf(name, one)))) {
           it(`${name} (${library}, ${place})`, { timeout: 10 * PATIENCE }, async () => {
             const made = [];
             const make = (options) => made[made.push(makeLocks(library, place, options)) - 1];

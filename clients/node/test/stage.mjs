@@ -17,6 +17,11 @@ export const PATIENCE = 1000 * Number(process.env.PATIENCE ?? 30);
 export const limits = { patience: PATIENCE, late: 1000 * Number(process.env.DLOCK_LATE ?? 4) };
 export const LEASE = 6_000; // no stall of this process takes two thirds of it: a lease that ends is told
 export const LONG = 15_000; // no fault takes so long, however busy the machine
+/**
+ * Run now? What stops the `single` server, or `nodes` of the cluster and the pair, is beside nothing that needs them; what
+ * needs a process for itself is `many`; the `rest` runs side by side.
+ */
+export const isOf = (part) => (process.env.DLOCK_PART ?? part) === part;
 const SETTINGS = { lease: LEASE, auto: 30_000, claim: 2_000 };
 
 export const addresses = (name) => process.env[name].split(',').map((one) => one.split(':'));
@@ -168,6 +173,9 @@ function connection(address) {
   }
   return nodes.get(port);
 }
+
+/** The reply of a server. */
+export const ask = async (address, ...words) => (await connection(address)).sendCommand(words.map(String));
 
 export async function closeConnections() {
   for (const node of nodes.values()) (await node).destroy();

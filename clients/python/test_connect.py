@@ -1,0 +1,178 @@
+"""Ways to a server that need more than an address: TLS, and Sentinels that say who is the primary."""
+
+import asyncio
+import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+
+import pytest
+import redis
+import redis.asyncio
+from redis.asyncio.sentinel import Sentinel as AsyncSentinel
+from redis.sentinel import Sentinel
+
+import dlock_redis as dlock
+from stage import LONG, PATIENCE, Server, addresses, close, command, primary_of_the_pair, until
+
+HOW = {"lease": LONG, "auto": 30.0, "claim": LONG}
+
+
+def run(*words):
+    subprocess.run(words, check=True, capture_output=True)
+
+
+@pytest.fixture
+def place():
+    return "single"
+
+
+@pytest.fixture
+def tls(tmp_path):
+    """Whose certificate is trusted, and where TLS ends that leads to the single server."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=test".split()
+    run(*words, "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    loop, to = asyncio.new_event_loop(), addresses("DLOCK_SINGLE")[0]
+
+    async def pump(reader, writer):
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+            writer.close()
+
+    async def lead(reader, writer):
+        there, away = await asyncio.open_connection(*to)
+        await asyncio.gather(pump(reader, away), pump(there, writer))
+
+    begun = loop.run_until_complete(asyncio.start_server(lead, "127.0.0.1", 0, ssl=context))
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    yield str(certificate), "rediss://{}:{}".format(*begun.sockets[0].getsockname())
+    loop.call_soon_threadsafe(loop.stop)
+
+
+def test_tls(server, tls):
+    trusted, url = tls
+    with dlock.Locks(redis.Redis.from_url(url, ssl_ca_certs=trusted), **HOW) as locks:
+        with locks.lock(server.key, timeout=PATIENCE) as hold:
+            assert server.owners() == [hold.owner]
+        server.hold()
+        threading.Thread(target=lambda: (server.await_queued(1), server.hand_over())).start()
+        with locks.lock(server.key, timeout=PATIENCE) as hold:  # the messages come through TLS, too
+            assert hold.guard("SET", f"{server.key}:x", 1)
+    server.await_gone()
+    # Whom nobody trusts is told at once: to ask again would not help.
+    with dlock.Locks(redis.Redis.from_url(url), **HOW) as locks:
+        with pytest.raises(redis.ConnectionError, match="(?i)certificate"):
+            locks.acquire(server.key)
+
+
+def test_tls_asyncio(server, tls):
+    trusted, url = tls
+
+    async def work():
+        client = redis.asyncio.Redis.from_url(url, ssl_ca_certs=trusted)
+        async with dlock.AsyncLocks(client, **HOW) as locks:
+            await asyncio.to_thread(server.hold)
+            wait = asyncio.ensure_future(locks.acquire(server.key, PATIENCE))
+            await asyncio.to_thread(server.await_queued, 1)
+            await asyncio.to_thread(server.hand_over)
+            await (await wait).release()
+        await close(client)
+
+    asyncio.run(work())
+    server.await_gone()
+
+
+@pytest.fixture
+def sentinel(tmp_path):
+    """The address of a Sentinel that watches the pair, and begins nothing by itself."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    host, watched = primary_of_the_pair()
+    lines = [f"port {port}", "bind 127.0.0.1", f"dir {tmp_path}", f"sentinel monitor pair {host} {watched} 1"]
+    lines += ["sentinel down-after-milliseconds pair 600000", "sentinel failover-timeout pair 20000"]
+    (tmp_path / "sentinel.conf").write_text("\n".join(lines) + "\n")
+    words = ["timeout", "120", "redis-server", str(tmp_path / "sentinel.conf"), "--sentinel"]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    try:
+        asked = redis.Redis("127.0.0.1", port)
+
+        def ready():
+            with contextlib.suppress(redis.RedisError):
+                return any(one["master-link-status"] == "ok" for one in asked.sentinel_slaves("pair"))
+
+        until(ready, "the Sentinel knows the replica")
+        yield ("127.0.0.1", port)
+    finally:
+        process.terminate()
+        process.wait()
+
+        def switched():
+            with contextlib.suppress(AssertionError):
+                return command("switch")
+
+        until(switched, "the stage has connections to the pair again")  # a Sentinel kills all that a new replica has
+
+
+def promote(sentinel):
+    """The Sentinel has the replica made primary, and the old one its replica."""
+    before = primary_of_the_pair()
+    redis.Redis(*sentinel).execute_command("SENTINEL", "FAILOVER", "pair")
+
+    def done():
+        after = primary_of_the_pair()
+        old = redis.Redis(*before)
+        return after != before and old.role()[0] == b"slave" and old.info("replication")["master_link_status"] == "up"
+
+    until(done, "the replica is primary")
+
+
+def survives(server, hold, waiting):
+    """What is held and who waits are as they were."""
+    server.client.connection_pool.disconnect()
+    until(lambda: server.info()["holders"][0]["auto"], "it is kept by the new primary")
+    assert server.info()["holders"][0]["token"] == hold.token and not hold.lost.is_set()
+    server.await_queued(1)
+    assert server.queue() == [waiting]
+
+
+@pytest.mark.skipif(not shutil.which("redis-server"), reason="there is no Sentinel")
+@pytest.mark.stops("pair")
+def test_a_sentinel_promotes_the_replica(sentinel):
+    server = Server("pair")
+    with dlock.Locks(Sentinel([sentinel]).master_for("pair"), **HOW) as locks:
+        hold = locks.acquire(server.key, PATIENCE)
+        waiter = threading.Thread(target=lambda: locks.acquire(server.key, 2 * PATIENCE, owner="next").release())
+        waiter.start()
+        server.await_queued(1)
+        promote(sentinel)
+        survives(server, hold, "next")
+        hold.release()
+        waiter.join()
+    server.await_gone()
+
+
+@pytest.mark.skipif(not shutil.which("redis-server"), reason="there is no Sentinel")
+@pytest.mark.stops("pair")
+def test_a_sentinel_promotes_the_replica_asyncio(sentinel):
+    server = Server("pair")
+
+    async def work():
+        client = AsyncSentinel([sentinel]).master_for("pair")
+        async with dlock.AsyncLocks(client, **HOW) as locks:
+            hold = await locks.acquire(server.key, PATIENCE)
+            wait = asyncio.ensure_future(locks.acquire(server.key, 2 * PATIENCE, owner="next"))
+            await asyncio.to_thread(server.await_queued, 1)
+            await asyncio.to_thread(promote, sentinel)
+            await asyncio.to_thread(survives, server, hold, "next")
+            await hold.release()
+            await (await wait).release()
+        await close(client)
+
+    asyncio.run(work())
+    server.await_gone()
