@@ -80,14 +80,15 @@ const FLOORS = {
 const ALL = { ...KINDS, ...FLOORS };
 const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)];
 
+/** Pairs a second; and microseconds of the processor's time for each, which a busy machine changes less. */
 async function uncontended(kind) {
   const [one, key] = [ALL[kind](), name()];
   for (let i = 0; i < 300; i++) await one.pair(key, () => {});
-  const began = now();
+  const [began, before] = [now(), process.cpuUsage()];
   for (let i = 0; i < PAIRS; i++) await one.pair(key, () => {});
-  const took = now() - began;
+  const [took, { user, system }] = [now() - began, process.cpuUsage(before)];
   await one.end();
-  return PAIRS / took * 1000;
+  return { rate: PAIRS / took * 1000, work: (user + system) / PAIRS };
 }
 
 /** Waits in milliseconds, sorted, and the turns of each worker. */
@@ -139,13 +140,14 @@ async function held(kind, count) {
 const kinds = Object.keys(KINDS);
 const ours = kinds.slice(0, 2);
 console.log(`\n${process.env.DLOCK_SERVER}, Node ${process.version}; medians of ${ROUNDS} interleaved rounds\n`);
-const rates = Object.fromEntries(Object.keys(ALL).map((kind) => [kind, []]));
-for (let round = 0; round < ROUNDS; round++) for (const kind in ALL) rates[kind].push(await uncontended(kind));
-const theirs = median(rates['node-redlock 5']);
-console.log('| uncontended | pairs a second | least and most | of node-redlock |\n|---|---|---|---|');
+const seen = Object.fromEntries(Object.keys(ALL).map((kind) => [kind, []]));
+for (let round = 0; round < ROUNDS; round++) for (const kind in ALL) seen[kind].push(await uncontended(kind));
+const theirs = median(seen['node-redlock 5'].map(({ rate }) => rate));
+console.log('| uncontended | pairs a second | least and most | of node-redlock | microseconds of the processor |\n|---|---|---|---|---|');
 for (const kind in ALL) {
-  const [rate, all] = [median(rates[kind]), rates[kind].map(Math.round)];
-  console.log(`| ${kind} | ${Math.round(rate)} | ${Math.min(...all)}, ${Math.max(...all)} | ${(rate / theirs).toFixed(2)} |`);
+  const [rates, works] = ['rate', 'work'].map((what) => seen[kind].map((one) => one[what]));
+  const [rate, all] = [median(rates), rates.map(Math.round)];
+  console.log(`| ${kind} | ${Math.round(rate)} | ${Math.min(...all)}, ${Math.max(...all)} | ${(rate / theirs).toFixed(2)} | ${median(works).toFixed(0)} |`);
 }
 console.log('\n| workers on one lock | | turns a second | wait p50 ms | p99 ms | longest ms | fewest and most turns |\n|---|---|---|---|---|---|---|');
 for (const workers of [16, 100]) {
