@@ -224,7 +224,7 @@ fn hot_locks(outcome: &Outcome, path: &Path) -> Result<(), Failure> {
     ))?;
     let waits = curves(outcome, P99, 1e6);
     let panel = Panel {
-        title: "Wait that 99 of 100 do not exceed (p99): lower is better",
+        title: "Wait that 99 of 100 do not exceed (p99), logarithmic: lower is better",
         left: 60,
         ticks: decades(&waits),
         is_logarithmic: true,
