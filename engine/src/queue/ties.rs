@@ -15,7 +15,11 @@ use super::deadlines::DueKey;
 use crate::broken;
 use crate::collections::roster::Roster;
 use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// A lock's name and its owner's, in bytes: a short key and a UUID.
+const USUAL_WORDS: usize = 64;
 
 /// Lost ties that are kept for a connection until it asks, and the bytes of their keys. Beyond it is told that there were more.
 const MOST_LOST: usize = 1024;
@@ -42,16 +46,20 @@ pub struct Whose {
     db: u32,
     // The key's length; what follows it is the owner.
     key: u32,
-    words: Box<[u8]>,
+    // Most names have room in the tie itself: a tie is then one allocation, not two.
+    words: SmallVec<[u8; USUAL_WORDS]>,
 }
 
 impl Whose {
     /// The hold of this owner.
     pub fn new(name: NameRef, owner: &[u8]) -> Whose {
+        let mut words = SmallVec::with_capacity(name.key.len() + owner.len());
+        words.extend_from_slice(name.key);
+        words.extend_from_slice(owner);
         Whose {
             db: name.db,
             key: name.key.len() as u32,
-            words: [name.key, owner].concat().into_boxed_slice(),
+            words,
         }
     }
 
