@@ -112,7 +112,7 @@ impl Case {
             .auto(seconds(step, "auto", 60.0))
             .claim(seconds(step, "claim", 5.0));
         let name = word(step, "as", "client").to_owned();
-        self.clients.insert(name, Locks::with(clients, planted(settings)).expect("good settings"));
+        self.clients.insert(name, Locks::with(clients, settings).expect("good settings"));
     }
 
     /// A try, or a wait.
@@ -343,15 +343,6 @@ fn verdict(error: &Error) -> &'static str {
         Error::Closed => "failure",
         Error::Redis(error) if error.is_io_error() => "failure",
         _ => "refusal",
-    }
-}
-
-/// DLOCK_PLANTED: with a fault in the client's settings.
-fn planted(settings: Settings) -> Settings {
-    match std::env::var("DLOCK_PLANTED_FAULT").as_deref() {
-        Ok("no bound") => settings.bound(Duration::from_secs(20)),
-        Ok("short bound") => settings.bound(Duration::from_millis(150)),
-        _ => settings,
     }
 }
 
