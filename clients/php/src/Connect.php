@@ -83,9 +83,16 @@ final class Connect
         array $tls = [],
     ): \Redis {
         $redis = new \Redis();
+        $said = [];
+        set_error_handler(static function (int $level, string $text) use (&$said): bool {
+            $said[] = $text; // what it cannot do it says as warnings, and mostly as an exception, too
+
+            return true;
+        });
         try {
-            // What it cannot do it says twice: as a warning, and as an exception.
-            @$redis->connect($host, $port, $bound, null, 0, $bound, $tls === [] ? [] : ['stream' => $tls]);
+            if (!$redis->connect($host, $port, $bound, null, 0, $bound, $tls === [] ? [] : ['stream' => $tls])) {
+                throw new \RedisException(implode('; ', $said) ?: 'no connection');
+            }
             if ($auth !== [] && !$redis->auth(count($auth) === 1 ? $auth[0] : $auth)) {
                 throw Refused::by($redis->getLastError() ?? 'WRONGPASS');
             }
@@ -94,6 +101,8 @@ final class Connect
             }
         } catch (\RedisException $error) {
             throw self::failed($error);
+        } finally {
+            restore_error_handler();
         }
 
         return $redis;
