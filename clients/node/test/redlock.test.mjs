@@ -58,14 +58,14 @@ const tests = {
 
   async using_extends_and_aborts({ server, make }) {
     const redlock = make(single());
-    const done = await redlock.using([server.key], 1_000, { automaticExtensionThreshold: 500 }, async (signal) => {
-      await until(async () => (await server.holder())['held-ms'] > 3_000, 'it is held over three durations');
+    const done = await redlock.using([server.key], 4_000, { automaticExtensionThreshold: 2_000 }, async (signal) => {
+      await until(async () => (await server.holder())['held-ms'] > 8_500, 'it is held over two durations');
       assert.equal(signal.aborted, false);
       return 'done';
     });
     assert.equal(done, 'done');
     await server.awaitGone();
-    await redlock.using([server.key], 1_000, async (signal) => {
+    await redlock.using([server.key], 4_000, async (signal) => {
       await server.ask('DLOCK.FORCERELEASE', server.key);
       await until(() => signal.aborted, 'it is told');
       assert.ok(signal.error instanceof Error);
@@ -76,10 +76,10 @@ const tests = {
     const key = new Server('single').key;
     const masters = addresses('DLOCK_MASTERS').map((address) => new Master(address, key));
     const redlock = make(clients(addresses('DLOCK_MASTERS')));
-    await redlock.using([key], 2_000, async (signal) => {
+    await redlock.using([key], 4_000, async (signal) => {
       for (const master of masters) assert.equal((await master.owners()).length, 1);
       await assert.rejects(redlock.acquire([key], 1_000, { retryCount: 0 }), ExecutionError);
-      await until(async () => (await masters[0].holder())['held-ms'] > 4_000, 'it is extended');
+      await until(async () => (await masters[0].holder())['held-ms'] > 8_500, 'it is extended');
       assert.equal(signal.aborted, false);
     });
     for (const master of masters) await master.awaitGone();
