@@ -41,12 +41,6 @@ impl Clock {
 
     /// A server for which time passes by [`pass`](Clock::pass) only. Whatever it reads is a whole number of milliseconds.
     #[track_caller]
-    pub fn still_server() -> (Server, Clock) {
-        Clock::still(Server::builder())
-    }
-
-    /// The same with more settings.
-    #[track_caller]
     pub fn still(builder: ServerBuilder) -> (Server, Clock) {
         const DAY: i64 = 86_400_000_000;
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
