@@ -97,7 +97,7 @@ msrv: deps ## Build and check everything with the oldest compiler that is promis
 
 deny: ## Licences, sources and known faults of all crates (needs cargo-deny; a test holds licences and sources without it)
 	@cargo deny --version >/dev/null 2>&1 || { echo 'make deny needs cargo-deny: cargo install --locked cargo-deny' >&2; exit 1; }
-	cargo deny check
+	cargo deny --workspace check
 
 check-long: ## Hold the engine against its model for all seeds, and search the model of replication for two owners (WRITE=1: into the page)
 	DLOCK_LONG=1 cargo test --release --package dlock-engine --test engine -- what_the_model_does every_promise_holds

@@ -70,3 +70,14 @@ fn a_connection_waits_in_its_own_database() {
     // Freed of the key it was blocked on: the server checks that when it unblocks.
     assert_eq!(wire.ask::<String>("PING"), "PONG");
 }
+
+/// Its name comes with the grant, which no conversation with a server can know before.
+#[test]
+fn an_owner_named_by_the_server_can_wait() {
+    let (server, mut alice, token) = held();
+    let bob = Blocked::start(&server, "DLOCK.ACQUIRE k * 600000 BLOCK 0");
+    alice.run("DLOCK.RELEASE k alice");
+    let (next, holds, owner): (u64, u64, String) = bob.reply();
+    assert!(next > token && holds == 1);
+    assert_eq!(alice.ask::<u64>(&format!("DLOCK.RELEASE k {owner}")), 0);
+}
