@@ -16,6 +16,8 @@ import (
 
 var errNoAnswer = fmt.Errorf("%w: the server does not answer", ErrUnreachable)
 
+const few = 16
+
 // An entry is a command whose reply is to come.
 type entry struct {
 	then  func(reply any, err error)
@@ -25,7 +27,7 @@ type entry struct {
 	due   time.Duration
 }
 
-// A link is one connection that everybody shares: a goroutine writes, another reads replies in the order of the commands.
+// A link is one connection that everybody shares: one writes at a time, and a goroutine reads replies in the order of the commands.
 // What a reply changes is changed where it is read (then), whether or not anybody waits for it.
 type link struct {
 	bound  time.Duration
@@ -37,6 +39,7 @@ type link struct {
 	mu      sync.Mutex
 	pending []*entry
 	watched bool
+	writing bool // somebody does
 	out     []byte
 	err     error
 	wake    chan struct{}
@@ -59,6 +62,7 @@ func (l *link) start() *link {
 	return l
 }
 
+// write is the writer: it writes what callers leave to it.
 func (l *link) write() {
 	for {
 		select {
@@ -66,15 +70,25 @@ func (l *link) write() {
 		case <-l.over:
 			return
 		}
-		l.mu.Lock()
-		data := l.out
-		l.out = nil
-		l.mu.Unlock()
-		if _, err := l.conn.Write(data); err != nil {
-			l.die(unreachable(err))
-			return
+		for l.writeOut() {
 		}
 	}
+}
+
+// writeOut writes what there is. False: there was nothing, and nobody writes any more.
+func (l *link) writeOut() bool {
+	l.mu.Lock()
+	data := l.out
+	l.out = nil
+	l.writing = len(data) > 0
+	l.mu.Unlock()
+	if len(data) == 0 {
+		return false
+	}
+	if _, err := l.conn.Write(data); err != nil {
+		l.die(unreachable(err))
+	}
+	return true
 }
 
 func (l *link) read() {
@@ -115,8 +129,8 @@ func (e *entry) answer(reply any, err error) {
 func (l *link) post(words []string, then func(any, error), asking bool) (*entry, error) {
 	one := &entry{then: then, done: make(chan struct{}), due: now() + l.bound}
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.err != nil {
+		defer l.mu.Unlock()
 		return nil, l.err
 	}
 	if asking {
@@ -131,9 +145,22 @@ func (l *link) post(words []string, then func(any, error), asking bool) (*entry,
 			time.AfterFunc(l.bound, l.watch)
 		}
 	}
-	select {
-	case l.wake <- struct{}{}:
-	default:
+	// With so little under way no buffer is full: to write it here cannot block, and costs no switch of goroutines.
+	first, here := !l.writing, len(l.pending) <= few
+	l.writing = true
+	l.mu.Unlock()
+	if first && here {
+		l.writeOut()
+		l.mu.Lock()
+		l.writing = len(l.out) > 0
+		first = l.writing
+		l.mu.Unlock()
+	}
+	if first { // the rest, or all of it
+		select {
+		case l.wake <- struct{}{}:
+		default:
+		}
 	}
 	return one, nil
 }

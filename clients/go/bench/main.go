@@ -144,10 +144,7 @@ func command(line string) string {
 // held gives commands a second on the wire while so many locks are held, connections, and how many were lost.
 func held(count int) (rate float64, connections, lost int) {
 	path, watch := command("path "+os.Getenv("DLOCK_SINGLE")), client(os.Getenv("DLOCK_SINGLE"))
-	seen := func() int { return strings.Count(watch.ClientList(ctx).Val(), "\n") }
-	server := client(path)
-	time.Sleep(time.Second) // those of the last one end
-	before := seen()
+	server := redis.NewClient(&redis.Options{Addr: path, ClientName: "held-" + rand.Text()})
 	locks, err := dlock.New(server, dlock.Settings{})
 	must(err)
 	defer locks.Close()
@@ -157,7 +154,7 @@ func held(count int) (rate float64, connections, lost int) {
 		must(err)
 		holds = append(holds, hold)
 	}
-	connections = seen() - before
+	connections = strings.Count(watch.ClientList(ctx).Val(), server.Options().ClientName)
 	first, err := strconv.Atoi(command("commands " + path))
 	must(err)
 	time.Sleep(10 * time.Second)
