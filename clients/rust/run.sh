@@ -36,6 +36,8 @@ cargo test --quiet --tests "$@"
 [ -z "${DLOCK_PLANTED:-}" ] || "$OLDPWD/planted.sh" "$project"
 case ${DLOCK_SERVER:-} in
 Redis*)
+    with=sentinel,tls-rustls
+    cargo test --quiet --features "$with,dlock-redis/${with/,/,dlock-redis/}" --test servers
     cargo update --quiet --package redis --precise "$oldest"
     cargo test --quiet --test documented
     ;;

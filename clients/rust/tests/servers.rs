@@ -1,0 +1,182 @@
+//! Servers of a test's own: by TLS, and with Sentinels. What the stage's server is, and its module, these are, too.
+
+#![cfg(all(feature = "sentinel", feature = "tls-rustls"))]
+
+mod stage;
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use dlock_redis::{Locks, Settings};
+use redis::sentinel::{SentinelClient, SentinelServerType};
+use redis::{cmd, Client, FromRedisValue, TlsCertificates, Value};
+use stage::{int, until, Entry, Server, Single, LONG, PATIENCE};
+
+/// A server; killed at the end.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.0.kill().expect("a child can be killed");
+        self.0.wait().expect("a child can be awaited");
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port()
+}
+
+fn directory(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("dlock-rust-{}-{name}", std::process::id()));
+    std::fs::create_dir_all(&path).expect("a directory");
+    path
+}
+
+async fn start(words: &str) -> Program {
+    let info: String = Server::new(Single).ask("INFO server").await;
+    let id = info.lines().find_map(|line| line.strip_prefix("process_id:")).expect("its process");
+    let path = std::fs::read_link(format!("/proc/{id}/exe")).expect("its program");
+    let mut command = Command::new(path);
+    std::os::unix::process::CommandExt::arg0(&mut command, "redis-server"); // by another name it may be another one
+    let command = command.args(words.split(' ')).stdout(Stdio::null()).current_dir(std::env::temp_dir());
+    Program(command.spawn().expect("it starts"))
+}
+
+async fn module() -> String {
+    let modules: Vec<Value> = Server::new(Single).ask("MODULE LIST").await;
+    let text = format!("{modules:?}");
+    let path = text.split('"').find(|word| word.contains(".so")).expect("its module");
+    path.trim_matches(['\'', '\\']).to_owned()
+}
+
+async fn await_up(client: &Client) {
+    until("the server answers", || async {
+        match client.get_multiplexed_async_connection().await {
+            Ok(mut connection) => cmd("PING").exec_async(&mut connection).await.is_ok(),
+            Err(_) => false,
+        }
+    })
+    .await;
+}
+
+async fn ask<T: FromRedisValue>(client: &Client, words: &str) -> T {
+    let mut connection = client.get_multiplexed_async_connection().await.expect("it is there");
+    let mut command = redis::Cmd::new();
+    for word in words.split(' ') {
+        command.arg(word);
+    }
+    command.query_async(&mut connection).await.unwrap_or_else(|error| panic!("{words}: {error}"))
+}
+
+/// The holders, or the queue.
+async fn info(client: &Client, key: &str, name: &str) -> Vec<Entry> {
+    let info: Option<std::collections::HashMap<String, Value>> =
+        ask(client, &format!("DLOCK.INFO {key} COUNT 9")).await;
+    let entries = info.and_then(|info| info.get(name).cloned());
+    entries.map(|entries| Vec::from_redis_value(entries).expect("an array of maps")).unwrap_or_default()
+}
+
+/// With a user and a database: a hold, a wait that is granted; and what is not trusted is an error at once.
+#[tokio::test]
+async fn tls_with_a_user_and_a_database() {
+    rustls::crypto::ring::default_provider().install_default().expect("the first one");
+    let (directory, port) = (directory("tls"), free_port());
+    let (certificate, key) = (directory.join("certificate.pem"), directory.join("key.pem"));
+    let (certificate, key) = (certificate.display(), key.display());
+    let words = format!(
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=localhost -addext \
+         subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE -keyout {key} -out {certificate}"
+    );
+    let made = Command::new("openssl").args(words.split(' ')).stderr(Stdio::null()).status();
+    assert!(made.is_ok_and(|status| status.success()), "openssl makes a certificate");
+    let _server = start(&format!(
+        "--port 0 --tls-port {port} --bind 127.0.0.1 --tls-cert-file {certificate} --tls-key-file {key} --tls-ca-cert-file \
+         {certificate} --tls-auth-clients no --user locker on >word ~* &* +@all --loadmodule {}",
+        module().await
+    ))
+    .await;
+    let url = format!("rediss://locker:word@localhost:{port}/3");
+    let root_cert = std::fs::read(certificate.to_string()).expect("it is there");
+    let certificates = TlsCertificates { client_tls: None, root_cert: Some(root_cert) };
+    let client = Client::build_with_tls(&*url, certificates).expect("a good URL");
+    await_up(&client).await;
+    let (locks, lock) = (Locks::new(client.clone()).expect("good settings"), Server::new(Single).key);
+    let hold = locks.on(&lock).lock().await.expect("the lock");
+    assert_eq!(ask::<u64>(&client, &format!("EXISTS {lock}")).await, 1, "it is in database 3");
+    let next = tokio::spawn(locks.on(&lock).timeout(PATIENCE).lock());
+    until("another waits", || async { info(&client, &lock, "queue").await.len() == 1 }).await;
+    hold.guard(cmd("SET").arg(format!("{lock}:x")).arg(1)).await.expect("it is held");
+    hold.release().await.expect("it was held");
+    next.await.expect("no panic").expect("the lock").release().await.expect("it was held");
+
+    let stranger =
+        Locks::with(Client::open(url).expect("a good URL"), Settings::new().bound(PATIENCE)).expect("good settings");
+    let refused = tokio::time::timeout(PATIENCE / 2, stranger.on(&lock).lock()).await.expect("it ends at once");
+    assert!(refused.as_ref().is_err_and(|error| error.to_string().contains("certificate")), "{refused:?}");
+    std::fs::remove_dir_all(directory).expect("it is there");
+}
+
+/// The primary is killed: the Sentinels promote the replica, where the hold goes on under its token, and the wait is granted.
+#[tokio::test]
+async fn sentinels_promote_a_replica() {
+    let (directory, module) = (directory("sentinel"), module().await);
+    let (one, two) = (free_port(), free_port());
+    let plain = |port: u16| Client::open(format!("redis://127.0.0.1:{port}/")).expect("an address");
+    let words = |port| format!("--port {port} --bind 127.0.0.1 --repl-diskless-sync-delay 0 --loadmodule {module}");
+    let primary = start(&words(one)).await;
+    await_up(&plain(one)).await;
+    let _replica = start(&(words(two) + &format!(" --replicaof 127.0.0.1 {one}"))).await;
+    await_up(&plain(two)).await;
+    until("the replica is there", || async {
+        ask::<String>(&plain(two), "INFO replication").await.contains("master_link_status:up")
+    })
+    .await;
+    let (mut sentinels, mut programs) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let port = free_port();
+        let file = directory.join(format!("{port}.conf"));
+        let settings = format!(
+            "port {port}\nbind 127.0.0.1\nsentinel monitor locks 127.0.0.1 {one} 2\nsentinel down-after-milliseconds locks 1000\n\
+             sentinel failover-timeout locks 5000\n"
+        );
+        std::fs::write(&file, settings).expect("it can be written");
+        programs.push(start(&format!("{} --sentinel", file.display())).await);
+        await_up(&plain(port)).await;
+        sentinels.push(port);
+    }
+    for port in &sentinels {
+        until("they know each other and the replica", || async {
+            let known: std::collections::HashMap<String, String> = ask(&plain(*port), "SENTINEL MASTER locks").await;
+            known["num-slaves"] == "1" && known["num-other-sentinels"] == "2"
+        })
+        .await;
+    }
+    let urls: Vec<String> = sentinels.iter().map(|port| format!("redis://127.0.0.1:{port}/")).collect();
+    let client = SentinelClient::build(urls, "locks".to_owned(), None, SentinelServerType::Master).expect("good addresses");
+    let settings = Settings::new().lease(2 * LONG).auto(4 * LONG).claim(LONG);
+    let (locks, lock) = (Locks::with(client, settings).expect("good settings"), Server::new(Single).key);
+    let hold = locks.on(&lock).lock().await.expect("the lock");
+    let next = tokio::spawn(locks.on(&lock).timeout(2 * PATIENCE).lock());
+    for port in [one, two] {
+        until("it is held, and another waits", || async {
+            info(&plain(port), &lock, "holders").await.len() == 1 && info(&plain(port), &lock, "queue").await.len() == 1
+        })
+        .await;
+    }
+    drop(primary);
+    until("the hold is kept by the other server", || async {
+        let holders = info(&plain(two), &lock, "holders").await;
+        holders
+            .first()
+            .is_some_and(|one| int(one, "token") == hold.token() && int(one, "client") != 0 && int(one, "auto") == 1)
+    })
+    .await;
+    assert!(!hold.is_lost());
+    let token = hold.token();
+    hold.release().await.expect("it was held");
+    let next = next.await.expect("no panic").expect("the lock");
+    assert!(next.token() > token);
+    next.release().await.expect("it was held");
+    std::fs::remove_dir_all(directory).expect("it is there");
+}
