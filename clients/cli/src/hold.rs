@@ -166,8 +166,12 @@ impl Wish {
         hold.arg(self.lease_ms).arg("TOKEN").arg(token);
         self.tied(&mut hold);
         let sent = now_ms();
-        let left = number(&open.ask(&hold)?).unwrap_or(0);
-        Ok(Some(self.believed(token, sent, left)))
+        match open.ask(&hold) {
+            Ok(left) => Ok(Some(self.believed(token, sent, number(&left).unwrap_or(0)))),
+            // Somebody has ended it in that moment: it is waited for again.
+            Err(failure) if failure.code == "NOTHELD" => Ok(None),
+            Err(failure) => Err(failure),
+        }
     }
 
     fn believed(&self, token: u64, sent_ms: u64, left_ms: u64) -> Hold {

@@ -172,18 +172,7 @@ fn sharing_and_counting() {
 #[cfg(target_os = "linux")]
 fn a_killed_runner_leaves_nothing() {
     let server = Server::start();
-    let file = tempfile();
-    let script = format!("echo $$ > {file}; exec sleep 100");
-    let run = Running::start(&server, &["run", "job", "--", "sh", "-c", &script]);
-    let pid = || {
-        std::fs::read_to_string(&file)
-            .ok()?
-            .trim()
-            .parse::<i32>()
-            .ok()
-    };
-    await_until("the command runs", PATIENCE, || pid().is_some());
-    let command = Pid::from_raw(pid().expect("a number"));
+    let (run, command) = running(&server, &["run", "job"], "exec sleep 100");
     kill(run.pid(), Signal::SIGKILL).expect("it runs");
     let mut connection = server.connection();
     await_until("the lock is free", PATIENCE, || {
@@ -192,7 +181,18 @@ fn a_killed_runner_leaves_nothing() {
     await_until("the command has ended", PATIENCE, || {
         kill(command, None).is_err()
     });
+}
+
+/// `dlock` with these words and this script, which runs by now; and the script's process. (The lock is held a moment before.)
+fn running(server: &Server, words: &[&str], script: &str) -> (Running, Pid) {
+    let file = tempfile();
+    let script = format!("echo $$ > {file}; {script}");
+    let run = Running::start(server, &[words, &["--", "sh", "-c", &script]].concat());
+    let pid = || std::fs::read_to_string(&file).ok()?.trim().parse().ok();
+    await_until("the command runs", PATIENCE, || pid().is_some());
+    let command = Pid::from_raw(pid().expect("a number"));
     let _ = std::fs::remove_file(&file);
+    (run, command)
 }
 
 fn tempfile() -> String {
@@ -217,20 +217,8 @@ fn a_lost_lock_ends_the_command() {
         ("sleep 100", "SIGTERM"),
         ("trap '' TERM; while :; do sleep 0.1; done", "SIGTERM"),
     ] {
-        let words_of = [
-            "run",
-            "-l",
-            "1s",
-            "--kill-after",
-            "200ms",
-            "job",
-            "--",
-            "sh",
-            "-c",
-            script,
-        ];
-        let run = Running::start(&server, &words_of);
-        await_held(&server, "job");
+        let words_of = ["run", "-l", "1s", "--kill-after", "200ms", "job"];
+        let (run, _) = running(&server, &words_of, script);
         assert_eq!(
             output(&server, &["release", "job"]),
             (0, "1 ended\n".to_owned(), String::new())
@@ -251,8 +239,7 @@ fn a_lost_lock_ends_the_command() {
 #[test]
 fn a_server_that_hangs_costs_the_lock_in_time() {
     let server = Server::start();
-    let run = Running::start(&server, &["run", "-l", "2s", "job", "--", "sleep", "100"]);
-    await_held(&server, "job");
+    let (run, _) = running(&server, &["run", "-l", "2s", "job"], "exec sleep 100");
     server.freeze();
     let began = Instant::now();
     let (code, _, error) = run.end();
