@@ -12,11 +12,14 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentLinkedDeque;
+import java.util.concurrent.TimeUnit;
 
 /** A server that we talk to: its two connections, what it keeps for us, and who waits there. */
 final class Node {
     /** What is to be given back, until its lease has ended anyhow. Without a token it is the wait that is left. */
     record Leaving(long until, Request request, long token) {}
+
+    private static final long AGAIN_MS = 50; // a server that ends each connection is not asked without a break
 
     private record Names(String key, String owner) {}
 
@@ -72,10 +75,18 @@ final class Node {
         Link fresh = new Link(core);
         return core.bounded(() -> {
             Connector.Wire wire = core.connector.open(name, core.settings.bound(), null, null,
-                    why -> fresh.die(new Unavailable("the connection has ended", why)));
+                    why -> ended(fresh, why));
             fresh.begin(wire);
             return fresh;
         }, late -> late.die(new Unavailable("too late", null)));
+    }
+
+    /** What it kept needs another link at once, and not only at the next round. */
+    private void ended(Link which, Throwable why) {
+        which.die(new Unavailable("the connection has ended", why));
+        if (which == live && !core.closed && (hasTies() || hasWaits())) {
+            core.timer.schedule(keeper::rouse, AGAIN_MS, TimeUnit.MILLISECONDS);
+        }
     }
 
     /** The link from now on. Where it goes the messages come from: it may be another server. */
