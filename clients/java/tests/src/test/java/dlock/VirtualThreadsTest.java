@@ -18,7 +18,7 @@ import org.junit.jupiter.params.provider.ValueSource;
 
 /** Virtual threads, in a process of a newer Java, if there is one on the machine. */
 class VirtualThreadsTest {
-    private static final int TASKS = 500;
+    private static final int TASKS = 100;
 
     private static File newer() {
         Stream<File> homes = System.getenv().entrySet().stream().filter(one -> one.getKey().matches("JAVA_HOME_[23]\\d.*"))
@@ -53,13 +53,14 @@ class VirtualThreadsTest {
 
         public static void main(String[] arguments) throws Exception {
             System.setProperty("java.util.logging.SimpleFormatter.format", "");
-            DLocks locks = new DLocks(Stage.connector(arguments[0], "single"));
+            DLocks locks = new DLocks(Stage.connector(arguments[0], "single"),
+                    Settings.DEFAULT.bound(Duration.ofSeconds(Stage.PATIENCE))); // it begins cold
             var executor = (ExecutorService) Executors.class.getMethod("newVirtualThreadPerTaskExecutor").invoke(null);
             List<Future<?>> all = new ArrayList<>();
             for (int i = 0; i < TASKS; i++) {
                 boolean hold = i % 2 == 0;
                 all.add(executor.submit(() -> {
-                    try (AutoCloseable locked = hold ? locks.ask(arguments[1]).tryHold(Duration.ofSeconds(60))
+                    try (AutoCloseable locked = hold ? locks.ask(arguments[1]).tryHold(Duration.ofSeconds(2 * Stage.PATIENCE))
                             : locks.lock(arguments[1]).hold()) {
                         int before = count;
                         Thread.sleep(1);
