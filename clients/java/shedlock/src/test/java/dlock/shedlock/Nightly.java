@@ -18,7 +18,7 @@ import org.springframework.scheduling.annotation.Scheduled;
 /** A program with a schedule, of which there are several processes. */
 @Configuration
 @EnableScheduling
-@EnableSchedulerLock(defaultLockAtMostFor = "2s")
+@EnableSchedulerLock(defaultLockAtMostFor = "2500ms")
 public class Nightly {
     private final RedisURI address = RedisURI.create("redis://" + System.getenv("DLOCK_SINGLE"));
     private final RedisClient client = RedisClient.create();
@@ -34,11 +34,11 @@ public class Nightly {
         return new DLockProvider(locks);
     }
 
-    @Scheduled(cron = "*/3 * * * * *")
-    @SchedulerLock(name = "${job}", lockAtLeastFor = "1500ms")
+    @Scheduled(cron = "*/4 * * * * *")
+    @SchedulerLock(name = "${job}", lockAtLeastFor = "2s")
     void tick() throws InterruptedException {
         redis.rpush(System.getProperty("job") + ":log",
-                System.currentTimeMillis() / 3000 + " " + ProcessHandle.current().pid());
+                System.currentTimeMillis() / 4000 + " " + ProcessHandle.current().pid());
         Thread.sleep(500); // the work
     }
 
