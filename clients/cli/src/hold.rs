@@ -267,6 +267,24 @@ impl Wish {
         Ok(())
     }
 
+    /// Leaves the hold to its lease, which ends in so long: no session ends it, and nobody renews it.
+    ///
+    /// # Errors
+    /// No server can be reached, or it refuses.
+    pub(crate) fn leave_for(
+        &self,
+        place: &Place,
+        token: u64,
+        lease: Duration,
+    ) -> Result<(), Failure> {
+        let mut renew = self.command("DLOCK.RENEW");
+        renew.arg((lease.as_millis() as u64).max(1_000));
+        // What is tied by AUTO alone, for a millisecond, is tied by no SESSION any more.
+        renew.arg("TOKEN").arg(token).arg("AUTO").arg(1);
+        place.connect()?.ask_routed(place, &renew, BOUND)?;
+        Ok(())
+    }
+
     /// Who has it now, in words.
     pub(crate) fn holder(&self, place: &Place) -> Option<String> {
         let info = place

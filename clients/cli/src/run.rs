@@ -42,6 +42,10 @@ pub(crate) struct Options {
     /// How long the lock is held when nobody hears of this process or machine any more; it is renewed all the time
     #[arg(short, long, value_name = "TIME", default_value = "30s", value_parser = lease)]
     lease: Duration,
+    /// Keep the lock for so long from when it was had, also when the command has ended before: for jobs that several machines
+    /// start at the same time
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    at_least: Option<Duration>,
     /// Who holds it, as others see it. Without it: this machine, process, and a number of its own
     #[arg(long)]
     owner: Option<String>,
@@ -114,6 +118,7 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
         }
         return Ok(options.conflict_exit_code);
     };
+    let had = now_ms();
     let (told, events) = mpsc::channel();
     // From here on signals are the command's.
     let heeded = child::heed_signals(told.clone(), Event::Signal);
@@ -181,7 +186,14 @@ pub(crate) fn run(place: &Place, options: &Options) -> Result<u8, Failure> {
     if is_lost {
         return Ok(LOST);
     }
-    if let Err(failure) = wish.give_back(place, hold.token) {
+    let stays = options
+        .at_least
+        .map(|least| least.saturating_sub(Duration::from_millis(now_ms() - had)));
+    let left = match stays.filter(|stays| !stays.is_zero()) {
+        Some(stays) => wish.leave_for(place, hold.token, stays),
+        None => wish.give_back(place, hold.token),
+    };
+    if let Err(failure) = left {
         eprintln!(
             "dlock: {} could not be given back, and ends with this process or its lease: {failure}",
             wish.lock

@@ -1,7 +1,7 @@
 //! `dlock` as a shell starts it, against real servers.
 
 use dlock_integration::{
-    await_until, is_held, Ask, Grant, Sentinel, Server, Watch, PATIENCE, PRIMARY,
+    await_until, is_held, stat, Ask, Grant, Sentinel, Server, Watch, PATIENCE, PRIMARY,
 };
 use nix::pty::openpty;
 use nix::sys::signal::{kill, Signal};
@@ -138,6 +138,42 @@ fn who_finds_it_held_says_by_whom() {
     server.await_blocked_clients(1);
     connection.run("DLOCK.RELEASE job alice");
     assert_eq!(waiter.end(), (0, "mine\n".to_owned(), String::new()));
+}
+
+/// A job that several machines start at the same time, and that one of them is done with before another one's clock has come.
+#[test]
+fn a_short_job_keeps_its_lock() {
+    let server = Server::start();
+    let mut connection = server.connection();
+    let words = [
+        "run",
+        "-n",
+        "--at-least",
+        "5min",
+        "job",
+        "--",
+        "sh",
+        "-c",
+        "exit 3",
+    ];
+    assert_eq!(output(&server, &words).0, 3);
+    let (_, left) = holder(&mut connection, "job").expect("it is held");
+    assert!((200_000..=300_000).contains(&left), "{left}");
+    assert_eq!(output(&server, &words).0, 1);
+    assert_eq!(stat(&server, "sessions"), 0);
+    assert_eq!(output(&server, &["release", "job"]).0, 0);
+    let words = [
+        "run",
+        "-n",
+        "--at-least",
+        "1ms",
+        "job",
+        "--",
+        "sleep",
+        "0.1",
+    ];
+    assert_eq!(output(&server, &words).0, 0);
+    assert!(holder(&mut connection, "job").is_none());
 }
 
 #[test]
