@@ -27,7 +27,7 @@ import dlock_redis as dlock
 host, port, name, me, lease, kind = sys.argv[1:]
 
 def say(*what):
-    print(json.dumps(what), flush=True)
+    print(json.dumps(what) + "\\n", end="", flush=True)  # in one piece: two threads say something
 
 def threads():
     client = redis.Redis(host, int(port), socket_timeout=1, retry=Retry(NoBackoff(), 0))
