@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::panic::{self, catch_unwind, AssertUnwindSafe};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 
 use crate::path::Path;
@@ -12,6 +12,9 @@ use crate::stage::Stage;
 
 /// Paths to servers, by where they begin.
 type Paths = Mutex<HashMap<String, Path>>;
+
+/// The name of the threads that answer tests.
+const ANSWERING: &str = "answering";
 
 /// A stage whose servers can be moved about by the tests.
 pub struct Served {
@@ -21,6 +24,7 @@ pub struct Served {
 
 /// Serves the control of a stage until this process ends. The servers end with the [`Served`].
 pub fn serve(stage: Stage) -> Served {
+    tell_only_the_test();
     let stage = Arc::new(Mutex::new(stage));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
     let address = listener.local_addr().expect("it is bound");
@@ -29,7 +33,8 @@ pub fn serve(stage: Stage) -> Served {
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let (weak, paths) = (weak.clone(), paths.clone());
-            thread::spawn(move || {
+            let answering = thread::Builder::new().name(ANSWERING.to_owned());
+            let started = answering.spawn(move || {
                 let line = |line: &str| match weak.upgrade() {
                     // Without the stage's lock: a path is not to wait for a failover.
                     Some(_) if is_of_paths(line) => reply(on_path(&paths, line)),
@@ -42,6 +47,7 @@ pub fn serve(stage: Stage) -> Served {
                 // The test has gone away; there is nobody to tell.
                 let _ = converse(stream, line);
             });
+            started.expect("there is room for a thread");
         }
     });
     Served { stage, address }
@@ -120,7 +126,23 @@ fn answer(stage: &mut Stage, line: &str) -> String {
         ["thaw", address] => stage.thaw(address),
         _ => Err(format!("unknown: {line}")),
     }));
-    reply(done.unwrap_or_else(|_| Err("it did not happen in time".to_owned())))
+    reply(done.unwrap_or_else(|panic| {
+        let why = panic.downcast_ref::<String>();
+        Err(why.map_or_else(|| "it did not happen in time".to_owned(), String::clone))
+    }))
+}
+
+/// What panics where a test is answered is told to that test, which may well ask again: it is not printed.
+fn tell_only_the_test() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let usual = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            if thread::current().name() != Some(ANSWERING) {
+                usual(panic);
+            }
+        }));
+    });
 }
 
 fn reply(done: Result<String, String>) -> String {
