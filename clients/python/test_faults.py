@@ -336,14 +336,14 @@ def error_of(call, *arguments):
 
 @everywhere
 def test_a_child_keeps_what_it_takes(server, place):
-    locks = dlock.Locks(client(place), lease=4.0, auto=6.0)
+    locks = dlock.Locks(client(place), lease=8.0, auto=8.0)
     hold, other = locks.acquire(server.key), f"{server.key}:child"
 
     def child():
         seen = [hold.lost.is_set(), error_of(hold.release)]
         there = Server(place)
         with locks.lock(other, timeout=PATIENCE) as taken:
-            until(lambda: there.info(other)["holders"][0]["held-ms"] > 12000, "what nobody keeps has ended")
+            until(lambda: there.info(other)["holders"][0]["held-ms"] > 17000, "what nobody keeps has ended")
             seen.append(taken.lost.is_set())
         return seen
 
