@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import redis.asyncio
 
 import dlock_redis as dlock
 
@@ -16,6 +17,9 @@ EXPECTED = {
     },
     "how often it asks": {"test_blocking_timeout", "test_context_manager_blocking_timeout"},
 }
+
+# Some of them empty the whole server, where other tests run meanwhile: only their own database.
+redis.asyncio.Redis.flushall = redis.asyncio.Redis.flushdb
 
 
 def pytest_collection_modifyitems(items):
