@@ -72,13 +72,15 @@ func (c *core) asking(ctx context.Context, r *request, timeout time.Duration) (*
 		case !passes(err), r.atOnce && (errors.Is(err, ErrNoAck) || errors.Is(err, errNoAnswer)):
 			return nil, err
 		}
-		trouble = err
+		if trouble == nil || !errors.Is(err, errNoAnswer) || now() < r.end { // the end cuts the last try short
+			trouble = err
+		}
 		left := r.end - now()
 		if left <= 0 && r.atOnce {
 			return nil, err
 		}
 		if left <= 0 {
-			return nil, fmt.Errorf("%w: %q within %v: %w", ErrTimeout, r.key, timeout, err)
+			return nil, fmt.Errorf("%w: %q within %v: %w", ErrTimeout, r.key, timeout, trouble)
 		}
 		if now()-warned >= warnEvery {
 			c.log.Warn("still waiting for lock", "key", r.key, "error", err)

@@ -184,6 +184,7 @@ final class Core
     {
         $end = $timeout === null ? INF : $began + ($timeout > 0 ? $timeout : $this->settings->bound);
         $warned = -INF;
+        $before = null;
         while (true) {
             try {
                 return $this->attempt($request, $timeout === 0.0, $end);
@@ -197,8 +198,11 @@ final class Core
                     throw $error;
                 }
                 if (Clock::now() >= $end) {
-                    throw new LockTimeout("$request->key was not granted within $timeout s: {$error->getMessage()}", 0, $error);
+                    // The end has cut the last try short: the reason is what was heard before.
+                    $why = $error instanceof Unanswered ? $before ?? $error : $error;
+                    throw new LockTimeout("$request->key was not granted within $timeout s: {$why->getMessage()}", 0, $why);
                 }
+                $before = $error;
                 if ($timeout !== 0.0 && Clock::now() - $warned >= self::WARN_EVERY) {
                     $this->logger?->warning('still waiting for lock {key}: {error}', [
                         'key' => $request->key,

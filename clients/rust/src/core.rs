@@ -234,6 +234,7 @@ impl Core {
         let deadline = timeout.and_then(|timeout| began.checked_add(timeout));
         let end = if at_once { Some(began + self.settings.bound) } else { deadline };
         let mut warned: Option<Duration> = None;
+        let mut before: Option<Error> = None;
         loop {
             let error = match self.attempt(taking, at_once, deadline, end).await {
                 Ok(granted) => return Ok(granted),
@@ -247,8 +248,11 @@ impl Core {
             };
             let left = end.map(|end| end.saturating_sub(now()));
             match timeout {
+                Some(_) if at_once && left == Some(Duration::ZERO) => return Err(error),
                 Some(after) if left == Some(Duration::ZERO) => {
-                    return Err(if at_once { error } else { Error::Timeout { after, cause: Some(Arc::new(error)) } });
+                    // The end has cut the last try short: the reason is what was heard before.
+                    let cause = before.filter(|_| error.is_silence()).unwrap_or(error);
+                    return Err(Error::Timeout { after, cause: Some(Arc::new(cause)) });
                 }
                 _ => {}
             }
@@ -257,6 +261,7 @@ impl Core {
                 warned = Some(now());
             }
             let pause = Duration::from_millis(20 + random() % 80);
+            before = Some(error);
             sleep(left.map_or(pause, |left| left.min(pause))).await;
         }
     }

@@ -245,6 +245,7 @@ class Core:
         deadline = None if timeout is None else began + timeout
         end = began + self.settings.bound if timeout == 0 else deadline
         warned = -math.inf
+        before: Exception | None = None
         while True:
             self.check()
             try:
@@ -258,7 +259,10 @@ class Core:
                 if left <= 0:
                     if timeout == 0:
                         raise
-                    raise LockTimeout(f"{request.key!r} was not granted within {timeout} s: {error}") from error
+                    # The end has cut the last try short: the reason is what was heard before.
+                    why = before if before and isinstance(error, library.TimeoutError) else error
+                    raise LockTimeout(f"{request.key!r} was not granted within {timeout} s: {why}") from why
+                before = error
                 if now() - warned >= WARN_EVERY:
                     log.warning("still waiting for lock %r: %s", request.key, error)
                     warned = now()
