@@ -16,9 +16,10 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
+import java.util.concurrent.ForkJoinPool;
+import java.util.concurrent.ForkJoinWorkerThread;
 import java.util.concurrent.Future;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
-import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.locks.ReentrantLock;
@@ -39,6 +40,8 @@ final class Core {
 
     static final System.Logger LOG = System.getLogger("dlock");
     private static final long SECOND = 1_000_000_000L;
+    private static final int THREADS = 32;
+    private static final int MANY_THREADS = 10_000;
 
     final Connector connector;
     final Settings settings;
@@ -48,8 +51,7 @@ final class Core {
     final String channel = "dlock:" + UUID.randomUUID();
     final ReentrantLock guard = new ReentrantLock();
     final ScheduledThreadPoolExecutor timer;
-    final Executor background = new ThreadPoolExecutor(0, Integer.MAX_VALUE, 5, TimeUnit.SECONDS, new SynchronousQueue<>(),
-            task -> daemon(task, "dlock"));
+    final Executor background = pool();
     private final Map<String, Node> nodes = new ConcurrentHashMap<>();
     private final Map<Integer, String> moved = new ConcurrentHashMap<>();
     private CompletableFuture<Void> refreshing; // by the guard, as the alarm is
@@ -74,6 +76,21 @@ final class Core {
         Thread thread = new Thread(task, name);
         thread.setDaemon(true);
         return thread;
+    }
+
+    /**
+     * A burst of two thousand grants shares these threads: as many threads would hold up the keeper. There come more where
+     * one waits for a lock or for any other CompletableFuture, so nothing waits for ever for a free one.
+     */
+    private static ForkJoinPool pool() {
+        ForkJoinPool.ForkJoinWorkerThreadFactory factory = pool -> {
+            ForkJoinWorkerThread thread = ForkJoinPool.defaultForkJoinWorkerThreadFactory.newThread(pool);
+            thread.setName("dlock-" + thread.getPoolIndex());
+            // Else it is the system's, which in a packed application sees none of its classes.
+            thread.setContextClassLoader(Core.class.getClassLoader());
+            return thread;
+        };
+        return new ForkJoinPool(THREADS, factory, null, true, 0, MANY_THREADS, 1, null, 5, TimeUnit.SECONDS);
     }
 
     void check() {

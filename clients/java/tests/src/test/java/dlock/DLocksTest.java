@@ -32,6 +32,8 @@ import java.util.List;
 import java.util.Set;
 import java.util.TreeSet;
 import java.util.concurrent.BlockingQueue;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
@@ -129,6 +131,42 @@ class DLocksTest {
         pool.shutdown();
         assertEquals("1000", text(s.ask(s.key, "GET", count)));
         s.awaitGone();
+    }
+
+    /** A burst of grants shares a few threads; whoever waits for a lock in a callback holds up nobody. */
+    @Alone
+    void callbacksMayWait(Stage s) throws Exception {
+        DLocks locks = s.locks(LONG);
+        Set<Thread> threads = ConcurrentHashMap.newKeySet();
+        List<Future<?>> burst = new ArrayList<>();
+        for (int i = 0; i < 1000; i++) {
+            burst.add(locks.ask(s.key + ":" + i).holdAsync().thenCompose(hold -> {
+                threads.add(Thread.currentThread());
+                return hold.releaseAsync();
+            }));
+        }
+        for (Future<?> one : burst) {
+            result(one);
+        }
+        assertTrue(threads.size() < 100, threads.size() + " threads");
+
+        Hold taken = locks.ask(s.key).hold();
+        List<Future<?>> waits = new ArrayList<>();
+        CompletableFuture<Void> begin = new CompletableFuture<>(); // or this thread would run what is complete already
+        for (int i = 0; i < 100; i++) {
+            String key = s.key + ":" + i;
+            waits.add(begin.thenCompose(now -> locks.ask(key).holdAsync()).thenAccept(outer -> {
+                locks.ask(s.key).hold().release();
+                outer.release();
+            }));
+        }
+        begin.complete(null);
+        s.awaitQueued(100);
+        result(locks.ask(s.key + ":free").holdAsync()).release();
+        taken.release();
+        for (Future<?> one : waits) {
+            result(one);
+        }
     }
 
     @Everywhere
