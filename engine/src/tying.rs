@@ -194,10 +194,19 @@ impl Ledger {
         self.timers.clear(&mut timer);
     }
 
-    /// Has the server renew a hold then, which it renews by itself. It was tied so.
-    pub fn renew_at(&mut self, token: Token, tie: &Tie, at: SteadyMs) {
-        self.ties.renew(token, Renewal::At(at));
-        self.time_renewals(tie.client);
+    /// A connection's timer has come. Returns the holds that are to be renewed by now, so many at most.
+    pub fn due(&mut self, client: ClientId, now: SteadyMs, room: usize) -> Vec<Token> {
+        self.ties.timer_came(client);
+        let due = std::iter::from_fn(|| self.ties.take_due(client, now));
+        let due = due.take(room).collect();
+        self.time_renewals(client);
+        due
+    }
+
+    /// The server has renewed a hold that is tied to this connection: its lease ends then, and this comes next.
+    pub fn renewed(&mut self, client: ClientId, token: Token, end: WallMs, next: Renewal) {
+        self.ties.renewed(token, end, next);
+        self.time_renewals(client);
     }
 
     /// Unties the hold of this lock, as if it never had been tied.

@@ -392,8 +392,15 @@ impl<N: Copy + Ord, T> Chunks<N, T> {
 
     /// The chunk that holds or would hold the number: the last one that starts at or before it.
     fn chunk_of(&self, number: N) -> usize {
-        let starts_before = |chunk: &Chunk<N, T>| chunk.start <= number;
-        self.chunks.partition_point(starts_before).saturating_sub(1)
+        // Most leave at the front and come at the end: then one look is enough.
+        let starts_after = |chunk: &Chunk<N, T>| chunk.start > number;
+        if self.chunks.get(1).is_none_or(starts_after) {
+            return 0;
+        }
+        match self.chunks.back() {
+            Some(last) if !starts_after(last) => self.chunks.len() - 1,
+            _ => self.chunks.partition_point(|chunk| !starts_after(chunk)) - 1,
+        }
     }
 
     fn find(&self, number: N) -> Option<(usize, usize)> {

@@ -236,6 +236,13 @@ impl Connection {
         }
     }
 
+    /// Puts a hold of it in its place by the end of its lease.
+    fn set_end(&mut self, tie: &mut Tie, token: Token, end: WallMs) {
+        self.holds.remove(tie.ranked(token));
+        tie.end = end;
+        drop(self.holds.insert(tie.ranked(token), Box::new(())));
+    }
+
     /// Takes that out again.
     fn take_out(&mut self, token: Token, next: Renewal) {
         match next {
@@ -448,12 +455,26 @@ impl Ties {
         (!timed).then_some((first, &mut connection.timer))
     }
 
-    /// A connection's timer has come. Returns the first hold that is to be renewed by now.
-    pub fn due(&mut self, client: ClientId, now: SteadyMs) -> Option<Token> {
+    /// A connection's timer has come, and is no more.
+    pub fn timer_came(&mut self, client: ClientId) {
+        if let Some(connection) = self.by_client.get_mut(&client) {
+            connection.timer = None;
+        }
+    }
+
+    /// Takes out the first hold of a connection that is to be renewed by now: it is due.
+    pub fn take_due(&mut self, client: ClientId, now: SteadyMs) -> Option<Token> {
         let connection = self.by_client.get_mut(&client)?;
-        connection.timer = None;
         let ((at, token), ()) = connection.renewals.front()?;
-        (at <= now).then_some(token)
+        if at > now {
+            return None;
+        }
+        connection.renewals.remove((at, token));
+        match self.by_token.get_mut(token).map(|tie| &mut tie.auto) {
+            Some(Some(auto)) => auto.next = Renewal::Due,
+            _ => broken!("a hold that is due is tied"),
+        }
+        Some(token)
     }
 
     /// The lease of a tied hold ends then.
@@ -463,10 +484,27 @@ impl Ties {
             return;
         };
         if let Some(connection) = self.by_client.get_mut(&tie.client) {
-            connection.holds.remove(tie.ranked(token));
-            tie.end = end;
-            drop(connection.holds.insert(tie.ranked(token), Box::new(())));
+            connection.set_end(tie, token, end);
         }
+    }
+
+    /// A hold that was due was renewed: its lease ends then, and this comes next.
+    pub fn renewed(&mut self, token: Token, end: WallMs, next: Renewal) {
+        let Some(tie) = self.by_token.get_mut(token) else {
+            return broken!("a hold that is renewed is tied");
+        };
+        let Some(connection) = self.by_client.get_mut(&tie.client) else {
+            return broken!("a hold is tied to a connection that is known");
+        };
+        self.autos -= usize::from(tie.renews());
+        if tie.end != end {
+            connection.set_end(tie, token, end);
+        }
+        if let Some(auto) = &mut tie.auto {
+            connection.take_out(token, std::mem::replace(&mut auto.next, next));
+            connection.enter(token, next);
+        }
+        self.autos += usize::from(tie.renews());
     }
 
     /// Each renewal gives at least this lease from now on.

@@ -43,11 +43,8 @@ impl Engine {
                     self.mark(lock);
                 }
                 Some(Due::Renewals(client)) => {
-                    if let Some(token) = self.ledger.ties.due(client, now.steady()) {
-                        self.ledger.ties.renew(token, Renewal::Due);
-                        self.renewals.push_back(token);
-                    }
-                    self.ledger.time_renewals(client);
+                    let due = self.ledger.due(client, now.steady(), RENEWED_A_STEP);
+                    self.renewals.extend(due);
                 }
             }
         }
@@ -484,17 +481,16 @@ impl Engine {
                 deadline,
                 ..hold
             });
-            self.ledger.ties.set_end(tie.name(), token, deadline);
             self.ledger.counters.renewals += 1;
             self.ledger.counters.auto_renewals += 1;
         }
-        if bounded < wanted {
+        let next = if bounded < wanted {
             // It has reached the age that it may have.
-            self.ledger.ties.renew(token, Renewal::Stopped);
+            Renewal::Stopped
         } else {
-            let next = next_renewal(token, lease, now);
-            self.ledger.renew_at(token, tie, next);
-        }
+            Renewal::At(next_renewal(token, lease, now))
+        };
+        self.ledger.renewed(tie.client, token, deadline, next);
     }
 
     /// A lease ends at this very moment: a renewal that is due, too, comes first. Returns true if the hold goes on.
