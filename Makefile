@@ -43,7 +43,7 @@ test check test-servers: export RUST_TEST_THREADS ?= 6
 .PHONY: msrv deny
 .PHONY: check check-long explore fuzz memcheck chaos clients bench-clients packages cli observe upgrade
 .PHONY: install build deps servers test-servers
-.PHONY: deb deb-check dist dist-check container-check
+.PHONY: deb deb-check dist dist-check container-check group-check
 
 help: ## List what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "make %-13s %s\n", $$1, $$2 }'
