@@ -681,7 +681,7 @@ mod scenes {
             assert_eq!(names.entry(term).or_insert_with(|| name.clone()), &name);
             last = term;
         }
-        assert!(names.len() > 4, "{names:?}");
+        assert!(names.len() >= 4, "{names:?}"); // the last that is stopped or silenced may lead on under its term
         drop(processes);
         control(format!("close {silent}")).await;
         control(format!("close {cut}")).await;
