@@ -22,7 +22,7 @@ var patience = func() time.Duration {
 	if d, err := time.ParseDuration(os.Getenv("DLOCK_PATIENCE")); err == nil {
 		return d
 	}
-	return 30 * time.Second
+	return time.Minute // above the ten leases that a test lets pass
 }()
 
 const (

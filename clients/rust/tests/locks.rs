@@ -613,8 +613,14 @@ mod scenes {
             }));
         }
         server.await_queued(1000).await;
+        // A place is there before its wait is.
+        until("all wait on one connection", || async {
+            let queue = server.info().await.queue;
+            let client = int(&queue[0], "client");
+            client != 0 && queue.iter().all(|place| int(place, "client") == client)
+        })
+        .await;
         let queue = server.info().await.queue;
-        assert!(queue.iter().all(|place| int(place, "client") == int(&queue[0], "client")));
         let in_line: Vec<u32> = queue.iter().map(|place| text(place, "owner").parse().expect("a number")).collect();
         server.hand_over("other").await;
         for task in tasks {
