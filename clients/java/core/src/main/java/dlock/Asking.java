@@ -132,7 +132,7 @@ public final class Asking {
                     hold.releaseAsync(); // cancelled as it came
                 }
             }
-        }, locks.core.background);
+        }, locks.core.callbacks);
         done.whenComplete((hold, why) -> {
             if (done.isCancelled()) {
                 take.abandon(new DLockException.Unavailable("cancelled", null));

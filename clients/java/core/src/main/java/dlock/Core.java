@@ -16,8 +16,6 @@ import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
-import java.util.concurrent.ForkJoinPool;
-import java.util.concurrent.ForkJoinWorkerThread;
 import java.util.concurrent.Future;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.ThreadPoolExecutor;
@@ -30,7 +28,7 @@ import java.util.function.Consumer;
  *
  * <p>What a reply changes is changed where it is read, in the order of replies, whether or not anybody still waits. The
  * guard is held for that only, never while anything is waited for. The timer waits for nothing; what may block runs in
- * the background, and so does the program's own code.
+ * the background; the program's own code has threads apart, so that nothing of ours waits for it.
  */
 final class Core {
     /** Hears a reply: who has said it, on which link, and when it was asked. */
@@ -40,8 +38,6 @@ final class Core {
 
     static final System.Logger LOG = System.getLogger("dlock");
     private static final long SECOND = 1_000_000_000L;
-    private static final int THREADS = 32;
-    private static final int MANY_THREADS = 10_000;
 
     final Connector connector;
     final Settings settings;
@@ -51,7 +47,10 @@ final class Core {
     final String channel = "dlock:" + UUID.randomUUID();
     final ReentrantLock guard = new ReentrantLock();
     final ScheduledThreadPoolExecutor timer;
-    final Executor background = pool();
+    /** For our own steps: connections, and what is tried again. They wait for nothing that the program does. */
+    final Executor background;
+    /** For the program's own code: what it has said is to be done then. */
+    final Executor callbacks;
     private final Map<String, Node> nodes = new ConcurrentHashMap<>();
     private final Map<Integer, String> moved = new ConcurrentHashMap<>();
     private CompletableFuture<Void> refreshing; // by the guard, as the alarm is
@@ -70,27 +69,14 @@ final class Core {
         timer.setRemoveOnCancelPolicy(true);
         timer.setExecuteExistingDelayedTasksAfterShutdownPolicy(false);
         timer.setRejectedExecutionHandler(new ThreadPoolExecutor.DiscardPolicy()); // after the end nothing rings any more
+        background = new Pool("dlock", timer);
+        callbacks = new Pool("dlock-callbacks", timer);
     }
 
     static Thread daemon(Runnable task, String name) {
         Thread thread = new Thread(task, name);
         thread.setDaemon(true);
         return thread;
-    }
-
-    /**
-     * A burst of two thousand grants shares these threads: as many threads would hold up the keeper. There come more where
-     * one waits for a lock or for any other CompletableFuture, so nothing waits for ever for a free one.
-     */
-    private static ForkJoinPool pool() {
-        ForkJoinPool.ForkJoinWorkerThreadFactory factory = pool -> {
-            ForkJoinWorkerThread thread = ForkJoinPool.defaultForkJoinWorkerThreadFactory.newThread(pool);
-            thread.setName("dlock-" + thread.getPoolIndex());
-            // Else it is the system's, which in a packed application sees none of its classes.
-            thread.setContextClassLoader(Core.class.getClassLoader());
-            return thread;
-        };
-        return new ForkJoinPool(THREADS, factory, null, true, 0, MANY_THREADS, 1, null, 5, TimeUnit.SECONDS);
     }
 
     void check() {
@@ -109,6 +95,9 @@ final class Core {
                 new Unavailable("no connection within " + settings.bound().toMillis() + " ms", null)), boundNanos,
                 TimeUnit.NANOSECONDS);
         background.execute(() -> {
+            if (done.isDone()) {
+                return; // given up before there was a thread for it
+            }
             try {
                 T value = work.call();
                 if (!done.complete(value)) {

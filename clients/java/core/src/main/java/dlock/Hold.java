@@ -96,7 +96,7 @@ public final class Hold implements AutoCloseable {
         reason = why;
         Core.LOG.log(core.closed ? DEBUG : WARNING, "lock {0} of {1} is lost: {2}", request.key, request.owner, why);
         core.tell(observer -> observer.lost(request.key, why));
-        core.background.execute(() -> {
+        core.callbacks.execute(() -> {
             lost.complete(why);
             try {
                 onLost.accept(this);
@@ -108,7 +108,7 @@ public final class Hold implements AutoCloseable {
 
     /** Runs a command in one step with the look whether the lock is still held under this token. */
     public CompletionStage<Object> guardAsync(Object... words) {
-        return guarded(words).whenCompleteAsync((reply, why) -> {}, core.background);
+        return guarded(words).whenCompleteAsync((reply, why) -> {}, core.callbacks);
     }
 
     /** The same, and waits for the reply: Long, byte[], List or null. */
@@ -131,7 +131,7 @@ public final class Hold implements AutoCloseable {
 
     /** Gives back what was granted here, and nothing else. {@link NotHeld} if it was lost. */
     public CompletionStage<Void> releaseAsync() {
-        return giveBack().whenCompleteAsync((nothing, why) -> {}, core.background);
+        return giveBack().whenCompleteAsync((nothing, why) -> {}, core.callbacks);
     }
 
     /** The same, and waits for it. */

@@ -132,7 +132,7 @@ public final class Leader implements AutoCloseable {
                 if (!locks.core.closed) {
                     locks.core.later(interval, this::look);
                 }
-            }, locks.core.background);
+            }, locks.core.callbacks);
         }
     }
 

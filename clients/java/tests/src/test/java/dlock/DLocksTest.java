@@ -148,19 +148,19 @@ class DLocksTest {
         for (Future<?> one : burst) {
             result(one);
         }
-        assertTrue(threads.size() < 100, threads.size() + " threads");
+        assertTrue(threads.size() < 300, threads.size() + " threads"); // 32, and more after a stall
 
         Hold taken = locks.ask(s.key).hold();
+        List<Hold> before = new ArrayList<>(); // so that no wait is over when it is said what follows: this thread would do it
         List<Future<?>> waits = new ArrayList<>();
-        CompletableFuture<Void> begin = new CompletableFuture<>(); // or this thread would run what is complete already
         for (int i = 0; i < 100; i++) {
-            String key = s.key + ":" + i;
-            waits.add(begin.thenCompose(now -> locks.ask(key).holdAsync()).thenAccept(outer -> {
+            before.add(locks.ask(s.key + ":" + i).hold());
+            waits.add(locks.ask(s.key + ":" + i).holdAsync().thenAccept(outer -> {
                 locks.ask(s.key).hold().release();
                 outer.release();
             }));
         }
-        begin.complete(null);
+        before.forEach(Hold::release);
         s.awaitQueued(100);
         result(locks.ask(s.key + ":free").holdAsync()).release();
         taken.release();
