@@ -115,7 +115,7 @@ impl Language {
         let printed = std::fs::read(&log).unwrap_or_default();
         let mut printed = String::from_utf8_lossy(&printed).into_owned();
         if result.is_err() {
-            printed.push_str(&stage.logs());
+            printed.insert_str(0, &stage.logs()); // what has failed stands last
         }
         (result, printed)
     }

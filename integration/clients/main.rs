@@ -25,6 +25,9 @@ use crate::language::{Language, Verdict, LANGUAGES};
 /// The whole run ends after so long, passed or not.
 const WHOLE: Duration = Duration::from_secs(40 * 60);
 
+/// And one language's tests on one server after so long: who hangs is told while the others' results still count.
+const EACH: Duration = Duration::from_secs(15 * 60);
+
 /// So many languages run at a time.
 const LANES: usize = 3;
 
@@ -127,6 +130,7 @@ fn run(language: &Language, script: &str, servers: &[OsString], end: Instant) ->
         let version = stage.version();
         println!("{} on {version}: started", language.name);
         let left = end.saturating_duration_since(Instant::now());
+        let left = left.min(if script == "run.sh" { EACH } else { WHOLE });
         let (result, printed) = language.run(script, stage, left);
         println!("=== {} on {version} ===\n{printed}", language.name);
         if let Err(why) = result {
