@@ -217,7 +217,7 @@ class Server:
 
     def info(self, key=None):
         reply = self.ask("DLOCK.INFO", key or self.key, "COUNT", 5000)
-        return _text(reply) if reply else {"holders": [], "queue": [], "held": 0, "queued": 0}
+        return text(reply) if reply else {"holders": [], "queue": [], "held": 0, "queued": 0}
 
     def owners(self, key=None):
         return [holder["owner"] for holder in self.info(key)["holders"]]
@@ -270,16 +270,16 @@ class Master(Server):
         self.place, self.client, self.key = "single", redis.Redis(*address), key
 
 
-def _text(value):
+def text(value):
     """INFO's map with words for bytes, however the protocol has sent it."""
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, dict):
-        return {_text(name): _text(one) for name, one in value.items()}
+        return {text(name): text(one) for name, one in value.items()}
     if isinstance(value, list):
         if value and len(value) % 2 == 0 and value[0] in (b"state", b"owner"):
-            return _text(dict(zip(value[::2], value[1::2])))
-        return [_text(one) for one in value]
+            return text(dict(zip(value[::2], value[1::2])))
+        return [text(one) for one in value]
     return value
 
 

@@ -24,7 +24,8 @@ const nodeRedis = () => createClient({ url: `redis://${host}:${port}` }).on('err
 const ioredis = () => new Redis(Number(port), host);
 
 test('code_of_the_readme', async () => {
-  const [readme, ...sources] = await Promise.all(['README.md', 'examples/locks.mjs', 'examples/leader.mjs', 'test/redlock.test.mjs']
+  const files = ['README.md', 'examples/locks.mjs', 'examples/leader.mjs', 'test/redlock.test.mjs', 'test/connect.test.mjs'];
+  const [readme, ...sources] = await Promise.all(files
     .map((name) => readFile(new URL(`../${name}`, import.meta.url), 'utf8')));
   const examples = sources.join('');
   const plain = (text) => text.split('\n').map((line) => line.trim()).filter(Boolean).join('\n');
