@@ -253,7 +253,7 @@ fn a_lost_lock_ends_the_command() {
         ("sleep 100", "SIGTERM"),
         ("trap '' TERM; while :; do sleep 0.1; done", "SIGTERM"),
     ] {
-        let words_of = ["run", "-l", "1s", "--kill-after", "200ms", "job"];
+        let words_of = ["run", "-l", "6s", "--kill-after", "200ms", "job"];
         let (run, _) = running(&server, &words_of, script);
         assert_eq!(
             output(&server, &["release", "job"]),
