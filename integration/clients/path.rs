@@ -8,12 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use socket2::{Domain, Socket, Type};
+
 /// How often what is held back looks whether it may go on.
 const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Connections that wait until they are let in.
+const BACKLOG: i32 = 1024;
 
 /// Where clients knock. All that it leads to ends when it is closed, or when this process ends.
 pub struct Path {
     state: Arc<State>,
+    /// Keeps the port when nobody listens there any more: else another path may come to be where this one was.
+    _port: Socket,
 }
 
 struct State {
@@ -30,7 +37,10 @@ struct State {
 impl Path {
     /// A path to this server.
     pub fn to(server: SocketAddr) -> std::io::Result<Path> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let listener = bound((Ipv4Addr::LOCALHOST, 0).into())?;
+        listener.listen(BACKLOG)?;
+        let listener = TcpListener::from(listener);
+        let port = bound(listener.local_addr()?)?;
         let state = Arc::new(State {
             server,
             address: listener.local_addr()?,
@@ -42,6 +52,7 @@ impl Path {
         });
         let path = Path {
             state: state.clone(),
+            _port: port,
         };
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
@@ -91,6 +102,14 @@ impl Path {
     pub fn commands(&self) -> u64 {
         self.state.commands.load(Ordering::Acquire)
     }
+}
+
+/// A socket that shares its port with whoever of this process asks for just that one.
+fn bound(address: SocketAddr) -> std::io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&address.into())?;
+    Ok(socket)
 }
 
 impl State {
@@ -204,5 +223,7 @@ mod tests {
         while TcpStream::connect(path.address()).is_ok() {
             thread::sleep(INTERVAL);
         }
+        let taken = TcpListener::bind(path.address()).expect_err("the port stays ours");
+        assert_eq!(taken.kind(), ErrorKind::AddrInUse);
     }
 }
