@@ -223,6 +223,16 @@ mod tests {
         while TcpStream::connect(path.address()).is_ok() {
             thread::sleep(INTERVAL);
         }
+    }
+
+    #[test]
+    fn a_closed_path_keeps_its_port() {
+        let path = Path::to(echo()).expect("there is a free port");
+        path.close();
+        while TcpStream::connect(path.address()).is_ok() {
+            thread::sleep(INTERVAL);
+        }
+        thread::sleep(Duration::from_millis(100)); // whoever has just connected is gone by now
         let taken = TcpListener::bind(path.address()).expect_err("the port stays ours");
         assert_eq!(taken.kind(), ErrorKind::AddrInUse);
     }
