@@ -386,7 +386,16 @@ fn restore_holds_to_the_caps() {
     for key in ["first", "second"] {
         all.cmd("RESTORE").arg(key).arg(0).arg(&queued);
     }
-    let _ = all.query::<Vec<Value>>(&mut c);
-    assert_eq!(c.ask::<u64>("EXISTS first second"), 1);
+    let mut there = 0;
+    await_until(
+        "what was brought before takes no room any more",
+        PATIENCE,
+        || {
+            let _ = all.query::<Vec<Value>>(&mut c);
+            there = c.ask("EXISTS first second");
+            there > 0
+        },
+    );
+    assert_eq!(there, 1);
     assert_sound(&server);
 }
