@@ -67,7 +67,7 @@ final class Core {
         allowanceNanos = settings.allowance().toNanos();
         timer = new ScheduledThreadPoolExecutor(1, task -> daemon(task, "dlock-clock"));
         timer.setRemoveOnCancelPolicy(true);
-        timer.setExecuteExistingDelayedTasksAfterShutdownPolicy(false);
+        timer.setExecuteExistingDelayedTasksAfterShutdownPolicy(true); // whoever waits is told that it is over
         timer.setRejectedExecutionHandler(new ThreadPoolExecutor.DiscardPolicy()); // after the end nothing rings any more
         background = new Pool("dlock", timer);
         callbacks = new Pool("dlock-callbacks", timer);
@@ -103,7 +103,7 @@ final class Core {
                 if (!done.complete(value)) {
                     late.accept(value);
                 }
-            } catch (Exception | LinkageError error) {
+            } catch (Throwable error) { // whoever waits for it is to hear of it, whatever it is
                 done.completeExceptionally(DLockException.of(error));
             } finally {
                 limit.cancel(false);
@@ -389,7 +389,10 @@ final class Core {
     }
 
     void later(long ms, Runnable work) {
-        timer.schedule(() -> background.execute(work), ms, TimeUnit.MILLISECONDS);
+        Future<?> then = timer.schedule(() -> background.execute(work), ms, TimeUnit.MILLISECONDS);
+        if (timer.isShutdown() && !then.isDone() && then.cancel(false)) {
+            background.execute(work); // it would come too late, or never
+        }
     }
 
     /** Leaves for good, in the background. Without a token it is the wait that is left. */

@@ -94,9 +94,10 @@ public final class Hold implements AutoCloseable {
             return;
         }
         reason = why;
-        Core.LOG.log(core.closed ? DEBUG : WARNING, "lock {0} of {1} is lost: {2}", request.key, request.owner, why);
+        var level = core.closed ? DEBUG : WARNING;
         core.tell(observer -> observer.lost(request.key, why));
-        core.callbacks.execute(() -> {
+        core.callbacks.execute(() -> { // whoever finds it lost may have the guard, and loggers may block
+            Core.LOG.log(level, "lock {0} of {1} is lost: {2}", request.key, request.owner, why);
             lost.complete(why);
             try {
                 onLost.accept(this);

@@ -9,6 +9,7 @@ import java.util.List;
 import java.util.Optional;
 import java.util.OptionalLong;
 import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Consumer;
 
 /**
@@ -28,8 +29,9 @@ public final class Leader implements AutoCloseable {
     private final DLocks locks;
     private final String name;
     private final String id;
-    private volatile Hold hold;
-    private CompletableFuture<Hold> campaign;
+    /** One campaign at a time. It is not the core's guard: to ask may wait for a socket. */
+    private final ReentrantLock standing = new ReentrantLock();
+    private volatile CompletableFuture<Hold> campaign;
 
     /** A candidate, known to the others by this id. */
     public Leader(DLocks locks, String name, String id) {
@@ -47,23 +49,25 @@ public final class Leader implements AutoCloseable {
      * One campaign at a time.
      */
     public CompletableFuture<Hold> campaign() {
-        CompletableFuture<Hold> begun;
-        locks.core.guard.lock();
+        standing.lock();
         try {
             if (campaign != null && (!campaign.isDone() || isLeader())) {
                 return campaign;
             }
-            Hold before = hold;
+            Hold before = hold();
             if (before != null && before.left().isZero()) {
                 before.tellLost("nobody has confirmed it before its end"); // after a pause we may be faster than the clock
             }
-            CompletableFuture<Hold> asked = locks.ask(name).owner(id).holdAsync();
-            begun = campaign = asked;
+            return campaign = locks.ask(name).owner(id).holdAsync();
         } finally {
-            locks.core.guard.unlock();
+            standing.unlock();
         }
-        begun.thenAccept(granted -> hold = granted);
-        return begun;
+    }
+
+    /** What the campaign has brought, or null. */
+    private Hold hold() {
+        CompletableFuture<Hold> now = campaign;
+        return now != null && now.isDone() && !now.isCompletedExceptionally() ? now.join() : null;
     }
 
     /** Whether it leads, for sure. */
@@ -73,13 +77,13 @@ public final class Leader implements AutoCloseable {
 
     /** The term in which it leads. */
     public OptionalLong term() {
-        Hold now = hold;
+        Hold now = hold();
         return now != null && !now.left().isZero() ? OptionalLong.of(now.token()) : OptionalLong.empty();
     }
 
     /** Runs a command under the term; {@link DLockException.Fenced} if another one leads, {@link NotHeld} if it knows that. */
     public Object guard(Object... words) {
-        Hold now = hold;
+        Hold now = hold();
         if (now == null || now.left().isZero()) {
             throw new NotHeld("NOTHELD " + id + " does not lead " + name);
         }
@@ -128,9 +132,10 @@ public final class Leader implements AutoCloseable {
                     }
                 } catch (RuntimeException error) {
                     Core.LOG.log(INFO, "who observes has failed", error);
-                }
-                if (!locks.core.closed) {
-                    locks.core.later(interval, this::look);
+                } finally {
+                    if (!locks.core.closed) {
+                        locks.core.later(interval, this::look);
+                    }
                 }
             }, locks.core.callbacks);
         }
@@ -151,18 +156,17 @@ public final class Leader implements AutoCloseable {
     /** Leads no more, and stands no more. What was lost is no error. */
     public void resign() {
         CompletableFuture<Hold> begun;
-        locks.core.guard.lock();
+        standing.lock();
         try {
             begun = campaign;
             campaign = null;
         } finally {
-            locks.core.guard.unlock();
+            standing.unlock();
         }
         if (begun == null || begun.cancel(false)) {
             return;
         }
         Hold now = begun.isCompletedExceptionally() ? null : begun.join();
-        hold = null;
         if (now != null && now.isHeld()) {
             try {
                 now.release();

@@ -37,7 +37,9 @@ final class Pool implements Executor {
     @Override
     public void execute(Runnable task) {
         threads.execute(task);
-        if (!threads.getQueue().isEmpty() && watched.compareAndSet(false, true)) {
+        if (timer.isShutdown()) {
+            threads.setCorePoolSize(threads.getPoolSize() + 1); // nobody looks any more
+        } else if (!threads.getQueue().isEmpty() && watched.compareAndSet(false, true)) {
             watch(threads.getCompletedTaskCount());
         }
     }
@@ -51,10 +53,15 @@ final class Pool implements Executor {
                 }
             }
             long now = threads.getCompletedTaskCount();
-            if (now == before) {
-                threads.setCorePoolSize(threads.getPoolSize() + THREADS);
+            try {
+                if (timer.isShutdown()) {
+                    threads.setCorePoolSize(threads.getPoolSize() + threads.getQueue().size());
+                } else if (now == before) {
+                    threads.setCorePoolSize(threads.getPoolSize() + THREADS);
+                }
+            } finally { // there may be no more threads to be had
+                watch(now);
             }
-            watch(now);
         }, PATIENCE_MS, TimeUnit.MILLISECONDS);
     }
 }

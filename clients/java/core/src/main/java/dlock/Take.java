@@ -246,6 +246,11 @@ final class Take {
             if (done.isDone()) {
                 return; // who has given up leaves on the link, behind this
             }
+            if (core.closed) {
+                link.die(new Unavailable("these locks are closed", null));
+                failed(link.error);
+                return;
+            }
             if (why != null) {
                 link.die(new Unavailable("the wait is over", null));
                 failed(why);

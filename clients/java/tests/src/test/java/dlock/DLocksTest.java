@@ -169,6 +169,25 @@ class DLocksTest {
         }
     }
 
+    /** Between two tries nobody waits for the server: whoever waits is told of the end all the same. */
+    @Alone
+    void closingEndsWhoWaitsInAnOutage(Stage s) throws Exception {
+        String path = Stage.control("path " + Stage.addresses("single")[0]);
+        Stage.control("close " + path);
+        DLocks locks = s.closing(new DLocks(Stage.connector(s.library, "single", path, null, null), Stage.settings(LONG)));
+        List<Future<Hold>> waits = new ArrayList<>();
+        for (int i = 0; i < 5; i++) {
+            String key = s.key + i;
+            waits.add(locks.ask(key).holdAsync());
+            waits.add(s.actor().start(() -> locks.ask(key).hold()));
+        }
+        Thread.sleep(1000); // each of them has been refused by now, and pauses
+        locks.close();
+        for (Future<Hold> one : waits) {
+            assertThrows(DLockException.Unavailable.class, () -> result(one));
+        }
+    }
+
     @Everywhere
     void firstComeFirstServed(Stage s) throws Exception {
         DLocks locks = s.locks(LONG);
