@@ -295,13 +295,13 @@ fn a_cut_connection() {
     let server = Server::start();
     let mut connection = server.connection();
     let script = format!(
-        "redis-cli -p {0} SET ready 1; until redis-cli -p {0} GET cut | grep -q 1; do sleep 0.05; done; sleep 1.5; \
+        "redis-cli -p {0} SET ready 1; until redis-cli -p {0} GET cut | grep -q 1; do sleep 0.05; done; sleep 5; \
          redis-cli -p {0} DLOCK.CHECK job $DLOCK_TOKEN",
         server.port()
     );
     for (extra, code) in [(None, 75), (Some("--no-session"), 0)] {
         connection.run("DEL ready cut");
-        let mut words = vec!["run", "-l", "1500ms"];
+        let mut words = vec!["run", "-l", "4s"]; // it is over while the command sleeps
         words.extend(extra);
         words.extend(["job", "--", "sh", "-c", &script]);
         let run = Running::start(&server, &words);
@@ -328,7 +328,7 @@ fn a_hold_outlives_a_failover() {
     let sentinel = Sentinel::start(&Watch {
         port: primary.port(),
         quorum: 1,
-        down_after_ms: 500,
+        down_after_ms: 3_000, // a stall of the primary is no fault
         program: None,
     });
     await_until("it knows the replica", PATIENCE, || {

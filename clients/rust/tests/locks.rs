@@ -205,7 +205,7 @@ mod scenes {
     pub async fn deadline_passes(server: Server) {
         let locks = server.locks();
         server.hold("").await;
-        let first = tokio::spawn(locks.on(&server.key).timeout(Duration::from_secs(1)).lock());
+        let first = tokio::spawn(locks.on(&server.key).timeout(Duration::from_secs(5)).lock());
         server.await_queued(1).await;
         let second = start(&locks, &server.key);
         server.await_queued(2).await;
@@ -454,7 +454,7 @@ mod scenes {
         let two = locks.on(&b).owner("two").lock().await.expect("the lock");
         let wait = tokio::spawn(locks.on(&b).owner("one").lock());
         server.await_queued_at(&b, 1).await;
-        let refused = locks.on(&a).owner("two").lock().await;
+        let refused = locks.on(&a).owner("two").timeout(2 * PATIENCE).lock().await;
         assert!(matches!(&refused, Err(Error::Deadlock(circle)) if circle.contains("one")));
         assert!(server.info_at(&a).await.queue.is_empty());
         two.release().await.expect("it was held");

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use dlock_redis::{Locks, Settings};
 use redis::sentinel::{SentinelClient, SentinelServerType};
 use redis::{cmd, Client, FromRedisValue, TlsCertificates, Value};
-use stage::{int, until, Entry, Server, Single, LONG, PATIENCE};
+use stage::{connect, int, until, Entry, Server, Single, LONG, PATIENCE};
 
 /// A server; killed at the end.
 struct Program(Child);
@@ -61,18 +61,22 @@ async fn await_up(client: &Client) {
 }
 
 async fn ask<T: FromRedisValue>(client: &Client, words: &str) -> T {
-    let mut connection = client.get_multiplexed_async_connection().await.expect("it is there");
+    try_ask(client, words).await.unwrap_or_else(|error| panic!("{words}: {error}"))
+}
+
+async fn try_ask<T: FromRedisValue>(client: &Client, words: &str) -> redis::RedisResult<T> {
+    let mut connection = connect(client).await?;
     let mut command = redis::Cmd::new();
     for word in words.split(' ') {
         command.arg(word);
     }
-    command.query_async(&mut connection).await.unwrap_or_else(|error| panic!("{words}: {error}"))
+    command.query_async(&mut connection).await
 }
 
-/// The holders, or the queue.
+/// The holders, or the queue; nobody while the server does not say. (A Sentinel ends all connections of whom it promotes.)
 async fn info(client: &Client, key: &str, name: &str) -> Vec<Entry> {
     let info: Option<std::collections::HashMap<String, Value>> =
-        ask(client, &format!("DLOCK.INFO {key} COUNT 9")).await;
+        try_ask(client, &format!("DLOCK.INFO {key} COUNT 9")).await.unwrap_or_default();
     let entries = info.and_then(|info| info.get(name).cloned());
     entries.map(|entries| Vec::from_redis_value(entries).expect("an array of maps")).unwrap_or_default()
 }

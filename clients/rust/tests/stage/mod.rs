@@ -13,7 +13,7 @@ use dlock_redis::{Locks, Settings};
 use redis::aio::MultiplexedConnection;
 use redis::{cmd, AsyncConnectionConfig, Client, FromRedisValue, RedisError, Value};
 
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// No stall of this process takes two thirds of it: a lease that ends is told.
 pub const LEASE: Duration = Duration::from_secs(3);
 /// No fault takes so long, however busy the machine.
@@ -54,6 +54,12 @@ pub fn int(entry: &Entry, name: &str) -> u64 {
     u64::from_redis_value(entry[name].clone()).expect("it is a number")
 }
 
+/// A connection that gives a busy machine its time: the library's own gives it half a second.
+pub async fn connect(client: &Client) -> redis::RedisResult<MultiplexedConnection> {
+    let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE)).set_connection_timeout(Some(PATIENCE));
+    client.get_multiplexed_async_connection_with_config(&config).await
+}
+
 impl Server {
     pub fn new(place: Place) -> Server {
         static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -88,13 +94,10 @@ impl Server {
 
     /// A connection to whoever may write this key.
     pub async fn node(&self, key: &str) -> MultiplexedConnection {
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
         let end = Instant::now() + PATIENCE;
         loop {
             for client in self.clients() {
-                let Ok(mut node) = client.get_multiplexed_async_connection_with_config(&config).await else {
-                    continue;
-                };
+                let Ok(mut node) = connect(&client).await else { continue };
                 let role: Result<Vec<Value>, _> = cmd("ROLE").query_async(&mut node).await;
                 let is_primary = role.is_ok_and(|role| role[0] == Value::BulkString(b"master".to_vec()));
                 let there: Result<u64, RedisError> = cmd("EXISTS").arg(key).query_async(&mut node).await;
@@ -142,8 +145,13 @@ impl Server {
         self.await_queued_at(&self.key, count).await;
     }
 
+    /// So many are queued, and none of them is absent: a wait has its place before it has asked for messages.
     pub async fn await_queued_at(&self, key: &str, count: usize) {
-        until("so many are queued", || async { self.info_at(key).await.queue.len() == count }).await;
+        until("so many are queued", || async {
+            let queue = self.info_at(key).await.queue;
+            queue.len() == count && queue.iter().all(|place| text(place, "kind") != "absent")
+        })
+        .await;
     }
 
     /// Nobody holds it and nobody waits.
@@ -218,7 +226,7 @@ impl Server {
         let node = self.node(&self.key).await;
         let mut info = None;
         for client in self.clients() {
-            let mut one = client.get_multiplexed_async_connection().await.expect("a node");
+            let mut one = connect(&client).await.expect("a node");
             let served: Result<u64, RedisError> = cmd("EXISTS").arg(&self.key).query_async(&mut one).await;
             let role: Vec<Value> = cmd("ROLE").query_async(&mut one).await.expect("a role");
             if served.is_ok() && role[0] == Value::BulkString(b"master".to_vec()) {
