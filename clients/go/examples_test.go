@@ -191,14 +191,17 @@ func TestTryPlainly(t *testing.T) {
 func TestABlockLongerThanTheReadTimeoutLosesItsPlace(t *testing.T) {
 	in(t, func(s stage) {
 		s.hold()
-		client := redis.NewClient(&redis.Options{Addr: addresses("single")[0], ReadTimeout: 500 * time.Millisecond})
+		client := redis.NewClient(&redis.Options{Addr: addresses("single")[0], ReadTimeout: 2 * time.Second})
 		defer client.Close()
 		answered := make(chan error, 1)
 		go func() {
 			answered <- client.Do(ctx, "DLOCK.ACQUIRE", s.key, "me", 60_000, "BLOCK", 60_000).Err()
 		}()
-		s.awaitQueued(1)
-		_, before := s.info()
+		var before []row
+		s.until("it waits", func() bool { // between two tries it does not
+			_, before = s.info()
+			return len(before) == 1 && before[0].int("client") != 0
+		})
 		s.until("it waits by another connection", func() bool {
 			_, queue := s.info()
 			return len(queue) == 1 && queue[0].int("client") != before[0].int("client")

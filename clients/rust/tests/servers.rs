@@ -157,7 +157,8 @@ async fn sentinels_promote_a_replica() {
         .await;
     }
     let urls: Vec<String> = sentinels.iter().map(|port| format!("redis://127.0.0.1:{port}/")).collect();
-    let client = SentinelClient::build(urls, "locks".to_owned(), None, SentinelServerType::Master).expect("good addresses");
+    let client =
+        SentinelClient::build(urls, "locks".to_owned(), None, SentinelServerType::Master).expect("good addresses");
     let settings = Settings::new().lease(2 * LONG).auto(4 * LONG).claim(LONG);
     let (locks, lock) = (Locks::with(client, settings).expect("good settings"), Server::new(Single).key);
     let hold = locks.on(&lock).lock().await.expect("the lock");

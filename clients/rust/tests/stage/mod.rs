@@ -56,7 +56,8 @@ pub fn int(entry: &Entry, name: &str) -> u64 {
 
 /// A connection that gives a busy machine its time: the library's own gives it half a second.
 pub async fn connect(client: &Client) -> redis::RedisResult<MultiplexedConnection> {
-    let config = AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE)).set_connection_timeout(Some(PATIENCE));
+    let config =
+        AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE)).set_connection_timeout(Some(PATIENCE));
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 

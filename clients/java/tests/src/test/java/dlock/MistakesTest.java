@@ -43,7 +43,7 @@ class MistakesTest {
             }
         });
         var real = assertThrows(IllegalStateException.class, () -> {
-            try (var hold = lock.tryHold(10, MILLISECONDS)) {
+            try (var hold = lock.tryHold(2000, MILLISECONDS)) {
                 if (hold == null) {
                     throw new IllegalStateException("busy");
                 }

@@ -55,8 +55,8 @@ class DLockProviderTest extends AbstractExtensibleLockProviderIntegrationTest {
     void keepAliveProlongsIt() throws Exception {
         var executor = Executors.newSingleThreadScheduledExecutor();
         try {
-            var lock = ShortKeepAlive.of(provider, executor).lock(lockConfig("kept", Duration.ofSeconds(4), Duration.ZERO));
-            for (long end = System.nanoTime() + 6_000_000_000L; System.nanoTime() < end; Thread.sleep(100)) {
+            var lock = ShortKeepAlive.of(provider, executor).lock(lockConfig("kept", Duration.ofSeconds(10), Duration.ZERO));
+            for (long end = System.nanoTime() + 13_000_000_000L; System.nanoTime() < end; Thread.sleep(100)) {
                 assertLocked("kept");
             }
             lock.orElseThrow().unlock();

@@ -52,7 +52,7 @@ class Shop {
         }
 
         /** Gives up in time. */
-        @Locked(value = "'stock:' + #item", timeout = "100ms")
+        @Locked(value = "'stock:' + #item", timeout = "2s")
         public void sellSoon(String item) {
             sold(item);
         }
