@@ -99,7 +99,11 @@ export class Core extends Places {
 
   async #attempt(request, atOnce, deadline) {
     if (!request.looked) { // an outer hold of this name is not ours to give back
-      while (this.#isLeaving(request)) await pause(10);
+      while (this.#isLeaving(request)) {
+        this.check();
+        if (request.ended) return null;
+        await pause(10);
+      }
       request.within(await this.call({ key: request.key }, request.words('HELD')));
     }
     await this.ready();

