@@ -135,7 +135,7 @@ test('cancelled_wait', everywhere, async ({ server, locks, make }) => {
 
 test('deadline_passes', everywhere, async ({ server, locks, make }) => {
   await server.hold();
-  const first = locks.tryLock(server.key, { timeout: 3000 });
+  const first = locks.tryLock(server.key, { timeout: 8_000 });
   await server.awaitQueued(1);
   const second = start(make(), server.key);
   await until(async () => (await server.queue()).length === 2 || (await first) === null, 'both have asked');
@@ -203,17 +203,20 @@ test('killed_at_the_grant', everywhere, async ({ server, locks, child }) => {
 test('killed_holder', everywhere, async ({ server, locks, child }) => {
   for (const [how, reason] of [['session', 'session'], ['plain', 'expired']]) {
     const messages = await server.messages();
-    const kill = child(how);
-    // It has confirmed it: else it would end by its first lease.
-    await until(async () => (await server.holder())?.auto === 1, 'it is held and kept');
-    const { token } = await server.holder();
-    const after = start(locks, server.key);
-    await server.awaitQueued(1);
-    await kill();
-    assert.equal(await messages.next(), `${reason} ${token}`);
-    messages.close();
-    await (await after).release();
-    await server.awaitGone();
+    try {
+      const kill = child(how);
+      // It has confirmed it: else it would end by its first lease.
+      await until(async () => (await server.holder())?.auto === 1, 'it is held and kept');
+      const { token } = await server.holder();
+      const after = start(locks, server.key);
+      await server.awaitQueued(1);
+      await kill();
+      assert.equal(await messages.next(), `${reason} ${token}`);
+      await (await after).release();
+      await server.awaitGone();
+    } finally {
+      messages.close();
+    }
   }
 });
 
@@ -263,13 +266,16 @@ test('replaced_is_final', everywhere, async ({ server, locks }) => {
   await server.awaitQueued(1);
   const node = (await server.node()).duplicate();
   await node.connect();
-  const other = node.sendCommand(['DLOCK.FAIRACQUIRE', server.key, 'one name', '600000', 'BLOCK', '0']);
-  await assert.rejects(wait, Replaced);
-  // The place is the other's, and stays it.
-  assert.deepEqual(await server.queue(), ['one name']);
-  assert.equal(await server.handOver(), 'one name');
-  assert.equal((await other).length, 2);
-  node.destroy();
+  try {
+    const other = node.sendCommand(['DLOCK.FAIRACQUIRE', server.key, 'one name', '600000', 'BLOCK', '0']);
+    await assert.rejects(wait, Replaced);
+    // The place is the other's, and stays it.
+    assert.deepEqual(await server.queue(), ['one name']);
+    assert.equal(await server.handOver(), 'one name');
+    assert.equal((await other).length, 2);
+  } finally {
+    node.destroy();
+  }
 });
 
 test('errors_of_its_own', everywhere, async ({ server, locks }) => {
@@ -292,7 +298,7 @@ test('gives_back_only_its_own', everywhere, async ({ server, locks }) => {
   const me = { owner: 'me', shared: true };
   const outer = await locks.lock(server.key, me);
   // To write is to wait for the other reader.
-  assert.equal(await locks.tryLock(server.key, { owner: 'me', timeout: 300 }), null);
+  assert.equal(await locks.tryLock(server.key, { owner: 'me', timeout: 3_000 }), null);
   await server.awaitQueued(0);
   assert.deepEqual((await server.owners()).sort(), ['another reader', 'me']);
   const inner = await locks.lock(server.key, me);
@@ -352,7 +358,7 @@ test('many_over_several_slots', everywhere, async ({ server, locks }) => {
   };
   await Promise.all([work(keys), work([...keys].reverse())]);
   await server.hold(keys[2]);
-  await assert.rejects(locks.usingAll(keys, { timeout: 500 }, () => assert.fail('not all are free')), LockTimeout);
+  await assert.rejects(locks.usingAll(keys, { timeout: 4_000 }, () => assert.fail('not all are free')), LockTimeout);
   await server.awaitQueued(0, keys[2]);
   assert.deepEqual(await Promise.all(keys.map((key) => server.owners(key))), [[], [], ['other'], []]);
 });

@@ -14,13 +14,13 @@ const single = () => clients(addresses('DLOCK_SINGLE'));
 const tests = {
   async acquire_extend_release({ server, make }) {
     const redlock = make(single());
-    let lock = await redlock.acquire([server.key, `${server.key}:2`], 5_000);
-    assert.ok(lock.expiration > Date.now() + 4_000 && lock.expiration < Date.now() + 5_000);
+    let lock = await redlock.acquire([server.key, `${server.key}:2`], 30_000);
+    assert.ok(lock.expiration > Date.now() + 20_000 && lock.expiration < Date.now() + 30_000);
     assert.deepEqual([(await server.owners()).length, (await server.owners(`${server.key}:2`)).length], [1, 1]);
     const before = lock;
-    lock = await lock.extend(20_000);
+    lock = await lock.extend(60_000);
     assert.deepEqual([before.expiration, lock.value], [0, before.value]);
-    assert.ok(lock.expiration > Date.now() + 15_000);
+    assert.ok(lock.expiration > Date.now() + 40_000);
     await assert.rejects(before.extend(5_000), ExecutionError);
     await lock.release();
     assert.equal(lock.expiration, 0);
@@ -31,15 +31,15 @@ const tests = {
 
   async it_ends_where_nobody_extends_it({ server, make }) {
     const redlock = make(single());
-    const lock = await redlock.acquire([server.key], 300);
-    await (await redlock.acquire([server.key], 300, { retryCount: -1 })).release(); // after the expiration of the first
+    const lock = await redlock.acquire([server.key], 3_000);
+    await (await redlock.acquire([server.key], 30_000, { retryCount: -1 })).release(); // after the expiration of the first
     assert.ok(lock.expiration < Date.now());
-    await assert.rejects(lock.extend(300), ExecutionError);
+    await assert.rejects(lock.extend(3_000), ExecutionError);
     await server.awaitGone();
   },
 
   async it_is_taken({ server, make }) {
-    const redlock = make(single(), { retryCount: 2, retryDelay: 100 });
+    const redlock = make(single(), { retryCount: 2, retryDelay: 1_000 });
     const errors = [];
     redlock.on('error', (error) => errors.push(error));
     await server.hold(`${server.key}:2`);
@@ -58,8 +58,8 @@ const tests = {
 
   async using_extends_and_aborts({ server, make }) {
     const redlock = make(single());
-    const done = await redlock.using([server.key], 4_000, { automaticExtensionThreshold: 2_000 }, async (signal) => {
-      await until(async () => (await server.holder())['held-ms'] > 8_500, 'it is held over two durations');
+    const done = await redlock.using([server.key], 6_000, { automaticExtensionThreshold: 4_000 }, async (signal) => {
+      await until(async () => (await server.holder())['held-ms'] > 12_500, 'it is held over two durations');
       assert.equal(signal.aborted, false);
       return 'done';
     });
@@ -76,10 +76,10 @@ const tests = {
     const key = new Server('single').key;
     const masters = addresses('DLOCK_MASTERS').map((address) => new Master(address, key));
     const redlock = make(clients(addresses('DLOCK_MASTERS')));
-    await redlock.using([key], 4_000, async (signal) => {
+    await redlock.using([key], 6_000, { automaticExtensionThreshold: 5_000, retryCount: -1 }, async (signal) => {
       for (const master of masters) assert.equal((await master.owners()).length, 1);
       await assert.rejects(redlock.acquire([key], 1_000, { retryCount: 0 }), ExecutionError);
-      await until(async () => (await masters[0].holder())['held-ms'] > 8_500, 'it is extended');
+      await until(async () => (await masters[0].holder())['held-ms'] > 12_500, 'it is extended');
       assert.equal(signal.aborted, false);
     });
     for (const master of masters) await master.awaitGone();
