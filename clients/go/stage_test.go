@@ -233,8 +233,17 @@ func randomKey() string { return rand.Text() }
 
 type row map[any]any
 
-func (e row) text(name string) string { return e[name].(string) }
-func (e row) int(name string) int64   { return e[name].(int64) }
+// text: empty where nobody stands.
+func (e row) text(name string) string {
+	text, _ := e[name].(string)
+	return text
+}
+
+// int: zero where nobody stands.
+func (e row) int(name string) int64 {
+	number, _ := e[name].(int64)
+	return number
+}
 
 func (s stage) info() (holders, queue []row) { return s.infoAt(s.key) }
 

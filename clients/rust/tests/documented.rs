@@ -81,7 +81,7 @@ async fn a_leader_is_followed_by_the_next() -> Outcome {
     let term = leader.campaign(None).await?.expect("no time-out");
     assert_eq!(leader.campaign(None).await?, Some(term));
     let next = Arc::new(Leader::new(&locks, &office, "one")?); // another one, for all its name
-    assert_eq!(next.campaign(Some(Duration::from_millis(50))).await?, None);
+    assert_eq!(next.campaign(Some(Duration::from_secs(1))).await?, None);
     assert!(!next.is_leader() && next.guard(cmd("SET").arg(&office).arg(1)).await.is_err());
     let before = next.who().await?;
     assert_eq!(before, Some(("one".into(), term)));
