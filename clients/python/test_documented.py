@@ -66,7 +66,7 @@ def wait(client, key, owner):
 def test_time_out_loses_the_place(server, pool):
     """The library gives up on the reply, reconnects, and asks again: behind who came meanwhile."""
     server.hold()
-    one = pool.submit(wait, client(socket_timeout=1.0), server.key, "one")
+    one = pool.submit(wait, client(socket_timeout=5.0), server.key, "one")
     server.await_queued(1)
     two = pool.submit(wait, client(socket_timeout=None), server.key, "two")
     server.await_queued(2)

@@ -13,9 +13,8 @@ import pytest
 import redis
 
 import dlock_redis as dlock
-from stage import PATIENCE, addresses, client, command, until
+from stage import KEPT, LONG, PATIENCE, addresses, client, command, until
 
-LEASE = 2.0
 # A candidate in a process of its own. As long as it believes that it leads it appends its term by guarded writes.
 CANDIDATE = """
 import asyncio, json, sys, time
@@ -31,7 +30,7 @@ def say(*what):
 
 def threads():
     client = redis.Redis(host, int(port), socket_timeout=1, retry=Retry(NoBackoff(), 0))
-    locks = dlock.Locks(client, lease=float(lease), auto=4.0)
+    locks = dlock.Locks(client, lease=float(lease), auto=8.0)
     election = dlock.Election(locks, name, me, on_lost=lambda _: say("steps down"))
     while True:
         say("leads", election.campaign())
@@ -46,7 +45,7 @@ def threads():
 
 async def tasks():
     client = redis.asyncio.Redis(host=host, port=int(port))
-    locks = dlock.AsyncLocks(client, lease=float(lease), auto=4.0)
+    locks = dlock.AsyncLocks(client, lease=float(lease), auto=8.0)
     election = dlock.AsyncElection(locks, name, me, on_lost=lambda _: say("steps down"))
     while True:
         say("leads", await election.campaign())
@@ -69,7 +68,7 @@ def candidate(server, request):
 
     def start(me, kind, address=None):
         host, port = address or addresses("DLOCK_SINGLE")[0]
-        words = [sys.executable, "-c", CANDIDATE, host, str(port), server.key, me, str(LEASE), kind]
+        words = [sys.executable, "-c", CANDIDATE, host, str(port), server.key, me, str(KEPT), kind]
         process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         begun.append(process)
         process.said = queue.SimpleQueue()
@@ -129,7 +128,7 @@ def test_no_two_lead(server, candidate, fault, kind):
 
 
 def test_who_and_observe(server):
-    locks = dlock.Locks(client("single"), lease=LEASE)
+    locks = dlock.Locks(client("single"), lease=LONG)
     one, two = (dlock.Election(locks, server.key, me=me) for me in ("one", "two"))
     assert one.who() is None and one.term is None and not one.is_leader()
     with pytest.raises(dlock.NotHeld):
@@ -137,7 +136,7 @@ def test_who_and_observe(server):
     seen = one.observe(0.01)
     assert next(seen) is None
     term = one.campaign()
-    assert one.campaign() == term == one.term and one.is_leader() and 0 < one.left() <= LEASE
+    assert one.campaign() == term == one.term and one.is_leader() and 0 < one.left() <= LONG
     assert next(seen) == dlock.Leader("one", term) == two.who()
     assert two.campaign(timeout=0) is None and not two.is_leader()
     one.resign()
@@ -152,7 +151,7 @@ def test_who_and_observe(server):
 
 def test_asyncio_who_and_observe(server):
     async def work():
-        async with dlock.AsyncLocks(client("single", redis.asyncio), lease=LEASE) as locks:
+        async with dlock.AsyncLocks(client("single", redis.asyncio), lease=LONG) as locks:
             one, two = (dlock.AsyncElection(locks, server.key, me=me) for me in ("one", "two"))
             seen = one.observe(0.01)
             assert await anext(seen) is None

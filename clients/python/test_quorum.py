@@ -116,13 +116,13 @@ def test_quorum_waits_in_one_queue(masters, pool):
 
     hold = until(first, "the first master's lease ends last: who is next there finds the others free")
     waits = []
-    for number, client in enumerate([locks(*masters), locks(*masters, bound=0.5)]):
+    for number, client in enumerate([locks(*masters), locks(*masters, bound=3.5)]):
         waits.append(pool.submit(client.acquire, a.key, LEASE, 2 * PATIENCE))
         a.await_queued(number + 1)
     in_line = a.queue()
     assert len(set(in_line + [hold.owner])) == 3
     assert [one.queue() for one in masters[1:]] == [[], []]
-    until(lambda: a.info()["queue"][1]["waited-ms"] > 2000, "a wait has outlasted the bound for other answers")
+    until(lambda: a.info()["queue"][1]["waited-ms"] > 5000, "a wait has outlasted the bound for other answers")
     assert a.queue() == in_line
     hold.release()
     hold = waits[0].result(2 * PATIENCE)

@@ -10,7 +10,8 @@ use Dlock\Locks;
 /** The ways in which a program connects. */
 final class Kinds
 {
-    public const SETTINGS = ['lease' => 1.5, 'auto' => 30.0, 'claim' => 2.0];
+    /** Up to a third of the lease has passed when a stall of seconds begins: the rest outlasts it. So does the claim. */
+    public const SETTINGS = ['lease' => 6.0, 'auto' => 30.0, 'claim' => 4.0];
 
     /** @param array<string, mixed> $settings */
     public static function locks(

@@ -119,7 +119,7 @@ final class LocksTest extends TestCase
     {
         $this->on($place);
         $this->server->hold();
-        $first = $this->worker(['bound' => 0.6, 'library' => $library]);
+        $first = $this->worker(['bound' => 0.6, 'claim' => 30.0, 'library' => $library]); // a stall takes no place away
         $number = $first->start('lock', key: $this->key());
         $this->server->awaitQueued(1);
         [$owner] = $this->server->queue();
@@ -130,7 +130,9 @@ final class LocksTest extends TestCase
         $answer = $first->answer($number);
         self::assertSame(['hold', $owner], [$answer['got'], $answer['owner']]);
         self::assertSame(1, $this->server->info()['holders'][0]['holds']);
-        self::assertSame('none', $first->do('release', id: $answer['id'])['got']);
+        // Whom a stall keeps from hearing of it within the bound gives it back all the same.
+        self::assertContains($first->do('release', id: $answer['id'])['got'], ['none', 'failure']);
+        Stage::until(fn () => $this->server->owners() !== [$owner], 'it is given back');
     }
 
     public function testCancelledWait(): void
@@ -153,14 +155,10 @@ final class LocksTest extends TestCase
     {
         $locks = Kinds::locks();
         $this->server->hold();
-        try {
-            $locks->lock($this->key(), 0.3);
-            self::fail('it is taken');
-        } catch (LockTimeout $error) {
-            self::assertNull($error->getPrevious());
-            self::assertStringContainsString('is taken', $error->getMessage());
-        }
-        self::assertSame([], $this->server->queue());
+        $error = Stage::timesOut(fn () => $locks->lock($this->key(), 0.3));
+        self::assertInstanceOf(LockTimeout::class, $error);
+        self::assertStringContainsString('is taken', $error->getMessage());
+        $this->server->awaitQueued(0);
         self::assertNull($this->server->handOver());
         $this->server->awaitGone();
     }
@@ -242,34 +240,40 @@ final class LocksTest extends TestCase
         self::assertSame('hold', $second->answer($number)['got']);
     }
 
-    /** @dataProvider libraries */
-    public function testKeepsItForTenLeases(string $place, string $library): void
+    /** With each library at once, since it takes its time. */
+    public function testKeepsItForTenLeases(): void
     {
-        $this->on($place);
-        $locks = Kinds::locks($place, $library, lease: 2.0);
-        $hold = $locks->lock($this->key());
-        $end = microtime(true) + ($place . $library === 'singlephpredis' ? 20 : 5);
+        $holds = [];
+        foreach (self::libraries() as [$place, $library]) {
+            $this->on($place);
+            $holds["$place, $library"] = [$this->server, Kinds::locks($place, $library)->lock($this->key())];
+        }
+        $end = microtime(true) + 10 * Kinds::SETTINGS['lease'];
         while (microtime(true) < $end) {
-            self::assertFalse($hold->lost(), $hold->reason());
-            self::assertGreaterThan(0.0, $hold->left());
+            foreach ($holds as $which => [, $hold]) {
+                self::assertFalse($hold->lost(), "$which: {$hold->reason()}");
+                self::assertGreaterThan(0.0, $hold->left(), $which);
+            }
             usleep(20_000);
         }
-        self::assertSame($hold->token, $this->server->info()['holders'][0]['token']);
-        $hold->release();
-        $this->server->awaitGone();
+        foreach ($holds as $which => [$server, $hold]) {
+            self::assertSame($hold->token, $server->info()['holders'][0]['token'], $which);
+            $hold->release();
+            $server->awaitGone();
+        }
     }
 
     /** A program that does one long thing gives no sign of life, and the server keeps its lock all the same: for so long. */
     public function testIsKeptWithoutASignForAuto(): void
     {
-        $locks = Kinds::locks(lease: 1.0);
-        $hold = $locks->lock($this->key(), auto: 4.0);
-        sleep(3);
+        $locks = Kinds::locks();
+        $hold = $locks->lock($this->key(), auto: 15.0);
+        sleep(7); // longer than the lease
         self::assertSame(0.0, $hold->left(), 'nobody has looked');
         self::assertSame([$hold->owner], $this->server->owners());
         self::assertFalse($hold->lost(), 'whoever looks is told that it is still held');
         self::assertGreaterThan(0.0, $hold->left());
-        $other = $locks->lock($this->key(':other'), auto: 1.0);
+        $other = $locks->lock($this->key(':other'), auto: 4.0);
         // From the last sign of life, which was for both, it is as long as the client's own.
         self::assertFalse($other->lost());
         $shorter = Kinds::locks(lease: 1.0, auto: 1.0);
@@ -515,7 +519,7 @@ final class LocksTest extends TestCase
         self::assertNotSame($outer->token, $inner->token);
         self::assertTrue($outer->lost());
         self::assertSame('upgraded', $outer->reason());
-        Stage::until(fn () => !$inner->lost() && $this->server->info()['holders'][0]['held-ms'] > 3000, 'two leases');
+        Stage::until(fn () => !$inner->lost() && $this->server->info()['holders'][0]['held-ms'] > 9000, 'a lease has passed');
         $inner->release();
         $this->server->awaitGone();
     }
@@ -536,21 +540,21 @@ final class LocksTest extends TestCase
     public function testTwoHundredHoldsAt200Ms(): void
     {
         $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
-        $locks = Kinds::locks(address: $path, lease: 3.0);
+        $locks = Kinds::locks(address: $path, lease: 8.0); // a second after a KEEP half of it is left
         $holds = [];
         for ($i = 0; $i < 200; ++$i) {
             $holds[] = $locks->lock($this->key(":$i"));
         }
         Stage::control("delay $path 200");
         $before = (int) Stage::control("commands $path");
-        $end = microtime(true) + 7;
+        $end = microtime(true) + 14;
         while (microtime(true) < $end) {
             foreach ($holds as $hold) {
                 self::assertFalse($hold->lost());
             }
             usleep(10_000);
         }
-        self::assertLessThanOrEqual(10, (int) Stage::control("commands $path") - $before);
+        self::assertLessThanOrEqual(18, (int) Stage::control("commands $path") - $before);
         Stage::control("delay $path 0");
     }
 
@@ -582,7 +586,7 @@ final class LocksTest extends TestCase
         pcntl_waitpid($child, $status);
         self::assertSame([true, 'it is held by the process that has forked this one', false, true, 'not held'], $seen);
         self::assertFalse($hold->lost());
-        $end = microtime(true) + 3;
+        $end = microtime(true) + 9; // more than a lease
         while (microtime(true) < $end) {
             self::assertFalse($hold->lost());
             usleep(50_000);
@@ -597,7 +601,7 @@ final class LocksTest extends TestCase
         $redis->setOption(\Redis::OPT_READ_TIMEOUT, 7.5);
         $redis->setOption(\Redis::OPT_SERIALIZER, \Redis::SERIALIZER_PHP);
         $redis->setOption(\Redis::OPT_PREFIX, 'application:');
-        $locks = new Locks($redis, lease: 1.5);
+        $locks = new Locks($redis, lease: 6.0);
         $hold = $locks->lock($this->key(), session: true);
         $redis->set('{' . $this->key() . '}', ['some' => 'value']);
         self::assertSame(['some' => 'value'], $redis->get('{' . $this->key() . '}'));
@@ -615,7 +619,7 @@ final class LocksTest extends TestCase
         $hold->release();
         $persistent = new \Redis();
         [$host, $port] = explode(':', Stage::addresses('DLOCK_SINGLE')[0]);
-        $persistent->pconnect($host, (int) $port, 1, 'locks');
+        $persistent->pconnect($host, (int) $port, 5, 'locks');
         $this->expectException(\InvalidArgumentException::class);
         $this->expectExceptionMessage('client');
         new Locks($persistent);
@@ -722,8 +726,14 @@ final class LocksTest extends TestCase
         };
         $locks = Kinds::locks(observer: $observer);
         $locks->lock($this->key())->release();
+        $before = $observer->told;
         $this->server->hold();
-        self::assertNull($locks->tryLock($this->key(), 0.05));
+        self::assertNull(Stage::timesOut(function () use ($locks, $observer, $before): ?Hold {
+            $observer->told = $before;
+
+            return $locks->tryLock($this->key(), 0.05);
+        }));
+        $this->server->awaitQueued(0);
         $this->server->handOver();
         $hold = $locks->lock($this->key());
         $this->server->ask('DLOCK.FORCERELEASE', $this->key());

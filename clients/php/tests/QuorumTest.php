@@ -76,7 +76,7 @@ final class QuorumTest extends TestCase
             'the third hangs' => [$a, $b, $hung],
             default => [self::DEAD, $a, $b],
         };
-        [$client, $other] = [$this->quorum($three, 1.0), $this->quorum($three, 1.0)];
+        [$client, $other] = [$this->quorum($three), $this->quorum($three)];
         $hold = $client->acquire($this->key, self::LEASE, Stage::patience());
         self::assertNotNull($hold);
         $tokens = [$this->held(0, $hold->owner)[0], $this->held(1, $hold->owner)[0]];

@@ -4,6 +4,8 @@ declare(strict_types=1);
 
 namespace Dlock\Tests;
 
+use Dlock\Exception\LockTimeout;
+
 /** The servers of a test, and what is done to them. */
 final class Stage
 {
@@ -50,6 +52,21 @@ final class Stage
         }
 
         return $value;
+    }
+
+    /**
+     * What a wait whose time is up gives, or the LockTimeout that it throws. That has no cause where the lock is taken. But a
+     * stall at its end is one, however long it has waited: then it waits again.
+     */
+    public static function timesOut(callable $wait): mixed
+    {
+        return self::until(static function () use ($wait): ?array {
+            try {
+                return [$wait()];
+            } catch (LockTimeout $error) {
+                return $error->getPrevious() === null ? [$error] : null;
+            }
+        }, 'its time is up, and nothing else is wrong')[0];
     }
 
     public static function connect(string $address): \Redis

@@ -90,9 +90,9 @@ final class SymfonyTest extends TestCase
     {
         $key = $this->key();
         $this->store->save($key);
-        $this->store->putOffExpiration($key, 0.5);
+        $this->store->putOffExpiration($key, 4.0);
         self::assertGreaterThan(0.0, $key->getRemainingLifetime());
-        self::assertLessThanOrEqual(0.5, $key->getRemainingLifetime());
+        self::assertLessThanOrEqual(4.0, $key->getRemainingLifetime());
         Stage::until(fn () => !$this->store->exists($key), 'its time is over');
         $this->store->save($this->key());
         $this->expectException(LockConflictedException::class);
@@ -103,7 +103,7 @@ final class SymfonyTest extends TestCase
     {
         $key = $this->key();
         $this->store->save($key);
-        $this->store->putOffExpiration($key, 1.0);
+        $this->store->putOffExpiration($key, 10.0);
         $this->store->putOffExpiration($key, 60.0);
         $held = $this->server->ask('DLOCK.HELD', $this->server->key);
         self::assertEqualsWithDelta(60_000, $held[2], 1000 * (1 + Stage::late()));
@@ -247,12 +247,12 @@ final class SymfonyTest extends TestCase
                 sleep(60);
             }
         });
-        Stage::until(fn () => ($this->server->info()['holders'][0]['held-ms'] ?? 0) > 3500, 'two leases have passed');
+        Stage::until(fn () => ($this->server->info()['holders'][0]['held-ms'] ?? 0) > 9000, 'a lease has passed');
         posix_kill($child, SIGKILL);
         pcntl_waitpid($child, $status);
         $began = microtime(true);
         $this->server->awaitGone();
-        self::assertLessThan(2 + Stage::late(), microtime(true) - $began);
+        self::assertLessThan(7 + Stage::late(), microtime(true) - $began);
     }
 
     public function testTheComponent(): void
