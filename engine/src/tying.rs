@@ -22,12 +22,12 @@ pub struct TieRequest {
 }
 
 impl TieRequest {
-    /// How the server is to renew a hold with this lease, if it is.
-    fn renewals(&self, lease: Millis, now: Now) -> Option<Auto> {
+    /// How the server is to renew the hold of this token with this lease, if it is.
+    fn renewals(&self, token: Token, lease: Millis, now: Now) -> Option<Auto> {
         self.auto.map(|ms| Auto {
             lease,
             bound: (ms > 0).then(|| (now.steady(), ms)),
-            next: Renewal::Due,
+            next: Renewal::At(next_renewal(token, lease, now)),
         })
     }
 }
@@ -57,7 +57,7 @@ impl Ledger {
                 end,
                 ..before.clone()
             };
-            self.tie(token, Box::new(tie), None);
+            self.tie(token, Box::new(tie));
         }
         if let Some(taken) = taken {
             self.ties.forget_sign(taken.client);
@@ -85,7 +85,7 @@ impl Ledger {
             _ => (false, None),
         };
         if how.auto.is_some() {
-            auto = how.renewals(terms.lease, now);
+            auto = how.renewals(token, terms.lease, now);
         }
         let tie = Box::new(Tie {
             client: how.client,
@@ -94,8 +94,7 @@ impl Ledger {
             auto,
             end,
         });
-        let first = how.auto.map(|_| next_renewal(token, terms.lease, now));
-        self.replace_tie(token, before, Some(tie), first);
+        self.replace_tie(token, before, Some(tie));
     }
 
     /// Ties a hold as its renewal says: the last command that ties it decides, and only what ties it to the same connection
@@ -123,12 +122,11 @@ impl Ledger {
                 client: stays.map_or(how.client, |tie| tie.client),
                 whose: Whose::new(name, owner),
                 session,
-                auto: how.renewals(lease, now),
+                auto: how.renewals(token, lease, now),
                 end,
             })
         });
-        let first = how.auto.map(|_| next_renewal(token, lease, now));
-        self.replace_tie(token, before, tie, first);
+        self.replace_tie(token, before, tie);
     }
 
     /// Unties what is to be tied anew. What is tied under its token elsewhere, which RESTORE can bring about, is lost with that.
@@ -141,14 +139,8 @@ impl Ledger {
         None
     }
 
-    /// Ties a hold anew, which was tied so before, with its first renewal then. Another connection that has lost it is told.
-    fn replace_tie(
-        &mut self,
-        token: Token,
-        before: Option<Box<Tie>>,
-        tie: Option<Box<Tie>>,
-        first: Option<SteadyMs>,
-    ) {
+    /// Ties a hold anew, which was tied so before. Another connection that has lost it is told.
+    fn replace_tie(&mut self, token: Token, before: Option<Box<Tie>>, tie: Option<Box<Tie>>) {
         let client = before.as_ref().map(|before| before.client);
         if let Some(before) = before {
             match &tie {
@@ -158,24 +150,16 @@ impl Ledger {
             }
         }
         if let Some(tie) = tie {
-            self.tie(token, tie, first);
+            self.tie(token, tie);
         }
         if let Some(client) = client {
             self.ties.forget_sign(client);
         }
     }
 
-    /// Ties a hold, which is tied by nothing: it is renewed first then, or when an earlier tie of it would have been.
-    fn tie(&mut self, token: Token, mut tie: Box<Tie>, first: Option<SteadyMs>) {
+    /// Ties a hold, which is tied by nothing.
+    fn tie(&mut self, token: Token, tie: Box<Tie>) {
         let client = tie.client;
-        if let Some(auto) = &mut tie.auto {
-            auto.next = match (first, auto.next) {
-                (Some(at), _) => Renewal::At(at),
-                // One that is due already is due at once.
-                (None, Renewal::Due) => Renewal::At(SteadyMs(0)),
-                (None, next) => next,
-            };
-        }
         self.ties.tie(token, tie);
         self.time_renewals(client);
     }
@@ -274,7 +258,7 @@ impl Ledger {
         let Some(tie) = self.ties.untie(old) else {
             return broken!("what was just found tied is tied");
         };
-        self.tie(new, tie, None);
+        self.tie(new, tie);
     }
 }
 

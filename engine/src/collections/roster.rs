@@ -133,6 +133,18 @@ impl<N: Copy + Ord, T> Roster<N, T> {
         }
     }
 
+    /// Takes the first one out.
+    pub fn pop_front(&mut self) -> Option<(N, Box<T>)> {
+        match &mut self.0 {
+            Form::Few(few) => (!few.is_empty()).then(|| few.remove(0)),
+            Form::Many(many) => {
+                let first = many.pop_front();
+                self.gather();
+                first
+            }
+        }
+    }
+
     /// Takes the last one out.
     pub fn pop(&mut self) -> Option<(N, Box<T>)> {
         match &mut self.0 {
@@ -353,6 +365,19 @@ impl<N: Copy + Ord, T> Chunks<N, T> {
         }
         self.len -= 1;
         Some(value)
+    }
+
+    fn pop_front(&mut self) -> Option<Member<N, T>> {
+        let first = self.chunks.front_mut()?.members.pop_front()?;
+        self.len -= 1;
+        match self.lens.front_mut() {
+            Some(len) if *len > 1 => *len -= 1,
+            _ => {
+                self.lens.pop_front();
+                self.chunks.pop_front();
+            }
+        }
+        Some(first)
     }
 
     fn pop(&mut self) -> Option<Member<N, T>> {

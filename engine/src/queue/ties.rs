@@ -87,13 +87,23 @@ pub struct Auto {
     pub next: Renewal,
 }
 
+impl Auto {
+    /// Returns true if it is to be renewed by now.
+    pub fn is_due(&self, now: SteadyMs) -> bool {
+        matches!(self.next, Renewal::At(at) if at <= now)
+    }
+
+    /// Returns true if it is renewed when its connection gives a sign of life.
+    pub fn is_paused(&self) -> bool {
+        matches!(self.next, Renewal::Paused)
+    }
+}
+
 /// When the server renews a hold next.
 #[derive(Debug, Clone, Copy)]
 pub enum Renewal {
-    /// Then.
+    /// Then, or as soon as it can once that has passed.
     At(SteadyMs),
-    /// As soon as it can.
-    Due,
     /// When its connection gives a sign of life: its bound has passed.
     Paused,
     /// Not any more: the hold has reached the age that it may have. It is tied all the same.
@@ -232,7 +242,7 @@ impl Connection {
         match next {
             Renewal::At(at) => drop(self.renewals.insert((at, token), Box::new(()))),
             Renewal::Paused => drop(self.paused.insert(token)),
-            Renewal::Due | Renewal::Stopped => {}
+            Renewal::Stopped => {}
         }
     }
 
@@ -248,7 +258,7 @@ impl Connection {
         match next {
             Renewal::At(at) => drop(self.renewals.remove((at, token))),
             Renewal::Paused => drop(self.paused.remove(&token)),
-            Renewal::Due | Renewal::Stopped => {}
+            Renewal::Stopped => {}
         }
     }
 }
@@ -462,19 +472,11 @@ impl Ties {
         }
     }
 
-    /// Takes out the first hold of a connection that is to be renewed by now: it is due.
+    /// Takes out the first hold of a connection that is to be renewed by now. The caller sees to its renewal.
     pub fn take_due(&mut self, client: ClientId, now: SteadyMs) -> Option<Token> {
-        let connection = self.by_client.get_mut(&client)?;
-        let ((at, token), ()) = connection.renewals.front()?;
-        if at > now {
-            return None;
-        }
-        connection.renewals.remove((at, token));
-        match self.by_token.get_mut(token).map(|tie| &mut tie.auto) {
-            Some(Some(auto)) => auto.next = Renewal::Due,
-            _ => broken!("a hold that is due is tied"),
-        }
-        Some(token)
+        let renewals = &mut self.by_client.get_mut(&client)?.renewals;
+        renewals.front().filter(|((at, _), ())| *at <= now)?;
+        renewals.pop_front().map(|((_, token), _)| token)
     }
 
     /// The lease of a tied hold ends then.

@@ -7,7 +7,7 @@ use crate::keyspace::{exists, Entry, Keyspace, Value};
 use crate::ledger::Due;
 use crate::lock::{End, Hold};
 use crate::outbox::Outcome;
-use crate::queue::{Kept, LockId, Loss, Place, Renewal, Request, Tie};
+use crate::queue::{Auto, Kept, LockId, Loss, Place, Renewal, Request, Tie};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Next, Remains};
 use crate::tying::next_renewal;
@@ -422,8 +422,8 @@ impl Engine {
             let Some(tie) = self.ledger.ties.get(token).cloned() else {
                 continue;
             };
-            let next = tie.auto.map(|auto| auto.next);
-            if !matches!(next, Some(Renewal::Due | Renewal::Paused)) {
+            let renews = |auto: Auto| auto.is_due(now.steady()) || auto.is_paused();
+            if !tie.auto.is_some_and(renews) {
                 continue;
             }
             if !self.may_renew(&tie, now) {
@@ -505,12 +505,9 @@ impl Engine {
         let Some(tie) = self.ledger.ties.at(name, token).cloned() else {
             return false;
         };
-        let due = match tie.auto.map(|auto| auto.next) {
-            Some(Renewal::Due) => true,
-            Some(Renewal::At(at)) => at <= now.steady(),
-            Some(Renewal::Paused) => self.ledger.ties.is_resumed(token),
-            _ => false,
-        };
+        let resumed = || self.ledger.ties.is_resumed(token);
+        let renews = |auto: Auto| auto.is_due(now.steady()) || auto.is_paused() && resumed();
+        let due = tie.auto.is_some_and(renews);
         let Ok(hold) = held(entry, tie.owner(), Some(token)) else {
             return false;
         };
