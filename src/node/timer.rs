@@ -14,7 +14,11 @@ struct Armed {
     timer: Option<(Timer, SteadyMs)>,
     // What is called when it goes off.
     event: Option<Work>,
+    // While that is worked off: the earliest time that it has asked for, and when it did. One timer is made for all.
+    asked: Option<Asked>,
 }
+
+type Asked = Option<(SteadyMs, SteadyMs)>;
 
 /// The longest time that a timer is set for: a day. The server counts in microseconds, and one that overflows is due
 /// at once for ever. Going off too early does no harm: the event sets the next.
@@ -24,6 +28,7 @@ static ARMED: MainThread<Armed> = MainThread::new(Armed {
     own: None,
     timer: None,
     event: None,
+    asked: None,
 });
 
 /// Takes the context that timers are made in: one of the module's own, since callbacks may have none; and the module's event.
@@ -39,6 +44,12 @@ pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
     let Some(mut armed) = ARMED.borrow() else {
         return;
     };
+    if let Some(asked) = &mut armed.asked {
+        if asked.is_none_or(|(earliest, _)| at < earliest) {
+            *asked = Some((at, now));
+        }
+        return;
+    }
     let earlier = armed.timer.as_ref().is_some_and(|(_, due)| *due <= at);
     let Some(own) = armed.own.filter(|_| !earlier) else {
         return;
@@ -82,9 +93,14 @@ pub(crate) fn soon() {
 fn elapsed(ctx: Ctx) {
     let event = ARMED.borrow().and_then(|mut armed| {
         armed.timer = None;
+        armed.asked = Some(None);
         armed.event
     });
     if let Some(event) = event {
         event(ctx);
+    }
+    let asked = ARMED.borrow().and_then(|mut armed| armed.asked.take());
+    if let Some((at, now)) = asked.flatten() {
+        arm(at, now);
     }
 }
