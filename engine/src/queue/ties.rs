@@ -412,6 +412,11 @@ impl Ties {
         connection.lost.add(LostTie { name, token, why });
     }
 
+    /// A hold that was paused is to be renewed again.
+    pub fn resume(&mut self, token: Token) {
+        self.resumed.push(BTreeSet::from([token]));
+    }
+
     /// Returns true if a hold was paused, and is to be renewed again since its connection has given a sign of life.
     pub fn is_resumed(&self, token: Token) -> bool {
         self.resumed.iter().any(|holds| holds.contains(&token))
