@@ -14,11 +14,9 @@ struct Armed {
     timer: Option<(Timer, SteadyMs)>,
     // What is called when it goes off.
     event: Option<Work>,
-    // While that is worked off: the earliest time that it has asked for, and when it did. One timer is made for all.
-    asked: Option<Asked>,
+    // While that is worked off: the earliest time that it has asked for, if any. One timer is made for all.
+    asked: Option<Option<SteadyMs>>,
 }
-
-type Asked = Option<(SteadyMs, SteadyMs)>;
 
 /// The longest time that a timer is set for: a day. The server counts in microseconds, and one that overflows is due
 /// at once for ever. Going off too early does no harm: the event sets the next.
@@ -45,9 +43,7 @@ pub(crate) fn arm(at: SteadyMs, now: SteadyMs) {
         return;
     };
     if let Some(asked) = &mut armed.asked {
-        if asked.is_none_or(|(earliest, _)| at < earliest) {
-            *asked = Some((at, now));
-        }
+        *asked = Some(asked.map_or(at, |earliest| earliest.min(at)));
         return;
     }
     let earlier = armed.timer.as_ref().is_some_and(|(_, due)| *due <= at);
@@ -100,7 +96,8 @@ fn elapsed(ctx: Ctx) {
         event(ctx);
     }
     let asked = ARMED.borrow().and_then(|mut armed| armed.asked.take());
-    if let Some((at, now)) = asked.flatten() {
-        arm(at, now);
+    if let Some(at) = asked.flatten() {
+        // The event may have taken its time: the server counts from now.
+        arm(at, clock::read().steady());
     }
 }
