@@ -255,14 +255,11 @@ impl Ledger {
         if old == new || self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
         }
-        let resumed = self.ties.is_resumed(old);
         let Some(tie) = self.ties.untie(old) else {
             return broken!("what was just found tied is tied");
         };
         self.tie(new, tie);
-        if resumed {
-            self.ties.resume(new);
-        }
+        self.ties.resume_as(old, new);
     }
 }
 

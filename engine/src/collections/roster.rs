@@ -145,14 +145,6 @@ impl<N: Copy + Ord, T> Roster<N, T> {
         }
     }
 
-    /// Takes the last one out.
-    pub fn pop(&mut self) -> Option<(N, Box<T>)> {
-        match &mut self.0 {
-            Form::Few(few) => few.pop(),
-            Form::Many(many) => many.pop(),
-        }
-    }
-
     /// Takes out those that this is true of. If it is true of all of them, none is moved.
     pub fn split_off(&mut self, leaves: impl Fn(N, &T) -> bool) -> Roster<N, T> {
         if self.iter().all(|(number, value)| leaves(number, value)) {
@@ -378,19 +370,6 @@ impl<N: Copy + Ord, T> Chunks<N, T> {
             }
         }
         Some(first)
-    }
-
-    fn pop(&mut self) -> Option<Member<N, T>> {
-        let last = self.chunks.back_mut()?.members.pop_back()?;
-        self.len -= 1;
-        match self.lens.back_mut() {
-            Some(len) if *len > 1 => *len -= 1,
-            _ => {
-                self.lens.pop_back();
-                self.chunks.pop_back();
-            }
-        }
-        Some(last)
     }
 
     /// Makes two of a chunk that has become too long.

@@ -412,9 +412,12 @@ impl Ties {
         connection.lost.add(LostTie { name, token, why });
     }
 
-    /// A hold that was paused is to be renewed again.
-    pub fn resume(&mut self, token: Token) {
-        self.resumed.push(BTreeSet::from([token]));
+    /// A hold goes on under another token: if it is to be renewed again, that is so under the new one.
+    pub fn resume_as(&mut self, old: Token, new: Token) {
+        let mut sets = self.resumed.iter_mut();
+        if let Some(holds) = sets.find_map(|holds| holds.remove(&old).then_some(holds)) {
+            holds.insert(new);
+        }
     }
 
     /// Returns true if a hold was paused, and is to be renewed again since its connection has given a sign of life.

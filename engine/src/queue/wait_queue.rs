@@ -70,7 +70,7 @@ impl Places {
 
     /// Takes one out.
     pub(crate) fn pop(&mut self) -> Option<Box<Place>> {
-        let (_, place) = self.places.pop()?;
+        let (_, place) = self.places.pop_front()?;
         if let Some(index) = &mut self.by_owner {
             index.remove(&place.owner);
         }
