@@ -90,7 +90,7 @@ func TestOneProcessRunsEachTick(t *testing.T) {
 			}
 			killed := ""
 			var lines []string
-			for end := time.Now().Add(100 * time.Second); len(lines) < 8; time.Sleep(5 * time.Millisecond) {
+			for end := time.Now().Add(100 * time.Second); len(lines) < 9; time.Sleep(5 * time.Millisecond) {
 				if time.Now().After(end) {
 					t.Fatalf("too few ticks: %v", lines)
 				}

@@ -119,20 +119,19 @@ final class LocksTest extends TestCase
     {
         $this->on($place);
         $this->server->hold();
-        $first = $this->worker(['bound' => 0.6, 'claim' => 30.0, 'library' => $library]); // a stall takes no place away
+        // A stall neither takes the place away nor keeps the answer from coming in time.
+        $first = $this->worker(['bound' => 2.0, 'claim' => 30.0, 'library' => $library]);
         $number = $first->start('lock', key: $this->key());
         $this->server->awaitQueued(1);
         [$owner] = $this->server->queue();
         $second = $this->worker();
         $second->start('lock', key: $this->key());
-        Stage::until(fn () => $this->server->info()['queue'][0]['waited-ms'] > 1500, 'five slices have passed');
+        Stage::until(fn () => $this->server->info()['queue'][0]['waited-ms'] > 5000, 'five slices have passed');
         self::assertSame($owner, $this->server->next());
         $answer = $first->answer($number);
         self::assertSame(['hold', $owner], [$answer['got'], $answer['owner']]);
         self::assertSame(1, $this->server->info()['holders'][0]['holds']);
-        // Whom a stall keeps from hearing of it within the bound gives it back all the same.
-        self::assertContains($first->do('release', id: $answer['id'])['got'], ['none', 'failure']);
-        Stage::until(fn () => $this->server->owners() !== [$owner], 'it is given back');
+        self::assertSame('none', $first->do('release', id: $answer['id'])['got']);
     }
 
     public function testCancelledWait(): void
@@ -153,7 +152,7 @@ final class LocksTest extends TestCase
 
     public function testDeadlinePasses(): void
     {
-        $locks = Kinds::locks();
+        $locks = Kinds::locks(claim: 3 * Stage::patience()); // its place is left: else it would be there for so long
         $this->server->hold();
         $error = Stage::timesOut(fn () => $locks->lock($this->key(), 0.3));
         self::assertInstanceOf(LockTimeout::class, $error);
