@@ -3,7 +3,7 @@
 use crate::broken;
 use crate::ledger::{Due, Ledger};
 use crate::lock::End;
-use crate::queue::{Auto, Loss, Renewal, Tie, Whose};
+use crate::queue::{Auto, Deadlines, Loss, Renewal, Tie, Untimed, Whose};
 use crate::types::{ClientId, Millis, NameRef, Now, SteadyMs, Terms, Token, WallMs};
 use crate::undo::Undo;
 
@@ -47,7 +47,7 @@ impl Ledger {
             return self.retie(name, undo.grant.token, token);
         }
         let taken = match after {
-            Some(_) => self.ties.untie(undo.grant.token),
+            Some(_) => self.ties.take(undo.grant.token),
             None => None,
         };
         if let Some(before) = before {
@@ -66,7 +66,7 @@ impl Ledger {
 
     /// Ties a hold as its grant says: to the connection that asks. What ties it to that connection already stays; to another it is
     /// tied no more.
-    #[cold]
+    #[inline(never)]
     pub fn tie_granted(
         &mut self,
         (name, owner): (NameRef, &[u8]),
@@ -132,9 +132,9 @@ impl Ledger {
     /// Unties what is to be tied anew. What is tied under its token elsewhere, which RESTORE can bring about, is lost with that.
     fn take_tie(&mut self, name: NameRef, token: Token) -> Option<Box<Tie>> {
         if self.ties.at(name, token).is_some() {
-            return self.ties.untie(token);
+            return self.ties.take(token);
         }
-        let tie = self.untie(token)?;
+        let tie = self.ties.untie(token)?;
         self.ties.lose(token, &tie, Loss::Taken);
         None
     }
@@ -160,16 +160,14 @@ impl Ledger {
     /// Ties a hold, which is tied by nothing.
     fn tie(&mut self, token: Token, tie: Box<Tie>) {
         let client = tie.client;
-        self.ties.tie(token, tie);
-        self.time_renewals(client);
+        let untimed = self.ties.tie(token, tie);
+        time(&mut self.timers, client, untimed);
     }
 
     /// Sees to it that a connection's timer comes when its first renewal is due, or before.
     pub fn time_renewals(&mut self, client: ClientId) {
-        if let Some((at, timer)) = self.ties.untimed(client) {
-            self.timers.clear(timer);
-            *timer = Some(self.timers.add(at, Due::Renewals(client)));
-        }
+        let untimed = self.ties.untimed(client);
+        time(&mut self.timers, client, untimed);
     }
 
     /// A connection has ended, and nothing is tied to it any more.
@@ -197,28 +195,18 @@ impl Ledger {
     #[cold]
     pub fn untie_at(&mut self, name: NameRef, token: Token) {
         if self.ties.at(name, token).is_some() {
-            self.untie(token);
+            self.ties.untie(token);
         }
     }
 
-    /// Unties what is tied under this token.
-    #[cold]
-    pub fn untie(&mut self, token: Token) -> Option<Box<Tie>> {
-        let tie = self.ties.untie(token)?;
-        self.ties.forget_sign(tie.client);
-        Some(tie)
-    }
-
     /// What is tied under this token is tied no more; its connection is to be told why.
-    #[cold]
     pub fn lose(&mut self, token: Token, why: Loss) {
-        if let Some(tie) = self.untie(token) {
+        if let Some(tie) = self.ties.untie(token) {
             self.ties.lose(token, &tie, why);
         }
     }
 
     /// The same for the hold of this lock.
-    #[cold]
     pub fn lose_at(&mut self, name: NameRef, token: Token, why: Loss) {
         if self.ties.at(name, token).is_some() {
             self.lose(token, why);
@@ -230,14 +218,14 @@ impl Ledger {
     pub fn lose_to(&mut self, name: NameRef, token: Token, client: ClientId) {
         let tie = self.ties.at(name, token);
         if tie.is_some_and(|tie| tie.client != client) {
-            if let Some(tie) = self.untie(token) {
+            if let Some(tie) = self.ties.untie(token) {
                 self.ties.lose_to_another(token, &tie, Loss::Taken);
             }
         }
     }
 
     /// The hold of this lock ends so.
-    #[cold]
+    #[inline(never)]
     pub fn lose_by(&mut self, name: NameRef, token: Token, end: End) {
         let why = match end {
             End::Released => Loss::Taken,
@@ -255,11 +243,19 @@ impl Ledger {
         if old == new || self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
         }
-        let Some(tie) = self.ties.untie(old) else {
+        let Some(tie) = self.ties.take(old) else {
             return broken!("what was just found tied is tied");
         };
         self.tie(new, tie);
         self.ties.resume_as(old, new);
+    }
+}
+
+/// Has a connection's timer come when its first renewal is due, if it does not come by then.
+fn time(timers: &mut Deadlines<SteadyMs, Due>, client: ClientId, untimed: Option<Untimed>) {
+    if let Some((at, timer)) = untimed {
+        timers.clear(timer);
+        *timer = Some(timers.add(at, Due::Renewals(client)));
     }
 }
 

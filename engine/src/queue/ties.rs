@@ -53,8 +53,7 @@ pub struct Whose {
 impl Whose {
     /// The hold of this owner.
     pub fn new(name: NameRef, owner: &[u8]) -> Whose {
-        let mut words = SmallVec::with_capacity(name.key.len() + owner.len());
-        words.extend_from_slice(name.key);
+        let mut words = SmallVec::from_slice(name.key);
         words.extend_from_slice(owner);
         Whose {
             db: name.db,
@@ -218,6 +217,9 @@ impl Ranked {
     }
 }
 
+/// When a renewal is due before a connection's timer comes, and that timer.
+pub(crate) type Untimed<'t> = (SteadyMs, &'t mut Option<DueKey<SteadyMs>>);
+
 /// A connection that something is tied to, or was. It is kept until it ends: who ties one hold ties another.
 #[derive(Debug, Default)]
 struct Connection {
@@ -259,6 +261,18 @@ impl Connection {
             Renewal::At(at) => drop(self.renewals.remove((at, token))),
             Renewal::Paused => drop(self.paused.remove(&token)),
             Renewal::Stopped => {}
+        }
+    }
+
+    fn untimed(&mut self) -> Option<Untimed<'_>> {
+        let ((first, _), ()) = self.renewals.front()?;
+        let timed = self.timer.is_some_and(|due| due.at <= first);
+        (!timed).then_some((first, &mut self.timer))
+    }
+
+    fn forget_sign(&mut self) {
+        if self.holds.is_empty() {
+            self.kept = None;
         }
     }
 }
@@ -361,8 +375,9 @@ impl Ties {
         self.acting = client;
     }
 
-    /// Ties a hold. It is tied by nothing.
-    pub fn tie(&mut self, token: Token, tie: Box<Tie>) {
+    /// Ties a hold. It is tied by nothing. Returns what [`Ties::untimed`] would.
+    #[inline]
+    pub fn tie(&mut self, token: Token, tie: Box<Tie>) -> Option<Untimed<'_>> {
         self.sessions += usize::from(tie.session);
         self.autos += usize::from(tie.renews());
         let connection = self.by_client.entry(tie.client).or_default();
@@ -373,28 +388,42 @@ impl Ties {
         if self.by_token.insert(token, tie).is_err() {
             broken!("a hold that is tied anew is tied by nothing");
         }
+        connection.untimed()
     }
 
-    /// Unties a hold. If it is not tied again, see to [`Ties::forget_sign`].
+    /// Unties a hold.
+    #[inline]
     pub fn untie(&mut self, token: Token) -> Option<Box<Tie>> {
+        let (tie, its) = self.remove(token)?;
+        its.into_iter().for_each(Connection::forget_sign);
+        Some(tie)
+    }
+
+    /// Unties a hold that is to be tied anew. If it is not, see to [`Ties::forget_sign`].
+    pub fn take(&mut self, token: Token) -> Option<Box<Tie>> {
+        self.remove(token).map(|(tie, _)| tie)
+    }
+
+    /// Takes a hold out of all lists. Returns the connection that it was tied to, too.
+    #[inline]
+    fn remove(&mut self, token: Token) -> Option<(Box<Tie>, Option<&mut Connection>)> {
         let tie = self.by_token.remove(token)?;
         self.sessions -= usize::from(tie.session);
         self.autos -= usize::from(tie.renews());
-        if let Some(its) = self.by_client.get_mut(&tie.client) {
+        let mut its = self.by_client.get_mut(&tie.client);
+        if let Some(its) = &mut its {
             its.holds.remove(tie.ranked(token));
             if let Some(auto) = tie.auto {
                 its.take_out(token, auto.next);
             }
         }
-        Some(tie)
+        Some((tie, its))
     }
 
     /// Forgets the last sign of life of a connection if nothing is tied to it any more: it went for what was tied then.
     pub fn forget_sign(&mut self, client: ClientId) {
         let its = self.by_client.get_mut(&client);
-        if let Some(its) = its.filter(|its| its.holds.is_empty()) {
-            its.kept = None;
-        }
+        its.into_iter().for_each(Connection::forget_sign);
     }
 
     /// A hold is tied no more: its connection is to be told, unless its own command has done it.
@@ -463,14 +492,8 @@ impl Ties {
     }
 
     /// When a connection's first renewal is due, where that is before its timer comes; and the timer, to be set to it.
-    pub fn untimed(
-        &mut self,
-        client: ClientId,
-    ) -> Option<(SteadyMs, &mut Option<DueKey<SteadyMs>>)> {
-        let connection = self.by_client.get_mut(&client)?;
-        let ((first, _), ()) = connection.renewals.front()?;
-        let timed = connection.timer.is_some_and(|due| due.at <= first);
-        (!timed).then_some((first, &mut connection.timer))
+    pub fn untimed(&mut self, client: ClientId) -> Option<Untimed<'_>> {
+        self.by_client.get_mut(&client)?.untimed()
     }
 
     /// A connection's timer has come, and is no more.

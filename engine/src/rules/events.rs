@@ -367,7 +367,7 @@ impl Engine {
             let tie = self.ledger.ties.get(token).cloned();
             let Some(tie) = tie.filter(|tie| tie.session) else {
                 // Its lease runs on to its end.
-                self.ledger.untie(token);
+                self.ledger.ties.untie(token);
                 continue;
             };
             let name = tie.name();
@@ -377,7 +377,7 @@ impl Engine {
                 self.end_session(keys, now, token, &tie);
             } else if !exists(keys, name) {
                 // The lock has left with its slot.
-                self.ledger.untie(token);
+                self.ledger.ties.untie(token);
             } else {
                 // The server accepts no change of it now; it is asked again, after all others.
                 self.disconnected.insert(client, Some(token));
@@ -408,7 +408,7 @@ impl Engine {
                 self.mark(lock);
             }
         }
-        self.ledger.untie(token);
+        self.ledger.ties.untie(token);
     }
 
     /// Renews the holds whose renewal is due, one step of it. Returns true if something is left that could go on at once.
@@ -557,7 +557,7 @@ impl Engine {
     /// What is tied to a connection and has ended without this server having come to it is lost.
     fn end_ties(&mut self, now: Now, client: ClientId) {
         while let Some(token) = self.ledger.ties.ended(client, now.wall()) {
-            let Some(tie) = self.ledger.untie(token) else {
+            let Some(tie) = self.ledger.ties.untie(token) else {
                 break;
             };
             let lock = self.queues.id_or_new(tie.name());
