@@ -131,10 +131,11 @@ impl Ledger {
 
     /// Unties what is to be tied anew. What is tied under its token elsewhere, which RESTORE can bring about, is lost with that.
     fn take_tie(&mut self, name: NameRef, token: Token) -> Option<Box<Tie>> {
-        if self.ties.at(name, token).is_some() {
-            return self.ties.take(token);
+        let tie = self.ties.take(token)?;
+        if tie.name() == name {
+            return Some(tie);
         }
-        let tie = self.ties.untie(token)?;
+        self.ties.forget_sign(tie.client);
         self.ties.lose(token, &tie, Loss::Taken);
         None
     }
