@@ -67,7 +67,7 @@ pub(crate) fn exists(keys: &mut impl Keyspace, name: NameRef) -> bool {
 }
 
 /// One lock as an event finds and leaves it.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Entry<V> {
     /// The value at the key. The engine puts a lock here when there was none, but never takes one away: what has
     /// become empty is for the caller to delete.

@@ -36,7 +36,7 @@ pub struct Before {
 }
 
 /// What decisions are written to. See the module's documentation.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Ledger {
     /// Makes fencing tokens, and the numbers of places.
     pub tokens: TokenClock,

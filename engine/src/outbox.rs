@@ -60,7 +60,7 @@ pub struct Promise {
 }
 
 /// What an answer waits for that replicas are to confirm.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Pending {
     /// The holds that it prolongs.
     pub promises: Vec<Promise>,
@@ -85,7 +85,7 @@ impl Pending {
 }
 
 /// The answer to a request whose connection is blocked.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Wake {
     /// Which request.
     pub id: RequestId,
@@ -96,7 +96,7 @@ pub struct Wake {
 }
 
 /// What a request that waits by a channel is told.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Message {
     /// Which request.
     pub id: RequestId,
@@ -126,7 +126,7 @@ impl Outcome {
 }
 
 /// Something to be told.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Output {
     /// A blocked connection is answered.
     Wake(Wake),
@@ -196,7 +196,7 @@ impl Output {
 }
 
 /// What is to be told, in the order in which it was decided.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Outbox {
     outputs: Vec<Output>,
 }

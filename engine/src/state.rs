@@ -11,14 +11,14 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
 /// The queues of a server that decided before it was demoted: what is left of them to clear away.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Former {
     pub(super) queues: WaitQueues,
     pub(super) requests: Requests,
 }
 
 /// All wait queues and what they need. See the module's documentation for its use.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Engine {
     /// What the operator has configured. The caller keeps it up to date.
     pub policy: Policy,
@@ -65,7 +65,7 @@ pub struct Engine {
 }
 
 /// What a settlement has made possible elsewhere, in the order in which it is looked at.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Next {
     /// A place in this lock's queue has gone with one elsewhere.
     Lock(LockId),
@@ -74,7 +74,7 @@ pub(crate) enum Next {
 }
 
 /// What has gone as one piece.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Remains {
     /// Places with their windows.
     Places(Places),

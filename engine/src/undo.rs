@@ -7,7 +7,7 @@ use super::types::{Arrival, ClientId, Grant, Limit, Name, Token, WallMs};
 use std::rc::Rc;
 
 /// What a grant to a waiting connection has changed of one lock.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Undo {
     /// The lock.
     pub name: Name,

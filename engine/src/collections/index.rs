@@ -16,6 +16,7 @@ const SHARDS: usize = 256;
 
 /// A map from keys to values. A plain hash map moves all its entries at once when it grows, which with a hundred thousand
 /// queued would hold the server up for tens of milliseconds.
+#[derive(Clone)]
 pub struct Index<K, V, S = RandomState> {
     // The only map, or the first of many.
     first: HashMap<K, V, S>,

@@ -21,10 +21,10 @@ const FEW: usize = 8;
 type Member<N, T> = (N, Box<T>);
 
 /// Values in the order of their numbers.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Roster<N, T>(Form<N, T>);
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Form<N, T> {
     Few(Vec<Member<N, T>>),
     Many(Box<Chunks<N, T>>),
@@ -220,7 +220,7 @@ fn search<N: Copy + Ord, T>(few: &[Member<N, T>], number: N) -> Result<usize, us
 
 /// Many members. Front, look-up, insertion and removal are a binary search and a short move; the rank adds the lengths of the
 /// chunks before.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Chunks<N, T> {
     chunks: VecDeque<Chunk<N, T>>,
     // How many each chunk has, once more: a rank adds up neighbours here, and reads no other chunk for it.
@@ -229,7 +229,7 @@ struct Chunks<N, T> {
 }
 
 /// Neighbours. A search goes by `start`, and so reads the memory of one chunk only.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Chunk<N, T> {
     // Above every number of the chunks before, and not above any in this one.
     start: N,

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 /// Keys in the order of their hashes. A scan goes by hashes: a key that is there all the time is met once, whatever else
 /// comes and goes.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ScanOrder(BTreeSet<(u64, Rc<[u8]>)>);
 
 /// Hashes have so many bits: the numbers of a scan leave room for a mark.

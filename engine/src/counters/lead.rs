@@ -10,7 +10,7 @@ const LEAST: u32 = 5;
 
 /// What the numbers tell that a primary hands out: they are times of its clock, and come here a little later. So the least that
 /// this server's clock was ahead of them is the time of the way, and its lead.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct ClockLead {
     began: SteadyMs,
     now: Window,

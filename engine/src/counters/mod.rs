@@ -14,7 +14,7 @@ use crate::refusal::Refusal;
 
 /// Everything that is counted. Numbers begin at 0 with the server, and again by `DLOCK.STATS RESET`; `held` alone is what
 /// there is now.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Counters {
     /// Grants that were made at once.
     pub grants_immediate: u64,
@@ -70,7 +70,7 @@ pub struct Counters {
 
 /// Requests that were refused, and waits that ended so, by the error that they got. What is wrong with arguments is not
 /// counted.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Refusals {
     /// They could never end otherwise.
     pub deadlock: u64,

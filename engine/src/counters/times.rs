@@ -10,6 +10,7 @@ const LONGEST_US: u64 = 1 << 42;
 const DIGITS: u8 = 2;
 
 /// Times in microseconds, kept as counts in buckets whose width grows with the time.
+#[derive(Clone)]
 pub struct Times {
     counts: Histogram<u64>,
     sum_us: u64,

@@ -31,7 +31,7 @@ pub struct Hot {
 }
 
 /// The locks that were waited for most.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Top {
     kept: Vec<Hot>,
     at: HashMap<Name, usize>,

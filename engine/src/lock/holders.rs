@@ -11,7 +11,7 @@ use std::sync::Arc;
 const LONGEST_LIST: usize = 8;
 
 /// All holders of a lock.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Holders {
     /// Some, in the order of their owners.
     List(Vec<Holder>),
@@ -21,7 +21,7 @@ pub(crate) enum Holders {
 
 /// One holder. Its owner is shared with `Arc` where it stands in several maps, since a server may free a value on another
 /// thread.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Holder {
     owner: Arc<[u8]>,
     terms: Terms,
@@ -38,7 +38,7 @@ struct Terms {
 }
 
 /// Many holders, found by owner, deadline and limit.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Indexed {
     by_owner: Index<Arc<[u8]>, Terms>,
     // The token keeps leases of one millisecond apart: to compare owners would be to read the memory of each.

@@ -54,7 +54,7 @@ pub struct Ticket {
 ///
 /// A queue is the tickets here and the waiters of this server (see `queue`); `watched` tells a server that loads the
 /// value that somebody waited, so that it watches the leases itself although the waiters are gone.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Lock {
     /// The usual lock, in one allocation of 64 bytes (a size class of every malloc).
     Sole(Sole),
@@ -69,7 +69,7 @@ const RESTORED: u32 = u32::MAX;
 const INLINE: usize = 39;
 
 /// One holder with a short owner, or none (`holds` is 0).
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Sole {
     token: Token,
     deadline: WallMs,
@@ -89,7 +89,7 @@ const _: () = assert!(std::mem::size_of::<Lock>() == 64);
 const WATCHED: u8 = 0x80;
 
 /// Any number of holders and tickets.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Full {
     pub(super) holders: Holders,
     pub(super) tickets: BTreeMap<Arrival, Ticket>,

@@ -6,7 +6,7 @@ use crate::types::{Arrival, Now, Token};
 ///
 /// The next number is `max(last + 1, wall clock in microseconds)`: no state needs to survive a restart as long as the
 /// wall clock is not behind the last grant, and a number also tells, to the microsecond, when it was handed out.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct TokenClock {
     last: u64,
 }

@@ -36,7 +36,7 @@ impl BlockingHolder {
 }
 
 /// What is recorded of one lock.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) enum BlockingHolders {
     /// Nothing: nobody is queued, or nobody holds.
     #[default]
@@ -62,7 +62,7 @@ impl BlockingHolders {
 }
 
 /// All blocking holders.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct BlockingIndex {
     // How many recorded locks an owner holds.
     owners: ByNumber<OwnerHash, u32>,

@@ -5,7 +5,7 @@ use crate::types::Name;
 use std::collections::VecDeque;
 
 /// Names to which values have come, or from which they have gone, in the order in which they are to be looked at.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Crowd {
     names: Index<Name, Member>,
     order: VecDeque<Name>,
@@ -13,7 +13,7 @@ pub struct Crowd {
     swaps: Vec<(u32, u32)>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Member {
     /// Whether a value has come to it.
     brought: bool,

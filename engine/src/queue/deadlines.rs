@@ -13,7 +13,7 @@ pub struct DueKey<At> {
 }
 
 /// Entries in the order of the points in time at which they are due.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Deadlines<At, Due> {
     index: BTreeMap<DueKey<At>, Due>,
     sequence: u64,

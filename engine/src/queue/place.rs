@@ -13,7 +13,7 @@ use std::rc::Rc;
 /// | yes | a request | a ticket | with the request, unless it is kept for a claim window: then it becomes absent |
 /// | yes | nobody | an absent ticket | when its window ends |
 /// | no | nobody | – | only within a take-over |
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Place {
     /// Whose place it is.
     pub owner: Rc<[u8]>,
@@ -29,7 +29,7 @@ pub struct Place {
 }
 
 /// How long a ticket is kept while nobody is there for it.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Window {
     /// For how long, from the end of a wait on; 0: not at all.
     pub claim: Millis,

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 /// All wait queues.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct WaitQueues {
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -29,7 +29,7 @@ pub(crate) struct WaitQueues {
 
 /// What has happened to many locks at once, and the review that looks at each of them. A lock that is used before its turn has
 /// it then: what has happened to its database is found by comparing numbers.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Review {
     /// Rises with each time that values of whole databases came or went.
     epoch: u64,
@@ -71,13 +71,13 @@ const MOST_SWAPS: usize = 64;
 /// Names up to which a crowd joins the one before it, so that there are never many crowds.
 const SMALL_CROWD: usize = 4096;
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Slot {
     generation: u32,
     queue: Option<Box<WaitQueue>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Db {
     by_key: Index<Rc<[u8]>, LockId>,
     // The keys once more, for scans.

@@ -11,7 +11,7 @@ use std::hash::BuildHasher;
 use std::rc::Rc;
 
 /// A request that waits.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Request {
     /// Who asks.
     pub owner: Rc<[u8]>,
@@ -31,7 +31,7 @@ pub(crate) struct Request {
 const _: () = assert!(std::mem::size_of::<Request>() <= 112);
 
 /// Where a request waits.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum WaitsAt {
     /// At one lock.
     One(Part),
@@ -70,7 +70,7 @@ impl Request {
 }
 
 /// An owner's waiting requests: mostly one.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Ids {
     One(RequestId),
     // An owner may wait for a hundred thousand locks by a channel. Boxed, since this is rare and would make the usual case
@@ -80,14 +80,14 @@ enum Ids {
 }
 
 /// The requests of one connection that wait by a channel: mostly always the same one, so its name is shared.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Notified {
     channel: Rc<[u8]>,
     ids: BTreeSet<RequestId>,
 }
 
 /// All waiting requests.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Requests {
     by_id: NumberIndex<RequestId, Box<Request>>,
     // By the hash of the owner's name: owners are kept with their places, and there may be many.

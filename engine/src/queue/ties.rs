@@ -221,7 +221,7 @@ impl Ranked {
 pub(crate) type Untimed<'t> = (SteadyMs, &'t mut Option<DueKey<SteadyMs>>);
 
 /// A connection that something is tied to, or was. It is kept until it ends: who ties one hold ties another.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Connection {
     holds: Roster<Ranked, ()>,
     // Which holds the server renews next, and when.
@@ -277,7 +277,7 @@ impl Connection {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct Lost {
     ties: Vec<LostTie>,
     bytes: usize,
@@ -319,7 +319,7 @@ impl Lost {
 
 /// All ties, by the token of the hold. RESTORE can bring a second hold under that token to another lock: it is not the one that
 /// is tied, so who asks for a hold of a lock names that lock.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Ties {
     by_token: Roster<Token, Tie>,
     by_client: BTreeMap<ClientId, Connection>,

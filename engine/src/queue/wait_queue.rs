@@ -19,7 +19,7 @@ const LONGEST_SEARCH: usize = 8;
 /// half.
 ///
 /// A holder never has a place in the queue: it may only wait for a stricter limit, ahead of the queue.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct WaitQueue {
     /// The lock.
     pub name: Name,
@@ -56,7 +56,7 @@ pub(crate) struct WaitQueue {
 }
 
 /// Places that have left their queue together.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Places {
     places: Roster<Arrival, Place>,
     by_owner: Option<Box<Index<Rc<[u8]>, Arrival>>>,
@@ -79,7 +79,7 @@ impl Places {
 }
 
 /// Ends that a key was given from outside, earlier than its leases.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct ExternalEnds {
     /// The last one, while no lease has been cut to it. As long as nothing else touches the lock the server removes the key then;
     /// the next request makes it the leases' own end.

@@ -210,7 +210,6 @@ fn picture(pair: &Pair, names: &Names) -> Vec<u64> {
     numbers.extend(cut);
     let quarantine = model.policy.quarantine_until.0.saturating_sub(model.steady);
     numbers.extend([END, u64::from(model.policy.grants), quarantine]);
-    numbers.extend(hidden(pair));
     numbers
 }
 
@@ -253,6 +252,7 @@ fn identity(pair: &Pair) -> u64 {
         .flat_map(|owners| [[0, 1], [1, 0]].map(|keys| picture(pair, &Names { owners, keys })));
     let mut hasher = DefaultHasher::new();
     named.min().hash(&mut hasher);
+    hidden(pair).hash(&mut hasher);
     hasher.finish()
 }
 
@@ -328,12 +328,13 @@ impl Exploration {
     fn go_on(&self, states: &[usize]) -> Result<(Vec<(u64, Step)>, usize), Difference> {
         let (mut fresh, mut here, mut tried) = (Vec::new(), HashSet::new(), 0);
         for &from in states {
-            let before = self.path(from);
-            for line in lines(&self.replay(&before)) {
+            let path = self.path(from);
+            let before = self.replay(&path);
+            for line in lines(&before) {
                 tried += 1;
-                let mut pair = self.replay(&before);
+                let mut pair = before.clone();
                 if let Err(what) = go(&mut pair, &line) {
-                    let lines = [before, vec![line]].concat();
+                    let lines = [path, vec![line]].concat();
                     return Err(Difference { lines, what });
                 }
                 let identity = identity(&pair);

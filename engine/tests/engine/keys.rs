@@ -4,7 +4,7 @@ use dlock_engine::{ClientId, Entry, Event, Keyspace, Lock, Name, NameRef, WallMs
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What stands at a key.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Value {
     /// A lock, and when the key expires.
     Lock(Box<Lock>, Option<WallMs>),
@@ -13,7 +13,7 @@ pub enum Value {
 }
 
 /// All keys of all databases.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Keys {
     pub values: BTreeMap<Name, Value>,
     /// Locks whose slot has left this node.
@@ -31,7 +31,7 @@ pub struct Keys {
     open: Vec<Opened>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Opened {
     name: Name,
     entry: Entry<Box<Lock>>,

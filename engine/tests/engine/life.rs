@@ -50,7 +50,7 @@ pub fn ties(world: &World) -> BTreeMap<Token, Tied> {
 }
 
 /// What connections have lost and were not told yet: by connection, lock and token.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Losses {
     /// What they are to be told.
     must: BTreeSet<(u64, Name, Token)>,

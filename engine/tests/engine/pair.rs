@@ -16,6 +16,7 @@ use dlock_engine::{
 };
 use std::collections::BTreeMap;
 
+#[derive(Clone)]
 pub struct Pair {
     pub world: World,
     pub model: Model,

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// A server's data as others can see it: each lock's bytes and its TTL.
 pub type Data = BTreeMap<Name, Option<(Vec<u8>, Option<WallMs>)>>;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Server {
     pub engine: Engine,
     pub keys: Keys,

@@ -25,7 +25,7 @@ pub const BEGIN_MS: Millis = 1_000_000_000;
 /// More rounds than this at one moment, or ticks on the way to another, and the engine spins.
 const PATIENCE: usize = 100_000;
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct World {
     pub now: Now,
     pub primary: Server,
