@@ -252,10 +252,11 @@ def test_without_a_channel_it_waits_all_the_same(server, make, user, rule, caplo
         server.hold()
         wait = locks.start(server.key)
         server.await_queued(1)
+        [first] = server.queue()
         assert locks.try_lock(server.key, 3) is None
-        next_owner = server.hand_over()
+        assert server.hand_over() in (first, None)  # between two slices it is away for an instant, and has its place
         with wait.result(PATIENCE) as hold:
-            assert hold.owner == next_owner
+            assert hold.owner == first
             until(lambda: server.info()["holders"][0]["auto"], "it is kept")
         server.await_gone()
     assert sum("messages cannot be heard" in record.getMessage() for record in caplog.records) == 1
