@@ -227,9 +227,8 @@ const GIANTS: [(&str, Make, u64); 8] = [
 fn one_lock_of_very_many_stops_nobody() {
     const MANY: usize = 33_000;
     for (what, fill, bound) in GIANTS {
-        let mut seen = Vec::new();
-        // What else the machine does may lengthen any of them.
-        let bounded = (0..4).any(|_| {
+        // What else the machine does may lengthen any of them, and for a while all.
+        await_until(&format!("{what} is short"), PATIENCE, || {
             let server = Server::start();
             let mut c = server.connection();
             fill(&mut c, MANY);
@@ -239,11 +238,11 @@ fn one_lock_of_very_many_stops_nobody() {
             let took = processor_ms(&server) - before;
             // What it has to do comes within the turns of an event loop that nobody holds up.
             (0..200).for_each(|_| c.run("PING"));
-            seen.push(longest(&server, false).max(took));
+            let longest = longest(&server, false).max(took);
+            println!("{what}: {longest} ms");
             assert_sound(&server);
-            seen.last() <= Some(&bound)
+            longest <= bound
         });
-        assert!(bounded, "{what}: {seen:?} ms");
     }
 }
 
