@@ -247,18 +247,21 @@ def test_a_grant_that_may_not_be_confirmed_is_given_back(server, make, user):
 @everywhere
 @pytest.mark.parametrize("rule", ["-subscribe", "resetchannels"])
 def test_without_a_channel_it_waits_all_the_same(server, make, user, rule, caplog):
-    locks = make(**user(rule))
+    locks, handed = make(**user(rule)), []
     for _ in range(2):
         server.hold()
         wait = locks.start(server.key)
         server.await_queued(1)
         [first] = server.queue()
         assert locks.try_lock(server.key, 3) is None
-        assert server.hand_over() in (first, None)  # between two slices it is away for an instant, and has its place
+        server.await_queued(1)
+        handed.append(server.hand_over())
+        assert handed[-1] in (first, None)  # between two slices it is away for an instant, and has its place
         with wait.result(PATIENCE) as hold:
             assert hold.owner == first
             until(lambda: server.info()["holders"][0]["auto"], "it is kept")
         server.await_gone()
+    assert any(handed), "it is handed over in one step"
     assert sum("messages cannot be heard" in record.getMessage() for record in caplog.records) == 1
 
 

@@ -66,6 +66,7 @@ impl Ledger {
 
     /// Ties a hold as its grant says: to the connection that asks. What ties it to that connection already stays; to another it is
     /// tied no more.
+    // Not cold, as what follows is: a grant that ties runs through it. Not within the plain grant either, which it would lengthen.
     #[inline(never)]
     pub fn tie_granted(
         &mut self,
