@@ -20,7 +20,7 @@ BUILT  := $(TARGET)/release/$(MODULE)
 PLACE  := $(PREFIX)/lib/redis/modules
 
 PEERS  := $(TARGET)/peers
-BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release --package dlock-integration --bin bench -- --results '$(TARGET)/bench'
+BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release --bin bench -- --results '$(TARGET)/bench'
 
 # The last commits of 0.1.0 and 0.2.0, which `make upgrade` updates from.
 OLD ?= cd925ff e3db170
@@ -36,7 +36,7 @@ export DLOCK_REDIS_SERVER ?= redis-server
 export DLOCK_MODULE := $(BUILT)
 
 # Tests with servers wait more than they work.
-test check test-servers: export RUST_TEST_THREADS ?= 6
+test check test-servers: export RUST_TEST_THREADS ?= 10
 
 .PHONY: help run test demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results
@@ -52,16 +52,16 @@ run: build ## Start a server with the module in the foreground (PORT=6379)
 	@integration/run.sh '$(BUILT)' '$(PORT)' $(if $(filter file,$(origin PORT)),or-next)
 
 test: built ## Run all tests
-	cargo test --workspace
+	cargo test
 
 demo: build ## The shop: 6,000 orders by 100 clients without a lock, with a client-side lock, with dlock, with GUARD; then a rush of 50
-	@cargo run --quiet --package dlock-integration --bin demo
+	@cargo run --quiet --bin demo
 
 failover: build ## A primary is killed under load, with and without dlock.replicas: who was let in twice, how long nobody was
-	@cargo run --quiet --package dlock-integration --bin failover
+	@cargo run --quiet --bin failover
 
 ladder: build ## Why a lock made of SETNX is not one: eight steps with kill -9, then the same with dlock, in half a minute
-	@cargo run --quiet --package dlock-integration --bin ladder
+	@cargo run --quiet --bin ladder
 
 bench: build peers ## Measure dlock side by side with what it replaces, in up to twenty minutes (QUICK=1: two)
 	@$(BENCH) $(if $(QUICK),--quick)
@@ -82,13 +82,13 @@ results: ## Put tables and plots of the last full runs where the documents show 
 	@integration/results.sh '$(TARGET)' docs/results
 
 chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: five minutes; ARGS='--help')
-	@cargo run --quiet --release --package dlock-integration --bin chaos -- \
+	@cargo run --quiet --release --bin chaos -- \
 	    --servers '$(TARGET)/servers' --results '$(TARGET)/chaos' $(if $(QUICK),--quick --lanes 10) $(ARGS)
 
 check: built ## What a change must pass: formatting, lints, all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo test --workspace
+	cargo test
 	@observability/run.sh '$(TARGET)/observability' exporter
 
 msrv: deps ## Build and check everything with the oldest compiler that is promised, fetched by rustup
@@ -100,21 +100,21 @@ deny: ## Licences, sources and known faults of all crates (needs cargo-deny; a t
 	cargo deny --workspace check
 
 check-long: ## Hold the engine against its model for all seeds, and search the model of replication for two owners (WRITE=1: into the page)
-	DLOCK_LONG=1 cargo test --release --package dlock-engine --test engine -- what_the_model_does every_promise_holds
-	cargo run --release --package dlock-protocol -- $(if $(WRITE),--write)
+	DLOCK_LONG=1 cargo test --release --test engine -- what_the_model_does every_promise_holds
+	cargo run --release --bin dlock-protocol -- $(if $(WRITE),--write)
 
 explore: ## Every sequence of requests and events over three owners and two locks, against the model (DEPTH=5)
-	DLOCK_DEPTH=$(DEPTH) cargo test --release --package dlock-engine --test engine -- --nocapture every_sequence
+	DLOCK_DEPTH=$(DEPTH) cargo test --release --test engine -- --nocapture every_sequence
 
 observe: build ## Test the dashboard with Prometheus and its exporters for Redis, fetched into target/observability
 	@observability/run.sh '$(TARGET)/observability'
 
 clients: build ## Run the tests of the clients in all languages (ONLY=python,rust; VALKEY=/path/to/server)
 	@test -x '$(VALKEY)' || integration/servers.sh '$(TARGET)/servers' valkey-9.1
-	@cargo run --quiet --package dlock-integration --bin clients -- '$(VALKEY)' $(if $(ONLY),--only '$(ONLY)')
+	@cargo run --quiet --bin clients -- '$(VALKEY)' $(if $(ONLY),--only '$(ONLY)')
 
 bench-clients: build ## Measure the clients beside the popular locks of their languages (ONLY=python)
-	@cargo run --quiet --package dlock-integration --bin clients -- --bench $(if $(ONLY),--only '$(ONLY)')
+	@cargo run --quiet --bin clients -- --bench $(if $(ONLY),--only '$(ONLY)')
 
 packages: ## Build the clients' packages into target/packages (ONLY='python rust')
 	@for one in $(or $(ONLY),python node php go java rust); do \
@@ -159,7 +159,7 @@ built: deps
 	@$(MAKE) --no-print-directory --jobs=2 build built-tests
 
 built-tests: deps
-	cargo test --workspace --no-run
+	cargo test --no-run
 
 deb: deps ## Make a Debian package in target/package
 	@packaging/deb.sh '$(TARGET)/package'

@@ -14,7 +14,7 @@ for server in "$directory"/*/server; do
     [ $# -eq 0 ] || [[ $names == *" $name "* ]] || continue
     echo "=== $name ==="
     tested=$((tested + 1))
-    DLOCK_REDIS_SERVER=$server cargo test --package dlock-integration --no-fail-fast || failed+=("$name")
+    DLOCK_REDIS_SERVER=$server cargo test --test servers --no-fail-fast || failed+=("$name")
 done
 
 if [ "$tested" -eq 0 ] || [ "$tested" -lt $# ]; then

@@ -23,4 +23,4 @@ if ! [ -e "$DLOCK_OLD_MODULE" ]; then
     rm -rf "$directory/source" "$directory/target"
 fi
 
-cargo test --package dlock-integration --test survival upgrade:: -- --ignored
+cargo test --test servers survival::upgrade:: -- --ignored

@@ -43,4 +43,4 @@ promtool=$directory/prometheus/root/usr/bin/promtool
 
 export DLOCK_PROMETHEUS=$directory/prometheus/server DLOCK_EXPORTERS
 DLOCK_EXPORTERS=$(printf "$directory/%s/server\n" "$@")
-cargo test --package dlock-integration --test seeing observability:: -- --include-ignored
+cargo test --test servers seeing::observability:: -- --include-ignored

@@ -7,8 +7,9 @@ use std::panic::{self, catch_unwind, AssertUnwindSafe};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 
+use dlock_integration::stage::Stage;
+
 use crate::path::Path;
-use crate::stage::Stage;
 
 /// Paths to servers, by where they begin.
 type Paths = Mutex<HashMap<String, Path>>;

@@ -9,11 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use dlock_integration::stage::Stage;
 use nix::sys::signal::{killpg, Signal};
 use nix::unistd::Pid;
 
 use crate::control::{self, Served};
-use crate::stage::Stage;
 
 /// A language, and the programs without which its tests cannot run.
 pub struct Language {

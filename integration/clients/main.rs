@@ -10,7 +10,6 @@
 mod control;
 mod language;
 mod path;
-mod stage;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -19,6 +18,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use dlock_integration::server_program;
+use dlock_integration::stage::Stage;
 
 use crate::language::{Language, Verdict, LANGUAGES};
 
@@ -110,7 +110,7 @@ fn run_all(languages: &[&Language], script: &str, servers: &[OsString]) -> Vec<V
 
 /// Servers for whoever works on a client: prints the environment, and lets them live as long as its own input.
 fn serve_until_eof(server: &OsString) -> ExitCode {
-    let served = control::serve(stage::Stage::start(server));
+    let served = control::serve(Stage::start(server));
     for (name, value) in served.environment() {
         println!("export {name}='{value}'");
     }
@@ -126,7 +126,7 @@ fn run(language: &Language, script: &str, servers: &[OsString], end: Instant) ->
     let began = Instant::now();
     let mut versions = Vec::new();
     for server in servers {
-        let stage = stage::Stage::start(server);
+        let stage = Stage::start(server);
         let version = stage.version();
         println!("{} on {version}: started", language.name);
         let left = end.saturating_duration_since(Instant::now());

@@ -81,9 +81,9 @@ passed=0
 failed=()
 for topic in "$@" random; do
     begin=$SECONDS
-    suite=$(basename "$(dirname "$here"/../tests/*/"$topic.rs")")
+    room=$(basename "$(dirname "$here"/../tests/*/"$topic.rs")")
     log=$directory/$topic.log
-    cargo test --quiet --package dlock-integration --test "$suite" "$topic::" -- "${skipped[@]}" >"$log" 2>&1 || true
+    cargo test --quiet --test servers "$room::$topic::" -- "${skipped[@]}" >"$log" 2>&1 || true
     count=$(sed -n 's/^test result: .* \([0-9]*\) passed.*/\1/p' "$log")
     [ "${count:-0}" -gt 0 ] || fail "$topic has not run: see $log"
     passed=$((passed + count))

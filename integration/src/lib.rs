@@ -58,6 +58,7 @@
 //! | `patience.rs` | [`await_until`] and its bounds |
 //! | `workers.rs` | [`workers`]: programs that use locks, and what was wrong in what they saw |
 //! | `guarded.rs` | [`Guarded`]: a lock that nothing in a test may touch |
+//! | `stage.rs` | [`stage::Stage`]: what the clients of one language are tested with |
 //! | `sound.rs` | [`assert_sound`]: a server has no fault of its own |
 //! | `dump.rs` | [`dump`]: payloads that no server would write |
 //! | `shorthand.rs` | [`held`] and other things that many tests say |
@@ -85,6 +86,7 @@ mod server;
 mod shorthand;
 mod socket;
 mod sound;
+pub mod stage;
 mod subscriber;
 mod version;
 mod wire;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::project;
+use super::project;
 
 fn sources(directory: &str) -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();

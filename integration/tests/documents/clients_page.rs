@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use crate::project;
+use super::project;
 
 fn read(path: &str) -> String {
     let path = project().join(path);

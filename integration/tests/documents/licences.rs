@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use crate::project;
+use super::project;
 
 const DENY: &str = include_str!("../../../deny.toml");
 

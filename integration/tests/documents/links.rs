@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use crate::project;
+use super::project;
 
 const LONGEST_README: usize = 150;
 

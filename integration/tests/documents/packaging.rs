@@ -7,7 +7,7 @@ use std::process::Command;
 
 use dlock_integration::{module_path, Ask, Grant, Server};
 
-use crate::project;
+use super::project;
 
 const CHANGES: &str = include_str!("../../../CHANGELOG.md");
 const MANIFEST: &str = include_str!("../../../Cargo.toml");

@@ -11,8 +11,8 @@ use std::process::Command;
 use dlock_integration::redis::{cmd, Cmd, Value};
 use dlock_integration::{module_path, Ask, Server, Wire};
 
-use crate::clients_page::compared;
-use crate::project;
+use super::clients_page::compared;
+use super::project;
 
 /// The pages whose blocks are all tested. Those of developers have others, and tests of their own.
 const PAGES: [&str; 14] = [

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::Connection;
-use dlock_integration::{await_until, Ask, Server, PATIENCE};
+use redis::Connection;
+
+use crate::{await_until, Ask, Server, PATIENCE};
 
 /// So many masters has the cluster, and as many replicas. So many servers alone there are.
 const MASTERS: usize = 3;
@@ -22,7 +23,8 @@ pub struct Stage {
     /// It does not have the module.
     bare: Server,
     pair: [Server; 2],
-    cluster: Vec<Server>,
+    /// At first the masters, then a replica of each.
+    pub cluster: Vec<Server>,
 }
 
 impl Stage {
@@ -192,12 +194,13 @@ impl Stage {
         found.ok_or_else(|| format!("no server of the stage: {at}"))
     }
 
-    fn is_master(&self, node: usize) -> bool {
+    /// Is this node of the cluster a master?
+    pub fn is_master(&self, node: usize) -> bool {
         self.cluster[node].info("replication").get("role") == Some("master")
     }
 
-    /// Which node serves this key.
-    fn master_of(&self, key: &str) -> Result<usize, String> {
+    /// Which node of the cluster serves this key.
+    pub fn master_of(&self, key: &str) -> Result<usize, String> {
         (0..self.cluster.len())
             .filter(|&node| self.is_master(node))
             .find(|&node| {
@@ -356,39 +359,4 @@ fn bus_port(server: &Server) -> String {
         .lines()
         .find_map(|line| line.strip_prefix("cluster-port "));
     port.expect("the harness chose a port").to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use dlock_integration::server_program;
-
-    /// What a busy machine does to a node: nobody lets it run, for longer than the others wait for it at first.
-    #[test]
-    fn faults_wait_for_nodes_that_were_not_up() {
-        let mut stage = Stage::start(&server_program());
-        let key = "{a}key";
-        let starve = |stage: &Stage| {
-            let from = stage.master_of(key).expect("it is served");
-            let mut others = (0..stage.cluster.len()).filter(|&node| node != from);
-            let other = others.find(|&node| stage.is_master(node));
-            let other = &stage.cluster[other.expect("there are three masters")];
-            other.freeze();
-            std::thread::sleep(Duration::from_secs(3));
-            other.thaw();
-        };
-        let mut served = vec![stage.master_of(key).expect("it is served")];
-        for fault in ["move", "failover", "crash"] {
-            starve(&stage);
-            let done = match fault {
-                "move" => stage.move_slot(key),
-                "failover" => stage.fail_over(key),
-                _ => stage.crash(key),
-            };
-            done.unwrap_or_else(|why| panic!("{fault}: {why}"));
-            served.push(stage.master_of(key).expect("it is served"));
-        }
-        let changes = served.windows(2).filter(|two| two[0] != two[1]);
-        assert_eq!(changes.count(), 3, "{served:?}");
-    }
 }

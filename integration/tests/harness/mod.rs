@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use dlock_integration::{await_until, Ask, Blocked, Server, PATIENCE};
 
+mod stage;
+
 fn plain() -> Server {
     Server::builder().without_module().start()
 }
@@ -57,7 +59,7 @@ fn a_server_dies_with_a_killed_process() {
     let mut victim = Command::new(std::env::current_exe().expect("a test has a program"))
         .args([
             "--exact",
-            "a_server_dies_with_a_killed_process",
+            "harness::a_server_dies_with_a_killed_process",
             "--nocapture",
         ])
         .env(VICTIM, "1")
@@ -98,7 +100,11 @@ fn a_missing_module_is_named() {
         return;
     }
     let output = std::process::Command::new(std::env::current_exe().expect("a test has a program"))
-        .args(["--exact", "a_missing_module_is_named", "--nocapture"])
+        .args([
+            "--exact",
+            "harness::a_missing_module_is_named",
+            "--nocapture",
+        ])
         .env(SECOND, "1")
         .env("DLOCK_MODULE", "/nowhere/libdlock.so")
         .output()

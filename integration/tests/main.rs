@@ -1,0 +1,9 @@
+//! All that is tested from outside: running servers, and what documents say. One program: few tests wait for the last of others.
+
+mod around;
+mod connections;
+mod documents;
+mod harness;
+mod locks;
+mod seeing;
+mod survival;
