@@ -36,7 +36,7 @@ def server(place):
 
 
 def where(item):
-    """The servers that it stops or needs for itself, or none."""
+    """The servers that it stops or needs for itself; `rest` where there are none."""
     arguments = getattr(item, "callspec", None)
     arguments = arguments.params if arguments else {}
     case = arguments.get("case", {})
@@ -46,17 +46,14 @@ def where(item):
     if stops := item.get_closest_marker("stops"):
         return stops.args[0]
     alone = {"freeze", "connections", "holds"} & {step["do"] for step in case.get("steps", ())}
-    return "single" if alone else None
+    return "single" if alone else "rest"
 
 
 def pytest_collection_modifyitems(config, items):
-    """DLOCK_PART: what needs `single`, `pair` or `cluster` for itself; or `i/n`, a part of the rest."""
+    """DLOCK_PART: what needs `single`, `pair` or `cluster` for itself; or the `rest`."""
     part = os.environ.get("DLOCK_PART")
     if part is None:
         return
-    number, _, count = part.partition("/")
-    chosen = [one for one in items if where(one) == (None if count else part)]
-    if count:
-        chosen = chosen[int(number) :: int(count)]
+    chosen = [one for one in items if where(one) == part]
     config.hook.pytest_deselected(items=[one for one in items if one not in chosen])
     items[:] = chosen

@@ -28,11 +28,12 @@ if [ "${1:-}" = --package ]; then exit; fi
 
 install() { # VERSION
     local venv=$DLOCK_CLIENT_TARGET/redis-$1
-    if [ ! -e "$venv/complete-2" ]; then
+    if [ ! -e "$venv/complete-3" ]; then
         python3 -m venv --clear "$venv"
         # The example with a metrics library is run, too.
-        pip "$venv" "redis==$1" "$(grep pytest requirements.txt)" pytest-asyncio==1.5.0 opentelemetry-sdk==1.45.2
-        touch "$venv/complete-2"
+        pip "$venv" "redis==$1" "$(grep pytest requirements.txt)" pytest-asyncio==1.5.0 pytest-xdist==3.8.0 \
+            opentelemetry-sdk==1.45.2
+        touch "$venv/complete-3"
     fi
     pip "$venv" --force-reinstall --no-deps "$packages"/*.whl
 }
@@ -88,12 +89,10 @@ start look look
 beside=("${started[@]}") started=()
 DLOCK_PART=single start single run "$newest" --ignore test_planted.py "$@" .
 await
-for part in 0 1 2; do
-    DLOCK_PART=$part/3 start rest-$part run "$newest" --ignore test_planted.py "$@" .
-done
+DLOCK_PART=rest start rest run "$newest" --numprocesses 5 --dist worksteal --ignore test_planted.py "$@" .
 if [ -n "$once" ]; then
     # What the library does by itself (test_documented.py) is the newest's.
-    DLOCK_PART=0/1 start oldest run "$oldest" -k threads test_dlock.py
+    DLOCK_PART=rest start oldest run "$oldest" -k threads test_dlock.py
 fi
 started+=("${beside[@]}")
 await
