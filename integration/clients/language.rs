@@ -21,26 +21,27 @@ pub struct Language {
     needs: &'static [&'static str],
 }
 
+/// Those that take longest first: nobody waits for the last one alone.
 pub const LANGUAGES: &[Language] = &[
     Language {
         name: "python",
         needs: &["python3"],
     },
     Language {
-        name: "node",
-        needs: &["node", "npm"],
+        name: "rust",
+        needs: &["cargo"],
     },
     Language {
         name: "java",
         needs: &["javac", "mvn"],
     },
     Language {
-        name: "go",
-        needs: &["go"],
+        name: "node",
+        needs: &["node", "npm"],
     },
     Language {
-        name: "rust",
-        needs: &["cargo"],
+        name: "go",
+        needs: &["go"],
     },
     // Debian's packages are what they are tested with: run.sh installs them.
     Language {
