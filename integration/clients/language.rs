@@ -21,27 +21,26 @@ pub struct Language {
     needs: &'static [&'static str],
 }
 
-/// Those that take longest first: nobody waits for the last one alone.
 pub const LANGUAGES: &[Language] = &[
     Language {
         name: "python",
         needs: &["python3"],
     },
     Language {
-        name: "rust",
-        needs: &["cargo"],
+        name: "node",
+        needs: &["node", "npm"],
     },
     Language {
         name: "java",
         needs: &["javac", "mvn"],
     },
     Language {
-        name: "node",
-        needs: &["node", "npm"],
-    },
-    Language {
         name: "go",
         needs: &["go"],
+    },
+    Language {
+        name: "rust",
+        needs: &["cargo"],
     },
     // Debian's packages are what they are tested with: run.sh installs them.
     Language {

@@ -2,7 +2,7 @@
 //!
 //! `clients [SERVER…] [--only LANGUAGE,…]`: a stage of servers is started for each language and each server
 //! program (the environment's one, and those that are named), and `clients/<language>/run.sh` is run with their
-//! addresses in its environment; what that is and which tests there are is in `clients/README.md`. Five languages run at
+//! addresses in its environment; what that is and which tests there are is in `clients/README.md`. Four languages run at
 //! a time, since their tests mostly wait; what one prints is shown when it has ended.
 //! With `--bench` it is `<language>/bench.sh`, one language after the other, where there is one.
 //! With `--serve` it only starts the servers, of the last program, and prints that environment.
@@ -29,7 +29,7 @@ const WHOLE: Duration = Duration::from_secs(40 * 60);
 const EACH: Duration = Duration::from_secs(15 * 60);
 
 /// So many languages run at a time.
-const LANES: usize = 5;
+const LANES: usize = 4;
 
 fn main() -> ExitCode {
     let mut servers = vec![server_program()];
