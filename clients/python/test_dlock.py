@@ -367,11 +367,13 @@ def test_wait_over_a_pause(server, locks):
 @everywhere
 def test_errors_of_its_own(server, locks):
     a, b = f"{server.key}:a", f"{server.key}:b"
-    one, two = locks.lock(a, owner="one"), locks.lock(b, owner="two")
-    wait = locks.start(b, owner="one")
+    # To the server an owner is one party, whichever test it is in.
+    me, other = f"{server.key} me", f"{server.key} other"
+    one, two = locks.lock(a, owner=me), locks.lock(b, owner=other)
+    wait = locks.start(b, owner=me)
     server.await_queued(1, b)
     with pytest.raises(dlock.Deadlock):
-        locks.lock(a, owner="two")
+        locks.lock(a, owner=other)
     assert server.queue(a) == []
     two.release()
     wait.result(PATIENCE).release()
