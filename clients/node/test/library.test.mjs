@@ -187,9 +187,9 @@ for (const [library, open, ask, close] of [
   test(`a_shared_wait_holds_up_the_release (${library})`, async () => {
     const client = await open();
     const { key } = new Server('single');
-    await ask(client, 'DLOCK.ACQUIRE', key, 'one', '60000');
-    const wait = ask(client, 'DLOCK.ACQUIRE', key, 'two', '60000', 'BLOCK', '500');
-    const release = ask(client, 'DLOCK.RELEASE', key, 'one');
+    await ask(client, 'DLOCK.ACQUIRE', key, 'its holder', '60000');
+    const wait = ask(client, 'DLOCK.ACQUIRE', key, 'its waiter', '60000', 'BLOCK', '500');
+    const release = ask(client, 'DLOCK.RELEASE', key, 'its holder');
     assert.equal(await wait, null, 'its time is up before the server has read the release');
     assert.equal(await release, 0);
     close(client);
