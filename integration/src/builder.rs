@@ -132,6 +132,9 @@ impl ServerBuilder {
         line("port", &port.to_string());
         line("dir", &quoted(directory));
         line("save", "\"\"");
+        // What was answered is in the file when the process is killed. With `everysec` it need not be: no write is waited for while
+        // an earlier one is synced.
+        line("appendfsync", "no");
         // A replica should not wait for others that might want the same transfer.
         line("repl-diskless-sync-delay", "0");
         if version.has_redis_api(7, 0) {

@@ -7,10 +7,10 @@ use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use dlock_integration::dump::{restore, value, Frame};
-use dlock_integration::redis::{cmd, from_redis_value, Connection, Value};
+use dlock_integration::redis::{cmd, from_redis_value, Value};
 use dlock_integration::{
     assert_sound, at_once, await_until, command, kept, position, Ask, Blocked, Grant, Server,
-    ServerBuilder, PATIENCE,
+    ServerBuilder, Wire, PATIENCE,
 };
 use fastrand::Rng;
 
@@ -59,7 +59,6 @@ impl Way {
                 let preamble = if self == Way::AofPlain { "no" } else { "yes" };
                 builder
                     .config("appendonly", "yes")
-                    .config("appendfsync", "always")
                     .config("aof-use-rdb-preamble", preamble)
             }
         }
@@ -96,7 +95,7 @@ impl Way {
 }
 
 /// Owner, kind and milliseconds left of each place.
-fn queue(c: &mut Connection, key: &str) -> Vec<(String, String, u64)> {
+fn queue(c: &mut Wire, key: &str) -> Vec<(String, String, u64)> {
     let info: HashMap<String, Value> = c.ask(&format!("DLOCK.INFO {key}"));
     let Value::Array(places) = &info["queue"] else {
         panic!("no queue in {info:?}")
@@ -121,7 +120,7 @@ const SORTS: [&str; 7] = [
     "binary",
 ];
 
-fn make_sorts(c: &mut Connection) {
+fn make_sorts(c: &mut Wire) {
     for line in [
         "DLOCK.ACQUIRE plain alice 600000",
         "DLOCK.ACQUIRE counted alice 600000 HOLDS 4294967295",
@@ -155,7 +154,7 @@ fn make_sorts(c: &mut Connection) {
     assert_eq!(c.answer(&ticket), Ok(Value::Nil));
 }
 
-fn kept_of_sorts(c: &mut Connection) -> Vec<(&'static str, (String, i64))> {
+fn kept_of_sorts(c: &mut Wire) -> Vec<(&'static str, (String, i64))> {
     SORTS.map(|key| (key, kept(c, key))).into()
 }
 
@@ -420,7 +419,7 @@ fn a_lease_that_ends_while_the_server_is_down_has_ended() {
 fn an_aof_rewritten_under_load_is_complete() {
     for way in [Way::AofPreamble, Way::AofPlain] {
         println!("{way:?}");
-        let mut server = way.builder().config("appendfsync", "no").start();
+        let mut server = way.builder().start();
         thread::scope(|scope| {
             let clients: Vec<_> = (0..3)
                 .map(|client| {
@@ -463,7 +462,7 @@ fn an_aof_rewritten_under_load_is_complete() {
 /// Sends pipelines of random commands, whose leases and windows do not end meanwhile.
 fn random_client(server: &Server, seed: u64) {
     let mut rng = Rng::with_seed(seed);
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     for _ in 0..120 {
         let count = rng.usize(1..24);
         for _ in 0..count {
@@ -619,7 +618,7 @@ fn tokens_rise_over_everything_though_the_clock_is_behind() {
         let payload = frame.around(&value(0, &[(ahead, ahead / 1_000, 1, 1, b"alice")], &[]));
         restore(&mut c, "ahead", &payload).expect("it is less than a day ahead");
         let mut last = ahead;
-        let mut rises = |c: &mut Connection, what: &str| {
+        let mut rises = |c: &mut Wire, what: &str| {
             for key in ["k", "other"] {
                 let (token, _): Grant = c.ask(&format!("DLOCK.ACQUIRE {key} zoe HOLDS 1"));
                 assert!(token > last, "{what}: {token} after {last}");
@@ -729,7 +728,7 @@ fn a_restored_lock_without_touch_ends_with_its_lease() {
     assert_sound(&server);
 }
 
-fn restore_for(c: &mut Connection, key: &str, ttl: &str, payload: &[u8]) {
+fn restore_for(c: &mut Wire, key: &str, ttl: &str, payload: &[u8]) {
     c.ask_command::<()>(command(&format!("RESTORE {key} {ttl}")).arg(payload));
 }
 
@@ -829,7 +828,7 @@ fn a_restored_lock_is_kept_in_the_aof() {
         restore_for(&mut c, &format!("{key}:late"), "3600000", &payload);
         restore_for(&mut c, &format!("{key}:none"), "0", &payload);
     }
-    let all = |c: &mut Connection| -> Vec<_> {
+    let all = |c: &mut Wire| -> Vec<_> {
         SORTS
             .iter()
             .flat_map(|key| ["late", "none"].map(|end| format!("{key}:{end}")))
@@ -893,8 +892,8 @@ fn saving_under_load_harms_nobody() {
 #[test]
 fn large_locks_survive() {
     for way in [Way::Save, Way::AofPlain] {
-        let mut server = way.builder().config("appendfsync", "no").start();
-        let mut wire = server.wire();
+        let mut server = way.builder().start();
+        let mut wire = server.connection();
         wire.send("DLOCK.ACQUIRE queued alice 600000");
         assert!(wire.read().is_ok());
         for batch in 0..100 {
