@@ -2,8 +2,7 @@
 
 use std::rc::Rc;
 
-use dlock_integration::redis::Connection;
-use dlock_integration::{Ask, Grant, Queued, Server};
+use dlock_integration::{Ask, Grant, Queued, Server, Wire};
 
 use crate::errand::{owners, Errand, Errands};
 use crate::failure::Failure;
@@ -45,7 +44,7 @@ struct Chain {
     name: &'static str,
     owners: usize,
     closed: bool,
-    connection: Connection,
+    connection: Wire,
     server: Server,
     // By which they wait.
     _line: Line,

@@ -3,8 +3,7 @@
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dlock_integration::redis::Connection;
-use dlock_integration::{command, Ask, Grant, Server, PATIENCE};
+use dlock_integration::{command, Ask, Grant, Server, Wire, PATIENCE};
 use nix::poll::{poll, PollFd, PollFlags, PollTimeout};
 
 use crate::failure::Failure;
@@ -39,7 +38,7 @@ pub fn open() -> Opened {
 }
 
 struct Expiry {
-    connection: Connection,
+    connection: Wire,
     lines: Vec<Line>,
     server: Server,
 }

@@ -3,8 +3,8 @@
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{self, Connection};
-use dlock_integration::{await_until, command, Ask, Grant, Server, PATIENCE};
+use dlock_integration::redis;
+use dlock_integration::{await_until, command, Ask, Grant, Server, Wire, PATIENCE};
 
 use crate::failure::Failure;
 use crate::lapse::{end_within_a_second, lateness};
@@ -100,7 +100,7 @@ fn let_die(server: &Server) -> Result<Vec<Figure>, Failure> {
     .concat())
 }
 
-fn queued(connection: &mut Connection) -> u64 {
+fn queued(connection: &mut Wire) -> u64 {
     let info: std::collections::HashMap<String, redis::Value> =
         connection.ask("DLOCK.INFO deaths COUNT 1");
     info.get("queued")

@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::Connection;
-use dlock_integration::{command, Ask, Server};
+use dlock_integration::{command, Ask, Server, Wire};
 
 use crate::failure::Failure;
 use crate::line::Line;
@@ -64,7 +63,7 @@ impl Pauses {
 }
 
 /// 0 when none took as long as a millisecond.
-fn longest_event_ms(connection: &mut Connection) -> f64 {
+fn longest_event_ms(connection: &mut Wire) -> f64 {
     let latest: Vec<(String, u64, u64, f64)> = connection.ask("LATENCY LATEST");
     latest
         .into_iter()

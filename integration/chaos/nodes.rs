@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{cmd, Client, Connection};
-use dlock_integration::{Door, Info, Network, Party, Server};
+use dlock_integration::redis::cmd;
+use dlock_integration::{Door, Info, Network, Party, Server, Wire};
 
 use crate::control::Planted;
 use crate::history::{Applied, Left};
@@ -85,13 +85,9 @@ impl Node {
     }
 
     /// A connection with a bound, past the door. `None` when the server does not answer.
-    pub fn connection(&self) -> Option<Connection> {
-        let bound = Duration::from_secs(2);
-        let client = Client::open(("127.0.0.1", self.server.port())).ok()?;
-        let connection = client.get_connection_with_timeout(bound).ok()?;
-        connection
-            .set_read_timeout(Some(Duration::from_secs(20)))
-            .ok()?;
+    pub fn connection(&self) -> Option<Wire> {
+        let connection = Wire::open(self.server.port(), Duration::from_secs(2)).ok()?;
+        connection.set_read_timeout(Some(Duration::from_secs(20)));
         Some(connection)
     }
 

@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::Server;
+use dlock_integration::{Ask, Server};
 use fastrand::Rng;
 use serde::Serialize;
 
@@ -218,7 +218,6 @@ impl Variant {
 }
 
 fn set_quarantine(master: &Server, ms: u128) {
-    use dlock_integration::Ask;
     let line = format!("CONFIG SET dlock.quarantine-ms {ms}");
     master.connection().run(&line);
 }

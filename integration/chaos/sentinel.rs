@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{cmd, Connection};
-use dlock_integration::{Network, Party, Sentinel, Watch};
+use dlock_integration::redis::cmd;
+use dlock_integration::{Network, Party, Sentinel, Watch, Wire};
 use fastrand::Rng;
 
 use crate::client::all_locks;
@@ -330,7 +330,7 @@ impl Scene for Watched {
 }
 
 /// What was written under a lock, if it can be read.
-pub fn log(connection: &mut Connection, lock: &str) -> Option<Log> {
+pub fn log(connection: &mut Wire, lock: &str) -> Option<Log> {
     let mut request = cmd("LRANGE");
     request.arg(log_of(lock)).arg(0).arg(-1);
     Some(Log {

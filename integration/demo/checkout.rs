@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::redis::{self, cmd, Connection, RedisResult};
+use dlock_integration::redis::{self, cmd, RedisResult};
 use dlock_integration::rivals::COMPARE_AND_DELETE;
-use dlock_integration::{command, Grant};
+use dlock_integration::{command, Grant, Wire};
 
 /// Where the stock is kept.
 pub const STOCK: &str = "stock";
@@ -36,7 +36,7 @@ pub struct Way {
     /// Are some customers frozen in the middle of an order?
     pub freezes: bool,
     /// Places one order.
-    pub order: fn(&mut Customer, &mut Connection) -> RedisResult<()>,
+    pub order: fn(&mut Customer, &mut Wire) -> RedisResult<()>,
 }
 
 /// All rows of the table, in order.
@@ -93,7 +93,7 @@ impl Customer {
     }
 
     /// What needs the lock.
-    fn sell_one(&mut self, connection: &mut Connection) -> RedisResult<()> {
+    fn sell_one(&mut self, connection: &mut Wire) -> RedisResult<()> {
         let stock: i64 = cmd("GET").arg(STOCK).query(connection)?;
         self.think();
         cmd("SET").arg(STOCK).arg(stock - 1).query(connection)
@@ -108,7 +108,7 @@ impl Customer {
 }
 
 /// With a lock as clients make it of a plain key: whoever can set it has it, whoever cannot tries again.
-fn client_side(customer: &mut Customer, connection: &mut Connection) -> RedisResult<()> {
+fn client_side(customer: &mut Customer, connection: &mut Wire) -> RedisResult<()> {
     let owner = customer.owner.clone();
     let acquire = command(&format!("SET {LOCK} {owner} NX PX {LEASE_MS}"));
     while acquire.query::<Option<String>>(connection)?.is_none() {
@@ -121,7 +121,7 @@ fn client_side(customer: &mut Customer, connection: &mut Connection) -> RedisRes
 }
 
 /// With this module's lock: the server says when it is our turn.
-fn dlock(customer: &mut Customer, connection: &mut Connection) -> RedisResult<()> {
+fn dlock(customer: &mut Customer, connection: &mut Wire) -> RedisResult<()> {
     let owner = customer.owner.clone();
     let line = format!("DLOCK.ACQUIRE {LOCK} {owner} {LEASE_MS} BLOCK 0");
     let _: Grant = command(&line).query(connection)?;
@@ -132,7 +132,7 @@ fn dlock(customer: &mut Customer, connection: &mut Connection) -> RedisResult<()
 
 /// With this module's lock and a short lease, by customers that are frozen in the middle now and then: the write
 /// names the token of the lock, and the server takes it only from who still holds it.
-fn guarded(customer: &mut Customer, connection: &mut Connection) -> RedisResult<()> {
+fn guarded(customer: &mut Customer, connection: &mut Wire) -> RedisResult<()> {
     while !try_guarded(customer, connection)? {
         customer.fenced += 1;
     }
@@ -140,7 +140,7 @@ fn guarded(customer: &mut Customer, connection: &mut Connection) -> RedisResult<
 }
 
 /// One try. False when the lock was lost before the stock was written.
-fn try_guarded(customer: &mut Customer, connection: &mut Connection) -> RedisResult<bool> {
+fn try_guarded(customer: &mut Customer, connection: &mut Wire) -> RedisResult<bool> {
     let owner = customer.owner.clone();
     let line = format!("DLOCK.ACQUIRE {LOCK} {owner} {SHORT_LEASE_MS} BLOCK 0");
     let (token, _): Grant = command(&line).query(connection)?;

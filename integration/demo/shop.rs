@@ -4,8 +4,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::Connection;
-use dlock_integration::{Ask, Server};
+use dlock_integration::{Ask, Server, Wire};
 use hdrhistogram::Histogram;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -120,7 +119,7 @@ fn buy(
     shop: Shop,
     way: &Way,
     mut customer: Customer,
-    mut connection: Connection,
+    mut connection: Wire,
     progress: &ProgressBar,
 ) -> (Customer, Histogram<u64>) {
     let mut latencies = empty_histogram();

@@ -67,7 +67,7 @@ fn start(setting: Setting) -> [Server; 3] {
     }
     let say = |line: &str| {
         for server in &servers {
-            server.wire().ask::<String>(line);
+            server.connection().ask::<String>(line);
         }
     };
     match setting {
@@ -93,7 +93,7 @@ fn fail_over(setting: Setting, lags: bool) -> Seen {
     let workers = Workers::start(primary.port());
     sleep(BEFORE - LAG);
     // What is said to it now it hears when it goes on, before the rest of what its primary has sent.
-    let mut promotion: Wire = new.wire();
+    let mut promotion: Wire = new.connection();
     if lags {
         new.freeze();
         // Other programs write, too: what it has still to read is more than it reads at once.

@@ -4,10 +4,8 @@ use std::env;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::Connection;
-use dlock_integration::{await_until, spawn, Ask, PATIENCE};
+use dlock_integration::{await_until, spawn, stop, Ask, Wire, PATIENCE};
 use nix::sys::signal::{kill, Signal};
-use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
 use nix::unistd::Pid;
 
 use crate::lock::Terms;
@@ -18,7 +16,7 @@ use crate::stage::Stage;
 pub struct Client {
     child: Child,
     owner: String,
-    connection: Connection,
+    connection: Wire,
 }
 
 impl Client {
@@ -81,14 +79,7 @@ impl Client {
 
     /// Stops it, as a long pause of its machine or of its runtime would.
     pub fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-        let options = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
-        await_until("the client stands still", PATIENCE, || {
-            matches!(
-                waitpid(self.pid(), Some(options)),
-                Ok(WaitStatus::Stopped(..))
-            )
-        });
+        stop(self.pid());
     }
 
     /// Lets it run again.

@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, ConnectionLike, Value};
+use dlock_integration::redis::{cmd, from_redis_value, Cmd, ConnectionLike, Value};
 use dlock_integration::rivals::{COMPARE_AND_DELETE, COMPARE_AND_EXPIRE, TAKE_IN_TURN};
-use dlock_integration::{command, Ask, Grant};
+use dlock_integration::{command, Ask, Grant, Wire};
 use serde::{Deserialize, Serialize};
 
 /// A lease that nobody lives to see the end of.
@@ -102,7 +102,7 @@ impl Lock {
     }
 
     /// Takes it, however long that takes. Replies how many had been served when the server read the first try.
-    pub fn take(&mut self, connection: &mut Connection) -> u64 {
+    pub fn take(&mut self, connection: &mut Wire) -> u64 {
         let try_it = self.acquire();
         // Both in one packet: nobody can be served in between.
         let mut bytes = cmd("GET").arg(served(&self.terms.key)).get_packed_command();
@@ -174,7 +174,7 @@ impl Lock {
         }
     }
 
-    fn after_taking(&self, connection: &mut Connection) {
+    fn after_taking(&self, connection: &mut Wire) {
         let Terms {
             key,
             owner,
@@ -195,7 +195,7 @@ impl Lock {
     }
 
     /// Renews the lease, as a client's own renewal thread does. Whether it was still ours.
-    pub fn renew(&self, connection: &mut Connection) -> bool {
+    pub fn renew(&self, connection: &mut Wire) -> bool {
         let Terms {
             key,
             owner,
@@ -218,7 +218,7 @@ impl Lock {
     }
 
     /// Writes what the lock protects. Whether the server has taken it.
-    pub fn write(&self, connection: &mut Connection, key: &str, value: i64) -> bool {
+    pub fn write(&self, connection: &mut Wire, key: &str, value: i64) -> bool {
         match self.terms.way {
             Way::Dlock(Use::Guard) => {
                 let (lock, token) = (&self.terms.key, self.token);
@@ -237,7 +237,7 @@ impl Lock {
     }
 
     /// Gives it back.
-    pub fn give(&self, connection: &mut Connection) -> Given {
+    pub fn give(&self, connection: &mut Wire) -> Given {
         let Terms { key, owner, .. } = &self.terms;
         match self.terms.way {
             Way::Setnx | Way::SetnxExpire | Way::SetDel => self.delete(connection),
@@ -269,7 +269,7 @@ impl Lock {
     }
 
     /// `DEL`. It is `GETDEL` here, which also says whose lock it was.
-    fn delete(&self, connection: &mut Connection) -> Given {
+    fn delete(&self, connection: &mut Wire) -> Given {
         let holder: Option<String> = connection.ask(&format!("GETDEL {}", self.terms.key));
         match holder {
             Some(holder) if holder == self.terms.owner => Given::Ours,
@@ -279,7 +279,7 @@ impl Lock {
     }
 
     /// Releases a lock of DLOCK, and looks in the same step whose it was.
-    fn release(&self, connection: &mut Connection, release: &str) -> Given {
+    fn release(&self, connection: &mut Wire, release: &str) -> Given {
         let lines = [
             "MULTI",
             &format!("DLOCK.HELD {}", self.terms.key),

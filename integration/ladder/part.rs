@@ -4,8 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{Client, Connection};
-use dlock_integration::Ask;
+use dlock_integration::{Ask, Wire, PATIENCE};
 use serde::{Deserialize, Serialize};
 
 use crate::lock::{served, Given, Lock, Terms};
@@ -90,16 +89,16 @@ impl Order {
         actor.play();
     }
 
-    fn connect(&self) -> Connection {
-        Client::open(format!("redis://127.0.0.1:{}/", self.port))
-            .and_then(|client| client.get_connection())
-            .expect("the server listens")
+    fn connect(&self) -> Wire {
+        let connection = Wire::open(self.port, PATIENCE).expect("the server listens");
+        connection.set_read_timeout(None);
+        connection
     }
 }
 
 struct Actor<'a> {
     order: &'a Order,
-    connection: Connection,
+    connection: Wire,
     lock: Lock,
 }
 

@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use dlock_integration::redis::Connection;
-use dlock_integration::{Ask, Server};
+use dlock_integration::{Ask, Server, Wire};
 
 use crate::lock::{Terms, Way, LONG_MS};
 use crate::part::tally;
@@ -45,13 +44,13 @@ impl Stage {
 }
 
 /// What was counted at a lock.
-pub fn counted(connection: &mut Connection, key: &str, what: &str) -> u64 {
+pub fn counted(connection: &mut Wire, key: &str, what: &str) -> u64 {
     let counts: HashMap<String, u64> = connection.ask(&format!("HGETALL {}", tally(key)));
     counts.get(what).copied().unwrap_or(0)
 }
 
 /// Whether the lock is still that of an owner whose connection has ended, and nothing will ever end that (or not within a day).
-pub fn is_stuck(connection: &mut Connection, terms: &Terms) -> bool {
+pub fn is_stuck(connection: &mut Wire, terms: &Terms) -> bool {
     let Terms { key, owner, .. } = terms;
     match terms.way {
         Way::Dlock(_) | Way::Misused(_) => {
@@ -69,7 +68,7 @@ pub fn is_stuck(connection: &mut Connection, terms: &Terms) -> bool {
 }
 
 /// Whether anybody has the lock.
-pub fn is_taken(connection: &mut Connection, terms: &Terms) -> bool {
+pub fn is_taken(connection: &mut Wire, terms: &Terms) -> bool {
     let key = &terms.key;
     match terms.way {
         Way::Dlock(_) | Way::Misused(_) => connection

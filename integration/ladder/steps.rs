@@ -3,8 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{cmd, Connection, ConnectionLike, Value};
-use dlock_integration::{await_until, command, Ask, PATIENCE};
+use dlock_integration::redis::{cmd, ConnectionLike, Value};
+use dlock_integration::{await_until, command, Ask, Wire, PATIENCE};
 use fastrand::Rng;
 
 use crate::client::Client;
@@ -199,7 +199,7 @@ struct Scene<'a> {
     stage: &'a Stage,
     way: Way,
     key: String,
-    connection: Connection,
+    connection: Wire,
     random: Rng,
     lease_ms: u64,
     pause_ms: u64,
@@ -566,7 +566,7 @@ fn next_is_killed(scene: &mut Scene) -> Seen {
 }
 
 /// Gives the lock back, and says whether nobody has it in the same step.
-fn give_and_look(connection: &mut Connection, give: &str, look: &str) -> bool {
+fn give_and_look(connection: &mut Wire, give: &str, look: &str) -> bool {
     let mut bytes = cmd("MULTI").get_packed_command();
     for line in [give, look, "EXEC"] {
         bytes.extend(command(line).get_packed_command());

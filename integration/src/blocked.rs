@@ -37,7 +37,7 @@ impl Blocked {
     /// Sends `line` and returns at once.
     #[track_caller]
     pub fn send(server: &Server, line: &str) -> Blocked {
-        Blocked::send_on(server.wire(), &command(line), line)
+        Blocked::send_on(server.connection(), &command(line), line)
     }
 
     /// Sends `command` on a connection that may have been prepared (`SELECT`, `HELLO 3`, `AUTH`, …).
@@ -185,7 +185,7 @@ impl Drop for Blocked {
 }
 
 /// A `b` among the client's flags says that it is blocked.
-fn is_blocked(observer: &mut redis::Connection, client_id: u64) -> bool {
+fn is_blocked(observer: &mut Wire, client_id: u64) -> bool {
     let line: String = observer.ask(&format!("CLIENT LIST ID {client_id}"));
     line.split_whitespace()
         .find_map(|word| word.strip_prefix("flags="))

@@ -1,5 +1,6 @@
 //! A server with clocks of its own: the wall clock can be stepped, and all of them can stand still.
 
+use crate::wire::Wire;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -9,7 +10,6 @@ use std::process::{self, Command};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use redis::Connection;
 use tempfile::TempDir;
 
 use crate::ask::Ask;
@@ -70,7 +70,7 @@ impl Clock {
 
     /// Steps the wall clock, and sees to it that the server's has stepped.
     #[track_caller]
-    pub fn step(&self, c: &mut Connection, ms: i64) {
+    pub fn step(&self, c: &mut Wire, ms: i64) {
         let (begin, before) = (Instant::now(), time_us(c));
         self.set(AHEAD, self.get(AHEAD) + ms * 1000);
         // Valkey 9 looks at its wall clock a few times in a second.
@@ -123,7 +123,7 @@ fn library() -> &'static Path {
 }
 
 /// The server's wall clock.
-fn time_us(c: &mut Connection) -> i64 {
+fn time_us(c: &mut Wire) -> i64 {
     let (seconds, us): (i64, i64) = c.ask("TIME");
     seconds * 1_000_000 + us
 }

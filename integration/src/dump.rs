@@ -3,8 +3,9 @@
 //! A DUMP of a lock is: the RDB type byte, the module type's id, an opcode, the value as one string, the end mark,
 //! two bytes of RDB version, and a CRC64 of all before it. Only with a right checksum do the bytes reach the module.
 
+use crate::wire::Wire;
 use crate::{command, Ask};
-use redis::{Connection, Value};
+use redis::Value;
 
 /// The frame that a server puts around a value.
 pub struct Frame {
@@ -21,7 +22,7 @@ pub type Ticket<'a> = (u64, u64, u64, &'a [u8]);
 impl Frame {
     /// Learns the frame from a lock that the server dumps.
     #[track_caller]
-    pub fn learn(connection: &mut Connection) -> Frame {
+    pub fn learn(connection: &mut Wire) -> Frame {
         connection.run("DLOCK.ACQUIRE frame f 60000");
         let dump: Vec<u8> = connection.ask("DUMP frame");
         connection.run("DEL frame");
@@ -78,7 +79,7 @@ pub fn value(flags: u8, holds: &[Hold], tickets: &[Ticket]) -> Vec<u8> {
 }
 
 /// RESTORE of this payload, over whatever is there.
-pub fn restore(connection: &mut Connection, key: &str, payload: &[u8]) -> Result<Value, String> {
+pub fn restore(connection: &mut Wire, key: &str, payload: &[u8]) -> Result<Value, String> {
     connection.answer(
         command(&format!("RESTORE {key} 0"))
             .arg(payload)

@@ -1,11 +1,10 @@
 //! A lock that nothing in a test may touch.
 
-use redis::Connection;
-
 use crate::ask::{Ask, Grant};
 use crate::blocked::Blocked;
 use crate::server::Server;
 use crate::shorthand::{assert_hands_over, kept};
+use crate::wire::Wire;
 
 /// A lock that alice holds once, with a ticket of bob's and a waiter, carol.
 pub struct Guarded {
@@ -18,7 +17,7 @@ pub struct Guarded {
 impl Guarded {
     /// Makes it: a lock called `guarded`.
     #[track_caller]
-    pub fn new(server: &Server, connection: &mut Connection) -> Guarded {
+    pub fn new(server: &Server, connection: &mut Wire) -> Guarded {
         let (token, _): Grant = connection.ask("DLOCK.ACQUIRE guarded alice 600000");
         connection.run("DLOCK.FAIRACQUIRE guarded bob CLAIM 600000");
         let carol = Blocked::start(server, "DLOCK.ACQUIRE guarded carol 600000 BLOCK 0");
@@ -32,7 +31,7 @@ impl Guarded {
 
     /// Asserts that nothing of it has changed.
     #[track_caller]
-    pub fn assert_untouched(&self, connection: &mut Connection) {
+    pub fn assert_untouched(&self, connection: &mut Wire) {
         assert_eq!(kept(connection, "guarded"), self.before);
         let held: (u64, u64, u64) = connection.ask("DLOCK.HELD guarded alice");
         assert_eq!((held.0, held.1), (self.token, 1));
@@ -42,7 +41,7 @@ impl Guarded {
 
     /// Untouched, and it works; then all is as in an empty server.
     #[track_caller]
-    pub fn assert_intact(self, server: &Server, connection: &mut Connection) {
+    pub fn assert_intact(self, server: &Server, connection: &mut Wire) {
         self.assert_untouched(connection);
         assert!(self.carol.is_blocked(server));
         connection.run("DLOCK.RELEASE guarded alice");

@@ -104,7 +104,7 @@ pub use info::Info;
 pub use network::{Door, Network, Party};
 pub use patience::{await_until, PATIENCE};
 pub use port::free as free_port;
-pub use process::spawn;
+pub use process::{spawn, stop};
 pub use program::{module_path, server_program};
 pub use rules::AclRules;
 pub use sentinel::{Sentinel, Watch, PRIMARY};

@@ -1,10 +1,16 @@
-//! Child processes that do not outlive this one.
+//! Child processes: they do not outlive this one, and can be made to stand still.
 
 use std::io;
 use std::process::{Child, Command};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::OnceLock;
 use std::thread;
+
+use nix::sys::signal::{kill, Signal};
+use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
+use nix::unistd::Pid;
+
+use crate::patience::{await_until, PATIENCE};
 
 struct Order {
     command: Command,
@@ -38,10 +44,20 @@ pub fn spawn(command: Command) -> io::Result<Child> {
     child.recv().expect("the spawner answers every order")
 }
 
+/// Stops a child without ending it, as a machine that hangs: it stands still when this returns. SIGCONT lets it go on.
+#[track_caller]
+pub fn stop(child: Pid) {
+    kill(child, Signal::SIGSTOP).expect("a child can be signalled");
+    // The signal is on its way when it is sent.
+    let options = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
+    await_until("the process stands still", PATIENCE, || {
+        matches!(waitpid(child, Some(options)), Ok(WaitStatus::Stopped(..)))
+    });
+}
+
 #[cfg(target_os = "linux")]
 fn die_with_parent(command: &mut Command) {
     use nix::sys::prctl::set_pdeathsig;
-    use nix::sys::signal::Signal;
     use nix::unistd::{getpid, getppid};
     use std::os::unix::process::CommandExt;
 

@@ -188,12 +188,13 @@ pub const COMPARE_AND_SET: &str = "\
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::Wire;
     use crate::{command, Ask, Server};
-    use redis::{Connection, Value};
+    use redis::Value;
 
     /// A server and somebody who runs scripts there.
     struct Stage {
-        connection: Connection,
+        connection: Wire,
         _server: Server,
     }
 

@@ -1,9 +1,9 @@
 //! Sentinels: who watches a primary and promotes a replica.
 
+use crate::wire::Wire;
 use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
 
-use redis::{Client, Connection};
 use tempfile::TempDir;
 
 use crate::ask::Ask;
@@ -82,11 +82,8 @@ impl Sentinel {
         sentinel
     }
 
-    fn try_connection(&self) -> Option<Connection> {
-        let client = Client::open(("127.0.0.1", self.port)).ok()?;
-        let connection = client.get_connection_with_timeout(PATIENCE).ok()?;
-        connection.set_read_timeout(Some(PATIENCE)).ok()?;
-        Some(connection)
+    fn try_connection(&self) -> Option<Wire> {
+        Wire::open(self.port, PATIENCE).ok()
     }
 
     /// Where it listens.

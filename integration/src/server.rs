@@ -1,7 +1,6 @@
 //! A running server, its end and its restart.
 
 use std::fs::{self, File};
-use std::net::{Ipv4Addr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -9,11 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{kill, Signal};
-use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
 use nix::unistd::Pid;
-use redis::{
-    Client, Connection, ConnectionAddr, ConnectionInfo, ProtocolVersion, RedisConnectionInfo,
-};
 use tempfile::TempDir;
 
 use crate::ask::Ask;
@@ -39,7 +34,7 @@ pub struct Server {
     directory: TempDir,
     child: Option<Child>,
     /// The harness' own connection, for INFO. Made when it is first needed.
-    observer: Mutex<Option<Connection>>,
+    observer: Mutex<Option<Wire>>,
 }
 
 /// What became of a server that was just started.
@@ -143,12 +138,7 @@ impl Server {
     /// It has loaded its data, and it is ours: while our child fails to get a port, another server on that
     /// port may answer.
     fn is_ready(&self) -> bool {
-        // The client library takes longer to give up than a socket, so we knock first.
-        let address = (Ipv4Addr::LOCALHOST, self.port).into();
-        if TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_err() {
-            return false;
-        }
-        let Ok(mut connection) = self.try_connection(RedisConnectionInfo::default()) else {
+        let Ok(mut connection) = Wire::open(self.port, PATIENCE) else {
             return false;
         };
         let Ok(text) = redis::cmd("INFO").query::<String>(&mut connection) else {
@@ -158,63 +148,38 @@ impl Server {
         info.get("process_id") == Some(&self.pid().to_string()) && info.get("loading") == Some("0")
     }
 
-    fn try_connection(&self, redis: RedisConnectionInfo) -> redis::RedisResult<Connection> {
-        let addr = ConnectionAddr::Tcp(Ipv4Addr::LOCALHOST.to_string(), self.port);
-        let connection =
-            Client::open(ConnectionInfo { addr, redis })?.get_connection_with_timeout(PATIENCE)?;
-        connection.set_read_timeout(Some(PATIENCE))?;
-        connection.set_write_timeout(Some(PATIENCE))?;
-        Ok(connection)
-    }
-
+    /// A connection that speaks RESP2. A read that takes longer than [`PATIENCE`] fails.
     #[track_caller]
-    fn connect(&self, redis: RedisConnectionInfo) -> Connection {
-        match self.try_connection(redis) {
+    pub fn connection(&self) -> Wire {
+        match Wire::open(self.port, PATIENCE) {
             Ok(connection) => connection,
             Err(error) => panic!("cannot connect to port {}: {error}", self.port),
         }
     }
 
-    /// A connection that speaks RESP2. A read that takes longer than [`PATIENCE`] fails.
-    #[track_caller]
-    pub fn connection(&self) -> Connection {
-        self.connect(RedisConnectionInfo::default())
-    }
-
     /// A connection that speaks RESP3.
     #[track_caller]
-    pub fn connection_resp3(&self) -> Connection {
-        self.connect(RedisConnectionInfo {
-            protocol: ProtocolVersion::RESP3,
-            ..Default::default()
-        })
+    pub fn connection_resp3(&self) -> Wire {
+        self.greeted("HELLO 3")
     }
 
     /// A connection to a database other than 0.
     #[track_caller]
-    pub fn connection_in(&self, db: i64) -> Connection {
-        self.connect(RedisConnectionInfo {
-            db,
-            ..Default::default()
-        })
+    pub fn connection_in(&self, db: i64) -> Wire {
+        self.greeted(&format!("SELECT {db}"))
     }
 
     /// A connection of a user other than the default one.
     #[track_caller]
-    pub fn connection_as(&self, user: &str, password: &str) -> Connection {
-        let username = Some(user.to_owned());
-        let password = Some(password.to_owned());
-        self.connect(RedisConnectionInfo {
-            username,
-            password,
-            ..Default::default()
-        })
+    pub fn connection_as(&self, user: &str, password: &str) -> Wire {
+        self.greeted(&format!("AUTH {user} {password}"))
     }
 
-    /// A connection of which the test sees every byte.
     #[track_caller]
-    pub fn wire(&self) -> Wire {
-        Wire::connect(self.port)
+    fn greeted(&self, words: &str) -> Wire {
+        let mut connection = self.connection();
+        connection.run(words);
+        connection
     }
 
     /// Where it listens.
@@ -372,15 +337,7 @@ impl Server {
     /// Stops the process without ending it, as a machine that hangs. [`thaw`](Server::thaw) lets it go on.
     #[track_caller]
     pub fn freeze(&self) {
-        self.signal(Signal::SIGSTOP);
-        // The signal is on its way when it is sent.
-        let options = WaitPidFlag::WUNTRACED | WaitPidFlag::WNOHANG;
-        await_until("the server stands still", PATIENCE, || {
-            matches!(
-                waitpid(self.nix_pid(), Some(options)),
-                Ok(WaitStatus::Stopped(..))
-            )
-        });
+        process::stop(self.nix_pid());
     }
 
     /// Lets a frozen process go on.

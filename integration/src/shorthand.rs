@@ -1,6 +1,7 @@
 //! What many tests begin with and ask, in a word: alice holds the lock `k`, and others wait for it.
 
-use redis::{Connection, Value};
+use crate::wire::Wire;
+use redis::Value;
 
 use crate::ask::{Ask, Grant};
 use crate::blocked::Blocked;
@@ -8,7 +9,7 @@ use crate::server::Server;
 
 /// A server where alice holds `k` for longer than any test lasts, her connection, and her token.
 #[track_caller]
-pub fn held() -> (Server, Connection, u64) {
+pub fn held() -> (Server, Wire, u64) {
     let server = Server::start();
     let mut alice = server.connection();
     let (token, _): Grant = alice.ask("DLOCK.ACQUIRE k alice 600000");
@@ -34,7 +35,7 @@ pub fn fair_as(server: &Server, owner: &str) -> Blocked {
 /// its loop. A lease that is cut short in the line before a pause ends in the pause, however slow the machine.
 #[track_caller]
 pub fn at_once<const N: usize>(server: &Server, lines: [&str; N]) -> [Value; N] {
-    let replies = server.wire().batch(lines);
+    let replies = server.connection().batch(lines);
     let mut lines = lines.into_iter();
     replies.map(|reply| {
         let line = lines.next().unwrap_or_default();
@@ -44,7 +45,7 @@ pub fn at_once<const N: usize>(server: &Server, lines: [&str; N]) -> [Value; N] 
 
 /// Locks can be taken, waited for and handed over.
 #[track_caller]
-pub fn assert_hands_over(server: &Server, connection: &mut Connection) {
+pub fn assert_hands_over(server: &Server, connection: &mut Wire) {
     let (first, _): Grant = connection.ask("DLOCK.ACQUIRE sound alice 600000");
     let bob = Blocked::start(server, "DLOCK.ACQUIRE sound bob 600000 BLOCK 0");
     connection.run("DLOCK.RELEASE sound alice");
@@ -55,20 +56,20 @@ pub fn assert_hands_over(server: &Server, connection: &mut Connection) {
 
 /// An owner's place in a lock's queue.
 #[track_caller]
-pub fn position(connection: &mut Connection, key: &str, owner: &str) -> Option<u64> {
+pub fn position(connection: &mut Wire, key: &str, owner: &str) -> Option<u64> {
     connection.ask(&format!("DLOCK.POSITION {key} {owner}"))
 }
 
 /// Whether an owner holds a lock.
 #[track_caller]
-pub fn is_held(connection: &mut Connection, key: &str, owner: &str) -> bool {
+pub fn is_held(connection: &mut Wire, key: &str, owner: &str) -> bool {
     let hold: Option<Vec<u64>> = connection.ask(&format!("DLOCK.HELD {key} {owner}"));
     hold.is_some()
 }
 
 /// What is kept of a key, down to the last byte, and when it ends: unix milliseconds, -1 for never, -2 without a key.
 #[track_caller]
-pub fn kept(connection: &mut Connection, key: &str) -> (String, i64) {
+pub fn kept(connection: &mut Wire, key: &str) -> (String, i64) {
     let digest: Vec<String> = connection.ask(&format!("DEBUG DIGEST-VALUE {key}"));
     let end = connection.ask(&format!("PEXPIRETIME {key}"));
     (digest.concat(), end)

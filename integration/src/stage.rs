@@ -1,10 +1,9 @@
 //! The servers that one language's tests run against, and what can be done to them.
 
+use crate::wire::Wire;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
-
-use redis::Connection;
 
 use crate::{await_until, Ask, Server, PATIENCE};
 
@@ -255,7 +254,7 @@ fn end_of_log(server: &Server) -> String {
     format!("--- {} ---\n{}\n", address(server), end.join("\n"))
 }
 
-fn is_up(connection: &mut Connection) -> bool {
+fn is_up(connection: &mut Wire) -> bool {
     let info: String = connection.ask("CLUSTER INFO");
     ["state:ok", "slots_assigned:16384", "slots_ok:16384"]
         .iter()

@@ -46,7 +46,7 @@ impl Subscriber {
 
     #[track_caller]
     fn subscribe(server: &Server, verb: &str, names: &[&str]) -> Subscriber {
-        let mut wire = server.wire();
+        let mut wire = server.connection();
         wire.send_command(redis::cmd(verb).arg(names));
         // The server confirms each: only then is nothing missed.
         for name in names {

@@ -4,11 +4,10 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use redis::{Cmd, FromRedisValue, Parser, Value};
+use redis::{Cmd, ConnectionLike, Parser, RedisResult, Value};
 use socket2::{Domain, Socket, Type};
 
-use crate::ask::{command, decode, reply_of};
-use crate::patience::PATIENCE;
+use crate::ask::{command, reply_of, Ask};
 use crate::socket;
 
 /// Lines of a pipeline that are sent before their replies are read: few enough that neither side's buffers fill up.
@@ -43,9 +42,12 @@ pub fn connect(from: Ipv4Addr, port: u16, bound: Duration) -> io::Result<TcpStre
 }
 
 impl Wire {
-    pub(crate) fn connect(port: u16) -> Wire {
-        let stream = connect(Ipv4Addr::LOCALHOST, port, PATIENCE);
-        Wire::new(stream.unwrap_or_else(|error| panic!("cannot connect to port {port}: {error}")))
+    /// Connects to a port of this machine; the bound is that of each read and write, too.
+    ///
+    /// # Errors
+    /// When that is refused, or takes longer than the bound.
+    pub fn open(port: u16, bound: Duration) -> io::Result<Wire> {
+        connect(Ipv4Addr::LOCALHOST, port, bound).map(Wire::new)
     }
 
     /// A connection that is there.
@@ -78,8 +80,8 @@ impl Wire {
     ///
     /// # Errors
     /// When the connection is closed or broken, or nothing came within [`PATIENCE`].
-    pub fn read_value(&mut self) -> redis::RedisResult<Value> {
-        self.parser.parse_value(&mut self.stream)
+    pub fn read_value(&mut self) -> RedisResult<Value> {
+        self.parser.parse_value(Untroubled(&self.stream))
     }
 
     /// The next reply, or the text of the error that it is.
@@ -91,19 +93,6 @@ impl Wire {
         match self.read_value() {
             Ok(value) => reply_of(value),
             Err(error) => panic!("no reply: {error}"),
-        }
-    }
-
-    /// Sends a line and reads its reply, as a `T`.
-    ///
-    /// # Panics
-    /// When the reply is an error or not a `T`.
-    #[track_caller]
-    pub fn ask<T: FromRedisValue>(&mut self, line: &str) -> T {
-        self.send(line);
-        match self.read() {
-            Ok(value) => decode(line, value),
-            Err(error) => panic!("{line:?} was refused: {error}"),
         }
     }
 
@@ -203,7 +192,9 @@ impl Wire {
         let end = format!("${}\r\n{END}\r\n", END.len());
         let (mut bytes, mut piece) = (Vec::new(), vec![0; 65_536]);
         while !bytes.ends_with(end.as_bytes()) {
-            let length = self.stream.read(&mut piece).expect("an answer");
+            let length = Untroubled(&self.stream)
+                .read(&mut piece)
+                .expect("an answer");
             assert!(length > 0, "the connection was closed");
             bytes.extend(&piece[..length]);
         }
@@ -238,5 +229,54 @@ impl Wire {
     /// A second handle to the same socket, to close it while the first one reads.
     pub(crate) fn stream(&self) -> TcpStream {
         self.stream.try_clone().expect("a spare file descriptor")
+    }
+}
+
+/// As a client library's connection: a request, and what comes next. What the server says unasked (RESP3) is not told apart from a
+/// reply: the answer to SUBSCRIBE is such a message.
+impl ConnectionLike for Wire {
+    fn req_packed_command(&mut self, command: &[u8]) -> RedisResult<Value> {
+        self.send_bytes(command)?;
+        self.read_value()
+    }
+
+    fn req_packed_commands(
+        &mut self,
+        commands: &[u8],
+        offset: usize,
+        count: usize,
+    ) -> RedisResult<Vec<Value>> {
+        self.send_bytes(commands)?;
+        for _ in 0..offset {
+            self.read_value()?;
+        }
+        (0..count).map(|_| self.read_value()).collect()
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+
+    fn check_connection(&mut self) -> bool {
+        redis::cmd("PING").exec(self).is_ok()
+    }
+
+    fn is_open(&self) -> bool {
+        self.stream.peer_addr().is_ok()
+    }
+}
+
+/// Reads on where the process was interrupted. A read with a timeout ends by itself when the process is stopped and goes on, or
+/// when the machine under it is: nobody handles a signal, and there is nothing wrong.
+struct Untroubled<'s>(&'s TcpStream);
+
+impl Read for Untroubled<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.read(into) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
     }
 }

@@ -17,10 +17,10 @@
 //! A master that forgets its grants (a restart without `appendfsync always`) would vote twice: give it an AOF, or
 //! `dlock.quarantine-ms` of the longest lease.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use redis::{Client, Cmd, Connection, FromRedisValue, Pipeline, RedisResult};
+use dlock_integration::Wire;
+use redis::{Cmd, FromRedisValue, Pipeline, RedisResult};
 
 /// So long a master may take to answer what it need not wait for. It is part of the time that the lease pays.
 const BOUND: Duration = Duration::from_millis(300);
@@ -45,7 +45,7 @@ pub struct Quorum {
 
 struct Master {
     port: u16,
-    connection: Option<Connection>,
+    connection: Option<Wire>,
     /// The connection is still to bring an answer, which came too late for whoever asked.
     owes: bool,
     /// When it did not answer, if it has not since.
@@ -238,7 +238,7 @@ impl Master {
             (self.connection, self.owes) = (None, false);
         }
         if self.connection.is_none() {
-            self.connection = connect(self.port);
+            self.connection = Wire::open(self.port, BOUND).ok();
         }
     }
 
@@ -255,7 +255,7 @@ impl Master {
         if self.owes {
             if let Some(connection) = &mut self.connection {
                 // What cannot be sent is as good as unanswered: the lease ends it.
-                let _ = connection.send_packed_command(&words.get_packed_pipeline());
+                let _ = connection.send_bytes(&words.get_packed_pipeline());
             }
             (self.connection, self.owes) = (None, false);
         } else {
@@ -269,11 +269,11 @@ impl Master {
     fn query<T>(
         &mut self,
         bound: Duration,
-        query: impl FnOnce(&mut Connection) -> RedisResult<T>,
+        query: impl FnOnce(&mut Wire) -> RedisResult<T>,
     ) -> Option<RedisResult<T>> {
         let connection = self.connection.as_mut();
         let answer = connection.map(|connection| {
-            connection.set_read_timeout(Some(bound))?;
+            connection.set_read_timeout(Some(bound));
             query(connection)
         });
         match &answer {
@@ -294,16 +294,6 @@ fn request(name: &str, lock: &str, owner: &str, lease: Duration) -> Cmd {
     let mut request = redis::cmd(name);
     request.arg(lock).arg(owner).arg(millis(lease).max(1));
     request
-}
-
-fn connect(port: u16) -> Option<Connection> {
-    // The client library takes longer to give up than a socket, so we knock first.
-    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    TcpStream::connect_timeout(&address, BOUND).ok()?;
-    let connection = Client::open(("127.0.0.1", port)).ok()?;
-    let connection = connection.get_connection_with_timeout(BOUND).ok()?;
-    connection.set_write_timeout(Some(BOUND)).ok()?;
-    Some(connection)
 }
 
 /// A lease that ends before one of that length that was asked for so long ago.

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
-use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{command, held, kept, AclRules, Ask, Blocked, Grant, Server};
+use dlock_integration::redis::{from_redis_value, Value};
+use dlock_integration::{command, held, kept, AclRules, Ask, Blocked, Grant, Server, Wire};
 
 const REFERENCE: &str = include_str!("../../../docs/commands.md");
 const OPERATIONS: &str = include_str!("../../../docs/operations.md");
@@ -179,21 +179,21 @@ fn names() -> BTreeSet<String> {
 }
 
 /// The connection of a user whom these rules make.
-fn user(server: &Server, rules: &str) -> Connection {
+fn user(server: &Server, rules: &str) -> Wire {
     let mut admin = server.connection();
     admin.run(&format!("ACL SETUSER worker reset on >secret {rules}"));
     server.connection_as("worker", "secret")
 }
 
 #[track_caller]
-fn assert_denied(c: &mut Connection, line: &str, why: &str) {
+fn assert_denied(c: &mut Wire, line: &str, why: &str) {
     let error = c.refusal(line);
     assert!(error.starts_with("NOPERM "), "{why}: {line}: {error}");
 }
 
 /// Runs the example if it is `allowed`, and else finds it refused by the ACL.
 #[track_caller]
-fn assert_allowed(c: &mut Connection, line: &str, allowed: bool, why: &str) {
+fn assert_allowed(c: &mut Wire, line: &str, allowed: bool, why: &str) {
     if !allowed {
         assert_denied(c, line, why);
     } else if let Some(internal) = INTERNALS.iter().find(|internal| line == internal.example) {
@@ -541,7 +541,7 @@ fn shown(info: Value) -> (Option<String>, Option<String>) {
 #[test]
 fn who_may_not_list_clients_is_not_shown_them() {
     let (server, mut admin, _) = held();
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     wire.ask::<()>("CLIENT SETNAME bobs-machine");
     let line = "DLOCK.ACQUIRE k bob 600000 BLOCK 0";
     let mut bob = Blocked::send_on(wire, &command(line), line);

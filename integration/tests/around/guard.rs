@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use dlock_integration::redis::{from_redis_value, Connection, Value};
+use dlock_integration::redis::{from_redis_value, Value};
 use dlock_integration::{command, held, kept, Ask, Grant, Server, Wire};
 
-fn hold(connection: &mut Connection) -> u64 {
+fn hold(connection: &mut Wire) -> u64 {
     connection.ask::<Grant>("DLOCK.ACQUIRE k alice 600000").0
 }
 
@@ -13,13 +13,13 @@ fn guard(token: u64, line: &str) -> String {
     format!("DLOCK.GUARD k {token} {line}")
 }
 
-fn get(connection: &mut Connection, key: &str) -> Option<String> {
+fn get(connection: &mut Wire, key: &str) -> Option<String> {
     connection.ask(&format!("GET {key}"))
 }
 
 /// Tries to write `data` under a token that must be dead.
 #[track_caller]
-fn assert_fenced(connection: &mut Connection, token: u64) {
+fn assert_fenced(connection: &mut Wire, token: u64) {
     let before = get(connection, "data");
     let error = connection.refusal(&guard(token, "SET data stale"));
     assert!(error.starts_with("FENCED "), "{error}");
@@ -28,14 +28,14 @@ fn assert_fenced(connection: &mut Connection, token: u64) {
 
 /// Refused with this code, and nothing written.
 #[track_caller]
-fn assert_refused(connection: &mut Connection, line: &str, code: &str) {
+fn assert_refused(connection: &mut Wire, line: &str, code: &str) {
     let error = connection.refusal(line);
     assert_eq!(error.split(' ').next(), Some(code), "{line}: {error}");
 }
 
 /// A connection of which even the bytes of a reply are compared: client libraries show different replies as the same.
 fn wire(server: &Server, protocol: u8) -> Wire {
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     wire.bytes(&[command(&format!("HELLO {protocol}"))]);
     wire
 }
@@ -127,7 +127,7 @@ fn arguments_may_be_any_bytes() {
 }
 
 /// The connection of a user who may touch `k` and `data:*`, with more rules.
-fn as_user(server: &Server, rules: &str) -> Connection {
+fn as_user(server: &Server, rules: &str) -> Wire {
     let mut admin = server.connection();
     admin.run(&format!(
         "ACL SETUSER worker reset on >secret ~k ~data:* +@all {rules}"
@@ -253,7 +253,7 @@ fn all(server: &Server) -> Vec<(i64, String, (String, i64))> {
 }
 
 /// Writes of every kind under `token`, among them such as are not replicated as they were said.
-fn write_all_kinds(c: &mut Connection, token: u64) {
+fn write_all_kinds(c: &mut Wire, token: u64) {
     for line in [
         "SET plain 1",
         "INCRBYFLOAT plain 0.5",

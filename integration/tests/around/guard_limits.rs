@@ -22,7 +22,7 @@ fn nested_guards_do_not_exhaust_the_stack() {
                 line.arg("DLOCK.GUARD").arg("k").arg("1");
             }
             line.arg("SET").arg("k").arg("v");
-            let mut asking = server.wire();
+            let mut asking = server.connection();
             if user {
                 asking.ask::<()>("AUTH app secret");
             }

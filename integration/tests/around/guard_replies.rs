@@ -277,7 +277,7 @@ struct Setup {
 
 impl Setup {
     fn new(server: &Server, specs: &[Spec], protocol: u8) -> Setup {
-        let mut wire = server.wire();
+        let mut wire = server.connection();
         wire.bytes(&[command(&format!("HELLO {protocol}"))]);
         let vectors = specs
             .iter()

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use dlock_integration::redis::{Connection, Value};
+use dlock_integration::redis::Value;
 use dlock_integration::{
-    await_until, command, module_path, Ask, Blocked, Grant, Server, ServerBuilder, PATIENCE,
+    await_until, command, module_path, Ask, Blocked, Grant, Server, ServerBuilder, Wire, PATIENCE,
 };
 
 /// Every setting with values that it cannot have: one below the least and one above the most for numbers.
@@ -45,7 +45,7 @@ fn bare() -> ServerBuilder {
 
 /// Loads the module with these words behind its path; whether the server does it.
 #[track_caller]
-fn load(c: &mut Connection, words: &[&str]) -> bool {
+fn load(c: &mut Wire, words: &[&str]) -> bool {
     let path = module_path().canonicalize().expect("the module is built");
     let path = path.to_str().expect("a path that is text");
     let answer = c.answer(command("MODULE LOADEX").arg(path).arg(words));
@@ -60,14 +60,14 @@ fn load(c: &mut Connection, words: &[&str]) -> bool {
 }
 
 #[track_caller]
-fn is_loaded(c: &mut Connection) -> bool {
+fn is_loaded(c: &mut Wire) -> bool {
     let modules: Vec<HashMap<String, Value>> = c.ask("MODULE LIST");
     let name = Value::BulkString(b"dlock".to_vec());
     modules.iter().any(|module| module["name"] == name)
 }
 
 #[track_caller]
-fn assert_nothing_is_left(c: &mut Connection) {
+fn assert_nothing_is_left(c: &mut Wire) {
     assert!(!is_loaded(c));
     assert_eq!(c.ask::<Vec<String>>("CONFIG GET dlock.*"), [""; 0]);
     let commands: Vec<String> = c.ask("COMMAND LIST");

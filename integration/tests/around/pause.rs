@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use dlock_integration::redis::{Connection, Value};
+use dlock_integration::redis::Value;
 use dlock_integration::{
     assert_sound, assert_sound_log, at_once, await_until, command, fair_as, held, is_held, kept,
     position, stat, wait_as, Ask, Blocked, Grant, Server, Wire, PATIENCE,
@@ -45,7 +45,7 @@ fn many_leases_that_end_in_a_pause_are_all_handed_over() {
         .into_iter()
         .chain((0..LOCKS).map(|lock| poll(lock, 100)))
         .chain([renewal, pause, "EXEC".to_owned()]);
-    server.wire().pipeline(lines);
+    server.connection().pipeline(lines);
     await_over(&mut c, &format!("lock{}", LOCKS - 1));
     assert_unanswered(&firsts[0]);
     c.run("CLIENT UNPAUSE");
@@ -107,7 +107,7 @@ fn a_pause_that_begins_with_a_hand_over() {
                 false => "PING".to_owned(),
             };
             let lines = ["DLOCK.RELEASE k alice", &end, "CLIENT PAUSE 400 WRITE"];
-            let replies = server.wire().batch(lines);
+            let replies = server.connection().batch(lines);
             assert!(replies.iter().all(Result::is_ok), "{replies:?}");
             if dies {
                 // Where the server had not told bob yet, the lock goes on to carol; where it had, he holds it.
@@ -227,7 +227,7 @@ fn times_out(server: &Server, verb: &str) -> Blocked {
 }
 
 /// Waits until alice's lease of this lock has run out, whether or not anything could be done about it.
-fn await_over(connection: &mut Connection, key: &str) {
+fn await_over(connection: &mut Wire, key: &str) {
     await_until("the lease has run out", PATIENCE, || {
         !is_held(connection, key, "alice")
     });
@@ -253,7 +253,7 @@ fn a_failover_that_is_given_up() {
     await_state(&setup.primary, "waiting-for-sync");
     setup.dies.kill();
     setup.dies_too.kill();
-    let mut release = setup.primary.wire();
+    let mut release = setup.primary.connection();
     release.send("DLOCK.RELEASE k alice");
     assert_eq!(setup.times_out.outcome(), Ok(Value::Nil));
     await_over(&mut c, "other");
@@ -323,12 +323,12 @@ fn a_failover_with_waiters() {
 }
 
 /// Has the primary shut down while its replica lags, so that it waits: a connection to it, and the one that waits.
-fn shut_down(setup: &Setup) -> (Connection, Wire) {
+fn shut_down(setup: &Setup) -> (Wire, Wire) {
     let mut c = setup.primary.connection();
     c.run("CONFIG SET shutdown-timeout 60");
     setup.replica.freeze();
     c.run("SET x 1");
-    let mut control = setup.primary.wire();
+    let mut control = setup.primary.connection();
     let lines = [ENDS, "SHUTDOWN NOSAVE"];
     let bytes = lines
         .iter()
@@ -459,7 +459,7 @@ fn a_stop_in_which_the_replica_was_lost() {
     let mut c = primary.connection();
     c.run("DLOCK.ACQUIRE k alice 600000");
     let bob = wait_as(&primary, "bob");
-    let (mut r, mut stops) = (replica.connection(), primary.wire());
+    let (mut r, mut stops) = (replica.connection(), primary.connection());
     // Alice's lease runs out while the server stands still, and the replica is too far behind to count then.
     let lines = [
         "DLOCK.RENEW k alice 300",

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dlock_integration::redis::{cmd, Connection, Value};
+use dlock_integration::redis::{cmd, Value};
 use dlock_integration::{await_until, AclRules, Ask, Grant, Server, Wire, PATIENCE};
 
 const TROUBLE: &str = include_str!("../../../docs/trouble.md");
@@ -20,13 +20,13 @@ fn server_with(rules: &[&str]) -> Server {
 }
 
 /// A connection of a user of the page.
-fn user(server: &Server, name: &str) -> Connection {
+fn user(server: &Server, name: &str) -> Wire {
     server.connection_as(name, AclRules::PASSWORD)
 }
 
 /// The same, where messages are read from.
 fn listener(server: &Server, name: &str) -> Wire {
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     let password = AclRules::PASSWORD;
     wire.ask::<Value>(&format!("HELLO 3 AUTH {name} {password}"));
     wire
@@ -38,7 +38,7 @@ fn is_denied(answer: &Result<Value, String>) -> bool {
 }
 
 #[track_caller]
-fn assert_denied(c: &mut Connection, line: &str) {
+fn assert_denied(c: &mut Wire, line: &str) {
     let answer = c.try_ask(line);
     assert!(is_denied(&answer), "{line}: {answer:?}");
 }

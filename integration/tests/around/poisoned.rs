@@ -51,7 +51,7 @@ fn panic(server: &Server) {
     memory.read_exact_at(&mut pointer, at).expect("the pointer");
     assert_ne!(pointer, [0; 8], "the server has the function");
     memory.write_all_at(&[0; 8], at).expect("the pointer");
-    server.wire().send("DLOCK.INFO k");
+    server.connection().send("DLOCK.INFO k");
 }
 
 /// What the server says of its memory, in bytes.
@@ -75,7 +75,7 @@ fn after_a_panic_nothing_is_decided_and_nothing_is_noted() {
         assert!(error.contains("internal fault"), "{error}");
     }
     // Each of these is told to the module.
-    let disturb = |c: &mut dlock_integration::redis::Connection, times: u64| {
+    let disturb = |c: &mut dlock_integration::Wire, times: u64| {
         let script = "for at = 1, ARGV[1] do
             redis.call('RENAME', KEYS[1], KEYS[2])
             redis.call('PEXPIRE', KEYS[2], 600000)

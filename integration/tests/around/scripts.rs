@@ -126,7 +126,7 @@ fn a_script_that_does_not_end_delays_but_loses_nothing() {
     let timed = Blocked::send(&server, "DLOCK.ACQUIRE long timed 600000 BLOCK 1000");
     let dead = Blocked::start(&server, "DLOCK.ACQUIRE long dead 600000 BLOCK 0");
     let carol = Blocked::start(&server, "DLOCK.ACQUIRE long carol 600000 BLOCK 0");
-    let mut busy = server.wire();
+    let mut busy = server.connection();
     // Nothing comes between these: the lease ends while the script runs.
     let renew = command("DLOCK.RENEW short alice 300").get_packed_command();
     let endless = with("EVAL", &[b"while true do end", b"0"]).get_packed_command();
@@ -165,8 +165,7 @@ fn a_script_that_does_not_end_delays_but_loses_nothing() {
 fn tracking_clients_are_told_of_changes() {
     let server = Server::start();
     let mut c = server.connection();
-    let mut wire = server.wire();
-    wire.ask::<Value>("HELLO 3");
+    let mut wire = server.connection_resp3();
     wire.ask::<()>("CLIENT TRACKING ON");
     let mut bob = None;
     for (prepare, change) in [

@@ -2,8 +2,7 @@
 
 use std::collections::HashMap;
 
-use dlock_integration::redis::Connection;
-use dlock_integration::{assert_sound, with, Ask, Guarded, Server};
+use dlock_integration::{assert_sound, with, Ask, Guarded, Server, Wire};
 
 /// The longest time that may be asked for or configured.
 const CENTURY_MS: u64 = 3_155_760_000_000;
@@ -79,7 +78,7 @@ fn bad_settings_change_nothing() {
     let server = Server::start();
     let mut c = server.connection();
     let guarded = Guarded::new(&server, &mut c);
-    let all = |c: &mut Connection| -> HashMap<String, String> { c.ask("CONFIG GET dlock.*") };
+    let all = |c: &mut Wire| -> HashMap<String, String> { c.ask("CONFIG GET dlock.*") };
     let before = all(&mut c);
     assert_eq!(before.len(), SETTINGS.len() + 4, "{before:?}");
     let mut refuse = |name: &str, value: &[u8]| {

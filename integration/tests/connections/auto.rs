@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::iter;
 
-use dlock_integration::redis::{from_redis_value, Connection};
+use dlock_integration::redis::from_redis_value;
 use dlock_integration::{
     assert_sound, await_until, is_held, kept, stat, Ask, Grant, Server, Wire, PATIENCE,
 };
@@ -19,17 +19,17 @@ const MASS: usize = 20_000;
 const AT_ONCE: usize = 1_000;
 
 /// A server where alice holds `k`, by a connection of her own that does nothing else, and what she sends for it to be renewed.
-fn alice() -> (Server, Connection, Wire, u64) {
+fn alice() -> (Server, Wire, Wire, u64) {
     let server = Server::start();
     let c = server.connection();
-    let mut alice = server.wire();
+    let mut alice = server.connection();
     let (token, _): Grant = alice.ask("DLOCK.ACQUIRE k alice 600000");
     (server, c, alice, token)
 }
 
 /// The server renews alice's hold of `k` from now on; gives when its lease ends, in unix milliseconds.
 #[track_caller]
-fn renew(c: &mut Connection, alice: &mut Wire, options: &str) -> u64 {
+fn renew(c: &mut Wire, alice: &mut Wire, options: &str) -> u64 {
     let left: u64 = alice.ask(&format!("DLOCK.RENEW k alice {options}"));
     assert!(left > 0);
     end_of(c, "k")
@@ -37,14 +37,14 @@ fn renew(c: &mut Connection, alice: &mut Wire, options: &str) -> u64 {
 
 /// When a lock's key ends; 0 without a key, or without an end.
 #[track_caller]
-fn end_of(c: &mut Connection, key: &str) -> u64 {
+fn end_of(c: &mut Wire, key: &str) -> u64 {
     let end: i64 = c.ask(&format!("PEXPIRETIME {key}"));
     u64::try_from(end).unwrap_or(0)
 }
 
 /// The first lease is over, and the hold goes on: its end is a lease from now.
 #[track_caller]
-fn await_another_lease(c: &mut Connection, key: &str, first_end: u64) {
+fn await_another_lease(c: &mut Wire, key: &str, first_end: u64) {
     await_until("the first lease is over, and it is held", PATIENCE, || {
         let end = end_of(c, key);
         assert!(end > 0, "the hold of {key} has ended");
@@ -69,7 +69,7 @@ fn renewals_are_replicated_and_saved() {
     let replica = Server::start();
     replica.replica_of(&server);
     let (mut c, mut r) = (server.connection(), replica.connection());
-    let mut alice = server.wire();
+    let mut alice = server.connection();
     alice.ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
     let first_end = renew(&mut c, &mut alice, "8000 AUTO 0");
     await_another_lease(&mut c, "k", first_end);
@@ -108,7 +108,7 @@ fn a_demotion_ends_it() {
     await_no_renewals(&server);
     assert_eq!(stat(&server, "sessions"), 0);
     // At the new primary the client ties it anew.
-    let mut again = other.wire();
+    let mut again = other.connection();
     assert_eq!(stat(&other, "auto_renewed"), 0);
     again.ask::<u64>("DLOCK.RENEW k alice 600000 SESSION AUTO 0");
     assert_eq!(stat(&other, "auto_renewed"), 1);
@@ -139,7 +139,7 @@ fn renewed_together(wire: &mut Wire) -> HashMap<i64, usize> {
 #[test]
 fn a_mass_is_renewed_without_a_burst() {
     let server = Server::start();
-    let (mut holds, mut looks) = (server.wire(), server.wire());
+    let (mut holds, mut looks) = (server.connection(), server.connection());
     holds.pipeline((0..MASS).map(|at| format!("DLOCK.ACQUIRE mass:{at} alice 600000")));
     // In one moment, by the module's clock.
     let renewals = (0..MASS).step_by(AT_ONCE).map(|first| {

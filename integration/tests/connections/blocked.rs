@@ -8,8 +8,7 @@ use dlock_integration::{
 
 /// A RESP3 connection that subscribes to something.
 fn subscriber(server: &Server) -> Wire {
-    let mut wire = server.wire();
-    wire.ask::<Value>("HELLO 3");
+    let mut wire = server.connection_resp3();
     wire.ask::<Value>("SUBSCRIBE news");
     wire
 }
@@ -127,7 +126,8 @@ fn a_slot_takes_its_waiters_along() {
             };
             c.ask_command::<Grant>(&ask("alice"));
             let line = ask("bob");
-            let mut bob = Blocked::send_on(server.wire(), &line, &name.escape_ascii().to_string());
+            let mut bob =
+                Blocked::send_on(server.connection(), &line, &name.escape_ascii().to_string());
             bob.await_blocked(&server);
             slots.push((slot, name, bob));
         }
@@ -176,7 +176,7 @@ fn no_lock_s_key_is_blocked_on() {
 fn a_key_appears_under_those_who_wait_for_it() {
     let server = Server::start();
     let mut c = server.connection();
-    let mut holds = server.wire();
+    let mut holds = server.connection();
     holds.ask::<Grant>("DLOCK.ACQUIRE other alice 600000 SESSION");
     let bob = Blocked::start(&server, "DLOCK.MACQUIRE 2 other k bob 600000 BLOCK 0");
     let waits = ["carol", "dave"].map(|owner| wait_as(&server, owner));

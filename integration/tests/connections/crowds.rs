@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
-use dlock_integration::redis::{Connection, Value};
+use dlock_integration::redis::Value;
 use dlock_integration::{assert_sound, await_until, Ask, Grant, Guarded, Server, Wire, PATIENCE};
 use fastrand::Rng;
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
@@ -33,7 +33,7 @@ fn a_thousand_die_while_others_work() {
     c.run("CONFIG SET dlock.deadlock-detection no");
     let (work_is_over, full) = (AtomicBool::new(false), AtomicU64::new(0));
     // Before the crowd, so that their numbers are low: the operator below spares those.
-    let connections: Vec<Connection> = (0..WORKERS).map(|_| server.connection()).collect();
+    let connections: Vec<Wire> = (0..WORKERS).map(|_| server.connection()).collect();
     thread::scope(|scope| {
         for member in 0..CROWD {
             let (server, work_is_over, full) = (&server, &work_is_over, &full);
@@ -54,7 +54,7 @@ fn a_thousand_die_while_others_work() {
             let mut rng = Rng::with_seed(99);
             let mut c = admin.connection();
             while !over.load(Ordering::Relaxed) {
-                let newest: u64 = admin.wire().client_id();
+                let newest: u64 = admin.connection().client_id();
                 let id = newest.saturating_sub(rng.u64(..2_000));
                 let line = match rng.u8(..4) {
                     0 => format!("CLIENT KILL ID {id} SKIPME yes"),
@@ -109,7 +109,7 @@ fn a_thousand_die_while_others_work() {
 
 /// Asks for one of the locks in one of the ways, and does not wait for the answer. Those who get it keep it for a moment.
 fn ask_and_stay(server: &Server, rng: &mut Rng) -> Wire {
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     let key = rng.u8(..4);
     let owner = format!("o{}", rng.u16(..600));
     let lease = rng.u8(1..4);
@@ -143,7 +143,7 @@ fn ask_and_stay(server: &Server, rng: &mut Rng) -> Wire {
 }
 
 /// One turn: takes the lock, changes what it protects in separate steps, and finds itself alone at each of them.
-fn work(c: &mut Connection, worker: usize, lock: usize) {
+fn work(c: &mut Wire, worker: usize, lock: usize) {
     let (key, owner) = (format!("lock:{lock}"), format!("worker{worker}"));
     let (token, holds): Grant = c.ask(&format!(
         "DLOCK.ACQUIRE {key} {owner} 600000 BLOCK 0 HOLDS 1"

@@ -40,7 +40,7 @@ fn take(wire: &mut Wire, key: &str) -> u64 {
 fn more_losses_than_are_kept_are_told_as_such() {
     let server = Server::start();
     let mut c = server.connection();
-    let mut alice = server.wire();
+    let mut alice = server.connection();
     for many in [1_024, 1_025] {
         alice.pipeline((0..many).map(|at| format!("DLOCK.ACQUIRE k{at} alice 600000 AUTO 600000")));
         assert_eq!(keep(&mut alice, 600_000).0, many);
@@ -58,14 +58,14 @@ fn more_losses_than_are_kept_are_told_as_such() {
 #[test]
 fn a_connection_stays_the_same() {
     let server = Server::start();
-    let mut alice = server.wire();
+    let mut alice = server.connection();
     take(&mut alice, "k");
     alice.ask::<String>("RESET");
     alice.ask::<String>("MULTI");
     alice.ask::<String>("DLOCK.KEEP 600000");
     let told: Vec<Kept> = alice.ask("EXEC");
     assert!(matches!(told[..], [(1, Some(_), Some(_))]), "{told:?}");
-    let mut other = server.wire();
+    let mut other = server.connection();
     assert_eq!(keep(&mut other, 1), (0, None, Some(Vec::new())));
     alice.close();
     // What has ended with its connection is told to nobody, and the next connection finds nothing.
@@ -79,7 +79,7 @@ fn a_connection_stays_the_same() {
 #[test]
 fn a_demoted_server_keeps_what_it_has_to_tell() {
     let (one, two) = (Server::start(), Server::start());
-    let mut alice = one.wire();
+    let mut alice = one.connection();
     let token = take(&mut alice, "k");
     two.replica_of(&one);
     two.wait_in_sync(&one);
@@ -102,10 +102,10 @@ fn a_demoted_server_keeps_what_it_has_to_tell() {
 fn a_grant_that_was_not_delivered_has_taken_no_tie() {
     let server = Server::start();
     let mut c = server.connection();
-    let mut alice = server.wire();
+    let mut alice = server.connection();
     alice.ask::<Grant>("DLOCK.ACQUIRE k alice 600000 SHARED AUTO 600000");
     c.run("DLOCK.ACQUIRE k bob 600000 SHARED");
-    let mut other = server.wire();
+    let mut other = server.connection();
     let id = other.client_id();
     other.send("DLOCK.ACQUIRE k alice 600000 AUTO 600000 BLOCK 0");
     server.await_blocked_clients(1);

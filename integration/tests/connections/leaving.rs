@@ -4,9 +4,9 @@
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::redis::{Connection, Value};
+use dlock_integration::redis::Value;
 use dlock_integration::{
-    assert_sound, await_until, position, stat, Ask, Blocked, Server, PATIENCE,
+    assert_sound, await_until, position, stat, Ask, Blocked, Server, Wire, PATIENCE,
 };
 
 /// Between two tries.
@@ -125,7 +125,7 @@ const CASES: [Case; 5] = [
 
 /// Sends what may find nothing to do.
 #[track_caller]
-fn give_back(c: &mut Connection, case: &Case) {
+fn give_back(c: &mut Wire, case: &Case) {
     for line in case.releases {
         if let Err(error) = c.try_ask(line) {
             assert!(error.starts_with("NOTHELD "), "{line}: {error}");
@@ -135,7 +135,7 @@ fn give_back(c: &mut Connection, case: &Case) {
 
 /// Repeats both until the request is answered, and gives back once more if that was a grant.
 #[track_caller]
-fn leave(c: &mut Connection, bob: &Blocked, case: &Case) {
+fn leave(c: &mut Wire, bob: &Blocked, case: &Case) {
     let reply = loop {
         // An answer that is there already is the last word: nothing comes after it.
         if let Some(reply) = bob.outcome_within(WHILE) {
@@ -151,7 +151,7 @@ fn leave(c: &mut Connection, bob: &Blocked, case: &Case) {
 
 /// Bob has what he had, waits for nothing, and whoever comes has what is free.
 #[track_caller]
-fn assert_left(server: &Server, c: &mut Connection, case: &Case, what: &str) {
+fn assert_left(server: &Server, c: &mut Wire, case: &Case, what: &str) {
     for (key, holds) in case.holds {
         assert_eq!(position(c, key, "bob"), None, "{what}: {key}");
         let held: Option<(u64, u64, u64)> = c.ask(&format!("DLOCK.HELD {key} bob"));
@@ -215,7 +215,7 @@ fn in_a_race_nothing_is_left() {
             c.run("FLUSHALL");
             case.before.iter().for_each(|line| c.run(line));
             let bob = Blocked::send(&server, case.request);
-            let (mut grants, mut leaves) = (server.wire(), server.wire());
+            let (mut grants, mut leaves) = (server.connection(), server.connection());
             thread::scope(|scope| {
                 scope.spawn(move || grants.ask::<Value>(case.grant));
                 scope.spawn(move || {

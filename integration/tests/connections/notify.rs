@@ -1,6 +1,6 @@
 //! NOTIFY: the bytes of messages, races, a demotion, and masses. `tests/*/notify.txt` have the rest.
 
-use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, PushKind, Value};
+use dlock_integration::redis::{cmd, from_redis_value, Cmd, PushKind, Value};
 use dlock_integration::{
     assert_sound, await_until, position, stat, Ask, Blocked, Grant, Queued, Server, Wire, PATIENCE,
 };
@@ -23,7 +23,7 @@ impl Ear {
     /// In RESP2 (2) or RESP3 (3).
     #[track_caller]
     fn new(server: &Server, protocol: u8, channel: &[u8]) -> Ear {
-        let mut wire = server.wire();
+        let mut wire = server.connection();
         if protocol == 3 {
             wire.ask::<Value>("HELLO 3");
         }
@@ -90,19 +90,19 @@ fn place_of(reply: &Value) -> (u64, u64) {
 
 /// Waits by a channel; gives its place, and the number of the wait.
 #[track_caller]
-fn wait_at(connection: &mut Connection, owner: &str, options: &str) -> (u64, u64) {
+fn wait_at(connection: &mut Wire, owner: &str, options: &str) -> (u64, u64) {
     let line = format!("DLOCK.ACQUIRE k {owner} 600000 NOTIFY news {options}");
     place_of(&connection.ask(&line))
 }
 
 /// Waits by a channel; gives the number of the wait.
 #[track_caller]
-fn wait_as(connection: &mut Connection, owner: &str, options: &str) -> u64 {
+fn wait_as(connection: &mut Wire, owner: &str, options: &str) -> u64 {
     wait_at(connection, owner, options).1
 }
 
 /// A server on which alice holds `k`, her connection, and one that hears the news.
-fn held() -> (Server, Connection, Ear) {
+fn held() -> (Server, Wire, Ear) {
     let (server, alice, _) = dlock_integration::held();
     let ear = Ear::new(&server, 2, b"news");
     (server, alice, ear)
@@ -156,12 +156,12 @@ fn messages_are_exact() {
 #[test]
 fn who_dies_is_not_granted_for_long() {
     let (server, mut c, _) = held();
-    let mut dies = server.wire();
+    let mut dies = server.connection();
     dies.ask::<Queued>("DLOCK.ACQUIRE k dies 600000 NOTIFY none");
     let id = dies.client_id();
     let next = Blocked::start(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
     let kill = format!("CLIENT KILL ID {id}");
-    let [killed, released] = server.wire().batch([&*kill, "DLOCK.RELEASE k alice"]);
+    let [killed, released] = server.connection().batch([&*kill, "DLOCK.RELEASE k alice"]);
     assert!(killed.is_ok() && released == Ok(Value::Int(0)));
     next.reply::<Grant>();
     assert_eq!(position(&mut c, "k", "dies"), None);
@@ -171,8 +171,7 @@ fn who_dies_is_not_granted_for_long() {
 #[test]
 fn the_reply_comes_before_its_message() {
     let server = Server::start();
-    let mut wire = server.wire();
-    wire.ask::<Value>("HELLO 3");
+    let mut wire = server.connection_resp3();
     wire.send("SUBSCRIBE news");
     wire.read().expect("a confirmation");
     wire.ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
@@ -220,7 +219,7 @@ fn a_demotion_tells_moved() {
 fn a_thousand_are_handed_the_lock_in_order() {
     const WAITERS: usize = 1_000;
     let (server, mut c, mut ear) = held();
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     let lines = (0..WAITERS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 600000 NOTIFY news"));
     let replies = wire.pipeline(lines);
     let (places, waits): (Vec<u64>, Vec<u64>) = replies.iter().map(place_of).unzip();
@@ -245,7 +244,7 @@ fn used_memory(server: &Server) -> usize {
 #[test]
 fn a_hundred_thousand_wait_on_one_connection() {
     let (server, mut c, _) = held();
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     wire.ask::<String>("PING");
     let before = used_memory(&server);
     let lines = (0..MASS).map(|at| format!("DLOCK.ACQUIRE k owner-{at:06} 600000 NOTIFY news"));
@@ -272,7 +271,7 @@ fn a_hundred_thousand_wait_on_one_connection() {
     println!("{kept} bytes of each are kept when they are gone");
 
     const BLOCKED: usize = 500;
-    let mut waits: Vec<Wire> = (0..BLOCKED).map(|_| server.wire()).collect();
+    let mut waits: Vec<Wire> = (0..BLOCKED).map(|_| server.connection()).collect();
     for wire in &mut waits {
         wire.ask::<String>("PING");
     }
@@ -293,7 +292,7 @@ fn a_hundred_thousand_wait_on_one_connection() {
 fn one_waits_for_each_of_many_locks() {
     const LOCKS: usize = 50_000;
     let server = Server::start();
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     let name = |at: usize| format!("00000000-0000-4000-8000-0000{at:08}");
     let lines = (0..LOCKS).map(|at| format!("DLOCK.ACQUIRE lock:{at} {} 600000", name(at)));
     wire.pipeline(lines);
@@ -312,7 +311,7 @@ fn one_waits_for_each_of_many_locks() {
 fn many_times_are_up_together() {
     const WAITERS: usize = 2_000;
     let (server, mut c, mut ear) = held();
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     let lines =
         (0..WAITERS).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 600000 BLOCK 300 NOTIFY news"));
     let replies = wire.pipeline(lines);

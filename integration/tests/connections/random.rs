@@ -7,7 +7,7 @@
 use std::env;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{cmd, Cmd, Connection, Value};
+use dlock_integration::redis::{cmd, Cmd, Value};
 use dlock_integration::{
     assert_sound, await_until, command, reply_of, Ask, Server, Wire, PATIENCE,
 };
@@ -146,7 +146,7 @@ struct Member {
 impl Member {
     /// Some speak RESP3, some are told of changes, some subscribe.
     fn new(server: &Server, rng: &mut Rng) -> Member {
-        let mut wire = server.wire();
+        let mut wire = server.connection();
         let id = wire.client_id();
         if rng.u8(..4) == 0 {
             wire.send("HELLO 3");
@@ -194,13 +194,13 @@ fn reload(server: &Server) {
         "DEBUG CHANGE-REPL-ID",
         "CLIENT KILL TYPE replica",
     ];
-    for reply in server.wire().batch(lines) {
+    for reply in server.connection().batch(lines) {
         reply.expect("no refusal");
     }
 }
 
 /// The reply, whatever it is; the connection is made anew when it is ended.
-fn ask(server: &Server, connection: &mut Connection, command: &Cmd) -> Option<Value> {
+fn ask(server: &Server, connection: &mut Wire, command: &Cmd) -> Option<Value> {
     match dlock_integration::redis::ConnectionLike::req_command(connection, command) {
         Ok(value) => reply_of(value).ok(),
         Err(_) => {
@@ -216,10 +216,7 @@ fn anything_in_any_order_does_no_harm() {
     let seed = setting("DLOCK_RANDOM_SEED", 1);
     println!("seed {seed}, {seconds} s");
     let mut rng = Rng::with_seed(seed);
-    let server = Server::builder()
-        .config("appendonly", "yes")
-        .config("appendfsync", "no")
-        .start();
+    let server = Server::builder().config("appendonly", "yes").start();
     let replica = Server::start();
     replica.replica_of(&server);
     let mut c = server.connection();

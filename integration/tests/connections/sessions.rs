@@ -5,7 +5,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{cmd, from_redis_value, Connection, FromRedisValue, Value};
+use dlock_integration::redis::{cmd, from_redis_value, FromRedisValue, Value};
 use dlock_integration::{
     assert_sound, await_until, is_held, stat, wait_as, Ask, Grant, Server, ServerBuilder,
     Subscriber, Wire, PATIENCE,
@@ -24,7 +24,7 @@ fn take(wire: &mut Wire, line: &str) -> u64 {
 }
 
 #[track_caller]
-fn await_end(connection: &mut Connection, key: &str, owner: &str) {
+fn await_end(connection: &mut Wire, key: &str, owner: &str) {
     await_until(
         &format!("{owner}'s hold of {key} has ended"),
         PATIENCE,
@@ -34,7 +34,7 @@ fn await_end(connection: &mut Connection, key: &str, owner: &str) {
 
 /// It is held now, and still is when the module has had time to end it.
 #[track_caller]
-fn assert_stays(connection: &mut Connection, key: &str, owner: &str) {
+fn assert_stays(connection: &mut Wire, key: &str, owner: &str) {
     let end = Instant::now() + WHILE;
     while Instant::now() < end {
         assert!(is_held(connection, key, owner), "{owner} held {key}");
@@ -44,7 +44,7 @@ fn assert_stays(connection: &mut Connection, key: &str, owner: &str) {
 
 /// A field of the only holder that `DLOCK.INFO` shows.
 #[track_caller]
-fn holder<T: FromRedisValue>(connection: &mut Connection, key: &str, field: &str) -> Option<T> {
+fn holder<T: FromRedisValue>(connection: &mut Wire, key: &str, field: &str) -> Option<T> {
     let lock: HashMap<String, Value> = connection.ask(&format!("DLOCK.INFO {key}"));
     let holders: Vec<HashMap<String, Value>> =
         from_redis_value(&lock["holders"]).expect("an array of maps");
@@ -144,7 +144,7 @@ fn a_hold_ends_with_its_connection_however_that_ends() {
     for (name, end) in WAYS {
         println!("{name}");
         c.run("FLUSHALL");
-        let mut dies = server.wire();
+        let mut dies = server.connection();
         let token = take(&mut dies, "k dies 600000 SESSION");
         let plain = take(&mut dies, "plain dies 600000");
         take(&mut dies, "k dies 600000");
@@ -173,7 +173,7 @@ fn a_hold_ends_with_its_connection_however_that_ends() {
 fn a_hold_ends_when_the_server_closes_an_idle_connection() {
     let server = Server::start();
     let mut c = server.connection();
-    let mut dies = server.wire();
+    let mut dies = server.connection();
     take(&mut dies, "k dies 600000 SESSION");
     let next = wait_as(&server, "next");
     c.run("CONFIG SET timeout 1");
@@ -185,7 +185,7 @@ fn a_hold_ends_when_the_server_closes_an_idle_connection() {
 fn the_client_is_shown() {
     let server = Server::start();
     let mut c = server.connection();
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     wire.ask::<String>("CLIENT SETNAME worker");
     let id = wire.client_id();
     take(&mut wire, "k bob 600000");
@@ -220,7 +220,7 @@ fn the_client_is_shown() {
 fn with_id(server: &Server, id: u64) -> (Wire, Vec<Wire>) {
     let mut others = Vec::new();
     loop {
-        let mut wire = server.wire();
+        let mut wire = server.connection();
         match wire.client_id() {
             found if found == id => return (wire, others),
             found => assert!(found < id, "{found} was given out, but never {id}"),
@@ -299,7 +299,7 @@ fn a_failover_leaves_a_session_to_its_lease() {
         let (primary, replica) = (Server::start(), Server::start());
         replica.replica_of(&primary);
         let (mut c, mut r) = (primary.connection(), replica.connection());
-        let (mut dies, mut stays) = (primary.wire(), primary.wire());
+        let (mut dies, mut stays) = (primary.connection(), primary.connection());
         let token = take(&mut dies, "k bob 600000 SESSION");
         take(&mut dies, "short bob 3000 SESSION");
         take(&mut stays, "j bob 600000 SESSION");
@@ -374,7 +374,7 @@ fn the_end_of_a_session_is_replicated_and_saved() {
         .start();
     let replica = Server::start();
     replica.replica_of(&primary);
-    let mut dies = primary.wire();
+    let mut dies = primary.connection();
     take(&mut dies, "k bob 600000 SESSION");
     take(&mut dies, "k bob 600000");
     let waits = wait_as(&primary, "next");
@@ -393,7 +393,6 @@ fn start_for_a_mass() -> Server {
     Server::builder()
         .config("maxclients", MASS + 100)
         .config("appendonly", "yes")
-        .config("appendfsync", "no")
         .config("auto-aof-rewrite-percentage", 0)
         .start()
 }
@@ -444,10 +443,10 @@ fn assert_ends_in_steps(server: &Server, end: impl FnOnce()) {
 #[test]
 fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
     let server = start_for_a_mass();
-    let mut dies = server.wire();
+    let mut dies = server.connection();
     let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} dies 600000 SESSION"));
     dies.pipeline(lines);
-    let mut waits = server.wire();
+    let mut waits = server.connection();
     let lines = (0..MASS).map(|lock| format!("DLOCK.ACQUIRE k{lock} next 600000 NOTIFY news"));
     waits.pipeline(lines);
     assert_eq!(stat(&server, "sessions"), MASS as u64);
@@ -462,7 +461,7 @@ fn ten_thousand_sessions_of_one_connection_do_not_stall_the_server() {
 #[test]
 fn ten_thousand_sessions_on_one_lock_do_not_stall_the_server() {
     let server = start_for_a_mass();
-    let mut dies = server.wire();
+    let mut dies = server.connection();
     let lines = (0..MASS).map(|owner| format!("DLOCK.ACQUIRE k {owner} 600000 SHARED SESSION"));
     dies.pipeline(lines);
     let writer = wait_as(&server, "writer");
@@ -481,7 +480,7 @@ fn ten_thousand_connections_that_end_together_do_not_stall_the_server() {
     }
     setrlimit(Resource::RLIMIT_NOFILE, soft.max(wanted), hard).expect("below the hard limit");
     let server = start_for_a_mass();
-    let mut sessions: Vec<Wire> = (0..MASS).map(|_| server.wire()).collect();
+    let mut sessions: Vec<Wire> = (0..MASS).map(|_| server.connection()).collect();
     for (number, wire) in sessions.iter_mut().enumerate() {
         wire.send(&format!("DLOCK.ACQUIRE k{number} dies 600000 SESSION"));
     }

@@ -73,7 +73,7 @@ fn assert_taken_back(server: &Server, next: Blocked, request: &str) {
 
 #[track_caller]
 fn wait<'s>(server: &'s Server, before: &str, request: &str) -> Waiting<'s> {
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     let id = wire.client_id();
     before.lines().for_each(|line| wire.send(line));
     wire.send(request);
@@ -93,7 +93,7 @@ fn await_waiting(server: &Server, owner: &str) {
 #[track_caller]
 fn at_once(server: &Server, lines: &[&str]) -> Vec<Value> {
     let lines = lines.iter().map(|line| line.to_string());
-    server.wire().pipeline(lines)
+    server.connection().pipeline(lines)
 }
 
 impl Waiting<'_> {
@@ -127,7 +127,7 @@ impl Waiting<'_> {
 
 /// The server finds the release and the connection's end together, the release first.
 fn close_behind_the_release(waiting: Waiting) -> Option<Wire> {
-    let mut alice = waiting.server.wire();
+    let mut alice = waiting.server.connection();
     alice.ask::<String>("PING");
     waiting.server.freeze();
     alice.send_to_still(RELEASE);
@@ -177,7 +177,7 @@ fn killed_behind_a_transaction() {
 #[test]
 fn killed_behind_a_script() {
     check(&Server::start(), "", |waiting| {
-        let mut wire = waiting.server.wire();
+        let mut wire = waiting.server.connection();
         let script = "return redis.call('DLOCK.RELEASE', KEYS[1], ARGV[1])";
         let script = cmd("EVAL")
             .arg(script)
@@ -241,7 +241,7 @@ fn the_idle_time_out_leaves_those_who_wait() {
     let (server, mut alice, _) = held();
     alice.run("CONFIG SET timeout 1");
     let bob = wait_as(&server, "bob");
-    let mut idle = server.wire();
+    let mut idle = server.connection();
     let id = idle.client_id();
     server.await_client_gone(id);
     at_once(&server, &[RELEASE]);
@@ -267,7 +267,7 @@ fn over_its_output_buffer_limit() {
         [&change[..], &release].concat(),
     ] {
         check(&server, &before, |waiting| {
-            let mut alice = waiting.server.wire();
+            let mut alice = waiting.server.connection();
             alice.send_bytes(&both).expect("the server reads");
             for _ in 0..2 {
                 alice.read().expect("no refusal");
@@ -325,7 +325,7 @@ fn its_user_is_deleted() {
 #[test]
 fn killed_behind_another_wait() {
     check(&Server::start(), "", |waiting| {
-        let mut other = waiting.server.wire();
+        let mut other = waiting.server.connection();
         let id = other.client_id();
         other.send("BLPOP list 0");
         let mut c = waiting.server.connection();
@@ -364,7 +364,7 @@ fn in_the_turn_of_the_release(server: &Server, act: impl FnOnce()) -> bool {
     // stopped.
     let script = "redis.log(redis.LOG_WARNING, 'in the turn of the release')
         for _ = 1, 5e7 do end";
-    let mut alice = server.wire();
+    let mut alice = server.connection();
     let release = command(RELEASE).get_packed_command();
     let script = cmd("EVAL").arg(script).arg(0).get_packed_command();
     let logged = server.log().len();
@@ -419,7 +419,7 @@ fn later_commands_find_it_taken_back() {
             // Somebody stands between.
             let (waiting, next) = setup(&server, "", request);
             let late = "DLOCK.ACQUIRE k late 600000";
-            let replies = server.wire().pipeline(lines(&waiting.kill(), late));
+            let replies = server.connection().pipeline(lines(&waiting.kill(), late));
             assert_eq!(last(replies, transaction), Value::Nil);
             assert_taken_back(&server, next, request);
 
@@ -429,7 +429,7 @@ fn later_commands_find_it_taken_back() {
             await_until("nobody else waits", PATIENCE, || {
                 position(&mut server.connection(), "k", "next").is_none()
             });
-            let replies = server.wire().pipeline(lines(&waiting.kill(), late));
+            let replies = server.connection().pipeline(lines(&waiting.kill(), late));
             let grant = last(replies, transaction);
             // A ticket that is kept for its owner reserves the lock.
             let free = !request.contains("CLAIM");
@@ -487,7 +487,7 @@ fn an_upgrade_is_taken_back() {
 fn a_tie_goes_back() {
     let server = Server::start();
     let mut c = server.connection();
-    let mut had = server.wire();
+    let mut had = server.connection();
     had.ask::<Grant>("DLOCK.ACQUIRE b dies 600000 SESSION");
     c.run("DLOCK.ACQUIRE k alice 600000");
     let waiting = wait(
@@ -517,7 +517,7 @@ fn published_is_granted() {
             let mut c = server.connection();
             c.run("FLUSHALL");
             c.run("DLOCK.ACQUIRE k alice 600000");
-            let mut asks = server.wire();
+            let mut asks = server.connection();
             let id = asks.client_id();
             let line = format!("DLOCK.ACQUIRE k asks 600000 NOTIFY turns{option}");
             asks.ask::<Vec<u64>>(&line);

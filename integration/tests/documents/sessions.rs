@@ -248,11 +248,9 @@ fn follow(server: &Server, steps: &[Step]) {
     let mut tokens: HashMap<String, String> = HashMap::new();
     let mut waiting = 0;
     for step in steps {
-        let terminal = terminals.entry(step.terminal).or_insert_with(|| {
-            let mut wire = server.wire();
-            wire.ask::<Value>("HELLO 3");
-            wire
-        });
+        let terminal = terminals
+            .entry(step.terminal)
+            .or_insert_with(|| server.connection_resp3());
         // `(bob's command returns)` is what a terminal shows, later.
         let is_later = step.typed.starts_with('(');
         if !is_later {

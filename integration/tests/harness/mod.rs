@@ -4,7 +4,9 @@ use std::fs;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::time::Duration;
 
-use dlock_integration::{await_until, Ask, Blocked, Server, PATIENCE};
+use dlock_integration::{await_until, stop, Ask, Blocked, Server, Wire, PATIENCE};
+use nix::sys::signal::{kill, Signal};
+use nix::unistd::Pid;
 
 mod stage;
 
@@ -78,6 +80,34 @@ fn a_server_dies_with_a_killed_process() {
     await_until("the server has died with its parent", PATIENCE, || {
         !is_alive(pid)
     });
+}
+
+/// A read that has a bound ends early when its process is stopped and goes on. Nobody is to take that for a server that is gone.
+#[test]
+fn a_reader_may_be_stopped_meanwhile() {
+    use std::process::{Command, Stdio};
+
+    const PORT: &str = "HARNESS_READER_PORT";
+    if let Ok(port) = std::env::var(PORT) {
+        let mut connection = Wire::open(port.parse().expect("a port"), PATIENCE).expect("a server");
+        let popped: (String, String) = connection.ask("BLPOP list 0");
+        assert_eq!(popped.1, "said");
+        return;
+    }
+    let server = plain();
+    let mut reader = Command::new(std::env::current_exe().expect("a test has a program"))
+        .args(["--exact", "harness::a_reader_may_be_stopped_meanwhile"])
+        .env(PORT, server.port().to_string())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("a test can be run");
+    server.await_blocked_clients(1);
+    let pid = Pid::from_raw(reader.id() as i32);
+    stop(pid);
+    kill(pid, Signal::SIGCONT).expect("it is there");
+    server.connection().run("RPUSH list said");
+    assert!(reader.wait().expect("a child can be waited for").success());
 }
 
 #[test]

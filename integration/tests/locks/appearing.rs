@@ -1,10 +1,10 @@
 //! A lock comes to a name that others wait for, and brings its tickets in before those who came later. `tests/servers/appearing.txt`
 //! has values of other types.
 
-use dlock_integration::redis::{Connection, Value};
+use dlock_integration::redis::Value;
 use dlock_integration::{
     assert_sound, await_until, command, held, position, Ask, Blocked, Grant, Server, Subscriber,
-    PATIENCE,
+    Wire, PATIENCE,
 };
 
 /// The next use of a lock finds a ticket that came along, at whatever place, though nothing told of it.
@@ -104,7 +104,7 @@ fn is_told(server: &Server, line: &str) -> bool {
 
 /// The lock that is to come, held and with a ticket of `early`, and `k0`, which keeps others waiting on both sides of SWAPDB.
 #[track_caller]
-fn prepare(line: &str, (c, there): (&mut Connection, &mut Connection)) {
+fn prepare(line: &str, (c, there): (&mut Wire, &mut Wire)) {
     for connection in [&mut *c, &mut *there] {
         connection.run("DLOCK.ACQUIRE k0 alice 600000");
     }
@@ -120,8 +120,8 @@ fn prepare(line: &str, (c, there): (&mut Connection, &mut Connection)) {
 
 /// Has that lock come to `k1` of database 0.
 #[track_caller]
-fn bring(line: &str, (c, there): (&mut Connection, &mut Connection)) {
-    let guarded = |connection: &mut Connection, key: &str, line: &str| {
+fn bring(line: &str, (c, there): (&mut Wire, &mut Wire)) {
+    let guarded = |connection: &mut Wire, key: &str, line: &str| {
         let (token, ..): (u64, u64, u64) = connection.ask(&format!("DLOCK.HELD {key} holder"));
         connection.run(&format!("DLOCK.GUARD {key} {token} {line}"));
     };
@@ -141,7 +141,7 @@ fn bring(line: &str, (c, there): (&mut Connection, &mut Connection)) {
 }
 
 #[track_caller]
-fn at_once(connection: &mut Connection, lines: [&str; 3]) {
+fn at_once(connection: &mut Wire, lines: [&str; 3]) {
     lines.into_iter().for_each(|line| connection.run(line));
 }
 
@@ -183,7 +183,7 @@ fn a_lock_that_appears_brings_its_tickets_in() {
 
 /// Whether an owner's name is in the lock's value.
 #[track_caller]
-fn keeps(connection: &mut Connection, key: &str, owner: &str) -> bool {
+fn keeps(connection: &mut Wire, key: &str, owner: &str) -> bool {
     let payload: Vec<u8> = connection.ask(&format!("DUMP {key}"));
     payload
         .windows(owner.len())

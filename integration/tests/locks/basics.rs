@@ -3,19 +3,19 @@
 use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use dlock_integration::redis::{Connection, Value};
-use dlock_integration::{Ask, Grant, Server};
+use dlock_integration::redis::Value;
+use dlock_integration::{Ask, Grant, Server, Wire};
 
 /// Token, holds and milliseconds left of a hold, as DLOCK.HELD says.
 type Hold = Option<(u64, u64, u64)>;
 
-fn server() -> (Server, Connection) {
+fn server() -> (Server, Wire) {
     let server = Server::start();
     let connection = server.connection();
     (server, connection)
 }
 
-fn hold(connection: &mut Connection, key: &str, owner: &str) -> Hold {
+fn hold(connection: &mut Wire, key: &str, owner: &str) -> Hold {
     connection.ask(&format!("DLOCK.HELD {key} {owner}"))
 }
 
@@ -131,11 +131,10 @@ fn nulls_are_of_the_right_kind() {
         ("DLOCK.INFO nothing", "*-1"),
         ("DLOCK.POSITION k bob", "$-1"),
     ] {
-        let mut two = server.wire();
+        let mut two = server.connection();
         two.send(line);
         assert_eq!(two.read_line(), null, "{line}");
-        let mut three = server.wire();
-        three.ask::<Value>("HELLO 3");
+        let mut three = server.connection_resp3();
         three.send(line);
         assert_eq!(three.read_line(), "_", "{line}");
     }

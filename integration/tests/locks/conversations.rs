@@ -11,7 +11,7 @@ use dlock_conversations::script::{self, Act, Command, Key, Reader, ServerAct};
 use dlock_conversations::transcript::{self, Labels};
 use dlock_conversations::{all, for_servers, of_servers, planted};
 use dlock_engine::refusal::escaped;
-use dlock_integration::redis::{Cmd, Connection, PushKind, Value};
+use dlock_integration::redis::{Cmd, PushKind, Value};
 use dlock_integration::{
     assert_sound, await_until, reply_of, with, Ask, Clock, Server, Wire, PATIENCE,
 };
@@ -97,7 +97,7 @@ struct Line {
 struct ServerSpeaker<'a> {
     server: &'a mut Server,
     clock: &'a Clock,
-    observer: Connection,
+    observer: Wire,
     /// Hears all channels.
     news: Wire,
     /// The connections of each client.
@@ -124,8 +124,7 @@ impl<'a> ServerSpeaker<'a> {
     fn line(&mut self, number: u64) -> &mut Line {
         let lines = self.clients.entry(number).or_default();
         if lines.iter().all(|line| line.waits) {
-            let mut wire = self.server.wire();
-            wire.ask::<Value>("HELLO 3");
+            let mut wire = self.server.connection_resp3();
             let id = wire.client_id();
             lines.push(Line {
                 wire,
@@ -343,8 +342,7 @@ impl<'a> ServerSpeaker<'a> {
 
 /// Hears all channels.
 fn listener(server: &Server) -> Wire {
-    let mut news = server.wire();
-    news.ask::<Value>("HELLO 3");
+    let mut news = server.connection_resp3();
     news.send("PSUBSCRIBE *");
     news.read().expect("it listens");
     news

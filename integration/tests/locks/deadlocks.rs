@@ -10,7 +10,7 @@ const CHAIN: usize = 1_000;
 /// `a:alice b:bob SHARED`.
 #[track_caller]
 fn hold(server: &Server, holds: &[&str]) {
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     let id = wire.client_id();
     for hold in holds {
         let (key, owner) = hold.split_once(':').expect("key:owner");
@@ -35,7 +35,7 @@ fn chain(server: &Server, owners: usize) -> (Result<Value, String>, Vec<Wire>) {
     let before: usize = server.info("clients").number("blocked_clients");
     let mut waits = Vec::new();
     for at in 1..owners {
-        let mut wire = server.wire();
+        let mut wire = server.connection();
         wire.send(&format!(
             "DLOCK.ACQUIRE chain{} owner{at} 600000 BLOCK 0",
             at - 1

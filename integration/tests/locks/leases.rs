@@ -2,14 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::Connection;
-use dlock_integration::{Ask, Blocked, Grant, Server};
+use dlock_integration::{Ask, Blocked, Grant, Server, Wire};
 
 /// The server's clock counts whole milliseconds, so a deadline may be up to one early.
 const EARLY: Duration = Duration::from_millis(1);
 
 /// A server that never looks for keys that have expired: what ends a lease here is the module.
-fn server() -> (Server, Connection) {
+fn server() -> (Server, Wire) {
     let server = Server::start();
     let mut connection = server.connection();
     connection.run("DEBUG SET-ACTIVE-EXPIRE 0");

@@ -23,7 +23,7 @@ fn seven_philosophers_eat() {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         for seat in 0..SEATS {
-            let mut wire = server.wire();
+            let mut wire = server.connection();
             let (forks, meals, over) = (&forks, &meals, &over);
             scope.spawn(move || {
                 // Each reaches for the left one first: one at a time they would starve.

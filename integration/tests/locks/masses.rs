@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use dlock_integration::redis::{self, cmd, Connection, Value};
-use dlock_integration::{assert_sound, await_until, command, Ask, Server, Subscriber, PATIENCE};
+use dlock_integration::redis::{self, cmd, Value};
+use dlock_integration::{
+    assert_sound, await_until, command, Ask, Server, Subscriber, Wire, PATIENCE,
+};
 
 /// How long it takes to take so many locks in one command and to give them back.
-fn take_together(c: &mut Connection, count: usize) -> Duration {
+fn take_together(c: &mut Wire, count: usize) -> Duration {
     let keys: Vec<String> = (0..count).map(|at| format!("k{at}")).collect();
     let began = Instant::now();
     for name in ["DLOCK.MACQUIRE", "DLOCK.MRELEASE"] {
@@ -38,7 +40,7 @@ fn a_key_costs_the_same_among_many() {
 
 /// Sends all of it, many commands at a time.
 #[track_caller]
-fn send_all(c: &mut Connection, lines: impl Iterator<Item = String>) {
+fn send_all(c: &mut Wire, lines: impl Iterator<Item = String>) {
     let mut lines = lines.peekable();
     while lines.peek().is_some() {
         let mut pipe = redis::pipe();
@@ -50,7 +52,7 @@ fn send_all(c: &mut Connection, lines: impl Iterator<Item = String>) {
 }
 
 /// So many locks that the module watches: each has two holders.
-fn fill(c: &mut Connection, locks: usize) {
+fn fill(c: &mut Wire, locks: usize) {
     let holders = (0..locks).flat_map(|at| [(at, "ann"), (at, "ben")]);
     send_all(
         c,
@@ -196,7 +198,7 @@ fn what_concerns_all_locks_is_done_in_steps() {
 }
 
 /// So many tickets of one lock, behind a holder.
-fn queue_up(c: &mut Connection, tickets: usize) {
+fn queue_up(c: &mut Wire, tickets: usize) {
     c.run("DLOCK.ACQUIRE k holder 3600000");
     send_all(
         c,
@@ -205,7 +207,7 @@ fn queue_up(c: &mut Connection, tickets: usize) {
 }
 
 /// So many holders of one lock.
-fn crowd(c: &mut Connection, holders: usize) {
+fn crowd(c: &mut Wire, holders: usize) {
     send_all(
         c,
         (0..holders).map(|at| format!("DLOCK.ACQUIRE k owner-{at} 3600000 SHARED")),
@@ -213,7 +215,7 @@ fn crowd(c: &mut Connection, holders: usize) {
 }
 
 /// Makes a lock with so many of something.
-type Make = fn(&mut Connection, usize);
+type Make = fn(&mut Wire, usize);
 
 /// What happens to one lock with very many tickets or holders, how it is filled, and how many milliseconds of processor time it may
 /// take with a third of what the caps allow: half of what it took when each was looked at by itself.
@@ -337,12 +339,12 @@ fn a_large_value_is_freed_in_steps() {
     assert_sound(&server);
 }
 
-fn dump(c: &mut Connection, key: &str) -> Vec<u8> {
+fn dump(c: &mut Wire, key: &str) -> Vec<u8> {
     c.ask(&format!("DUMP {key}"))
 }
 
 #[track_caller]
-fn restored(c: &mut Connection, key: &str, payload: &[u8]) -> bool {
+fn restored(c: &mut Wire, key: &str, payload: &[u8]) -> bool {
     let answer = c.answer(cmd("RESTORE").arg(key).arg(0).arg(payload));
     if let Err(error) = &answer {
         assert!(error.contains("Bad data format"), "{error}");

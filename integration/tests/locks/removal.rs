@@ -1,8 +1,8 @@
 //! The end of a lock's key is put right, however it was changed, and a lock that is evicted is free. `tests/servers/removal.txt` has
 //! all other ways in which a key goes.
 
-use dlock_integration::redis::{Connection, Value};
-use dlock_integration::{await_until, held, wait_as, Ask, Blocked, Grant, Server, PATIENCE};
+use dlock_integration::redis::Value;
+use dlock_integration::{await_until, held, wait_as, Ask, Blocked, Grant, Server, Wire, PATIENCE};
 
 /// Ways to give a lock's key another end, each `what: line, line, …`.
 const RETIMERS: [&str; 10] = [
@@ -63,7 +63,7 @@ fn the_end_of_a_lock_s_key_is_put_right_in_a_large_keyspace() {
 
 /// Where the server does not tell what happens to keys, a lock that nobody waits for is put right at its next use.
 #[track_caller]
-fn use_if_untold(server: &Server, connection: &mut Connection, key: &str) {
+fn use_if_untold(server: &Server, connection: &mut Wire, key: &str) {
     if !server.version().tells_of_keys() {
         connection.run(&format!("DLOCK.RENEW {key} alice 600000"));
     }
@@ -129,7 +129,7 @@ fn eviction_serves_the_queue() {
     alice.run("CONFIG SET maxmemory-policy allkeys-random");
     // In one batch, so that the server is over its limit for these commands only.
     let lines = ["CONFIG SET maxmemory 1", "PING", "CONFIG SET maxmemory 0"];
-    let replies = server.wire().batch(lines);
+    let replies = server.connection().batch(lines);
     assert!(replies.iter().all(Result::is_ok), "{replies:?}");
     assert!(server.info("stats").number::<u64>("evicted_keys") >= 1);
     let (next, _): Grant = bob.reply();

@@ -1,15 +1,14 @@
 //! A take-over is replicated. `tests/scenarios/replaced*.txt` have all of them.
 
-use dlock_integration::redis::Connection;
 use dlock_integration::{
     assert_sound, await_until, held, kept, position, stat, wait_as, Ask, Blocked, Grant, Server,
-    PATIENCE,
+    Wire, PATIENCE,
 };
 
 const REPLACED: &str = "REPLACED a newer request of the same owner has taken its place";
 
 #[track_caller]
-fn positions<const N: usize>(c: &mut Connection, owners: [&str; N]) -> [Option<u64>; N] {
+fn positions<const N: usize>(c: &mut Wire, owners: [&str; N]) -> [Option<u64>; N] {
     owners.map(|owner| position(c, "k", owner))
 }
 

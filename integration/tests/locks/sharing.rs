@@ -5,22 +5,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use dlock_integration::redis::{from_redis_value, Connection, FromRedisValue, Value};
-use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, PATIENCE};
+use dlock_integration::redis::{from_redis_value, FromRedisValue, Value};
+use dlock_integration::{await_until, command, Ask, Blocked, Grant, Server, Wire, PATIENCE};
 
 /// Long enough to play no part.
 const LONG: u64 = 600_000;
 
-fn acquire(connection: &mut Connection, owner: &str, sharing: &str) -> Grant {
+fn acquire(connection: &mut Wire, owner: &str, sharing: &str) -> Grant {
     connection.ask(&format!("DLOCK.ACQUIRE k {owner} {LONG} {sharing}"))
 }
 
-fn release(connection: &mut Connection, owner: &str) -> u64 {
+fn release(connection: &mut Wire, owner: &str) -> u64 {
     connection.ask(&format!("DLOCK.RELEASE k {owner}"))
 }
 
 /// A field of `DLOCK.INFO`.
-fn info<T: FromRedisValue>(connection: &mut Connection, field: &str) -> T {
+fn info<T: FromRedisValue>(connection: &mut Wire, field: &str) -> T {
     let fields: HashMap<String, Value> = connection.ask("DLOCK.INFO k COUNT 5000");
     from_redis_value(&fields[field]).expect("a field of that type")
 }
@@ -39,7 +39,7 @@ fn a_mass_of_readers_is_let_in_by_one_release_in_order() {
     let server = Server::start();
     let mut c = server.connection();
     let (mut before, _) = acquire(&mut c, "writer", "");
-    let mut observer = server.wire();
+    let mut observer = server.connection();
     let mut waiting = Vec::new();
     for number in 0..READERS {
         let line = format!("DLOCK.ACQUIRE k reader-{number} {LONG} SHARED BLOCK 0");
@@ -50,7 +50,7 @@ fn a_mass_of_readers_is_let_in_by_one_release_in_order() {
             observer.ask::<Option<usize>>(&position) == Some(number)
         });
     }
-    let [released, newcomer] = server.wire().batch([
+    let [released, newcomer] = server.connection().batch([
         "DLOCK.RELEASE k writer",
         &format!("DLOCK.ACQUIRE k newcomer {LONG} SHARED BLOCK 0"),
     ]);
@@ -109,7 +109,7 @@ fn never_more_than_the_limit_are_inside() {
 /// Server time for taking and giving back one more shared hold, many times, beside `holders` others.
 fn cost(server: &Server, key: &str) -> Duration {
     const PAIRS: usize = 2_000;
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     let pair = [
         command(&format!("DLOCK.ACQUIRE {key} one-more {LONG} SHARED")).get_packed_command(),
         command(&format!("DLOCK.RELEASE {key} one-more")).get_packed_command(),
@@ -134,7 +134,7 @@ fn cost(server: &Server, key: &str) -> Duration {
 fn many_holders_do_not_make_it_slow() {
     let server = Server::start();
     for (key, holders) in [("few", 10), ("many", 10_000)] {
-        let mut wire = server.wire();
+        let mut wire = server.connection();
         let bytes: Vec<u8> = (0..holders)
             .flat_map(|number| {
                 command(&format!("DLOCK.ACQUIRE {key} owner-{number} {LONG} SHARED"))

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{held, Ask, Blocked};
+use dlock_integration::redis::{from_redis_value, Value};
+use dlock_integration::{held, Ask, Blocked, Wire};
 
 /// What kind of place each owner has, in order.
-fn queue(connection: &mut Connection) -> Vec<(String, String)> {
+fn queue(connection: &mut Wire) -> Vec<(String, String)> {
     let info: HashMap<String, Value> = connection.ask("DLOCK.INFO k");
     let places: Vec<HashMap<String, Value>> =
         from_redis_value(&info["queue"]).expect("an array of maps");

@@ -27,7 +27,7 @@ fn time_is_up_after_the_milliseconds_given() {
 #[test]
 fn commands_behind_a_wait_follow_it() {
     let (server, mut alice, _) = held();
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     wire.send("DLOCK.ACQUIRE k bob BLOCK 0");
     wire.send("DLOCK.RELEASE k bob");
     wire.send("PING");
@@ -57,7 +57,7 @@ fn a_connection_waits_in_its_own_database() {
         "SELECT 0",
         "DLOCK.ACQUIRE here two BLOCK 0",
     ];
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     wire.send_bytes((lines.join("\r\n") + "\r\n").as_bytes())
         .expect("the server reads");
     for _ in 1..lines.len() {

@@ -28,7 +28,6 @@ fn now_us() -> u64 {
 fn names_may_be_any_bytes() {
     let mut server = Server::builder()
         .config("appendonly", "yes")
-        .config("appendfsync", "no")
         .config("notify-keyspace-events", "KEA")
         .config("loglevel", "debug")
         .start();
@@ -37,7 +36,7 @@ fn names_may_be_any_bytes() {
     let subscriber = Subscriber::patterns(&server, &["*"]);
     let names = awkward();
     for name in &names {
-        let mut wire = server.wire();
+        let mut wire = server.connection();
         // `*` is the one owner that is not taken as it stands.
         let owner = if name == b"*" { b"+" } else { name.as_slice() };
         let (token, holds): Grant =
@@ -106,7 +105,7 @@ fn errors_show_words_harmlessly() {
     let server = Server::start();
     let mut c = server.connection();
     let guarded = Guarded::new(&server, &mut c);
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     for name in awkward() {
         for line in [
             "DLOCK.ACQUIRE guarded alice",
@@ -326,10 +325,7 @@ fn random_command(rng: &mut Rng, may_block: bool) -> Cmd {
 /// Words at random, by clients that read the replies and by clients that may be blocked and leave.
 #[test]
 fn random_words_do_no_harm() {
-    let server = Server::builder()
-        .config("appendonly", "yes")
-        .config("appendfsync", "no")
-        .start();
+    let server = Server::builder().config("appendonly", "yes").start();
     let mut c = server.connection();
     let guarded = Guarded::new(&server, &mut c);
     c.run("SET string x");
@@ -340,7 +336,7 @@ fn random_words_do_no_harm() {
             scope.spawn(move || {
                 let mut rng = Rng::with_seed(seed);
                 for _ in 0..80 {
-                    let mut wire = server.wire();
+                    let mut wire = server.connection();
                     let (may_block, count) = (rng.bool(), rng.usize(1..60));
                     for _ in 0..count {
                         wire.send_command(&random_command(&mut rng, may_block));
@@ -421,7 +417,7 @@ fn inline_commands_work() {
     let server = Server::start();
     let mut c = server.connection();
     let guarded = Guarded::new(&server, &mut c);
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     let mut say = |bytes: &[u8]| {
         wire.send_bytes(bytes).expect("the server reads");
         wire.read()
@@ -464,7 +460,7 @@ fn inline_commands_work() {
         b"*-1000000000\r\n*3\r\n$99999999999\r\n",
         b"*3\r\n$13\r\nDLOCK.ACQUIRE\r\n$-5\r\n",
     ] {
-        let mut wire = server.wire();
+        let mut wire = server.connection();
         wire.send_bytes(bytes).expect("the server reads");
         while wire.read_value().is_ok() {}
     }

@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use dlock_integration::redis::{cmd, Connection, Value};
+use dlock_integration::redis::{cmd, Value};
 use dlock_integration::{
-    assert_sound, at_once, await_until, Ask, Blocked, Grant, Server, Subscriber, PATIENCE,
+    assert_sound, at_once, await_until, Ask, Blocked, Grant, Server, Subscriber, Wire, PATIENCE,
 };
 
 /// All messages of the module, of whatever lock and database.
@@ -15,7 +15,7 @@ fn listen(server: &Server) -> Subscriber {
 
 /// What has been said until now: everything that was answered on this connection has been worked off.
 #[track_caller]
-fn heard(subscriber: &Subscriber, connection: &mut Connection) -> Vec<(String, String)> {
+fn heard(subscriber: &Subscriber, connection: &mut Wire) -> Vec<(String, String)> {
     // Whatever a command has left for the module's next event is worked off by this one.
     connection.run("DLOCK.HELD none none");
     connection.run("PUBLISH __dlock@end end");
@@ -29,7 +29,7 @@ fn heard(subscriber: &Subscriber, connection: &mut Connection) -> Vec<(String, S
     }
 }
 
-fn take(connection: &mut Connection, key: &str, owner: &str, lease_ms: u64) -> u64 {
+fn take(connection: &mut Wire, key: &str, owner: &str, lease_ms: u64) -> u64 {
     let (token, _): Grant = connection.ask(&format!("DLOCK.ACQUIRE {key} {owner} {lease_ms}"));
     token
 }
@@ -233,7 +233,7 @@ fn settings_survive_a_rewrite_and_a_restart() {
 }
 
 /// A node of a cluster that serves all slots, and a connection to it.
-fn node() -> (Server, Connection) {
+fn node() -> (Server, Wire) {
     let server = Server::builder()
         .cluster()
         .config("cluster-require-full-coverage", "no")

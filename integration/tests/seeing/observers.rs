@@ -5,8 +5,10 @@
 use std::collections::BTreeMap;
 use std::env;
 
-use dlock_integration::redis::{Connection, Value};
-use dlock_integration::{assert_sound, await_until, reply_of, Ask, Server, Subscriber, PATIENCE};
+use dlock_integration::redis::Value;
+use dlock_integration::{
+    assert_sound, await_until, reply_of, Ask, Server, Subscriber, Wire, PATIENCE,
+};
 use fastrand::Rng;
 
 const DATABASES: u32 = 2;
@@ -291,7 +293,7 @@ impl Truth {
     }
 
     /// Sends what was said, at once or one by one.
-    fn send(&mut self, c: &mut Connection, together: bool) {
+    fn send(&mut self, c: &mut Wire, together: bool) {
         let (lines, effects) = (
             std::mem::take(&mut self.lines),
             std::mem::take(&mut self.effects),
@@ -316,7 +318,7 @@ impl Truth {
 }
 
 /// Lets the leases run out that last a millisecond.
-fn let_run_out(c: &mut Connection) {
+fn let_run_out(c: &mut Wire) {
     let mut time = || -> u64 {
         let (seconds, us): (u64, u64) = c.ask("TIME");
         seconds * 1_000_000 + us

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dlock_integration::redis::{from_redis_value, Connection, Value};
-use dlock_integration::{at_once, await_until, stat, Ask, Blocked, Grant, Server, PATIENCE};
+use dlock_integration::redis::{from_redis_value, Value};
+use dlock_integration::{at_once, await_until, stat, Ask, Blocked, Grant, Server, Wire, PATIENCE};
 
 /// The gauges that tell how many locks there are and how many holds.
 fn population(server: &Server) -> (u64, u64) {
     (stat(server, "locks"), stat(server, "holders"))
 }
 
-fn stats(c: &mut Connection, line: &str) -> BTreeMap<String, u64> {
+fn stats(c: &mut Wire, line: &str) -> BTreeMap<String, u64> {
     c.ask(line)
 }
 
@@ -52,7 +52,7 @@ fn stats_are_the_fields_of_info() {
         assert_eq!(plain[name], value, "{name}");
     }
     // RESP3 has maps.
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     wire.send("HELLO 3");
     wire.read().expect("a hello");
     wire.send("DLOCK.STATS");
@@ -89,7 +89,7 @@ fn info_has_four_sections() {
 fn what_a_flush_frees_later_is_not_what_came_since() {
     let server = Server::start();
     let mut c = server.connection();
-    let fill = |c: &mut Connection| {
+    let fill = |c: &mut Wire| {
         for at in 0..300 {
             c.run(&format!("DLOCK.ACQUIRE lock-{at} alice 600000"));
         }
@@ -113,7 +113,7 @@ fn what_a_flush_frees_later_is_not_what_came_since() {
 type Row = (String, Option<String>, u64, u64, Option<u64>);
 
 /// All pages of a list, and how many there were. `line` goes on with options.
-fn pages(c: &mut Connection, options: &str) -> (Vec<Row>, usize) {
+fn pages(c: &mut Wire, options: &str) -> (Vec<Row>, usize) {
     let (mut rows, mut cursor, mut pages) = (Vec::new(), "0".to_owned(), 0);
     loop {
         let (next, page): (String, Vec<Row>) = c.ask(&format!("DLOCK.LIST {cursor} {options}"));
@@ -127,7 +127,7 @@ fn pages(c: &mut Connection, options: &str) -> (Vec<Row>, usize) {
 }
 
 /// The keys that are listed, in order.
-fn listed(c: &mut Connection, options: &str) -> Vec<String> {
+fn listed(c: &mut Wire, options: &str) -> Vec<String> {
     let (rows, _) = pages(c, options);
     let mut keys: Vec<String> = rows.into_iter().map(|row| row.0).collect();
     keys.sort();
@@ -179,7 +179,7 @@ fn a_list_has_the_nulls_of_the_protocol() {
     c.run("DLOCK.ACQUIRE reserved ann 600000");
     c.run("DLOCK.FAIRACQUIRE reserved ben CLAIM 600000");
     c.run("DLOCK.RELEASE reserved ann");
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     for (hello, null) in [("HELLO 2", "$-1"), ("HELLO 3", "_")] {
         wire.send(hello);
         wire.read().expect("a hello");

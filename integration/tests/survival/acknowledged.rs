@@ -1,6 +1,6 @@
 //! WAIT: whether a replica has a grant for sure. It counts the replicas that have what its own connection wrote last.
 
-use dlock_integration::{assert_sound, stat, Grant, Queued, Server, Wire};
+use dlock_integration::{assert_sound, stat, Ask, Grant, Queued, Server, Wire};
 
 /// A replica that hears nothing any more, as its primary does not know yet.
 struct Pair {
@@ -19,7 +19,7 @@ impl Pair {
     fn stop(&self) {
         self.replica.wait_in_sync(&self.primary);
         // It has said so, too.
-        let mut wire = self.primary.wire();
+        let mut wire = self.primary.connection();
         wire.ask::<String>("SET said x");
         assert_eq!(wire.ask::<u64>("WAIT 1 0"), 1);
         self.replica.freeze();
@@ -43,11 +43,11 @@ fn wait_covers_a_grant_and_a_renewal() {
     let pair = Pair::start();
     pair.stop();
     // Who has written nothing waits for nothing: else all that follows would show nothing.
-    assert_eq!(acknowledged(&mut pair.primary.wire()), 1);
-    let mut wire = pair.primary.wire();
+    assert_eq!(acknowledged(&mut pair.primary.connection()), 1);
+    let mut wire = pair.primary.connection();
     let (token, _): Grant = wire.ask("DLOCK.ACQUIRE k alice 600000");
     assert_eq!(acknowledged(&mut wire), 0);
-    let mut other = pair.primary.wire();
+    let mut other = pair.primary.connection();
     other.ask::<u64>(&format!("DLOCK.RENEW k alice 600000 TOKEN {token}"));
     assert_eq!(acknowledged(&mut other), 0);
     pair.end();
@@ -56,10 +56,10 @@ fn wait_covers_a_grant_and_a_renewal() {
 #[test]
 fn wait_covers_a_grant_that_was_waited_for() {
     let pair = Pair::start();
-    let mut holder = pair.primary.wire();
+    let mut holder = pair.primary.connection();
     holder.ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
     pair.stop();
-    let mut waiter = pair.primary.wire();
+    let mut waiter = pair.primary.connection();
     waiter.send("DLOCK.ACQUIRE k bob 600000 BLOCK 0");
     pair.primary.await_blocked_clients(1);
     holder.ask::<u64>("DLOCK.RELEASE k alice");
@@ -72,9 +72,9 @@ fn wait_covers_a_grant_that_was_waited_for() {
 #[test]
 fn wait_covers_a_grant_by_notify_after_a_renewal() {
     let pair = Pair::start();
-    let mut holder = pair.primary.wire();
+    let mut holder = pair.primary.connection();
     holder.ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
-    let mut waiter = pair.primary.wire();
+    let mut waiter = pair.primary.connection();
     waiter.ask::<Queued>("DLOCK.ACQUIRE k bob 600000 NOTIFY news");
     pair.stop();
     holder.ask::<u64>("DLOCK.RELEASE k alice");
@@ -89,7 +89,7 @@ fn wait_covers_a_grant_by_notify_after_a_renewal() {
 #[test]
 fn wait_covers_a_renewal_that_changes_no_deadline() {
     let pair = Pair::start();
-    let mut wire = pair.primary.wire();
+    let mut wire = pair.primary.connection();
     wire.ask::<String>("CONFIG SET dlock.max-hold-ms 600000");
     let (token, _): Grant = wire.ask("DLOCK.ACQUIRE k alice 600000");
     let end: u64 = wire.ask("PEXPIRETIME k");
@@ -99,7 +99,7 @@ fn wait_covers_a_renewal_that_changes_no_deadline() {
         "DLOCK.MRENEW 1 k alice 600000".to_owned(),
         "DLOCK.RENEW k alice 600000 SESSION".to_owned(),
     ] {
-        let mut other = pair.primary.wire();
+        let mut other = pair.primary.connection();
         let left: u64 = other.ask(&line);
         assert!(left > 0);
         assert_eq!(wire.ask::<u64>("PEXPIRETIME k"), end, "{line}");

@@ -4,10 +4,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use dlock_integration::cluster::join;
-use dlock_integration::redis::{from_redis_value, Cmd, Connection, Value};
+use dlock_integration::redis::{from_redis_value, Cmd, Value};
 use dlock_integration::{
     assert_sound, await_until, command, stat, Ask, Blocked, Grant, Queued, Server, Subscriber,
-    PATIENCE,
+    Wire, PATIENCE,
 };
 
 /// So long nothing must come of what cannot be.
@@ -44,7 +44,7 @@ impl Nodes {
         }
     }
 
-    fn connections(&self) -> (Connection, Connection) {
+    fn connections(&self) -> (Wire, Wire) {
         (self.one.connection(), self.two.connection())
     }
 
@@ -122,7 +122,7 @@ impl Nodes {
 }
 
 #[track_caller]
-fn take(connection: &mut Connection, key: &str, owner: &str, lease_ms: u64) -> u64 {
+fn take(connection: &mut Wire, key: &str, owner: &str, lease_ms: u64) -> u64 {
     let line = format!("DLOCK.ACQUIRE {key} {owner} {lease_ms}");
     connection.ask::<Grant>(&line).0
 }
@@ -378,7 +378,7 @@ fn a_slot_that_moves_at_once_takes_its_locks_along() {
 fn renewals_stay_behind_when_a_slot_moves() {
     let nodes = Nodes::start();
     let (mut c, mut d) = nodes.connections();
-    let (mut alice, mut there) = (nodes.one.wire(), nodes.two.wire());
+    let (mut alice, mut there) = (nodes.one.connection(), nodes.two.connection());
     let token = take(&mut c, "k", "alice", 600_000);
     let off = take(&mut c, "{k}off", "alice", 600_000);
     alice.ask::<u64>("DLOCK.MRENEW 2 k {k}off alice 600000 SESSION AUTO 0");
@@ -447,7 +447,7 @@ fn renewals_go_on_in_a_slot_on_its_way() {
     let tokens = keys.map(|key| take(&mut c, key, "alice", 600_000));
     c.run("DLOCK.FAIRACQUIRE {k}wanted bob 600000 CLAIM 600000");
     nodes.begin_move("{k}");
-    let (mut here, mut there) = (nodes.one.wire(), nodes.two.wire());
+    let (mut here, mut there) = (nodes.one.connection(), nodes.two.connection());
     for key in keys {
         here.ask::<u64>(&format!("DLOCK.RENEW {key} alice {LEASE_MS} AUTO 0"));
     }
@@ -467,7 +467,7 @@ fn renewals_go_on_in_a_slot_on_its_way() {
 
 /// Each of them is held for longer than its lease lasts. What is said first is said before each look.
 #[track_caller]
-fn assert_renewed(first: &str, connection: &mut Connection, keys: &[&str], lease_ms: u64) {
+fn assert_renewed(first: &str, connection: &mut Wire, keys: &[&str], lease_ms: u64) {
     for key in keys {
         let asked = Instant::now();
         while asked.elapsed() < Duration::from_millis(lease_ms + 500) {
@@ -577,7 +577,7 @@ impl Nodes {
 
 /// All unlock messages of a node, and what has been said of ends until now.
 #[track_caller]
-fn ends_told(news: &Subscriber, c: &mut Connection) -> Vec<String> {
+fn ends_told(news: &Subscriber, c: &mut Wire) -> Vec<String> {
     // Whatever a command has left for the module's next event is worked off by this one.
     c.run("DLOCK.STATS");
     c.run("PUBLISH __dlock@end end");
@@ -777,7 +777,7 @@ fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
 }
 
 /// The keys that LIST shows, however many pages that takes.
-fn listed(connection: &mut Connection) -> Vec<String> {
+fn listed(connection: &mut Wire) -> Vec<String> {
     let (mut cursor, mut keys) = ("0".to_owned(), Vec::new());
     loop {
         let line = format!("DLOCK.LIST {cursor} COUNT 10");
@@ -792,7 +792,7 @@ fn listed(connection: &mut Connection) -> Vec<String> {
 }
 
 /// The keys that TOP shows.
-fn hot(connection: &mut Connection) -> Vec<String> {
+fn hot(connection: &mut Wire) -> Vec<String> {
     let rows: Vec<Vec<Value>> = connection.ask("DLOCK.TOP COUNT 1000");
     let mut keys: Vec<String> = rows.iter().map(|row| text(&row[0])).collect();
     keys.sort();

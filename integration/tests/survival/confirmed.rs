@@ -84,7 +84,7 @@ impl Group {
     #[track_caller]
     fn unconfirmed(&self, line: &str) -> Wire {
         let before = stat(&self.primary, "confirmations_waiting");
-        let mut wire = self.primary.wire();
+        let mut wire = self.primary.connection();
         wire.send(line);
         await_unconfirmed(&self.primary, before + 1);
         wire
@@ -178,7 +178,7 @@ fn an_answer_comes_when_enough_replicas_have_confirmed_it() {
 
 /// What INFO says of the only holder.
 fn acked(server: &Server, key: &str) -> u64 {
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     wire.send(&format!("DLOCK.INFO {key}"));
     let text = format!("{:?}", wire.read().expect("a lock"));
     let at = text.find("acked").expect("the field");
@@ -192,7 +192,7 @@ fn acked(server: &Server, key: &str) -> u64 {
 #[test]
 fn what_is_not_confirmed_in_time_is_refused() {
     let group = Group::start(1);
-    let mut wire = group.primary.wire();
+    let mut wire = group.primary.connection();
     let (token, _): Grant = wire.ask("DLOCK.ACQUIRE mine alice 30000 SHARED");
     group.freeze();
     group.set_ack_timeout(30);
@@ -230,7 +230,7 @@ fn what_is_not_confirmed_in_time_is_refused() {
 #[test]
 fn giving_back_and_looking_wait_for_nobody() {
     let group = Group::start(1);
-    let mut wire = group.primary.wire();
+    let mut wire = group.primary.connection();
     wire.ask::<Grant>("DLOCK.ACQUIRE k alice 30000 SHARED HOLDS 2");
     group.freeze();
     wire.ask::<(u64, u64, u64)>("DLOCK.HELD k alice");
@@ -246,9 +246,9 @@ fn giving_back_and_looking_wait_for_nobody() {
 #[test]
 fn a_wait_without_bound_waits_for_its_confirmation_too() {
     let group = Group::start(1);
-    let mut holder = group.primary.wire();
+    let mut holder = group.primary.connection();
     holder.ask::<Grant>("DLOCK.ACQUIRE k alice 30000");
-    let mut waiter = group.primary.wire();
+    let mut waiter = group.primary.connection();
     waiter.send("DLOCK.ACQUIRE k bob 30000 BLOCK 0");
     group.primary.await_blocked_clients(1);
     group.set_ack_timeout(1);
@@ -273,7 +273,7 @@ fn an_unconfirmed_hold_of_a_connection_that_ends_is_given_back() {
         assert_eq!(stat(&group.primary, "confirmations_waiting"), 0);
     };
     let ask = || {
-        let mut wire = group.primary.wire();
+        let mut wire = group.primary.connection();
         let id = wire.client_id();
         wire.send("DLOCK.ACQUIRE k alice 30000 BLOCK 0");
         await_unconfirmed(&group.primary, 1);
@@ -331,7 +331,7 @@ fn what_others_did_before_the_confirmation_stands() {
 #[test]
 fn with_too_few_replicas_it_is_as_in_a_quarantine() {
     let mut group = Group::start(1);
-    let mut wire = group.primary.wire();
+    let mut wire = group.primary.connection();
     wire.ask::<Grant>("DLOCK.ACQUIRE mine alice 30000 SESSION");
     group.replicas[0].kill9();
     group.await_counting(0);
@@ -352,7 +352,7 @@ fn with_too_few_replicas_it_is_as_in_a_quarantine() {
     }
     assert_eq!(stat(&group.primary, "closed_too_few"), 1);
     assert!(stat(&group.primary, "refused_noack_total") >= 7);
-    let mut waiter = group.primary.wire();
+    let mut waiter = group.primary.connection();
     waiter.send("DLOCK.ACQUIRE k bob 30000 BLOCK 0");
     group.primary.await_blocked_clients(1);
     assert_eq!(wire.ask::<u64>("DLOCK.RELEASE mine alice"), 0);
@@ -368,7 +368,7 @@ fn with_too_few_replicas_it_is_as_in_a_quarantine() {
 #[test]
 fn who_cannot_wait_is_refused_and_nothing_has_changed() {
     let group = Group::start(1);
-    let mut wire = group.primary.wire();
+    let mut wire = group.primary.connection();
     let barred = "NOACK this caller cannot be kept waiting until replicas have confirmed it (dlock.replicas); nothing has changed";
     for line in [
         "DLOCK.ACQUIRE k alice 30000",
@@ -408,10 +408,10 @@ fn who_cannot_wait_is_refused_and_nothing_has_changed() {
 #[test]
 fn a_message_comes_with_the_confirmation() {
     let group = Group::start(1);
-    let mut listener = group.primary.wire();
+    let mut listener = group.primary.connection();
     listener.send("SUBSCRIBE news");
     listener.read().expect("subscribed");
-    let mut wire = group.primary.wire();
+    let mut wire = group.primary.connection();
     group.freeze();
     let (none, before, id): Queued = wire.ask("DLOCK.ACQUIRE k alice 30000 NOTIFY news");
     assert_eq!((none, before), (0, 0));
@@ -488,7 +488,7 @@ fn switched_on_again_it_grants_as_before() {
         c.run("CONFIG SET dlock.replicas 1");
         // The module sees it by itself, before a command does.
         sleep(Duration::from_millis(50));
-        let mut wire = group.primary.wire();
+        let mut wire = group.primary.connection();
         await_until("it grants again", PATIENCE, || {
             wire.send("DLOCK.ACQUIRE k alice 200");
             wire.read().is_ok()
@@ -503,7 +503,7 @@ fn after_a_promotion_grants_go_on_as_soon_as_the_others_have_joined() {
     let mut group = Group::start(2);
     group
         .primary
-        .wire()
+        .connection()
         .ask::<Grant>("DLOCK.ACQUIRE old alice 30000");
     group
         .replicas
@@ -512,19 +512,19 @@ fn after_a_promotion_grants_go_on_as_soon_as_the_others_have_joined() {
     group.primary.kill9();
     let (new, other) = (&group.replicas[0], &group.replicas[1]);
     new.promote();
-    let error = refused(&mut new.wire(), "DLOCK.ACQUIRE k bob 30000");
+    let error = refused(&mut new.connection(), "DLOCK.ACQUIRE k bob 30000");
     assert!(error.ends_with(TOO_FEW), "{error}");
     other.replica_of(new);
     await_counting(new, 1);
     assert_eq!(stat(new, "replicas_joined_partial"), 1);
-    new.wire().ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
+    new.connection().ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
     // What was held goes on, and its owner's renewal is confirmed.
     assert_eq!(
         new.connection()
             .ask::<Option<Grant>>("DLOCK.ACQUIRE old bob"),
         None
     );
-    new.wire().ask::<u64>("DLOCK.RENEW old alice 30000");
+    new.connection().ask::<u64>("DLOCK.RENEW old alice 30000");
     assert_sound(new);
     assert_sound(other);
 }
@@ -536,7 +536,7 @@ fn two_failovers_within_a_lease_let_nobody_in_twice() {
     let mut group = Group::start(2);
     let granted = group
         .primary
-        .wire()
+        .connection()
         .ask::<Grant>("DLOCK.ACQUIRE old alice 600000");
     for replica in &group.replicas {
         replica.wait_in_sync(&group.primary);
@@ -546,7 +546,7 @@ fn two_failovers_within_a_lease_let_nobody_in_twice() {
     group.replicas[1].replica_of(&group.replicas[0]);
     await_counting(&group.replicas[0], 1);
     group.replicas[0]
-        .wire()
+        .connection()
         .ask::<Grant>("DLOCK.ACQUIRE k bob 600000");
     group.replicas[0].kill9();
     let last = &group.replicas[1];
@@ -556,7 +556,7 @@ fn two_failovers_within_a_lease_let_nobody_in_twice() {
     await_until("it has joined", PATIENCE, || {
         stat(last, "replicas_joined_full") == 1
     });
-    let error = refused(&mut last.wire(), "DLOCK.ACQUIRE other carol 30000");
+    let error = refused(&mut last.connection(), "DLOCK.ACQUIRE other carol 30000");
     assert!(error.ends_with(TOO_FEW), "{error}");
     let mut c = last.connection();
     assert_eq!(
@@ -577,7 +577,7 @@ fn a_power_cut_of_all_loses_no_confirmed_grant() {
     let mut group = Group::of(2, durable);
     group
         .primary
-        .wire()
+        .connection()
         .ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
     let mut servers: Vec<&mut Server> = group
         .replicas
@@ -594,7 +594,10 @@ fn a_power_cut_of_all_loses_no_confirmed_grant() {
     });
     let mut c = group.primary.connection();
     assert!(c.ask::<Option<Value>>("DLOCK.HELD k alice").is_some());
-    let error = refused(&mut group.primary.wire(), "DLOCK.ACQUIRE other bob 30000");
+    let error = refused(
+        &mut group.primary.connection(),
+        "DLOCK.ACQUIRE other bob 30000",
+    );
     assert!(
         error.starts_with("NOACK ") || error.starts_with("QUARANTINE "),
         "{error}"
@@ -620,7 +623,7 @@ fn after_a_full_joining_whoever_joins_counts_late() {
     });
     group
         .primary
-        .wire()
+        .connection()
         .ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
     await_until("it was told in the stream", PATIENCE, || {
         stat(&group.replicas[1], "joins_count_late_ms") > 1_000
@@ -674,7 +677,7 @@ fn who_has_taken_over_all_data_waits_after_a_promotion() {
     taken.wait_in_sync(&group.primary);
     taken.promote();
     other.replica_of(taken);
-    let error = refused(&mut taken.wire(), "DLOCK.ACQUIRE k bob 30000");
+    let error = refused(&mut taken.connection(), "DLOCK.ACQUIRE k bob 30000");
     assert!(
         error.contains("quarantine after the start or full resynchronisation"),
         "{error}"
@@ -723,7 +726,7 @@ fn more_replicas_than_configured_are_counted_and_warned_of() {
 #[test]
 fn a_sign_of_life_is_confirmed_and_what_is_lost_is_told_then() {
     let group = Group::start(1);
-    let mut wire = group.primary.wire();
+    let mut wire = group.primary.connection();
     let mut c = group.primary.connection();
     wire.ask::<Grant>("DLOCK.ACQUIRE k alice 30000 AUTO 60000");
     let (lost, _): Grant = wire.ask("DLOCK.ACQUIRE l alice 30000 AUTO 60000");
@@ -754,7 +757,7 @@ fn a_sign_of_life_is_confirmed_and_what_is_lost_is_told_then() {
 #[test]
 fn two_hundred_connections_are_confirmed_together() {
     let group = Group::start(2);
-    let mut wires: Vec<Wire> = (0..200).map(|_| group.primary.wire()).collect();
+    let mut wires: Vec<Wire> = (0..200).map(|_| group.primary.connection()).collect();
     group.freeze();
     for (at, wire) in wires.iter_mut().enumerate() {
         wire.send(&format!("DLOCK.ACQUIRE k{at} alice 30000 BLOCK 0"));
@@ -784,7 +787,7 @@ fn a_replica_that_cannot_follow_ends() {
     writable.run("SET k x");
     group
         .primary
-        .wire()
+        .connection()
         .ask::<Grant>("DLOCK.ACQUIRE k alice 30000");
     group.replicas[0].await_exit();
     assert!(group.replicas[0]
@@ -813,7 +816,7 @@ fn a_primary_that_comes_back_to_its_place_is_as_any_other() {
         });
         await_counting(new, 2);
     }
-    first.wire().ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
+    first.connection().ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
     group.end();
 }
 
@@ -867,8 +870,7 @@ fn a_failover_that_is_given_up_leaves_nothing() {
 #[test]
 fn a_connection_with_subscriptions_is_not_answered_early() {
     let group = Group::start(1);
-    let mut wire = group.primary.wire();
-    wire.ask::<Value>("HELLO 3");
+    let mut wire = group.primary.connection_resp3();
     wire.ask::<Value>("SUBSCRIBE news");
     wire.send("DLOCK.ACQUIRE k alice 30000");
     let answer = wire.read();

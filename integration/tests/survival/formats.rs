@@ -18,9 +18,10 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 
 use dlock_integration::dump::{restore, seal};
-use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, Parser, Value};
+use dlock_integration::redis::{cmd, from_redis_value, Cmd, Parser, Value};
 use dlock_integration::{
-    assert_sound, await_until, command, is_held, kept, Ask, Grant, Server, ServerBuilder, PATIENCE,
+    assert_sound, await_until, command, is_held, kept, Ask, Grant, Server, ServerBuilder, Wire,
+    PATIENCE,
 };
 
 /// Fifty years.
@@ -195,7 +196,7 @@ impl Lock {
     }
 
     /// What the server says of a lock.
-    fn shown(c: &mut Connection, key: &[u8]) -> Lock {
+    fn shown(c: &mut Wire, key: &[u8]) -> Lock {
         let info: BTreeMap<String, Value> = c.ask_command(cmd("DLOCK.INFO").arg(key));
         let maps = |name: &str| -> Vec<BTreeMap<String, Value>> {
             from_redis_value(&info[name]).expect("an array of maps")

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dlock_integration::redis::{cmd, from_redis_value, Cmd, Connection, Value};
+use dlock_integration::redis::{cmd, from_redis_value, Cmd, Value};
 use dlock_integration::{
     assert_sound, at_once, await_until, command, kept, position, Ask, Blocked, Grant, Server,
-    ServerBuilder, PATIENCE,
+    ServerBuilder, Wire, PATIENCE,
 };
 use fastrand::Rng;
 
@@ -160,7 +160,7 @@ fn random_command(rng: &mut Rng) -> Cmd {
 /// A client that sends batches of random commands, some in transactions, and leaves in the middle of a wait at times.
 fn random_client(server: &Server, seed: u64, batches: usize) {
     let mut rng = Rng::with_seed(seed);
-    let mut wire = server.wire();
+    let mut wire = server.connection();
     wire.ask::<String>(&format!("SELECT {}", rng.i64(0..DATABASES)));
     for _ in 0..batches {
         let commands: Vec<Cmd> = (0..rng.usize(1..20))
@@ -180,7 +180,7 @@ fn random_client(server: &Server, seed: u64, batches: usize) {
         wire.send_bytes(&bytes).expect("the server reads");
         if rng.u8(..10) == 0 {
             wire.close();
-            wire = server.wire();
+            wire = server.connection();
             wire.ask::<String>(&format!("SELECT {}", rng.i64(0..DATABASES)));
             continue;
         }
@@ -225,7 +225,7 @@ impl Load {
     }
 
     fn client(&self, server: &Server, name: &str) {
-        let mut wire = server.wire();
+        let mut wire = server.connection();
         let mut number = 0_u64;
         while !self.stop.load(Ordering::Relaxed) {
             await_until("the rest is over", PATIENCE, || {
@@ -484,7 +484,7 @@ fn a_replica_ends_no_lease() {
 }
 
 /// What a lock's INFO says of who is queued: the owner, the kind of place, the milliseconds left.
-fn queue(connection: &mut Connection, key: &str) -> Vec<(String, String, Option<u64>)> {
+fn queue(connection: &mut Wire, key: &str) -> Vec<(String, String, Option<u64>)> {
     places(&connection.ask(&format!("DLOCK.INFO {key}")))
 }
 

@@ -1,8 +1,8 @@
 //! Leases that their owners were told: no setting that was lowered since makes any of them end earlier, whatever becomes of the
 //! lock. What a user brings by RESTORE is bounded.
 
-use dlock_integration::redis::{Connection, Value};
-use dlock_integration::{assert_sound, is_held, with, Ask, Blocked, Grant, Server};
+use dlock_integration::redis::Value;
+use dlock_integration::{assert_sound, is_held, with, Ask, Blocked, Grant, Server, Wire};
 
 /// The lease that was told, and one that a setting allows later.
 const LEASE_MS: u64 = 600_000;
@@ -10,7 +10,7 @@ const LOWERED_MS: u64 = 5_000;
 
 /// A lease of ten minutes has most of them left.
 #[track_caller]
-fn assert_kept(c: &mut Connection, key: &str, token: u64) {
+fn assert_kept(c: &mut Wire, key: &str, token: u64) {
     let (held, _, left): (u64, u64, u64) = c.ask(&format!("DLOCK.HELD {key} ann"));
     assert_eq!(held, token);
     assert!(
@@ -20,7 +20,7 @@ fn assert_kept(c: &mut Connection, key: &str, token: u64) {
 }
 
 #[track_caller]
-fn acquire(c: &mut Connection, key: &str) -> u64 {
+fn acquire(c: &mut Wire, key: &str) -> u64 {
     let (token, _): Grant = c.ask(&format!("DLOCK.ACQUIRE {key} ann {LEASE_MS}"));
     token
 }

@@ -8,11 +8,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use dlock_integration::redis::Connection;
 use dlock_integration::workers::{Workers, LEASE_MS, WORKERS};
 use dlock_integration::{
     assert_hands_over, assert_sound, await_until, is_held, kept, module_path, position, stat, Ask,
-    Blocked, Grant, Server, PATIENCE,
+    Blocked, Grant, Server, Wire, PATIENCE,
 };
 
 fn old_module() -> PathBuf {
@@ -55,7 +54,7 @@ fn update(server: &mut Server) {
 /// Locks of every sort. Their keys.
 const KEYS: [&str; 5] = ["sole", "shared", "slots", "queued", "reserved"];
 
-fn make_locks(connection: &mut Connection) -> u64 {
+fn make_locks(connection: &mut Wire) -> u64 {
     let (token, _): Grant = connection.ask("DLOCK.ACQUIRE sole alice 600000");
     connection.run("DLOCK.ACQUIRE sole alice 600000");
     connection.run("DLOCK.ACQUIRE shared alice 600000 SHARED");
