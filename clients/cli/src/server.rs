@@ -102,9 +102,17 @@ fn is_unknown_host(text: &str) -> bool {
 
 /// TLS was not agreed upon: a certificate that is not trusted, or one that is asked for.
 fn is_distrust(error: &RedisError) -> bool {
-    let cause =
-        std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
-    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::InvalidData)
+    kind_of(error) == Some(io::ErrorKind::InvalidData)
+}
+
+/// A read with a bound ends when the process is stopped and goes on, whatever it does about signals.
+fn is_interrupted(error: &RedisError) -> bool {
+    kind_of(error) == Some(io::ErrorKind::Interrupted)
+}
+
+fn kind_of(error: &RedisError) -> Option<io::ErrorKind> {
+    let cause = std::error::Error::source(error)?;
+    Some(cause.downcast_ref::<io::Error>()?.kind())
 }
 
 /// Reads `host:port`.
@@ -302,6 +310,8 @@ pub(crate) struct Link {
     connection: Connection,
     /// Where it leads.
     pub at: String,
+    /// Some request was sent twice.
+    pub has_repeated: bool,
 }
 
 impl Link {
@@ -318,7 +328,11 @@ impl Link {
             Client::open(info).and_then(|client| client.get_connection_with_timeout(BOUND));
         let connection = connection.map_err(named)?;
         connection.set_write_timeout(Some(BOUND))?;
-        Ok(Link { connection, at })
+        Ok(Link {
+            connection,
+            at,
+            has_repeated: false,
+        })
     }
 
     /// Sends it, and returns the reply.
@@ -335,10 +349,15 @@ impl Link {
     /// The same.
     pub(crate) fn ask_for(&mut self, command: &Cmd, bound: Duration) -> Result<Value, Failure> {
         self.connection.set_read_timeout(Some(bound))?;
-        let value = redis::ConnectionLike::req_command(&mut self.connection, command)?;
-        match value {
-            Value::ServerError(error) => Err(RedisError::from(error).into()),
-            value => Ok(value),
+        loop {
+            match redis::ConnectionLike::req_command(&mut self.connection, command) {
+                // This process was stopped and goes on: nothing is wrong with the connection, but the library will throw the
+                // reply away. So it is asked again; requests here may be said twice.
+                Err(error) if is_interrupted(&error) => self.has_repeated = true,
+                Err(error) => return Err(error.into()),
+                Ok(Value::ServerError(error)) => return Err(RedisError::from(error).into()),
+                Ok(value) => return Ok(value),
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! `dlock` as a shell starts it, against real servers.
 
 use dlock_integration::{
-    await_until, is_held, stat, Ask, Grant, Sentinel, Server, Watch, PATIENCE, PRIMARY,
+    await_until, is_held, stat, stop, Ask, Grant, Sentinel, Server, Watch, PATIENCE, PRIMARY,
 };
 use nix::pty::openpty;
 use nix::sys::signal::{kill, Signal};
@@ -54,6 +54,11 @@ impl Running {
     fn pid(&self) -> Pid {
         let child = self.0.as_ref().expect("it was not waited for");
         Pid::from_raw(child.id() as i32)
+    }
+
+    fn stop_and_go_on(&self) {
+        stop(self.pid());
+        kill(self.pid(), Signal::SIGCONT).expect("it is there");
     }
 
     fn end(mut self) -> (i32, String, String) {
@@ -133,9 +138,10 @@ fn who_finds_it_held_says_by_whom() {
     // None of them has left a place behind.
     assert_eq!(connection.ask::<u64>("DLOCK.RELEASE job alice"), 0);
     let _: Grant = connection.ask("DLOCK.ACQUIRE job alice 600000");
-    // One that waits is next.
+    // One that waits is next, also when it was stopped (Ctrl-Z) and goes on: it has nothing to say of that.
     let waiter = Running::start(&server, &["run", "-w", "1min", "job", "--", "echo", "mine"]);
     server.await_blocked_clients(1);
+    waiter.stop_and_go_on();
     connection.run("DLOCK.RELEASE job alice");
     assert_eq!(waiter.end(), (0, "mine\n".to_owned(), String::new()));
 }
