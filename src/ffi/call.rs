@@ -27,15 +27,14 @@ impl Rules {
 
 impl<'event> Ctx<'event> {
     /// Has the server run a command of these words; none if it has no such command, or lets nobody run it here.
-    pub(crate) fn call(
+    pub(crate) fn call<const WORDS: usize>(
         self,
         command: &CStr,
         rules: Rules,
-        words: &[&[u8]],
+        words: [&[u8]; WORDS],
     ) -> Option<Answer<'event>> {
-        let words: Vec<Text> = words.iter().map(|word| Text::new(word)).collect();
-        let words: Vec<Str> = words.iter().map(Text::as_str).collect();
-        self.call_strs(command, rules, &words)
+        let words = words.map(Text::new);
+        self.call_strs(command, rules, &words.each_ref().map(Text::as_str))
     }
 
     /// The same with strings of the server's.
@@ -60,21 +59,21 @@ impl<'event> Ctx<'event> {
 
     /// What the server answers to a question of two words, if that is one text.
     pub(crate) fn ask(self, command: &CStr, word: &[u8]) -> Option<String> {
-        self.call(command, Rules::NONE, &[word])?.value().text()
+        self.call(command, Rules::NONE, [word])?.value().text()
     }
 
     /// What a setting of the server is at; none if it does not have it.
     pub(crate) fn setting(self, setting: &CStr) -> Option<String> {
-        let words: [&[u8]; 2] = [b"GET", setting.to_bytes()];
-        let answer = self.call(c"CONFIG", Rules::NONE, &words)?;
+        let words = [b"GET", setting.to_bytes()];
+        let answer = self.call(c"CONFIG", Rules::NONE, words)?;
         answer.value().element(1).text()
     }
 
     /// What CLIENT LIST says of a connection.
     pub(crate) fn client_line(self, client: u64) -> Option<String> {
         let id = client.to_string();
-        let words: [&[u8]; 3] = [b"LIST", b"ID", id.as_bytes()];
-        let line = self.call(c"CLIENT", Rules::NONE, &words)?.value().text()?;
+        let words = [b"LIST".as_slice(), b"ID", id.as_bytes()];
+        let line = self.call(c"CLIENT", Rules::NONE, words)?.value().text()?;
         (!line.is_empty()).then_some(line)
     }
 

@@ -38,7 +38,7 @@ const ELSEWHERE: &str = "non local key";
 
 fn run(ctx: Ctx, key: &[u8], rules: Rules) -> Passage {
     PROBING.store(true, Ordering::Relaxed);
-    let answer = ctx.call(c"DLOCK.APPLY", rules, &[key, b""]);
+    let answer = ctx.call(c"DLOCK.APPLY", rules, [key, b""]);
     let passage = match &answer {
         None => Passage::Barred,
         Some(answer) if !answer.value().is_error() => Passage::Open,

@@ -118,7 +118,7 @@ fn look_after_replicas(ctx: Ctx) {
     }
     if replicas::serves_as_replica() {
         log::warning("this server is a replica: with dlock.replicas it serves no replicas of its own, and ends their links");
-        drop(ctx.call(c"CLIENT", Rules::NONE, &[b"KILL", b"TYPE", b"replica"]));
+        drop(ctx.call(c"CLIENT", Rules::NONE, [b"KILL", b"TYPE", b"replica"]));
     }
 }
 

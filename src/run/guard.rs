@@ -119,7 +119,7 @@ fn inner(ctx: Ctx, lower: &[u8]) -> Inner {
 
 /// Asks the server: COMMAND INFO answers name, arity and flags, among others.
 fn ask(ctx: Ctx, lower: &[u8]) -> Inner {
-    let Some(answer) = ctx.call(c"COMMAND", Rules::NONE, &[b"INFO", lower]) else {
+    let Some(answer) = ctx.call(c"COMMAND", Rules::NONE, [b"INFO", lower]) else {
         return Inner::default();
     };
     let row = answer.value().element(0);

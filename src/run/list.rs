@@ -87,17 +87,16 @@ fn inspect<T>(ctx: Ctx, work: impl FnOnce(&mut State, Now) -> T) -> Result<T, Er
 /// The next cursor and the names of locks.
 fn scan(ctx: Ctx, cursor: u64, listing: &Listing) -> Result<(u64, Vec<Vec<u8>>), Error> {
     let (cursor, count) = (cursor.to_string(), listing.count.to_string());
-    let mut words: Vec<&[u8]> = vec![
+    let words = [
         cursor.as_bytes(),
         b"TYPE",
         data_type::NAME.as_bytes(),
         b"COUNT",
         count.as_bytes(),
+        b"MATCH",
+        listing.pattern.as_deref().unwrap_or(b"*"),
     ];
-    if let Some(pattern) = &listing.pattern {
-        words.extend([&b"MATCH"[..], pattern]);
-    }
-    let answer = ctx.call(c"SCAN", Rules::REFUSALS, &words);
+    let answer = ctx.call(c"SCAN", Rules::REFUSALS, words);
     let answer = answer.ok_or_else(|| Error::NoScan("there is none".into()))?;
     read(answer.value())
 }

@@ -44,6 +44,6 @@ pub(crate) fn run(ctx: Ctx) -> Result<(), String> {
 
 /// Whether the server does this; none if it has no such command.
 fn module_command(ctx: Ctx, verb: &[u8], argument: &[u8]) -> Option<bool> {
-    let answer = ctx.call(c"MODULE", Rules::NONE, &[verb, argument])?;
+    let answer = ctx.call(c"MODULE", Rules::NONE, [verb, argument])?;
     Some(!answer.value().is_error())
 }

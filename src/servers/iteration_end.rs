@@ -27,7 +27,7 @@ pub(crate) fn call_back(ctx: Ctx, work: fn()) -> bool {
         *kept = Some(work);
     }
     CALLING.store(true, Ordering::Relaxed);
-    drop(ctx.call(c"DLOCK.HELP", Rules::MAY_BLOCK, &[]));
+    drop(ctx.call(c"DLOCK.HELP", Rules::MAY_BLOCK, []));
     CALLING.store(false, Ordering::Relaxed);
     AWAITED.load(Ordering::Relaxed)
 }

@@ -18,7 +18,6 @@
 //! | `run::event`: a node asks twice a second which slots are its own | Redis since 8.4 | an atomic slot migration removes the keys of a slot without a callback | `cluster`: `everybody_who_waits_in_a_slot_is_told_that_it_has_left` |
 //! | `ffi::doors::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
 //! | `node::clock`: the time is read once for MULTI and for a script | Redis 7.0 | it does not tell its own time, which stands still there | `basics`: `check_guards_a_transaction` |
-//! | `tell::observers::subscribers`: a count that INFO lacks is 0 | Redis 7.0, before 7.0.3 | it does not count sharded subscriptions | none: no such server is tested |
 
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
