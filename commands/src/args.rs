@@ -56,7 +56,7 @@ pub struct PlainArgs<'a> {
 
 /// Reads words that say no more than that, without a look at the table: an uncontended command takes hardly longer than the
 /// reading of its words by it. None for any others, and if anything is wrong with these: `read` says what.
-#[inline]
+#[inline(always)]
 pub fn plain<'a>(words: &[&'a [u8]], policy: &Policy) -> Option<PlainArgs<'a>> {
     let (words, auto) = match words {
         [words @ .., option, ms] if words.len() >= 2 && table::AUTO_FROM_GRANT.is_named(option) => {

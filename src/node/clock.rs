@@ -69,6 +69,7 @@ fn recent() -> Now {
 }
 
 /// The time of a command that decides: the server's own where it tells it.
+#[inline(always)]
 pub(crate) fn of_command() -> Now {
     match server::cached_time_us() {
         Some(us) => Now { us, ..recent() },

@@ -151,7 +151,7 @@ impl Sole {
     };
 
     /// Moves the state, if it can say what is to be. Returns true if it can; else nothing has changed.
-    #[inline]
+    #[inline(always)]
     fn apply(&mut self, change: &Change) -> bool {
         match change {
             Change::Hold(hold) => self.is_for(hold.owner) && self.put(hold),
