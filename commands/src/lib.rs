@@ -5,29 +5,21 @@
 
 #![forbid(unsafe_code)]
 
-mod acquire;
-mod apply;
-pub mod args;
+pub mod change;
 pub mod error;
-pub mod glob;
-mod graph;
-pub mod hash_slot;
-mod hold;
-mod inspect;
-pub mod keep;
-pub mod list;
-mod many;
-mod number;
-mod queue;
-pub mod stats;
+pub mod look;
 pub mod table;
+pub mod words;
 
-use acquire::Family;
+use change::acquire::{self, Family};
+use change::{apply, hold, keep, many, queue};
 use dlock_engine::{
     ClientId, Engine, Keyspace, Lock, Millis, NameRef, Now, Refusal, RequestId, Token,
 };
 use error::Error;
+use look::{graph, inspect, list, stats};
 use table::{Access, Args, Spec, Verb};
+use words::args;
 
 /// Who calls, and what can be found out about clients.
 pub trait Caller {

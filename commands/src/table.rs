@@ -1,11 +1,11 @@
-//! The command table: the one definition by which a command's words are read (see [`args`]), from which registration,
+//! The command table: the one definition by which a command's words are read (see [`args`](crate::words::args)), from which registration,
 //! `COMMAND DOCS`, `COMMAND GETKEYS`, ACL categories and `DLOCK.HELP` are made, and against which the reference in
 //! `docs/` is checked.
 //!
 //! A new option is a field of [`Args`], a constant that says its word, what it may be and that field, and the constant's name
 //! in the list of each command that takes it.
 
-use super::number;
+use crate::words::number;
 use dlock_engine::{Limit, Millis, Policy, Token, MAX_LIMIT, MAX_OWNER};
 
 /// Which command.

@@ -55,7 +55,7 @@ pub use outbox::{Message, Outbox, Outcome, Output, Pending, Promise, Wake};
 pub use policy::Policy;
 pub use queue::{Crowd, Kept, Loss, LostTie};
 pub use refusal::{NoAck, Refusal};
-pub use rules::acquire::{Answer, Ask, Wait};
+pub use rules::requests::acquire::{Answer, Ask, Wait};
 pub use state::Engine;
 pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub use types::*;

@@ -79,7 +79,7 @@ impl Wire {
     /// The next reply or push.
     ///
     /// # Errors
-    /// When the connection is closed or broken, or nothing came within [`PATIENCE`].
+    /// When the connection is closed or broken, or nothing came within its bound.
     pub fn read_value(&mut self) -> RedisResult<Value> {
         self.parser.parse_value(Untroubled(&self.stream))
     }

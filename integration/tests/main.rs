@@ -4,6 +4,7 @@ mod around;
 mod connections;
 mod documents;
 mod harness;
+mod keys;
 mod locks;
 mod seeing;
 mod survival;

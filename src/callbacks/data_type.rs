@@ -3,7 +3,8 @@
 use super::{hooks, remains};
 use crate::ffi::doors::data_type::{self as doors_type, methods, From, Stored};
 use crate::node::inbox;
-use crate::node::{census, clock, gate, newer_format};
+use crate::node::time::clock;
+use crate::node::{census, gate, newer_format};
 use dlock_engine::lock::token;
 use dlock_engine::{change, codec, Lock, NameRef};
 use redis_module::native_types::RedisType;

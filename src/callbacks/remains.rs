@@ -3,7 +3,7 @@
 
 use crate::ffi::cell::MainThread;
 use crate::node::census;
-use crate::node::timer;
+use crate::node::time::timer;
 use dlock_engine::Lock;
 
 /// Holders and tickets up to which a value is freed at once, and that one step frees of a larger one: less than a millisecond.

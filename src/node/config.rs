@@ -1,6 +1,6 @@
 //! What the operator configures: `CONFIG GET/SET dlock.*`, the configuration file, module arguments.
 
-use super::timer;
+use super::time::timer;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic;
 use redis_module::configuration::{

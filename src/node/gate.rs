@@ -3,8 +3,8 @@
 use crate::ffi::ctx::Ctx;
 use crate::ffi::probe::{self, Passage};
 use crate::ffi::server;
-use crate::node::clock;
-use crate::node::slot;
+use crate::node::slots::slot;
+use crate::node::time::clock;
 use dlock_engine::{Millis, NameRef, SteadyMs};
 use redis_module::raw;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -2,7 +2,7 @@
 //! a moment when nothing may be changed: they are only written down here. The next event of the module reads them.
 
 use crate::ffi::cell::MainThread;
-use crate::node::timer;
+use crate::node::time::timer;
 use dlock_engine::{ClientId, Crowd, Lock, Name, NameRef, RequestId, Token, Undo, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};

@@ -3,8 +3,8 @@
 
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
-use crate::node::clock;
 use crate::node::gate;
+use crate::node::time::clock;
 use dlock_engine::refusal::newer_format;
 use dlock_engine::Refusal;
 use redis_module::raw;

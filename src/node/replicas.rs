@@ -15,11 +15,12 @@
 //! A server itself confirms nothing for that time after its start, and after it began to take over another's data. The reasons, and
 //! what gives two owners where one of these is left out, are in `docs/protocol.md`.
 
-use super::{clock, config, timer};
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::log;
+use crate::node::config;
 use crate::node::gate;
+use crate::node::time::{clock, timer};
 use dlock_commands::Replicas;
 use dlock_engine::{Millis, SteadyMs};
 use std::collections::BTreeSet;

@@ -1,7 +1,8 @@
 //! What follows from what the operator configures: the engine's policy, and how observers are told.
 
 use super::config::{self, Notify, Number};
-use super::{clock, replicas};
+use crate::node::replicas;
+use crate::node::time::clock;
 use dlock_commands::Defaults;
 use dlock_engine::{Policy, SteadyMs};
 use std::sync::atomic::Ordering;

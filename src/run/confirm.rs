@@ -7,7 +7,8 @@ use super::state::State;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::poisoned;
 use crate::ffi::{log, server};
-use crate::node::{clock, config, gate, replicas};
+use crate::node::time::clock;
+use crate::node::{config, gate, replicas};
 use crate::tell::confirm::{self, Held};
 use dlock_engine::{broken, NoAck, Now, Outcome, Refusal};
 

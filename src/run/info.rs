@@ -3,8 +3,8 @@
 use super::caller;
 use super::state::STATE;
 use crate::ffi::doors::info::Report;
-use crate::node::clock;
-use dlock_commands::stats;
+use crate::node::time::clock;
+use dlock_commands::look::stats;
 
 /// Adds the module's sections.
 pub(super) fn report(mut report: Report) {

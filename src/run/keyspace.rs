@@ -11,7 +11,7 @@ use crate::ffi::server;
 use crate::ffi::text::{Str, Text};
 use crate::ffi::user::User;
 use crate::node::inbox;
-use crate::node::own_slots;
+use crate::node::slots::own_slots;
 use crate::servers::quirks;
 use crate::tell::observers::in_order::{self, Notifications};
 use crate::tell::replicate;

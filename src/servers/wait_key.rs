@@ -5,7 +5,7 @@
 //! of them, for nothing, and worse on some servers (`quirks`). So nobody is blocked on a lock's own key, but on a name in the lock's slot that no client can create, since none can know it.
 
 use crate::ffi::text::Text;
-use dlock_commands::hash_slot;
+use dlock_commands::words::hash_slot;
 use uuid::Uuid;
 
 lazy_static::lazy_static! {

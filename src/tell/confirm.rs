@@ -13,7 +13,8 @@
 //! How much must be confirmed is known only where the effects are in the stream: when the event loop is about to sleep.
 
 use crate::ffi::cell::MainThread;
-use crate::node::{config, event_loop, replicas, timer};
+use crate::node::time::{event_loop, timer};
+use crate::node::{config, replicas};
 use dlock_engine::collections::index::ByNumber;
 use dlock_engine::{Millis, NoAck, Now, Outcome, Output, Pending, RequestId, SteadyMs};
 use std::collections::{BTreeSet, VecDeque};

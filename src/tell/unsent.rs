@@ -10,8 +10,8 @@
 
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
-use crate::node::event_loop;
 use crate::node::inbox::{self, Notice};
+use crate::node::time::event_loop;
 use crate::servers::quirks;
 use dlock_engine::collections::index::ByNumber;
 use dlock_engine::{ClientId, Undo};

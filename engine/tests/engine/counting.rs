@@ -4,7 +4,7 @@ use crate::client::Client;
 use crate::random::{for_seeds, Random};
 use crate::world::{name, Op, World};
 use dlock_commands::error::Error;
-use dlock_commands::stats::{sections, FieldKind};
+use dlock_commands::look::stats::{sections, FieldKind};
 use dlock_commands::{Census, Reply};
 use dlock_engine::counters::{Hot, Times, Top};
 use dlock_engine::{Name, NameRef, Now, Policy, SteadyMs};

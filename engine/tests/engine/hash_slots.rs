@@ -1,6 +1,6 @@
 //! The slots of a cluster.
 
-use dlock_commands::hash_slot::{of, short_tag, tag, SLOTS};
+use dlock_commands::words::hash_slot::{of, short_tag, tag, SLOTS};
 
 #[test]
 fn keys_are_in_the_slots_that_the_cluster_s_specification_says() {

@@ -3,8 +3,8 @@
 use crate::client::Client;
 use crate::random::{for_seeds, Random};
 use crate::world::World;
-use dlock_commands::glob::matches;
-use dlock_commands::list::{page, Listing, Source};
+use dlock_commands::look::list::{page, Listing, Source};
+use dlock_commands::words::glob::matches;
 use dlock_commands::{Call, Defaults, Reply};
 use dlock_engine::collections::scan_order::{ScanOrder, BITS};
 use dlock_engine::{Policy, SteadyMs};

@@ -1,9 +1,9 @@
 //! The words of every command are read as the table says: each test goes through all commands and all their arguments.
 
 use crate::random::{for_seeds, Random};
-use dlock_commands::args::{self, PlainArgs};
 use dlock_commands::error::Error;
 use dlock_commands::table::{Arg, Args, Kind, Spec, Verb, COMMANDS};
+use dlock_commands::words::args::{self, PlainArgs};
 use dlock_engine::Policy;
 
 /// Words as they are sent.

@@ -1,14 +1,11 @@
-//! What clients ask of locks on a running server, and what becomes of a lock when its key does.
+//! What clients ask of locks on a running server.
 
-mod appearing;
 mod basics;
 mod conversations;
 mod deadlocks;
 mod leases;
 mod many;
 mod masses;
-mod removal;
-mod replaced;
 mod sharing;
 mod tickets;
 mod waiting;

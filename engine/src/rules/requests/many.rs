@@ -8,13 +8,13 @@
 //! A lock that the owner holds already is not queued for: the request counts on that hold, and is refused when it ends.
 
 use super::acquire::{refuse_overflow, Answer, Ask};
-use super::grantable::{Grantable, RequestKind};
 use crate::broken;
 use crate::deadlock::Wanted;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
+use crate::rules::grantable::{Grantable, RequestKind};
 use crate::state::{Engine, Next};
 use crate::types::{Arrival, Grant, Name, NameRef, Now, RequestId, Terms};
 use crate::undo::Undo;
@@ -377,7 +377,12 @@ impl Engine {
     }
 
     /// Grants a waiting request for many locks if each of them could be granted by itself now.
-    pub(super) fn serve_many(&mut self, keys: &mut impl Keyspace, now: Now, id: RequestId) {
+    pub(in crate::rules) fn serve_many(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        id: RequestId,
+    ) {
         if self.settle_many(keys, now, id) {
             // Others may have their turn by that, and have asked before.
             self.next.insert(Next::Many(id));
@@ -492,7 +497,7 @@ impl Engine {
     }
 
     /// The request for many locks that waits at a place in this queue counts on its owner's hold from now on.
-    pub(super) fn count_on_hold(&mut self, lock: LockId, number: Arrival, id: RequestId) {
+    pub(in crate::rules) fn count_on_hold(&mut self, lock: LockId, number: Arrival, id: RequestId) {
         let Some(queue) = self.queues.get_mut(lock) else {
             return broken!("a lock that somebody waits for has a queue");
         };

@@ -12,14 +12,14 @@ use crate::types::{Arrival, Millis, NameRef, Now, OwnerHash, RequestId, SteadyMs
 
 impl Engine {
     /// Registers a request that waits.
-    pub(super) fn register(&mut self, id: RequestId, request: Box<Request>, now: Now) {
+    pub(in crate::rules) fn register(&mut self, id: RequestId, request: Box<Request>, now: Now) {
         self.note_waiting(&request, true, now);
         self.count_waits_elsewhere(request.hash, &request.at, 1);
         self.requests.add(id, request);
     }
 
     /// The reverse.
-    pub(super) fn unregister(&mut self, id: RequestId, now: Now) -> Option<Box<Request>> {
+    pub(in crate::rules) fn unregister(&mut self, id: RequestId, now: Now) -> Option<Box<Request>> {
         let request = self.requests.remove(id)?;
         self.note_waiting(&request, false, now);
         self.count_waits_elsewhere(request.hash, &request.at, -1);
@@ -56,7 +56,11 @@ impl Engine {
     }
 
     /// Takes a request out of all places where it waits; these stay, with nobody there.
-    pub(super) fn unregister_everywhere(&mut self, id: RequestId, now: Now) -> Option<Request> {
+    pub(in crate::rules) fn unregister_everywhere(
+        &mut self,
+        id: RequestId,
+        now: Now,
+    ) -> Option<Request> {
         let mut request = self.unregister(id, now)?;
         self.ledger.timers.clear(&mut request.until);
         for part in request.parts() {
@@ -76,7 +80,7 @@ impl Engine {
     }
 
     /// Tells a request that has left how its wait ended. One that waits by a channel is for one lock.
-    pub(super) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
+    pub(in crate::rules) fn tell(&mut self, id: RequestId, left: Request, outcome: Outcome) {
         let lock = left.parts().first().map(|part| part.lock);
         let name = &self.queues.at(lock).name;
         if let Outcome::Refused(error) = &outcome {
@@ -88,7 +92,7 @@ impl Engine {
     }
 
     /// Takes back what a request was told in the event in which it began to wait: it is answered at once.
-    pub(super) fn take_answer(&mut self, id: RequestId) -> Option<Outcome> {
+    pub(in crate::rules) fn take_answer(&mut self, id: RequestId) -> Option<Outcome> {
         if self.policy.confirms() && self.outbox.gives(id) {
             return None;
         }
@@ -104,7 +108,7 @@ impl Engine {
 
     /// A request leaves its queues and is told why. Its places go, but in those queues where another request is to have them.
     /// The locks are settled before the event ends.
-    pub(super) fn end_wait(
+    pub(in crate::rules) fn end_wait(
         &mut self,
         id: RequestId,
         now: Now,
@@ -123,7 +127,7 @@ impl Engine {
 
     /// A request leaves its queues outside of a request: its time is up, or its connection waits no longer. The locks are
     /// settled as soon as changes are possible.
-    pub(super) fn leave_queues(&mut self, id: RequestId, now: Now) -> Option<Request> {
+    pub(in crate::rules) fn leave_queues(&mut self, id: RequestId, now: Now) -> Option<Request> {
         let left = self.unregister_everywhere(id, now)?;
         for part in left.parts() {
             self.free_place(part, now);
@@ -133,7 +137,7 @@ impl Engine {
     }
 
     /// The same, and it is told.
-    pub(super) fn end_wait_later(&mut self, id: RequestId, now: Now, outcome: Outcome) {
+    pub(in crate::rules) fn end_wait_later(&mut self, id: RequestId, now: Now, outcome: Outcome) {
         if let Some(left) = self.leave_queues(id, now) {
             self.tell(id, left, outcome);
         }
@@ -168,7 +172,7 @@ impl Engine {
     }
 
     /// The claim window of an absent ticket begins: its own, or the default where it has none.
-    pub(super) fn begin_window(&mut self, lock: LockId, number: Arrival, now: Now) {
+    pub(in crate::rules) fn begin_window(&mut self, lock: LockId, number: Arrival, now: Now) {
         let place = self.queues.at(lock).place(number);
         let window = match place.and_then(Place::claim) {
             Some(claim) if claim > 0 => claim,
@@ -178,7 +182,7 @@ impl Engine {
     }
 
     /// Keeps an absent ticket so long from now on.
-    pub(super) fn keep_ticket(
+    pub(in crate::rules) fn keep_ticket(
         &mut self,
         lock: LockId,
         number: Arrival,
@@ -201,7 +205,12 @@ impl Engine {
     }
 
     /// Drops the tickets whose claim window has ended with nobody there.
-    pub(super) fn drop_lapsed(&mut self, entry: &mut Entry<impl Value>, now: Now, lock: LockId) {
+    pub(in crate::rules) fn drop_lapsed(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        lock: LockId,
+    ) {
         let Some(queue) = self.queues.get_mut(lock) else {
             return broken!("a lock that is settled has a queue");
         };
@@ -228,7 +237,7 @@ impl Engine {
     }
 
     /// Takes a place out of its queue, its ticket out of the value, and its window out of the timers.
-    pub(super) fn remove_from_queue(
+    pub(in crate::rules) fn remove_from_queue(
         &mut self,
         entry: &mut Entry<impl Value>,
         lock: LockId,
@@ -282,7 +291,7 @@ impl Engine {
     }
 
     /// Removes a place, ticket or not. A request that waits at it is told, and leaves the other queues that it stands in.
-    pub(super) fn remove_place(
+    pub(in crate::rules) fn remove_place(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,

@@ -1,6 +1,6 @@
 //! Which part of a key a cluster hashes, and names in the same slot.
 
-use dlock_commands::hash_slot::tag;
+use dlock_commands::words::hash_slot::tag;
 
 /// Returns true if braces around the whole key keep it in its slot. A key without a tag of its own that contains a `}` has no
 /// other names in its slot that could be made of it.

@@ -1,9 +1,9 @@
 //! `DLOCK.DOWNGRADE`, `DLOCK.RENEW`, `DLOCK.RELEASE`, `DLOCK.FORCERELEASE`.
 
-use super::args::PlainArgs;
-use super::table::Args;
-use super::{Call, MayWait, Reply};
 use crate::error::Error;
+use crate::table::Args;
+use crate::words::args::PlainArgs;
+use crate::{Call, MayWait, Reply};
 use dlock_engine::{
     ClientId, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, TieRequest, Token,
     SHORTEST_AUTO_LEASE_MS,

@@ -1,10 +1,10 @@
 //! Which slots are this node's.
 
-use super::gate;
 use super::slot::neighbour;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::probe::Passage;
-use dlock_commands::hash_slot::{of, SLOTS};
+use crate::node::gate;
+use dlock_commands::words::hash_slot::{of, SLOTS};
 use dlock_engine::NameRef;
 use std::collections::HashMap;
 

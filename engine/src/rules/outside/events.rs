@@ -1,7 +1,6 @@
 //! What happens outside of requests. Events may come at a moment when nothing may be changed: they note what is to be done,
 //! and settlements do it.
 
-use super::hold::held;
 use crate::broken;
 use crate::keyspace::{exists, Entry, Keyspace, Value};
 use crate::ledger::Due;
@@ -9,6 +8,7 @@ use crate::lock::{End, Hold};
 use crate::outbox::Outcome;
 use crate::queue::{Auto, Kept, LockId, Loss, Place, Renewal, Request, Tie};
 use crate::refusal::Refusal;
+use crate::rules::requests::hold::held;
 use crate::state::{Engine, Next, Remains};
 use crate::tying::next_renewal;
 use crate::types::{Arrival, ClientId, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
@@ -103,7 +103,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn mark_stale(&mut self, lock: LockId) {
+    pub(in crate::rules) fn mark_stale(&mut self, lock: LockId) {
         self.distrust(lock);
         // What was said of the value that was here does not hold for the next.
         if let Some(queue) = self.queues.get_mut(lock) {
@@ -174,14 +174,18 @@ impl Engine {
     }
 
     /// Takes a queue out with all its places, at which nobody waits.
-    pub(super) fn forget(&mut self, lock: LockId) {
+    pub(in crate::rules) fn forget(&mut self, lock: LockId) {
         self.discard(lock, |_, _| true);
         self.drop_queue(lock);
     }
 
     /// Takes all places at which nobody waits, and that this is true of, out of a queue as one piece. Their tickets have gone with
     /// the value.
-    pub(super) fn discard(&mut self, lock: LockId, goes: impl Fn(Arrival, &Place) -> bool) {
+    pub(in crate::rules) fn discard(
+        &mut self,
+        lock: LockId,
+        goes: impl Fn(Arrival, &Place) -> bool,
+    ) {
         if let Some(queue) = self.queues.get_mut(lock) {
             let places = queue.split_off(goes);
             self.places -= places.len();
@@ -193,7 +197,7 @@ impl Engine {
 
     /// The lock's slot is served elsewhere now. The server itself tells blocked connections; who waits by a channel is told
     /// here.
-    pub(super) fn move_away(&mut self, lock: LockId, now: Now) {
+    pub(in crate::rules) fn move_away(&mut self, lock: LockId, now: Now) {
         let queue = self.queues.at(lock);
         let ids = queue.in_order().filter_map(|(_, place)| place.request());
         let ids: Vec<RequestId> = ids.filter(|id| self.waits_by_channel(*id)).collect();
@@ -327,7 +331,7 @@ impl Engine {
     }
 
     /// A queue does not move in a slot that is on its way to another node.
-    pub(super) fn close_if_leaving(&mut self, keys: &mut impl Keyspace, name: NameRef) {
+    pub(in crate::rules) fn close_if_leaving(&mut self, keys: &mut impl Keyspace, name: NameRef) {
         if self.watches(name) {
             self.close(name, !keys.accepts(name));
         }
@@ -346,7 +350,7 @@ impl Engine {
 
     /// Clears away what belonged to connections that have ended, one step of it. Returns true if something is left that could
     /// go on at once.
-    pub(super) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
+    pub(in crate::rules) fn clear_away(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let mut refused = BTreeMap::new();
         let mut room = CLEARED_A_STEP;
         while let Some((&client, &after)) = self.disconnected.first_key_value().filter(|_| room > 0)
@@ -412,7 +416,7 @@ impl Engine {
     }
 
     /// Renews the holds whose renewal is due, one step of it. Returns true if something is left that could go on at once.
-    pub(super) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
+    pub(in crate::rules) fn renew_due(&mut self, keys: &mut impl Keyspace, now: Now) -> bool {
         let mut refused = Vec::new();
         for _ in 0..RENEWED_A_STEP {
             let next = self.renewals.pop_front();
@@ -495,7 +499,7 @@ impl Engine {
 
     /// A lease ends at this very moment: a renewal that is due, too, comes first. Returns true if the hold goes on.
     #[cold]
-    pub(super) fn renew_in_time(
+    pub(in crate::rules) fn renew_in_time(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,

@@ -157,7 +157,7 @@ impl Engine {
     }
 
     /// Has a lock looked at whose database has changed since it was last looked at.
-    pub(super) fn catch_up(&mut self, lock: LockId) {
+    pub(in crate::rules) fn catch_up(&mut self, lock: LockId) {
         if let Some(elsewhere) = self.queues.bring_up_to_date(lock) {
             self.distrust(lock);
             self.mark(lock);

@@ -1,8 +1,8 @@
 //! Reads a command's words as the table says, and names what is wrong with one.
 
 use super::number::integer;
-use super::table::{self, Arg, Args, Kind, Spec};
 use crate::error::Error;
+use crate::table::{self, Arg, Args, Kind, Spec};
 use dlock_engine::refusal::escaped;
 use dlock_engine::{Millis, Policy, MAX_OWNER};
 

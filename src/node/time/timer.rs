@@ -3,8 +3,8 @@
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::doors::timer::{wake_the_loop, Timer, Work};
-use crate::node::clock;
-use crate::node::event_loop;
+use crate::node::time::clock;
+use crate::node::time::event_loop;
 use crate::servers::quirks;
 use dlock_engine::{Millis, SteadyMs};
 

@@ -203,7 +203,7 @@ impl Engine {
 
     /// The lock brought up to date, unless something else is at the key.
     #[inline(always)]
-    pub(super) fn settled<'k, K: Keyspace>(
+    pub(in crate::rules) fn settled<'k, K: Keyspace>(
         &mut self,
         keys: &'k mut K,
         now: Now,
@@ -219,7 +219,7 @@ impl Engine {
 
 /// The owner's hold, if it is held under this token. The owner is left out: it would borrow the entry.
 #[inline]
-pub(super) fn held(
+pub(in crate::rules) fn held(
     entry: &Entry<impl Value>,
     owner: &[u8],
     token: Option<Token>,

@@ -15,7 +15,7 @@ use std::rc::Rc;
 impl Engine {
     /// What an immediate grant is about to change, if replicas are to confirm it.
     #[inline]
-    pub(super) fn before(
+    pub(in crate::rules) fn before(
         &self,
         entry: &Entry<impl Value>,
         name: NameRef,
@@ -32,7 +32,7 @@ impl Engine {
 
     /// Answers a request that was granted at once, when replicas have confirmed that. Returns the number under which it waits for
     /// them.
-    pub(super) fn answer_confirmed(
+    pub(in crate::rules) fn answer_confirmed(
         &mut self,
         now: Now,
         ask: &Ask,
@@ -54,7 +54,11 @@ impl Engine {
     }
 
     /// What a grant waits for. It is not confirmed yet.
-    pub(super) fn unconfirmed(&mut self, undo: Vec<Undo>, until: Option<SteadyMs>) -> Pending {
+    pub(in crate::rules) fn unconfirmed(
+        &mut self,
+        undo: Vec<Undo>,
+        until: Option<SteadyMs>,
+    ) -> Pending {
         if self.policy.confirms() {
             for undo in &undo {
                 let unconfirmed = self.ledger.unconfirmed.entry(undo.after.token);

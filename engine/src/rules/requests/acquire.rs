@@ -1,6 +1,5 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
-use super::grantable::{Grantable, RequestKind};
 use crate::broken;
 use crate::deadlock::{two_upgrades, Wanted};
 use crate::keyspace::{Entry, Event, Keyspace, Value};
@@ -8,6 +7,7 @@ use crate::ledger::{overflow, Due};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
+use crate::rules::grantable::{Grantable, RequestKind};
 use crate::state::Engine;
 use crate::types::{Arrival, Grant, Millis, NameRef, Now, RequestId, Terms};
 use std::rc::Rc;
@@ -49,7 +49,7 @@ pub enum Answer<G = Grant> {
 
 impl Ask<'_> {
     /// Returns true if it waits if it cannot be granted at once.
-    pub(super) fn waits(&self) -> bool {
+    pub(in crate::rules) fn waits(&self) -> bool {
         self.wait != Wait::No
     }
 }
@@ -172,7 +172,7 @@ impl Engine {
     }
 
     /// Grants the lock, and counts it. `waited` says that the request has had a place in the queue.
-    pub(super) fn grant(
+    pub(in crate::rules) fn grant(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
@@ -221,20 +221,20 @@ impl Engine {
     }
 
     /// The answer to a request that is not granted and does not wait.
-    pub(super) fn null<G>(&mut self) -> Answer<G> {
+    pub(in crate::rules) fn null<G>(&mut self) -> Answer<G> {
         self.ledger.counters.refused += 1;
         Answer::Null
     }
 
     /// Why nothing is granted now.
     #[cold]
-    pub(super) fn withheld(&self, now: Now) -> Refusal {
+    pub(in crate::rules) fn withheld(&self, now: Now) -> Refusal {
         self.policy.withheld(now)
     }
 
     /// Errors if another owner waits to upgrade this lock: each would wait for the other to leave.
     #[cold]
-    pub(super) fn refuse_second_upgrade(
+    pub(in crate::rules) fn refuse_second_upgrade(
         &mut self,
         lock: Option<LockId>,
         owner: &[u8],
@@ -275,7 +275,7 @@ impl Engine {
     }
 
     /// Returns true if the caps allow one more place in this lock's queue.
-    pub(super) fn room_in_queue(&self, lock: Option<LockId>) -> Result<(), Refusal> {
+    pub(in crate::rules) fn room_in_queue(&self, lock: Option<LockId>) -> Result<(), Refusal> {
         match self.queues.at(lock).len() < self.policy.max_queue {
             true => Ok(()),
             false => Err(Refusal::Full("dlock.max-queue")),
@@ -283,7 +283,7 @@ impl Engine {
     }
 
     /// Returns true if a request waits by a channel; else by a blocked connection.
-    pub(super) fn waits_by_channel(&self, id: RequestId) -> bool {
+    pub(in crate::rules) fn waits_by_channel(&self, id: RequestId) -> bool {
         let request = self.requests.get(id);
         request.is_some_and(|request| request.channel.is_some())
     }
@@ -291,7 +291,7 @@ impl Engine {
     /// The request that waits at this place is replaced: it is told so, and leaves the other queues that it stands in. The
     /// place stays, with nobody there.
     #[cold]
-    pub(super) fn take_over(&mut self, lock: LockId, number: Arrival, now: Now) {
+    pub(in crate::rules) fn take_over(&mut self, lock: LockId, number: Arrival, now: Now) {
         let place = self.queues.at(lock).place(number);
         let Some(id) = place.and_then(Place::request) else {
             return;
@@ -338,7 +338,7 @@ impl Engine {
     }
 
     /// Makes a place at this number.
-    pub(super) fn add_place(
+    pub(in crate::rules) fn add_place(
         &mut self,
         entry: &mut Entry<impl Value>,
         lock: LockId,
@@ -358,7 +358,7 @@ impl Engine {
     }
 
     /// Makes the request that waits there.
-    pub(super) fn begin_to_wait(
+    pub(in crate::rules) fn begin_to_wait(
         &mut self,
         ask: &Ask,
         owner: Rc<[u8]>,
@@ -416,7 +416,7 @@ impl Engine {
 
 /// Errors if the request would raise the owner's hold count beyond what it can be.
 #[inline]
-pub(super) fn refuse_overflow(
+pub(in crate::rules) fn refuse_overflow(
     entry: &Entry<impl Value>,
     owner: &[u8],
     terms: &Terms,

@@ -5,9 +5,10 @@
 //! keys which locks are contended. So the second source is the engine's queues, in an order that never changes. A cursor of
 //! theirs is marked.
 
-use super::table::Args;
-use super::{glob, Call, Reply};
 use crate::error::Error;
+use crate::table::Args;
+use crate::words::glob;
+use crate::{Call, Reply};
 use dlock_engine::{collections::scan_order, Keyspace, NameRef, Row};
 
 /// Keys that one call reads where the request does not say.

@@ -1,7 +1,6 @@
 //! Bringing a queue and a value that came or went behind its back together again: RENAME, MOVE, RESTORE, SWAPDB, FLUSHALL, a
 //! promotion, a load.
 
-use super::acquire::refuse_overflow;
 use crate::broken;
 use crate::deadlock::two_upgrades;
 use crate::keyspace::{Entry, Keyspace, Value};
@@ -10,6 +9,7 @@ use crate::lock::{Change, Lock, Ticket};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Place};
 use crate::refusal::Refusal;
+use crate::rules::requests::acquire::refuse_overflow;
 use crate::state::Engine;
 use crate::types::{Arrival, Name, Now};
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ impl Engine {
     /// Returns true if what is served here may change the queue of another lock whose value came or went behind its back. Mostly no
     /// queue is like that, and this one is not looked up.
     #[inline]
-    pub(super) fn abuts_stale(&self, lock: LockId) -> bool {
+    pub(in crate::rules) fn abuts_stale(&self, lock: LockId) -> bool {
         if self.stale == 0 && !self.queues.in_review() {
             return false;
         }
@@ -35,7 +35,12 @@ impl Engine {
     /// A request whose hold has left any of them is refused before it meets the holds that have come to another: it has no
     /// ground any more, whatever else is in its way.
     #[cold]
-    pub(super) fn reconcile_beside(&mut self, keys: &mut impl Keyspace, now: Now, lock: LockId) {
+    pub(in crate::rules) fn reconcile_beside(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        lock: LockId,
+    ) {
         let mut found = BTreeSet::from([lock]);
         let mut stale = vec![lock];
         let mut seen = 0;
@@ -91,7 +96,7 @@ impl Engine {
     /// absent ticket lives and dies with the value. Tickets that came with the value begin as absent, with a fresh window. What
     /// a user has brought is bounded. Returns false if tickets are left to the next step: then it is to be gone on with before
     /// anything else.
-    pub(super) fn reconcile(
+    pub(in crate::rules) fn reconcile(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
@@ -348,7 +353,7 @@ impl Engine {
     }
 
     /// The key became something else under those who wait for a lock.
-    pub(super) fn refuse_all(&mut self, now: Now, lock: LockId) {
+    pub(in crate::rules) fn refuse_all(&mut self, now: Now, lock: LockId) {
         self.discard(lock, |_, place| place.is_absent());
         let queue = self.queues.at(lock);
         let places = queue.in_order().map(|(number, _)| number);

@@ -1,0 +1,8 @@
+//! Commands that take, keep, give back or wait for locks.
+
+pub(crate) mod acquire;
+pub(crate) mod apply;
+pub(crate) mod hold;
+pub mod keep;
+pub(crate) mod many;
+pub(crate) mod queue;

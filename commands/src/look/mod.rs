@@ -1,0 +1,6 @@
+//! Commands that only look.
+
+pub(crate) mod graph;
+pub(crate) mod inspect;
+pub mod list;
+pub mod stats;

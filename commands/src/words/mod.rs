@@ -1,0 +1,6 @@
+//! What words say: a command's arguments, numbers, patterns and slots of keys.
+
+pub mod args;
+pub mod glob;
+pub mod hash_slot;
+pub(crate) mod number;

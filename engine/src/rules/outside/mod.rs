@@ -1,0 +1,6 @@
+//! What happens outside of requests: time passes, connections end, keys come, go and move, databases and roles change.
+
+pub(crate) mod events;
+pub(crate) mod look;
+pub(crate) mod reconcile;
+pub(crate) mod review;
