@@ -6,63 +6,31 @@
 //!
 //! | file | what is in it |
 //! |---|---|
-//! | `plan.rs`, `rows.txt` | all groups, and all rows: start here |
+//! | `plan.rs`, `results/rows.txt` | all groups, and all rows: start here |
 //! | `way.rs`, `round.rs` | what a way and a group are, and the one loop that measures them |
-//! | `series.rs`, `spread.rs`, `percentile.rs` | samples, and what they say together |
-//! | `row.rs`, `outcome.rs` | rows, and what came of them |
 //! | `failure.rs` | why something was not measured |
-//! | `report.rs`, `plot.rs`, `check.rs` | what the user sees |
 //! | `servers.rs` | the same on one server version after the other |
-//! | `machine.rs` | where it was measured |
-//! | `line.rs`, `replies.rs` | a fast client that checks every reply |
-//! | `meter.rs`, `pause.rs`, `setting.rs` | the server's accounts, when it does not answer, and how it keeps its data |
-//! | `locking.rs` | ways to take a lock and give it back: ours, and those of `integration/src/rivals.rs` |
-//! | `errand.rs` | commands that many owners send in turn |
-//! | `pair.rs`, `again.rs`, `fair.rs`, `crossing.rs`, `guard.rs`, `handover.rs`, `expiry.rs`, `ticket.rs`, `holders.rs`, `notice.rs`, `deadlock.rs`, `memory.rs`, `growth.rs`, `hot.rs` with `contest.rs`, `crowd.rs`, `mass.rs`, `lapse.rs`, `session.rs`, `renewal.rs`, `keep.rs`, `confirmed.rs` | what is measured |
+//!
+//! | room | what is in it |
+//! |---|---|
+//! | `tools/` | what ways are made of: `line.rs`, `replies.rs`: a fast client that checks every reply; `locking.rs`: ways to take a lock and give it back, ours and those of `integration/src/rivals.rs`; `errand.rs`: commands that many owners send in turn; `setting.rs`, `meter.rs`, `pause.rs`: how a server keeps its data, its accounts, and when it does not answer; `percentile.rs`: many durations in a few numbers |
+//! | `waiting/` | locks that somebody waits for: `handover.rs`, `expiry.rs`, `ticket.rs`, `fair.rs`, `notice.rs`, `deadlock.rs`, and thousands at once: `mass.rs`, `lapse.rs`, `session.rs` |
+//! | `holding/` | locks that nobody waits for: `pair.rs`, `again.rs`, `guard.rs`, `crowd.rs`, `holders.rs`, `keep.rs`, `renewal.rs`, `confirmed.rs`; and what both cost: `memory.rs`, `growth.rs` |
+//! | `contending/` | locks that many want again and again: `hot.rs` with `contest.rs`, `crossing.rs` |
+//! | `results/` | samples and what they say together: `series.rs`, `spread.rs`; rows, what came of them, and where: `row.rs`, `outcome.rs`, `machine.rs`; what the user sees: `report.rs`, `plot.rs`, `check.rs` |
 //! | `peers/` | the Python libraries that are measured beside it |
+//!
+//! A room uses those before it, and `way.rs` and `failure.rs`; only the plots also know the plan.
 
-mod again;
-mod check;
-mod confirmed;
-mod contest;
-mod crossing;
-mod crowd;
-mod deadlock;
-mod errand;
-mod expiry;
+mod contending;
 mod failure;
-mod fair;
-mod growth;
-mod guard;
-mod handover;
-mod holders;
-mod hot;
-mod keep;
-mod lapse;
-mod line;
-mod locking;
-mod machine;
-mod mass;
-mod memory;
-mod meter;
-mod notice;
-mod outcome;
-mod pair;
-mod pause;
-mod percentile;
+mod holding;
 mod plan;
-mod plot;
-mod renewal;
-mod replies;
-mod report;
+mod results;
 mod round;
-mod row;
-mod series;
 mod servers;
-mod session;
-mod setting;
-mod spread;
-mod ticket;
+mod tools;
+mod waiting;
 mod way;
 
 use std::fs;
@@ -75,10 +43,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::resource::{getrlimit, setrlimit, Resource};
 
 use crate::failure::Failure;
-use crate::machine::Machine;
-use crate::outcome::Outcome;
-use crate::row::ROWS;
-use crate::series::Records;
+use crate::results::machine::Machine;
+use crate::results::outcome::Outcome;
+use crate::results::row::ROWS;
+use crate::results::series::Records;
+use crate::results::{check, plot, report};
 use crate::way::Group;
 
 /// Measures dlock side by side with what it replaces.

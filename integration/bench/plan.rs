@@ -1,15 +1,16 @@
-//! What is measured: all groups. The rows that are made of them are in `rows.txt`.
+//! What is measured: all groups. The rows that are made of them are in `results/rows.txt`.
 
 use std::time::Duration;
 
-use crate::contest::Contest;
-use crate::locking::{COUNTING, LOCKINGS, MANY, READING, RENEWED, TIED};
-use crate::setting::Setting::{AofAlways, AofEverysec, Memory, Replica};
-use crate::way::{Effort, Group, Opened};
-use crate::{
-    again, confirmed, crossing, crowd, deadlock, expiry, fair, growth, guard, handover, holders,
-    hot, keep, lapse, mass, memory, notice, pair, renewal, session, ticket,
+use crate::contending::contest::Contest;
+use crate::contending::{crossing, hot};
+use crate::holding::{
+    again, confirmed, crowd, growth, guard, holders, keep, memory, pair, renewal,
 };
+use crate::tools::locking::{COUNTING, LOCKINGS, MANY, READING, RENEWED, TIED};
+use crate::tools::setting::Setting::{AofAlways, AofEverysec, Memory, Replica};
+use crate::waiting::{deadlock, expiry, fair, handover, lapse, mass, notice, session, ticket};
+use crate::way::{Effort, Group, Opened};
 
 /// The group of the uncontended pair.
 pub const PAIR: &str = "pair";
@@ -252,7 +253,7 @@ fn hot(lock: &HotLock) -> Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::row::ROWS;
+    use crate::results::row::ROWS;
 
     /// What the shares of all groups come to. The last round of a group may end later.
     fn minutes(is_quick: bool) -> f64 {

@@ -6,7 +6,7 @@ use std::time::Instant;
 use indicatif::ProgressBar;
 
 use crate::failure::Failure;
-use crate::series::Records;
+use crate::results::series::Records;
 use crate::way::{Group, Opened, Stint, Way};
 
 /// Measures the wanted ways of a group, so many times or for so long.

@@ -10,12 +10,12 @@ use std::path::{Path, PathBuf};
 use dlock_integration::server_program;
 
 use crate::failure::Failure;
-use crate::machine::Machine;
-use crate::outcome::Outcome;
 use crate::plan::{self, HANDOVER, MEMORY, PAIR};
-use crate::report::{number, range};
+use crate::results::machine::Machine;
+use crate::results::outcome::Outcome;
+use crate::results::report::{number, range};
+use crate::results::series::Records;
 use crate::round;
-use crate::series::Records;
 use crate::way::{Group, Stint};
 use crate::{progress_bar, Options};
 
@@ -169,7 +169,7 @@ fn table(outcomes: &[Outcome]) -> Result<String, Failure> {
             continue;
         }
         let cell = |outcome: &Outcome| {
-            let is_it = |known: &&crate::outcome::Absolute| {
+            let is_it = |known: &&crate::results::outcome::Absolute| {
                 (&known.group, &known.way, &known.figure)
                     == (&figure.group, &figure.way, &figure.figure)
             };

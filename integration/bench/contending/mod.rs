@@ -1,0 +1,5 @@
+//! Locks that many clients want again and again.
+
+pub(crate) mod contest;
+pub(crate) mod crossing;
+pub(crate) mod hot;

@@ -1,0 +1,157 @@
+//! A grant that replicas confirm before it is told (`dlock.replicas`), beside one that nobody confirms, and beside what a client does
+//! without it: `SET`, and then `WAIT` until as many replicas have it.
+
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use dlock_integration::{await_until, command, stat, Ask, Server, PATIENCE};
+
+use crate::failure::Failure;
+use crate::tools::line::Line;
+use crate::tools::replies::Pattern;
+use crate::way::{Figure, Opened, Way};
+
+/// Grants in a sample, whatever the number of connections.
+const GRANTS: usize = 2_000;
+
+/// Long enough for a sample.
+const LEASE_MS: u64 = 60_000;
+
+/// Long enough that no lease is longer: what is confirmed needs that.
+const QUARANTINE_MS: u64 = 600_000;
+
+/// Two servers with so many replicas, one of which has them confirm its answers, and so many connections that ask at once and wait
+/// for each other.
+pub fn open(replicas: usize, connections: usize) -> Opened {
+    let [confirming, plain] = [replicas, 0].map(|wanted| Rc::new(Group::start(replicas, wanted)));
+    let way = |name, group: &Rc<Group>, steps: &[(&str, &str)]| -> Result<Box<dyn Way>, Failure> {
+        let lines = (0..connections).map(|_| Line::narrow(group.primary.port()));
+        let step = |(line, reply): &(&str, &str)| ((*line).to_owned(), Pattern::new(reply));
+        Ok(Box::new(Grants {
+            name,
+            group: Rc::clone(group),
+            lines: lines.collect::<Result<_, _>>()?,
+            steps: steps.iter().map(step).collect(),
+            turns: 0,
+        }))
+    };
+    let ours = format!("DLOCK.ACQUIRE NAME owner {LEASE_MS}");
+    let ours = [(&*ours, "*2\r\n:#\r\n:1\r\n")];
+    let set = format!("SET NAME owner NX PX {LEASE_MS}");
+    // More than half of all servers have it: as many replicas as dlock asks for.
+    let wait = format!("WAIT {} 0", replicas.div_ceil(2));
+    Ok(vec![
+        way("dlock.replicas", &confirming, &ours)?,
+        way("dlock", &plain, &ours)?,
+        way(
+            "SET, then WAIT",
+            &plain,
+            &[(&set, "+OK\r\n"), (&wait, ":#\r\n")],
+        )?,
+    ])
+}
+
+/// A primary and its replicas.
+struct Group {
+    primary: Server,
+    _replicas: Vec<Server>,
+    confirms: bool,
+}
+
+impl Group {
+    /// So many of them are to be counted; 0: none is asked.
+    fn start(replicas: usize, wanted: usize) -> Group {
+        let quarantine = if wanted > 0 { "200" } else { "0" };
+        let settings = ["replicas", &wanted.to_string(), "quarantine-ms", quarantine];
+        let server = || {
+            let builder = Server::builder();
+            let builder = settings
+                .iter()
+                .fold(builder, |builder, word| builder.module_argument(word));
+            builder.start()
+        };
+        let primary = server();
+        let replicas: Vec<Server> = (0..replicas).map(|_| server()).collect();
+        for replica in &replicas {
+            replica.replica_of(&primary);
+        }
+        await_until("all replicas count", PATIENCE, || {
+            wanted == 0
+                || (stat(&primary, "replicas_counting") == wanted as u64
+                    && stat(&primary, "closed") == 0)
+        });
+        if wanted > 0 {
+            let setting = format!("CONFIG SET dlock.quarantine-ms {QUARANTINE_MS}");
+            primary.connection().run(&setting);
+        }
+        Group {
+            primary,
+            _replicas: replicas,
+            confirms: wanted > 0,
+        }
+    }
+}
+
+struct Grants {
+    name: &'static str,
+    group: Rc<Group>,
+    lines: Vec<Line>,
+    // What each connection sends, one after the other was answered, and the answer; NAME is a lock of its own each time.
+    steps: Vec<(String, Pattern)>,
+    turns: usize,
+}
+
+impl Grants {
+    /// All connections ask, and all are answered.
+    fn turn(&mut self) -> Result<Duration, Failure> {
+        self.turns += 1;
+        let turn = self.turns;
+        let count = self.lines.len();
+        let packed = |line: &str, at: usize| {
+            command(&line.replace("NAME", &format!("grant:{turn}:{at}"))).get_packed_command()
+        };
+        let each = |line: &str| -> Vec<Vec<u8>> { (0..count).map(|at| packed(line, at)).collect() };
+        let commands: Vec<_> = self.steps.iter().map(|(line, _)| each(line)).collect();
+        let start = Instant::now();
+        for (commands, (_, reply)) in commands.iter().zip(&self.steps) {
+            for (line, command) in self.lines.iter_mut().zip(commands) {
+                line.send(command)?;
+            }
+            for line in &mut self.lines {
+                line.expect(reply, 1)?;
+            }
+        }
+        Ok(start.elapsed())
+    }
+}
+
+impl Way for Grants {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        let primary = &self.group.primary;
+        primary.connection().run("FLUSHALL");
+        let before = stat(primary, "confirmed_total");
+        let (mut took, turns) = (Duration::ZERO, GRANTS / self.lines.len());
+        for _ in 0..turns {
+            took += self.turn()?;
+        }
+        let grants = turns * self.lines.len();
+        let confirmed = stat(&self.group.primary, "confirmed_total") - before;
+        let wanted = if self.group.confirms {
+            grants as u64
+        } else {
+            0
+        };
+        if confirmed != wanted {
+            return Err(format!("{confirmed} of {grants} grants were confirmed").into());
+        }
+        // Of many connections that ask at once it is all of them, divided by their number.
+        Ok(vec![(
+            "µs a grant",
+            took.as_secs_f64() * 1e6 / grants as f64,
+        )])
+    }
+}

@@ -1,0 +1,232 @@
+//! A cluster that grows: what a lock costs its master, whoever else there is.
+//!
+//! The same locks at the same kind of master, which is alone, or one of several. The others keep locks and waits of their
+//! own meanwhile. What is counted is what that master does: its CPU time, and its instructions, which do not depend on what
+//! else the machine does.
+
+use std::rc::Rc;
+
+use dlock_integration::cluster::join;
+use dlock_integration::{Ask, Server};
+use perf_event::events::Hardware;
+use perf_event::{Builder, Counter};
+
+use crate::failure::Failure;
+use crate::holding::pair::{self, Pipelined};
+use crate::tools::errand;
+use crate::tools::line::{Batch, Line};
+use crate::tools::locking::{exclusive, DLOCK};
+use crate::tools::setting::Stage;
+use crate::waiting::handover::{self, Queue, HANDOVERS};
+use crate::waiting::notice;
+use crate::way::{Figure, Opened, Way};
+
+/// Instructions of the server's main thread in user mode, a pair or a hand-over. Some machines do not count them.
+const INSTRUCTIONS: &str = "instructions";
+
+/// Pairs in a sample.
+const PAIRS: usize = 10_000;
+
+/// Who waits for the lock that is handed over.
+const QUEUED: usize = 100;
+
+/// What each other master keeps.
+const LOCKS_ELSEWHERE: usize = 10_000;
+const WAITS_ELSEWHERE: usize = 1_000;
+
+/// In the slot of all that is measured.
+const TAG: &str = "{growth}";
+
+const SLOTS: usize = 16_384;
+
+/// A cluster, and what its ways are called.
+struct Size {
+    masters: usize,
+    /// Has each a replica?
+    replicas: bool,
+    pair: &'static str,
+    handover: &'static str,
+}
+
+const ALONE: Size = Size {
+    masters: 1,
+    replicas: false,
+    pair: "pair, 1 master",
+    handover: "hand-over, 1 master",
+};
+const OF_SIX: Size = Size {
+    masters: 6,
+    replicas: false,
+    pair: "pair, 6 masters",
+    handover: "hand-over, 6 masters",
+};
+const WITH_REPLICA: Size = Size {
+    masters: 1,
+    replicas: true,
+    pair: "pair, 1 master + 1 replica",
+    handover: "hand-over, 1 master + 1 replica",
+};
+const OF_THREE_WITH_REPLICAS: Size = Size {
+    masters: 3,
+    replicas: true,
+    pair: "pair, 3 masters + 3 replicas",
+    handover: "hand-over, 3 masters + 3 replicas",
+};
+
+const SIZES: [Size; 4] = [ALONE, OF_SIX, WITH_REPLICA, OF_THREE_WITH_REPLICAS];
+
+/// All sizes.
+pub fn open() -> Opened {
+    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    for size in SIZES {
+        let cluster = Rc::new(Cluster::start(&size)?);
+        let pair = pair_of(size.pair, &cluster.measured)?;
+        let key = format!("{TAG}queue");
+        let handover = Queue::of(size.handover, &key, QUEUED, &cluster.measured)?;
+        ways.push(Box::new(Growth::new(Box::new(pair), PAIRS, &cluster)));
+        ways.push(Box::new(Growth::new(
+            Box::new(handover),
+            HANDOVERS,
+            &cluster,
+        )));
+    }
+    Ok(ways)
+}
+
+fn pair_of(name: &'static str, server: &Rc<Server>) -> Result<Pipelined, Failure> {
+    let loaded = exclusive(DLOCK)?.load(server);
+    let names = pair::names();
+    let names = names.iter().map(|name| format!("{TAG}{name}"));
+    let commands = names.map(|name| [loaded.take(&name), loaded.give(&name)].concat());
+    let stage = Rc::new(Stage::of(server));
+    Pipelined::of(name, commands.collect(), &loaded.pair(), stage, PAIRS)
+}
+
+/// Another way, and the instructions that its server takes for it.
+struct Growth {
+    way: Box<dyn Way>,
+    /// So often a sample does what is counted.
+    times: usize,
+    counter: Option<Counter>,
+    _cluster: Rc<Cluster>,
+}
+
+impl Growth {
+    fn new(way: Box<dyn Way>, times: usize, cluster: &Rc<Cluster>) -> Growth {
+        Growth {
+            way,
+            times,
+            counter: counter(&cluster.measured),
+            _cluster: Rc::clone(cluster),
+        }
+    }
+}
+
+/// None where the processor, the machine under it, or the kernel does not let us count.
+fn counter(server: &Server) -> Option<Counter> {
+    let mut builder = Builder::new(Hardware::INSTRUCTIONS);
+    builder.observe_pid(i32::try_from(server.pid()).ok()?);
+    let mut counter = builder.build().ok()?;
+    counter.enable().ok()?;
+    Some(counter)
+}
+
+impl Way for Growth {
+    fn name(&self) -> &str {
+        self.way.name()
+    }
+
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        let before = self
+            .counter
+            .as_mut()
+            .and_then(|counter| counter.read().ok());
+        let mut figures = self.way.sample()?;
+        figures.retain(|(name, _)| [pair::CPU, handover::CPU].contains(name));
+        let after = self
+            .counter
+            .as_mut()
+            .and_then(|counter| counter.read().ok());
+        if let (Some(before), Some(after)) = (before, after) {
+            // On a virtual machine there may be a counter that never counts.
+            if after > before {
+                let each = (after - before) as f64 / self.times as f64;
+                figures.push((INSTRUCTIONS, each));
+            }
+        }
+        Ok(figures)
+    }
+
+    fn warm_up(&mut self) -> Result<(), Failure> {
+        self.way.warm_up()
+    }
+}
+
+/// Nodes that serve all slots together.
+struct Cluster {
+    /// The master of all that is measured.
+    measured: Rc<Server>,
+    _others: Vec<Server>,
+}
+
+impl Cluster {
+    fn start(size: &Size) -> Result<Cluster, Failure> {
+        let masters: Vec<Server> = (0..size.masters).map(|_| node()).collect();
+        for (number, master) in masters.iter().enumerate() {
+            let mut connection = master.connection();
+            connection.run(&format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
+            let first = number * SLOTS / size.masters;
+            let last = (number + 1) * SLOTS / size.masters - 1;
+            connection.run(&format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
+        }
+        let count = if size.replicas { size.masters } else { 0 };
+        let replicas: Vec<Server> = (0..count).map(|_| node()).collect();
+        join(&masters, &replicas);
+        let slot: usize = masters[0]
+            .connection()
+            .ask(&format!("CLUSTER KEYSLOT {TAG}"));
+        let mut others = Vec::new();
+        let mut measured = None;
+        for (number, master) in masters.into_iter().enumerate() {
+            if (number * SLOTS / size.masters..(number + 1) * SLOTS / size.masters).contains(&slot)
+            {
+                measured = Some(Rc::new(master));
+            } else {
+                keep_busy(&master)?;
+                others.push(master);
+            }
+        }
+        others.extend(replicas);
+        Ok(Cluster {
+            measured: measured.ok_or("nobody serves the slot")?,
+            _others: others,
+        })
+    }
+}
+
+fn node() -> Server {
+    let builder = Server::builder().cluster();
+    builder
+        .config("cluster-require-full-coverage", "no")
+        .start()
+}
+
+/// Gives a master locks that are held, and one for which others wait.
+fn keep_busy(master: &Server) -> Result<(), Failure> {
+    let mut connection = master.connection();
+    let tag = (0..)
+        .map(|number| format!("{{elsewhere:{number}}}"))
+        .find(|tag| connection.try_ask(&format!("DLOCK.INFO {tag}")).is_ok())
+        .ok_or("no slot")?;
+    let mut line = Line::wide(master.port())?;
+    let loaded = exclusive(DLOCK)?.load_with_lease(master, 86_400_000);
+    line.run(&Batch {
+        times: LOCKS_ELSEWHERE,
+        reply: loaded.taken.clone(),
+        bytes: (0..LOCKS_ELSEWHERE)
+            .flat_map(|number| loaded.take(&format!("{tag}held:{number:05}")))
+            .collect(),
+    })?;
+    let owners = errand::owners(WAITS_ELSEWHERE + 1);
+    notice::queue_up(master, &mut line, &format!("{tag}queue"), &owners)
+}

@@ -1,0 +1,62 @@
+//! A write that only the holder of a lock can make: what the look at the lock adds to it.
+
+use std::rc::Rc;
+
+use dlock_integration::{command, Ask, Grant};
+
+use crate::failure::Failure;
+use crate::holding::pair::{names, Pipelined};
+use crate::tools::locking::OWNER;
+use crate::tools::replies::Pattern;
+use crate::tools::setting::{Setting, Stage};
+use crate::way::{Opened, Way};
+use dlock_integration::rivals::COMPARE_AND_SET;
+
+/// The module's own command.
+pub const GUARD: &str = "dlock, GUARD";
+/// A script that looks at a plain key before it writes.
+pub const SCRIPT: &str = "compare-and-set script";
+/// The write alone.
+pub const SET: &str = "SET";
+
+/// Longer than the whole run.
+const LEASE_MS: u64 = 86_400_000;
+
+/// All on one server: each lock is held, and what it stands for is written again and again.
+pub fn open(writes: usize) -> Opened {
+    let stage = Rc::new(Setting::Memory.start());
+    let mut connection = stage.server.connection();
+    let names = names();
+    let sha1: String = connection.ask_command(command("SCRIPT LOAD").arg(COMPARE_AND_SET));
+    let mut guarded = Vec::new();
+    let mut by_script = Vec::new();
+    let mut plain = Vec::new();
+    for name in &names {
+        let (token, _): Grant = connection.ask(&format!("DLOCK.ACQUIRE {name} {OWNER} {LEASE_MS}"));
+        connection.run(&format!("SET plain:{name} {OWNER} NX PX {LEASE_MS}"));
+        guarded.push(format!("DLOCK.GUARD {name} {token} SET data:{name} 1"));
+        by_script.push(format!(
+            "EVALSHA {sha1} 2 plain:{name} data:{name} {OWNER} 1"
+        ));
+        plain.push(format!("SET data:{name} 1"));
+    }
+    [(GUARD, guarded), (SCRIPT, by_script), (SET, plain)]
+        .into_iter()
+        .map(|(name, lines)| way(name, &lines, &stage, writes))
+        .collect()
+}
+
+fn way(
+    name: &'static str,
+    lines: &[String],
+    stage: &Rc<Stage>,
+    writes: usize,
+) -> Result<Box<dyn Way>, Failure> {
+    let commands = lines
+        .iter()
+        .map(|line| command(line).get_packed_command())
+        .collect();
+    let done = Pattern::new("+OK\r\n");
+    let way = Pipelined::of(name, commands, &done, Rc::clone(stage), writes)?;
+    Ok(Box::new(way))
+}

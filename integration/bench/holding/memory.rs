@@ -1,0 +1,114 @@
+//! The bytes that a held lock takes, and a wait for one.
+
+use std::thread;
+use std::time::Duration;
+
+use dlock_integration::{command, Ask, Grant, Server};
+
+use crate::failure::Failure;
+use crate::tools::errand::owners;
+use crate::tools::line::{Batch, Line};
+use crate::tools::locking::{DLOCK, LOCKINGS, SET_DEL};
+use crate::waiting::notice;
+use crate::way::{way, Opened};
+
+/// Sent at once.
+const BATCH: usize = 1_000;
+
+/// The figure.
+const BYTES: &str = "bytes";
+
+/// So many locks held at once. Each sample has a server of its own: what was there before would leave holes to
+/// be filled.
+pub fn open(locks: usize) -> Opened {
+    let lockings = LOCKINGS.iter();
+    let lockings = lockings.filter(|locking| [DLOCK, SET_DEL].contains(&locking.name));
+    let ways = lockings.map(|locking| {
+        way(locking.name, move || {
+            let server = Server::start();
+            let loaded = locking.load(&server);
+            let take = |number| loaded.take(&format!("stock:item:{number:07}"));
+            let before = used_memory(&server);
+            let mut line = Line::wide(server.port())?;
+            for start in (0..locks).step_by(BATCH) {
+                let numbers = start..locks.min(start + BATCH);
+                line.run(&Batch {
+                    reply: loaded.taken.clone(),
+                    times: numbers.len(),
+                    bytes: numbers.flat_map(take).collect(),
+                })?;
+            }
+            drop(line);
+            Ok(vec![(
+                BYTES,
+                (used_memory(&server) - before) / locks as f64,
+            )])
+        })
+    });
+    Ok(ways.collect())
+}
+
+/// Waits for one lock by a channel.
+pub fn open_notify() -> Opened {
+    waits("a wait by NOTIFY", 100_000, Duration::ZERO, by_channel)
+}
+
+/// Connections that wait for one lock.
+pub fn open_blocked() -> Opened {
+    waits("a connection that waits", 3_000, IDLE, blocked)
+}
+
+/// After this time the server has taken away the buffers of connections that nothing comes from.
+const IDLE: Duration = Duration::from_secs(8);
+
+fn waits(
+    name: &'static str,
+    count: usize,
+    idle: Duration,
+    queue_up: fn(&Server, &[String]) -> Result<Vec<Line>, Failure>,
+) -> Opened {
+    Ok(vec![way(name, move || {
+        let server = Server::start();
+        let before = used_memory(&server);
+        let lines = queue_up(&server, &owners(count + 1))?;
+        thread::sleep(idle);
+        let bytes = used_memory(&server) - before;
+        drop(lines);
+        Ok(vec![(BYTES, bytes / count as f64)])
+    })])
+}
+
+fn by_channel(server: &Server, owners: &[String]) -> Result<Vec<Line>, Failure> {
+    let mut line = Line::wide(server.port())?;
+    notice::queue_up(server, &mut line, "stock", owners)?;
+    Ok(vec![line])
+}
+
+fn blocked(server: &Server, owners: &[String]) -> Result<Vec<Line>, Failure> {
+    let (first, others) = owners.split_first().ok_or("there are no owners")?;
+    let take = format!("DLOCK.ACQUIRE stock {first} 86400000");
+    let _: Grant = server.connection().ask(&take);
+    let wait = |owner: &String| {
+        let mut line = Line::narrow(server.port())?;
+        let wait = format!("DLOCK.ACQUIRE stock {owner} 86400000 BLOCK 0");
+        line.send(&command(&wait).get_packed_command())?;
+        Ok(line)
+    };
+    let lines: Result<Vec<Line>, Failure> = others.iter().map(wait).collect();
+    server.await_blocked_clients(others.len());
+    lines
+}
+
+/// What is in use when the server has cleaned up after its clients and moved its keys to a larger table.
+fn used_memory(server: &Server) -> f64 {
+    let read = || server.info("memory").number::<f64>("used_memory");
+    let mut last = read();
+    loop {
+        thread::sleep(Duration::from_millis(250));
+        let now = read();
+        if now >= last {
+            return now;
+        }
+        last = now;
+    }
+}

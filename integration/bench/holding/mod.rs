@@ -1,0 +1,13 @@
+//! Locks that nobody waits for: what it costs to take, keep and give back one, or many. Memory and the growth of a cluster
+//! are also measured where somebody waits.
+
+pub(crate) mod again;
+pub(crate) mod confirmed;
+pub(crate) mod crowd;
+pub(crate) mod growth;
+pub(crate) mod guard;
+pub(crate) mod holders;
+pub(crate) mod keep;
+pub(crate) mod memory;
+pub(crate) mod pair;
+pub(crate) mod renewal;

@@ -1,0 +1,10 @@
+//! Samples, what they say together, and how the user sees it.
+
+pub(crate) mod check;
+pub(crate) mod machine;
+pub(crate) mod outcome;
+pub(crate) mod plot;
+pub(crate) mod report;
+pub(crate) mod row;
+pub(crate) mod series;
+mod spread;

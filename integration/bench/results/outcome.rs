@@ -1,0 +1,140 @@
+//! What came of a run, as it is kept in a file.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+use crate::results::machine::Machine;
+use crate::results::row::{Row, Value, ROWS};
+use crate::results::series::Records;
+use crate::results::spread::Spread;
+
+/// What came of a run.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Where.
+    pub machine: Machine,
+    /// Whether it was the quick run.
+    pub quick: bool,
+    /// The rows that were measured.
+    pub rows: Vec<Line>,
+    /// All figures; none in a file that has only the rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub figures: Vec<Absolute>,
+}
+
+/// A row as it came out.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Line {
+    /// The row's name.
+    pub name: String,
+    /// What it is.
+    pub what: String,
+    /// Against what; the unit where it is no ratio.
+    pub against: String,
+    /// Whether it is a ratio.
+    pub is_ratio: bool,
+    /// What was measured.
+    pub spread: Spread,
+    /// What it must not be more than.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub bound: Option<f64>,
+    /// What we would like beyond that.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub goal: Option<f64>,
+    /// How much more than here, as a part of it, is a change.
+    pub tolerance: f64,
+}
+
+/// A figure as it came out.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Absolute {
+    /// Group.
+    pub group: String,
+    /// Way.
+    pub way: String,
+    /// Figure, with its unit.
+    pub figure: String,
+    /// What was measured.
+    pub spread: Spread,
+}
+
+impl Outcome {
+    /// All rows and figures of a run.
+    pub fn new(machine: Machine, quick: bool, records: &Records) -> Outcome {
+        let figures = records.iter().filter_map(|series| {
+            Some(Absolute {
+                group: series.group.to_owned(),
+                way: series.way.clone(),
+                figure: series.figure.to_owned(),
+                spread: Spread::of(&series.samples)?,
+            })
+        });
+        Outcome {
+            machine,
+            quick,
+            rows: ROWS
+                .iter()
+                .filter_map(|row| Line::new(row, records))
+                .collect(),
+            figures: figures.collect(),
+        }
+    }
+
+    /// Reads a file.
+    pub fn load(path: &Path) -> Result<Outcome, Failure> {
+        let text =
+            fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
+    /// Writes a file.
+    pub fn save(&self, path: &Path) -> Result<(), Failure> {
+        Ok(fs::write(path, self.text()? + "\n")?)
+    }
+
+    /// As it stands in a file.
+    pub fn text(&self) -> Result<String, Failure> {
+        let figures = match &self.figures[..] {
+            [] => String::new(),
+            all => format!(",\n\"figures\":[\n{}]", one_a_line(all)?),
+        };
+        Ok(format!(
+            "{{\"machine\":{},\n\"quick\":{},\n\"rows\":[\n{}]{figures}}}",
+            serde_json::to_string(&self.machine)?,
+            self.quick,
+            one_a_line(&self.rows)?,
+        ))
+    }
+}
+
+/// So that a difference of two results can be read.
+fn one_a_line(items: &[impl Serialize]) -> Result<String, Failure> {
+    let lines: Vec<String> = items
+        .iter()
+        .map(serde_json::to_string)
+        .collect::<Result<_, _>>()?;
+    Ok(lines.join(",\n"))
+}
+
+impl Line {
+    fn new(row: &Row, records: &Records) -> Option<Line> {
+        Some(Line {
+            name: row.name.to_owned(),
+            what: row.what.to_owned(),
+            against: row.against.to_owned(),
+            is_ratio: matches!(row.value, Value::Ratio(..)),
+            spread: row.spread(records)?,
+            bound: row.bound,
+            goal: row.goal,
+            tolerance: row.tolerance,
+        })
+    }
+
+    /// Whether it is within its bound, if it has one.
+    pub fn passes(&self) -> Option<bool> {
+        self.bound.map(|bound| self.spread.median <= bound)
+    }
+}

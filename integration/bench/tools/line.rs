@@ -1,0 +1,159 @@
+//! A connection that costs the benchmark little.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use dlock_integration::{command, connect, PATIENCE};
+
+use crate::failure::Failure;
+use crate::tools::replies::{Check, Pattern};
+
+/// For lines with much traffic: more than the server sends at once.
+const WIDE: usize = 64 * 1024;
+
+/// For lines that mostly wait, of which there are thousands.
+const NARROW: usize = 256;
+
+/// Commands that go out together, and what should come back.
+pub struct Batch {
+    /// The commands as they go over the wire.
+    pub bytes: Vec<u8>,
+    /// The reply, or replies, to one of the commands.
+    pub reply: Pattern,
+    /// How many times it should come.
+    pub times: usize,
+}
+
+/// A plain TCP connection: it sends bytes that were made before and compares what comes back with what
+/// should. Nothing is parsed or allocated in between, so that the client does not slow the server down.
+pub struct Line {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Line {
+    /// A line for batches, to a server on this machine.
+    pub fn wide(port: u16) -> Result<Line, Failure> {
+        Line::connect(port, WIDE)
+    }
+
+    /// A line for single replies, to a server on this machine.
+    pub fn narrow(port: u16) -> Result<Line, Failure> {
+        Line::connect(port, NARROW)
+    }
+
+    fn connect(port: u16, buffer: usize) -> Result<Line, Failure> {
+        Ok(Line {
+            stream: connect(Ipv4Addr::LOCALHOST, port, PATIENCE)?,
+            buffer: vec![0; buffer],
+        })
+    }
+
+    /// Sends, and does not wait for the reply.
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        Ok(self.stream.write_all(bytes)?)
+    }
+
+    /// Waits until `pattern` has come so many times, and nothing else.
+    pub fn expect(&mut self, pattern: &Pattern, times: usize) -> Result<(), Failure> {
+        let mut check = Check::new(pattern, times);
+        while !check.is_complete() {
+            let count = self.stream.read(&mut self.buffer)?;
+            if count == 0 {
+                return Err("the server closed the connection".into());
+            }
+            check.feed(&self.buffer[..count])?;
+        }
+        Ok(())
+    }
+
+    /// Sends, and waits for the one reply.
+    pub fn exchange(&mut self, bytes: &[u8], reply: &Pattern) -> Result<(), Failure> {
+        self.send(bytes)?;
+        self.expect(reply, 1)
+    }
+
+    /// Subscribes to a channel.
+    pub fn subscribe(&mut self, channel: &str) -> Result<(), Failure> {
+        let length = channel.len();
+        self.exchange(
+            &command(&format!("SUBSCRIBE {channel}")).get_packed_command(),
+            &Pattern::new(&format!(
+                "*3\r\n$9\r\nsubscribe\r\n${length}\r\n{channel}\r\n:1\r\n"
+            )),
+        )
+    }
+
+    /// A reply of one line, whatever it is, without its end.
+    pub fn reply(&mut self) -> Result<String, Failure> {
+        let mut used = 0;
+        while !self.buffer[..used].ends_with(b"\r\n") {
+            let count = self.stream.read(&mut self.buffer[used..])?;
+            if count == 0 {
+                return Err("the server closed the connection".into());
+            }
+            used += count;
+        }
+        Ok(String::from_utf8_lossy(&self.buffer[..used - 2]).into_owned())
+    }
+
+    /// Waits until anything comes, and takes all that is there; or until it takes too long.
+    pub fn wait_for_news(&mut self, timeout: Duration) -> Result<(), Failure> {
+        self.stream.set_read_timeout(Some(timeout))?;
+        match self.stream.read(&mut self.buffer) {
+            Ok(0) => Err("the server closed the connection".into()),
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Closes it, from one moment to the next.
+    pub fn close(&self, how: Shutdown) -> Result<(), Failure> {
+        Ok(self.stream.shutdown(how)?)
+    }
+
+    /// Sends all commands of the batch at once and waits for their replies.
+    ///
+    /// The server reads while it answers and keeps what we have not read yet, so that sending never waits
+    /// for reading.
+    pub fn run(&mut self, batch: &Batch) -> Result<(), Failure> {
+        self.send(&batch.bytes)?;
+        self.expect(&batch.reply, batch.times)
+    }
+
+    /// Sends a command for each of the numbers, many at once, and waits for the replies, all of which are alike.
+    pub fn run_each(
+        &mut self,
+        count: usize,
+        reply: &str,
+        mut line_of: impl FnMut(usize) -> String,
+    ) -> Result<(), Failure> {
+        const AT_ONCE: usize = 1_000;
+        let reply = Pattern::new(reply);
+        for start in (0..count).step_by(AT_ONCE) {
+            let numbers = start..count.min(start + AT_ONCE);
+            self.run(&Batch {
+                times: numbers.len(),
+                reply: reply.clone(),
+                bytes: numbers
+                    .flat_map(|number| command(&line_of(number)).get_packed_command())
+                    .collect(),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The connection itself. Nothing that the server has sent so far is left to be read.
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+}
+
+impl AsFd for Line {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}

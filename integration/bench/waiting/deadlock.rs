@@ -1,0 +1,178 @@
+//! Looking for deadlocks: what a long chain of owners takes, and what every wait pays for it.
+
+use std::rc::Rc;
+
+use dlock_integration::{Ask, Grant, Queued, Server, Wire};
+
+use crate::failure::Failure;
+use crate::tools::errand::{owners, Errand, Errands};
+use crate::tools::line::Line;
+use crate::tools::meter::Meter;
+use crate::waiting::notice::QUEUED;
+use crate::way::{way, Figure, Opened, Way};
+
+/// Owners in the chain, each of whom waits for the next one.
+const CHAIN: usize = 1_000;
+
+/// Owners in a chain that is longer than what one look may pass.
+const LONG_CHAIN: usize = 60_000;
+
+/// Looks in a sample.
+const LOOKS: usize = 100;
+
+/// Who wait in turn.
+const OWNERS: usize = 1_000;
+
+const LEASE_MS: u64 = 86_400_000;
+
+/// All of them.
+pub fn open_chain() -> Opened {
+    let way = |name, owners, closed| -> Result<Box<dyn Way>, Failure> {
+        Ok(Box::new(Chain::new(name, owners, closed)?))
+    };
+    Ok(vec![
+        way("a circle of 1,000 owners, refused", CHAIN, true)?,
+        way("a chain of 1,000 owners, let wait", CHAIN, false)?,
+        way("a chain of 60,000 owners, let wait", LONG_CHAIN, false)?,
+    ])
+}
+
+/// A chain: owner n holds lock n and waits for lock n + 1, and the last one for nothing.
+///
+/// All of them wait by a channel: so none of them can act but the last one.
+struct Chain {
+    name: &'static str,
+    owners: usize,
+    closed: bool,
+    connection: Wire,
+    server: Server,
+    // By which they wait.
+    _line: Line,
+}
+
+impl Chain {
+    fn new(name: &'static str, owners: usize, closed: bool) -> Result<Chain, Failure> {
+        let server = Server::start();
+        let mut connection = server.connection();
+        if owners == CHAIN {
+            // All of it is to be looked at.
+            connection.run("CONFIG SET dlock.deadlock-max-steps 1000000");
+        }
+        let mut line = Line::wide(server.port())?;
+        line.run_each(owners, "*2\r\n:#\r\n:1\r\n", |number| {
+            format!("DLOCK.ACQUIRE chain:{number} {number} {LEASE_MS}")
+        })?;
+        // Owner 0 has no part yet in the chain that it would close, or stand at the beginning of.
+        line.run_each(owners - 2, QUEUED, |number| wait(number + 1, number + 2))?;
+        let _: Queued = connection.ask(&wait(owners, 0));
+        if closed {
+            let _: Queued = connection.ask(&wait(0, 1));
+        }
+        Ok(Chain {
+            name,
+            owners,
+            closed,
+            connection,
+            server,
+            _line: line,
+        })
+    }
+
+    /// Asks for what the whole chain has to be looked at for.
+    fn look(&mut self) -> Result<(), Failure> {
+        if self.closed {
+            let refusal = self.connection.refusal(&wait(self.owners - 1, 0));
+            if !refusal.starts_with("DEADLOCK") {
+                return Err(refusal.into());
+            }
+        } else {
+            let (granted, ..): Queued = self.connection.ask(&wait(0, 1));
+            if granted != 0 {
+                return Err("it was granted, not queued".into());
+            }
+            self.connection.run("DLOCK.CANCEL chain:1 0");
+        }
+        Ok(())
+    }
+}
+
+/// The request of an owner that is to wait for a lock.
+fn wait(owner: usize, lock: usize) -> String {
+    format!("DLOCK.ACQUIRE chain:{lock} {owner} {LEASE_MS} NOTIFY news")
+}
+
+impl Way for Chain {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn sample(&mut self) -> Result<Vec<Figure>, Failure> {
+        self.connection.run("CONFIG RESETSTAT");
+        let before = Meter::read(&self.server);
+        for _ in 0..LOOKS {
+            self.look()?;
+        }
+        let cpu_us = Meter::read(&self.server).cpu_us_since(&before);
+        let calls = self.server.info("commandstats");
+        let fields = calls.text("cmdstat_dlock.acquire").split(',');
+        let time = fields
+            .filter_map(|field| field.strip_prefix("usec_per_call="))
+            .find_map(|time| time.parse().ok());
+        let time = time.ok_or("the server does not tell its time")?;
+        Ok(vec![
+            // The server's own, by the clock: whatever else the machine did meanwhile is in it.
+            ("command µs", time),
+            ("cpu µs", cpu_us / LOOKS as f64),
+        ])
+    }
+}
+
+/// A wait and its end.
+const WAIT: Errand = Errand {
+    commands: &[
+        "DLOCK.ACQUIRE {key} {owner} 86400000 NOTIFY news",
+        "DLOCK.CANCEL {key} {owner}",
+    ],
+    reply: "*3\r\n:0\r\n:0\r\n:#\r\n:1\r\n",
+};
+
+/// A server with the look for deadlocks, and one without.
+pub fn open_wait() -> Opened {
+    let owners = owners(OWNERS);
+    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    for (detection, name, name_with_stake) in [
+        (
+            "yes",
+            "wait + cancel, detection on",
+            "wait + cancel with a wanted hold, detection on",
+        ),
+        (
+            "no",
+            "wait + cancel, detection off",
+            "wait + cancel with a wanted hold, detection off",
+        ),
+    ] {
+        for (name, with_stake) in [(name, false), (name_with_stake, true)] {
+            let server = Rc::new(Server::start());
+            let mut connection = server.connection();
+            connection.run(&format!("CONFIG SET dlock.deadlock-detection {detection}"));
+            let _: Grant = connection.ask(&format!("DLOCK.ACQUIRE wanted holder {LEASE_MS}"));
+            if with_stake {
+                for owner in owners.iter() {
+                    let take = format!("DLOCK.ACQUIRE own:{owner} {owner} {LEASE_MS}");
+                    let _: Grant = connection.ask(&take);
+                    let want =
+                        format!("DLOCK.ACQUIRE own:{owner} other:{owner} {LEASE_MS} NOTIFY news");
+                    let _: Queued = connection.ask(&want);
+                }
+            }
+            let mut errands = Errands::new(name, WAIT, "wanted", &owners, &server)?;
+            ways.push(way(name, move || {
+                // It stays open meanwhile.
+                let _ = &connection;
+                errands.sample()
+            }));
+        }
+    }
+    Ok(ways)
+}

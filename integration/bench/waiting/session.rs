@@ -1,0 +1,80 @@
+//! Ten thousand holds that end with their connections, all at once, each with somebody who waits for it; and as many
+//! connections that hold nothing, since the server needs its time for those too.
+
+use std::net::Shutdown;
+use std::time::Instant;
+
+use dlock_integration::{await_until, command, Server, PATIENCE};
+
+use crate::failure::Failure;
+use crate::tools::line::Line;
+use crate::tools::pause::{milliseconds, Pauses};
+use crate::tools::replies::Pattern;
+use crate::waiting::mass;
+use crate::waiting::notice::{Listener, QUEUED};
+use crate::way::{way, Opened};
+
+const SESSIONS: usize = 10_000;
+
+/// A server for each.
+pub fn open() -> Opened {
+    let server = mass::start();
+    let mut line = Line::wide(server.port())?;
+    let mut listener = Listener::new(&server, "news")?;
+    let ends = way("10,000 sessions end at once", move || {
+        let holders = holders(&server)?;
+        line.run_each(SESSIONS, QUEUED, |number| {
+            format!("DLOCK.ACQUIRE session:{number} next-{number} 3600000 NOTIFY news")
+        })?;
+        let (handed_over, pauses) = Pauses::during(&server, || {
+            let start = Instant::now();
+            for holder in &holders {
+                holder.close(Shutdown::Both)?;
+            }
+            listener.hear(SESSIONS, |_| Ok(()))?;
+            Ok(start.elapsed())
+        })?;
+        line.run_each(SESSIONS, ":0\r\n", |number| {
+            format!("DLOCK.RELEASE session:{number} next-{number}")
+        })?;
+        let handed_over = vec![("handed over after ms", milliseconds(handed_over))];
+        Ok([handed_over, pauses.figures()].concat())
+    });
+    let server = mass::start();
+    let plain = way("10,000 connections end at once", move || {
+        let lines = connect(&server, |_| "PING".to_owned(), "+PONG\r\n")?;
+        let ((), pauses) = Pauses::during(&server, || {
+            for line in &lines {
+                line.close(Shutdown::Both)?;
+            }
+            await_until("all are gone", PATIENCE, || {
+                let clients = server.info("clients");
+                clients.number::<usize>("connected_clients") < SESSIONS / 2
+            });
+            Ok(())
+        })?;
+        Ok(pauses.figures())
+    });
+    Ok(vec![ends, plain])
+}
+
+/// Each on a connection of its own, with a lock that it has for as long as it stays.
+fn holders(server: &Server) -> Result<Vec<Line>, Failure> {
+    let take = |number| format!("DLOCK.ACQUIRE session:{number} holder-{number} 3600000 SESSION");
+    connect(server, take, "*2\r\n:#\r\n:1\r\n")
+}
+
+/// Connections, each of which has been answered.
+fn connect(
+    server: &Server,
+    line_of: impl Fn(usize) -> String,
+    reply: &str,
+) -> Result<Vec<Line>, Failure> {
+    let reply = Pattern::new(reply);
+    let connection = |number| {
+        let mut line = Line::narrow(server.port())?;
+        line.exchange(&command(&line_of(number)).get_packed_command(), &reply)?;
+        Ok(line)
+    };
+    (0..SESSIONS).map(connection).collect()
+}

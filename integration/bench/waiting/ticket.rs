@@ -1,0 +1,59 @@
+//! Tickets: what a command costs in a long queue and in a short one.
+
+use std::rc::Rc;
+
+use dlock_integration::{Ask, Grant, Server};
+
+use crate::tools::errand::{owners, Errand, Errands};
+use crate::tools::line::Line;
+use crate::way::{Opened, Way};
+
+const SHORT: usize = 100;
+const LONG: usize = 10_000;
+
+const FAIRACQUIRE: &str = "DLOCK.FAIRACQUIRE {key} {owner} CLAIM 600000";
+
+const POLL: Errand = Errand {
+    commands: &[FAIRACQUIRE],
+    reply: "*-1\r\n",
+};
+
+const POSITION: Errand = Errand {
+    commands: &["DLOCK.POSITION {key} {owner}"],
+    reply: ":#\r\n",
+};
+
+const CANCEL: Errand = Errand {
+    commands: &["DLOCK.CANCEL {key} {owner}", FAIRACQUIRE],
+    reply: ":1\r\n*-1\r\n",
+};
+
+/// What somebody with a ticket does, and what the tables call it with a short queue and with a long one.
+const ERRANDS: [(Errand, &str, &str); 3] = [
+    (POLL, "poll, 100 queued", "poll, 10,000 queued"),
+    (POSITION, "position, 100 queued", "position, 10,000 queued"),
+    (
+        CANCEL,
+        "cancel + queue again, 100 queued",
+        "cancel + queue again, 10,000 queued",
+    ),
+];
+
+/// Both queues on one server: somebody holds the lock, and all the others have a ticket.
+pub fn open() -> Opened {
+    let server = Rc::new(Server::start());
+    let mut ways: Vec<Box<dyn Way>> = Vec::new();
+    for (key, length) in [("short", SHORT), ("long", LONG)] {
+        let owners = owners(length);
+        let _: Grant = server
+            .connection()
+            .ask(&format!("DLOCK.ACQUIRE {key} holder 86400000"));
+        POLL.once(&mut Line::wide(server.port())?, key, &owners)?;
+        for (errand, short, long) in ERRANDS {
+            let name = if length == SHORT { short } else { long };
+            let errands = Errands::new(name, errand, key, &owners, &server)?;
+            ways.push(Box::new(errands));
+        }
+    }
+    Ok(ways)
+}
