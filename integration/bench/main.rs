@@ -13,7 +13,7 @@
 //!
 //! | room | what is in it |
 //! |---|---|
-//! | `tools/` | what ways are made of: `line.rs`, `replies.rs`: a fast client that checks every reply; `locking.rs`: ways to take a lock and give it back, ours and those of `integration/src/rivals.rs`; `errand.rs`: commands that many owners send in turn; `setting.rs`, `meter.rs`, `pause.rs`: how a server keeps its data, its accounts, and when it does not answer; `percentile.rs`: many durations in a few numbers |
+//! | `tools/` | what ways are made of: `line.rs`, `replies.rs`: a fast client that checks every reply; `locking.rs`: ways to take a lock and give it back, ours and those of `integration/src/material/rivals.rs`; `errand.rs`: commands that many owners send in turn; `setting.rs`, `meter.rs`, `pause.rs`: how a server keeps its data, its accounts, and when it does not answer; `percentile.rs`: many durations in a few numbers |
 //! | `waiting/` | locks that somebody waits for: `handover.rs`, `expiry.rs`, `ticket.rs`, `fair.rs`, `notice.rs`, `deadlock.rs`, and thousands at once: `mass.rs`, `lapse.rs`, `session.rs` |
 //! | `holding/` | locks that nobody waits for: `pair.rs`, `again.rs`, `guard.rs`, `crowd.rs`, `holders.rs`, `keep.rs`, `renewal.rs`, `confirmed.rs`; and what both cost: `memory.rs`, `growth.rs` |
 //! | `contending/` | locks that many want again and again: `hot.rs` with `contest.rs`, `crossing.rs` |

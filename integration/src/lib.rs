@@ -33,88 +33,48 @@
 //! | `DLOCK_REDIS_SERVER` | the server's program | `redis-server` in `PATH` |
 //! | `DLOCK_MODULE` | the module's library | `release/libdlock.so` in the target directory |
 //!
-//! | file | what is in it |
+//! Each room uses those above it only:
+//!
+//! | room | what is in it |
 //! |---|---|
-//! | `builder.rs` | [`ServerBuilder`]: what a server is started with |
-//! | `server.rs` | [`Server`]: a running server, its end and its restart |
-//! | `cluster.rs` | [`cluster`]: several servers that are one |
-//! | `clock.rs` | [`Clock`]: a server by clocks that can step and stand still |
-//! | `network.rs` | [`Network`]: doors to servers, and cuts between parties |
-//! | `sentinel.rs` | [`Sentinel`]: who promotes a replica |
-//! | `rivals.rs` | the rival locks of the benchmark, the ladder and the demonstration |
-//! | `rules.rs` | [`AclRules`]: the users of the page on operations |
-//! | `daemon.rs` | [`Daemon`]: another program beside it that answers HTTP |
-//! | `process.rs` | child processes that do not outlive this one |
-//! | `port.rs` | free ports |
-//! | `program.rs` | which server program, which module |
-//! | `version.rs` | [`Version`] of a server |
-//! | `info.rs` | [`Info`]: a section of INFO |
-//! | `ask.rs` | [`Ask`]: commands as lines of text |
-//! | `awkward.rs` | [`awkward`]: bytes that are hard to handle |
-//! | `wire.rs` | [`Wire`]: a connection of which a test sees every byte |
-//! | `socket.rs` | what has arrived at a server that does not read |
-//! | `blocked.rs` | [`Blocked`]: a command whose reply is awaited |
-//! | `subscriber.rs` | [`Subscriber`]: messages in order |
-//! | `patience.rs` | [`await_until`] and its bounds |
-//! | `workers.rs` | [`workers`]: programs that use locks, and what was wrong in what they saw |
-//! | `guarded.rs` | [`Guarded`]: a lock that nothing in a test may touch |
-//! | `stage.rs` | [`stage::Stage`]: what the clients of one language are tested with |
-//! | `sound.rs` | [`assert_sound`]: a server has no fault of its own |
-//! | `dump.rs` | [`dump`]: payloads that no server would write |
-//! | `shorthand.rs` | [`held`] and other things that many tests say |
+//! | `machine/` | what every program has: [`await_until`] and its bounds, processes that do not outlive this one, free ports, a [`Network`] that can be cut |
+//! | `talk/` | [`Ask`]: commands as lines of text; [`Wire`]: a connection of which a test sees every byte; [`Info`] |
+//! | `servers/` | [`ServerBuilder`] and [`Server`], its program and [`Version`]; servers with a [`Clock`] of their own; a [`cluster`]; what runs beside them ([`Sentinel`], [`Daemon`]) |
+//! | `material/` | what is sent: [`awkward`] bytes, payloads that no server would write ([`dump`]), the scripts of the [`rivals`], the page's [`AclRules`] |
+//! | `scenes/` | what many tests say ([`held`]); who waits ([`Blocked`]), listens ([`Subscriber`]) and works ([`workers`]); what must be so ([`Guarded`], [`assert_sound`]); the [`stage`] of a language's tests |
 
-mod ask;
-mod awkward;
-mod blocked;
-mod builder;
-#[cfg(target_os = "linux")]
-mod clock;
-pub mod cluster;
-mod daemon;
-pub mod dump;
-mod guarded;
-mod info;
-mod network;
-mod patience;
-mod port;
-mod process;
-mod program;
-pub mod rivals;
-mod rules;
-mod sentinel;
-mod server;
-mod shorthand;
-mod socket;
-mod sound;
-pub mod stage;
-mod subscriber;
-mod version;
-mod wire;
-pub mod workers;
+mod machine;
+mod material;
+mod scenes;
+mod servers;
+mod talk;
 
-pub use ask::{command, reply_of, with, Ask, Grant, Queued};
-pub use awkward::awkward;
-pub use blocked::Blocked;
-pub use builder::{ServerBuilder, StartError};
-#[cfg(target_os = "linux")]
-pub use clock::Clock;
-pub use daemon::Daemon;
-pub use guarded::Guarded;
-pub use info::Info;
-pub use network::{Door, Network, Party};
-pub use patience::{await_until, PATIENCE};
-pub use port::free as free_port;
-pub use process::{spawn, stop};
-pub use program::{module_path, server_program};
-pub use rules::AclRules;
-pub use sentinel::{Sentinel, Watch, PRIMARY};
-pub use server::Server;
-pub use shorthand::{
+pub use machine::network::{Door, Network, Party};
+pub use machine::patience::{await_until, PATIENCE};
+pub use machine::port::free as free_port;
+pub use machine::process::{spawn, stop};
+pub use material::awkward::awkward;
+pub use material::rules::AclRules;
+pub use material::{dump, rivals};
+pub use scenes::blocked::Blocked;
+pub use scenes::guarded::Guarded;
+pub use scenes::shorthand::{
     assert_hands_over, at_once, fair_as, held, is_held, kept, position, stat, wait_as,
 };
-pub use sound::{assert_sound, assert_sound_log};
-pub use subscriber::{Message, Subscriber};
-pub use version::{Product, Version};
-pub use wire::{connect, Wire};
+pub use scenes::sound::{assert_sound, assert_sound_log};
+pub use scenes::subscriber::{Message, Subscriber};
+pub use scenes::{stage, workers};
+pub use servers::builder::{ServerBuilder, StartError};
+#[cfg(target_os = "linux")]
+pub use servers::clock::Clock;
+pub use servers::cluster;
+pub use servers::daemon::Daemon;
+pub use servers::program::{module_path, server_program};
+pub use servers::sentinel::{Sentinel, Watch, PRIMARY};
+pub use servers::server::Server;
+pub use servers::version::{Product, Version};
+pub use talk::ask::{command, reply_of, with, Ask, Grant, Queued};
+pub use talk::info::Info;
+pub use talk::wire::{connect, Wire};
 
 pub use redis;

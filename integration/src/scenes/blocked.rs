@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use redis::{Cmd, FromRedisValue, Value};
 
-use crate::ask::{command, decode, reply_of, Ask};
-use crate::patience::{await_until, PATIENCE};
-use crate::server::Server;
-use crate::wire::Wire;
+use crate::machine::patience::{await_until, PATIENCE};
+use crate::servers::server::Server;
+use crate::talk::ask::{command, decode, reply_of, Ask};
+use crate::talk::wire::Wire;
 
 /// A client with a connection of its own that has sent one command and waits for the reply.
 ///

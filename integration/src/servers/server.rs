@@ -11,15 +11,15 @@ use nix::sys::signal::{kill, Signal};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::ask::Ask;
-use crate::builder::{ServerBuilder, StartError};
-use crate::info::Info;
-use crate::patience::{await_until, PATIENCE};
-use crate::port;
-use crate::process;
-use crate::program::version_of;
-use crate::version::Version;
-use crate::wire::Wire;
+use crate::machine::patience::{await_until, PATIENCE};
+use crate::machine::port;
+use crate::machine::process;
+use crate::servers::builder::{ServerBuilder, StartError};
+use crate::servers::program::version_of;
+use crate::servers::version::Version;
+use crate::talk::ask::Ask;
+use crate::talk::info::Info;
+use crate::talk::wire::Wire;
 
 /// How often another port is tried when the one that was free a moment ago is not any more.
 const PORT_TRIES: u32 = 10;
@@ -56,7 +56,7 @@ impl Server {
         Server::builder().start()
     }
 
-    pub(crate) fn launch(builder: ServerBuilder) -> Result<Server, StartError> {
+    pub(super) fn launch(builder: ServerBuilder) -> Result<Server, StartError> {
         let directory = tempfile::Builder::new()
             .prefix("dlock-")
             .tempdir()

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use crate::version::Version;
+use crate::servers::version::Version;
 
 /// The server's program: `DLOCK_REDIS_SERVER`, or `redis-server` in `PATH`.
 pub fn server_program() -> OsString {
@@ -30,7 +30,7 @@ fn library_name() -> &'static str {
     }
 }
 
-pub(crate) fn target_directory() -> PathBuf {
+pub(super) fn target_directory() -> PathBuf {
     match env::var_os("CARGO_TARGET_DIR") {
         Some(directory) => PathBuf::from(directory),
         None => Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -40,7 +40,7 @@ pub(crate) fn target_directory() -> PathBuf {
 }
 
 /// What `program --version` says; asked once for each program.
-pub(crate) fn version_of(program: &OsString) -> Version {
+pub(super) fn version_of(program: &OsString) -> Version {
     static KNOWN: OnceLock<Mutex<HashMap<OsString, Version>>> = OnceLock::new();
     let mut known = KNOWN
         .get_or_init(Mutex::default)

@@ -1,11 +1,11 @@
 //! What many tests begin with and ask, in a word: alice holds the lock `k`, and others wait for it.
 
-use crate::wire::Wire;
 use redis::Value;
 
-use crate::ask::{Ask, Grant};
-use crate::blocked::Blocked;
-use crate::server::Server;
+use crate::scenes::blocked::Blocked;
+use crate::servers::server::Server;
+use crate::talk::ask::{Ask, Grant};
+use crate::talk::wire::Wire;
 
 /// A server where alice holds `k` for longer than any test lasts, her connection, and her token.
 #[track_caller]

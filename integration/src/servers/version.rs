@@ -26,7 +26,7 @@ pub struct Version {
 
 impl Version {
     /// Reads `7.0.15`.
-    pub(crate) fn parse(product: Product, text: &str) -> Option<Version> {
+    pub(super) fn parse(product: Product, text: &str) -> Option<Version> {
         let mut parts = text.trim().split('.').map(|part| part.parse().ok());
         Some(Version {
             product,
@@ -37,7 +37,7 @@ impl Version {
     }
 
     /// Reads what `redis-server --version` prints: `Redis server v=7.0.15 sha=…`.
-    pub(crate) fn parse_banner(text: &str) -> Option<Version> {
+    pub(super) fn parse_banner(text: &str) -> Option<Version> {
         let product = if text.starts_with("Valkey") {
             Product::Valkey
         } else {

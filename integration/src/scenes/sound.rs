@@ -1,6 +1,7 @@
 //! Has a server come through without a fault of its own?
 
-use crate::{Ask, Server};
+use crate::servers::server::Server;
+use crate::talk::ask::Ask;
 
 /// What no log may contain: the server's crash report and its complaints about what a module or a primary sent, and the
 /// module's own report of an internal fault.

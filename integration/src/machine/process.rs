@@ -10,7 +10,7 @@ use nix::sys::signal::{kill, Signal};
 use nix::sys::wait::{waitpid, WaitPidFlag, WaitStatus};
 use nix::unistd::Pid;
 
-use crate::patience::{await_until, PATIENCE};
+use crate::machine::patience::{await_until, PATIENCE};
 
 struct Order {
     command: Command,

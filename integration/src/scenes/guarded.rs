@@ -1,10 +1,10 @@
 //! A lock that nothing in a test may touch.
 
-use crate::ask::{Ask, Grant};
-use crate::blocked::Blocked;
-use crate::server::Server;
-use crate::shorthand::{assert_hands_over, kept};
-use crate::wire::Wire;
+use crate::scenes::blocked::Blocked;
+use crate::scenes::shorthand::{assert_hands_over, kept};
+use crate::servers::server::Server;
+use crate::talk::ask::{Ask, Grant};
+use crate::talk::wire::Wire;
 
 /// A lock that alice holds once, with a ticket of bob's and a waiter, carol.
 pub struct Guarded {

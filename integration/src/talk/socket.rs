@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::patience::{await_until, PATIENCE};
+use crate::machine::patience::{await_until, PATIENCE};
 
 /// The server's end of a TCP connection, as Linux shows it.
 struct Socket {
@@ -32,7 +32,7 @@ fn find(port: u16, peer: u16) -> Option<Socket> {
 /// Waits until something has arrived at `port` from `peer` that the server there has not read. The kernel is mostly faster than
 /// the sender, but need not be. Does nothing where the kernel does not show it.
 #[track_caller]
-pub(crate) fn await_arrival(port: u16, peer: u16) {
+pub(super) fn await_arrival(port: u16, peer: u16) {
     if cfg!(target_os = "linux") {
         await_until("it has arrived", PATIENCE, || {
             find(port, peer).is_some_and(|socket| socket.unread)
@@ -42,7 +42,7 @@ pub(crate) fn await_arrival(port: u16, peer: u16) {
 
 /// Waits until the end of the connection from `peer` has arrived at `port`.
 #[track_caller]
-pub(crate) fn await_end(port: u16, peer: u16) {
+pub(super) fn await_end(port: u16, peer: u16) {
     if cfg!(target_os = "linux") {
         await_until("the end has arrived", PATIENCE, || {
             !find(port, peer).is_some_and(|socket| socket.is_open)

@@ -188,8 +188,9 @@ pub const COMPARE_AND_SET: &str = "\
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Wire;
-    use crate::{command, Ask, Server};
+    use crate::servers::server::Server;
+    use crate::talk::ask::{command, Ask};
+    use crate::talk::wire::Wire;
     use redis::Value;
 
     /// A server and somebody who runs scripts there.

@@ -1,11 +1,13 @@
 //! The servers that one language's tests run against, and what can be done to them.
 
-use crate::wire::Wire;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
-use crate::{await_until, Ask, Server, PATIENCE};
+use crate::machine::patience::{await_until, PATIENCE};
+use crate::servers::server::Server;
+use crate::talk::ask::Ask;
+use crate::talk::wire::Wire;
 
 /// So many masters has the cluster, and as many replicas. So many servers alone there are.
 const MASTERS: usize = 3;

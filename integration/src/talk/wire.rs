@@ -7,8 +7,8 @@ use std::time::Duration;
 use redis::{Cmd, ConnectionLike, Parser, RedisResult, Value};
 use socket2::{Domain, Socket, Type};
 
-use crate::ask::{command, reply_of, Ask};
-use crate::socket;
+use crate::talk::ask::{command, reply_of, Ask};
+use crate::talk::socket;
 
 /// Lines of a pipeline that are sent before their replies are read: few enough that neither side's buffers fill up.
 const AT_ONCE: usize = 500;

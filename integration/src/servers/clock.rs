@@ -1,6 +1,5 @@
 //! A server with clocks of its own: the wall clock can be stepped, and all of them can stand still.
 
-use crate::wire::Wire;
 use std::env;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -12,11 +11,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 
-use crate::ask::Ask;
-use crate::builder::ServerBuilder;
-use crate::patience::{await_until, PATIENCE};
-use crate::program::target_directory;
-use crate::server::Server;
+use crate::machine::patience::{await_until, PATIENCE};
+use crate::servers::builder::ServerBuilder;
+use crate::servers::program::target_directory;
+use crate::servers::server::Server;
+use crate::talk::ask::Ask;
+use crate::talk::wire::Wire;
 
 /// The clocks of one server. `clock.c` reads three numbers from their file.
 pub struct Clock {
@@ -55,7 +55,7 @@ impl Clock {
         fs::write(&path, numbers.map(i64::to_ne_bytes).concat()).expect("a file");
         // Nothing that is run is written here: while another thread starts a server, that would be busy.
         let program = directory.path().join("server");
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/clock.sh");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/src/servers/clock.sh");
         symlink(script, &program).expect("a link");
         symlink(library(), directory.path().join("clock.so")).expect("a link");
         let file = File::options().read(true).write(true).open(&path);
@@ -111,7 +111,7 @@ fn library() -> &'static Path {
         let status = Command::new(compiler)
             .args(["-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o"])
             .arg(&fresh)
-            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/src/clock.c"))
+            .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/src/servers/clock.c"))
             .status();
         assert!(
             status.is_ok_and(|status| status.success()),

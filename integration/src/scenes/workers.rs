@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use redis::Value;
 
-use crate::{command, connect, reply_of, Wire};
+use crate::talk::ask::{command, reply_of};
+use crate::talk::wire::{connect, Wire};
 
 /// How many there are.
 pub const WORKERS: usize = 20;

@@ -1,16 +1,16 @@
 //! Sentinels: who watches a primary and promotes a replica.
 
-use crate::wire::Wire;
 use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::ask::Ask;
-use crate::patience::{await_until, PATIENCE};
-use crate::port;
-use crate::process;
-use crate::program::server_program;
+use crate::machine::patience::{await_until, PATIENCE};
+use crate::machine::port;
+use crate::machine::process;
+use crate::servers::program::server_program;
+use crate::talk::ask::Ask;
+use crate::talk::wire::Wire;
 
 /// The name under which the primary is watched.
 pub const PRIMARY: &str = "locks";

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::patience::PATIENCE;
-use crate::port;
-use crate::process;
+use crate::machine::patience::PATIENCE;
+use crate::machine::port;
+use crate::machine::process;
 
 /// How often another port is tried when the program ends instead of listening.
 const PORT_TRIES: u32 = 5;

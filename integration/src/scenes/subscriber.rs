@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use redis::{from_redis_value, Value};
 
-use crate::patience::PATIENCE;
-use crate::server::Server;
+use crate::machine::patience::PATIENCE;
+use crate::servers::server::Server;
 
 /// A message on a channel. Bytes that are not UTF-8 are shown as U+FFFD.
 #[derive(Clone, Debug, PartialEq, Eq)]

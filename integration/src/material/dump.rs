@@ -3,8 +3,8 @@
 //! A DUMP of a lock is: the RDB type byte, the module type's id, an opcode, the value as one string, the end mark,
 //! two bytes of RDB version, and a CRC64 of all before it. Only with a right checksum do the bytes reach the module.
 
-use crate::wire::Wire;
-use crate::{command, Ask};
+use crate::talk::ask::{command, Ask};
+use crate::talk::wire::Wire;
 use redis::Value;
 
 /// The frame that a server puts around a value.

@@ -1,6 +1,8 @@
 //! Several servers that are one cluster.
 
-use crate::{await_until, Ask, Server, PATIENCE};
+use crate::machine::patience::{await_until, PATIENCE};
+use crate::servers::server::Server;
+use crate::talk::ask::Ask;
 
 /// Has all know each other, and each replica follow the master of its place. The masters serve all slots between them already.
 #[track_caller]

@@ -4,10 +4,10 @@ use std::ffi::OsString;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-use crate::port;
-use crate::program::{module_path, server_program, version_of};
-use crate::server::Server;
-use crate::version::Version;
+use crate::machine::port;
+use crate::servers::program::{module_path, server_program, version_of};
+use crate::servers::server::Server;
+use crate::servers::version::Version;
 
 /// What a server is started with. A server that nothing was said about has the module, keeps nothing on
 /// disk and is no part of a cluster.
@@ -41,7 +41,7 @@ impl fmt::Display for StartError {
 impl std::error::Error for StartError {}
 
 impl ServerBuilder {
-    pub(crate) fn new() -> ServerBuilder {
+    pub(super) fn new() -> ServerBuilder {
         ServerBuilder {
             program: server_program(),
             with_module: true,
@@ -118,12 +118,12 @@ impl ServerBuilder {
         Server::launch(self)
     }
 
-    pub(crate) fn program_name(&self) -> &OsString {
+    pub(super) fn program_name(&self) -> &OsString {
         &self.program
     }
 
     /// The configuration file. Settings go through a file, not the command line, so that CONFIG REWRITE works.
-    pub(crate) fn config_file(&self, port: u16, directory: &Path) -> String {
+    pub(super) fn config_file(&self, port: u16, directory: &Path) -> String {
         let version = version_of(&self.program);
         let mut file = String::new();
         let mut line =

@@ -53,7 +53,7 @@ impl Network {
     /// # Panics
     /// When no port can be had.
     pub fn door(&self, party: Party) -> Door {
-        let port = crate::port::free();
+        let port = crate::machine::port::free();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).expect("the port is free");
         listener.set_nonblocking(true).expect("a socket option");
         let target = Arc::new(AtomicU16::new(0));

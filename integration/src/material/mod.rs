@@ -1,0 +1,6 @@
+//! What is sent to servers: hard bytes, broken payloads, the rivals' scripts, the rules of a page.
+
+pub(crate) mod awkward;
+pub mod dump;
+pub mod rivals;
+pub(crate) mod rules;
