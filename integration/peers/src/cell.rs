@@ -10,9 +10,9 @@ use dlock_integration::spawn;
 use hdrhistogram::Histogram;
 use tokio::runtime::Handle;
 
-use crate::client::{Address, Client, Lifetime};
 use crate::failure::Failure;
-use crate::tree;
+use crate::locks::client::{Address, Client, Lifetime};
+use crate::machine::tree;
 
 /// Figures by name.
 pub type Figures = Vec<(&'static str, f64)>;

@@ -1,29 +1,22 @@
 //! `make bench-peers`: dlock beside other lock services, grouped by what is promised.
 //!
-//! | file | what is in it |
+//! | room or file | what is in it |
 //! |---|---|
+//! | `machine/` | processes of a service, what they use, the disk |
+//! | `locks/` | a client, whatever service it is of, and each of them |
 //! | `service.rs` | the services: how each is started, what it promises, what is unequal |
-//! | `client.rs` | a client, whatever service it is of |
-//! | `dlock.rs`, `postgres.rs`, `etcd.rs`, `zookeeper.rs` | the clients |
-//! | `redisson.rs`, `java/` | Redisson, and dlock from Java |
 //! | `cell.rs` | what is measured |
-//! | `node.rs`, `tree.rs`, `disk.rs` | processes of a service, what they use, the disk |
+//! | `redisson.rs`, `java/` | Redisson, and dlock from Java |
 //! | `outcome.rs`, `report.rs` | what came of it |
 
 mod cell;
-mod client;
-mod disk;
-mod dlock;
-mod etcd;
 mod failure;
-mod node;
+mod locks;
+mod machine;
 mod outcome;
-mod postgres;
 mod redisson;
 mod report;
 mod service;
-mod tree;
-mod zookeeper;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,8 +28,9 @@ use dlock_integration::Server;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::cell::{Figures, Load};
-use crate::client::Lifetime;
 use crate::failure::Failure;
+use crate::locks::client::Lifetime;
+use crate::machine::disk;
 use crate::outcome::Outcome;
 use crate::redisson::Driver;
 use crate::service::{Plan, Promise, PLANS};

@@ -9,7 +9,7 @@ use dlock_integration::{spawn, Server};
 
 use crate::cell::{self, Figures, Load, Turn};
 use crate::failure::Failure;
-use crate::tree;
+use crate::machine::tree;
 
 /// A kind of lock: what the program calls it, and what the tables do. Redisson's first, then dlock's for the same purpose.
 pub const KINDS: [(&str, &str); 10] = [

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use dlock_integration::{free_port, Server};
 use serde::{Deserialize, Serialize};
 
-use crate::client::{Address, Kind, Lifetime};
 use crate::failure::Failure;
-use crate::node::{self, Node};
+use crate::locks::client::{Address, Kind, Lifetime};
+use crate::machine::node::{self, Node};
 
 /// What is left of a grant when something breaks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -215,7 +215,7 @@ fn redis_servers(promise: Promise) -> Result<Vec<Server>, Failure> {
 fn slowed_server(directory: &Path) -> Result<std::ffi::OsString, Failure> {
     use std::os::unix::fs::PermissionsExt;
     let server = dlock_integration::server_program();
-    let words = crate::disk::slowed(&[server.to_string_lossy().into_owned()]);
+    let words = crate::machine::disk::slowed(&[server.to_string_lossy().into_owned()]);
     let path = directory.join("slowed-server");
     std::fs::write(
         &path,

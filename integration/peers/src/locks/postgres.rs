@@ -2,8 +2,8 @@
 
 use tokio_postgres::{Client as Library, NoTls, Statement};
 
-use crate::client::{Client, Step};
 use crate::failure::Failure;
+use crate::locks::client::{Client, Step};
 
 /// The user and the database.
 pub const USER: &str = "postgres";

@@ -13,9 +13,9 @@ use nix::sys::signal::{kill, Signal};
 use nix::unistd::{chown, Pid, Uid, User};
 use tempfile::TempDir;
 
-use crate::disk;
 use crate::failure::Failure;
-use crate::tree;
+use crate::machine::disk;
+use crate::machine::tree;
 
 /// How long a service may take to come up.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::str::FromStr;
 
 use crate::failure::Failure;
-use crate::{dlock, etcd, postgres, zookeeper};
+use crate::locks::{dlock, etcd, postgres, zookeeper};
 
 /// Something that a client does.
 pub type Step<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;

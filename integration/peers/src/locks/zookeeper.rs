@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use zookeeper_client::{Acls, Client as Library, CreateMode, LockOptions, LockPrefix};
 
-use crate::client::{Client, Lifetime, Step};
 use crate::failure::Failure;
+use crate::locks::client::{Client, Lifetime, Step};
 
 /// What its own command line asks for, and the shortest that a server grants by default (two ticks).
 const TIMEOUT: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(4));

@@ -3,8 +3,8 @@
 use redis::aio::MultiplexedConnection;
 use redis::{cmd, Client as Library, Cmd};
 
-use crate::client::{Client, Lifetime, Step};
 use crate::failure::Failure;
+use crate::locks::client::{Client, Lifetime, Step};
 
 /// A connection of one client.
 pub struct Connection {

@@ -13,8 +13,8 @@ use etcd_client::{
     SortOrder, SortTarget, Txn, TxnOp, WatchOptions,
 };
 
-use crate::client::{Client, Lifetime, Step};
 use crate::failure::Failure;
+use crate::locks::client::{Client, Lifetime, Step};
 
 /// What etcd's own sessions last (Go's `concurrency.NewSession`), and the shortest that a server grants, in seconds.
 const TTL_S: (i64, i64) = (60, 2);
