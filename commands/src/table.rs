@@ -5,7 +5,7 @@
 //! A new option is a field of [`Args`], a constant that says its word, what it may be and that field, and the constant's name
 //! in the list of each command that takes it.
 
-use crate::words::number;
+use crate::number;
 use dlock_engine::{Limit, Millis, Policy, Token, MAX_LIMIT, MAX_OWNER};
 
 /// Which command.

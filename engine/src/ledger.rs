@@ -10,7 +10,7 @@ use super::types::{
     Arrival, ClientId, Grant, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs,
 };
 use super::undo::{Held, Undo};
-use crate::broken;
+use crate::invariants::broken;
 use crate::refusal::Refusal;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;

@@ -1,6 +1,6 @@
 //! How holds are tied to connections, and untied: by commands, by what ends a hold, by what takes a grant back.
 
-use crate::broken;
+use crate::invariants::broken;
 use crate::ledger::{Due, Ledger};
 use crate::lock::End;
 use crate::queue::{Auto, Deadlines, Loss, Renewal, Tie, Untimed, Whose};

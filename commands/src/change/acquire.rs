@@ -1,10 +1,10 @@
 //! `DLOCK.ACQUIRE` and `DLOCK.FAIRACQUIRE`, and what `DLOCK.MACQUIRE` asks for as they do.
 
 use super::hold;
+use crate::call::{Call, MayWait, Reply};
 use crate::error::Error;
 use crate::table::Args;
 use crate::words::args::PlainArgs;
-use crate::{Call, MayWait, Reply};
 use dlock_engine::refusal::escaped;
 use dlock_engine::{
     Answer, Ask, ClientId, Keyspace, Limit, NameRef, Terms, Wait, SHORTEST_AUTO_LEASE_MS,

@@ -1,9 +1,9 @@
 //! `DLOCK.APPLY`, the internal effect command: how a replica and the AOF take over what a primary has decided; and `DLOCK.HEED`,
 //! by which a replica hears whose confirmation counts.
 
+use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use crate::{Call, Reply};
 use dlock_engine::{change, Keyspace, Refusal};
 use std::borrow::Cow;
 

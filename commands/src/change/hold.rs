@@ -1,9 +1,9 @@
 //! `DLOCK.DOWNGRADE`, `DLOCK.RENEW`, `DLOCK.RELEASE`, `DLOCK.FORCERELEASE`.
 
+use crate::call::{Call, MayWait, Reply};
 use crate::error::Error;
 use crate::table::Args;
 use crate::words::args::PlainArgs;
-use crate::{Call, MayWait, Reply};
 use dlock_engine::{
     ClientId, Keyspace, Limit, Millis, NameRef, NoAck, Refusal, TieRequest, Token,
     SHORTEST_AUTO_LEASE_MS,

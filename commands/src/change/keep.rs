@@ -1,9 +1,9 @@
 //! `DLOCK.KEEP`.
 
 use super::hold;
+use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use crate::{Call, Reply};
 use dlock_engine::{ClientId, Kept, Keyspace, LostTie, Now};
 
 /// Takes a sign of life for all that is tied to the caller's connection: `ms`.

@@ -2,9 +2,9 @@
 
 use super::acquire::{self, Family};
 use super::hold;
+use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use crate::{Call, Reply};
 use dlock_engine::{Answer, Keyspace};
 
 /// Takes many locks: `numkeys key [key …] owner [lease-ms] [BLOCK ms] [HOLDS n] [SHARED | LIMIT n] [SESSION] [AUTO ms]`.

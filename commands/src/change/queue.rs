@@ -1,8 +1,8 @@
 //! `DLOCK.CANCEL`, `DLOCK.POSITION`.
 
+use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use crate::{Call, Reply};
 use dlock_engine::Keyspace;
 
 /// Takes an owner out of the queue: `key owner`.

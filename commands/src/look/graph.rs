@@ -1,8 +1,8 @@
 //! `DLOCK.GRAPH`.
 
+use crate::call::{Call, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use crate::{Call, Reply};
 use dlock_engine::{Edge, Keyspace};
 
 /// Pairs that are shown where the request does not say.

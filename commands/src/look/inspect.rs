@@ -1,8 +1,8 @@
 //! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.GUARD`'s check of the lock, `DLOCK.INFO`, `DLOCK.HELP`.
 
+use crate::call::{Call, Caller, Reply};
 use crate::error::Error;
 use crate::table::{Args, COMMANDS};
-use crate::{Call, Caller, Reply};
 use dlock_engine::{HoldView, Keyspace, LockState, PlaceKind, PlaceView, Token};
 
 /// Holders and places that INFO shows where the request does not say.

@@ -5,10 +5,12 @@
 //! keys which locks are contended. So the second source is the engine's queues, in an order that never changes. A cursor of
 //! theirs is marked.
 
+pub use crate::call::{Listing, Source};
 use crate::error::Error;
 use crate::table::Args;
 use crate::words::glob;
-use crate::{Call, Reply};
+
+use crate::call::{Call, Reply};
 use dlock_engine::{collections::scan_order, Keyspace, NameRef, Row};
 
 /// Keys that one call reads where the request does not say.
@@ -21,27 +23,6 @@ const MOST: u64 = 1_000;
 
 /// Cursors of the queues have this bit; the server's own count the places of its tables, and have not.
 const OF_QUEUES: u64 = 1 << scan_order::BITS;
-
-/// One request for a page.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listing {
-    source: Source,
-    /// What keys have to match.
-    pub pattern: Option<Vec<u8>>,
-    /// How many keys to read.
-    pub count: usize,
-    owner: Option<Vec<u8>>,
-    contended: bool,
-}
-
-/// Where a page comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// The server's keys, from this cursor on.
-    Keys(u64),
-    /// The engine's queues, from this hash on.
-    Queues(u64),
-}
 
 impl Source {
     /// As the client sees it: 0 is the beginning, and the end.

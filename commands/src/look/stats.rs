@@ -1,8 +1,8 @@
 //! `DLOCK.STATS`, `DLOCK.TOP`, and the numbers that INFO shows: one list for all of them.
 
+use crate::call::{Call, Census, Reply};
 use crate::error::Error;
 use crate::table::Args;
-use crate::{Call, Census, Reply};
 use dlock_engine::counters::Hot;
 use dlock_engine::{invariants, Engine, Keyspace, Now};
 

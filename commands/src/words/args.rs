@@ -1,7 +1,7 @@
 //! Reads a command's words as the table says, and names what is wrong with one.
 
-use super::number::integer;
 use crate::error::Error;
+use crate::number::integer;
 use crate::table::{self, Arg, Args, Kind, Spec};
 use dlock_engine::refusal::escaped;
 use dlock_engine::{Millis, Policy, MAX_OWNER};

@@ -1,6 +1,5 @@
-//! What words say: a command's arguments, numbers, patterns and slots of keys.
+//! What words say: a command's arguments, patterns and slots of keys.
 
 pub mod args;
 pub mod glob;
 pub mod hash_slot;
-pub(crate) mod number;

@@ -2,8 +2,8 @@
 
 use super::deadlines::DueKey;
 use super::LockId;
-use crate::broken;
 use crate::collections::index::{ByNumber, NumberIndex};
+use crate::invariants::broken;
 use crate::types::{Arrival, ClientId, Now, OwnerHash, RequestId, SteadyMs, Terms};
 use std::collections::hash_map::{Entry as Slot, RandomState};
 use std::collections::BTreeSet;

@@ -12,8 +12,8 @@
 //! goes before it, and lists keep their memory (an ordered map gives its last node back).
 
 use super::deadlines::DueKey;
-use crate::broken;
 use crate::collections::roster::Roster;
+use crate::invariants::broken;
 use crate::types::{ClientId, Millis, Name, NameRef, SteadyMs, Token, WallMs};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,7 +1,7 @@
 //! Serving: the only place where a queue moves.
 
 use super::grantable::{Grantable, RequestKind};
-use crate::broken;
+use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Place};

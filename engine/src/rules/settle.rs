@@ -12,7 +12,7 @@
 //! | `settle_next` | the locks where another settlement has made something possible |
 //! | `settle_dirty` | the locks that events have marked |
 
-use crate::broken;
+use crate::invariants::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
 use crate::lock::{Change, End, Hold, Lock};
 use crate::queue::{BlockingHolder, LockId, WaitQueue};

@@ -1,7 +1,7 @@
 //! What happens outside of requests. Events may come at a moment when nothing may be changed: they note what is to be done,
 //! and settlements do it.
 
-use crate::broken;
+use crate::invariants::broken;
 use crate::keyspace::{exists, Entry, Keyspace, Value};
 use crate::ledger::Due;
 use crate::lock::{End, Hold};

@@ -1,8 +1,8 @@
 //! Bringing a queue and a value that came or went behind its back together again: RENAME, MOVE, RESTORE, SWAPDB, FLUSHALL, a
 //! promotion, a load.
 
-use crate::broken;
 use crate::deadlock::two_upgrades;
+use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::ledger::Due;
 use crate::lock::{Change, Lock, Ticket};

@@ -1,7 +1,7 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
-use crate::broken;
 use crate::deadlock::{two_upgrades, Wanted};
+use crate::invariants::broken;
 use crate::keyspace::{Entry, Event, Keyspace, Value};
 use crate::ledger::{overflow, Due};
 use crate::outbox::Outcome;

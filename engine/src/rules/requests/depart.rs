@@ -1,6 +1,6 @@
 //! How a request leaves the queues that it waits in, and what becomes of its places.
 
-use crate::broken;
+use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::ledger::Due;
 use crate::lock::Change;

@@ -8,8 +8,8 @@
 //! A lock that the owner holds already is not queued for: the request counts on that hold, and is refused when it ends.
 
 use super::acquire::{refuse_overflow, Answer, Ask};
-use crate::broken;
 use crate::deadlock::Wanted;
+use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::outbox::Outcome;
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
