@@ -16,7 +16,7 @@ pub mod words;
 pub use call::{Call, Caller, Census, Defaults, MayWait, Replicas, Reply};
 
 use change::acquire::{self, Family};
-use change::{apply, hold, keep, many, queue};
+use change::{apply, cancel, hold, keep, many};
 use dlock_engine::{ClientId, Keyspace};
 use error::Error;
 use look::{graph, inspect, list, stats};
@@ -99,8 +99,8 @@ fn execute_any<K: Keyspace>(
         Verb::Release => hold::release(call, given),
         Verb::Keep => keep::run(call, given),
         Verb::ForceRelease => hold::force(call, given),
-        Verb::Cancel => queue::cancel(call, given),
-        Verb::Position => queue::position(call, given),
+        Verb::Cancel => cancel::run(call, given),
+        Verb::Position => inspect::position(call, given),
         Verb::Held => inspect::held(call, given),
         Verb::Check => inspect::check(call, given),
         Verb::Guard => inspect::guard(call, given),

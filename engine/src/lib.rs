@@ -17,7 +17,7 @@
 //! | part | what is in it |
 //! |---|---|
 //! | `invariants`, `types`, `collections` | what is taken for granted is heard if it is not so; the words as types; containers that know nothing of locks |
-//! | `lock` | what is durable of a lock, how it changes, its bytes; the granting rule; the token clock |
+//! | `lock` | what is durable of a lock, how it changes, its bytes; who may hold together; the token clock |
 //! | `policy`, `counters`, `keyspace`, `refusal` | settings; what is counted; where locks are kept; why a request is refused |
 //! | `queue` | what queues: places, requests, what ends when, ties to connections, blocking holders |
 //! | `undo` | what a grant has changed, until it is delivered |

@@ -6,7 +6,7 @@ use std::cell::{RefCell, RefMut};
 /// A value that only the server's main thread touches.
 pub(crate) struct MainThread<T>(RefCell<T>);
 
-// SAFETY: the server calls its modules from its main thread only, but for the freeing of values (`data_type::free`), which
+// SAFETY: the server calls its modules from its main thread only, but for the freeing of values (`doors::data_type`), which
 // touches no `MainThread`.
 unsafe impl<T> Sync for MainThread<T> {}
 // SAFETY: as above; nothing moves it between threads.

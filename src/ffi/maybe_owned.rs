@@ -1,7 +1,7 @@
 //! A value that somebody else owns, or one's own.
 //!
-//! The engine works on locks that the keyspace owns, and makes new ones. It takes this type from its surroundings
-//! (`crate::maybe_owned`), so that it contains no `unsafe` itself.
+//! The engine works on locks that the keyspace owns, and makes new ones. What it takes for that is the keyspace's own type
+//! (`Keyspace::Value`), so that it contains no `unsafe` itself.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;

@@ -2,7 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod apply;
+pub(crate) mod cancel;
 pub(crate) mod hold;
 pub mod keep;
 pub(crate) mod many;
-pub(crate) mod queue;

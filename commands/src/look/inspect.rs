@@ -1,4 +1,4 @@
-//! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.GUARD`'s check of the lock, `DLOCK.INFO`, `DLOCK.HELP`.
+//! `DLOCK.HELD`, `DLOCK.CHECK`, `DLOCK.GUARD`'s check of the lock, `DLOCK.POSITION`, `DLOCK.INFO`, `DLOCK.HELP`.
 
 use crate::call::{Call, Caller, Reply};
 use crate::error::Error;
@@ -49,6 +49,16 @@ fn live<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<(), Error> {
     let now = call.now;
     let (engine, lock) = call.lock(name)?;
     Ok(engine.check(lock, now, token)?)
+}
+
+/// How many stand before an owner: `key owner`.
+#[inline(never)]
+pub(crate) fn position<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply, Error> {
+    let (name, owner) = (call.name(given.key()), given.owner());
+    let (engine, lock) = call.lock(name)?;
+    Ok(engine
+        .position(lock, name, owner)
+        .map_or(Reply::Null, |rank| Reply::Integer(rank as u64)))
 }
 
 /// What there is to see of a lock: `key [COUNT n]`.

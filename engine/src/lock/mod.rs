@@ -1,4 +1,5 @@
-//! What is durable of a lock: who holds it and which tickets stand in its queue. The granting rule is here.
+//! What is durable of a lock: who holds it and which tickets stand in its queue. Which owners may hold it together
+//! is said here (`Lock::admits`).
 
 pub mod change;
 pub mod codec;
@@ -402,7 +403,7 @@ impl Lock {
         }
     }
 
-    /// **The granting rule.** Whether `owner` may hold with `limit` beside the other holders: they plus one are no
+    /// **Who may hold together.** Whether `owner` may hold with `limit` beside the other holders: they plus one are no
     /// more than its limit, and no more than any of theirs. Mutex, read-write lock and semaphore are this one rule
     /// with limits 1, unbounded and n.
     pub fn admits(&self, owner: &[u8], limit: Limit) -> bool {

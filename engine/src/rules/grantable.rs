@@ -1,4 +1,5 @@
-//! Whether a request may be granted now. Nothing else says so: not for a request that has just come, not for a place in a
+//! Whether a request may be granted now: whether the lock admits it (`Lock::admits`), and whether it is its turn and nothing
+//! else is in its way. Nothing else says so: not for a request that has just come, not for a place in a
 //! queue, not for one of many locks.
 
 use crate::keyspace::{Entry, Value};

@@ -1,4 +1,5 @@
-//! Serving: the only place where a queue moves.
+//! Serving: the only place where a queue moves. A place of a request for many locks is granted with its others, in
+//! `requests::many`.
 
 use super::grantable::{Grantable, RequestKind};
 use crate::invariants::broken;

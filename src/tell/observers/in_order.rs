@@ -5,7 +5,7 @@
 //! to keys before the event, and what the server removed as the event opened a key; both end what stood there before anything
 //! that the event puts there begins. So an event reads the inbox twice, before it decides and after it, and only then has the
 //! locks that it has opened add what it did. What comes in masses is told in steps, and then what events do meanwhile waits
-//! behind it (`run::notices::Late`). (`run::run`; `observers` in `integration/tests` finds every other order).
+//! behind it (`run::notices::Late`). (`run::enter::run`; `observers` in `integration/tests` finds every other order).
 
 use super::subscribers;
 use crate::ffi::server;
