@@ -195,7 +195,8 @@ class Case:
                 self.judge(gives, one.release)
 
     def do_holds(self, count, name, client="client"):
-        # In hundreds: a lease counts from the request, and on a busy machine this process is seconds late for thousands of replies.
+        # In hundreds: a lease counts from the request, and on a busy machine this process is seconds late for thousands
+        # of replies.
         self.holds[name] = []
         for first in range(0, count, 100):
             hundred = range(first, min(first + 100, count))
