@@ -1,30 +1,43 @@
 #!/usr/bin/env bash
-# Builds the packages with Maven, which fetches the libraries, runs the tests on them, and an empty project that uses what
-# was built, with the newest and the oldest libraries. `run.sh --package DIR` only builds, and puts the packages there.
+# Runs the tests on the packages as Maven has installed them, and an empty project that uses them, with the newest and the
+# oldest libraries. `run.sh --install` builds all that with Maven, which fetches the libraries. `run.sh --package DIR` only
+# builds the packages, and puts them there.
 set -euo pipefail
 cd "$(dirname "$0")"
 
+target=$DLOCK_CLIENT_TARGET
+# Of Lettuce, Jedis and ShedLock.
+newest=(7.7.0.RELEASE 8.0.2 7.10.1)
+oldest=(6.6.0.RELEASE 6.0.0 6.0.1)
 maven() {
-    mvn --batch-mode --no-transfer-progress -Dmaven.repo.local="$DLOCK_CLIENT_TARGET/repository" \
-        -Ddlock.target="$DLOCK_CLIENT_TARGET/build" "$@"
+    mvn --batch-mode --no-transfer-progress -Dmaven.repo.local="$target/repository" -Ddlock.target="$target/build" "$@"
 }
-
-if [ "${1:-}" = --package ]; then
+example() { # NAME LETTUCE JEDIS SHEDLOCK
+    maven --quiet --file example/pom.xml -Ddlock.target="$target/$1" -Dlettuce.version="$2" -Djedis.version="$3" \
+        -Dshedlock.version="$4" clean compile dependency:build-classpath -Dmdep.outputFile="$target/$1/classpath"
+}
+case ${1:-} in
+--package)
     maven --quiet -DskipTests -Ppackage package
     declare -A artifact=([core]=core [lettuce]=lettuce [jedis]=jedis [starter]=spring-boot-starter [shedlock]=shedlock)
     mkdir -p "$2"
     for module in core lettuce jedis starter shedlock; do
-        cp "$DLOCK_CLIENT_TARGET/build/dlock-${artifact[$module]}/"*.jar "$2"
+        cp "$target/build/dlock-${artifact[$module]}/"*.jar "$2"
         cp "$module/pom.xml" "$2/dlock-${artifact[$module]}-0.3.0.pom"
     done
     cp pom.xml "$2/dlock-java-0.3.0.pom"
     exit
-fi
+    ;;
+--install)
+    maven --quiet -DskipTests install
+    example newest "${newest[@]}"
+    example oldest "${oldest[@]}"
+    exit
+    ;;
+esac
 
-maven --fail-at-end install "$@"
-for versions in "7.7.0.RELEASE 8.0.2 7.10.1" "6.6.0.RELEASE 6.0.0 6.0.1"; do
-    read -r lettuce jedis shedlock <<<"$versions"
-    maven --quiet --file example/pom.xml -Dlettuce.version="$lettuce" -Djedis.version="$jedis" \
-        -Dshedlock.version="$shedlock" clean compile dependency:build-classpath -Dmdep.outputFile="$DLOCK_CLIENT_TARGET/classpath"
-    java -cp "$DLOCK_CLIENT_TARGET/build/example/classes:$(cat "$DLOCK_CLIENT_TARGET/classpath")" Example
+# Without the phases before it: nothing is built beside another server's tests.
+maven --fail-at-end surefire:test -Ddlock.reports="$DLOCK_CLIENT_SEEN" "$@"
+for versions in newest oldest; do
+    java -cp "$target/$versions/example/classes:$(cat "$target/$versions/classpath")" Example
 done

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# Builds the package, checks it, installs it into empty projects with the newest and the oldest libraries that it names,
-# and runs the tests against what is installed there. `run.sh --package DIR` only builds it.
+# Runs the tests against the package as it is installed. `run.sh --install` builds it, checks it, and installs it into empty
+# projects with the newest and the oldest libraries that it names. `run.sh --package DIR` only builds it.
 set -euo pipefail
 cd "$(dirname "$0")"
 
 target=$DLOCK_CLIENT_TARGET
-packages=${2:-$target/packages}
 npm() { command npm "$@" --loglevel=error; }
 
-# Built outside of the tree: nothing is left there.
-mkdir -p "$target/source" "$packages"
-rm -rf "$target/source/src" "$target/source/cjs"
-cp -r build.mjs eslint.config.mjs README.md package.json package-lock.json .npmrc src "$target/source"
-(
-    cd "$target/source"
-    if ! cmp --silent package-lock.json installed; then
-        npm ci >&2
-        cp package-lock.json installed
-    fi
-    node build.mjs
-    npm pack --silent --pack-destination "$packages" >&2
-)
-if [ "${1:-}" = --package ]; then exit; fi
+build() { # DIRECTORY
+    # Outside of the tree: nothing is left there.
+    mkdir -p "$target/source" "$1"
+    rm -rf "$target/source/src" "$target/source/cjs"
+    cp -r build.mjs eslint.config.mjs README.md package.json package-lock.json .npmrc src "$target/source"
+    (
+        cd "$target/source"
+        if ! cmp --silent package-lock.json installed; then
+            npm ci >&2
+            cp package-lock.json installed
+        fi
+        node build.mjs
+        npm pack --silent --pack-destination "$1" >&2
+    )
+}
 
 # A project with the package and these libraries, and with the tests and what they read.
 project() { # NAME LIBRARY…
@@ -36,19 +36,8 @@ project() { # NAME LIBRARY…
     fi
     rm -rf "$project/node_modules/dlock-redis" "$project/test" "$project/examples"
     mkdir -p "$project/node_modules/dlock-redis"
-    tar -xzf "$packages"/dlock-redis-*.tgz -C "$project/node_modules/dlock-redis" --strip-components 1
+    tar -xzf "$target"/packages/dlock-redis-*.tgz -C "$project/node_modules/dlock-redis" --strip-components 1
     cp -r examples test README.md ../cases/cases.json "$project"
-}
-project newest ioredis@6.0.0 redis@6.3.1 @opentelemetry/api@1.9.0 @opentelemetry/sdk-metrics@2.2.0
-once= # what does not depend on the server
-case ${DLOCK_SERVER:-} in
-Redis*) once=yes && project oldest ioredis@5.0.0 redis@5.0.0 ;;
-esac
-
-run() { # PROJECT PART FILES AND OPTIONS…
-    cd "$target/$1"
-    DLOCK_PART=$2 DLOCK_CASES=$PWD/cases.json NODE_NO_WARNINGS=1 \
-        timeout 600 node --test --test-concurrency=2 --test-reporter=spec "${@:3}"
 }
 look() {
     cp -r examples test "$target/source"
@@ -59,18 +48,40 @@ look() {
     "$tsc/.bin/tsc" --noEmit --strict --module node16 --target es2022 --lib es2022,esnext.disposable \
         --skipLibCheck --typeRoots "$tsc/@types" --types node test/types.mts test/types.cts
 }
-mkdir -p "$target/seen"
+case ${1:-} in
+--package)
+    build "$2"
+    exit
+    ;;
+--install)
+    build "$target/packages"
+    project newest ioredis@6.0.0 redis@6.3.1 @opentelemetry/api@1.9.0 @opentelemetry/sdk-metrics@2.2.0
+    project oldest ioredis@5.0.0 redis@5.0.0
+    look
+    exit
+    ;;
+esac
+case ${DLOCK_SERVER:-} in
+Redis*) once=yes ;; # is enough for what does not depend on the server
+*) once= ;;
+esac
+
+run() { # PROJECT PART FILES AND OPTIONS…
+    cd "$target/$1"
+    DLOCK_PART=$2 DLOCK_CASES=$PWD/cases.json NODE_NO_WARNINGS=1 \
+        timeout 600 node --test --test-concurrency=2 --test-reporter=spec "${@:3}"
+}
 started=() status=0
 start() { # NAME COMMAND…: beside the others
     local name=$1
     shift
-    ("$@" >"$target/seen/$name" 2>&1) &
+    ("$@" >"$DLOCK_CLIENT_SEEN/$name" 2>&1) &
     started+=("$! $name")
 }
 await() {
     local one
     for one in "${started[@]}"; do
-        local seen=$target/seen/${one#* }
+        local seen=$DLOCK_CLIENT_SEEN/${one#* }
         if wait "${one%% *}"; then
             echo "${one#* }: passed $(sed -n 's/^ℹ pass //p' "$seen")"
         else
@@ -90,7 +101,6 @@ await
 start many run newest many --test-concurrency=1 "${parts[@]}" "$@"
 started+=("${beside[@]}")
 await
-start look look
 start rest run newest rest test/*.test.mjs "$@"
 if [ -n "$once" ]; then
     start oldest run oldest rest --test-name-pattern 'counts_to|cancelled_wait|cut_|no_write|wrong_password|slow_path' \

@@ -1,14 +1,9 @@
 #!/usr/bin/env bash
-# Builds the package, checks it, installs it into an empty project, and runs the tests against what is installed there.
-# `run.sh --package DIR` only builds it. PHP, Composer, PHPUnit and the libraries are the distribution's: nothing else is
-# downloaded.
+# Runs the tests against the package as it is installed. `run.sh --install` builds it, checks it, and installs it into an
+# empty project. `run.sh --package DIR` only builds it. PHP, Composer, PHPUnit and the libraries are the distribution's: nothing
+# else is downloaded.
 set -euo pipefail
 cd "$(dirname "$0")"
-
-fail() {
-    printf 'dlock: %s\n' "$@" >&2
-    exit 1
-}
 
 loaded() {
     command -v php >/dev/null && php -r "exit(extension_loaded('$1') ? 0 : 1);"
@@ -27,58 +22,58 @@ missing() {
     [ -e $share/Illuminate/autoload.php ] || echo php-laravel-framework
 }
 
-# Word splitting is wanted: these are names of packages.
-# shellcheck disable=SC2046
-set_missing() { set -- $(missing "$@"); absent=("$@"); }
-set_missing "$@"
-if [ ${#absent[@]} -gt 0 ]; then
-    as_root=()
-    if [ "$(id -u)" -ne 0 ]; then
-        command -v sudo >/dev/null || fail "missing: ${absent[*]}" 'become root, or install them yourself:' \
-            "    apt-get install ${absent[*]}"
-        as_root=(sudo)
-    fi
-    command -v apt-get >/dev/null || fail "missing: ${absent[*]}, and there is no apt-get to install them"
-    echo "dlock: installing ${absent[*]}"
-    # Nobody else's installation is in the way for long.
-    ${as_root[@]+"${as_root[@]}"} apt-get -o DPkg::Lock::Timeout=120 update -qq
-    ${as_root[@]+"${as_root[@]}"} env DEBIAN_FRONTEND=noninteractive \
-        apt-get -o DPkg::Lock::Timeout=120 install -qq -y --no-install-recommends "${absent[@]}" >/dev/null
-fi
+install_missing() {
+    # Word splitting is wanted: these are names of packages.
+    # shellcheck disable=SC2046
+    set -- $(missing "$@")
+    [ $# -eq 0 ] || ../../integration/apt.sh "$@"
+}
 
-# Built outside of the tree: nothing is left there.
-target=$DLOCK_CLIENT_TARGET source=$target/source packages=${2:-$target/packages}
+target=$DLOCK_CLIENT_TARGET project=$DLOCK_CLIENT_TARGET/project
 export COMPOSER_HOME=$target/composer COMPOSER_ALLOW_SUPERUSER=1 COMPOSER_DISABLE_NETWORK=1
 quietly() { "$@" >"$target/build.log" 2>&1 || { cat "$target/build.log"; exit 1; }; }
-rm -rf "$source" "$target/packages"
-mkdir -p "$source" "$packages"
-packages=$(cd "$packages" && pwd)
-cp -r composer.json README.md src ../../LICENSE "$source"
-quietly composer validate --no-interaction --no-check-publish --no-check-version --strict "$source/composer.json"
-quietly composer archive --no-interaction --working-dir="$source" --format=zip --dir="$packages" --file=dlock-redis-0.3.0
-if [ "${1:-}" = --package ]; then exit; fi
 
-find src tests -name '*.php' -print0 | xargs -0 -n 1 php -l | { grep -v '^No syntax errors' || true; } >"$target/lint.txt"
-[ ! -s "$target/lint.txt" ] || { cat "$target/lint.txt"; exit 1; }
-
-project=$target/project
-rm -rf "$project"
-mkdir -p "$project"
-cat >"$project/composer.json" <<JSON
+build() { # DIRECTORY
+    # Outside of the tree: nothing is left there.
+    local source=$target/source packages
+    rm -rf "$source"
+    mkdir -p "$source" "$1"
+    packages=$(cd "$1" && pwd)
+    cp -r composer.json README.md src ../../LICENSE "$source"
+    quietly composer validate --no-interaction --no-check-publish --no-check-version --strict "$source/composer.json"
+    quietly composer archive --no-interaction --working-dir="$source" --format=zip --dir="$packages" --file=dlock-redis-0.3.0
+}
+case ${1:-} in
+--package)
+    install_missing --package
+    build "$2"
+    exit
+    ;;
+--install)
+    install_missing
+    rm -rf "$target/packages" "$project"
+    build "$target/packages"
+    find src tests -name '*.php' -print0 | xargs -0 -n 1 php -l | { grep -v '^No syntax errors' || true; } >"$target/lint.txt"
+    [ ! -s "$target/lint.txt" ] || { cat "$target/lint.txt"; exit 1; }
+    mkdir -p "$project"
+    cat >"$project/composer.json" <<JSON
 {
     "require": {"dlock/redis": "0.3.0"},
-    "repositories": [{"type": "artifact", "url": "$packages"}, {"packagist": false}],
+    "repositories": [{"type": "artifact", "url": "$target/packages"}, {"packagist": false}],
     "config": {"platform-check": true}
 }
 JSON
-quietly composer install --no-interaction --no-progress --working-dir="$project"
+    quietly composer install --no-interaction --no-progress --working-dir="$project"
+    exit
+    ;;
+esac
+
 export DLOCK_AUTOLOAD=$project/vendor/autoload.php
 
 tests() { # NAME ARGUMENTS…: in the background
     local name=$1
     shift
-    mkdir -p "$target/seen"
-    (phpunit --no-configuration --bootstrap tests/bootstrap.php --do-not-cache-result "$@" >"$target/seen/$name" 2>&1) &
+    (phpunit --no-configuration --bootstrap tests/bootstrap.php --do-not-cache-result "$@" >"$DLOCK_CLIENT_SEEN/$name" 2>&1) &
     started+=("$! $name")
 }
 await() {
@@ -86,9 +81,9 @@ await() {
     for one in "${started[@]}"; do
         if ! wait "${one%% *}"; then
             status=1
-            cat "$target/seen/${one#* }"
+            cat "$DLOCK_CLIENT_SEEN/${one#* }"
         else
-            echo "${one#* }: $(grep '^OK' "$target/seen/${one#* }" || tail -n 1 "$target/seen/${one#* }")"
+            echo "${one#* }: $(grep '^OK' "$DLOCK_CLIENT_SEEN/${one#* }" || tail -n 1 "$DLOCK_CLIENT_SEEN/${one#* }")"
         fi
     done
     started=()

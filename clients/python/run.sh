@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the package, checks it, installs it into empty environments with the newest and the oldest redis-py that it
-# names, and runs the tests against what is installed there. `run.sh --package DIR` only builds it.
+# Runs the tests against the package as it is installed. `run.sh --install` builds it, checks it, and installs it into empty
+# environments with the newest and the oldest redis-py that it names. `run.sh --package DIR` only builds it.
 set -euo pipefail
 cd "$(dirname "$0")"
 export PYTHONDONTWRITEBYTECODE=1
@@ -8,24 +8,24 @@ export PYTHONDONTWRITEBYTECODE=1
 newest=8.1.0
 oldest=5.0.0 # that of pyproject.toml
 tools=$DLOCK_CLIENT_TARGET/tools
+# redis-py's own tests of its lock, from its source distribution. They are run, and not kept.
+export DLOCK_REDIS_SOURCE=$DLOCK_CLIENT_TARGET/redis-$newest.source
 pip() { "$1/bin/pip" install --quiet --disable-pip-version-check "${@:2}"; }
 
-if ! cmp --silent requirements.txt "$tools/installed"; then
-    python3 -m venv --clear "$tools"
-    pip "$tools" --requirement requirements.txt "redis==$newest"
-    cp requirements.txt "$tools/installed"
-fi
-
-# Built outside of the tree: nothing is left there.
-source=$DLOCK_CLIENT_TARGET/source packages=$DLOCK_CLIENT_TARGET/packages
-if [ "${1:-}" = --package ]; then packages=$2; fi
-rm -rf "$source" "$DLOCK_CLIENT_TARGET/packages"
-mkdir -p "$source" "$packages"
-cp -r pyproject.toml README.md src "$source"
-"$tools/bin/python" -m build --outdir "$packages" "$source" >"$DLOCK_CLIENT_TARGET/build.log" 2>&1 ||
-    { cat "$DLOCK_CLIENT_TARGET/build.log"; exit 1; }
-if [ "${1:-}" = --package ]; then exit; fi
-
+build() { # DIRECTORY
+    if ! cmp --silent requirements.txt "$tools/installed"; then
+        python3 -m venv --clear "$tools"
+        pip "$tools" --requirement requirements.txt "redis==$newest"
+        cp requirements.txt "$tools/installed"
+    fi
+    # Outside of the tree: nothing is left there.
+    local source=$DLOCK_CLIENT_TARGET/source
+    rm -rf "$source"
+    mkdir -p "$source" "$1"
+    cp -r pyproject.toml README.md src "$source"
+    "$tools/bin/python" -m build --outdir "$1" "$source" >"$DLOCK_CLIENT_TARGET/build.log" 2>&1 ||
+        { cat "$DLOCK_CLIENT_TARGET/build.log"; exit 1; }
+}
 install() { # VERSION
     local venv=$DLOCK_CLIENT_TARGET/redis-$1
     if [ ! -e "$venv/complete-3" ]; then
@@ -35,19 +35,32 @@ install() { # VERSION
             opentelemetry-sdk==1.45.2
         touch "$venv/complete-3"
     fi
-    pip "$venv" --force-reinstall --no-deps "$packages"/*.whl
+    pip "$venv" --force-reinstall --no-deps "$DLOCK_CLIENT_TARGET"/packages/*.whl
 }
-# redis-py's own tests of its lock, from its source distribution. They are run, and not kept.
-export DLOCK_REDIS_SOURCE=$DLOCK_CLIENT_TARGET/redis-$newest.source
-if [ ! -e "$DLOCK_REDIS_SOURCE/tests" ]; then
-    rm -rf "$DLOCK_REDIS_SOURCE" && mkdir "$DLOCK_REDIS_SOURCE"
-    "$tools/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-binary redis \
-        --dest "$DLOCK_REDIS_SOURCE.packed" "redis==$newest"
-    tar xzf "$DLOCK_REDIS_SOURCE.packed/redis-$newest.tar.gz" --directory "$DLOCK_REDIS_SOURCE" --strip-components 1
-fi
-install "$newest"
+case ${1:-} in
+--package)
+    build "$2"
+    exit
+    ;;
+--install)
+    rm -rf "$DLOCK_CLIENT_TARGET/packages"
+    build "$DLOCK_CLIENT_TARGET/packages"
+    "$tools/bin/ruff" check --quiet --no-cache .
+    "$tools/bin/ruff" format --quiet --no-cache --check src
+    "$tools/bin/mypy" --cache-dir "$DLOCK_CLIENT_TARGET/mypy"
+    if [ ! -e "$DLOCK_REDIS_SOURCE/tests" ]; then
+        rm -rf "$DLOCK_REDIS_SOURCE" && mkdir "$DLOCK_REDIS_SOURCE"
+        "$tools/bin/pip" download --quiet --disable-pip-version-check --no-deps --no-binary redis \
+            --dest "$DLOCK_REDIS_SOURCE.packed" "redis==$newest"
+        tar xzf "$DLOCK_REDIS_SOURCE.packed/redis-$newest.tar.gz" --directory "$DLOCK_REDIS_SOURCE" --strip-components 1
+    fi
+    install "$newest"
+    install "$oldest"
+    exit
+    ;;
+esac
 case ${DLOCK_SERVER:-} in
-Redis*) once=yes && install "$oldest" ;; # once is enough for what does not depend on the server
+Redis*) once=yes ;; # is enough for what does not depend on the server
 *) once= ;;
 esac
 
@@ -55,27 +68,21 @@ run() { # VERSION ARGUMENTS…
     "$DLOCK_CLIENT_TARGET/redis-$1/bin/python" -m pytest --quiet -p no:cacheprovider "${@:2}" ||
         [ $? -eq 5 ] # nothing was chosen
 }
-look() {
-    "$tools/bin/ruff" check --quiet --no-cache .
-    "$tools/bin/ruff" format --quiet --no-cache --check src
-    "$tools/bin/mypy" --cache-dir "$DLOCK_CLIENT_TARGET/mypy"
-}
-mkdir -p "$DLOCK_CLIENT_TARGET/seen"
 started=() status=0
 start() { # NAME COMMAND…: beside the others
     local name=$1
     shift
-    ("$@" >"$DLOCK_CLIENT_TARGET/seen/$name" 2>&1) &
+    ("$@" >"$DLOCK_CLIENT_SEEN/$name" 2>&1) &
     started+=("$! $name")
 }
 await() {
     local one
     for one in "${started[@]}"; do
         if wait "${one%% *}"; then
-            echo "${one#* }: $(tail -n 1 "$DLOCK_CLIENT_TARGET/seen/${one#* }")"
+            echo "${one#* }: $(tail -n 1 "$DLOCK_CLIENT_SEEN/${one#* }")"
         else
             status=1
-            tail -n 500 "$DLOCK_CLIENT_TARGET/seen/${one#* }"
+            tail -n 500 "$DLOCK_CLIENT_SEEN/${one#* }"
         fi
     done
     started=()
@@ -85,7 +92,6 @@ await() {
 for part in cluster pair; do
     DLOCK_PART=$part start $part run "$newest" --ignore test_planted.py "$@" .
 done
-start look look
 beside=("${started[@]}") started=()
 DLOCK_PART=single start single run "$newest" --ignore test_planted.py "$@" .
 await

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the crate, has an empty project use it, and runs the cases and the tests against the newest and the oldest
-# redis 1.x. `run.sh --package DIR` only builds the crate.
+# Runs the cases and the tests against the crate as it is packed, with the newest and the oldest redis 1.x. `run.sh --install`
+# builds it, checks it, and has empty projects use it. `run.sh --package DIR` only builds it.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -9,42 +9,54 @@ oldest=1.0.0 # that of Cargo.toml
 export CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET
 # What fails names its line without it.
 export CARGO_PROFILE_DEV_DEBUG=0
-cargo package --quiet --allow-dirty --no-verify
-if [ "${1:-}" = --package ]; then
+servers=(--features sentinel,tls-rustls,dlock-redis/sentinel,dlock-redis/tls-rustls --test servers)
+
+# The tests' own copy, beside the crate as it is packed: an empty project.
+project() { # NAME VERSION
+    local project=$DLOCK_CLIENT_TARGET/$1
+    rm -rf "$project"
+    mkdir -p "$project/src"
+    tar -xzf "$DLOCK_CLIENT_TARGET"/package/dlock-redis-0.3.0.crate -C "$project"
+    cp -r tests examples "$project"
+    echo '#![doc = "Nothing."]' >"$project/src/lib.rs"
+    sed -e 's/^name = "dlock-redis"/name = "empty"/; s/^include = .*//; s/^readme = .*//' \
+        -e 's|^\[dependencies\]|[dependencies]\ndlock-redis = { path = "dlock-redis-0.3.0" }|' Cargo.toml >"$project/Cargo.toml"
+    cp Cargo.lock "$project"
+    (cd "$project" && cargo update --quiet --package redis --precise "$2")
+}
+inside() { # NAME COMMAND…
+    (cd "$DLOCK_CLIENT_TARGET/$1" && "${@:2}")
+}
+case ${1:-} in
+--package | --install) cargo package --quiet --allow-dirty --no-verify ;;&
+--package)
     mkdir -p "$2"
     cp "$DLOCK_CLIENT_TARGET"/package/dlock-redis-*.crate "$2"
     exit
-fi
-
-# The tests' own copy, beside the crate as it is packed: an empty project.
-project=$DLOCK_CLIENT_TARGET/project
-rm -rf "$project"
-mkdir -p "$project/src"
-tar -xzf "$DLOCK_CLIENT_TARGET"/package/dlock-redis-0.3.0.crate -C "$project"
-cp -r tests examples "$project"
-echo '#![doc = "Nothing."]' >"$project/src/lib.rs"
-sed -e 's/^name = "dlock-redis"/name = "empty"/; s/^include = .*//; s/^readme = .*//' \
-    -e 's|^\[dependencies\]|[dependencies]\ndlock-redis = { path = "dlock-redis-0.3.0" }|' Cargo.toml >"$project/Cargo.toml"
-cp Cargo.lock "$project"
-export DLOCK_CASES=$PWD/../cases/cases.json
-
-case ${DLOCK_SERVER:-} in
-Redis*) # once is enough for what does not depend on the server
+    ;;
+--install)
+    project newest "$newest"
+    project oldest "$oldest"
     cargo clippy --quiet --all-targets -- --deny warnings
     RUSTDOCFLAGS='--deny warnings' cargo doc --quiet --no-deps
     cargo test --quiet --doc
+    inside newest cargo build --quiet --tests --example process
+    inside newest cargo build --quiet "${servers[@]}"
+    inside oldest cargo build --quiet --test documented
+    exit
     ;;
 esac
-cd "$project"
-cargo update --quiet --package redis --precise "$newest"
-cargo build --quiet --example process
-cargo test --quiet --tests "$@"
-[ -z "${DLOCK_PLANTED:-}" ] || "$OLDPWD/planted.sh" "$project"
+
+export DLOCK_CASES=$PWD/../cases/cases.json
+inside newest cargo test --quiet --tests "$@"
 case ${DLOCK_SERVER:-} in
-Redis*)
-    with=sentinel,tls-rustls
-    cargo test --quiet --features "$with,dlock-redis/${with/,/,dlock-redis/}" --test servers
-    cargo update --quiet --package redis --precise "$oldest"
-    cargo test --quiet --test documented
+Redis*) # once is enough for what does not depend on the server
+    inside newest cargo test --quiet "${servers[@]}"
+    inside oldest cargo test --quiet --test documented
+    if [ -n "${DLOCK_PLANTED:-}" ]; then
+        project planted "$newest"
+        # What is built there is nobody else's.
+        CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET/planted/target ./planted.sh "$DLOCK_CLIENT_TARGET/planted"
+    fi
     ;;
 esac

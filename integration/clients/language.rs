@@ -9,11 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dlock_integration::stage::Stage;
 use nix::sys::signal::{killpg, Signal};
 use nix::unistd::Pid;
 
-use crate::control::{self, Served};
+use crate::control::Served;
 
 /// A language, and the programs without which its tests cannot run.
 pub struct Language {
@@ -21,26 +20,55 @@ pub struct Language {
     needs: &'static [&'static str],
 }
 
+/// What can be done with a language.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Script {
+    /// Builds the package, checks it, and installs it.
+    Install,
+    /// Tests what is installed.
+    Tests,
+    /// Measures the package beside the language's popular locks.
+    Bench,
+}
+
+impl Script {
+    /// Its file in the language's directory.
+    fn file(self) -> &'static str {
+        match self {
+            Script::Install | Script::Tests => "run.sh",
+            Script::Bench => "bench.sh",
+        }
+    }
+
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Script::Install => &["--install"],
+            Script::Tests | Script::Bench => &[],
+        }
+    }
+}
+
+/// In the order in which they are installed: those with the most to compile and the longest tests come first.
 pub const LANGUAGES: &[Language] = &[
+    Language {
+        name: "rust",
+        needs: &["cargo"],
+    },
     Language {
         name: "python",
         needs: &["python3"],
-    },
-    Language {
-        name: "node",
-        needs: &["node", "npm"],
-    },
-    Language {
-        name: "java",
-        needs: &["javac", "mvn"],
     },
     Language {
         name: "go",
         needs: &["go"],
     },
     Language {
-        name: "rust",
-        needs: &["cargo"],
+        name: "java",
+        needs: &["javac", "mvn"],
+    },
+    Language {
+        name: "node",
+        needs: &["node", "npm"],
     },
     // Debian's packages are what they are tested with: run.sh installs them.
     Language {
@@ -84,14 +112,14 @@ impl Language {
     }
 
     /// True if it has such a script.
-    pub fn has(&self, script: &str) -> bool {
-        self.directory().join(script).exists()
+    pub fn has(&self, script: Script) -> bool {
+        self.directory().join(script.file()).exists()
     }
 
     /// Why it cannot be run here, if so. Where CI is set nothing may be skipped.
-    pub fn missing(&self, script: &str) -> Option<Verdict> {
+    pub fn missing(&self, script: Script) -> Option<Verdict> {
         let why = if !self.has(script) {
-            format!("it has no {script}")
+            format!("it has no {}", script.file())
         } else {
             let absent = self.needs.iter().find(|program| !has(program))?;
             format!("there is no {absent}")
@@ -103,37 +131,59 @@ impl Language {
         })
     }
 
-    /// Runs a script of its own, mostly its tests, on this stage. Gives how that ended, and what it printed.
-    pub fn run(&self, script: &str, stage: Stage, limit: Duration) -> (Result<(), String>, String) {
-        let target = target_directory().join("clients").join(self.name);
-        let log = target.join("output.txt");
-        let stage = control::serve(stage);
+    /// Runs a script, with the addresses of these servers in its environment if it needs any. Gives how that ended, and
+    /// what it printed.
+    pub fn run(
+        &self,
+        script: Script,
+        servers: Option<Served>,
+        limit: Duration,
+    ) -> (Result<(), String>, String) {
+        let environment = servers.as_ref().map(Served::environment);
         let result = self
-            .start(script, &target, &log, &stage)
+            .start(script, environment.unwrap_or_default())
             .map_err(|error| error.to_string())
-            .and_then(|child| await_end(child, limit));
+            .map(|(child, log)| (await_end(child, limit), log));
+        let (result, log) = match result {
+            Ok(ended) => ended,
+            Err(why) => return (Err(why), String::new()),
+        };
         let printed = std::fs::read(&log).unwrap_or_default();
         let mut printed = String::from_utf8_lossy(&printed).into_owned();
-        if result.is_err() {
-            printed.insert_str(0, &stage.logs()); // what has failed stands last
+        if let (Err(_), Some(servers)) = (&result, &servers) {
+            printed.insert_str(0, &servers.logs()); // what has failed stands last
         }
         (result, printed)
     }
 
-    fn start(&self, script: &str, target: &Path, log: &Path, stage: &Served) -> io::Result<Child> {
-        std::fs::create_dir_all(target)?;
-        let output = File::create(log)?;
-        Command::new("bash")
-            .arg(self.directory().join(script))
+    fn start(
+        &self,
+        script: Script,
+        environment: Vec<(&str, String)>,
+    ) -> io::Result<(Child, PathBuf)> {
+        let target = target_directory().join("clients").join(self.name);
+        let server = environment.iter().find(|(name, _)| *name == "DLOCK_SERVER");
+        let seen = server.map_or("installing".to_owned(), |(_, version)| {
+            version.replace(' ', "-")
+        });
+        let seen = target.join("seen").join(seen);
+        let log = seen.join("output.txt");
+        std::fs::create_dir_all(&seen)?;
+        let output = File::create(&log)?;
+        let child = Command::new("bash")
+            .arg(self.directory().join(script.file()))
+            .args(script.arguments())
             .current_dir(self.directory())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
-            .envs(stage.environment())
-            .env("DLOCK_CLIENT_TARGET", target)
+            .envs(environment)
+            .env("DLOCK_CLIENT_TARGET", &target)
+            .env("DLOCK_CLIENT_SEEN", &seen)
             // Whatever it starts can be ended with it.
             .process_group(0)
-            .spawn()
+            .spawn()?;
+        Ok((child, log))
     }
 }
 
