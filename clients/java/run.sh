@@ -17,6 +17,7 @@ example() { # NAME LETTUCE JEDIS SHEDLOCK
         -Dshedlock.version="$4" clean compile dependency:build-classpath -Dmdep.outputFile="$target/$1/classpath"
 }
 case ${1:-} in
+--package | --install) command -v mvn >/dev/null || ../../integration/apt.sh maven ;;&
 --package)
     maven --quiet -DskipTests -Ppackage package
     declare -A artifact=([core]=core [lettuce]=lettuce [jedis]=jedis [starter]=spring-boot-starter [shedlock]=shedlock)

@@ -38,6 +38,8 @@ install() { # VERSION
     pip "$venv" --force-reinstall --no-deps "$DLOCK_CLIENT_TARGET"/packages/*.whl
 }
 case ${1:-} in
+# Debian's Python has no venv of its own.
+--package | --install) python3 -c 'import ensurepip' 2>/dev/null || ../../integration/apt.sh python3-venv ;;&
 --package)
     build "$2"
     exit

@@ -64,7 +64,7 @@ pub const LANGUAGES: &[Language] = &[
     },
     Language {
         name: "java",
-        needs: &["javac", "mvn"],
+        needs: &["javac"],
     },
     Language {
         name: "node",
