@@ -54,19 +54,24 @@ final class Cluster extends Servers
         return $this->node($this->seeds[0]); // it says where
     }
 
-    public function redirected(Redirected $error): Node
+    public function redirected(Redirected $error, Node $by): Node
     {
+        $address = $error->address();
+        if (preg_match('/^:\d+$/', $address)) { // a server that tells no host means the one that was asked
+            $address = self::parts($by->name)[0] . $address;
+        }
         if (!$error->once()) {
-            $this->moved[$error->slot()] = $error->address();
+            $this->moved[$error->slot()] = $address;
         }
 
-        return $this->node($error->address());
+        return $this->node($address);
     }
 
     public function refresh(\Closure $ask): void
     {
         // Those that are connected answer at once. Each is asked until one has answered.
-        $nodes = array_map($this->node(...), $this->seeds) + $this->nodes;
+        array_map($this->node(...), $this->seeds);
+        $nodes = $this->nodes;
         usort($nodes, static fn (Node $a, Node $b) => ($b->connection !== null) <=> ($a->connection !== null));
         foreach ($nodes as $node) {
             try {

@@ -22,8 +22,6 @@ use Dlock\Exception\Unanswered;
  */
 final class Election
 {
-    private const UUID = 36;
-
     private ?Hold $hold = null;
     private readonly float $margin;
 
@@ -54,7 +52,7 @@ final class Election
     {
         if (!$this->isLeader()) {
             // Two candidates of one name are two.
-            $this->hold = $this->locks->tryLock($this->name, $timeout, owner: $this->id . Request::uuid());
+            $this->hold = $this->locks->tryLock($this->name, $timeout, owner: "$this->id#" . Request::uuid());
         }
 
         return $this->hold !== null;
@@ -85,7 +83,7 @@ final class Election
     {
         $held = $this->locks->core->insist($this->name, ['DLOCK.HELD', $this->name]);
 
-        return $held ? ['id' => substr($held[3], 0, -self::UUID), 'term' => $held[0]] : null;
+        return $held ? ['id' => preg_replace('/#[^#]*$/D', '', $held[3]), 'term' => $held[0]] : null;
     }
 
     /**

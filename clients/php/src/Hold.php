@@ -84,7 +84,7 @@ final class Hold
     /** For so many seconds it is held for sure, if nothing is heard of the server any more. Asks nobody. */
     public function left(): float
     {
-        return $this->over ? 0.0 : max(0.0, $this->tie->until - Clock::now());
+        return $this->over || !$this->core->isOpen() ? 0.0 : max(0.0, $this->tie->until - Clock::now());
     }
 
     /** Why it is not held any more, or an empty string. */
@@ -99,24 +99,21 @@ final class Hold
      */
     public function guard(string $command, string|int|float ...$arguments): mixed
     {
-        $this->core->check();
         $words = ['DLOCK.GUARD', $this->key, $this->token, $command, ...array_map(strval(...), array_values($arguments))];
 
-        return $this->core->call($this->key, $words, Clock::now() + $this->core->settings->bound)[0];
+        return $this->core->call($this->key, $words, Clock::now() + $this->core->settings->bound);
     }
 
     /** Gives it back. NotHeld if it was lost before. */
     public function release(): void
     {
+        $this->core->check();
         if ($this->over) {
-            $this->core->check();
             throw $this->notHeld();
         }
-        $this->core->check();
         $this->over = true;
         $this->reason = 'it was given back before';
-        $this->core->release($this->request, $this->token);
-        $this->core->given($this, Clock::now() - $this->since);
+        $this->core->release($this, $this->request, $this->since);
     }
 
     /** @internal it has ended; true if that is news */

@@ -130,7 +130,7 @@ final class Locks
         } catch (\Throwable $error) {
             try {
                 $hold->release();
-            } catch (DlockException) {
+            } catch (DlockException | \InvalidArgumentException) { // it may have left its connection within MULTI
                 // The first error is the one to tell.
             }
             throw $error;

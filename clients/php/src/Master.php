@@ -89,9 +89,7 @@ final class Master
     {
         $this->error = null;
         try {
-            $this->core->check();
-
-            return $this->core->call($key, $words, Clock::now() + $this->settings->bound + $more)[0];
+            return $this->core->call($key, $words, Clock::now() + $this->settings->bound + $more);
         } catch (NotHeld) {
             return null;
         } catch (Unanswered $error) {

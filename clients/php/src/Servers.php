@@ -72,7 +72,7 @@ class Servers
     }
 
     /** Where it is from now on, or for this command. */
-    public function redirected(Redirected $error): Node
+    public function redirected(Redirected $error, Node $by): Node
     {
         throw $error;
     }

@@ -38,6 +38,18 @@ final class ElectionTest extends TestCase
         $one->guard('SET', $this->server->key . ':value', 1);
     }
 
+    /** Candidates of all languages can lead in turn: the owner is the name and a new word for each campaign. */
+    public function testCandidatesOfOtherLanguagesAreSeen(): void
+    {
+        $election = new Election(Kinds::locks(), $this->server->key, 'one#first');
+        self::assertTrue($election->campaign(10));
+        self::assertMatchesRegularExpression('/^one#first#[0-9a-f-]{36}$/', $this->server->owners()[0]);
+        self::assertSame('one#first', $election->leader()['id'] ?? null);
+        $election->resign();
+        $this->server->hold('go-1#XYZ');
+        self::assertSame('go-1', $election->leader()['id'] ?? null);
+    }
+
     public function testChangesAreSeen(): void
     {
         $one = new Election(Kinds::locks(), $this->server->key, 'one');

@@ -166,6 +166,25 @@ final class LaravelTest extends TestCase
     }
 
     /** Laravel's own limits of concurrency and its locks of commands go by these. */
+    /** The reply is lost, and the second try says that it is not held: the first one has given it back. */
+    public function testAReleaseWhoseReplyIsLost(): void
+    {
+        $path = Stage::control('path ' . Stage::addresses('DLOCK_SINGLE')[0]);
+        $lock = new DlockLock(Kinds::locks(address: $path), $this->server->key, 600);
+        self::assertTrue($lock->get());
+        Stage::control("delay $path 1000");
+        $child = pcntl_fork();
+        if ($child === 0) {
+            $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
+            Stage::until(fn () => !$redis->rawCommand('DLOCK.HELD', $this->server->key), 'it is given back');
+            Stage::control("delay $path 0");
+            Stage::control("cut $path");
+            posix_kill((int) getmypid(), SIGKILL); // or it would run the other tests, too
+        }
+        self::assertTrue($lock->release());
+        pcntl_waitpid($child, $status);
+    }
+
     public function testInACluster(): void
     {
         $store = $this->cache->store()->getStore();

@@ -510,6 +510,57 @@ final class LocksTest extends TestCase
         $neighbour->release();
     }
 
+    /** One node is no primary any more: the connections to the others go on, and what ends with them. */
+    public function testASessionOverAFailoverElsewhere(): void
+    {
+        $this->on('cluster');
+        $locks = Kinds::locks('cluster', lease: 15.0);
+        $session = $locks->lock($this->key(), session: true);
+        do {
+            $key = '{' . bin2hex(random_bytes(6)) . '}lock';
+        } while ($this->server->addressOf($key) === $this->server->addressOf($this->key()));
+        $hold = $locks->lock($key);
+        Stage::control("failover $key");
+        $this->awaitTied($hold);
+        self::assertFalse($session->lost(), $session->reason());
+        $hold->release();
+        $session->release();
+    }
+
+    /** A hold that is at a silent node by now keeps none of the others from being tied anew. */
+    public function testASilentNodeOverASlotMove(): void
+    {
+        $this->on('cluster');
+        $paths = [];
+        foreach (Stage::addresses('DLOCK_CLUSTER') as $address) {
+            $paths[$address] = Stage::control("path $address");
+        }
+        $connect = static function (string $host, int $port, float $bound) use ($paths): \Redis {
+            [$host, $port] = explode(':', $paths["$host:$port"]);
+
+            return \Dlock\Connect::to($host, (int) $port, $bound);
+        };
+        $locks = Locks::cluster(array_keys($paths), $connect, lease: 15.0);
+        do {
+            $key = '{' . bin2hex(random_bytes(6)) . '}lock';
+        } while ($this->server->addressOf($key) !== $this->server->addressOf($this->key()));
+        $moved = $locks->lock($this->key());
+        $hold = $locks->lock($key);
+        $source = $this->server->addressOf($key);
+        $before = $this->server->info($key)['holders'][0]['client'];
+        Stage::control('move ' . $this->key());
+        Stage::control("silence {$paths[$this->server->addressOf($this->key())]}");
+        Stage::control("cut {$paths[$source]}");
+        Stage::until(function () use ($hold, $before): bool {
+            self::assertFalse($hold->lost(), $hold->reason());
+            $holder = $this->server->info($hold->key)['holders'][0];
+
+            return $holder['client'] !== $before && $holder['auto'] === 1;
+        }, 'it is kept by another connection');
+        array_map(static fn (string $path) => Stage::control("close $path"), $paths);
+        unset($moved);
+    }
+
     public function testAnUpgradeEndsTheOuterHold(): void
     {
         $locks = Kinds::locks();
@@ -564,10 +615,10 @@ final class LocksTest extends TestCase
         [$ours, $childs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
         $child = pcntl_fork();
         if ($child === 0) {
-            $seen = [];
+            $seen = [$hold->left() > 0.0];
             try {
                 $own = $locks->lock($this->key(':child'), 5);
-                $seen = [$hold->lost(), $hold->reason(), $own->lost(), $locks->tryLock($this->key()) === null];
+                $seen = [...$seen, $hold->lost(), $hold->reason(), $own->lost(), $locks->tryLock($this->key()) === null];
                 try {
                     $hold->release();
                 } catch (NotHeld) {
@@ -583,7 +634,7 @@ final class LocksTest extends TestCase
         fclose($childs);
         $seen = json_decode((string) fgets($ours), true);
         pcntl_waitpid($child, $status);
-        self::assertSame([true, 'it is held by the process that has forked this one', false, true, 'not held'], $seen);
+        self::assertSame([false, true, 'it is held by the process that has forked this one', false, true, 'not held'], $seen);
         self::assertFalse($hold->lost());
         $end = microtime(true) + 9; // more than a lease
         while (microtime(true) < $end) {

@@ -11,40 +11,39 @@ final class PlantedTest extends TestCase
 {
     private const NO_BOUND = ['Locks.php', '$claim, $bound, $allowance', '$claim, 20.0, $allowance'];
     private const ALL_PASSES = ['Exception/Refused.php', 'return in_array(', 'return true || in_array('];
-    private const HEARS_NO_LOSS = ['Core.php', 'foreach ($ended ?? [] as', '$ended = []; $count = 9; foreach ([] as'];
+    private const HEARS_NO_LOSS = ['Keeping.php', 'foreach ($ended ?? [] as', '$ended = []; $count = 9; foreach ([] as'];
 
     /** @return iterable<string, array{string, array{string, string, string}}> the case; the file, what stands there, the fault */
     public static function faults(): iterable
     {
-        $core = 'Core.php';
         $faults = [
-            'closed_try' => [$core, '$token = $this->taken($request, $timeout, $began)', '$token = null'],
-            'closed_two_seconds' => [$core, '{$error->getMessage()}", 0, $error)', 'it is taken")'],
-            'closed_without_bound' => [$core, 'still waiting', 'silent'],
+            'closed_try' => ['Taking.php', '$token = $this->taken($request, $timeout, $began)', '$token = null'],
+            'closed_two_seconds' => ['Taking.php', '{$why->getMessage()}", 0, $why)', 'it is taken")'],
+            'closed_without_bound' => ['Taking.php', 'still waiting', 'silent'],
             'hung_try' => self::NO_BOUND,
             'hung_later' => self::NO_BOUND,
-            'silent_path' => [$core, 'if ($tie->until <= Clock::now())', 'if (false)'],
+            'silent_path' => ['Keeping.php', 'if ($tie->until <= Clock::now())', 'if (false)'],
             'slow_path' => ['Locks.php', '$claim, $bound, $allowance', '$claim, 0.15, $allowance'],
             'wrong_password' => self::ALL_PASSES,
             'no_right_to_the_command' => self::ALL_PASSES,
             'no_module' => self::ALL_PASSES,
             'no_channel' => ['Request.php', "['BLOCK', Settings::ms(\$slice),", "['BLOCK', Settings::ms(\$slice), 'NOTIFY', 'dlock:x',"],
-            'two_dead_links_of_five' => [$core, '$lost = [...$lost, ...$this->round($node, $until)];', ''],
-            'one_hung_node_of_three' => [$core, '$this->lookAround($error, Clock::now() + 1);', 'throw $error;'],
+            'two_dead_links_of_five' => ['Keeping.php', '...$this->look($node, $until), ', ''],
+            'one_hung_node_of_three' => ['Keeping.php', '$this->router->lookAround(Clock::now() + 1);', 'throw $error;'],
             'forced' => self::HEARS_NO_LOSS,
             'deleted' => self::HEARS_NO_LOSS,
             'expired' => self::HEARS_NO_LOSS,
-            'cut_and_kept' => [$core, '$lost = [...$lost, ...$this->retie($tie, $until)];', ''],
-            'cut_wait' => [$core, '$again ? Clock::sleep(0.02) : $this->mend($error, $end);', 'throw $error;'],
-            'after_close' => [$core, "if (\$this->closed) {\n            throw", "if (false) {\n            throw"],
+            'cut_and_kept' => ['Keeping.php', 'array_push($lost, ...$this->renew($tie, max($until, $now + Router::GRACE)));', ''],
+            'cut_wait' => ['Taking.php', '$again ? Clock::sleep(0.02) : $this->router->mend($error, $end);', 'throw $error;'],
+            'after_close' => ['Router.php', "if (\$this->closed) {\n            throw", "if (false) {\n            throw"],
             'a_thousand_cycles' => [
-                $core,
+                'Router.php',
                 '$node->connection ??= ($node->connect)($left());',
                 'static $kept = []; $kept[] = $node->connection; $node->connection = ($node->connect)($left());',
             ],
-            'dropped' => [$core, "forsake(Request \$request, int \$token): void\n    {", "forsake(Request \$request, int \$token): void\n    {return;"],
+            'dropped' => ['Leaving.php', "forsake(Request \$request, int \$token): void\n    {", "forsake(Request \$request, int \$token): void\n    {return;"],
             'the_replica_frozen' => ['Exception/Refused.php', "'NOACK' => NoAck::class,", ''],
-            'a_time_out_leaves_no_place' => [$core, "leave(Request \$request): void\n    {", "leave(Request \$request): void\n    {return;"],
+            'a_time_out_leaves_no_place' => ['Leaving.php', "leave(Request \$request): void\n    {", "leave(Request \$request): void\n    {return;"],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
         ];
         foreach ($faults as $case => $fault) {

@@ -22,4 +22,7 @@ interface Connection
     public function call(array $words, float $bound): mixed;
 
     public function close(): void;
+
+    /** True if others of this program may tie locks to it, too: then their number tells nothing. */
+    public function isShared(): bool;
 }

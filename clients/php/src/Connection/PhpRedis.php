@@ -16,11 +16,21 @@ use Dlock\Exception\Unanswered;
  */
 final class PhpRedis implements Connection
 {
+    /** @var ?\WeakMap<\Redis, int> how many of these there are of each */
+    private static ?\WeakMap $users = null;
+
     public function __construct(private readonly \Redis $redis)
     {
         if ($redis->isConnected() && $redis->getPersistentID() !== null) {
             throw new \InvalidArgumentException('client must not be a persistent connection: a lock would outlive the request');
         }
+        self::$users ??= new \WeakMap();
+        self::$users[$redis] = (self::$users[$redis] ?? 0) + 1;
+    }
+
+    public function __destruct()
+    {
+        --self::$users[$this->redis];
     }
 
     public function call(array $words, float $bound): mixed
@@ -62,6 +72,11 @@ final class PhpRedis implements Connection
         } catch (\RedisException) {
             // It was closed before.
         }
+    }
+
+    public function isShared(): bool
+    {
+        return self::$users[$this->redis] > 1;
     }
 
     private function failed(?string $said, \RedisException $error): \Throwable

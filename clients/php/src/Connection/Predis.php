@@ -68,6 +68,11 @@ final class Predis implements Connection
         $this->client->disconnect();
     }
 
+    public function isShared(): bool
+    {
+        return false;
+    }
+
     private static function failed(PredisException $error): \Throwable
     {
         // What the server says to AUTH and SELECT is told as a failure of the connection.

@@ -67,7 +67,7 @@ class DlockLock extends Lock
     public function release()
     {
         try {
-            $this->locks->core->insist($this->name, ['DLOCK.RELEASE', $this->name, $this->owner, 'HOLDS', 0]);
+            $this->locks->core->insist($this->name, ['DLOCK.RELEASE', $this->name, $this->owner, 'HOLDS', 0], true);
 
             return true;
         } catch (NotHeld) {

@@ -1,0 +1,294 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Dlock\Tests;
+
+use Dlock\Cluster;
+use Dlock\Connect;
+use Dlock\Exception\Closed;
+use Dlock\Exception\LockTimeout;
+use Dlock\Exception\Redirected;
+use Dlock\Exception\Unanswered;
+use Dlock\Locks;
+use Dlock\Symfony\DlockStore;
+use PHPUnit\Framework\TestCase;
+use Symfony\Component\Lock\LockFactory;
+
+/** What is slow, silent or over at one place costs nothing that is held at another. */
+final class TroubleTest extends TestCase
+{
+    private Server $server;
+    private string $key;
+
+    protected function setUp(): void
+    {
+        $this->on('single');
+    }
+
+    private function on(string $place): void
+    {
+        $this->server = new Server($place);
+        $this->key = $this->server->key;
+    }
+
+    private static function path(string $address): string
+    {
+        return Stage::control("path $address");
+    }
+
+    private function singlePath(): string
+    {
+        return self::path(Stage::addresses('DLOCK_SINGLE')[0]);
+    }
+
+    /** A key that another node serves. */
+    private function elsewhere(): string
+    {
+        do {
+            $key = '{' . bin2hex(random_bytes(6)) . '}lock';
+        } while ($this->server->addressOf($key) === $this->server->addressOf($this->key));
+
+        return $key;
+    }
+
+    /**
+     * Locks of the cluster, which know of one node at first. To some nodes they have a path of their own.
+     *
+     * @param array<string, string> $paths by address
+     */
+    private function locks(array $paths, mixed ...$settings): Locks
+    {
+        $connect = static function (string $host, int $port, float $bound) use ($paths): \Redis {
+            [$host, $port] = explode(':', $paths["$host:$port"] ?? "$host:$port");
+
+            return Connect::to($host, (int) $port, $bound);
+        };
+
+        return Locks::cluster([$this->server->addressOf($this->key)], $connect, ...$settings + Kinds::SETTINGS);
+    }
+
+    /** Whoever leaves a queue has as long for each reply: what ends with the connection is not lost. */
+    public function testASlowAnswerToWhoLeavesEndsNothing(): void
+    {
+        $this->server->hold();
+        $path = $this->singlePath();
+        // Where a stall has ended the connection it is tried again.
+        Stage::until(function () use ($path): bool {
+            Stage::control("delay $path 0");
+            $locks = Kinds::locks(address: $path);
+            $session = $locks->lock($this->key . ':' . bin2hex(random_bytes(4)), session: true);
+            Stage::control("delay $path 220");
+            try {
+                self::assertNull($locks->tryLock($this->key, 0.5));
+            } catch (LockTimeout) {
+                return false;
+            }
+
+            return !$session->lost();
+        }, 'it has outlived a wait');
+    }
+
+    /** A time-out that is nearly over is no reason to end the connection to another node, which is asked who serves what. */
+    public function testAMapThatIsAskedForLateEndsNothing(): void
+    {
+        $this->on('cluster');
+        $key = $this->elsewhere();
+        $addresses = [$this->server->addressOf($this->key), $this->server->addressOf($key)];
+        $paths = array_combine($addresses, array_map(self::path(...), $addresses));
+        Stage::control("close {$paths[$addresses[1]]}");
+        Stage::until(function () use ($key, $paths, $addresses): bool {
+            Stage::control("delay {$paths[$addresses[0]]} 0");
+            $locks = $this->locks($paths);
+            $session = $locks->lock($this->key, session: true);
+            Stage::control("delay {$paths[$addresses[0]]} 100");
+            for ($i = 0; $i < 5; ++$i) {
+                try {
+                    $locks->lock($key, 0.3);
+                    self::fail('nobody is there');
+                } catch (LockTimeout $error) {
+                    self::assertInstanceOf(Unanswered::class, $error->getPrevious());
+                }
+            }
+
+            return !$session->lost();
+        }, 'it has outlived the time-outs');
+    }
+
+    /** They are tied anew one after the other, longer than one look may take. */
+    public function testManyHoldsAreKeptWhenASlowConnectionWasCut(): void
+    {
+        $path = $this->singlePath();
+        $locks = Kinds::locks(address: $path, lease: 15.0);
+        $holds = [];
+        for ($i = 0; $i < 30; ++$i) {
+            $holds[] = $locks->lock("$this->key:$i");
+        }
+        Stage::control("delay $path 200");
+        Stage::control("cut $path");
+        Stage::until(function () use ($holds): bool {
+            foreach ($holds as $hold) {
+                self::assertFalse($hold->lost(), $hold->reason());
+            }
+            $last = $this->server->info($holds[29]->key)['holders'][0];
+
+            return $last['held-ms'] > 18000;
+        }, 'more than a lease has passed');
+        foreach ($holds as $hold) {
+            self::assertSame(1, $this->server->info($hold->key)['holders'][0]['auto']);
+        }
+        Stage::control("delay $path 0");
+    }
+
+    /** What could not be given back because the program's connection was not free is given back with the next call. */
+    public function testAReleaseThatWasNotSentIsMadeUpFor(): void
+    {
+        $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
+        $locks = new Locks($redis, ...Kinds::SETTINGS);
+        $hold = $locks->lock($this->key);
+        $redis->multi();
+        try {
+            $hold->release();
+            self::fail('it is within MULTI');
+        } catch (\InvalidArgumentException) {
+            $redis->discard();
+        }
+        Stage::until(function () use ($locks): bool {
+            $locks->keep();
+
+            return $this->server->owners() === [];
+        }, 'it is given back');
+        self::assertTrue($hold->lost());
+    }
+
+    /** A node that hangs keeps nothing from being given back elsewhere. */
+    public function testWhatAHungNodeDoesNotTakeBackHoldsUpNoOther(): void
+    {
+        $this->on('cluster');
+        $key = $this->elsewhere();
+        $path = self::path($this->server->addressOf($key));
+        $locks = $this->locks([$this->server->addressOf($key) => $path], lease: 120.0, auto: 120.0);
+        $hung = [$locks->lock($key), $locks->lock("$key:2")];
+        $hold = $locks->lock($this->key);
+        Stage::control("silence $path");
+        unset($hung);
+        unset($hold); // behind both
+        Stage::until(function () use ($locks): bool {
+            $locks->keep();
+
+            return $this->server->owners() === [];
+        }, 'it is given back');
+        self::assertCount(1, $this->server->owners($key));
+    }
+
+    /** What the work has left undone on its connection hides no error of its own. */
+    public function testWhatTheWorkThrowsComesThrough(): void
+    {
+        $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
+        $locks = new Locks($redis, ...Kinds::SETTINGS);
+        try {
+            $locks->with($this->key, static function () use ($redis): void {
+                $redis->multi();
+                throw new \DomainException('in the middle of it');
+            });
+            self::fail('it is thrown');
+        } catch (\Exception $error) {
+            self::assertSame('in the middle of it', $error->getMessage());
+        }
+        $redis->discard();
+        $locks->keep();
+        self::assertSame([], $this->server->owners());
+    }
+
+    /** What was asked for in vain under a name is left before it is asked for again: later it would end what was granted then. */
+    public function testWhatIsLeftLateEndsNoLaterHold(): void
+    {
+        $path = $this->singlePath();
+        $locks = Kinds::locks(address: $path, lease: 30.0);
+        $this->server->hold();
+        Stage::control("delay $path 450");
+        try {
+            $locks->lock($this->key, 1.5, owner: 'me');
+            self::fail('it is taken');
+        } catch (LockTimeout) {
+            $this->server->handOver();
+        }
+        $hold = $locks->lock($this->key, owner: 'me');
+        Stage::control("delay $path 0");
+        for ($i = 0; $i < 5; ++$i) {
+            $locks->keep(true);
+            self::assertSame(['me'], $this->server->owners());
+        }
+        self::assertFalse($hold->lost());
+        $hold->release();
+        $this->server->awaitGone();
+    }
+
+    /** A callback, or a signal's handler, closes the locks in the middle of a wait. */
+    public function testNothingIsTakenByAWaitThatWasClosed(): void
+    {
+        $locks = Kinds::locks();
+        $first = $locks->lock($this->key . ':first', onLost: function () use (&$locks): void {
+            $locks->close();
+            $this->server->handOver();
+        });
+        $this->server->hold();
+        $this->server->ask('DLOCK.FORCERELEASE', $first->key);
+        try {
+            $locks->lock($this->key, 3 * Stage::patience());
+            self::fail('it is closed');
+        } catch (Closed) {
+            self::assertTrue($first->lost());
+            $this->server->awaitGone();
+        }
+    }
+
+    /** @return array<string, array{callable(\Redis, Locks, string): object}> */
+    public static function others(): array
+    {
+        return [
+            'other Locks' => [static fn (\Redis $redis, Locks $locks, string $key): object
+                => (new Locks($redis, ...Kinds::SETTINGS))->lock($key)],
+            'a watchdog' => [static function (\Redis $redis, Locks $locks, string $key): object {
+                $lock = (new LockFactory(new DlockStore($locks, watchdog: true)))->createLock($key);
+                self::assertTrue($lock->acquire());
+
+                return $lock;
+            }],
+        ];
+    }
+
+    /**
+     * Who ties locks to the library's new connection does not hide that the ties of others have ended with the old one.
+     *
+     * @dataProvider others
+     *
+     * @param callable(\Redis, Locks, string): object $other
+     */
+    public function testOthersOnTheConnectionHideNothing(callable $other): void
+    {
+        $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
+        $locks = new Locks($redis, ...Kinds::SETTINGS);
+        $hold = $locks->lock($this->key);
+        $client = $this->server->info()['holders'][0]['client'];
+        $this->server->ask('CLIENT', 'KILL', 'ID', (string) $client);
+        $lock = $other($redis, $locks, $this->key . ':other');
+        Stage::until(function () use ($hold): bool {
+            self::assertFalse($hold->lost(), $hold->reason());
+
+            return ($this->server->info()['holders'][0]['auto'] ?? self::fail('it is believed, and not held')) === 1;
+        }, 'it is kept');
+        unset($lock);
+        $hold->release();
+    }
+
+    /** A server that tells no host, as `cluster-preferred-endpoint-type unknown-endpoint` lets it, means its own. */
+    public function testARedirectWithoutAHost(): void
+    {
+        $cluster = new Cluster(['host:7000'], static fn () => null);
+        $node = $cluster->of('a');
+        self::assertSame('host:7001', $cluster->redirected(new Redirected('MOVED ' . Cluster::slot('a') . ' :7001'), $node)->name);
+        self::assertSame('host:7001', $cluster->of('a')->name);
+        self::assertSame('::1:7002', $cluster->redirected(new Redirected('ASK 5 ::1:7002'), $node)->name);
+    }
+}
