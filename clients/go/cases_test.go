@@ -73,6 +73,15 @@ func (l *logged) Handle(_ context.Context, record slog.Record) error {
 	return nil
 }
 
+func (l *logged) count(text string) (count int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, line := range l.lines {
+		count += strings.Count(line, text)
+	}
+	return count
+}
+
 // A run is what a case has made so far.
 type run struct {
 	stage
@@ -442,14 +451,7 @@ func (r *run) Do_objects(s step) {
 }
 
 func (r *run) Do_logged(s step) {
-	seen := func() (count int) {
-		r.log.mu.Lock()
-		defer r.log.mu.Unlock()
-		for _, line := range r.log.lines {
-			count += strings.Count(line, s.text("text", "-"))
-		}
-		return count
-	}
+	seen := func() int { return r.log.count(s.text("text", "-")) }
 	r.until("it is logged", func() bool { return seen() >= int(s.number("at_least", 1)) })
 	r.check(seen() <= int(s.number("at_most", 1e9)), "%d times", seen())
 }

@@ -61,8 +61,7 @@ func (c *core) dial(ctx context.Context, n *node) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	bound := c.settings.Bound
-	own(&options, bound)
+	own(&options, c.settings.Bound)
 	options.Protocol, options.PoolSize, options.MinIdleConns = 2, 1, 0
 	// Dialled here: the library logs each failure, and may try again.
 	conn, err := options.Dialer(ctx, options.Network, options.Addr)
@@ -95,7 +94,7 @@ func (c *core) dial(ctx context.Context, n *node) (*link, error) {
 		return nil, failed(err)
 	}
 	_ = conn.SetDeadline(time.Time{})
-	return newLink(conn, func() { _ = client.Close() }, bound, func() { n.tell(message{word: "again"}) }), nil
+	return newLink(n, conn, func() { _ = client.Close() }), nil
 }
 
 // failed is what connecting has come to: the server's own words, or none.
@@ -178,7 +177,7 @@ func (c *core) node(name string) *node {
 	if n == nil {
 		n = &node{
 			core: c, name: name, opening: make(chan struct{}, 1), kick: make(chan struct{}, 1),
-			ties: map[id]*tie{}, waits: map[place][]*waiter{},
+			rings: time.NewTimer(never), ties: map[id]*tie{}, waits: map[place][]*waiter{},
 		}
 		c.nodes[name] = n
 		go c.keep(n)
@@ -207,16 +206,22 @@ func (c *core) open(ctx context.Context, n *node, until time.Duration) (*link, e
 		func(late *link) { late.die(errNoAnswer) })
 }
 
-// link is the node's, opened if there is none. Whoever comes meanwhile waits for the same one.
+// link is the node's, opened if there is none.
 func (c *core) link(ctx context.Context, n *node, until time.Duration) (*link, error) {
 	if l := n.currentLink(); l.alive() {
 		return l, nil
 	}
+	return c.relink(ctx, n, nil, until)
+}
+
+// relink opens the node's link, if that is dead or this one. Whoever comes meanwhile waits for the same one. Where it goes
+// the messages come from: it may be another server now.
+func (c *core) relink(ctx context.Context, n *node, stale *link, until time.Duration) (*link, error) {
 	if err := n.lock(ctx, until); err != nil {
 		return nil, err
 	}
 	defer n.unlock()
-	if l := n.currentLink(); l.alive() {
+	if l := n.currentLink(); l != stale && l.alive() {
 		return l, nil
 	}
 	if err := c.check(); err != nil {
@@ -226,11 +231,7 @@ func (c *core) link(ctx context.Context, n *node, until time.Duration) (*link, e
 	if err != nil {
 		return nil, err
 	}
-	return c.linked(n, l.start()), nil
-}
-
-// linked: where the link goes the messages come from. It may be another server now.
-func (c *core) linked(n *node, l *link) *link {
+	l.start()
 	c.mu.Lock()
 	n.link = l
 	ear := n.ear
@@ -242,38 +243,37 @@ func (c *core) linked(n *node, l *link) *link {
 	if closed {
 		l.die(ErrClosed)
 	}
-	return l
+	return l, nil
 }
 
-// listen returns when messages come from the node.
-func (c *core) listen(ctx context.Context, n *node, until time.Duration) error {
-	if n.currentEar().alive() {
-		return nil
+// listen returns when messages come from the node, or cannot be heard.
+func (c *core) listen(ctx context.Context, n *node, until time.Duration) (heard bool, err error) {
+	if heard, deaf := n.hears(); heard || deaf {
+		return heard, nil
 	}
 	if err := n.lock(ctx, until); err != nil {
-		return err
+		return false, err
 	}
 	defer n.unlock()
-	if n.currentEar().alive() {
-		return nil
+	if heard, deaf := n.hears(); heard || deaf {
+		return heard, nil
 	}
 	ear, err := c.open(ctx, n, until)
 	if err != nil {
-		return err
+		return false, err
 	}
 	subscribed := make(chan error, 1)
-	var heard atomic.Int64
-	heard.Store(int64(now()))
+	var last atomic.Int64 // when anything has come
+	last.Store(int64(now()))
 	ear.hear = func(reply any, err error) {
-		heard.Store(int64(now()))
+		last.Store(int64(now()))
 		parts, _ := reply.([]any)
 		switch {
-		case err != nil:
+		case err != nil: // what the server refuses later, as a PING, was heard all the same
 			select {
 			case subscribed <- err:
 			default:
 			}
-			go ear.die(err)
 		case len(parts) == 3 && parts[0] == "subscribe":
 			subscribed <- nil
 		case len(parts) == 3 && parts[0] == "message":
@@ -282,12 +282,20 @@ func (c *core) listen(ctx context.Context, n *node, until time.Duration) error {
 	}
 	ear.start()
 	if _, err := ear.post([]string{"SUBSCRIBE", c.channel}, nil, false); err != nil {
-		return err
+		return false, err
 	}
 	timer := time.NewTimer(until - now())
 	defer timer.Stop()
 	select {
 	case err = <-subscribed:
+		if err != nil && !passes(err) {
+			c.mu.Lock()
+			n.deaf = true
+			c.mu.Unlock()
+			c.log.Warn("waits block on connections of their own, since messages cannot be heard", "error", err)
+			ear.die(err)
+			return false, nil
+		}
 	case <-ear.over:
 		err = ear.err
 	case <-timer.C:
@@ -297,9 +305,9 @@ func (c *core) listen(ctx context.Context, n *node, until time.Duration) error {
 	}
 	if err != nil {
 		ear.die(err)
-		return err
+		return false, err
 	}
-	go c.mind(n, ear, &heard)
+	go c.mind(n, ear, &last)
 	c.mu.Lock()
 	n.ear = ear
 	closed := c.closed
@@ -307,11 +315,11 @@ func (c *core) listen(ctx context.Context, n *node, until time.Duration) error {
 	if closed {
 		ear.die(ErrClosed)
 	}
-	return nil
+	return true, nil
 }
 
 // mind: a path that has fallen silent loses messages without a word. So while somebody waits it is asked once a second.
-func (c *core) mind(n *node, ear *link, heard *atomic.Int64) {
+func (c *core) mind(n *node, ear *link, last *atomic.Int64) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	asked := time.Duration(-1)
@@ -325,7 +333,7 @@ func (c *core) mind(n *node, ear *link, heard *atomic.Int64) {
 		waiting := len(n.waits) > 0
 		c.mu.Unlock()
 		switch {
-		case asked >= 0 && time.Duration(heard.Load()) < asked:
+		case asked >= 0 && time.Duration(last.Load()) < asked:
 			if now()-asked > c.settings.Bound {
 				ear.die(fmt.Errorf("%w: no messages come any more", ErrUnreachable))
 			}

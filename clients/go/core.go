@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,9 +25,6 @@ const (
 	never = time.Duration(math.MaxInt64)
 	slice = time.Second // timers sleep no longer: the machine may have been suspended
 )
-
-// told is called with a reply as it is read.
-type told func(n *node, l *link, sent time.Duration, reply any, err error)
 
 // core is all that Locks has: nodes, and what is done with them.
 type core struct {
@@ -73,11 +71,11 @@ func (c *core) call(ctx context.Context, r *request, words []string, until time.
 		r.node = n
 		c.mu.Unlock()
 		var one *entry
-		if one, err = l.post(words, bind(then, n, l), asking); err != nil {
+		if one, err = l.post(words, then, asking); err != nil {
 			return nil, err
 		}
 		var reply any
-		if reply, err = l.result(ctx, one, until); err == nil {
+		if reply, err = one.result(ctx, until); err == nil {
 			return reply, nil
 		}
 		if n, asking = c.redirected(err); n == nil {
@@ -89,15 +87,10 @@ func (c *core) call(ctx context.Context, r *request, words []string, until time.
 
 // held says who holds the lock.
 func (c *core) held(ctx context.Context, key string) (any, error) {
-	return c.call(ctx, &request{key: key}, []string{"DLOCK.HELD", key}, now()+c.settings.Bound, nil)
-}
-
-func bind(then told, n *node, l *link) func(any, error) {
-	if then == nil {
-		return nil
+	if err := c.check(); err != nil {
+		return nil, err
 	}
-	sent := now()
-	return func(reply any, err error) { then(n, l, sent, reply, err) }
+	return c.call(ctx, &request{key: key}, []string{"DLOCK.HELD", key}, now()+c.settings.Bound, nil)
 }
 
 // redirected gives the node that serves the key instead, or nil.
@@ -143,6 +136,14 @@ func (c *core) lookAround(why error) {
 	}
 }
 
+// after: a time-out may be as long as the program likes.
+func after(at, d time.Duration) time.Duration {
+	if d > never/2 {
+		return never
+	}
+	return at + d
+}
+
 func readonly(err error) bool {
 	var said ServerError
 	return errors.As(err, &said) && said.code() == "READONLY"
@@ -172,9 +173,10 @@ func (c *core) believed(sent, lease time.Duration) time.Duration {
 }
 
 // tie: the server has said that it renews this hold for this link.
-func (c *core) tie(r *request, n *node, l *link, token int64, end time.Duration) {
+func (c *core) tie(r *request, l *link, token int64, end time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	n := l.node
 	if r.outer != 0 && r.outer != token { // an upgrade: the outer hold has ended with its token
 		c.lose(n, n.ties[id{r.key, r.outer}], "upgraded")
 		r.outer, r.before = token, 0
@@ -193,7 +195,7 @@ func (c *core) tie(r *request, n *node, l *link, token int64, end time.Duration)
 func (c *core) adopt(r *request, t *tie, s *state) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t.states = append(t.states, s)
+	t.states = append(slices.DeleteFunc(t.states, (*state).isOver), s) // an outer hold may outlive any number of inner ones
 	if name := (id{r.key, t.token}); r.node.ties[name] == nil {
 		r.node.ties[name] = t
 	}
@@ -241,10 +243,10 @@ func (c *core) ring() {
 }
 
 func (c *core) expire() (next time.Duration, ended []*tie) {
-	next = never
+	next, at := never, now()
 	for _, n := range c.nodes {
 		for _, t := range n.ties {
-			if end := t.end(); end > now() {
+			if end := t.end(); end > at {
 				next = min(next, end)
 			} else {
 				c.lose(n, t, "nobody has confirmed it before its end")

@@ -68,21 +68,21 @@ func (o *Observer) waited(key string) {
 	}
 }
 
-func (o *Observer) granted(key string, after time.Duration) {
+func (o *Observer) granted(key string, since time.Duration) {
 	if o.Granted != nil {
-		o.Granted(key, after)
+		o.Granted(key, now()-since)
 	}
 }
 
-func (o *Observer) refused(key string, after time.Duration, why error) {
+func (o *Observer) refused(key string, since time.Duration, why error) {
 	if o.Refused != nil {
-		o.Refused(key, after, why)
+		o.Refused(key, now()-since, why)
 	}
 }
 
-func (o *Observer) released(key string, after time.Duration) {
+func (o *Observer) released(key string, since time.Duration) {
 	if o.Released != nil {
-		o.Released(key, after)
+		o.Released(key, now()-since)
 	}
 }
 
@@ -148,7 +148,7 @@ func (l *Locks) TryLock(ctx context.Context, key string, timeout time.Duration, 
 }
 
 func (l *Locks) acquire(ctx context.Context, key string, timeout time.Duration, options []Option) (*Hold, error) {
-	r, err := newRequest(l.core.settings, key, options)
+	r, err := newRequest(&l.core.settings, key, options)
 	if err != nil {
 		return nil, err
 	}
@@ -189,10 +189,8 @@ func (l *Locks) IsHeld(ctx context.Context, key string) (bool, error) {
 	if key == "" {
 		return false, badArgument("key", "must not be empty")
 	}
-	if err := l.core.check(); err != nil {
-		return false, err
-	}
 	held, err := l.core.held(ctx, key)
+	runtime.KeepAlive(l)
 	return held != nil, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -47,7 +48,7 @@ func (l *Locks) Election(key, name string, options ...Option) (*Election, error)
 	if name == "" {
 		return nil, badArgument("name", "must not be empty")
 	}
-	if _, err := newRequest(l.core.settings, key, options); err != nil {
+	if _, err := newRequest(&l.core.settings, key, options); err != nil {
 		return nil, err
 	}
 	return &Election{locks: l, key: key, name: name, options: options, turn: make(chan struct{}, 1)}, nil
@@ -117,11 +118,8 @@ func (e *Election) Guard(ctx context.Context, command ...any) (any, error) {
 
 // Who says who leads, by the server.
 func (e *Election) Who(ctx context.Context) (Leader, error) {
-	c := e.locks.core
-	if err := c.check(); err != nil {
-		return Leader{}, err
-	}
-	reply, err := c.held(ctx, e.key)
+	reply, err := e.locks.core.held(ctx, e.key)
+	runtime.KeepAlive(e)
 	held, ok := reply.([]any)
 	if err != nil || !ok {
 		return Leader{}, err
@@ -144,20 +142,21 @@ func (e *Election) Observe(ctx context.Context) <-chan Leader {
 		var last Leader
 		for first := true; ; {
 			now, err := e.Who(ctx)
+			var news chan Leader
 			if err == nil && (first || now != last) {
-				select {
-				case leaders <- now:
-					first, last = false, now
-				case <-ctx.Done():
-				case <-e.locks.core.done:
-				}
+				news = leaders
 			}
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return
-			case <-e.locks.core.done:
-				return
+			for asks := false; !asks; {
+				select {
+				case news <- now:
+					first, last, news = false, now, nil
+				case <-tick.C: // whoever has not read it yet gets what is then
+					asks = true
+				case <-ctx.Done():
+					return
+				case <-e.locks.core.done:
+					return
+				}
 			}
 		}
 	}()

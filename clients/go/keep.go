@@ -18,18 +18,15 @@ func (c *core) keep(n *node) {
 	ctx := context.Background()
 	for {
 		c.mu.Lock()
-		idle := n.idle()
-		n.awake = !idle
-		c.mu.Unlock()
-		var rings <-chan time.Time
-		if !idle {
-			rings = time.After(c.settings.interval())
+		if n.awake = !n.idle(); n.awake {
+			n.rings.Reset(c.settings.interval())
 		}
+		c.mu.Unlock()
 		select {
 		case <-c.done:
 			return
 		case <-n.kick:
-		case <-rings:
+		case <-n.rings.C:
 		}
 		if err := c.round(ctx, n); err != nil && c.check() == nil {
 			c.log.Info("keeping", "node", n.name, "error", err)
@@ -56,12 +53,11 @@ func (c *core) round(ctx context.Context, n *node) error {
 	c.mu.Unlock()
 	if surplus > 1 { // two in a row: it has ties that nobody knows of
 		c.log.Warn("the connection keeps holds that nobody has: it is replaced", "node", n.name)
-		fresh, err := c.open(ctx, n, now()+c.settings.Bound)
-		if err != nil {
+		stale := l
+		if l, err = c.relink(ctx, n, stale, now()+c.settings.Bound); err != nil {
 			return err
 		}
-		defer l.die(unreachable(errors.New("replaced"))) // when those with SESSION are tied to the other
-		l = c.linked(n, fresh.start())
+		defer stale.die(unreachable(errors.New("replaced"))) // when those with SESSION are tied to the other
 	}
 	var loose []*tie
 	c.mu.Lock()
@@ -80,13 +76,13 @@ func (c *core) round(ctx context.Context, n *node) error {
 	}
 	var kept *entry
 	if keeps {
-		kept, err = l.post([]string{"DLOCK.KEEP", millis(c.settings.Auto)}, bind(c.kept, n, l), false)
+		kept, err = l.post([]string{"DLOCK.KEEP", millis(c.settings.Auto)}, c.kept, false)
 	}
 	for _, one := range leaving {
 		c.farewell(n, l, one)
 	}
 	if kept != nil {
-		_, err = l.result(ctx, kept, never)
+		_, err = kept.result(ctx, never)
 	}
 	c.mu.Lock()
 	trouble := n.trouble
@@ -100,13 +96,14 @@ func (c *core) round(ctx context.Context, n *node) error {
 	return trouble
 }
 
-func (c *core) kept(n *node, l *link, sent time.Duration, reply any, err error) {
+func (c *core) kept(l *link, sent time.Duration, reply any, err error) {
 	parts, ok := reply.([]any)
 	if !ok || err != nil {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	n := l.node
 	ties := int(number(parts[0]))
 	if left, ok := parts[1].(int64); ok {
 		l.believed = sent + time.Duration(left)*time.Millisecond - c.settings.Allowance
@@ -152,16 +149,12 @@ func (c *core) retie(n *node, l *link, t *tie) {
 	case !live: // if it has just been granted, adopt puts it back
 		delete(n.ties, id{t.request.key, t.token})
 		t.detach()
-	case t.session && t.link != nil && !t.link.alive():
-		c.lose(n, t, "session") // it has ended with its connection
-		live = false
 	}
 	c.mu.Unlock()
 	if !live {
 		return
 	}
-	sent := now()
-	_, _ = l.post(t.request.renew(t.token), func(reply any, err error) {
+	_, _ = l.post(t.request.renew(t.token), func(l *link, sent time.Duration, reply any, err error) {
 		target, _ := c.redirected(err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -231,6 +224,8 @@ func (c *core) rehome(ctx context.Context, n *node) {
 		}
 		c.mu.Unlock()
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	n.tell(message{word: "again"})
 }
 
@@ -246,7 +241,7 @@ func (c *core) release(ctx context.Context, s *state) error {
 	}
 	r, t := s.request, s.tie
 	heard, until := true, now()+c.settings.Bound
-	released := func(_ *node, _ *link, _ time.Duration, reply any, err error) {
+	released := func(_ *link, _ time.Duration, reply any, err error) {
 		if gone(reply, err) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
@@ -259,7 +254,7 @@ func (c *core) release(ctx context.Context, s *state) error {
 		_, err := c.call(ctx, r, r.release(t.token), until, released)
 		switch {
 		case err == nil, errors.Is(err, ErrNotHeld) && !heard: // the first one has given it back
-			c.settings.Observer.released(r.key, now()-s.since)
+			c.settings.Observer.released(r.key, s.since)
 			return nil
 		case errors.Is(err, ErrNotHeld):
 			return err
@@ -313,10 +308,11 @@ func (c *core) farewell(n *node, l *link, one farewell) {
 	c.mu.Lock()
 	words, inner, outer := r.release(one.token), r.before > 0, r.outer
 	c.mu.Unlock()
-	told := func(reply any, err error) { c.farewelled(n, one, reply, err) }
+	undone := func(err error) { c.farewelled(n, one, nil, err) }
 	last := func() {
+		told := func(_ *link, _ time.Duration, reply any, err error) { c.farewelled(n, one, reply, err) }
 		if _, err := l.post(words, told, false); err != nil {
-			told(nil, err)
+			undone(err)
 		}
 	}
 	switch {
@@ -327,7 +323,7 @@ func (c *core) farewell(n *node, l *link, one farewell) {
 		last()
 	default: // if an upgrade was granted before, the outer hold has ended: nothing of it is left over
 		_, _ = l.post(r.words("CANCEL"), nil, false)
-		_, err := l.post(r.words("HELD"), func(reply any, _ error) {
+		_, err := l.post(r.words("HELD"), func(_ *link, _ time.Duration, reply any, _ error) {
 			if held, ok := reply.([]any); ok && number(held[0]) != outer {
 				token := strconv.FormatInt(number(held[0]), 10)
 				_, _ = l.post(r.words("RELEASE", "TOKEN", token, "HOLDS", "0"), nil, false)
@@ -335,7 +331,7 @@ func (c *core) farewell(n *node, l *link, one farewell) {
 			last()
 		}, false)
 		if err != nil {
-			told(nil, err)
+			undone(err)
 		}
 	}
 }

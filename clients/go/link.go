@@ -16,24 +16,30 @@ import (
 
 var errNoAnswer = fmt.Errorf("%w: the server does not answer", ErrUnreachable)
 
-const few = 16
+const (
+	few    = 16                    // commands under way: with more a buffer may be full
+	moment = 10 * time.Millisecond // so much later than asked for nobody minds an end
+)
+
+// told is called with a reply as it is read: the link's, to what was sent then.
+type told func(l *link, sent time.Duration, reply any, err error)
 
 // An entry is a command whose reply is to come.
 type entry struct {
-	then  func(reply any, err error)
-	done  chan struct{}
-	reply any
-	err   error
-	due   time.Duration
+	then      told
+	done      chan struct{}
+	reply     any
+	err       error
+	sent, due time.Duration
 }
 
-// A link is one connection that everybody shares: one writes at a time, and a goroutine reads replies in the order of the commands.
-// What a reply changes is changed where it is read (then), whether or not anybody waits for it.
+// A link is one connection to a node that everybody shares: one writes at a time, and a goroutine reads replies in the
+// order of the commands. What a reply changes is changed where it is read (then), whether or not anybody waits for it.
 type link struct {
+	node   *node
 	bound  time.Duration
 	conn   net.Conn
-	closer func() // what the library has around the connection
-	died   func()
+	closer func()                     // what the library has around the connection
 	hear   func(reply any, err error) // an ear's: nothing that comes is a reply
 
 	mu      sync.Mutex
@@ -42,7 +48,6 @@ type link struct {
 	writing bool // somebody does
 	out     []byte
 	err     error
-	wake    chan struct{}
 	over    chan struct{}
 
 	// Of what is held, under the core's mutex. What is believed holds for ties up to the serial number kept.
@@ -50,45 +55,36 @@ type link struct {
 	believed                    time.Duration
 }
 
-func newLink(conn net.Conn, closer func(), bound time.Duration, died func()) *link {
-	return &link{
-		conn: conn, closer: closer, bound: bound, died: died, wake: make(chan struct{}, 1), over: make(chan struct{}),
-	}
+func newLink(n *node, conn net.Conn, closer func()) *link {
+	return &link{node: n, conn: conn, closer: closer, bound: n.core.settings.Bound, over: make(chan struct{})}
 }
 
 func (l *link) start() *link {
-	go l.write()
 	go l.read()
 	return l
 }
 
-// write is the writer: it writes what callers leave to it.
-func (l *link) write() {
-	for {
-		select {
-		case <-l.wake:
-		case <-l.over:
-			return
-		}
-		for l.writeOut() {
-		}
-	}
-}
-
-// writeOut writes what there is. False: there was nothing, and nobody writes any more.
-func (l *link) writeOut() bool {
-	l.mu.Lock()
-	data := l.out
-	l.out = nil
-	l.writing = len(data) > 0
-	l.mu.Unlock()
-	if len(data) == 0 {
-		return false
-	}
+// write writes this, and gives what has come meanwhile. Nothing: nobody writes any more.
+func (l *link) write(data []byte) []byte {
 	if _, err := l.conn.Write(data); err != nil {
 		l.die(unreachable(err))
 	}
-	return true
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.next(data[:0])
+}
+
+// next gives what there is to write, for a buffer that is free again. Under the link's mutex.
+func (l *link) next(buffer []byte) (data []byte) {
+	data, l.out = l.out, buffer
+	l.writing = len(data) > 0
+	return data
+}
+
+func (l *link) writeAll(data []byte) {
+	for len(data) > 0 {
+		data = l.write(data)
+	}
 }
 
 func (l *link) read() {
@@ -113,21 +109,22 @@ func (l *link) read() {
 		one := l.pending[0]
 		l.pending[0], l.pending = nil, l.pending[1:]
 		l.mu.Unlock()
-		one.answer(reply, err)
+		l.answer(one, reply, err)
 	}
 }
 
-func (e *entry) answer(reply any, err error) {
-	e.reply, e.err = reply, err
-	if e.then != nil {
-		e.then(reply, err)
+func (l *link) answer(one *entry, reply any, err error) {
+	one.reply, one.err = reply, err
+	if one.then != nil {
+		one.then(l, one.sent, reply, err)
 	}
-	close(e.done)
+	close(one.done)
 }
 
 // post sends a command and waits for nothing.
-func (l *link) post(words []string, then func(any, error), asking bool) (*entry, error) {
-	one := &entry{then: then, done: make(chan struct{}), due: now() + l.bound}
+func (l *link) post(words []string, then told, asking bool) (*entry, error) {
+	sent := now()
+	one := &entry{then: then, done: make(chan struct{}), sent: sent, due: sent + l.bound}
 	l.mu.Lock()
 	if l.err != nil {
 		defer l.mu.Unlock()
@@ -145,22 +142,17 @@ func (l *link) post(words []string, then func(any, error), asking bool) (*entry,
 			time.AfterFunc(l.bound, l.watch)
 		}
 	}
-	// With so little under way no buffer is full: to write it here cannot block, and costs no switch of goroutines.
-	first, here := !l.writing, len(l.pending) <= few
-	l.writing = true
-	l.mu.Unlock()
-	if first && here {
-		l.writeOut()
-		l.mu.Lock()
-		l.writing = len(l.out) > 0
-		first = l.writing
+	if l.writing { // whoever does takes it along
 		l.mu.Unlock()
+		return one, nil
 	}
-	if first { // the rest, or all of it
-		select {
-		case l.wake <- struct{}{}:
-		default:
-		}
+	data, here := l.next(nil), len(l.pending) <= few
+	l.mu.Unlock()
+	if here { // with so little under way no buffer is full: it cannot block, and costs no switch of goroutines
+		data = l.write(data)
+	}
+	if len(data) > 0 { // the rest, or all of it
+		go l.writeAll(data)
 	}
 	return one, nil
 }
@@ -180,16 +172,20 @@ func (l *link) watch() {
 	}
 }
 
-// result waits for the reply.
-func (l *link) result(ctx context.Context, one *entry, until time.Duration) (any, error) {
-	timer := time.NewTimer(until - now())
-	defer timer.Stop()
+// result waits for the reply. The link ends what is late, so only who waits for less needs a timer.
+func (e *entry) result(ctx context.Context, until time.Duration) (any, error) {
+	var late <-chan time.Time
+	if until < e.due-moment {
+		timer := time.NewTimer(until - now())
+		defer timer.Stop()
+		late = timer.C
+	}
 	select {
-	case <-one.done:
-		return one.reply, one.err
+	case <-e.done:
+		return e.reply, e.err
 	case <-ctx.Done():
 		return nil, ctx.Err()
-	case <-timer.C:
+	case <-late:
 		return nil, errNoAnswer
 	}
 }
@@ -199,7 +195,7 @@ func (l *link) call(ctx context.Context, words []string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.result(ctx, one, never)
+	return one.result(ctx, never)
 }
 
 // die: all that was asked has failed, and nothing can be asked any more. Not to be called under the core's mutex.
@@ -217,9 +213,9 @@ func (l *link) die(why error) {
 	_ = l.conn.Close()
 	go l.closer()
 	for _, one := range pending {
-		one.answer(nil, why)
+		l.answer(one, nil, why)
 	}
-	l.died()
+	l.node.parted(l)
 }
 
 func (l *link) alive() bool {

@@ -81,6 +81,7 @@ type node struct {
 	name    string
 	opening chan struct{}
 	kick    chan struct{}
+	rings   *time.Timer // it is time for the next round
 
 	// Under the core's mutex.
 	link, ear   *link
@@ -97,10 +98,11 @@ func (n *node) currentLink() *link {
 	return n.link
 }
 
-func (n *node) currentEar() *link {
+// hears says whether messages come from the node, and whether they never will.
+func (n *node) hears() (heard, deaf bool) {
 	n.core.mu.Lock()
 	defer n.core.mu.Unlock()
-	return n.ear
+	return n.ear.alive(), n.deaf
 }
 
 func (n *node) idle() bool { return len(n.ties)+len(n.waits)+len(n.leaving) == 0 }
@@ -113,18 +115,32 @@ func (n *node) rouse() {
 	}
 }
 
-// wake: there is something to be kept or left, in its time. Under the core's mutex.
+// wake: there is something to be kept or left, in its time: most locks are given back before that. Under the core's mutex.
 func (n *node) wake() {
 	if !n.awake {
 		n.awake = true
-		n.rouse()
+		n.rings.Reset(n.core.settings.interval())
 	}
 }
 
-// tell tells all who wait.
-func (n *node) tell(one message) {
+// parted: with a connection end the holds with SESSION and the places of those who wait, and the others are to be tied anew.
+func (n *node) parted(l *link) {
 	n.core.mu.Lock()
 	defer n.core.mu.Unlock()
+	n.tell(message{word: "again"})
+	if l.ties == 0 {
+		return
+	}
+	for _, t := range n.ties {
+		if t.session && t.link == l {
+			n.core.lose(n, t, "session")
+		}
+	}
+	n.rouse()
+}
+
+// tell tells all who wait. Under the core's mutex.
+func (n *node) tell(one message) {
 	for _, waits := range n.waits {
 		for _, w := range waits {
 			w.tell(one)

@@ -183,9 +183,9 @@ func (h *QuorumHold) wait(ctx context.Context, lease time.Duration, end time.Tim
 		return 0, err
 	}
 	block := max(1, time.Until(end).Milliseconds()) // BLOCK 0 would be without bound
-	client = client.WithTimeout(time.Duration(block)*time.Millisecond + h.quorum.bound)
+	patient := client.WithTimeout(time.Duration(block)*time.Millisecond + h.quorum.bound)
 	h.asked[h.first], h.longest = true, max(h.longest, lease)
-	return h.ask(client, h.first, "DLOCK.ACQUIRE", h.Lock, h.Owner, max(1, lease.Milliseconds()), "BLOCK", block)
+	return h.ask(patient, h.first, "DLOCK.ACQUIRE", h.Lock, h.Owner, max(1, lease.Milliseconds()), "BLOCK", block)
 }
 
 func (h *QuorumHold) connect(client *redis.Client, n int) (err error) {

@@ -280,6 +280,24 @@ func TestQuorumIsLeftWhenCancelled(t *testing.T) {
 	}, "masters")
 }
 
+// Before it has asked, as it asks, and when it has: the race detector looks on.
+func TestQuorumIsLeftWhenCancelledAtOnce(t *testing.T) {
+	in(t, func(s stage) {
+		quorum := s.quorum("A B C")
+		hold, err := s.acquire(quorum, patience)
+		s.must(err)
+		for range 100 {
+			inner, cancel := context.WithCancel(ctx)
+			time.AfterFunc(mathrand.N(5*time.Millisecond), cancel)
+			_, err := quorum.Acquire(inner, s.key, ages, patience)
+			s.isError(err, context.Canceled)
+		}
+		s.awaitQueued(0)
+		hold.Release()
+		s.isFree("A", "B", "C")
+	}, "masters")
+}
+
 func TestQuorumGivesBackWhereNobodyAnswered(t *testing.T) {
 	in(t, func(s stage) {
 		path := s.pathTo(s.master("A"))
@@ -297,7 +315,13 @@ func TestQuorumGivesBackWhereNobodyAnswered(t *testing.T) {
 		_, err := s.acquire(quorum, 0)
 		s.isError(err, ErrQuorumTimeout)
 		s.at("B", "DLOCK.RELEASE", s.key, "other")
+		messages := s.messages() // before it has come, A is free, too
 		path.thaw()
+		select {
+		case <-messages:
+		case <-time.After(patience):
+			s.Fatal("it is not given back")
+		}
 		s.awaitGone()
 		s.isFree("A", "B", "C")
 	}, "masters")

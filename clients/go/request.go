@@ -10,7 +10,7 @@ import (
 
 // A request is one owner's wish for one lock, as words of commands.
 type request struct {
-	settings      Settings
+	settings      *Settings
 	key, owner    string
 	named, looked bool
 	limit         []string
@@ -67,7 +67,7 @@ func Owner(name string) Option {
 // OnLost is called, by a goroutine of its own, when the lock is lost.
 func OnLost(work func(why error)) Option { return func(r *request) { r.lost = work } }
 
-func newRequest(settings Settings, key string, options []Option) (*request, error) {
+func newRequest(settings *Settings, key string, options []Option) (*request, error) {
 	r := &request{settings: settings, key: key, owner: rand.Text(), looked: true}
 	if key == "" {
 		return nil, badArgument("key", "must not be empty")
@@ -87,7 +87,8 @@ func (r *request) within(held any) {
 }
 
 func (r *request) words(name string, rest ...string) []string {
-	return append([]string{"DLOCK." + name, r.key, r.owner}, rest...)
+	words := make([]string, 0, 16) // room for the longest
+	return append(append(words, "DLOCK."+name, r.key, r.owner), rest...)
 }
 
 func (r *request) auto(words []string) []string {
@@ -97,8 +98,8 @@ func (r *request) auto(words []string) []string {
 	return append(words, "AUTO", millis(r.settings.Auto))
 }
 
-func (r *request) holds() []string {
-	return append([]string{"HOLDS", strconv.FormatInt(r.before+1, 10)}, r.limit...)
+func (r *request) holds(words []string) []string {
+	return append(append(words, "HOLDS", strconv.FormatInt(r.before+1, 10)), r.limit...)
 }
 
 func (r *request) take() []string {
@@ -106,7 +107,7 @@ func (r *request) take() []string {
 	if r.atOnce {
 		verb = "ACQUIRE"
 	}
-	words := append(r.auto(r.words(verb, millis(r.settings.Lease))), r.holds()...)
+	words := r.holds(r.auto(r.words(verb, millis(r.settings.Lease))))
 	if !r.atOnce {
 		words = append(words, "CLAIM", millis(r.settings.Claim))
 	}
@@ -116,7 +117,7 @@ func (r *request) take() []string {
 // wait: the first lease is short, until whoever has waited has confirmed the grant.
 func (r *request) wait(how ...string) []string {
 	words := append(r.words("FAIRACQUIRE", millis(min(r.settings.Lease, 3*time.Second))), how...)
-	return append(append(words, "CLAIM", millis(r.settings.Claim)), r.holds()...)
+	return r.holds(append(words, "CLAIM", millis(r.settings.Claim)))
 }
 
 func (r *request) renew(token int64) []string {

@@ -25,12 +25,12 @@ func (c *core) take(ctx context.Context, r *request, timeout time.Duration) (*ti
 	asked := now()
 	r.atOnce, r.deadline, r.end = timeout == 0, never, never
 	if timeout > 0 {
-		r.deadline, r.end = asked+timeout, asked+timeout
+		r.deadline, r.end = after(asked, timeout), after(asked, timeout)
 	} else if r.atOnce {
 		r.end = asked + c.settings.Bound
 	}
 	if at, ok := ctx.Deadline(); ok {
-		r.deadline = min(r.deadline, asked+time.Until(at))
+		r.deadline = min(r.deadline, after(asked, time.Until(at)))
 	}
 	t, err := c.asking(ctx, r, timeout)
 	if r.asked && t == nil && !errors.Is(err, ErrReplaced) && (err != nil || r.queued) { // its claim would keep the place
@@ -40,9 +40,9 @@ func (c *core) take(ctx context.Context, r *request, timeout time.Duration) (*ti
 		c.settings.Observer.waited(r.key)
 	}
 	if t == nil {
-		c.settings.Observer.refused(r.key, now()-asked, err)
+		c.settings.Observer.refused(r.key, asked, err)
 	} else {
-		c.settings.Observer.granted(r.key, now()-asked)
+		c.settings.Observer.granted(r.key, asked)
 	}
 	return t, err
 }
@@ -119,9 +119,9 @@ func (c *core) attempt(ctx context.Context, r *request) (*tie, error) {
 	}
 	r.asked = true
 	if !r.queued {
-		granted := func(n *node, l *link, sent time.Duration, reply any, err error) {
+		granted := func(l *link, sent time.Duration, reply any, err error) {
 			if grant, ok := reply.([]any); ok && err == nil {
-				c.tie(r, n, l, number(grant[0]), c.believed(sent, c.settings.Lease))
+				c.tie(r, l, number(grant[0]), c.believed(sent, c.settings.Lease))
 			}
 		}
 		reply, err := c.call(ctx, r, r.take(), c.until(r), granted)
@@ -138,24 +138,13 @@ func (c *core) attempt(ctx context.Context, r *request) (*tie, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.mu.Lock()
-	deaf := n.deaf
-	c.mu.Unlock()
-	if !deaf {
-		if err = c.listen(ctx, n, c.until(r)); err == nil {
-			return c.queue(ctx, n, r)
-		}
-		if !passes(err) {
-			if said := ServerError(""); !errors.As(err, &said) {
-				return nil, err
-			}
-			c.mu.Lock()
-			n.deaf = true
-			c.mu.Unlock()
-			c.log.Warn("waits block on connections of their own, since messages cannot be heard", "error", err)
-		}
-	}
-	if now() >= r.deadline {
+	heard, err := c.listen(ctx, n, c.until(r))
+	switch {
+	case heard:
+		return c.queue(ctx, n, r)
+	case err != nil && !passes(err):
+		return nil, err
+	case now() >= r.deadline:
 		return nil, nil
 	}
 	return c.block(ctx, n, r)
@@ -286,9 +275,9 @@ func (c *core) block(ctx context.Context, n *node, r *request) (*tie, error) {
 }
 
 func (c *core) confirm(ctx context.Context, r *request, token int64) (*tie, error) {
-	renewed := func(n *node, l *link, sent time.Duration, reply any, err error) {
+	renewed := func(l *link, sent time.Duration, reply any, err error) {
 		if left, ok := reply.(int64); ok && err == nil {
-			c.tie(r, n, l, token, c.believed(sent, time.Duration(left)*time.Millisecond))
+			c.tie(r, l, token, c.believed(sent, time.Duration(left)*time.Millisecond))
 		}
 	}
 	if _, err := c.call(ctx, r, r.renew(token), c.until(r), renewed); err != nil {

@@ -1,0 +1,253 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// What seldom happens, and must go well all the same.
+
+// Nobody listens any more: the hold has ended with the connection, and not with the lease.
+func TestASessionIsToldLostWithItsConnection(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: 10 * patience})
+		hold := s.lock(locks, Session())
+		s.control("close " + path)
+		s.isLost(hold)
+		s.awaitGone()
+	}, "single")
+}
+
+func TestATimeOutThatNeverEnds(t *testing.T) {
+	in(t, func(s stage) {
+		for _, long := range []time.Duration{math.MaxInt64, 100 * 365 * 24 * time.Hour} {
+			hold, err := s.locks.TryLock(ctx, s.key, long)
+			s.must(err)
+			s.must(hold.Release(ctx))
+			s.hold()
+			waits := make(chan outcome, 2)
+			inner, cancel := context.WithTimeout(ctx, long)
+			defer cancel()
+			go func() {
+				hold, err := s.locks.TryLock(ctx, s.key, long)
+				waits <- outcome{hold, err}
+			}()
+			s.awaitQueued(1)
+			go func() {
+				hold, err := s.locks.Lock(inner, s.key)
+				waits <- outcome{hold, err}
+			}()
+			s.awaitQueued(2)
+			s.handOver("other")
+			s.must(s.had(waits).Release(ctx))
+			s.must(s.had(waits).Release(ctx))
+			s.awaitGone()
+		}
+	}, "single")
+}
+
+func TestInnerHoldsLeaveNothing(t *testing.T) {
+	in(t, func(s stage) {
+		outer := s.lock(s.locks, Owner("me"))
+		for range 100 {
+			s.must(s.lock(s.locks, Owner("me")).Release(ctx))
+		}
+		c := s.locks.core
+		c.mu.Lock()
+		states := len(outer.state.tie.states)
+		c.mu.Unlock()
+		s.check(states <= 2, "%d holds are remembered", states)
+		s.awaitKept(outer, 1)
+		s.must(outer.Release(ctx))
+		s.awaitGone()
+	}, "single")
+}
+
+// While the keeper replaces a link that has ties too many, that one dies, and somebody else wants one.
+func TestALinkThatIsReplacedLeavesNoOther(t *testing.T) {
+	in(t, func(s stage) {
+		path, name, dialled := s.path(addresses("single")[0]), "replaced-"+randomKey(), &atomic.Int64{}
+		locks := s.with(redis.NewClient(&redis.Options{
+			Addr: path, ClientName: name, Dialer: func(ctx context.Context, network, address string) (net.Conn, error) {
+				dialled.Add(1)
+				return (&net.Dialer{}).DialContext(ctx, network, address)
+			},
+		}), Settings{Lease: 2 * long, Auto: 4 * long})
+		hold := s.lock(locks)
+		before := s.holder().int("client")
+		s.control("delay " + path + " 200")
+		c, n := locks.core, hold.state.request.node
+		c.mu.Lock()
+		stale := n.link
+		stale.surplus = 2
+		n.rouse()
+		c.mu.Unlock()
+		s.until("another is opened", func() bool { return dialled.Load() > 1 })
+		stale.die(unreachable(errors.New("it has died")))
+		other := s.had(s.startAt(ctx, locks, s.key+":other"))
+		s.control("delay " + path + " 0")
+		s.until("the hold has another connection", func() bool {
+			client := s.holder().int("client")
+			return client != 0 && client != before
+		})
+		s.until("there is one connection", func() bool {
+			return strings.Count(connection(addresses("single")[0]).ClientList(ctx).Val(), name) == 1
+		})
+		s.awaitKept(hold, 0)
+		s.must(other.Release(ctx))
+		s.must(hold.Release(ctx))
+		s.awaitGone()
+	}, "single")
+}
+
+// user is one of the single server, with this rule.
+func (s stage) user(rule ...any) (name string, set func(rule ...any)) {
+	name, server := "user-"+randomKey(), connection(addresses("single")[0])
+	set = func(rule ...any) { s.must(server.Do(ctx, append([]any{"ACL", "SETUSER", name}, rule...)...).Err()) }
+	set(append([]any{"on", ">word", "~*", "&*", "+@all"}, rule...)...)
+	s.Cleanup(func() { server.Do(ctx, "ACL", "DELUSER", name) })
+	return name, set
+}
+
+// That a connection was refused once does not mean that messages cannot be heard.
+func TestARefusedConnectionIsNoLackOfTheChannel(t *testing.T) {
+	in(t, func(s stage) {
+		name, set := s.user()
+		log := &logged{}
+		locks := s.with(client("single", "", name, "word"), Settings{Logger: slog.New(log)})
+		s.hold()
+		_, err := locks.TryLock(ctx, s.key, 0)
+		s.isError(err, ErrTaken)
+		set("resetpass", ">other")
+		_, err = locks.Lock(ctx, s.key)
+		s.check(err != nil && strings.Contains(err.Error(), "invalid username-password pair"), "%v", err)
+		set("resetpass", ">word")
+		wait := s.start(ctx, locks)
+		s.awaitQueued(1)
+		s.handOver("other")
+		s.must(s.had(wait).Release(ctx))
+		s.check(log.count("cannot be heard") == 0, "it is deaf")
+		s.awaitGone()
+	}, "single")
+}
+
+func TestNoRightToTheChannelIsSaidOnce(t *testing.T) {
+	in(t, func(s stage) {
+		name, _ := s.user("resetchannels")
+		log := &logged{}
+		locks := s.with(client("single", "", name, "word"), Settings{Logger: slog.New(log)})
+		s.hold()
+		waits := make(chan outcome, 10)
+		for range cap(waits) {
+			go func() {
+				hold, err := locks.Lock(ctx, s.key)
+				waits <- outcome{hold, err}
+			}()
+		}
+		s.awaitQueued(cap(waits))
+		s.handOver("other")
+		for range cap(waits) {
+			s.must(s.had(waits).Release(ctx))
+		}
+		s.check(log.count("cannot be heard") == 1, "%d times", log.count("cannot be heard"))
+		s.awaitGone()
+	}, "single")
+}
+
+// Messages are heard where a PING is refused.
+func TestAWaitWithoutTheRightToPing(t *testing.T) {
+	in(t, func(s stage) {
+		name, _ := s.user("-ping")
+		log := &logged{}
+		locks := s.with(client("single", "", name, "word"), Settings{Logger: slog.New(log)})
+		s.hold()
+		wait := s.start(ctx, locks)
+		s.awaitQueued(1)
+		s.until("it was asked for a PING three times", func() bool {
+			_, queue := s.info()
+			return queue[0].int("waited-ms") > 4000
+		})
+		s.check(log.count("still waiting") == 0, "the wait has begun again")
+		s.handOver("other")
+		s.must(s.had(wait).Release(ctx))
+		s.awaitGone()
+	}, "single")
+}
+
+// The collector takes no Locks that are at work, though nobody needs them afterwards.
+func TestLocksAtWorkAreNotCollected(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		s.control("delay " + path + " 200")
+		for name, work := range map[string]func(*Locks) error{
+			"IsHeld": func(locks *Locks) error {
+				_, err := locks.IsHeld(ctx, s.key)
+				return err
+			},
+			"Who": func(locks *Locks) error {
+				election, err := locks.Election(s.key, "me")
+				if err == nil {
+					_, err = election.Who(ctx)
+				}
+				return err
+			},
+			"TryLock": func(locks *Locks) error {
+				_, err := locks.TryLock(ctx, s.key, 0)
+				return err
+			},
+		} {
+			done := make(chan error)
+			go func() {
+				locks, err := New(redis.NewClient(&redis.Options{Addr: path}), Settings{})
+				if err == nil {
+					err = work(locks)
+				}
+				done <- err
+			}()
+			for collect := true; collect; {
+				select {
+				case err := <-done:
+					collect = false
+					s.check(err == nil, "%s: %v", name, err)
+				case <-time.After(20 * time.Millisecond):
+					runtime.GC()
+				}
+			}
+		}
+		s.awaitGone()
+	}, "single")
+}
+
+// Whoever reads late gets who leads now, and not who led before.
+func TestWhoReadsLateGetsTheLastLeader(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		election, err := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{}).Election(s.key, "me")
+		s.must(err)
+		asked := func() (seen int64) {
+			_, err := fmt.Sscan(s.control("commands "+path), &seen)
+			s.must(err)
+			return seen
+		}
+		s.hold()
+		leaders := election.Observe(s.Context())
+		s.until("it was asked", func() bool { return asked() > 0 })
+		s.handOver("other")
+		before := asked()
+		s.until("it was asked again, and was answered", func() bool { return asked() > before+1 })
+		leader := <-leaders
+		s.check(leader == Leader{}, "%v", leader)
+	}, "single")
+}
