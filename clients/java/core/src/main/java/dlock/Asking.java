@@ -51,10 +51,14 @@ public final class Asking {
 
     /** What the owner's name begins with. It is what others see. */
     public Asking owner(String name) {
+        return owner(name, ':');
+    }
+
+    Asking owner(String name, char end) {
         if (name == null || name.isEmpty()) {
             throw new IllegalArgumentException("owner must not be empty");
         }
-        owner = name;
+        owner = name + end;
         return this;
     }
 
@@ -106,7 +110,7 @@ public final class Asking {
     private Request request() {
         locks.core.check();
         String name = UUID.randomUUID().toString();
-        return new Request(locks.core.settings, key, owner == null ? name : owner + ":" + name, limit, session, null);
+        return new Request(locks.core.settings, key, owner == null ? name : owner + name, limit, session, null);
     }
 
     private Hold hold(Take take) {

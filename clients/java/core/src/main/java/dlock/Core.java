@@ -1,20 +1,14 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
-import static java.lang.System.Logger.Level.DEBUG;
 import static java.lang.System.Logger.Level.ERROR;
 import static java.lang.System.Logger.Level.WARNING;
 
-import dlock.DLockException.NoAck;
-import dlock.DLockException.Refused;
 import dlock.DLockException.Unavailable;
 import java.time.Duration;
-import java.util.Collection;
-import java.util.Map;
 import java.util.UUID;
 import java.util.concurrent.Callable;
 import java.util.concurrent.CompletableFuture;
-import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Executor;
 import java.util.concurrent.Future;
 import java.util.concurrent.ScheduledThreadPoolExecutor;
@@ -24,38 +18,31 @@ import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.Consumer;
 
 /**
- * All that the locks of one program have: nodes, and what is done with them.
+ * What all locks of one program share: threads, the guard, what is held, and the clock that tells what is lost. Who serves
+ * what is in {@link Routes}, how a lock is taken in {@link Take}, kept in {@link Keeper} and given back in {@link Leaving}.
  *
  * <p>What a reply changes is changed where it is read, in the order of replies, whether or not anybody still waits. The
- * guard is held for that only, never while anything is waited for. The timer waits for nothing; what may block runs in
- * the background; the program's own code has threads apart, so that nothing of ours waits for it.
+ * guard is held for that only, never while anything is waited for. The timer waits for nothing, no socket either; what may
+ * block runs in the background; the program's own code has threads apart, so that nothing of ours waits for it.
  */
 final class Core {
-    /** Hears a reply: who has said it, on which link, and when it was asked. */
-    interface Told {
-        void told(Node node, Link link, long sent, Object reply, RuntimeException why);
-    }
-
     static final System.Logger LOG = System.getLogger("dlock");
-    private static final long SECOND = 1_000_000_000L;
+    static final long SECOND = 1_000_000_000L;
 
     final Connector connector;
     final Settings settings;
     final long boundNanos;
-    final long leaseNanos;
     final long allowanceNanos;
     final String channel = "dlock:" + UUID.randomUUID();
     final ReentrantLock guard = new ReentrantLock();
-    final ScheduledThreadPoolExecutor timer;
+    private final ScheduledThreadPoolExecutor timer;
     /** For our own steps: connections, and what is tried again. They wait for nothing that the program does. */
     final Executor background;
     /** For the program's own code: what it has said is to be done then. */
     final Executor callbacks;
-    private final Map<String, Node> nodes = new ConcurrentHashMap<>();
-    private final Map<Integer, String> moved = new ConcurrentHashMap<>();
-    private CompletableFuture<Void> refreshing; // by the guard, as the alarm is
-    private long refreshedAt = BootClock.now() - SECOND;
-    private long alarm = Long.MAX_VALUE;
+    final Routes routes = new Routes(this);
+    final Leaving leaving = new Leaving(this);
+    private long alarm = Long.MAX_VALUE; // by the guard
     private Future<?> alarmed;
     volatile boolean closed;
 
@@ -63,7 +50,6 @@ final class Core {
         this.connector = connector;
         this.settings = settings;
         boundNanos = settings.bound().toNanos();
-        leaseNanos = settings.lease().toNanos();
         allowanceNanos = settings.allowance().toNanos();
         timer = new ScheduledThreadPoolExecutor(1, task -> daemon(task, "dlock-clock"));
         timer.setRemoveOnCancelPolicy(true);
@@ -85,15 +71,23 @@ final class Core {
         }
     }
 
+    /** In the background, so long from now; after the end at once. */
+    Future<?> later(long nanos, Runnable work) {
+        Future<?> then = timer.schedule(() -> background.execute(work), nanos, TimeUnit.NANOSECONDS);
+        if (timer.isShutdown() && !then.isDone() && then.cancel(false)) {
+            background.execute(work); // it would come too late, or never
+        }
+        return then;
+    }
+
     /** Runs what may block where it can be given up. What comes too late is thrown away. */
     <T> CompletableFuture<T> bounded(Callable<T> work, Consumer<T> late) {
         if (closed) {
             return CompletableFuture.failedFuture(new Unavailable("these locks are closed", null));
         }
         CompletableFuture<T> done = new CompletableFuture<>();
-        Future<?> limit = timer.schedule(() -> done.completeExceptionally(
-                new Unavailable("no connection within " + settings.bound().toMillis() + " ms", null)), boundNanos,
-                TimeUnit.NANOSECONDS);
+        Future<?> limit = later(boundNanos, () -> done.completeExceptionally(
+                new Unavailable("no connection within " + settings.bound().toMillis() + " ms", null)));
         background.execute(() -> {
             if (done.isDone()) {
                 return; // given up before there was a thread for it
@@ -116,7 +110,7 @@ final class Core {
     void tell(Consumer<Observer> what) {
         try {
             what.accept(settings.observer());
-        } catch (RuntimeException error) {
+        } catch (RuntimeException | Error error) { // of a library that does not fit, too
             LOG.log(ERROR, "the observer has failed", error);
         }
     }
@@ -125,132 +119,9 @@ final class Core {
         return Duration.ofNanos(Math.max(0, BootClock.now() - began));
     }
 
+    /** Until when so many milliseconds are believed, counted from the sending. Two of them are the server's rounding. */
     long end(long sent, long leftMs) {
         return sent + (leftMs - 2) * 1_000_000 - allowanceNanos;
-    }
-
-    // ---- where ------------------------------------------------------------------------------------------------------
-
-    Node node(String name) {
-        Node node = nodes.get(name);
-        return node != null ? node : nodes.computeIfAbsent(name, one -> new Node(this, one));
-    }
-
-    Collection<Node> nodes() {
-        return nodes.values();
-    }
-
-    /** Who serves the slot, as far as we know; else null. */
-    Node route(int slot) {
-        String name = connector.cluster() ? moved.getOrDefault(slot, null) : "";
-        name = name != null ? name : connector.node(slot);
-        return name == null ? null : node(name);
-    }
-
-    /** The node that the error names, or null. It is remembered until the map has been asked for anew. */
-    String redirected(Refused error) {
-        String[] words = error.getMessage().split(" ");
-        if (words.length < 3 || !(words[0].equals("MOVED") || words[0].equals("ASK"))) {
-            return null;
-        }
-        if (words[0].equals("MOVED")) {
-            moved.put(Integer.valueOf(words[1]), words[2]);
-        }
-        return words[2];
-    }
-
-    /** Asks whoever serves the request's key, by up to four redirections. */
-    void call(Request request, byte[][] words, Told then) {
-        Node node = route(request.slot);
-        if (node != null) {
-            call(node, words, then, 4, false);
-            return;
-        }
-        refresh().whenComplete((done, why) -> {
-            Node found = why == null ? route(request.slot) : null;
-            if (found == null) {
-                then.told(null, null, 0, null, why != null ? DLockException.of(why)
-                        : new Unavailable("nobody serves the slot " + request.slot, null));
-            } else {
-                call(found, words, then, 4, false);
-            }
-        });
-    }
-
-    CompletableFuture<Object> ask(Request request, byte[][] words) {
-        CompletableFuture<Object> done = new CompletableFuture<>();
-        call(request, words, (node, link, sent, reply, why) -> {
-            if (why == null) {
-                done.complete(reply);
-            } else {
-                done.completeExceptionally(why);
-            }
-        });
-        return done;
-    }
-
-    private void call(Node node, byte[][] words, Told then, int left, boolean asking) {
-        node.link().whenComplete((link, why) -> {
-            if (why != null) {
-                then.told(node, null, 0, null, DLockException.of(why));
-                return;
-            }
-            long sent = BootClock.now();
-            if (asking) {
-                link.post(Request.words("ASKING"), (reply, no) -> {});
-            }
-            link.post(words, (reply, error) -> {
-                String target = error instanceof Refused refused && left > 0 ? redirected(refused) : null;
-                if (target != null) {
-                    boolean ask = ((Refused) error).code().equals("ASK");
-                    background.execute(() -> call(node(target), words, then, left - 1, ask));
-                } else {
-                    then.told(node, link, sent, reply, error);
-                }
-            });
-        });
-    }
-
-    /** After an error that passes. */
-    void lookAround(RuntimeException error) {
-        if (error instanceof Refused refused && refused.code().equals("READONLY")) {
-            for (Node node : nodes()) {
-                Link link = node.live; // it has become a replica: who is primary now is found by connecting
-                if (link != null) {
-                    link.die(new Unavailable(error.getMessage(), error));
-                }
-            }
-        }
-        if (connector.cluster()) {
-            refresh();
-        }
-    }
-
-    private CompletableFuture<Void> refresh() {
-        CompletableFuture<Void> mine;
-        guard.lock();
-        try {
-            if (refreshing != null && (!refreshing.isDone() || BootClock.now() - refreshedAt < SECOND / 10)) {
-                return refreshing;
-            }
-            refreshedAt = BootClock.now();
-            mine = refreshing = new CompletableFuture<>();
-        } finally {
-            guard.unlock();
-        }
-        this.<Void>bounded(() -> {
-            connector.refresh();
-            moved.clear();
-            return null;
-        }, late -> {}).whenComplete((done, why) -> {
-            if (why == null) {
-                mine.complete(null);
-            } else {
-                LOG.log(DEBUG, "the cluster does not say who serves what: {0}", why.getMessage());
-                mine.completeExceptionally(why);
-            }
-        });
-        return mine;
     }
 
     // ---- what is held -----------------------------------------------------------------------------------------------
@@ -276,11 +147,13 @@ final class Core {
 
     /** Somebody has it now. */
     void adopt(Request request, Hold hold) {
-        Node node = request.node;
+        Node node;
+        Tie tie;
         long end;
         guard.lock();
         try {
-            Tie tie = request.tie;
+            node = request.node;
+            tie = request.tie;
             tie.hold = new Tie.Ref(hold, tie, node.forgotten);
             node.ties.putIfAbsent(tie.token, tie);
             end = tie.end();
@@ -289,6 +162,9 @@ final class Core {
         }
         node.keeper.wake();
         ring(end);
+        if (closed) {
+            lose(node, tie, "closed"); // nobody keeps it any more, and no clock rings
+        }
     }
 
     /** Looks at the believed ends at this time. Timers may stand still with the machine: they sleep a second at most. */
@@ -321,11 +197,11 @@ final class Core {
             if (due > now) {
                 next = due;
             } else {
-                for (Node node : nodes()) {
+                for (Node node : routes.nodes()) {
                     for (Tie tie : node.tiesNow()) {
                         if (tie.end() <= now) {
                             lose(node, tie, "nobody has confirmed it before its end");
-                            drop(tie.request, tie.token);
+                            background.execute(() -> leaving.drop(tie.request, tie.token));
                         } else {
                             next = Math.min(next, tie.end());
                         }
@@ -358,104 +234,20 @@ final class Core {
         }
     }
 
-    // ---- giving back ------------------------------------------------------------------------------------------------
-
-    /** Gives back what was granted, and nothing else; again after a lost reply, until the bound has passed. */
-    CompletableFuture<Void> release(Request request, Tie tie) {
-        CompletableFuture<Void> done = new CompletableFuture<>();
-        release(request, tie, done, BootClock.now() + boundNanos, true);
-        return done;
-    }
-
-    private void release(Request request, Tie tie, CompletableFuture<Void> done, long until, boolean heard) {
-        call(request, request.release(tie.token), (node, link, sent, reply, why) -> {
-            if (why == null || why instanceof NotHeld) {
-                if (why != null || Long.valueOf(0).equals(reply)) {
-                    lose(node, tie, "released");
-                }
-                if (why == null || !heard) { // the first one has given it back
-                    done.complete(null);
-                } else {
-                    done.completeExceptionally(why);
-                }
-            } else if (!DLockException.passes(why) || BootClock.now() >= until || closed) {
-                drop(request, tie.token);
-                done.completeExceptionally(why);
-            } else {
-                lookAround(why);
-                later(20, () -> release(request, tie, done, until, heard && why instanceof Refused));
-            }
-        });
-    }
-
-    void later(long ms, Runnable work) {
-        Future<?> then = timer.schedule(() -> background.execute(work), ms, TimeUnit.MILLISECONDS);
-        if (timer.isShutdown() && !then.isDone() && then.cancel(false)) {
-            background.execute(work); // it would come too late, or never
-        }
-    }
-
-    /** Leaves for good, in the background. Without a token it is the wait that is left. */
-    void drop(Request request, long token) {
-        Node node = request.node;
-        if (node != null && !closed) {
-            long most = Math.max(leaseNanos, settings.claim().toNanos());
-            node.leaving.add(new Node.Leaving(BootClock.now() + most, request, token));
-            node.keeper.rouse();
-        }
-    }
-
-    /** Leaves on the link, if it lives: behind all that was asked. */
-    void leave(Request request) {
-        Node node = request.node != null ? request.node : route(request.slot);
-        request.node = node;
-        if (!request.asked || node == null || closed) {
-            return;
-        }
-        request.asked = false;
-        Link link = node.live;
-        if (link == null || link.error != null || request.outer != null) {
-            drop(request, 0);
-            return;
-        }
-        link.post(request.cancel(), (reply, why) -> {});
-        link.post(request.release(0), (reply, why) -> {
-            Tie tie = request.tie;
-            if (tie != null && (why instanceof NotHeld || Long.valueOf(0).equals(reply))) {
-                lose(node, tie, "left");
-            } else if (why != null && DLockException.passes(why) && !(why instanceof NoAck)) {
-                drop(request, 0);
-            }
-        });
-    }
-
-    /** Whether an earlier wait of this owner is still to be left. */
-    boolean isLeaving(Request request) {
-        for (Node node : nodes()) {
-            for (Node.Leaving one : node.leaving) {
-                Request other = one.request();
-                if (other != request && other.owner.equals(request.owner) && other.key.equals(request.key)) {
-                    return true;
-                }
-            }
-        }
-        return false;
-    }
-
     /** Everything ends: what is held is told lost, and lives on until its lease. */
     void close() {
         if (closed) {
             return;
         }
         closed = true;
-        long held = nodes().stream().mapToLong(node -> node.tiesNow().size()).sum();
+        long held = routes.nodes().stream().mapToLong(node -> node.tiesNow().size()).sum();
         if (held > 0) {
             LOG.log(WARNING, "closed with {0} locks held: they are lost", held);
         }
-        for (Node node : nodes()) {
+        for (Node node : routes.nodes()) {
             node.tiesNow().forEach(tie -> lose(node, tie, "closed"));
-            node.tellAll("closed");
-            node.deafen("closed");
+            node.ear.tellAll("closed");
+            node.ear.end("closed");
             Link link = node.live;
             if (link != null) {
                 link.die(new Unavailable("closed", null));

@@ -119,7 +119,7 @@ public final class DLock implements Lock {
             held.hold.release();
         } else if (strictest) {
             Request weaker = new Request(locks.core.settings, key, held.hold.owner(), held.counts.firstKey(), false, null);
-            Hold.await(locks.core.ask(weaker, weaker.downgrade()), 2 * locks.core.boundNanos);
+            Hold.await(locks.core.routes.ask(weaker, weaker.downgrade()), 2 * locks.core.boundNanos);
         }
     }
 
@@ -195,7 +195,7 @@ public final class DLock implements Lock {
     public boolean isLocked() {
         locks.core.check();
         Request any = new Request(locks.core.settings, key, "-", 1, false, null);
-        return Hold.await(locks.core.ask(any, Request.words("DLOCK.HELD", key)), 2 * locks.core.boundNanos) != null;
+        return Hold.await(locks.core.routes.ask(any, Request.words("DLOCK.HELD", key)), 2 * locks.core.boundNanos) != null;
     }
 
     private Held mine() {
@@ -213,8 +213,8 @@ public final class DLock implements Lock {
         locks.core.check();
         Map<String, Held> all = locks.mine.get().held;
         Held held = all.get(key);
-        if (held != null && held.hold.isLost()) {
-            throw new NotHeld(key + " was lost");
+        if (held != null && !held.hold.isHeld()) {
+            throw new NotHeld(key + (held.hold.isLost() ? " was lost" : " was given back by current().release()"));
         }
         if (held == null || held.counts.firstKey() > limit) {
             Hold outer = held == null ? null : held.hold;

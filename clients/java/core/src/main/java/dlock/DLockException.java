@@ -3,6 +3,7 @@ package dlock;
 
 import java.net.UnknownHostException;
 import java.util.Set;
+import java.util.concurrent.CompletionException;
 import javax.net.ssl.SSLException;
 
 /** Whatever goes wrong with a lock, but {@link NotHeld}. */
@@ -105,6 +106,9 @@ public class DLockException extends RuntimeException {
         if (error instanceof DLockException || error instanceof NotHeld) {
             return (RuntimeException) error;
         }
+        if (error instanceof CompletionException && error.getCause() != null) {
+            return of(error.getCause());
+        }
         if (!(error instanceof Connector.ServerError)) {
             return new Unavailable(error.getMessage() == null ? error.toString() : error.getMessage(), error);
         }
@@ -119,6 +123,11 @@ public class DLockException extends RuntimeException {
             case "NOACK" -> new NoAck(text);
             default -> new Refused(text);
         };
+    }
+
+    /** Whether the bound for a reply has passed already. */
+    static boolean silent(Throwable error) {
+        return error instanceof Unavailable && error.getMessage().contains("does not answer");
     }
 
     /** Whether another connection, another node or a little time can mend it. */

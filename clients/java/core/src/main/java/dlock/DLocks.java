@@ -135,8 +135,7 @@ public final class DLocks implements AutoCloseable {
                     }
                     take.abandon(new DLockException.Unavailable("interrupted", now));
                     if (!take.done.isCompletedExceptionally() && take.done.join() != null) {
-                        // The grant came first. Of an upgrade it is not given back: it is made a reader's again.
-                        take.core.drop(take.request, take.request.outer != null ? 0 : take.done.join().token);
+                        take.unwanted(take.done.join().token); // the grant came first
                     }
                     throw now;
                 } catch (ExecutionException failed) {

@@ -127,7 +127,7 @@ public final class Hold implements AutoCloseable {
         guarded[1] = request.key;
         guarded[2] = tie.token;
         System.arraycopy(words, 0, guarded, 3, words.length);
-        return core.ask(request, Request.words(guarded));
+        return core.routes.ask(request, Request.words(guarded));
     }
 
     /** Gives back what was granted here, and nothing else. {@link NotHeld} if it was lost. */
@@ -152,7 +152,7 @@ public final class Hold implements AutoCloseable {
             String why = reason.isEmpty() ? "it was given back before" : reason;
             return CompletableFuture.failedFuture(new NotHeld("NOTHELD lock " + request.key + " was lost: " + why));
         }
-        return core.release(request, tie).thenRun(
+        return core.leaving.release(request, tie).thenRun(
                 () -> core.tell(observer -> observer.released(request.key, Core.since(since))));
     }
 

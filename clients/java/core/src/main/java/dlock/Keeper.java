@@ -62,9 +62,9 @@ final class Keeper {
                         : rousing.tryAcquire(IDLE_SECONDS, TimeUnit.SECONDS);
                 rousing.drainPermits();
                 collect();
-                if (!roused && !busy()) {
+                if (!roused && !node.busy()) {
                     awake = false;
-                    if (!busy()) {
+                    if (!node.busy()) {
                         continue;
                     }
                 }
@@ -76,16 +76,12 @@ final class Keeper {
                 // Nobody does it.
             } catch (RuntimeException error) {
                 Core.LOG.log(INFO, "node {0}: {1}", node.name, error.getMessage());
-                if (!(error instanceof NoAck)) {
-                    core.lookAround(error);
+                if (!(error instanceof NoAck)) { // that moves nothing
+                    core.routes.lookAround();
+                    rehome();
                 }
-                rehome();
             }
         }
-    }
-
-    private boolean busy() {
-        return node.hasTies() || node.hasWaits() || !node.leaving.isEmpty();
     }
 
     /** What nobody refers to any more can be given back by nobody else. */
@@ -93,7 +89,7 @@ final class Keeper {
         for (Object one = node.forgotten.poll(); one != null; one = node.forgotten.poll()) {
             Tie tie = ((Tie.Ref) one).tie;
             if (tie.hold == one) {
-                node.leaving.add(new Node.Leaving(BootClock.now() + core.leaseNanos, tie.request, tie.token));
+                core.leaving.drop(tie.request, tie.token);
             }
         }
     }
@@ -108,27 +104,24 @@ final class Keeper {
         if (link.surplus > 1) { // two in a row: it has ties that nobody knows of
             Core.LOG.log(WARNING, "the connection to {0} keeps holds that nobody has: it is replaced", node.name);
             current = get(node.open());
-            node.linked(current);
+            node.replace(current);
             retie(current, List.copyOf(node.tiesNow()));
             link.die(new Unavailable("replaced", null));
         }
-        node.askEar();
-        if (node.hasTies() || node.hasWaits()) {
+        node.ear.ask();
+        if (node.busy()) {
             keep(current);
         }
-        depart();
     }
 
     private void keep(Link link) {
         long sent = BootClock.now();
         CompletableFuture<Object> done = new CompletableFuture<>();
         link.post(Request.words("DLOCK.KEEP", core.settings.auto().toMillis()), (reply, why) -> {
-            if (why != null) {
-                done.completeExceptionally(why);
-            } else {
+            if (why == null) {
                 kept(link, sent, (List<?>) reply);
-                done.complete(reply);
             }
+            Link.settle(done, reply, why);
         });
         get(done);
     }
@@ -175,6 +168,7 @@ final class Keeper {
         record Asked(Tie tie, CompletableFuture<Object> reply) {}
         Queue<Asked> asked = new ArrayDeque<>();
         for (Tie tie : ties) {
+            boolean asking;
             core.guard.lock();
             try {
                 if (tie.hold() == null) {
@@ -182,16 +176,13 @@ final class Keeper {
                     tie.detach();
                     continue;
                 }
-                if (tie.request.session && tie.link != null && tie.link.error != null) {
-                    core.lose(node, tie, "session"); // it has ended with its connection
-                    continue;
-                }
+                asking = tie.asking;
             } finally {
                 core.guard.unlock();
             }
             CompletableFuture<Object> done = new CompletableFuture<>();
             long sent = BootClock.now();
-            link.post(tie.request.renew(tie.token), (reply, why) -> {
+            link.post(tie.request.renew(tie.token), asking, (reply, why) -> {
                 core.guard.lock();
                 try {
                     if (reply instanceof Long left && node.ties.get(tie.token) == tie) {
@@ -203,11 +194,7 @@ final class Keeper {
                 if (why instanceof NotHeld) {
                     core.lose(node, tie, "not held any more");
                 }
-                if (why == null) {
-                    done.complete(reply);
-                } else {
-                    done.completeExceptionally(why);
-                }
+                Link.settle(done, reply, why);
             });
             asked.add(new Asked(tie, done));
         }
@@ -217,9 +204,9 @@ final class Keeper {
             } catch (NotHeld | NoAck told) {
                 // It is told; or it is as it was.
             } catch (Refused refused) {
-                String target = core.redirected(refused);
+                Node target = core.routes.redirected(refused);
                 if (target != null) {
-                    move(one.tie, core.node(target));
+                    move(one.tie, target, refused.code().equals("ASK"));
                 } else if (refused.code().equals("READONLY")) {
                     throw refused;
                 } else {
@@ -229,7 +216,7 @@ final class Keeper {
         }
     }
 
-    private void move(Tie tie, Node target) {
+    private void move(Tie tie, Node target, boolean asking) {
         if (target == node) {
             return;
         }
@@ -239,6 +226,7 @@ final class Keeper {
                 tie.detach();
                 Hold hold = tie.hold();
                 tie.hold = hold == null ? null : new Tie.Ref(hold, tie, target.forgotten);
+                tie.asking = asking;
                 target.ties.put(tie.token, tie);
                 tie.request.node = target;
             }
@@ -255,62 +243,16 @@ final class Keeper {
             return;
         }
         for (Tie tie : node.tiesNow()) {
-            Node target = core.route(tie.request.slot);
+            Node target = core.routes.of(tie.request.slot);
             if (target != null) {
-                move(tie, target);
+                move(tie, target, false);
             }
         }
-        node.tellAll("again");
-    }
-
-    private void depart() {
-        for (int i = node.leaving.size(); i > 0; i--) {
-            Node.Leaving one = node.leaving.peek();
-            Node target = core.route(one.request().slot);
-            if (target != null && target != node) { // that one's keeper does it
-                one.request().node = target;
-                target.leaving.add(one);
-                node.leaving.poll();
-                target.keeper.rouse();
-                continue;
-            }
-            try {
-                leave(one.request(), one.token());
-            } catch (RuntimeException error) {
-                if (DLockException.passes(error) && BootClock.now() < one.until()) {
-                    throw error;
-                }
-            }
-            node.leaving.poll();
-        }
-    }
-
-    private void leave(Request request, long token) {
-        Link link = get(node.link());
-        if (request.outer != null && token == 0) {
-            Upgrade.leave(core, node, link, request);
-            return;
-        }
-        if (token == 0) {
-            get(link.ask(request.cancel()));
-        }
-        CompletableFuture<Object> done = new CompletableFuture<>();
-        link.post(request.release(token), (reply, why) -> {
-            Tie tie = request.tie;
-            if (tie != null && (why instanceof NotHeld || Long.valueOf(0).equals(reply))) {
-                core.lose(node, tie, "released");
-            }
-            if (why == null || why instanceof NotHeld) {
-                done.complete(reply);
-            } else {
-                done.completeExceptionally(why);
-            }
-        });
-        get(done);
+        node.ear.tellAll("again");
     }
 
     /** What has come, for the only thread that may wait here. */
-    <T> T get(CompletableFuture<T> reply) {
+    private <T> T get(CompletableFuture<T> reply) {
         try {
             return reply.get(2 * core.boundNanos, TimeUnit.NANOSECONDS);
         } catch (ExecutionException failed) {

@@ -58,7 +58,7 @@ public final class Leader implements AutoCloseable {
             if (before != null && before.left().isZero()) {
                 before.tellLost("nobody has confirmed it before its end"); // after a pause we may be faster than the clock
             }
-            return campaign = locks.ask(name).owner(id).holdAsync();
+            return campaign = locks.ask(name).owner(id, '#').holdAsync();
         } finally {
             standing.unlock();
         }
@@ -104,7 +104,7 @@ public final class Leader implements AutoCloseable {
         if (then == null) {
             throw new IllegalArgumentException("then must not be null");
         }
-        Watching watching = new Watching(interval.toMillis(), then);
+        Watching watching = new Watching(Asking.nanos(interval), then);
         watching.look();
         return () -> watching.closed = true;
     }
@@ -143,13 +143,13 @@ public final class Leader implements AutoCloseable {
 
     private CompletableFuture<Optional<Leading>> ask() {
         Request any = new Request(locks.core.settings, name, "-", 1, false, null);
-        return locks.core.ask(any, Request.words("DLOCK.HELD", name)).thenApply(reply -> {
+        return locks.core.routes.ask(any, Request.words("DLOCK.HELD", name)).thenApply(reply -> {
             if (reply == null) {
                 return Optional.empty();
             }
             List<?> held = (List<?>) reply;
             String owner = new String((byte[]) held.get(3), StandardCharsets.UTF_8);
-            return Optional.of(new Leading(owner.substring(0, Math.max(0, owner.lastIndexOf(':'))), (Long) held.get(0)));
+            return Optional.of(new Leading(owner.substring(0, Math.max(0, owner.lastIndexOf('#'))), (Long) held.get(0)));
         });
     }
 

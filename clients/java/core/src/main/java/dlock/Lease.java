@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
-import dlock.DLockException.Unavailable;
 import java.time.Duration;
 import java.util.List;
-import java.util.concurrent.ThreadLocalRandom;
-import java.util.concurrent.TimeUnit;
-import java.util.concurrent.locks.LockSupport;
+import java.util.concurrent.CompletableFuture;
 
 /**
  * A lock for a time that is known before: nobody renews it, and it ends at that time, whether or not the program lives. What
@@ -32,7 +29,7 @@ public final class Lease {
             reply = lease.ask(Request.words("DLOCK.ACQUIRE", key, owner, millis(length), "HOLDS", 1));
         } catch (DLockException error) {
             if (DLockException.passes(error)) {
-                core.leave(request); // what was asked may have been granted
+                core.leaving.leave(request); // what was asked may have been granted
             }
             throw error;
         }
@@ -77,18 +74,19 @@ public final class Lease {
     /** All of these may be asked twice: what passes is asked again until the bound has passed. */
     private Object ask(byte[]... words) {
         core.check();
-        long until = BootClock.now() + core.boundNanos;
-        while (true) {
-            try {
-                return Hold.await(core.ask(request, words), core.boundNanos + Take.GRACE);
-            } catch (DLockException error) {
-                boolean silent = error instanceof Unavailable && error.getMessage().contains("does not answer");
-                if (silent || !DLockException.passes(error) || core.closed || BootClock.now() >= until) {
-                    throw error;
-                }
-                core.lookAround(error);
-                LockSupport.parkNanos(TimeUnit.MILLISECONDS.toNanos(ThreadLocalRandom.current().nextLong(20, 100)));
+        CompletableFuture<Object> done = new CompletableFuture<>();
+        ask(words, done, BootClock.now() + core.boundNanos);
+        return Hold.await(done, 2 * core.boundNanos + Take.GRACE);
+    }
+
+    private void ask(byte[][] words, CompletableFuture<Object> done, long until) {
+        core.routes.ask(request, words).whenComplete((reply, why) -> {
+            if (DLockException.passes(why) && !DLockException.silent(why) && !core.closed && BootClock.now() < until) {
+                core.routes.lookAround();
+                core.later(Take.pause(), () -> ask(words, done, until));
+            } else {
+                Link.settle(done, reply, why);
             }
-        }
+        });
     }
 }

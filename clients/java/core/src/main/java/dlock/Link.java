@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import dlock.DLockException.Refused;
 import dlock.DLockException.Unavailable;
 import java.util.Queue;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentLinkedQueue;
-import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.BiConsumer;
 
@@ -42,8 +42,25 @@ final class Link {
         }
     }
 
+    /** The future has what a reply or its lack says. */
+    static <T> void settle(CompletableFuture<T> done, T reply, Throwable why) {
+        if (why == null) {
+            done.complete(reply);
+        } else {
+            done.completeExceptionally(why);
+        }
+    }
+
     void post(byte[][] words, BiConsumer<Object, RuntimeException> then) {
         post(words, core.boundNanos, then);
+    }
+
+    /** {@code asking}: the key's slot is on its way to this node, which answers only who says that it knows. */
+    void post(byte[][] words, boolean asking, BiConsumer<Object, RuntimeException> then) {
+        if (asking) {
+            post(Request.words("ASKING"), (reply, why) -> {});
+        }
+        post(words, then);
     }
 
     /** Sends a command and waits for nothing. {@code then} hears the reply where it is read, or why there is none. */
@@ -65,27 +82,19 @@ final class Link {
                 } else {
                     pending.remove(entry);
                 }
-                entry.tell(reply, why == null ? null : DLockException.of(why));
+                RuntimeException no = why == null ? null : DLockException.of(why);
+                entry.tell(reply, no);
+                if (no instanceof Refused refused && refused.code().equals("READONLY")) {
+                    die(new Unavailable(no.getMessage(), no)); // a replica by now: who is primary is found by connecting
+                }
             });
         } catch (RuntimeException failed) {
             die(failed);
         }
     }
 
-    CompletableFuture<Object> ask(byte[]... words) {
-        CompletableFuture<Object> reply = new CompletableFuture<>();
-        post(words, (value, why) -> {
-            if (why == null) {
-                reply.complete(value);
-            } else {
-                reply.completeExceptionally(why);
-            }
-        });
-        return reply;
-    }
-
     private void watch(long nanos) {
-        core.timer.schedule(() -> {
+        core.later(nanos, () -> {
             Entry oldest = pending.peek();
             if (oldest == null) {
                 watched.set(false);
@@ -94,12 +103,12 @@ final class Link {
                 }
             }
             long left = oldest.until - System.nanoTime();
-            if (left <= 0) {
+            if (left <= 0 || core.closed) { // after the end nobody would look again
                 die(new Unavailable("the server does not answer", null));
             } else {
                 watch(left);
             }
-        }, nanos, TimeUnit.NANOSECONDS);
+        });
     }
 
     /** All that was asked has failed, and nothing can be asked any more. */

@@ -70,9 +70,11 @@ public final class Quorum {
             try {
                 for (DLocks master : masters) {
                     boolean first = holds.isEmpty() && errors.size() < masters.size();
-                    Duration wait = Duration.ofNanos(first ? Math.max(0, end - System.nanoTime()) : 0);
                     try {
-                        Hold hold = master.ask(key).tryHold(wait);
+                        Hold hold = master.ask(key).tryHold(Duration.ZERO); // a master that is dead costs no more than this
+                        if (hold == null && first) {
+                            hold = master.ask(key).tryHold(Duration.ofNanos(Math.max(0, end - System.nanoTime())));
+                        }
                         if (hold != null) {
                             holds.add(hold);
                         } else if (first) {

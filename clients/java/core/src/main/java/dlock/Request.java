@@ -16,6 +16,7 @@ final class Request {
     final int limit;
     final boolean session;
     final int slot;
+    final boolean upgrade;
     /** What the upgrade is of, until it is granted; else null. */
     volatile Hold outer;
     volatile Node node;
@@ -33,12 +34,13 @@ final class Request {
             throw new IllegalArgumentException("limit must be at least 1, not " + limit);
         }
         this.settings = settings;
-        this.key = key;
-        this.owner = owner;
+        this.key = new String(bytes(key), UTF_8); // as the server says it again: half a character has become a "?"
+        this.owner = new String(bytes(owner), UTF_8);
         this.limit = limit;
         this.session = session;
         this.outer = outer;
-        this.slot = slot(key.getBytes(UTF_8));
+        this.upgrade = outer != null;
+        this.slot = slot(bytes(key));
     }
 
     static byte[] bytes(Object word) {

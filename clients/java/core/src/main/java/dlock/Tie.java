@@ -20,6 +20,7 @@ final class Tie {
     final long token;
     Link link;
     Ref hold;
+    boolean asking; // the key is at its node before its slot is
     private long serial;
     private long until = Long.MIN_VALUE;
 

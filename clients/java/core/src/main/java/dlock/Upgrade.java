@@ -2,9 +2,12 @@
 package dlock;
 
 import java.util.List;
+import java.util.concurrent.CompletableFuture;
 
 /** From a reader to the only writer, and back. The upgrade is a new grant: the hold has a new token from then on. */
 final class Upgrade {
+    private static final CompletableFuture<Object> LEFT = CompletableFuture.completedFuture(null);
+
     private Upgrade() {}
 
     /** The hold is that of what was granted now. */
@@ -15,21 +18,30 @@ final class Upgrade {
     }
 
     /** The upgrade was given up. Whatever came first, the hold is a reader's again, perhaps under the new token. */
-    static void leave(Core core, Node node, Link link, Request request) {
+    static CompletableFuture<Object> leave(Core core, Request request) {
         Hold hold = request.outer;
-        Keeper keeper = node.keeper;
-        if (Long.valueOf(1).equals(keeper.get(link.ask(request.cancel())))) {
-            return;
+        if (hold == null) {
+            return LEFT; // it is the hold's before it could be left
         }
-        keeper.get(link.ask(hold.request.downgrade()));
-        List<?> held = (List<?>) keeper.get(link.ask(request.held()));
-        long token = held == null ? 0 : (Long) held.get(0);
-        if (token == 0 || token == hold.token()) {
-            return;
+        Routes routes = core.routes;
+        return routes.ask(request, request.cancel()).thenCompose(cancelled -> Long.valueOf(1).equals(cancelled) ? LEFT
+                : routes.ask(request, hold.request.downgrade())
+                        .thenCompose(reply -> routes.ask(request, request.held()))
+                        .thenCompose(held -> held == null ? LEFT : read(core, request, hold, (Long) ((List<?>) held).get(0))));
+    }
+
+    private static CompletableFuture<Object> read(Core core, Request request, Hold hold, long token) {
+        if (token == hold.token()) {
+            return LEFT;
         }
-        long sent = BootClock.now();
-        Object left = keeper.get(link.ask(request.renew(token)));
-        core.tie(request, node, link, token, sent, (Long) left);
-        done(core, hold, request);
+        CompletableFuture<Object> done = new CompletableFuture<>();
+        core.routes.call(request, request.renew(token), (node, link, sent, left, why) -> {
+            if (why == null) {
+                core.tie(request, node, link, token, sent, (Long) left);
+                done(core, hold, request);
+            }
+            Link.settle(done, left, why);
+        });
+        return done;
     }
 }

@@ -5,6 +5,7 @@ import static org.junit.jupiter.api.Assertions.assertEquals;
 import static org.junit.jupiter.api.Assertions.assertNotNull;
 import static org.junit.jupiter.api.Assertions.assertNull;
 import static org.junit.jupiter.api.Assertions.assertThrows;
+import static org.junit.jupiter.api.Assertions.assertTrue;
 
 import dlock.jedis.JedisConnector;
 import java.time.Duration;
@@ -54,9 +55,11 @@ class QuorumTest {
     void quorumAMajorityIsEnough() throws Exception {
         HostAndPort dead = HostAndPort.from(Stage.control("path " + addresses[0]));
         Stage.control("close " + dead);
+        long began = System.nanoTime();
         try (Quorum.Held held = quorum(dead, addresses[1], addresses[2]).tryHold(key, Duration.ofSeconds(20))) {
             assertNotNull(held);
             assertEquals(2, held.holds().size());
+            assertTrue(System.nanoTime() - began < 10_000_000_000L, "the dead one costs a bound, not the time-out");
         }
         awaitGone();
     }

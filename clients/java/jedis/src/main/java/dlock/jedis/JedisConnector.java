@@ -15,7 +15,6 @@ import java.util.Collection;
 import java.util.List;
 import java.util.Queue;
 import java.util.concurrent.ConcurrentLinkedQueue;
-import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.BiConsumer;
 import java.util.function.Consumer;
@@ -252,7 +251,7 @@ public final class JedisConnector implements Connector {
         private final ReentrantLock writing = new ReentrantLock();
         /** In the order in which they were sent, which is that of the replies. */
         private final Queue<BiConsumer<Object, Throwable>> asked = new ConcurrentLinkedQueue<>();
-        private final AtomicBoolean over = new AtomicBoolean();
+        private volatile boolean over;
 
         private Link(Line line, Consumer<Throwable> ended) {
             this.line = line;
@@ -267,12 +266,12 @@ public final class JedisConnector implements Connector {
                 asked.add(then);
                 line.write(words);
             } catch (RuntimeException error) {
-                end(error);
+                line.cut(); // the thread that reads tells everybody, or a reply would be told to whoever asked next
             } finally {
                 writing.unlock();
             }
-            if (over.get()) {
-                end(new JedisConnectionException("the connection has ended"));
+            if (over) {
+                fail(new JedisConnectionException("the connection has ended"));
             }
         }
 
@@ -293,17 +292,16 @@ public final class JedisConnector implements Connector {
                     }
                 }
             } catch (RuntimeException error) {
-                end(error);
+                line.cut();
+                over = true;
+                fail(error);
+                ended.accept(error);
             }
         }
 
-        private void end(RuntimeException why) {
-            line.cut();
+        private void fail(RuntimeException why) {
             for (var one = asked.poll(); one != null; one = asked.poll()) {
                 one.accept(null, why);
-            }
-            if (over.compareAndSet(false, true)) {
-                ended.accept(why);
             }
         }
 

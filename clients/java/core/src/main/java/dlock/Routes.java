@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT
+package dlock;
+
+import static java.lang.System.Logger.Level.DEBUG;
+
+import dlock.DLockException.Refused;
+import dlock.DLockException.Unavailable;
+import java.util.Collection;
+import java.util.Map;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentHashMap;
+
+/** Who serves what: the connector's map of slots, and what redirections have said since. And asking whoever it is. */
+final class Routes {
+    /** Hears a reply: who has said it, on which link, and when it was asked. */
+    interface Told {
+        void told(Node node, Link link, long sent, Object reply, RuntimeException why);
+    }
+
+    private final Core core;
+    private final Map<String, Node> nodes = new ConcurrentHashMap<>();
+    private final Map<Integer, String> moved = new ConcurrentHashMap<>();
+    private CompletableFuture<Void> refreshing; // by the guard, as its time is
+    private long refreshedAt = BootClock.now() - Core.SECOND;
+
+    Routes(Core core) {
+        this.core = core;
+    }
+
+    Node node(String name) {
+        Node node = nodes.get(name);
+        return node != null ? node : nodes.computeIfAbsent(name, one -> new Node(core, one));
+    }
+
+    Collection<Node> nodes() {
+        return nodes.values();
+    }
+
+    /** Who serves the slot, as far as we know; else null. */
+    Node of(int slot) {
+        String name = core.connector.cluster() ? moved.get(slot) : "";
+        name = name != null ? name : core.connector.node(slot);
+        return name == null ? null : node(name);
+    }
+
+    /** The node that the error names, or null. It is remembered until the map has been asked for anew. */
+    Node redirected(Refused error) {
+        String[] words = error.getMessage().split(" ");
+        if (words.length < 3 || !(words[0].equals("MOVED") || words[0].equals("ASK"))) {
+            return null;
+        }
+        if (words[0].equals("MOVED")) {
+            moved.put(Integer.valueOf(words[1]), words[2]);
+        }
+        return node(words[2]);
+    }
+
+    /** Asks whoever serves the request's key, by up to four redirections. */
+    void call(Request request, byte[][] words, Told then) {
+        Node node = of(request.slot);
+        if (node != null) {
+            call(node, words, then, 4, false);
+            return;
+        }
+        refresh().whenComplete((done, why) -> {
+            Node found = why == null ? of(request.slot) : null;
+            if (found == null) {
+                then.told(null, null, 0, null, why != null ? DLockException.of(why)
+                        : new Unavailable("nobody serves the slot " + request.slot, null));
+            } else {
+                call(found, words, then, 4, false);
+            }
+        });
+    }
+
+    CompletableFuture<Object> ask(Request request, byte[][] words) {
+        CompletableFuture<Object> done = new CompletableFuture<>();
+        call(request, words, (node, link, sent, reply, why) -> Link.settle(done, reply, why));
+        return done;
+    }
+
+    private void call(Node node, byte[][] words, Told then, int left, boolean asking) {
+        node.link().whenComplete((link, why) -> {
+            if (why != null) {
+                then.told(node, null, 0, null, DLockException.of(why));
+                return;
+            }
+            long sent = BootClock.now();
+            link.post(words, asking, (reply, error) -> {
+                Node target = error instanceof Refused refused && left > 0 ? redirected(refused) : null;
+                if (target != null) {
+                    boolean ask = ((Refused) error).code().equals("ASK");
+                    core.background.execute(() -> call(target, words, then, left - 1, ask));
+                } else {
+                    then.told(node, link, sent, reply, error);
+                }
+            });
+        });
+    }
+
+    /** After an error that passes: others may serve it now. */
+    void lookAround() {
+        if (core.connector.cluster()) {
+            refresh();
+        }
+    }
+
+    private CompletableFuture<Void> refresh() {
+        CompletableFuture<Void> mine;
+        core.guard.lock();
+        try {
+            if (refreshing != null && (!refreshing.isDone() || BootClock.now() - refreshedAt < Core.SECOND / 10)) {
+                return refreshing;
+            }
+            refreshedAt = BootClock.now();
+            mine = refreshing = new CompletableFuture<>();
+        } finally {
+            core.guard.unlock();
+        }
+        core.<Void>bounded(() -> {
+            core.connector.refresh();
+            moved.clear();
+            return null;
+        }, late -> {}).whenComplete((done, why) -> {
+            if (why != null) {
+                Core.LOG.log(DEBUG, "the cluster does not say who serves what: {0}", why.getMessage());
+            }
+            Link.settle(mine, done, why);
+        });
+        return mine;
+    }
+}
