@@ -8,7 +8,7 @@ import pytest
 import stage
 import test_cases
 import test_leader
-from dlock_redis import _core, _errors, _link, _request, _threads
+from dlock_redis import _core, _errors, _keep, _leave, _link, _request, _take, _threads
 from test_leader import candidate, place  # noqa: F401
 
 ALIVE = []  # threads may be in a fault that has been taken back: CPython 3.11 would call what it has freed
@@ -38,63 +38,63 @@ def short_bound(plant):
 
 
 def no_cause(plant):
-    plant(_core, "LockTimeout", lambda text: _errors.LockTimeout("it is taken"))
+    plant(_take, "LockTimeout", lambda text: _errors.LockTimeout("it is taken"))
 
 
 def says_taken(plant):
-    plant(_core.Core, "take", none)
+    plant(_take.Taking, "take", none)
 
 
 def silent_wait(plant):
-    plant(_core, "WARN_EVERY", float("inf"))
-    plant(_core.log, "warning", nothing)
+    plant(_take, "WARN_EVERY", float("inf"))
+    plant(_take.log, "warning", nothing)
 
 
 def no_clock(plant):
-    plant(_core.Core, "expire", nothing)
+    plant(_keep.Keeping, "expire", nothing)
 
 
 def all_passes(plant):
-    plant(_core, "passes", lambda error: True)
+    plant(_take, "passes", lambda error: True)
 
 
 def deaf_is_final(plant):
     async def refused(self, request, *_):
         raise _errors.DLockError("no channel")
 
-    plant(_core.Core, "_block", refused)
+    plant(_take.Taking, "_block", refused)
 
 
 def keeps_nothing(plant):
-    plant(_core.Core, "_round", none)
+    plant(_keep.Keeping, "_round", none)
 
 
 def one_keeper(plant):
     """Of all clients: whoever waits for one that is silent keeps none of the others."""
     lock = threading.Lock()
-    keep = _core.Core._round
+    keep = _keep.Keeping._round
 
     async def alone(self, node):
         with lock:
             await keep(self, node)
 
-    plant(_core.Core, "_round", alone)
+    plant(_keep.Keeping, "_round", alone)
     no_bound(plant)
 
 
 def renews_each(plant):
-    keep = _core.Core._round
+    keep = _keep.Keeping._round
 
     async def each(self, node):
         for tie in list(node.ties.values()):
             tie.detach()
         await keep(self, node)
 
-    plant(_core.Core, "_round", each)
+    plant(_keep.Keeping, "_round", each)
 
 
 def hears_no_loss(plant):
-    kept = _core.Core._kept
+    kept = _keep.Keeping._kept
 
     def deaf(self, node, link, sent, reply):
         if isinstance(reply, list):
@@ -102,11 +102,11 @@ def hears_no_loss(plant):
             link.ties = reply[0]
         kept(self, node, link, sent, reply)
 
-    plant(_core.Core, "_kept", deaf)
+    plant(_keep.Keeping, "_kept", deaf)
 
 
 def ties_nothing_anew(plant):
-    plant(_core.Core, "retie", none)
+    plant(_keep.Keeping, "retie", none)
 
 
 def waits_for_ever(plant):
@@ -131,28 +131,28 @@ def a_link_a_lock(plant):
 
 
 def forgets(plant):
-    plant(_core.Core, "forsake", nothing)
+    plant(_leave.Leaving, "forsake", nothing)
 
 
 def believes_the_unconfirmed(plant):
-    kept = _core.Core._kept
+    kept = _keep.Keeping._kept
 
     def moved(self, node, link, sent, reply):
         kept(self, node, link, sent, [link.ties, 6000, []] if isinstance(reply, _errors.NoAck) else reply)
 
-    plant(_core.Core, "_kept", moved)
+    plant(_keep.Keeping, "_kept", moved)
 
 
 def loses_the_unconfirmed(plant):
-    kept = _core.Core._kept
+    kept = _keep.Keeping._kept
 
     def lost(self, node, link, sent, reply):
         if isinstance(reply, _errors.NoAck):
             for tie in list(node.ties.values()):
-                self.lose(node, tie, "unconfirmed")
+                self.lose(tie, "unconfirmed")
         kept(self, node, link, sent, reply)
 
-    plant(_core.Core, "_kept", lost)
+    plant(_keep.Keeping, "_kept", lost)
 
 
 def knows_no_noack(plant):
@@ -160,7 +160,7 @@ def knows_no_noack(plant):
 
 
 def leaves_nothing(plant):
-    plant(_core.Core, "leave", nothing)
+    plant(_leave.Leaving, "leave", nothing)
 
 
 def takes_anything(plant):

@@ -21,11 +21,13 @@ from redis import exceptions as library
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from ._core import Core, HoldBase, log, own
 from ._errors import FAILURES, DLockError, LockTimeout, root, typed
-from ._link import Entry, Hearing, Link, Node, Then, Wait, own_copy
+from ._hold import HoldBase, log
+from ._keep import Keeping
+from ._link import Entry, Hearing, Link, Node, Then, Wait, own, own_copy
 from ._request import Name, Observer, Request, Settings, now, seconds
 from ._resp import Word
+from ._take import Taking
 
 T = TypeVar("T")
 _SLICE = 1.0
@@ -149,8 +151,7 @@ class AsyncEar(Hearing, AsyncLink):
 
 
 class AsyncWait(Wait):
-    def __init__(self, names: tuple[bytes, bytes]):
-        super().__init__(names)
+    def __init__(self) -> None:
         self.messages: deque[tuple[bytes, int, int]] = deque()
         self.arrived: asyncio.Future[None] | None = None
 
@@ -167,7 +168,7 @@ class AsyncWait(Wait):
         return self.messages.popleft()
 
 
-class AsyncCore(Core):
+class AsyncCore(Taking, Keeping):
     """Nodes with a keeper task each, and a timer."""
 
     def _begin(self) -> None:
@@ -259,9 +260,7 @@ class AsyncCore(Core):
             except BaseException as error:
                 ear.die(library.ConnectionError(str(error)))
                 raise
-            node.ear = ear
-            if self.closed:
-                ear.die(library.ConnectionError("closed"))
+            self.listening(node, ear)
 
         await self._shared((node, "ear"), begin, until)
 
@@ -284,10 +283,11 @@ class AsyncCore(Core):
             timer.cancel()
         node.kick.clear()
 
-    def wait(self, names: tuple[bytes, bytes]) -> Wait:
-        return AsyncWait(names)
+    def wait(self) -> Wait:
+        return AsyncWait()
 
     def rouse(self, node: Node) -> None:
+        node.awake = True
         if self.loop is None or self.loop.is_closed():
             return
         if node.keeper is None and not self.closed:
@@ -460,8 +460,7 @@ class AsyncLocks:
         """Takes it: a hold, or None if it is not granted in time."""
         on_lost, timeout = options.get("on_lost"), seconds("timeout", timeout)
         request = self._request(key, **options)
-        tie = await self._core.take(request, timeout)
-        return None if tie is None else AsyncHold(self, request, tie, on_lost)
+        return await self._core.take(request, timeout, lambda tie: AsyncHold(self, request, tie, on_lost))
 
     async def acquire(self, key: Name, timeout: float | None = None, **options: Any) -> AsyncHold:
         """Takes it: a hold, or `LockTimeout`."""

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from redis import exceptions as library
 
-from ._request import Name, Request, now
+from ._request import Request, now
 from ._resp import Incomplete, Word, pack, parse
 
 if TYPE_CHECKING:
-    from ._core import HoldBase
+    from ._hold import HoldBase
 
 Then = Callable[[Any], None]
 
@@ -22,10 +22,11 @@ Then = Callable[[Any], None]
 class Tie:
     """A hold that a link's server renews for us."""
 
-    __slots__ = ("holds", "link", "request", "serial", "token", "until")
+    __slots__ = ("asking", "holds", "link", "node", "request", "serial", "token", "until")
 
-    def __init__(self, request: Request, token: int):
-        self.request, self.token, self.until, self.serial = request, token, 0.0, 0
+    def __init__(self, request: Request, token: int, node: Node):
+        self.request, self.token, self.node, self.until, self.serial = request, token, node, 0.0, 0
+        self.asking = False  # its slot is on the way to this node
         self.link: Link | None = None
         self.holds: list[weakref.ref[HoldBase]] = []
 
@@ -79,7 +80,7 @@ class Link:
         self.rest = b""
         self.error: Exception | None = None
         self.ties = self.serial = self.kept = self.surplus = 0
-        self.believed = 0.0
+        self.believed, self.short = 0.0, False  # KEEP's one number for all ties; another says more of one
 
     def post(self, words: tuple[Word, ...], then: Then | None = None, asking: bool = False) -> Entry:
         """Sends a command and waits for nothing."""
@@ -177,15 +178,23 @@ class Hearing(Link):
 class Wait:
     """What is told of one place in a queue."""
 
-    def __init__(self, names: tuple[bytes, bytes]):
-        self.names = names
-
     def tell(self, word: bytes, token: int, number: int) -> None:
         raise NotImplementedError
 
     async def next(self, until: float) -> tuple[bytes, int, int] | None:
         """The next message, or None."""
         raise NotImplementedError
+
+
+class Parting:
+    """What is to be given back: a hold, or without a token a wait. It has ended by itself at `until`."""
+
+    __slots__ = ("entry", "link", "request", "token", "until")
+    entry: Entry  # of the last word, if it was said on that link
+
+    def __init__(self, request: Request, token: int, until: float):
+        self.request, self.token, self.until = request, token, until
+        self.link: Link | None = None
 
 
 class Node:
@@ -200,7 +209,11 @@ class Node:
         self.deaf = self.awake = False  # it may not subscribe; its keeper has something to keep
         self.ties: dict[int, Tie] = {}
         self.waits: dict[tuple[bytes, bytes], list[Wait]] = {}
-        self.leaving: deque[tuple[float, Request, int]] = deque()  # until when to try, what, and its token (or 0)
+        self.leaving: deque[Parting] = deque()
+
+    def busy(self) -> bool:
+        """True if its keeper has something to do."""
+        return bool(self.ties or self.waits or self.leaving)
 
     def tell(self, word: bytes) -> None:
         """All who wait."""
@@ -222,5 +235,9 @@ class Node:
             wait.tell(word, int(token), int(rest))
 
 
-def name_of(word: Name) -> bytes:
-    return word if isinstance(word, bytes) else word.encode()
+def own(kwargs: dict[str, Any], bound: float, retry: Any) -> dict[str, Any]:
+    """How a connection of ours is made: bounded, tried once, RESP2, whatever the library does by itself."""
+    strange = ("maint_notifications", "oss_cluster_maint", "parser_class", "orig_", "maintenance_")
+    kept = {name: value for name, value in kwargs.items() if not name.startswith(strange)}
+    kept |= {"socket_timeout": bound, "retry": retry, "protocol": 2, "health_check_interval": 0}
+    return kept if "path" in kept else {**kept, "socket_connect_timeout": bound}

@@ -75,6 +75,10 @@ def ms(value: float) -> int:
     return max(1, int(value * 1000))
 
 
+def name_of(word: Name) -> bytes:
+    return word if isinstance(word, bytes) else word.encode()
+
+
 class Request:
     """One owner's wish for one lock, as words of commands."""
 
@@ -103,6 +107,10 @@ class Request:
         self.looked = True
         if held:
             self.outer, self.before = held[0], held[1]
+
+    def names(self) -> tuple[bytes, bytes]:
+        """Where a place is: the lock, and whose."""
+        return name_of(self.key), name_of(self.owner)
 
     def words(self, name: str, *rest: Word) -> tuple[Word, ...]:
         return ("DLOCK." + name, self.key, self.owner, *rest)

@@ -28,11 +28,13 @@ from redis import exceptions as library
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ._core import IDLE, Core, HoldBase, own
 from ._errors import FAILURES, LockTimeout, root, typed
-from ._link import Entry, Hearing, Link, Node, Then, Wait, own_copy
+from ._hold import HoldBase, log
+from ._keep import IDLE, Keeping
+from ._link import Entry, Hearing, Link, Node, Then, Wait, own, own_copy
 from ._request import Name, Observer, Request, Settings, now, seconds
 from ._resp import Word
+from ._take import Taking
 
 T = TypeVar("T")
 _BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -247,8 +249,7 @@ class Ear(Hearing, ThreadLink):
 
 
 class ThreadWait(Wait):
-    def __init__(self, names: tuple[bytes, bytes]):
-        super().__init__(names)
+    def __init__(self) -> None:
         self.messages: queue.SimpleQueue[tuple[bytes, int, int]] = queue.SimpleQueue()
 
     def tell(self, word: bytes, token: int, number: int) -> None:
@@ -264,7 +265,7 @@ class ThreadWait(Wait):
                     return None
 
 
-class ThreadCore(Core):
+class ThreadCore(Taking, Keeping):
     """Nodes with a keeper thread each, and one thread that is the clock."""
 
     def _begin(self) -> None:
@@ -350,15 +351,16 @@ class ThreadCore(Core):
             if refused is not None:
                 ear.die(refused)
                 raise refused
-            node.ear = ear
+            self.listening(node, ear)
         finally:
             node.opening.release()
 
     async def refresh(self, within: float) -> None:
         with self.starting:
             if self.refreshing is None or self.refreshing.done():
-                self.refreshing = concurrent.futures.Future()
-                threading.Thread(target=self._refresh, args=(self.refreshing,), name="dlock asks", daemon=True).start()
+                asked = concurrent.futures.Future[None]()
+                threading.Thread(target=self._refresh, args=(asked,), name="dlock asks", daemon=True).start()
+                self.refreshing = asked
             asked = self.refreshing
         try:
             asked.result(max(0.0, within))
@@ -380,16 +382,18 @@ class ThreadCore(Core):
         node.kick.wait(seconds)
         node.kick.clear()
 
-    def wait(self, names: tuple[bytes, bytes]) -> Wait:
-        return ThreadWait(names)
+    def wait(self) -> Wait:
+        return ThreadWait()
 
     def rouse(self, node: Node) -> None:
         if node.keeper is None and not self.closed:
             with self.starting:
                 if node.keeper is None:
                     node.kick = threading.Event()
-                    node.keeper = threading.Thread(target=_keep, args=(self, node), name="dlock keeps", daemon=True)
-                    node.keeper.start()
+                    keeper = threading.Thread(target=_keep, args=(self, node), name="dlock keeps", daemon=True)
+                    keeper.start()  # this may fail: then the next one tries
+                    node.keeper = keeper
+        node.awake = True
         if node.kick is not None:
             node.kick.set()
 
@@ -397,8 +401,9 @@ class ThreadCore(Core):
         if self.ticking is None and not self.closed:
             with self.starting:
                 if self.ticking is None:
-                    self.ticking = threading.Thread(target=self._clock, name="dlock clock", daemon=True)
-                    self.ticking.start()
+                    clock = threading.Thread(target=self._clock, name="dlock clock", daemon=True)
+                    clock.start()
+                    self.ticking = clock
         self.tick.set()
 
     def _clock(self) -> None:
@@ -406,10 +411,16 @@ class ThreadCore(Core):
             self.tick.wait(IDLE if self.alarm == math.inf else max(0.0, min(self.alarm - now(), _SLICE)))
             self.tick.clear()
             if self.alarm <= now():
-                self.expire()
+                try:
+                    self.expire()
+                except Exception:  # it cannot be left: others are to be told all the same
+                    log.exception("what has ended cannot be given back")
 
     def later(self, work: Callable[[], object]) -> None:
-        threading.Thread(target=work, name="dlock on_lost", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="dlock on_lost", daemon=True).start()
+        except RuntimeError:  # there are too many: the others are told all the same
+            log.exception("on_lost cannot be called")
 
 
 def _keep(core: ThreadCore, node: Node) -> None:
@@ -572,8 +583,7 @@ class Locks:
         """Takes it: a hold, or None if it is not granted in time. The options are those of `lock`."""
         on_lost, timeout = options.get("on_lost"), seconds("timeout", timeout)
         request = self._request(key, **options)
-        tie = run(self._core.take(request, timeout))
-        return None if tie is None else Hold(self, request, tie, on_lost)
+        return run(self._core.take(request, timeout, lambda tie: Hold(self, request, tie, on_lost)))
 
     def acquire(self, key: Name, timeout: float | None = None, **options: Any) -> Hold:
         """Takes it: a hold, or `LockTimeout`."""

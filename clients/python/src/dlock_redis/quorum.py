@@ -24,8 +24,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from ._core import own
 from ._errors import LockTimeout
+from ._link import own
 from ._request import Name, ms
 
 SILENCE = 1.0  # so long a master that did not answer is asked last

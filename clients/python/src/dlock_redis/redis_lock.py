@@ -24,8 +24,8 @@ from redis.asyncio.lock import Lock as LibraryAsyncLock
 from redis.lock import Lock as LibraryLock
 
 from ._asyncio import AsyncLocks
-from ._core import HoldBase
 from ._errors import NotHeld
+from ._hold import HoldBase
 from ._request import ms, now
 from ._threads import Locks, run
 
@@ -95,10 +95,10 @@ class _Common:
         return token if isinstance(token, bytes) else str(token).encode()
 
     async def _begin(self, hold: HoldBase, token: bytes) -> None:
-        self.local.token, self.local.hold = token, hold
-        if self.timeout is not None:
+        kept = self.timeout is None
+        if not kept:
             await self._all._core.let_go(hold, self.timeout)
-            self.local.hold = None
+        self.local.token, self.local.hold = token, hold if kept else None
 
 
 class RedisLock(_Common, LibraryLock):
