@@ -45,12 +45,14 @@ const PASSING = new Set(['MOVED', 'ASK', 'TRYAGAIN', 'CLUSTERDOWN', 'READONLY', 
 
 const codeOf = (message) => /^[A-Z]{2,}(?=[ :]|$)/.exec(message)?.[0];
 
-/** The server's words, or what a library has to say, as one of these types. A reply of the server begins with a code. */
+/**
+ * The server's words, or what a library has to say, as one of these types. A reply of the server begins with a code. What
+ * Node says has one beside its message, which is empty where several addresses of a host have refused.
+ */
 export function typed(error) {
   if (error instanceof DLockError || error instanceof TypeError || error instanceof RangeError) return error; // the program's
-  const text = String(error?.message || error?.code || error);
-  const code = codeOf(text);
-  return new (code ? TYPES[code] ?? Refused : Unreachable)(text, { cause: error });
+  const code = codeOf(String(error?.message));
+  return new (code ? TYPES[code] ?? Refused : Unreachable)(String(error?.message || error?.code || error), { cause: error });
 }
 
 /** Nobody knows the host, or trusts its certificate: no time mends that. */

@@ -5,6 +5,7 @@ import { pause } from './clock.mjs';
 import { NotHeld } from './errors.mjs';
 import { known, milliseconds, text } from './request.mjs';
 
+const nothing = () => {};
 const same = (one, another) => one?.term === another?.term;
 
 /**
@@ -39,14 +40,18 @@ export class Election {
   async lead(work, { signal } = {}) {
     for (;;) {
       const term = await this.campaign({ signal });
+      let done;
       try {
-        const done = await work(term);
-        if (!term.lost) return done;
+        done = await work(term);
       } catch (error) {
-        if (!term.lost) throw error;
-      } finally {
-        await this.resign();
+        if (!term.lost) {
+          await this.resign().catch(nothing); // an error of the work comes first
+          throw error;
+        }
       }
+      const { lost } = term;
+      await this.resign();
+      if (!lost) return done;
     }
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A server that we talk to: its two connections, what it keeps for us, and who waits there.
+// A connection, as the clients' libraries have it.
 import { after, now } from './clock.mjs';
 import { Unreachable, late, typed } from './errors.mjs';
 
@@ -7,27 +7,33 @@ const nothing = () => {};
 
 /** One connection that all share, pipelined: replies come in the order of the commands. Its death is final. */
 export class Link {
+  error = null;
+  ties = 0; // that its server renews for us, in the order of replies
+  serial = 0; // of the last of them
+  kept = 0; // of the last before a KEEP was answered
+  believed = 0; // until when that KEEP lets us believe them
+  surplus = 0; // how many KEEPs in a row have counted more of them
   #wire = null;
   #library;
   #bound;
-  #died;
+  #died = nothing;
   #pending = new Set(); // in the order of the commands
   #progress = 0; // when the last reply came
   #watched = false;
 
-  constructor(bound, died) {
-    [this.#bound, this.#died] = [bound, died];
-    Object.assign(this, { error: null, ties: 0, serial: 0, kept: 0, surplus: 0, believed: 0 });
-  }
+  constructor(bound) { this.#bound = bound; }
 
-  /** Connects, within the bound, whatever the library has to do for it. */
+  /** Connects, within the bound, whatever the library has to do for it. `died` is called if it ends after that. */
   static async open(source, address, died, prepare = nothing) {
-    const link = new Link(source.bound, died);
+    const link = new Link(source.bound);
     const stop = after(source.bound, () => link.die(late('no connection in time')));
     try {
       await new Promise((done, fail) => {
         link.failed = fail; // the first error has the reason
-        link.#connect(source, address, prepare).then(done, (error) => link.die(error));
+        link.#connect(source, address, prepare).then(() => {
+          link.#died = died;
+          done();
+        }, (error) => link.die(error));
       });
     } finally {
       stop();
@@ -45,28 +51,32 @@ export class Link {
     if (this.error) library.close(wire);
   }
 
-  /** Sends a command. `then(error, reply)` is called as the reply is read, whether or not anybody awaits it. */
-  post(words, then, asking = false) {
-    if (asking && !this.error) this.#ask(() => this.#library.send(this.#wire, ['ASKING']), nothing).catch(nothing);
-    return this.#ask(() => this.#library.send(this.#wire, words), then);
+  /** Sends a command. `told(error, reply, link, sent)` is called as the reply is read, whether or not anybody awaits it. */
+  post(words, told, asking = false) {
+    if (asking) this.#ask(() => this.#library.send(this.#wire, ['ASKING'])).catch(nothing);
+    return this.#ask(() => this.#library.send(this.#wire, words), told);
   }
 
   listen(channel, heard) { return this.#ask(() => this.#library.listen(this.#wire, channel, heard)); }
 
-  #ask(work, then = nothing) {
+  #ask(work, told = nothing) {
     if (this.error) return Promise.reject(this.error);
     return new Promise((resolve, reject) => {
-      const entry = { sent: now(), came: (error, reply) => {
-        if (!this.#pending.delete(entry)) return; // the link has died before
-        this.#progress = now();
-        then(error, reply);
-        if (error) reject(error);
-        else resolve(reply);
-      } };
+      const entry = { sent: now(), told, resolve, reject };
+      work().then((reply) => this.#came(entry, null, reply), (error) => this.#came(entry, typed(error)));
       this.#pending.add(entry);
-      work().then((reply) => entry.came(null, reply), (error) => entry.came(typed(error)));
       if (!this.#watched) this.#watch(this.#bound);
     });
+  }
+
+  #came(entry, error, reply) {
+    if (!this.#pending.delete(entry)) return; // the link has died before
+    this.#progress = now();
+    entry.told(error, reply, this, entry.sent);
+    if (!error) return entry.resolve(reply);
+    entry.reject(error);
+    // Who is primary now is found by connecting.
+    if (error.code === 'READONLY') this.die(new Unreachable('the server has become a replica', { cause: error }));
   }
 
   /** When a reply is missing for the bound, nobody knows any more what the server has heard. */
@@ -87,129 +97,7 @@ export class Link {
     this.error = typed(why);
     if (this.#wire) this.#library.close(this.#wire);
     this.failed?.(this.error);
-    for (const entry of this.#pending) entry.came(this.error);
+    for (const entry of this.#pending) this.#came(entry, this.error);
     this.#died(this);
-  }
-}
-
-/** The connection on which a node's messages are heard. Asked once a second whether it lives, while somebody waits. */
-export async function openEar(source, node, channel, died) {
-  const ear = await Link.open(source, node.name, died, (link) => link.listen(channel, (message) => node.heard(message)));
-  const beat = setInterval(() => {
-    if (ear.error) clearInterval(beat);
-    else if (node.waits.size) ear.post(['PING']).catch(nothing);
-  }, 1000).unref();
-  return ear;
-}
-
-/** A hold that a link's server renews for us. */
-export class Tie {
-  link = null;
-  holds = [];
-  gone = ''; // why it is over
-  #until = 0;
-  #serial = 0;
-
-  constructor(request, token) { Object.assign(this, { request, token }); }
-
-  /** The server has said that it renews it for this link. */
-  attach(link, until) {
-    this.#until = Math.max(this.end(), until);
-    if (this.link !== link) {
-      this.detach();
-      link.ties++;
-      this.link = link;
-    }
-    this.#serial = ++link.serial;
-  }
-
-  detach() {
-    if (!this.link) return;
-    this.#until = this.end();
-    this.link.ties--;
-    this.link = null;
-  }
-
-  /** Until then it is ours. A KEEP that was answered after it was tied has moved the end of all. */
-  end() {
-    const { link } = this;
-    return link && this.#serial <= link.kept ? Math.max(this.#until, link.believed) : this.#until;
-  }
-}
-
-/** What is told of one place in a queue. */
-export class Mailbox {
-  #news = [];
-  #wake = null;
-
-  put(one) {
-    this.#news.push(one);
-    this.#wake?.();
-  }
-
-  async next() {
-    while (!this.#news.length) await new Promise((done) => { this.#wake = done; });
-    return this.#news.shift();
-  }
-}
-
-/** A server that we talk to, and what we have there. */
-export class Node {
-  link = null;
-  ear = null;
-  opening = {}; // what is under way, for all who come meanwhile
-  deaf = false; // it may not subscribe
-  keeping = false;
-  kicked = false;
-  kick = nothing;
-  ties = new Map(); // by token
-  waits = new Map(); // mailboxes by key and owner
-  awaited = new Map(); // how many there are by key
-  leaving = []; // until when to try, what, and its token (or 0)
-
-  constructor(name) { this.name = name; }
-
-  /** The work, done once for all who come while it is under way. */
-  once(what, work) {
-    this.opening[what] ??= work().finally(() => { this.opening[what] = undefined; });
-    return this.opening[what];
-  }
-
-  /** All who wait. */
-  tell(word) { for (const boxes of this.waits.values()) for (const box of boxes) box.put([word, 0, 0]); }
-
-  /** A message on our channel: `word token keylen:key ownerlen:owner wait-id`. */
-  heard(message) {
-    const text = message.toString('latin1');
-    const [, word, token, rest] = /^(\S+) (\d+) (.*)$/s.exec(text);
-    const names = [];
-    let left = rest;
-    for (let i = 0; i < 2; i++) {
-      const at = left.indexOf(':') + 1;
-      const end = at + Number(left.slice(0, at - 1));
-      names.push(left.slice(at, end));
-      left = left.slice(end + 1);
-    }
-    for (const box of this.waits.get(names.join('\n')) ?? []) box.put([word, Number(token), Number(left)]);
-  }
-
-  /** What is heard of a place until `stop()`. */
-  await({ id, key }) {
-    const box = new Mailbox();
-    if (!this.waits.has(id)) this.waits.set(id, new Set());
-    const boxes = this.waits.get(id).add(box);
-    this.#count(key, 1);
-    box.stop = () => {
-      if (!boxes.delete(box)) return;
-      this.#count(key, -1);
-      if (!boxes.size) this.waits.delete(id);
-    };
-    return box;
-  }
-
-  #count(key, more) {
-    const count = (this.awaited.get(key) ?? 0) + more;
-    if (count) this.awaited.set(key, count);
-    else this.awaited.delete(key);
   }
 }

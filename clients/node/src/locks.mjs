@@ -52,7 +52,7 @@ export class Hold {
 
   async #ask(name, ...words) {
     this.#core.check();
-    return this.#core.call({ key: this.key }, [`DLOCK.${name}`, this.key, this.token, ...words], (link, sent, error) => {
+    return this.#core.call({ key: this.key }, [`DLOCK.${name}`, this.key, this.token, ...words], (error) => {
       if (error instanceof Fenced) this.#core.loseTie(this.#tie, 'the server has said so');
     });
   }

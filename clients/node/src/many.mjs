@@ -11,12 +11,13 @@ export async function usingAll(locks, keys, options, work) {
   if (typeof work !== 'function') throw new TypeError(`work must be a function, not ${work}`);
   const named = new Map([...keys].map((key) => [Buffer.from(text('keys', key)).toString('latin1'), key]));
   const inOrder = [...named.keys()].sort().map((name) => named.get(name));
+  const mine = { ...options, owner: options.owner ?? randomUUID() };
   const end = now() + (options.timeout ?? Infinity);
   const holds = new Map();
   const next = (i) => {
     if (i === inOrder.length) return work(holds);
     const left = end === Infinity ? options.timeout : Math.max(1, end - now());
-    return locks.using(inOrder[i], { owner: randomUUID(), ...options, timeout: left }, (hold) => {
+    return locks.using(inOrder[i], { ...mine, timeout: left }, (hold) => {
       holds.set(inOrder[i], hold);
       return next(i + 1);
     });

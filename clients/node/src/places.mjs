@@ -5,7 +5,8 @@ import { randomUUID } from 'node:crypto';
 import { now } from './clock.mjs';
 import { Closed, Unreachable, passes } from './errors.mjs';
 import { slotOf } from './library.mjs';
-import { Link, Node, openEar } from './link.mjs';
+import { Link } from './link.mjs';
+import { Node } from './node.mjs';
 
 const nothing = () => {};
 
@@ -15,6 +16,8 @@ export function redirection({ message }) {
   return code && { asking: code === 'ASK', slot: Number(slot), address };
 }
 
+const shut = () => new Closed('these locks are closed');
+
 export class Places {
   closed = false;
   nodes = new Map();
@@ -23,6 +26,7 @@ export class Places {
   #moved = new Map(); // what errors have told since
   #refreshed = -Infinity;
   #refreshing = null;
+  #links = new Set(); // all that are open
 
   constructor(source, settings) { Object.assign(this, { source, settings }); }
 
@@ -36,7 +40,7 @@ export class Places {
   }
 
   /** An error if nothing may be asked any more. */
-  check() { if (this.closed) throw new Closed('these locks are closed'); }
+  check() { if (this.closed) throw shut(); }
 
   node(name) {
     let node = this.nodes.get(name);
@@ -53,8 +57,8 @@ export class Places {
     return this.node(name);
   }
 
-  /** Before that can be known. */
-  async ready() { if (this.source.cluster && !this.#served.length) await this.#refresh(); }
+  /** Before that can be known: what is to be awaited, if anything. */
+  ready() { return this.source.cluster && !this.#served.length ? this.#refresh() : null; }
 
   /** Asks three nodes of the cluster who serves what; the first answer is taken. */
   #refresh() {
@@ -69,7 +73,7 @@ export class Places {
       return [name, slots];
     });
     const [name, slots] = await Promise.any(asked).catch(({ errors }) => {
-      throw errors.find((error) => !passes(error)) ?? errors[0];
+      throw errors.find((error) => !passes(error)) ?? errors[0] ?? new Unreachable('no node of the cluster is known');
     });
     const served = [];
     for (const [from, to, [host, port]] of slots) {
@@ -85,38 +89,57 @@ export class Places {
     if (node.link && !node.link.error) return node.link;
     return node.once('link', async () => {
       this.check();
-      return this.linked(node, await this.open(node));
+      return this.linked(node, await this.openLink(node));
     });
   }
 
-  open(node) { return Link.open(this.source, node.name, (link) => this.unlinked(node, link)); }
+  /** Another connection of ours. Those of closed locks end at once. */
+  async open(node, died, prepare) {
+    const link = await Link.open(this.source, node.name, (one) => {
+      this.#links.delete(one);
+      died(one);
+    }, prepare);
+    if (!link.error) this.#links.add(link);
+    if (this.closed) link.die(shut());
+    return link;
+  }
+
+  openLink(node) { return this.open(node, (link) => this.unlinked(node, link)); }
 
   linked(node, link) {
     node.link = link;
     node.ear?.die(new Unreachable('the link is new')); // where it goes the messages come from: it may be another server
-    if (this.closed) link.die(new Closed('these locks are closed'));
     return link;
   }
 
+  /** Opens the ear, if there is none: the connection on which the node's messages are heard. */
   async listen(node) {
     if (node.ear && !node.ear.error) return;
     await node.once('ear', async () => {
-      node.ear = await openEar(this.source, node, this.channel, () => node.tell('again'));
-      if (this.closed) node.ear.die(new Closed('these locks are closed'));
+      const { link } = node;
+      const ear = await this.open(node, () => node.tell('again'), (one) => one.listen(this.channel, (message) => node.heard(message)));
+      node.ear = ear;
+      if (node.link !== link) ear.die(new Unreachable('the link is new'));
+      const beat = setInterval(() => { // while somebody waits: does it live?
+        if (ear.error) clearInterval(beat);
+        else if (node.waits.size) ear.post(['PING']).catch(nothing);
+      }, 1000).unref();
     });
   }
 
-  /** The reply of whoever serves the key of the request; `told(link, sent, error, reply)` is called as it is read. */
-  async call(request, words, told = nothing) {
-    await this.ready();
+  closeLinks() { for (const link of this.#links) link.die(shut()); }
+
+  /** The reply of whoever serves the key of the request; `told(error, reply, link, sent)` is called as it is read. */
+  async call(request, words, told) {
+    const unknown = this.ready();
+    if (unknown) await unknown;
     let [node, asking] = [this.route(request.key), false];
     for (let hops = 0; ; hops++) {
       const link = node.link && !node.link.error ? node.link : await this.link(node);
       if (request.ended) throw new Closed('nobody waits for it any more');
       [request.node, request.asked] = [node, true];
-      const sent = now();
       try {
-        return await link.post(words, (error, reply) => told(link, sent, error, reply), asking);
+        return await link.post(words, told, asking);
       } catch (error) {
         const other = redirection(error);
         if (!other || hops === 3) throw error;
@@ -132,14 +155,10 @@ export class Places {
     return this.node(at);
   }
 
-  /** After an error that passes. */
-  async lookAround(error) {
-    if (error.code === 'READONLY') { // it has become a replica: who is primary now is found by connecting
-      for (const node of this.nodes.values()) node.link?.die(new Unreachable('the server has become a replica', { cause: error }));
-    }
-    if (this.source.cluster && now() - this.#refreshed > 100) {
-      this.#refreshed = now();
-      await this.#refresh().catch((why) => this.settings.debug(`the cluster does not say who serves what: ${why}`));
-    }
+  /** After an error that passes: who serves what by now? */
+  async lookAround() {
+    if (!this.source.cluster || now() - this.#refreshed <= 100) return;
+    this.#refreshed = now();
+    await this.#refresh().catch((why) => this.settings.debug(`the cluster does not say who serves what: ${why}`));
   }
 }

@@ -24,6 +24,7 @@ import { known, milliseconds, text } from './request.mjs';
 
 export { Unreachable };
 
+const nothing = () => {};
 const EARLIER = 5; // the leases at the others end so much before the first one's
 const [ROUNDING, DRIFT] = [2, 100]; // servers count whole milliseconds; no clock is faster than another by a hundredth
 const SILENCE = 1_000; // who has been silent so lately is asked last
@@ -177,7 +178,7 @@ export class QuorumHold {
   /** Who renews need not be who releases. */
   #inTurn(work) {
     const done = this.#turn.then(work);
-    this.#turn = done.catch(() => {});
+    this.#turn = done.catch(nothing);
     return done;
   }
 }
@@ -192,7 +193,7 @@ const silentLast = (masters) => {
 class Master {
   constructor({ client, source, silent }, names) {
     Object.assign(this, { client, source, silent, names, bound: source.bound });
-    Object.assign(this, { wire: null, library: null, asked: false, unanswered: false, error: null });
+    Object.assign(this, { wire: null, library: null, fail: nothing, asked: false, unanswered: false, error: null });
   }
 
   /** No place and no hold, if it has been asked and answers. */
@@ -243,7 +244,9 @@ class Master {
   }
 
   async connect() {
+    const { fail } = this;
     const [wire, library] = await this.source.dial();
+    if (this.fail !== fail) return library.close(wire); // nobody waits for it any more
     const ended = (error) => {
       if (this.wire !== wire) return;
       this.close();
@@ -260,7 +263,7 @@ class Master {
     if (!wire) return;
     if (lastWords) {
       for (const [name, ...words] of [['CANCEL'], ['RELEASE', 'HOLDS', '0']]) {
-        this.library.send(wire, [`DLOCK.${name}`, ...this.names, ...words]).catch(() => {});
+        this.library.send(wire, [`DLOCK.${name}`, ...this.names, ...words]).catch(nothing);
       }
     }
     setImmediate(this.library.close, wire); // when they are on their way
@@ -279,6 +282,7 @@ class Master {
     try {
       return await Promise.race([over, work()]);
     } finally {
+      this.fail = nothing;
       clearTimeout(timer);
       clearImmediate(timer);
       signal?.removeEventListener('abort', abort);

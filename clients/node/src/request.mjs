@@ -66,14 +66,9 @@ export class Request {
   outer = 0; // the token and the count of that
   before = 0;
   asked = false;
-  queued = false;
   ended = false; // nobody waits for it any more
-  waiting = false; // for its turn, and for nothing else
-  trouble = null; // the last that went wrong
   node = null; // that was asked last
   tie = null;
-  box = null;
-  link = null; // of its own
 
   constructor(settings, key, options) {
     const { timeout, lease, signal, owner, shared = false, limit, session = false, onLost } = known(options, OPTIONS, 'a lock');
@@ -82,14 +77,14 @@ export class Request {
     if (lease != null) settings = settings.withLease(milliseconds('lease', lease, 1));
     if (signal != null && !(signal instanceof AbortSignal)) throw new TypeError(`signal must be an AbortSignal, not ${shown(signal)}`);
     if (owner != null) text('owner', owner);
-    for (const [name, value] of [['shared', shared], ['session', session]]) {
-      if (typeof value !== 'boolean') throw new TypeError(`${name} must be true or false, not ${shown(value)}`);
-    }
+    if (typeof shared !== 'boolean') throw new TypeError(`shared must be true or false, not ${shown(shared)}`);
+    if (typeof session !== 'boolean') throw new TypeError(`session must be true or false, not ${shown(session)}`);
     if (limit != null && (!Number.isSafeInteger(limit) || limit < 1 || shared)) {
       throw new RangeError(`limit must be a whole number of 1 or more, and not beside shared, not ${shown(limit)}`);
     }
     if (onLost != null && typeof onLost !== 'function') throw new TypeError(`onLost must be a function, not ${shown(onLost)}`);
-    Object.assign(this, { settings, key, timeout, signal, onLost, owner: owner ?? randomUUID(), looked: owner == null });
+    [this.settings, this.key, this.timeout, this.signal, this.onLost] = [settings, key, timeout, signal, onLost];
+    [this.owner, this.looked] = [owner ?? randomUUID(), owner == null];
     this.limit = shared ? ['SHARED'] : limit ? ['LIMIT', limit] : [];
     this.session = session ? ['SESSION'] : [];
   }

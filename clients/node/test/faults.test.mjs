@@ -1,9 +1,23 @@
 // What goes wrong beside the cases that all languages have.
 import assert from 'node:assert/strict';
 import { after, describe, it } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 
-import { Refused, Unreachable } from 'dlock-redis';
-import { LONG, Server, addresses, closeConnections, control, libraries, makeLocksAt, proxy, until } from './stage.mjs';
+import { Closed, Refused, Unreachable } from 'dlock-redis';
+import {
+  LONG, Master, PATIENCE, Server, addresses, closeConnections, control, libraries, makeLocksAt, makeLocksBy, proxy, until,
+} from './stage.mjs';
+
+const inside = (name) => import(new URL(`../node_modules/dlock-redis/src/${name}.mjs`, import.meta.url));
+const [{ Core }, { Node }] = await Promise.all(['core', 'node'].map(inside));
+
+// What the client keeps of each lock that was granted.
+const ties = new Map();
+const { adopt } = Core.prototype;
+Core.prototype.adopt = function adopting(request, tie, hold) {
+  ties.set(request.key, tie);
+  return adopt.call(this, request, tie, hold);
+};
 
 const LEASE = 6_000;
 const tests = [];
@@ -108,6 +122,69 @@ test('many_that_are_left_stop_no_keeper', async ({ server, make }) => {
   await control(`close ${path}`);
 });
 
+test('who_hangs_up_is_not_asked_all_the_time', async ({ server, make, open }) => {
+  let met = 0;
+  const path = await open(() => { met++; });
+  const hold = await make(path.address, {}, { lease: LEASE }).lock(server.key);
+  met = 0;
+  path.hangUp();
+  await until(() => hold.lost, 'it is told by the clock');
+  assert.ok(met < 200, `${met} connections`);
+});
+
+test('an_ear_that_was_opened_before_the_link_is_not_believed', async ({ server, by, open }) => {
+  const [a, b] = addresses('DLOCK_MASTERS').slice(0, 2).map((address) => new Master(address, server.key));
+  for (const master of [a, b]) await master.hold();
+  const path = await open();
+  let [dialled, arrive] = [0];
+  const late = new Promise((done) => { arrive = done; });
+  // The link goes to one server, and after it was cut to another one; the ear is long on its way to the first.
+  const locks = by(async () => {
+    dialled++;
+    if (dialled === 1) return path.address;
+    if (dialled > 2) return b.address;
+    await late;
+    return a.address;
+  });
+  const wait = locks.lock(server.key, { timeout: PATIENCE });
+  wait.catch(() => {});
+  await until(() => dialled === 2, 'the ear is on its way');
+  path.hangUp();
+  await (await locks.lock(`${server.key}:other`)).release();
+  arrive();
+  await b.awaitQueued(1);
+  await b.handOver();
+  await (await wait).release();
+  await b.awaitGone();
+});
+
+test('what_others_publish_is_ignored', async () => {
+  for (const message of ['', 'granted', 'granted 1 what', 'granted 1 3:key 5:owner 7']) new Node('').heard(Buffer.from(message));
+});
+
+test('a_wait_that_blocks_ends_with_the_close', async ({ server, make }) => {
+  const user = server.key.slice(1, 9);
+  await server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', 'resetchannels', '+@all');
+  await server.hold();
+  const locks = make(undefined, { user, password: 'word' }, { bound: 120_000, logger: { warn() {} } });
+  const wait = locks.lock(server.key);
+  wait.catch(() => {});
+  await server.awaitQueued(1);
+  await locks.close();
+  await assert.rejects(Promise.race([wait, sleep(10_000, 'nothing', { ref: false })]), Closed);
+  await server.ask('ACL', 'DELUSER', user);
+});
+
+test('an_outer_hold_keeps_nothing_of_inner_ones', async ({ server, make }) => {
+  const locks = make();
+  const outer = await locks.lock(server.key, { owner: 'me' });
+  const tie = ties.get(server.key);
+  for (let i = 0; i < 10; i++) await (await locks.lock(server.key, { owner: 'me' })).release();
+  assert.equal(ties.get(server.key), tie);
+  assert.equal(tie.holds.length, 1);
+  await outer.release();
+});
+
 after(closeConnections);
 
 describe('faults', { concurrency: 8 }, () => {
@@ -121,7 +198,8 @@ describe('faults', { concurrency: 8 }, () => {
           await body({
             server: new Server('single'),
             make: (address = single, login = {}, settings = {}) => later(makeLocksAt(library, address, login, settings)),
-            open: async () => later(await proxy(single)),
+            by: (where) => later(makeLocksBy(library, where)),
+            open: async (met) => later(await proxy(single, met)),
           });
         } finally {
           for (const one of closing) await one.close();

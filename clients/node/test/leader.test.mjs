@@ -67,6 +67,17 @@ const tests = {
     await election.resign();
   },
 
+  async an_error_of_the_work_comes_through({ server, library, open }) {
+    const path = await open();
+    const locks = makeLocksAt(library, path.address, {}, { lease: 60_000 });
+    const work = () => {
+      path.hangUp();
+      throw new RangeError('of the work');
+    };
+    await assert.rejects(new Election(locks, server.key).lead(work), RangeError); // though nothing can be given back
+    await locks.close();
+  },
+
   async who_leads_is_seen({ server, locks }) {
     const election = new Election(locks, server.key, { name: 'one host' });
     const seen = [];

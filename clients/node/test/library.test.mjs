@@ -6,6 +6,7 @@ import { readFile } from 'node:fs/promises';
 import { createRequire } from 'node:module';
 import net from 'node:net';
 import { after, test } from 'node:test';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 
@@ -25,6 +26,15 @@ const address = (name) => process.env[name].split(',')[0].split(':');
 const [host, port] = address('DLOCK_SINGLE');
 const nodeRedis = () => createClient({ url: `redis://${host}:${port}` }).on('error', () => {}).connect();
 const ioredis = () => new Redis(Number(port), host);
+
+/** Where nobody listens. */
+async function freePort() {
+  const server = net.createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port: free } = server.address();
+  await new Promise((done) => { server.close(done); });
+  return free;
+}
 
 test('code_of_the_readme', async () => {
   const files = ['README.md', 'examples/locks.mjs', 'examples/leader.mjs', 'test/redlock.test.mjs', 'test/connect.test.mjs'];
@@ -86,6 +96,44 @@ test('what_is_closed_while_it_connects_leaves_no_socket', async () => {
   await assert.rejects(asked, /enough/);
   await until(() => sockets.length === 1 && sockets[0].destroyed, 'it has connected, and is closed');
   server.close();
+});
+
+test('what_is_made_too_late_leaves_no_socket', async () => {
+  const sockets = [];
+  const server = net.createServer((socket) => sockets.push(socket.on('error', () => {}).resume())).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const there = { host: '127.0.0.1', port: server.address().port };
+  for (const made of [new Redis({ ...there, lazyConnect: true }), createClient({ socket: there }).on('error', () => {})]) {
+    let done = false;
+    const make = async () => {
+      await sleep(300);
+      done = true;
+      return made;
+    };
+    await assert.rejects(new Quorum([make], { bound: 50 }).acquire('x', { lease: 60_000 }), Unreachable);
+    await until(() => done, 'it is made');
+    await sleep(300);
+    assert.ok(sockets.every((socket) => socket.destroyed));
+  }
+  server.close();
+});
+
+test('who_refuses_at_several_addresses_is_asked_again', async () => {
+  const lookup = (_, { all }, done) => {
+    const address = (host) => ({ address: host, family: 4 });
+    return all ? done(null, ['127.0.0.1', '127.0.0.2'].map(address)) : done(null, '127.0.0.1', 4);
+  };
+  const locks = new Locks(createClient({ socket: { host: 'several', port: await freePort(), lookup } }), { logger: { warn() {} } });
+  await assert.rejects(locks.lock('x', { timeout: 500 }), (error) => error instanceof esm.LockTimeout && error.cause instanceof Unreachable);
+  await locks.close();
+});
+
+test('a_cluster_that_is_down_is_asked_again', async () => {
+  const cluster = new Redis.Cluster([{ host: '127.0.0.1', port: await freePort() }], { lazyConnect: true }).on('error', () => {});
+  const locks = new Locks(cluster, { logger: { warn() {} } });
+  await assert.rejects(locks.lock('x', { timeout: 3_000 }), (error) => error instanceof esm.LockTimeout && error.cause instanceof Unreachable);
+  await locks.close();
+  cluster.disconnect();
 });
 
 test('what_is_no_client_is_told', async () => {

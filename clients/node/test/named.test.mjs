@@ -352,8 +352,9 @@ test('many_over_several_slots', everywhere, async ({ server, locks }) => {
   const keys = [0, 1, 2, 3].map((i) => `{${i}${server.key.slice(1, -5)}}m`);
   const work = async (names) => {
     for (let i = 0; i < 15; i++) {
-      const tokens = await locks.usingAll(names, {}, (holds) => names.map((name) => holds.get(name).token));
-      assert.equal(new Set(tokens).size, 4);
+      const [tokens, owners] = await locks.usingAll(names, {}, (holds) => ['token', 'owner']
+        .map((what) => new Set(names.map((name) => holds.get(name)[what]))));
+      assert.deepEqual([tokens.size, owners.size], [4, 1]);
     }
   };
   await Promise.all([work(keys), work([...keys].reverse())]);
@@ -377,12 +378,22 @@ test('a_thousand_waits_on_one_connection', everywhere, async ({ server, make }) 
   await server.awaitGone();
 });
 
+/** A key that another node of the cluster serves. */
+const keyElsewhere = (server) => until(async () => {
+  const another = new Server('cluster');
+  return await another.node() !== await server.node() && another.key;
+}, 'there is one');
+
 async function holdsOver(what, { server, make }) {
-  const hold = await make({ lease: LONG }).lock(server.key);
+  const locks = make({ lease: LONG });
+  const hold = await locks.lock(server.key);
+  const elsewhere = server.place === 'cluster' && await locks.lock(await keyElsewhere(server), { session: true });
   await server.fault(what);
   // The new server knows nothing of connections: until the client has said it again nobody renews.
   await awaitKept(server, hold, 0);
   assert.ok((await server.holder()).client);
+  // The connections to the others have not ended.
+  if (elsewhere) await elsewhere.release();
   assert.equal(await hold.guard('SET', `${server.key}:x`, 1), 'OK');
   await hold.release();
   await server.awaitGone();

@@ -9,7 +9,7 @@ import { Case, steps } from './cases.mjs';
 import { closeConnections, limits, makeLocks, makeLocksAt } from './stage.mjs';
 
 const inside = (name) => import(new URL(`../node_modules/dlock-redis/src/${name}.mjs`, import.meta.url));
-const [{ Core }, { Link, Node }] = await Promise.all([inside('core'), inside('link')]);
+const [{ Core }, { Keeper }, { Link }, { Node }] = await Promise.all(['core', 'keep', 'link', 'node'].map(inside));
 const cases = new Map(JSON.parse(readFileSync(process.env.DLOCK_CASES, 'utf8')).map((one) => [one.name, one]));
 const nothing = () => {};
 const none = async () => null;
@@ -53,22 +53,22 @@ const deafIsFinal = () => plant(Link, 'listen', () => async () => { throw new Re
 /** Of all clients: whoever waits for one that is silent keeps none of the others. */
 function oneKeeper() {
   let turn = Promise.resolve();
-  plant(Core, 'round', (old) => function round(node) {
-    const done = turn.then(() => old.call(this, node));
+  plant(Keeper, 'round', (old) => function round() {
+    const done = turn.then(() => old.call(this));
     turn = done.catch(nothing);
     return done;
   });
   return noBound();
 }
-const renewsEach = () => plant(Core, 'round', (old) => function round(node) {
-  for (const tie of node.ties.values()) tie.detach();
-  return old.call(this, node);
+const renewsEach = () => plant(Keeper, 'round', (old) => function round() {
+  for (const tie of this.node.ties.values()) tie.detach();
+  return old.call(this);
 });
-const hearsNoLoss = () => plant(Core, 'kept', (old) => function kept(node, link, sent, [ties, left]) {
+const hearsNoLoss = () => plant(Keeper, 'kept', (old) => function kept(link, sent, [ties, left]) {
   link.ties = Math.min(ties, link.ties);
-  old.call(this, node, link, sent, [link.ties, left, []]);
+  old.call(this, link, sent, [link.ties, left, []]);
 });
-const tiesNothingAnew = () => plant(Core, 'retie', () => none);
+const tiesNothingAnew = () => plant(Keeper, 'retie', () => none);
 const waitsForEver = () => plant(Node, 'tell', () => nothing);
 const endsQuietly = () => plant(Core, 'end', () => nothing);
 const aLinkALock = () => plant(Core, 'call', (old) => function call(...about) {

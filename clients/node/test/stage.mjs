@@ -57,6 +57,10 @@ function clientOf(library, place) {
 /** Locks in one of the places. */
 export const makeLocks = (library, place, settings) => new Locks(clientOf(library, place), { ...SETTINGS, ...settings });
 
+/** Locks by clients that this function makes, of the server at the address that it gives. */
+export const makeLocksBy = (library, where, settings) =>
+  new Locks(async () => CLIENTS[library](...await where(), {}), { ...SETTINGS, ...settings });
+
 /** Locks over the server at this address. */
 export const makeLocksAt = (library, [host, port], options, settings) =>
   new Locks(CLIENTS[library](host, port, options), { ...SETTINGS, ...settings });
@@ -90,7 +94,7 @@ const sentinelPort = await sentinel();
 /** A way to a server. While it is frozen nothing comes through, and nobody is told. `met` is called for each connection. */
 export async function proxy([host, port], met = () => {}) {
   const sockets = [];
-  let [frozen, pattern] = [false];
+  let [frozen, pattern, hangsUp] = [false];
   const [ears, servers] = [[], []];
   const freeze = () => {
     frozen = true;
@@ -98,6 +102,7 @@ export async function proxy([host, port], met = () => {}) {
   };
   const listener = net.createServer((near) => {
     met();
+    if (hangsUp) return near.destroy();
     const far = net.connect(Number(port), host);
     servers.push(far);
     if (frozen) for (const socket of [near, far]) socket.pause();
@@ -116,6 +121,11 @@ export async function proxy([host, port], met = () => {}) {
   return {
     address: ['127.0.0.1', listener.address().port],
     freeze,
+    /** All connections end, and new ones at once. */
+    hangUp() {
+      hangsUp = true;
+      for (const socket of sockets) socket.destroy();
+    },
     /** Lets through what comes before these words, and not them. */
     freezeAt(words) { pattern = words; },
     /** No message comes through any more. */
