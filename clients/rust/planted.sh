@@ -28,25 +28,31 @@ plant() {
 export DLOCK_LATE=2
 plant cases 'closed_try hung_try' lock.rs 'self.take\(Some\(self.timeout.unwrap_or_default\(\)\)\).await' \
     'Ok(self.take(Some(self.timeout.unwrap_or_default())).await.unwrap_or(None))' # failures are "it is taken"
-plant cases 'closed_two_seconds hung_later' core.rs 'cause: Some\(Arc::new\(error\)\)' 'cause: None'
-plant cases closed_without_bound core.rs 'tracing::warn!\("still waiting' 'tracing::trace!("quietly'
-plant cases 'silent_path two_dead_links_of_five one_hung_node_of_three' state.rs 'if end <= now\(\)' 'if end.is_zero()' # no clock
+plant cases 'closed_two_seconds hung_later' take.rs 'cause: Some\(Arc::new\(cause\)\)' 'cause: None'
+plant cases closed_without_bound take.rs 'tracing::warn!\("still waiting' 'tracing::trace!("quietly'
+plant cases 'silent_path two_dead_links_of_five one_hung_node_of_three' ties.rs 'if end <= now\(\)' 'if end.is_zero()' # no clock
 plant cases 'slow_path' settings.rs '\[10, 60, 5, 3\].map\(Duration::from_secs\)' '[10000, 60000, 5000, 150].map(Duration::from_millis)'
 plant cases 'wrong_password no_right_to_the_command no_module' error.rs 'pub\(crate\) fn passes\(&self\) -> bool \{' \
     'pub(crate) fn passes(&self) -> bool { if matches!(self, Error::Redis(_)) { return true; }'
-plant cases no_channel core.rs 'self.block\(taking, &name, deadline, end\).await' 'self.queue(taking, &name, deadline, end).await'
-plant cases 'two_thousand_holds_at_200_ms cut_and_kept the_replica_frozen' core.rs \
+plant cases no_channel take.rs 'self.block\(taking, &name\).await' 'self.queue(taking, &name).await'
+plant cases 'two_thousand_holds_at_200_ms cut_and_kept the_replica_frozen' keep.rs \
     'async fn round\(self: &Arc<Self>, name: &str\) -> Result<\(\)> \{' \
     'async fn round(self: &Arc<Self>, name: &str) -> Result<()> { if name.len() < 99 { return Ok(()); }' # keeps nothing
-plant cases 'forced deleted expired' state.rs 'let told = if let Value::Array\(lost\) = lost \{ Some\(lost\) \} else \{ None \};' \
+plant cases 'forced deleted expired' ties.rs 'let told = if let Value::Array\(lost\) = lost \{ Some\(lost\) \} else \{ None \};' \
     'static NONE: Vec<Value> = Vec::new(); let (told, ties) = (Some(&NONE), ties.max(book.ties)); let _ = lost;'
 plant cases 'cut_wait' state.rs 'for sender in self.waits.values\(\).flatten\(\) \{' 'for sender in self.waits.values().flatten().take(0) {'
-plant cases after_close core.rs 'state.lose\(&name, token, "closed"\);' '' # ends quietly
-plant cases a_thousand_cycles core.rs 'if let Some\(link\) = node.link.as_ref\(\).filter\(\|link\| !link.is_dead\(\)\) \{' \
-    'if let Some(link) = node.link.as_ref().filter(|link| { std::mem::forget(Arc::clone(link)); false }) {' # a link a lock
-plant cases a_time_out_leaves_no_place core.rs 'self.core.leave\(&self.want, &name\);' '' # its claim keeps the place
+plant cases after_close core.rs 'state.lose_all\("closed", \|_\| true\)' '0' # ends quietly
+plant cases a_thousand_cycles core.rs 'state.node\(name\).link.replace\(link.clone\(\)\).filter\(\|before\| !before.is_dead\(\)\)' \
+    '{ std::mem::forget(link.clone()); None }' # a link a lock
+plant cases a_time_out_leaves_no_place take.rs 'self.core.leave\(&self.want, &name\);' '' # its claim keeps the place
 plant cases dropped lock.rs 'self.core.drop_hold\(&self.shared\);' ''
 plant cases bad_arguments lock.rs 'invalid\("limit", "must be at least' 'invalid("number", "must be at least'
+plant faults locks_that_are_dropped link.rs 'if !open && flying.is_empty\(\)' 'if false'
+plant faults a_grant_that_is_read_late ties.rs 'self.node\(&at.node\).wake\(\);' ''
+plant faults after_the_close take.rs 'self.check\(\)\?;(\s+if end.is_some_and)' 'if end.is_some_and'
+plant faults a_re_entry_that_is_left leave.rs 'Ok\(1..\) => \{\}' 'Ok(u64::MAX) => {}'
+plant faults what_is_left keep.rs 'if target == name' 'if target.is_empty()'
+plant faults a_hold_over_a_slow ties.rs 'tie.asking = asking;' ''
 plant locks no_two_lead leader.rs 'hold.clone\(\).filter\(\|hold\| !hold.left\(\).is_zero\(\)\)' 'hold.clone()'
 plant quorum 'quorum_a_majority_is_enough' quorum.rs 'self.votes.len\(\) \/ 2 \+ 1' 'self.votes.len()'
 plant quorum 'quorum_a_minority_is_not quorum_is_kept' quorum.rs 'self.votes.len\(\) \/ 2 \+ 1' '1'

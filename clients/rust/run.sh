@@ -16,7 +16,8 @@ project() { # NAME VERSION
     local project=$DLOCK_CLIENT_TARGET/$1
     rm -rf "$project"
     mkdir -p "$project/src"
-    tar -xzf "$DLOCK_CLIENT_TARGET"/package/dlock-redis-0.3.0.crate -C "$project"
+    # -m: in the package all files are of one old day, by which cargo would take what it built before for theirs.
+    tar -xzmf "$DLOCK_CLIENT_TARGET"/package/dlock-redis-0.3.0.crate -C "$project"
     cp -r tests examples "$project"
     echo '#![doc = "Nothing."]' >"$project/src/lib.rs"
     sed -e 's/^name = "dlock-redis"/name = "empty"/; s/^include = .*//; s/^readme = .*//' \

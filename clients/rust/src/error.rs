@@ -117,6 +117,12 @@ impl Error {
         matches!(self, Error::Redis(error) if error.code() == Some("READONLY"))
     }
 
+    pub(crate) fn redirect(&self) -> Option<Redirect> {
+        let Error::Redis(error) = self else { return None };
+        let (address, slot) = error.redirect_node()?;
+        Some(Redirect { address: address.to_owned(), slot, ask: error.code() == Some("ASK") })
+    }
+
     /// Whether the server itself has said it.
     pub(crate) fn is_said(&self) -> bool {
         !matches!(self, Error::Redis(error) if is_broken(error))
@@ -147,6 +153,13 @@ impl Error {
             None => is_broken(error) && !is_final(error),
         }
     }
+}
+
+/// Another node of the cluster serves the key: which one, which slot, and whether only for once.
+pub(crate) struct Redirect {
+    pub(crate) address: String,
+    pub(crate) slot: u16,
+    pub(crate) ask: bool,
 }
 
 /// The connection is of no use any more.

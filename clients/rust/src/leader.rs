@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use redis::{cmd, Cmd, Value};
 
-use crate::core::unique;
 use crate::error::{Error, Result};
 use crate::lock::{Hold, Locks};
+use crate::random::unique;
 
 /// A candidate for one office. Dropped, it has resigned.
 pub struct Leader {

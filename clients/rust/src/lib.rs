@@ -32,14 +32,20 @@
 
 mod core;
 mod error;
+mod keep;
 mod leader;
+mod leave;
 mod link;
 mod lock;
 mod many;
 mod quorum;
+mod random;
 mod servers;
 mod settings;
 mod state;
+mod take;
+mod ties;
+mod want;
 
 pub use error::{Error, Result};
 pub use leader::Leader;

@@ -12,19 +12,32 @@ use futures_util::stream::{FuturesOrdered, StreamExt};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, ProtocolVersion, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::{mpsc, oneshot, Notify};
+use tokio::task::unconstrained;
 
 use crate::core::Core;
 use crate::error::{is_broken, Error, Result};
-use crate::settings::now;
+use crate::settings::{now, Settings};
 use crate::state::{News, State, Who};
 
 pub(crate) type Reply = Result<Value, RedisError>;
+
+pub(crate) fn is_not_held(reply: &Reply) -> bool {
+    reply.as_ref().is_err_and(|error| error.code() == Some("NOTHELD"))
+}
 
 /// Where and when something was asked.
 pub(crate) struct At {
     pub(crate) node: String,
     pub(crate) link: u64,
     pub(crate) sent: Duration,
+}
+
+impl At {
+    /// The believed end of what lasts so long from when it was asked.
+    pub(crate) fn ends(&self, lease: i64, settings: &Settings) -> Duration {
+        let lease = Duration::from_millis(u64::try_from(lease).unwrap_or_default());
+        (self.sent + lease).saturating_sub(settings.allowance + Duration::from_millis(2))
+    }
 }
 
 /// What a reply changes.
@@ -103,7 +116,7 @@ pub(crate) async fn open(core: &Arc<Core>, name: &str) -> Result<Arc<Link>> {
     let (entries, asked) = mpsc::unbounded_channel();
     let link = Arc::new(Link { id: core.number(), entries, kill: Arc::default() });
     core.shelf.with(|state| {
-        state.booked(&link, name);
+        state.booked(link.id, name);
         state.node(name).deaf = deaf;
     });
     let core = Arc::downgrade(core);
@@ -167,18 +180,43 @@ fn parse(text: &[u8]) -> Option<(Who, News)> {
     Some(((key.to_vec(), owner.to_vec()), News { word, token: number(token)?, number: number(rest)? }))
 }
 
-type Sending = Pin<Box<dyn Future<Output = Reply> + Send>>;
+/// So many messages are on the way at most, and so many commands in one of them. The library's queue has room for 50: of
+/// more than that a later one may find a place before an earlier one.
+const FLYING: usize = 48;
+const BATCH: usize = 1000;
 
-fn send(mut connection: MultiplexedConnection, command: Cmd, asking: bool) -> Sending {
-    Box::pin(async move {
-        if !asking {
-            return connection.send_packed_command(&command).await?.extract_error();
+type Sending = Pin<Box<dyn Future<Output = Result<Vec<Value>, RedisError>> + Send>>;
+
+/// Sends these commands, each of them after `ASKING` or not, and gives their replies. (Not by `query_async`: its errors have no code.)
+fn send(mut connection: MultiplexedConnection, commands: Vec<(Cmd, bool)>) -> Sending {
+    // Without tokio's budget, which could have a later message overtake it.
+    Box::pin(unconstrained(async move {
+        let (mut pipe, mut asking) = (redis::pipe(), Vec::new());
+        for (command, asks) in commands {
+            if asks {
+                pipe.cmd("ASKING");
+                asking.push(true);
+            }
+            pipe.add_command(command);
+            asking.push(false);
         }
-        let mut pipe = redis::pipe();
-        pipe.cmd("ASKING").ignore().add_command(command);
-        let (reply,): (Value,) = pipe.query_async(&mut connection).await?;
-        Ok(reply)
-    })
+        let replies = connection.send_packed_commands(&pipe, 0, asking.len()).await?;
+        Ok(replies.into_iter().zip(asking).filter(|(_, asking)| !asking).map(|(reply, _)| reply).collect())
+    }))
+}
+
+/// The link's end is known however its task ends, with its runtime too.
+struct Served {
+    core: Weak<Core>,
+    link: u64,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let Some(core) = self.core.upgrade() {
+            core.shelf.with(|state| state.died(self.link));
+        }
+    }
 }
 
 /// Sends what is asked and reads what is answered, until the connection is of no use or nobody can ask any more.
@@ -189,6 +227,7 @@ async fn serve(
     (node, link): (String, u64),
     kill: Arc<Notify>,
 ) {
+    let _served = Served { core: core.clone(), link };
     let answer = |(sent, then, gate): (Duration, Option<Then>, oneshot::Sender<Reply>), reply: Reply| {
         if let (Some(then), Some(core)) = (then, core.upgrade()) {
             let at = At { node: node.clone(), link, sent };
@@ -197,42 +236,42 @@ async fn serve(
         let _ = gate.send(reply);
     };
     let mut flying: FuturesOrdered<Sending> = FuturesOrdered::new();
-    let mut waiting = VecDeque::new();
+    let (mut entries, mut waiting) = (Vec::new(), VecDeque::new());
     let mut open = true;
     let error = loop {
+        if !open && flying.is_empty() {
+            break None;
+        }
         tokio::select! {
             biased;
             () = kill.notified() => break None,
-            Some(reply) = flying.next() => {
-                let broken = reply.as_ref().err().filter(|error| is_broken(error)).cloned();
-                if let Some(one) = waiting.pop_front() {
-                    answer(one, reply);
+            Some(replies) = flying.next() => match replies {
+                Ok(replies) => {
+                    for (one, reply) in waiting.pop_front().into_iter().flatten().zip(replies) {
+                        answer(one, reply.extract_error());
+                    }
                 }
-                if broken.is_some() {
-                    break broken;
+                Err(error) => break Some(error),
+            },
+            count = asked.recv_many(&mut entries, BATCH), if open && flying.len() < FLYING => {
+                let asks = |entry: Entry| ((entry.command, entry.asking), (entry.sent, entry.then, entry.gate));
+                let (commands, group): (Vec<_>, Vec<_>) = entries.drain(..).map(asks).unzip();
+                open = count > 0;
+                if open {
+                    flying.push_back(send(connection.clone(), commands));
+                    waiting.push_back(group);
                 }
             }
-            entry = asked.recv(), if open => match entry {
-                Some(Entry { command, asking, sent, then, gate }) => {
-                    flying.push_back(send(connection.clone(), command, asking));
-                    waiting.push_back((sent, then, gate));
-                }
-                None => open = false,
-            },
-            else => break None,
         }
     };
     asked.close();
     let gone = || RedisError::from(std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the connection is lost"));
     let error = error.unwrap_or_else(gone);
     drop((flying, connection));
-    for one in waiting {
+    for one in waiting.into_iter().flatten() {
         answer(one, Err(error.clone()));
     }
     while let Some(Entry { sent, then, gate, .. }) = asked.recv().await {
         answer((sent, then, gate), Err(error.clone()));
-    }
-    if let Some(core) = core.upgrade() {
-        core.shelf.with(|state| state.died(link));
     }
 }

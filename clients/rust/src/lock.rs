@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use redis::{cmd, Cmd, Value};
 
-use crate::core::{unique, Core};
+use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::random::unique;
 use crate::servers::Servers;
 use crate::settings::{now, Settings};
-use crate::state::{Shared, Want};
+use crate::ties::Shared;
+use crate::want::Want;
 
 /// Locks on one server, a cluster, or a primary with replicas. A clone is the same.
 #[derive(Clone)]
@@ -66,8 +68,11 @@ impl Locks {
     /// The reply to a plain command about a key, from whoever serves it.
     ///
     /// # Errors
-    /// What the server or the connection says.
+    /// What the server or the connection says; [`Error::Invalid`] for a command without words.
     pub async fn ask(&self, key: impl AsRef<[u8]>, command: &Cmd) -> Result<Value> {
+        if command.args_iter().next().is_none() {
+            return Err(Error::invalid("command", "must not be empty"));
+        }
         self.0.ask(key.as_ref(), command.clone()).await
     }
 
@@ -210,7 +215,7 @@ impl Hold {
         if self.is_lost() {
             Duration::ZERO
         } else {
-            self.core.shelf.with(|state| state.left(self.token()))
+            self.core.shelf.with(|state| state.left(&self.shared.id()))
         }
     }
 

@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::core::unique;
 use crate::error::Result;
 use crate::lock::{Hold, Locks};
+use crate::random::unique;
 
 impl Locks {
     /// Locks of any slots, in one fixed order under one owner, all within the time. The server sees no circle that

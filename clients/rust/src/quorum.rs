@@ -14,11 +14,11 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use redis::Client;
 use tokio::time::sleep;
 
-use crate::core::{random, unique};
 use crate::error::{Error, Result};
 use crate::lock::{Hold, Locks};
+use crate::random::{random, unique};
 use crate::settings::{now, Settings};
-use crate::state::Want;
+use crate::want::Want;
 
 /// So long a master that did not answer is asked last.
 const SILENCE: Duration = Duration::from_secs(1);

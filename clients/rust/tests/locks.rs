@@ -1,38 +1,17 @@
 //! The tests that every language has, by the same names: see ../../README.md.
 
+#[macro_use]
 mod stage;
 
 use std::collections::{HashMap, HashSet};
-use std::future::Future;
 use std::process::{Child, Command};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dlock_redis::{release_all, Error, Hold, Leader, Locks};
 use redis::{cmd, Value};
-use stage::{control, int, text, until, Cluster, Pair, Place, Server, Single, LEASE, LONG, PATIENCE};
+use stage::{control, int, text, until, Cluster, Pair, Server, Single, LEASE, LONG, PATIENCE};
 use tokio::task::JoinHandle;
-
-/// Those that move servers about are alone meanwhile, and a thousand that wait; the others run side by side.
-static STAGE: RwLock<()> = RwLock::new(());
-
-/// A test in each of these places.
-macro_rules! tests {
-    ($($name:ident in $($place:ident),+;)+) => {$(
-        #[test]
-        fn $name() {
-            $(run($place, ["_over_a", "a_thousand"].iter().any(|one| stringify!($name).contains(one)), scenes::$name);)+
-        }
-    )+};
-}
-
-fn run<F: Future<Output = ()>>(place: Place, alone: bool, test: impl FnOnce(Server) -> F) {
-    println!("{place:?}");
-    let _alone = alone.then(|| STAGE.write().unwrap_or_else(PoisonError::into_inner));
-    let _shared = (!alone).then(|| STAGE.read().unwrap_or_else(PoisonError::into_inner));
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
-    runtime.block_on(test(Server::new(place)));
-}
 
 tests! {
     counts_to_a_thousand in Single, Cluster;

@@ -7,11 +7,35 @@ use std::future::Future;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use dlock_redis::{Locks, Settings};
 use redis::aio::MultiplexedConnection;
 use redis::{cmd, AsyncConnectionConfig, Client, FromRedisValue, RedisError, Value};
+
+/// Those that move servers about are alone meanwhile, and a thousand that wait; the others run side by side.
+static STAGE: RwLock<()> = RwLock::new(());
+
+/// A test in each of these places.
+#[allow(unused_macros)]
+macro_rules! tests {
+    ($($name:ident in $($place:ident),+;)+) => {$(
+        #[test]
+        fn $name() {
+            $(stage::run($place, stringify!($name), scenes::$name);)+
+        }
+    )+};
+}
+
+pub fn run<F: Future<Output = ()>>(place: Place, name: &str, test: impl FnOnce(Server) -> F) {
+    println!("{place:?}");
+    let alone = ["_over_a", "a_thousand"].iter().any(|one| name.contains(one));
+    let _alone = alone.then(|| STAGE.write().unwrap_or_else(PoisonError::into_inner));
+    let _shared = (!alone).then(|| STAGE.read().unwrap_or_else(PoisonError::into_inner));
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    runtime.block_on(test(Server::new(place)));
+}
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// No stall of this process takes two thirds of it: a lease that ends is told.

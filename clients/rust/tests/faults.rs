@@ -1,0 +1,412 @@
+//! What a client must not get wrong where futures are polled late or dropped, slots move, or connections cannot be had.
+
+#[macro_use]
+mod stage;
+
+use std::collections::HashMap;
+use std::future::{poll_fn, Future};
+use std::pin::Pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use dlock_redis::{Error, Hold, Locks, Request};
+use redis::{cmd, Client, FromRedisValue, Value};
+use stage::{connect, control, int, until, Cluster, Pair, Server, Single, LONG, PATIENCE};
+
+tests! {
+    locks_that_are_dropped_end_their_connections in Single;
+    a_grant_that_is_read_late_is_kept in Single;
+    a_grant_that_was_lost_is_asked_for_again in Single;
+    after_the_close_nothing_waits in Single;
+    nothing_is_taken_at_the_close in Single;
+    many_that_are_left_stop_no_keeper in Single;
+    a_re_entry_that_is_left_ends_no_outer_hold in Single;
+    what_is_left_waits_for_the_next_round in Single;
+    a_wait_without_a_channel_over_a_move in Cluster, Pair;
+    one_token_at_two_nodes in Cluster;
+    re_entries_over_a_slot_move in Cluster;
+    a_hold_over_a_slow_slot_move in Cluster;
+    an_orphan_that_stays_stops_no_keeper in Single;
+    a_wait_outlives_the_runtime_that_connected in Single;
+    commands_keep_their_order in Single;
+}
+
+type Asked = Pin<Box<dyn Future<Output = Result<Hold, Error>>>>;
+
+/// Asked, granted, and not looked at since.
+async fn granted_unseen(server: &Server, request: Request) -> Asked {
+    loop {
+        let mut asked: Asked = Box::pin(request.clone().lock());
+        // If the answer is there already it is asked again.
+        if poll_fn(|context| Poll::Ready(asked.as_mut().poll(context).is_pending())).await {
+            until("it is granted", || async { !server.info().await.holders.is_empty() }).await;
+            return asked;
+        }
+        drop(asked);
+        server.await_gone().await;
+    }
+}
+
+fn user_name(server: &Server) -> String {
+    format!("u{}", server.key.trim_start_matches('{').split('}').next().unwrap_or_default())
+}
+
+/// Clients of a user with this rule, at all of these nodes.
+async fn user(server: &Server, rule: &str) -> Vec<Client> {
+    let name = user_name(server);
+    let mut clients = Vec::new();
+    for client in server.clients() {
+        set_user(&client, &format!("{name} on >word ~* &* +@all {rule}")).await;
+        let info = client.get_connection_info().clone();
+        let settings = info.redis_settings().clone().set_username(&name).set_password("word");
+        clients.push(Client::open(info.set_redis_settings(settings)).expect("an address"));
+    }
+    clients
+}
+
+async fn forget_user(server: &Server) {
+    for client in server.clients() {
+        let mut node = connect(&client).await.expect("a node");
+        cmd("ACL").arg("DELUSER").arg(user_name(server)).exec_async(&mut node).await.expect("a user");
+    }
+}
+
+async fn set_user(client: &Client, words: &str) {
+    let mut command = cmd("ACL");
+    command.arg("SETUSER").arg(words.split_whitespace().collect::<Vec<_>>());
+    command.exec_async(&mut connect(client).await.expect("a node")).await.expect("a user");
+}
+
+async fn await_held_for(server: &Server, leases: u64, lease: Duration) {
+    until("leases have passed", || async {
+        let holders = server.info().await.holders;
+        u128::from(int(holders.first().expect("it is held"), "held-ms")) > u128::from(leases) * lease.as_millis()
+    })
+    .await;
+}
+
+async fn await_lost(hold: &Hold) {
+    tokio::time::timeout(PATIENCE, hold.lost()).await.expect("it is told");
+}
+
+mod scenes {
+    use super::*;
+
+    pub async fn locks_that_are_dropped_end_their_connections(server: Server) {
+        let locks = server.locks();
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let client = int(&server.info().await.holders[0], "client");
+        hold.release().await.expect("it was held");
+        drop(locks);
+        until("its connection has ended", || async {
+            server.ask::<String>(&format!("CLIENT LIST ID {client}")).await.is_empty()
+        })
+        .await;
+    }
+
+    pub async fn a_grant_that_is_read_late_is_kept(server: Server) {
+        let locks = server.locks();
+        locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
+        // Until the keeper has nothing to keep.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let lock = granted_unseen(&server, locks.on(&server.key)).await;
+        await_held_for(&server, 2, stage::LEASE).await;
+        let hold = lock.await.expect("the lock");
+        await_held_for(&server, 3, stage::LEASE).await;
+        assert!(!hold.is_lost());
+        hold.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    pub async fn a_grant_that_was_lost_is_asked_for_again(server: Server) {
+        let locks = server.locks();
+        locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
+        let lock = granted_unseen(&server, locks.on(&server.key).session()).await;
+        let client = int(&server.info().await.holders[0], "client");
+        let _: u64 = server.ask(&format!("CLIENT KILL ID {client}")).await;
+        server.await_gone().await;
+        tokio::time::sleep(Duration::from_secs(2)).await; // the client sees it
+        lock.await.expect("the lock").release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    pub async fn after_the_close_nothing_waits(server: Server) {
+        let locks = server.locks();
+        server.hold(" SHARED").await;
+        let _outer = locks.on(&server.key).owner("me").shared().lock().await.expect("the lock");
+        let upgrade = locks.on(&server.key).owner("me").timeout(Duration::from_millis(300)).lock().await;
+        assert!(matches!(upgrade, Err(Error::Timeout { .. })));
+        // The place of this owner is still to be left.
+        locks.close();
+        let late = tokio::time::timeout(PATIENCE, locks.on(&server.key).owner("me").lock()).await;
+        assert!(matches!(late, Ok(Err(Error::Closed))), "{late:?}");
+        let _: Value = server.ask("DEL KEY").await;
+    }
+
+    pub async fn nothing_is_taken_at_the_close(server: Server) {
+        for round in 0..8 {
+            let locks = server.locks();
+            let key = |i: usize| format!("{}:{round}:{i}", server.key);
+            let take = |i: usize| tokio::spawn(locks.on(key(i)).lock());
+            let mut holds = Vec::new();
+            for task in (0..1000).map(take).collect::<Vec<_>>() {
+                holds.push(task.await.expect("no panic").expect("the lock"));
+            }
+            let asked: Vec<_> = (1000..1500).map(take).collect();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            locks.close();
+            for task in asked {
+                match task.await.expect("no panic") {
+                    Ok(hold) => await_lost(&hold).await,
+                    Err(error) => assert!(matches!(error, Error::Closed), "{error:?}"),
+                }
+            }
+            for hold in &holds {
+                await_lost(hold).await;
+            }
+        }
+    }
+
+    pub async fn many_that_are_left_stop_no_keeper(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        control(format!("delay {path} 200")).await;
+        let lease = Duration::from_secs(6);
+        let client = Client::open(format!("redis://{path}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings().lease(lease)).expect("good settings");
+        let kept = locks.on(&server.key).lock().await.expect("the lock");
+        let key = |i: usize| format!("{}:{i}", server.key);
+        let takes: Vec<_> = (0..60).map(|i| tokio::spawn(locks.on(key(i)).lock())).collect();
+        let mut holds = Vec::new();
+        for take in takes {
+            holds.push(take.await.expect("no panic").expect("the lock"));
+        }
+        drop(holds);
+        control(format!("cut {path}")).await; // nobody answers: each is to be given back again
+        for i in 0..60 {
+            until("it is given back", || async {
+                server.ask_at::<Value>(&key(i), "DLOCK.INFO KEY").await == Value::Nil
+            })
+            .await;
+        }
+        await_held_for(&server, 2, lease).await;
+        assert!(!kept.is_lost());
+        kept.release().await.expect("it was held");
+        control(format!("close {path}")).await;
+    }
+
+    pub async fn a_re_entry_that_is_left_ends_no_outer_hold(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        control(format!("delay {path} 200")).await;
+        let client = Client::open(format!("redis://{path}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings().lease(LONG)).expect("good settings");
+        let outer = locks.on(&server.key).owner("me").lock().await.expect("the lock");
+        let inner = locks.on(&server.key).owner("me").lock().await.expect("the lock");
+        drop(inner);
+        control(format!("cut {path}")).await; // nobody answers: it is to be given back again
+        until("it is given back", || async { server.ask::<Vec<u64>>("DLOCK.HELD KEY me").await[1] == 1 }).await;
+        await_held_for(&server, 1, LONG).await;
+        assert!(!outer.is_lost());
+        outer.release().await.expect("it was held");
+        server.await_gone().await;
+        control(format!("close {path}")).await;
+    }
+
+    pub async fn what_is_left_waits_for_the_next_round(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        let client = Client::open(format!("redis://{path}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings()).expect("good settings");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        control(format!("silence {path}")).await;
+        drop(hold);
+        control(format!("close {path}")).await;
+        // Somebody else listens there, and ends each connection.
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.set_reuseport(true).expect("the path keeps its port");
+        socket.bind(path.parse().expect("an address")).expect("nobody listens there");
+        let listener = socket.listen(100).expect("nobody listens there");
+        let mut connections = 0;
+        let _ = tokio::time::timeout(stage::LEASE, async {
+            while listener.accept().await.is_ok() {
+                connections += 1;
+            }
+        })
+        .await;
+        assert!((1..20).contains(&connections), "{connections} connections");
+        locks.close();
+    }
+
+    pub async fn a_wait_without_a_channel_over_a_move(server: Server) {
+        let locks = Locks::with(user(&server, "resetchannels").await, stage::settings()).expect("good settings");
+        server.hold("").await;
+        let wait = tokio::spawn(locks.on(&server.key).lock());
+        server.await_queued(1).await;
+        control(if server.place == Pair { "switch".into() } else { format!("move {}", server.key) }).await;
+        server.hand_over("other").await;
+        let hold = tokio::time::timeout(PATIENCE, wait).await.expect("it ends").expect("no panic").expect("the lock");
+        hold.release().await.expect("it was held");
+        server.await_gone().await;
+        forget_user(&server).await;
+    }
+
+    pub async fn one_token_at_two_nodes(server: Server) {
+        let locks = server.locks_for(LONG);
+        let mut pairs = 0;
+        for round in 0.. {
+            let key = |i: usize| format!("{{{round}-{i}{}", server.key.trim_start_matches('{'));
+            let takes: Vec<_> = (0..2000).map(|i| tokio::spawn(locks.on(key(i)).lock())).collect();
+            let mut holds: HashMap<u64, Vec<Hold>> = HashMap::new();
+            for take in takes {
+                let hold = take.await.expect("no panic").expect("the lock");
+                holds.entry(hold.token()).or_default().push(hold);
+            }
+            for mut same in holds.into_values().filter(|same| same.len() > 1) {
+                pairs += 1;
+                same.pop().expect("two").release().await.expect("it was held");
+                for hold in same {
+                    assert!(!hold.is_lost() && !hold.left().is_zero());
+                    hold.release().await.expect("it was held");
+                }
+            }
+            if pairs >= 5 {
+                return;
+            }
+        }
+    }
+
+    pub async fn re_entries_over_a_slot_move(server: Server) {
+        let locks = server.locks_for(LONG);
+        let outer = locks.on(&server.key).owner("me").lock().await.expect("the lock");
+        let moved = tokio::spawn(control(format!("move {}", server.key)));
+        let mut holds = vec![outer];
+        while !moved.is_finished() {
+            holds.push(locks.on(&server.key).owner("me").lock().await.expect("the lock"));
+        }
+        moved.await.expect("no panic");
+        for _ in 0..20 {
+            holds.push(locks.on(&server.key).owner("me").lock().await.expect("the lock"));
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert!(!holds.iter().any(Hold::is_lost));
+        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
+        for hold in &holds {
+            await_lost(hold).await;
+        }
+    }
+
+    /// The key is at the target already, and the slot is not: only who says ASKING reaches it.
+    pub async fn a_hold_over_a_slow_slot_move(server: Server) {
+        let locks = server.locks();
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let (mut source, mut target) = (server.node(&server.key).await, None);
+        let from = server.address(&server.key).await;
+        for client in server.clients() {
+            let address = client.get_connection_info().addr().to_string();
+            let mut node = connect(&client).await.expect("a node");
+            let role: Vec<Value> = cmd("ROLE").query_async(&mut node).await.expect("a role");
+            if role[0] == Value::BulkString(b"master".to_vec()) && address != from {
+                target = Some((node, address));
+            }
+        }
+        let (mut target, to) = target.expect("there are three masters");
+        let (_, port) = to.rsplit_once(':').expect("an address");
+        let slot: u64 = server.ask("CLUSTER KEYSLOT KEY").await;
+        let source_id: String = cmd("CLUSTER").arg("MYID").query_async(&mut source).await.expect("its name");
+        let target_id: String = cmd("CLUSTER").arg("MYID").query_async(&mut target).await.expect("its name");
+        let set = |how: &str, whom: &str| {
+            let mut set = cmd("CLUSTER");
+            set.arg("SETSLOT").arg(slot).arg(how).arg(whom);
+            set
+        };
+        set("IMPORTING", &source_id).exec_async(&mut target).await.expect("it is set");
+        set("MIGRATING", &target_id).exec_async(&mut source).await.expect("it is set");
+        let mut migrate = cmd("MIGRATE");
+        migrate.arg("127.0.0.1").arg(port).arg(&server.key).arg(0).arg(5000);
+        migrate.exec_async(&mut source).await.expect("it is there");
+        let mut look = redis::pipe();
+        look.cmd("ASKING").ignore().cmd("DLOCK.INFO").arg(&server.key);
+        let (mut held_ms, mut kept) = (0, false);
+        while held_ms < 4 * stage::LEASE.as_millis() {
+            let (info,): (Option<HashMap<String, Value>>,) = look.query_async(&mut target).await.expect("an answer");
+            let Some(info) = info else { break };
+            let holders = Vec::<stage::Entry>::from_redis_value(info["holders"].clone()).expect("an array of maps");
+            let Some(holder) = holders.first() else { break };
+            held_ms = u128::from(int(holder, "held-ms"));
+            kept = int(holder, "auto") == 1 && int(holder, "token") == hold.token() && !hold.is_lost();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        for node in [&mut target, &mut source] {
+            set("NODE", &target_id).exec_async(node).await.expect("it is set");
+        }
+        assert!(kept, "held for {held_ms} ms");
+        await_held_for(&server, 6, stage::LEASE).await;
+        assert!(!hold.is_lost());
+        hold.release().await.expect("it was held");
+        server.await_gone().await;
+    }
+
+    pub async fn an_orphan_that_stays_stops_no_keeper(server: Server) {
+        let locks = Locks::with(user(&server, "").await, stage::settings()).expect("good settings");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        let orphan = format!("{}:orphan", server.key);
+        let mut tie = cmd("DLOCK.ACQUIRE");
+        tie.arg(&orphan).arg("somebody").arg(600_000).arg("AUTO").arg(600_000);
+        locks.ask(&orphan, &tie).await.expect("it is free");
+        // The connection that is there goes on, and there is no other one.
+        set_user(&server.clients()[0], &format!("{} resetpass >another", user_name(&server))).await;
+        await_held_for(&server, 3, stage::LEASE).await;
+        assert!(!hold.is_lost());
+        hold.release().await.expect("it was held");
+        let _: Value = server.ask_at(&orphan, "DEL KEY").await;
+        forget_user(&server).await;
+    }
+
+    pub async fn a_wait_outlives_the_runtime_that_connected(server: Server) {
+        let locks = server.locks();
+        let (other, key) = (locks.clone(), server.key.clone());
+        let connected = tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+            let hold = runtime.block_on(other.on(key).lock()).expect("the lock");
+            runtime.block_on(hold.release()).expect("it was held");
+            runtime
+        });
+        let runtime = connected.await.expect("no panic");
+        server.hold("").await;
+        let wait = tokio::spawn(locks.on(&server.key).lock());
+        server.await_queued(1).await;
+        runtime.shutdown_background();
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        server.hand_over("other").await;
+        let hold = tokio::time::timeout(PATIENCE, wait).await.expect("it ends").expect("no panic").expect("the lock");
+        await_held_for(&server, 2, stage::LEASE).await;
+        assert!(!hold.is_lost());
+        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
+        await_lost(&hold).await;
+    }
+
+    pub async fn commands_keep_their_order(server: Server) {
+        let locks = server.locks();
+        locks.ask(&server.key, cmd("DEL").arg(&server.key)).await.expect("an answer");
+        let nothing = locks.ask(&server.key, &redis::Cmd::new()).await;
+        assert!(matches!(nothing, Err(Error::Invalid { argument: "command", .. })), "{nothing:?}");
+        for _ in 0..20 {
+            let push = |i: u32| {
+                let (locks, key) = (&locks, &server.key);
+                Box::pin(async move { locks.ask(key, cmd("RPUSH").arg(key).arg(i)).await })
+            };
+            let mut pushes: Vec<_> = (0..3000).map(push).collect();
+            // Each is asked when it is polled for the first time.
+            let mut ended = Vec::new();
+            for push in &mut pushes {
+                ended.push(poll_fn(|context| Poll::Ready(push.as_mut().poll(context).is_ready())).await);
+            }
+            for (push, ended) in pushes.into_iter().zip(ended) {
+                if !ended {
+                    push.await.expect("an answer");
+                }
+            }
+            let seen: Vec<u32> = server.ask("LRANGE KEY 0 -1").await;
+            assert!(seen.is_sorted());
+            let _: Value = server.ask("DEL KEY").await;
+        }
+    }
+}
