@@ -37,7 +37,7 @@ final class Clock
     public static function sleep(float $seconds): void
     {
         if ($seconds > 0) {
-            usleep((int) ($seconds * 1e6));
+            usleep((int) (min($seconds, 1e9) * 1e6));
         }
     }
 }

@@ -68,10 +68,10 @@ final class Election
         return $this->hold !== null;
     }
 
-    /** The term of this leader, or null. */
+    /** The term of this leader, or null. Asks nobody. */
     public function term(): ?int
     {
-        return $this->hold?->token;
+        return $this->hold !== null && $this->hold->left() > $this->margin ? $this->hold->token : null;
     }
 
     /**

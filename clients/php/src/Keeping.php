@@ -135,6 +135,11 @@ final class Keeping
             foreach ($tied as $tie) {
                 $this->ties->believe($tie, $sent, $left / 1000);
             }
+            // It is the least of all. Where one hold may not last (dlock.max-hold-ms), each is asked for its own.
+            if ($left / 1000 < $this->settings->lease / 2) {
+                $near = Clock::now() + $this->settings->lease / 2;
+                self::loosen(array_filter($tied, static fn (Tie $tie) => $tie->until < $near));
+            }
         }
 
         return $lost;
@@ -151,6 +156,7 @@ final class Keeping
     /** @return list<Hold> */
     private function tieAnew(Node $node, float $until): array
     {
+        $this->renewAll($node, $until);
         $lost = [];
         foreach ($node->ties as $tie) {
             $now = Clock::now();
@@ -171,10 +177,50 @@ final class Keeping
         return $lost;
     }
 
+    /** Those of each server in one go. What it refuses is asked for once more, by itself: then it is known why. */
+    private function renewAll(Node $node, float $until): void
+    {
+        $groups = [];
+        foreach ($node->ties as $tie) {
+            if (!$tie->tied && self::isHad($tie)) {
+                $groups[$this->servers->of($tie->request->key)->name][] = $tie;
+            }
+        }
+        foreach ($groups as $name => $ties) {
+            if (count($ties) === 1 || Clock::now() >= $until) {
+                continue;
+            }
+            $target = $this->servers->nodes[$name];
+            $sent = Clock::now();
+            $commands = array_map(static fn (Tie $tie) => $tie->request->renew($tie->token), $ties);
+            try {
+                $replies = $this->router->askAll($target, $commands, $until);
+            } catch (Unanswered | Refused $error) {
+                $this->report->note('node {node}: {error}', ['node' => $name, 'error' => $error->getMessage()]);
+                $this->router->lookAround(Clock::now() + 1);
+                foreach ($ties as $tie) { // behind the others: they may be of another node, which answers
+                    isset($node->ties[$tie->token]) && $this->ties->put($tie, $node);
+                }
+                continue;
+            }
+            foreach ($replies as $i => $left) {
+                if (is_int($left)) {
+                    $this->ties->believe($ties[$i], $sent, $left / 1000);
+                    $this->ties->put($ties[$i], $target);
+                }
+            }
+        }
+    }
+
+    private static function isHad(Tie $tie): bool
+    {
+        return array_filter($tie->holds, static fn (\WeakReference $one) => $one->get() !== null) !== [];
+    }
+
     /** @return list<Hold> */
     private function renew(Tie $tie, float $until): array
     {
-        if (array_filter($tie->holds, static fn (\WeakReference $one) => $one->get() !== null) === []) {
+        if (!self::isHad($tie)) {
             return $this->ties->lose($tie, 'forgotten');
         }
         $sent = Clock::now();

@@ -138,8 +138,29 @@ final class Leaving
             if ($error->passes()) {
                 throw $error;
             }
+            $this->untie($request, $token !== 0 ? $token : $request->tie->token ?? 0, $until);
         }
         unset($this->owed[$i]);
+    }
+
+    /**
+     * What may not be given back ends with its lease: no KEEP is to make it longer.
+     *
+     * @param \Closure(): float $until
+     */
+    private function untie(Request $request, int $token, \Closure $until): void
+    {
+        if ($token === 0 || $request->before > 0) {
+            return;
+        }
+        try {
+            $this->router->call($request->key, $request->untie($token), $until());
+        } catch (Refused $error) {
+            if ($error->passes()) {
+                throw $error;
+            }
+        }
+        $this->released($request, $token);
     }
 
     /** @param \Closure(): float $until */
@@ -166,7 +187,7 @@ final class Leaving
     /** What is left of it belongs to an outer hold, or it is gone. */
     private function released(Request $request, int $token): void
     {
-        $tie = $this->ties->find($token);
+        $tie = $this->ties->find($request->key, $token);
         if ($tie !== null && $request->before === 0) {
             $this->ties->lose($tie, 'released');
         }

@@ -103,13 +103,18 @@ final class Locks
         $timeout = Settings::seconds('timeout', $timeout);
         $auto = $auto === null ? $this->settings->auto : Settings::positive('auto', $auto);
         $request = new Request($this->settings, $key, $owner, $shared, $limit, $session, $auto);
-        $token = $this->core->take($request, $timeout);
-        if ($token === null || $request->tie === null) {
-            return null;
-        }
-        $told = $onLost === null ? null : $onLost(...);
+        try {
+            $token = $this->core->take($request, $timeout);
+            if ($token === null || $request->tie === null) {
+                return null;
+            }
+            $told = $onLost === null ? null : $onLost(...);
 
-        return new Hold($this->core, $request, $request->tie, $key, $request->owner, $token, $told);
+            return new Hold($this->core, $request, $request->tie, $key, $request->owner, $token, $told);
+        } catch (\Throwable $error) { // of a signal's handler, too: nobody has what was granted
+            $request->tie !== null && $this->core->forsake($request, $request->tie->token);
+            throw $error;
+        }
     }
 
     /**

@@ -98,6 +98,12 @@ final class Request
     }
 
     /** @return list<int|string> */
+    public function untie(int $token): array
+    {
+        return $this->words('RENEW', $this->leaseMs(), 'TOKEN', $token);
+    }
+
+    /** @return list<int|string> */
     public function release(int|string ...$token): array
     {
         return $this->words('RELEASE', 'HOLDS', $this->before, ...$token);

@@ -6,6 +6,7 @@ declare(strict_types=1);
 
 namespace Dlock;
 
+use Dlock\Connection\Connection;
 use Dlock\Exception\Closed;
 use Dlock\Exception\NotHeld;
 use Dlock\Exception\Redirected;
@@ -96,6 +97,24 @@ final class Router
      */
     public function ask(Node $node, array $words, float $until): mixed
     {
+        return $this->on($node, $until, static fn (Connection $one, float $bound) => $one->call($words, $bound));
+    }
+
+    /**
+     * Its replies to many, in one go. See Connection.
+     *
+     * @param list<list<int|string>> $commands
+     *
+     * @return list<mixed>
+     */
+    public function askAll(Node $node, array $commands, float $until): array
+    {
+        return $this->on($node, $until, static fn (Connection $one, float $bound) => $one->callAll($commands, $bound));
+    }
+
+    /** @param \Closure(Connection, float): mixed $work */
+    private function on(Node $node, float $until, \Closure $work): mixed
+    {
         if (Clock::now() >= $until) {
             throw new Unanswered('no time is left to ask');
         }
@@ -103,7 +122,7 @@ final class Router
         try {
             $node->connection ??= ($node->connect)($left());
 
-            return $node->connection->call($words, $left());
+            return $work($node->connection, $left());
         } catch (Refused $error) {
             if ($error->code() === 'READONLY') { // who is primary now is found by connecting
                 $this->drop($node);

@@ -59,6 +59,6 @@ final class Settings
 
     public static function ms(float $seconds): int
     {
-        return max(1, (int) ($seconds * 1000));
+        return max(1, (int) min($seconds * 1000, 2 ** 53)); // what is no number any more would be 0
     }
 }

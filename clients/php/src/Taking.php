@@ -154,12 +154,14 @@ final class Taking
     {
         $this->router->check(); // a signal's handler may have closed the locks meanwhile
         if ($request->outer !== 0 && $request->outer !== $token) { // an upgrade: the outer hold has ended with its token
-            $outer = $this->ties->find($request->outer);
+            $outer = $this->ties->find($request->key, $request->outer);
             [$request->outer, $request->before] = [$token, 0];
             $outer !== null && $this->ties->lose($outer, 'upgraded');
         }
         if ($request->auto !== null && $request->tracked) {
-            $request->tie = $node->ties[$token] ??= new Tie($request, $token);
+            // A slot that has moved since its owner took it: it is one hold, wherever.
+            $request->tie = $this->ties->find($request->key, $token) ?? new Tie($request, $token);
+            $this->ties->put($request->tie, $node);
             $this->ties->believe($request->tie, $sent, $lease);
         } elseif ($request->auto !== null) {
             $this->ties->alone = false;

@@ -25,10 +25,11 @@ final class Ties
     ) {
     }
 
-    public function find(int $token): ?Tie
+    /** Another node's token may be the same. */
+    public function find(string $key, int $token): ?Tie
     {
         foreach ($this->servers->nodes as $node) {
-            if (isset($node->ties[$token])) {
+            if (isset($node->ties[$token]) && $node->ties[$token]->request->key === $key) {
                 return $node->ties[$token];
             }
         }
@@ -99,7 +100,9 @@ final class Ties
     private function remove(Tie $tie): void
     {
         foreach ($this->servers->nodes as $node) {
-            unset($node->ties[$tie->token]);
+            if (($node->ties[$tie->token] ?? null) === $tie) {
+                unset($node->ties[$tie->token]);
+            }
         }
     }
 

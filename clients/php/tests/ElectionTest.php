@@ -69,6 +69,18 @@ final class ElectionTest extends TestCase
         self::assertSame([null, 'two', null, 'one'], $seen);
     }
 
+    /** Whoever looks first hears of the loss, and it is everybody's. */
+    public function testTheTermEndsWithTheLoss(): void
+    {
+        $locks = Kinds::locks();
+        $election = new Election($locks, $this->server->key, 'me');
+        self::assertTrue($election->campaign());
+        self::assertNotNull($election->term());
+        $this->server->ask('DLOCK.FORCERELEASE', $this->server->key);
+        $locks->keep(true);
+        self::assertNull($election->term());
+    }
+
     /** @return list<array{string}> */
     public static function faults(): array
     {

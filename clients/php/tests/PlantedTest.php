@@ -29,7 +29,7 @@ final class PlantedTest extends TestCase
             'no_module' => self::ALL_PASSES,
             'no_channel' => ['Request.php', "['BLOCK', Settings::ms(\$slice),", "['BLOCK', Settings::ms(\$slice), 'NOTIFY', 'dlock:x',"],
             'two_dead_links_of_five' => ['Keeping.php', '...$this->look($node, $until), ', ''],
-            'one_hung_node_of_three' => ['Keeping.php', '$this->router->lookAround(Clock::now() + 1);', 'throw $error;'],
+            'one_hung_node_of_three' => ['Keeping.php', '$this->router->lookAround(Clock::now() + 1); // what', 'throw $error; // what'],
             'forced' => self::HEARS_NO_LOSS,
             'deleted' => self::HEARS_NO_LOSS,
             'expired' => self::HEARS_NO_LOSS,
@@ -43,6 +43,7 @@ final class PlantedTest extends TestCase
             ],
             'dropped' => ['Leaving.php', "forsake(Request \$request, int \$token): void\n    {", "forsake(Request \$request, int \$token): void\n    {return;"],
             'the_replica_frozen' => ['Exception/Refused.php', "'NOACK' => NoAck::class,", ''],
+            'a_hold_that_may_not_last' => ['Keeping.php', '$left / 1000 < $this->settings->lease / 2', 'false'],
             'a_time_out_leaves_no_place' => ['Leaving.php', "leave(Request \$request): void\n    {", "leave(Request \$request): void\n    {return;"],
             'bad_arguments' => ['Settings.php', 'if (!($value >= 0))', 'if (false)'],
         ];

@@ -6,13 +6,20 @@ namespace Dlock\Tests;
 
 use Dlock\Cluster;
 use Dlock\Connect;
+use Dlock\Connection\PhpRedis;
 use Dlock\Exception\Closed;
 use Dlock\Exception\LockTimeout;
+use Dlock\Exception\NotHeld;
 use Dlock\Exception\Redirected;
+use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
+use Dlock\Hold;
 use Dlock\Locks;
+use Dlock\Observer;
+use Dlock\Settings;
 use Dlock\Symfony\DlockStore;
 use PHPUnit\Framework\TestCase;
+use Psr\Log\AbstractLogger;
 use Symfony\Component\Lock\LockFactory;
 
 /** What is slow, silent or over at one place costs nothing that is held at another. */
@@ -290,5 +297,123 @@ final class TroubleTest extends TestCase
         self::assertSame('host:7001', $cluster->redirected(new Redirected('MOVED ' . Cluster::slot('a') . ' :7001'), $node)->name);
         self::assertSame('host:7001', $cluster->of('a')->name);
         self::assertSame('::1:7002', $cluster->redirected(new Redirected('ASK 5 ::1:7002'), $node)->name);
+    }
+
+    /** Each reply is awaited with the others: one after the other they would take forty seconds. */
+    public function testTwoHundredHoldsAreTiedAnewInOneGo(): void
+    {
+        foreach (['phpredis', 'predis'] as $library) {
+            $path = $this->singlePath();
+            $locks = Kinds::locks(library: $library, address: $path, lease: 15.0);
+            $holds = [];
+            for ($i = 0; $i < 200; ++$i) {
+                $holds[] = $locks->lock("$this->key:$library:$i");
+            }
+            Stage::control("delay $path 200");
+            Stage::control("cut $path");
+            $tied = fn (Hold $hold): bool => $this->server->info($hold->key)['holders'][0]['auto'] === 1;
+            Stage::until(function () use ($locks, $holds, $tied): bool {
+                self::assertSame([], $locks->keep());
+
+                return array_filter($holds, static fn (Hold $hold) => !$tied($hold)) === [];
+            }, 'all are tied anew');
+            Stage::control("delay $path 0");
+        }
+    }
+
+    /** What others refuse, and who is silent after that, is no reply to the next command. */
+    public function testASilenceAmongManyRepliesEndsTheConnection(): void
+    {
+        $redis = Stage::connect(Stage::addresses('DLOCK_SINGLE')[0]);
+        $connection = new PhpRedis($redis);
+        $this->server->hold();
+        $refused = ['DLOCK.RELEASE', $this->key, 'nobody'];
+        self::assertSame(['a', 'b'], $connection->callAll([['ECHO', 'a'], ['ECHO', 'b']], 3.0));
+        try {
+            $connection->callAll([$refused, ['ECHO', 'a'], $refused], 3.0);
+            self::fail('it is refused');
+        } catch (NotHeld) {
+            self::assertTrue($redis->isConnected());
+            self::assertSame('next', $connection->call(['ECHO', 'next'], 3.0));
+        }
+        try {
+            $connection->callAll([$refused, ['BLPOP', $this->key . ':none', '1'], $refused, ['ECHO', 'late']], 0.3);
+            self::fail('it is silent');
+        } catch (Unanswered) {
+            self::assertSame('next', $connection->call(['ECHO', 'next'], 3.0));
+        }
+    }
+
+    /** It goes on by its lease, and no longer: nobody has it. */
+    public function testWhatMayNotBeGivenBackIsKeptNoMore(): void
+    {
+        $name = trim($this->key, '{}');
+        $this->server->ask('ACL', 'SETUSER', $name, 'on', '>word', '~*', '&*', '+@all', '-dlock.release');
+        $locks = Kinds::locks(auth: [$name, 'word'], lease: 1.5);
+        $other = $locks->lock($this->key . ':other');
+        $hold = $locks->lock($this->key);
+        try {
+            $hold->release();
+            self::fail('it may not');
+        } catch (Refused $error) {
+            self::assertSame('NOPERM', $error->code());
+        }
+        Stage::until(function () use ($locks): bool {
+            self::assertSame([], $locks->keep());
+
+            return $this->server->owners() === [];
+        }, 'its lease has ended it', 10.0);
+        self::assertFalse($other->lost());
+        $this->server->ask('ACL', 'DELUSER', $name);
+    }
+
+    /** Whatever is thrown between the grant and the hold, a signal's handler's exception too, leaves no hold that nobody has. */
+    public function testNothingIsHeldByNobodyAfterAGrant(): void
+    {
+        $observer = new class extends Observer {
+            public function granted(string $key, float $seconds): void
+            {
+                throw new \DomainException('nobody counts');
+            }
+        };
+        $logger = new class extends AbstractLogger {
+            public function log($level, $message, array $context = []): void
+            {
+                throw new \DomainException('nobody writes');
+            }
+        };
+        $locks = Kinds::locks(logger: $logger, observer: $observer);
+        try {
+            $locks->lock($this->key);
+            self::fail('it is thrown');
+        } catch (\DomainException) {
+            self::assertSame([], $this->server->owners());
+        }
+    }
+
+    /** A holder that asks again after its slot has moved has one hold, of which both hear. */
+    public function testAReentryOverASlotMoveHearsOfTheLoss(): void
+    {
+        $this->on('cluster');
+        $locks = Kinds::locks('cluster');
+        $outer = $locks->lock($this->key, owner: 'me');
+        Stage::control("move $this->key");
+        $inner = $locks->lock($this->key, owner: 'me');
+        for ($i = 0; $i < 3; ++$i) {
+            $locks->keep(true);
+        }
+        self::assertEqualsWithDelta($outer->left(), $inner->left(), 0.01);
+        $this->server->ask('DLOCK.FORCERELEASE', $this->key);
+        $locks->keep(true);
+        self::assertTrue($outer->lost());
+        self::assertTrue($inner->lost());
+    }
+
+    /** The longest time is long, not none. */
+    public function testTheLongestTimes(): void
+    {
+        foreach ([1e18, 1e300, PHP_INT_MAX] as $long) {
+            self::assertGreaterThan(1e15, Settings::ms($long));
+        }
     }
 }

@@ -21,6 +21,18 @@ interface Connection
      */
     public function call(array $words, float $bound): mixed;
 
+    /**
+     * The same for many, in one go. Null stands for what was refused, if the library tells which.
+     *
+     * @param list<list<int|string>> $commands
+     *
+     * @return list<mixed>
+     *
+     * @throws \Dlock\Exception\Refused    the server says no to one of them
+     * @throws \Dlock\Exception\Unanswered nobody says anything
+     */
+    public function callAll(array $commands, float $bound): array;
+
     public function close(): void;
 
     /** True if others of this program may tie locks to it, too: then their number tells nothing. */

@@ -35,6 +35,47 @@ final class PhpRedis implements Connection
 
     public function call(array $words, float $bound): mixed
     {
+        $reply = $this->bounded($bound, static fn (\Redis $redis) => $redis->rawCommand(...array_map(strval(...), $words)));
+        if ($reply === false && $this->redis->getLastError() !== null) {
+            throw Refused::by($this->redis->getLastError());
+        }
+
+        return $reply === false ? null : $reply;
+    }
+
+    public function callAll(array $commands, float $bound): array
+    {
+        $replies = $this->bounded($bound, function (\Redis $redis) use ($commands): mixed {
+            $redis->pipeline();
+            try {
+                foreach ($commands as $words) {
+                    $redis->rawCommand(...array_map(strval(...), $words));
+                }
+
+                return $redis->exec();
+            } catch (\RedisException $error) {
+                for ($one = $error; $one !== null; $one = $one->getPrevious()) {
+                    if (!preg_match('/^[A-Z]+ /', $one->getMessage())) { // behind all that was refused one was silent
+                        $this->close();
+                        throw new Unanswered($one->getMessage(), 0, $error);
+                    }
+                }
+                throw Refused::by($error->getMessage(), $error); // all are read, and which it was is not told
+            } finally {
+                $redis->getMode() !== \Redis::ATOMIC && $redis->discard();
+            }
+        });
+        if (!is_array($replies) || count($replies) !== count($commands)) {
+            $this->close();
+            throw new Unanswered('the connection has ended');
+        }
+
+        return array_map(static fn (mixed $one) => $one === false ? null : $one, $replies);
+    }
+
+    /** @param \Closure(\Redis): mixed $work */
+    private function bounded(float $bound, \Closure $work): mixed
+    {
         $redis = $this->redis;
         if ($redis->getMode() !== \Redis::ATOMIC) {
             throw new \InvalidArgumentException('client must not be within MULTI or a pipeline');
@@ -48,7 +89,8 @@ final class PhpRedis implements Connection
             // Once: without it a Redis whose connection was lost is lost for good. KEEP finds it out, by its count.
             $redis->setOption(\Redis::OPT_MAX_RETRIES, 1);
             $redis->clearLastError();
-            $reply = $redis->rawCommand(...array_map(strval(...), $words));
+
+            return $work($redis);
         } catch (\RedisException $error) {
             throw $this->failed($redis->getLastError(), $error);
         } finally {
@@ -58,11 +100,6 @@ final class PhpRedis implements Connection
                 ini_set('default_socket_timeout', $default);
             }
         }
-        if ($reply === false && $redis->getLastError() !== null) {
-            throw Refused::by($redis->getLastError());
-        }
-
-        return $reply === false ? null : $reply;
     }
 
     public function close(): void

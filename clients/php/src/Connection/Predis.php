@@ -10,8 +10,10 @@ use Dlock\Exception\Refused;
 use Dlock\Exception\Unanswered;
 use Predis\Client;
 use Predis\ClientInterface;
+use Predis\Command\RawCommand;
 use Predis\Connection\NodeConnectionInterface;
 use Predis\PredisException;
+use Predis\Response\ErrorInterface;
 
 /**
  * A connection of our own by Predis. The program's client is its pattern: its time-outs may be any.
@@ -61,6 +63,22 @@ final class Predis implements Connection
         }
 
         return $reply;
+    }
+
+    public function callAll(array $commands, float $bound): array
+    {
+        try {
+            $connection = $this->client->getConnection();
+            stream_set_timeout($connection->getResource(), (int) $bound, (int) (fmod($bound, 1) * 1e6));
+            $asked = array_map(static fn (array $words) => RawCommand::create(...array_map(strval(...), $words)), $commands);
+            array_map($connection->writeRequest(...), $asked);
+            $replies = array_map($connection->readResponse(...), $asked);
+        } catch (PredisException $error) {
+            $this->close();
+            throw self::failed($error);
+        }
+
+        return array_map(static fn (mixed $one) => $one instanceof ErrorInterface ? null : $one, $replies);
     }
 
     public function close(): void
