@@ -94,7 +94,9 @@ type run struct {
 	spread  map[string]string
 }
 
-// What stops a server, or counts what this process has, is run before all others. The others leave the pair to one.
+// What stops a server, or counts what this process has, is run before all others. The others leave the pair to one at a time.
+var pairs sync.Mutex
+
 func TestCasesAlone(t *testing.T) { cases(t, true) }
 
 func TestCases(t *testing.T) {
@@ -129,8 +131,12 @@ func cases(t *testing.T, alone bool) {
 				t.Parallel()
 			}
 			place := one.At
-			if place == "" {
+			switch place {
+			case "":
 				place = "single"
+			case "pair":
+				pairs.Lock()
+				t.Cleanup(pairs.Unlock)
 			}
 			r := &run{
 				stage: stage{T: t, place: place, key: "{" + randomKey() + "}lock"}, log: &logged{},
@@ -199,7 +205,7 @@ func (r *run) Do_freeze(s step) {
 func (r *run) Do_thaw(step) { r.control("thaw " + r.paths["frozen"]) }
 
 func (r *run) Do_settings(s step) {
-	names := []string{"dlock.quarantine-ms", "dlock.replicas", "dlock.ack-timeout-ms"}
+	names := []string{"dlock.max-hold-ms", "dlock.quarantine-ms", "dlock.replicas", "dlock.ack-timeout-ms"}
 	server := connection(primary())
 	for _, name := range names {
 		if value, there := s[name]; there {

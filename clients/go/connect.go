@@ -302,6 +302,8 @@ func (c *core) listen(ctx context.Context, n *node, until time.Duration) (heard 
 		err = fmt.Errorf("%w: no messages come", ErrUnreachable)
 	case <-ctx.Done():
 		err = ctx.Err()
+	case <-c.done:
+		err = ErrClosed
 	}
 	if err != nil {
 		ear.die(err)

@@ -7,14 +7,16 @@ import (
 	"errors"
 	"log/slog"
 	"math"
+	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// What all locks do: take and wait (take.go), keep, lose and leave (keep.go), and here what these need.
+// What all locks do: take and wait (take.go), keep (keep.go), give back and leave (leave.go), and here what these need.
 //
 //   - A node is a server that we talk to. Its link is the one connection for all commands of all locks.
 //   - A tie is a hold that the server renews for our link (AUTO). One KEEP a second moves the believed end of all ties of
@@ -68,7 +70,7 @@ func (c *core) call(ctx context.Context, r *request, words []string, until time.
 			return nil, err
 		}
 		c.mu.Lock()
-		r.node = n
+		r.node, r.asking = n, asking
 		c.mu.Unlock()
 		var one *entry
 		if one, err = l.post(words, then, asking); err != nil {
@@ -78,7 +80,7 @@ func (c *core) call(ctx context.Context, r *request, words []string, until time.
 		if reply, err = one.result(ctx, until); err == nil {
 			return reply, nil
 		}
-		if n, asking = c.redirected(err); n == nil {
+		if n, asking = c.redirected(n, err); n == nil {
 			return nil, err
 		}
 	}
@@ -93,8 +95,9 @@ func (c *core) held(ctx context.Context, key string) (any, error) {
 	return c.call(ctx, &request{key: key}, []string{"DLOCK.HELD", key}, now()+c.settings.Bound, nil)
 }
 
-// redirected gives the node that serves the key instead, or nil.
-func (c *core) redirected(err error) (n *node, asking bool) {
+// redirected gives the node that serves the key instead, or nil. An address without a host means that of the node that was
+// asked: it does not know its own name.
+func (c *core) redirected(asked *node, err error) (n *node, asking bool) {
 	var said ServerError
 	if !errors.As(err, &said) {
 		return nil, false
@@ -102,6 +105,10 @@ func (c *core) redirected(err error) (n *node, asking bool) {
 	slot, address, asking, ok := said.redirected()
 	if !ok {
 		return nil, false
+	}
+	if strings.LastIndexByte(address, ':') == 0 {
+		host, _, _ := net.SplitHostPort(asked.name)
+		address = net.JoinHostPort(host, address[1:])
 	}
 	if !asking {
 		c.mu.Lock()
@@ -111,16 +118,12 @@ func (c *core) redirected(err error) (n *node, asking bool) {
 	return c.node(address), asking
 }
 
-// lookAround: after an error that passes.
-func (c *core) lookAround(why error) {
-	var stale []*link
+// lookAround: after an error that passes, of this node if any was asked.
+func (c *core) lookAround(n *node, why error) {
+	var stale *link
 	c.mu.Lock()
-	if readonly(why) { // it has become a replica: who is primary is found by connecting
-		for _, n := range c.nodes {
-			if n.link != nil {
-				stale = append(stale, n.link)
-			}
-		}
+	if n != nil && readonly(why) { // it has become a replica: who is primary is found by connecting
+		stale = n.link
 	}
 	anew := c.cluster != nil && now()-c.refreshed > 100*time.Millisecond && !errors.Is(why, ErrNoAck)
 	if anew {
@@ -128,8 +131,8 @@ func (c *core) lookAround(why error) {
 		clear(c.moved)
 	}
 	c.mu.Unlock()
-	for _, l := range stale {
-		l.die(unreachable(why))
+	if stale != nil {
+		stale.die(unreachable(why))
 	}
 	if anew {
 		c.cluster.ReloadState(context.Background()) // behind our back: whoever is asked may hang
@@ -167,6 +170,22 @@ func (c *core) tieOf(r *request) *tie {
 	return r.tie
 }
 
+func (c *core) nodeOf(r *request) *node {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return r.node
+}
+
+// tied: a hold has one tie, whichever node serves it. Under the mutex.
+func (c *core) tied(name id) *tie {
+	for _, n := range c.nodes {
+		if t := n.ties[name]; t != nil {
+			return t
+		}
+	}
+	return nil
+}
+
 // believed is the end of a lease that the server has begun after it was asked for.
 func (c *core) believed(sent, lease time.Duration) time.Duration {
 	return sent + lease - 2*time.Millisecond - c.settings.Allowance
@@ -178,40 +197,44 @@ func (c *core) tie(r *request, l *link, token int64, end time.Duration) {
 	defer c.mu.Unlock()
 	n := l.node
 	if r.outer != 0 && r.outer != token { // an upgrade: the outer hold has ended with its token
-		c.lose(n, n.ties[id{r.key, r.outer}], "upgraded")
+		c.lose(c.tied(id{r.key, r.outer}), "upgraded")
 		r.outer, r.before = token, 0
 	}
-	t := n.ties[id{r.key, token}]
+	t := c.tied(id{r.key, token})
 	if t == nil {
-		t = &tie{request: r, token: token}
-		n.ties[id{r.key, token}] = t
+		t = &tie{request: r, token: token, node: n}
+		n.ties[t.name()] = t
 	}
-	t.session = t.session || r.session
+	c.move(n, t, r.asking) // if its owner has asked where it is now before the keeper knew
+	t.asking, t.session = r.asking, t.session || r.session
 	t.attach(l, end)
 	r.tie = t
 }
 
 // adopt: somebody has it now.
-func (c *core) adopt(r *request, t *tie, s *state) {
+func (c *core) adopt(t *tie, s *state) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t.states = append(slices.DeleteFunc(t.states, (*state).isOver), s) // an outer hold may outlive any number of inner ones
-	if name := (id{r.key, t.token}); r.node.ties[name] == nil {
-		r.node.ties[name] = t
+	if known := c.tied(t.name()); known != nil {
+		t = known
+	} else {
+		t.node.ties[t.name()] = t
 	}
+	s.tie = t
+	t.states = append(slices.DeleteFunc(t.states, (*state).isOver), s) // an outer hold may outlive any number of inner ones
 	if c.closed {
-		c.lose(r.node, t, "closed")
+		c.lose(t, "closed")
 	}
 	c.arm(t.end())
-	r.node.wake()
+	t.node.wake()
 }
 
 // lose is called under the mutex.
-func (c *core) lose(n *node, t *tie, reason string) {
-	if t == nil || n.ties[id{t.request.key, t.token}] != t {
+func (c *core) lose(t *tie, reason string) {
+	if t == nil || t.node.ties[t.name()] != t {
 		return
 	}
-	delete(n.ties, id{t.request.key, t.token})
+	delete(t.node.ties, t.name())
 	t.detach()
 	for _, s := range t.states {
 		s.lose(reason)
@@ -249,7 +272,7 @@ func (c *core) expire() (next time.Duration, ended []*tie) {
 			if end := t.end(); end > at {
 				next = min(next, end)
 			} else {
-				c.lose(n, t, "nobody has confirmed it before its end")
+				c.lose(t, "nobody has confirmed it before its end")
 				ended = append(ended, t)
 			}
 		}
@@ -272,7 +295,7 @@ func (c *core) close() {
 	for _, n := range c.nodes {
 		held += len(n.ties)
 		for _, t := range n.ties {
-			c.lose(n, t, "closed")
+			c.lose(t, "closed")
 		}
 		links = append(links, n.link, n.ear)
 	}

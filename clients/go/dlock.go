@@ -273,11 +273,11 @@ type Hold struct {
 }
 
 func newHold(l *Locks, r *request, t *tie) *Hold {
-	s := &state{core: l.core, request: r, tie: t, since: now()}
+	s := &state{core: l.core, request: r, since: now()}
 	s.ended, s.end = context.WithCancelCause(context.Background())
 	hold := &Hold{Key: r.key, Owner: r.owner, Token: t.token, state: s, locks: l}
 	runtime.AddCleanup(hold, (*state).forsake, s)
-	l.core.adopt(r, t, s)
+	l.core.adopt(t, s)
 	return hold
 }
 

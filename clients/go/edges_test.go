@@ -251,3 +251,244 @@ func TestWhoReadsLateGetsTheLastLeader(t *testing.T) {
 		s.check(leader == Leader{}, "%v", leader)
 	}, "single")
 }
+
+// Lease after lease the key is there, and its slot is not.
+func TestASlotOnItsWayForLongerThanALeaseEndsNoHold(t *testing.T) {
+	alone(t, func(s stage) {
+		hold := s.lock(s.make(2 * lease))
+		s.whileTheSlotMoves(func(askThere func(words ...any) any) {
+			source := s.node(s.key)
+			s.migrate(source)
+			renewed := calls(source, "dlock.renew")
+			s.until("two leases have passed", func() bool {
+				s.check(hold.Lost() == nil, "%v", hold.Lost())
+				info, ok := askThere("DLOCK.INFO", s.key).(map[any]any)
+				s.check(ok, "nobody holds it")
+				return row(info["holders"].([]any)[0].(map[any]any)).int("held-ms") > 5*lease.Milliseconds()
+			})
+			more := calls(source, "dlock.renew") - renewed
+			s.check(more < 20, "it was asked for %d times where it is not", more)
+			s.must(hold.Release(ctx))
+			s.check(askThere("DLOCK.INFO", s.key) == nil, "it is still held")
+		})
+		s.awaitGone()
+	}, "cluster")
+}
+
+// migrate: the key goes ahead of its slot.
+func (s stage) migrate(source *redis.Client) {
+	s.Helper()
+	slots, err := source.Do(ctx, "CLUSTER", "NODES").Text()
+	s.must(err)
+	_, target, _ := strings.Cut(slots, "->-")
+	target, _, _ = strings.Cut(target, "]")
+	for line := range strings.Lines(slots) {
+		if words := strings.Fields(line); words[0] == target {
+			address, _, _ := strings.Cut(words[1], "@")
+			host, port, err := net.SplitHostPort(address)
+			s.must(err)
+			s.must(source.Do(ctx, "MIGRATE", host, port, s.key, 0, 5000).Err())
+		}
+	}
+}
+
+func calls(server *redis.Client, command string) (calls int) {
+	_, rest, _ := strings.Cut(server.Info(ctx, "commandstats").Val(), "cmdstat_"+command+":calls=")
+	_, _ = fmt.Sscan(rest, &calls)
+	return calls
+}
+
+// The one that is no primary any more has its link ended, and the others go on.
+func TestAFailoverElsewhereEndsNoSession(t *testing.T) {
+	alone(t, func(s stage) {
+		there := s.key
+		for s.node(there) == s.node(s.key) {
+			there = "{" + randomKey() + "}lock"
+		}
+		hold, session := s.lock(s.locks), s.had(s.startAt(ctx, s.locks, there, Session()))
+		s.control("failover " + s.key)
+		s.awaitKept(hold, 1)
+		s.check(session.Lost() == nil, "%v", session.Lost())
+		s.must(session.Release(ctx))
+		s.must(hold.Release(ctx))
+		s.awaitGone()
+	}, "cluster")
+}
+
+// In an outage, what has ended by itself is not to be given back any more.
+func TestWhatNobodyCanBeAskedIsNotRemembered(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.path(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path}), Settings{Lease: lease, Claim: time.Second})
+		hold := s.lock(locks, Owner("me"))
+		s.control("close " + path)
+		s.isLost(hold)
+		c, n := locks.core, hold.state.request.node
+		s.until("it is forgotten", func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return len(n.leaving)+len(c.parting) == 0
+		})
+		s.awaitGone()
+	}, "single")
+}
+
+func TestWhatMayNotBeGivenBackIsKeptNoLonger(t *testing.T) {
+	in(t, func(s stage) {
+		name, _ := s.user("-dlock.release")
+		locks := s.with(client("single", "", name, "word"), Settings{Lease: lease, Auto: 10 * patience})
+		hold, other := s.lock(locks), s.had(s.startAt(ctx, locks, s.key+":other"))
+		err := hold.Release(ctx)
+		s.check(err != nil && strings.Contains(err.Error(), "NOPERM"), "%v", err)
+		s.awaitGone()
+		s.check(other.Lost() == nil, "%v", other.Lost())
+		s.ask("DLOCK.FORCERELEASE", other.Key)
+	}, "single")
+}
+
+// Others may publish what they like.
+func TestWhatOthersPublishIsIgnored(t *testing.T) {
+	in(t, func(s stage) {
+		s.hold()
+		wait := s.start(ctx, s.locks)
+		s.awaitQueued(1)
+		owner := s.queue()[0]
+		names := fmt.Sprintf("%d:%s %d:%s", len(s.key), s.key, len(owner), owner)
+		for _, text := range []string{
+			"", " ", "timeout", "timeout 0", "timeout 0 99:x", "timeout 0 -1:x 3:y 1", "granted 1 99999999999999999999:x",
+			"timeout 0 " + names, "timeout 0 " + names + " 0", "replaced 0 " + names + " word", "replaced 0 " + names + " 9999999999",
+		} {
+			s.must(connection(addresses("single")[0]).Publish(ctx, s.locks.core.channel, text).Err())
+		}
+		select {
+		case one := <-wait:
+			s.Fatalf("the wait has ended: %v", one.err)
+		case <-time.After(time.Second):
+		}
+		s.handOverTo(wait)
+	}, "single")
+}
+
+func TestAWaitThatBlocksEndsWithTheClose(t *testing.T) {
+	in(t, func(s stage) {
+		name, _ := s.user("resetchannels")
+		locks := s.with(client("single", "", name, "word"), Settings{Bound: 4 * patience})
+		s.hold()
+		wait := s.start(ctx, locks)
+		s.awaitQueued(1)
+		locks.Close()
+		s.isError(s.ended(wait), ErrClosed)
+		s.handOver("other")
+		s.awaitGone()
+	}, "single")
+}
+
+func TestACloseWhileItSubscribesEndsTheWait(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.pathTo(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path.address()}), Settings{Bound: 4 * patience})
+		s.hold()
+		path.freezeAt("SUBSCRIBE")
+		wait := s.start(ctx, locks)
+		s.until("it subscribes", func() bool {
+			path.mu.Lock()
+			defer path.mu.Unlock()
+			return path.frozen
+		})
+		locks.Close()
+		s.isError(s.ended(wait), ErrClosed)
+	}, "single")
+}
+
+// ended gives the error of a wait that must end.
+func (s stage) ended(wait <-chan outcome) error {
+	s.Helper()
+	select {
+	case one := <-wait:
+		return one.err
+	case <-time.After(patience):
+		s.Fatal("the wait does not end")
+		return nil
+	}
+}
+
+// A node that does not know its own name says where a slot is without a host.
+func TestAMovedWithoutAHost(t *testing.T) {
+	in(t, func(s stage) {
+		c := s.locks.core
+		for said, address := range map[string]string{
+			"MOVED 123 :6381": "192.0.2.1:6381", "ASK 123 :6382": "192.0.2.1:6382", "MOVED 123 192.0.2.2:6383": "192.0.2.2:6383",
+		} {
+			target, _ := c.redirected(c.node("192.0.2.1:6380"), ServerError(said))
+			s.check(target.name == address, "%s: %s", said, target.name)
+		}
+	}, "cluster")
+}
+
+// The slot has moved, its owner asks again, and the keeper does not know yet: it is one hold.
+func TestAnInnerHoldAfterASlotMoveIsToldItsLoss(t *testing.T) {
+	alone(t, func(s stage) {
+		locks := s.make(long)
+		outer := s.lock(locks, Owner("me"+s.key))
+		c, before := locks.core, outer.state.request.node
+		c.mu.Lock()
+		before.rings.Stop() // its round is late
+		c.mu.Unlock()
+		s.control("move " + s.key)
+		inner := s.lock(locks, Owner("me"+s.key))
+		s.check(inner.Token == outer.Token, "%d, not %d", inner.Token, outer.Token)
+		before.rouse()
+		name := id{s.key, outer.Token}
+		s.until("the new node keeps it", func() bool {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			now := inner.state.request.node
+			t := now.ties[name]
+			return now != before && before.ties[name] == nil && t != nil && t.link == now.link && now.link.ties == 1
+		})
+		s.ask("DLOCK.FORCERELEASE", s.key)
+		s.isLost(outer)
+		s.isLost(inner)
+	}, "cluster")
+}
+
+// A leader that does not know yet that it was deposed resigns without an error.
+func TestWhoWasDeposedResignsWithoutAnError(t *testing.T) {
+	in(t, func(s stage) {
+		election, err := s.make(long).Election(s.key, "me")
+		s.must(err)
+		_, err = election.Campaign(ctx)
+		s.must(err)
+		s.ask("DLOCK.FORCERELEASE", s.key)
+		s.must(election.Resign(ctx))
+	}, "single")
+}
+
+// What was said last may not have been heard: it is said again.
+func TestAWaitIsLeftThoughTheLinkDies(t *testing.T) {
+	in(t, func(s stage) {
+		path := s.pathTo(addresses("single")[0])
+		locks := s.with(redis.NewClient(&redis.Options{Addr: path.address()}), Settings{Claim: 8 * patience})
+		s.hold()
+		inner, cancel := context.WithCancel(ctx)
+		wait := s.start(inner, locks)
+		s.awaitQueued(1)
+		path.freezeAt("CANCEL")
+		cancel()
+		s.isError(s.ended(wait), context.Canceled)
+		s.until("it leaves", func() bool {
+			path.mu.Lock()
+			defer path.mu.Unlock()
+			return path.frozen
+		})
+		path.mu.Lock()
+		for _, socket := range path.sockets {
+			_ = socket.Close()
+		}
+		path.mu.Unlock()
+		path.thaw()
+		s.until("its place is free", func() bool { return len(s.queue()) == 0 })
+		s.handOver("other")
+		s.awaitGone()
+	}, "single")
+}

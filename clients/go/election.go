@@ -5,6 +5,7 @@ package dlock
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -96,7 +97,10 @@ func (e *Election) Resign(ctx context.Context) error {
 	if hold == nil || hold.Lost() != nil {
 		return nil
 	}
-	return hold.Release(ctx)
+	if err := hold.Release(ctx); !errors.Is(err, ErrNotHeld) {
+		return err
+	}
+	return nil
 }
 
 // Term is the fencing token while it leads, else 0. It rises with each election.

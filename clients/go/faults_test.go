@@ -67,7 +67,7 @@ func (s stage) leaveAt(hold, left *Hold) {
 	defer c.mu.Unlock()
 	n := hold.state.request.node
 	c.parting[place{r.key, r.owner}]++
-	n.leaving = append(n.leaving, farewell{r, left.Token, now() + patience})
+	n.leaving = append(n.leaving, farewell{request: r, token: left.Token, until: now() + patience})
 	n.rouse()
 }
 

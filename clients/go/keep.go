@@ -5,13 +5,11 @@ package dlock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
-	"strconv"
 	"time"
 )
 
-// Keep and leave.
+// Keep and tie anew.
 
 // keep is the keeper of a node: does nothing but this, and waits for nothing but its own link, and for nothing one by one.
 func (c *core) keep(n *node) {
@@ -30,7 +28,7 @@ func (c *core) keep(n *node) {
 		}
 		if err := c.round(ctx, n); err != nil && c.check() == nil {
 			c.log.Info("keeping", "node", n.name, "error", err)
-			c.lookAround(err)
+			c.lookAround(n, err)
 			c.rehome(ctx, n)
 			c.sleep(ctx, 20*time.Millisecond)
 		}
@@ -39,6 +37,13 @@ func (c *core) keep(n *node) {
 
 func (c *core) round(ctx context.Context, n *node) error {
 	c.mu.Lock()
+	n.leaving = slices.DeleteFunc(n.leaving, func(one farewell) bool { // it has ended while nobody could be asked
+		if one.until > now() {
+			return false
+		}
+		c.giveUp(one)
+		return true
+	})
 	idle := n.idle()
 	c.mu.Unlock()
 	if idle {
@@ -84,6 +89,9 @@ func (c *core) round(ctx context.Context, n *node) error {
 	if kept != nil {
 		_, err = kept.result(ctx, never)
 	}
+	for _, t := range c.near(n, l) {
+		c.retie(n, l, t)
+	}
 	c.mu.Lock()
 	trouble := n.trouble
 	n.trouble = nil
@@ -96,6 +104,21 @@ func (c *core) round(ctx context.Context, n *node) error {
 	return trouble
 }
 
+// near: the server renews at two thirds of a lease. Where one hold may not last (dlock.max-hold-ms) KEEP says the least of
+// all, and each whose end comes near is asked for its own.
+func (c *core) near(n *node, l *link) (near []*tie) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.short {
+		for _, t := range n.ties {
+			if t.link == l && t.end() < now()+c.settings.Lease/2 {
+				near = append(near, t)
+			}
+		}
+	}
+	return near
+}
+
 func (c *core) kept(l *link, sent time.Duration, reply any, err error) {
 	parts, ok := reply.([]any)
 	if !ok || err != nil {
@@ -106,8 +129,9 @@ func (c *core) kept(l *link, sent time.Duration, reply any, err error) {
 	n := l.node
 	ties := int(number(parts[0]))
 	if left, ok := parts[1].(int64); ok {
-		l.believed = sent + time.Duration(left)*time.Millisecond - c.settings.Allowance
-		l.kept = l.serial
+		least := time.Duration(left) * time.Millisecond
+		l.believed, l.kept = sent+least-c.settings.Allowance, l.serial
+		l.short = least < c.settings.Lease/2
 	}
 	lost, known := parts[2].([]any)
 	for _, one := range lost {
@@ -123,7 +147,7 @@ func (c *core) kept(l *link, sent time.Duration, reply any, err error) {
 			t.detach() // RENEW tells what has become of it
 			n.rouse()
 		default:
-			c.lose(n, t, reason)
+			c.lose(t, reason)
 		}
 	}
 	if ties > l.ties {
@@ -142,12 +166,12 @@ func (c *core) kept(l *link, sent time.Duration, reply any, err error) {
 // retie ties a hold to this link.
 func (c *core) retie(n *node, l *link, t *tie) {
 	c.mu.Lock()
-	live := slices.ContainsFunc(t.states, func(s *state) bool { return !s.isOver() })
+	live, asking := t.live(), t.asking
 	switch {
-	case n.ties[id{t.request.key, t.token}] != t:
+	case n.ties[t.name()] != t:
 		live = false
 	case !live: // if it has just been granted, adopt puts it back
-		delete(n.ties, id{t.request.key, t.token})
+		delete(n.ties, t.name())
 		t.detach()
 	}
 	c.mu.Unlock()
@@ -155,36 +179,37 @@ func (c *core) retie(n *node, l *link, t *tie) {
 		return
 	}
 	_, _ = l.post(t.request.renew(t.token), func(l *link, sent time.Duration, reply any, err error) {
-		target, _ := c.redirected(err)
+		target, asking := c.redirected(n, err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		left, ok := reply.(int64)
 		var said ServerError
 		switch {
-		case n.ties[id{t.request.key, t.token}] != t, errors.Is(err, ErrNoAck):
+		case n.ties[t.name()] != t, errors.Is(err, ErrNoAck):
 		case ok && err == nil:
 			t.attach(l, c.believed(sent, time.Duration(left)*time.Millisecond))
 			c.arm(t.end())
 		case errors.Is(err, ErrNotHeld):
-			c.lose(n, t, "not held any more")
+			c.lose(t, "not held any more")
 		case target != nil:
-			c.move(n, target, t)
+			c.move(target, t, asking)
 		case readonly(err):
 			n.trouble = err
 		case errors.As(err, &said):
 			go c.log.Warn("a lock cannot be renewed", "key", t.request.key, "error", err)
 		}
-	}, false)
+	}, asking)
 }
 
 // move: another node serves it. Under the mutex.
-func (c *core) move(n, target *node, t *tie) {
-	if name := (id{t.request.key, t.token}); target != n && n.ties[name] == t {
+func (c *core) move(target *node, t *tie, asking bool) {
+	if n, name := t.node, t.name(); target != n && n.ties[name] == t {
 		delete(n.ties, name)
 		t.detach()
 		target.ties[name] = t
-		t.request.node = target
-		target.rouse()
+		t.node, t.asking = target, asking
+		t.request.node, t.request.asking = target, asking
+		target.receive(&t.handed)
 	}
 }
 
@@ -211,7 +236,9 @@ func (c *core) rehome(ctx context.Context, n *node) {
 	for _, t := range ties {
 		target := served(t.request.key)
 		c.mu.Lock()
-		c.move(n, target, t)
+		if t.node == n {
+			c.move(target, t, false)
+		}
 		c.mu.Unlock()
 	}
 	for _, one := range leaving {
@@ -220,150 +247,11 @@ func (c *core) rehome(ctx context.Context, n *node) {
 		if target == n {
 			n.leaving = append(n.leaving, one)
 		} else {
-			c.hand(target, one)
+			c.hand(target, one, false)
 		}
 		c.mu.Unlock()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n.tell(message{word: "again"})
-}
-
-// Giving back.
-
-// release gives back what was granted, and nothing else.
-func (c *core) release(ctx context.Context, s *state) error {
-	if err := c.check(); err != nil {
-		return err
-	}
-	if !s.leave() {
-		return fmt.Errorf("%w: lock %q: %w", ErrNotHeld, s.request.key, s.reason())
-	}
-	r, t := s.request, s.tie
-	heard, until := true, now()+c.settings.Bound
-	released := func(_ *link, _ time.Duration, reply any, err error) {
-		if gone(reply, err) {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			for _, n := range c.nodes {
-				c.lose(n, t, "released")
-			}
-		}
-	}
-	for {
-		_, err := c.call(ctx, r, r.release(t.token), until, released)
-		switch {
-		case err == nil, errors.Is(err, ErrNotHeld) && !heard: // the first one has given it back
-			c.settings.Observer.released(r.key, s.since)
-			return nil
-		case errors.Is(err, ErrNotHeld):
-			return err
-		case !passes(err) || now() >= until || c.check() != nil:
-			c.drop(r, t.token)
-			return err
-		}
-		var said ServerError
-		heard = heard && errors.As(err, &said)
-		c.lookAround(err)
-		c.sleep(ctx, 20*time.Millisecond)
-	}
-}
-
-// gone: nothing of it is left.
-func gone(reply any, err error) bool {
-	return err == nil && reply == int64(0) || errors.Is(err, ErrNotHeld)
-}
-
-// drop leaves for good: on the link, if it lives, behind all that was asked, and else in the background. Nothing is waited
-// for. Without a token it is the wait that is left.
-func (c *core) drop(r *request, token int64) {
-	c.mu.Lock()
-	n, one := r.node, farewell{r, token, now() + max(c.settings.Lease, c.settings.Claim)}
-	if n == nil || c.closed { // nobody was asked
-		c.mu.Unlock()
-		return
-	}
-	c.parting[place{r.key, r.owner}]++
-	l := n.link
-	alive := l.alive()
-	if !alive {
-		n.leaving = append(n.leaving, one)
-		n.rouse()
-	}
-	c.mu.Unlock()
-	if alive {
-		c.farewell(n, l, one)
-	}
-}
-
-// hand: another node serves it, and that one's keeper gives it back. Under the mutex.
-func (c *core) hand(target *node, one farewell) {
-	one.request.node = target
-	target.leaving = append(target.leaving, one)
-	target.rouse()
-}
-
-func (c *core) farewell(n *node, l *link, one farewell) {
-	r := one.request
-	c.mu.Lock()
-	words, inner, outer := r.release(one.token), r.before > 0, r.outer
-	c.mu.Unlock()
-	undone := func(err error) { c.farewelled(n, one, nil, err) }
-	last := func() {
-		told := func(_ *link, _ time.Duration, reply any, err error) { c.farewelled(n, one, reply, err) }
-		if _, err := l.post(words, told, false); err != nil {
-			undone(err)
-		}
-	}
-	switch {
-	case one.token != 0:
-		last()
-	case !inner:
-		_, _ = l.post(r.words("CANCEL"), nil, false)
-		last()
-	default: // if an upgrade was granted before, the outer hold has ended: nothing of it is left over
-		_, _ = l.post(r.words("CANCEL"), nil, false)
-		_, err := l.post(r.words("HELD"), func(_ *link, _ time.Duration, reply any, _ error) {
-			if held, ok := reply.([]any); ok && number(held[0]) != outer {
-				token := strconv.FormatInt(number(held[0]), 10)
-				_, _ = l.post(r.words("RELEASE", "TOKEN", token, "HOLDS", "0"), nil, false)
-			}
-			last()
-		}, false)
-		if err != nil {
-			undone(err)
-		}
-	}
-}
-
-// farewelled: this has come of it. What failed is done again, as long as something of it may be left.
-func (c *core) farewelled(n *node, one farewell, reply any, err error) {
-	target, asking := c.redirected(err)
-	r := one.request
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case gone(reply, err):
-		t := n.ties[id{r.key, one.token}]
-		if t == nil {
-			t = r.tie
-		}
-		c.lose(n, t, "released")
-	case c.closed:
-	case target != nil && !asking && target != n && now() < one.until:
-		c.hand(target, one)
-		return
-	case err != nil && passes(err) && now() < one.until:
-		if !errors.Is(err, ErrUnreachable) { // that the keeper finds out
-			n.trouble = err
-		}
-		n.leaving = append(n.leaving, one)
-		n.wake()
-		return
-	}
-	if at := (place{r.key, r.owner}); c.parting[at] > 1 {
-		c.parting[at]--
-	} else {
-		delete(c.parting, at)
-	}
 }

@@ -53,6 +53,7 @@ type link struct {
 	// Of what is held, under the core's mutex. What is believed holds for ties up to the serial number kept.
 	ties, serial, kept, surplus int
 	believed                    time.Duration
+	short                       bool // one of them may not last
 }
 
 func newLink(n *node, conn net.Conn, closer func()) *link {

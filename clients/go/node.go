@@ -3,6 +3,7 @@
 package dlock
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,11 +21,21 @@ type (
 type tie struct {
 	request *request
 	token   int64
+	node    *node         // whose keeper renews it
+	asking  bool          // its slot is on the way there
+	handed  time.Duration // when it came there
 	serial  int
 	until   time.Duration
 	link    *link
 	session bool // its link, when it dies, takes it along
 	states  []*state
+}
+
+func (t *tie) name() id { return id{t.request.key, t.token} }
+
+// live: somebody has it. Under the core's mutex.
+func (t *tie) live() bool {
+	return slices.ContainsFunc(t.states, func(s *state) bool { return !s.isOver() })
 }
 
 func (t *tie) attach(l *link, until time.Duration) {
@@ -59,6 +70,8 @@ type farewell struct {
 	request *request
 	token   int64 // 0: it is the wait that is left
 	until   time.Duration
+	asking  bool // its slot is on the way to where it is to be said
+	handed  time.Duration
 }
 
 type message struct {
@@ -123,6 +136,17 @@ func (n *node) wake() {
 	}
 }
 
+// receive wakes the keeper for what was handed over to it: at once, and what is handed to and fro in its time. Under the
+// core's mutex.
+func (n *node) receive(handed *time.Duration) {
+	if at := now(); at-*handed > n.core.settings.interval() {
+		*handed = at
+		n.rouse()
+	} else {
+		n.wake()
+	}
+}
+
 // parted: with a connection end the holds with SESSION and the places of those who wait, and the others are to be tied anew.
 func (n *node) parted(l *link) {
 	n.core.mu.Lock()
@@ -133,7 +157,7 @@ func (n *node) parted(l *link) {
 	}
 	for _, t := range n.ties {
 		if t.session && t.link == l {
-			n.core.lose(n, t, "session")
+			n.core.lose(t, "session")
 		}
 	}
 	n.rouse()
@@ -164,6 +188,9 @@ func (n *node) heard(text string) {
 	one := message{word: word}
 	one.token, _ = strconv.ParseInt(token, 10, 64)
 	one.number, _ = strconv.ParseInt(text, 10, 64)
+	if one.number == 0 { // only our own have none
+		return
+	}
 	n.core.mu.Lock()
 	defer n.core.mu.Unlock()
 	for _, w := range n.waits[place{names[0], names[1]}] {

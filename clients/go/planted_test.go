@@ -29,6 +29,7 @@ var faults = []struct{ cases, file, old, new string }{
 	{"a_thousand_cycles", "node.go", "return n.link", "return nil"},
 	{"dropped", "dlock.go", "if s.leave() {", "if s.core == nil {"},
 	{"the_replica_frozen", "errors.go", `"ASK", "NOACK",`, `"ASK",`},
+	{"a_hold_that_may_not_last", "keep.go", "l.short = least <", "l.short = l.short && least <"},
 	{"a_time_out_leaves_no_place", "take.go", "(err != nil || r.queued)", "err != nil"},
 	{"TestAMapThatNobodyTellsStopsNoKeeper", "core.go", "c.cluster.ReloadState(", "_, _ = c.cluster.Options().ClusterSlots("},
 	{"TestWhatIsLeftElsewhereStopsNoKeeper", "keep.go", "c.farewell(n, l, one)\n\t}\n\tif", "_, _ = c.call(ctx, one.request, []string{\"PING\"}, now()+c.settings.Bound, nil)\n\t\tc.farewell(n, l, one)\n\t}\n\tif"},

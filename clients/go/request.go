@@ -21,7 +21,8 @@ type request struct {
 	atOnce        bool
 	deadline, end time.Duration // of the wait, and of asking
 	outer, before int64         // what the owner had: the token, and how many holds. Under the core's mutex, as are these:
-	node          *node
+	node          *node         // who was asked last
+	asking        bool          // and its slot is on the way there
 	tie           *tie
 }
 

@@ -331,6 +331,10 @@ func (s stage) whileTheSlotMoves(work func(askThere func(words ...any) any)) {
 		return target != nil
 	})
 	from, to := source.Do(ctx, "CLUSTER", "MYID").Val(), target.Do(ctx, "CLUSTER", "MYID").Val()
+	defer func() { // whatever comes of it: the next test needs all slots
+		s.must(source.Do(ctx, "CLUSTER", "SETSLOT", slot, "STABLE").Err())
+		s.must(target.Do(ctx, "CLUSTER", "SETSLOT", slot, "STABLE").Err())
+	}()
 	s.must(target.Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", from).Err())
 	s.must(source.Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", to).Err())
 	work(func(words ...any) any {
@@ -344,8 +348,6 @@ func (s stage) whileTheSlotMoves(work func(askThere func(words ...any) any)) {
 		}
 		return reply.Val()
 	})
-	s.must(source.Do(ctx, "CLUSTER", "SETSLOT", slot, "STABLE").Err())
-	s.must(target.Do(ctx, "CLUSTER", "SETSLOT", slot, "STABLE").Err())
 }
 
 // handOver gives it back for that owner, and says who has it in the same step.

@@ -86,7 +86,7 @@ func (c *core) asking(ctx context.Context, r *request, timeout time.Duration) (*
 			c.log.Warn("still waiting for lock", "key", r.key, "error", err)
 			warned = now()
 		}
-		c.lookAround(err)
+		c.lookAround(c.nodeOf(r), err)
 		c.sleep(ctx, min(left, 20*time.Millisecond+mathrand.N(80*time.Millisecond)))
 	}
 }
@@ -259,7 +259,15 @@ func (c *core) block(ctx context.Context, n *node, r *request) (*tie, error) {
 	}
 	l.start()
 	defer l.die(unreachable(errors.New("the wait is over")))
-	defer context.AfterFunc(ctx, func() { l.die(ctx.Err()) })()
+	go func() {
+		select {
+		case <-ctx.Done():
+			l.die(ctx.Err())
+		case <-c.done:
+			l.die(ErrClosed)
+		case <-l.over:
+		}
+	}()
 	for now() < r.deadline {
 		part := min(c.settings.Bound/2, r.deadline-now())
 		l.bound = part + c.settings.Bound // it counts from when the slice is over
