@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 package dlock;
 
+import static java.lang.System.Logger.Level.DEBUG;
+
 import dlock.DLockException.Unavailable;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
@@ -102,6 +104,14 @@ final class Ear {
         if (message == null) {
             return;
         }
+        try {
+            tell(message);
+        } catch (IndexOutOfBoundsException | NumberFormatException strange) {
+            Core.LOG.log(DEBUG, "what was published on {0} is no message", core.channel);
+        }
+    }
+
+    private void tell(byte[] message) {
         String text = new String(message, StandardCharsets.ISO_8859_1);
         int first = text.indexOf(' ');
         int second = text.indexOf(' ', first + 1);

@@ -104,13 +104,30 @@ final class Keeper {
         if (link.surplus > 1) { // two in a row: it has ties that nobody knows of
             Core.LOG.log(WARNING, "the connection to {0} keeps holds that nobody has: it is replaced", node.name);
             current = get(node.open());
-            node.replace(current);
+            if (!node.replace(link, current)) {
+                current.die(new Unavailable("there is another one already", null));
+                return;
+            }
             retie(current, List.copyOf(node.tiesNow()));
             link.die(new Unavailable("replaced", null));
         }
         node.ear.ask();
         if (node.busy()) {
             keep(current);
+        }
+        if (current.brief) {
+            retie(current, near(current));
+        }
+    }
+
+    /** What is here and has less than half of a lease left. */
+    private List<Tie> near(Link link) {
+        long near = BootClock.now() + core.settings.lease().toNanos() / 2;
+        core.guard.lock();
+        try {
+            return node.ties.values().stream().filter(tie -> tie.link == link && tie.end() < near).toList();
+        } finally {
+            core.guard.unlock();
         }
     }
 
@@ -135,6 +152,8 @@ final class Keeper {
             if (reply.get(1) instanceof Long left) {
                 link.believed = sent + left * 1_000_000 - core.allowanceNanos;
                 link.kept = link.serial;
+                // It renews at two thirds. Where one hold may not last (dlock.max-hold-ms), each is asked for its own.
+                link.brief = left < core.settings.lease().toMillis() / 2;
             }
             for (Object one : lost == null ? List.of() : lost) {
                 List<?> row = (List<?>) one;
@@ -204,7 +223,7 @@ final class Keeper {
             } catch (NotHeld | NoAck told) {
                 // It is told; or it is as it was.
             } catch (Refused refused) {
-                Node target = core.routes.redirected(refused);
+                Node target = core.routes.redirected(node, refused);
                 if (target != null) {
                     move(one.tie, target, refused.code().equals("ASK"));
                 } else if (refused.code().equals("READONLY")) {

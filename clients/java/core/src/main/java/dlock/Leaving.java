@@ -16,6 +16,8 @@ final class Leaving {
     private final Core core;
     /** So many things of these names are still to be left. */
     private final Map<Names, Integer> left = new ConcurrentHashMap<>();
+    /** What was said on a link about a wait of these names is still to be answered. */
+    private final Map<Names, CompletableFuture<Void>> unanswered = new ConcurrentHashMap<>();
 
     Leaving(Core core) {
         this.core = core;
@@ -34,7 +36,17 @@ final class Leaving {
     private void released(Node node, Tie tie, Object reply, RuntimeException why) {
         if (tie != null && (why instanceof NotHeld || Long.valueOf(0).equals(reply))) {
             core.lose(node, tie, "released");
+        } else if (tie != null && why instanceof Refused && !DLockException.passes(why)) {
+            untie(tie); // it may not be given back: its lease is to end it
         }
+    }
+
+    private void untie(Tie tie) {
+        core.routes.call(tie.request, tie.request.untie(tie.token), (node, link, sent, reply, why) -> {
+            if (node != null && !DLockException.passes(why)) {
+                core.lose(node, tie, "released"); // if it may not even be untied, the link has one too many, and is replaced
+            }
+        });
     }
 
     /** Gives back what was granted, and nothing else; again after a lost reply, until the bound has passed. */
@@ -73,12 +85,17 @@ final class Leaving {
             drop(request, 0);
             return;
         }
+        Names names = new Names(request.key, request.owner);
+        CompletableFuture<Void> answered = new CompletableFuture<>();
+        unanswered.put(names, answered);
         link.post(request.cancel(), (reply, why) -> {});
         link.post(request.release(0), (reply, why) -> {
             released(node, request.tie, reply, why);
             if (DLockException.passes(why) && !(why instanceof NoAck)) {
                 drop(request, 0);
             }
+            unanswered.remove(names, answered);
+            answered.complete(null);
         });
     }
 
@@ -104,6 +121,11 @@ final class Leaving {
                 left.computeIfPresent(names, (same, count) -> count == 1 ? null : count - 1);
             }
         });
+    }
+
+    /** An earlier wait of this owner is left, and nobody has said yet whether it is; else null. To ask now could be undone. */
+    CompletableFuture<Void> unanswered(Request request) {
+        return unanswered.get(new Names(request.key, request.owner));
     }
 
     /** Whether an earlier wait of this owner is still to be left. */

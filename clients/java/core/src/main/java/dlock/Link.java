@@ -30,6 +30,7 @@ final class Link {
     long kept;
     long believed = Long.MIN_VALUE;
     int surplus;
+    boolean brief; // by the last KEEP a hold here has less left than any that is renewed in time
 
     Link(Core core) {
         this.core = core;

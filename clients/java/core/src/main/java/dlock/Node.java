@@ -79,11 +79,20 @@ final class Node {
         }
     }
 
-    /** This is the link from now on. */
-    void replace(Link fresh) {
+    /** This is the link from now on; false if it is not that one any more which it is to replace. */
+    boolean replace(Link old, Link fresh) {
+        core.guard.lock();
+        try {
+            if (live != old || coming != null) {
+                return false;
+            }
+            live = fresh;
+        } finally {
+            core.guard.unlock();
+        }
         ear.end("the link is new");
-        live = fresh;
         endIfClosed(fresh);
+        return true;
     }
 
     private void endIfClosed(Link fresh) {

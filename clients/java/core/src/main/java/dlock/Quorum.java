@@ -5,7 +5,10 @@ import dlock.DLockException.Unavailable;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Collections;
+import java.util.Comparator;
 import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 
@@ -50,7 +53,11 @@ public final class Quorum {
         }
     }
 
+    private static final long SILENCE = 1_000_000_000L; // so long a master that did not answer is asked last
+
     private final List<DLocks> masters;
+    /** When each did not answer. */
+    private final Map<DLocks, Long> silent = new ConcurrentHashMap<>();
 
     /** Over these masters; each should have a bound that is short beside the lease. */
     public Quorum(List<DLocks> masters) {
@@ -68,7 +75,7 @@ public final class Quorum {
             List<RuntimeException> errors = new ArrayList<>();
             boolean won = false;
             try {
-                for (DLocks master : masters) {
+                for (DLocks master : silentLast()) {
                     boolean first = holds.isEmpty() && errors.size() < masters.size();
                     try {
                         Hold hold = master.ask(key).tryHold(Duration.ZERO); // a master that is dead costs no more than this
@@ -82,6 +89,9 @@ public final class Quorum {
                         }
                     } catch (DLockException error) {
                         errors.add(error);
+                        if (!(error instanceof DLockException.Refused)) {
+                            silent.put(master, System.nanoTime());
+                        }
                     }
                 }
                 Held held = new Held(List.copyOf(holds), masters.size());
@@ -103,6 +113,14 @@ public final class Quorum {
             }
             TimeUnit.MILLISECONDS.sleep(pause);
         }
+    }
+
+    /** Nobody is kept waiting by one that hangs. */
+    private List<DLocks> silentLast() {
+        long now = System.nanoTime();
+        List<DLocks> sorted = new ArrayList<>(masters);
+        sorted.sort(Comparator.comparing(master -> silent.containsKey(master) && now - silent.get(master) < SILENCE));
+        return sorted;
     }
 
     private static void giveBack(List<Hold> holds) {

@@ -92,6 +92,10 @@ final class Request {
         return command("RENEW", settings.lease().toMillis(), "TOKEN", token, tied());
     }
 
+    byte[][] untie(long token) {
+        return command("RENEW", settings.lease().toMillis(), "TOKEN", token);
+    }
+
     byte[][] release(long token) {
         return token == 0 ? command("RELEASE", "HOLDS", 0) : command("RELEASE", "HOLDS", 0, "TOKEN", token);
     }

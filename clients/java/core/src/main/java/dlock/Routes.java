@@ -43,16 +43,18 @@ final class Routes {
         return name == null ? null : node(name);
     }
 
-    /** The node that the error names, or null. It is remembered until the map has been asked for anew. */
-    Node redirected(Refused error) {
+    /** The node that the error of this one names, or null. It is remembered until the map has been asked for anew. */
+    Node redirected(Node from, Refused error) {
         String[] words = error.getMessage().split(" ");
         if (words.length < 3 || !(words[0].equals("MOVED") || words[0].equals("ASK"))) {
             return null;
         }
+        String name = words[2].lastIndexOf(':') > 0 ? words[2] // or it does not know its own host
+                : from.name.substring(0, Math.max(0, from.name.lastIndexOf(':'))) + words[2];
         if (words[0].equals("MOVED")) {
-            moved.put(Integer.valueOf(words[1]), words[2]);
+            moved.put(Integer.valueOf(words[1]), name);
         }
-        return node(words[2]);
+        return node(name);
     }
 
     /** Asks whoever serves the request's key, by up to four redirections. */
@@ -87,7 +89,7 @@ final class Routes {
             }
             long sent = BootClock.now();
             link.post(words, asking, (reply, error) -> {
-                Node target = error instanceof Refused refused && left > 0 ? redirected(refused) : null;
+                Node target = error instanceof Refused refused && left > 0 ? redirected(node, refused) : null;
                 if (target != null) {
                     boolean ask = ((Refused) error).code().equals("ASK");
                     core.background.execute(() -> call(target, words, then, left - 1, ask));

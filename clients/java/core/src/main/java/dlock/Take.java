@@ -66,6 +66,11 @@ final class Take {
         }
         try {
             core.check();
+            CompletableFuture<Void> before = core.leaving.unanswered(request);
+            if (before != null) {
+                before.whenCompleteAsync((done, why) -> attempt(), core.background);
+                return;
+            }
             if (core.leaving.has(request)) {
                 throw new Unavailable("this owner's last wait is still to be left", null);
             }

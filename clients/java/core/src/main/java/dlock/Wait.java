@@ -54,8 +54,9 @@ final class Wait {
     }
 
     private void unheard(Node node, Link link, RuntimeException why) {
-        if (why instanceof Refused && !DLockException.passes(why)) {
-            if (!node.ear.deaf) {
+        if (why instanceof Refused refused && !DLockException.passes(why)) {
+            boolean lacks = refused.code().equals("NOPERM"); // and is not just refused for a moment, as by a wrong password
+            if (!node.ear.deaf && lacks) {
                 node.ear.deaf = true;
                 Core.LOG.log(WARNING, "waits block on connections of their own, since messages cannot be heard: {0}",
                         why.getMessage());

@@ -46,7 +46,7 @@ class PlantedTest {
             new Fault("slow_path", "Core", "boundNanos = settings.bound().toNanos()", "boundNanos = 150_000_000L"),
             new Fault("wrong_password no_right_to_the_command no_module", "DLockException",
                     "return PASSING.contains(refused.code())", "return refused != null"),
-            new Fault("no_channel", "Wait", "if (!node.ear.deaf) {",
+            new Fault("no_channel", "Wait", "if (!node.ear.deaf && lacks) {",
                     "if (why != null) { take.failed(why); return; }\n if (!node.ear.deaf) {"),
             new Fault("two_dead_links_of_five one_hung_node_of_three", "Keeper", "{\n                    round();",
                     "synchronized (Keeper.class) {\n for (int i = 0; i < 9; i++) try { round(); break; } catch (Unavailable no) {}"),
@@ -59,6 +59,7 @@ class PlantedTest {
             new Fault("a_thousand_cycles", "Routes", "node.link().whenComplete", "node.open().whenComplete"),
             new Fault("dropped", "Keeper", "if (tie.hold == one) {", "if (tie.hold == null) {"),
             new Fault("the_replica_frozen", "DLockException", ", \"NOACK\");", ");"),
+            new Fault("a_hold_that_may_not_last", "Keeper", "if (current.brief) {", "if (current == null) {"),
             new Fault("a_time_out_leaves_no_place", "Take", "(why != null || timeout != 0)", "why != null"),
             new Fault("bad_arguments", "Request", "key == null || key.isEmpty()", "key == null"));
 
@@ -93,7 +94,7 @@ class PlantedTest {
                     there + File.pathSeparator + classes, "dlock.PlantedTest$Program", name)
                     .redirectErrorStream(true).redirectOutput(said);
             boolean patient = List.of("two_thousand_holds_at_200_ms", "two_dead_links_of_five", "one_hung_node_of_three",
-                    "cut_and_kept", "the_replica_frozen", "a_thousand_cycles").contains(name);
+                    "cut_and_kept", "the_replica_frozen", "a_thousand_cycles", "a_hold_that_may_not_last").contains(name);
             builder.environment().putAll(java.util.Map.of("DLOCK_LATE", "0.5", "PATIENCE", patient ? "30" : "6"));
             Process program = builder.start();
             boolean ended = program.waitFor(120, TimeUnit.SECONDS);

@@ -43,6 +43,7 @@ class ScriptedTest {
         final BiFunction<String, String, Object> answers;
         final Queue<String> asked = new ConcurrentLinkedQueue<>();
         final AtomicInteger opened = new AtomicInteger();
+        final AtomicInteger closed = new AtomicInteger();
         final Map<String, Consumer<Throwable>> ends = new ConcurrentHashMap<>();
 
         Server(BiFunction<String, String, Object> answers) {
@@ -85,6 +86,7 @@ class ScriptedTest {
 
                 @Override
                 public void close() {
+                    closed.incrementAndGet();
                     reader.execute(() -> ended.accept(new IOException("closed")));
                     reader.shutdown();
                 }
@@ -361,6 +363,148 @@ class ScriptedTest {
             s.awaitQueued(s.key + "?", 1);
             first.release();
             Stage.result(second).release();
+        }
+    }
+
+    /** A node that does not know its own host says only the port. */
+    @Test
+    void aNodeWithoutAHostIsWhereTheAnswerCameFrom() throws Exception {
+        Server server = new Server((node, words) -> node.equals("here:1") && words.startsWith("ACQUIRE") ? "MOVED 12539 :2"
+                : usual(words)) {
+            @Override
+            public boolean cluster() {
+                return true;
+            }
+
+            @Override
+            public String node(int slot) {
+                return "here:1";
+            }
+        };
+        try (DLocks locks = new DLocks(server, Settings.DEFAULT)) {
+            assertNotNull(locks.ask("key").tryHold(Duration.ZERO));
+            assertEquals(1, server.count("here:2 ACQUIRE"), server.asked.toString());
+        }
+    }
+
+    /** A thread that holds another lock has the same owner's name when it asks again. */
+    @Test
+    void whatIsLeftLateEndsNoNewHold() throws Exception {
+        AtomicInteger left = new AtomicInteger();
+        Server server = new Server((node, words) -> {
+            if (words.startsWith("CANCEL") && left.get() == 0) {
+                try {
+                    Thread.sleep(200); // the owner has asked again by then
+                } catch (InterruptedException over) {
+                    throw new AssertionError(over);
+                }
+            }
+            if (words.startsWith("RELEASE key") && left.getAndIncrement() == 0) {
+                return "TRYAGAIN";
+            }
+            return left.get() == 0 && words.startsWith("FAIRACQUIRE key") ? words.contains("NOTIFY") ? List.of(0L, 0L, 1L) : null
+                    : usual(words);
+        });
+        try (DLocks locks = new DLocks(server, Settings.DEFAULT)) {
+            DLock outer = locks.lock("outer");
+            outer.lock();
+            DLock lock = locks.lock("key");
+            assertFalse(lock.tryLock(Duration.ofSeconds(2)));
+            lock.lock();
+            Thread.sleep(500);
+            List<String> asked = server.asked.stream().filter(one -> one.contains(" key ")).toList();
+            String last = asked.get(asked.size() - 1);
+            assertTrue(last.startsWith("FAIRACQUIRE"), asked.toString());
+        }
+    }
+
+    /** The messages' connection was refused for a moment: that is no lack of a right. */
+    @Test
+    void aRefusedConnectMakesNobodyDeaf() throws Exception {
+        AtomicInteger refused = new AtomicInteger();
+        Server server = new Server((node, words) -> words.equals("SUBSCRIBE")
+                ? refused.getAndIncrement() == 0 ? new Connector.ServerError("WRONGPASS invalid username-password pair") : null
+                : words.contains("NOTIFY") ? List.of(7L, 0L, 1L)
+                : words.startsWith("FAIR") && !words.contains("BLOCK") ? null : usual(words));
+        try (DLocks locks = new DLocks(server, Settings.DEFAULT)) {
+            locks.ask("key").hold().release();
+            locks.ask("key").hold().release();
+            assertEquals(1, server.count("FAIRACQUIRE key") - server.asked.stream()
+                    .filter(one -> one.startsWith("FAIR") && !one.contains("NOTIFY")).count(), server.asked.toString());
+        }
+    }
+
+    /** While the link is replaced it ends, and somebody opens another one. */
+    @Test
+    void aLinkThatIsReplacedLeavesNoOther() throws Exception {
+        CountDownLatch opening = new CountDownLatch(1);
+        CountDownLatch opened = new CountDownLatch(1);
+        AtomicInteger opens = new AtomicInteger();
+        Server server = new Server((node, words) -> {
+            if (words.equals("OPEN") && opens.incrementAndGet() == 2) {
+                opening.countDown();
+                try {
+                    opened.await();
+                } catch (InterruptedException over) {
+                    throw new AssertionError(over);
+                }
+            }
+            return words.startsWith("KEEP") ? List.of(opens.get() == 1 ? 2L : 1L, 10_000L, List.of())
+                    : words.startsWith("FAIRACQUIRE other") ? List.of(8L, 1L) : usual(words);
+        });
+        try (DLocks locks = new DLocks(server, Settings.DEFAULT)) {
+            Hold hold = locks.ask("key").hold();
+            assertTrue(opening.await(Stage.PATIENCE, SECONDS));
+            server.ends.get("").accept(new IOException("cut"));
+            locks.ask("other").hold();
+            opened.countDown();
+            Stage.until("the hold is tied anew", () -> server.count("RENEW key") > 0);
+            Stage.until("one connection is left", () -> opens.get() - server.closed.get() == 1);
+            assertTrue(hold.isHeld());
+        }
+    }
+
+    @Test
+    void whatOthersPublishIsIgnored() throws Exception {
+        for (String library : List.of("lettuce", "jedis")) {
+            try (Stage s = new Stage(library, "single")) {
+                Connector to = Stage.connector(library, "single");
+                AtomicInteger opened = new AtomicInteger();
+                Connector counting = (node, bound, channel, messages, ended) -> {
+                    opened.incrementAndGet();
+                    return to.open(node, bound, channel, messages, ended);
+                };
+                DLocks locks = s.closing(new DLocks(counting, Stage.settings(Stage.LONG)));
+                s.hold();
+                CompletableFuture<Hold> wait = locks.ask(s.key).holdAsync();
+                s.awaitQueued(1);
+                int before = opened.get();
+                for (String strange : List.of("", "x", "granted 1", "granted x 3:abc", "granted 1 99:a 1:b 1", "a b 2:x 1:y z")) {
+                    s.ask(s.key, "PUBLISH", locks.core.channel, strange);
+                }
+                s.handOver();
+                Stage.result(wait).release();
+                assertEquals(before, opened.get(), library);
+            }
+        }
+    }
+
+    /** No right to give back: the lease ends it, and the others on the connection live. */
+    @Test
+    void whatMayNotBeGivenBackIsKeptByNobody() throws Exception {
+        for (String library : List.of("lettuce", "jedis")) {
+            try (Stage s = new Stage(library, "single")) {
+                String user = s.key.replaceAll("[{}]", "");
+                s.ask(s.key, "ACL", "SETUSER", user, "on", ">word", "~*", "&*", "+@all", "-dlock.release");
+                s.closing(() -> s.ask(s.key, "ACL", "DELUSER", user));
+                DLocks locks = s.closing(new DLocks(Stage.connector(library, "single", null, user, "word"),
+                        Stage.settings(Stage.LEASE)));
+                Hold kept = locks.ask(s.key + ":2").session().hold();
+                Hold hold = locks.ask(s.key).hold();
+                assertThrows(DLockException.Refused.class, hold::release);
+                s.awaitGone();
+                assertTrue(kept.isHeld(), library);
+            }
         }
     }
 
