@@ -166,6 +166,30 @@ def test_asyncio_who_and_observe(server):
     asyncio.run(work())
 
 
+def test_an_error_of_the_work_comes_through(server, monkeypatch):
+    def fails(*_):
+        raise redis.ConnectionError("no path")
+
+    async def fails_too(*_):
+        fails()
+
+    locks = dlock.Locks(client("single"), lease=LONG)
+    with pytest.raises(KeyError), dlock.Election(locks, server.key) as one:
+        monkeypatch.setattr(one._hold, "release", fails)
+        raise KeyError("of the work")
+    locks.close()
+
+    async def work():
+        async with dlock.AsyncLocks(client("single", redis.asyncio), lease=LONG) as locks:
+            with pytest.raises(KeyError):
+                async with dlock.AsyncElection(locks, f"{server.key}:asyncio") as one:
+                    monkeypatch.setattr(one._hold, "release", fails_too)
+                    raise KeyError("of the work")
+            await locks.client.aclose()
+
+    asyncio.run(work())
+
+
 def test_bad_candidates(server):
     locks = dlock.Locks(client("single"))
     with pytest.raises(TypeError, match="locks"):

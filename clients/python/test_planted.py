@@ -93,6 +93,16 @@ def renews_each(plant):
     plant(_keep.Keeping, "_round", each)
 
 
+def one_end_for_all(plant):
+    kept = _keep.Keeping._kept
+
+    def never_short(self, node, link, sent, reply):
+        kept(self, node, link, sent, reply)
+        link.short = False
+
+    plant(_keep.Keeping, "_kept", never_short)
+
+
 def hears_no_loss(plant):
     kept = _keep.Keeping._kept
 
@@ -110,6 +120,13 @@ def ties_nothing_anew(plant):
 
 
 def waits_for_ever(plant):
+    heard = _link.Node.heard
+
+    def not_gone(self, message):  # the server tells of the link's end, where the ear's comes later
+        if message[-1][:5] != b"gone ":
+            heard(self, message)
+
+    plant(_link.Node, "heard", not_gone)
     plant(_link.Node, "tell", nothing)
 
 
@@ -197,11 +214,12 @@ FAULTS = [
     ("the_replica_frozen", loses_the_unconfirmed),
     ("the_replica_frozen", knows_no_noack),
     ("a_time_out_leaves_no_place", leaves_nothing),
+    ("a_hold_that_may_not_last", one_end_for_all),
     ("bad_arguments", takes_anything),
 ]
 
 
-LONG = ("two_thousand_holds_at_200_ms", "a_thousand_cycles", "the_replica_frozen")
+LONG = ("two_thousand_holds_at_200_ms", "a_thousand_cycles", "the_replica_frozen", "a_hold_that_may_not_last")
 
 
 def bounded(step):

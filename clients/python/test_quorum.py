@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import random
 import socket
+import time
 
 import pytest
 import redis
@@ -228,3 +229,14 @@ def test_quorum_asks_the_silent_one_last(masters):
     with Proxy(addresses("DLOCK_MASTERS")[0], lambda: held.extend([b.owners(), c.owners()])) as path:
         path.freeze()
         until(asks_it_last, "the others have granted it when the silent one is asked")
+
+
+def test_quorum_ends_while_the_machine_is_suspended(masters, monkeypatch):
+    a, *_ = masters
+    hold = locks(*masters).lock(a.key, LEASE)
+    clock = time.clock_gettime
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "clock_gettime", lambda which: clock(which) + LEASE * (which == time.CLOCK_BOOTTIME))
+        assert hold.left() == 0
+    assert hold.left() > 0
+    hold.release()

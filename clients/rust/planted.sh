@@ -38,6 +38,7 @@ plant cases no_channel take.rs 'self.block\(taking, &name\).await' 'self.queue(t
 plant cases 'two_thousand_holds_at_200_ms cut_and_kept the_replica_frozen' keep.rs \
     'async fn round\(self: &Arc<Self>, name: &str\) -> Result<\(\)> \{' \
     'async fn round(self: &Arc<Self>, name: &str) -> Result<()> { if name.len() < 99 { return Ok(()); }' # keeps nothing
+plant cases a_hold_that_may_not_last ties.rs 'book.short = left < settings.near\(\);' 'let _ = settings.near();'
 plant cases 'forced deleted expired' ties.rs 'let told = if let Value::Array\(lost\) = lost \{ Some\(lost\) \} else \{ None \};' \
     'static NONE: Vec<Value> = Vec::new(); let (told, ties) = (Some(&NONE), ties.max(book.ties)); let _ = lost;'
 plant cases 'cut_wait' state.rs 'for sender in self.waits.values\(\).flatten\(\) \{' 'for sender in self.waits.values().flatten().take(0) {'
@@ -53,6 +54,17 @@ plant faults after_the_close take.rs 'self.check\(\)\?;(\s+if end.is_some_and)' 
 plant faults a_re_entry_that_is_left leave.rs 'Ok\(1..\) => \{\}' 'Ok(u64::MAX) => {}'
 plant faults what_is_left keep.rs 'if target == name' 'if target.is_empty()'
 plant faults a_hold_over_a_slow ties.rs 'tie.asking = asking;' ''
+plant faults a_key_that_nobody_serves leave.rs 'if error.is_read_only\(\) \|\| !error.is_said\(\) \{' '{'
+plant faults a_redirect_without_a_host error.rs '\.filter\(\|_\| address.starts_with\(.:.\)\)' '.filter(|_| false)'
+plant faults who_may_not_ping link.rs '\.is_err_and\(\|error\| is_broken\(&error\)\) \{(\s+return)' '.is_err() { return'
+plant faults what_others_publish link.rs '\.filter\(\|number\| \*number > 0\)' ''
+plant faults a_wait_that_blocks core.rs 'self.ended.send_replace\(true\);' ''
+plant faults an_observer_that_panics ties.rs 'catch_unwind\(AssertUnwindSafe\(tell\)\).is_err\(\)' \
+    '{ tell(); catch_unwind(AssertUnwindSafe(|| ())).is_err() }'
+plant faults no_time_out_is_too_long take.rs '\.filter\(\|timeout\| \*timeout < FAR\)\.map\(\|timeout\| began \+ timeout\)' \
+    '.and_then(|timeout| began.checked_add(timeout.max(FAR.min(timeout))))'
+plant faults a_server_that_ends_each keep.rs 'sleep\(PAUSE\).await;' 'let _ = (PAUSE, sleep(PAUSE));'
+plant faults new_owners many.rs 'new_owner\(owner.clone\(\)\)' 'owner(&owner)'
 plant locks no_two_lead leader.rs 'hold.clone\(\).filter\(\|hold\| !hold.left\(\).is_zero\(\)\)' 'hold.clone()'
 plant quorum 'quorum_a_majority_is_enough' quorum.rs 'self.votes.len\(\) \/ 2 \+ 1' 'self.votes.len()'
 plant quorum 'quorum_a_minority_is_not quorum_is_kept' quorum.rs 'self.votes.len\(\) \/ 2 \+ 1' '1'

@@ -56,8 +56,8 @@ Redis*) # once is enough for what does not depend on the server
     inside oldest cargo test --quiet --test documented
     if [ -n "${DLOCK_PLANTED:-}" ]; then
         project planted "$newest"
-        # What is built there is nobody else's.
-        CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET/planted/target ./planted.sh "$DLOCK_CLIENT_TARGET/planted"
+        # What is built there is nobody else's, and stays: the crates that it needs are compiled once.
+        CARGO_TARGET_DIR=$DLOCK_CLIENT_TARGET/planted-target ./planted.sh "$DLOCK_CLIENT_TARGET/planted"
     fi
     ;;
 esac

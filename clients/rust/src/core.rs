@@ -27,6 +27,8 @@ pub(crate) struct Core {
     /// On which grants are told.
     pub(crate) channel: String,
     count: AtomicU64,
+    /// It is closed, for whoever waits for something else.
+    ended: watch::Sender<bool>,
     /// It was said that messages cannot be heard.
     pub(crate) said_deaf: AtomicBool,
 }
@@ -34,8 +36,8 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(servers: Servers, settings: Settings) -> Core {
         let channel = format!("dlock:{}", unique());
-        let (count, said_deaf) = (AtomicU64::new(1), AtomicBool::new(false));
-        Core { servers, settings, shelf: Shelf::default(), channel, count, said_deaf }
+        let (count, ended, said_deaf) = (AtomicU64::new(1), watch::Sender::new(false), AtomicBool::new(false));
+        Core { servers, settings, shelf: Shelf::default(), channel, count, ended, said_deaf }
     }
 
     pub(crate) fn number(&self) -> u64 {
@@ -50,6 +52,10 @@ impl Core {
         }
     }
 
+    pub(crate) async fn until_closed(&self) {
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+    }
+
     /// Who serves the key, as far as we know.
     pub(crate) fn server_of(&self, state: &State, key: &[u8]) -> String {
         state.slots.get(&slot(key)).cloned().unwrap_or_else(|| self.servers.first(state.first))
@@ -62,7 +68,7 @@ impl Core {
     /// After an error that passes: the key is another node's, or this one may not be there any more, or be no primary.
     pub(crate) fn look_around(&self, node: &str, error: &Error) {
         self.shelf.with(|state| {
-            if let Some(redirect) = error.redirect() {
+            if let Some(redirect) = error.redirect(node) {
                 return state.learn(&redirect);
             }
             if error.is_read_only() {
@@ -117,7 +123,7 @@ impl Core {
             let before = opened.as_ref().ok().and_then(|link| core.linked(&name, link));
             match (&opened, before) {
                 (Ok(link), Some(before)) => {
-                    let _ = core.retie(&name, link).await; // what is not tied yet is its keeper's to tie
+                    let _ = core.retie(&name, link, Duration::ZERO).await; // what is not tied yet is its keeper's to tie
                     before.kill();
                 }
                 (Err(error), _) => tracing::debug!("node {name}: {error}"),
@@ -173,7 +179,7 @@ impl Core {
             tries += 1;
             match called {
                 Ok(value) => return Ok((value, name)),
-                Err(error) => match error.redirect().filter(|_| tries < 5) {
+                Err(error) => match error.redirect(&name).filter(|_| tries < 5) {
                     Some(redirect) => {
                         self.shelf.with(|state| state.learn(&redirect));
                         (name, asking) = (redirect.address, redirect.ask);
@@ -196,6 +202,7 @@ impl Core {
 
     /// Everything ends: what is held is told lost, and lives on until its lease.
     pub(crate) fn close(&self) {
+        self.ended.send_replace(true);
         self.shelf.with(|state| {
             state.closed = true;
             let held = state.lose_all("closed", |_| true);

@@ -117,10 +117,12 @@ impl Error {
         matches!(self, Error::Redis(error) if error.code() == Some("READONLY"))
     }
 
-    pub(crate) fn redirect(&self) -> Option<Redirect> {
+    /// What this node has said of another one. An empty host is its own: it does not know by which name it was reached.
+    pub(crate) fn redirect(&self, node: &str) -> Option<Redirect> {
         let Error::Redis(error) = self else { return None };
         let (address, slot) = error.redirect_node()?;
-        Some(Redirect { address: address.to_owned(), slot, ask: error.code() == Some("ASK") })
+        let host = node.rsplit_once(':').filter(|_| address.starts_with(':')).map_or("", |(host, _)| host);
+        Some(Redirect { address: format!("{host}{address}"), slot, ask: error.code() == Some("ASK") })
     }
 
     /// Whether the server itself has said it.

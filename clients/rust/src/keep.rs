@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redis::cmd;
 use tokio::sync::Notify;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::core::{Core, GRACE};
 use crate::error::{Error, Result};
@@ -14,6 +14,9 @@ use crate::link::{Link, Then};
 use crate::settings::{millis, now};
 use crate::ties::Id;
 use crate::want::Want;
+
+/// Between two rounds of a keeper.
+const PAUSE: Duration = Duration::from_millis(20);
 
 impl Core {
     /// Makes sure that the clock and the keepers run, in this runtime if theirs has ended.
@@ -44,7 +47,7 @@ impl Core {
     async fn round(self: &Arc<Self>, name: &str) -> Result<()> {
         let bound = self.settings.bound;
         let link = self.link(name, now() + bound).await?;
-        self.retie(name, &link).await?;
+        self.retie(name, &link, Duration::ZERO).await?;
         self.shelf.with(|state| {
             if state.has_orphans(link.id) {
                 tracing::warn!("the connection to {name} keeps holds that nobody has: it is replaced");
@@ -52,11 +55,11 @@ impl Core {
             }
         });
         if self.shelf.with(|state| state.has_ties_or_waits(name)) {
-            let (mut command, allowance) = (cmd("DLOCK.KEEP"), self.settings.allowance);
+            let (mut command, settings) = (cmd("DLOCK.KEEP"), self.settings.clone());
             command.arg(millis(self.settings.auto));
             let then: Then = Arc::new(move |state, at, reply| {
                 if let Ok(reply) = reply {
-                    state.kept(at, reply, allowance);
+                    state.kept(at, reply, &settings);
                 }
             });
             match self.result(link.post(command, false, Some(then)), now() + bound + GRACE).await {
@@ -64,13 +67,16 @@ impl Core {
                 Err(error @ Error::NoAck(_)) => return self.depart(name, &link).await.and(Err(error)),
                 kept => kept?,
             };
+            if self.shelf.with(|state| state.is_short(link.id)) {
+                self.retie(name, &link, now() + self.settings.near()).await?;
+            }
         }
         self.depart(name, &link).await
     }
 
-    /// Ties our holds at this node to this link, all in one go.
-    pub(crate) async fn retie(&self, name: &str, link: &Arc<Link>) -> Result<()> {
-        let loose = self.shelf.with(|state| state.loose(name, link.id));
+    /// Ties our holds at this node to this link, all in one go; what is tied to it already, if it ends before `near`.
+    pub(crate) async fn retie(&self, name: &str, link: &Arc<Link>, near: Duration) -> Result<()> {
+        let loose = self.shelf.with(|state| state.loose(name, link.id, near));
         let ask = |(id, want, asking): (Id, Arc<Want>, bool)| {
             let tied = id.clone();
             let then: Then = Arc::new(move |state, at, reply| state.renewed(&tied, at, reply));
@@ -78,7 +84,7 @@ impl Core {
         };
         for (reply, id) in loose.into_iter().map(ask).collect::<Vec<_>>() {
             let Err(error) = self.result(reply, now() + self.settings.bound + GRACE).await else { continue };
-            if let Some(redirect) = error.redirect() {
+            if let Some(redirect) = error.redirect(name) {
                 self.shelf.with(|state| {
                     state.learn(&redirect);
                     state.move_tie(&id, &redirect.address, redirect.ask);
@@ -103,6 +109,9 @@ impl Core {
             }
             for leave in std::mem::take(&mut state.node(name).leaving) {
                 let target = self.server_of(state, &leave.want.key);
+                if leave.deadline <= now() {
+                    continue; // its lease has ended
+                }
                 if target == name {
                     state.node(name).leaving.push_back(leave); // in the next round
                 } else {
@@ -163,5 +172,8 @@ async fn keep(core: Weak<Core>, name: String, kick: Arc<Notify>, interval: Durat
             }
         }
         core.employ_all(); // what has moved to another node is kept there
+        drop(core);
+        // A connection that ends as soon as it is used rouses it again, and so do two nodes that each name the other one.
+        sleep(PAUSE).await;
     }
 }

@@ -65,7 +65,7 @@ impl Leader {
             return Ok(Some(term));
         }
         // Of a new name each time: two candidates of one name are two.
-        let request = self.locks.on(&self.key).owner(format!("{}#{}", self.me, unique()));
+        let request = self.locks.on(&self.key).new_owner(format!("{}#{}", self.me, unique()));
         let taken = match timeout {
             None => Some(request.lock().await?),
             Some(timeout) => request.timeout(timeout).try_lock().await?,

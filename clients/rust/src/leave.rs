@@ -95,7 +95,7 @@ impl Core {
             let mut result = Ok(());
             for (mut leave, departed) in leaving.into_iter().zip(departed) {
                 match departed {
-                    Err(error) if now() < leave.deadline && error.passes() => match error.redirect() {
+                    Err(error) if now() < leave.deadline && error.passes() => match error.redirect(name) {
                         Some(redirect) => {
                             state.learn(&redirect);
                             leave.asking = redirect.ask;
@@ -103,7 +103,10 @@ impl Core {
                         }
                         None => {
                             state.node(name).leaving.push_back(leave);
-                            result = Err(error);
+                            // What is said of one key is no reason to look for the others elsewhere.
+                            if error.is_read_only() || !error.is_said() {
+                                result = Err(error);
+                            }
                         }
                     },
                     _ if leave.token == 0 => state.forget(&leave.want),

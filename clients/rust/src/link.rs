@@ -105,13 +105,13 @@ pub(crate) async fn open(core: &Arc<Core>, name: &str) -> Result<Arc<Link>> {
     // The ear first: of a refused RESP2 login the redis crate does not say what the server has said.
     let (mut ear, pushes) = connect(core, name, ProtocolVersion::RESP3, bound).await?;
     let (connection, _) = connect(core, name, ProtocolVersion::RESP2, bound).await?;
-    let deaf = match ear.subscribe(&core.channel).await {
+    let deaf = match ear.subscribe(&core.channel).await.map_err(Error::from) {
         Ok(()) => false,
-        Err(error) if !is_broken(&error) => {
+        Err(error) if !error.passes() => {
             tracing::debug!("no messages from {name}: {error}");
             true
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     };
     let (entries, asked) = mpsc::unbounded_channel();
     let link = Arc::new(Link { id: core.number(), entries, kill: Arc::default() });
@@ -138,7 +138,8 @@ async fn listen(mut ear: MultiplexedConnection, core: Weak<Core>, node: String, 
         if link.is_dead() {
             return;
         }
-        if asks && redis::cmd("PING").exec_async(&mut ear).await.is_err() {
+        // A refusal is an answer.
+        if asks && redis::cmd("PING").exec_async(&mut ear).await.is_err_and(|error| is_broken(&error)) {
             return link.kill();
         }
     }
@@ -177,7 +178,9 @@ fn parse(text: &[u8]) -> Option<(Who, News)> {
     let (key, rest) = name(rest)?;
     let (owner, rest) = name(rest)?;
     let word = String::from_utf8_lossy(word).into_owned();
-    Some(((key.to_vec(), owner.to_vec()), News { word, token: number(token)?, number: number(rest)? }))
+    // 0 is our own word for all of them.
+    let news = News { word, token: number(token)?, number: number(rest).filter(|number| *number > 0)? };
+    Some(((key.to_vec(), owner.to_vec()), news))
 }
 
 /// So many messages are on the way at most, and so many commands in one of them. The library's queue has room for 50: of

@@ -49,6 +49,7 @@ impl Locks {
             locks: self.clone(),
             key: key.as_ref().to_vec(),
             owner: None,
+            known: false,
             shared: false,
             limit: None,
             session: false,
@@ -90,6 +91,8 @@ pub struct Request {
     pub(crate) locks: Locks,
     key: Vec<u8>,
     owner: Option<Vec<u8>>,
+    /// The owner may hold it already.
+    known: bool,
     shared: bool,
     limit: Option<u64>,
     session: bool,
@@ -105,7 +108,12 @@ impl Request {
     /// A name that is known elsewhere, too: it re-enters its own holds. An owner is one actor: tasks that wait
     /// independently need names of their own.
     pub fn owner(self, owner: impl AsRef<[u8]>) -> Request {
-        Request { owner: Some(owner.as_ref().to_vec()), ..self }
+        Request { owner: Some(owner.as_ref().to_vec()), known: true, ..self }
+    }
+
+    /// A name that nobody has had before: it is not asked what it holds.
+    pub(crate) fn new_owner(self, owner: String) -> Request {
+        Request { owner: Some(owner.into_bytes()), known: false, ..self }
     }
 
     /// Together with all others that share: to read.
@@ -158,7 +166,7 @@ impl Request {
         let core = &self.locks.0;
         let owner = self.owner.clone().unwrap_or_else(|| unique().into_bytes());
         let want = Arc::new(Want::new(self.key.clone(), owner, limit, self.session, core.settings.clone()));
-        let taken = core.clone().take(want, self.owner.is_some(), timeout).await?;
+        let taken = core.clone().take(want, self.known, timeout).await?;
         Ok(taken.map(|shared| Hold::new(core, shared)))
     }
 }

@@ -20,7 +20,7 @@ impl Locks {
         keys.dedup();
         let mut holds = Vec::new();
         for key in keys {
-            let mut request = self.on(key).owner(&owner);
+            let mut request = self.on(key).new_owner(owner.clone());
             if let Some(timeout) = timeout {
                 request = request.timeout(timeout.saturating_sub(began.elapsed()).max(Duration::from_millis(1)));
             }

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use crate::error::{Error, Result};
 use crate::lock::{Hold, Locks};
 use crate::random::{random, unique};
-use crate::settings::{now, Settings};
+use crate::settings::{now, Settings, FAR};
 use crate::want::Want;
 
 /// So long a master that did not answer is asked last.
@@ -79,6 +79,7 @@ impl Quorum {
         if settings.lease < Duration::from_secs(2) {
             return Err(Error::invalid("lease", "must be at least 2 s"));
         }
+        let settings = settings.checked()?;
         let master = |client| {
             // Kept as often as the shorter leases ask for.
             let locks = Locks::with(client, settings.clone().lease(settings.lease / 2))?;
@@ -107,7 +108,7 @@ impl Quorum {
         if key.is_empty() {
             return Err(Error::invalid("key", "must not be empty"));
         }
-        let end = now().checked_add(timeout).unwrap_or(Duration::MAX);
+        let end = now() + timeout.min(FAR);
         loop {
             let mut errors = Vec::new();
             if let Some(hold) = self.votes(key, end, &mut errors).await {

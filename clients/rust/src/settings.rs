@@ -23,6 +23,9 @@ pub trait Observer: Send + Sync {
     fn lost(&self, key: &[u8], reason: &str) {}
 }
 
+/// Longer than any program waits: a hundred years. No time so long after now overflows, here or in the server.
+pub(crate) const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 struct Nobody;
 impl Observer for Nobody {}
 
@@ -97,6 +100,9 @@ impl Settings {
         if self.allowance >= self.lease {
             return Err(Error::invalid("allowance", "must be shorter than the lease"));
         }
+        for value in [&mut self.lease, &mut self.auto, &mut self.claim, &mut self.bound] {
+            *value = (*value).min(FAR);
+        }
         self.auto = self.auto.max(self.lease);
         Ok(self)
     }
@@ -104,6 +110,12 @@ impl Settings {
     /// The lease until whoever has waited has confirmed the grant.
     pub(crate) fn first(&self) -> Duration {
         self.lease.min(Duration::from_secs(3))
+    }
+
+    /// What has less left is not renewed: the server does so at two thirds of the lease. Well above an interval, which goes by
+    /// before it is looked at again.
+    pub(crate) fn near(&self) -> Duration {
+        self.lease / 8 * 5
     }
 
     pub(crate) fn interval(&self) -> Duration {

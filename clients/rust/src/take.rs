@@ -13,7 +13,7 @@ use crate::core::{Asked, Core, GRACE};
 use crate::error::{Error, Result};
 use crate::link::{self, Then};
 use crate::random::random;
-use crate::settings::{millis, now};
+use crate::settings::{millis, now, FAR};
 use crate::state::{number, News};
 use crate::ties::Shared;
 use crate::want::Want;
@@ -31,7 +31,7 @@ impl Core {
         let began = now();
         let observer = self.settings.observer.clone();
         let at_once = timeout == Some(Duration::ZERO);
-        let deadline = timeout.and_then(|timeout| began.checked_add(timeout));
+        let deadline = timeout.filter(|timeout| *timeout < FAR).map(|timeout| began + timeout);
         let end = if at_once { Some(began + self.settings.bound) } else { deadline };
         let (core, asked, queued, over) = (self.clone(), Asked::default(), false, false);
         // From here on whatever ends this, dropping the future too, leaves nothing behind.
@@ -196,7 +196,11 @@ impl Core {
             }
             let part = left.map_or(bound / 2, |left| left.min(bound / 2));
             let command = taking.want.wait(&[], Some(part));
-            let reply: Value = match timeout(part + bound, command.query_async(&mut connection)).await {
+            let replied = tokio::select! {
+                replied = timeout(part + bound, command.query_async(&mut connection)) => replied,
+                () = self.until_closed() => return Err(Error::Closed),
+            };
+            let reply: Value = match replied {
                 Ok(Ok(reply)) => reply,
                 Ok(Err(error)) => {
                     let error = error.into();

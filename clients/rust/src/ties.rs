@@ -2,6 +2,7 @@
 //! What is held, and on which link the server renews it: tied, believed for how long, loose, lost.
 
 use std::collections::HashMap;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use redis::Value;
 use tokio::sync::watch;
 
 use crate::link::{is_not_held, At, Reply};
-use crate::settings::now;
+use crate::settings::{now, Settings};
 use crate::state::{number, State};
 use crate::want::Want;
 
@@ -48,7 +49,11 @@ impl Shared {
         } else {
             tracing::warn!("lock {key:?} of {owner:?} is lost: {reason}");
         }
-        self.want.settings.observer.lost(&self.want.key, &reason);
+        // Whoever tells it, the clock or a link, is to go on when the program's own code panics.
+        let tell = || self.want.settings.observer.lost(&self.want.key, &reason);
+        if catch_unwind(AssertUnwindSafe(tell)).is_err() {
+            tracing::error!("the observer has panicked at the loss of lock {key:?}");
+        }
         self.lost.send_replace(Some(reason));
     }
 }
@@ -76,6 +81,8 @@ pub(crate) struct Book {
     believed: Duration,
     /// So many KEEPs in a row have counted more ties than we know of.
     surplus: u32,
+    /// One of its holds may not last (dlock.max-hold-ms), and KEEP says the least of all.
+    short: bool,
 }
 
 impl Tie {
@@ -106,7 +113,15 @@ impl Tie {
 
 impl State {
     pub(crate) fn booked(&mut self, link: u64, node: &str) {
-        let book = Book { node: node.to_owned(), ties: 0, serial: 0, kept: 0, believed: Duration::ZERO, surplus: 0 };
+        let book = Book {
+            node: node.to_owned(),
+            ties: 0,
+            serial: 0,
+            kept: 0,
+            believed: Duration::ZERO,
+            surplus: 0,
+            short: false,
+        };
         self.books.insert(link, book);
     }
 
@@ -202,14 +217,15 @@ impl State {
     }
 
     /// A KEEP was answered.
-    pub(crate) fn kept(&mut self, at: &At, reply: &Value, allowance: Duration) {
+    pub(crate) fn kept(&mut self, at: &At, reply: &Value, settings: &Settings) {
         let Value::Array(reply) = reply else { return };
         let [Value::Int(ties), left, lost] = reply.as_slice() else { return };
         let ties = u64::try_from(*ties).unwrap_or_default();
         let Some(book) = self.books.get_mut(&at.link) else { return };
         if let Value::Int(left) = left {
             let left = Duration::from_millis(u64::try_from(*left).unwrap_or_default());
-            (book.believed, book.kept) = ((at.sent + left).saturating_sub(allowance), book.serial);
+            (book.believed, book.kept) = ((at.sent + left).saturating_sub(settings.allowance), book.serial);
+            book.short = left < settings.near();
         }
         let told = if let Value::Array(lost) = lost { Some(lost) } else { None };
         for one in told.into_iter().flatten() {
@@ -259,11 +275,23 @@ impl State {
         node.tell("again");
     }
 
-    /// What is to be tied to this link, and whether its slot is on the way. What nobody has any more is forgotten.
-    pub(crate) fn loose(&mut self, name: &str, link: u64) -> Vec<(Id, Arc<Want>, bool)> {
+    /// Whether each hold is to be asked for its own end.
+    pub(crate) fn is_short(&self, link: u64) -> bool {
+        self.books.get(&link).is_some_and(|book| book.short)
+    }
+
+    /// What is to be tied to this link, and whether its slot is on the way: what is not yet, and what ends before `near`.
+    /// What nobody has any more is forgotten.
+    pub(crate) fn loose(&mut self, name: &str, link: u64, near: Duration) -> Vec<(Id, Arc<Want>, bool)> {
         let mut loose = Vec::new();
         self.ties.retain(|id, tie| {
-            if tie.node != name || tie.link == Some(link) {
+            if tie.node != name {
+                return true;
+            }
+            if tie.link == Some(link) {
+                if tie.end(&self.books) < near {
+                    loose.push((id.clone(), tie.want.clone(), tie.asking));
+                }
                 return true;
             }
             let had = tie.holds.iter().any(|hold| hold.strong_count() > 0);

@@ -410,8 +410,13 @@ fn main() {
         }
     };
     alone.into_iter().for_each(&play);
+    // What one does to the pair all others there would feel.
+    let (pair, others): (Vec<&Json>, Vec<&Json>) = others.into_iter().partition(|case| case["at"] == "pair");
     let play = &play;
-    std::thread::scope(|scope| others.into_iter().for_each(|case| drop(scope.spawn(move || play(case)))));
+    std::thread::scope(|scope| {
+        scope.spawn(move || pair.into_iter().for_each(play));
+        others.into_iter().for_each(|case| drop(scope.spawn(move || play(case))));
+    });
     let failed = failed.into_inner().expect("no panic");
     assert!(failed.is_empty(), "failed: {failed:?}");
 }

@@ -6,12 +6,16 @@ mod stage;
 use std::collections::HashMap;
 use std::future::{poll_fn, Future};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use dlock_redis::{Error, Hold, Locks, Request};
+use dlock_redis::{release_all, Error, Hold, Locks, Observer, Request};
 use redis::{cmd, Client, FromRedisValue, Value};
 use stage::{connect, control, int, until, Cluster, Pair, Server, Single, LONG, PATIENCE};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 tests! {
     locks_that_are_dropped_end_their_connections in Single;
@@ -29,6 +33,15 @@ tests! {
     an_orphan_that_stays_stops_no_keeper in Single;
     a_wait_outlives_the_runtime_that_connected in Single;
     commands_keep_their_order in Single;
+    who_may_not_ping_hears_all_the_same in Single;
+    what_others_publish_is_ignored in Single;
+    a_wait_that_blocks_ends_with_the_close in Single;
+    an_observer_that_panics_stops_no_clock in Single;
+    a_redirect_without_a_host_means_the_same_host in Single;
+    a_key_that_nobody_serves_stops_no_keeper in Single;
+    a_server_that_ends_each_connection_is_left_in_peace in Single;
+    no_time_out_is_too_long in Single;
+    new_owners_are_asked_for_nothing in Single;
 }
 
 type Asked = Pin<Box<dyn Future<Output = Result<Hold, Error>>>>;
@@ -89,8 +102,207 @@ async fn await_lost(hold: &Hold) {
     tokio::time::timeout(PATIENCE, hold.lost()).await.expect("it is told");
 }
 
+/// A path to the server that gives some commands an answer of its own (an empty one ends the connection), and how many
+/// connections have come.
+async fn answering(
+    to: String,
+    answer: impl Fn(&str) -> Option<String> + Send + Sync + 'static,
+) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    let (count, answer) = (Arc::new(AtomicUsize::new(0)), Arc::new(answer));
+    let seen = count.clone();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            seen.fetch_add(1, Ordering::SeqCst);
+            let (to, answer) = (to.clone(), answer.clone());
+            tokio::spawn(async move { answer_for(client, TcpStream::connect(to).await?, &*answer).await });
+        }
+    });
+    (address, count)
+}
+
+async fn answer_for(
+    mut client: TcpStream,
+    mut server: TcpStream,
+    answer: &(impl Fn(&str) -> Option<String> + ?Sized),
+) -> std::io::Result<()> {
+    let (mut asked, mut said) = (vec![0; 100_000], vec![0; 100_000]);
+    loop {
+        tokio::select! {
+            size = client.read(&mut asked) => {
+                let text = String::from_utf8_lossy(&asked[..size?]).into_owned();
+                if text.is_empty() {
+                    return Ok(());
+                }
+                for command in text.split_inclusive("\r\n*") {
+                    // The star belongs to the next one.
+                    let command = format!("*{}", command.trim_start_matches('*').trim_end_matches('*'));
+                    match answer(&command) {
+                        None => server.write_all(command.as_bytes()).await?,
+                        Some(answer) if answer.is_empty() => return Ok(()),
+                        Some(answer) => client.write_all(answer.as_bytes()).await?,
+                    }
+                }
+            }
+            size = server.read(&mut said) => match size? {
+                0 => return Ok(()),
+                size => client.write_all(&said[..size]).await?,
+            }
+        }
+    }
+}
+
+/// It panics at each loss.
+struct Panics;
+
+impl Observer for Panics {
+    fn lost(&self, _: &[u8], _: &str) {
+        panic!("the program's own fault");
+    }
+}
+
 mod scenes {
     use super::*;
+
+    pub async fn who_may_not_ping_hears_all_the_same(server: Server) {
+        let locks = Locks::with(user(&server, "-ping").await, stage::settings()).expect("good settings");
+        let other = format!("{}:other", server.key);
+        let session = locks.on(&other).session().lock().await.expect("the lock");
+        server.hold("").await;
+        let wait = tokio::spawn(locks.on(&server.key).lock());
+        server.await_queued(1).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert!(!session.is_lost());
+        server.hand_over("other").await;
+        wait.await.expect("no panic").expect("the lock").release().await.expect("it was held");
+        session.release().await.expect("it was held");
+        forget_user(&server).await;
+    }
+
+    pub async fn what_others_publish_is_ignored(server: Server) {
+        let locks = server.locks();
+        server.hold("").await;
+        let wait = tokio::spawn(locks.on(&server.key).owner("me").lock());
+        server.await_queued(1).await;
+        let mut node = server.node(&server.key).await;
+        let mut channels = cmd("PUBSUB");
+        let channels: Vec<String> = channels.arg("CHANNELS").arg("dlock:*").query_async(&mut node).await.expect("some");
+        let (size, key) = (server.key.len(), &server.key);
+        for text in ["", "granted", "granted 1 99:k 1:o 1", &format!("replaced 0 {size}:{key} 2:me 0")] {
+            for channel in &channels {
+                cmd("PUBLISH").arg(channel).arg(text).exec_async(&mut node).await.expect("it is told");
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        server.hand_over("other").await;
+        wait.await.expect("no panic").expect("the lock").release().await.expect("it was held");
+    }
+
+    pub async fn a_wait_that_blocks_ends_with_the_close(server: Server) {
+        let slow = stage::settings().bound(Duration::from_secs(120));
+        let locks = Locks::with(user(&server, "resetchannels").await, slow).expect("good settings");
+        server.hold("").await;
+        let wait = tokio::spawn(locks.on(&server.key).lock());
+        server.await_queued(1).await;
+        locks.close();
+        let ended = tokio::time::timeout(Duration::from_secs(10), wait).await.expect("it ends").expect("no panic");
+        assert!(matches!(ended, Err(Error::Closed)), "{ended:?}");
+        server.await_queued(0).await; // its connection has ended, and its claim
+        let _: Value = server.ask("DEL KEY").await;
+        forget_user(&server).await;
+    }
+
+    pub async fn an_observer_that_panics_stops_no_clock(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        let client = Client::open(format!("redis://{path}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings().observer(Panics)).expect("good settings");
+        let first = locks.on(&server.key).lock().await.expect("the lock");
+        let _: u64 = server.ask("DLOCK.FORCERELEASE KEY").await;
+        await_lost(&first).await;
+        let second = locks.on(&server.key).lock().await.expect("the lock");
+        control(format!("silence {path}")).await;
+        await_lost(&second).await;
+        control(format!("close {path}")).await;
+    }
+
+    pub async fn a_redirect_without_a_host_means_the_same_host(server: Server) {
+        let (to, slot) =
+            (server.addresses(), Server::new(Cluster).ask_at::<u64>(&server.key, "CLUSTER KEYSLOT KEY").await);
+        let port = to.rsplit_once(':').expect("an address").1.to_owned();
+        let moved = move |command: &str| command.contains("DLOCK.").then(|| format!("-MOVED {slot} :{port}\r\n"));
+        let (address, _) = answering(to, moved).await;
+        let client = Client::open(format!("redis://{address}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings()).expect("good settings");
+        let hold = locks.on(&server.key).timeout(Duration::from_secs(10)).lock().await.expect("the lock");
+        hold.release().await.expect("it was held");
+    }
+
+    pub async fn a_key_that_nobody_serves_stops_no_keeper(server: Server) {
+        let key = format!("{}:nobody", server.key);
+        let gone = key.clone();
+        let down = move |command: &str| {
+            let down = command.contains("DLOCK.RELEASE") && command.contains(&gone);
+            down.then(|| "-CLUSTERDOWN Hash slot not served\r\n".into())
+        };
+        let (address, _) = answering(server.addresses(), down).await;
+        let hung = control(format!("path {}", server.addresses())).await;
+        control(format!("silence {hung}")).await;
+        let seeds = [address, hung.clone()].map(|seed| Client::open(format!("redis://{seed}/")).expect("an address"));
+        let locks = Locks::with(seeds.to_vec(), stage::settings()).expect("good settings");
+        let kept = locks.on(&server.key).lock().await.expect("the lock");
+        drop(locks.on(&key).lock().await.expect("the lock"));
+        await_held_for(&server, 3, stage::LEASE).await;
+        assert!(!kept.is_lost());
+        kept.release().await.expect("it was held");
+        control(format!("close {hung}")).await;
+    }
+
+    pub async fn a_server_that_ends_each_connection_is_left_in_peace(server: Server) {
+        let tied =
+            |command: &str| (command.contains("DLOCK.KEEP") || command.contains("DLOCK.RENEW")).then(String::new);
+        let (address, count) = answering(server.addresses(), tied).await;
+        let client = Client::open(format!("redis://{address}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings()).expect("good settings");
+        let hold = locks.on(&server.key).lock().await.expect("the lock");
+        await_lost(&hold).await;
+        let count = count.load(Ordering::SeqCst);
+        assert!(count < 200, "{count} connections");
+        locks.close();
+    }
+
+    pub async fn no_time_out_is_too_long(server: Server) {
+        let locks = server.locks();
+        server.hold("").await;
+        let year = Duration::from_secs(365 * 24 * 3600);
+        let waits =
+            [Duration::MAX, Duration::MAX - year, Duration::from_secs(u64::MAX / 4), year * 99].map(|longest| {
+                let lock = locks.on(&server.key).timeout(longest).lock();
+                tokio::spawn(async { lock.await?.release().await })
+            });
+        server.await_queued(waits.len()).await;
+        server.hand_over("other").await;
+        for wait in waits {
+            wait.await.expect("no panic").expect("it was held");
+        }
+        server.await_gone().await;
+        let settings = stage::settings().bound(Duration::MAX).claim(stage::LEASE);
+        let locks = Locks::with(server.clients(), settings).expect("good settings");
+        locks.on(&server.key).lock().await.expect("the lock").release().await.expect("it was held");
+    }
+
+    pub async fn new_owners_are_asked_for_nothing(server: Server) {
+        let path = control(format!("path {}", server.addresses())).await;
+        let client = Client::open(format!("redis://{path}/")).expect("an address");
+        let locks = Locks::with(client, stage::settings().lease(LONG)).expect("good settings");
+        locks.ask(&server.key, &cmd("PING")).await.expect("an answer");
+        let keys: Vec<String> = (0..40).map(|i| format!("{}:{i}", server.key)).collect();
+        let holds = locks.many(&keys, Some(PATIENCE)).await.expect("the locks");
+        let commands: usize = control(format!("commands {path}")).await.parse().expect("a number");
+        assert!(commands < 60, "{commands} commands"); // KEEP may be among them
+        release_all(holds).await.expect("they were held");
+        control(format!("close {path}")).await;
+    }
 
     pub async fn locks_that_are_dropped_end_their_connections(server: Server) {
         let locks = server.locks();

@@ -216,7 +216,8 @@ class AsyncCore(Taking, Keeping):
 
     async def open(self, node: Node, until: float) -> AsyncLink:
         connection = await _within(self.connect(node), min(until - now(), self.settings.bound))
-        return AsyncLink(connection, self.settings.bound, lambda: node.tell(b"again"))
+        link = AsyncLink(connection, self.settings.bound, lambda: self.ended(node, link))
+        return link
 
     async def _shared(
         self, name: tuple[Node | None, str], work: Callable[[], Coroutine[Any, Any, T]], until: float
@@ -248,7 +249,7 @@ class AsyncCore(Taking, Keeping):
             return
 
         async def begin() -> None:
-            bound = self.settings.bound
+            bound, link = self.settings.bound, node.link
             ear = AsyncEar(await _within(self.connect(node), bound), bound, node, self.channel)
             ear.post(("SUBSCRIBE", self.channel))
             try:
@@ -256,11 +257,12 @@ class AsyncCore(Taking, Keeping):
                     raise library.TimeoutError("no messages come")
                 refused = ear.outcome.result()
                 if refused is not None:
+                    self.deafen(node, refused)
                     raise refused
             except BaseException as error:
                 ear.die(library.ConnectionError(str(error)))
                 raise
-            self.listening(node, ear)
+            self.listening(node, ear, link)
 
         await self._shared((node, "ear"), begin, until)
 
@@ -471,6 +473,7 @@ class AsyncLocks:
         self, keys: Iterable[Name], timeout: float | None = None, **options: Any
     ) -> AsyncIterator[dict[Name, AsyncHold]]:
         """Locks of any slots in one fixed order under one owner. The value has a hold for each key."""
+        timeout = seconds("timeout", timeout)
         options, end = {"owner": str(uuid.uuid4()), **options}, None if timeout is None else now() + timeout
         async with contextlib.AsyncExitStack() as stack:
             holds = {}

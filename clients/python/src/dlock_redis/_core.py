@@ -25,7 +25,7 @@ from typing import Any
 from redis import exceptions as library
 from redis.crc import key_slot
 
-from ._errors import FAILURES, DLockError, Redirected
+from ._errors import FAILURES, DLockError, Redirected, passes
 from ._hold import HoldBase, log
 from ._link import Link, Node, Then, Tie, Wait
 from ._request import Name, Request, Settings, name_of, now
@@ -122,11 +122,13 @@ class Core:
         node = self.nodes.get(name)
         return node if node is not None else self.nodes.setdefault(name, Node(name, self.mutex()))
 
-    def redirected(self, error: Redirected) -> Node:
-        """Who serves it instead. ASK is for one command."""
+    def redirected(self, error: Redirected, by: Node) -> Node:
+        """Who serves it instead. ASK is for one command. Who does not know its own name gives the port only."""
+        host, _, port = error.address.rpartition(":")
+        address = error.address if host else f"{by.name.rpartition(':')[0]}:{port}"
         if not error.ask:
-            self.moved[error.slot] = error.address
-        return self.node(error.address)
+            self.moved[error.slot] = address
+        return self.node(address)
 
     async def call(
         self,
@@ -144,15 +146,11 @@ class Core:
             try:
                 return await link.result(link.post(words, told, asking), until), node
             except Redirected as error:
-                node, asking, last = self.redirected(error), error.ask, error
+                node, asking, last = self.redirected(error, node), error.ask, error
         raise last
 
-    async def look_around(self, error: BaseException, within: float) -> None:
+    async def look_around(self, within: float) -> None:
         """After an error that passes."""
-        if isinstance(error, library.ReadOnlyError):
-            for node in list(self.nodes.values()):
-                if node.link is not None:  # it has become a replica: who is primary now is found by connecting
-                    node.link.die(library.ConnectionError(str(error)))
         if self.cluster and now() - self.refreshed > 0.1:
             self.refreshed = now()
             try:
@@ -161,20 +159,41 @@ class Core:
             except Exception as why:  # whatever fails in the library, we go on with what we know
                 log.debug("the cluster does not say who serves what: %s", why)
 
-    def linked(self, node: Node, link: Link) -> Link:
+    def linked(self, node: Node, link: Link, instead: Link | None = None) -> Link:
         """The node's link from now on. Where it goes the messages come from: it may be another server."""
-        node.link = link
+        with self.guard:
+            known = node.link
+            if known is None or known is instead or known.error is not None:
+                known = node.link = link
+        if known is not link:  # somebody else was faster
+            link.die(library.ConnectionError("there is another"))
+            return known
         if node.ear is not None:
             node.ear.die(library.ConnectionError("the link is new"))
         if self.closed:
             link.die(library.ConnectionError("closed"))
         return link
 
-    def listening(self, node: Node, ear: Link) -> None:
-        """The node's ear from now on."""
+    def listening(self, node: Node, ear: Link, beside: Link | None) -> None:
+        """The node's ear from now on. If the link has been replaced meanwhile, it may hear the old server."""
         node.ear = ear
-        if self.closed:
-            ear.die(library.ConnectionError("closed"))
+        if self.closed or node.link is not beside:
+            ear.die(library.ConnectionError("closed" if self.closed else "the link is new"))
+
+    def deafen(self, node: Node, why: Exception | None) -> None:
+        """If the server refuses to let it hear, it is not asked again."""
+        if isinstance(why, library.ResponseError) and not passes(why) and not node.deaf:
+            node.deaf = True
+            log.warning("waits block on connections of their own, since messages cannot be heard: %s", why)
+
+    def ended(self, node: Node, link: Link) -> None:
+        """A link is dead: its sessions are over, and what else was on it is tied anew at once."""
+        for tie in list(node.ties.values()):
+            if tie.link is link and tie.request.session:
+                self.lose(tie, "session")
+        node.tell(b"again")
+        if node.link is link and node.busy():
+            self.rouse(node)
 
     # Ties.
 
@@ -250,7 +269,7 @@ class Core:
             for tie in list(node.ties.values()):
                 self.lose(tie, reason)
             node.tell(b"closed")
-            for link in (node.link, node.ear):
+            for link in (node.link, node.ear, *node.blocked):
                 if link is not None:
                     link.die(library.ConnectionError(reason))
             self.rouse(node)

@@ -14,6 +14,7 @@ from ._leave import Leaving
 from ._link import Link, Node, Then, Tie
 from ._request import ms, now
 
+PAUSE = 0.1  # after a round that has failed
 IDLE = 5.0  # so often it is looked whether locks that were forgotten can end
 
 
@@ -33,8 +34,9 @@ class Keeping(Leaving):
                 await self._round(node)
             except Exception as error:
                 log.info("node %s: %s", node.name or "of the client", error)
-                await self.look_around(error, self.settings.interval / 2)  # whom that asks may hang
+                await self.look_around(self.settings.interval / 2)  # whom that asks may hang
                 self._rehome(node)
+                await self.sleep(PAUSE)  # its link's end has woken it
         self.end("closed")
 
     async def _round(self, node: Node) -> None:
@@ -58,7 +60,7 @@ class Keeping(Leaving):
 
     async def _replace(self, node: Node, link: Link) -> Link:
         log.warning("the connection to %s keeps holds that nobody has: it is replaced", node.name or "the server")
-        fresh = self.linked(node, await self.open(node, now() + self.settings.bound))
+        fresh = self.linked(node, await self.open(node, now() + self.settings.bound), instead=link)
         await self.retie(node, fresh, list(node.ties.values()))
         link.die(library.ConnectionError("replaced"))
         return fresh
@@ -103,7 +105,7 @@ class Keeping(Leaving):
             try:
                 await link.result(entry, entry.sent + self.settings.bound)
             except Redirected as error:
-                self._move(tie, self.redirected(error), error.ask)
+                self._move(tie, self.redirected(error, node), error.ask)
             except library.ResponseError as error:
                 if isinstance(error, library.ReadOnlyError):
                     raise

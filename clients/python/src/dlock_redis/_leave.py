@@ -56,7 +56,7 @@ class Leaving(Core):
                 if not passes(error) or now() >= until:
                     raise
                 heard = heard and isinstance(error, library.ResponseError)
-                await self.look_around(error, until - now())
+                await self.look_around(until - now())
                 await self.sleep(0.02)
 
     async def let_go(self, hold: HoldBase, lease: float) -> None:
@@ -137,18 +137,18 @@ class Leaving(Core):
                     if error.ask and now() < one.until:  # its slot is on the way
                         node.leaving.rotate(-1)
                         continue
-                    target = self.redirected(error)
+                    target = self.redirected(error, node)
                 except NotHeld:
                     pass
                 except FAILURES as error:
                     if now() < one.until and (passes(error) or not isinstance(error, library.ResponseError)):
                         raise
                     self._give_up(one)
-            node.leaving.popleft()
             if target is not node and now() < one.until:  # that one's keeper does it
                 one.request.node = target
                 target.leaving.append(one)
                 self.rouse(target)
+            node.leaving.popleft()  # not before: its owner may ask again when it is nowhere
         if len(some) == BATCH:
             self.rouse(node)
 

@@ -127,8 +127,10 @@ class Link:
             self.die(error)
         return error
 
-    @staticmethod
-    def value(entry: Entry) -> Any:
+    def value(self, entry: Entry) -> Any:
+        if isinstance(entry.reply, library.ReadOnlyError):
+            # It has become a replica: who is primary now is found by connecting.
+            self.die(library.ConnectionError(str(entry.reply)))
         if isinstance(entry.reply, Exception):
             raise own_copy(entry.reply)
         return entry.reply
@@ -144,7 +146,7 @@ class Hearing(Link):
     def __init__(self, *how: Any, node: Node, channel: str):
         super().__init__(*how)
         self.node, self.channel = node, channel
-        self.heard_at, self.pinged = now(), False
+        self.heard_at, self.pinged, self.hears = now(), False, False
 
     def subscribed(self, error: Exception | None) -> None:
         """Messages come from now on, or will not."""
@@ -156,9 +158,11 @@ class Hearing(Link):
 
     def came(self, reply: Any) -> None:
         if isinstance(reply, Exception):
-            self.subscribed(reply)
-            self.die(reply)
+            if not self.hears:  # else it may not PING, and to say so is an answer
+                self.subscribed(reply)
+                self.die(reply)
         elif reply[0] == b"subscribe":
+            self.hears = True
             self.pending.clear()
             self.subscribed(None)
         else:
@@ -209,6 +213,7 @@ class Node:
         self.deaf = self.awake = False  # it may not subscribe; its keeper has something to keep
         self.ties: dict[int, Tie] = {}
         self.waits: dict[tuple[bytes, bytes], list[Wait]] = {}
+        self.blocked: set[Link] = set()  # of waits that hear no messages
         self.leaving: deque[Parting] = deque()
 
     def busy(self) -> bool:
@@ -222,17 +227,21 @@ class Node:
                 wait.tell(word, 0, 0)
 
     def heard(self, message: Any) -> None:
-        """A message on our channel."""
+        """A message on our channel. Anybody may publish there: what does not read like one of the server's is none."""
         if not isinstance(message, list) or message[0] != b"message":
             return
-        word, token, rest = message[2].split(b" ", 2)
-        names = []
-        for _ in range(2):
-            size, rest = rest.split(b":", 1)
-            names.append(rest[: int(size)])
-            rest = rest[int(size) + 1 :]
+        try:
+            word, token, rest = message[2].split(b" ", 2)
+            names = []
+            for _ in range(2):
+                size, rest = rest.split(b":", 1)
+                names.append(rest[: int(size)])
+                rest = rest[int(size) + 1 :]
+            told = word, int(token), int(rest)
+        except ValueError:
+            return
         for wait in list(self.waits.get((names[0], names[1]), ())):
-            wait.tell(word, int(token), int(rest))
+            wait.tell(*told)
 
 
 def own(kwargs: dict[str, Any], bound: float, retry: Any) -> dict[str, Any]:

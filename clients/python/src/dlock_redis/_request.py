@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ._link import Node, Tie
 
 Name = str | bytes
+LONGEST = 3e9  # seconds: the server's own limit is a little more
 
 if hasattr(time, "CLOCK_BOOTTIME"):
 
@@ -65,7 +66,7 @@ def seconds(name: str, value: Any) -> Any:
     if value is None or value == math.inf:
         return None
     if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0:  # NaN is not
-        return value
+        return min(value, LONGEST)
     raise (ValueError if isinstance(value, (int, float)) else TypeError)(
         f"{name} must be seconds, 0 or more, or None, not {value!r}"
     )

@@ -71,7 +71,7 @@ class Taking(Leaving):
                 if now() - warned >= WARN_EVERY:
                     log.warning("still waiting for lock %r: %s", request.key, error)
                     warned = now()
-                await self.look_around(error, min(left, self.settings.bound))
+                await self.look_around(min(left, self.settings.bound))
                 await self.sleep(min(left, random.uniform(0.02, 0.1)))
 
     def _until(self, end: float | None) -> float:
@@ -99,15 +99,13 @@ class Taking(Leaving):
         if not node.deaf:
             try:
                 await self.listen(node, self._until(end))
-            except library.ResponseError as error:
-                node.deaf = True
-                log.warning("waits block on connections of their own, since messages cannot be heard: %s", error)
             except FAILURES as error:
-                if not passes(error):
-                    raise
-                if deadline is not None and now() >= deadline:
-                    return None
-                return await self._block(request, deadline, end)
+                if not node.deaf:
+                    if not passes(error):
+                        raise
+                    if deadline is not None and now() >= deadline:
+                        return None
+                    return await self._block(request, deadline, end)
         return await (self._block if node.deaf else self._queue)(request, deadline, end)
 
     async def _look(self, request: Request, end: float | None) -> None:
@@ -153,7 +151,8 @@ class Taking(Leaving):
                     raise NoAck("NOACK too few replicas have confirmed the grant")
                 if word in (b"deadlock", b"replaced", b"notheld", b"wrongtype", b"refused"):
                     raise from_server(f"{word.decode().upper()} (told by a message)")
-                raise library.ConnectionError(f"the wait has ended: {word.decode()}")  # moved, gone, cancelled, again
+                # moved, gone, cancelled, again
+                raise library.ConnectionError(f"the wait has ended: {word.decode(errors='replace')}")
         finally:
             heard.waits[names].remove(wait)
             if not heard.waits[names]:
@@ -163,8 +162,11 @@ class Taking(Leaving):
         """Waits by BLOCK in slices, on a connection of its own."""
         bound = self.settings.bound
         request.node = self.route(request.key)
-        link = await self.open(request.node, self._until(end))
+        node = request.node
+        link = await self.open(node, self._until(end))
+        node.blocked.add(link)
         try:
+            self.check()
             while True:
                 part = bound / 2 if deadline is None else min(bound / 2, deadline - now())
                 reply = await link.call(request.wait("BLOCK", ms(part)), now() + part + bound)
@@ -174,6 +176,7 @@ class Taking(Leaving):
                 if deadline is not None and now() >= deadline:
                     return None
         finally:
+            node.blocked.discard(link)
             link.die(library.ConnectionError("the wait is over"))
 
     async def _confirm(self, request: Request, token: int, end: float | None) -> Tie:

@@ -283,7 +283,7 @@ class ThreadCore(Taking, Keeping):
         """In the child: nothing of the parent's is ours."""
         nodes, was_closed = list(self.nodes.values()), self.closed
         for node in nodes:
-            for link in (node.link, node.ear):
+            for link in (node.link, node.ear, *node.blocked):
                 if isinstance(link, ThreadLink):
                     link.sock.close()  # and says nothing to the server
             for tie in list(node.ties.values()):
@@ -310,7 +310,8 @@ class ThreadCore(Taking, Keeping):
 
     async def open(self, node: Node, until: float) -> ThreadLink:
         connection = self._connected(node, until)
-        return ThreadLink(connection, self.settings.bound, lambda: node.tell(b"again"))
+        link = ThreadLink(connection, self.settings.bound, lambda: self.ended(node, link))
+        return link
 
     def _connected(self, node: Node, until: float) -> Any:
         try:
@@ -340,8 +341,9 @@ class ThreadCore(Taking, Keeping):
         if not node.opening.acquire(timeout=max(0.0, until - now())):
             raise library.TimeoutError("the server does not answer")
         try:
-            if node.ear is not None and node.ear.error is None:
+            if node.deaf or (node.ear is not None and node.ear.error is None):
                 return
+            link = node.link
             ear = Ear(self._connected(node, until), self.settings.bound, node, self.channel)
             threading.Thread(target=ear.listen, name="dlock hears", daemon=True).start()
             try:
@@ -349,9 +351,10 @@ class ThreadCore(Taking, Keeping):
             except queue.Empty:
                 refused = library.TimeoutError("no messages come")
             if refused is not None:
+                self.deafen(node, refused)
                 ear.die(refused)
                 raise refused
-            self.listening(node, ear)
+            self.listening(node, ear, link)
         finally:
             node.opening.release()
 
@@ -592,6 +595,7 @@ class Locks:
     @contextlib.contextmanager
     def many(self, keys: Iterable[Name], timeout: float | None = None, **options: Any) -> Iterator[dict[Name, Hold]]:
         """Locks of any slots in one fixed order under one owner. The value has a hold for each key."""
+        timeout = seconds("timeout", timeout)
         options, end = {"owner": str(uuid.uuid4()), **options}, None if timeout is None else now() + timeout
         with contextlib.ExitStack() as stack:
             holds = {}

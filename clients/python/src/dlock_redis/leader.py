@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ._asyncio import AsyncHold, AsyncLocks
-from ._errors import NotHeld
+from ._errors import FAILURES, NotHeld
 from ._request import Name, now, seconds
 from ._threads import Hold, Locks, run
 
@@ -132,8 +132,12 @@ class Election(_Candidate[Hold]):
         self.campaign()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.resign()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.resign()
+        except FAILURES:
+            if error is None:  # never hide the real error
+                raise
 
 
 class AsyncElection(_Candidate[AsyncHold]):
@@ -183,5 +187,9 @@ class AsyncElection(_Candidate[AsyncHold]):
         await self.campaign()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.resign()
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            await self.resign()
+        except FAILURES:
+            if error is None:  # never hide the real error
+                raise

@@ -26,7 +26,7 @@ from redis.retry import Retry
 
 from ._errors import LockTimeout
 from ._link import own
-from ._request import Name, ms
+from ._request import Name, ms, now
 
 SILENCE = 1.0  # so long a master that did not answer is asked last
 EARLIER_MS = 5  # the leases at the others end so much before the first one's
@@ -46,7 +46,7 @@ class Quorum:
 
     def acquire(self, lock: Name, lease: float = 10.0, wait: float = 0.0) -> QuorumHold | None:
         """A hold, or None after `wait` (0: one try). Whatever interrupts it (Ctrl-C, too), nothing is left behind."""
-        hold, end = QuorumHold(self, lock), time.monotonic() + wait
+        hold, end = QuorumHold(self, lock), now() + wait
         try:
             errors: list[str] = []
             while not hold._take(ms(lease), end):
@@ -54,7 +54,7 @@ class Quorum:
                 hold._give_back()
                 hold._rename()
                 pause = random.uniform(0.02, 0.2)  # or those who have split the votes would do it again
-                if time.monotonic() + pause >= end:
+                if now() + pause >= end:
                     break
                 time.sleep(pause)
             else:
@@ -76,7 +76,9 @@ class Quorum:
 
 
 class QuorumHold:
-    """A lock that is held for sure until `deadline`, of time.monotonic()."""
+    """A lock that is held for sure until `deadline`: of CLOCK_BOOTTIME where there is one, else of time.monotonic().
+
+    That clock goes on while the machine is suspended, as the leases do."""
 
     def __init__(self, quorum: Quorum, lock: Name):
         self.lock, self.deadline, self._guard = lock, 0.0, threading.Lock()
@@ -98,7 +100,7 @@ class QuorumHold:
 
     def left(self) -> float:
         """For so many seconds it is held for sure."""
-        return max(0.0, self.deadline - time.monotonic())
+        return max(0.0, self.deadline - now())
 
     def renew(self, lease: float = 10.0) -> bool:
         """Makes all leases new, the first master's last. False when no majority agrees: the old deadline stays."""
@@ -126,7 +128,7 @@ class QuorumHold:
         for first in _silent_last(self._masters):
             self._first = first
             # 0 would be without bound, and a socket takes no time-out of a month.
-            block = min(max(0.001, end - time.monotonic()), 1e6)
+            block = min(max(0.001, end - now()), 1e6)
             granted = self._first.ask("ACQUIRE", lease, "BLOCK", ms(block), wait=block)
             if granted:
                 self._tokens = {self._first: granted[0]}
@@ -137,12 +139,12 @@ class QuorumHold:
 
     def _vote(self, masters: list[_Master], lease: int) -> bool:
         """Renews where there is a token (a wait's reply does not say when the lease began), and asks the others."""
-        begun, deadline = time.monotonic(), float("inf")
+        begun, deadline = now(), float("inf")
         votes: dict[_Master, int] = {}
         for master in masters:
             if not master.reach():  # before we look at the clock: to connect is no part of the lease
                 continue
-            sent, length, token = time.monotonic(), lease, self._tokens.get(master)
+            sent, length, token = now(), lease, self._tokens.get(master)
             if master is not self._first:
                 length = max(1, int(lease - EARLIER_MS - (sent - begun) * 1000))
             reply = master.ask("RENEW", length, "TOKEN", token) if token else master.ask("ACQUIRE", length)
@@ -152,7 +154,7 @@ class QuorumHold:
                 length = min(length, reply)
                 lease = length if master is self._first else lease
             deadline = min(deadline, sent + (length - ROUNDING_MS - length / DRIFT) / 1000)
-        if 2 * len(votes) > len(self._masters) and time.monotonic() < deadline:
+        if 2 * len(votes) > len(self._masters) and now() < deadline:
             self._tokens, self.deadline = votes, deadline
             return True
         self.deadline = min(self.deadline, deadline)  # some have heard of a lease that may be shorter
@@ -236,7 +238,7 @@ class _Master:
         place = getattr(self.connection, "path", None) or f"{self.connection.host}:{self.connection.port}"
         self.error = f"{place}: {error}"
         if not isinstance(error, redis.ResponseError):
-            self.quorum._silent[self.number] = time.monotonic()
+            self.quorum._silent[self.number] = now()
             if not self.unanswered:
                 self._drop()
 
@@ -247,5 +249,5 @@ class _Master:
 
 def _silent_last(masters: Iterable[_Master]) -> list[_Master]:
     """Those that were silent a moment ago come last: nobody is kept waiting by one that hangs."""
-    now = time.monotonic()
-    return sorted(masters, key=lambda master: now - master.quorum._silent[master.number] < SILENCE)
+    at = now()
+    return sorted(masters, key=lambda master: at - master.quorum._silent[master.number] < SILENCE)

@@ -1,0 +1,263 @@
+"""A node's connections: what ends with one, what one hears, and what is left of one. Nothing else ends with it."""
+
+import concurrent.futures
+import threading
+
+import pytest
+import redis
+
+import dlock_redis as dlock
+from dlock_redis import _errors, _link, _threads
+from dlock_redis._request import now
+from stage import PATIENCE, Proxy, Tasks, addresses, command, until
+from test_dlock import alone, in_cluster
+from test_faults import LATE, raises, user  # noqa: F401
+
+NEVER = 600.0
+
+
+@pytest.fixture
+def ears(monkeypatch):
+    """All that were made."""
+    made, begin = [], _link.Hearing.__init__
+
+    def noted(self, *how, **more):
+        made.append(self)
+        begin(self, *how, **more)
+
+    monkeypatch.setattr(_link.Hearing, "__init__", noted)
+    return made
+
+
+def path_to(make, **options):
+    path = command("path {}:{}".format(*addresses("DLOCK_SINGLE")[0]))
+    host, port = path.split(":")
+    return path, make(host=host, port=int(port), **options)
+
+
+def run(locks, work):
+    return locks.run(work) if isinstance(locks, Tasks) else _threads.run(work)
+
+
+def inside(locks, work, *arguments):
+    """Where its connections are read."""
+    async def call():
+        return work(*arguments)
+
+    return run(locks, call())
+
+
+def only_node(locks):
+    [node] = locks.locks._core.nodes.values()
+    return node
+
+
+@alone
+def test_a_session_ends_with_its_connection(server, make):
+    path, locks = path_to(make, lease=NEVER, auto=NEVER)
+    hold = locks.lock(server.key, session=True)
+    command(f"close {path}")
+    assert hold.lost.wait(LATE)
+    assert getattr(hold, "hold", hold).reason == "session"
+
+
+@alone
+def test_what_else_was_on_it_is_tied_anew_at_once(server, make):
+    path, locks = path_to(make, lease=NEVER, auto=NEVER)
+    locks.locks._core.settings.interval = NEVER
+    hold = locks.lock(server.key)
+    node = only_node(locks)
+    until(lambda: node.link.kept, "the keeper has been there, and sleeps")
+    command(f"cut {path}")
+    locks.lock(f"{server.key}:other").release()  # threads hear of the end when they ask
+    until(lambda: getattr(hold, "hold", hold)._tie.link is node.link and node.link.error is None, "it is tied anew")
+    hold.release()
+
+
+@alone
+def test_who_hangs_up_is_not_asked_all_the_time(server, make):
+    asked = []
+    with Proxy(addresses("DLOCK_SINGLE")[0], lambda: asked.append(1)) as path:
+        locks = make(host=path.address[0], port=path.address[1], lease=NEVER, auto=NEVER)
+        locks.lock(server.key)
+        node = only_node(locks)
+        post = type(node.link).post
+
+        def hangs_up(link, words, *how):
+            if words[0] == "DLOCK.KEEP":
+                link.die(redis.ConnectionError("it hangs up"))
+            return post(link, words, *how)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(node.link), "post", hangs_up)
+            until(lambda: len(asked) > 3, "it connects again")
+            began = len(asked)
+            threading.Event().wait(2.0)
+            assert len(asked) - began <= 40
+    server.ask("DLOCK.FORCERELEASE", server.key)
+
+
+@in_cluster
+def test_readonly_ends_no_link_of_another_node(server, make):
+    locks = make()
+    core = locks.locks._core
+    keys = [f"{{{i}{server.key[1:-5]}}}lock" for i in range(20)]
+    holds = [locks.lock(key, session=True) for key in keys]
+    links = {node.name: node.link for node in core.nodes.values() if node.link is not None}
+    words = ("EVAL", "return redis.error_reply('READONLY it is a replica')", 1, keys[0])
+
+    async def ask():
+        try:
+            await core.call(keys[0], words, now() + PATIENCE)
+        except redis.exceptions.ReadOnlyError:
+            await core.look_around(1.0)
+
+    run(locks, ask())
+    name = core.route(keys[0]).name
+    assert len(links) == 3 and [one for one in links if links[one].error] == [name]
+    assert not [one.key for one in holds if one.lost.is_set() and core.route(one.key).name != name]
+
+
+@alone
+def test_an_ear_that_was_opened_before_the_link_is_not_believed(server, make, ears):
+    with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
+        locks = make(host=path.address[0], port=path.address[1])
+        server.hold()
+        path.freeze("SUBSCRIBE")
+        wait = locks.start(server.key)
+        until(path.is_frozen, "it subscribes")
+        node, core = only_node(locks), locks.locks._core
+        old = node.link
+
+        async def replace():
+            await core._replace(node, old)
+
+        run(locks, replace())
+        path.thaw()
+        server.await_queued(1)
+        server.hand_over()
+        wait.result(PATIENCE).release()
+        assert ears[0].error is not None
+
+
+@alone
+def test_a_refused_connect_of_the_ear_is_no_lack_of_the_channel(server, make, monkeypatch):
+    locks = make()
+    locks.lock(server.key).release()
+    core, node = locks.locks._core, only_node(locks)
+    refusal = redis.exceptions.ResponseError("MASTERDOWN for a moment")
+    with monkeypatch.context() as patch:
+        if isinstance(locks, Tasks):
+            async def refused(node):
+                raise refusal
+
+            patch.setattr(core, "connect", refused)
+        else:
+            def refused(*_):
+                raise refusal
+
+            patch.setattr(core, "_connected", refused)
+        server.hold()
+        raises(redis.RedisError, locks.lock, server.key, 0.5)
+    assert not node.deaf
+    wait = locks.start(server.key)
+    server.await_queued(1)
+    server.hand_over()
+    wait.result(PATIENCE).release()
+    assert node.ear is not None and node.ear.error is None
+
+
+@alone
+def test_the_lack_of_the_channel_is_told_once(server, make, user, caplog):  # noqa: F811
+    locks = make(**user("-subscribe"))
+    server.hold()
+    waits = [locks.start(server.key) for _ in range(5)]
+    server.await_queued(5)
+    server.hand_over()
+    for wait in concurrent.futures.as_completed(waits, PATIENCE):
+        wait.result(PATIENCE).release()
+    assert caplog.text.count("messages cannot be heard") == 1
+
+
+@alone
+def test_an_ear_without_the_right_to_ping_lives(server, make, user, ears):  # noqa: F811
+    locks = make(**user("-ping"))
+    server.hold()
+    wait = locks.start(server.key)
+    server.await_queued(1)
+    [ear] = ears
+    heard = ear.heard_at
+    until(lambda: ear.heard_at > heard + 3 or ear.error, "it has answered twice at least")
+    assert ear.error is None
+    server.hand_over()
+    wait.result(PATIENCE).release()
+
+
+@alone
+def test_what_others_publish_is_ignored(server, make, ears):
+    locks = make()
+    server.hold()
+    wait = locks.start(server.key)
+    server.await_queued(1)
+    channel = locks.locks._core.channel
+    for words in ("", "granted", "granted x y", "granted 1 3:a", "granted 1 x:y 1:z 1", b"\xff\xfe 1 1:a 1:b \xff"):
+        server.ask("PUBLISH", channel, words)
+    server.hand_over()
+    wait.result(PATIENCE).release()
+    assert len(ears) == 1 and ears[0].error is None
+
+
+@alone
+def test_a_wait_that_blocks_ends_with_the_close(server, make, user):  # noqa: F811
+    with Proxy(addresses("DLOCK_SINGLE")[0]) as path:
+        locks = make(host=path.address[0], port=path.address[1], **user("-subscribe"))
+        locks.locks._core.settings.bound = 3 * PATIENCE  # a slice is half of it
+        server.hold()
+        wait = locks.start(server.key, None)
+        server.await_queued(1)
+        locks.end()
+        raises(dlock.DLockError, wait.result, LATE)
+        path.await_quiet()
+
+
+@alone
+def test_a_link_that_is_replaced_twice_leaves_no_connection(server, make, monkeypatch):
+    locks = make()
+    hold = locks.lock(server.key)
+    core, node = locks.locks._core, only_node(locks)
+    old, open_, opened = node.link, core.open, []
+
+    async def slow(*how):
+        link = await open_(*how)
+        opened.append(link)
+        if len(opened) == 1:  # meanwhile the old one dies, and somebody asks
+            old.die(redis.ConnectionError("cut"))
+            await core.link(node, now() + PATIENCE)
+        return link
+
+    async def replace():
+        await core._replace(node, old)
+
+    monkeypatch.setattr(core, "open", slow)
+    run(locks, replace())
+    until(lambda: [one for one in opened if one.error is None] == [node.link], "there is one")
+    hold.release()
+
+
+def test_moved_without_a_host_is_the_host_that_answered():
+    error = _errors.from_server("MOVED 123 :6381")
+    core = _threads.ThreadCore(redis.Redis(), dlock.Locks(redis.Redis())._core.settings)
+    assert core.redirected(error, core.node("10.0.0.1:6380")).name == "10.0.0.1:6381"
+    assert core.redirected(_errors.from_server("ASK 123 ::1:6381"), core.node("10.0.0.1:6380")).name == "::1:6381"
+
+
+@alone
+@pytest.mark.parametrize("timeout", [1e300, 1.7e308, 10**400], ids=["long", "longest", "longer"])
+def test_the_longest_time_out(server, locks, timeout):
+    server.hold()
+    wait = locks.start(server.key, timeout)
+    server.await_queued(1)
+    server.hand_over()
+    wait.result(PATIENCE).release()
+    with locks.many([server.key], timeout=timeout):
+        pass
