@@ -299,22 +299,6 @@ def test_what_nobody_can_be_asked_is_not_remembered(server, make):
     until(lambda: not node.leaving, "what has ended by itself is forgotten")
 
 
-@pytest.mark.parametrize("place", ["pair"], indirect=True)
-def test_a_hold_that_may_not_last_ends_no_other(server, make):
-    locks = make(lease=4.0, auto=600.0)
-    server.ask("CONFIG", "SET", "dlock.max-hold-ms", 14_000)
-    try:
-        hold, later = locks.lock(server.key), f"{server.key}:later"
-        until(lambda: server.info()["holders"][0]["held-ms"] > 6_000, "the other is younger by more than a lease")
-        other = locks.lock(later)
-        assert hold.lost.wait(PATIENCE)
-        until(lambda: server.info(later)["holders"][0]["held-ms"] > 10_000, "two seconds more")
-        assert not other.lost.is_set()
-        other.release()
-    finally:
-        server.ask("CONFIG", "SET", "dlock.max-hold-ms", 0)
-
-
 @alone
 def test_a_lock_that_may_not_be_let_go_is_given_back(server, user):  # noqa: F811
     lock = client("single", **user("-dlock.renew")).lock(server.key, timeout=600, lock_class=dlock.RedisLock)
