@@ -44,11 +44,26 @@ export class Core extends Places {
       this.lose(node, node.ties.get(request.outer), 'upgraded');
       [request.outer, request.before] = [token, 0];
     }
-    let tie = node.ties.get(token);
+    let tie = node.ties.get(token) ?? this.#fetch(request, token);
     if (!tie) node.ties.set(token, tie = new Tie(request, token));
     tie.attach(link, this.until(sent, lease));
     request.tie = tie;
     this.wake(node);
+  }
+
+  /** The tie of a hold that its owner has asked for again where its slot is by now, before the keeper knew: it is one. */
+  #fetch(request, token) {
+    if (!request.before) return null;
+    for (const { ties } of this.nodes.values()) {
+      const tie = ties.get(token);
+      if (tie?.request.id !== request.id) continue;
+      ties.delete(token);
+      tie.detach();
+      [tie.request.node, tie.request.asking] = [request.node, request.asking];
+      request.node.ties.set(token, tie);
+      return tie;
+    }
+    return null;
   }
 
   /** Somebody has it now. */

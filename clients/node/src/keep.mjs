@@ -66,7 +66,7 @@ export class Keeper {
     if (link.surplus > 1) { // two in a row: it has ties that nobody knows of
       core.settings.logger.warn(`the connection to ${node.name || 'the server'} keeps holds that nobody has: it is replaced`);
       const old = link;
-      link = core.linked(node, await core.openLink(node));
+      link = await node.once('link', async () => core.linked(node, await core.openLink(node)));
       await this.retie(link, [...node.ties.values()]);
       old.die(new Unreachable('replaced'));
     }
@@ -76,12 +76,15 @@ export class Keeper {
         this.#say(error);
       });
     }
+    if (link.short) await this.retie(link, [...node.ties.values()].filter((tie) => tie.link === link && tie.isNear()));
     await depart(core, node, link);
   }
 
   kept(link, sent, [ties, left, lost]) {
     const { core, node } = this;
     if (left !== null) [link.believed, link.kept] = [sent + Number(left) - core.settings.allowance, link.serial];
+    // It renews at two thirds. Where one hold may not last (dlock.max-hold-ms), each is asked for its own end.
+    link.short = left !== null && left < core.settings.lease / 2;
     for (const [, token, reason] of lost ?? []) {
       const tie = node.ties.get(Number(token));
       if (tie?.link !== link) continue;
@@ -112,10 +115,10 @@ export class Keeper {
         await link.post(tie.request.renew(tie.token), (error, lease, _, sent) => {
           if (error instanceof NotHeld) core.lose(node, tie, 'not held any more');
           else if (!error && !tie.gone) tie.attach(link, core.until(sent, lease));
-        });
+        }, tie.request.asking);
       } catch (error) {
         const other = redirection(error);
-        if (other) this.#move(core.follow(other, node), tie);
+        if (other) this.#move(core.follow(other, node), tie, other.asking);
         else if (error.code === 'READONLY' || error instanceof Unreachable) throw error;
         else if (!(error instanceof NotHeld || error instanceof NoAck)) core.settings.logger.warn(`lock '${tie.request.key}' cannot be renewed: ${error.message}`);
       }
@@ -124,25 +127,31 @@ export class Keeper {
     if (failed) throw failed.reason;
   }
 
-  #move(target, tie) {
+  #move(target, tie, asking = false) {
     const { core, node } = this;
     if (target === node || !node.ties.delete(tie.token)) return;
     tie.detach();
     target.ties.set(tie.token, tie);
-    tie.request.node = target;
-    core.rouse(target);
+    [tie.request.node, tie.request.asking] = [target, asking];
+    if (asking) core.wake(target); // not at once: each of the two may name the other
+    else core.rouse(target);
   }
 
   /** What another node serves by now is that one's to keep, and to leave. */
   #rehome() {
     const { core, node } = this;
     if (!core.source.cluster) return;
-    try {
-      for (const tie of [...node.ties.values()]) this.#move(core.route(tie.request.key), tie);
-      const leaving = node.leaving.map((one) => [core.route(one.request.key), one]);
-      node.leaving = leaving.filter(([other]) => other === node).map(([, one]) => one);
-      for (const [other, one] of leaving) if (other !== node) hand(core, other, one);
-    } catch { /* nobody is known to serve it yet */ }
+    const home = ({ request }) => {
+      try {
+        return core.route(request.key);
+      } catch {
+        return node; // nobody is known to serve it yet
+      }
+    };
+    for (const tie of [...node.ties.values()]) this.#move(home(tie), tie);
+    const leaving = node.leaving.map((one) => [home(one), one]);
+    node.leaving = leaving.filter(([other]) => other === node).map(([, one]) => one);
+    for (const [other, one] of leaving) if (other !== node) hand(core, other, one);
     node.tell('again');
   }
 }

@@ -32,7 +32,7 @@ export class Election {
   async campaign({ signal } = {}) {
     if (this.isLeader) return this.#hold;
     // A name of its own for each term: a program that comes back must not enter what its predecessor has left.
-    this.#hold = await this.#locks.lock(this.key, { owner: `${this.name} ${randomUUID()}`, signal });
+    this.#hold = await this.#locks.lock(this.key, { owner: `${this.name}#${randomUUID()}`, signal });
     return this.#hold;
   }
 
@@ -64,7 +64,7 @@ export class Election {
   /** Who leads, as the server sees it now: its name and its term, or null. */
   async leader() {
     const holder = await this.#locks.holder(this.key);
-    return holder && { name: String(holder.owner).replace(/ \S+$/, ''), term: holder.token };
+    return holder && { name: String(holder.owner).replace(/#[^#]*$/, ''), term: holder.token };
   }
 
   /** Each leader from now on (null: none), as a look every second sees them. */

@@ -41,11 +41,11 @@ export function giveUp(core, request) {
     core.drop(request);
     return;
   }
-  link.post(request.words('CANCEL')).catch(nothing);
+  link.post(request.words('CANCEL'), nothing, request.asking).catch(nothing);
   link.post(request.release(), (error, reply) => {
     if (error && passes(error)) core.drop(request);
     else if (request.tie && (reply === 0 || error instanceof NotHeld)) core.lose(request.node, request.tie, 'left');
-  }).catch(nothing);
+  }, request.asking).catch(nothing);
 }
 
 /** What its owner has left there is not yet given back. */
@@ -63,10 +63,11 @@ export async function depart(core, node, link) {
       if (await farewell(link, request, token) === 0) left();
     } catch (error) {
       const other = redirection(error);
-      const target = other && !other.asking ? core.follow(other, node) : node;
+      const target = other ? core.follow(other, node) : node;
       if (error instanceof NotHeld) left();
-      else if (target !== node) hand(core, target, one);
+      else if (target !== node) hand(core, target, one, other.asking);
       else if (passes(error) && now() < until) throw error;
+      else abandon(core, node, link, one);
     }
     done.add(one);
   });
@@ -77,18 +78,28 @@ export async function depart(core, node, link) {
 
 /** How many holds remain. */
 async function farewell(link, request, token) {
-  if (token) return link.post(request.release('TOKEN', token));
-  link.post(request.words('CANCEL')).catch(nothing);
-  const held = request.before ? await link.post(request.words('HELD')) : null;
+  const say = (words) => link.post(words, nothing, request.asking);
+  if (token) return say(request.release('TOKEN', token));
+  say(request.words('CANCEL')).catch(nothing);
+  const held = request.before ? await say(request.words('HELD')) : null;
   if (held && Number(held[0]) !== request.outer) { // an upgrade came first: the outer hold has ended
-    link.post(request.words('RELEASE', 'TOKEN', held[0], 'HOLDS', 0)).catch(nothing);
+    say(request.words('RELEASE', 'TOKEN', held[0], 'HOLDS', 0)).catch(nothing);
   }
-  return link.post(request.release());
+  return say(request.release());
+}
+
+/** It cannot be given back. It is renewed no longer, unless others of its owner hold it. */
+function abandon(core, node, link, { request, token }) {
+  const tie = node.ties.get(token) ?? request.tie;
+  if (!tie || tie.holds.length) return;
+  link.post(request.words('RENEW', request.settings.lease, 'TOKEN', tie.token),
+    () => core.lose(node, tie, 'it cannot be given back'), request.asking).catch(nothing);
 }
 
 /** Another node serves it: that one's keeper gives it back. */
-export function hand(core, node, one) {
-  one.request.node = node;
+export function hand(core, node, one, asking = false) {
+  [one.request.node, one.request.asking] = [node, asking];
   node.leaving.push(one);
-  core.rouse(node);
+  if (asking) core.wake(node); // not at once: each of the two may name the other
+  else core.rouse(node);
 }

@@ -12,6 +12,7 @@ export class Link {
   serial = 0; // of the last of them
   kept = 0; // of the last before a KEEP was answered
   believed = 0; // until when that KEEP lets us believe them
+  short = false; // that KEEP has said less than a server that renews them leaves any
   surplus = 0; // how many KEEPs in a row have counted more of them
   #wire = null;
   #library;

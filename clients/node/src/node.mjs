@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A server that we talk to: what it keeps for us, and who waits there.
+import { now } from './clock.mjs';
 
 /** A hold that a link's server renews for us. */
 export class Tie {
@@ -38,6 +39,9 @@ export class Tie {
     if (gone.length) this.holds = this.holds.filter((one) => !gone.includes(one));
     return gone.map(([request]) => request);
   }
+
+  /** True if the server should have renewed it by now, and has not said so. */
+  isNear() { return this.holds.length > 0 && this.end() < now() + this.request.settings.lease / 2; }
 
   /** Until then it is ours. A KEEP that was answered after it was tied has moved the end of all. */
   end() {

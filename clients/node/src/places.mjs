@@ -137,7 +137,7 @@ export class Places {
     for (let hops = 0; ; hops++) {
       const link = node.link && !node.link.error ? node.link : await this.link(node);
       if (request.ended) throw new Closed('nobody waits for it any more');
-      [request.node, request.asked] = [node, true];
+      [request.node, request.asking, request.asked] = [node, asking, true];
       try {
         return await link.post(words, told, asking);
       } catch (error) {

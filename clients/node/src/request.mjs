@@ -68,6 +68,7 @@ export class Request {
   asked = false;
   ended = false; // nobody waits for it any more
   node = null; // that was asked last
+  asking = false; // behind ASKING, since its slot is on the way there
   tie = null;
 
   constructor(settings, key, options) {

@@ -23,7 +23,7 @@ export class Take {
   /** `make` makes the hold of the tie. */
   constructor(core, request, timeout, make) {
     [this.core, this.request, this.timeout, this.make] = [core, request, timeout, make];
-    this.deadline = this.#began + timeout;
+    this.deadline = timeout < 2 ** 40 ? this.#began + timeout : Infinity; // servers know no longer ones
     this.end = timeout ? this.deadline : this.#began + core.settings.bound;
   }
 

@@ -53,6 +53,31 @@ test('a_grant_that_may_not_be_confirmed_is_given_back', async ({ server, make })
   await server.ask('ACL', 'DELUSER', user);
 });
 
+test('what_may_not_be_given_back_is_kept_no_longer', async ({ server, make }) => {
+  const user = server.key.slice(1, 9);
+  await server.ask('ACL', 'SETUSER', user, 'on', '>word', '~*', '&*', '+@all', '-dlock.release');
+  const locks = make(undefined, { user, password: 'word' }, { lease: LONG });
+  const kept = await locks.lock(`${server.key}:kept`);
+  const hold = await locks.lock(server.key);
+  await assert.rejects(hold.release(), (error) => error instanceof Refused && error.code === 'NOPERM');
+  await until(async () => {
+    const holder = await server.holder();
+    return !holder || holder.auto === 0;
+  }, 'the server does not renew it any more');
+  assert.ok(!kept.lost);
+  await server.ask('ACL', 'DELUSER', user);
+  for (const key of [server.key, kept.key]) await server.ask('DLOCK.FORCERELEASE', key);
+});
+
+test('a_time_out_may_be_of_any_length', async ({ server, make }) => {
+  await server.hold();
+  const wait = make().lock(server.key, { timeout: Number.MAX_VALUE });
+  wait.catch(() => {});
+  await server.awaitQueued(1);
+  await server.handOver();
+  await (await wait).release();
+});
+
 /** The name by which a test sees its client's connections. */
 async function linkOf(server) { return (await server.holder()).client; }
 
@@ -65,6 +90,37 @@ test('an_orphan_ends_and_the_others_are_kept', async ({ server, make, open }) =>
   path.inject('DLOCK.ACQUIRE', `${server.key}:orphan`, 'nobody', '600000', 'AUTO', '600000');
   await until(async () => ![first, 0].includes(await linkOf(server)), 'its own hold goes to another connection');
   assert.equal((await server.holder()).token, hold.token);
+  await hold.release();
+  await server.ask('DLOCK.FORCERELEASE', `${server.key}:orphan`);
+});
+
+test('a_link_that_ends_while_it_is_replaced_leaves_no_connection', async ({ server, make, open }) => {
+  const path = await open();
+  const logger = { warn() {} };
+  const locks = make(path.address, { name: server.key.slice(1, 9) }, { lease: LONG, logger });
+  const hold = await locks.lock(server.key);
+  const first = await linkOf(server);
+  let [asked, go] = [0];
+  const gate = new Promise((done) => { go = done; });
+  const { openLink } = Core.prototype;
+  Core.prototype.openLink = async function opening(node) {
+    if (this.settings.logger === logger && ++asked === 1) await gate;
+    return openLink.call(this, node);
+  };
+  try {
+    path.inject('DLOCK.ACQUIRE', `${server.key}:orphan`, 'nobody', '600000', 'AUTO', '600000');
+    await until(() => asked, 'it is replaced');
+    await server.ask('CLIENT', 'KILL', 'ID', first);
+    const other = locks.lock(`${server.key}:other`);
+    await Promise.race([other, sleep(1_000)]);
+    go();
+    await other;
+    await until(async () => ![first, 0].includes(await linkOf(server)), 'it is tied anew');
+    const list = await server.ask('CLIENT', 'LIST');
+    assert.equal(list.split(`name=${server.key.slice(1, 9)} `).length - 1, 1);
+  } finally {
+    Core.prototype.openLink = openLink;
+  }
   await hold.release();
   await server.ask('DLOCK.FORCERELEASE', `${server.key}:orphan`);
 });
@@ -98,9 +154,11 @@ test('silent_messages_cost_no_more_than_the_time_out', async ({ server, make, op
 test('many_that_are_left_stop_no_keeper', async ({ server, make }) => {
   const path = await control(`path ${addresses('DLOCK_SINGLE')[0].join(':')}`);
   await control(`delay ${path} 200`);
-  const locks = make(path.split(':'), {}, { lease: LEASE });
+  // To leave one after the other would take 24 s.
+  const lease = 2 * LEASE;
+  const locks = make(path.split(':'), {}, { lease });
   const hold = await locks.lock(server.key);
-  const keys = Array.from({ length: 40 }, (_, i) => `${server.key}:${i}`);
+  const keys = Array.from({ length: 60 }, (_, i) => `${server.key}:${i}`);
   const aborter = new AbortController();
   const readers = await Promise.all(keys.map((key) => locks.lock(key, { owner: key, shared: true })));
   // Upgrades that wait for another reader, and are given up.
@@ -115,7 +173,7 @@ test('many_that_are_left_stop_no_keeper', async ({ server, make }) => {
     const holder = await server.holder();
     assert.equal(holder?.token, hold.token);
     assert.ok(!hold.lost);
-    return holder['held-ms'] > began + 2 * LEASE;
+    return holder['held-ms'] > began + 2 * lease;
   }, 'two leases have passed');
   for (const key of keys) assert.equal((await server.info(key)).queue.length, 0);
   for (const one of [hold, ...readers]) await one.release();

@@ -52,7 +52,7 @@ const tests = {
 
   async a_leader_that_is_cut_off({ server, library, locks, start, open }) {
     const path = await open();
-    const election = new Election(makeLocksAt(library, path.address, {}, { lease: 6_000, auto: 12_000 }), server.key, { name: 'a' });
+    const election = new Election(makeLocksAt(library, path.address, {}, { lease: 10_000, auto: 10_000 }), server.key, { name: 'a' });
     const term = await election.campaign();
     assert.equal(election.term, term.token);
     start('b');
@@ -95,6 +95,10 @@ const tests = {
     over.abort();
     await observing;
     assert.deepEqual([seen, election.isLeader, election.term], [[null, 'one host', null], false, null]);
+    // Those of other languages are named alike.
+    await server.hold(server.key, 'a#host#3e0b');
+    assert.equal((await election.leader()).name, 'a#host');
+    await server.handOver('a#host#3e0b');
     // After a loss it leads anew.
     const terms = [];
     await election.lead(async (term) => {

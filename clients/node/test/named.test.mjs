@@ -7,6 +7,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 
 import { Deadlock, Fenced, LockTimeout, NotHeld, Replaced } from 'dlock-redis';
+import { Keeper } from '../node_modules/dlock-redis/src/keep.mjs';
 import { LEASE, LONG, PATIENCE, Server, closeConnections, isOf, libraries, makeLocks, until } from './stage.mjs';
 
 const everywhere = ['single', 'cluster'];
@@ -429,6 +430,45 @@ test('lock_over_a_slot_on_its_way', ['cluster'], async ({ server, locks }) => {
     assert.equal(await there(), null);
   });
   await server.awaitGone();
+});
+
+test('hold_over_a_slot_on_its_way', ['cluster'], async ({ server, locks }) => {
+  await server.whileTheSlotMoves(async (askThere) => {
+    const hold = await locks.lock(server.key);
+    const there = async () => {
+      const { holders: [holder] } = await askThere('DLOCK.INFO', server.key);
+      assert.equal(holder?.token, hold.token);
+      return holder;
+    };
+    const { client } = await there();
+    await askThere('CLIENT', 'KILL', 'ID', String(client));
+    await until(async () => {
+      const holder = await there();
+      return holder.auto === 1 && ![0, client].includes(holder.client) && holder['held-ms'] > 1.5 * LEASE;
+    }, 'another connection keeps it');
+    assert.ok(!hold.lost);
+    await hold.release();
+  });
+  await server.awaitGone();
+});
+
+test('reentry_over_a_slot_move', ['cluster'], async ({ server, make }) => {
+  const locks = make({ lease: LONG });
+  const outer = await locks.lock(server.key, { owner: 'me' });
+  const { round } = Keeper.prototype;
+  Keeper.prototype.round = async () => {}; // they do not know of it yet
+  let inner;
+  try {
+    await server.fault('move');
+    inner = await locks.lock(server.key, { owner: 'me' });
+  } finally {
+    Keeper.prototype.round = round;
+  }
+  assert.equal(inner.token, outer.token);
+  await awaitKept(server, inner, 1);
+  await server.ask('DLOCK.FORCERELEASE', server.key);
+  await assertLost(outer);
+  await assertLost(inner);
 });
 
 test('wait_over_a_lost_message', ['single'], async ({ server, locks }) => {

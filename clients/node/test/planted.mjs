@@ -68,6 +68,10 @@ const hearsNoLoss = () => plant(Keeper, 'kept', (old) => function kept(link, sen
   link.ties = Math.min(ties, link.ties);
   old.call(this, link, sent, [link.ties, left, []]);
 });
+const believesTheLeast = () => plant(Keeper, 'kept', (old) => function kept(link, ...about) {
+  old.call(this, link, ...about);
+  link.short = false;
+});
 const tiesNothingAnew = () => plant(Keeper, 'retie', () => none);
 const waitsForEver = () => plant(Node, 'tell', () => nothing);
 const endsQuietly = () => plant(Core, 'end', () => nothing);
@@ -89,7 +93,8 @@ const FAULTS = {
   no_right_to_the_command: allPasses, no_module: allPasses, no_channel: deafIsFinal, two_dead_links_of_five: oneKeeper,
   one_hung_node_of_three: oneKeeper, two_thousand_holds_at_200_ms: renewsEach, forced: hearsNoLoss,
   deleted: hearsNoLoss, expired: hearsNoLoss, cut_and_kept: tiesNothingAnew, cut_wait: waitsForEver,
-  after_close: endsQuietly, the_replica_frozen: unconfirmedIsTaken, a_thousand_cycles: aLinkALock, dropped: forgets,
+  after_close: endsQuietly, the_replica_frozen: unconfirmedIsTaken,
+  a_hold_that_may_not_last: believesTheLeast, a_thousand_cycles: aLinkALock, dropped: forgets,
   a_time_out_leaves_no_place: leavesNothing, bad_arguments: takesAnything,
 };
 const LONG = ['two_thousand_holds_at_200_ms', 'a_thousand_cycles', 'two_dead_links_of_five', 'one_hung_node_of_three', 'cut_and_kept'];

@@ -266,8 +266,11 @@ export class Server {
     const slot = String(await source.sendCommand(['CLUSTER', 'KEYSLOT', this.key]));
     await target.sendCommand(['CLUSTER', 'SETSLOT', slot, 'IMPORTING', from]);
     await source.sendCommand(['CLUSTER', 'SETSLOT', slot, 'MIGRATING', to]);
-    await work(async (...words) => (await Promise.all([['ASKING'], words].map((one) => target.sendCommand(one))))[1]);
-    for (const one of [source, target]) await one.sendCommand(['CLUSTER', 'SETSLOT', slot, 'STABLE']);
+    try {
+      await work(async (...words) => (await Promise.all([['ASKING'], words].map((one) => target.sendCommand(one))))[1]);
+    } finally {
+      for (const one of [source, target]) await one.sendCommand(['CLUSTER', 'SETSLOT', slot, 'STABLE']);
+    }
   }
 
   /** Gives it back, and says who has it in the same step. */
