@@ -292,9 +292,27 @@ fn try_sessions(pages: impl Iterator<Item = &'static str>) -> usize {
     typed
 }
 
+/// Whoever has typed it all can type it again.
 #[test]
-fn the_readmes_session_is_as_it_is_shown() {
-    assert!(try_sessions(["README.md"].into_iter()) > 10);
+fn the_readmes_session_is_as_it_is_shown_and_leaves_nothing_held() {
+    let page = read("README.md");
+    let sections = sessions(&page);
+    let [steps] = &sections[..] else {
+        panic!("{} sections of the README have a session", sections.len());
+    };
+    assert!(steps.len() > 10);
+    let server = Server::start();
+    follow(&server, steps);
+    let locks: (String, Vec<Value>) = server.connection().ask("DLOCK.LIST 0 COUNT 1000");
+    assert_eq!(locks, ("0".to_owned(), Vec::new()));
+}
+
+#[test]
+fn the_readme_names_what_a_newcomer_can_make() {
+    let page = read("README.md");
+    for target in ["run", "test", "demo", "ladder", "build"] {
+        assert!(page.contains(&format!("make {target}")), "make {target}");
+    }
 }
 
 #[test]
