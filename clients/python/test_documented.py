@@ -1,7 +1,11 @@
-"""What docs/clients.md shows and says of redis-py: its examples, and what the library does by itself."""
+"""What README.md and docs/clients.md show and say of redis-py: their examples, and what the library does by itself."""
 
 import asyncio
 import concurrent.futures
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import redis
@@ -26,16 +30,22 @@ def client(**options):
     return redis.Redis(host=host, port=port, **options)
 
 
-def test_example(server):
-    stock, left = server.key, f"{server.key}:left"
-    locks = dlock.Locks(client())
-    with locks.lock(stock, timeout=5) as hold:  # dlock.LockTimeout after 5 s
-        hold.guard("SET", left, 41)  # runs only while the lock is held: else dlock.Fenced
-    if hold := locks.try_lock(stock, shared=True):  # None if it is taken
-        with hold:
-            print(hold.token)
-    assert server.client.get(left) == b"41"
-    server.await_gone()
+@pytest.mark.parametrize("page", ["README.md", "docs/clients.md"])
+def test_the_printed_program_runs_as_it_is(page, tmp_path):
+    """As a reader has it: copied from the page, in a directory without anything, by the installed package."""
+    text = (Path(__file__).parents[2] / page).read_text(encoding="utf-8")
+    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    host, port = addresses("DLOCK_SINGLE")[0]
+    left = redis.Redis(host=host, port=port)
+    left.delete("stock:left")
+    assert "port=6379" in program
+    program = program.replace("port=6379", f"port={port}")
+    # -I: neither this directory nor PYTHONPATH helps it.
+    command = [sys.executable, "-I", "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert left.get("stock:left") == b"41"
+    until(lambda: not left.exists("stock"), "nothing is held")
 
 
 def test_asyncio_example(server):

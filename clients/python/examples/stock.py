@@ -1,4 +1,5 @@
 import redis
+
 from dlock_redis import Locks
 
 locks = Locks(redis.Redis(port=6379))
