@@ -65,11 +65,22 @@ fn the_changes_begin_with_this_version() {
         let version = line.strip_prefix("version = \"")?;
         version.strip_suffix('"')
     });
-    let mut headings = CHANGES.lines().filter_map(|line| line.strip_prefix("## "));
+    let headings = CHANGES.lines().filter_map(|line| line.strip_prefix("## "));
+    let mut releases: Vec<(&str, &str)> = headings
+        .map(|heading| {
+            let dated = heading.strip_suffix(')').and_then(|it| it.split_once(" ("));
+            dated.unwrap_or_else(|| panic!("{heading}: no date, and not unreleased"))
+        })
+        .collect();
     // What is being worked on has no version yet.
-    let first = headings.find(|heading| !heading.ends_with(" (unreleased)"));
-    assert_eq!(first, version);
+    releases.retain(|(_, date)| *date != "unreleased");
+    assert_eq!(releases.first().map(|release| release.0), version);
     assert!(version.is_some());
+    for (release, date) in &releases {
+        let is_date = date.len() == 10 && date.split('-').count() == 3;
+        assert!(is_date, "{release}: {date} is no date");
+    }
+    assert!(releases.is_sorted_by(|later, earlier| later.1 >= earlier.1));
 }
 
 #[test]
