@@ -10,6 +10,7 @@ mod links;
 mod mistakes;
 mod packaging;
 mod sessions;
+mod timing;
 
 /// The project's directory.
 fn project() -> PathBuf {
