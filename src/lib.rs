@@ -60,8 +60,8 @@ use run::load::init;
 
 redis_module::redis_module! {
     name: "dlock",
-    // 0.3.0, as modules count: two digits a part.
-    version: 300,
+    // 0.3.1, as modules count: two digits a part.
+    version: 301,
     allocator: (redis_module::alloc::RedisAlloc, redis_module::alloc::RedisAlloc),
     // The type comes last (`run::load`): a module that has one cannot be unloaded.
     data_types: [],
