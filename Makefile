@@ -74,12 +74,12 @@ bench-servers: build ## Measure the pair, the hand-over and memory on five serve
 	@$(BENCH) --servers '$(TARGET)/servers' $(if $(QUICK),--quick)
 
 bench-peers: build ## Measure dlock beside PostgreSQL, etcd, ZooKeeper and Redisson, in twenty-five minutes (QUICK=1: under six)
-	@integration/peers/install.sh '$(TARGET)/bench-peers/java'
-	@cargo run --quiet --release --manifest-path integration/peers/Cargo.toml --target-dir '$(TARGET)/bench-peers' -- \
+	@evidence/peers/install.sh '$(TARGET)/bench-peers/java'
+	@cargo run --quiet --release --manifest-path evidence/peers/Cargo.toml --target-dir '$(TARGET)/bench-peers' -- \
 	    --results '$(TARGET)/bench-peers' --java '$(TARGET)/bench-peers/java' $(if $(QUICK),--quick) $(ARGS)
 
 results: ## Put tables and plots of the last full runs where the documents show them
-	@integration/results.sh '$(TARGET)' docs/results
+	@evidence/results.sh '$(TARGET)' docs/results
 
 chaos: build ## Kill, stop, cut off, move servers under Sentinel and in a cluster, and judge (QUICK=1: five minutes; ARGS='--help')
 	@cargo run --quiet --release --bin chaos -- \
@@ -187,7 +187,7 @@ test-servers: build ## Run the integration tests against each fetched server (SE
 
 # The Python libraries that the benchmark compares with.
 peers:
-	@integration/bench/peers/install.sh '$(PEERS)'
+	@evidence/bench/peers/install.sh '$(PEERS)'
 
 # Installs what is missing on a fresh machine; says and does nothing when all is there.
 deps:

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 mod claims;
 mod clients_page;
-mod ladder;
 mod licences;
 mod links;
 mod mistakes;

@@ -14,7 +14,7 @@ const STEPS: [&str; 8] = [
     "8. The next in the queue is killed",
 ];
 
-const PAGE: &str = include_str!("../../../docs/ladder.md");
+const PAGE: &str = include_str!("../../docs/ladder.md");
 
 fn climb(arguments: &[&str]) -> (Output, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_ladder"))

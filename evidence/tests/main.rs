@@ -1,0 +1,3 @@
+//! The programs do what their pages say.
+
+mod ladder;
