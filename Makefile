@@ -38,7 +38,7 @@ export DLOCK_MODULE := $(BUILT)
 # Tests with servers wait more than they work.
 test check test-servers: export RUST_TEST_THREADS ?= 10
 
-.PHONY: help run test demo failover ladder clean
+.PHONY: help run test test-engine demo failover ladder clean
 .PHONY: bench bench-check bench-servers bench-peers peers results
 .PHONY: msrv deny
 .PHONY: check check-long explore fuzz memcheck chaos clients bench-clients packages cli observe upgrade
@@ -53,6 +53,9 @@ run: build ## Start a server with the module in the foreground (PORT=6379)
 
 test: built ## Run all tests
 	cargo test
+
+test-engine: ## Run the tests that need no server: the engine, the commands, the conversations
+	cargo test --package dlock-engine --package dlock-commands --package dlock-conversations
 
 demo: build ## The shop: 6,000 orders by 100 clients without a lock, with a client-side lock, with dlock, with GUARD; then a rush of 50
 	@cargo run --quiet --bin demo
