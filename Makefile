@@ -22,8 +22,8 @@ PLACE  := $(PREFIX)/lib/redis/modules
 PEERS  := $(TARGET)/peers
 BENCH  := DLOCK_BENCH_PYTHON='$(PEERS)/bin/python' cargo run --quiet --release --bin bench -- --results '$(TARGET)/bench'
 
-# The last commits of 0.1.0 and 0.2.0, which `make upgrade` updates from.
-OLD ?= cd925ff e3db170
+# The last commits of 0.1.0, 0.2.0 and 0.3.0, which `make upgrade` updates from.
+OLD ?= cd925ff e3db170 c85dd40
 
 # The oldest compiler that is promised: `rust-version` in Cargo.toml.
 MSRV := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml | head -n 1).0
@@ -134,7 +134,7 @@ fuzz: ## Let a fuzzer send words, effects and stored values, a minute each (FUZZ
 memcheck: build ## Run tests and random commands on a server under valgrind's memcheck (MEMCHECK_SECONDS=300 MEMCHECK_SEED=1)
 	@integration/memcheck/run.sh '$(TARGET)/memcheck' '$(MEMCHECK_SECONDS)' '$(MEMCHECK_SEED)'
 
-upgrade: build ## Update a running system from 0.1.0 and from 0.2.0, built from the project's history, to the module of now
+upgrade: build ## Update a running system from 0.1.0, 0.2.0 and 0.3.0, built from the project's history, to the module of now
 	@for old in $(OLD); do integration/upgrade.sh '$(TARGET)/upgrade' "$$old" || exit 1; done
 
 install: ## Copy the module to PREFIX/lib/redis/modules (PREFIX=/usr, on macOS /usr/local)
