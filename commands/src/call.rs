@@ -78,6 +78,8 @@ pub struct Replicas {
     pub full: u32,
     /// Whether they are more than are configured.
     pub too_many: bool,
+    /// Whether this server is a primary and they are fewer.
+    pub too_few: bool,
     /// For how many milliseconds this server confirms nothing yet, since it was started or has taken over another's data.
     pub closed_ms: Millis,
     /// For how many milliseconds whoever joins counts late.

@@ -16,6 +16,8 @@ pub enum Error {
     ReadOnly,
     /// This internal command came from a client.
     Internal(&'static str),
+    /// A replica serves no replicas while replicas confirm answers. The server that asks knows the code, and asks again later.
+    ServesNone,
     /// The command was called from within an event of the module itself (by another module's callback).
     Busy,
     /// An earlier panic left the module's state in doubt; it refuses everything until a restart.
@@ -55,6 +57,9 @@ impl fmt::Display for Error {
             Error::Replaced => f.write_str("REPLACED a newer request of the same owner has taken its place"),
             Error::ReadOnly => f.write_str("READONLY locks are taken and given back on the primary only"),
             Error::Internal(command) => write!(f, "ERR {command} is for replication and the AOF only"),
+            Error::ServesNone => f.write_str(
+                "NOMASTERLINK with dlock.replicas a replica serves no replicas: follow its primary",
+            ),
             Error::Busy => f.write_str("ERR dlock cannot be called while it handles an event"),
             Error::Poisoned => f.write_str(
                 "ERR dlock stopped serving after an internal fault; see the server log and restart the server",

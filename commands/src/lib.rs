@@ -112,5 +112,6 @@ fn execute_any<K: Keyspace>(
         Verb::Help => Ok(inspect::help()),
         Verb::Apply => apply::run(call, given),
         Verb::Heed => apply::heed(call),
+        Verb::Sync => Err(Error::ServesNone),
     }
 }

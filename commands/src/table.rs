@@ -57,6 +57,8 @@ pub enum Verb {
     Apply,
     /// `DLOCK.HEED`
     Heed,
+    /// `DLOCK.SYNC`
+    Sync,
 }
 
 /// What a command does to its key.
@@ -665,6 +667,17 @@ pub static COMMANDS: &[Spec] = &[
         categories: "write admin dangerous",
         args: &[],
     },
+    Spec {
+        verb: Verb::Sync,
+        name: "dlock.sync",
+        summary: "Internal: answers PSYNC and SYNC on a replica with dlock.replicas",
+        complexity: "O(1)",
+        access: Access::None,
+        // Whoever may ask for PSYNC gets this answer: by another error the asker would forget that it may join partially.
+        flags: "no-auth fast allow-loading allow-stale",
+        categories: "connection fast",
+        args: &[maybe(arg("arg", Kind::Words))],
+    },
 ];
 
 impl Spec {
@@ -687,7 +700,7 @@ impl Spec {
 
     /// Returns true if the command is not for clients.
     pub fn internal(&self) -> bool {
-        matches!(self.access, Access::Follow | Access::Hear)
+        matches!(self.access, Access::Follow | Access::Hear) || self.verb == Verb::Sync
     }
 
     /// Returns true if the command names no key.

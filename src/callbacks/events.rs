@@ -78,6 +78,7 @@ impl Listener for Notes {
     fn role_changed(primary: bool) {
         gate::set_primary(primary);
         replicate::somebody_may_listen();
+        replicas::refuse_requests();
         replicas::changed();
         inbox::post(Notice::Role { primary });
     }

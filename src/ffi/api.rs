@@ -99,14 +99,16 @@ pub(crate) fn complete() -> Result<(), &'static str> {
     }
     need! {
         RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call
+        RedisModule_CommandFilterArgGet RedisModule_CommandFilterArgReplace RedisModule_CommandFilterArgsCount
         RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateTimer
         RedisModule_EventLoopAddOneShot RedisModule_GetAbsExpire RedisModule_GetContextFlags RedisModule_GetDbIdFromIO
         RedisModule_GetCurrentUserName
         RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext RedisModule_GetKeyNameFromOptCtx
         RedisModule_GetNotifyKeyspaceEvents
         RedisModule_NotifyKeyspaceEvent RedisModule_PublishMessage RedisModule_PublishMessageShard
+        RedisModule_RegisterCommandFilter RedisModule_RegisterNumericConfig
         RedisModule_Replicate RedisModule_SetCommandInfo RedisModule_SubscribeToServerEvent
-        RedisModule_UnblockClient RedisModule_RegisterNumericConfig
+        RedisModule_UnblockClient RedisModule_UnregisterCommandFilter
     }
     // SAFETY: nothing else runs at load.
     unsafe { HOT = Hot::of_server()? };

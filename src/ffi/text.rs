@@ -73,6 +73,11 @@ impl Text {
         })
     }
 
+    /// The string, for the server to keep.
+    pub(crate) fn into_raw(self) -> *mut RedisModuleString {
+        std::mem::ManuallyDrop::new(self).0
+    }
+
     /// The string, for calls.
     pub(crate) fn as_str(&self) -> Str<'_> {
         Str(self.0, PhantomData)

@@ -17,6 +17,7 @@
 
 use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
+use crate::ffi::doors::sync;
 use crate::ffi::log;
 use crate::node::config;
 use crate::node::gate;
@@ -24,7 +25,7 @@ use crate::node::time::{clock, timer};
 use dlock_commands::Replicas;
 use dlock_engine::{Millis, SteadyMs};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// A replica, as far as it is connected to this server.
 #[derive(Debug, Clone)]
@@ -66,12 +67,59 @@ struct Links {
     alone_from: SteadyMs,
     // Up to where replicas were last asked to acknowledge it.
     asked: u64,
-    // A warning of more replicas than are configured was given.
-    warned: bool,
+    // How many are connected, beside how many are configured.
+    count: Count,
+    // When the next line of the log may say that this server serves no replicas.
+    refusals: Backoff,
     // How many are needed, and count, as the settings went by it when they were last read.
     goes_by: (u32, u32),
-    // This server follows another and serves replicas of its own.
-    serves_as_replica: bool,
+}
+
+/// How many replicas are connected to a primary, beside `dlock.replicas`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Count {
+    #[default]
+    AsConfigured,
+    // More; the log has said so.
+    More,
+    // Fewer, since then.
+    Fewer(SteadyMs),
+    // Fewer, and the log has said so.
+    FewerReported,
+}
+
+/// Fewer replicas than are configured are reported when it has been so for this long: after a failover they come one by one.
+const FEWER_MS: Millis = 5_000;
+
+/// When something that happens again and again is reported: at once, a second later, and after twice as long each time, up to a
+/// minute. After a minute of silence it begins anew.
+#[derive(Debug, Default)]
+struct Backoff {
+    next: SteadyMs,
+    pause: Millis,
+}
+
+impl Backoff {
+    const SHORTEST: Millis = 1_000;
+    const LONGEST: Millis = 60_000;
+
+    const NEW: Backoff = Backoff {
+        next: SteadyMs(0),
+        pause: 0,
+    };
+
+    /// Returns true if it is reported now.
+    fn reports(&mut self, now: SteadyMs) -> bool {
+        if now < self.next {
+            return false;
+        }
+        self.pause = match now.since(self.next) > Self::LONGEST {
+            true => Self::SHORTEST,
+            false => (self.pause * 2).clamp(Self::SHORTEST, Self::LONGEST),
+        };
+        self.next = now.after(self.pause);
+        true
+    }
 }
 
 static REPLICAS: MainThread<Links> = MainThread::new(Links {
@@ -84,13 +132,28 @@ static REPLICAS: MainThread<Links> = MainThread::new(Links {
     offset: 0,
     alone_from: SteadyMs(0),
     asked: 0,
-    warned: false,
+    count: Count::AsConfigured,
+    refusals: Backoff::NEW,
     goes_by: (0, 0),
-    serves_as_replica: false,
 });
 
 /// Whether something may have changed since replicas were last looked at.
 static CHANGED: AtomicBool = AtomicBool::new(true);
+
+/// Requests for a resynchronisation that were refused, and links that were ended, since the log last said so.
+static REFUSED: AtomicU64 = AtomicU64::new(0);
+
+/// Refuses to serve replicas, or leaves it to the server, by its role and `dlock.replicas`: whom a replica brings up to date may
+/// have confirmed for others what it forgets by that, and a replica can tell nobody.
+pub(crate) fn refuse_requests() {
+    sync::refuse(on() && !gate::primary());
+}
+
+/// Notes that a request for a resynchronisation was refused, or a link ended.
+pub(crate) fn on_refused() {
+    REFUSED.fetch_add(1, Ordering::Relaxed);
+    changed();
+}
 
 /// Returns true if replicas are to confirm answers.
 pub(crate) fn on() -> bool {
@@ -130,6 +193,7 @@ pub(crate) fn on_setting_changed(before: usize) {
             replicas.alone_from = now.after(quarantine());
         }
     }
+    refuse_requests();
     changed();
 }
 
@@ -177,36 +241,39 @@ pub(crate) fn standing(now: SteadyMs) -> Replicas {
 }
 
 /// Asks the server for its replicas: no module is asked for these sections of INFO. To be called where the effects of what was
-/// decided are in the stream.
-pub(crate) fn look(ctx: Ctx, now: SteadyMs) {
+/// decided are in the stream. Returns true if this server follows another and has replicas, from when it was a primary: their
+/// links are to be ended.
+pub(crate) fn look(ctx: Ctx, now: SteadyMs) -> bool {
     let changed = CHANGED.swap(false, Ordering::Relaxed);
+    let Some(mut replicas) = REPLICAS.borrow() else {
+        return false;
+    };
+    replicas.look_at_links(ctx, now);
+    // What was counted before a promotion is not counted after it.
+    if changed || gate::primary() && replicas.newcomers() > 0 {
+        replicas.look_at_joins(ctx, now);
+    }
+    if gate::primary() {
+        return false;
+    }
+    replicas.asked = 0;
+    !std::mem::take(&mut replicas.links).is_empty()
+}
+
+/// Reports in the log what has changed of how many replicas are connected, and what was refused to others.
+pub(crate) fn report(now: SteadyMs) {
     let Some(mut replicas) = REPLICAS.borrow() else {
         return;
     };
-    if !gate::primary() {
-        replicas.asked = 0;
-        replicas.look_at_links(ctx, now);
-        if changed {
-            // What was counted before a promotion is not counted after it.
-            replicas.look_at_joins(ctx, now);
-        }
-        replicas.serves_as_replica = !std::mem::take(&mut replicas.links).is_empty();
-        if replicas.serves_as_replica {
-            timer::soon();
-        }
-        return;
+    let refused = REFUSED.load(Ordering::Relaxed);
+    if refused > 0 && replicas.refusals.reports(now) {
+        REFUSED.store(0, Ordering::Relaxed);
+        log::warning(&format!(
+            "this server is a replica: with dlock.replicas it serves no replicas of its own ({refused} refused). Have them follow \
+             its primary"
+        ));
     }
-    replicas.look_at_links(ctx, now);
-    if changed || replicas.newcomers() > 0 {
-        replicas.look_at_joins(ctx, now);
-    }
-}
-
-/// Returns true if this server follows another and serves replicas of its own. Whom it brings up to date may have confirmed for
-/// others what it forgets by that, and nobody would be told.
-pub(crate) fn serves_as_replica() -> bool {
-    let replicas = REPLICAS.borrow();
-    replicas.is_some_and(|mut replicas| std::mem::take(&mut replicas.serves_as_replica))
+    replicas.report_count(now);
 }
 
 /// What is known now. The settings go by it until `has_moved`.
@@ -234,15 +301,6 @@ pub(crate) fn has_moved(now: SteadyMs) -> bool {
         timer::arm(at, now);
     }
     moved
-}
-
-/// Returns true if more replicas are connected than are configured, the first time in a row.
-pub(crate) fn are_too_many() -> Option<usize> {
-    let mut replicas = REPLICAS.borrow()?;
-    let connected = replicas.connected();
-    let too_many = connected > config::REPLICAS.amount();
-    let warned = std::mem::replace(&mut replicas.warned, too_many);
-    (too_many && !warned).then_some(connected)
 }
 
 /// How much of the stream there is.
@@ -325,6 +383,35 @@ impl Links {
         at.len()
     }
 
+    /// Reports more or fewer replicas than are configured, once while it is so, and the end of it.
+    fn report_count(&mut self, now: SteadyMs) {
+        let (connected, configured) = (self.connected(), config::REPLICAS.amount());
+        let before = self.count;
+        self.count = match before {
+            _ if !on() || !gate::primary() => Count::AsConfigured,
+            _ if connected > configured => Count::More,
+            _ if connected == configured => Count::AsConfigured,
+            Count::Fewer(since) if now >= since.after(FEWER_MS) => Count::FewerReported,
+            Count::Fewer(_) | Count::FewerReported => before,
+            Count::AsConfigured | Count::More => Count::Fewer(now),
+        };
+        match self.count {
+            after if after == before => {}
+            Count::More => log::warning(&format!(
+                "{connected} replicas are connected, and dlock.replicas is {configured}: dlock goes by {connected} until they are \
+                 fewer. A replica that is not counted can be promoted without what others have confirmed"
+            )),
+            Count::FewerReported => log::warning(&format!(
+                "{connected} replicas are connected, and dlock.replicas is {configured}. Look for those that are missing: they may be \
+                 down, or follow a replica of this server, which serves none"
+            )),
+            Count::AsConfigured if before == Count::FewerReported && connected == configured => log::notice(&format!(
+                "{connected} replicas are connected, as dlock.replicas says"
+            )),
+            _ => {}
+        }
+    }
+
     fn standing(&self, now: SteadyMs) -> Replicas {
         let joined = |how| {
             let links = self.links.iter().filter(|link| link.joined == how);
@@ -340,6 +427,7 @@ impl Links {
             partial: joined(Joined::Partial),
             full: joined(Joined::Full),
             too_many: on() && self.connected() > config::REPLICAS.amount(),
+            too_few: on() && gate::primary() && self.connected() < config::REPLICAS.amount(),
             closed_ms: self.closed_until.since(now),
             late_ms: self.heeded_until.since(now),
             waiting: 0,

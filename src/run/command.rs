@@ -200,6 +200,9 @@ impl State {
                 if refused && Client(ctx).is_followed() {
                     replicas::cannot_follow();
                 }
+                if answer == Err(Error::ServesNone) {
+                    replicas::on_refused();
+                }
                 reply::write(ctx, answer);
             }
         }

@@ -4,9 +4,10 @@
 use super::enter;
 use super::keyspace::{Mode, Origin};
 use super::state::State;
+use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::poisoned;
-use crate::ffi::{log, server};
+use crate::ffi::server;
 use crate::node::time::clock;
 use crate::node::{config, gate, replicas};
 use crate::tell::confirm::{self, Held};
@@ -20,17 +21,15 @@ pub(super) fn look(ctx: Ctx) {
     }
     let now = clock::read();
     let steady = now.steady();
-    replicas::look(ctx, steady);
+    if replicas::look(ctx, steady) {
+        // What this server had begun to send as a primary. Nothing more is written: replies are, after this.
+        replicas::on_refused();
+        drop(ctx.call(c"CLIENT", Rules::NONE, [b"KILL", b"TYPE", b"replica"]));
+    }
     if replicas::has_moved(steady) {
         config::changed();
     }
-    if let Some(connected) = replicas::are_too_many() {
-        log::warning(&format!(
-            "{connected} replicas are connected, and dlock.replicas is {}: dlock goes by {connected} until they are fewer. A \
-             replica that is not counted can be promoted without what others have confirmed",
-            config::REPLICAS.amount()
-        ));
-    }
+    replicas::report(steady);
     if !waiting || !gate::primary() {
         return;
     }

@@ -5,7 +5,6 @@ use super::keyspace::{Mode, Origin};
 use super::notices::SETTLED_A_STEP;
 use super::state::{State, RESTORED};
 use crate::callbacks::remains;
-use crate::ffi::call::Rules;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::panic::poisoned;
 use crate::ffi::{log, server};
@@ -116,10 +115,6 @@ fn look_after_replicas(ctx: Ctx) {
         ctx.tell_replicas(c"DLOCK.HEED");
     } else if replicas::has_to_tell() && gate::primary() {
         timer::arm(now.after(RETRY_MS), now);
-    }
-    if replicas::serves_as_replica() {
-        log::warning("this server is a replica: with dlock.replicas it serves no replicas of its own, and ends their links");
-        drop(ctx.call(c"CLIENT", Rules::NONE, [b"KILL", b"TYPE", b"replica"]));
     }
 }
 

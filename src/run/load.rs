@@ -88,6 +88,8 @@ fn begin(ctx: Ctx) {
     let own = ctx.detached();
     census::init();
     log::init(own);
+    doors::sync::init(own);
+    replicas::refuse_requests();
     let databases = state::STATE
         .borrow()
         .map_or(1, |state| state.settings.databases);

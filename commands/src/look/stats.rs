@@ -141,6 +141,7 @@ pub fn sections(engine: &Engine, census: &Census, now: Now) -> Vec<Section> {
             ("replicas_joined_partial", replicas.partial.into()),
             ("replicas_joined_full", replicas.full.into()),
             ("replicas_too_many", replicas.too_many.into()),
+            ("replicas_too_few", replicas.too_few.into()),
             ("closed", u64::from(too_few || closed_ms > 0)),
             ("closed_too_few", too_few.into()),
             ("closed_left_ms", closed_ms),

@@ -149,6 +149,7 @@ fn the_reference_has_every_error() {
         Error::Refused(Refusal::WrongType) => [Error::Refused(Refusal::WrongType)];
         Error::ReadOnly => [Error::ReadOnly];
         Error::Internal(_) => [Error::Internal("DLOCK.APPLY"), Error::Internal("DLOCK.HEED")];
+        Error::ServesNone => [Error::ServesNone];
         // Replicas and the AOF see it, no client.
         Error::Refused(Refusal::Malformed) => [];
         // It names this version, and is in the log.

@@ -686,21 +686,204 @@ fn who_has_taken_over_all_data_waits_after_a_promotion() {
     group.end();
 }
 
-/// Whom a replica brings up to date may forget what it has confirmed, and nobody would be told.
+/// The settings of each way in which this server sends a copy. Without a delay a small one leaves within milliseconds.
+fn ways_of_a_copy(server: &Server) -> Vec<Vec<(&'static str, &'static str)>> {
+    let at_once = [
+        ("repl-diskless-sync", "yes"),
+        ("repl-diskless-sync-delay", "0"),
+    ];
+    let mut ways = vec![vec![("repl-diskless-sync", "no")], at_once.to_vec()];
+    // Over a second connection: Redis since 8.0, Valkey since 8.0.
+    for channel in ["repl-rdb-channel", "dual-channel-replication-enabled"] {
+        let known: Vec<String> = server.connection().ask(&format!("CONFIG GET {channel}"));
+        if !known.is_empty() {
+            ways.push(at_once.into_iter().chain([(channel, "yes")]).collect());
+        }
+    }
+    ways
+}
+
+/// How often this server, pointed to a replica, was refused.
+fn refusals(server: &Server) -> usize {
+    server.log().matches("a replica serves no replicas").count()
+}
+
+/// Points a server to a replica, and waits until that has refused it, or it has lost what it knew: the lock `k`.
+#[track_caller]
+fn ask_for_a_copy(server: &Server, replica: &Server) {
+    let before = refusals(server);
+    let mut c = server.connection();
+    c.run(&format!("REPLICAOF 127.0.0.1 {}", replica.port()));
+    await_until("it is refused, or forgets", PATIENCE, || {
+        let held = server.connection().try_ask("DLOCK.HELD k");
+        refusals(server) > before || matches!(held, Ok(Value::Nil))
+    });
+}
+
+/// Whom a replica brings up to date may forget what it has confirmed, and nobody would be told. So not a byte of a copy leaves.
 #[test]
 fn a_replica_serves_no_replicas() {
     let group = Group::start(2);
     let (one, other) = (&group.replicas[0], &group.replicas[1]);
+    let stranger = server(1).start();
+    for way in ways_of_a_copy(one) {
+        for (name, value) in &way {
+            for server in [one, &stranger] {
+                server
+                    .connection()
+                    .run(&format!("CONFIG SET {name} {value}"));
+            }
+        }
+        for _ in 0..3 {
+            stranger.promote();
+            stranger.connection().run("CONFIG SET dlock.replicas 0");
+            stranger
+                .connection()
+                .run("CONFIG SET dlock.quarantine-ms 0");
+            stranger
+                .connection()
+                .ask::<Grant>("DLOCK.ACQUIRE k alice 600000");
+            ask_for_a_copy(&stranger, one);
+            let mut c = stranger.connection();
+            assert!(
+                c.ask::<Option<Value>>("DLOCK.HELD k").is_some(),
+                "{way:?}: it was sent a copy"
+            );
+        }
+    }
+    // The rest of a stream that is known but for that is not sent, either.
     other
         .connection()
         .run(&format!("REPLICAOF 127.0.0.1 {}", one.port()));
-    await_until("it is refused", PATIENCE, || {
-        one.log().contains("it serves no replicas of its own")
-    });
-    await_until("it is not served", PATIENCE, || {
-        one.info("replication").number::<u64>("connected_slaves") == 0
-    });
+    await_until("it is refused", PATIENCE, || refusals(other) > 0);
+    let served = one.info("stats");
+    assert_eq!(served.number::<u64>("sync_full"), 0);
+    assert_eq!(served.number::<u64>("sync_partial_ok"), 0);
+    let partials = || {
+        let stats = group.primary.info("stats");
+        stats.number::<u64>("sync_partial_ok")
+    };
+    let before = partials();
     other.replica_of(&group.primary);
+    assert_eq!(
+        partials(),
+        before + 1,
+        "what is refused forgets nothing of its own"
+    );
+    group.end();
+}
+
+/// Users who may do nothing but replicate are refused by the same answer: by another one they would forget that they can join by a
+/// partial resynchronisation.
+#[test]
+fn a_replica_refuses_users_who_may_only_replicate() {
+    let group = Group::start(2);
+    let (one, other) = (&group.replicas[0], &group.replicas[1]);
+    let rules = "ACL SETUSER copier reset on >secret +psync +replconf +ping";
+    one.connection().run(rules);
+    let mut c = other.connection();
+    c.run("CONFIG SET masteruser copier");
+    c.run("CONFIG SET masterauth secret");
+    c.run(&format!("REPLICAOF 127.0.0.1 {}", one.port()));
+    await_until("it is refused", PATIENCE, || refusals(other) > 0);
+    group.end();
+}
+
+/// `protocol/schedules/15-chained-later.txt`: the fourth replica has confirmed what it would forget by a copy of the third one.
+#[test]
+fn a_copy_of_a_replica_lets_in_no_second_owner() {
+    let group = Group::start(4);
+    let [_, second, third, fourth] = &group.replicas[..] else {
+        unreachable!("four were started");
+    };
+    second.promote();
+    for (name, value) in [
+        ("repl-diskless-sync", "yes"),
+        ("repl-diskless-sync-delay", "0"),
+    ] {
+        third
+            .connection()
+            .run(&format!("CONFIG SET {name} {value}"));
+    }
+    third.replica_of(second);
+    group.await_counting(2);
+    let mut bob = group.primary.connection();
+    bob.ask::<Grant>("DLOCK.ACQUIRE k bob 600000");
+    let mut alice = second.connection();
+    alice.send("DLOCK.ACQUIRE k alice 600000 BLOCK 0");
+    second.await_blocked_clients(1);
+    fourth.wait_in_sync(&group.primary);
+    ask_for_a_copy(fourth, third);
+    fourth.replica_of(second);
+    await_until("the new primary has seen it", PATIENCE, || {
+        stat(second, "replicas_connected") == 2
+    });
+    sleep(Duration::from_millis(500));
+    assert!(!alice.has_something(), "two believe that they hold it");
+    assert!(bob.ask::<Option<Value>>("DLOCK.HELD k bob").is_some());
+    group.end();
+}
+
+/// The other replica stays with the old primary, as some clusters leave it. It is refused, asks again once a second, and that is
+/// all; the new primary reports that it is missing.
+#[test]
+fn a_replica_that_stays_with_a_replica_is_refused_and_missed() {
+    let group = Group::start(2);
+    let (old, new, other) = (&group.primary, &group.replicas[0], &group.replicas[1]);
+    assert_eq!(stat(old, "replicas_too_few"), 0);
+    new.wait_in_sync(old);
+    new.promote();
+    old.replica_of(new);
+    let began = Instant::now();
+    await_until("it has asked several times", PATIENCE, || {
+        refusals(other) >= 5
+    });
+    let asked = old.info("commandstats");
+    let asked = asked.text("cmdstat_dlock.sync");
+    let calls = asked.strip_prefix("calls=").and_then(|rest| {
+        let (calls, _) = rest.split_once(',')?;
+        calls.parse::<u64>().ok()
+    });
+    let most = 3 + 2 * began.elapsed().as_secs();
+    assert!(calls.is_some_and(|calls| calls <= most), "{calls:?}");
+    let lines = old
+        .log()
+        .matches("it serves no replicas of its own")
+        .count();
+    assert!((1..=4).contains(&lines), "{lines} lines");
+    let info = old.info("replication");
+    assert_eq!(info.number::<u64>("connected_slaves"), 0);
+    assert_eq!(stat(new, "replicas_too_few"), 1);
+    assert_eq!(stat(old, "replicas_too_few"), 0);
+    await_until("the log of the new primary says so", PATIENCE, || {
+        let log = new.log();
+        log.contains("1 replicas are connected, and dlock.replicas is 2")
+    });
+    other.replica_of(new);
+    await_until("it is missed no more", PATIENCE, || {
+        stat(new, "replicas_too_few") == 0
+            && (new.log()).contains("2 replicas are connected, as dlock.replicas says")
+    });
+    group.end();
+}
+
+/// A coordinated failover asks a replica for a copy, and makes it a primary by that.
+#[test]
+fn a_coordinated_failover_passes() {
+    let group = Group::start(2);
+    let (old, new) = (&group.primary, &group.replicas[0]);
+    let line = format!("FAILOVER TO 127.0.0.1 {}", new.port());
+    await_until("a failover is possible", PATIENCE, || {
+        old.connection().try_ask(&line).is_ok()
+    });
+    await_until("they have changed places", PATIENCE, || {
+        new.info("replication").text("role") == "master"
+            && old.info("replication").text("role") == "slave"
+    });
+    old.wait_in_sync(new);
+    group.replicas[1].replica_of(new);
+    await_counting(new, 2);
+    new.connection().ask::<Grant>("DLOCK.ACQUIRE k bob 30000");
     group.end();
 }
 

@@ -7,4 +7,5 @@ pub(crate) mod data_type;
 pub(crate) mod info;
 pub(crate) mod loop_end;
 pub(crate) mod server_events;
+pub(crate) mod sync;
 pub(crate) mod timer;
