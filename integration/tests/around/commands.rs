@@ -86,7 +86,9 @@ const INTERNAL: &str = "\
 DLOCK.APPLY key=key [effect=string]
     -2; read and write; write; @write @admin @dangerous; DLOCK.APPLY k x
 DLOCK.HEED
-    1; nothing; write; @write @admin @dangerous; DLOCK.HEED";
+    1; nothing; write; @write @admin @dangerous; DLOCK.HEED
+DLOCK.SYNC [arg=string ...]
+    -1; nothing; no_auth loading stale fast; @fast @connection; DLOCK.SYNC";
 
 fn read_table(table: &'static str) -> Vec<Expected> {
     let (mut all, mut syntax) = (Vec::new(), Vec::new());
@@ -194,7 +196,11 @@ fn assert_denied(c: &mut Wire, line: &str, why: &str) {
 /// Runs the example if it is `allowed`, and else finds it refused by the ACL.
 #[track_caller]
 fn assert_allowed(c: &mut Wire, line: &str, allowed: bool, why: &str) {
-    if !allowed {
+    if line == "DLOCK.SYNC" {
+        // No rule denies it: it answers whoever may ask for PSYNC.
+        let error = c.refusal(line);
+        assert!(error.starts_with("NOMASTERLINK "), "{why}: {error}");
+    } else if !allowed {
         assert_denied(c, line, why);
     } else if let Some(internal) = INTERNALS.iter().find(|internal| line == internal.example) {
         let name = internal.name().to_uppercase();
@@ -515,7 +521,7 @@ fn the_users_of_the_reference_can_do_what_they_are_for() {
             let command = expected.name();
             let allowed = words(may).contains(&command["dlock.".len()..]);
             assert_allowed(&mut c, &line.replace(" k", " stock"), allowed, may);
-            if !allowed || name == "app" && expected.has_key() {
+            if command != "dlock.sync" && (!allowed || name == "app" && expected.has_key()) {
                 assert_denied(&mut c, &line, "another's lock, or another's command");
             }
         }

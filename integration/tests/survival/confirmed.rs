@@ -692,7 +692,7 @@ fn ways_of_a_copy(server: &Server) -> Vec<Vec<(&'static str, &'static str)>> {
         ("repl-diskless-sync", "yes"),
         ("repl-diskless-sync-delay", "0"),
     ];
-    let mut ways = vec![vec![("repl-diskless-sync", "no")], at_once.to_vec()];
+    let mut ways = vec![at_once.to_vec()];
     // Over a second connection: Redis since 8.0, Valkey since 8.0.
     for channel in ["repl-rdb-channel", "dual-channel-replication-enabled"] {
         let known: Vec<String> = server.connection().ask(&format!("CONFIG GET {channel}"));
@@ -700,6 +700,7 @@ fn ways_of_a_copy(server: &Server) -> Vec<Vec<(&'static str, &'static str)>> {
             ways.push(at_once.into_iter().chain([(channel, "yes")]).collect());
         }
     }
+    ways.push(vec![("repl-diskless-sync", "no")]);
     ways
 }
 
