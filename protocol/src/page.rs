@@ -34,24 +34,36 @@ fn numbers(list: &[u8]) -> String {
     words.join(", ")
 }
 
-/// The first three columns, which follow from the setting alone.
+/// The first three columns as the table has them, if the search finds what it should.
 #[must_use]
 pub fn promise(setting: &Setting) -> String {
-    let result = match (setting.breaks, setting.holds) {
-        (breaks, []) => format!("possible, r = {}", numbers(breaks)),
-        ([], holds) => format!("none, r = {}", numbers(holds)),
-        (breaks, holds) => format!(
+    columns(setting, setting.breaks, setting.holds)
+}
+
+/// The first three columns, where two owners were found for some numbers of replicas and none for others.
+fn columns(setting: &Setting, found: &[u8], none: &[u8]) -> String {
+    let result = match (found, none) {
+        (found, []) => format!("possible, r = {}", numbers(found)),
+        ([], none) => format!("none, r = {}", numbers(none)),
+        (found, none) => format!(
             "possible, r = {}; none, r = {}",
-            numbers(breaks),
-            numbers(holds)
+            numbers(found),
+            numbers(none)
         ),
     };
     format!("| {} | {} | {result} |", setting.text, setting.failovers)
 }
 
-/// A row.
+/// A row: it says what this search found, whatever it should have found.
 #[must_use]
 pub fn row(setting: &Setting, found: &[Found]) -> String {
+    let those = |wanted: bool| -> Vec<u8> {
+        let those = found
+            .iter()
+            .filter(|found| matches!(found.how, How::Not(_)) != wanted);
+        those.map(|found| found.replicas).collect()
+    };
+    let columns = columns(setting, &those(true), &those(false));
     let cell = |found: &Found| match &found.how {
         How::Walk(steps, length) => {
             format!(
@@ -67,7 +79,7 @@ pub fn row(setting: &Setting, found: &[Found]) -> String {
         How::Not(steps) => format!("r = {}: {}", found.replicas, rounded(*steps)),
     };
     let cells: Vec<String> = found.iter().map(cell).collect();
-    format!("{} {} |\n", promise(setting), cells.join("; "))
+    format!("{columns} {} |\n", cells.join("; "))
 }
 
 fn rounded(steps: u64) -> String {

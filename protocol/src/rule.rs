@@ -23,6 +23,17 @@ pub enum Word {
     Data,
 }
 
+/// What a replica does when another server asks it for a resynchronisation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chains {
+    /// It serves it.
+    Served,
+    /// It serves it, and ends the link a little later: whatever happens without a tick can happen before.
+    EndedLater,
+    /// It refuses it.
+    Refused,
+}
+
 /// Everything that a setting, or a planted fault, can change. Times are in ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
@@ -58,8 +69,8 @@ pub struct Rule {
     pub acknowledged_since: bool,
     /// With one replica a joiner counts at once.
     pub alone_counts: bool,
-    /// A replica serves no replicas.
-    pub no_chains: bool,
+    /// What a replica does that is asked for a resynchronisation.
+    pub chains: Chains,
     /// A client counts its lease from the moment when it sent the request, not from the answer.
     pub counts_from_sending: bool,
     /// A client that asked for a shorter lease and was not answered believes the earlier end.
@@ -105,7 +116,7 @@ impl Rule {
             ended_is_not_confirmed: true,
             acknowledged_since: true,
             alone_counts: false,
-            no_chains: false,
+            chains: Chains::Served,
             counts_from_sending: true,
             believes_earlier: true,
             min_replicas: 0,
@@ -147,7 +158,7 @@ impl Rule {
         Self {
             start_is_told: true,
             closed_renews_never: true,
-            no_chains: true,
+            chains: Chains::Refused,
             ..Self::first(replicas)
         }
     }

@@ -40,10 +40,6 @@ impl Schedule {
             older_replica: self.older_replica,
             ..world
         };
-        let rule = Rule {
-            no_chains: rule.no_chains && !self.chains,
-            ..rule
-        };
         walk::breaks(&Setup { rule, world }, &self.steps)
     }
 }

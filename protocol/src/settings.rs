@@ -1,6 +1,6 @@
 //! The table: each setting, in a world, and whether it can give two owners there.
 
-use crate::rule::{needed, Counting, Rule, Word};
+use crate::rule::{needed, Chains, Counting, Rule, Word};
 use crate::system::{Orderly, Setup, World};
 
 /// A row of the table.
@@ -33,6 +33,17 @@ const fn beside(rule: Rule, replicas: u8) -> Setup {
     Setup {
         rule,
         world: World::orderly(replicas, true),
+    }
+}
+
+/// Replicas are told to follow replicas, too.
+const fn chained(rule: Rule, replicas: u8) -> Setup {
+    Setup {
+        rule,
+        world: World {
+            chains: true,
+            ..World::any(replicas)
+        },
     }
 }
 
@@ -309,15 +320,30 @@ pub const SETTINGS: &[Setting] = &[
         name: "chains",
         text: "`replicas`, replicas follow replicas, in passing",
         failovers: ANY,
-        setup: |r| Setup {
-            rule: Rule {
-                no_chains: false,
-                ..Rule::mended(r)
-            },
-            world: World {
-                chains: true,
-                ..World::any(r)
-            },
+        setup: |r| {
+            chained(
+                Rule {
+                    chains: Chains::Served,
+                    ..Rule::mended(r)
+                },
+                r,
+            )
+        },
+        breaks: &[4],
+        holds: &[],
+    },
+    Setting {
+        name: "chains-ended-later",
+        text: "`replicas`, replicas are told to follow replicas, and a replica serves them, but ends the link a little later",
+        failovers: ANY,
+        setup: |r| {
+            chained(
+                Rule {
+                    chains: Chains::EndedLater,
+                    ..Rule::mended(r)
+                },
+                r,
+            )
         },
         breaks: &[4],
         holds: &[],
@@ -326,13 +352,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "no-chains",
         text: "`replicas`, replicas are told to follow replicas, but a replica serves none",
         failovers: ANY,
-        setup: |r| Setup {
-            rule: Rule::mended(r),
-            world: World {
-                chains: true,
-                ..World::any(r)
-            },
-        },
+        setup: |r| chained(Rule::mended(r), r),
         breaks: &[],
         holds: &[4],
     },
@@ -469,12 +489,32 @@ pub const FAULTS: &[Fault] = &[
         },
     ),
     (
+        "chains-ended-later",
+        "a replica serves replicas, and ends their links a little later",
+        4,
+        |r| Rule {
+            chains: Chains::EndedLater,
+            ..r
+        },
+    ),
+    (
         "no-allowance",
         "a client makes no allowance for clocks",
         1,
         |r| Rule { allowance: 0, ..r },
     ),
 ];
+
+/// The rule that stands, without a clause of it, where what that clause is about happens.
+#[must_use]
+pub fn without(fault: &Fault) -> Setup {
+    let (_, _, replicas, change) = *fault;
+    let rule = change(Rule::mended(replicas));
+    match rule.chains {
+        Chains::Refused => any(rule, replicas),
+        _ => chained(rule, replicas),
+    }
+}
 
 /// The row of this name.
 #[must_use]

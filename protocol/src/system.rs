@@ -7,7 +7,7 @@
 //! A step that is not possible changes nothing and says so: a search tries, and a schedule that was shortened is replayed.
 
 use crate::action::{Action, Client, Full, Kept, Node};
-use crate::rule::{Counting, Rule, Word, SHORT, SKEW};
+use crate::rule::{Chains, Counting, Rule, Word, SHORT, SKEW};
 
 /// One primary and five replicas.
 pub const NODES: usize = 6;
@@ -608,8 +608,21 @@ impl System {
                 return false;
             }
         }
+        if setup.rule.chains == Chains::EndedLater {
+            self.end_chains();
+        }
         self.now += 1;
         true
+    }
+
+    /// Replicas end the links of those who follow them.
+    fn end_chains(&mut self) {
+        for x in 0..NODES as Node {
+            let master = self.server(x).master;
+            if master != x && !self.is_primary(master) {
+                self.drop_follower(master, x);
+            }
+        }
     }
 
     fn ahead(&mut self, setup: &Setup, x: Node) -> bool {
@@ -855,7 +868,9 @@ impl System {
         let Server { master, link, .. } = *self.server(x);
         let server = self.server(master);
         let serves = master == server.master
-            || setup.world.chains && !setup.rule.no_chains && server.link == Link::Up;
+            || setup.world.chains
+                && setup.rule.chains != Chains::Refused
+                && server.link == Link::Up;
         master != x && link == Link::Down && serves && self.reach(x, master)
     }
 

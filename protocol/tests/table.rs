@@ -113,3 +113,34 @@ fn the_page_has_the_rows_of_the_table_and_the_schedules() {
         );
     }
 }
+
+#[test]
+fn a_row_says_what_was_found_and_not_what_should_have_been() {
+    let row = setting("chains-ended-later").expect("a row");
+    let found = |how| [page::Found { replicas: 4, how }];
+    let of = |how| page::row(row, &found(how));
+    assert!(of(page::How::Not(7)).contains("| none, r = 4 | r = 4: 7 |"));
+    for how in [page::How::Walk(7, 3), page::How::Schedule("15".into())] {
+        assert!(of(how).starts_with(&page::promise(row)));
+    }
+}
+
+/// What a replica has sent before it ends the link is enough, and refusing at once is too: the schedule that showed it on real
+/// servers.
+#[test]
+fn a_copy_that_a_replica_has_sent_gives_two_owners() {
+    let all = schedule::all().expect("schedules");
+    let (_, chained) = all
+        .iter()
+        .find(|(name, _)| name == "15-chained-later")
+        .expect("it is there");
+    assert!(breaks(&setup("chains-ended-later", 4), &chained.steps));
+    assert!(!breaks(&setup("no-chains", 4), &chained.steps));
+    // A tick is the end of a link that began in it.
+    let mut late = chained.steps.clone();
+    let joins = "R4 joins fully";
+    let at = late.iter().position(|step| step.to_string() == joins);
+    late.insert(at.expect("it joins") + 1, Action::Tick);
+    assert!(!breaks(&setup("chains-ended-later", 4), &late));
+    assert!(breaks(&setup("chains", 4), &late));
+}
