@@ -25,17 +25,21 @@ pub enum Planted {
     BlindJudge,
     /// Clients believe only what was renewed.
     OnlyRenewed,
+    /// A replica serves a copy while the schedule asks it for one.
+    ServesCopies,
 }
 
 impl Plan {
     /// Does this setting break a rule in such a way that this fault must show two owners, after so many rounds?
     pub fn must_overlap(&self, rounds: usize) -> bool {
-        if self.mode != Mode::Sentinel {
+        if self.mode == Mode::Cluster {
             return false;
         }
         match self.fault {
             // The old primary lives, and goes on.
-            Fault::Stop | Fault::Stall | Fault::Partition => self.setting == NOTHING,
+            Fault::Stop | Fault::Stall | Fault::Partition | Fault::ChainedLater => {
+                self.setting == NOTHING
+            }
             // It has fewer replicas than half, and the setting asks for no more; or it has all that the setting asks for, and a
             // replica is promoted all the same.
             Fault::PartitionBeside(beside) => {

@@ -31,6 +31,9 @@ pub enum Fault {
     FailoverForce,
     /// CLUSTER FAILOVER TAKEOVER.
     FailoverTakeover,
+    /// Schedule 15 of the model: a replica that has confirmed grants for the old primary asks a replica of the new one for a copy, and
+    /// joins the new one.
+    ChainedLater,
 }
 
 impl Fault {
@@ -72,6 +75,7 @@ impl Fault {
             Fault::Failover => "CLUSTER FAILOVER",
             Fault::FailoverForce => "CLUSTER FAILOVER FORCE",
             Fault::FailoverTakeover => "CLUSTER FAILOVER TAKEOVER",
+            Fault::ChainedLater => "a copy from a replica (schedule 15)",
         }
     }
 

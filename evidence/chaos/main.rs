@@ -1,6 +1,6 @@
 //! The chaos run: what a lock is worth beyond one machine.
 //!
-//! Servers that replicate, watched by Sentinels or joined to a cluster; clients that use all of the commands; and one
+//! Servers that replicate, watched by Sentinels, joined to a cluster or pointed by hand; clients that use all of the commands; and one
 //! kind of fault after the other. The clients write down what they asked for, what they were told and when they
 //! believed that they held a lock; the [judge](judge) reads that, and nothing else. The figures go to a directory,
 //! with a table of them.
@@ -10,7 +10,7 @@
 //! | `options.rs` | what a run is told, and its cells |
 //! | `run.rs` | one cell: servers, clients, faults |
 //! | `fault.rs`, `setting.rs` | what is done to the servers, and what is done against it |
-//! | `nodes.rs`, `sentinel.rs`, `cluster.rs` | the servers |
+//! | `nodes.rs`, `sentinel.rs`, `cluster.rs`, `by_hand.rs` | the servers |
 //! | `client.rs`, `route.rs`, `link.rs` | the clients, their way to the primary, calls with a bound |
 //! | `history.rs`, `judge/` | what was recorded, and what is wrong in it |
 //! | `control.rs` | what shows that a run can fail |
@@ -18,6 +18,7 @@
 //! | `quorum.rs` | the quorum over independent masters |
 //! | `report.rs` | figures and the table |
 
+mod by_hand;
 mod client;
 mod cluster;
 mod control;

@@ -55,6 +55,16 @@ fn cluster(replicas: usize, fault: Fault, setting: Setting) -> Kind {
     }
 }
 
+/// What an operator does: the schedule needs four replicas.
+fn by_hand(setting: Setting) -> Kind {
+    Kind {
+        mode: Mode::ByHand,
+        replicas: 4,
+        fault: Fault::ChainedLater,
+        setting,
+    }
+}
+
 /// What is played within minutes: what is recommended, and what shows that the run would have seen it fail.
 fn quick(is_first: bool) -> Vec<Kind> {
     let mut cells = vec![
@@ -64,6 +74,7 @@ fn quick(is_first: bool) -> Vec<Kind> {
         sentinel(3, BESIDE, RECOMMENDED),
         sentinel(2, Fault::BriefStop, CONFIRMED),
         sentinel(2, Fault::Partition, CONFIRMED),
+        by_hand(CONFIRMED),
     ];
     if is_first {
         cells.extend([
@@ -73,6 +84,7 @@ fn quick(is_first: bool) -> Vec<Kind> {
             sentinel(2, Fault::WrongChoice, RECOMMENDED),
             sentinel(2, Fault::WrongChoice, CONFIRMED),
             sentinel(3, BESIDE, CONFIRMED),
+            by_hand(NOTHING),
         ]);
     }
     let in_cluster = [
@@ -138,6 +150,7 @@ fn rules(is_first: bool) -> Vec<Kind> {
         sentinel(2, Fault::Restart, CONFIRMED),
         cluster(1, Fault::FailoverForce, CONFIRMED),
         cluster(2, Fault::FailoverForce, CONFIRMED),
+        by_hand(CONFIRMED),
     ];
     if is_first {
         cells.extend([
@@ -152,6 +165,7 @@ fn rules(is_first: bool) -> Vec<Kind> {
             sentinel(2, Fault::WrongChoice, WAIT_ALL),
             sentinel(3, BESIDE, WAIT_ONE),
             sentinel(3, BESIDE, WAIT_AND_QUARANTINE),
+            by_hand(NOTHING),
         ]);
     }
     cells

@@ -1,6 +1,6 @@
-//! Where a client finds the primary of a lock: by asking the Sentinels, or by what the cluster's nodes say.
+//! Where a client finds the primary of a lock: by asking the Sentinels, by what the cluster's nodes say, or as the operator says.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,6 +63,28 @@ impl Route for BySentinel {
             self.known = None;
         }
     }
+}
+
+/// As the operator says. Who is on the island stays with what it knew before.
+pub struct Pointed {
+    pub lead: Arc<AtomicU16>,
+    pub on_island: bool,
+    /// Is there an island now?
+    pub island: Arc<AtomicBool>,
+    pub known: u16,
+}
+
+impl Route for Pointed {
+    fn port_of(&mut self, _: &str) -> Option<u16> {
+        if !(self.on_island && self.island.load(Ordering::Relaxed)) {
+            self.known = self.lead.load(Ordering::Relaxed);
+        }
+        Some(self.known)
+    }
+
+    fn moved(&mut self, _: usize, _: u16) {}
+
+    fn forget(&mut self, _: u16) {}
 }
 
 /// Where a Sentinel says that the primary is.

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use dlock_integration::{Party, Server, Version};
 use fastrand::Rng;
 
+use crate::by_hand::ByHand;
 use crate::client::{Client, Shared, Way, CLAIM_MS, LEASE_MS};
 use crate::cluster::Cluster;
 use crate::control::Planted;
@@ -61,6 +62,8 @@ pub struct Length {
 pub enum Mode {
     Sentinel,
     Cluster,
+    /// Promoted and pointed by an operator.
+    ByHand,
 }
 
 impl Plan {
@@ -69,6 +72,7 @@ impl Plan {
         match self.mode {
             Mode::Sentinel => Box::new(Watched::start(self)),
             Mode::Cluster => Box::new(Cluster::start(self)),
+            Mode::ByHand => Box::new(ByHand::start(self)),
         }
     }
 
@@ -78,6 +82,7 @@ impl Plan {
             (Mode::Sentinel, 2) => "Sentinel".into(),
             (Mode::Sentinel, 1) => "Sentinel, 1 replica".into(),
             (Mode::Sentinel, replicas) => format!("Sentinel, {replicas} replicas"),
+            (Mode::ByHand, replicas) => format!("By hand, {replicas} replicas"),
             (Mode::Cluster, 1) => "Cluster".into(),
             (Mode::Cluster, replicas) => format!("Cluster, {replicas} replicas"),
         }
