@@ -12,6 +12,8 @@
 //! | any that joins within that time after a full joining was told in the stream, here or by an earlier primary | the same |
 //! | any, where there is to be one replica only | at once: nobody else can have confirmed anything |
 //!
+//! A replica serves none itself: it refuses whoever asks for a resynchronisation ([`refuse_requests`]).
+//!
 //! A server itself confirms nothing for that time after its start, and after it began to take over another's data. The reasons, and
 //! what gives two owners where one of these is left out, are in `docs/protocol.md`.
 
@@ -64,7 +66,7 @@ struct Links {
     // How much of the stream there is.
     offset: u64,
     // From when on a replica counts at once if it is the only one: others may have confirmed something before.
-    alone_from: SteadyMs,
+    single_replica_counts_from: SteadyMs,
     // Up to where replicas were last asked to acknowledge it.
     asked: u64,
     // How many are connected, beside how many are configured.
@@ -72,7 +74,7 @@ struct Links {
     // When the next line of the log may say that this server serves no replicas.
     refusals: Backoff,
     // How many are needed, and count, as the settings went by it when they were last read.
-    goes_by: (u32, u32),
+    policy_snapshot: (u32, u32),
 }
 
 /// How many replicas are connected to a primary, beside `dlock.replicas`.
@@ -130,11 +132,11 @@ static REPLICAS: MainThread<Links> = MainThread::new(Links {
     since: SteadyMs(0),
     closed_until: SteadyMs(0),
     offset: 0,
-    alone_from: SteadyMs(0),
+    single_replica_counts_from: SteadyMs(0),
     asked: 0,
     count: Count::AsConfigured,
     refusals: Backoff::NEW,
-    goes_by: (0, 0),
+    policy_snapshot: (0, 0),
 });
 
 /// Whether something may have changed since replicas were last looked at.
@@ -190,7 +192,7 @@ pub(crate) fn on_setting_changed(before: usize) {
             (replicas.seen, replicas.asked) = (None, 0);
         }
         if before > 1 {
-            replicas.alone_from = now.after(quarantine());
+            replicas.single_replica_counts_from = now.after(quarantine());
         }
     }
     refuse_requests();
@@ -277,11 +279,11 @@ pub(crate) fn report(now: SteadyMs) {
 }
 
 /// What is known now. The settings go by it until `has_moved`.
-pub(crate) fn go_by(now: SteadyMs) -> Replicas {
+pub(crate) fn snapshot_for_policy(now: SteadyMs) -> Replicas {
     let replicas = REPLICAS.borrow();
     replicas.map_or(Replicas::default(), |mut replicas| {
         let standing = replicas.standing(now);
-        replicas.goes_by = (standing.needed, standing.counting);
+        replicas.policy_snapshot = (standing.needed, standing.counting);
         standing
     })
 }
@@ -295,7 +297,7 @@ pub(crate) fn has_moved(now: SteadyMs) -> bool {
     let later = replicas.links.iter().map(|link| link.counts_from);
     let next = later.filter(|at| *at > now).min();
     let standing = replicas.standing(now);
-    let moved = replicas.goes_by != (standing.needed, standing.counting);
+    let moved = replicas.policy_snapshot != (standing.needed, standing.counting);
     drop(replicas);
     if let Some(at) = next {
         timer::arm(at, now);
@@ -359,7 +361,7 @@ impl Links {
     }
 
     fn counting(&self, now: SteadyMs) -> impl Iterator<Item = &Link> + '_ {
-        let alone = self.configured() == 1 && now >= self.alone_from;
+        let alone = self.configured() == 1 && now >= self.single_replica_counts_from;
         let counts = move |link: &Link| link.online && (alone || link.counts_from <= now);
         // A replica that has come again while its former connection is not closed yet confirms once.
         let last = |at: usize, link: &Link| {

@@ -85,7 +85,7 @@ impl Settings {
         if before != self.replicas {
             replicas::on_setting_changed(before);
         }
-        let standing = replicas::go_by(clock::read().steady());
+        let standing = replicas::snapshot_for_policy(clock::read().steady());
         // A setting that comes later cuts a quarantine short, but begins none: the server has not just been started.
         let until = match quarantine {
             _ if confirms => replicas::closed_until(),
