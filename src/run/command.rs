@@ -93,8 +93,8 @@ fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
     };
     let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
         let decides = matches!(spec.access, Access::Write | Access::Connection);
-        if decides && state.engine.has_undelivered() {
-            state.take_back(now);
+        if decides && state.engine.has_unheard() {
+            state.give_back(now);
         }
         let caller = Client(ctx);
         let mut call = state.call(&caller, now);
@@ -161,11 +161,11 @@ enum Next {
 }
 
 impl State {
-    /// Takes back what has not reached its connection: a command that decides finds the locks as if it had not been granted.
+    /// Gives back what nobody has heard of: a command that decides finds the locks as if it had not been granted.
     #[cold]
-    fn take_back(&mut self, now: Now) {
+    fn give_back(&mut self, now: Now) {
         if gate::primary() {
-            self.engine.take_back(&mut self.keys, now);
+            self.engine.give_back(&mut self.keys, now);
         }
     }
 

@@ -99,7 +99,7 @@ impl Engine {
     /// accept now stays marked (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         drop(self.review(most, true));
-        self.take_back(keys, now);
+        self.give_back(keys, now);
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
         self.settle_next(keys, now);
