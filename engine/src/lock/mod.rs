@@ -435,6 +435,13 @@ impl Lock {
             .is_none_or(|limit| limit.allows(self.holders()))
     }
 
+    /// Returns true if no two holders share a token: no server grants one twice.
+    pub fn has_distinct_tokens(&self) -> bool {
+        let mut tokens: Vec<Token> = self.leases().map(|(token, _)| token).collect();
+        tokens.sort_unstable();
+        tokens.windows(2).all(|pair| pair[0] != pair[1])
+    }
+
     /// Moves the state. The only way it ever moves, on the primary, on a replica and from the AOF alike, but for very many holds
     /// that end at once ([`Lock::split_off`], with the same result and effect). What the usual lock
     /// needs is at hand; the rest stands apart, out of the way of every grant and release.
