@@ -439,7 +439,8 @@ impl Lock {
     pub fn has_distinct_tokens(&self) -> bool {
         let mut tokens: Vec<Token> = self.leases().map(|(token, _)| token).collect();
         tokens.sort_unstable();
-        tokens.windows(2).all(|pair| pair[0] != pair[1])
+        tokens.dedup();
+        tokens.len() == self.holders()
     }
 
     /// Moves the state. The only way it ever moves, on the primary, on a replica and from the AOF alike, but for very many holds
