@@ -275,7 +275,7 @@ fn anything_in_any_order_does_no_harm() {
                 let owner = format!("turn{steps}");
                 touched += u64::from(touch_and_end(&server, &mut c, &mut rng, &owner));
             }
-            703.. => {
+            723.. => {
                 let client = open.get(at).map_or(0, |member| member.id);
                 ask(&server, &mut c, &disturbance(&mut rng, client));
             }
