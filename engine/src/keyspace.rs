@@ -34,11 +34,6 @@ pub trait Keyspace {
         self.accepts(name)
     }
 
-    /// Returns true if this connection is there.
-    fn connected(&mut self, _client: ClientId) -> bool {
-        true
-    }
-
     /// Returns true if the key's slot is served elsewhere now, so that nothing will ever be granted here.
     fn moved(&mut self, _name: NameRef) -> bool {
         false
@@ -137,6 +132,13 @@ impl<V: Value> Entry<V> {
     #[inline]
     pub fn set_hold(&mut self, hold: Hold) {
         self.commit(&Change::Hold(hold));
+    }
+
+    /// Notes that a command of its owner has touched this hold, and has changed nothing.
+    pub fn touch(&mut self, owner: &[u8], hold: Hold) {
+        if let Some(lock) = self.lock.as_mut().filter(|_| hold.fresh) {
+            lock.mark(owner, hold.client);
+        }
     }
 
     /// Makes a change, if there is one.

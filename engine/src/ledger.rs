@@ -5,16 +5,13 @@ use super::keyspace::{Entry, Event, Value};
 use super::lock::token::TokenClock;
 use super::lock::{Change, End, Hold, Lock};
 use super::policy::Policy;
-use super::queue::{Deadlines, LockId, Place, Tie, Ties};
+use super::queue::{Deadlines, LockId, Ties};
 use super::types::{
-    Arrival, ClientId, Grant, Name, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs,
+    Arrival, ClientId, Grant, NameRef, Now, RequestId, SteadyMs, Terms, Token, WallMs,
 };
-use super::undo::{Held, Undo};
-use crate::invariants::broken;
 use crate::refusal::Refusal;
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::rc::Rc;
 
 /// Something that happens by itself after a while.
 #[derive(Debug, Clone, Copy)]
@@ -25,14 +22,6 @@ pub enum Due {
     Window(LockId, Arrival),
     /// The server is to renew holds of this connection, if they are still there.
     Renewals(ClientId),
-}
-
-/// What there was of a lock and its owner before a grant.
-#[derive(Debug)]
-pub struct Before {
-    hold: Option<Held>,
-    tie: Option<Tie>,
-    ticket: Option<(Arrival, Box<Place>)>,
 }
 
 /// What decisions are written to. See the module's documentation.
@@ -46,7 +35,7 @@ pub struct Ledger {
     pub ties: Ties,
     /// What happens by itself after a while.
     pub timers: Deadlines<SteadyMs, Due>,
-    /// Holds whose grant replicas have not confirmed yet, and whether a command has prolonged them since.
+    /// Holds whose grant or entry replicas have not confirmed yet, and whether it is a new hold: then nobody has had it.
     pub unconfirmed: BTreeMap<Token, bool>,
 }
 
@@ -74,15 +63,12 @@ impl Ledger {
             holds,
             limit: terms.limit,
             client: terms.client,
+            fresh: true,
         });
         if terms.ties() {
             self.tie_granted((name, owner), (token, deadline), terms, now);
         }
-        Grant {
-            token,
-            holds,
-            added: holds,
-        }
+        Grant { token, holds }
     }
 
     /// Makes the owner a holder, enters it once more, or gives it a stricter limit. The caller has seen that the granting
@@ -106,7 +92,6 @@ impl Ledger {
             Some(least) => hold.holds.max(least.get()),
             None => hold.holds.checked_add(1).ok_or_else(overflow)?,
         };
-        self.touch(hold.token);
         let (token, limit) = if hold.limit <= terms.limit {
             self.counters.reentries += 1;
             (hold.token, hold.limit)
@@ -127,13 +112,15 @@ impl Ledger {
             limit,
             deadline: policy.carried(token, hold.deadline, deadline),
             client: terms.client,
+            fresh: false,
             ..hold
         };
-        let same_connection = Hold {
+        let unmarked = Hold {
             client: hold.client,
+            fresh: hold.fresh,
             ..entered
         };
-        if same_connection != hold {
+        if unmarked != hold {
             entry.set_hold(entered);
         } else if let Some(lock) = entry.lock.as_mut().filter(|_| entered != hold) {
             lock.mark(owner, terms.client);
@@ -145,21 +132,7 @@ impl Ledger {
         if terms.ties() {
             self.tie_granted((name, owner), (token, entered.deadline), terms, now);
         }
-        Ok(Grant {
-            token,
-            holds,
-            added: holds - hold.holds,
-        })
-    }
-
-    /// A command prolongs a hold: if its grant is not confirmed, it stands all the same.
-    #[inline]
-    pub fn touch(&mut self, token: Token) {
-        if !self.unconfirmed.is_empty() {
-            if let Some(touched) = self.unconfirmed.get_mut(&token) {
-                *touched = true;
-            }
-        }
+        Ok(Grant { token, holds })
     }
 
     /// Ends a hold, counts it, and tells observers.
@@ -217,53 +190,12 @@ impl Ledger {
             entry.set_hold(Hold {
                 owner,
                 holds,
+                fresh: false,
                 ..hold
             });
+        } else {
+            entry.touch(owner, hold);
         }
-    }
-
-    /// What a grant is about to change.
-    pub fn before(
-        &self,
-        entry: &Entry<impl Value>,
-        name: &Name,
-        owner: &Rc<[u8]>,
-        place: Option<(Arrival, Box<Place>)>,
-    ) -> Before {
-        let hold = entry.hold(owner);
-        let tie = hold.and_then(|hold| self.ties.at(name.as_ref(), hold.token));
-        Before {
-            hold: hold.map(|hold| Held::of(&hold)),
-            tie: tie.cloned(),
-            ticket: place.filter(|(_, place)| place.claim() > Some(0)),
-        }
-    }
-
-    /// How a grant that has been made is undone.
-    pub fn undo(
-        &self,
-        entry: &Entry<impl Value>,
-        name: &Name,
-        owner: &Rc<[u8]>,
-        grant: Grant,
-        before: Before,
-    ) -> Option<Undo> {
-        let Some(hold) = entry.hold(owner) else {
-            broken!("a lock that was granted is held");
-            return None;
-        };
-        let after = Held::of(&hold);
-        let tie = self.ties.at(name.as_ref(), grant.token).cloned();
-        Some(Undo {
-            name: name.clone(),
-            owner: owner.clone(),
-            grant,
-            before: before.hold,
-            after,
-            ties: [before.tie, tie],
-            only_untouched: false,
-            ticket: before.ticket,
-        })
     }
 }
 

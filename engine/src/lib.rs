@@ -4,9 +4,10 @@
 //!
 //! * **requests** (`acquire`, `acquire_many`, `renew`, `release`, `force`, `cancel`, …): what a client asks; they bring the
 //!   lock up to date, decide, and answer;
-//! * **events** (`tick`, `leave`, `on_disconnect`, `undelivered`, `on_key_changed`, …): what happened outside a request;
+//! * **events** (`tick`, `leave`, `on_disconnect`, `unheard`, `on_key_changed`, …): what happened outside a request;
 //!   they only note what is to be done, since they may come at a moment when nothing may be changed;
-//! * **settlement** (`settle_dirty`, `break_circles`): does what is to be done, when the caller says that changes are possible;
+//! * **settlement** (`settle_dirty`, `bring_up_to_date`, `break_circles`): does what is to be done, when the caller says that
+//!   changes are possible;
 //! * **getters** (`held`, `position`, `check`, `view`, `next_wakeup`): change nothing.
 //!
 //! After each of them the caller works through what has piled up: the changed [`Entry`]s of its [`Keyspace`], and the
@@ -20,7 +21,6 @@
 //! | `lock` | what is durable of a lock, how it changes, its bytes; who may hold together; the token clock |
 //! | `policy`, `counters`, `keyspace`, `refusal` | settings; what is counted; where locks are kept; why a request is refused |
 //! | `queue` | what queues: places, requests, what ends when, ties to connections, blocking holders |
-//! | `undo` | what a grant has changed, until it is delivered |
 //! | `outbox` | who is to be told, and what |
 //! | `ledger`, `tying` | what decisions are written to; how holds are tied and untied |
 //! | `state` | [`Engine`]: all of it |
@@ -45,7 +45,6 @@ mod rules;
 mod state;
 mod tying;
 mod types;
-pub mod undo;
 mod view;
 
 pub use keyspace::{Entry, Event, Keyspace, Value};
@@ -59,6 +58,5 @@ pub use rules::requests::acquire::{Answer, Ask, Wait};
 pub use state::Engine;
 pub use tying::{TieRequest, SHORTEST_AUTO_LEASE_MS};
 pub use types::*;
-pub use undo::Undo;
 pub use view::graph::Edge;
 pub use view::inspect::{HoldView, LockState, PlaceKind, PlaceView, Row};

@@ -10,10 +10,9 @@
 //! 3. the entries' events, in order: the end of a hold is told before the next one's beginning;
 //! 4. [`Output::Publish`]: whoever hears it may rely on all of that.
 
-use crate::queue::Kept;
+use crate::queue::{Kept, Place};
 use crate::refusal::Refusal;
-use crate::types::{ClientId, Grant, Millis, Name, RequestId, SteadyMs, Token, WallMs};
-use crate::undo::Undo;
+use crate::types::{Arrival, ClientId, Grant, Millis, Name, RequestId, SteadyMs, Token, WallMs};
 use std::rc::Rc;
 
 /// How a wait ended.
@@ -57,31 +56,20 @@ pub struct Promise {
     pub owner: Rc<[u8]>,
     /// Under which token.
     pub token: Token,
+    /// The ticket that a new hold has used, and its number, if its owner had it by `CLAIM`: it stands again if the hold is given
+    /// back.
+    pub ticket: Option<(Arrival, Box<Place>)>,
 }
 
-/// What an answer waits for that replicas are to confirm.
+/// What an answer promises, and what it waits for that replicas are to confirm.
 #[derive(Debug, Clone, Default)]
 pub struct Pending {
-    /// The holds that it prolongs.
+    /// The holds that it gives or prolongs.
     pub promises: Vec<Promise>,
-    /// How its grants are undone if it is not told, lock by lock.
-    pub undo: Vec<Undo>,
     /// How long its request would wait for it; none: for ever.
     pub until: Option<SteadyMs>,
     /// It waits no longer.
     pub confirmed: bool,
-}
-
-impl Pending {
-    /// Returns all holds that the answer gives or prolongs.
-    pub fn holds(&self) -> Vec<Promise> {
-        let granted = self.undo.iter().map(|undo| Promise {
-            name: undo.name.clone(),
-            owner: undo.owner.clone(),
-            token: undo.after.token,
-        });
-        granted.chain(self.promises.iter().cloned()).collect()
-    }
 }
 
 /// The answer to a request whose connection is blocked.
@@ -91,7 +79,7 @@ pub struct Wake {
     pub id: RequestId,
     /// What it is told.
     pub outcome: Outcome,
-    /// How it is to be undone if the connection does not get it, and what else its confirmation needs.
+    /// What is given back if the connection does not get it, and what its confirmation needs.
     pub pending: Pending,
 }
 

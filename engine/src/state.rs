@@ -2,11 +2,10 @@
 
 use super::ledger::Ledger;
 use super::lock::Lock;
-use super::outbox::Outbox;
+use super::outbox::{Outbox, Promise};
 use super::policy::Policy;
 use super::queue::{BlockingIndex, Deadlines, LockId, Places, Requests, WaitQueues};
 use super::types::{ClientId, Millis, Now, RequestId, Token, WallMs};
-use super::undo::Undo;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
@@ -45,8 +44,8 @@ pub struct Engine {
     pub(super) remains: VecDeque<Remains>,
     /// How many tickets that came with values may still have their places in this step; without bound for a request.
     pub(super) room_for_tickets: Option<usize>,
-    /// Grants that have not reached their connections.
-    pub(super) undelivered: Vec<Undo>,
+    /// Holds of answers that nobody has heard.
+    pub(super) unheard: Vec<Promise>,
     /// Connections that have ended, while what belonged to them is being cleared away; and the token of the last hold that
     /// had to be left, since its slot is migrating away.
     pub(super) disconnected: BTreeMap<ClientId, Option<Token>>,
@@ -118,7 +117,7 @@ impl Engine {
     /// Returns true if settlements are pending.
     pub fn unsettled(&self) -> bool {
         !(self.dirty.is_empty()
-            && self.undelivered.is_empty()
+            && self.unheard.is_empty()
             && self.disconnected.is_empty()
             && self.renewals.is_empty()
             && !self.ledger.ties.has_resumed()
@@ -130,7 +129,7 @@ impl Engine {
     pub fn is_idle(&self) -> bool {
         self.queues.is_empty()
             && self.ledger.ties.is_empty()
-            && self.undelivered.is_empty()
+            && self.unheard.is_empty()
             && self.former.is_empty()
             && self.remains.is_empty()
     }

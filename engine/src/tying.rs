@@ -3,9 +3,8 @@
 use crate::invariants::broken;
 use crate::ledger::{Due, Ledger};
 use crate::lock::End;
-use crate::queue::{Auto, Deadlines, Loss, Renewal, Tie, Untimed, Whose};
+use crate::queue::{Auto, Bound, Deadlines, Loss, Renewal, Tie, Ties, Untimed, Whose};
 use crate::types::{ClientId, Millis, NameRef, Now, SteadyMs, Terms, Token, WallMs};
-use crate::undo::Undo;
 
 /// The shortest lease that the server renews by itself.
 pub const SHORTEST_AUTO_LEASE_MS: Millis = 1_000;
@@ -23,47 +22,20 @@ pub struct TieRequest {
 
 impl TieRequest {
     /// How the server is to renew the hold of this token with this lease, if it is.
-    fn renewals(&self, token: Token, lease: Millis, now: Now) -> Option<Auto> {
+    fn renewals(&self, ties: &Ties, token: Token, lease: Millis, now: Now) -> Option<Auto> {
         self.auto.map(|ms| Auto {
             lease,
-            bound: (ms > 0).then(|| (now.steady(), ms)),
+            bound: (ms > 0).then(|| Bound {
+                since: now.steady(),
+                ms,
+            }),
+            signs: ties.signs(self.client),
             next: Renewal::At(next_renewal(token, lease, now)),
         })
     }
 }
 
 impl Ledger {
-    /// Ties a hold as it was tied before a grant that is undone, unless a later command has tied it since. Its token may be
-    /// another one now.
-    pub fn tie_back(&mut self, undo: &Undo, token: Token, end: WallMs) {
-        let [before, after] = &undo.ties;
-        let name = undo.name.as_ref();
-        let same = match (self.ties.at(name, undo.grant.token), after) {
-            (None, None) => true,
-            (Some(now), Some(after)) => now.says_as(after),
-            _ => false,
-        };
-        if !same {
-            return self.retie(name, undo.grant.token, token);
-        }
-        let taken = match after {
-            Some(_) => self.ties.take(undo.grant.token),
-            None => None,
-        };
-        if let Some(before) = before {
-            let lost = undo.before.map_or(token, |before| before.token);
-            self.ties.find_again(name, lost, before.client);
-            let tie = Tie {
-                end,
-                ..before.clone()
-            };
-            self.tie(token, Box::new(tie));
-        }
-        if let Some(taken) = taken {
-            self.ties.forget_sign(taken.client);
-        }
-    }
-
     /// Ties a hold as its grant says: to the connection that asks. What ties it to that connection already stays; to another it is
     /// tied no more.
     // Not cold, as what follows is: a grant that ties runs through it. Not within the plain grant either, which it would lengthen.
@@ -86,7 +58,7 @@ impl Ledger {
             _ => (false, None),
         };
         if how.auto.is_some() {
-            auto = how.renewals(token, terms.lease, now);
+            auto = how.renewals(&self.ties, token, terms.lease, now);
         }
         let tie = Box::new(Tie {
             client: how.client,
@@ -123,7 +95,7 @@ impl Ledger {
                 client: stays.map_or(how.client, |tie| tie.client),
                 whose: Whose::new(name, owner),
                 session,
-                auto: how.renewals(token, lease, now),
+                auto: how.renewals(&self.ties, token, lease, now),
                 end,
             })
         });
@@ -132,18 +104,16 @@ impl Ledger {
 
     /// Unties what is to be tied anew. What is tied under its token elsewhere, which RESTORE can bring about, is lost with that.
     fn take_tie(&mut self, name: NameRef, token: Token) -> Option<Box<Tie>> {
-        let tie = self.ties.take(token)?;
+        let tie = self.ties.untie(token)?;
         if tie.name() == name {
             return Some(tie);
         }
-        self.ties.forget_sign(tie.client);
         self.ties.lose(token, &tie, Loss::Taken);
         None
     }
 
     /// Ties a hold anew, which was tied so before. Another connection that has lost it is told.
     fn replace_tie(&mut self, token: Token, before: Option<Box<Tie>>, tie: Option<Box<Tie>>) {
-        let client = before.as_ref().map(|before| before.client);
         if let Some(before) = before {
             match &tie {
                 Some(tie) if tie.client == before.client => {}
@@ -153,9 +123,6 @@ impl Ledger {
         }
         if let Some(tie) = tie {
             self.tie(token, tie);
-        }
-        if let Some(client) = client {
-            self.ties.forget_sign(client);
         }
     }
 
@@ -201,18 +168,38 @@ impl Ledger {
         }
     }
 
-    /// What is tied under this token is tied no more; its connection is to be told why.
-    pub fn lose(&mut self, token: Token, why: Loss) {
-        if let Some(tie) = self.ties.untie(token) {
-            self.ties.lose(token, &tie, why);
+    /// What is tied under this token is tied no more, since its hold has ended or has gone elsewhere; its connection is to be told
+    /// why. If the lease is over, it is that, whatever has come upon the hold since.
+    pub fn lose(&mut self, token: Token, why: Loss, now: WallMs) {
+        let why = self.ties.get(token).map(|tie| tie.loss(why, now));
+        if let Some(why) = why {
+            self.lose_as(token, why);
         }
     }
 
     /// The same for the hold of this lock.
-    pub fn lose_at(&mut self, name: NameRef, token: Token, why: Loss) {
+    pub fn lose_at(&mut self, name: NameRef, token: Token, why: Loss, now: WallMs) {
         if self.ties.at(name, token).is_some() {
-            self.lose(token, why);
+            self.lose(token, why, now);
         }
+    }
+
+    /// The same where it is certain why. A new hold whose grant replicas have not confirmed was nobody's yet: so nobody loses it.
+    pub fn lose_as(&mut self, token: Token, why: Loss) {
+        let was_had = self.unconfirmed.get(&token) != Some(&true);
+        if let Some(tie) = self.ties.untie(token).filter(|_| was_had) {
+            self.ties.lose(token, &tie, why);
+        }
+    }
+
+    /// The server decides no longer: nothing is tied any more.
+    pub fn lose_all(&mut self, now: WallMs) {
+        for (token, is_new) in std::mem::take(&mut self.unconfirmed) {
+            if is_new {
+                self.ties.untie(token);
+            }
+        }
+        self.ties.lose_all(now);
     }
 
     /// The hold of this lock is to be tied to this connection: another one loses it, under the token that it knows.
@@ -237,7 +224,10 @@ impl Ledger {
             // With its connection, which is there no more.
             End::Session => return self.untie_at(name, token),
         };
-        self.lose_at(name, token, why);
+        // As the unlock message has it.
+        if self.ties.at(name, token).is_some() {
+            self.lose_as(token, why);
+        }
     }
 
     /// The hold goes on under another token.
@@ -245,7 +235,7 @@ impl Ledger {
         if old == new || self.ties.is_empty() || self.ties.at(name, old).is_none() {
             return;
         }
-        let Some(tie) = self.ties.take(old) else {
+        let Some(tie) = self.ties.untie(old) else {
             return broken!("what was just found tied is tied");
         };
         self.tie(new, tie);

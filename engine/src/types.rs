@@ -228,6 +228,4 @@ pub struct Grant {
     pub token: Token,
     /// The hold count now.
     pub holds: u32,
-    /// How much of it this request added.
-    pub added: u32,
 }

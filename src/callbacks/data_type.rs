@@ -58,6 +58,7 @@ impl Stored for Lock {
         };
         let now = clock::read();
         let plausible = lock.obeys_the_rule()
+            && lock.has_distinct_tokens()
             && numbers().all(|number| token::plausible(number, now))
             && lock.tickets().all(|(number, _)| number.0 >= FIRST_PLACE);
         if from_a_user && !(plausible && hooks::has_room_for(&lock)) {

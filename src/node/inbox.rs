@@ -3,7 +3,7 @@
 
 use crate::ffi::cell::MainThread;
 use crate::node::time::timer;
-use dlock_engine::{ClientId, Crowd, Lock, Name, NameRef, RequestId, Token, Undo, WallMs};
+use dlock_engine::{ClientId, Crowd, Lock, Name, NameRef, Promise, RequestId, Token, WallMs};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
@@ -14,10 +14,8 @@ pub(crate) enum Notice {
     Gone(RequestId),
     /// This connection has ended: what was tied to it ends too.
     Ended(ClientId),
-    /// A grant was decided but did not reach its connection; how it is undone, lock by lock.
-    Undelivered(Vec<Undo>),
-    /// Replicas have not confirmed a grant in time, or its connection has ended before; how it is undone, lock by lock.
-    Unconfirmed(Vec<Undo>),
+    /// An answer that promised these holds did not reach its connection, or that has ended before replicas have confirmed it.
+    Unheard(Vec<Promise>),
     /// A key that held a lock is gone from its name.
     Unlinked(Unlinked),
     /// A lock has come to this name.

@@ -2,7 +2,7 @@
 
 use super::caller::Client;
 use super::keyspace::{Mode, OpenKeys, Origin};
-use super::state::State;
+use super::state::{State, STATE};
 use super::{enter, guard, list};
 use crate::callbacks::events;
 use crate::ffi::ctx::Ctx;
@@ -11,7 +11,7 @@ use crate::ffi::panic::poisoned;
 use crate::ffi::probe;
 use crate::ffi::text::Str;
 use crate::node::time::clock;
-use crate::node::{gate, newer_format, replicas};
+use crate::node::{gate, inbox, newer_format, replicas};
 use crate::servers::{iteration_end, quirks, wait_key};
 use crate::tell::{blocking, reply};
 use dlock_commands::error::Error;
@@ -19,6 +19,7 @@ use dlock_commands::look::list::Listing;
 use dlock_commands::table::{Access, Spec};
 use dlock_commands::{Call, Caller, Reply};
 use dlock_engine::{NameRef, Now, Refusal, RequestId};
+use redis_module::raw;
 use std::ffi::c_int;
 
 /// Words after its name that a command may have without a list being made for them: key, owner, lease and `AUTO ms` are all that
@@ -87,14 +88,18 @@ fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
         return iteration_end::block(ctx);
     }
     let now = if mode == Mode::Read {
+        let looks = matches!(spec.access, Access::Read | Access::Guard | Access::None);
+        if looks && gate::primary() {
+            catch_up(ctx, key.map(|(_, key)| key));
+        }
         clock::of_read(ctx)
     } else {
         clock::of_command()
     };
     let next = enter::run(ctx, mode, Origin::Command(key), now, |state, now| {
         let decides = matches!(spec.access, Access::Write | Access::Connection);
-        if decides && state.engine.has_undelivered() {
-            state.take_back(now);
+        if decides && state.engine.has_unheard() {
+            state.give_back(now);
         }
         let caller = Client(ctx);
         let mut call = state.call(&caller, now);
@@ -114,6 +119,23 @@ fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
         // Another module's callback has called from within an event of this module, which has the state borrowed.
         None => reply::refuse(ctx, Error::Busy),
     }
+}
+
+/// Has what callbacks have noted done before somebody looks, as the module's own event would do it in a moment: who knows that a
+/// connection has ended does not find its place, nor its session's hold. A script sees what was there when it began.
+fn catch_up(ctx: Ctx, key: Option<&[u8]>) {
+    let db = ctx.selected();
+    let name = key.map(|key| NameRef { db, key });
+    let state = || STATE.try_borrow_mut();
+    let is_behind = || state().is_some_and(|state| state.engine.is_behind(name));
+    let scripted = || ctx.flags() & raw::REDISMODULE_CTX_FLAGS_LUA != 0;
+    if !(inbox::has_something() || is_behind()) || scripted() || !gate::open(ctx) {
+        return;
+    }
+    let now = clock::of_command();
+    enter::run(ctx, Mode::Write, Origin::Event, now, |state, now| {
+        state.engine.bring_up_to_date(&mut state.keys, now, name);
+    });
 }
 
 /// Does what is left to do for a command once its event has been worked off.
@@ -161,11 +183,11 @@ enum Next {
 }
 
 impl State {
-    /// Takes back what has not reached its connection: a command that decides finds the locks as if it had not been granted.
+    /// Gives back what nobody has heard of: a command that decides finds the locks as if it had not been granted.
     #[cold]
-    fn take_back(&mut self, now: Now) {
+    fn give_back(&mut self, now: Now) {
         if gate::primary() {
-            self.engine.take_back(&mut self.keys, now);
+            self.engine.give_back(&mut self.keys, now);
         }
     }
 

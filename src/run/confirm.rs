@@ -59,7 +59,7 @@ pub(super) fn look(ctx: Ctx) {
 impl State {
     /// Replicas have confirmed an answer. It is told if what it promises is still so.
     fn confirmed(&mut self, held: Held, now: Now) {
-        let promises = held.output.pending().holds();
+        let promises = &held.output.pending().promises;
         let (engine, keys) = (&mut self.engine, &mut self.keys);
         let stands = promises
             .iter()
@@ -69,8 +69,8 @@ impl State {
         }
         let took_us = now.steady_us.saturating_sub(held.since_us);
         engine.ledger.counters.confirmations.record(took_us);
+        engine.confirmed(promises);
         let mut output = held.output;
-        engine.confirmed(&mut output.pending_mut().undo);
         output.pending_mut().confirmed = true;
         if let Outcome::Keeps { client, first_end } = *output.outcome_mut() {
             // What was renewed since is not confirmed.
@@ -88,7 +88,7 @@ impl State {
         counters.unconfirmed += 1;
         counters.refusals.count(&refusal);
         let (output, pending) = held.tell(Outcome::Refused(refusal));
-        self.engine.not_confirmed(pending.undo);
+        self.engine.unheard(pending.promises);
         self.engine.outbox.put(output);
     }
 

@@ -67,7 +67,7 @@ pub(super) fn event(ctx: Ctx) {
         if state.keys.in_cluster() {
             if state.slots_seen.is_none_or(|seen| seen + SLOTS <= began) {
                 state.slots_seen = Some(began);
-                state.refresh_slots();
+                state.refresh_slots(now);
             }
             let next = now.steady().after(SLOTS.as_millis() as u64);
             timer::arm(next, now.steady());

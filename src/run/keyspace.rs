@@ -7,7 +7,6 @@ use crate::callbacks::data_type;
 use crate::ffi::api::{api, hot};
 use crate::ffi::ctx::Ctx;
 use crate::ffi::maybe_owned::MaybeOwned;
-use crate::ffi::server;
 use crate::ffi::text::{Str, Text};
 use crate::ffi::user::User;
 use crate::node::inbox;
@@ -15,7 +14,7 @@ use crate::node::slots::own_slots;
 use crate::servers::quirks;
 use crate::tell::observers::in_order::{self, Notifications};
 use crate::tell::replicate;
-use dlock_engine::{ClientId, Entry, Keyspace, Lock, NameRef, WallMs};
+use dlock_engine::{Entry, Keyspace, Lock, NameRef, WallMs};
 use redis_module::raw::{self, RedisModuleKey};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -438,10 +437,6 @@ impl Keyspace for OpenKeys {
         let mut here = false;
         self.inspect(name, &mut |_| here = true);
         here && self.slots.serves(self.ctx, name)
-    }
-
-    fn connected(&mut self, client: ClientId) -> bool {
-        server::connected(client.0)
     }
 
     fn moved(&mut self, name: NameRef) -> bool {

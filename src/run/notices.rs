@@ -44,8 +44,7 @@ impl State {
                 Notice::Gone(_) if demoted.is_some_and(|demoted| at < demoted) => {}
                 Notice::Gone(id) => self.engine.leave(id, now),
                 Notice::Ended(client) => self.engine.on_disconnect(client),
-                Notice::Undelivered(undo) => self.engine.undelivered(undo),
-                Notice::Unconfirmed(undo) => self.engine.not_confirmed(undo),
+                Notice::Unheard(promises) => self.engine.unheard(promises),
                 Notice::Unlinked(mut lost) => {
                     if lost.cut.is_none() {
                         lost.cut = Some(self.cut(&lost.name, &lost.holds));
@@ -57,14 +56,14 @@ impl State {
                 Notice::Flushed(db) => {
                     self.engine.on_values_changed(db);
                     if !reloaded {
-                        self.engine.on_flush(db);
+                        self.engine.on_flush(db, now);
                     }
                     // A server that loads its data anew empties itself first: nothing is gone for good.
                     let all = 0..if reloaded { 0 } else { self.settings.databases };
                     all.filter(|at| db.is_none_or(|db| db == *at))
                         .for_each(|at| self.in_turn(Late::Flush(at), now));
                 }
-                Notice::Swapped(one, other) => self.engine.on_swap(one, other),
+                Notice::Swapped(one, other) => self.engine.on_swap(one, other, now),
                 Notice::TtlChanged(name) => match self.keys.ttl_change(name.as_ref()) {
                     TtlChange::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
                     TtlChange::Wrong if gate::primary() => {
@@ -77,7 +76,7 @@ impl State {
                     self.engine.promote();
                 }
                 Notice::Role { primary: false } => {
-                    self.engine.demote();
+                    self.engine.demote(now);
                     self.abandon_unconfirmed();
                 }
                 Notice::Loaded => {
@@ -145,7 +144,7 @@ impl State {
                     true => Loss::Renamed,
                     false => Loss::Moved,
                 };
-                self.engine.on_hold_left(name.as_ref(), token, why);
+                self.engine.on_hold_left(name.as_ref(), token, why, now);
             } else {
                 self.engine.on_hold_removed(name.as_ref(), end, token, now);
                 self.notifications.add_named(name, Event::Ended(end, token));
@@ -182,7 +181,7 @@ impl State {
     /// Asks which slots are this node's. Queues in one that has left are revisited, and nothing is tied to a connection there
     /// any more.
     #[cold]
-    pub(super) fn refresh_slots(&mut self) {
+    pub(super) fn refresh_slots(&mut self, now: Now) {
         if self.engine.is_idle() || !gate::primary() {
             return;
         }
@@ -192,7 +191,7 @@ impl State {
         }
         self.engine.on_slots_changed(|key| own.serves(key));
         self.engine
-            .on_locks_left(|name| own.knows_nothing_of(name.key), Loss::Moved);
+            .on_locks_left(|name| own.knows_nothing_of(name.key), Loss::Moved, now);
         self.own_slots = own.clone();
     }
 

@@ -8,13 +8,13 @@
 //! | state | grant or null decided | unblocked | CLIENT UNBLOCK TIMEOUT | connection ends, CLIENT UNBLOCK ERROR |
 //! |---|---|---|---|---|
 //! | `Waiting` | → `Answered` | – | null, → `Over`; posts `Gone` | → `Over`; posts `Gone` |
-//! | `Answered` | – | its handle is taken | the answer, → `Over` | → `Over`; a grant posts `Undelivered` |
-//! | `Unconfirmed` | → `Answered` | – | `NOACK`, → `Over`; posts `Unconfirmed` | → `Over`; posts `Unconfirmed` |
-//! | `Over` | nobody is there any more | – | – | what is written and not sent is taken back |
+//! | `Answered` | – | its handle is taken | the answer, → `Over` | → `Over`; posts `Unheard` |
+//! | `Unconfirmed` | → `Answered` | – | `NOACK`, → `Over`; posts `Unheard` | → `Over`; posts `Unheard` |
+//! | `Over` | nobody is there any more | – | – | posts `Unheard` of what is written and not sent |
 //!
 //! The server keeps the request's number with the connection; the waiter itself is here until the server has done with it.
 //!
-//! A grant that is written has not been sent: `unsent` looks after it from then on, and posts `Undelivered`, too, if the
+//! A grant that is written has not been sent: `unsent` looks after it from then on, and posts `Unheard`, too, if the
 //! connection ends before.
 //!
 //! When an answered connection is unblocked depends on the server (see [`Unblocks`]): never so early that the server
@@ -36,7 +36,9 @@ use dlock_commands::error::Error;
 use dlock_commands::{MayWait, Reply};
 use dlock_engine::broken;
 use dlock_engine::collections::index::ByNumber;
-use dlock_engine::{ClientId, Grant, NoAck, Now, Outcome, Output, Refusal, RequestId, Undo, Wake};
+use dlock_engine::{
+    ClientId, Grant, NoAck, Now, Outcome, Output, Promise, Refusal, RequestId, Wake,
+};
 use redis_module::raw;
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -49,9 +51,9 @@ struct Waiter {
     state: State,
     // Set where the server named the owner: then the reply tells it.
     named: Option<String>,
-    // The user of its connection, and how its grant is undone, until that is written.
+    // The user of its connection, and the holds that its answer promises, until that is written.
     user: Vec<u8>,
-    undo: Vec<Undo>,
+    promises: Vec<Promise>,
 }
 
 enum State {
@@ -101,7 +103,7 @@ pub(crate) fn block(ctx: Ctx, key: Option<&Text>, id: RequestId, named: Option<S
         state: State::Waiting,
         named,
         user,
-        undo: Vec::new(),
+        promises: Vec::new(),
     };
     waiters.by_request.insert(id, Box::new(waiter));
     waiters.blocked += 1;
@@ -121,7 +123,7 @@ pub(crate) fn answer(wake: Wake) {
     let waiter = waiters.by_request.get_mut(&id);
     if let Some(waiter) = waiter.filter(|waiter| waiter.handle.is_some()) {
         waiter.state = State::Answered(outcome);
-        waiter.undo = pending.undo;
+        waiter.promises = pending.promises;
         waiters.answered.push_back(id);
     }
 }
@@ -129,7 +131,7 @@ pub(crate) fn answer(wake: Wake) {
 /// Keeps an answer until it is confirmed. Without anybody there any more who would be told, it is as not confirmed.
 pub(crate) fn hold(output: Output, now: Now) {
     match matches!(output, Output::Wake(_)) && !is_to_be_told(output.id()) {
-        true => inbox::post(Notice::Unconfirmed(output.into_pending().undo)),
+        true => inbox::post(Notice::Unheard(output.into_pending().promises)),
         false => confirm::hold(output, now),
     }
 }
@@ -198,7 +200,7 @@ impl Waiters {
         Some(handle)
     }
 
-    /// The end of a connection: what its state was, and how its grant is undone.
+    /// The end of a connection: what its state was, and its waiter.
     fn end(&mut self, id: RequestId) -> Option<(State, &mut Waiter)> {
         self.take_handle(id);
         let waiter = self.by_request.get_mut(&id)?;
@@ -252,19 +254,16 @@ impl Waits for Connections {
         let id = RequestId(id);
         let ended = WAITERS.borrow().and_then(|mut waiters| {
             let (state, waiter) = waiters.end(id)?;
-            let undo = match state {
-                State::Answered(_) => std::mem::take(&mut waiter.undo),
-                _ => Vec::new(),
-            };
-            Some((state, waiter.client, undo))
+            let promises = std::mem::take(&mut waiter.promises);
+            Some((state, waiter.client, promises))
         });
         match ended {
             None => {}
             Some((State::Waiting, ..)) => inbox::post(Notice::Gone(id)),
             Some((State::Unconfirmed, ..)) => drop(end_unconfirmed(id)),
-            Some((State::Answered(_), _, undo)) if undo.is_empty() => {}
-            Some((State::Answered(_), _, undo)) => inbox::post(Notice::Undelivered(undo)),
-            Some((State::Over, client, _)) => unsent::take_back(client),
+            Some((State::Answered(_), _, promises)) if promises.is_empty() => {}
+            Some((State::Answered(_), _, promises)) => inbox::post(Notice::Unheard(promises)),
+            Some((State::Over, client, _)) => unsent::not_sent(client),
         }
     }
 
@@ -281,7 +280,7 @@ fn end_unconfirmed(id: RequestId) -> NoAck {
     let held = confirm::take(id);
     let needs = held.as_ref().map_or(0, |held| held.needs);
     if let Some(held) = held {
-        inbox::post(Notice::Unconfirmed(held.output.into_pending().undo));
+        inbox::post(Notice::Unheard(held.output.into_pending().promises));
     }
     confirm::too_late(needs, clock::read().steady())
 }
@@ -290,7 +289,7 @@ impl Waiter {
     /// Its grants are written.
     fn written(&mut self) {
         let user = std::mem::take(&mut self.user);
-        unsent::add(self.client, user, std::mem::take(&mut self.undo));
+        unsent::add(self.client, user, std::mem::take(&mut self.promises));
     }
 }
 

@@ -8,7 +8,7 @@
 //! | its time is up, or CLIENT UNBLOCK … TIMEOUT ends it | `NOACK` |
 //! | its connection ends, or CLIENT UNBLOCK … ERROR ends it | nobody is told |
 //!
-//! In the last two cases a new hold that no later command has touched is given back.
+//! In the last two cases the engine gives back what nobody has heard of (`rules::outside::give_back`).
 //!
 //! How much must be confirmed is known only where the effects are in the stream: when the event loop is about to sleep.
 
@@ -192,7 +192,7 @@ impl Answers {
 }
 
 impl Held {
-    /// It is told otherwise than it was decided, and nothing more is to be confirmed. Returns how its grants are undone.
+    /// It is told otherwise than it was decided, and nothing more is to be confirmed. Returns what it had promised, too.
     pub(crate) fn tell(self, outcome: Outcome) -> (Output, Pending) {
         let mut output = self.output;
         let pending = std::mem::take(output.pending_mut());

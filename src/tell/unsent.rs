@@ -2,7 +2,7 @@
 //!
 //! The server sends what is written at the end of an iteration of its event loop. A connection may end before that, by a command that
 //! stood behind another wait or because it is to be told more than its output buffer holds; or the server finds it broken
-//! when it sends. Then the grant is taken back, unless the connection may have had it: two owners are worse than a lock that
+//! when it sends. Then what it was granted is given back, unless the connection may have had it: two owners are worse than a lock that
 //! nobody has until a lease ends. What a connection was sent the server says in CLIENT LIST, as long as it is there.
 //!
 //! Where the server sends in other threads (`io-threads`) it may learn of a broken connection only in a later iteration. By then a
@@ -14,13 +14,13 @@ use crate::node::inbox::{self, Notice};
 use crate::node::time::event_loop;
 use crate::servers::quirks;
 use dlock_engine::collections::index::ByNumber;
-use dlock_engine::{ClientId, Undo};
+use dlock_engine::{ClientId, Promise};
 
 /// A grant that is written and may not be sent.
 struct Unsent {
     // The user of the connection.
     user: Vec<u8>,
-    undo: Vec<Undo>,
+    promises: Vec<Promise>,
 }
 
 lazy_static::lazy_static! {
@@ -28,12 +28,12 @@ lazy_static::lazy_static! {
 }
 
 /// A grant is written to this connection.
-pub(crate) fn add(client: ClientId, user: Vec<u8>, undo: Vec<Undo>) {
+pub(crate) fn add(client: ClientId, user: Vec<u8>, promises: Vec<Promise>) {
     if let Some(mut unsent) = UNSENT.borrow() {
         match unsent.get_mut(&client) {
-            // The connection waited once more in this iteration. What was granted last is undone first.
-            Some(first) => drop(first.undo.splice(0..0, undo)),
-            None => drop(unsent.insert(client, Unsent { user, undo })),
+            // The connection waited once more in this iteration.
+            Some(first) => first.promises.extend(promises),
+            None => drop(unsent.insert(client, Unsent { user, promises })),
         }
     }
 }
@@ -45,13 +45,13 @@ pub(crate) fn on_after_sleep() {
     }
 }
 
-/// Takes back what was written to a connection that certainly was not sent it.
-pub(crate) fn take_back(client: ClientId) {
+/// What was written to this connection certainly was not sent.
+pub(crate) fn not_sent(client: ClientId) {
     let unsent = UNSENT
         .borrow()
         .and_then(|mut unsent| unsent.remove(&client));
     if let Some(unsent) = unsent {
-        inbox::post(Notice::Undelivered(unsent.undo));
+        inbox::post(Notice::Unheard(unsent.promises));
     }
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn on_disconnect(ctx: Ctx, client: ClientId) {
     // Without an answer it may have been sent.
     let output = ctx.client_line(client.0).map(|line| Output::of(&line));
     if output.is_some_and(|output| !output.may_have_gone_out(&user)) {
-        take_back(client);
+        not_sent(client);
     }
 }
 

@@ -3,6 +3,8 @@
 //!
 //! ```text
 //! ann: ACQUIRE shop alice 1000      a connection sends a command; `ann@1:` in database 1, `ann (script):` without waiting
+//! ann (pipelined): RELEASE shop alice  what follows comes in the same turn of the event loop: that answers are lost is noticed
+//!                                   behind it
 //! wait 999                          time passes
 //! stall 999                         time passes on a server that is busy elsewhere
 //! clock -500                        the wall clock steps
@@ -104,6 +106,8 @@ pub struct Command {
     pub client: u64,
     /// Whether it may be kept waiting: not in a script.
     pub may_wait: bool,
+    /// Whether what follows comes in the same turn of the event loop.
+    pub pipelined: bool,
     pub db: u32,
     pub words: Vec<String>,
 }
@@ -195,15 +199,18 @@ impl Reader {
         })
     }
 
-    fn command(&mut self, who: &str, words: &str) -> Result<Command, String> {
-        let (who, may_wait) = match who.strip_suffix(" (script)") {
-            Some(who) => (who, false),
-            None => (who, true),
+    fn command<'l>(&mut self, who: &'l str, words: &str) -> Result<Command, String> {
+        let said = |who: &'l str, how: &str| match who.strip_suffix(how) {
+            Some(who) => (who, true),
+            None => (who, false),
         };
+        let (who, pipelined) = said(who, " (pipelined)");
+        let (who, script) = said(who, " (script)");
         let (who, db) = who.split_once('@').unwrap_or((who, "0"));
         Ok(Command {
             client: self.client(who),
-            may_wait,
+            may_wait: !script,
+            pipelined,
             db: db.parse().map_err(|_| "no such database")?,
             words: words.split_whitespace().map(str::to_string).collect(),
         })

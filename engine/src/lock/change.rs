@@ -242,6 +242,7 @@ fn change<'a>(rest: &mut &'a [u8]) -> Option<Change<'a>> {
                 holds,
                 limit,
                 client: ClientId::NONE,
+                fresh: false,
             }))
         }
         b't' => {

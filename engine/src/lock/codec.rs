@@ -66,6 +66,7 @@ pub fn decode(bytes: &[u8]) -> Option<Lock> {
             holds,
             limit,
             client: ClientId::NONE,
+            fresh: false,
         }));
     }
     let mut last = 0;

@@ -35,6 +35,7 @@ struct Terms {
     holds: u32,
     limit: Limit,
     client: ClientId,
+    fresh: bool,
 }
 
 /// Many holders, found by owner, deadline and limit.
@@ -172,6 +173,7 @@ impl Holders {
             holds: hold.holds,
             limit: hold.limit,
             client: hold.client,
+            fresh: hold.fresh,
         };
         match self {
             Holders::List(list) => match find(list, hold.owner) {
@@ -384,5 +386,6 @@ fn view<'a>((owner, terms): (&'a Arc<[u8]>, &'a Terms)) -> Hold<'a> {
         holds: terms.holds,
         limit: terms.limit,
         client: terms.client,
+        fresh: terms.fresh,
     }
 }

@@ -30,6 +30,9 @@ pub struct Hold<'a> {
     /// since it runs. A hold that a user has brought is marked here until it is bounded (see `Lock::restored`). Not part of the
     /// durable state.
     pub client: ClientId,
+    /// Whether it is as its grant made it: a new hold that no later command of its owner has touched. What the server does by
+    /// itself, renewals included, leaves that as it is. Not part of the durable state.
+    pub fresh: bool,
 }
 
 /// A durable place in the queue.
@@ -79,7 +82,7 @@ pub struct Sole {
     limit: u16,
     // Ids that are as high or higher than the mark are not remembered.
     client: u32,
-    // The owner's length, and whether the lock is watched. Never zero, so that the compiler keeps the enum's discriminant in it.
+    // The owner's length, whether the lock is watched, and whether the hold is fresh. Never zero, so that the compiler keeps the enum's discriminant in it.
     len: NonZeroU8,
     owner: [u8; INLINE],
 }
@@ -88,6 +91,12 @@ const _: () = assert!(std::mem::size_of::<Lock>() == 64);
 
 /// The bit beside the owner's length that says that the lock is watched.
 const WATCHED: u8 = 0x80;
+
+/// The bit beside it that says that the hold is fresh.
+const FRESH: u8 = 0x40;
+
+/// The bits of the owner's length.
+const LENGTH: u8 = FRESH - 1;
 
 /// Any number of holders and tickets.
 #[derive(Debug, Clone, Default)]
@@ -187,7 +196,7 @@ impl Sole {
             return false;
         };
         owner.copy_from_slice(hold.owner);
-        self.len = len | (self.len.get() & WATCHED);
+        self.len = len | (self.len.get() & WATCHED) | if hold.fresh { FRESH } else { 0 };
         self.token = hold.token;
         self.deadline = hold.deadline;
         self.holds = holds;
@@ -221,7 +230,7 @@ impl Sole {
 
     fn owner(&self) -> &[u8] {
         self.owner
-            .get(..usize::from(self.len.get() & !WATCHED))
+            .get(..usize::from(self.len.get() & LENGTH))
             .unwrap_or_default()
     }
 
@@ -236,6 +245,7 @@ impl Sole {
                 RESTORED => ClientId::RESTORED,
                 id => ClientId(u64::from(id)),
             },
+            fresh: self.len.get() & FRESH != 0,
         })
     }
 }
@@ -425,6 +435,14 @@ impl Lock {
             .is_none_or(|limit| limit.allows(self.holders()))
     }
 
+    /// Returns true if no two holders share a token: no server grants one twice.
+    pub fn has_distinct_tokens(&self) -> bool {
+        let mut tokens: Vec<Token> = self.leases().map(|(token, _)| token).collect();
+        tokens.sort_unstable();
+        tokens.dedup();
+        tokens.len() == self.holders()
+    }
+
     /// Moves the state. The only way it ever moves, on the primary, on a replica and from the AOF alike, but for very many holds
     /// that end at once ([`Lock::split_off`], with the same result and effect). What the usual lock
     /// needs is at hand; the rest stands apart, out of the way of every grant and release.
@@ -490,12 +508,13 @@ impl Lock {
         marked.map(|hold| Box::from(hold.owner)).collect()
     }
 
-    /// Notes the connection of an owner's hold. That is not durable: nobody has to be told.
+    /// Notes the connection of an owner's hold, which is fresh no more. That is not durable: nobody has to be told.
     pub fn mark(&mut self, owner: &[u8], client: ClientId) {
         if let Some(hold) = self.hold(owner) {
             let hold = Hold {
                 owner,
                 client,
+                fresh: false,
                 ..hold
             };
             self.apply(&Change::Hold(hold));

@@ -16,7 +16,7 @@ pub(crate) use deadlines::Deadlines;
 pub(crate) use place::Place;
 pub(crate) use queues::{Turn, WaitQueues};
 pub(crate) use requests::{Part, Request, Requests, WaitsAt};
-pub(crate) use ties::{Auto, Renewal, Tie, Ties, Untimed, Whose};
+pub(crate) use ties::{Auto, Bound, Renewal, Tie, Ties, Untimed, Whose};
 pub use ties::{Kept, Loss, LostTie};
 pub(crate) use wait_queue::{Places, WaitQueue};
 

@@ -6,7 +6,7 @@
 //! taken for one of this. It belongs to the lock's name as well: a hold that comes to another name is tied to nothing there.
 //!
 //! What `DLOCK.KEEP` asks must not cost more with more ties: a connection's ties stand in the order in which their leases end,
-//! one bound goes for all of them, and what it has lost without a command of its own is kept until it is told.
+//! a sign of life is noted once for all of them, and what it has lost without a command of its own is kept until it is told.
 //!
 //! Most ties last for a moment: a connection has one timer for all its renewals, which is not touched by a tie that comes and
 //! goes before it, and lists keep their memory (an ordered map gives its last node back).
@@ -80,10 +80,28 @@ impl Whose {
 pub struct Auto {
     /// The lease that each renewal gives.
     pub lease: Millis,
-    /// For how long it renews, and from when on; none without bound.
-    pub bound: Option<(SteadyMs, Millis)>,
+    /// For how long it renews at least; none without bound. Later signs of life may move that.
+    pub bound: Option<Bound>,
+    /// How many signs of life its connection had given when it was tied: they do not count for it.
+    pub signs: u64,
     /// When it renews next.
     pub next: Renewal,
+}
+
+/// For how long holds are renewed, as a command has said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bound {
+    /// When it was said.
+    pub since: SteadyMs,
+    /// For how long from then on. It does not pass while the connection waits, and begins anew when that ends.
+    pub ms: Millis,
+}
+
+impl Bound {
+    /// When it passes, if the connection has waited until then and waits no more.
+    fn end(self, waited: SteadyMs) -> SteadyMs {
+        self.since.max(waited).after(self.ms)
+    }
 }
 
 impl Auto {
@@ -176,11 +194,12 @@ impl Tie {
         self.whose.owner()
     }
 
-    /// Returns true if both say the same of a hold, whenever it is renewed next.
-    pub fn says_as(&self, other: &Tie) -> bool {
-        let auto = |tie: &Tie| tie.auto.map(|auto| (auto.lease, auto.bound));
-        let said = |tie: &Tie| (tie.client, tie.session, auto(tie));
-        said(self) == said(other)
+    /// Returns why the hold is lost: its lease is over, or else what has happened.
+    pub fn loss(&self, why: Loss, now: WallMs) -> Loss {
+        match self.end <= now {
+            true => Loss::Expired,
+            false => why,
+        }
     }
 
     /// Returns true if the server renews the hold.
@@ -233,8 +252,11 @@ struct Connection {
     // Whether it is blocked by a request, and when it last was.
     waits: bool,
     waited: SteadyMs,
-    // Its last sign of life, and for how long that goes.
-    kept: Option<(SteadyMs, Millis)>,
+    // How many signs of life it has given.
+    signs: u64,
+    // Those that still count, with their numbers, in order. Each passes before the one before it: a later sign of life does away
+    // with those that would pass no later. So what a tie goes by is the first of them that has come since it was made.
+    bounds: Vec<(u64, Bound)>,
     lost: Lost,
 }
 
@@ -264,16 +286,27 @@ impl Connection {
         }
     }
 
+    /// Returns where the first sign of life stands that has come behind so many.
+    fn first_since(&self, signs: u64) -> usize {
+        self.bounds.partition_point(|(number, _)| *number <= signs)
+    }
+
+    /// Forgets the signs of life that no hold goes by. Takes time by the number of holds, of which there have been as many signs of
+    /// life since it was last done.
+    #[cold]
+    fn forget_bounds(&mut self, ties: &Roster<Token, Tie>) {
+        let autos = self.holds.from(Ranked::first(false));
+        let autos = autos.filter_map(|(hold, ())| ties.get(hold.token)?.auto);
+        let needed: BTreeSet<usize> = autos.map(|auto| self.first_since(auto.signs)).collect();
+        let mut at = 0..;
+        self.bounds
+            .retain(|_| at.next().is_some_and(|at| needed.contains(&at)));
+    }
+
     fn untimed(&mut self) -> Option<Untimed<'_>> {
         let ((first, _), ()) = self.renewals.front()?;
         let timed = self.timer.is_some_and(|due| due.at <= first);
         (!timed).then_some((first, &mut self.timer))
-    }
-
-    fn forget_sign(&mut self) {
-        if self.holds.is_empty() {
-            self.kept = None;
-        }
     }
 }
 
@@ -300,14 +333,6 @@ impl Lost {
         } else {
             self.bytes = bytes;
             self.ties.push(lost);
-        }
-    }
-
-    /// Takes back what was added of this hold.
-    fn take_back(&mut self, name: NameRef, token: Token) {
-        let is = |lost: &LostTie| lost.token == token && lost.name.as_ref() == name;
-        if let Some(at) = self.ties.iter().rposition(is) {
-            self.bytes -= self.ties.remove(at).name.key.len();
         }
     }
 
@@ -394,36 +419,16 @@ impl Ties {
     /// Unties a hold.
     #[inline]
     pub fn untie(&mut self, token: Token) -> Option<Box<Tie>> {
-        let (tie, its) = self.remove(token)?;
-        its.into_iter().for_each(Connection::forget_sign);
-        Some(tie)
-    }
-
-    /// Unties a hold that is to be tied anew. If it is not, see to [`Ties::forget_sign`].
-    pub fn take(&mut self, token: Token) -> Option<Box<Tie>> {
-        self.remove(token).map(|(tie, _)| tie)
-    }
-
-    /// Takes a hold out of all lists. Returns the connection that it was tied to, too.
-    #[inline]
-    fn remove(&mut self, token: Token) -> Option<(Box<Tie>, Option<&mut Connection>)> {
         let tie = self.by_token.remove(token)?;
         self.sessions -= usize::from(tie.session);
         self.autos -= usize::from(tie.renews());
-        let mut its = self.by_client.get_mut(&tie.client);
-        if let Some(its) = &mut its {
+        if let Some(its) = self.by_client.get_mut(&tie.client) {
             its.holds.remove(tie.ranked(token));
             if let Some(auto) = tie.auto {
                 its.take_out(token, auto.next);
             }
         }
-        Some((tie, its))
-    }
-
-    /// Forgets the last sign of life of a connection if nothing is tied to it any more: it went for what was tied then.
-    pub fn forget_sign(&mut self, client: ClientId) {
-        let its = self.by_client.get_mut(&client);
-        its.into_iter().for_each(Connection::forget_sign);
+        Some(tie)
     }
 
     /// A hold is tied no more: its connection is to be told, unless its own command has done it.
@@ -454,17 +459,10 @@ impl Ties {
         self.resumed.iter().any(|holds| holds.contains(&token))
     }
 
-    /// A tie that its connection has lost is its own again, as if it never had been lost.
-    pub fn find_again(&mut self, name: NameRef, token: Token, client: ClientId) {
-        if let Some(connection) = self.by_client.get_mut(&client) {
-            connection.lost.take_back(name, token);
-        }
-    }
-
     /// The server decides no longer: nothing is tied any more. Connections are told when it decides again.
-    pub fn lose_all(&mut self) {
+    pub fn lose_all(&mut self, now: WallMs) {
         for (token, tie) in std::mem::take(&mut self.by_token).iter() {
-            self.lose(token, tie, Loss::Demoted);
+            self.lose(token, tie, tie.loss(Loss::Demoted, now));
         }
         self.by_client.retain(|_, connection| {
             *connection = Connection {
@@ -550,21 +548,27 @@ impl Ties {
         }
     }
 
-    /// Returns true if the time has passed for which a hold was to be renewed: that of the command that tied it, or of a sign of
-    /// life since. It does not pass while the connection waits, and begins anew when that ends.
-    pub fn is_over(&self, tie: &Tie, now: SteadyMs) -> bool {
-        let bound = tie.auto.and_then(|auto| auto.bound);
-        let connection = self.by_client.get(&tie.client);
-        let (Some((since, ms)), Some(connection)) = (bound, connection) else {
-            return false;
-        };
-        let over = |since: SteadyMs, ms| since.max(connection.waited).after(ms) <= now;
-        let kept = connection.kept.filter(|(kept, _)| *kept >= since);
-        !connection.waits && over(since, ms) && kept.is_none_or(|(since, ms)| over(since, ms))
+    /// Returns how many signs of life a connection has given.
+    pub fn signs(&self, client: ClientId) -> u64 {
+        let connection = self.by_client.get(&client);
+        connection.map_or(0, |connection| connection.signs)
     }
 
-    /// Takes a sign of life of a connection: all that is tied to it is renewed for so long from now, never less long than it had
-    /// been. The caller has taken out what has ended.
+    /// Returns true if the time has passed for which a hold was to be renewed: that of the command that tied it, and of the signs of
+    /// life since. It does not pass while the connection waits, and begins anew when that ends.
+    pub fn is_over(&self, tie: &Tie, now: SteadyMs) -> bool {
+        let Some((auto, connection)) = tie.auto.zip(self.by_client.get(&tie.client)) else {
+            return false;
+        };
+        let over = |bound: Bound| bound.end(connection.waited) <= now;
+        let kept = connection.bounds.get(connection.first_since(auto.signs));
+        !connection.waits
+            && auto.bound.is_some_and(over)
+            && kept.is_none_or(|(_, bound)| over(*bound))
+    }
+
+    /// Takes a sign of life of a connection: all that is tied to it is renewed for so long from now, or for as long as it would have
+    /// been, whichever is later. The caller has taken out what has ended.
     pub fn keep(&mut self, client: ClientId, ms: Millis, now: SteadyMs) {
         let Some(its) = self.by_client.get_mut(&client) else {
             return;
@@ -572,8 +576,15 @@ impl Ties {
         if !its.paused.is_empty() {
             self.resumed.push(std::mem::take(&mut its.paused));
         }
-        let had = its.kept.map_or(0, |(since, ms)| since.after(ms).since(now));
-        its.kept = (!its.holds.is_empty()).then(|| (now, ms.max(had)));
+        its.signs += 1;
+        let (bound, waited) = (Bound { since: now, ms }, its.waited);
+        let later = |(_, earlier): &(u64, Bound)| earlier.end(waited) > bound.end(waited);
+        let stay = its.bounds.iter().rposition(later).map_or(0, |at| at + 1);
+        its.bounds.truncate(stay);
+        its.bounds.push((its.signs, bound));
+        if its.bounds.len() > 2 * its.holds.len() {
+            its.forget_bounds(&self.by_token);
+        }
     }
 
     /// When the first lease of those ends that the server renews for a connection, or has renewed; none if there are none.

@@ -2,9 +2,10 @@
 //! `requests::many`.
 
 use super::grantable::{Grantable, RequestKind};
+use super::requests::acquire::Award;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Value};
-use crate::outbox::Outcome;
+use crate::outbox::{Outcome, Pending};
 use crate::queue::{LockId, Place};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Next};
@@ -117,10 +118,8 @@ impl Engine {
         lock: LockId,
         number: Arrival,
     ) {
-        let Some(place) = self.remove_granted(entry, now, lock, number) else {
-            return broken!("a place that is granted is in its queue");
-        };
-        let Some(id) = place.request() else {
+        let place = self.queues.at(lock).place(number);
+        let Some(id) = place.and_then(Place::request) else {
             return broken!("a request waits at a place that is granted");
         };
         let Some(mut request) = self.unregister(id, now) else {
@@ -129,19 +128,23 @@ impl Engine {
         let until = request.until.map(|due| due.at);
         self.ledger.timers.clear(&mut request.until);
         let name = self.queues.at(lock).name.clone();
-        let owner = request.owner.clone();
-        let place = Some((number, place));
-        let before = self.ledger.before(entry, &name, &owner, place);
-        let whose = (name.as_ref(), &*owner);
-        let (outcome, undo) = match self.grant(entry, now, whose, &request.terms, true) {
-            Ok(grant) => {
-                let undo = self.ledger.undo(entry, &name, &owner, grant, before);
-                (Outcome::Granted(grant), undo)
-            }
+        let award = Award {
+            name: name.as_ref(),
+            owner: &request.owner,
+            terms: &request.terms,
+            lock: Some(lock),
+            place: Some(number),
+            at_once: false,
+        };
+        let (outcome, promise) = match self.award(entry, now, &award) {
+            Ok((grant, promise)) => (Outcome::Granted(grant), promise),
             Err(error) => (Outcome::Refused(error), None),
         };
-        self.suspect_if_waiting(lock, request.hash);
-        let pending = self.unconfirmed(undo.into_iter().collect(), until);
+        let pending = Pending {
+            promises: promise.into_iter().collect(),
+            until,
+            ..Pending::default()
+        };
         let whom = (request.channel, request.owner);
         self.outbox.tell(id, whom, &name, outcome, pending);
     }

@@ -11,6 +11,7 @@
 //! | `settle_many`, `settle_all` | the locks of a request for many, on the way in and out |
 //! | `settle_next` | the locks where another settlement has made something possible |
 //! | `settle_dirty` | the locks that events have marked |
+//! | `bring_up_to_date` | what events have noted, before somebody looks |
 
 use crate::invariants::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
@@ -99,7 +100,7 @@ impl Engine {
     /// accept now stays marked (see [`Engine::unsettled`]).
     pub fn settle_dirty(&mut self, keys: &mut impl Keyspace, now: Now, most: usize) -> bool {
         drop(self.review(most, true));
-        self.take_back(keys, now);
+        self.give_back(keys, now);
         let renewing = self.renew_due(keys, now);
         let clearing = self.clear_away(keys, now);
         self.settle_next(keys, now);
@@ -138,6 +139,28 @@ impl Engine {
         let more = !self.dirty.is_empty() || clearing || renewing || self.in_review();
         self.dirty.extend(refused);
         more
+    }
+
+    /// Returns true if events have noted something that concerns what is to be seen of this lock, or, of none, of any, and that no
+    /// settlement has come to.
+    pub fn is_behind(&self, name: Option<NameRef>) -> bool {
+        let queue = name.map(|name| self.queues.at(self.queues.id(name)));
+        let marked = queue.is_some_and(|queue| queue.dirty || !queue.lapsed.is_empty());
+        marked || !self.unheard.is_empty() || !self.disconnected.is_empty()
+    }
+
+    /// Does what events have noted, so that who only looks at this lock, or, at none, at any, sees what follows from it. To be called
+    /// only when this server would accept a write now.
+    pub fn bring_up_to_date(&mut self, keys: &mut impl Keyspace, now: Now, name: Option<NameRef>) {
+        self.give_back(keys, now);
+        self.clear_away(keys, now);
+        let lock = name.and_then(|name| self.queues.id(name));
+        if let Some((lock, name)) = lock.zip(name) {
+            if keys.accepts(name) {
+                self.settle(keys, now, lock);
+            }
+        }
+        self.settle_next(keys, now);
     }
 
     /// Works off what settlements have made possible elsewhere, to a fixed point.

@@ -28,6 +28,7 @@ fn some_lock(random: &mut Random) -> Lock {
                 holds,
                 limit,
                 client: ClientId::NONE,
+                fresh: false,
             })),
             2 => lock.apply(&Change::Ticket {
                 number: Arrival(number),
@@ -359,6 +360,7 @@ fn the_end_of_a_hold_is_told_with_and_without_its_owner() {
                     holds: 2,
                     limit: Limit::SHARED,
                     client: ClientId(7),
+                    fresh: true,
                 }));
             }
             lock

@@ -693,5 +693,5 @@ const EMPTY: [&str; 9] = [
     "by_id: {}, by_owner: {}",
     "notified: {}, notifies: 0",
     "owners: {}, crowded: {}",
-    "stale: 0, dirty: [], next: {}, former: [], remains: [], room_for_tickets: None, undelivered: [], disconnected: {}, renewals: [], vacant: {}, round: Over, suspects: {}, check: None",
+    "stale: 0, dirty: [], next: {}, former: [], remains: [], room_for_tickets: None, unheard: [], disconnected: {}, renewals: [], vacant: {}, round: Over, suspects: {}, check: None",
 ];

@@ -1,6 +1,6 @@
 //! A keyspace: what stands at each key, and the entries that an event has opened.
 
-use dlock_engine::{ClientId, Entry, Event, Keyspace, Lock, Name, NameRef, WallMs};
+use dlock_engine::{Entry, Event, Keyspace, Lock, Name, NameRef, WallMs};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What stands at a key.
@@ -22,8 +22,6 @@ pub struct Keys {
     pub leaving: BTreeSet<Name>,
     /// Whether a renewal asks what a grant asks: a fault.
     pub one_question: bool,
-    /// Connections that have ended.
-    pub ended: BTreeSet<u64>,
     /// Whether there are neither replicas nor an AOF.
     pub alone: bool,
     /// Whether nobody is told that a lock was there already: a fault.
@@ -89,10 +87,6 @@ impl Keyspace for Keys {
             true => self.entry(name).lock.is_some(),
             false => self.accepts(name),
         }
-    }
-
-    fn connected(&mut self, client: ClientId) -> bool {
-        !self.ended.contains(&client.0)
     }
 
     fn moved(&mut self, name: NameRef) -> bool {

@@ -75,7 +75,7 @@ fn a_primary_looks_at_all_locks_in_steps() {
         .into_iter()
         .map(|(name, value)| (moved(name), value))
         .collect();
-    server.engine.on_swap(0, 1);
+    server.engine.on_swap(0, 1, NOW);
     assert_steps(&mut server);
     // The locks are watched where they are now.
     server.engine.mark_all();
@@ -144,10 +144,10 @@ fn what_has_come_among_very_many_is_watched() {
                 let moved = |name: Name| Name { db: 1, ..name };
                 let moved = values.into_iter().map(|(name, value)| (moved(name), value));
                 server.keys.values = moved.collect();
-                server.engine.on_swap(0, 1);
+                server.engine.on_swap(0, 1, NOW);
             }
             if demoted {
-                server.engine.demote();
+                server.engine.demote(NOW);
                 while server.engine.in_review() {
                     for name in server.engine.review(A_STEP, false) {
                         let entry = server.keys.entry(name.as_ref());
@@ -207,7 +207,7 @@ fn a_demotion_is_cleared_away_in_steps() {
         drop(server.run(NOW, 0, Client::connection(3), &words));
         server.keys.close();
     }
-    server.engine.demote();
+    server.engine.demote(NOW);
     server.primary = false;
     assert_eq!((server.engine.places(), server.engine.notifies()), (0, 0));
     let mut told = 0;
@@ -229,7 +229,7 @@ fn a_follower_looks_at_all_locks_in_steps() {
     server.keys.close();
     for change in [
         |server: &mut Server| server.engine.on_values_changed(None),
-        |server: &mut Server| server.engine.on_swap(0, 1),
+        |server: &mut Server| server.engine.on_swap(0, 1, NOW),
     ] {
         change(&mut server);
         let mut all = 0;

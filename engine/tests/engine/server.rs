@@ -210,22 +210,22 @@ impl Server {
     }
 
     /// A value goes to another name, and its holds with it.
-    fn leaves(&mut self, name: &Name, value: &Value) {
+    fn leaves(&mut self, name: &Name, value: &Value, now: Now) {
         if let Value::Lock(lock, _) = value {
             for hold in lock.holds().filter(|_| !self.stays) {
                 self.engine
-                    .on_hold_left(name.as_ref(), hold.token, Loss::Renamed);
+                    .on_hold_left(name.as_ref(), hold.token, Loss::Renamed, now);
             }
         }
         self.revisit(name, false);
     }
 
     /// A value comes to this name that has none, and the server does not tell.
-    pub fn appear(&mut self, op: &Op) {
+    pub fn appear(&mut self, op: &Op, now: Now) {
         match op {
             Op::Rename(from, to) => {
                 if let Some(value) = self.keys.values.remove(from) {
-                    self.leaves(from, &value);
+                    self.leaves(from, &value, now);
                     self.keys.values.insert(to.clone(), value);
                 }
             }
@@ -248,7 +248,7 @@ impl Server {
             Op::Rename(from, to) if from == to => {}
             Op::Rename(from, to) => {
                 if let Some(value) = self.keys.values.remove(from) {
-                    self.leaves(from, &value);
+                    self.leaves(from, &value, now);
                     let replaced = self.keys.values.insert(to.clone(), value);
                     self.lost(to, replaced, now);
                     self.revisit(to, true);
@@ -264,10 +264,10 @@ impl Server {
                     .values
                     .retain(|name, _| db.is_some_and(|db| name.db != db));
                 self.engine.on_values_changed(*db);
-                self.engine.on_flush(*db);
+                self.engine.on_flush(*db, now);
                 self.review();
             }
-            Op::Swap(one, other) => self.swap(*one, *other),
+            Op::Swap(one, other) => self.swap(*one, *other, now),
             Op::Expire(name, end) => self.expire(name, *end),
             Op::Restore(name, bytes) => {
                 let replaced = self.keys.values.remove(name);
@@ -291,14 +291,14 @@ impl Server {
         }
     }
 
-    fn swap(&mut self, one: u32, other: u32) {
+    fn swap(&mut self, one: u32, other: u32, now: Now) {
         let swapped = |name: Name| swapped(name, one, other);
         let values = std::mem::take(&mut self.keys.values);
         let moved = values
             .into_iter()
             .map(|(name, value)| (swapped(name), value));
         self.keys.values = moved.collect();
-        self.engine.on_swap(one, other);
+        self.engine.on_swap(one, other, now);
         self.review();
     }
 

@@ -7,7 +7,7 @@ use crate::random::{for_seeds, for_some_seeds, Random};
 use crate::script::{Act, Reader};
 use crate::transcript::Labels;
 use crate::wishes::{some_of, Wishes};
-use crate::world::World;
+use crate::world::{name, Waiting, World};
 use dlock_engine::{End, Millis, Policy, Token};
 
 const CLIENTS: u64 = 8;
@@ -119,6 +119,9 @@ impl Simulation {
         if matches!(act, Act::Restart | Act::Crash { .. } | Act::Failover) {
             self.began_at = self.world.last_token;
         }
+        if self.world.turn_goes_on {
+            return Ok(());
+        }
         // The first to come after a stall may be a command, before the timer.
         if !matches!(act, Act::Stall(_)) || !self.world.writable || self.random.chance(50) {
             self.world.tick();
@@ -138,7 +141,70 @@ impl Simulation {
         Ok(())
     }
 
+    /// A lock is given back, in one turn of the event loop with what comes next; if one is held.
+    fn release_in_a_turn(&mut self) -> Option<String> {
+        let mut held = Vec::new();
+        for key in KEYS {
+            let lock = self.world.primary.keys.lock(&name(0, key));
+            let owners = lock.into_iter().flat_map(|lock| lock.holds());
+            held.extend(owners.map(|hold| (key, String::from_utf8_lossy(hold.owner).into_owned())));
+        }
+        let client = self.client();
+        let blocked = |wait: &Waiting| wait.client == client && wait.channel.is_none();
+        let busy = self.world.cut.contains(&client) || self.world.waits.values().any(blocked);
+        if held.is_empty() || busy {
+            return None;
+        }
+        let (key, owner) = self.random.pick(&held);
+        Some(format!(
+            "{client} (pipelined): RELEASE {key} {owner} HOLDS 0"
+        ))
+    }
+
+    /// What comes behind that on the same connection: a command of an owner whose grant nobody has heard of, if there is one.
+    fn behind(&mut self) -> String {
+        let last = self
+            .lines
+            .iter()
+            .rev()
+            .find_map(|line| line.split_once(" (pipelined)"));
+        let client = last.map_or("1", |(client, _)| client).to_string();
+        let unheard = self
+            .world
+            .unheard
+            .iter()
+            .filter(|promise| promise.name.db == 0);
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let unheard: Vec<(String, String)> = unheard
+            .map(|promise| (text(&promise.name.key), text(&promise.owner)))
+            .collect();
+        let (key, owner) = match unheard.is_empty() {
+            true => (
+                self.random.pick(&KEYS).to_string(),
+                self.random.pick(&OWNERS).to_string(),
+            ),
+            false => self.random.pick(&unheard).clone(),
+        };
+        let words = match self.random.below(6) {
+            0 => format!("ACQUIRE {key} {owner} 2000 HOLDS 1"),
+            1 => format!("ACQUIRE {key} {owner} 2000 SESSION"),
+            2 => format!("RENEW {key} {owner} 2000"),
+            3 => format!("DOWNGRADE {key} {owner} SHARED"),
+            4 => format!("RELEASE {key} {owner} HOLDS 1"),
+            _ => format!("HELD {key} {owner}"),
+        };
+        format!("{client}: {words}")
+    }
+
     fn line(&mut self) -> String {
+        if self.world.turn_goes_on {
+            return self.behind();
+        }
+        if self.random.chance(3) {
+            if let Some(line) = self.release_in_a_turn() {
+                return line;
+            }
+        }
         if !self.world.primary.keys.leaving.is_empty() && self.random.chance(10) {
             return self.slot();
         }

@@ -3,51 +3,35 @@
 use crate::client::Client;
 use crate::world::{name, World};
 use dlock_commands::Reply;
-use dlock_engine::undo::Held;
-use dlock_engine::{ClientId, Grant, Limit, Policy, Undo, WallMs};
+use dlock_engine::{ClientId, Policy, Promise, Token};
 use std::rc::Rc;
 
-/// How a first grant is undone.
-pub fn undo(key: &str, owner: &str, grant: Grant) -> Undo {
-    Undo {
+/// A hold that an answer promises.
+pub fn promise(key: &str, owner: &str, token: Token) -> Promise {
+    Promise {
         name: name(0, key),
         owner: Rc::from(owner.as_bytes()),
-        grant,
-        before: None,
-        after: Held {
-            token: grant.token,
-            limit: Limit::EXCLUSIVE,
-            holds: grant.holds,
-            deadline: WallMs(0),
-            client: ClientId::NONE,
-        },
-        ties: [None, None],
-        only_untouched: false,
+        token,
         ticket: None,
     }
 }
 
 /// A world in which ada's grant of the lock `shop` has not reached her, whose slot is on its way.
-fn undelivered() -> World {
+fn unheard() -> World {
     let mut world = World::new(Policy::default());
     let shop = name(0, "shop");
     let answer = world.send(Client::connection(1), 0, &[b"ACQUIRE", b"shop", b"ada"]);
-    let Ok(Reply::Grant(token, holds, _)) = answer else {
+    let Ok(Reply::Grant(token, ..)) = answer else {
         panic!("{answer:?}")
     };
     world.primary.keys.away.insert(shop.clone());
-    let grant = Grant {
-        token,
-        holds,
-        added: 1,
-    };
-    world.engine().undelivered([undo("shop", "ada", grant)]);
+    world.engine().unheard([promise("shop", "ada", token)]);
     world
 }
 
 #[test]
-fn an_undelivered_grant_is_taken_back_where_that_is_possible() {
-    let mut world = undelivered();
+fn an_unheard_grant_is_given_back_where_that_is_possible() {
+    let mut world = unheard();
     let data = world.primary.data();
     world.perform();
     assert_eq!(world.primary.data(), data, "the slot is another node's now");
@@ -58,8 +42,8 @@ fn an_undelivered_grant_is_taken_back_where_that_is_possible() {
 
 /// A grant of a lock that has left with its slot is the other node's affair: it is not looked after for ever.
 #[test]
-fn an_undelivered_grant_leaves_with_its_slot() {
-    let mut world = undelivered();
+fn an_unheard_grant_leaves_with_its_slot() {
+    let mut world = unheard();
     world.perform();
     assert!(world.engine().unsettled());
     world.primary.keys.values.remove(&name(0, "shop"));
@@ -167,9 +151,9 @@ fn a_session_ends_in_a_slot_that_is_on_its_way() {
     assert_eq!(shop(&world), (Some("ben".into()), 0));
 }
 
-/// So is a grant undone.
+/// So does a hold that nobody has heard of.
 #[test]
-fn a_grant_is_taken_back_in_a_slot_that_is_on_its_way() {
+fn a_hold_is_given_back_in_a_slot_that_is_on_its_way() {
     let mut world = leaving(&[
         &[b"ACQUIRE", b"shop", b"ada"],
         &[b"FAIRACQUIRE", b"shop", b"ben", b"BLOCK", b"0"],

@@ -14,7 +14,7 @@ use dlock_engine::Refusal;
 use dlock_engine::{
     change::{self, Change},
     codec, ClientId, End, Engine, Event, Grant, Limit, Millis, Name, NameRef, Now, Outcome, Output,
-    Policy, RequestId, SteadyMs, Token, Undo, WallMs,
+    Policy, Promise, RequestId, SteadyMs, Token, WallMs,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
@@ -42,6 +42,10 @@ pub struct World {
     pub ended: BTreeSet<u64>,
     /// Connections that are gone without the server's notice: nothing reaches them.
     pub cut: BTreeSet<u64>,
+    /// Whether what comes next is in the same turn of the event loop; and what the server learns behind that: the promises of answers
+    /// that nobody has heard.
+    pub turn_goes_on: bool,
+    pub unheard: Vec<Promise>,
     /// A value that was dumped, to be restored.
     dumped: Option<Vec<u8>>,
     /// Counts the events.
@@ -196,6 +200,8 @@ impl World {
             waits: BTreeMap::new(),
             ended: BTreeSet::new(),
             cut: BTreeSet::new(),
+            turn_goes_on: false,
+            unheard: Vec::new(),
             dumped: None,
             event: 0,
             heard: Vec::new(),
@@ -244,6 +250,10 @@ impl World {
         if server::keys_of(act).iter().map(name).any(gone) {
             return None;
         }
+        if !matches!(act, Act::Command(_)) && self.turn_goes_on {
+            self.end_turn();
+            self.perform();
+        }
         match act {
             Act::Command(command) => {
                 self.bounded_auto |= command.bounds_auto();
@@ -257,6 +267,7 @@ impl World {
                     may_wait: command.may_wait,
                     ..Client::connection(command.client)
                 };
+                self.turn_goes_on = command.pipelined;
                 return Some(self.send(client, command.db, &words));
             }
             Act::Wait(ms) => {
@@ -355,7 +366,6 @@ impl World {
     pub fn send(&mut self, client: Client, db: u32, words: &[&[u8]]) -> Result<Reply, Error> {
         // A name that is used again is a new connection.
         self.ended.remove(&client.id);
-        self.primary.keys.ended.remove(&client.id);
         self.primary.keys.one_question = self.is(Fault::OneQuestion);
         self.event += 1;
         self.primary.keys.blind = self.is(Fault::UseBlind);
@@ -374,8 +384,25 @@ impl World {
             self.note(asked, &answer, late);
         }
         self.perform();
+        if !self.turn_goes_on && !self.unheard.is_empty() {
+            self.end_turn();
+            self.perform();
+        }
         self.used.clear();
         answer
+    }
+
+    /// The server learns which answers of this turn nobody has heard.
+    fn end_turn(&mut self) {
+        self.turn_goes_on = false;
+        let unheard = std::mem::take(&mut self.unheard);
+        self.hear_nothing(unheard);
+    }
+
+    /// The server learns that nobody has heard of these holds.
+    fn hear_nothing(&mut self, unheard: Vec<Promise>) {
+        self.freshen(&unheard);
+        self.engine().unheard(unheard);
     }
 
     /// A command that may write to a lock sees what stands there, if it comes to it.
@@ -482,7 +509,6 @@ impl World {
             self.replica.engine.on_disconnect(ClientId(client));
         }
         self.ended.insert(client);
-        self.primary.keys.ended.insert(client);
         self.perform();
     }
 
@@ -626,7 +652,7 @@ impl World {
         }
         self.unseen.remove(from);
         self.unseen.insert(to.clone());
-        self.primary.appear(&op);
+        self.primary.appear(&op, self.now);
         self.known.insert(to.clone());
         self.link.push_back(op);
         self.perform();
@@ -712,7 +738,8 @@ impl World {
     /// `FAILOVER`: the replica has everything, and the two change roles.
     pub fn failover(&mut self) {
         self.sync();
-        self.engine().demote();
+        let now = self.now;
+        self.engine().demote(now);
         self.primary.primary = false;
         self.primary.review();
         self.tell();
@@ -807,21 +834,20 @@ impl World {
         let (mut wakes, mut messages) = (Vec::new(), Vec::new());
         for output in self.primary.engine.outbox.take() {
             match output {
-                Output::Wake(wake) => wakes.push((wake.id, wake.outcome, wake.pending.undo)),
+                Output::Wake(wake) => wakes.push((wake.id, wake.outcome, wake.pending.promises)),
                 Output::Publish(told) => messages.push((told.id, told.outcome, Vec::new())),
             }
         }
         let answered = !wakes.is_empty();
-        for (id, outcome, undo) in wakes.into_iter().chain(messages) {
-            let mut undo = Some(undo);
+        for (id, outcome, mut promises) in wakes.into_iter().chain(messages) {
             for (id, outcome) in self.garble(id, outcome) {
-                self.deliver(id, outcome, undo.take().unwrap_or_default());
+                self.deliver(id, outcome, std::mem::take(&mut promises));
             }
         }
         answered
     }
 
-    fn deliver(&mut self, id: RequestId, outcome: Outcome, undo: Vec<Undo>) {
+    fn deliver(&mut self, id: RequestId, outcome: Outcome, promises: Vec<Promise>) {
         let Some(asked) = self.waits.remove(&id) else {
             return self.unasked.push((id, outcome));
         };
@@ -839,8 +865,11 @@ impl World {
         }
         let lost = asked.channel.is_none() && self.cut.contains(&asked.client);
         if lost {
-            let undo = self.undelivered(undo);
-            self.engine().undelivered(undo);
+            let unheard = self.unheard_of(promises);
+            match self.turn_goes_on {
+                true => self.unheard.extend(unheard),
+                false => self.hear_nothing(unheard),
+            }
         }
         let at = self.now.wall();
         self.heard.push(Heard {

@@ -4,6 +4,7 @@
 use dlock_integration::{
     assert_sound, await_until, is_held, stat, Ask, Grant, Server, Wire, PATIENCE,
 };
+use std::time::{Duration, Instant};
 
 /// What `DLOCK.KEEP` answers: ties, what is left of the first lease, what was lost.
 type Kept = (u64, Option<u64>, Option<Vec<Lost>>);
@@ -97,13 +98,13 @@ fn a_demoted_server_keeps_what_it_has_to_tell() {
     assert_sound(&one);
 }
 
-/// A re-entry by another connection that ends before it is told takes nothing away.
+/// An upgrade by another connection stands, and has taken the tie, though that connection ends before it is told.
 #[test]
-fn a_grant_that_was_not_delivered_has_taken_no_tie() {
+fn an_upgrade_that_nobody_has_heard_of_has_taken_the_tie() {
     let server = Server::start();
     let mut c = server.connection();
     let mut alice = server.connection();
-    alice.ask::<Grant>("DLOCK.ACQUIRE k alice 600000 SHARED AUTO 600000");
+    let (token, _): Grant = alice.ask("DLOCK.ACQUIRE k alice 600000 SHARED AUTO 600000");
     c.run("DLOCK.ACQUIRE k bob 600000 SHARED");
     let mut other = server.connection();
     let id = other.client_id();
@@ -115,6 +116,55 @@ fn a_grant_that_was_not_delivered_has_taken_no_tie() {
         format!("CLIENT KILL ID {id}"),
     ]);
     let (ties, _, lost) = keep(&mut alice, 600_000);
-    assert_eq!((ties, lost), (1, Some(Vec::new())));
+    assert_eq!(
+        (ties, lost),
+        (0, Some(vec![self::lost("k", token, "taken")]))
+    );
+    assert!(is_held(&mut c, "k", "alice"));
     assert_sound(&server);
+}
+
+/// A lease that is over has ended the hold, whatever the server comes upon first: that the key is hidden since its time is over, or
+/// that a command has removed it or has given it another name.
+#[test]
+fn a_lease_that_is_over_has_expired() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let mut alice = server.connection();
+    // Such a key stays until it is used.
+    c.run("DEBUG SET-ACTIVE-EXPIRE 0");
+    let token = take_for_a_second(&mut alice, "k");
+    // The look that comes upon it once a second.
+    await_until("its tie has gone", PATIENCE, || {
+        stat(&server, "sessions") == 0
+    });
+    assert_eq!(
+        keep(&mut alice, 1).2,
+        Some(vec![lost("k", token, "expired")])
+    );
+    for line in [
+        "FLUSHALL",
+        "FLUSHDB",
+        "SWAPDB 0 1",
+        "RENAME k other",
+        "DEL k",
+    ] {
+        let token = take_for_a_second(&mut alice, "k");
+        let over = Instant::now() + Duration::from_millis(1_100);
+        server.freeze();
+        c.send_to_still(line);
+        await_until("the lease is over", PATIENCE, || Instant::now() > over);
+        server.thaw();
+        // RENAME may find no key any more.
+        drop(c.read());
+        let told = keep(&mut alice, 1).2;
+        assert_eq!(told, Some(vec![lost("k", token, "expired")]), "{line}");
+        c.run("FLUSHALL");
+    }
+}
+
+/// A lock that the server renews for a moment only.
+fn take_for_a_second(wire: &mut Wire, key: &str) -> u64 {
+    let line = format!("DLOCK.ACQUIRE {key} alice 1000 SESSION AUTO 1");
+    wire.ask::<Grant>(&line).0
 }

@@ -186,6 +186,44 @@ impl Member {
     }
 }
 
+/// Has a lock granted to a connection, another command of its owner answered, and the connection ended, all in one turn of the
+/// server's event loop, if that comes about. What was answered must still be so. Gives whether it came about.
+fn touch_and_end(server: &Server, c: &mut Wire, rng: &mut Rng, owner: &str) -> bool {
+    let key = KEYS[rng.usize(..KEYS.len() - 1)];
+    let mut waits = server.connection();
+    let id = waits.client_id();
+    let verb = pick(rng, &["ACQUIRE", "FAIRACQUIRE"]);
+    waits.send(&format!("DLOCK.{verb} {key} {owner} 600000 BLOCK 0"));
+    let touch = match rng.u8(..5) {
+        0 => format!("DLOCK.ACQUIRE {key} {owner} 600000 HOLDS 1"),
+        1 => format!("DLOCK.ACQUIRE {key} {owner} 600000"),
+        2 => format!("DLOCK.RENEW {key} {owner} 600000"),
+        3 => format!("DLOCK.DOWNGRADE {key} {owner} SHARED"),
+        _ => format!("DLOCK.RELEASE {key} {owner} HOLDS 1"),
+    };
+    let end = match rng.bool() {
+        true => format!("CLIENT KILL ID {id}"),
+        false => format!("CLIENT UNBLOCK {id} ERROR"),
+    };
+    c.run("PING");
+    let [.., told, _, _, held] = c.batch([
+        format!("DLOCK.FORCERELEASE {key}"),
+        touch.clone(),
+        end,
+        // It decides, so that what is to be given back is.
+        format!("DLOCK.CANCEL {key} nobody"),
+        format!("DLOCK.HELD {key} {owner}"),
+    ]);
+    let holds = matches!(&told, Ok(Value::Array(_) | Value::Int(1..)));
+    if holds {
+        assert!(
+            matches!(&held, Ok(Value::Array(_))),
+            "{touch} was answered {told:?}, and then it was held by {held:?}"
+        );
+    }
+    holds
+}
+
 /// Has the server write down and read all that it keeps. What has expired by then is dropped without a word to replicas, so that
 /// they are to begin anew, too.
 fn reload(server: &Server) {
@@ -221,7 +259,7 @@ fn anything_in_any_order_does_no_harm() {
     replica.replica_of(&server);
     let mut c = server.connection();
     let mut open: Vec<Member> = Vec::new();
-    let mut steps = 0_u64;
+    let (mut steps, mut touched) = (0_u64, 0_u64);
     let end = Instant::now() + Duration::from_secs(seconds);
     while steps < AT_LEAST || Instant::now() < end {
         steps += 1;
@@ -233,14 +271,19 @@ fn anything_in_any_order_does_no_harm() {
                 open.swap_remove(at);
             }
             700..=702 => reload(&server),
-            703.. => {
+            703..=722 => {
+                let owner = format!("turn{steps}");
+                touched += u64::from(touch_and_end(&server, &mut c, &mut rng, &owner));
+            }
+            723.. => {
                 let client = open.get(at).map_or(0, |member| member.id);
                 ask(&server, &mut c, &disturbance(&mut rng, client));
             }
             _ => {}
         }
     }
-    println!("{steps} steps");
+    println!("{steps} steps, {touched} holds touched and their connections ended");
+    assert!(touched > 0, "no hold was touched in the turn of its grant");
     let info = server.info("dlock");
     for what in ["grants_waited", "timeouts", "forced", "removed"] {
         let count: u64 = info.number(&format!("dlock_{what}_total"));

@@ -1069,3 +1069,20 @@ fn a_connection_with_subscriptions_is_not_answered_early() {
     }
     group.end();
 }
+
+/// A hold that is ended by force while its grant waits for replicas was nobody's: its connection is answered NOACK, and is not told
+/// of a loss as well.
+#[test]
+fn what_nobody_had_nobody_loses() {
+    let group = Group::start(1);
+    group.freeze();
+    let mut wire = group.unconfirmed("DLOCK.ACQUIRE k alice 30000 AUTO 60000 BLOCK 0");
+    let mut c = group.primary.connection();
+    assert_eq!(c.ask::<u64>("DLOCK.FORCERELEASE k"), 1);
+    group.thaw();
+    let error = wire.read().expect_err("nobody holds it");
+    assert!(error.starts_with("NOACK "), "{error}");
+    let (ties, _, lost): (u64, Value, Vec<Value>) = wire.ask("DLOCK.KEEP 60000");
+    assert_eq!((ties, lost), (0, Vec::new()));
+    group.end();
+}

@@ -98,6 +98,29 @@ fn a_restored_lock_obeys_the_rule_of_granting() {
     assert_sound(&server);
 }
 
+/// No server gives one token to two holders.
+#[test]
+fn restored_holders_have_tokens_of_their_own() {
+    let server = Server::start();
+    let mut c = server.connection();
+    let frame = Frame::learn(&mut c);
+    let (now, later) = (now_us(), now_us() / 1_000 + HOUR_MS);
+    let readers = |tokens: [u64; 3]| {
+        let owners = [&b"alice"[..], b"bob", b"carol"];
+        let hold = |(token, owner): (u64, &'static [u8])| (token, later, 1, 0, owner);
+        let holds: Vec<_> = tokens.into_iter().zip(owners).map(hold).collect();
+        frame.around(&value(0, &holds, &[]))
+    };
+    for tokens in [[now, now, now + 1], [now, now + 1, now], [now; 3]] {
+        let refused = restore(&mut c, "k", &readers(tokens));
+        assert!(refused.is_err(), "{tokens:?}");
+    }
+    restore(&mut c, "k", &readers([now, now + 1, now + 2])).expect("a token each");
+    c.run("DLOCK.FORCERELEASE k");
+    assert_hands_over(&server, &mut c);
+    assert_sound(&server);
+}
+
 /// Every byte of a payload changed in turn, to a few values, and every length cut off: refused, or a lock that works.
 #[test]
 fn mutated_payloads_do_no_harm() {

@@ -11,8 +11,7 @@ use crate::refusal::Refusal;
 use crate::rules::requests::hold::held;
 use crate::state::{Engine, Next, Remains};
 use crate::tying::next_renewal;
-use crate::types::{Arrival, ClientId, Millis, Name, NameRef, Now, RequestId, Token, WallMs};
-use crate::undo::{Held, Undo};
+use crate::types::{Arrival, ClientId, Millis, NameRef, Now, RequestId, Token, WallMs};
 use std::collections::BTreeMap;
 
 /// Due entries that one tick works off at most.
@@ -206,130 +205,6 @@ impl Engine {
         }
     }
 
-    /// Grants did not reach their connection: they are to be undone as soon as changes are possible.
-    pub fn undelivered(&mut self, undo: impl IntoIterator<Item = Undo>) {
-        self.undelivered.extend(undo);
-    }
-
-    /// Returns true if there are grants to be undone.
-    #[inline]
-    pub fn has_undelivered(&self) -> bool {
-        !self.undelivered.is_empty()
-    }
-
-    /// Undoes the grants that have reached nobody, and serves the queues as if they had not been made. To be called before
-    /// anything else is decided, and only when this server would accept a write.
-    pub fn take_back(&mut self, keys: &mut impl Keyspace, now: Now) {
-        if self.undelivered.is_empty() {
-            return;
-        }
-        let mut undone = Vec::new();
-        for undo in std::mem::take(&mut self.undelivered) {
-            if keys.serves(undo.name.as_ref()) {
-                undone.extend(self.undo(keys, now, undo));
-            } else if exists(keys, undo.name.as_ref()) {
-                self.undelivered.push(undo);
-            }
-            // What has left with its slot is no longer to be had back from here.
-        }
-        // First all of them are undone: a request that waits for several gets them together.
-        for name in undone {
-            self.close_if_leaving(keys, name.as_ref());
-            match self.queues.id(name.as_ref()) {
-                Some(lock) => self.settle(keys, now, lock),
-                None => self.settle_changed(keys.entry(name.as_ref()), now, name.as_ref(), None),
-            }
-        }
-        self.settle_next(keys, now);
-    }
-
-    /// Undoes one grant, if the hold is still there. Returns the lock that is to be settled by that.
-    fn undo(&mut self, keys: &mut impl Keyspace, now: Now, undo: Undo) -> Option<Name> {
-        let ended = undo.ties[0].as_ref().map(|tie| tie.client);
-        let ended = ended.filter(|client| !keys.connected(*client));
-        let (name, owner) = (undo.name.as_ref(), &*undo.owner);
-        let entry = keys.entry(name);
-        if let Some(lock) = self.queues.id(name) {
-            self.heed_external_end(entry, lock);
-        }
-        let hold = Held::of(&held(entry, owner, Some(undo.grant.token)).ok()?);
-        let untouched = Held {
-            deadline: undo.after.deadline,
-            ..hold
-        };
-        if undo.only_untouched && untouched != undo.after {
-            return None;
-        }
-        let left = hold.holds.saturating_sub(undo.grant.added);
-        if left == 0 {
-            self.ledger.untie_at(name, hold.token);
-            self.ledger
-                .end(entry, (name, owner), hold.token, End::Released, now);
-            if let Some((number, place)) = undo.ticket {
-                self.put_back(entry, now, name, number, *place);
-            }
-            return Some(undo.name);
-        }
-        let Held {
-            token,
-            limit,
-            holds,
-            deadline,
-            client,
-        } = undo.restore(hold, left);
-        entry.set_hold(Hold {
-            owner,
-            token,
-            deadline,
-            holds,
-            limit,
-            client,
-        });
-        self.ledger.tie_back(&undo, token, deadline);
-        let tie = self.ledger.ties.at(name, token);
-        if let Some(tie) = tie.filter(|tie| Some(tie.client) == ended) {
-            // It is as if that connection ended now.
-            match tie.session {
-                true => self
-                    .ledger
-                    .end(entry, (name, owner), token, End::Session, now),
-                false => self.ledger.untie_at(name, token),
-            }
-        }
-        if let Some(client) = ended {
-            self.on_disconnect(client);
-        }
-        Some(undo.name)
-    }
-
-    /// A ticket stands again at its number, with nobody there.
-    fn put_back(
-        &mut self,
-        entry: &mut Entry<impl Value>,
-        now: Now,
-        name: NameRef,
-        number: Arrival,
-        mut place: Place,
-    ) {
-        let lock = self.queues.id_or_new(name);
-        let Some(queue) = self.queues.get_mut(lock) else {
-            return;
-        };
-        let taken = entry.value().ticket(number).is_some();
-        if taken || entry.foreign || queue.number_of(&place.owner).is_some() {
-            return;
-        }
-        place.vacate();
-        let ticket = place
-            .as_change(number)
-            .filter(|_| queue.place(number).is_none());
-        if let Some(ticket) = ticket {
-            entry.commit(&ticket);
-            self.places += usize::from(queue.insert(number, place));
-            self.begin_window(lock, number, now);
-        }
-    }
-
     /// A queue does not move in a slot that is on its way to another node.
     pub(in crate::rules) fn close_if_leaving(&mut self, keys: &mut impl Keyspace, name: NameRef) {
         if self.watches(name) {
@@ -439,7 +314,7 @@ impl Engine {
                 refused.push(token);
             } else {
                 // The lock has left with its slot.
-                self.ledger.lose(token, Loss::Moved);
+                self.ledger.lose(token, Loss::Moved, now.wall());
             }
         }
         let left = !self.renewals.is_empty() || self.ledger.ties.has_resumed();
@@ -457,7 +332,7 @@ impl Engine {
         let name = tie.name();
         let entry = keys.entry(name);
         match held(entry, tie.owner(), Some(token)) {
-            Err(_) => self.ledger.lose(token, Loss::Removed),
+            Err(_) => self.ledger.lose(token, Loss::Removed, now.wall()),
             Ok(hold) if hold.deadline < now.wall() => {
                 let lock = self.queues.id_or_new(name);
                 self.mark(lock);
@@ -530,14 +405,14 @@ impl Engine {
 
     /// A hold has left with its key, to another name or with its slot. It goes on there, without the connection that it is
     /// tied to here.
-    pub fn on_hold_left(&mut self, name: NameRef, token: Token, why: Loss) {
-        self.ledger.lose_at(name, token, why);
+    pub fn on_hold_left(&mut self, name: NameRef, token: Token, why: Loss, now: Now) {
+        self.ledger.lose_at(name, token, why, now.wall());
     }
 
     /// The same for all holds of the locks that have left.
-    pub fn on_locks_left(&mut self, left: impl Fn(NameRef) -> bool, why: Loss) {
+    pub fn on_locks_left(&mut self, left: impl Fn(NameRef) -> bool, why: Loss, now: Now) {
         for token in self.ledger.ties.of(left) {
-            self.ledger.lose(token, why);
+            self.ledger.lose(token, why, now.wall());
         }
     }
 
@@ -561,7 +436,7 @@ impl Engine {
     /// What is tied to a connection and has ended without this server having come to it is lost.
     fn end_ties(&mut self, now: Now, client: ClientId) {
         while let Some(token) = self.ledger.ties.ended(client, now.wall()) {
-            let Some(tie) = self.ledger.ties.untie(token) else {
+            let Some(tie) = self.ledger.ties.get(token) else {
                 break;
             };
             let lock = self.queues.id_or_new(tie.name());
@@ -569,8 +444,8 @@ impl Engine {
                 true => Loss::Removed,
                 false => Loss::Expired,
             };
+            self.ledger.lose_as(token, why);
             self.mark(lock);
-            self.ledger.ties.lose(token, &tie, why);
         }
     }
 }

@@ -65,7 +65,7 @@ impl Engine {
             end = hold.map(|hold| hold.deadline);
         });
         match end {
-            None => self.ledger.lose(token, Loss::Removed),
+            None => self.ledger.lose(token, Loss::Removed, now.wall()),
             Some(end) if end <= now.wall() => {
                 let lock = self.queues.id_or_new(name);
                 self.mark(lock);

@@ -9,8 +9,7 @@ use crate::outbox::{Outcome, Pending};
 use crate::queue::crowd::{self, Crowd};
 use crate::queue::{Deadlines, LockId, Loss, Turn};
 use crate::state::{Engine, Former, Remains};
-use crate::types::Name;
-use std::collections::BTreeMap;
+use crate::types::{Name, NameRef, Now};
 
 /// Places, or holders, of those that nobody needs any more which one step clears away.
 const CLEARED_A_STEP: usize = 4096;
@@ -27,8 +26,9 @@ impl Engine {
     }
 
     /// All values of a database (or of all) have gone, and are not to come back.
-    pub fn on_flush(&mut self, db: Option<u32>) {
-        self.on_locks_left(|name| db.is_none_or(|db| name.db == db), Loss::Removed);
+    pub fn on_flush(&mut self, db: Option<u32>, now: Now) {
+        let flushed = |name: NameRef| db.is_none_or(|db| name.db == db);
+        self.on_locks_left(flushed, Loss::Removed, now);
     }
 
     /// Other slots are this node's from now on: queues in those that are not are looked at.
@@ -39,8 +39,9 @@ impl Engine {
     }
 
     /// Two databases were exchanged: their locks have other names now. Waiters stay at theirs.
-    pub fn on_swap(&mut self, one: u32, other: u32) {
-        self.on_locks_left(|name| name.db == one || name.db == other, Loss::Renamed);
+    pub fn on_swap(&mut self, one: u32, other: u32, now: Now) {
+        let swapped = |name: NameRef| name.db == one || name.db == other;
+        self.on_locks_left(swapped, Loss::Renamed, now);
         if self.queues.swap(one, other) {
             while let Some(turn) = self.queues.next_turn() {
                 self.take_turn(turn);
@@ -60,7 +61,7 @@ impl Engine {
 
     /// This server only follows from now on: places and deadlines are the new primary's affair. The server itself tells
     /// blocked connections; who waits by a channel is told that the lock has moved.
-    pub fn demote(&mut self) {
+    pub fn demote(&mut self, now: Now) {
         // What was counted stays, and no number is given twice.
         let fresh = self.requests.emptied();
         let crowds = self.queues.take_crowds();
@@ -75,13 +76,12 @@ impl Engine {
         let requests = std::mem::take(&mut self.requests);
         let remains = std::mem::take(&mut self.remains);
         let mut ledger = std::mem::take(&mut self.ledger);
-        ledger.ties.lose_all();
+        ledger.lose_all(now.wall());
         for client in self.disconnected.keys() {
             ledger.ties.forget(*client);
         }
         let ledger = Ledger {
             timers: Deadlines::default(),
-            unconfirmed: BTreeMap::new(),
             ..ledger
         };
         let mut outbox = std::mem::take(&mut self.outbox);

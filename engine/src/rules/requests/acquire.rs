@@ -4,7 +4,7 @@ use crate::deadlock::{two_upgrades, Wanted};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Event, Keyspace, Value};
 use crate::ledger::{overflow, Due};
-use crate::outbox::Outcome;
+use crate::outbox::{Outcome, Promise};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::grantable::{Grantable, RequestKind};
@@ -45,6 +45,23 @@ pub enum Answer<G = Grant> {
     Null,
     /// It waits under this number; an [`crate::Output`] will tell how the wait ended.
     Waiting(RequestId),
+}
+
+/// What is awarded: a lock, to whom, and on which terms.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::rules) struct Award<'a> {
+    /// The lock.
+    pub name: NameRef<'a>,
+    /// Who is to hold it.
+    pub owner: &'a [u8],
+    /// The request's terms.
+    pub terms: &'a Terms,
+    /// The lock's queue, if it has one.
+    pub lock: Option<LockId>,
+    /// The place that the request stands at or takes over.
+    pub place: Option<Arrival>,
+    /// Whether the answer is the command's reply, which is written at once; else it may not reach the connection that waits.
+    pub at_once: bool,
 }
 
 impl Ask<'_> {
@@ -115,28 +132,26 @@ impl Engine {
         match self.grantable(entry, queue, now, (ask.owner, ask.terms.limit), kind) {
             Grantable::Now => {
                 refuse_overflow(entry, ask.owner, &ask.terms)?;
-                let mut used = None;
                 if let Some((lock, number)) = lock.zip(place) {
                     self.take_over(lock, number, now);
-                    used = self
-                        .remove_granted(entry, now, lock, number)
-                        .map(|place| (number, place));
                 }
-                let (whose, waited) = ((name, ask.owner), used.is_some());
-                let before = self.before(entry, name, ask.owner, used);
-                let grant = self.grant(entry, now, whose, &ask.terms, waited)?;
-                let answer = match before {
+                let award = Award {
+                    name,
+                    owner: ask.owner,
+                    terms: &ask.terms,
+                    lock,
+                    place,
+                    at_once: true,
+                };
+                let (grant, promise) = self.award(entry, now, &award)?;
+                let answer = match promise {
                     None => Answer::Granted(grant),
-                    Some((name, owner, before)) => {
-                        let undo = self.ledger.undo(entry, &name, &owner, grant, before);
-                        let undo = undo.into_iter().collect();
-                        let outcome = Outcome::Granted(grant);
-                        Answer::Waiting(self.answer_confirmed(now, ask, &name, outcome, undo))
+                    Some(promise) => {
+                        let (name, outcome) = (promise.name.clone(), Outcome::Granted(grant));
+                        let promises = vec![promise];
+                        Answer::Waiting(self.answer_confirmed(now, ask, &name, outcome, promises))
                     }
                 };
-                if let Some(lock) = lock {
-                    self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
-                }
                 self.settle_changed(entry, now, name, lock);
                 return Ok(answer);
             }
@@ -171,21 +186,44 @@ impl Engine {
         self.wait(keys, now, lock, ask, number)
     }
 
-    /// Grants the lock, and counts it. `waited` says that the request has had a place in the queue.
-    pub(in crate::rules) fn grant(
+    /// Grants a lock to a request, whose place there goes. The caller has seen that nothing is against it. Returns the grant, and
+    /// the hold as the answer promises it, if that may not be heard.
+    ///
+    /// Errors when the hold count would overflow.
+    pub(in crate::rules) fn award(
         &mut self,
         entry: &mut Entry<impl Value>,
         now: Now,
-        whose: (NameRef, &[u8]),
-        terms: &Terms,
-        waited: bool,
-    ) -> Result<Grant, Refusal> {
-        let grant = self.ledger.grant(&self.policy, entry, now, whose, terms)?;
-        if grant.holds == grant.added {
+        award: &Award,
+    ) -> Result<(Grant, Option<Promise>), Refusal> {
+        let used = award.lock.zip(award.place).and_then(|(lock, number)| {
+            let place = self.remove_granted(entry, now, lock, number)?;
+            Some((number, place))
+        });
+        let (whose, is_new) = ((award.name, award.owner), entry.hold(award.owner).is_none());
+        let grant = self
+            .ledger
+            .grant(&self.policy, entry, now, whose, award.terms)?;
+        if is_new {
+            let waited = used.is_some();
             self.ledger.counters.grants_immediate += u64::from(!waited);
             self.ledger.counters.grants_waited += u64::from(waited);
         }
-        Ok(grant)
+        if let Some(lock) = award.lock {
+            self.suspect_if_waiting(lock, self.requests.hash(award.owner));
+        }
+        let confirms = self.policy.confirms();
+        if confirms {
+            let unconfirmed = self.ledger.unconfirmed.entry(grant.token);
+            unconfirmed.or_insert(is_new);
+        }
+        let promise = (confirms || !award.at_once).then(|| Promise {
+            name: award.name.to_owned(),
+            owner: Rc::from(award.owner),
+            token: grant.token,
+            ticket: used.filter(|(_, place)| place.claim() > Some(0)),
+        });
+        Ok((grant, promise))
     }
 
     /// A request that does not wait and cannot be granted. A ticket keeps its place as long as it asks again in time.

@@ -30,15 +30,17 @@ impl Engine {
             entry.set_hold(Hold {
                 owner,
                 limit,
+                fresh: false,
                 ..hold
             });
+        } else {
+            entry.touch(owner, hold);
         }
         self.settle_changed(entry, now, name, self.queues.id(name));
         self.settle_next(keys, now);
         Ok(Grant {
             token: hold.token,
             holds: hold.holds,
-            added: 0,
         })
     }
 
@@ -58,7 +60,6 @@ impl Engine {
         self.policy.confirmable(now)?;
         let entry = self.settled(keys, now, name)?;
         let hold = held(entry, owner, token)?;
-        self.ledger.touch(hold.token);
         let lease = match tie.auto {
             Some(_) => lease.max(SHORTEST_AUTO_LEASE_MS),
             None => lease,
@@ -70,6 +71,7 @@ impl Engine {
         entry.set_hold(Hold {
             owner,
             deadline,
+            fresh: false,
             ..hold
         });
         self.ledger.counters.renewals += 1;

@@ -7,17 +7,16 @@
 //!
 //! A lock that the owner holds already is not queued for: the request counts on that hold, and is refused when it ends.
 
-use super::acquire::{refuse_overflow, Answer, Ask};
+use super::acquire::{refuse_overflow, Answer, Ask, Award};
 use crate::deadlock::Wanted;
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
-use crate::outbox::Outcome;
+use crate::outbox::{Outcome, Pending, Promise};
 use crate::queue::{LockId, Part, Place, Request, WaitsAt};
 use crate::refusal::Refusal;
 use crate::rules::grantable::{Grantable, RequestKind};
 use crate::state::{Engine, Next};
 use crate::types::{Arrival, Grant, Name, NameRef, Now, RequestId, Terms};
-use crate::undo::Undo;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -102,15 +101,16 @@ impl Engine {
                 (lock_wanted.name, lock_wanted.lock, lock_wanted.place)
             };
             let at: Vec<_> = plan.ways.iter().map(at).collect();
-            let (grants, undo) = self.grant_all(keys, now, (ask.owner, &ask.terms), &at);
+            let whose = (ask.owner, &ask.terms);
+            let (grants, promises) = self.grant_all(keys, now, whose, &at, true);
             let answer = match self.policy.confirms() {
                 false => Answer::Granted(grants),
                 true => {
                     let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
-                    Answer::Waiting(self.answer_confirmed(now, ask, &first, outcome, undo))
+                    Answer::Waiting(self.answer_confirmed(now, ask, &first, outcome, promises))
                 }
             };
-            self.settle_all(keys, now, ask.owner, &at);
+            self.settle_all(keys, now, &at);
             return Ok(answer);
         }
         if !ask.waits() {
@@ -252,35 +252,33 @@ impl Engine {
     }
 
     /// Takes all of the locks, and the owner's places there out. The caller has seen that nothing is against it. Returns the
-    /// grants, and how they are undone where replicas are to confirm them.
+    /// grants, and the holds as the answer promises them, if that may not be heard.
     fn grant_all(
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
         (owner, terms): (&[u8], &Terms),
         at: &[(NameRef, Option<LockId>, Option<Arrival>)],
-    ) -> (Vec<Grant>, Vec<Undo>) {
-        let (mut grants, mut undo) = (Vec::with_capacity(at.len()), Vec::new());
-        for (name, lock, place) in at {
-            let entry = keys.entry(*name);
-            let mut used = None;
-            if let Some((lock, number)) = lock.zip(*place) {
-                used = self
-                    .remove_granted(entry, now, lock, number)
-                    .map(|place| (number, place));
-            }
-            let (whose, waited) = ((*name, owner), used.is_some());
-            let before = self.before(entry, *name, owner, used);
-            let Ok(grant) = self.grant(entry, now, whose, terms, waited) else {
+        at_once: bool,
+    ) -> (Vec<Grant>, Vec<Promise>) {
+        let (mut grants, mut promises) = (Vec::with_capacity(at.len()), Vec::new());
+        for (name, lock, place) in at.iter().copied() {
+            let award = Award {
+                name,
+                owner,
+                terms,
+                lock,
+                place,
+                at_once,
+            };
+            let Ok((grant, promise)) = self.award(keys.entry(name), now, &award) else {
                 broken!("no count overflows that was looked at before");
                 continue;
             };
             grants.push(grant);
-            if let Some((name, owner, before)) = before {
-                undo.extend(self.ledger.undo(entry, &name, &owner, grant, before));
-            }
+            promises.extend(promise);
         }
-        (grants, undo)
+        (grants, promises)
     }
 
     /// Has all queues served on after that.
@@ -288,14 +286,9 @@ impl Engine {
         &mut self,
         keys: &mut impl Keyspace,
         now: Now,
-        owner: &[u8],
         at: &[(NameRef, Option<LockId>, Option<Arrival>)],
     ) {
-        let owner = self.requests.hash(owner);
-        for (name, lock, _) in at {
-            if let Some(lock) = lock {
-                self.suspect_if_waiting(*lock, owner);
-            }
+        for (name, ..) in at {
             match self.queues.id(*name) {
                 Some(lock) => self.settle(keys, now, lock),
                 None => self.settle_changed(keys.entry(*name), now, *name, None),
@@ -432,29 +425,16 @@ impl Engine {
         let named = parts.iter();
         let at = named.map(|(part, name)| (name.as_ref(), Some(part.lock), part.place));
         let at: Vec<_> = at.collect();
-        let (mut grants, mut undo) = (Vec::with_capacity(at.len()), Vec::with_capacity(at.len()));
-        for (part, name) in &parts {
-            let entry = keys.entry(name.as_ref());
-            let place = part.place.and_then(|number| {
-                let place = self.remove_granted(entry, now, part.lock, number)?;
-                Some((number, place))
-            });
-            let waited = place.is_some();
-            let before = self.ledger.before(entry, name, &owner, place);
-            let whose = (name.as_ref(), &*owner);
-            match self.grant(entry, now, whose, &terms, waited) {
-                Ok(grant) => {
-                    undo.extend(self.ledger.undo(entry, name, &owner, grant, before));
-                    grants.push(grant);
-                }
-                Err(_) => broken!("no count overflows that was looked at before"),
-            }
-        }
+        let (grants, promises) = self.grant_all(keys, now, (&owner, &terms), &at, false);
         let (first, outcome) = (Name::default(), Outcome::GrantedAll(grants));
-        let pending = self.unconfirmed(undo, until);
+        let pending = Pending {
+            promises,
+            until,
+            ..Pending::default()
+        };
         let whom = (request.channel, request.owner);
         self.outbox.tell(id, whom, &first, outcome, pending);
-        self.settle_all(keys, now, &owner, &at);
+        self.settle_all(keys, now, &at);
     }
 
     /// Brings those locks of a request up to date that are not: what it is told must not depend on which of them was settled

@@ -54,10 +54,10 @@ impl Model {
             }),
         };
         if let Some(tie) = &tie {
-            self.note_tie((key, owner), before.tie, tie.client);
+            self.note_tie(tie.client);
         }
         let hold = self.held(key, owner, None)?;
-        (hold.deadline, hold.tie) = (deadline, tie);
+        (hold.deadline, hold.tie, hold.touched) = (deadline, tie, true);
         let client = |tie: Option<Tie>| tie.map(|tie| tie.client);
         if client(tie) != client(before.tie) {
             self.lose(key, &before, "taken");
@@ -88,7 +88,7 @@ impl Model {
     fn leave_holds(&mut self, key: &str, owner: &str, left: u32) {
         let holds = &mut self.lock(key).holds;
         for hold in holds.iter_mut().filter(|hold| hold.owner == owner) {
-            hold.holds = left;
+            (hold.holds, hold.touched) = (left, true);
         }
         let gone: Vec<Hold> = holds
             .iter()
@@ -142,7 +142,7 @@ impl Model {
         if limit < hold.limit {
             return Err(Error::Argument("LIMIT", String::new()));
         }
-        hold.limit = limit;
+        (hold.limit, hold.touched) = (limit, true);
         let (grant, holds) = (hold.grant, hold.holds);
         self.settle();
         Ok(Answer::Granted { grant, holds })
@@ -217,7 +217,6 @@ impl Model {
 
     /// Time passes, a millisecond at a time.
     pub fn pass(&mut self, ms: Millis) {
-        // What a grant that was undone has left behind may be due already.
         self.renew_by_itself();
         for _ in 0..ms {
             self.steady += 1;
@@ -241,7 +240,7 @@ impl Model {
         }
         self.renew_by_itself();
         self.settle();
-        self.take_back();
+        self.give_back();
     }
 
     /// The server looks for waits that could never end.

@@ -38,7 +38,9 @@ pub struct Model {
     pub cut: BTreeSet<u64>,
     /// A value that was dumped, to be restored.
     pub dumped: Option<Value>,
-    undelivered: Vec<Undelivered>,
+    pub unheard: Vec<Unheard>,
+    /// How many holds stand that would have been given back if no later command had touched them.
+    pub spared: usize,
     /// What is known of connections that holds are tied to.
     pub connections: BTreeMap<u64, ties::Connection>,
     /// The connection whose command is worked off.
@@ -77,14 +79,16 @@ pub struct Hold {
     pub client: u64,
     /// The end that its key was given from outside, if that is its end.
     pub cut: Option<Millis>,
+    /// Whether a later command of its owner has touched it.
+    pub touched: bool,
 }
 
-/// A grant that reached nobody: of one lock what there was before it, and the hold that it made.
+/// A new hold whose owner's connection was gone when it was granted.
 #[derive(Debug, Clone)]
-struct Undelivered {
-    key: String,
-    before: Option<Hold>,
-    after: Hold,
+pub struct Unheard {
+    pub key: String,
+    pub owner: String,
+    grant: u64,
     /// The owner's ticket, if it was kept for its owner.
     ticket: Option<Place>,
 }

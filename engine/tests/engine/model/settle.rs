@@ -1,6 +1,6 @@
 //! What follows from an event: whatever it was, all locks are brought up to date.
 
-use super::{overflow, Answer, Hold, Model, Place, Request, Tie, Told, Undelivered, Wait, Way};
+use super::{overflow, Answer, Hold, Model, Place, Request, Tie, Told, Unheard, Wait, Way};
 use dlock_commands::error::Error;
 use dlock_engine::Refusal;
 
@@ -148,25 +148,26 @@ impl Model {
     fn grant(&mut self, wait: &Wait) {
         let asked = &wait.asked;
         let kept = |place: &Place| place.claim > Some(0);
-        let before: Vec<(Option<Hold>, Option<Place>)> = asked
+        let new = |key: &&String| self.locks[*key].hold(&asked.owner).is_none();
+        let new: Vec<(String, Option<Place>)> = asked
             .keys
             .iter()
+            .filter(new)
             .map(|key| {
-                let lock = &self.locks[key];
-                let (hold, place) = (lock.hold(&asked.owner), lock.place_of(wait.id));
-                (hold.cloned(), place.cloned().filter(kept))
+                let place = self.locks[key].place_of(wait.id);
+                (key.clone(), place.cloned().filter(kept))
             })
             .collect();
         self.remove_wait(wait.id);
         let answer = self.take_all(asked);
         // A grant by NOTIFY stands once the message is published.
         if asked.channel.is_none() && self.cut.contains(&asked.client) {
-            for (key, (before, ticket)) in asked.keys.iter().zip(before) {
-                let after = self.locks[key].hold(&asked.owner).cloned();
-                self.undelivered.push(Undelivered {
-                    key: key.clone(),
-                    before,
-                    after: after.expect("it was granted"),
+            for (key, ticket) in new {
+                let hold = self.locks[&key].hold(&asked.owner);
+                self.unheard.push(Unheard {
+                    owner: asked.owner.clone(),
+                    grant: hold.expect("it was granted").grant,
+                    key,
                     ticket,
                 });
             }
@@ -201,8 +202,10 @@ impl Model {
             tie: None,
             client: request.client,
             cut: None,
+            touched: false,
         });
         let told = hold.clone();
+        hold.touched = told.holds > 0;
         hold.client = request.client;
         if hold.limit > request.limit {
             (hold.grant, hold.since, hold.limit) = (fresh, latest, request.limit);
@@ -230,7 +233,7 @@ impl Model {
                 session: request.session || same.is_some_and(|tie| tie.session),
                 auto: auto.or(same.and_then(|tie| tie.auto)),
             };
-            self.note_tie((key, &request.owner), told.tie, client);
+            self.note_tie(client);
             hold.tie = Some(tie);
         }
         if hold.grant == fresh {
@@ -266,79 +269,38 @@ impl Model {
         }
     }
 
-    /// Makes everything as if nothing had been granted to connections that are gone. That it has reached nobody is known only
-    /// after the event in which it was granted.
-    pub(super) fn take_back(&mut self) {
-        while !self.undelivered.is_empty() {
-            for undelivered in std::mem::take(&mut self.undelivered) {
-                self.undo(undelivered);
+    /// Gives back the new holds that nobody has heard of and no later command has touched. That nobody has heard of them is known
+    /// only after the turn in which they were granted.
+    pub(super) fn give_back(&mut self) {
+        while !self.unheard.is_empty() {
+            for unheard in std::mem::take(&mut self.unheard) {
+                self.give_back_one(unheard);
             }
             self.settle();
         }
     }
 
-    fn undo(&mut self, undelivered: Undelivered) {
-        let Undelivered {
-            key,
-            before,
-            after,
-            ticket,
-        } = undelivered;
-        let (ended, steady) = (self.ended.clone(), self.steady);
-        let lock = self.lock(&key);
-        let its = |hold: &Hold| hold.owner == after.owner && hold.grant == after.grant;
+    fn give_back_one(&mut self, unheard: Unheard) {
+        let steady = self.steady;
+        let lock = self.lock(&unheard.key);
+        let its = |hold: &Hold| hold.grant == unheard.grant;
         let Some(at) = lock.holds.iter().position(its) else {
             return;
         };
-        let mut hold = lock.holds.remove(at);
-        let count = |hold: &Option<Hold>| hold.as_ref().map_or(0, |hold| hold.holds);
-        let left = hold.holds.saturating_sub(after.holds - count(&before));
-        if left == 0 {
-            let free = lock.place(&after.owner).is_none();
-            if let Some(place) = ticket.filter(|_| free) {
-                let (wait, kept_until) = (None, place.claim.map(|claim| steady + claim));
-                lock.queue.push(Place {
-                    wait,
-                    kept_until,
-                    ..place
-                });
-                lock.queue.sort_by_key(|place| place.arrival);
-            }
+        if lock.holds[at].touched {
+            self.spared += 1;
             return;
         }
-        let tied = hold.tie;
-        let deadline = hold.deadline;
-        let untied = |hold: &Hold| Hold {
-            tie: None,
-            cut: None,
-            ..hold.clone()
-        };
-        match before.clone() {
-            // Nobody was told of anything else since.
-            Some(before) if untied(&hold) == untied(&after) => hold = before,
-            _ => {}
-        }
-        (hold.holds, hold.deadline, hold.tie) = (left, deadline, tied);
-        let same = match (tied, after.tie) {
-            (Some(now), Some(after)) => now.says_as(&after),
-            (now, after) => now == after,
-        };
-        if same {
-            hold.tie = before.as_ref().and_then(|before| before.tie);
-            let gone = hold.tie.filter(|tie| ended.contains(&tie.client));
-            if let Some(tie) = gone {
-                // It is as if that connection ended now.
-                if tie.session {
-                    return;
-                }
-                hold.tie = None;
-            }
-        }
-        lock.holds.push(hold);
-        if let Some(before) = before.filter(|_| same) {
-            if let Some(tie) = before.tie {
-                self.find_again(&key, before.grant, tie.client);
-            }
+        lock.holds.remove(at);
+        let free = lock.place(&unheard.owner).is_none();
+        if let Some(place) = unheard.ticket.filter(|_| free) {
+            let (wait, kept_until) = (None, place.claim.map(|claim| steady + claim));
+            lock.queue.push(Place {
+                wait,
+                kept_until,
+                ..place
+            });
+            lock.queue.sort_by_key(|place| place.arrival);
         }
     }
 

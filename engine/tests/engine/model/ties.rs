@@ -19,6 +19,8 @@ pub struct Auto {
     pub lease: Millis,
     /// For how long it renews, and from when on; none without bound.
     pub bound: Option<(Millis, Millis)>,
+    /// The same by a sign of life that its connection has given since.
+    pub kept: Option<(Millis, Millis)>,
     pub next: Next,
 }
 
@@ -39,19 +41,8 @@ pub enum Next {
 pub struct Connection {
     /// When it was last blocked by a request.
     waited: Millis,
-    /// Its last sign of life, and for how long that goes.
-    kept: Option<(Millis, Millis)>,
     /// What it has lost, and was not told: locks, grants, and why.
     pub lost: Vec<(String, u64, &'static str)>,
-}
-
-impl Tie {
-    /// Whether both say the same of a hold, whenever it is renewed next.
-    pub(super) fn says_as(&self, other: &Tie) -> bool {
-        let auto = |tie: &Tie| tie.auto.map(|auto| (auto.lease, auto.bound));
-        let said = |tie: &Tie| (tie.client, tie.session, auto(tie));
-        said(self) == said(other)
-    }
 }
 
 impl Auto {
@@ -66,6 +57,7 @@ impl Model {
         Auto {
             lease,
             bound: (ms > 0).then_some((self.steady, ms)),
+            kept: None,
             next: Next::Since(self.steady, lease),
         }
     }
@@ -87,16 +79,6 @@ impl Model {
         }
     }
 
-    /// A tie that was lost by a grant which is undone.
-    pub(super) fn find_again(&mut self, key: &str, grant: u64, client: u64) {
-        if let Some(connection) = self.connections.get_mut(&client) {
-            let is = |lost: &(String, u64, &str)| lost.0 == key && lost.1 == grant;
-            if let Some(at) = connection.lost.iter().rposition(is) {
-                connection.lost.remove(at);
-            }
-        }
-    }
-
     /// A connection begins to wait, or has waited.
     pub(super) fn note_waiting(&mut self, client: u64) {
         let steady = self.steady;
@@ -111,23 +93,9 @@ impl Model {
         holds.filter(move |hold| hold.tie.is_some_and(|tie| tie.client == client))
     }
 
-    /// A hold of this lock, which was tied so before, is to be tied to this connection. A sign of life goes for what was tied
-    /// then, which may have another token by now.
-    pub(super) fn note_tie(
-        &mut self,
-        (key, owner): (&str, &str),
-        before: Option<Tie>,
-        client: u64,
-    ) {
-        let its = |tie: Option<Tie>| tie.is_some_and(|tie| tie.client == client);
-        let others = self.locks.iter().any(|(name, lock)| {
-            let mut holds = lock.holds.iter().filter(|hold| its(hold.tie));
-            holds.any(|hold| name != key || hold.owner != owner)
-        });
-        let connection = self.connections.entry(client).or_default();
-        if !others && !its(before) {
-            connection.kept = None;
-        }
+    /// Something is tied to this connection: from now on it is known.
+    pub(super) fn note_tie(&mut self, client: u64) {
+        self.connections.entry(client).or_default();
     }
 
     /// Connections that have ended are told nothing more.
@@ -146,7 +114,7 @@ impl Model {
         let nobody = Connection::default();
         let connection = self.connections.get(&tie.client).unwrap_or(&nobody);
         let over = |(since, ms): (Millis, Millis)| since.max(connection.waited) + ms <= self.steady;
-        let kept = connection.kept.filter(|(kept, _)| *kept >= since);
+        let kept = tie.auto.and_then(|auto| auto.kept);
         !self.waits.iter().any(blocks) && over((since, ms)) && kept.is_none_or(over)
     }
 
@@ -213,7 +181,7 @@ impl Model {
     /// A connection gives a sign of life.
     pub(super) fn keep(&mut self, client: u64, ms: Millis) -> Answer {
         let (now, steady) = (self.now, self.steady);
-        let ties = self.ties(client).count();
+        let count = self.ties(client).count();
         let autos = self
             .ties(client)
             .filter(|hold| hold.tie.is_some_and(|tie| tie.auto.is_some()));
@@ -222,11 +190,17 @@ impl Model {
         if let Some(connection) = self.connections.get_mut(&client) {
             lost = std::mem::take(&mut connection.lost);
         }
-        if let Some(connection) = self.connections.get_mut(&client) {
-            let had = connection
-                .kept
-                .map_or(0, |(since, ms)| (since + ms).saturating_sub(steady));
-            connection.kept = (ties > 0).then(|| (steady, ms.max(had)));
+        let waited = self.connections.get(&client).map_or(0, |its| its.waited);
+        let holds = self.locks.values_mut().flat_map(|lock| &mut lock.holds);
+        let ties = holds.filter_map(|hold| hold.tie.as_mut());
+        let autos = ties
+            .filter(|tie| tie.client == client)
+            .filter_map(|tie| tie.auto.as_mut());
+        for auto in autos {
+            let later = |(since, kept): (Millis, Millis)| since.max(waited) + kept > steady + ms;
+            if !auto.kept.is_some_and(later) {
+                auto.kept = Some((steady, ms));
+            }
         }
         let paused = |hold: &&Hold| {
             let auto = hold.tie.and_then(|tie| tie.auto);
@@ -238,6 +212,6 @@ impl Model {
             .map(|hold| hold.grant)
             .collect();
         self.renew_these(&paused);
-        Answer::Kept(ties, left, lost)
+        Answer::Kept(count, left, lost)
     }
 }

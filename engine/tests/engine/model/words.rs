@@ -14,13 +14,19 @@ impl Model {
     /// Errors where the model ends: it knows one server, which is never paused and never late.
     pub fn act(&mut self, act: &Act, tokens: &BTreeMap<u64, u64>) -> Result<Option<Answer>, ()> {
         let key = |(db, key): &(u32, String)| format!("{db}:{key}");
+        if !matches!(act, Act::Command(_)) {
+            self.give_back();
+        }
         match act {
             Act::Command(command) => {
                 // What a script does no connection does.
                 self.acting = command.may_wait.then_some(command.client);
                 let answer = self.run(command, tokens);
                 self.acting = None;
-                self.take_back();
+                if command.pipelined {
+                    return Ok(answer);
+                }
+                self.give_back();
                 self.forget_connections();
                 return Ok(answer);
             }
@@ -61,7 +67,7 @@ impl Model {
             }
             _ => return Err(()),
         }
-        self.take_back();
+        self.give_back();
         self.forget_connections();
         Ok(None)
     }

@@ -1,0 +1,106 @@
+//! What is given back of an answer that nobody has heard: its connection has ended before, or replicas have not confirmed it.
+//!
+//! One rule for both. A *new* hold that no later command of its owner has touched (entered once more, renewed, downgraded, given
+//! back in part) ends, and the ticket that its owner had by `CLAIM` stands again. Of a request for many locks that goes for each
+//! lock by itself. A hold that was touched stands as that command answered it, since somebody was told. Nothing else is undone:
+//! a re-entry or an upgrade that nobody has heard of stands.
+
+use crate::keyspace::{exists, Entry, Keyspace, Value};
+use crate::lock::End;
+use crate::outbox::Promise;
+use crate::queue::Place;
+use crate::rules::requests::hold::held;
+use crate::state::Engine;
+use crate::types::{Arrival, Name, NameRef, Now};
+
+impl Engine {
+    /// Nobody has heard an answer that promises these holds: the new ones are to be given back as soon as changes are possible.
+    pub fn unheard(&mut self, promises: impl IntoIterator<Item = Promise>) {
+        for promise in promises {
+            self.ledger.unconfirmed.remove(&promise.token);
+            self.unheard.push(promise);
+        }
+    }
+
+    /// Returns true if there may be holds that are to be given back.
+    #[inline]
+    pub fn has_unheard(&self) -> bool {
+        !self.unheard.is_empty()
+    }
+
+    /// Gives back the new holds that nobody has heard of, and serves the queues as if they had not been granted. To be called
+    /// before anything else is decided, and only when this server would accept a write.
+    pub fn give_back(&mut self, keys: &mut impl Keyspace, now: Now) {
+        if self.unheard.is_empty() {
+            return;
+        }
+        let mut free = Vec::new();
+        for promise in std::mem::take(&mut self.unheard) {
+            if keys.serves(promise.name.as_ref()) {
+                free.extend(self.give_back_one(keys, now, promise));
+            } else if exists(keys, promise.name.as_ref()) {
+                self.unheard.push(promise);
+            }
+            // What has left with its slot is no longer to be had back from here.
+        }
+        // First all of them end: a request that waits for several gets them together.
+        for name in free {
+            self.close_if_leaving(keys, name.as_ref());
+            match self.queues.id(name.as_ref()) {
+                Some(lock) => self.settle(keys, now, lock),
+                None => self.settle_changed(keys.entry(name.as_ref()), now, name.as_ref(), None),
+            }
+        }
+        self.settle_next(keys, now);
+    }
+
+    /// Ends a hold, if it is still there and as its grant made it. Returns the lock, which is to be settled then.
+    fn give_back_one(
+        &mut self,
+        keys: &mut impl Keyspace,
+        now: Now,
+        promise: Promise,
+    ) -> Option<Name> {
+        let (name, owner) = (promise.name.as_ref(), &*promise.owner);
+        let entry = keys.entry(name);
+        held(entry, owner, Some(promise.token))
+            .ok()
+            .filter(|hold| hold.fresh)?;
+        // Nobody has had it, so nobody loses it.
+        self.ledger.untie_at(name, promise.token);
+        self.ledger
+            .end(entry, (name, owner), promise.token, End::Released, now);
+        if let Some((number, place)) = promise.ticket {
+            self.put_back(entry, now, name, number, *place);
+        }
+        Some(promise.name)
+    }
+
+    /// A ticket stands again at its number, with nobody there.
+    fn put_back(
+        &mut self,
+        entry: &mut Entry<impl Value>,
+        now: Now,
+        name: NameRef,
+        number: Arrival,
+        mut place: Place,
+    ) {
+        let lock = self.queues.id_or_new(name);
+        let Some(queue) = self.queues.get_mut(lock) else {
+            return;
+        };
+        let taken = entry.value().ticket(number).is_some();
+        if taken || entry.foreign || queue.number_of(&place.owner).is_some() {
+            return;
+        }
+        place.vacate();
+        let ticket = place
+            .as_change(number)
+            .filter(|_| queue.place(number).is_none());
+        if let Some(ticket) = ticket {
+            entry.commit(&ticket);
+            self.places += usize::from(queue.insert(number, place));
+            self.begin_window(lock, number, now);
+        }
+    }
+}

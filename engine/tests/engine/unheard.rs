@@ -1,0 +1,149 @@
+//! Answers that wait for replicas: what is given back of them, and what is not, if the replicas do not confirm them.
+
+use crate::client::Client;
+use crate::server::Server;
+use dlock_commands::Reply;
+use dlock_engine::{Now, Output, Policy, Promise};
+
+const NOW: Now = Now {
+    us: 1_000_000_000_000,
+    steady_us: 5_000,
+};
+
+/// A primary with one replica that counts, which is to confirm what it answers.
+fn primary() -> Server {
+    let policy = Policy {
+        replicas_needed: 1,
+        replicas_counting: 1,
+        ..Policy::default()
+    };
+    Server::new(true, policy)
+}
+
+/// What the answer to a command promises, which waits for replicas.
+fn ask(server: &mut Server, client: u64, line: &str) -> Vec<Promise> {
+    let reply = say(server, client, line);
+    assert!(matches!(reply, Reply::Wait(..)), "{line}: {reply:?}");
+    let mut outputs = server.engine.outbox.take();
+    assert_eq!(outputs.len(), 1, "{line}");
+    outputs
+        .pop()
+        .map(Output::into_pending)
+        .unwrap_or_default()
+        .promises
+}
+
+fn say(server: &mut Server, client: u64, line: &str) -> Reply {
+    let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+    let reply = server.run(NOW, 0, Client::connection(client), &words);
+    server.keys.close();
+    reply.unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+/// Replicas have not confirmed these.
+fn refuse(server: &mut Server, promises: Vec<Promise>) {
+    server.engine.unheard(promises);
+    server.engine.give_back(&mut server.keys, NOW);
+    server.keys.close();
+}
+
+fn is_held(server: &mut Server, key: &str) -> bool {
+    !matches!(say(server, 9, &format!("HELD {key} ada")), Reply::NullArray)
+}
+
+#[test]
+fn a_new_hold_that_nothing_has_touched_is_given_back() {
+    let mut server = primary();
+    let promises = ask(&mut server, 1, "MACQUIRE 2 shop yard ada SESSION");
+    refuse(&mut server, promises);
+    assert!(!is_held(&mut server, "shop") && !is_held(&mut server, "yard"));
+    assert_eq!(server.engine.sessions(), 0);
+    assert!(server.engine.ledger.unconfirmed.is_empty());
+}
+
+/// Whether that command's own answer was confirmed or not.
+#[test]
+fn a_hold_that_a_later_command_has_touched_stands() {
+    for line in [
+        "ACQUIRE shop ada HOLDS 1",
+        "RENEW shop ada",
+        "MRENEW 1 shop ada",
+        "FAIRACQUIRE shop ada",
+        "MACQUIRE 2 shop yard ada",
+    ] {
+        let mut server = primary();
+        let first = ask(&mut server, 1, "ACQUIRE shop ada");
+        let second = ask(&mut server, 2, line);
+        refuse(&mut server, first);
+        refuse(&mut server, second);
+        assert!(is_held(&mut server, "shop"), "{line}");
+        assert!(!is_held(&mut server, "yard"), "{line}");
+    }
+    for line in [
+        "DOWNGRADE shop ada LIMIT 1",
+        "DOWNGRADE shop ada SHARED",
+        "RELEASE shop ada",
+        "RELEASE shop ada HOLDS 2",
+    ] {
+        let mut server = primary();
+        let first = ask(&mut server, 1, "ACQUIRE shop ada HOLDS 2");
+        say(&mut server, 2, line);
+        refuse(&mut server, first);
+        assert!(is_held(&mut server, "shop"), "{line}");
+    }
+}
+
+/// What others do, and what the server does by itself, does not count.
+#[test]
+fn only_its_owner_touches_a_hold() {
+    let mut server = primary();
+    let first = ask(&mut server, 1, "ACQUIRE shop ada LIMIT 2");
+    let second = ask(&mut server, 2, "ACQUIRE shop ben LIMIT 2");
+    say(&mut server, 3, "INFO shop");
+    refuse(&mut server, first);
+    assert!(!is_held(&mut server, "shop"));
+    refuse(&mut server, second);
+    assert!(server.data().is_empty());
+}
+
+#[test]
+fn a_reentry_and_an_upgrade_stand() {
+    let mut server = primary();
+    let promises = ask(&mut server, 1, "ACQUIRE shop ada SHARED");
+    server.engine.confirmed(&promises);
+    let reentry = ask(&mut server, 1, "ACQUIRE shop ada SHARED");
+    refuse(&mut server, reentry);
+    let upgrade = ask(&mut server, 1, "ACQUIRE shop ada");
+    let Some(Promise { token, .. }) = upgrade.first().cloned() else {
+        panic!("it is granted")
+    };
+    refuse(&mut server, upgrade);
+    let Reply::Array(held) = say(&mut server, 1, "HELD shop ada") else {
+        panic!("it is held")
+    };
+    assert_eq!(held[..2], [Reply::Integer(token.0), Reply::Integer(3)]);
+}
+
+/// Nobody had it, so nobody is told that it is lost. A hold that its connection had before is.
+#[test]
+fn what_nobody_had_nobody_loses() {
+    let lost = |server: &mut Server| match say(server, 1, "KEEP 9000") {
+        Reply::Array(parts) => match &parts[..] {
+            [_, _, Reply::Array(lost)] => lost.len(),
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    };
+    let mut server = primary();
+    let promises = ask(&mut server, 1, "ACQUIRE shop ada AUTO 9000");
+    say(&mut server, 2, "FORCERELEASE shop");
+    refuse(&mut server, promises);
+    assert_eq!(lost(&mut server), 0);
+
+    let promises = ask(&mut server, 1, "ACQUIRE shop ada AUTO 9000");
+    server.engine.confirmed(&promises);
+    let reentry = ask(&mut server, 1, "ACQUIRE shop ada AUTO 9000");
+    say(&mut server, 2, "FORCERELEASE shop");
+    refuse(&mut server, reentry);
+    assert_eq!(lost(&mut server), 1);
+}
