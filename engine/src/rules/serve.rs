@@ -140,7 +140,6 @@ impl Engine {
             }
             Err(error) => (Outcome::Refused(error), None),
         };
-        self.suspect_if_waiting(lock, request.hash);
         let pending = self.unconfirmed(undo.into_iter().collect(), until);
         let whom = (request.channel, request.owner);
         self.outbox.tell(id, whom, &name, outcome, pending);
