@@ -6,8 +6,8 @@
 //!   lock up to date, decide, and answer;
 //! * **events** (`tick`, `leave`, `on_disconnect`, `unheard`, `on_key_changed`, …): what happened outside a request;
 //!   they only note what is to be done, since they may come at a moment when nothing may be changed;
-//! * **settlement** (`settle_dirty`, `bring_up_to_date`, `break_circles`): does what is to be done, when the caller says that
-//!   changes are possible;
+//! * **settlement** (`settle_dirty`, `bring_up_to_date`): does what is to be done, when the caller says that changes are
+//!   possible;
 //! * **getters** (`held`, `position`, `check`, `view`, `next_wakeup`): change nothing.
 //!
 //! After each of them the caller works through what has piled up: the changed [`Entry`]s of its [`Keyspace`], and the
@@ -24,7 +24,7 @@
 //! | `outbox` | who is to be told, and what |
 //! | `ledger`, `tying` | what decisions are written to; how holds are tied and untied |
 //! | `state` | [`Engine`]: all of it |
-//! | `deadlock` | who waits for whom, and whether that can ever end |
+//! | `deadlock` | the search for a circle of waiting owners |
 //! | `rules` | what decides: requests, events, settlement |
 //! | `view` | what there is to see |
 

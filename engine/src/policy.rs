@@ -24,9 +24,9 @@ pub struct Policy {
     pub max_holders: usize,
     /// The age beyond which renewals and re-entry cannot carry a hold; 0: none.
     pub max_hold_ms: Millis,
-    /// Whether a wait that could never end is refused.
+    /// Whether a request that would close a circle of waiting owners is refused.
     pub deadlock_detection: bool,
-    /// Steps that one look for a circle of waiting owners takes at most.
+    /// The most steps that the search for such a circle takes; beyond it the request waits.
     pub deadlock_max_steps: usize,
     /// No new grants or places when false.
     pub grants: bool,
@@ -53,7 +53,7 @@ impl Default for Policy {
             max_holders: 100_000,
             max_hold_ms: 0,
             deadlock_detection: true,
-            deadlock_max_steps: 10_000,
+            deadlock_max_steps: 1_000,
             grants: true,
             quarantine_until: SteadyMs(0),
             replicas_needed: 0,

@@ -4,7 +4,7 @@ use super::ledger::Ledger;
 use super::lock::Lock;
 use super::outbox::{Outbox, Promise};
 use super::policy::Policy;
-use super::queue::{BlockingIndex, Deadlines, LockId, Places, Requests, WaitQueues};
+use super::queue::{Deadlines, LockId, Places, Requests, WaitQueues};
 use super::types::{ClientId, Millis, Now, RequestId, Token, WallMs};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -29,7 +29,6 @@ pub struct Engine {
     /// The earliest lease of each watched lock.
     pub(super) leases: Deadlines<WallMs, LockId>,
     pub(super) requests: Requests,
-    pub(super) blocking: BlockingIndex,
     /// How many places there are over all locks.
     pub(super) places: usize,
     /// How many queues are stale.
@@ -55,10 +54,6 @@ pub struct Engine {
     pub(super) vacant: BTreeSet<LockId>,
     /// How far the look is that finds what the server does not tell.
     pub(super) round: Round,
-    /// Locks whose queue may be part of a circle that was not found at the request.
-    pub(super) suspects: BTreeSet<LockId>,
-    /// How far the check of those is, while one is under way.
-    pub(super) check: Option<Bound<LockId>>,
     /// A compatible head was not granted because nothing is granted for now.
     pub(super) held_back: bool,
 }

@@ -102,7 +102,7 @@ numbers! {
     /// The age beyond which renewals and re-entry cannot carry a hold, in ms; 0: none.
     MAX_HOLD_MS "max-hold-ms" = 0 in 0 ..= CENTURY_MS;
     /// Holders and places that one search for a circle of waiting owners passes at most.
-    DEADLOCK_MAX_STEPS "deadlock-max-steps" = 10_000 in 1 ..= MANY;
+    DEADLOCK_MAX_STEPS "deadlock-max-steps" = 1_000 in 1 ..= MANY;
     /// How many replicas this primary is meant to have: with most of them an answer waits for their confirmation; 0: none waits.
     REPLICAS "replicas" = 0 in 0 ..= 100;
     /// How long an answer waits for that at least, in ms.

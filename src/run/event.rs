@@ -61,7 +61,6 @@ pub(super) fn event(ctx: Ctx) {
             state.watch_clock_lead();
             subscribers::heartbeat(ctx);
             state.engine.begin_look();
-            state.engine.begin_check();
         }
         timer::arm(state.heartbeat, now.steady());
         if state.keys.in_cluster() {
@@ -71,9 +70,6 @@ pub(super) fn event(ctx: Ctx) {
             }
             let next = now.steady().after(SLOTS.as_millis() as u64);
             timer::arm(next, now.steady());
-        }
-        if open && state.engine.break_circles(&mut state.keys, now) {
-            timer::arm(now.steady().after(RETRY_MS), now.steady());
         }
         if open && now.steady() >= state.next_look {
             state.next_look = now.steady().after(LOOK_MS);

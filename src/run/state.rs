@@ -103,11 +103,10 @@ impl State {
         }
     }
 
-    /// More may be granted now than before, and a circle may matter that did not.
+    /// More may be granted now than before.
     #[cold]
     fn policy_changed(&mut self) {
         self.engine.mark_all();
-        self.engine.suspect_all();
     }
 }
 

@@ -61,6 +61,11 @@ impl<K: Hash + Eq, V, S: BuildHasher + Default> Index<K, V, S> {
         self.len() == 0
     }
 
+    /// Returns all entries, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        [&self.first].into_iter().chain(&self.others).flatten()
+    }
+
     /// The value at a key.
     pub fn get<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
     where

@@ -72,6 +72,14 @@ impl<N: Copy + Ord, T> Roster<N, T> {
         few.chain(many.flat_map(move |many| many.from(number)))
     }
 
+    /// Returns those before this number, the nearest first.
+    pub fn before(&self, number: N) -> impl Iterator<Item = (N, &T)> {
+        let few = self.few().iter().map(|(number, value)| (*number, &**value));
+        let few = few.rev().skip_while(move |(at, _)| *at >= number);
+        let many = self.many().into_iter();
+        few.chain(many.flat_map(move |many| many.before(number)))
+    }
+
     /// The one with this number.
     pub fn get_mut(&mut self, number: N) -> Option<&mut T> {
         match &mut self.0 {
@@ -304,6 +312,18 @@ impl<N: Copy + Ord, T> Chunks<N, T> {
             .flat_map(|chunk| &chunk.members);
         let from = members.skip_while(move |(at, _)| *at < number);
         from.map(|(number, value)| (*number, &**value))
+    }
+
+    fn before(&self, number: N) -> impl Iterator<Item = (N, &T)> {
+        let last = self.chunk_of(number);
+        let members = self
+            .chunks
+            .iter()
+            .take(last + 1)
+            .rev()
+            .flat_map(|chunk| chunk.members.iter().rev());
+        let before = members.skip_while(move |(at, _)| *at >= number);
+        before.map(|(number, value)| (*number, &**value))
     }
 
     fn get_mut(&mut self, number: N) -> Option<&mut T> {

@@ -48,7 +48,7 @@ pub struct Counters {
     pub evicted: u64,
     /// Requests that were refused, and waits that ended so, by reason.
     pub refusals: Refusals,
-    /// Requests whose look for a circle of waiting owners was left to the periodic check.
+    /// Requests that wait because the search for a circle of waiting owners was cut off.
     pub deadlocks_deferred: u64,
     /// Steps of the wall clock.
     pub clock_steps: u64,

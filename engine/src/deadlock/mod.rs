@@ -1,24 +1,22 @@
-//! Who waits for whom, and whether a wait can ever end.
+//! Circles of waiting owners.
 //!
-//! A wait is refused if it would still stand after every owner that waits for nothing had given back all that it holds, and
-//! the queues had been served. So a [`look`] plays that through ([`play`]), on the part of the world that the wait depends on:
-//! the holders of the lock and the places before it, what those wait for, and so on. For mutexes what is left standing is the
-//! circle in the wait-for graph; a semaphore or a shared lock that will be free enough raises no alarm. What is left standing is
-//! named, and untied, in [`circle`].
+//! An owner is one actor: while it waits for anything it gives nothing back, whatever connections use its name. So a request is
+//! never granted if what it waits for leads back to it. One [`search`] forward, when the request would begin to wait, finds
+//! that; nothing is kept for it but the waiting requests by owner. [`text`] names the circle in an error.
 //!
-//! An owner is one actor: while it waits for anything it gives nothing back, whatever connections use its name; with several
-//! waits it acts when all are granted. An absent ticket waits for nothing.
+//! A request waits
 //!
-//! A look is bounded and done in one piece: it has an answer within its steps, or it has none ([`OutOfSteps`]). Nothing of it
-//! is kept.
+//! * for all requests of each holder that excludes it by itself: one of the two limits is 1;
+//! * unless it is an upgrade, which stands ahead of the queue, for the nearest request for many locks before it;
+//! * and, if its own limit is not 1, for the first request before it whose limit is 1.
+//!
+//! Other requests before it need no look: they wait for the same holders and for the same requests for many locks. Each of
+//! these must go before the request is granted, so no circle that is found could end. Where limits are 1 or unbounded and each
+//! owner has one request, none is missed. Left to time-outs are circles that depend on how many may hold a semaphore, those
+//! through another request of an owner that only stands before others, and those that close in another way than by a request.
 
-// Positions are those of the look's own lists, which only grow while it lasts.
-#![allow(clippy::indexing_slicing)]
-
-mod circle;
-mod look;
-mod play;
+mod search;
 mod text;
 
-pub(crate) use look::{Look, OutOfSteps, Wanted, ASKED};
-pub(crate) use text::{deadlock, two_upgrades, Circle};
+pub(crate) use search::{Asked, OutOfSteps, Search, Wanted};
+pub(crate) use text::{deadlock, two_upgrades};

@@ -28,8 +28,8 @@ pub(crate) struct Step {
 pub(crate) struct Circle {
     /// Its first steps.
     pub named: Vec<Step>,
-    /// How many more there are; none if that is not known.
-    pub more: Option<usize>,
+    /// How many more there are.
+    pub more: usize,
 }
 
 /// The error for a second holder that wants to upgrade: each would wait for the other to leave.
@@ -57,8 +57,7 @@ pub(crate) fn deadlock(circle: &Circle, mut readable: impl FnMut(&Name) -> bool)
     });
     let named = named.collect::<Vec<_>>().join(", ");
     Refusal::Deadlock(match circle.more {
-        None => format!("{named}, and more"),
-        Some(0) => named,
-        Some(more) => format!("{named}, and {more} more"),
+        0 => named,
+        more => format!("{named}, and {more} more"),
     })
 }

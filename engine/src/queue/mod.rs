@@ -1,7 +1,6 @@
 //! What queues: places, the requests that wait at them, and what ends when. None of it is durable but the tickets, of which
 //! the lock's value keeps the durable half.
 
-mod blocking_holders;
 pub(crate) mod crowd;
 mod deadlines;
 mod place;
@@ -10,7 +9,6 @@ mod requests;
 mod ties;
 mod wait_queue;
 
-pub(crate) use blocking_holders::{BlockingHolder, BlockingIndex, MOST_RECORDED};
 pub use crowd::Crowd;
 pub(crate) use deadlines::Deadlines;
 pub(crate) use place::Place;

@@ -17,7 +17,7 @@ use std::rc::Rc;
 pub struct Place {
     /// Whose place it is.
     pub owner: Rc<[u8]>,
-    /// What is asked for.
+    /// What is asked for. `WaitQueue::set_limit` changes it, and counts.
     pub limit: Limit,
     /// Since when it is there: microseconds of the steady clock.
     pub since_us: u64,

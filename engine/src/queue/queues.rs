@@ -41,14 +41,12 @@ struct Review {
     left: usize,
     /// How many of those are to be marked for settlement, whatever has happened to their values.
     marked: usize,
-    /// How many of those are to be looked at for circles.
-    suspected: usize,
 }
 
 impl Review {
     /// There is one slot more: else the review would end before one that it has not come to.
     fn lengthen(&mut self) {
-        for left in [&mut self.left, &mut self.marked, &mut self.suspected] {
+        for left in [&mut self.left, &mut self.marked] {
             *left += usize::from(*left > 0);
         }
     }
@@ -61,8 +59,6 @@ pub(crate) struct Turn {
     pub lock: LockId,
     /// Whether it is to be marked for settlement.
     pub marked: bool,
-    /// Whether it is to be looked at for circles.
-    pub suspected: bool,
 }
 
 /// Exchanges that a review keeps in mind. More of them end it at once: only they could make it remember without bound.
@@ -227,11 +223,6 @@ impl WaitQueues {
         (self.review.left, self.review.marked) = (self.slots.len(), self.slots.len());
     }
 
-    /// Has the review look at each lock for circles.
-    pub(crate) fn suspect_all(&mut self) {
-        (self.review.left, self.review.suspected) = (self.slots.len(), self.slots.len());
-    }
-
     /// These are to be looked at in the review. A lock that is used before its turn has it then.
     pub(crate) fn review_crowd(&mut self, crowd: Crowd) {
         let last = self.crowds.back_mut();
@@ -278,21 +269,16 @@ impl WaitQueues {
                 true => review.next,
                 false => 0,
             };
-            let (marked, suspected) = (review.marked > 0, review.suspected > 0);
+            let marked = review.marked > 0;
             review.next = index + 1;
             review.left -= 1;
             review.marked = review.marked.saturating_sub(1);
-            review.suspected = review.suspected.saturating_sub(1);
             if let Some(slot) = self.slots.get(index).filter(|slot| slot.queue.is_some()) {
                 let lock = LockId {
                     index: index as u32,
                     generation: slot.generation,
                 };
-                return Some(Turn {
-                    lock,
-                    marked,
-                    suspected,
-                });
+                return Some(Turn { lock, marked });
             }
         }
         // Every lock has been looked at since the last of them.

@@ -79,6 +79,16 @@ enum Ids {
     More(Box<BTreeSet<RequestId>>),
 }
 
+impl Ids {
+    /// Returns the oldest.
+    fn first(&self) -> Option<RequestId> {
+        match self {
+            Ids::One(id) => Some(*id),
+            Ids::More(ids) => ids.first().copied(),
+        }
+    }
+}
+
 /// The requests of one connection that wait by a channel: mostly always the same one, so its name is shared.
 #[derive(Debug, Clone)]
 struct Notified {
@@ -150,16 +160,22 @@ impl Requests {
         one.into_iter().chain(more.into_iter().flatten())
     }
 
-    /// An owner's only waiting request; none if it has none or several.
-    pub(crate) fn only_of_owner(&self, owner: OwnerHash) -> Option<RequestId> {
-        let mut ids = self.of_owner(owner);
-        let first = ids.next()?;
-        ids.next().is_none().then_some(first)
-    }
-
     /// Returns true if an owner waits for anything.
     pub(crate) fn waits(&self, owner: OwnerHash) -> bool {
         self.by_owner.get(&owner).is_some()
+    }
+
+    /// Returns how many owners wait.
+    pub(crate) fn owners(&self) -> usize {
+        self.by_owner.len()
+    }
+
+    /// Returns each owner that waits, with its name, in no order.
+    pub(crate) fn each_owner(&self) -> impl Iterator<Item = (OwnerHash, &[u8])> {
+        self.by_owner.iter().filter_map(|(hash, ids)| {
+            let request = self.get(ids.first()?)?;
+            Some((*hash, &*request.owner))
+        })
     }
 
     /// The next of the requests by which this connection waits on a channel.

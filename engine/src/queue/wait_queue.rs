@@ -1,12 +1,11 @@
 //! The wait queue of one lock, on the server that decides.
 
-use super::blocking_holders::{BlockingHolder, BlockingHolders};
 use super::deadlines::DueKey;
 use super::place::Place;
 use crate::collections::index::Index;
 use crate::collections::roster::Roster;
 use crate::lock::Lock;
-use crate::types::{Arrival, Name, RequestId, WallMs};
+use crate::types::{Arrival, Limit, Name, RequestId, WallMs};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -33,10 +32,8 @@ pub(crate) struct WaitQueue {
     pub counts_on: BTreeSet<RequestId>,
     /// How many parts of requests for many locks wait at a place here.
     pub multi_places: usize,
-    /// How many other places belong to owners that wait for something else too.
-    pub waits_elsewhere_too: usize,
-    /// What the index of blocking holders has recorded of it.
-    pub blocking: BlockingHolders,
+    // How many places ask for the lock with limit 1.
+    exclusive: usize,
     /// Absent tickets whose window has ended.
     pub lapsed: Vec<Arrival>,
     /// Waits that ended by time-out since the last settlement; for the events that tell of them.
@@ -184,8 +181,10 @@ impl WaitQueue {
     pub(crate) fn insert(&mut self, number: Arrival, place: Place) -> bool {
         let owner = place.owner.clone();
         let free = self.number_of(&owner).is_none();
+        let exclusive = place.limit == Limit::EXCLUSIVE;
         let inserted = free && self.places.insert(number, Box::new(place)).is_ok();
         if inserted {
+            self.exclusive += usize::from(exclusive);
             self.index(owner, number);
         }
         inserted
@@ -194,6 +193,7 @@ impl WaitQueue {
     /// Takes a place out.
     pub(crate) fn remove(&mut self, number: Arrival) -> Option<Box<Place>> {
         let place = self.places.remove(number)?;
+        self.exclusive -= usize::from(place.limit == Limit::EXCLUSIVE);
         if self.len() <= LONGEST_SEARCH / 2 {
             self.by_owner = None;
         } else if let Some(index) = &mut self.by_owner {
@@ -228,7 +228,11 @@ impl WaitQueue {
                     index.insert(owner, its);
                     return false;
                 }
-                self.places.insert(number, Box::new(place(owner))).is_ok()
+                let place = Box::new(place(owner));
+                let exclusive = place.limit == Limit::EXCLUSIVE;
+                let inserted = self.places.insert(number, place).is_ok();
+                self.exclusive += usize::from(inserted && exclusive);
+                inserted
             }
         }
     }
@@ -236,6 +240,8 @@ impl WaitQueue {
     /// Takes out all places that this is true of, without looking for each of them.
     pub(crate) fn split_off(&mut self, leaves: impl Fn(Arrival, &Place) -> bool) -> Places {
         let places = self.places.split_off(leaves);
+        let exclusive = |(_, place): &(Arrival, &Place)| place.limit == Limit::EXCLUSIVE;
+        self.exclusive -= places.iter().filter(exclusive).count();
         let mut by_owner = None;
         if self.len() <= LONGEST_SEARCH || places.len() > self.len() {
             by_owner = self.by_owner.take();
@@ -293,25 +299,29 @@ impl WaitQueue {
         self.places.iter()
     }
 
-    /// The places from this number on.
-    pub(crate) fn from(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Place)> {
-        self.places.from(number)
+    /// Returns the places before this number, the nearest first.
+    pub(crate) fn before(&self, number: Arrival) -> impl Iterator<Item = (Arrival, &Place)> {
+        self.places.before(number)
+    }
+
+    /// Returns how many places ask for the lock with limit 1.
+    pub(crate) fn exclusive_places(&self) -> usize {
+        self.exclusive
+    }
+
+    /// Sets the limit that a place asks for. Returns the one before.
+    pub(crate) fn set_limit(&mut self, number: Arrival, limit: Limit) -> Option<Limit> {
+        let place = self.places.get_mut(number)?;
+        let before = std::mem::replace(&mut place.limit, limit);
+        self.exclusive += usize::from(limit == Limit::EXCLUSIVE);
+        self.exclusive -= usize::from(before == Limit::EXCLUSIVE);
+        Some(before)
     }
 
     /// How many places of the queue are before this one. The waiting upgrade's is none of them.
     pub(crate) fn rank(&self, number: Arrival) -> Option<usize> {
         let rank = self.places.rank(number)?;
         Some(rank.saturating_sub(usize::from(self.upgrade().is_some())))
-    }
-
-    /// Returns true if an owner that is queued here waits for something else too, or holds the lock.
-    pub(crate) fn is_entangled(&self) -> bool {
-        self.multi_places > 0 || self.waits_elsewhere_too > 0 || self.upgrade().is_some()
-    }
-
-    /// The holders, where they are recorded one by one: with somebody queued, and if they are not too many.
-    pub(crate) fn blocking_holders(&self) -> Option<&[BlockingHolder]> {
-        self.blocking.each().filter(|_| !self.is_empty())
     }
 
     /// Returns true if the settlement of another lock may depend on what is queued here.

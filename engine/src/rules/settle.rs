@@ -15,8 +15,8 @@
 
 use crate::invariants::broken;
 use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
-use crate::lock::{Change, End, Hold, Lock};
-use crate::queue::{BlockingHolder, LockId, WaitQueue};
+use crate::lock::{Change, End, Lock};
+use crate::queue::{LockId, WaitQueue};
 use crate::state::{Engine, Next, Remains};
 use crate::types::{NameRef, Now, WallMs};
 
@@ -339,8 +339,7 @@ impl Engine {
         }
     }
 
-    /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, what others must know
-    /// of its holders, the queue itself.
+    /// Keeps the lock's watch: the mark that somebody is queued, the due entry of the earliest lease, the queue itself.
     fn update_watch(&mut self, entry: &mut Entry<impl Value>, lock: LockId, left_over: bool) {
         let Some(queue) = self.queues.get_mut(lock) else {
             return broken!("a lock that is settled has a queue");
@@ -362,15 +361,6 @@ impl Engine {
             self.leases.clear(&mut queue.lease);
             queue.lease = earliest.map(|at| self.leases.add(at, lock));
         }
-        let blocking = match queued && self.policy.deadlock_detection {
-            true => value,
-            false => &Lock::FREE,
-        };
-        let requests = &self.requests;
-        let holder = |hold: Hold| BlockingHolder::of(&hold, |owner| requests.hash(owner));
-        let (count, holders) = (blocking.holders(), blocking.holds().map(holder));
-        self.blocking
-            .record(lock, count, holders, &mut queue.blocking);
         if value.is_empty() && watched {
             self.vacant.insert(lock);
         } else {
@@ -390,8 +380,6 @@ impl Engine {
         let mut queue = self.queues.remove(lock)?;
         self.stale -= usize::from(queue.stale);
         self.leases.clear(&mut queue.lease);
-        self.blocking.clear(lock, &mut queue.blocking);
-        self.suspects.remove(&lock);
         self.vacant.remove(&lock);
         Some(queue)
     }

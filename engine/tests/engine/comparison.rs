@@ -179,7 +179,6 @@ impl Run {
         let shortened = model.policy.max_lease_ms < Policy::default().max_lease_ms;
         let bounded = model.policy.max_hold_ms > 0;
         let (drained, watches) = (!model.policy.grants, model.policy.deadlock_detection);
-        let circle = model.has_circle();
         let waiting: Vec<u64> = model.waits.iter().map(|wait| wait.asked.client).collect();
         let (one, other) = (self.key(), self.key());
         let random = &mut self.random;
@@ -197,12 +196,6 @@ impl Run {
         }
         if shortened && random.chance(15) {
             return "config max-lease-ms 2592000000".into();
-        }
-        if circle && random.chance(15) {
-            return match watches {
-                true => "heartbeat".into(),
-                false => "config deadlock-detection yes".into(),
-            };
         }
         if !cut.is_empty() && random.chance(10) {
             return format!("{} dies", random.pick(&cut));
@@ -495,7 +488,6 @@ fn the_comparison_comes_by_everything() {
         "told Gone",
         "told NOTHELD",
         "told WRONGTYPE",
-        "told DEADLOCK",
     ] {
         let count = seen.get(what).copied().unwrap_or(0);
         assert!(count >= 10, "{what}: {count} of {seen:#?}");

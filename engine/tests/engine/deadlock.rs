@@ -1,8 +1,9 @@
-//! Which waits could never end: the definition, played through.
+//! Which waits could never end: the definition, played through, and the rule by which a request is refused.
 //!
 //! An owner is one actor: while it waits for anything it gives nothing back. So every owner that waits for nothing gives
 //! back all it holds, the queues are served, and so on until nothing moves. The waits that are left could never end.
-//! Leases, time-outs, quarantine and caps play no part; tickets that nobody waits on have vanished.
+//! Leases, time-outs, quarantine and caps play no part; tickets that nobody waits on have vanished. The rule follows less than
+//! that, and finds all of it where limits are 1 or unbounded and an owner has one wait at a time.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +25,9 @@ pub struct Hold {
 #[derive(Debug, Clone)]
 pub struct Wait {
     pub id: u64,
-    owner: String,
+    pub owner: String,
+    /// Whether it is a MACQUIRE.
+    many: bool,
     places: Vec<Place>,
 }
 
@@ -36,10 +39,11 @@ struct Place {
 }
 
 impl Wait {
-    pub fn new(id: u64, owner: &str) -> Wait {
+    pub fn new(id: u64, owner: &str, many: bool) -> Wait {
         Wait {
             id,
             owner: owner.to_string(),
+            many,
             places: Vec::new(),
         }
     }
@@ -53,6 +57,11 @@ impl Wait {
     fn rank(&self, key: &str) -> Option<usize> {
         let place = self.places.iter().find(|place| place.key == key);
         place.map(|place| place.rank)
+    }
+
+    /// What it asks for: the same of each lock.
+    fn limit(&self) -> usize {
+        self.places.first().map_or(0, |place| place.limit)
     }
 
     fn is_before(&self, place: &Place) -> bool {
@@ -92,35 +101,77 @@ impl Scene {
         }
     }
 
-    /// The waits that keep this one from being granted: of each lock those of the owners whose holds are in its way, or else
-    /// the one that heads the queue.
-    fn blockers(&self, wait: &Wait) -> Vec<&Wait> {
-        let mut blockers = Vec::new();
+    /// What a request waits for, by all clauses of the rule but the one that is left out: the owners by their holds, and other
+    /// requests by their places.
+    fn in_the_way<'s>(
+        &'s self,
+        wait: &'s Wait,
+        left_out: Option<Clause>,
+    ) -> (Vec<&'s str>, Vec<&'s Wait>) {
+        let (mut owners, mut waits) = (Vec::new(), Vec::new());
         for place in &wait.places {
-            if self.compatible(place, &wait.owner) {
-                let before = self.waits.iter().filter(|other| other.is_before(place));
-                blockers.extend(before.min_by_key(|other| other.rank(&place.key)));
-            } else {
-                let holds = |other: &&Wait| {
-                    let mut others = self.others(&place.key, &wait.owner);
-                    others.any(|hold| hold.owner == other.owner)
-                };
-                blockers.extend(self.waits.iter().filter(holds));
+            let others = self.others(&place.key, &wait.owner);
+            let excluding = others.filter(|hold| hold.limit == 1 || place.limit == 1);
+            if left_out != Some(Clause::Holders) {
+                owners.extend(excluding.map(|hold| hold.owner.as_str()));
+            }
+            let mut holds = self.holds.iter();
+            if holds.any(|hold| hold.key == place.key && hold.owner == wait.owner) {
+                // An upgrade stands ahead of the queue.
+                continue;
+            }
+            let mut before: Vec<&Wait> = self.waits.iter().collect();
+            before.retain(|other| other.is_before(place));
+            before.sort_by_key(|other| other.rank(&place.key));
+            if left_out != Some(Clause::Many) {
+                waits.extend(before.iter().rfind(|other| other.many));
+            }
+            if left_out != Some(Clause::Exclusive) && place.limit != 1 {
+                waits.extend(before.iter().find(|other| other.limit() == 1));
             }
         }
-        blockers
+        (owners, waits)
     }
+}
 
-    /// The waits that this one depends on, and those that they depend on, and so on.
-    fn depends_on(&self, wait: &Wait) -> BTreeSet<u64> {
-        let mut found = BTreeSet::new();
-        let mut next = vec![wait];
-        while let Some(wait) = next.pop() {
-            let blockers = self.blockers(wait).into_iter();
-            next.extend(blockers.filter(|blocker| found.insert(blocker.id)));
+/// What the rule says that a request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clause {
+    /// Every holder that excludes it by itself: one of the two limits is 1.
+    Holders,
+    /// Unless it is an upgrade: the nearest request for many locks before it.
+    Many,
+    /// If its own limit is not 1: the first request before it whose limit is 1.
+    Exclusive,
+}
+
+/// Whether a request waits for itself, by the rule. A holder gives nothing back before all its requests are granted; of who
+/// stands before another in a queue only that request counts.
+pub fn closes_a_circle(scene: &Scene, id: u64) -> bool {
+    closes_a_circle_without(scene, id, None)
+}
+
+/// The same by the rule with a clause left out.
+pub fn closes_a_circle_without(scene: &Scene, id: u64, left_out: Option<Clause>) -> bool {
+    let asked = scene.waits.iter().find(|wait| wait.id == id);
+    let asked = asked.expect("the request is in the scene");
+    let mut found = BTreeSet::new();
+    let mut next = vec![asked];
+    while let Some(wait) = next.pop() {
+        let (owners, waits) = scene.in_the_way(wait, left_out);
+        let of_owners = scene.waits.iter();
+        let of_owners = of_owners.filter(|wait| owners.contains(&wait.owner.as_str()));
+        next.extend(
+            waits
+                .into_iter()
+                .chain(of_owners)
+                .filter(|wait| found.insert(wait.id)),
+        );
+        if owners.contains(&asked.owner.as_str()) || found.contains(&id) {
+            return true;
         }
-        found
     }
+    false
 }
 
 /// What is left when nothing moves any more: the waits that could never end.
@@ -138,28 +189,4 @@ pub fn play(mut scene: Scene) -> Scene {
             return scene;
         }
     }
-}
-
-/// A wait that has to be ended so that others can: the youngest of those that depend on each other and on nothing else.
-pub fn victim(scene: Scene) -> Option<u64> {
-    let left = play(scene);
-    let depends: Vec<(u64, BTreeSet<u64>)> = left
-        .waits
-        .iter()
-        .map(|wait| (wait.id, left.depends_on(wait)))
-        .collect();
-    let on = |id: &u64| {
-        depends
-            .iter()
-            .find(|(other, _)| other == id)
-            .map(|(_, on)| on)
-    };
-    let knot = |(id, its): &&(u64, BTreeSet<u64>)| {
-        its.iter()
-            .all(|other| on(other).is_some_and(|back| back.contains(id)))
-    };
-    depends
-        .iter()
-        .find(knot)
-        .and_then(|(_, knot)| knot.last().copied())
 }

@@ -233,7 +233,6 @@ fn hidden(pair: &Pair) -> Vec<u64> {
     times.iter_mut().for_each(|at| *at -= now.steady().0);
     times.sort_unstable();
     times.push(engine.next_wakeup(now).unwrap_or(u64::MAX));
-    times.push(u64::from(engine.is_suspicious()));
     times
 }
 

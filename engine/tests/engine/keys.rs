@@ -26,6 +26,8 @@ pub struct Keys {
     pub alone: bool,
     /// Whether nobody is told that a lock was there already: a fault.
     pub blind: bool,
+    /// How often a lock was looked at without being opened for a change.
+    pub inspected: usize,
     open: Vec<Opened>,
 }
 
@@ -91,6 +93,15 @@ impl Keyspace for Keys {
 
     fn moved(&mut self, name: NameRef) -> bool {
         self.away.iter().any(|away| away.as_ref() == name)
+    }
+
+    fn inspect(&mut self, name: NameRef, see: &mut dyn FnMut(&Lock)) -> bool {
+        self.inspected += 1;
+        let entry = self.entry(name);
+        if let Some(lock) = &entry.lock {
+            see(lock);
+        }
+        entry.foreign || entry.lock.is_some()
     }
 }
 

@@ -9,6 +9,7 @@
 //! | `exploration` | the same with every sequence of a few things that can happen |
 //! | `simulation` | primary, replica, crash and promotion by a seed; `invariants` after each step |
 //! | `deadlock` | which waits could never end, by definition |
+//! | `circles` | that the engine refuses those waits and no others, and what the search for them costs |
 //! | `faults` | that each of these checks rejects what it is there for |
 //! | `invariants_broken` | that the engine's own assertions stop a test |
 //! | `parsing` | every command's words are read as the table says |
@@ -29,6 +30,7 @@ use dlock_conversations::{script, transcript};
 
 mod arguments;
 mod bytes;
+mod circles;
 mod client;
 mod comparison;
 mod counting;

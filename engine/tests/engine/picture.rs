@@ -49,8 +49,6 @@ pub struct Picture {
     pub unasked: Vec<(RequestId, Outcome)>,
     /// The requests that were refused with DEADLOCK since then.
     pub refused: Vec<Waiting>,
-    /// Whether the last event was a look for deadlocks.
-    pub looked: bool,
     /// Whether deadlocks are to be detected; and whether each look may go as far as it has to.
     pub detection: bool,
     pub thorough: bool,
@@ -171,7 +169,6 @@ impl Picture {
             replica: world.link.is_empty().then(|| world.replica.data()),
             quarantined: world.now.steady() < world.quarantine_until,
             last_token: world.last_token,
-            looked: world.looked,
             detection: world.detection,
             thorough: engine.policy.deadlock_max_steps >= Policy::default().deadlock_max_steps,
             renewed: std::mem::take(&mut world.renewed),
@@ -210,7 +207,7 @@ impl Picture {
                 }));
         }
         for (id, wait) in &self.waits {
-            let mut waiting = deadlock::Wait::new(id.0, &text(&wait.owner));
+            let mut waiting = deadlock::Wait::new(id.0, &text(&wait.owner), wait.many);
             for name in &wait.names {
                 let row = &self.rows[name];
                 if let Some(rank) = row.rank(&wait.owner).filter(|_| !row.counts(wait)) {
@@ -225,7 +222,7 @@ impl Picture {
     /// The same if this request waited, too: at its owner's places in the stead of the older ones, or behind all others.
     pub fn scene_with(&self, asked: &Waiting) -> Scene {
         let mut scene = self.scene();
-        let mut waiting = deadlock::Wait::new(u64::MAX, &text(&asked.owner));
+        let mut waiting = deadlock::Wait::new(u64::MAX, &text(&asked.owner), asked.many);
         let mut replaced = Vec::new();
         let inherits = |wait: &Waiting| {
             let same = |name: &Name| asked.names.contains(name);

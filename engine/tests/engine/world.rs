@@ -68,8 +68,6 @@ pub struct World {
     pub over: Vec<(End, Token)>,
     /// The requests that were refused with DEADLOCK since it was last read.
     pub refused: Vec<Waiting>,
-    /// Whether the last event was a look for deadlocks that came to its end.
-    pub looked: bool,
     /// Whether nothing but time has passed since it was last read.
     pub only_time: bool,
     /// Whether the server is to renew anything for a while only.
@@ -213,7 +211,6 @@ impl World {
             seen: 0,
             over: Vec::new(),
             refused: Vec::new(),
-            looked: false,
             only_time: true,
             bounded_auto: false,
             renewed: BTreeSet::new(),
@@ -517,34 +514,11 @@ impl World {
         self.engine().policy.deadlock_detection = sees;
     }
 
-    /// What the server does once a second: it looks for deadlocks. It does so until nothing is left that it could answer.
+    /// What the server does once a second.
     pub fn heartbeat(&mut self) {
         self.look();
         self.prepare();
-        if self.writable {
-            for _ in 0..PATIENCE {
-                self.engine().begin_check();
-                self.check_to_its_end();
-                self.looked = !self.primary.engine.is_suspicious();
-                if self.looked || self.primary.engine.policy.deadlock_max_steps < 100 {
-                    return;
-                }
-            }
-            panic!("the look for deadlocks does not come to an end");
-        }
         self.perform();
-    }
-
-    fn check_to_its_end(&mut self) {
-        for _ in 0..PATIENCE {
-            let Server { engine, keys, .. } = &mut self.primary;
-            let more = engine.break_circles(keys, self.now);
-            self.perform();
-            if !more {
-                return;
-            }
-        }
-        panic!("one check for deadlocks does not come to an end");
     }
 
     /// Time passes on a server that is never late: it wakes whenever it asked for it.
@@ -600,7 +574,6 @@ impl World {
         }
         self.detection = detection;
         self.engine().mark_all();
-        self.engine().suspect_all();
         self.tick();
     }
 
@@ -783,7 +756,6 @@ impl World {
     /// Works off what the engine has decided, and has it settle what is left to settle, if that is possible now.
     pub fn perform(&mut self) {
         let mut stuck = false;
-        self.looked = false;
         for _ in 0..PATIENCE {
             self.event += 1;
             for closed in self.primary.keys.close() {

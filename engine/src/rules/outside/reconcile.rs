@@ -110,10 +110,6 @@ impl Engine {
         if let Some(from) = queue.taken_in.take() {
             return self.take_in_tickets(entry, now, lock, from);
         }
-        if !queue.is_empty() || !queue.counts_on.is_empty() {
-            // The holders may be others than those that a wait was found to end with.
-            self.suspects.insert(lock);
-        }
         if entry.lock.is_some() {
             entry.touch_ttl();
         }
@@ -346,8 +342,10 @@ impl Engine {
         if !place.is_absent() {
             return entry.commit_any(place.as_change(number));
         }
-        place.limit = ticket.limit;
         place.set_claim(ticket.claim);
+        if let Some(queue) = self.queues.get_mut(lock) {
+            queue.set_limit(number, ticket.limit);
+        }
         let window = ticket.claim.max(self.policy.claim_window_ms);
         self.keep_ticket(lock, number, window, now);
     }

@@ -151,9 +151,6 @@ impl Engine {
         if turn.marked {
             self.mark(turn.lock);
         }
-        if turn.suspected {
-            self.suspects.insert(turn.lock);
-        }
     }
 
     /// Has a lock looked at whose database has changed since it was last looked at.

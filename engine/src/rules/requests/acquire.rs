@@ -1,6 +1,6 @@
 //! Taking a lock: at once, by re-entry, by upgrade, or by waiting for it.
 
-use crate::deadlock::{two_upgrades, Wanted};
+use crate::deadlock::{two_upgrades, Asked, Wanted};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Event, Keyspace, Value};
 use crate::ledger::{overflow, Due};
@@ -177,7 +177,13 @@ impl Engine {
             place: kind.place(),
             limit: ask.terms.limit,
         }];
-        self.refuse_if_deadlocked(keys, &wanted, ask.owner, older)?;
+        let asked = Asked {
+            owner: ask.owner,
+            wanted: &wanted,
+            many: false,
+            replaced: &older.into_iter().collect(),
+        };
+        self.refuse_if_deadlocked(keys, now, asked)?;
         let lock = lock.unwrap_or_else(|| self.queues.id_or_new(name));
         if let Some(number) = place {
             self.take_over(lock, number, now);
@@ -208,9 +214,6 @@ impl Engine {
             let waited = used.is_some();
             self.ledger.counters.grants_immediate += u64::from(!waited);
             self.ledger.counters.grants_waited += u64::from(waited);
-        }
-        if let Some(lock) = award.lock {
-            self.suspect_if_waiting(lock, self.requests.hash(award.owner));
         }
         let confirms = self.policy.confirms();
         if confirms {
@@ -358,19 +361,19 @@ impl Engine {
                 place.set_claim(claim);
             }
             self.add_place(entry, lock, number, place);
-        } else if let Some(place) = self.queues.place_mut(lock, number) {
-            let before = (place.limit, place.claim());
-            place.limit = ask.terms.limit;
+        } else if let Some(queue) = self.queues.get_mut(lock) {
+            let limit = queue.set_limit(number, ask.terms.limit);
+            let Some(place) = queue.place_mut(number) else {
+                broken!("a place that was found is in its queue");
+                return number;
+            };
+            let before = (limit.unwrap_or(place.limit), place.claim());
             if let Some(claim) = claim {
                 place.set_claim(claim);
             }
             if before != (place.limit, place.claim()) {
                 entry.commit_any(place.as_change(number));
             }
-        }
-        if !is_new || kind == RequestKind::Upgrade {
-            // It is before others, who did not know of what else its owner waits for.
-            self.suspect_if_waiting(lock, self.requests.hash(ask.owner));
         }
         number
     }

@@ -5,16 +5,15 @@ use crate::keyspace::{Entry, Keyspace, Value};
 use crate::ledger::Due;
 use crate::lock::Change;
 use crate::outbox::{Outcome, Pending};
-use crate::queue::{LockId, Part, Place, Request, WaitsAt};
+use crate::queue::{LockId, Part, Place, Request};
 use crate::refusal::Refusal;
 use crate::state::{Engine, Next};
-use crate::types::{Arrival, Millis, NameRef, Now, OwnerHash, RequestId, SteadyMs};
+use crate::types::{Arrival, Millis, NameRef, Now, RequestId, SteadyMs};
 
 impl Engine {
     /// Registers a request that waits.
     pub(in crate::rules) fn register(&mut self, id: RequestId, request: Box<Request>, now: Now) {
         self.note_waiting(&request, true, now);
-        self.count_waits_elsewhere(request.hash, &request.at, 1);
         self.requests.add(id, request);
     }
 
@@ -22,7 +21,6 @@ impl Engine {
     pub(in crate::rules) fn unregister(&mut self, id: RequestId, now: Now) -> Option<Box<Request>> {
         let request = self.requests.remove(id)?;
         self.note_waiting(&request, false, now);
-        self.count_waits_elsewhere(request.hash, &request.at, -1);
         Some(request)
     }
 
@@ -31,27 +29,6 @@ impl Engine {
         if request.channel.is_none() {
             let client = request.terms.client;
             self.ledger.ties.waits(client, waits, now.steady());
-        }
-    }
-
-    /// A request is one beside others of its owner: so its own place is entangled, and that of another which was the only one.
-    fn count_waits_elsewhere(&mut self, owner: OwnerHash, at: &WaitsAt, by: isize) {
-        if !self.requests.waits(owner) {
-            return;
-        }
-        let only = self.requests.only_of_owner(owner);
-        let only = only.and_then(|id| self.requests.get(id));
-        for at in only.map(|request| &request.at).into_iter().chain([at]) {
-            if let WaitsAt::One(part) = at {
-                let Some(queue) = self.queues.get_mut(part.lock) else {
-                    broken!("a lock that somebody waits for has a queue");
-                    continue;
-                };
-                match queue.waits_elsewhere_too.checked_add_signed(by) {
-                    Some(entangled) => queue.waits_elsewhere_too = entangled,
-                    None => broken!("what is counted off was counted"),
-                }
-            }
         }
     }
 

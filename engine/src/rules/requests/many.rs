@@ -8,7 +8,7 @@
 //! A lock that the owner holds already is not queued for: the request counts on that hold, and is refused when it ends.
 
 use super::acquire::{refuse_overflow, Answer, Ask, Award};
-use crate::deadlock::Wanted;
+use crate::deadlock::{Asked, Wanted};
 use crate::invariants::broken;
 use crate::keyspace::{Entry, Keyspace, Value};
 use crate::outbox::{Outcome, Pending, Promise};
@@ -120,7 +120,7 @@ impl Engine {
             };
         }
         self.admit_many(&plan)?;
-        self.refuse_if_many_deadlocked(keys, &plan)?;
+        self.refuse_if_many_deadlocked(keys, now, &plan)?;
         self.wait_for_many(keys, now, &plan)
     }
 
@@ -231,6 +231,7 @@ impl Engine {
     fn refuse_if_many_deadlocked(
         &mut self,
         keys: &mut impl Keyspace,
+        now: Now,
         plan: &Plan,
     ) -> Result<(), Refusal> {
         let queued = plan
@@ -247,8 +248,13 @@ impl Engine {
             limit: plan.ask.terms.limit,
         });
         let wanted: Vec<Wanted> = wanted.collect();
-        let older = plan.older.iter().copied();
-        self.refuse_if_deadlocked(keys, &wanted, plan.ask.owner, older)
+        let asked = Asked {
+            owner: plan.ask.owner,
+            wanted: &wanted,
+            many: true,
+            replaced: &plan.older,
+        };
+        self.refuse_if_deadlocked(keys, now, asked)
     }
 
     /// Takes all of the locks, and the owner's places there out. The caller has seen that nothing is against it. Returns the
@@ -344,9 +350,11 @@ impl Engine {
                 broken!("a lock that a request is to wait for has a queue");
                 continue;
             };
+            if let Some(number) = place {
+                queue.set_limit(number, ask.terms.limit);
+            }
             match place.and_then(|number| queue.place_mut(number)) {
                 Some(place) => {
-                    place.limit = ask.terms.limit;
                     place.occupy(id, true);
                     queue.multi_places += 1;
                 }
@@ -357,7 +365,6 @@ impl Engine {
         let at = WaitsAt::Many(parts.clone().into());
         self.begin_to_wait(ask, owner, at, id, now);
         for Part { lock, .. } in parts {
-            self.suspect_if_waiting_beside(lock, ask.owner, id);
             self.settle(keys, now, lock);
         }
         self.settle_next(keys, now);

@@ -1,7 +1,6 @@
 //! Keeping locks and giving them back, and what happens to them from outside.
 
 use super::{Answer, Hold, Model, Place, Tie, Value, Wait};
-use crate::deadlock;
 use dlock_commands::error::Error;
 use dlock_engine::Millis;
 use dlock_engine::Policy;
@@ -241,28 +240,6 @@ impl Model {
         self.renew_by_itself();
         self.settle();
         self.give_back();
-    }
-
-    /// The server looks for waits that could never end.
-    pub fn heartbeat(&mut self) {
-        while let Some(id) = self.victim() {
-            let wait = self.depart(id).expect("it waits");
-            self.tell(
-                wait,
-                Answer::Refused(Error::Refused(Refusal::Deadlock(String::new()))),
-            );
-            self.settle();
-        }
-    }
-
-    fn victim(&self) -> Option<u64> {
-        let scene = self.policy.deadlock_detection.then(|| self.scene());
-        scene.and_then(deadlock::victim)
-    }
-
-    /// Whether there are waits that could never end.
-    pub fn has_circle(&self) -> bool {
-        deadlock::victim(self.scene()).is_some()
     }
 
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {

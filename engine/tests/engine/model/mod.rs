@@ -489,8 +489,7 @@ impl Model {
         if let Some(cap) = self.exceeded(&then) {
             return Answer::Refused(Error::Refused(Refusal::Full(cap)));
         }
-        let stands = |left: &Scene| left.waits.iter().any(|wait| wait.id == id);
-        if self.policy.deadlock_detection && stands(&deadlock::play(then.scene())) {
+        if self.policy.deadlock_detection && deadlock::closes_a_circle(&then.scene(), id) {
             return Answer::Refused(Error::Refused(Refusal::Deadlock(String::new())));
         }
         *self = then;
@@ -625,7 +624,7 @@ impl Model {
                 }));
         }
         for wait in &self.waits {
-            let mut waiting = deadlock::Wait::new(wait.id, &wait.asked.owner);
+            let mut waiting = deadlock::Wait::new(wait.id, &wait.asked.owner, wait.asked.many);
             for key in &wait.asked.keys {
                 let mut places = self.locks[key].in_order();
                 if let Some(rank) = places.position(|place| place.wait == Some(wait.id)) {

@@ -32,7 +32,6 @@ impl Model {
             }
             Act::Wait(ms) => self.pass(*ms),
             Act::Clock(ms) => self.step(*ms),
-            Act::Heartbeat => self.heartbeat(),
             Act::Dies(client) => self.dies(*client),
             Act::Cut(client) => drop(self.cut.insert(*client)),
             Act::Del(one) => self.del(&[key(one)]),
@@ -40,7 +39,7 @@ impl Model {
             Act::Rename(from, to) => self.rename(&key(from), &key(to)),
             Act::Behind(act) => return self.act(act, tokens),
             Act::Expire(one, ms) => self.expire(&key(one), *ms),
-            Act::Look => {}
+            Act::Look | Act::Heartbeat => {}
             Act::Copy(from, to) => {
                 if let Some(value) = self.dump(&key(from)) {
                     self.restore(&key(to), value);
@@ -57,7 +56,7 @@ impl Model {
             }
             Act::Flush => self.del(&self.locks.keys().cloned().collect::<Vec<_>>()),
             Act::Swap(one, other) => self.swap(*one, *other),
-            // The model's look at deadlocks has no bound.
+            // The model's search for circles has no bound.
             Act::Config(name, _) if name == "deadlock-max-steps" => return Err(()),
             Act::Config(name, value) => {
                 let now = SteadyMs(self.steady);

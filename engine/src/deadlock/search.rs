@@ -1,0 +1,396 @@
+//! One search forward from a request that would wait.
+
+use super::text::{Circle, Step, STEPS_NAMED};
+use crate::keyspace::Keyspace;
+use crate::lock::{Hold, Lock};
+use crate::queue::{LockId, Place, Request, Requests, WaitQueues};
+use crate::types::{Arrival, Limit, NameRef, Now, OwnerHash, RequestId};
+use rustc_hash::FxBuildHasher;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::rc::Rc;
+
+/// The error of a search that has used up its steps: it has no answer.
+#[derive(Debug)]
+pub(crate) struct OutOfSteps;
+
+/// What a search finds, if its steps suffice.
+type Bounded<T> = Result<T, OutOfSteps>;
+
+/// A place in a queue that a request waits at, or would.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    /// The name of the lock.
+    pub name: NameRef<'a>,
+    /// The number of the lock, if it has a queue.
+    pub lock: Option<LockId>,
+    /// The number of the place; none for one behind all others.
+    pub place: Option<Arrival>,
+    /// The limit that the request asks for.
+    pub limit: Limit,
+}
+
+/// A request that would wait.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked<'a> {
+    /// Who asks.
+    pub owner: &'a [u8],
+    /// The places that it would wait at.
+    pub wanted: &'a [Wanted<'a>],
+    /// Whether it is a request for many locks.
+    pub many: bool,
+    /// The older requests of the same owner that it takes over from: they count as gone.
+    pub replaced: &'a BTreeSet<RequestId>,
+}
+
+/// A search for the circle that a request would close. A step is a lock that it opens, or a holder, an owner or a place that
+/// it looks at.
+pub(crate) struct Search<'w> {
+    queues: &'w WaitQueues,
+    requests: &'w Requests,
+    now: Now,
+    steps_left: usize,
+    asked: Asked<'w>,
+    asker: OwnerHash,
+    // The places that the request has before others: those that it takes over, and ahead of the queue.
+    standing: BTreeMap<LockId, Standing>,
+    // What somebody waits for, in the order in which it was found.
+    found: Vec<Found<'w>>,
+    seen: HashSet<Blocker, FxBuildHasher>,
+}
+
+/// A place that the request that is asked for has before others.
+#[derive(Clone, Copy)]
+struct Standing {
+    number: Arrival,
+    limit: Limit,
+}
+
+/// What a request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Blocker {
+    /// The request that is asked for.
+    Asked,
+    /// Another request, before it in a queue.
+    Request(RequestId),
+    /// All requests of an owner that holds the lock.
+    Owner(OwnerHash),
+}
+
+/// A blocker, and how the search has come to it.
+struct Found<'w> {
+    blocker: Blocker,
+    by: Edge<'w>,
+}
+
+/// A wait of a request for a blocker.
+#[derive(Clone, Copy)]
+struct Edge<'w> {
+    /// The position of the waiter among what was found; none for the request that is asked for.
+    waiter: Option<usize>,
+    /// The lock that it waits for.
+    name: NameRef<'w>,
+    /// Whether a place in the queue is in the way; else a hold is.
+    queued: bool,
+}
+
+/// A request that is followed.
+#[derive(Clone, Copy)]
+struct Waiter {
+    /// Its position among what was found; none for the request that is asked for.
+    at: Option<usize>,
+    owner: OwnerHash,
+}
+
+impl<'w> Search<'w> {
+    /// Returns a search among these queues and requests that takes at most so many steps.
+    pub(crate) fn new(
+        queues: &'w WaitQueues,
+        requests: &'w Requests,
+        now: Now,
+        max_steps: usize,
+        asked: Asked<'w>,
+    ) -> Search<'w> {
+        let standing = asked.wanted.iter().filter_map(|wanted| {
+            let (number, limit) = (wanted.place?, wanted.limit);
+            Some((wanted.lock?, Standing { number, limit }))
+        });
+        Search {
+            queues,
+            requests,
+            now,
+            steps_left: max_steps,
+            asked,
+            asker: requests.hash(asked.owner),
+            standing: standing.collect(),
+            found: Vec::new(),
+            seen: HashSet::default(),
+        }
+    }
+
+    /// Returns a shortest circle that the request would close; none if it would close none.
+    pub(crate) fn circle(&mut self, keys: &mut impl Keyspace) -> Bounded<Option<Circle>> {
+        let mut last = self.follow_asked(keys)?;
+        let mut next = 0;
+        while let (None, Some(found)) = (last, self.found.get(next)) {
+            last = match found.blocker {
+                Blocker::Asked => None,
+                Blocker::Request(id) => self.follow_request(keys, next, id)?,
+                Blocker::Owner(owner) => self.follow_owner(keys, next, owner)?,
+            };
+            next += 1;
+        }
+        Ok(last.map(|last| self.named(last)))
+    }
+
+    fn spend(&mut self, steps: usize) -> Bounded<()> {
+        self.steps_left = self.steps_left.checked_sub(steps).ok_or(OutOfSteps)?;
+        Ok(())
+    }
+
+    /// Follows the request that is asked for. Returns the edge that leads back to it, if one does.
+    fn follow_asked(&mut self, keys: &mut impl Keyspace) -> Bounded<Option<Edge<'w>>> {
+        let waiter = Waiter {
+            at: None,
+            owner: self.asker,
+        };
+        for wanted in self.asked.wanted {
+            let back = self.follow(keys, waiter, wanted)?;
+            if back.is_some() {
+                return Ok(back);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Follows all requests of an owner. Returns the edge that leads back, if one does.
+    fn follow_owner(
+        &mut self,
+        keys: &mut impl Keyspace,
+        at: usize,
+        owner: OwnerHash,
+    ) -> Bounded<Option<Edge<'w>>> {
+        let requests = self.requests;
+        for id in requests.of_owner(owner) {
+            let back = self.follow_request(keys, at, id)?;
+            if back.is_some() {
+                return Ok(back);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Follows a request at all its places. Returns the edge that leads back, if one does.
+    fn follow_request(
+        &mut self,
+        keys: &mut impl Keyspace,
+        at: usize,
+        id: RequestId,
+    ) -> Bounded<Option<Edge<'w>>> {
+        let (queues, requests) = (self.queues, self.requests);
+        let Some(request) = requests.get(id) else {
+            return Ok(None);
+        };
+        let waiter = Waiter {
+            at: Some(at),
+            owner: request.hash,
+        };
+        for part in request.parts() {
+            // Where it counts on its owner's hold it waits for nobody.
+            if part.place.is_none() {
+                self.spend(1)?;
+                continue;
+            }
+            let wanted = Wanted {
+                name: queues.at(part.lock).name.as_ref(),
+                lock: Some(part.lock),
+                place: part.place,
+                limit: request.terms.limit,
+            };
+            let back = self.follow(keys, waiter, &wanted)?;
+            if back.is_some() {
+                return Ok(back);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Follows a request at one place: what is in its way there is found. Returns the edge that leads back, if one does.
+    fn follow(
+        &mut self,
+        keys: &mut impl Keyspace,
+        waiter: Waiter,
+        wanted: &Wanted<'w>,
+    ) -> Bounded<Option<Edge<'w>>> {
+        let edge = |queued| Edge {
+            waiter: waiter.at,
+            name: wanted.name,
+            queued,
+        };
+        for holder in self.holders_in_the_way(keys, waiter.owner, wanted)? {
+            let blocker = match holder == self.asker {
+                true => Blocker::Asked,
+                false => Blocker::Owner(holder),
+            };
+            if self.find(blocker, edge(false)) {
+                return Ok(Some(edge(false)));
+            }
+        }
+        if wanted.place == Some(Arrival::AHEAD) {
+            return Ok(None);
+        }
+        for blocker in [self.nearest_part(wanted)?, self.first_exclusive(wanted)?] {
+            if blocker.is_some_and(|blocker| self.find(blocker, edge(true))) {
+                return Ok(Some(edge(true)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Notes a blocker. Returns true if it is the request that is asked for.
+    fn find(&mut self, blocker: Blocker, by: Edge<'w>) -> bool {
+        if blocker != Blocker::Asked && self.seen.insert(blocker) {
+            self.found.push(Found { blocker, by });
+        }
+        blocker == Blocker::Asked
+    }
+
+    /// Returns the holders that exclude a request by themselves, as far as they wait for something or are the one that asks:
+    /// the others give the lock back. The shorter of two lists is looked through, the holders or the owners that wait.
+    fn holders_in_the_way(
+        &mut self,
+        keys: &mut impl Keyspace,
+        waiter: OwnerHash,
+        wanted: &Wanted,
+    ) -> Bounded<Vec<OwnerHash>> {
+        self.spend(1)?;
+        let (requests, steps_left) = (self.requests, self.steps_left);
+        let (asks, asker) = (self.asked.owner, self.asker);
+        let exclusive = wanted.limit == Limit::EXCLUSIVE;
+        let excludes = |hold: &Hold| {
+            (exclusive || hold.limit == Limit::EXCLUSIVE) && hold.deadline > self.now.wall()
+        };
+        let (mut steps, mut owners) = (0, Vec::new());
+        keys.inspect(wanted.name, &mut |lock: &Lock| {
+            if !exclusive && lock.strictest() != Some(Limit::EXCLUSIVE) {
+                return;
+            }
+            steps = lock.holders().min(1 + requests.owners());
+            if steps > steps_left {
+                return;
+            }
+            if steps == lock.holders() {
+                let holders = lock.holds().filter(excludes);
+                let holders = holders.map(|hold| requests.hash(hold.owner));
+                owners.extend(holders.filter(|owner| *owner == asker || requests.waits(*owner)));
+                return;
+            }
+            let holds = |owner: &[u8]| lock.hold(owner).is_some_and(|hold| excludes(&hold));
+            let waiting = requests.each_owner().filter(|(_, owner)| holds(owner));
+            owners.extend(waiting.map(|(owner, _)| owner));
+            if !owners.contains(&asker) && holds(asks) {
+                owners.push(asker);
+            }
+            // The list of those that wait has another order in each run of the server.
+            owners.sort_unstable_by_key(|owner| requests.of_owner(*owner).next());
+        });
+        self.spend(steps)?;
+        owners.retain(|owner| *owner != waiter);
+        Ok(owners)
+    }
+
+    /// Returns the nearest request for many locks before a place.
+    fn nearest_part(&mut self, wanted: &Wanted) -> Bounded<Option<Blocker>> {
+        if self.asked.many && self.standing_before(wanted).is_some() {
+            // Those that are nearer would lead to it, too.
+            return Ok(Some(Blocker::Asked));
+        }
+        let queue = self.queues.at(wanted.lock);
+        if queue.multi_places == 0 {
+            return Ok(None);
+        }
+        for (_, place) in queue.before(wanted.number()) {
+            self.spend(1)?;
+            let blocker = self.waits_at(place).filter(|_| place.is_part());
+            if blocker.is_some() {
+                return Ok(blocker);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the first request before a place whose limit is 1, unless the limit asked for is 1 itself.
+    fn first_exclusive(&mut self, wanted: &Wanted) -> Bounded<Option<Blocker>> {
+        if wanted.limit == Limit::EXCLUSIVE {
+            return Ok(None);
+        }
+        let asked = self.standing_before(wanted);
+        let asked = asked.filter(|asked| asked.limit == Limit::EXCLUSIVE);
+        let queue = self.queues.at(wanted.lock);
+        if queue.exclusive_places() > 0 {
+            let end = asked.map_or(wanted.number(), |asked| asked.number);
+            for (_, place) in queue.in_order().take_while(|(at, _)| *at < end) {
+                self.spend(1)?;
+                let blocker = self.waits_at(place);
+                let blocker = blocker.filter(|_| place.limit == Limit::EXCLUSIVE);
+                if blocker.is_some() {
+                    return Ok(blocker);
+                }
+            }
+        }
+        Ok(asked.map(|_| Blocker::Asked))
+    }
+
+    /// Returns the place that the request that is asked for has before this one, if it has one.
+    fn standing_before(&self, wanted: &Wanted) -> Option<Standing> {
+        let standing = self.standing.get(&wanted.lock?).copied();
+        standing.filter(|standing| standing.number < wanted.number())
+    }
+
+    /// Returns the request that waits at a place, unless it counts as gone.
+    fn waits_at(&self, place: &Place) -> Option<Blocker> {
+        let id = place.request();
+        let id = id.filter(|id| !self.asked.replaced.contains(id));
+        id.map(Blocker::Request)
+    }
+
+    /// Returns the circle that this edge closes.
+    fn named(&self, last: Edge<'w>) -> Circle {
+        let mut edges = vec![last];
+        let mut at = last.waiter;
+        while let Some(found) = at.and_then(|at| self.found.get(at)) {
+            edges.push(found.by);
+            at = found.by.waiter;
+        }
+        edges.reverse();
+        let step = |(nth, edge): (usize, &Edge)| Step {
+            waiter: self.owner(edge.waiter),
+            name: edge.name.to_owned(),
+            blocker: self.owner(edges.get(nth + 1).and_then(|next| next.waiter)),
+            queued: edge.queued,
+        };
+        let steps = edges.iter().enumerate().take(STEPS_NAMED);
+        Circle {
+            named: steps.map(step).collect(),
+            more: edges.len().saturating_sub(STEPS_NAMED),
+        }
+    }
+
+    /// Returns the name of the owner that waits at this position; without one that of the owner that asks.
+    fn owner(&self, at: Option<usize>) -> Rc<[u8]> {
+        let id = at.and_then(|at| match self.found.get(at)?.blocker {
+            Blocker::Asked => None,
+            Blocker::Request(id) => Some(id),
+            Blocker::Owner(owner) => self.requests.of_owner(owner).next(),
+        });
+        let owner = |request: &Request| request.owner.clone();
+        let request = id.and_then(|id| self.requests.get(id));
+        request.map_or_else(|| Rc::from(self.asked.owner), owner)
+    }
+}
+
+impl Wanted<'_> {
+    /// Returns the number of the place, or one behind all others.
+    fn number(&self) -> Arrival {
+        self.place.unwrap_or(Arrival::LAST)
+    }
+}
