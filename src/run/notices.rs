@@ -30,6 +30,7 @@ impl State {
         let (notices, crowd) = inbox::take();
         // It does not matter when they have come and gone among the rest.
         if let Some(crowd) = crowd {
+            self.awaited.note_all();
             self.engine.on_crowd(crowd);
         }
         let reloaded = notices
@@ -173,6 +174,7 @@ impl State {
             self.engine
                 .follow(name.as_ref(), self.keys.entry(name.as_ref()));
         } else if brought {
+            self.awaited.note(&name.key);
             self.engine.on_key_changed(name.as_ref());
         } else {
             self.engine.on_key_removed(name.as_ref());
@@ -180,20 +182,24 @@ impl State {
     }
 
     /// Asks which slots are this node's. Queues in one that has left are revisited, and nothing is tied to a connection there
-    /// any more.
+    /// any more. Where a slot may have left and come back, all queues are: no callback tells what has become of its keys.
     #[cold]
     pub(super) fn refresh_slots(&mut self) {
-        if self.engine.is_idle() || !gate::primary() {
+        if !gate::primary() {
             return;
         }
-        let own = self.keys.own_slots();
-        if *own == self.own_slots {
-            return;
+        if self.engine.is_idle() {
+            return self.awaited.clear();
         }
-        self.engine.on_slots_changed(|key| own.serves(key));
-        self.engine
-            .on_locks_left(|name| own.knows_nothing_of(name.key), Loss::Moved);
-        self.own_slots = own.clone();
+        let left = self.awaited.take_left(self.keys.own_slots());
+        if left.returned {
+            self.engine.on_values_changed(None);
+        }
+        if !left.is_empty() {
+            self.engine.on_slots_changed(|key| !left.has(key));
+            self.engine
+                .on_locks_left(|name| left.has(name.key), Loss::Moved);
+        }
     }
 
     /// Goes one step further through what concerns all locks, on a server that only follows; one that decides does so as it
@@ -210,6 +216,7 @@ impl State {
 
     /// This server decides from now on: a quarantine begins.
     fn decide_from(&mut self, now: Now) {
+        self.awaited.note_all();
         self.since = now.steady();
         self.settings.begin();
         self.settings.refresh(&mut self.engine.policy, self.since);

@@ -65,6 +65,8 @@ impl Engine {
             end = hold.map(|hold| hold.deadline);
         });
         match end {
+            // Not every server tells of the keys that go with a slot.
+            None if keys.moved(name) => self.ledger.lose(token, Loss::Moved),
             None => self.ledger.lose(token, Loss::Removed),
             Some(end) if end <= now.wall() => {
                 let lock = self.queues.id_or_new(name);
