@@ -12,7 +12,7 @@ use crate::ffi::probe;
 use crate::ffi::text::Str;
 use crate::node::time::clock;
 use crate::node::{gate, newer_format, replicas};
-use crate::servers::{iteration_end, quirks, wait_key};
+use crate::servers::{iteration_end, wait_key};
 use crate::tell::{blocking, reply};
 use dlock_commands::error::Error;
 use dlock_commands::look::list::Listing;
@@ -80,7 +80,6 @@ fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
         Mode::Read
     };
     if spec.access == Access::Follow && probe::probing() {
-        quirks::trial(ctx);
         return reply::pass(ctx);
     }
     if spec.access == Access::None && iteration_end::calling() {

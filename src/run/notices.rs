@@ -1,8 +1,7 @@
 //! What has happened behind the module's back, told to the engine: what callbacks have left in the inbox, and what the module
 //! finds by inspecting keys where the server tells nothing.
 
-use super::keyspace::TtlChange;
-use super::state::{Late, State, STATE};
+use super::state::{Late, State};
 use crate::node::gate;
 use crate::node::inbox::{self, Notice, Unlinked};
 use dlock_engine::{End, Event, Keyspace, Loss, Name, Now, Token, WallMs};
@@ -12,12 +11,6 @@ pub(super) const SETTLED_A_STEP: usize = 256;
 
 /// What an event tells observers of at most, beyond what it has done itself: the others come after it, in their order.
 pub(super) const TOLD_A_STEP: usize = 1024;
-
-/// Which of these holds of a lock end by what its key was given from outside. Only asks; none if it cannot be asked now.
-#[cold]
-pub(super) fn cut(name: &Name, holds: &[(Token, WallMs)]) -> Option<Vec<Token>> {
-    Some(STATE.try_borrow_mut()?.cut(name, holds))
-}
 
 impl State {
     /// Tells the engine what callbacks have left.
@@ -47,9 +40,8 @@ impl State {
                 Notice::Ended(client) => self.engine.on_disconnect(client),
                 Notice::Undelivered(undo) => self.engine.undelivered(undo),
                 Notice::Unconfirmed(undo) => self.engine.not_confirmed(undo),
-                Notice::Unlinked(mut lost) => {
-                    if lost.cut.is_none() {
-                        lost.cut = Some(self.cut(&lost.name, &lost.holds));
+                Notice::Unlinked(lost) => {
+                    if !lost.crowded {
                         self.revisit(&lost.name, false);
                     }
                     self.in_turn(Late::Lost(lost), now);
@@ -66,13 +58,6 @@ impl State {
                         .for_each(|at| self.in_turn(Late::Flush(at), now));
                 }
                 Notice::Swapped(one, other) => self.engine.on_swap(one, other),
-                Notice::TtlChanged(name) => match self.keys.ttl_change(name.as_ref()) {
-                    TtlChange::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
-                    TtlChange::Wrong if gate::primary() => {
-                        self.engine.on_key_changed(name.as_ref())
-                    }
-                    TtlChange::Wrong | TtlChange::Right => {}
-                },
                 Notice::Role { primary: true } => {
                     self.decide_from(now);
                     self.engine.promote();
@@ -135,9 +120,8 @@ impl State {
         // A lease that has run out has ended the hold anywhere.
         let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
         let left = lost.moved || lives && self.took_along(name, lost.carried);
-        let cut = lost.cut.as_deref().unwrap_or_default();
         for &(token, deadline) in holds {
-            let end = match deadline <= now.wall() && !cut.contains(&token) {
+            let end = match deadline <= now.wall() {
                 true => End::Expired,
                 false => End::Removed,
             };
@@ -152,13 +136,6 @@ impl State {
                 self.notifications.add_named(name, Event::Ended(end, token));
             }
         }
-    }
-
-    /// The holds of a lock that end by what its key was given from outside. To be asked before it is revisited.
-    pub(super) fn cut(&self, name: &Name, holds: &[(Token, WallMs)]) -> Vec<Token> {
-        let ended = |deadline| self.engine.ended_from_outside(name.as_ref(), deadline);
-        let cut = holds.iter().filter(|(_, deadline)| ended(*deadline));
-        cut.map(|(token, _)| *token).collect()
     }
 
     /// Returns true if a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a

@@ -93,7 +93,7 @@ fn a_session_leaves_with_its_slot() {
 fn a_tie_whose_lock_left_with_its_slot_is_lost_by_the_move() {
     let mut world = World::new(Policy::default());
     for key in [&b"shop"[..], b"till"] {
-        let words = [b"ACQUIRE", key, b"ada", b"AUTO", b"0"];
+        let words = [b"ACQUIRE", key, b"ada", b"AUTO", b"60000"];
         drop(world.send(Client::connection(1), 0, &words));
     }
     let (shop, till) = (name(0, "shop"), name(0, "till"));

@@ -1,8 +1,8 @@
 //! The look that finds what the server does not tell: once a second, over all that is waited for or tied here.
 //!
-//! Every server tells when a value leaves its name. Some do not tell when one comes to a name (RENAME, MOVE), none of those
-//! without a lock (SET), or when a key is given another end (EXPIRE, PERSIST). So what is waited for is looked at where it has
-//! no value: the others are as their last settlement left them. What is tied is looked at for its hold and its lease.
+//! Every server tells when a value leaves its name; when one comes to a name (RENAME, MOVE, SET) the module listens to none. So
+//! what is waited for is looked at where it has no value: the others are as their last settlement left them. What is tied is
+//! looked at for its hold and its lease.
 //!
 //! A look goes in steps, so that it stalls nobody. What it has not found yet the next use of the lock finds.
 
