@@ -39,7 +39,7 @@
 //! | `servers` | what exists for one server version only, with the reason and the test that notices its end | `quirks`: every "this version does …" |
 //! | `node` | what this server is and has noted: role (`gate`), clock, slots, settings (`config`), timer, inbox, the number of locks (`census`), whose confirmation counts (`replicas`) | a new setting |
 //! | `tell` | what the outside is told: replies, replicas and the AOF (`replicate`), connections that wait (`blocking`), answers that wait for replicas (`confirm`), observers | how an answer reaches a waiter |
-//! | `callbacks` | what the server calls: `data_type`, `events`; each only notes, and returns | what RENAME, MOVE, DEL, EXPIRE and a flush leave in the inbox |
+//! | `callbacks` | what the server calls: `data_type`, `events`; each only notes, and returns | what RENAME, MOVE, DEL and a flush leave in the inbox |
 //! | `run` | the one way in: `state`, `enter`, `command`, `event`, `notices` (inbox → engine), `confirm` (what replicas have), `keyspace`, `load` | what happens next, whatever happened |
 //!
 //! Where a lease ends, where RENAME is handled, and which files a new option of a command touches: CONTRIBUTING.md.

@@ -71,8 +71,6 @@ pub struct Entry<V> {
     pub foreign: bool,
     /// There was a lock when the event came to it, and no settlement has looked at it yet.
     pub unseen: bool,
-    /// An end that the key was given from outside, earlier than the leases, where nothing else tells of it.
-    pub external_end: Option<WallMs>,
     /// Whether anything has changed, or the key's TTL is to be put right.
     pub changed: bool,
     /// Whether an effect is written. False where nobody would read it.
@@ -90,7 +88,6 @@ impl<V> Default for Entry<V> {
             lock: None,
             foreign: false,
             unseen: false,
-            external_end: None,
             changed: false,
             replicate: true,
             effect: Vec::new(),
@@ -166,19 +163,19 @@ impl<V: Value> Entry<V> {
         }
     }
 
-    /// Ends the holds whose leases end until then, in that order, each as `end` says of its token and its deadline. It is as if
-    /// each had been ended by itself, but that very many cost less. Returns what is left of them, to be freed.
-    pub fn end_until(&mut self, until: WallMs, mut end: impl FnMut(Token, WallMs) -> End) -> Lock {
+    /// Ends the holds whose leases end until then, in that order, and hands their tokens to `each`. Ending each by itself would
+    /// leave the same behind, and cost more where they are very many. Returns what is left of them, to be freed.
+    pub fn end_until(&mut self, until: WallMs, end: End, mut each: impl FnMut(Token)) -> Lock {
         let Some(lock) = &mut self.lock else {
             return Lock::FREE;
         };
         let ended = lock.split_off(until);
         let mut after = lock.holders() + ended.holders();
         self.changed |= ended.holders() > 0;
-        for (owner, token, deadline) in ended.named() {
+        for (owner, token, _) in ended.named() {
             let owner = if after > 1 { owner } else { &[] };
             after -= 1;
-            let end = end(token, deadline);
+            each(token);
             self.events.push(Event::Ended(end, token));
             if self.replicate {
                 Change::Unhold { owner, token, end }.write(&mut self.effect);
@@ -193,25 +190,6 @@ impl<V: Value> Entry<V> {
         if self.replicate {
             change::begin(&mut self.effect);
         }
-    }
-
-    /// Ends every lease at this time that would end later. Returns true if there was one.
-    #[cold]
-    pub fn shorten(&mut self, latest: WallMs) -> bool {
-        let beyond = self.value().holds().filter(|hold| hold.deadline > latest);
-        let beyond: Vec<Box<[u8]>> = beyond.map(|hold| Box::from(hold.owner)).collect();
-        for owner in &beyond {
-            if let Some(hold) = self.hold(owner) {
-                let (owner, deadline) = (&**owner, latest);
-                let hold = Hold {
-                    owner,
-                    deadline,
-                    ..hold
-                };
-                self.set_hold(hold);
-            }
-        }
-        !beyond.is_empty()
     }
 
     /// Bounds the leases that a user has brought: none ends later than this. Whatever else has come here was told to its owner by

@@ -154,23 +154,20 @@ impl Ledger {
         self.counters.ended(end, token, now);
     }
 
-    /// The same of the holds whose leases end until then, which may be very many: each ends as `end` says of its deadline. Returns
-    /// what is left of them, to be freed.
+    /// Ends the holds whose leases end until then, which may be very many. Returns what is left of them, to be freed.
     pub fn end_until(
         &mut self,
         entry: &mut Entry<impl Value>,
         name: NameRef,
         until: WallMs,
-        end: impl Fn(WallMs) -> End,
+        end: End,
         now: Now,
     ) -> Lock {
-        entry.end_until(until, |token, deadline| {
-            let end = end(deadline);
+        entry.end_until(until, end, |token| {
             if !self.ties.is_empty() {
                 self.lose_by(name, token, end);
             }
             self.counters.ended(end, token, now);
-            end
         })
     }
 

@@ -68,8 +68,10 @@ impl Stored for Lock {
             inbox::post_number(latest);
         }
         // A lock with one holder and no queue needs nothing but its key's TTL, which comes with it from a file; what
-        // RESTORE brings has the TTL that the user gave.
-        if from_a_user || lock.needs_watch() {
+        // RESTORE brings has the TTL that the user gave. One whose leases are over would have gone by its TTL: a user has taken
+        // that away.
+        let over = lock.live(now.wall()) == 0;
+        if from_a_user || over || lock.needs_watch() {
             if let Some((db, key)) = from.name() {
                 inbox::post_brought(NameRef { db, key }.to_owned());
             }
@@ -107,7 +109,7 @@ impl Stored for Lock {
     }
 
     fn unlinked(&self, db: u32, key: &[u8]) {
-        inbox::post_unlinked(NameRef { db, key }.to_owned(), self, hooks::cut);
+        inbox::post_unlinked(NameRef { db, key }.to_owned(), self);
     }
 
     fn freed(self: Box<Lock>) {

@@ -1,6 +1,6 @@
 //! What the server tells its modules: only noted here, worked off by the module's next event.
 
-use super::{data_type, hooks};
+use super::hooks;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::doors::server_events::{self, Listener};
 use crate::ffi::log;
@@ -8,35 +8,15 @@ use crate::ffi::text::Str;
 use crate::node::inbox::{self, Notice};
 use crate::node::time::{clock, event_loop, timer};
 use crate::node::{census, eviction, gate, replicas};
-use crate::servers::quirks;
 use crate::tell::observers::{in_order, subscribers};
 use crate::tell::{blocking, confirm, latency, replicate, unsent};
-use dlock_engine::{ClientId, Name, NameRef};
-use redis_module::raw;
+use dlock_engine::{ClientId, NameRef};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Subscribes to everything that concerns locks, but for what `subscribe_generic` adds.
+/// Subscribes to everything that concerns locks, except for connections that end.
 pub(crate) fn subscribe(ctx: Ctx) -> Result<(), &'static str> {
     server_events::subscribe::<Notes>(ctx)
-}
-
-/// Subscribes to what happens to keys, where that is safe; else it is found by the look once a second. To be called when the
-/// module's commands can be run. `own` is a context of the module's own. Returns true if they are heard.
-pub(crate) fn subscribe_generic(
-    ctx: Ctx,
-    own: Ctx<'static>,
-    databases: u32,
-) -> Result<bool, &'static str> {
-    if quirks::generic_events_are_safe(ctx, own, databases) {
-        server_events::subscribe_keys::<Notes>(ctx, raw::REDISMODULE_NOTIFY_GENERIC)?;
-        return Ok(true);
-    }
-    log::notice(
-        "generic keyspace events of this server version move clients to another database, so dlock does not listen to them: \
-          what RENAME, MOVE, EXPIRE and PERSIST do to a lock is noticed within a second, or at its next use",
-    );
-    Ok(false)
 }
 
 /// Set once the module hears of connections that end.
@@ -139,25 +119,13 @@ impl Listener for Notes {
     }
 
     fn keyspace_event(ctx: Ctx, event: &[u8], key: Str) {
-        let name = || NameRef {
+        // The key is gone by now: that it was a lock was seen when it left its name.
+        let name = NameRef {
             db: ctx.selected(),
             key: key.bytes(),
         };
-        let post: fn(Name) = match event {
-            b"expire" | b"persist" => |name| inbox::post(Notice::TtlChanged(name)),
-            b"rename_to" | b"move_to" => inbox::post_brought,
-            b"evicted" => {
-                // The key is gone by now: that it was a lock was seen when it left its name.
-                if inbox::just_unlinked(name()) {
-                    inbox::post(Notice::Evicted);
-                }
-                return;
-            }
-            _ => return,
-        };
-        // Other keys' events are none of the module's.
-        if census::any() && ctx.has_type(key, data_type::lock_type()) {
-            post(name().to_owned());
+        if event == b"evicted" && inbox::just_unlinked(name) {
+            inbox::post(Notice::Evicted);
         }
     }
 }

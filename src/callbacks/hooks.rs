@@ -1,14 +1,11 @@
 //! What callbacks ask of the module's state. That is `run`'s, which they may not use: set at load.
 
 use crate::ffi::ctx::Ctx;
-use crate::node::inbox::Cut;
-use dlock_engine::{Lock, Name, Token, WallMs};
+use dlock_engine::Lock;
 use std::sync::OnceLock;
 
 /// The questions.
 pub(crate) struct Hooks {
-    /// Returns which holds of a lock end by what its key was given from outside.
-    pub cut: Cut,
     /// Returns true if a lock that a user brings is within the caps of this server.
     pub has_room_for: fn(&Lock) -> bool,
     /// Returns how many databases the server has, and how many holds there are in all of them.
@@ -24,11 +21,6 @@ static HOOKS: OnceLock<Hooks> = OnceLock::new();
 pub(crate) fn init(hooks: Hooks) {
     // A second load brings the same.
     let _ = HOOKS.set(hooks);
-}
-
-/// See [`Hooks::cut`].
-pub(crate) fn cut(name: &Name, holds: &[(Token, WallMs)]) -> Option<Vec<Token>> {
-    HOOKS.get().and_then(|hooks| (hooks.cut)(name, holds))
 }
 
 /// See [`Hooks::has_room_for`].

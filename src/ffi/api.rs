@@ -101,7 +101,7 @@ pub(crate) fn complete() -> Result<(), &'static str> {
         RedisModule_AvoidReplicaTraffic RedisModule_BlockClientOnKeys RedisModule_Call
         RedisModule_CommandFilterArgGet RedisModule_CommandFilterArgReplace RedisModule_CommandFilterArgsCount
         RedisModule_CreateCommand RedisModule_CreateString RedisModule_CreateTimer
-        RedisModule_EventLoopAddOneShot RedisModule_GetAbsExpire RedisModule_GetContextFlags RedisModule_GetDbIdFromIO
+        RedisModule_EventLoopAddOneShot RedisModule_GetContextFlags RedisModule_GetDbIdFromIO
         RedisModule_GetCurrentUserName
         RedisModule_GetDbIdFromOptCtx RedisModule_GetDetachedThreadSafeContext RedisModule_GetKeyNameFromOptCtx
         RedisModule_GetNotifyKeyspaceEvents

@@ -94,21 +94,6 @@ impl<'event> Ctx<'event> {
         unsafe { api!(RedisModule_DbSize(self.0)) }
     }
 
-    /// Returns true if a value of this module type is at the key.
-    pub(crate) fn has_type(self, key: Str, of: *mut raw::RedisModuleType) -> bool {
-        // SAFETY: opened for reading, looked at, closed.
-        unsafe {
-            let read = raw::REDISMODULE_READ as c_int;
-            let opened = hot!(RedisModule_OpenKey(self.0, key.raw(), read));
-            if opened.is_null() {
-                return false;
-            }
-            let has = hot!(RedisModule_ModuleTypeGetType(opened)) == of;
-            hot!(RedisModule_CloseKey(opened));
-            has
-        }
-    }
-
     /// One field of a section of INFO, as text; none if the server does not have it.
     pub(crate) fn server_info(self, section: &CStr, field: &CStr) -> Option<String> {
         self.server_fields(section, |text| text(field).map(str::to_string))
@@ -180,16 +165,11 @@ impl<'event> Ctx<'event> {
 
     /// Raises a keyspace event of the module class.
     pub(crate) fn notify(self, event: &CStr, key: Str) {
-        self.raise(raw::REDISMODULE_NOTIFY_MODULE as c_int, event, key);
-    }
-
-    /// Raises a keyspace event of any class.
-    pub(crate) fn raise(self, class: c_int, event: &CStr, key: Str) {
         // SAFETY: a live context and string; the event's name is copied.
         unsafe {
             api!(RedisModule_NotifyKeyspaceEvent(
                 self.0,
-                class,
+                raw::REDISMODULE_NOTIFY_MODULE as c_int,
                 event.as_ptr(),
                 key.raw()
             ))

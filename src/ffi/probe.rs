@@ -23,22 +23,13 @@ pub(crate) enum Passage {
     Barred,
 }
 
-/// What the server says to a write of this key, under the rules that scripts are held to.
-pub(crate) fn write_of(ctx: Ctx, key: &[u8]) -> Passage {
-    run(ctx, key, Rules::SCRIPT)
-}
-
-/// Has the server run a command that does nothing, under no rules.
-pub(crate) fn pass_through(ctx: Ctx) {
-    run(ctx, b"dlock", Rules::NONE);
-}
-
 /// What every server says of a key of another node, and only then: it looks at that last.
 const ELSEWHERE: &str = "non local key";
 
-fn run(ctx: Ctx, key: &[u8], rules: Rules) -> Passage {
+/// What the server says to a write of this key, under the rules that scripts are held to.
+pub(crate) fn write_of(ctx: Ctx, key: &[u8]) -> Passage {
     PROBING.store(true, Ordering::Relaxed);
-    let answer = ctx.call(c"DLOCK.APPLY", rules, [key, b""]);
+    let answer = ctx.call(c"DLOCK.APPLY", Rules::SCRIPT, [key, b""]);
     let passage = match &answer {
         None => Passage::Barred,
         Some(answer) if !answer.value().is_error() => Passage::Open,

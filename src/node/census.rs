@@ -58,11 +58,6 @@ pub(crate) fn locks() -> u64 {
     u64::try_from(AT_KEYS.locks.load(Ordering::Relaxed)).unwrap_or(0)
 }
 
-/// Returns true if there is any lock at all.
-pub(crate) fn any() -> bool {
-    locks() > 0
-}
-
 /// Holds that came with loaded values, less those that went with freed ones. Those in between are the engine's to count.
 pub(crate) fn holds() -> i64 {
     AT_KEYS.holds.load(Ordering::Relaxed)

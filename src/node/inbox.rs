@@ -20,8 +20,6 @@ pub(crate) enum Notice {
     Unlinked(Unlinked),
     /// A lock has come to this name.
     Brought(Name),
-    /// A lock's TTL was set or cleared from outside.
-    TtlChanged(Name),
     /// A database was emptied, or all.
     Flushed(Option<u32>),
     /// Two databases were exchanged.
@@ -48,9 +46,8 @@ pub(crate) struct Unlinked {
     pub moved: bool,
     /// Whether its value was written out right before, as a command does that carries it to another server.
     pub carried: bool,
-    /// The holds that end by what the key was given from outside. None if that is still to be found out, and the lock to be looked
-    /// at; else it is one of a crowd.
-    pub cut: Option<Vec<Token>>,
+    /// Whether the lock is one of a crowd, and looked at with that.
+    pub crowded: bool,
 }
 
 /// Notices beyond which the locks that they are about are a crowd: what one command does to a hundred thousand keys shall not come
@@ -82,9 +79,6 @@ const WRITTEN_MOST: usize = 65_536;
 
 /// Whether there are any.
 static WRITTEN_ANY: AtomicBool = AtomicBool::new(false);
-
-/// Returns which of these holds of a lock end by what its key was given from outside; none if that cannot be asked now.
-pub(crate) type Cut = fn(&Name, &[(Token, WallMs)]) -> Option<Vec<Token>>;
 
 /// Set while the module itself deletes a key, which it needs no notice of.
 static IGNORE_UNLINKS: AtomicBool = AtomicBool::new(false);
@@ -156,19 +150,15 @@ fn post_with(write: impl FnOnce(&mut Inbox)) {
 }
 
 /// Writes down that a value was unlinked from its name.
-pub(crate) fn post_unlinked(name: Name, lock: &Lock, ask: Cut) {
+pub(crate) fn post_unlinked(name: Name, lock: &Lock) {
     let carried = WRITTEN_ANY.load(Ordering::Relaxed)
         && WRITTEN
             .borrow()
             .is_some_and(|mut written| written.remove(&address(lock)));
     let holds: Vec<(Token, WallMs)> = lock.leases().collect();
     post_with(|inbox| {
-        // Of a crowd this is asked at once: the lock may be looked at before the notice is read.
-        let cut = match inbox.is_crowded() {
-            true => ask(&name, &holds),
-            false => None,
-        };
-        if cut.is_some() {
+        let crowded = inbox.is_crowded();
+        if crowded {
             inbox.add_to_crowd(name.clone(), false);
         }
         inbox.notices.push(Notice::Unlinked(Unlinked {
@@ -176,7 +166,7 @@ pub(crate) fn post_unlinked(name: Name, lock: &Lock, ask: Cut) {
             holds,
             moved: false,
             carried,
-            cut,
+            crowded,
         }));
     });
     UNLINKED.store(std::ptr::from_ref(lock).cast_mut(), Ordering::Relaxed);

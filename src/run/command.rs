@@ -12,7 +12,7 @@ use crate::ffi::probe;
 use crate::ffi::text::Str;
 use crate::node::time::clock;
 use crate::node::{gate, inbox, newer_format, replicas};
-use crate::servers::{iteration_end, quirks, wait_key};
+use crate::servers::{iteration_end, wait_key};
 use crate::tell::{blocking, reply};
 use dlock_commands::error::Error;
 use dlock_commands::look::list::Listing;
@@ -81,7 +81,6 @@ fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
         Mode::Read
     };
     if spec.access == Access::Follow && probe::probing() {
-        quirks::trial(ctx);
         return reply::pass(ctx);
     }
     if spec.access == Access::None && iteration_end::calling() {
@@ -107,6 +106,9 @@ fn command(ctx: Ctx, spec: &'static Spec, argv: &[Str]) {
             close_queues(ctx, &mut call, spec, words);
         }
         let answer = dlock_commands::execute(spec, &mut call, words);
+        if state.keys.in_cluster() {
+            state.note_slots(spec, words);
+        }
         // Written from here, where it is: the server does not call back for a reply.
         match reply::write_usual(ctx, answer) {
             None => Next::Done,
@@ -188,6 +190,24 @@ impl State {
     fn give_back(&mut self, now: Now) {
         if gate::primary() {
             self.engine.give_back(&mut self.keys, now);
+        }
+    }
+
+    /// Notes the slots of a command's keys that are waited for now, or whose holds it may have tied to its connection.
+    #[cold]
+    fn note_slots(&mut self, spec: &Spec, words: &[&[u8]]) {
+        if self.engine.is_idle() {
+            return;
+        }
+        let ties = |word: &&[u8]| {
+            word.eq_ignore_ascii_case(b"AUTO") || word.eq_ignore_ascii_case(b"SESSION")
+        };
+        let ties = words.iter().any(ties);
+        let db = self.keys.home();
+        for key in words.get(spec.keys(words)).unwrap_or_default() {
+            if ties || self.engine.watches(NameRef { db, key }) {
+                self.awaited.note(key);
+            }
         }
     }
 

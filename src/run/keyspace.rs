@@ -4,7 +4,7 @@
 #![allow(clippy::indexing_slicing)]
 
 use crate::callbacks::data_type;
-use crate::ffi::api::{api, hot};
+use crate::ffi::api::hot;
 use crate::ffi::ctx::Ctx;
 use crate::ffi::maybe_owned::MaybeOwned;
 use crate::ffi::text::{Str, Text};
@@ -14,7 +14,7 @@ use crate::node::slots::own_slots;
 use crate::servers::quirks;
 use crate::tell::observers::in_order::{self, Notifications};
 use crate::tell::replicate;
-use dlock_engine::{Entry, Keyspace, Lock, NameRef, WallMs};
+use dlock_engine::{Entry, Keyspace, Lock, NameRef};
 use redis_module::raw::{self, RedisModuleKey};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -45,17 +45,6 @@ pub(super) enum Origin<'a> {
     Command(Option<(Str<'a>, &'a [u8])>),
 }
 
-/// What a TTL that was set from outside means for a lock.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum TtlChange {
-    /// It is as it should be.
-    Right,
-    /// It is to be put right.
-    Wrong,
-    /// It ends the holds earlier than their leases do.
-    Earlier(WallMs),
-}
-
 /// The keys that an event has opened. One value serves all events, since its buffers are reused.
 pub(super) struct OpenKeys {
     // Of the event that is worked off.
@@ -73,8 +62,6 @@ pub(super) struct OpenKeys {
     hash: RandomState,
     cluster: bool,
     slots: own_slots::Answers,
-    // The server tells when it is given a TTL from outside; else that is seen when a lock is opened.
-    generic_events_enabled: bool,
     // Whether anybody reads effects; else changes are only counted.
     replicate: bool,
 }
@@ -107,7 +94,6 @@ impl OpenKeys {
             hash: RandomState::new(),
             cluster: false,
             slots: own_slots::Answers::default(),
-            generic_events_enabled: true,
             replicate: true,
         }
     }
@@ -147,10 +133,9 @@ impl OpenKeys {
         }
     }
 
-    /// Tells what server it is: whether a node of a cluster, and whether it tells of TTLs set from outside.
-    pub(super) fn set_server(&mut self, cluster: bool, generic_events_enabled: bool) {
+    /// Sets whether the server is a node of a cluster.
+    pub(super) fn set_cluster(&mut self, cluster: bool) {
         self.cluster = cluster;
-        self.generic_events_enabled = generic_events_enabled;
     }
 
     /// Returns true if the server is a node of a cluster.
@@ -166,28 +151,6 @@ impl OpenKeys {
     /// The node's slots.
     pub(super) fn own_slots(&mut self) -> &own_slots::Own {
         self.slots.own(self.ctx)
-    }
-
-    /// What a TTL that was set from outside means. An earlier end of the key counts: it ends the holds then. A later one,
-    /// or none, has no effect on the leases.
-    pub(super) fn ttl_change(&mut self, name: NameRef) -> TtlChange {
-        let lock = self.entry(name).lock.as_ref();
-        let Some(last) = lock.and_then(|lock| lock.last()) else {
-            return TtlChange::Right;
-        };
-        let last = last.deadline;
-        let wanted = lock.and_then(|lock| lock.expires());
-        let open = self.opened_at(name).and_then(|at| self.open.get(at));
-        // SAFETY: the key was opened in this event.
-        let end = open.map_or(-1, |open| unsafe {
-            api!(RedisModule_GetAbsExpire(open.key))
-        });
-        let end = u64::try_from(end).ok().map(WallMs);
-        match end {
-            end if end == wanted => TtlChange::Right,
-            Some(end) if end < last => TtlChange::Earlier(end),
-            _ => TtlChange::Wrong,
-        }
     }
 
     /// A lock's place among the open ones; its key is opened if it is not.
@@ -280,9 +243,6 @@ impl OpenKeys {
             open.entry.lock = NonNull::new(value).map(|value| MaybeOwned::borrowed(value));
             open.stored = open.entry.lock.is_some();
             open.entry.unseen = open.stored;
-            if !self.generic_events_enabled && self.mode == Mode::Write {
-                open.entry.external_end = open.earlier_end();
-            }
         }
         at
     }
@@ -330,19 +290,6 @@ impl Default for Open {
 }
 
 impl Open {
-    /// When the server will remove the key, if that is before its leases end.
-    ///
-    /// # Safety
-    /// The key is open.
-    #[cold]
-    unsafe fn earlier_end(&self) -> Option<WallMs> {
-        let last = self.entry.lock.as_ref()?.last()?.deadline;
-        // SAFETY: the key is open, as the caller says.
-        let end = unsafe { api!(RedisModule_GetAbsExpire(self.key)) };
-        let end = u64::try_from(end).ok().map(WallMs);
-        end.filter(|end| *end < last)
-    }
-
     fn is(&self, name: NameRef) -> bool {
         // SAFETY: the string lives until the event is worked off.
         let bytes = unsafe { &*self.bytes };

@@ -1,7 +1,7 @@
 //! The load: what the server is asked for, and what everything starts from.
 
 use super::command::Commands;
-use super::{confirm, event, info, notices, state};
+use super::{confirm, event, info, state};
 use crate::callbacks::data_type;
 use crate::callbacks::events;
 use crate::callbacks::hooks::{self, Hooks};
@@ -50,7 +50,6 @@ fn prepare(context: &Context, ctx: Ctx, args: &[RedisString]) -> Result<(), Stri
     log::panics();
     dlock_engine::invariants::set_hook(log::broken_invariant);
     hooks::init(Hooks {
-        cut: notices::cut,
         has_room_for: state::has_room_for,
         databases_and_holds: state::databases_and_holds,
         confirm: confirm::look,
@@ -77,6 +76,7 @@ fn begin(ctx: Ctx) {
     gate::set_cluster(cluster);
     if let Some(mut state) = state::STATE.borrow() {
         state.settings.cluster = cluster;
+        state.keys.set_cluster(cluster);
         state.settings.databases = quirks::databases(ctx, cluster);
     }
     let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS as c_int
@@ -90,19 +90,6 @@ fn begin(ctx: Ctx) {
     log::init(own);
     doors::sync::init(own);
     replicas::refuse_requests();
-    let databases = state::STATE
-        .borrow()
-        .map_or(1, |state| state.settings.databases);
-    let heard = events::subscribe_generic(ctx, own, databases).unwrap_or_else(|what| {
-        log::warning(&format!(
-            "the server refuses a subscription to {what}: what RENAME, MOVE, EXPIRE and PERSIST do to a lock is noticed within a \
-             second, or at its next use"
-        ));
-        false
-    });
-    if let Some(mut state) = state::STATE.borrow() {
-        state.keys.set_server(cluster, heard);
-    }
     eviction::refresh(ctx);
     latency::refresh(ctx);
     in_order::refresh();

@@ -1,8 +1,7 @@
 //! What has happened behind the module's back, told to the engine: what callbacks have left in the inbox, and what the module
 //! finds by inspecting keys where the server tells nothing.
 
-use super::keyspace::TtlChange;
-use super::state::{Late, State, STATE};
+use super::state::{Late, State};
 use crate::node::gate;
 use crate::node::inbox::{self, Notice, Unlinked};
 use dlock_engine::{End, Event, Keyspace, Loss, Name, Now, Token, WallMs};
@@ -12,12 +11,6 @@ pub(super) const SETTLED_A_STEP: usize = 256;
 
 /// What an event tells observers of at most, beyond what it has done itself: the others come after it, in their order.
 pub(super) const TOLD_A_STEP: usize = 1024;
-
-/// Which of these holds of a lock end by what its key was given from outside. Only asks; none if it cannot be asked now.
-#[cold]
-pub(super) fn cut(name: &Name, holds: &[(Token, WallMs)]) -> Option<Vec<Token>> {
-    Some(STATE.try_borrow_mut()?.cut(name, holds))
-}
 
 impl State {
     /// Tells the engine what callbacks have left.
@@ -30,6 +23,7 @@ impl State {
         let (notices, crowd) = inbox::take();
         // It does not matter when they have come and gone among the rest.
         if let Some(crowd) = crowd {
+            self.awaited.note_all();
             self.engine.on_crowd(crowd);
         }
         let reloaded = notices
@@ -45,9 +39,8 @@ impl State {
                 Notice::Gone(id) => self.engine.leave(id, now),
                 Notice::Ended(client) => self.engine.on_disconnect(client),
                 Notice::Unheard(promises) => self.engine.unheard(promises),
-                Notice::Unlinked(mut lost) => {
-                    if lost.cut.is_none() {
-                        lost.cut = Some(self.cut(&lost.name, &lost.holds));
+                Notice::Unlinked(lost) => {
+                    if !lost.crowded {
                         self.revisit(&lost.name, false);
                     }
                     self.in_turn(Late::Lost(lost), now);
@@ -64,13 +57,6 @@ impl State {
                         .for_each(|at| self.in_turn(Late::Flush(at), now));
                 }
                 Notice::Swapped(one, other) => self.engine.on_swap(one, other, now),
-                Notice::TtlChanged(name) => match self.keys.ttl_change(name.as_ref()) {
-                    TtlChange::Earlier(end) => self.engine.on_external_ttl(name.as_ref(), end),
-                    TtlChange::Wrong if gate::primary() => {
-                        self.engine.on_key_changed(name.as_ref())
-                    }
-                    TtlChange::Wrong | TtlChange::Right => {}
-                },
                 Notice::Role { primary: true } => {
                     self.decide_from(now);
                     self.engine.promote();
@@ -133,9 +119,8 @@ impl State {
         // A lease that has run out has ended the hold anywhere.
         let lives = holds.iter().any(|(_, deadline)| *deadline > now.wall());
         let left = lost.moved || lives && self.took_along(name, lost.carried);
-        let cut = lost.cut.as_deref().unwrap_or_default();
         for &(token, deadline) in holds {
-            let end = match deadline <= now.wall() && !cut.contains(&token) {
+            let end = match deadline <= now.wall() {
                 true => End::Expired,
                 false => End::Removed,
             };
@@ -152,13 +137,6 @@ impl State {
         }
     }
 
-    /// The holds of a lock that end by what its key was given from outside. To be asked before it is revisited.
-    pub(super) fn cut(&self, name: &Name, holds: &[(Token, WallMs)]) -> Vec<Token> {
-        let ended = |deadline| self.engine.ended_from_outside(name.as_ref(), deadline);
-        let cut = holds.iter().filter(|(_, deadline)| ended(*deadline));
-        cut.map(|(token, _)| *token).collect()
-    }
-
     /// Returns true if a lock that was removed has left with its slot. A replica cannot tell, as a DEL is all that it hears of; in a
     /// cluster it tells nobody either.
     fn took_along(&mut self, name: &Name, carried: bool) -> bool {
@@ -172,6 +150,7 @@ impl State {
             self.engine
                 .follow(name.as_ref(), self.keys.entry(name.as_ref()));
         } else if brought {
+            self.awaited.note(&name.key);
             self.engine.on_key_changed(name.as_ref());
         } else {
             self.engine.on_key_removed(name.as_ref());
@@ -179,20 +158,24 @@ impl State {
     }
 
     /// Asks which slots are this node's. Queues in one that has left are revisited, and nothing is tied to a connection there
-    /// any more.
+    /// any more. Where a slot may have left and come back, all queues are: no callback tells what has become of its keys.
     #[cold]
     pub(super) fn refresh_slots(&mut self, now: Now) {
-        if self.engine.is_idle() || !gate::primary() {
+        if !gate::primary() {
             return;
         }
-        let own = self.keys.own_slots();
-        if *own == self.own_slots {
-            return;
+        if self.engine.is_idle() {
+            return self.awaited.clear();
         }
-        self.engine.on_slots_changed(|key| own.serves(key));
-        self.engine
-            .on_locks_left(|name| own.knows_nothing_of(name.key), Loss::Moved, now);
-        self.own_slots = own.clone();
+        let left = self.awaited.take_left(self.keys.own_slots());
+        if left.returned {
+            self.engine.on_values_changed(None);
+        }
+        if !left.is_empty() {
+            self.engine.on_slots_changed(|key| !left.has(key));
+            self.engine
+                .on_locks_left(|name| left.has(name.key), Loss::Moved, now);
+        }
     }
 
     /// Goes one step further through what concerns all locks, on a server that only follows; one that decides does so as it
@@ -209,6 +192,7 @@ impl State {
 
     /// This server decides from now on: a quarantine begins.
     fn decide_from(&mut self, now: Now) {
+        self.awaited.note_all();
         self.since = now.steady();
         self.settings.begin();
         self.settings.refresh(&mut self.engine.policy, self.since);

@@ -40,7 +40,7 @@ pub(super) struct State {
     pub(super) engine: Engine,
     pub(super) keys: OpenKeys,
     pub(super) steps: clock::StepDetector,
-    pub(super) own_slots: own_slots::Own,
+    pub(super) awaited: own_slots::Awaited,
     pub(super) slots_seen: Option<Instant>,
     pub(super) settings: Settings,
     /// Since when this server decides, for the quarantine.
@@ -64,7 +64,7 @@ lazy_static::lazy_static! {
         engine: Engine::default(),
         keys: OpenKeys::new(),
         steps: clock::StepDetector::default(),
-        own_slots: own_slots::Own::default(),
+        awaited: own_slots::Awaited::new(),
         slots_seen: None,
         settings: Settings::default(),
         since: clock::read().steady(),

@@ -19,15 +19,12 @@
 //! | `ffi::doors::command`: a command is given no ACL categories | Redis 7.0 | it has no function for it | `commands`: `categories_allow_and_deny` |
 //! | `node::time::clock`: the time is read once for MULTI and for a script | Redis 7.0 | it does not tell its own time, which stands still there | `basics`: `check_guards_a_transaction` |
 
-use crate::ffi::cell::MainThread;
 use crate::ffi::ctx::Ctx;
-use crate::ffi::text::Text;
-use crate::ffi::{probe, server};
+use crate::ffi::server;
 use redis_module::raw;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-static IS_VALKEY: AtomicBool = AtomicBool::new(false);
 static IS_REDIS_7_2: AtomicBool = AtomicBool::new(false);
 static BARS_SUBSCRIBERS: AtomicBool = AtomicBool::new(false);
 
@@ -35,10 +32,7 @@ static BARS_SUBSCRIBERS: AtomicBool = AtomicBool::new(false);
 pub(crate) fn detect(ctx: Ctx) {
     let version = |field| ctx.server_info(c"server", field);
     match version(c"valkey_version") {
-        Some(valkey) => {
-            IS_VALKEY.store(true, Ordering::Relaxed);
-            BARS_SUBSCRIBERS.store(!valkey.starts_with("8.0."), Ordering::Relaxed);
-        }
+        Some(valkey) => BARS_SUBSCRIBERS.store(!valkey.starts_with("8.0."), Ordering::Relaxed),
         None => {
             let redis = version(c"redis_version").unwrap_or_default();
             IS_REDIS_7_2.store(redis.starts_with("7.2."), Ordering::Relaxed);
@@ -93,58 +87,6 @@ pub(crate) fn bars_subscribers() -> bool {
     BARS_SUBSCRIBERS.load(Ordering::Relaxed)
 }
 
-/// Returns true if this server can be listened to for generic keyspace events (RENAME, MOVE, EXPIRE, PERSIST). Valkey since 8.1 runs the
-/// callbacks with the client whose command it executes, selected to the event's database, and leaves it there: MOVE and COPY
-/// then move the *client*. Mended in 9.1.1, and possibly elsewhere, so it is tried out. Redis gives each callback a client
-/// of its own.
-///
-/// To be called when the module's commands can be run. `own` is a context of the module's own.
-///
-/// Test: `removal`: `generic_keyspace_events_are_heard_where_they_move_no_client` names the versions.
-pub(crate) fn generic_events_are_safe(ctx: Ctx, own: Ctx<'static>, databases: u32) -> bool {
-    if !IS_VALKEY.load(Ordering::Relaxed) || databases < 2 {
-        return true;
-    }
-    // A command of the module's own, in which `trial` raises an event of another database.
-    own.select(u32::from(ctx.selected() == 0));
-    set_tried(Some(own));
-    probe::pass_through(ctx);
-    let safe = tried().is_none();
-    set_tried(None);
-    own.select(0);
-    safe
-}
-
-/// While it is tried out whether keyspace events are safe: the context to raise one in. Taken out if they are.
-static TRIED: MainThread<Option<Ctx<'static>>> = MainThread::new(None);
-
-fn tried() -> Option<Ctx<'static>> {
-    TRIED.borrow().and_then(|tried| *tried)
-}
-
-fn set_tried(own: Option<Ctx<'static>>) {
-    if let Some(mut tried) = TRIED.borrow() {
-        *tried = own;
-    }
-}
-
-/// Within a command: raises an event that is none of anybody's, and checks that the command's client stays where it was.
-pub(crate) fn trial(ctx: Ctx) {
-    let Some(own) = tried() else {
-        return;
-    };
-    let (home, key) = (ctx.selected(), Text::new(b"dlock"));
-    own.raise(
-        raw::REDISMODULE_NOTIFY_EVICTED,
-        c"dlock.trial",
-        key.as_str(),
-    );
-    if ctx.selected() == home {
-        set_tried(None);
-    }
-    ctx.select(home);
-}
-
 /// How a key is opened so that it leaves no trace: no change of its age, no event, no count, no removal of a key that has
 /// expired. Redis 7.0 knows only the first, and takes the others for nothing.
 ///
@@ -172,7 +114,7 @@ pub(crate) const ATOMIC_SLOT_MIGRATION: c_int = 1 << 5;
 /// How many databases the server has. A node of a cluster has one, whatever `databases` says, but Valkey since 9.0 has a setting
 /// for it.
 ///
-/// Test: `removal`: `generic_keyspace_events_are_heard_where_they_move_no_client`.
+/// Test: `conversations`: `tests/servers/events.txt`, its flushes.
 pub(crate) fn databases(ctx: Ctx, cluster: bool) -> u32 {
     let (setting, usual) = match cluster {
         true => (c"cluster-databases", 1),

@@ -15,8 +15,9 @@
 //! slot of shop yard migrates        it is on its way: nobody is granted these locks, their holders keep them
 //! config max-queue 3                `config quarantine 100` lets one begin that lasts so long
 //! ```
-//! `behind` before `rename`, `move` or `set` says that a value comes to a name that has none, and that the server does not tell:
-//! the next use of that lock notices it, or a `look` (once a second).
+//! No server tells that a value has come to a name. After `rename` and `move` somebody uses the lock at its new name, and asks for
+//! nothing. After `behind rename`, `behind move` and `behind set` nobody does: the next use notices the value, or a `look` (once a
+//! second).
 //!
 //! Other lines: `del`, `rename`, `expire shop 500` (as PEXPIRE), `move` (to another database), `copy` (by DUMP and RESTORE), `dump` (by DUMP and DEL, kept for)
 //! `restore`, `set` (to a string), `flush`, `swap`, `pause`, `resume`, `sync` (a replica that lags catches up), `crash` (the
@@ -55,7 +56,7 @@ pub enum Act {
     Rename(Key, Key),
     /// EXPIRE, in milliseconds.
     Expire(Key, Millis),
-    /// A value comes to a name that has none, and the server does not tell.
+    /// A value comes to a name that has none, and nobody uses the lock at once.
     Behind(Box<Act>),
     Look,
     Copy(Key, Key),

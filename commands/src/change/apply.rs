@@ -28,9 +28,6 @@ pub(crate) fn run<K: Keyspace>(call: &mut Call<K>, given: &Args) -> Result<Reply
             Cow::Owned(release.ok_or(Error::Internal(APPLY))?)
         }
     };
-    if let Some(end) = entry.external_end.take() {
-        call.engine.on_external_ttl(name, end);
-    }
     let before = entry.holders() as i64;
     let last = call.engine.ledger.tokens.last();
     entry.follow(&effect, &mut call.engine.ledger.tokens)?;

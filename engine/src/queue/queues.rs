@@ -80,8 +80,6 @@ struct Db {
     order: ScanOrder,
     // When its values last came or went all at once.
     epoch: u64,
-    // When they were last others than before: a promotion changes no value.
-    replaced: u64,
 }
 
 impl WaitQueues {
@@ -131,7 +129,6 @@ impl WaitQueues {
             let epoch = self.review.epoch;
             self.dbs.resize_with(db + 1, || Db {
                 epoch,
-                replaced: epoch,
                 ..Db::default()
             });
         }
@@ -195,14 +192,11 @@ impl WaitQueues {
     }
 
     /// The values of these databases may be others from now on.
-    pub(crate) fn outdate(&mut self, replaced: bool, is_meant: impl Fn(u32) -> bool) {
+    pub(crate) fn outdate(&mut self, is_meant: impl Fn(u32) -> bool) {
         self.review.epoch += 1;
         for (db, at) in self.dbs.iter_mut().zip(0..) {
             if is_meant(at) {
                 db.epoch = self.review.epoch;
-                if replaced {
-                    db.replaced = db.epoch;
-                }
             }
         }
         self.review.left = self.slots.len();
@@ -210,7 +204,7 @@ impl WaitQueues {
 
     /// Two databases were exchanged. Returns true if the review is to be ended at once.
     pub(crate) fn swap(&mut self, one: u32, other: u32) -> bool {
-        self.outdate(true, |db| db == one || db == other);
+        self.outdate(|db| db == one || db == other);
         self.crowds
             .iter_mut()
             .for_each(|crowd| crowd.swap(one, other));
@@ -313,17 +307,12 @@ impl WaitQueues {
             db,
             ..queue.name.clone()
         });
-        let replaced = self.dbs.get(queue.name.db as usize);
-        let replaced = crowded || replaced.is_some_and(|db| db.replaced > before);
         if crowded {
             let name = queue.name.clone();
             self.crowds.iter_mut().for_each(|crowd| crowd.see(&name));
         }
         if let Some(queue) = self.get_mut(id) {
             queue.epoch = now;
-            if let Some(external) = queue.external.as_mut().filter(|_| replaced) {
-                external.told = None;
-            }
         }
         Some(elsewhere)
     }

@@ -4,7 +4,6 @@ use super::deadlines::DueKey;
 use super::place::Place;
 use crate::collections::index::Index;
 use crate::collections::roster::Roster;
-use crate::lock::Lock;
 use crate::types::{Arrival, Limit, Name, RequestId, WallMs};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -38,8 +37,6 @@ pub(crate) struct WaitQueue {
     pub lapsed: Vec<Arrival>,
     /// Waits that ended by time-out since the last settlement; for the events that tell of them.
     pub timeouts: u32,
-    /// Ends that the key was given from outside (EXPIRE), earlier than its leases.
-    pub external: Option<Box<ExternalEnds>>,
     /// Whether the queue must not move, as its slot is migrating away.
     pub closed: bool,
     /// Whether the value at the key may have been replaced behind the queue's back.
@@ -75,72 +72,7 @@ impl Places {
     }
 }
 
-/// Ends that a key was given from outside, earlier than its leases.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ExternalEnds {
-    /// The last one, while no lease has been cut to it. As long as nothing else touches the lock the server removes the key then;
-    /// the next request makes it the leases' own end.
-    pub told: Option<WallMs>,
-    // Those that leases were cut to: a hold that ends just then was removed, and did not expire.
-    cuts: Vec<WallMs>,
-}
-
-/// Cuts that are remembered of one lock.
-const CUTS: usize = 16;
-
-impl ExternalEnds {
-    /// Leases were cut to this end.
-    pub(crate) fn cut(&mut self, end: WallMs) {
-        if self.cuts.len() == CUTS {
-            self.cuts.remove(0);
-        }
-        self.cuts.push(end);
-    }
-
-    /// Takes over what a primary has done with the end that was told: leases were cut to it, or it is superseded.
-    fn follow(&mut self, lock: &Lock) {
-        let told = self.told.take();
-        if let Some(end) = told.filter(|end| lock.holds().any(|hold| hold.deadline == *end)) {
-            self.cut(end);
-        }
-    }
-
-    /// Returns true if a hold that ended with this deadline was ended from outside.
-    fn ended(&self, deadline: WallMs) -> bool {
-        let removed = self.told.is_some_and(|end| end <= deadline);
-        removed || self.cuts.contains(&deadline)
-    }
-}
-
 impl WaitQueue {
-    /// Returns true if a hold that ended with this deadline was ended from outside.
-    pub(crate) fn ended_from_outside(&self, deadline: WallMs) -> bool {
-        let external = self.external.as_deref();
-        external.is_some_and(|external| external.ended(deadline))
-    }
-
-    /// Forgets the ends that concern none of the leases.
-    pub(crate) fn prune_external(&mut self, lock: &Lock) {
-        let Some(external) = &mut self.external else {
-            return;
-        };
-        let (first, last) = (lock.earliest(), lock.last().map(|hold| hold.deadline));
-        external
-            .cuts
-            .retain(|cut| first <= Some(*cut) && Some(*cut) <= last);
-        if lock.is_empty() || (external.told.is_none() && external.cuts.is_empty()) {
-            self.external = None;
-        }
-    }
-
-    /// The same on a server that follows, after what its primary has decided.
-    pub(crate) fn follow_external(&mut self, lock: &Lock) {
-        if let Some(external) = &mut self.external {
-            external.follow(lock);
-            self.prune_external(lock);
-        }
-    }
-
     /// A lock's queue, with nobody in it.
     pub(crate) fn new(name: Name) -> WaitQueue {
         WaitQueue {

@@ -18,7 +18,7 @@ use crate::keyspace::{exists, Entry, Event, Keyspace, Value};
 use crate::lock::{Change, End, Lock};
 use crate::queue::{LockId, WaitQueue};
 use crate::state::{Engine, Next, Remains};
-use crate::types::{NameRef, Now, WallMs};
+use crate::types::{NameRef, Now};
 
 /// Outcomes after which a settlement of marked locks leaves the others to the next step.
 const TOLD_A_STEP: usize = 1024;
@@ -54,12 +54,6 @@ impl Engine {
         now: Now,
         name: NameRef,
     ) -> Option<LockId> {
-        if let Some(end) = entry.external_end {
-            self.on_external_ttl(name, end);
-            let lock = self.queues.id_or_new(name);
-            self.settle_queue(entry, now, lock);
-            return Some(lock);
-        }
         if !entry.value().needs_watch() {
             self.expire(entry, now, name);
             return None;
@@ -82,7 +76,6 @@ impl Engine {
         if entry.foreign {
             return self.refuse_all(now, lock);
         }
-        self.heed_external_end(entry, lock);
         let name = self.queues.at(lock).name.clone();
         self.expire(entry, now, name.as_ref());
         if !self.reconcile(entry, now, lock) {
@@ -228,12 +221,7 @@ impl Engine {
             || queue.closed
             || !queue.lapsed.is_empty()
             || self.has_appeared(entry, lock);
-        let told = entry.external_end.is_some()
-            || queue
-                .external
-                .as_deref()
-                .is_some_and(|external| external.told.is_some());
-        !(marked || told || entry.foreign || entry.value().ended(now.wall()).is_some())
+        !(marked || entry.foreign || entry.value().ended(now.wall()).is_some())
     }
 
     /// Returns true if a value has come to this lock since its last settlement left it without one.
@@ -259,29 +247,6 @@ impl Engine {
         }
     }
 
-    /// Has the leases end by what the key was given from outside, if it was.
-    #[inline]
-    pub(super) fn heed_external_end(&mut self, entry: &mut Entry<impl Value>, lock: LockId) {
-        let Some(queue) = self.queues.get_mut(lock) else {
-            return broken!("a lock that is settled has a queue");
-        };
-        let external = queue.external.as_deref_mut();
-        let told = external.and_then(|external| external.told.take());
-        let Some(end) = entry.external_end.take().or(told) else {
-            return;
-        };
-        if entry.shorten(end) {
-            let external = queue.external.get_or_insert_with(Box::default);
-            external.cut(end);
-            if !self.ledger.ties.is_empty() {
-                for hold in entry.value().holds() {
-                    let (name, end) = (queue.name.as_ref(), hold.deadline);
-                    self.ledger.ties.set_end(name, hold.token, end);
-                }
-            }
-        }
-    }
-
     /// Ends the holds whose lease has run out.
     #[inline]
     fn expire(&mut self, entry: &mut Entry<impl Value>, now: Now, name: NameRef) {
@@ -303,12 +268,9 @@ impl Engine {
         if entry.value().ended(now.wall()).is_none() {
             return;
         }
-        let queue = self.queues.at(self.queues.id(name));
-        let end = |deadline: WallMs| match queue.ended_from_outside(deadline) {
-            true => End::Removed,
-            false => End::Expired,
-        };
-        let ended = self.ledger.end_until(entry, name, now.wall(), end, now);
+        let ended = self
+            .ledger
+            .end_until(entry, name, now.wall(), End::Expired, now);
         self.bury(ended);
     }
 
@@ -366,9 +328,7 @@ impl Engine {
         } else {
             self.vacant.remove(&lock);
         }
-        queue.prune_external(value);
-        let has_end = queue.external.is_some();
-        if !watched && !has_end {
+        if !watched {
             self.drop_queue(lock);
         } else if left_over {
             self.mark(lock);

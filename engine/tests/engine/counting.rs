@@ -120,7 +120,7 @@ fn each_refusal_is_counted_by_its_reason() {
                 Some(("grants", "no")) => world.configure(|policy| policy.grants = false),
                 Some(("rename", key)) => {
                     let (from, to) = key.split_once(' ').expect("two keys");
-                    world.alter(Op::Rename(name(0, from), name(0, to)));
+                    world.rename(name(0, from), name(0, to));
                 }
                 Some(("set", key)) => world.alter(Op::Overwrite(name(0, key))),
                 _ => drop(send(&mut world, client as u64 + 1, line)),

@@ -125,8 +125,12 @@ pub enum Fault {
     NoLook,
     /// The next use of a lock does not notice that it came to its name unseen.
     UseBlind,
-    /// A TTL that a user gives is not noticed.
-    ExpireUnseen,
+    /// A TTL that a user gives removes nothing.
+    ExpireIgnored,
+    /// Leases are cut to a TTL that a user gives.
+    ExpireObeyed,
+    /// A key keeps the TTL that a user gave when the lock is written to.
+    TtlSticks,
     /// An end that is due comes before the renewal that is due in the same instant.
     EndsFirst,
     /// The time of AUTO runs out while its connection waits.
@@ -190,7 +194,7 @@ use Fault::*;
 /// Each fault with what catches it, and a sequence at whose end it does: without any of these lines it would not, and what
 /// [`exploration`](crate::exploration) can say at all it cannot say in fewer.
 #[rustfmt::skip]
-const CAUGHT: [(Fault, By, &str); 85] = [
+const CAUGHT: [(Fault, By, &str); 87] = [
     (DeafToSession, Model, "1: ACQUIRE x a 10 BLOCK 0 SESSION"),
     (DeafToHolds, Model, "1: ACQUIRE x a HOLDS 2"),
     (DeafToShared, Model, "1: ACQUIRE x a 10 BLOCK 4 SHARED"),
@@ -201,7 +205,9 @@ const CAUGHT: [(Fault, By, &str); 85] = [
     (ShortAuto, Model, "1: ACQUIRE x a; 1: RENEW x a 1000 AUTO 0; wait 500"),
     (EndsFirst, Model, "1: ACQUIRE x a; 1: RENEW x a 1000 AUTO 0; clock 743; wait 333"),
     (WaitsUnheard, Model, "1: ACQUIRE x a 1000 AUTO 9; 2: ACQUIRE y b; 1: ACQUIRE y c BLOCK 0; wait 333"),
-    (ExpireUnseen, Model, "1: ACQUIRE x a; expire x 9"),
+    (ExpireIgnored, Model, "1: ACQUIRE x a; expire x 9; wait 9"),
+    (ExpireObeyed, Model, "1: ACQUIRE x a; expire x 9"),
+    (TtlSticks, Model, "1: ACQUIRE x a; expire x 9; 1: RENEW x a; wait 9"),
     (LossUntold, Model, "1: ACQUIRE x a AUTO 9; del x; 1: KEEP 9"),
     (TieUncounted, Model, "1: ACQUIRE x a AUTO 9; 1: KEEP 9"),
     (LongBelief, Model, "1: ACQUIRE x a AUTO 9; 1: KEEP 9"),

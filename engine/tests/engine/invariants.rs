@@ -104,8 +104,8 @@ pub fn check(before: &Picture, after: &Picture, orderly: bool) -> Result<(), Bro
         for (name, row) in seen() {
             ghost(name, row)?;
             watched(name, row)?;
-            // A TTL that a user gave is noticed at the lock's next use, if it is not put right at once.
-            let given = |hold: &Holder| after.shortened.contains(&hold.token);
+            // A TTL that a user gave stays until the module next writes to the lock.
+            let given = |hold: &Holder| after.retimed.contains(&hold.token);
             if !row.holders.iter().any(given) {
                 ttl(name, row)?;
             }
@@ -482,8 +482,7 @@ fn leases_kept(before: &Picture, after: &Picture) -> Result<(), Broken> {
     }
     let told = before.rows.values().flat_map(|row| &row.holders);
     let kept = |hold: &&Holder| {
-        let brought = [&after.restored, &after.shortened];
-        !after.renewed.contains(&hold.owner) && !brought.iter().any(|all| all.contains(&hold.token))
+        !after.renewed.contains(&hold.owner) && !after.restored.contains(&hold.token)
     };
     for hold in told.filter(kept) {
         let held = after.rows.values().flat_map(|row| &row.holders);

@@ -28,6 +28,8 @@ pub struct Keys {
     pub blind: bool,
     /// How often a lock was looked at without being opened for a change.
     pub inspected: usize,
+    /// Whether a key keeps its TTL when the lock is written to: a fault.
+    pub ttl_sticks: bool,
     open: Vec<Opened>,
 }
 
@@ -114,16 +116,11 @@ impl Keys {
                 lock,
                 foreign,
                 unseen: _,
-                external_end,
                 changed,
                 replicate,
                 effect,
                 events,
             } = entry;
-            assert!(
-                external_end.is_none(),
-                "an end from outside was passed over"
-            );
             assert_eq!(
                 !effect.is_empty(),
                 changed && replicate,
@@ -136,7 +133,10 @@ impl Keys {
                 );
                 self.values.insert(name.clone(), Value::Other);
             } else if let Some(lock) = lock.filter(|lock| !lock.is_empty()) {
-                let ttl = if changed { lock.expires() } else { ttl };
+                let ttl = match changed && !self.ttl_sticks {
+                    true => lock.expires(),
+                    false => ttl,
+                };
                 self.values.insert(name.clone(), Value::Lock(lock, ttl));
             }
             closed.push(Closed {

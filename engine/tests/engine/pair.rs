@@ -1,7 +1,6 @@
 //! The engine and the [`model`](crate::model) side by side: the same things happen to both, and every answer, everything
 //! that those who waited are told, and everything that can be seen of the locks is compared.
 
-use crate::client::Client;
 use crate::life;
 use crate::model::ties::Next;
 use crate::model::{Answer, Hold, Lock, Model, Place, Told, SHARED};
@@ -58,6 +57,11 @@ impl Pair {
     /// which is blocked or gone, or names a token that there is not.
     pub fn act(&mut self, act: &Act) -> Result<(), String> {
         if matches!(act, Act::Command(command) if !self.is_possible(command)) {
+            return Ok(());
+        }
+        // A key that outlives its holds is none of the model's.
+        if matches!(act, Act::Expire((db, key), ms) if !self.model.would_remove(&format!("{db}:{key}"), *ms))
+        {
             return Ok(());
         }
         let tokens = self.tokens.clone();
@@ -141,11 +145,6 @@ impl Pair {
             self.alone = true;
             return Ok(got);
         };
-        if let Act::Expire((db, key), _) = act {
-            // The lock's next use comes upon it.
-            let cancel = [b"CANCEL", key.as_bytes(), b"nobody"];
-            drop(self.world.send(Client::connection(u64::MAX), *db, &cancel));
-        }
         if matches!(act, Act::Behind(_)) {
             // The engine does not know of it until the next thing happens.
             return Ok(got);

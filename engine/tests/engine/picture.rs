@@ -58,7 +58,7 @@ pub struct Picture {
     /// Tokens that came by RESTORE.
     pub restored: BTreeSet<Token>,
     /// Tokens of holds whose keys were given an end from outside.
-    pub shortened: BTreeSet<Token>,
+    pub retimed: BTreeSet<Token>,
     /// When leases end that have come nearer by a step of the wall clock.
     pub stepped: BTreeMap<Token, WallMs>,
     /// What ties holds to connections.
@@ -174,7 +174,7 @@ impl Picture {
             renewed: std::mem::take(&mut world.renewed),
             lost: std::mem::take(&mut world.lost),
             restored: world.restored.clone(),
-            shortened: world.shortened.clone(),
+            retimed: world.retimed.clone(),
             stepped: world.stepped.clone(),
             ties: life::ties(world),
             ended: world.ended.clone(),

@@ -10,7 +10,7 @@ use dlock_commands::{execute, Call, Defaults, Reply};
 use dlock_engine::{
     change, codec, End, Engine, Keyspace, Loss, Name, NameRef, Now, Output, Policy, WallMs,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A server's data as others can see it: each lock's bytes and its TTL.
 pub type Data = BTreeMap<Name, Option<(Vec<u8>, Option<WallMs>)>>;
@@ -153,7 +153,15 @@ impl Server {
         for (name, value) in &self.keys.values {
             match value {
                 Value::Other => drop(fresh.keys.values.insert(name.clone(), Value::Other)),
-                Value::Lock(lock, _) => drop(fresh.follow(name, &change::rebuild(lock), now)),
+                Value::Lock(lock, ttl) => {
+                    fresh.follow(name, &change::rebuild(lock), now);
+                    // The server itself writes the key's TTL behind it, if there is one.
+                    if let (Some(end), Some(Value::Lock(_, its))) =
+                        (ttl, fresh.keys.values.get_mut(name))
+                    {
+                        *its = Some(*end);
+                    }
+                }
             }
         }
         fresh
@@ -200,8 +208,7 @@ impl Server {
         };
         for hold in lock.holds() {
             let name = name.as_ref();
-            let over = hold.deadline <= now.wall();
-            let end = match over && !self.engine.ended_from_outside(name, hold.deadline) {
+            let end = match hold.deadline <= now.wall() {
                 true => End::Expired,
                 false => End::Removed,
             };
@@ -218,6 +225,14 @@ impl Server {
             }
         }
         self.revisit(name, false);
+    }
+
+    /// Adds a name to those at which this server does not know of a lock that is to be watched.
+    pub fn note_unseen(&self, name: &Name, unseen: &mut BTreeSet<Name>) {
+        let lock = self.keys.lock(name);
+        if lock.is_some_and(|lock| lock.needs_watch()) && !self.engine.watches(name.as_ref()) {
+            unseen.insert(name.clone());
+        }
     }
 
     /// A value comes to this name that has none, and the server does not tell.
@@ -251,7 +266,7 @@ impl Server {
                     self.leaves(from, &value, now);
                     let replaced = self.keys.values.insert(to.clone(), value);
                     self.lost(to, replaced, now);
-                    self.revisit(to, true);
+                    self.revisit(to, false);
                 }
             }
             Op::Overwrite(name) => {
@@ -268,26 +283,17 @@ impl Server {
                 self.review();
             }
             Op::Swap(one, other) => self.swap(*one, *other, now),
-            Op::Expire(name, end) => self.expire(name, *end),
+            Op::Expire(name, end) => {
+                if let Some(Value::Lock(_, ttl)) = self.keys.values.get_mut(name) {
+                    *ttl = Some(*end);
+                }
+            }
             Op::Restore(name, bytes) => {
                 let replaced = self.keys.values.remove(name);
                 self.lost(name, replaced, now);
                 self.bring(name, bytes, None, now);
                 self.revisit(name, true);
             }
-        }
-    }
-
-    /// The server tells of a TTL that a user gave.
-    fn expire(&mut self, name: &Name, end: WallMs) {
-        let Some(Value::Lock(lock, ttl)) = self.keys.values.get_mut(name) else {
-            return;
-        };
-        *ttl = Some(end);
-        match lock.holds().any(|hold| hold.deadline > end) {
-            true => self.engine.on_external_ttl(name.as_ref(), end),
-            false if self.primary => self.engine.on_key_changed(name.as_ref()),
-            false => {}
         }
     }
 

@@ -1,9 +1,10 @@
 //! Locks in slots that are not this node's: outside of a command nothing of theirs may be changed.
 
 use crate::client::Client;
+use crate::server::Server;
 use crate::world::{name, World};
 use dlock_commands::Reply;
-use dlock_engine::{ClientId, Policy, Promise, Token};
+use dlock_engine::{ClientId, Loss, Policy, Promise, Token};
 use std::rc::Rc;
 
 /// A hold that an answer promises.
@@ -69,6 +70,29 @@ fn a_session_leaves_with_its_slot() {
     let engine = world.engine();
     assert_eq!(engine.sessions(), 0);
     assert!(!engine.unsettled());
+}
+
+/// A lock that leaves with its slot ends no hold, though the server tells of nothing: the look finds the slot gone.
+#[test]
+fn a_tie_whose_lock_left_with_its_slot_is_lost_by_the_move() {
+    let mut world = World::new(Policy::default());
+    for key in [&b"shop"[..], b"till"] {
+        let words = [b"ACQUIRE", key, b"ada", b"AUTO", b"60000"];
+        drop(world.send(Client::connection(1), 0, &words));
+    }
+    let (shop, till) = (name(0, "shop"), name(0, "till"));
+    world.primary.keys.away.insert(shop.clone());
+    for gone in [&shop, &till] {
+        world.primary.keys.values.remove(gone);
+    }
+    let now = world.now;
+    let Server { engine, keys, .. } = &mut world.primary;
+    engine.begin_look();
+    while engine.look(keys, now, 16) {}
+    let lost = engine.kept(now, ClientId(1)).lost.expect("they are few");
+    let reasons = lost.iter().map(|tie| (&*tie.name.key, tie.why));
+    let expected = [(&b"shop"[..], Loss::Moved), (b"till", Loss::Removed)];
+    assert_eq!(reasons.collect::<Vec<_>>(), expected);
 }
 
 /// However many locks wait for their slots, settlement comes to rest: the caller would go on without a pause otherwise.

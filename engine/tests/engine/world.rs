@@ -10,11 +10,12 @@ use crate::settings;
 use dlock_commands::error::Error;
 use dlock_commands::table::{Access, Verb};
 use dlock_commands::Reply;
+use dlock_engine::lock::Hold;
 use dlock_engine::Refusal;
 use dlock_engine::{
     change::{self, Change},
-    codec, ClientId, End, Engine, Event, Grant, Limit, Millis, Name, NameRef, Now, Outcome, Output,
-    Policy, Promise, RequestId, SteadyMs, Token, WallMs,
+    codec, ClientId, End, Engine, Event, Grant, Keyspace, Limit, Lock, Millis, Name, NameRef, Now,
+    Outcome, Output, Policy, Promise, RequestId, SteadyMs, Token, WallMs,
 };
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::rc::Rc;
@@ -91,7 +92,7 @@ pub struct World {
     /// Tokens that came by RESTORE: one may stand at two keys, and which of these a session means is anybody's guess.
     pub restored: BTreeSet<Token>,
     /// Tokens of holds whose keys were given an end from outside.
-    pub shortened: BTreeSet<Token>,
+    pub retimed: BTreeSet<Token>,
     /// Every lock that there ever was.
     pub known: BTreeSet<Name>,
     /// Names that a value has come to since the last look, of which nobody was told; and those of the replica, since it was
@@ -222,7 +223,7 @@ impl World {
             fault: None,
             speakers: BTreeSet::new(),
             restored: BTreeSet::new(),
-            shortened: BTreeSet::new(),
+            retimed: BTreeSet::new(),
             known: BTreeSet::new(),
             unseen: BTreeSet::new(),
             replica_unseen: BTreeSet::new(),
@@ -268,7 +269,13 @@ impl World {
                 return Some(self.send(client, command.db, &words));
             }
             Act::Wait(ms) => {
-                self.pass(*ms);
+                let mut left = *ms;
+                while let Some(ttl) = self.next_ttl().filter(|ttl| *ttl < left) {
+                    self.pass(ttl);
+                    self.expire_keys();
+                    left -= ttl;
+                }
+                self.pass(left);
                 self.expire_keys();
             }
             Act::Stall(ms) => self.jump(*ms),
@@ -292,7 +299,7 @@ impl World {
             Act::Cut(client) => drop(self.cut.insert(*client)),
             Act::Del(one) => self.alter(Op::Del(name(one))),
             Act::Set(one) => self.alter(Op::Overwrite(name(one))),
-            Act::Rename(from, to) => self.alter(Op::Rename(name(from), name(to))),
+            Act::Rename(from, to) => self.rename(name(from), name(to)),
             Act::Behind(act) => match &**act {
                 Act::Rename(from, to) => self.behind(Op::Rename(name(from), name(to))),
                 Act::Set(one) => self.behind(Op::Overwrite(name(one))),
@@ -306,7 +313,7 @@ impl World {
                     .flat_map(|lock| lock.holds())
                     .map(|hold| hold.token)
                     .collect();
-                self.shortened.extend(tokens);
+                self.retimed.extend(tokens);
                 self.alter(Op::Expire(name, self.now.wall().after(*ms)));
             }
             Act::Copy(from, to) => {
@@ -366,6 +373,7 @@ impl World {
         self.primary.keys.one_question = self.is(Fault::OneQuestion);
         self.event += 1;
         self.primary.keys.blind = self.is(Fault::UseBlind);
+        self.primary.keys.ttl_sticks = self.is(Fault::TtlSticks);
         self.prepare();
         let late = self.primary.engine.next_wakeup(self.now) == Some(0);
         self.note_use(db, words);
@@ -593,10 +601,18 @@ impl World {
         let values = &mut self.primary.keys.values;
         match (self.fault, &op) {
             (Some(Fault::DelUnseen), Op::Del(name)) => drop(values.remove(name)),
-            (Some(Fault::ExpireUnseen), Op::Expire(..)) => {}
-            (Some(Fault::RenameUnseen), Op::Rename(from, to)) => {
-                if let Some(value) = values.remove(from) {
-                    values.insert(to.clone(), value);
+            (Some(Fault::ExpireIgnored), Op::Expire(..)) => {}
+            (Some(Fault::ExpireObeyed), Op::Expire(name, end)) => {
+                let lock = self.primary.keys.entry(name.as_ref());
+                let holds = lock.value().holds().filter(|hold| hold.deadline > *end);
+                let owners: Vec<Vec<u8>> = holds.map(|hold| hold.owner.to_vec()).collect();
+                for owner in owners {
+                    let hold = lock.hold(&owner).expect("it was just found");
+                    lock.set_hold(Hold {
+                        owner: &owner,
+                        deadline: *end,
+                        ..hold
+                    });
                 }
             }
             (_, Op::Rename(from, to)) if from == to || !values.contains_key(from) => return,
@@ -607,8 +623,31 @@ impl World {
         }
         self.known.extend(self.primary.keys.values.keys().cloned());
         op.shows(&mut self.unseen);
+        if let Op::Rename(_, to) = &op {
+            self.primary.note_unseen(to, &mut self.unseen);
+        }
         self.link.push_back(op);
         self.perform();
+    }
+
+    /// In how many milliseconds the server removes the first key of those that a user has given a TTL.
+    fn next_ttl(&self) -> Option<Millis> {
+        let retimed = |lock: &Lock| lock.holds().any(|hold| self.retimed.contains(&hold.token));
+        let ttl = |value: &Value| match value {
+            Value::Lock(lock, ttl) if retimed(lock) => ttl.map(|ttl| ttl.since(self.now.wall())),
+            _ => None,
+        };
+        let values = self.primary.keys.values.values();
+        values.filter_map(ttl).filter(|ttl| *ttl > 0).min()
+    }
+
+    /// A lock gets another name, and is used there at once by somebody who asks for nothing.
+    pub fn rename(&mut self, from: Name, to: Name) {
+        self.behind(Op::Rename(from, to.clone()));
+        if self.writable {
+            let cancel = [&b"CANCEL"[..], &to.key, b"nobody"];
+            drop(self.send(Client::connection(u64::MAX), to.db, &cancel));
+        }
     }
 
     /// A value comes to a name, and the server does not tell if there was none.
@@ -619,13 +658,23 @@ impl World {
             _ => return self.alter(op),
         };
         let values = &self.primary.keys.values;
-        let told = values.contains_key(to) || !values.contains_key(from) && from != to;
+        let replaces = matches!(values.get(to), Some(Value::Lock(..)));
+        let told = replaces || !values.contains_key(from) && from != to;
         if told {
             return self.alter(op);
         }
+        self.mistrust();
         self.unseen.remove(from);
         self.unseen.insert(to.clone());
-        self.primary.appear(&op, self.now);
+        self.primary.stays = self.fault == Some(Fault::TieStays);
+        match (self.fault, &op) {
+            (Some(Fault::RenameUnseen), Op::Rename(from, to)) => {
+                let values = &mut self.primary.keys.values;
+                let value = values.remove(from).expect("it was just there");
+                values.insert(to.clone(), value);
+            }
+            _ => self.primary.appear(&op, self.now),
+        }
         self.known.insert(to.clone());
         self.link.push_back(op);
         self.perform();
@@ -673,7 +722,12 @@ impl World {
                         "a replica's own replicas and AOF get the same bytes"
                     );
                 }
-                op => self.replica.alter(&op, self.now),
+                op => {
+                    self.replica.alter(&op, self.now);
+                    if let Op::Rename(_, to) = &op {
+                        self.replica.note_unseen(to, &mut self.replica_unseen);
+                    }
+                }
             }
         }
         let (_, wakes) = self.replica.work_off();

@@ -59,12 +59,6 @@ impl Version {
         self.product == Product::Valkey && (self.major, self.minor) >= (major, minor)
     }
 
-    /// Does it tell modules of what `RENAME`, `MOVE` and `EXPIRE` do to a key? Some versions move clients to another database
-    /// if a module listens to that: there it does not.
-    pub fn tells_of_keys(&self) -> bool {
-        !self.is_valkey(8, 1) || self.is_valkey(9, 1)
-    }
-
     /// Has it what came with Redis `major.minor`? Valkey branched off at 7.2, so it has what 7.2 has and
     /// nothing that came to Redis later.
     pub fn has_redis_api(&self, major: u32, minor: u32) -> bool {

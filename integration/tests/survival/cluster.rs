@@ -78,22 +78,40 @@ impl Nodes {
 
     /// Has the servers move the key's slot with all that is in it in one step; gives whether they can.
     fn move_at_once(&self, key: &str) -> bool {
-        let (mut c, mut d) = self.connections();
-        let (slot, two, version) = (self.slot(key), &self.two_id, self.one.version());
+        self.move_to(&self.two, key)
+    }
+
+    /// The same in either direction.
+    fn move_to(&self, target: &Server, key: &str) -> bool {
+        let (source, id) = match target.port() == self.two.port() {
+            true => (&self.one, &self.two_id),
+            false => (&self.two, &self.one_id),
+        };
+        let (mut c, mut d) = (source.connection(), target.connection());
+        let (slot, version) = (self.slot(key), self.one.version());
         if version.is_valkey(9, 0) {
             c.run(&format!(
-                "CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {two}"
+                "CLUSTER MIGRATESLOTS SLOTSRANGE {slot} {slot} NODE {id}"
             ));
         } else if version.is_redis(8, 4) {
             d.run(&format!("CLUSTER MIGRATION IMPORT {slot} {slot}"));
         } else {
             return false;
         }
-        let moved = format!("MOVED {slot} 127.0.0.1:{}", self.two.port());
+        let moved = format!("MOVED {slot} 127.0.0.1:{}", target.port());
         await_until("the slot is the other node's", PATIENCE, || {
             c.try_ask(&format!("DLOCK.INFO {key}")) == Err(moved.clone())
         });
+        await_until("the target serves it", PATIENCE, || {
+            d.try_ask(&format!("DLOCK.INFO {key}")).is_ok()
+        });
         true
+    }
+
+    /// Gives the second node a slot that stays: a node that loses its last slot becomes a replica.
+    fn settle_the_second(&self) {
+        self.begin_move("{stays}");
+        self.end_move("{stays}");
     }
 
     /// The key's slot stays where it was.
@@ -772,6 +790,67 @@ fn who_waits_for_a_name_without_a_key_is_told_that_its_slot_has_left() {
         assert!(message.starts_with(&expected), "{way}: {message}");
         nodes.await_nothing_left(way);
         c.run("CONFIG SET dlock.grants yes");
+    }
+    nodes.assert_sound();
+}
+
+/// However short the time that a slot is here: whoever began to wait in it is told that it has left, and ties are lost by the move.
+#[test]
+fn a_slot_that_comes_and_goes_between_two_looks_tells_moved() {
+    const ROUNDS: usize = 6;
+    let nodes = Nodes::start();
+    let news = Subscriber::channels(&nodes.one, &["news"]);
+    let mut tied = nodes.one.connection();
+    nodes.settle_the_second();
+    for round in 0..ROUNDS {
+        let key = format!("{{k}}{round}");
+        if !nodes.move_at_once(&key) {
+            return;
+        }
+        // Looks that find nobody waiting.
+        sleep(Duration::from_millis(600));
+        assert!(nodes.move_to(&nodes.one, &key));
+        let (token, _): Grant = tied.ask(&format!("DLOCK.ACQUIRE {key} alice 600000 AUTO 600000"));
+        let (_, _, wait): Queued = tied.ask(&format!("DLOCK.ACQUIRE {key} bob NOTIFY news"));
+        assert!(nodes.move_at_once(&key));
+        let moved = format!("moved 0 {}:{key} 3:bob {wait}", key.len());
+        assert_eq!(news.payload(), moved, "round {round}");
+        let mut lost = Vec::new();
+        await_until("the tie is lost", PATIENCE, || {
+            let (_, _, told): (u64, Value, Vec<(String, u64, String)>) =
+                tied.ask("DLOCK.KEEP 600000");
+            lost.extend(told);
+            !lost.is_empty()
+        });
+        assert_eq!(lost, [(key, token, "moved".to_owned())]);
+        nodes.move_to(&nodes.one, "{k}");
+    }
+    nodes.assert_sound();
+}
+
+/// A slot that leaves and comes back between two looks: what its locks have come to elsewhere counts.
+#[test]
+fn a_slot_that_goes_and_comes_between_two_looks_is_looked_at() {
+    const ROUNDS: usize = 6;
+    let nodes = Nodes::start();
+    let (mut c, mut d) = nodes.connections();
+    let news = Subscriber::channels(&nodes.one, &["news"]);
+    nodes.settle_the_second();
+    for round in 0..ROUNDS {
+        let key = format!("{{k}}{round}");
+        take(&mut c, &key, "alice", 600_000);
+        let (_, _, wait): Queued = c.ask(&format!("DLOCK.ACQUIRE {key} bob NOTIFY news"));
+        if !nodes.move_at_once(&key) {
+            return;
+        }
+        assert_eq!(d.ask::<u64>(&format!("DLOCK.RELEASE {key} alice")), 0);
+        assert!(nodes.move_to(&nodes.one, &key));
+        // A look between the moves has told it, or the lock is granted where it is again.
+        let message = news.payload();
+        let told = message.starts_with("moved 0 ") || message.starts_with("granted ");
+        let his = message.ends_with(&format!(" {wait}"));
+        assert!(told && his, "round {round}: {message}");
+        c.run(&format!("DLOCK.FORCERELEASE {key}"));
     }
     nodes.assert_sound();
 }

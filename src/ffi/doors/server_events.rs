@@ -38,7 +38,7 @@ pub(crate) trait Listener: 'static {
 /// A callback of the server's for an event.
 type Callback = unsafe extern "C" fn(*mut RedisModuleCtx, RedisModuleEvent, u64, *mut c_void);
 
-/// Has `L` told of everything that it can be, but for generic keyspace events and for connections that end.
+/// Subscribes `L` to everything except connections that end.
 ///
 /// Errors with what the server refuses; then it tells nothing.
 pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
@@ -79,25 +79,20 @@ pub(crate) fn subscribe<L: Listener>(ctx: Ctx) -> Result<(), &'static str> {
             return Err(name);
         }
     }
-    subscribe_keys::<L>(ctx, raw::REDISMODULE_NOTIFY_EVICTED)
+    // SAFETY: a live context, and a callback that lives as long as the module, which is never unloaded.
+    let heard = unsafe {
+        api!(RedisModule_SubscribeToKeyspaceEvents(
+            ctx.raw(),
+            raw::REDISMODULE_NOTIFY_EVICTED,
+            Some(keyspace::<L>)
+        ))
+    };
+    (heard == OK).then_some(()).ok_or("keyspace events")
 }
 
 /// Has `L` told of connections that end. Returns true if the server does.
 pub(crate) fn subscribe_disconnects<L: Listener>(ctx: Ctx) -> bool {
     hear(ctx, raw::REDISMODULE_EVENT_CLIENT_CHANGE, Some(client::<L>))
-}
-
-/// Has `L` told of keyspace events of these classes.
-pub(crate) fn subscribe_keys<L: Listener>(ctx: Ctx, classes: c_int) -> Result<(), &'static str> {
-    // SAFETY: a live context, and a callback that lives as long as the module, which is never unloaded.
-    let heard = unsafe {
-        api!(RedisModule_SubscribeToKeyspaceEvents(
-            ctx.raw(),
-            classes,
-            Some(keyspace::<L>)
-        ))
-    };
-    (heard == OK).then_some(()).ok_or("keyspace events")
 }
 
 /// Subscribes to an event; without a callback the server takes the subscription back.

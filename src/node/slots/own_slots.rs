@@ -17,13 +17,91 @@ pub(crate) struct Answers {
 }
 
 /// A node's slots.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Own {
     ranges: Vec<(u16, u16)>,
+    /// The highest epoch of any node. Whoever takes a slot over raises it, unless its own is the highest already.
+    epoch: u64,
     /// Those of them that are on their way to another node.
     leaving: Vec<u16>,
     /// Those that are on their way here, and still another node's.
     coming: Vec<u16>,
+}
+
+/// The slots in which somebody waits for a lock, or a hold is tied to a connection. It names a few more: a slot stays until a
+/// look finds it gone, or nobody waits and nothing is tied anywhere.
+#[derive(Debug)]
+pub(crate) struct Awaited {
+    slots: Vec<bool>,
+    // The highest epoch at the last look.
+    epoch: u64,
+}
+
+/// What a look at the node's slots has found.
+pub(crate) struct Left {
+    /// The awaited slots of which nothing can be here any more.
+    slots: Vec<bool>,
+    /// Whether a slot may have left and come back since the last look.
+    pub returned: bool,
+}
+
+impl Awaited {
+    /// Begins with every slot.
+    pub(crate) fn new() -> Awaited {
+        Awaited {
+            slots: vec![true; usize::from(SLOTS)],
+            epoch: 0,
+        }
+    }
+
+    /// Notes the key's slot.
+    pub(crate) fn note(&mut self, key: &[u8]) {
+        if let Some(noted) = self.slots.get_mut(usize::from(of(key))) {
+            *noted = true;
+        }
+    }
+
+    /// Notes every slot: locks have come that no command here has named.
+    pub(crate) fn note_all(&mut self) {
+        self.slots.fill(true);
+    }
+
+    /// Forgets every slot: nobody waits, and nothing is tied.
+    pub(crate) fn clear(&mut self) {
+        self.slots.fill(false);
+    }
+
+    /// Takes out the slots that have left this node. What matters is where a slot is now, not what was so at an earlier look: a
+    /// slot can come, be waited for and leave between two looks.
+    pub(crate) fn take_left(&mut self, own: &Own) -> Left {
+        let mut left = self.slots.clone();
+        let coming = own.coming.iter().map(|slot| (*slot, *slot));
+        for (first, last) in own.ranges.iter().copied().chain(coming) {
+            if let Some(here) = left.get_mut(usize::from(first)..=usize::from(last)) {
+                here.fill(false);
+            }
+        }
+        for (noted, left) in self.slots.iter_mut().zip(&left) {
+            *noted &= !left;
+        }
+        let returned = std::mem::replace(&mut self.epoch, own.epoch) != own.epoch;
+        Left {
+            slots: left,
+            returned,
+        }
+    }
+}
+
+impl Left {
+    /// Returns true if no awaited slot has left.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.slots.contains(&true)
+    }
+
+    /// Returns true if the key's slot has left.
+    pub(crate) fn has(&self, key: &[u8]) -> bool {
+        self.slots.get(usize::from(of(key))) == Some(&true)
+    }
 }
 
 impl Answers {
@@ -91,7 +169,8 @@ impl Own {
 
     fn all() -> Own {
         Own {
-            ranges: vec![(0, SLOTS)],
+            ranges: vec![(0, SLOTS - 1)],
+            epoch: 0,
             leaving: Vec::new(),
             coming: Vec::new(),
         }
@@ -108,7 +187,13 @@ impl Own {
             .find(myself)
             .into_iter()
             .flat_map(|line| line.split(' ').skip(8));
-        let mut own = Own::default();
+        let epochs = nodes
+            .lines()
+            .filter_map(|line| line.split(' ').nth(6)?.parse().ok());
+        let mut own = Own {
+            epoch: epochs.max().unwrap_or(0),
+            ..Own::default()
+        };
         for word in words {
             if let Some(moving) = word.strip_prefix('[') {
                 let slot = |arrow| moving.split_once(arrow)?.0.parse::<u16>().ok();
@@ -122,11 +207,6 @@ impl Own {
             }
         }
         own
-    }
-
-    /// Returns true if nothing of this key's slot can be here.
-    pub(crate) fn knows_nothing_of(&self, key: &[u8]) -> bool {
-        !self.serves(key) && !self.coming.contains(&of(key))
     }
 
     /// Returns true if this key's slot is one of them.

@@ -11,7 +11,7 @@ use crate::refusal::Refusal;
 use crate::rules::requests::hold::held;
 use crate::state::{Engine, Next, Remains};
 use crate::tying::next_renewal;
-use crate::types::{Arrival, ClientId, Millis, NameRef, Now, RequestId, Token, WallMs};
+use crate::types::{Arrival, ClientId, Millis, NameRef, Now, RequestId, Token};
 use std::collections::BTreeMap;
 
 /// Due entries that one tick works off at most.
@@ -104,12 +104,6 @@ impl Engine {
 
     pub(in crate::rules) fn mark_stale(&mut self, lock: LockId) {
         self.distrust(lock);
-        // What was said of the value that was here does not hold for the next.
-        if let Some(queue) = self.queues.get_mut(lock) {
-            if let Some(external) = &mut queue.external {
-                external.told = None;
-            }
-        }
         self.mark(lock);
     }
 
@@ -127,25 +121,6 @@ impl Engine {
         queue.closed = closed;
     }
 
-    /// The key was given an end from outside that is earlier than its leases.
-    pub fn on_external_ttl(&mut self, name: NameRef, end: WallMs) {
-        let lock = self.queues.id_or_new(name);
-        if let Some(queue) = self.queues.get_mut(lock) {
-            let external = queue.external.get_or_insert_with(Box::default);
-            external.told = Some(end);
-        }
-        if !self.ledger.ties.is_empty() {
-            // What a sign of life says of its end is not to be wrong for long.
-            self.mark(lock);
-        }
-    }
-
-    /// Returns true if a hold of this lock that ended with this deadline was ended by what the key was given from outside.
-    pub fn ended_from_outside(&self, name: NameRef, deadline: WallMs) -> bool {
-        let queue = self.queues.at(self.queues.id(name));
-        queue.ended_from_outside(deadline)
-    }
-
     /// Returns true if somebody is queued for this lock, or it is watched.
     pub fn watches(&self, name: NameRef) -> bool {
         self.queues.id(name).is_some()
@@ -159,16 +134,10 @@ impl Engine {
                 let lock = self.queues.id_or_new(name);
                 self.distrust(lock);
             }
-            Some(lock) => {
-                if let Some(queue) = self.queues.get_mut(lock) {
-                    queue.follow_external(entry.value());
-                }
-                let queue = self.queues.at(lock);
-                if !watch && queue.is_empty() && queue.external.is_none() {
-                    self.drop_queue(lock);
-                }
+            Some(lock) if !watch && self.queues.at(lock).is_empty() => {
+                self.drop_queue(lock);
             }
-            None => {}
+            _ => {}
         }
     }
 
@@ -275,9 +244,6 @@ impl Engine {
         }
         self.close_if_leaving(keys, name);
         let entry = keys.entry(name);
-        if let Some(lock) = self.queues.id(name) {
-            self.heed_external_end(entry, lock);
-        }
         let lives = |hold: Hold| hold.deadline > now.wall();
         if held(entry, tie.owner(), Some(token)).is_ok_and(lives) {
             self.ledger
@@ -440,11 +406,7 @@ impl Engine {
                 break;
             };
             let lock = self.queues.id_or_new(tie.name());
-            let why = match self.queues.at(Some(lock)).ended_from_outside(tie.end) {
-                true => Loss::Removed,
-                false => Loss::Expired,
-            };
-            self.ledger.lose_as(token, why);
+            self.ledger.lose_as(token, Loss::Expired);
             self.mark(lock);
         }
     }

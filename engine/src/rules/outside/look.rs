@@ -1,8 +1,8 @@
 //! The look that finds what the server does not tell: once a second, over all that is waited for or tied here.
 //!
-//! Every server tells when a value leaves its name. Some do not tell when one comes to a name (RENAME, MOVE), none of those
-//! without a lock (SET), or when a key is given another end (EXPIRE, PERSIST). So what is waited for is looked at where it has
-//! no value: the others are as their last settlement left them. What is tied is looked at for its hold and its lease.
+//! Every server tells when a value leaves its name; when one comes to a name (RENAME, MOVE, SET) the module listens to none. So
+//! what is waited for is looked at where it has no value: the others are as their last settlement left them. What is tied is
+//! looked at for its hold and its lease.
 //!
 //! A look goes in steps, so that it stalls nobody. What it has not found yet the next use of the lock finds.
 
@@ -65,6 +65,8 @@ impl Engine {
             end = hold.map(|hold| hold.deadline);
         });
         match end {
+            // Not every server tells of the keys that go with a slot.
+            None if keys.moved(name) => self.ledger.lose(token, Loss::Moved, now.wall()),
             None => self.ledger.lose(token, Loss::Removed, now.wall()),
             Some(end) if end <= now.wall() => {
                 let lock = self.queues.id_or_new(name);

@@ -17,7 +17,7 @@ const CLEARED_A_STEP: usize = 4096;
 impl Engine {
     /// The values of a database (or of all) have come or gone: each lock there is looked at.
     pub fn on_values_changed(&mut self, db: Option<u32>) {
-        self.queues.outdate(true, |at| db.is_none_or(|db| db == at));
+        self.queues.outdate(|at| db.is_none_or(|db| db == at));
     }
 
     /// The values at these keys have come or gone.
@@ -51,7 +51,7 @@ impl Engine {
 
     /// This server decides from now on: every lock it knows to watch is looked at, every ticket starts as absent.
     pub fn promote(&mut self) {
-        self.queues.outdate(false, |_| true);
+        self.queues.outdate(|_| true);
     }
 
     /// Marks every watched lock for settlement: the rules have changed.

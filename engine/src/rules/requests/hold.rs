@@ -183,8 +183,8 @@ impl Engine {
         let entry = self.settled(keys, now, name)?;
         let ended = match owner {
             None => {
-                let (all, forced) = (WallMs(Millis::MAX), |_| End::Forced);
-                let ended = self.ledger.end_until(entry, name, all, forced, now);
+                let all = WallMs(Millis::MAX);
+                let ended = self.ledger.end_until(entry, name, all, End::Forced, now);
                 let count = ended.holders();
                 self.bury(ended);
                 count

@@ -132,7 +132,10 @@ fn happen(story: &mut Story, what: u8, rest: &[u8]) -> bool {
         }
     };
     story.tell(format!("{op:?}"));
-    story.world.alter(op);
+    match op {
+        Op::Rename(from, to) => story.world.rename(from, to),
+        op => story.world.alter(op),
+    }
     false
 }
 

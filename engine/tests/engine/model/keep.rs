@@ -57,6 +57,8 @@ impl Model {
         }
         let hold = self.held(key, owner, None)?;
         (hold.deadline, hold.tie, hold.touched) = (deadline, tie, true);
+        // It is written also where its end stays.
+        self.lock(key).ttl = None;
         let client = |tie: Option<Tie>| tie.map(|tie| tie.client);
         if client(tie) != client(before.tie) {
             self.lose(key, &before, "taken");
@@ -240,6 +242,7 @@ impl Model {
         self.renew_by_itself();
         self.settle();
         self.give_back();
+        self.remove_expired_keys();
     }
 
     pub fn configure(&mut self, change: impl FnOnce(&mut Policy)) {
@@ -266,7 +269,7 @@ impl Model {
     fn take_value(&mut self, key: &str, why: &'static str) -> Option<Value> {
         let value = self.value(key);
         let lock = self.lock(key);
-        lock.foreign = false;
+        (lock.foreign, lock.ttl) = (false, None);
         let gone = std::mem::take(&mut lock.holds);
         gone.iter().for_each(|hold| self.lose(key, hold, why));
         let lock = self.lock(key);
@@ -278,7 +281,7 @@ impl Model {
     fn put_value(&mut self, key: &str, value: Value) {
         let (steady, default) = (self.steady, self.policy.claim_window_ms);
         let lock = self.lock(key);
-        lock.foreign = value.foreign;
+        (lock.foreign, lock.ttl) = (value.foreign, None);
         let gone = std::mem::replace(&mut lock.holds, value.holds);
         gone.iter().for_each(|hold| self.lose(key, hold, "removed"));
         let lock = self.lock(key);
@@ -333,15 +336,19 @@ impl Model {
         self.settle();
     }
 
-    /// The key is given an end from outside.
+    /// A user gives the key a TTL.
     pub fn expire(&mut self, key: &str, ms: Millis) {
         let end = self.now + ms;
-        for hold in &mut self.lock(key).holds {
-            if hold.deadline > end {
-                (hold.deadline, hold.cut) = (end, Some(end));
-            }
-        }
+        let lock = self.lock(key);
+        lock.ttl = lock.exists().then_some(end);
         self.settle();
+    }
+
+    /// Whether the server would remove the key before the first of its leases ends.
+    pub fn would_remove(&self, key: &str, ms: Millis) -> bool {
+        let holds = self.locks.get(key).into_iter().flat_map(|lock| &lock.holds);
+        let first = holds.map(|hold| hold.deadline).min();
+        first.is_some_and(|first| self.now + ms < first)
     }
 
     /// Two databases are exchanged.

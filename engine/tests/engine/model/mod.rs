@@ -63,6 +63,18 @@ pub struct Lock {
     /// The holder that waits for a stricter limit, ahead of the queue.
     pub upgrade: Option<Place>,
     pub queue: Vec<Place>,
+    /// When the server removes the key, if a user has said so and the module has not written to the lock since.
+    pub ttl: Option<Millis>,
+    /// What the module last wrote.
+    written: Written,
+}
+
+/// What a lock's value says: holds without the connections that they are tied to, tickets, and whether somebody is queued.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Written {
+    holds: Vec<Hold>,
+    tickets: Vec<(u64, String, usize, Option<Millis>)>,
+    queued: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -77,8 +89,6 @@ pub struct Hold {
     pub tie: Option<Tie>,
     /// The connection that last took or entered it.
     pub client: u64,
-    /// The end that its key was given from outside, if that is its end.
-    pub cut: Option<Millis>,
     /// Whether a later command of its owner has touched it.
     pub touched: bool,
 }
@@ -289,6 +299,32 @@ impl Lock {
 
     pub fn places(&self) -> usize {
         self.in_order().count()
+    }
+
+    fn value_written(&self) -> Written {
+        let untied = |hold: &Hold| Hold {
+            tie: None,
+            client: 0,
+            ..hold.clone()
+        };
+        let mut holds: Vec<Hold> = self.holds.iter().map(untied).collect();
+        holds.sort_by(|one, other| one.owner.cmp(&other.owner));
+        let tickets = self.queue.iter().filter(|place| place.claim.is_some());
+        let ticket = |place: &Place| {
+            let Place {
+                arrival,
+                owner,
+                limit,
+                claim,
+                ..
+            } = place.clone();
+            (arrival, owner, limit, claim)
+        };
+        Written {
+            holds,
+            tickets: tickets.map(ticket).collect(),
+            queued: self.in_order().next().is_some(),
+        }
     }
 
     /// Whether there is a key.

@@ -1,6 +1,8 @@
 //! What follows from an event: whatever it was, all locks are brought up to date.
 
-use super::{overflow, Answer, Hold, Model, Place, Request, Tie, Told, Unheard, Wait, Way};
+use super::{
+    overflow, Answer, Hold, Lock, Model, Place, Request, Tie, Told, Unheard, Wait, Way,
+};
 use dlock_commands::error::Error;
 use dlock_engine::Refusal;
 
@@ -14,8 +16,28 @@ impl Model {
             self.follow_holds();
             self.serve();
             if !self.moved {
-                return;
+                return self.note_writes();
             }
+        }
+    }
+
+    /// Whatever writes to a lock gives its key the TTL that it is to have.
+    fn note_writes(&mut self) {
+        for lock in self.locks.values_mut() {
+            let written = lock.value_written();
+            if lock.written != written {
+                (lock.written, lock.ttl) = (written, None);
+            }
+        }
+    }
+
+    /// The server removes the keys whose TTL a user has set, and nobody has set since.
+    pub(super) fn remove_expired_keys(&mut self) {
+        let over = |lock: &Lock| lock.ttl.is_some_and(|end| end <= self.now);
+        let locks = self.locks.iter().filter(|(_, lock)| over(lock));
+        let keys: Vec<String> = locks.map(|(key, _)| key.clone()).collect();
+        if !keys.is_empty() {
+            self.del(&keys);
         }
     }
 
@@ -30,11 +52,7 @@ impl Model {
             lock.queue.retain(kept);
         }
         for (key, hold) in over {
-            let why = match hold.cut == Some(hold.deadline) {
-                true => "removed",
-                false => "expired",
-            };
-            self.lose(&key, &hold, why);
+            self.lose(&key, &hold, "expired");
         }
     }
 
@@ -201,7 +219,6 @@ impl Model {
             limit: request.limit,
             tie: None,
             client: request.client,
-            cut: None,
             touched: false,
         });
         let told = hold.clone();
