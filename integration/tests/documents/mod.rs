@@ -9,6 +9,8 @@ mod licences;
 mod links;
 mod mistakes;
 mod packaging;
+#[cfg(target_os = "linux")]
+mod server_file;
 mod sessions;
 
 /// The project's directory.
