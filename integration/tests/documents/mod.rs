@@ -12,6 +12,7 @@ mod packaging;
 #[cfg(target_os = "linux")]
 mod server_file;
 mod sessions;
+mod settings_file;
 
 /// The project's directory.
 fn project() -> PathBuf {
