@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# deb.sh DIRECTORY: a Debian package with the module, a configuration snippet that loads it, the documents, and what they name: the
-# dashboard, the alerts, a group's descriptions; and the command line with its manual page. The same sources give the same package.
+# deb.sh DIRECTORY: a Debian package with the module, the program that has a server load it, the documents, and what they name: all
+# settings, the dashboard, the alerts, a group's descriptions; and the command line with its manual page. The same sources give the
+# same package.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=packaging/source.sh
@@ -18,9 +19,10 @@ export SOURCE_DATE_EPOCH
 
 umask 022
 rm -rf "$root"
-mkdir -p "$root"/{DEBIAN,debian,etc/dlock,usr/lib/redis/modules,usr/share/doc/dlock/docs}
+mkdir -p "$root"/{DEBIAN,debian,usr/lib/redis/modules,usr/share/doc/dlock/docs}
 packaging/module.sh . "$directory/build" "$root/usr/lib/redis/modules/libdlock.so"
-install -m 644 packaging/dlock.conf "$root/etc/dlock/dlock.conf"
+install -D -m 755 packaging/debian/dlock-module "$root/usr/sbin/dlock-module"
+install -D -m 644 packaging/dlock.conf "$root/usr/share/doc/dlock/packaging/dlock.conf"
 install -m 644 README.md CHANGELOG.md "$root/usr/share/doc/dlock/"
 for folder in docs observability packaging/group; do
     find "$folder" -type f ! -name '*_test.yml' ! -name '*.sh' -exec install -D -m 644 {} "$root/usr/share/doc/dlock/{}" \;
@@ -33,20 +35,20 @@ install -m 644 LICENSE "$root/usr/share/doc/dlock/LICENSE"
 packaging/links.pl "$root/usr/share/doc/dlock"
 packaging/cli.sh "$directory/cli"
 install -D -m 755 "$directory/cli/dlock" "$root/usr/bin/dlock"
-install -d "$root/usr/share/man/man1"
+install -d "$root"/usr/share/man/man{1,8}
 gzip -9 -n <"$directory/cli/dlock.1" >"$root/usr/share/man/man1/dlock.1.gz"
+gzip -9 -n <packaging/debian/dlock-module.8 >"$root/usr/share/man/man8/dlock-module.8.gz"
 install -m 644 LICENSE "$root/usr/share/doc/dlock/copyright"
-install -m 755 packaging/debian/prerm "$root/DEBIAN/prerm"
-echo /etc/dlock/dlock.conf >"$root/DEBIAN/conffiles"
+install -m 755 packaging/debian/{prerm,postinst,postrm} "$root/DEBIAN/"
 
 # It reads the name of the package from a file of a source package.
 printf 'Source: dlock\n\nPackage: dlock\nArchitecture: any\n' >"$root/debian/control"
 depends=$(cd "$root" && find usr -name libdlock.so | xargs dpkg-shlibdeps -O 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
 rm -r "$root/debian"
-size=$(cd "$root" && find etc usr -type f -printf '%s\n' | awk '{ bytes += $1 } END { print int((bytes + 1023) / 1024) }')
+size=$(cd "$root" && find usr -type f -printf '%s\n' | awk '{ bytes += $1 } END { print int((bytes + 1023) / 1024) }')
 sed -e "s/@VERSION@/$(version)/" -e "s/@ARCHITECTURE@/$architecture/" -e "s/@DEPENDS@/$depends/" -e "s/@SIZE@/$size/" \
     packaging/debian/control >"$root/DEBIAN/control"
-(cd "$root" && find etc usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums)
+(cd "$root" && find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum >DEBIAN/md5sums)
 
 find "$root" -exec touch --no-dereference --date="@$SOURCE_DATE_EPOCH" {} +
 dpkg-deb --root-owner-group -Zxz --build "$root" "$package"

@@ -33,5 +33,5 @@ for word in "$directory" "$here" "$HOME"; do
         exit 1
     fi
 done
-takes_a_lock "${DLOCK_REDIS_SERVER:-redis-server}" "loadmodule $module"
+takes_a_lock "${DLOCK_REDIS_SERVER:-redis-server}" <(echo "loadmodule $module")
 echo 'two builds gave the same bytes'

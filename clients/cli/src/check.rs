@@ -1,27 +1,37 @@
-//! `dlock check`: reads a running group of servers, and says what it lacks of the recommended setting.
+//! `dlock check`: reads a running group of servers, and reports what it lacks of the recommended setting.
 
+use crate::config_file;
+use crate::patches::{self, Level, FAULT};
 use crate::server::{address, field, items, number, text, texts, Failure, Link, Place};
 use redis::{cmd, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-/// Something is wrong.
-const WRONG: u8 = 1;
+/// The exit codes, the worst one first.
+const BAD: u8 = 1;
+const UNCHECKED: u8 = 2;
+const NOTES: u8 = 3;
 
 /// A clock that is further ahead than this ends leases too early if its server takes over.
 const MOST_LEAD_MS: u64 = 50;
 
-/// What is said of a node.
+/// The result of one check.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Good,
+    /// The operator should know it, and may want it so.
     Note,
     Bad,
+    /// It could not be checked.
+    Unchecked,
 }
 
-/// All that is said.
+/// Prints results, and counts them.
 #[derive(Default)]
 struct Report {
     bad: usize,
+    unchecked: usize,
+    notes: usize,
 }
 
 impl Report {
@@ -34,15 +44,61 @@ impl Report {
             Verdict::Good => "ok  ",
             Verdict::Note => "note",
             Verdict::Bad => "BAD ",
+            Verdict::Unchecked => "?   ",
         };
-        self.bad += usize::from(verdict == Verdict::Bad);
+        match verdict {
+            Verdict::Good => {}
+            Verdict::Note => self.notes += 1,
+            Verdict::Bad => self.bad += 1,
+            Verdict::Unchecked => self.unchecked += 1,
+        }
         println!("  {mark}  {words}");
+    }
+
+    fn good(&mut self, words: &str) {
+        self.say(Verdict::Good, words);
+    }
+
+    fn note(&mut self, words: &str) {
+        self.say(Verdict::Note, words);
+    }
+
+    fn bad(&mut self, words: &str) {
+        self.say(Verdict::Bad, words);
+    }
+
+    fn unchecked(&mut self, words: &str) {
+        self.say(Verdict::Unchecked, &format!("not checked: {words}"));
     }
 
     fn want(&mut self, is_good: bool, good: &str, bad: &str) {
         match is_good {
-            true => self.say(Verdict::Good, good),
-            false => self.say(Verdict::Bad, bad),
+            true => self.good(good),
+            false => self.bad(bad),
+        }
+    }
+
+    /// Prints the sums, and returns the exit code.
+    fn finish(&self) -> u8 {
+        let counts = [
+            (self.bad, "BAD"),
+            (self.unchecked, "not checked"),
+            (self.notes, if self.notes == 1 { "note" } else { "notes" }),
+        ];
+        let counts: Vec<String> = counts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, name)| format!("{count} {name}"))
+            .collect();
+        match counts.is_empty() {
+            true => println!("Nothing is missing."),
+            false => println!("{}.", counts.join(", ")),
+        }
+        match (self.bad, self.unchecked, self.notes) {
+            (0, 0, 0) => 0,
+            (0, 0, _) => NOTES,
+            (0, _, _) => UNCHECKED,
+            _ => BAD,
         }
     }
 }
@@ -51,10 +107,13 @@ impl Report {
 struct Node {
     link: Link,
     is_primary: bool,
-    /// Its replicas, as the primary shows them.
+    /// Its replicas, as it shows them.
     replicas: Vec<(String, u16)>,
+    server: BTreeMap<String, String>,
     replication: BTreeMap<String, String>,
+    /// Empty where the module is not loaded.
     dlock: BTreeMap<String, String>,
+    /// The module's version; none if this user may not read it.
     version: Option<u64>,
 }
 
@@ -64,7 +123,11 @@ impl Node {
             link.info(name)
                 .map(|fields| fields.into_iter().collect::<BTreeMap<_, _>>())
         };
-        let (replication, dlock) = (section("replication")?, section("dlock")?);
+        let (server, replication, dlock) = (
+            section("server")?,
+            section("replication")?,
+            section("dlock")?,
+        );
         let replicas = (0..).map_while(|at| replication.get(&format!("slave{at}")));
         let replicas = replicas.filter_map(|line| {
             let of = |name: &str| {
@@ -85,10 +148,33 @@ impl Node {
             is_primary: replication.get("role").map(String::as_str) == Some("master"),
             link,
             replicas,
+            server,
             replication,
             dlock,
             version,
         })
+    }
+
+    fn has_module(&self) -> bool {
+        !self.dlock.is_empty()
+    }
+
+    fn title(&self) -> String {
+        let role = match self.is_primary {
+            true => "primary",
+            false => "replica",
+        };
+        let module = match (self.has_module(), self.version) {
+            (false, _) => "without dlock".to_owned(),
+            (true, Some(version)) => format!("dlock {}", shown(version)),
+            (true, None) => "dlock of an unknown version".to_owned(),
+        };
+        format!("{} ({role}, {module})", self.link.at)
+    }
+
+    /// The name that the process has given itself.
+    fn run_id(&self) -> String {
+        self.server.get("run_id").cloned().unwrap_or_default()
     }
 
     fn gauge(&self, name: &str) -> u64 {
@@ -98,7 +184,7 @@ impl Node {
             .unwrap_or(0)
     }
 
-    /// A setting; none if the user may not read it.
+    /// A setting; none if this user may not read it.
     fn setting(&mut self, name: &str) -> Option<String> {
         let answer = self.link.ask(cmd("CONFIG").arg("GET").arg(name)).ok()?;
         match &answer {
@@ -122,73 +208,119 @@ fn shown(version: u64) -> String {
     )
 }
 
-/// What all nodes of a group have alike.
-#[derive(PartialEq, Eq)]
+/// What all nodes of a group should have alike. None: this user may not read it.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Alike {
     replicas: Option<u64>,
     quarantine_ms: Option<u64>,
     version: Option<u64>,
 }
 
-/// Prints it. Returns the exit code.
+impl Alike {
+    fn is_complete(self) -> bool {
+        self.replicas.is_some() && self.quarantine_ms.is_some() && self.version.is_some()
+    }
+}
+
+/// Prints what it finds. Returns the exit code.
 ///
 /// # Errors
 /// No server can be reached, or it refuses.
 pub(crate) fn check(place: &Place) -> Result<u8, Failure> {
     let mut report = Report::default();
-    let link = place.connect()?;
-    let primaries = primaries(place, link)?;
+    let (link, passed) = place.connect_by_way()?;
+    if let [first, middle, ..] = passed.as_slice() {
+        report.node(&format!("{first} (replica)"));
+        report.bad(&format!(
+            "chained: it replicates from {middle}, which is a replica itself"
+        ));
+    }
+    let (primaries, mut known) = primaries(place, link)?;
+    let mut seen = BTreeSet::new();
     for primary in primaries {
-        group(place, primary, &mut report)?;
+        group(place, primary, &mut seen, &mut report)?;
     }
-    sentinels(place, &mut report);
-    match report.bad {
-        0 => println!("Nothing is missing."),
-        1 => println!("1 point is BAD."),
-        bad => println!("{bad} points are BAD."),
-    }
-    Ok(if report.bad > 0 { WRONG } else { 0 })
+    known.extend(sentinels(place, &mut report));
+    chained(place, &known, &mut seen, &mut report);
+    Ok(report.finish())
 }
 
-/// The primary that was found, or all of its cluster.
-fn primaries(place: &Place, mut link: Link) -> Result<Vec<Link>, Failure> {
+/// The primary that was found, or all of its cluster; and the replicas that the cluster knows.
+fn primaries(place: &Place, mut link: Link) -> Result<(Vec<Link>, Vec<(String, u16)>), Failure> {
     let is_cluster = link
         .info("cluster")?
         .iter()
         .any(|(name, value)| name == "cluster_enabled" && value == "1");
     if !is_cluster {
-        return Ok(vec![link]);
+        return Ok((vec![link], Vec::new()));
     }
     let nodes = text(&link.ask(cmd("CLUSTER").arg("NODES"))?);
-    let mut primaries = Vec::new();
+    let (mut primaries, mut replicas) = (Vec::new(), Vec::new());
     for line in nodes.lines() {
         let words: Vec<&str> = line.split(' ').collect();
-        let [_, at, flags, _, _, _, _, _, _slots, ..] = words.as_slice() else {
-            // Without slots it decides nothing.
+        let [_, at, flags, _, _, _, _, _, slots @ ..] = words.as_slice() else {
             continue;
         };
         let flags: Vec<&str> = flags.split(',').collect();
         let at = at.split(['@', ',']).next().and_then(address);
-        if let (true, false, Some(at)) = (flags.contains(&"master"), flags.contains(&"fail"), at) {
+        let (Some(at), false) = (at, flags.contains(&"fail")) else {
+            continue;
+        };
+        if flags.contains(&"slave") {
+            replicas.push(at);
+        } else if !slots.is_empty() {
+            // Without slots it decides nothing.
             primaries.push(place.connect_to(&at)?);
         }
     }
-    Ok(primaries)
+    Ok((primaries, replicas))
 }
 
-fn group(place: &Place, primary: Link, report: &mut Report) -> Result<(), Failure> {
+/// A primary and its replicas. `seen`: the processes that were looked at.
+fn group(
+    place: &Place,
+    primary: Link,
+    seen: &mut BTreeSet<String>,
+    report: &mut Report,
+) -> Result<(), Failure> {
     let mut primary = Node::read(primary)?;
-    let replicas = primary.replicas.clone();
+    seen.insert(primary.run_id());
     let first = node(&mut primary, report);
-    let wanted = first.replicas.unwrap_or(0);
-    let count = replicas.len() as u64;
-    match (wanted, count, first.quarantine_ms.unwrap_or(0)) {
-        (0, 0, _) => report.say(Verdict::Note, "no replica: when this machine is lost, its locks are lost"),
-        (0, _, 0) => report.say(
-            Verdict::Bad,
+    let confirms = first.replicas.unwrap_or(0) > 0;
+    if primary.has_module() {
+        confirmations(&mut primary, first, report);
+    }
+    for at in &primary.replicas {
+        if let Some(behind) = replica(place, at, Some(first), seen, report) {
+            for at in behind {
+                report.node(&format!("{}:{} (replica of a replica)", at.0, at.1));
+                let words = "chained: it replicates from a replica";
+                match confirms {
+                    true => report.bad(&format!("{words}, and dlock.replicas allows none")),
+                    false => report.note(&format!(
+                        "{words}: with dlock.replicas that would be refused"
+                    )),
+                }
+                replica(place, &at, Some(first), seen, report);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether enough replicas are there for what the primary's settings promise.
+fn confirmations(primary: &mut Node, first: Alike, report: &mut Report) {
+    let count = primary.replicas.len() as u64;
+    let (Some(wanted), Some(quarantine_ms)) = (first.replicas, first.quarantine_ms) else {
+        report.unchecked("the settings that a failover needs (CONFIG GET is refused)");
+        return;
+    };
+    match (wanted, count, quarantine_ms) {
+        (0, 0, _) => report.note("no replica: when this machine is lost, its locks are lost"),
+        (0, _, 0) => report.bad(
             "dlock.replicas and dlock.quarantine-ms are 0: a failover can give a lock to a second owner",
         ),
-        (0, _, _) => older(&mut primary, count, report),
+        (0, _, _) => older(primary, count, report),
         (wanted, count, _) => {
             let bad = format!("dlock.replicas is {wanted}, and {count} are connected");
             report.want(wanted == count, &format!("{count} replicas are connected, as dlock.replicas says"), &bad);
@@ -201,34 +333,80 @@ fn group(place: &Place, primary: Link, report: &mut Report) -> Result<(), Failur
         );
         let words = format!("{counting} replicas count, and {needed} must confirm");
         match (counting >= needed, counting > needed || count == 1) {
-            (false, _) => report.say(Verdict::Bad, &format!("{words}: nothing is granted")),
-            (true, false) => report.say(
-                Verdict::Note,
-                &format!("{words}: the loss of one stops grants"),
-            ),
-            (true, true) => report.say(Verdict::Good, &words),
+            (false, _) => report.bad(&format!("{words}: nothing is granted")),
+            (true, false) => report.note(&format!("{words}: the loss of one stops grants")),
+            (true, true) => report.good(&words),
         }
         if count == 1 {
-            report.say(Verdict::Note, "with one replica the loss of either machine stops grants until there are two again");
+            report.note("with one replica the loss of either machine stops grants until there are two again");
         }
     }
-    for at in &replicas {
-        let mut replica = match place.connect_to(at).and_then(Node::read) {
-            Ok(replica) => replica,
-            Err(failure) => {
-                report.node(&format!("{}:{} (replica)", at.0, at.1));
-                report.say(Verdict::Bad, &failure.to_string());
-                continue;
-            }
-        };
-        let of = node(&mut replica, report);
-        report.want(
+}
+
+/// A replica, and returns those behind it. What the primary has is what it should have. Nothing if it cannot be read.
+fn replica(
+    place: &Place,
+    at: &(String, u16),
+    first: Option<Alike>,
+    seen: &mut BTreeSet<String>,
+    report: &mut Report,
+) -> Option<Vec<(String, u16)>> {
+    let mut replica = match place.connect_to(at).and_then(Node::read) {
+        Ok(replica) => replica,
+        Err(failure) => {
+            report.node(&format!("{}:{} (replica)", at.0, at.1));
+            report.unchecked(&failure.to_string());
+            return None;
+        }
+    };
+    seen.insert(replica.run_id());
+    let of = node(&mut replica, report);
+    match first {
+        _ if !replica.has_module() => {}
+        Some(first) if first.is_complete() && of.is_complete() => report.want(
             of == first,
             "settings and version are the primary's",
             "settings or version differ from the primary's",
-        );
+        ),
+        _ => report.unchecked(
+            "whether settings and version are the primary's (CONFIG GET or MODULE LIST is refused)",
+        ),
     }
-    Ok(())
+    Some(replica.replicas)
+}
+
+/// Replicas that Sentinels or the cluster know, and that no primary shows: whether they stand behind a replica, whose module ends
+/// their links.
+fn chained(
+    place: &Place,
+    known: &[(String, u16)],
+    seen: &mut BTreeSet<String>,
+    report: &mut Report,
+) {
+    for at in known {
+        // One that is gone is not chained; the number of those that are connected was looked at.
+        let Ok(node) = place.connect_to(at).and_then(Node::read) else {
+            continue;
+        };
+        if !seen.insert(node.run_id()) {
+            continue;
+        }
+        let of = |name: &str| node.replication.get(name).cloned();
+        let source = of("master_host").zip(of("master_port").and_then(|port| port.parse().ok()));
+        let Some(source) = source else {
+            continue;
+        };
+        let role = place
+            .connect_to(&source)
+            .and_then(|mut link| link.ask(&cmd("ROLE")));
+        if role.is_ok_and(|role| texts(&role).first().is_some_and(|role| role == "slave")) {
+            report.node(&node.title());
+            report.bad(&format!(
+                "chained: it replicates from {}:{}, which is a replica itself",
+                source.0, source.1
+            ));
+        }
+    }
 }
 
 /// The setting without a round trip.
@@ -247,28 +425,102 @@ fn older(primary: &mut Node, replicas: u64, report: &mut Report) {
 
 /// What one server says of itself.
 fn node(node: &mut Node, report: &mut Report) -> Alike {
-    let role = if node.is_primary {
-        "primary"
-    } else {
-        "replica"
-    };
-    let version = node
-        .version
-        .map_or("without a dlock that may be seen".to_owned(), |version| {
-            format!("dlock {}", shown(version))
-        });
-    report.node(&format!("{} ({role}, {version})", node.link.at));
-    if node.dlock.is_empty() {
-        report.say(Verdict::Bad, "the module dlock is not loaded");
-    }
+    report.node(&node.title());
+    patch_level(node, report);
     let alike = Alike {
         replicas: node.amount("dlock.replicas"),
         quarantine_ms: node.amount("dlock.quarantine-ms"),
         version: node.version,
     };
-    if node.setting("maxmemory-policy").is_none() {
-        report.say(Verdict::Note, "this user may not read the settings (CONFIG GET): what follows from them is not checked");
+    if !node.has_module() {
+        report.bad(match node.is_primary {
+            true => "the module dlock is not loaded",
+            false => "the module dlock is not loaded: this replica confirms what it does not keep, and cannot take over",
+        });
+        return alike;
     }
+    if node.version.is_none() {
+        report.unchecked("the module's version (MODULE LIST is refused)");
+    }
+    loadmodule(node, report);
+    gauges(node, report);
+    persistence(node, alike.replicas.unwrap_or(0) > 0, report);
+    if !node.is_primary {
+        follows(node, report);
+    }
+    users(node, report);
+    alike
+}
+
+fn patch_level(node: &Node, report: &mut Report) {
+    let product = patches::product(|name| node.server.get(name).map(String::as_str));
+    let Some((product, version)) = product else {
+        report.unchecked("the server's version: it tells none");
+        return;
+    };
+    let name = format!("{product:?} {version}");
+    match patches::level(product, version) {
+        Level::Fixed => report.good(&format!("{name} has the fix of {FAULT}")),
+        Level::FixedIn(fixed) => report.bad(&format!(
+            "{name} can crash when a blocked client is woken ({FAULT}): {fixed} has the fix. (A distribution's package may carry it.)"
+        )),
+        Level::Unsupported => report.note(&format!(
+            "{name} is out of support, and gets fixes only where a distribution carries its own"
+        )),
+        Level::Unknown => report.unchecked(&format!("the patch level of {name}")),
+    }
+}
+
+/// Two lines that load the module, or one in an included file, of which CONFIG REWRITE makes two: the server does not start again.
+fn loadmodule(node: &Node, report: &mut Report) {
+    let file = match node.server.get("config_file").map(String::as_str) {
+        // It has no file, and so cannot write one.
+        Some("") => return,
+        Some(file) => file,
+        None => {
+            report.unchecked("the lines that load the module: the server does not tell its file");
+            return;
+        }
+    };
+    if !config_file::is_here(&node.link.at) {
+        report.unchecked(&format!(
+            "whether {file} loads the module once: that file is on another machine, and `dlock check` there reads it"
+        ));
+        return;
+    }
+    let loads = match config_file::loads(Path::new(file)) {
+        Ok(loads) => loads,
+        Err(error) => {
+            report.unchecked(&format!(
+                "whether the module is loaded once: {file}: {error}"
+            ));
+            return;
+        }
+    };
+    for unread in &loads.unread {
+        report.unchecked(&format!(
+            "whether {file} loads the module by what it includes: {unread}"
+        ));
+    }
+    match (loads.own, loads.included.as_slice()) {
+        (own, included) if own + included.len() > 1 => report.bad(&format!(
+            "{file} loads the module {} times: the server will not start again. Leave one line, in that file itself",
+            own + included.len()
+        )),
+        (0, [included]) => report.bad(&format!(
+            "{file} loads the module by including {}: after a CONFIG REWRITE, or a failover, the server will not start again. \
+             Move that line into {file} itself",
+            included.display()
+        )),
+        (0, _) => report.note(&format!(
+            "{file} does not load the module. By MODULE LOAD it is gone after a restart; with --loadmodule the server does not \
+             start again after a CONFIG REWRITE"
+        )),
+        _ => report.good(&format!("{file} loads the module once")),
+    }
+}
+
+fn gauges(node: &mut Node, report: &mut Report) {
     report.want(
         node.gauge("eviction_possible") == 0,
         "locks are not evicted",
@@ -286,7 +538,7 @@ fn node(node: &mut Node, report: &mut Report) -> Alike {
         ),
     ] {
         if node.gauge(name) > 0 {
-            report.say(Verdict::Bad, words);
+            report.bad(words);
         }
     }
     for (name, words) in [
@@ -295,79 +547,90 @@ fn node(node: &mut Node, report: &mut Report) -> Alike {
         ("closed", "closed: nothing is granted for now"),
     ] {
         if node.is_primary && node.gauge(name) > 0 {
-            report.say(Verdict::Note, words);
+            report.note(words);
         }
     }
-    persistence(node, alike.replicas.unwrap_or(0) > 0, report);
-    if !node.is_primary {
-        let up = node
-            .replication
-            .get("master_link_status")
-            .map(String::as_str)
-            == Some("up");
-        report.want(up, "follows its primary", "its link to the primary is down");
-        let lead = node.gauge("clock_lead_ms");
-        report.want(
-            lead <= MOST_LEAD_MS,
-            "its clock is not ahead of the primary's",
-            &format!(
-                "its clock is {lead} ms ahead of the primary's: leases end early if it takes over"
-            ),
-        );
-        if !node.replicas.is_empty() {
-            report.say(Verdict::Bad, "it has replicas of its own: with dlock.replicas no replica may stand behind another");
-        }
-    }
-    users(node, report);
-    alike
 }
 
 fn persistence(node: &mut Node, confirms: bool, report: &mut Report) {
     let (aof, saves) = (node.setting("appendonly"), node.setting("save"));
     let (Some(aof), Some(saves)) = (aof, saves) else {
+        report.unchecked("what is kept on disk (CONFIG GET is refused)");
         return;
     };
     match (aof == "yes", saves.is_empty(), confirms) {
-        (true, _, _) => report.say(Verdict::Good, "appendonly is on"),
-        (false, false, true) => report.say(
-            Verdict::Bad,
+        (true, _, _) => report.good("appendonly is on"),
+        (false, false, true) => report.bad(
             "save without appendonly: after a restart from an older file this server has forgotten what it confirmed. Set appendonly yes",
         ),
-        (false, _, _) => report.say(Verdict::Note, "appendonly is off: after a crash of this server its newest locks are unknown to it"),
+        (false, _, _) => report.note("appendonly is off: after a crash of this server its newest locks are unknown to it"),
     }
 }
 
+fn follows(replica: &mut Node, report: &mut Report) {
+    let up = replica
+        .replication
+        .get("master_link_status")
+        .map(String::as_str)
+        == Some("up");
+    report.want(up, "follows its primary", "its link to the primary is down");
+    let lead = replica.gauge("clock_lead_ms");
+    report.want(
+        lead <= MOST_LEAD_MS,
+        "its clock is not ahead of the primary's",
+        &format!(
+            "its clock is {lead} ms ahead of the primary's: leases end early if it takes over"
+        ),
+    );
+}
+
 fn users(node: &mut Node, report: &mut Report) {
-    let Ok(list) = node.link.ask(cmd("ACL").arg("LIST")) else {
-        return;
+    let list = match node.link.ask(cmd("ACL").arg("LIST")) {
+        Ok(list) => list,
+        Err(failure) => {
+            report.unchecked(&format!("the users (ACL LIST: {failure})"));
+            return;
+        }
     };
     let open = texts(&list).iter().any(|user| {
         let words: Vec<&str> = user.split(' ').collect();
         words.contains(&"on") && words.contains(&"nopass") && words.contains(&"+@all")
     });
     match open {
-        true => report.say(Verdict::Note, "anybody who can connect may do everything, DLOCK.FORCERELEASE too: see the page on operations for users"),
-        false => report.say(Verdict::Good, "users need a password"),
+        true => report.note("anybody who can connect may do everything, DLOCK.FORCERELEASE as well: see the page on operations for users"),
+        false => report.good("users need a password"),
     }
 }
 
-/// What Sentinels say of the group.
-fn sentinels(place: &Place, report: &mut Report) {
+/// What Sentinels say of the group. Returns the replicas that they know.
+fn sentinels(place: &Place, report: &mut Report) -> Vec<(String, u16)> {
+    let mut known = Vec::new();
     let Some((sentinels, primary)) = place.sentinels() else {
-        return;
+        return known;
     };
     for at in sentinels {
         report.node(&format!("{}:{} (Sentinel)", at.0, at.1));
-        let asked = place
-            .connect_to_sentinel(at)
-            .and_then(|mut link| link.ask(cmd("SENTINEL").arg("MASTER").arg(primary)));
-        let watched = match asked {
-            Ok(watched) => watched,
+        let asked = place.connect_to_sentinel(at).and_then(|mut link| {
+            let watched = link.ask(cmd("SENTINEL").arg("MASTER").arg(primary))?;
+            Ok((
+                watched,
+                link.ask(cmd("SENTINEL").arg("REPLICAS").arg(primary))?,
+            ))
+        });
+        let (watched, replicas) = match asked {
+            Ok(asked) => asked,
             Err(failure) => {
-                report.say(Verdict::Bad, &failure.to_string());
+                report.bad(&failure.to_string());
                 continue;
             }
         };
+        for replica in items(&replicas) {
+            let host = field(replica, "ip").map(text);
+            let port = field(replica, "port")
+                .map(text)
+                .and_then(|port| port.parse().ok());
+            known.extend(host.zip(port));
+        }
         let of = |name| field(&watched, name).and_then(number).unwrap_or(0);
         let (all, quorum, down_after) = (
             of("num-other-sentinels") + 1,
@@ -384,12 +647,14 @@ fn sentinels(place: &Place, report: &mut Report) {
             &format!("{quorum} of them must agree"),
             &format!("{quorum} of {all} must agree that the primary is gone: it should be more than half"),
         );
-        report.say(Verdict::Note, &format!("a primary counts as gone after {down_after} ms; nobody is granted a lock for that long, and a second or two"));
         let down = field(&watched, "flags").map(text).unwrap_or_default();
         report.want(
             !down.contains("down"),
-            "the primary is up",
+            &format!(
+                "the primary is up; it counts as gone after {down_after} ms without an answer"
+            ),
             &format!("the primary is {down}"),
         );
     }
+    known
 }

@@ -6,13 +6,15 @@
 //! | `server.rs` | the way to the server that decides |
 //! | `run.rs`, `hold.rs`, `child.rs` | `dlock run`: its course, the lock that is kept, the command that works under it |
 //! | `show.rs`, `top.rs` | who holds and who waits, once and live |
-//! | `check.rs` | what a group of servers lacks of the recommended setting |
+//! | `check.rs` | what a group of servers lacks of the recommended setting: `patches.rs` which releases have a fix, `config_file.rs` which lines load the module |
 
 #![forbid(unsafe_code)]
 
 mod check;
 mod child;
+mod config_file;
 mod hold;
+mod patches;
 mod run;
 mod server;
 mod show;

@@ -259,11 +259,8 @@ impl Place {
         }
     }
 
-    /// Connects to the primary.
-    ///
-    /// # Errors
-    /// It is not found, is not there, or refuses.
-    pub(crate) fn connect(&self) -> Result<Link, Failure> {
+    /// Connects to the server that is named, or that Sentinels name.
+    fn connect_first(&self) -> Result<Link, Failure> {
         if let Some((sentinels, name)) = &self.sentinels {
             let mut why = Failure::new("no Sentinel is named");
             for sentinel in sentinels {
@@ -274,18 +271,37 @@ impl Place {
             }
             return Err(why);
         }
-        let mut link = Link::open(self.base.clone())?;
-        // A user who may not ask for the role is sent on by nobody.
-        match link.ask(&redis::cmd("ROLE")).map(|role| texts(&role)) {
-            Ok(role) if role.first().is_some_and(|role| role == "slave") => {
-                let primary = role
-                    .get(1)
-                    .cloned()
-                    .zip(role.get(2).and_then(|port| port.parse().ok()));
-                primary.map_or(Ok(link), |primary| self.connect_to(&primary))
-            }
-            _ => Ok(link),
+        Link::open(self.base.clone())
+    }
+
+    /// Connects to the primary.
+    ///
+    /// # Errors
+    /// It is not found, is not there, or refuses.
+    pub(crate) fn connect(&self) -> Result<Link, Failure> {
+        self.connect_by_way().map(|(link, _)| link)
+    }
+
+    /// Connects to the primary, and returns the replicas that led to it as well: more than one if one stands behind another.
+    ///
+    /// # Errors
+    /// The same.
+    pub(crate) fn connect_by_way(&self) -> Result<(Link, Vec<String>), Failure> {
+        let mut link = self.connect_first()?;
+        let mut passed = Vec::new();
+        while passed.len() < MOST_MOVES {
+            // A user who may not ask for the role is sent on by nobody.
+            let role = link.ask(&redis::cmd("ROLE")).map(|role| texts(&role));
+            let Ok([role, host, port, ..]) = role.as_deref() else {
+                break;
+            };
+            let (true, Ok(port)) = (role == "slave", port.parse()) else {
+                break;
+            };
+            let next = self.connect_to(&(host.clone(), port))?;
+            passed.push(std::mem::replace(&mut link, next).at);
         }
+        Ok((link, passed))
     }
 
     fn ask_sentinel(&self, sentinel: &(String, u16), name: &str) -> Result<(String, u16), Failure> {

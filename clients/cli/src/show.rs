@@ -59,19 +59,12 @@ pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
             "  held by {owner}{held}, {left} left of its lease{ties}, token {}",
             of(holder, "token")
         );
-        if let Some(at) = field(holder, "addr").map(text).filter(|at| !at.is_empty()) {
-            println!("    connection {at} {}", of(holder, "name"));
+        if let Some(connection) = connection(holder) {
+            println!("    connection {connection}");
         }
     }
     for (at, place) in queue.iter().enumerate() {
-        let waited =
-            time_of(place, "waited-ms").map_or(String::new(), |time| format!(" for {time}"));
-        let kind = match of(place, "kind").as_str() {
-            "absent" | "ticket" => "has a place, and does not wait now,".to_owned(),
-            _ => "waits".to_owned(),
-        };
-        let left = time_of(place, "left-ms").map_or(String::new(), |time| format!(", {time} left"));
-        println!("  {}. {} {kind}{waited}{left}", at + 1, of(place, "owner"));
+        println!("  {}. {}", at + 1, queued(place));
     }
     let shown = queue.len() as u64;
     match field(&info, "queued").and_then(number) {
@@ -79,6 +72,26 @@ pub(crate) fn who(place: &Place, lock: &str) -> Result<u8, Failure> {
         _ => {}
     }
     Ok(0)
+}
+
+/// A place in a queue.
+fn queued(place: &Value) -> String {
+    let owner = of(place, "owner");
+    let waited = time_of(place, "waited-ms").unwrap_or_default();
+    let left = time_of(place, "left-ms");
+    if of(place, "kind") == "absent" {
+        let kept = left.map_or(String::new(), |left| format!(", kept for {left} more"));
+        return format!("{owner} has had a place for {waited}, and nobody is there{kept}");
+    }
+    let left = left.map_or(String::new(), |left| format!(", {left} left"));
+    let at = connection(place).map_or(String::new(), |at| format!(", connection {at}"));
+    format!("{owner} waits for {waited}{left}{at}")
+}
+
+/// The address and name of a connection, if this user may see them and it is there.
+fn connection(of_it: &Value) -> Option<String> {
+    let at = Some(of(of_it, "addr")).filter(|at| !at.is_empty())?;
+    Some(format!("{at} {}", of(of_it, "name")).trim_end().to_owned())
 }
 
 /// A line of `DLOCK.LIST`.

@@ -150,12 +150,14 @@ fn frame(
     };
     let mut lines = vec![
         format!(
-            "{}: {} locks, {} holders, {} queued, {} connections wait",
+            "{}: {} locks, {} holders, {} queued; {} wait: {} blocked, {} by NOTIFY",
             link.at,
             of("locks"),
             of("holders"),
             of("places_queued"),
-            of("connections_waiting")
+            of("connections_waiting") + of("notify_waiting"),
+            of("connections_waiting"),
+            of("notify_waiting")
         ),
         rates(before.as_ref(), &counted, elapsed),
     ];

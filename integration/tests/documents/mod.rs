@@ -8,7 +8,10 @@ mod licences;
 mod links;
 mod mistakes;
 mod packaging;
+#[cfg(target_os = "linux")]
+mod server_file;
 mod sessions;
+mod settings_file;
 mod timing;
 
 /// The project's directory.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use dlock_integration::{module_path, Ask, Grant, Server};
+use dlock_integration::{module_path, Ask, Server};
 
 use super::project;
 
@@ -14,11 +14,10 @@ const MANIFEST: &str = include_str!("../../../Cargo.toml");
 const CI: &str = include_str!("../../../.github/workflows/ci.yml");
 const CONTAINER: &str = include_str!("../../../packaging/Containerfile");
 const GROUP: &str = include_str!("../../../packaging/group/group.conf");
-const SNIPPET: &str = include_str!("../../../packaging/dlock.conf");
+const PROGRAM: &str = include_str!("../../../packaging/debian/dlock-module");
 const DEB: &str = include_str!("../../../packaging/deb.sh");
 const INSTALL: &str = include_str!("../../../docs/install.md");
 const README: &str = include_str!("../../../README.md");
-const GUARANTEES: &str = include_str!("../../../docs/guarantees.md");
 const MAKEFILE: &str = include_str!("../../../Makefile");
 const SERVERS: &str = include_str!("../../servers.sh");
 
@@ -226,10 +225,12 @@ fn everything_installs_and_loads_the_module_at_one_place() {
     let said = install(&[]);
     let path = loaded(&said);
     assert!(said.contains(&format!(" '{path}'\n")), "{said}");
-    for text in [SNIPPET, README, INSTALL, GROUP] {
+    for text in [README, INSTALL, GROUP] {
         assert_eq!(loaded(text), path);
     }
+    assert!(PROGRAM.contains(&format!("\nmodule={path}\n")));
     assert!(CONTAINER.contains(&format!(" {path}\n")));
+    assert!(CONTAINER.contains(&format!("\"--loadmodule\", \"{path}\"")));
     assert!(DEB.contains(&format!("\"$root{path}\"")));
 }
 
@@ -239,21 +240,6 @@ fn another_place_is_possible() {
     let module = MODULES.map(|name| format!("/opt/lib/redis/modules/{name}"));
     assert!(module.contains(&loaded(&said).to_owned()), "{said}");
     assert!(said.contains("'/scratch/opt/lib/redis/modules/"), "{said}");
-}
-
-/// The setting against lost grants is the same wherever it is recommended.
-#[test]
-fn the_recommended_setting_is_one() {
-    for line in ["min-replicas-to-write 1\n", "min-replicas-max-lag 1\n"] {
-        for page in [GUARANTEES, SNIPPET] {
-            assert!(page.contains(line), "{line} is not in {page}");
-        }
-    }
-    assert_eq!(
-        GUARANTEES.matches("\ndlock.quarantine-ms 35000\n").count(),
-        2
-    );
-    assert!(SNIPPET.contains("35000 for leases of up to 30 seconds"));
 }
 
 /// What the nodes of a group are given is in force, and of the settings that its files name each is there.
@@ -280,13 +266,9 @@ fn a_groups_settings_are_settings() {
         // `dlock.` also ends a sentence, and begins a file's name.
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && !"-._/".contains(c));
         let is_setting = |word: &&str| word.starts_with("dlock.") && word.len() > 6;
-        let files = ["dlock.lua", "dlock.conf"];
         for word in words.filter(is_setting) {
             let word = word.trim_end_matches('.');
-            assert!(
-                all.contains(word) || files.contains(&word),
-                "{name}: {word}"
-            );
+            assert!(all.contains(word) || word == "dlock.lua", "{name}: {word}");
             seen += 1;
         }
     }
@@ -295,51 +277,5 @@ fn a_groups_settings_are_settings() {
         let (name, value) = line.split_once(' ').expect("two words");
         let (_, now): (String, String) = connection.ask(&format!("CONFIG GET {name}"));
         assert_eq!(now, value, "{name}");
-        assert!(GUARANTEES.contains(&format!("\n{line}\n")), "{line}");
     }
-}
-
-/// A server takes the snippet, also with everything in it that is commented out, and the values there are the ones that it
-/// has without it.
-#[test]
-fn the_snippet_is_a_configuration() {
-    let module = module_path().canonicalize().expect("the module is built");
-    let installed = "/usr/lib/redis/modules/libdlock.so";
-    assert!(SNIPPET.contains(&format!("\nloadmodule {installed}\n")));
-    let is_setting = |line: &&str| {
-        let words: Vec<&str> = line.split(' ').collect();
-        words.len() == 2 && words[0].contains('-') && !words[0].contains('/')
-    };
-    let commented: Vec<&str> = SNIPPET
-        .lines()
-        .filter_map(|line| line.strip_prefix("# "))
-        .filter(is_setting)
-        .collect();
-    assert!(commented.len() >= 6, "{commented:?}");
-    let plain = Server::start();
-    let mut connection = plain.connection();
-    for setting in &commented {
-        let (name, value) = setting.split_once(' ').expect("two words");
-        if name.starts_with("dlock.") {
-            let (_, now): (String, String) = connection.ask(&format!("CONFIG GET {name}"));
-            assert_eq!(now, value, "{name}");
-        }
-    }
-
-    let directory = tempfile::tempdir().expect("a directory");
-    let file = directory.path().join("dlock.conf");
-    let module = module.to_str().expect("a path in UTF-8");
-    let snippet = SNIPPET.replace(installed, &format!("\"{module}\"")) + &commented.join("\n");
-    // A server that is alone would grant nothing.
-    let snippet = snippet.replace("\nmin-replicas-to-write 1", "\nmin-replicas-to-write 0");
-    fs::write(&file, snippet).expect("the directory can be written to");
-    let include = format!("\"{}\"", file.display());
-    let server = Server::builder()
-        .without_module()
-        .config("include", include)
-        .start();
-    let mut connection = server.connection();
-    let _: Grant = connection.ask("DLOCK.ACQUIRE stock alice 60000");
-    let (_, policy): (String, String) = connection.ask("CONFIG GET maxmemory-policy");
-    assert_eq!(policy, "noeviction");
 }
