@@ -253,6 +253,30 @@ final class InstalledTest extends TestCase
             PHP));
     }
 
+    /** The first program of the page as it is printed. Its server is the one at 6379. */
+    public function testTheProgramOfThePage(): void
+    {
+        preg_match('/```php\n(require .*?)```/s', (string) file_get_contents(__DIR__ . '/../README.md'), $program);
+        $address = Stage::addresses('DLOCK_SINGLE')[0];
+        mkdir("$this->directory/vendor");
+        file_put_contents("$this->directory/vendor/autoload.php", "<?php require getenv('DLOCK_INSTALLED');");
+        $text = str_replace(['127.0.0.1:6379', "'stock']"], [$address, "'{$this->server->key}']"], $program[1]);
+        file_put_contents("$this->directory/page.php", "<?php\n$text");
+        $process = proc_open(
+            [PHP_BINARY, '-d', 'display_errors=1', 'page.php'],
+            [1 => ['pipe', 'w']],
+            $pipes,
+            $this->directory,
+            $this->environment() + getenv(),
+        );
+        self::assertMatchesRegularExpression('/^\d+$/', trim((string) stream_get_contents($pipes[1])));
+        self::assertSame(0, proc_close($process));
+        unlink("$this->directory/vendor/autoload.php");
+        rmdir("$this->directory/vendor");
+        self::assertSame('41', $this->server->ask('GET', "{$this->server->key}:left"));
+        $this->server->awaitGone();
+    }
+
     /** A hold of which only its token is kept is given back at once: that is told. */
     public function testAForgottenHoldIsTold(): void
     {

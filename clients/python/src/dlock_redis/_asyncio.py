@@ -27,7 +27,7 @@ from ._errors import FAILURES, DLockError, LockTimeout, root
 from ._hold import HoldBase, log
 from ._keep import STALL, Keeping
 from ._link import Entry, Link, Node, Renewal, Subscriber, Then, Wait, own, own_copy
-from ._request import Argument, Name, Observer, OldNames, Request, Settings, now, owner_name, renamed, seconds
+from ._request import Argument, Name, Observer, OldNames, Request, Settings, now, renamed, seconds
 from ._resp import Word
 
 if TYPE_CHECKING:
@@ -605,14 +605,9 @@ class AsyncLocks:
             core.closed = True  # its tasks see it, and end the rest
 
     def _request(self, key: Name, **options: Unpack[AsyncOptions]) -> Request:
-        core, owner = self._core, options.get("owner")
-        if owner is not None and not owner:
-            raise ValueError("owner must not be empty")
-        if not isinstance(owner, (str, bytes, type(None))):
-            raise TypeError(f"owner must be str or bytes, not {owner!r}")
-        name = owner_name(str(uuid.uuid4())) if owner is None else owner_name(owner, core.id)
+        core, owner = self._core, self._core.owner(options.get("owner"))
         shared, limit, session = options.get("shared", False), options.get("limit"), options.get("session", False)
-        return Request(core.settings, key, name, shared, limit, session)
+        return Request(core.settings, key, owner, shared, limit, session)
 
     @staticmethod
     def _must(hold: AsyncHold | None, key: Name, timeout: float | None) -> AsyncHold:

@@ -14,6 +14,7 @@ instead, so that it ends at the first `send` (`_threads.run`).
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import uuid
@@ -29,7 +30,7 @@ from redis.crc import key_slot
 from ._errors import FAILURES, DLockError, Redirected, passes
 from ._hold import HoldBase, log
 from ._link import Link, Node, Renewal, Then, Wait
-from ._request import Name, Request, Settings, encoded, now
+from ._request import Name, Request, Settings, encoded, now, owner_name
 from ._resp import Word
 
 Told = Callable[[Node, Link, float, Any], None]
@@ -56,7 +57,7 @@ class Core:
         self.held: dict[tuple[bytes, bytes], Renewal] = {}  # by key and owner
         self.forgotten: deque[HoldBase] = deque()  # that the program has dropped
         self.closed, self.pid, self.alarm, self.grace = False, os.getpid(), math.inf, 0.0
-        self.id = uuid.uuid4().hex[:8]
+        self.id, self.owners = uuid.uuid4().hex[:16], itertools.count(1)
         self.channel = f"dlock:{uuid.uuid4()}"
         self.refreshed = 0.0
 
@@ -140,7 +141,8 @@ class Core:
         self, key: Name, words: tuple[Word, ...], until: float, then: Told | None = None, request: Request | None = None
     ) -> tuple[Any, Node]:
         """Returns the reply of the server that serves the key, and which that is."""
-        await self.ready(until)
+        if self.cluster:
+            await self.ready(until)
         node = self.route(key)
         for _ in range(4):
             link = await self.link(node, until)
@@ -148,7 +150,7 @@ class Core:
                 request.node, request.link = node, link
             told = None if then is None else _bind(then, node, link, now())
             try:
-                asking = self.asking.get(encoded(key)) == node.name
+                asking = bool(self.asking) and self.asking.get(encoded(key)) == node.name
                 return await link.result(link.post(words, told, asking), until), node
             except Redirected as error:
                 node, last = self.redirected(error, key, node), error
@@ -207,6 +209,16 @@ class Core:
             self.wake(node)
 
     # What is held.
+
+    def owner(self, name: Name | None) -> Name:
+        """Returns the name of an owner on the server. No other client has the same; without a name no other hold."""
+        if name is None:
+            return owner_name(f"{self.id}-{next(self.owners)}")
+        if not isinstance(name, (str, bytes)):
+            raise TypeError(f"owner must be str or bytes, not {name!r}")
+        if not name:
+            raise ValueError("owner must not be empty")
+        return owner_name(name, self.id)
 
     def believed(self, sent: float, lease: float) -> float:
         """Returns the end of a lease that the server has begun after it was asked. (It counts whole milliseconds.)"""

@@ -121,9 +121,12 @@ def encoded(word: Name) -> bytes:
     return word if isinstance(word, bytes) else word.encode()
 
 
+_HOST = socket.gethostname()
+
+
 def owner_name(name: Name, client: str = "") -> Name:
     """Returns the name of an owner as the server sees it: of this machine, of this process, and of this client."""
-    prefix = f"{socket.gethostname()}/{os.getpid()}/"
+    prefix = f"{_HOST}/{os.getpid()}/"
     suffix = client and f"#{client}"
     return prefix.encode() + name + suffix.encode() if isinstance(name, bytes) else f"{prefix}{name}{suffix}"
 

@@ -103,7 +103,8 @@ class Taking(Core):
 
     async def _attempt(self, request: Request, at_once: bool, deadline: float | None, end: float | None) -> int | None:
         key = request.key
-        await self.ready(self._until(end))
+        if self.cluster:
+            await self.ready(self._until(end))
         node = self.route(key)
         if node.refusal is not None and request.renewed:  # what nobody can keep is not taken
             link = await self.link(node, self._until(end))

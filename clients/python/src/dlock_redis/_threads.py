@@ -33,7 +33,7 @@ from ._errors import FAILURES, LockTimeout, root
 from ._hold import HoldBase, log
 from ._keep import IDLE, STALL, Keeping
 from ._link import Entry, Link, Node, Renewal, Subscriber, Then, Wait, own, own_copy
-from ._request import Argument, Name, Observer, OldNames, Request, Settings, now, owner_name, renamed, seconds
+from ._request import Argument, Name, Observer, OldNames, Request, Settings, now, renamed, seconds
 from ._resp import Word
 from ._take import Taking
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 _BLOCKED = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+RECENT = 0.1
 _SLICE = 1.0  # so long a thread sleeps at most: the clock of the machine may have gone on without its own
 
 
@@ -129,7 +130,7 @@ class ThreadLink(Link):
         self.address = self.sock.getpeername()
         self.sock.setblocking(False)
         self.tls = isinstance(self.sock, ssl.SSLSocket)
-        self.sending, self.roles, self.led = threading.Lock(), threading.Lock(), False
+        self.sending, self.roles, self.led, self.used = threading.Lock(), threading.Lock(), False, 0.0
 
     def post(self, words: tuple[Word, ...], then: Then | None = None, asking: bool = False) -> Entry:
         data, entry = self.packed(words, asking), Entry(then)
@@ -143,6 +144,7 @@ class ThreadLink(Link):
                 if asking:
                     self.pending.append(Entry(None))
                 self.pending.append(entry)
+                self.used = entry.sent
                 while data:
                     try:
                         data = data[self.sock.send(data) :]
@@ -162,7 +164,9 @@ class ThreadLink(Link):
         return self.address
 
     def is_alive(self) -> bool:
-        """Returns false if the other end has closed it while nobody read."""
+        """Returns false if the other end has closed it while nobody read. Who has just been answered need not look."""
+        if now() - self.used < RECENT:
+            return self.error is None
         with self.sending:
             idle = self.error is None and not self.pending and not self.led
             if idle and _poll(self.sock, False, 0):  # nothing was asked, so it is the end
@@ -381,15 +385,17 @@ class ThreadCore(Keeping):
         except library.RedisError as error:
             raise own_copy(error) from error.__cause__
 
-    async def call(
+    def call(
         self, key: Name, words: tuple[Word, ...], until: float, then: Told | None = None, request: Request | None = None
-    ) -> tuple[Any, Node]:
-        if not _inside.depth:
-            return await super().call(key, words, until, then, request)
-        # In the middle of a step of this thread, which cannot go on before: on connections for this call.
+    ) -> Coroutine[Any, Any, tuple[Any, Node]]:
+        called = super().call(key, words, until, then, request)
+        return self._within(called) if _inside.depth else called
+
+    async def _within(self, called: Coroutine[Any, Any, T]) -> T:
+        """In the middle of a step of this thread, which cannot go on before: on connections for this call."""
         depth, _inside.depth, _inside.spares = _inside.depth, 0, []
         try:
-            return await super().call(key, words, until, then, request)
+            return await called
         finally:
             spares, _inside.depth, _inside.spares = _inside.spares, depth, None
             for link in spares:
@@ -755,14 +761,9 @@ class Locks:
             core.closed = True  # its threads see it, and end the rest
 
     def _request(self, key: Name, **options: Unpack[Options]) -> Request:
-        core, owner = self._core, options.get("owner")
-        if owner is not None and not owner:
-            raise ValueError("owner must not be empty")
-        if not isinstance(owner, (str, bytes, type(None))):
-            raise TypeError(f"owner must be str or bytes, not {owner!r}")
-        name = owner_name(str(uuid.uuid4())) if owner is None else owner_name(owner, core.id)
+        core, owner = self._core, self._core.owner(options.get("owner"))
         shared, limit, session = options.get("shared", False), options.get("limit"), options.get("session", False)
-        return Request(core.settings, key, name, shared, limit, session)
+        return Request(core.settings, key, owner, shared, limit, session)
 
     @staticmethod
     def _must(hold: Hold | None, key: Name, timeout: float | None) -> Hold:
