@@ -141,7 +141,8 @@ final class Connect
             if (!is_array($named)) {
                 throw new Unanswered("the Sentinel knows no primary of the name $service");
             }
-            $where = self::to(($tls === [] ? '' : 'tls://') . $named[0], (int) $named[1], 0.0, $primary->auth, $primary->database, $tls);
+            $host = ($tls === [] ? '' : 'tls://') . $named[0];
+            $where = self::to($host, (int) $named[1], 0.0, $primary->auth, $primary->database, $tls);
 
             return self::primary($where->dial($until), $until);
         };
@@ -153,7 +154,7 @@ final class Connect
      * Connects to each node of a cluster that serves a lock. (RedisCluster of phpredis is not used: its time-out is one for all.)
      *
      * @param list<string> $seeds   `host:port` of some nodes; of all, if one may be away
-     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Connect, a Redis, or a Predis client of a node
+     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Connect, a Redis, or a Predis client of it
      */
     public static function cluster(array $seeds, ?\Closure $connect = null): self
     {
@@ -179,8 +180,8 @@ final class Connect
     }
 
     /**
-     * Connects as this client does: by its host, port, user, password, database and TLS. (phpredis does not tell the TLS options of a
-     * client: with a certificate authority of your own use Connect::url.)
+     * Connects as this client does: by its host, port, user, password, database and TLS. (phpredis does not tell the TLS options
+     * of a client: with a certificate authority of your own use Connect::url.)
      *
      * @internal
      *
@@ -201,13 +202,17 @@ final class Connect
                 throw new \InvalidArgumentException('client must be connected once');
             }
 
-            return self::to($host, (int) $client->getPort(), 0.0, (array) ($client->getAuth() ?: []), (int) $client->getDBNum(), $tls);
+            $auth = (array) ($client->getAuth() ?: []);
+
+            return self::to($host, (int) $client->getPort(), 0.0, $auth, (int) $client->getDBNum(), $tls);
         }
         if ($client instanceof ClientInterface) {
             return new self('a Predis client', ways: static fn (float $within) => self::predis($client)->attempts($within));
         }
         if ($client instanceof \Closure) {
-            return new self('a closure', ways: static fn (float $within) => self::like(self::made($client, $within))->attempts($within));
+            $made = static fn (float $within): self => self::like(self::made($client, $within));
+
+            return new self('a closure', ways: static fn (float $within) => $made($within)->attempts($within));
         }
         throw new \InvalidArgumentException('client must be a Redis, a Predis client, a Connect, or a closure that makes one, not '
             . get_debug_type($client) . ($client instanceof \RedisCluster ? ': see Locks::cluster()' : ''));

@@ -226,7 +226,7 @@ final class Core
     public function forsake(Hold $hold, Request $request): void
     {
         if ($this->servers->isOpen()) {
-            $this->logger?->warning('lock {key} of {owner} is given back, since nobody refers to its hold any more: release() was not called', [
+            $this->logger?->warning('lock {key} of {owner} is given back: nothing refers to its hold, and it was not released', [
                 'key' => $hold->key,
                 'owner' => $hold->owner,
             ]);

@@ -75,7 +75,7 @@ final class Locks
      * Locks in a cluster: one connection to each node that serves one of them.
      *
      * @param list<string> $seeds   `host:port` of some nodes; of all, if one may be away
-     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Connect, a Redis, or a Predis client of a node
+     * @param ?\Closure    $connect `fn (string $host, int $port, float $within)` makes a Connect, a Redis, or a Predis client of it
      */
     public static function cluster(array $seeds, ?\Closure $connect = null, mixed ...$settings): self
     {
@@ -88,8 +88,9 @@ final class Locks
      * @param bool              $shared  with others that share it
      * @param ?int              $limit   with so many holders at most
      * @param bool              $session the hold ends as soon as the connection does
-     * @param ?string           $owner   a name of 1 to 900 bytes: whoever asks for a lock by these Locks under the name that holds it
-     *                                   has it, too, and it is given back with the last of these holds. Else each hold has a new one
+     * @param ?string           $owner   a name of 1 to 900 bytes: whoever asks for a lock by these Locks under the name that
+     *                                   holds it has it, too, and it is given back with the last of these holds. Else each hold
+     *                                   has a new one
      * @param int|float|null    $hangTimeout how long this one is renewed after the last sign of life
      * @param ?callable(Hold):void $onLost is called when a look (`keep()`, `lost()`, or a wait for another) finds it lost
      * @param int|float|null    $auto    the old name of hangTimeout

@@ -40,7 +40,9 @@ final class InstalledTest extends TestCase
     {
         $here = getenv('DLOCK_AUTOLOAD') ?: __DIR__ . '/autoload.php';
 
-        return ['DLOCK_INSTALLED' => $here, 'DLOCK_AT' => $at ?? Stage::addresses('DLOCK_SINGLE')[0], 'DLOCK_KEY' => $this->server->key];
+        $at ??= Stage::addresses('DLOCK_SINGLE')[0];
+
+        return ['DLOCK_INSTALLED' => $here, 'DLOCK_AT' => $at, 'DLOCK_KEY' => $this->server->key];
     }
 
     private function write(string $program, string $name = 'program.php'): string
